@@ -1,0 +1,1327 @@
+#!/usr/bin/env python3
+# /// script
+# requires-python = ">=3.9"
+# dependencies = []
+# ///
+# SPDX-License-Identifier: MIT
+"""Run Claude Code-style subagents across your local model fleet.
+
+One fleet.yaml says which role runs on which model on which machine; this file finds what the
+machines have, writes what LiteLLM and Claude Code read, warms the models, serves the fleet and
+says truthfully whether it will work. Everything it does to the world is in section 8.
+
+Contents
+     1. Constants            literals, limits, tables
+     2. Errors               what can go wrong, and how it is said
+     3. YAML subset          text to values, and back
+     4. Fleet                what a fleet.yaml may say
+     5. Planning             decisions: routes, tiers, fallbacks, warnings
+     6. Rendering            the generated files, as text
+     7. Terminal text        tables and messages, as text
+     7b. Translation         Claude Code's requests to Ollama's, and back
+     8. World                disk, network, environment, clock, terminal: the only door
+     9. Nodes                what is asked of a machine
+    10. Gateway              the fleet behind one address
+    11. Commands             what each command does
+    12. Command line         flags, help, main
+    13. Assets               inert text
+"""
+from __future__ import annotations
+
+import sys
+
+if sys.version_info < (3, 9):  # noqa: UP036 - this line is what an older Python reaches
+    sys.exit("subagent-fleet needs Python 3.9 or newer; this is %s" % sys.version.split()[0])
+
+import re
+from dataclasses import dataclass, field
+
+__version__ = "1.0.0"
+
+
+# == 1. Constants =============================================================
+
+EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, EXIT_REFUSED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
+
+CONFIG_NAMES = ("fleet.yaml", "fleet.yml", "fleet.json")
+CONFIG_VARIABLE = "SUBAGENT_FLEET_CONFIG"
+TEXT_LIMIT_BYTES = 4 * 1024 * 1024
+PROBE_TIMEOUT_SECONDS = 5.0
+STATE_DIRECTORY = ".subagent-fleet"
+HOME_URL = "https://github.com/adityak74/subagent-fleet"
+
+OLLAMA_PORT = 11434
+OLLAMA_ENDPOINT = "http://localhost:11434"
+TIERS = ("main", "opus", "sonnet", "haiku", "fable")
+
+
+# == 2. Errors ================================================================
+
+class FleetError(Exception):
+    """An expected failure: what, where and what to type. Only `main` prints it."""
+
+    def __init__(self, slug, what, *, where="", fix="", excerpt="", status=EXIT_PROBLEM,
+                 findings=()):
+        super().__init__(what)
+        self.slug, self.what, self.where = slug, what, where
+        self.fix, self.excerpt, self.status = fix, excerpt, status
+        self.findings = tuple(findings)  # one error may carry every problem of a config
+
+    @property
+    def finding(self):
+        """The same failure as a finding of level `error`."""
+        return Finding(self.slug, "error", self.what, self.where, self.fix, self.excerpt)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is true of a config, a node or a file, and what mends it."""
+
+    slug: str
+    level: str  # error, warning, info or ok
+    what: str
+    where: str = ""
+    fix: str = ""
+    excerpt: str = ""
+
+
+# == 3. YAML subset ===========================================================
+
+
+# == 4. Fleet =================================================================
+#
+# A rule is a JSON Schema fragment and the words for it: the same table checks a fleet file,
+# supplies its defaults and is printed by `schema`. What a fragment cannot say is in `check_*`.
+
+_CONTROL = r"\u0000-\u0008\u000b-\u001f\u007f-\u009f\ud800-\udfff"
+_ONE_LINE = "^[^\\u000a\\u2028\\u2029" + _CONTROL + "\\u0009]{1,%d}$"
+_TOOL = "^[A-Za-z_*][A-Za-z0-9_*:.-]*([(][^()\\u000a\\u0009" + _CONTROL + "]*[)])?$"
+_NAME = {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$"}
+
+RULES = {
+    "name": (_NAME, "letters, digits, `.`, `_` and `-`, at most 64"),
+    "agent name": ({"type": "string", "pattern": "^[a-z0-9][a-z0-9_-]{0,63}$"},
+                   "lower case letters, digits, `-` and `_`, at most 64, a letter or digit first"),
+    "line": ({"type": "string", "pattern": _ONE_LINE % 256},
+             "one line of 1 to 256 characters, none of them control characters"),
+    "text": ({"type": "string", "pattern": "^[^" + _CONTROL + "]*$"},
+             "text without control characters"),
+    "endpoint": ({"type": "string", "pattern": "^[Hh][Tt][Tt][Pp][Ss]?://[^\\s@?#]+$"},
+                 "an address such as `http://192.168.1.50:11434`"),
+    "host": ({"type": "string", "pattern": "^[A-Za-z0-9.:_-]{1,253}$"},
+             "an address or a host name such as `127.0.0.1`"),
+    "variable": ({"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]{0,127}$"},
+                 "the name of an environment variable"),
+    "alias": ({"type": "string", "pattern": "^[A-Za-z0-9._:/@-]{1,128}$"},
+              "letters, digits and `. _ : / @ -`, at most 128"),
+    "port": ({"type": "integer", "minimum": 1, "maximum": 65535}, "a whole number, 1 to 65535"),
+    "provider": ({"enum": ["builtin", "litellm"]}, "`builtin` or `litellm`"),
+    "tokens": ({"type": "integer", "minimum": 256, "maximum": 16777216},
+               "a whole number of tokens, 256 to 16777216"),
+    "seconds": ({"type": "integer", "minimum": 1, "maximum": 86400},
+                "a whole number of seconds, 1 to 86400"),
+    "parallel": ({"type": "integer", "minimum": 1, "maximum": 64}, "a whole number, 1 to 64"),
+    "gigabytes": ({"type": "number", "minimum": 0.5, "maximum": 65536}, "a number of GB"),
+    "keep alive": ({"anyOf": [{"type": "integer", "minimum": -1, "maximum": 31536000},
+                              {"type": "string", "pattern": "^-?([0-9]{1,6}(h|m|s))+$"}]},
+                   "seconds, a duration such as `24h`, or -1 for ever"),
+    "boolean": ({"type": "boolean"}, "`true` or `false`"),
+    "tags": ({"type": "array", "items": {"type": "string", "pattern": _ONE_LINE % 64}},
+             "a list of short words"),
+    "names": ({"type": "array", "items": _NAME}, "a list of model names"),
+    "tools": ({"type": "array", "items": {"type": "string", "pattern": _TOOL}},
+              "a list of tool names such as `[Read, Grep, \"Bash(git *)\"]`"),
+    "frontmatter": ({"type": "object"}, "keys and values"),
+}
+
+REQUIRED = object()
+
+
+@dataclass(frozen=True)
+class Field:
+    """One key of the fleet file: its rule or section, its default, and what it is for."""
+
+    rule: str
+    default: object
+    note: str
+
+
+FIELDS = {
+    "": {
+        "project": Field("project", REQUIRED, "the fleet's name, its gateway, Claude Code's tiers"),
+        "nodes": Field("node*", REQUIRED, "machines that run Ollama"),
+        "models": Field("model*", REQUIRED, "which model runs on which node, under which alias"),
+        "agents": Field("agent*", REQUIRED, "Claude Code subagents and the model each one uses"),
+    },
+    "project": {
+        "name": Field("line", REQUIRED, "shown in tables"),
+        "gateway": Field("gateway", {}, "where Claude Code finds the fleet"),
+        "claude": Field("claude", {}, "which model answers for each of Claude Code's tiers"),
+    },
+    "gateway": {
+        "provider": Field("provider", "litellm", "who serves: this program or LiteLLM"),
+        "host": Field("host", "127.0.0.1", "address the gateway listens on"),
+        "port": Field("port", 4000, "port the gateway listens on"),
+        "master_key_env": Field("variable", "LITELLM_MASTER_KEY", "variable that holds the key"),
+    },
+    "claude": {tier: Field("name", None, note) for tier, note in (
+        ("main", "model of the main session"), ("opus", "model behind `opus`"),
+        ("sonnet", "model behind `sonnet`"), ("haiku", "model behind `haiku`"),
+        ("fable", "model behind `fable`"))},
+    "node": {
+        "endpoint": Field("endpoint", REQUIRED, "where its Ollama answers"),
+        "tags": Field("tags", [], "your own words for it"),
+        "memory_gb": Field("gigabytes", None, "memory for models; lets `validate` warn"),
+    },
+    "model": {
+        "node": Field("name", REQUIRED, "the node it runs on"),
+        "ollama_model": Field("line", REQUIRED, "its name in `ollama list`"),
+        "litellm_alias": Field("alias", REQUIRED, "the name Claude Code asks for"),
+        "context": Field("tokens", 8192, "context window in tokens"),
+        "timeout": Field("seconds", 300, "how long to wait for its first token"),
+        "max_parallel": Field("parallel", 1, "requests at the same time"),
+        "keep_alive": Field("keep alive", -1, "how long it stays loaded"),
+        "thinking": Field("boolean", False, "let a model that can think do so"),
+        "max_output": Field("tokens", 8192, "longest answer in tokens"),
+        "fallback": Field("names", [], "models that answer when this one cannot"),
+        "cloud": Field("boolean", False, "allow a name that Ollama sends to ollama.com"),
+    },
+    "agent": {
+        "model": Field("name", REQUIRED, "the model it uses"),
+        "description": Field("text", REQUIRED, "when Claude Code should call it; one paragraph"),
+        "tools": Field("tools", None, "tools it may use; absent: all, []: none"),
+        "prompt": Field("text", None, "its system prompt; absent: the role's default"),
+        "frontmatter": Field("frontmatter", {}, "further keys for Claude Code, such as maxTurns"),
+    },
+}
+KEY_RULES = {"node": "name", "model": "name", "agent": "agent name"}
+
+# Claude Code resolves these words itself, so an alias must not be one (2.1.326).
+CLAUDE_WORDS = ("sonnet", "opus", "haiku", "fable", "best", "inherit", "default", "opusplan")
+OWN_FRONTMATTER = ("name", "description", "model", "tools")
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """Where the fleet is served, by whom, and which variable holds its key."""
+
+    provider: str
+    host: str
+    port: int
+    master_key_env: str
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine that runs Ollama."""
+
+    name: str
+    endpoint: str
+    tags: tuple = ()
+    memory_gb: object = None
+
+
+@dataclass(frozen=True)
+class Model:
+    """An Ollama model on a node, under the alias Claude Code asks for."""
+
+    name: str
+    node: str
+    ollama_model: str
+    alias: str
+    context: int = 8192
+    timeout: int = 300
+    max_parallel: int = 1
+    keep_alive: int = -1
+    thinking: bool = False
+    max_output: int = 8192
+    fallback: tuple = ()
+    cloud: bool = False
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A Claude Code subagent."""
+
+    name: str
+    model: str
+    description: str
+    tools: object = None  # None: all of Claude Code's; a tuple: exactly these
+    prompt: object = None
+    frontmatter: dict = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """A checked fleet file."""
+
+    name: str
+    gateway: Gateway
+    claude: dict  # tier -> model name, only those given
+    nodes: dict
+    models: dict
+    agents: dict
+    document: object
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that a node holds in memory now (`/api/ps`)."""
+
+    name: str
+    context: int
+    gpu_percent: object  # None: the node does not say
+    size: int
+    expires: str
+
+
+@dataclass(frozen=True)
+class NodeModel:
+    """A model that a node has on disk (`/api/tags`, `/api/show`)."""
+
+    name: str
+    size: int = 0
+    parameters: str = ""
+    quantization: str = ""
+    capabilities: object = None  # None: not known
+    trained_context: object = None
+    remote: str = ""
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """What one node answered, or why it did not."""
+
+    name: str
+    endpoint: str
+    reason: str = ""  # "" is online, else a class: refused, timeout, dns, …
+    detail: str = ""
+    version: str = ""
+    latency_ms: object = None
+    models: tuple = ()
+    loaded: tuple = ()
+
+    @property
+    def online(self):
+        """True when the node answered as Ollama does."""
+        return not self.reason
+
+
+def nearest(word, choices):
+    """Return ``did you mean `x`?`` for the closest choice, or an empty string."""
+    import difflib  # only after a mistake
+
+    found = difflib.get_close_matches(str(word)[:64], [str(c) for c in choices], 1, 0.6)
+    return f"did you mean `{found[0]}`?" if found else ""
+
+
+def _fits(value, rule):
+    """Tell whether a value obeys a JSON Schema fragment of RULES."""
+    if "anyOf" in rule:
+        return any(_fits(value, part) for part in rule["anyOf"])
+    if "enum" in rule:
+        return value in rule["enum"] and isinstance(value, str)
+    kinds = {"string": str, "integer": int, "number": (int, float), "boolean": bool,
+             "array": list, "object": dict}
+    if not isinstance(value, kinds[rule["type"]]):
+        return False
+    if isinstance(value, bool):
+        return rule["type"] == "boolean"
+    if isinstance(value, str):
+        return re.fullmatch(rule.get("pattern", ".*").strip("^$"), value) is not None
+    if isinstance(value, (int, float)):
+        return rule["minimum"] <= value <= rule["maximum"]
+    return not isinstance(value, list) or all(_fits(item, rule["items"]) for item in value)
+
+
+def show_value(value):
+    """Return a value as it may stand in a message: short, in backticks."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, (dict, list)):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
+    return f"`{text[:60]}…`" if len(text) > 60 else f"`{text}`"
+
+
+class _Checker:
+    """Collects the problems of one document while its sections are read."""
+
+    def __init__(self, document):
+        self.document = document
+        self.findings = []
+
+    def error(self, slug, path, what, *, fix="", key=False):
+        where, excerpt = self.document.locate(path, key=key)
+        self.findings.append(Finding(slug, "error", what, where, fix, excerpt))
+
+    def section(self, kind, path, value):
+        """Check a mapping of known keys; return every key with its value or default."""
+        dotted = ".".join(path) or "the file"
+        fields = FIELDS[kind]
+        if not isinstance(value, dict):
+            known = ", ".join(f"`{key}`" for key in fields)
+            self.error("not-mapping", path, f"{dotted} must hold keys ({known}), not "
+                       f"{show_value(value)}", fix=f"write `{next(iter(fields))}:` under it")
+            return None
+        for key in value:
+            if key not in fields:
+                what = f"unknown key {show_value(key)} in {dotted}"
+                known = "known keys: " + ", ".join(fields)
+                self.error("unknown-key", path + (key,), what, fix=nearest(key, fields) or known,
+                           key=True)
+        return {key: self.value(spec, path + (key,), value) for key, spec in fields.items()}
+
+    def value(self, spec, path, parent):
+        """Check one key of a section; return its value, its default, or None when wrong."""
+        dotted = ".".join(path)
+        if path[-1] not in parent:
+            if spec.default is REQUIRED:
+                self.error("missing-key", path, f"{dotted} is missing",
+                           fix=f"add `{path[-1]}:` ({spec.note})")
+                return None
+            value = spec.default
+            return self.section(spec.rule, path, value) if spec.rule in FIELDS else value
+        value = parent[path[-1]]
+        if spec.rule.endswith("*"):
+            return self.named(spec.rule[:-1], path, value)
+        if spec.rule in FIELDS:
+            return self.section(spec.rule, path, value)
+        fragment, words = RULES[spec.rule]
+        if _fits(value, fragment):
+            return value
+        self.error("bad-value", path, f"{dotted} is {show_value(value)}; accepted: {words}",
+                   fix=_mend(value, fragment, path[-1]))
+        return None
+
+    def named(self, kind, path, value):
+        """Check a mapping of names to sections; return {name: checked section}."""
+        if not isinstance(value, dict) or not (value or kind == "agent"):
+            self.error("not-mapping", path, f"{path[0]} must hold at least one {kind} by name, "
+                       f"not {'an empty mapping' if value == {} else show_value(value)}",
+                       fix=f"write `{path[0]}:`, below it a name, below that its keys")
+            return {}
+        fragment, words = RULES[KEY_RULES[kind]]
+        checked = {}
+        for name, part in value.items():
+            if not _fits(name, fragment):
+                self.error("bad-name", path + (name,), f"{path[0]}: {show_value(name)} is not a "
+                           f"{kind} name; accepted: {words}", key=True,
+                           fix="quote it" if not isinstance(name, str) else "rename it")
+            else:
+                checked[name] = self.section(kind, path + (name,), part)
+        return checked
+
+    def reference(self, path, name, known, kind):
+        """Report a name that no section of that kind has."""
+        if name is not None and name not in known:
+            dotted = ".".join(str(part) for part in path if not isinstance(part, int))
+            self.error(f"unknown-{kind}", path, f"{dotted} references unknown {kind}: {name}",
+                       fix=nearest(name, known) or f"known {kind}s: " + ", ".join(known))
+
+
+def _mend(value, fragment, key):
+    """Say what to type instead of a value that breaks its rule."""
+    if fragment.get("type") == "array" and isinstance(value, str):
+        return f"write `{key}: [{value[:80]}]`"
+    if fragment.get("type") == "integer" and re.fullmatch(r"\d{1,12}(\.0)?", str(value)):
+        return f"write `{key}: {str(value).split('.')[0]}`"
+    return f"write a value, or remove the line `{key}:`" if value is None else ""
+
+
+def check_fleet(document):
+    """Return (Fleet or None, findings) for a fleet file that has been read."""
+    check = _Checker(document)
+    tree = check.section("", (), document.value)
+    if tree is not None:
+        _check_nodes(check, tree["nodes"] or {})
+        _check_models(check, tree["models"] or {}, tree["nodes"] or {})
+        _check_agents(check, tree["agents"] or {}, tree["models"] or {})
+        for tier, name in ((tree["project"] or {}).get("claude") or {}).items():
+            check.reference(("project", "claude", tier), name, tree["models"] or {}, "model")
+    if check.findings:
+        return None, check.findings
+    fleet = _build_fleet(tree, document)
+    return fleet, list(lint_fleet(fleet))
+
+
+def _check_nodes(check, nodes):
+    """Report endpoints whose host, port or path is wrong."""
+    for name, node in nodes.items():
+        if node and node["endpoint"] and not isinstance(split_endpoint(node["endpoint"]), tuple):
+            check.error("bad-endpoint", ("nodes", name, "endpoint"), f"nodes.{name}.endpoint is "
+                        f"{show_value(node['endpoint'])}: {split_endpoint(node['endpoint'])}",
+                        fix="write it as `http://192.168.1.50:11434`")
+
+
+def split_endpoint(endpoint):
+    """Return (scheme, host, port, path) of an endpoint, or a sentence that says what is wrong."""
+    match = re.fullmatch(r"(https?)://(\[[^\]/]*\]|[^/:\[\]]*)(?::([^/:]*))?(/\S*)?", endpoint,
+                         re.IGNORECASE)
+    if not match:
+        return "not of the form scheme://host:port"
+    scheme, host, port, path = match.groups()
+    scheme = scheme.lower()
+    if host.startswith("["):
+        import ipaddress
+        try:
+            ipaddress.IPv6Address(host[1:-1])
+        except ValueError:
+            return f"{host} is not an IPv6 address"
+    elif not re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_.])?", host):
+        return f"`{host}` is not a host name" if host else "the host is missing"
+    if port is not None and not (re.fullmatch(r"[0-9]{1,5}", port) and 1 <= int(port) <= 65535):
+        return f"`{port}` is not a port (1 to 65535)"
+    number = int(port) if port else {"http": 80, "https": 443}[scheme]
+    return scheme, host.lower(), number, (path or "").rstrip("/")
+
+
+def leaves_house(ollama_model):
+    """Tell whether Ollama sends requests for this name to ollama.com."""
+    return ollama_model.lower().endswith((":cloud", "-cloud"))
+
+
+def _check_models(check, models, nodes):
+    """Report references, aliases, cloud names and fallback cycles."""
+    for name, model in models.items():
+        if model is None:
+            continue
+        at = ("models", name)
+        check.reference(at + ("node",), model["node"], nodes, "node")
+        if str(model["litellm_alias"]).lower() in CLAUDE_WORDS:
+            check.error("reserved-alias", at + ("litellm_alias",), f"models.{name}.litellm_alias: "
+                        f"Claude Code reads `{model['litellm_alias']}` as a word of its own",
+                        fix=f"write `claude-{str(model['litellm_alias']).lower()}-local`")
+        if model["ollama_model"] and leaves_house(model["ollama_model"]) and not model["cloud"]:
+            check.error("cloud-model", at + ("ollama_model",), f"models.{name}.ollama_model: Ollama "
+                        f"sends `{model['ollama_model']}` to ollama.com; it does not run on "
+                        "your machine", fix="choose a local model, or add `cloud: true`")
+        for index, other in enumerate(model["fallback"] or ()):
+            check.reference(at + ("fallback", index), other, models, "model")
+            if other == name:
+                check.error("fallback-cycle", at + ("fallback", index),
+                            f"models.{name}.fallback names the model itself", fix="remove it")
+    _check_cycles(check, models)
+
+
+def _check_cycles(check, models):
+    """Report each cycle of fallbacks once, at the entry that closes it."""
+    done = set()
+    for start in models:
+        trail, stack = [], [(start, iter((models[start] or {}).get("fallback") or ()))]
+        while stack:
+            name, rest = stack[-1]
+            trail[len(stack) - 1:] = [name]
+            following = next(rest, None)
+            if following is None:
+                done.add(name)
+                stack.pop()
+            elif following in trail[:len(stack)] and following != name:
+                circle = " → ".join(trail[trail.index(following):len(stack)] + [following])
+                check.error("fallback-cycle", ("models", name, "fallback"),
+                            f"models.{name}.fallback forms a cycle: {circle}",
+                            fix=f"remove `{following}` from it")
+            elif following in models and following not in done and following != name:
+                stack.append((following, iter((models[following] or {}).get("fallback") or ())))
+
+
+def _check_agents(check, agents, models):
+    """Report references, empty descriptions and keys that belong elsewhere."""
+    for name, agent in agents.items():
+        if agent is None:
+            continue
+        at = ("agents", name)
+        check.reference(at + ("model",), agent["model"], models, "model")
+        text = agent["description"]
+        if text is not None and (not text.strip() or re.search(r"\n\s*\n", text.strip())):
+            check.error("bad-description", at + ("description",), f"agents.{name}.description "
+                        "must be one paragraph that says when to use the agent",
+                        fix="remove the blank line" if text.strip() else "write a sentence")
+        for key in agent["frontmatter"] or {}:
+            if key in OWN_FRONTMATTER or not re.fullmatch("[A-Za-z][A-Za-z0-9_-]{0,63}", str(key)):
+                fix = f"write `{key}:` one level up" if key in OWN_FRONTMATTER else "rename it"
+                check.error("bad-frontmatter", at + ("frontmatter", key), f"agents.{name}."
+                            f"frontmatter cannot hold the key {show_value(key)}", key=True, fix=fix)
+
+
+def _seconds_of(duration):
+    """Return keep_alive as seconds: numbers stay, `1h30m` is added up, negative is for ever."""
+    if isinstance(duration, int):
+        return duration
+    units = {"h": 3600, "m": 60, "s": 1}
+    total = sum(int(n) * units[unit] for n, unit in re.findall("([0-9]+)([hms])", duration))
+    return -1 if duration.startswith("-") else total
+
+
+def _build_fleet(tree, document):
+    """Turn a checked tree into a Fleet."""
+    project = tree["project"]
+    nodes, models, agents = {}, {}, {}
+    for name, node in tree["nodes"].items():
+        scheme, host, port, path = split_endpoint(node["endpoint"])
+        nodes[name] = Node(name, f"{scheme}://{host}:{port}{path}", tuple(node["tags"]),
+                           node["memory_gb"])
+    for name, model in tree["models"].items():
+        model = dict(model, keep_alive=_seconds_of(model["keep_alive"]),
+                     fallback=tuple(model["fallback"]), alias=model["litellm_alias"])
+        del model["litellm_alias"]
+        models[name] = Model(name=name, **model)
+    for name, agent in tree["agents"].items():
+        tools = agent["tools"]
+        words = re.sub(r"\s*[\n\u2028\u2029]\s*", " ", agent["description"].strip())
+        agents[name] = Agent(name, agent["model"], words,
+                             None if tools is None else tuple(tools),
+                             agent["prompt"], agent["frontmatter"])
+    claude = {tier: name for tier, name in project["claude"].items() if name is not None}
+    return Fleet(project["name"], Gateway(**project["gateway"]), claude, nodes, models, agents,
+                 document)
+
+
+def render_schema():
+    """Return the JSON Schema of the fleet file, from the tables that check it."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "subagent-fleet",
+            **_schema_of("")}
+
+
+def _schema_of(kind):
+    """Return the schema of one section."""
+    properties = {}
+    for key, spec in FIELDS[kind].items():
+        if spec.rule.endswith("*"):
+            part = spec.rule[:-1]
+            found = {"type": "object", "propertyNames": RULES[KEY_RULES[part]][0],
+                     "additionalProperties": _schema_of(part)}
+            found.update({} if part == "agent" else {"minProperties": 1})
+        else:
+            found = _schema_of(spec.rule) if spec.rule in FIELDS else dict(RULES[spec.rule][0])
+        if spec.default is not REQUIRED and spec.default is not None and spec.rule not in FIELDS:
+            found["default"] = spec.default
+        properties[key] = {"description": spec.note, **found}
+    required = [key for key, spec in FIELDS[kind].items() if spec.default is REQUIRED]
+    return {"type": "object", "additionalProperties": False, "properties": properties,
+            **({"required": required} if required else {})}
+
+
+# == 5. Planning ==============================================================
+
+MAIN_CONTEXT_TOKENS = 32768  # Claude Code's own prompt is 10-18k tokens, before any work
+SMALL_CONTEXT_TOKENS = 8192
+SMALL_ROLES, HEAVY_ROLES = ("planner", "summarizer"), ("implementer", "reviewer")
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
+EDIT_TOOLS = {"Edit", "Write", "NotebookEdit"}
+GONE_TOOLS = {"MultiEdit": "Edit", "LS": "", "TodoWrite": "", "NotebookRead": ""}
+KNOWN_TOOLS = ("Agent", "Bash", "Edit", "Glob", "Grep", "NotebookEdit", "Read", "Skill", "Task",
+               "WebFetch", "WebSearch", "Write")
+KNOWN_FRONTMATTER = ("color", "maxTurns", "effort", "permissionMode", "disallowedTools", "skills",
+                     "memory", "isolation", "background", "omitClaudeMd")
+
+
+@dataclass(frozen=True)
+class Route:
+    """Which model on which node answers for an agent, and under which alias."""
+
+    agent: str
+    alias: str
+    model: Model
+    node: Node
+
+
+def plan_routes(fleet):
+    """Return the route of every agent, in file order."""
+    models = [(agent.name, fleet.models[agent.model]) for agent in fleet.agents.values()]
+    return tuple(Route(name, model.alias, model, fleet.nodes[model.node])
+                 for name, model in models)
+
+
+def billions(ollama_model):
+    """Return the parameters in billions that a model's name tells, else 0."""
+    found = re.findall(r"(?:(\d+)x)?(\d+(?:\.\d+)?)b(?![a-z])", ollama_model.lower())
+    return max((int(times or 1) * float(size) for times, size in found), default=0)
+
+
+def plan_tiers(fleet):
+    """Return {tier: model name} for the main session and Claude Code's four tiers.
+
+    What the file gives, else the largest model whose alias names the tier, else the model of
+    the tier's role (haiku: planner, summarizer; others: implementer, reviewer), else by size.
+    """
+    by_size = sorted(fleet.models.values(), key=lambda m: (billions(m.ollama_model), m.context))
+    tiers = {}
+    for tier in TIERS:
+        named = [m.name for m in by_size if tier in re.split("[^a-z]+", m.alias.lower())]
+        roles = SMALL_ROLES if tier == "haiku" else HEAVY_ROLES
+        used = [fleet.agents[role].model for role in roles if role in fleet.agents]
+        sized = [by_size[0].name if tier == "haiku" else by_size[-1].name]
+        tiers[tier] = fleet.claude.get(tier) or (named[-1:] or used or sized)[0]
+    return tiers
+
+
+def plan_fallbacks(fleet):
+    """Return {alias: [aliases to try next]}; one alias never falls back on itself."""
+    chains = {}
+    for model in fleet.models.values():
+        for name in model.fallback:
+            chain = chains.setdefault(model.alias, [])
+            alias = fleet.models[name].alias
+            if alias != model.alias and alias not in chain:
+                chain.append(alias)
+    return {alias: chain for alias, chain in chains.items() if chain}
+
+
+def same_model(one, other):
+    """Compare two names as Ollama does: tag, library and registry have defaults."""
+    return _full_model_name(one) == _full_model_name(other)
+
+
+def _full_model_name(name):
+    name = name.lower()
+    for prefix in ("registry.ollama.ai/", "library/"):
+        name = name[len(prefix):] if name.startswith(prefix) else name
+    return name if ":" in name.rsplit("/", 1)[-1] else name + ":latest"
+
+
+def lint_fleet(fleet):
+    """Yield a warning for each thing that is allowed and will disappoint."""
+    def warn(slug, path, what, fix, *, key=False):
+        where, excerpt = fleet.document.locate(path, key=key)
+        return Finding(slug, "warning", what, where, fix, excerpt)
+
+    if fleet.gateway.host not in LOOPBACK_HOSTS:
+        yield warn("exposed-gateway", ("project", "gateway", "host"), "project.gateway.host: "
+                   f"`{fleet.gateway.host}` offers your models to every machine that can reach "
+                   "this one; only the key protects them", "write `host: 127.0.0.1`, or keep it "
+                   "on a private network with a strong key")
+    for lint in (_lint_nodes, _lint_models, _lint_tiers, _lint_agents):
+        yield from lint(fleet, warn)
+
+
+def _lint_nodes(fleet, warn):
+    """Warn of prompts in clear on a public network, and of models that do not fit together."""
+    for name, node in fleet.nodes.items():
+        scheme, host, _, _ = split_endpoint(node.endpoint)
+        if scheme == "http" and is_public_address(host):
+            yield warn("public-endpoint", ("nodes", name, "endpoint"), f"nodes.{name}.endpoint: "
+                       f"{host} is a public address and http sends every prompt in clear",
+                       "use a LAN, Tailscale or WireGuard address, or https")
+        here = {m.ollama_model: m for m in fleet.models.values() if m.node == name}
+        need = sum(billions(model) * 0.6 + 1 for model in here if billions(model))
+        if node.memory_gb and len(here) > 1 and need > node.memory_gb:
+            yield warn("memory-short", ("nodes", name, "memory_gb"), f"nodes.{name}: its models "
+                       f"need about {need:.0f} GB by their names and it has {node.memory_gb}; "
+                       "they will push each other out", "move one to another node, or choose a "
+                       "smaller one")
+
+
+def is_public_address(host):
+    """Tell whether a literal address is reachable from anywhere (Tailscale's 100.64/10 is not)."""
+    import ipaddress
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_global
+    except ValueError:
+        return False
+
+
+def _lint_models(fleet, warn):
+    """Warn of aliases and contexts that collide, and of windows too small for anything."""
+    aliases, contexts = {}, {}
+    for name, model in fleet.models.items():
+        at = ("models", name)
+        first = aliases.setdefault(model.alias, model)
+        if not same_model(first.ollama_model, model.ollama_model):
+            yield warn("alias-collision", at + ("litellm_alias",), f"models.{first.name} and "
+                       f"models.{name} share the alias `{model.alias}` but are different models: "
+                       f"{first.ollama_model}, {model.ollama_model}", "give each its own alias")
+        twin = contexts.setdefault((model.node, _full_model_name(model.ollama_model)), model)
+        if twin.context != model.context:
+            yield warn("context-thrash", at + ("context",), f"models.{twin.name} and models.{name} "
+                       f"are one Ollama model on `{model.node}` with different context "
+                       f"({twin.context}, {model.context}); each switch reloads it",
+                       f"write `context: {max(twin.context, model.context)}` for both")
+        if model.context < SMALL_CONTEXT_TOKENS:
+            yield warn("small-context", at + ("context",), f"models.{name}.context is "
+                       f"{model.context}; a subagent's first request alone takes 2,000 tokens and "
+                       "more", f"write `context: {SMALL_CONTEXT_TOKENS}` or more")
+
+
+def _lint_tiers(fleet, warn):
+    """Warn when Claude Code's own prompt will not fit the model it is sent to.
+
+    Only what a tier serves: a planned haiku model sees subagents and titles, never the main prompt.
+    """
+    tiers = plan_tiers(fleet)
+    for name in dict.fromkeys(tiers[t] for t in TIERS if t != "haiku" or t in fleet.claude):
+        context = fleet.models[name].context
+        if SMALL_CONTEXT_TOKENS <= context < MAIN_CONTEXT_TOKENS:
+            serves = ", ".join(tier for tier in TIERS if tiers[tier] == name)
+            yield warn("small-context", ("models", name, "context"), f"models.{name}.context is "
+                       f"{context} and it serves {serves}; Claude Code's own prompt takes 10,000 "
+                       f"to 18,000 tokens", f"write `context: {MAIN_CONTEXT_TOKENS}` or more")
+
+
+def _lint_agents(fleet, warn):
+    """Warn of tools and keys that Claude Code drops, and of models that print tool calls."""
+    for name, agent in fleet.agents.items():
+        for index, tool in enumerate(agent.tools or ()):
+            at, bare = ("agents", name, "tools", index), tool.split("(")[0]
+            if bare in GONE_TOOLS:
+                instead = GONE_TOOLS[bare]
+                fix = f"write `{instead}`" if instead else "remove it"
+                yield warn("tool-gone", at, f"agents.{name}.tools: Claude Code has no `{bare}` any "
+                           "more; it is left out of the generated file"
+                           + (f", `{instead}` is put in" if instead else ""), fix)
+            elif bare.lower() in {t.lower() for t in KNOWN_TOOLS} and bare not in KNOWN_TOOLS:
+                right = next(t for t in KNOWN_TOOLS if t.lower() == bare.lower())
+                yield warn("tool-case", at, f"agents.{name}.tools: Claude Code does not know "
+                           f"`{bare}`; tool names begin with a capital", f"write `{right}`")
+        for key in agent.frontmatter:
+            if key not in KNOWN_FRONTMATTER:
+                yield warn("unknown-frontmatter", ("agents", name, "frontmatter", key),
+                           f"agents.{name}.frontmatter: Claude Code is not known to read `{key}`",
+                           nearest(key, KNOWN_FRONTMATTER) or "known: "
+                           + ", ".join(KNOWN_FRONTMATTER), key=True)
+        model = fleet.models[agent.model]
+        edits = agent.tools is None or EDIT_TOOLS & set(plan_tools(agent.tools))
+        if edits and "qwen2.5-coder" in model.ollama_model.lower():
+            yield warn("prints-tool-calls", ("agents", name, "model"), f"agents.{name} may edit, "
+                       f"but {model.ollama_model} is known to print tool calls as text instead of "
+                       "making them", "choose a model that calls tools, such as qwen3-coder:30b")
+
+
+def plan_tools(tools):
+    """Return the tools that Claude Code still has, in order, gone ones replaced, none twice."""
+    found = [GONE_TOOLS.get(tool.split("(")[0], tool) for tool in tools]
+    return tuple(dict.fromkeys(tool for tool in found if tool))
+
+
+# == 6. Rendering =============================================================
+
+
+# == 7. Terminal text =========================================================
+
+# Controls, bidirectional marks and line separators: text from a node or a file could use them to
+# rewrite the terminal or to look like something else.
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e"
+                     "\u2066-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]")
+
+
+def clean_text(text):
+    """Return text with everything that could steer a terminal shown as an escape."""
+    return _UNSAFE.sub(lambda found: "\\x%02x" % ord(found[0]) if ord(found[0]) < 256
+                       else "\\u%04x" % ord(found[0]), text)
+
+
+def clean_line(text):
+    """Return clean text on one line."""
+    return clean_text(text).replace("\n", "\\n").replace("\t", " ")
+
+
+def format_finding(finding, *, indent=""):
+    """Return a finding as lines: what, where, the line with a caret, what to type."""
+    head = f"{indent}{finding.level}: " if not indent else indent
+    lines = [head + (f"{finding.where}: " if finding.where and not indent else "") + finding.what]
+    if indent and finding.where:
+        lines.append(f"{indent}  at {finding.where}")
+    lines += [indent + line for line in finding.excerpt.splitlines()]
+    if finding.fix:
+        lines.append(f"{indent}  fix: {finding.fix}")
+    return clean_text("\n".join(lines)) + "\n"
+
+
+def format_invalid(source, findings):
+    """Return every problem of a config under one heading."""
+    return f"Invalid {clean_line(source)}:\n" + "".join(
+        format_finding(finding, indent="  ") for finding in findings)
+
+
+def format_table(headers, rows, *, columns=0):
+    """Return an aligned table; with `columns` the last column wraps to fit, nothing is cut."""
+    rows = [[clean_line(str(cell)) for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in [list(headers)] + rows) for i in range(len(headers))]
+    left = sum(widths[:-1]) + 2 * (len(headers) - 1)
+    room = max(columns - left, 16) if columns and left + widths[-1] > columns else widths[-1]
+    lines = ["  ".join(h.ljust(w) for h, w in zip(headers, widths)).rstrip()]
+    lines.append("-" * min(left + room, left + widths[-1]))
+    for row in rows:
+        start = "".join(cell.ljust(width + 2) for cell, width in zip(row[:-1], widths))
+        for piece in _wrap(row[-1], room):
+            lines.append((start + piece).rstrip())
+            start = " " * left
+    return "\n".join(lines) + "\n"
+
+
+def _wrap(text, room):
+    """Return the pieces of a text, broken at spaces where it has them."""
+    pieces = []
+    while len(text) > room:
+        cut = text.rfind(" ", 1, room + 1)
+        cut = cut if cut > 0 else room
+        pieces.append(text[:cut].rstrip())
+        text = text[cut:].lstrip()
+    return pieces + [text]
+
+
+# == 7b. Translation ==========================================================
+
+
+# == 8. World =================================================================
+#
+# Every effect of this program is a method of World: nothing else reads or writes a file, opens a
+# socket, asks the clock or the environment, or starts a process.
+
+class World:
+    """The disk, the network, the environment, the clock and the terminal."""
+
+    def __init__(self):
+        import os
+
+        self.environ = dict(os.environ)
+        self._os = os
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):  # a terminal that cannot show é still shows the rest
+                stream.reconfigure(errors="backslashreplace")
+
+    # -- terminal --
+
+    def out(self, text):
+        """Write what was asked for."""
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def err(self, text):
+        """Write talk: errors, hints, progress."""
+        if sys.stderr is not None:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+    def is_terminal(self, stream="stdout"):
+        """Tell whether a person looks at the stream."""
+        found = getattr(sys, stream)
+        return found is not None and not found.closed and found.isatty()
+
+    @property
+    def columns(self):
+        """Width to wrap tables at; 0 in a pipe, where nothing is wrapped."""
+        if not self.is_terminal():
+            return 0
+        given = self.environ.get("COLUMNS", "")
+        return int(given) if given.isdigit() and given != "0" else \
+            self._os.get_terminal_size(sys.stdout.fileno()).columns or 80
+
+    def discard_output(self):
+        """Send what is still to be written nowhere: the reader has gone."""
+        self._os.dup2(self._os.open(self._os.devnull, self._os.O_WRONLY), sys.stdout.fileno())
+
+    # -- clock --
+
+    def clock(self):
+        """Return seconds that only grow."""
+        import time
+        return time.monotonic()
+
+    def now(self):
+        """Return seconds since 1970."""
+        import time
+        return time.time()
+
+    def sleep(self, seconds):
+        """Wait."""
+        import time
+        time.sleep(seconds)
+
+    # -- disk --
+
+    @property
+    def directory(self):
+        """The working directory."""
+        try:
+            return self._os.getcwd()
+        except OSError:
+            raise FleetError("no-directory", "the working directory no longer exists",
+                             fix="cd to one that does") from None
+
+    def path(self, *parts):
+        """Join parts to one path; an absolute part starts anew."""
+        return self._os.path.join(*parts)
+
+    def parent(self, path):
+        """Return the directory that holds a path."""
+        return self._os.path.dirname(self._os.path.abspath(path))
+
+    def kind_of(self, path, *, follow=True):
+        """Return file, directory, symlink, other or absent."""
+        import stat
+        try:
+            mode = (self._os.stat if follow else self._os.lstat)(path).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return "absent"
+        except (OSError, ValueError) as error:
+            raise self._refusal("unreadable", "read", path, error) from None
+        kinds = ((stat.S_ISREG, "file"), (stat.S_ISDIR, "directory"), (stat.S_ISLNK, "symlink"))
+        return next((name for is_kind, name in kinds if is_kind(mode)), "other")
+
+    def _refusal(self, slug, verb, path, error):
+        """Say in plain words which file could not be read or written, and why."""
+        reason = getattr(error, "strerror", None) or str(error)
+        return FleetError(slug, f"cannot {verb} {path}: {reason}",
+                          fix=f"check it: `ls -ld {path}`")
+
+    def read_bytes(self, path, *, limit=TEXT_LIMIT_BYTES):
+        """Read a regular file, or standard input for `-`; refuse what is larger than the limit."""
+        if path == "-":
+            found = sys.stdin.buffer.read(limit + 1)
+        else:
+            if self.kind_of(path) not in ("file", "absent"):
+                kind = self.kind_of(path).replace("other", "device or pipe")
+                raise FleetError("not-file", f"{path} is a {kind}, not a file",
+                                 fix="name a file, or `-` for standard input")
+            try:
+                with open(path, "rb") as stream:
+                    found = stream.read(limit + 1)
+            except (OSError, ValueError) as error:
+                raise self._refusal("unreadable", "read", path, error) from None
+        if len(found) > limit:
+            raise FleetError("too-large", f"{path} is larger than "
+                             f"{limit // 1048576} MiB", fix="name the right file")
+        return found
+
+    def make_directory(self, path):
+        """Make a directory and its parents."""
+        try:
+            self._os.makedirs(path, exist_ok=True)
+        except OSError as error:
+            raise self._refusal("unwritable", "make", path, error) from None
+
+    def write_atomic(self, path, text, *, mode=0o644):
+        """Replace a file in one step: a reader and a crash see the old text or the new one."""
+        temporary = self.path(self.parent(path), f".{self._os.path.basename(path)}.new")
+        try:
+            self._unlink(temporary)
+            flags = self._os.O_WRONLY | self._os.O_CREAT | self._os.O_EXCL
+            with open(self._os.open(temporary, flags, mode), "wb") as stream:
+                stream.write(text.encode("utf-8"))
+            self._os.replace(temporary, path)
+        except OSError as error:
+            self._unlink(temporary)
+            raise self._refusal("unwritable", "write", path, error) from None
+
+    def _unlink(self, path):
+        try:
+            self._os.unlink(path)
+        except OSError:
+            pass  # it was not there, or whoever wanted it gone will say so
+
+
+# == 9. Nodes =================================================================
+
+
+# == 10. Gateway ==============================================================
+
+
+# == 11. Commands =============================================================
+
+def load_config(options, world):
+    """Return the Fleet of the chosen config and its findings; any error refuses it."""
+    path = find_config(options, world)
+    source = "<stdin>" if path == "-" else path
+    try:
+        document = read_document(decode_text(world.read_bytes(path), source), source)
+    except FleetError as error:
+        if not error.where:  # the file could not be read at all
+            raise
+        raise FleetError("invalid-config", source, findings=[error.finding]) from None
+    fleet, findings = check_fleet(document)
+    if fleet is None:
+        raise FleetError("invalid-config", source, findings=findings)
+    return fleet, findings
+
+
+def find_config(options, world):
+    """Return --config, else the variable, else the nearest fleet file up to the git root."""
+    given = options.config or world.environ.get(CONFIG_VARIABLE)
+    if given:
+        return given
+    directory, shown = world.directory, ""
+    while True:
+        for name in CONFIG_NAMES:
+            if world.kind_of(world.path(directory, name)) != "absent":
+                return world.path(shown, name)
+        above = world.parent(directory)
+        if above == directory or world.kind_of(world.path(directory, ".git")) != "absent":
+            raise FleetError("no-config", "no fleet.yaml here or above, up to the git root",
+                             fix="subagent-fleet init")
+        directory, shown = above, world.path(shown, "..")
+
+
+def decode_text(found, source):
+    """Return bytes as text; anything but UTF-8 is named."""
+    if found[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise FleetError("not-utf8", f"{source} is UTF-16 text", fix="save it as UTF-8")
+    try:
+        return found.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = found.count(b"\n", 0, error.start) + 1
+        raise FleetError("not-utf8", f"{source}, line {line}: byte 0x{found[error.start]:02x} "
+                         "is not UTF-8 text", fix="save it as UTF-8") from None
+
+
+def cmd_validate(options, world):
+    """Check the config and say everything that is wrong with it."""
+    findings, status = (), EXIT_OK
+    try:
+        fleet, findings = load_config(options, world)
+        source = fleet.document.source
+    except FleetError as error:
+        if not options.json or not error.findings:
+            raise
+        source, findings, status = error.what, error.findings, EXIT_PROBLEM
+    if options.strict and findings:
+        status = EXIT_PROBLEM
+    if options.json:
+        print_json(world, "validate", {"file": source, "valid": status == EXIT_OK,
+                                       "findings": [show_finding(f) for f in findings]})
+        return status
+    for finding in findings:
+        world.err(format_finding(finding))
+    if status:
+        raise FleetError("strict", f"{count_of(findings, 'warning')} and --strict",
+                         fix="mend them, or leave out --strict")
+    world.out(f"{clean_line(source)} is valid.\n")
+    return status
+
+
+def count_of(things, noun):
+    """Return `1 warning`, `2 warnings`."""
+    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
+
+
+def show_finding(finding):
+    """Return a finding as JSON has it: without the drawn excerpt."""
+    return {"id": finding.slug, "level": finding.level, "what": finding.what,
+            "where": finding.where, "fix": finding.fix}
+
+
+def print_json(world, command, fields):
+    """Print the one JSON object of a command."""
+    import json
+
+    text = json.dumps({"schema": f"subagent-fleet/{command}/1", **fields}, indent=2)
+    world.out(text + "\n")
+
+
+def cmd_schema(options, world):
+    """Print the JSON Schema of the fleet file."""
+    import json
+
+    world.out(json.dumps(render_schema(), indent=2) + "\n")
+    return EXIT_OK
+
+
+def cmd_completion(options, world):
+    """Print a completion script for a shell."""
+    world.out(format_completion(options.shell))
+    return EXIT_OK
+
+
+def cmd_help(options, world):
+    """Print the help of a command, or of all."""
+    command = find_command(options.command) if options.command else None
+    world.out(format_help(command))
+    return EXIT_OK
+
+
+# == 12. Command line =========================================================
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag or, without dashes, a positional word. No metavar: it is on or off."""
+
+    name: str
+    note: str
+    metavar: str = ""
+    default: object = None
+    choices: tuple = ()
+    repeat: bool = False
+    number: bool = False
+    optional: bool = False  # a positional that may be absent; a flag whose value may be
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: what runs, what it says of itself, what it takes, how it is typed."""
+
+    name: str
+    run: object
+    summary: str
+    flags: tuple
+    examples: tuple = ()
+    passes: str = ""  # what may follow `--` and goes to another program
+
+
+CONFIG = Flag("--config", "the fleet file, `-` for standard input; else the nearest fleet.yaml",
+              "FILE")
+JSON = Flag("--json", "print one JSON object")
+STRICT = Flag("--strict", "warnings are errors")
+FORCE = Flag("--force", "overwrite what is there")
+
+COMMANDS = (
+    Command("validate", cmd_validate, "check the config", (CONFIG, STRICT, JSON),
+            ("validate", "validate --config - < fleet.yaml")),
+    Command("schema", cmd_schema, "print the JSON Schema of the fleet file", (),
+            ("schema > fleet.schema.json",)),
+    Command("completion", cmd_completion, "print a completion script for your shell",
+            (Flag("shell", "your shell", "SHELL", choices=("bash", "zsh", "fish")),),
+            ("completion zsh > ~/.zfunc/_subagent-fleet",)),
+    Command("help", cmd_help, "say how a command is used",
+            (Flag("command", "the command", "COMMAND", optional=True),), ("help validate",)),
+)
+
+
+def find_command(name):
+    """Return the command of that name; an unknown one is refused with the nearest."""
+    for command in COMMANDS:
+        if command.name == name:
+            return command
+    raise FleetError("unknown-command", f"unknown command `{name}`", status=EXIT_USAGE,
+                     fix=nearest(name, [c.name for c in COMMANDS]) or "subagent-fleet --help")
+
+
+def format_help(command=None):
+    """Return the help text: examples first, then what there is."""
+    if command is None:
+        rows = [(c.name, c.summary) for c in COMMANDS]
+        head = f"subagent-fleet {__version__}: run Claude Code-style subagents across your " \
+               "local model fleet.\n\nStart:\n" + START_TEXT
+        tail = "\nsubagent-fleet COMMAND --help says more. Exit codes: 0 done, 1 a problem was " \
+               "found,\n2 usage, 3 refused (--force overrides), 130 interrupted.\n"
+        return head + "\nCommands:\n" + _columns(rows) + tail
+    rows = [(_typed(f), f.note + (f" ({', '.join(f.choices)})" if f.choices else ""))
+            for f in command.flags]
+    rows += [("-- " + command.passes, "handed on as it is")] if command.passes else []
+    head = "".join(f"  subagent-fleet {example}\n" for example in command.examples)
+    return (f"subagent-fleet {command.name}: {command.summary}.\n\nExamples:\n{head}"
+            + ("\nOptions:\n" + _columns(rows) if rows else ""))
+
+
+def _typed(flag):
+    value = f"[{flag.metavar}]" if flag.optional else flag.metavar
+    return f"{flag.name} {value}".strip() if flag.name.startswith("--") else value
+
+
+def _columns(rows):
+    width = max(len(left) for left, _ in rows) + 2
+    return "".join(f"  {left.ljust(width)}{right}\n" for left, right in rows)
+
+
+def parse_arguments(command, words):
+    """Return the options of a command; what is wrong is said in one line."""
+    import argparse
+
+    class Parser(argparse.ArgumentParser):
+        def error(self, message):
+            raise FleetError("usage", f"{command.name}: {message}", status=EXIT_USAGE,
+                             fix=f"subagent-fleet {command.name} --help")
+
+    passed = None
+    if command.passes and "--" in words:
+        cut = words.index("--")
+        words, passed = words[:cut], words[cut + 1:]
+    parser = Parser(prog="subagent-fleet", add_help=False, allow_abbrev=False)
+    for flag in command.flags:
+        _add_flag(parser, flag)
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        known = [flag.name for flag in command.flags if flag.name.startswith("-")]
+        raise FleetError("unknown-flag", f"{command.name}: unknown argument `{unknown[0]}`",
+                         status=EXIT_USAGE, fix=nearest(unknown[0].split("=")[0], known)
+                         or f"subagent-fleet {command.name} --help")
+    options.passed = passed or []
+    return options
+
+
+def _add_flag(parser, flag):
+    """Add one Flag to an argparse parser."""
+    if not flag.metavar:
+        parser.add_argument(flag.name, action="store_true")
+        return
+    more = {"default": flag.default, "metavar": flag.metavar,
+            "choices": flag.choices or None, "type": float if flag.number else str}
+    if flag.repeat:
+        more.update(action="append", default=[])
+    if flag.optional:
+        more.update(nargs="?", **({"const": 2.0} if flag.number else {}))
+    parser.add_argument(flag.name, **more)
+
+
+def format_completion(shell):
+    """Return a completion script made from COMMANDS."""
+    names = " ".join(command.name for command in COMMANDS)
+    words = {c.name: " ".join([f.name for f in c.flags if f.name.startswith("-")]
+                              + [choice for f in c.flags for choice in f.choices]
+                              + (names.split() if c.name == "help" else []))
+             for c in COMMANDS}
+    if shell == "fish":
+        lines = [f"complete -c subagent-fleet -n __fish_use_subcommand -f -a {c.name} "
+                 f"-d '{c.summary}'" for c in COMMANDS]
+        lines += [f"complete -c subagent-fleet -n '__fish_seen_subcommand_from {name}' "
+                  f"-a '{found}'" for name, found in words.items() if found]
+        return "\n".join(lines) + "\n"
+    cases = "".join(f"    {name}) words='{found}' ;;\n" for name, found in words.items())
+    start = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
+    return (f"{start}_subagent_fleet() {{\n  local words='{names}'\n"
+            '  [ "$COMP_CWORD" -gt 1 ] && case "${COMP_WORDS[1]}" in\n' + cases
+            + "    *) words='' ;;\n  esac\n"
+            '  COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))\n}\n'
+            "complete -o default -F _subagent_fleet subagent-fleet\n")
+
+
+def main(argv=None, world=None):
+    """Run one command; return its exit status."""
+    world = world or World()
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv), world)
+    except FleetError as error:
+        if error.findings:
+            world.err(format_invalid(error.what, error.findings))
+        else:
+            world.err(format_finding(error.finding))
+        return error.status
+    except KeyboardInterrupt:
+        world.err("\ninterrupted\n")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        world.discard_output()  # `| head` has read enough
+        return EXIT_OK
+    except Exception:
+        import traceback
+        world.err(f"subagent-fleet {__version__}, Python {sys.version.split()[0]}: this is a bug; "
+                  f"please report it with these lines at {HOME_URL}/issues\n"
+                  + clean_text(traceback.format_exc()))
+        return EXIT_PROBLEM
+
+
+def _run(words, world):
+    """Choose the command, read its flags, run it."""
+    if not words or words[0] in ("-h", "--help"):
+        world.out(format_help())
+        return EXIT_OK if words else EXIT_USAGE
+    if words[0] in ("-V", "--version"):
+        world.out(f"subagent-fleet {__version__}\n")
+        return EXIT_OK
+    command = find_command(words[0])
+    own = words[:words.index("--")] if "--" in words else words
+    if "-h" in own or "--help" in own:
+        world.out(format_help(command))
+        return EXIT_OK
+    return command.run(parse_arguments(command, words[1:]), world)
+
+
+# == 13. Assets ===============================================================
+
+START_TEXT = """\
+  subagent-fleet init            write fleet.yaml with the models your machines have
+  subagent-fleet validate        check it
+"""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

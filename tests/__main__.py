@@ -1,0 +1,43 @@
+"""Run the tests: `python3 tests` (no network but loopback), `python3 tests live` (real programs).
+
+Takes pytest where it is; else makes itself a private environment with it, beside the user's caches.
+"""
+import os
+import pathlib
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+def python_with_pytest():
+    """Return an interpreter that has pytest."""
+    if subprocess.call([sys.executable, "-c", "import pytest"], stderr=subprocess.DEVNULL) == 0:
+        return sys.executable
+    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+    place = cache / "subagent-fleet-tests" / ("py%d.%d" % sys.version_info[:2])
+    python = place / ("Scripts/python.exe" if os.name == "nt" else "bin/python3")
+    if subprocess.call([str(python), "-c", "import pytest"], stderr=subprocess.DEVNULL) \
+            if python.exists() else True:
+        print(f"pytest is not here; making an environment with it in {place}", file=sys.stderr)
+        subprocess.check_call([sys.executable, "-m", "venv", "--clear", str(place)])
+        subprocess.check_call([str(python), "-m", "pip", "install", "-q", "pytest"])
+    return str(python)
+
+
+def main(words):
+    """Run pytest on one tier; further words go to pytest."""
+    live = words[:1] == ["live"]
+    where = [str(HERE / "live")] if live else [str(HERE), f"--ignore={HERE / 'live'}"]
+    words = words[1:] if live else words
+    environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
+    try:
+        command = [python_with_pytest(), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    except (OSError, subprocess.CalledProcessError) as error:
+        sys.exit(f"error: no pytest, and none could be installed ({error})\n"
+                 "  fix: python3 -m pip install pytest")
+    return subprocess.call(command + where + words, cwd=str(HERE.parent), env=environment)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,53 @@
+"""Fixtures: the module, the command line as a black box, golden comparison."""
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SCRIPT = ROOT / "subagent_fleet.py"
+sys.path.insert(0, str(ROOT))
+sys.dont_write_bytecode = True
+
+HOSTED_VARIABLES = ("ANTHROPIC_", "CLAUDE", "LITELLM_", "OLLAMA_", "SUBAGENT_FLEET_CONFIG", "http_",
+                    "https_", "HTTP_", "HTTPS_", "ALL_PROXY", "NO_COLOR", "COLUMNS")
+
+
+def clean_environment(**more):
+    """The environment without what would steer the product."""
+    kept = {name: value for name, value in os.environ.items()
+            if not name.startswith(HOSTED_VARIABLES)}
+    kept["PYTHONDONTWRITEBYTECODE"] = "1"
+    kept.update({name: str(value) for name, value in more.items()})
+    return kept
+
+
+@pytest.fixture
+def run_cli(tmp_path):
+    """Run the file as a user does; gives stdout, stderr (text) and returncode."""
+    def run(*words, cwd=tmp_path, env=None, input=None, python=(), timeout=30):
+        command = [sys.executable, "-I", "-S", "-W", "error", *python, str(SCRIPT), *map(str, words)]
+        done = subprocess.run(command, cwd=str(cwd), env=clean_environment(**(env or {})),
+                              input=input, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              timeout=timeout)
+        done.stdout = done.stdout.decode("utf-8", "surrogateescape")
+        done.stderr = done.stderr.decode("utf-8", "surrogateescape")
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
+    return run
+
+
+@pytest.fixture
+def golden(request):
+    """Compare a text with tests/golden/NAME; SUBAGENT_FLEET_ACCEPT=1 writes it."""
+    def compare(name, text):
+        path = ROOT / "tests" / "golden" / name
+        if os.environ.get("SUBAGENT_FLEET_ACCEPT"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(text.encode("utf-8"))
+        wanted = path.read_bytes().decode("utf-8") if path.exists() else None
+        accept = f"SUBAGENT_FLEET_ACCEPT=1 python3 -m pytest {request.node.nodeid!r}"
+        assert text == wanted, f"tests/golden/{name} differs; to accept it: {accept}"
+    return compare
