@@ -47,6 +47,7 @@ CONFIG_NAMES = ("fleet.yaml", "fleet.yml", "fleet.json")
 CONFIG_VARIABLE = "SUBAGENT_FLEET_CONFIG"
 TEXT_LIMIT_BYTES = 4 * 1024 * 1024
 PROBE_TIMEOUT_SECONDS = 5.0
+INIT_TIMEOUT_SECONDS = 2.0
 STATE_DIRECTORY = ".subagent-fleet"
 HOME_URL = "https://github.com/adityak74/subagent-fleet"
 
@@ -793,7 +794,131 @@ def plan_tools(tools):
     return tuple(dict.fromkeys(tool for tool in found if tool))
 
 
+@dataclass(frozen=True)
+class Starter:
+    """What `init` writes: nodes, the chosen (node, model, context) pairs, and what it learned."""
+
+    nodes: tuple  # (name, endpoint)
+    heavy: tuple
+    small: tuple
+    found: bool
+
+
+HEAVY_CONTEXT_TOKENS = 65536  # with 32768 Claude Code 2.1.326 compacts before its first real turn
+PLACEHOLDERS = ("qwen3-coder:30b", "qwen3:8b")
+
+
+def plan_starter(states):
+    """Choose the largest model that can call tools as heavy and the smallest as small."""
+    online = [state for state in states if state.online]
+    nodes = tuple((state.name, state.endpoint) for state in online or states)
+    usable = [(state, model) for state in online for model in state.models
+              if not (model.remote or leaves_house(model.name)) and (
+                  model.capabilities is None or "completion" in model.capabilities)]
+    best = max(map(_starter_rank, usable), default=())
+    usable = sorted((found for found in usable if _starter_rank(found) == best),
+                    key=lambda found: found[1].size)
+    if not usable:
+        first, last = nodes[0][0], nodes[-1][0]
+        return Starter(nodes, (last, PLACEHOLDERS[0], HEAVY_CONTEXT_TOKENS),
+                       (first, PLACEHOLDERS[1], MAIN_CONTEXT_TOKENS), False)
+    (small_on, small), (heavy_on, heavy) = usable[0], usable[-1]
+    return Starter(
+        nodes,
+        (heavy_on.name, heavy.name, min(heavy.trained_context or 1 << 30, HEAVY_CONTEXT_TOKENS)),
+        (small_on.name, small.name, min(small.trained_context or 1 << 30, MAIN_CONTEXT_TOKENS)),
+        True)
+
+
+def _starter_rank(found):
+    """Rank a (state, model): calls tools for real, then holds Claude Code's own prompt."""
+    model = found[1]
+    return ("tools" in (model.capabilities or ()) and "qwen2.5-coder" not in model.name.lower(),
+            (model.trained_context or MAIN_CONTEXT_TOKENS) >= MAIN_CONTEXT_TOKENS)
+
+
 # == 6. Rendering =============================================================
+
+
+_STARTER = """\
+$schema# Which role runs on which model on which machine. After a change:
+# `subagent-fleet validate`, then `subagent-fleet generate`.
+
+project:
+  name: local-dev
+  gateway:
+    provider: builtin       # builtin: this program serves the fleet; litellm: LiteLLM does
+    host: 127.0.0.1         # only this machine; 0.0.0.0 offers your models to the whole network
+    port: 4000
+    master_key_env: LITELLM_MASTER_KEY  # variable that holds the key; `generate` makes the key
+
+# Machines that run Ollama. `subagent-fleet worker`, run on another machine, prints its lines.
+nodes:
+$nodes
+# What runs where. Two models with one litellm_alias share the load; `fallback: [other-model]`
+# names who answers when this one cannot. More keys: `subagent-fleet schema`.
+models:
+$models
+# Claude Code's subagents. `prompt: |` gives an agent your own words; without it, it gets its
+# role's. `tools: []` is none, no `tools` line at all is every tool Claude Code has.
+agents:
+$agents"""
+
+STARTER_AGENTS = (
+    ("planner", "small", "Use for planning, file discovery and task decomposition.",
+     ("Read", "Grep", "Glob")),
+    ("implementer", "heavy", "Use for implementation, bug fixes, refactors and patch creation.",
+     ("Read", "Grep", "Glob", "Edit", "Write", "Bash")),
+    ("reviewer", "heavy", "Use after implementation to review diffs, tests and regressions.",
+     ("Read", "Grep", "Glob", "Bash")),
+    ("summarizer", "small", "Use to summarize files, logs and long outputs.", ("Read",)),
+)
+_STARTER_NOTES = {
+    "endpoint": "Ollama there must listen on this address", "tags": "your own words",
+    "ollama_model": "its name in `ollama list`", "litellm_alias": "what Claude Code asks for",
+    "context": "tokens; more needs more memory", "timeout": "seconds until its first token",
+    "max_parallel": "requests at the same time",
+}
+
+
+def starter_tree(starter):
+    """Return the fleet that `init` writes, as plain values."""
+    def model(chosen, alias, timeout):
+        node, name, context = chosen
+        return {"node": node, "ollama_model": name, "litellm_alias": alias, "context": context,
+                "timeout": timeout, "max_parallel": 1}
+
+    models = {"heavy-coder": model(starter.heavy, "claude-sonnet-local", 600)}
+    if starter.small[:2] != starter.heavy[:2]:
+        models["small-coder"] = model(starter.small, "claude-haiku-local", 300)
+    agents = {name: {"model": f"{size}-coder" if f"{size}-coder" in models else "heavy-coder",
+                     "description": text, "tools": list(tools)}
+              for name, size, text, tools in STARTER_AGENTS}
+    gateway = {"provider": "builtin", "host": "127.0.0.1", "port": 4000,
+               "master_key_env": "LITELLM_MASTER_KEY"}
+    nodes = {name: {"endpoint": endpoint, "tags": []} for name, endpoint in starter.nodes}
+    return {"project": {"name": "local-dev", "gateway": gateway}, "nodes": nodes,
+            "models": models, "agents": agents}
+
+
+def render_starter(starter, *, schema=""):
+    """Return a fleet.yaml that teaches by its comments."""
+    from string import Template
+
+    tree = starter_tree(starter)
+    blocks = {}
+    for kind in ("nodes", "models", "agents"):
+        lines = []
+        for name, fields in tree[kind].items():
+            lines.append(f"  {quote_yaml(name)}:")
+            for key, value in fields.items():
+                text = f"    {key}: " + (f"[{', '.join(map(quote_yaml, value))}]" if isinstance(
+                    value, list) else quote_yaml(value) if isinstance(value, str) else str(value))
+                note = _STARTER_NOTES.get(key) if name == next(iter(tree[kind])) else None
+                lines.append(f"{text.ljust(44)} # {note}" if note else text)
+        blocks[kind] = "\n".join(lines) + "\n"
+    line = f"# yaml-language-server: $schema={schema}\n" if schema else ""
+    return Template(_STARTER).substitute(blocks, schema=line)
 
 
 # == 7. Terminal text =========================================================
@@ -1064,6 +1189,61 @@ def decode_text(found, source):
                          "is not UTF-8 text", fix="save it as UTF-8") from None
 
 
+def cmd_init(options, world):
+    """Write a starter config with the models that are really there."""
+    output = options.output
+    if world.kind_of(output, follow=False) != "absent" and not options.force:
+        raise FleetError("exists", f"{output} is there already", status=EXIT_REFUSED,
+                         fix=f"edit it, or `subagent-fleet init --force` to replace it")
+    nodes = [Node("local", OLLAMA_ENDPOINT)] + [parse_node(text) for text in options.node]
+    states = [NodeState(node.name, node.endpoint, "not asked") for node in nodes]
+    if not options.offline:
+        states = list(probe_nodes(world, nodes, seconds=INIT_TIMEOUT_SECONDS, show=None).values())
+    starter = plan_starter(states)
+    world.make_directory(world.parent(output))
+    if output.lower().endswith(".json"):
+        import json
+        text = json.dumps(starter_tree(starter), indent=2, ensure_ascii=False) + "\n"
+    else:
+        schema = "fleet.schema.json"
+        beside = world.kind_of(world.path(world.parent(output), schema)) == "file"
+        text = render_starter(starter, schema=schema if beside else "")
+    world.write_atomic(output, text)
+    world.out(format_init(output, starter, states))
+    return EXIT_OK
+
+
+def parse_node(text):
+    """Return the Node of `--node NAME=URL`; scheme and port may be left out."""
+    name, equals, url = text.partition("=")
+    if not equals or not _fits(name, RULES["name"][0]):
+        raise FleetError("usage", f"init: `{text}` is not NAME=URL", status=EXIT_USAGE,
+                         fix="subagent-fleet init --node mini=http://192.168.1.50:11434")
+    url = url if "://" in url else "http://" + url
+    if re.fullmatch(r"http://(\[[^\]]*\]|[^/:\[\]]+)/?", url):
+        url = f"{url.rstrip('/')}:{OLLAMA_PORT}"
+    parts = split_endpoint(url)
+    if isinstance(parts, str):
+        raise FleetError("usage", f"init: `{text}`: {parts}", status=EXIT_USAGE,
+                         fix="subagent-fleet init --node mini=http://192.168.1.50:11434")
+    return Node(name, "{}://{}:{}{}".format(*parts))
+
+
+def format_init(output, starter, states):
+    """Return what `init` wrote and found."""
+    lines = [f"Created {clean_line(output)}"]
+    for state in states:
+        found = count_of(state.models, "model") if state.online else state.reason
+        lines.append(f"  {state.name} ({clean_line(state.endpoint)}): {found}")
+    chosen = f"heavy-coder is {starter.heavy[1]} on {starter.heavy[0]}, small-coder is " \
+             f"{starter.small[1]} on {starter.small[0]}."
+    lines.append(clean_line(chosen) if starter.found else
+                 "No model that can be used was found: the models in it are placeholders.")
+    lines += ["Edit it with your Ollama node endpoints, then run:", "  subagent-fleet discover",
+              "  subagent-fleet generate"]
+    return "\n".join(lines) + "\n"
+
+
 def cmd_validate(options, world):
     """Check the config and say everything that is wrong with it."""
     findings, status = (), EXIT_OK
@@ -1164,6 +1344,12 @@ STRICT = Flag("--strict", "warnings are errors")
 FORCE = Flag("--force", "overwrite what is there")
 
 COMMANDS = (
+    Command("init", cmd_init, "write fleet.yaml with the models your machines have",
+            (Flag("--output", "where to write; .json writes JSON", "FILE", "fleet.yaml"),
+             Flag("--node", "also ask this machine; may be given several times", "NAME=URL",
+                  repeat=True),
+             Flag("--offline", "ask nobody, write placeholders"), FORCE),
+            ("init", "init --node mini=http://192.168.1.50:11434")),
     Command("validate", cmd_validate, "check the config", (CONFIG, STRICT, JSON),
             ("validate", "validate --config - < fleet.yaml")),
     Command("schema", cmd_schema, "print the JSON Schema of the fleet file", (),
