@@ -986,6 +986,468 @@ def _wrap(text, room):
 
 
 # == 7b. Translation ==========================================================
+#
+# A Messages request becomes one /api/chat request, its lines become events (facts: Ollama 0.32.15).
+# Ollama's own /v1/messages cannot carry num_ctx, keep_alive, think or truncate: every request there
+# would reload the model or lose its beginning. What no local model can take (the bytes of a PDF,
+# server tools, citations, cache marks) is left out: a history that was refused stays refused.
+
+API_ERROR_KINDS = {400: "invalid_request_error", 401: "authentication_error",
+                   403: "permission_error", 404: "not_found_error", 408: "timeout_error",
+                   413: "request_too_large", 529: "overloaded_error"}
+REQUEST_TYPES = {"model": str, "messages": list, "tools": list, "tool_choice": dict,
+                 "stop_sequences": list, "stream": bool, "max_tokens": int, "temperature": float,
+                 "top_p": float, "top_k": int}
+SCHEMA_TYPES = {"type": (str, list), "description": str, "enum": list, "anyOf": list,
+                "properties": dict, "required": list}
+SCHEMA_DEPTH_LIMIT = 32
+TOKENS_AN_IMAGE = 1_000
+BYTES_A_TOKEN = 4.0  # of JSON; learned per model from its first answer on
+_TOO_LONG = re.compile(r"(?:\((\d+) tokens\) )?exceeds the available context size \((\d+) tokens\)"
+                       r"|input (length|after truncation) exceeds|longer than the context")
+_NOT_ABLE = re.compile(r"does not support|image input is not supported")
+
+
+class ApiError(FleetError):
+    """A refusal that reaches the client in the Messages API's own shape."""
+
+    def __init__(self, http, what, *, kind=""):
+        super().__init__("api-error", what)
+        self.http, self.kind = http, kind or API_ERROR_KINDS.get(http, "api_error")
+
+    @property
+    def event(self):
+        """The error as a body and as an event of a stream: one shape."""
+        return {"type": "error", "error": {"type": self.kind, "message": self.what}}
+
+
+def _parse_object(text):
+    """Return the JSON object in a text, or None."""
+    import json
+
+    try:
+        found = json.loads(text, parse_constant=int)  # int("NaN") raises ValueError, as it should
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def render_json(value):
+    """Return compact ASCII JSON, in which lone surrogates survive and infinity does not."""
+    import json
+
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
+    except (ValueError, RecursionError):
+        raise ApiError(400, "body: a number or a nesting that JSON cannot carry") from None
+
+
+def render_event(event):
+    """Return an event as it goes down the stream."""
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode("ascii"), render_json(event))
+
+
+def parse_messages_request(body):
+    """Return a Messages request whose fields have the types that translation relies on."""
+    request = _parse_object(body)
+    if request is None:
+        raise ApiError(400, "body: expected a JSON object")
+    for name, kind in REQUEST_TYPES.items():
+        value = request.get(name)
+        if value is None and name not in ("model", "messages"):
+            continue
+        fits = type(value) in (kind, int) if kind is float else type(value) is kind
+        if not fits or (kind in (int, float) and not -1e9 < value < 1e9):
+            raise ApiError(400, f"{name}: expected a {kind.__name__}")
+    if not all(isinstance(text, str) for text in request.get("stop_sequences") or ()):
+        raise ApiError(400, "stop_sequences: expected a list of texts")
+    return request
+
+
+def plan_chat(request, model):
+    """Return the `/api/chat` request that says what a Messages request says."""
+    choice = request.get("tool_choice") or {}
+    # Ollama ignores tool_choice: showing fewer tools and a word in the last turn is all there is.
+    wishes = {"any": "Answer by calling one of your tools.",
+              "tool": f"Answer by calling the tool `{choice.get('name')}`."}
+    wish = wishes.get(str(choice.get("type")))
+    wished = [{"role": "system", "content": wish}] if wish else []
+    try:
+        turns = _read_turns(request["messages"] + wished)
+        system = _render_system(request.get("system"))
+    except RecursionError:
+        raise ApiError(400, "messages: blocks are nested too deeply") from None
+    messages = _render_turns(turns, model.thinking)
+    if not messages:  # which Ollama would take for "load the model" and answer nothing
+        raise ApiError(400, "messages: at least one message with content is required")
+    chat = {"model": model.ollama_model, "stream": True, "truncate": False,
+            "think": model.thinking, "keep_alive": model.keep_alive,
+            "options": _plan_options(request, model),
+            "messages": system + messages}
+    tools = [] if choice.get("type") == "none" else _render_tools(request, choice, turns)
+    return {**chat, "tools": tools} if tools else chat
+
+
+def _plan_options(request, model):
+    wanted = request.get("max_tokens")
+    if wanted is not None and wanted < 1:
+        raise ApiError(400, "max_tokens: must be at least 1")
+    # num_ctx must be what warm-up sent, else Ollama loads the model again.
+    options = {"num_ctx": model.context, "num_predict": min(wanted or model.max_output,
+                                                            model.max_output),
+               "stop": request.get("stop_sequences") or None}
+    options.update({name: request.get(name) for name in ("temperature", "top_p", "top_k")})
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _render_system(system):
+    texts = [value for name, value in _read_parts(system, "system") if name == "texts"]
+    # Claude Code's billing line differs in every conversation and would spoil the prompt cache.
+    text = _join([text for text in texts if not text.startswith("x-anthropic-billing-header:")])
+    return [{"role": "system", "content": text}] if text else []
+
+
+def _read_turns(messages):
+    """Return turns in strict alternation: {role, and a list for each kind of part}."""
+    turns, waiting = [], []
+    for number, message in enumerate(messages):
+        role = message.get("role") if isinstance(message, dict) else None
+        if role not in ("user", "assistant", "system"):
+            raise ApiError(400, f"messages.{number}: expected the role user, assistant or system")
+        parts = _read_parts(message.get("content"), f"messages.{number}")
+        if role == "system":
+            # Many templates take a system message only at the very beginning.
+            parts = [("reminders", value) for name, value in parts if name == "texts"]
+            if not turns or turns[-1]["role"] != "user":
+                waiting += parts
+                continue
+        elif role == "user":
+            parts, waiting = waiting + parts, []
+        _add_parts(turns, "user" if role == "system" else role, parts)
+    _add_parts(turns, "user", waiting)
+    return turns
+
+
+def _add_parts(turns, role, parts):
+    if parts and (not turns or turns[-1]["role"] != role):
+        names = ("reminders", "texts", "images", "calls", "results", "thinking", "found")
+        turns.append({"role": role, **{name: [] for name in names}})
+    for name, value in parts:
+        turns[-1][name].append(value)
+
+
+def _read_parts(content, where):
+    """Return (kind, value) for all of a content that a local model can be shown."""
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    if not isinstance(content or [], list) or not all(isinstance(b, dict) for b in content or ()):
+        raise ApiError(400, f"{where}: expected text or a list of content blocks")
+    parts = []
+    for block in content or ():
+        kind = block.get("type")
+        if kind == "text":
+            parts.append(("texts", _text(block, "text", where)))
+        elif kind == "thinking":
+            parts.append(("thinking", _text(block, "thinking", where)))
+        elif kind == "image":
+            parts.append(("images", _read_image(block, where)))
+        elif kind in ("document", "search_result"):
+            parts += _read_document(block, where)
+        elif kind == "tool_reference":
+            name = _text(block, "tool_name", where)
+            parts += [("found", name), ("texts", f"The tool `{name}` can be called now.")]
+        elif kind == "tool_use":
+            parts.append(("calls", {"given": _text(block, "id", where), "input": block.get("input"),
+                                    "name": _text(block, "name", where) or "unknown"}))
+        elif kind == "tool_result":
+            parts += _read_result(block, where)
+    return [(name, value) for name, value in parts if value]
+
+
+def _text(block, name, where):
+    value = block.get(name)
+    if value is not None and not isinstance(value, str):
+        raise ApiError(400, f"{where}: `{name}` of a block must be text")
+    return value or ""
+
+
+def _read_image(block, where):
+    import base64
+
+    source = block.get("source")
+    if not isinstance(source, dict) or source.get("type") != "base64":
+        raise ApiError(400, f"{where}: a local model can only be shown base64 images, not URLs")
+    try:  # one character that Ollama cannot decode costs the whole request
+        pixels = base64.b64decode("".join(_text(source, "data", where).split()), validate=True)
+    except ValueError:
+        raise ApiError(400, f"{where}: the image is not valid base64") from None
+    return base64.b64encode(pixels).decode("ascii")
+
+
+def _read_document(block, where):
+    source = block if block.get("type") == "search_result" else block.get("source")
+    source = source if isinstance(source, dict) else {}
+    inside = source.get("data") if source.get("type") == "text" else source.get("content")
+    parts = [part for part in _read_parts(inside, where) if part[0] in ("texts", "images")]
+    missing = "(a document of which only the bytes were sent was left out)"
+    return [("texts", _text(block, "title", where))] + (parts or [("texts", missing)])
+
+
+def _read_result(block, where):
+    parts = _read_parts(block.get("content"), where)
+    text = _join([value for name, value in parts if name == "texts"])
+    if block.get("is_error") is True and not text.startswith(("Error", "<tool_use_error>")):
+        text = f"Error: {text}"
+    shown = [value for name, value in parts if name == "images"]
+    result = {"given": _text(block, "tool_use_id", where), "text": text, "images": shown}
+    return [("results", result)] + [part for part in parts if part[0] == "found"]
+
+
+def _join(texts):
+    # Blocks are separate to the client; glued together, the last word of one runs into the next.
+    joined = ""
+    for text in texts:
+        glued = joined and not joined.endswith("\n") and not text.startswith("\n")
+        joined += f"\n\n{text}" if glued else text
+    return joined
+
+
+def _render_turns(turns, thinking):
+    """Return chat messages in which every call has an id of its own and one result."""
+    messages, calls, taken = [], [], set()
+    for turn in turns:
+        if turn["role"] == "assistant":
+            calls = [_name_call(call, taken) for call in turn["calls"]]
+            message = {"role": "assistant", "content": _join(turn["texts"])}
+            if thinking and turn["thinking"]:
+                message["thinking"] = _join(turn["thinking"])
+            if calls:
+                message["tool_calls"] = [{"id": call["id"], "function": {
+                    "name": call["name"], "arguments": call["input"]}} for call in calls]
+            if len(message) > 2 or message["content"]:
+                messages.append(message)
+            continue
+        results, orphans = _render_results(calls, turn["results"])
+        calls, reminders = [], [f"<system-reminder>\n{text}\n</system-reminder>"
+                                for text in turn["reminders"]]
+        words = [f"[result of an earlier call]\n{o['text']}" for o in orphans] + turn["texts"]
+        images = [image for o in orphans for image in o["images"]] + turn["images"]
+        if results and reminders and not words and not images:
+            # A message after the results would read as the user's next question.
+            results[-1]["content"] = _join([results[-1]["content"], *reminders])
+        elif reminders or words or images:
+            results.append({"role": "user", "content": _join(reminders + words), "images": images})
+        messages += results
+    return [{k: v for k, v in message.items() if v != []} for message in messages]
+
+
+def _name_call(call, taken):
+    unique = call["given"] or f"call_{len(taken)}"
+    while unique in taken:
+        unique += "_"
+    taken.add(unique)
+    given = call["input"]  # Ollama answers 400 to arguments that are not an object
+    return {**call, "id": unique, "input": given if isinstance(given, dict) else
+            {} if given is None else {"input": given}}
+
+
+def _render_results(calls, results):
+    """Return a tool message for each call, and the results that belong to none."""
+    waiting, answers, orphans = list(calls), {}, []
+    for result in results:
+        fitting = [call for call in waiting if call["given"] == result["given"]]
+        fitting += waiting if not result["given"] else []
+        if fitting:
+            waiting.remove(fitting[0])
+            answers[fitting[0]["id"]] = result
+        else:
+            orphans.append(result)
+    none = {"text": "(no result)", "images": []}
+    return [{"role": "tool", "tool_call_id": call["id"], "tool_name": call["name"],
+             "content": answers.get(call["id"], none)["text"],
+             "images": answers.get(call["id"], none)["images"]} for call in calls], orphans
+
+
+def _render_tools(request, choice, turns):
+    """Return the client's tools; deferred ones once they were found or called."""
+    wanted = {name for turn in turns for name in turn["found"]}
+    wanted |= {call["name"] for turn in turns for call in turn["calls"]}
+    tools = {}
+    for tool in request.get("tools") or ():
+        name = tool.get("name") if isinstance(tool, dict) else None
+        # Any other type is a tool that Anthropic's servers run or describe.
+        if not isinstance(name, str) or not name or tool.get("type") not in (None, "custom") \
+                or (tool.get("defer_loading") is True and name not in wanted) \
+                or (choice.get("type") == "tool" and name != choice.get("name")):
+            continue
+        description = tool.get("description")
+        # One schema without "type": "object" and Ollama refuses the whole request.
+        parameters = {**_mend_schema(tool.get("input_schema")), "type": "object"}
+        parameters.setdefault("properties", {})
+        tools.setdefault(name, {"type": "function", "function": {
+            "name": name, "description": description if isinstance(description, str) else "",
+            "parameters": parameters}})
+    return list(tools.values())
+
+
+def _mend_schema(schema, depth=0):
+    """Return a schema without what Ollama's typed reader would refuse it for."""
+    if not isinstance(schema, dict) or depth > SCHEMA_DEPTH_LIMIT:
+        return {}
+    mended = {key: value for key, value in schema.items()
+              if isinstance(value, SCHEMA_TYPES.get(key, object))}
+    for key in ("type", "required"):
+        if isinstance(mended.get(key), list):
+            mended[key] = [word for word in mended[key] if isinstance(word, str)]
+    if "anyOf" in mended:
+        mended["anyOf"] = [_mend_schema(part, depth + 1) for part in mended["anyOf"]]
+    if "properties" in mended:
+        mended["properties"] = {key: _mend_schema(part, depth + 1)
+                                for key, part in mended["properties"].items()}
+    return mended
+
+
+class Answer:
+    """An answer on its way back: lines of the node in, events out, the whole Message at the end."""
+
+    def __init__(self, message_id, alias, chat, *, estimate=0, one_call=False):
+        self.message = {"id": message_id, "type": "message", "role": "assistant", "model": alias,
+                        "content": [], "stop_reason": None, "stop_sequence": None,
+                        "usage": {"input_tokens": 0, "output_tokens": 0,
+                                  "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}}
+        self._taken = {call["id"] for m in chat["messages"] for call in m.get("tool_calls", ())}
+        self._context, self._estimate = chat["options"]["num_ctx"], estimate
+        self._one_call, self._calls = one_call, 0
+        self._open, self._pieces = None, []  # the block that grows
+        self._phase, self._held = "start", ""  # of a model that prints <think>
+
+    def start(self):
+        """Return the event that opens a stream; tokens are known only at its end."""
+        return {"type": "message_start", "message": {**self.message, "content": []}}
+
+    def feed(self, line):
+        """Return the events that one line of the node stands for."""
+        part = _parse_object(line)
+        if part is None:
+            raise ApiError(500, "the node sent something that is not an answer")
+        if "error" in part:
+            status = part["status"] if type(part.get("status")) is int else 500
+            raise plan_refusal(status, str(part["error"]), context=self._context,
+                               estimate=self._estimate)
+        message = part.get("message") if isinstance(part.get("message"), dict) else {}
+        thinking, text, events = message.get("thinking"), message.get("content"), []
+        if isinstance(thinking, str) and thinking:
+            self._phase = "text"
+            events += self._grow("thinking", thinking)
+        if isinstance(text, str) and text:
+            events += self._grow_text(text)
+        calls = message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
+            events += self._add_call(call)
+        return events + self._finish(part) if part.get("done") is True else events
+
+    def _grow_text(self, text, *, last=False):
+        """Tell thinking from text; a <think> section counts only at the very beginning."""
+        held, self._held, thought = self._held + text, "", ""
+        if self._phase == "start":
+            bare = held.lstrip()
+            if bare.startswith("<think>"):
+                self._phase, held = "think", bare[7:]
+            elif "<think>".startswith(bare[:7]) and len(held) < 64 and not last:
+                self._held, held = held, ""
+            else:
+                self._phase = "text"
+        if self._phase == "think":
+            thought, end, held = held.partition("</think>")
+            begun = next((n for n in range(7, 0, -1) if thought.endswith("</think>"[:n])), 0)
+            if end:
+                self._phase = "after"
+            elif begun and not last:
+                self._held, thought = thought[-begun:], thought[:-begun]
+        if self._phase == "after":
+            held = held.lstrip()
+            self._phase = "text" if held else "after"
+        return self._grow("thinking", thought) + self._grow("text", held)
+
+    def _grow(self, kind, piece):
+        """Return the events by which the block of a kind grows; blank thinking opens none."""
+        events = []
+        if not piece or (kind == "thinking" and self._open != kind and not piece.strip()):
+            return events
+        if self._open != kind:
+            block = {"type": kind, kind: ""}
+            events = self._begin({**block, "signature": ""} if kind == "thinking" else block)
+        return events + [self._delta(f"{kind}_delta", kind, piece)]
+
+    def _begin(self, block):
+        events = self._end()
+        self._open = block["type"]
+        self.message["content"].append(dict(block))
+        return events + [{"type": "content_block_start", "content_block": block,
+                          "index": len(self.message["content"]) - 1}]
+
+    def _delta(self, kind, name, piece):
+        self._pieces.append(piece)
+        return {"type": "content_block_delta", "index": len(self.message["content"]) - 1,
+                "delta": {"type": kind, name: piece}}
+
+    def _end(self):
+        if not self._open:
+            return []
+        block, text = self.message["content"][-1], "".join(self._pieces)
+        name = "input" if self._open == "tool_use" else self._open
+        block[name] = _parse_object(text) if name == "input" else text
+        self._open, self._pieces = None, []
+        return [{"type": "content_block_stop", "index": len(self.message["content"]) - 1}]
+
+    def _add_call(self, call):
+        function = call.get("function") if isinstance(call, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str) or (self._one_call and self._calls):
+            return []
+        self._calls += 1
+        given, wanted = call.get("id"), function.get("arguments")
+        if not isinstance(given, str) or not given or given in self._taken:
+            # Some templates number their calls from zero in every answer; the client joins by id.
+            given = f"toolu_{self.message['id'][4:]}_{self._calls}"
+        self._taken.add(given)
+        if not isinstance(wanted, dict):
+            wanted = _parse_object(wanted) if isinstance(wanted, str) else None
+        events = self._grow_text("", last=True)
+        events += self._begin({"type": "tool_use", "id": given, "name": name, "input": {}})
+        events.append(self._delta("input_json_delta", "partial_json",
+                                  render_json(wanted or {}).decode("ascii")))
+        return events + self._end()
+
+    def _finish(self, part):
+        events = self._grow_text("", last=True) + self._end()
+        told = part.get("done_reason") or "stop"
+        reason = {"stop": "end_turn", "length": "max_tokens"}.get(str(told), "stop_sequence")
+        delta = {"stop_reason": "tool_use" if self._calls else reason, "stop_sequence": None}
+        counts = {name: part.get(theirs) for name, theirs in (
+            ("input_tokens", "prompt_eval_count"), ("output_tokens", "eval_count"))}
+        usage = {name: n if type(n) is int and n > 0 else 0 for name, n in counts.items()}
+        self.message.update(delta, usage={**self.message["usage"], **usage})
+        return events + [{"type": "message_delta", "delta": delta, "usage": usage},
+                         {"type": "message_stop"}]
+
+
+def plan_refusal(status, words, *, context, estimate):
+    """Return what the client is told when a node refused, in the words it acts on."""
+    words = words[:1000]
+    too_long = _TOO_LONG.search(words)
+    if too_long:  # Claude Code 2.1.326 compacts on exactly these words
+        maximum = int(too_long[2] or context)
+        tokens = max(int(too_long[1] or estimate), maximum + 1)
+        return ApiError(400, f"prompt is too long: {tokens} tokens > {maximum} maximum")
+    http = 400 if _NOT_ABLE.search(words) else {400: 400, 404: 404, 503: 529}.get(status, 500)
+    return ApiError(http, words or f"the node answered {status}")
+
+
+def weigh_chat(chat, encoded):
+    """Return the bytes that a chat request weighs on the context: images count as tokens."""
+    images = [image for message in chat["messages"] for image in message.get("images", ())]
+    return len(encoded) - sum(map(len, images)) + len(images) * int(TOKENS_AN_IMAGE * BYTES_A_TOKEN)
 
 
 # == 8. World =================================================================

@@ -1,0 +1,577 @@
+"""Translation: a Messages request to /api/chat, and its lines back to events."""
+import base64
+import copy
+import json
+import pathlib
+import random
+from types import SimpleNamespace
+
+import pytest
+
+import subagent_fleet as sf
+
+WIRE = pathlib.Path(__file__).parent / "cases" / "wire"
+RECORDED = sorted(path.name for path in WIRE.glob("*.json"))
+PIXELS = base64.b64encode(b"\x89PNG not really").decode()
+
+
+def model(**more):
+    return SimpleNamespace(**{**dict(ollama_model="coder:7b", context=32768, max_output=4096,
+                                     keep_alive=-1, thinking=False), **more})
+
+
+def recorded(name):
+    return json.loads((WIRE / name).read_text(encoding="utf-8"))["body"]
+
+
+def plan(*messages, chosen=None, **more):
+    request = {"model": "alias", "messages": list(messages), "max_tokens": 64, **more}
+    body = json.dumps(request).encode()
+    return sf.plan_chat(sf.parse_messages_request(body), chosen or model())
+
+
+def user(*content):
+    return {"role": "user", "content": content_of(content)}
+
+
+def assistant(*content):
+    return {"role": "assistant", "content": content_of(content)}
+
+
+def content_of(given):
+    return given[0] if len(given) == 1 and not isinstance(given[0], dict) else list(given)
+
+
+def text(words):
+    return {"type": "text", "text": words}
+
+
+def call(given, name="Bash", **arguments):
+    return {"type": "tool_use", "id": given, "name": name, "input": arguments}
+
+
+def result(given, content, **more):
+    return {"type": "tool_result", "tool_use_id": given, "content": content, **more}
+
+
+def said(chat):
+    return [(message["role"], message["content"]) for message in chat["messages"]]
+
+
+def refusal(*messages, **more):
+    with pytest.raises(sf.ApiError) as caught:
+        plan(*messages, **more)
+    assert (caught.value.slug, caught.value.http) == ("api-error", 400)
+    assert caught.value.event["error"]["type"] == "invalid_request_error"
+    return caught.value.what
+
+
+# -- requests --
+
+def test_recordings_are_there():
+    assert len(RECORDED) == 4
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_request_becomes_a_chat_that_ollama_can_type(name):
+    request = sf.parse_messages_request(json.dumps(recorded(name)).encode())
+    chat = sf.plan_chat(request, model())
+    assert set(chat) == {"model", "stream", "truncate", "think", "keep_alive", "options",
+                         "messages", "tools"}
+    assert (chat["truncate"], chat["think"], chat["stream"]) == (False, False, True)
+    assert [m["role"] for m in chat["messages"]][:2] == ["system", "user"]
+    for message in chat["messages"]:
+        assert isinstance(message["content"], str)
+        for made in message.get("tool_calls", ()):
+            assert isinstance(made["function"]["arguments"], dict)
+    names = [tool["function"]["name"] for tool in chat["tools"]]
+    assert "Bash" in names and "DeferredToolPlaceholder" not in names
+    assert all(t["function"]["parameters"]["type"] == "object" for t in chat["tools"])
+
+
+def test_recorded_system_message_reads_the_same_as_list_and_as_string():
+    first, later = (sf.plan_chat(recorded(name), model()) for name in (
+        "main-first.json", "main-after-subagent.json"))
+    # The prompt cache of the node lives on this: what was said once must not move.
+    assert later["messages"][:2] == first["messages"]
+    assert later["messages"][1]["content"].index("# Environment") \
+        < later["messages"][1]["content"].index("Dispatch the planner")
+
+
+def test_options_are_those_of_the_route_and_the_request():
+    chat = plan(user("hi"), max_tokens=99999, temperature=0.5, top_p=1, top_k=3,
+                stop_sequences=["END"], chosen=model(context=65536, keep_alive="24h"))
+    assert chat["options"] == {"num_ctx": 65536, "num_predict": 4096, "stop": ["END"],
+                               "temperature": 0.5, "top_p": 1, "top_k": 3}
+    assert (chat["model"], chat["keep_alive"]) == ("coder:7b", "24h")
+    assert plan(user("hi"), max_tokens=None)["options"] == {"num_ctx": 32768, "num_predict": 4096}
+
+
+def test_thinking_is_the_configs_word_not_the_requests():
+    asked = {"thinking": {"type": "adaptive"}}
+    before = assistant({"type": "thinking", "thinking": "hm", "signature": ""}, text("yes"))
+    silent = plan(user("hi"), before, user("and?"), **asked)
+    assert silent["think"] is False and "thinking" not in silent["messages"][1]
+    loud = plan(user("hi"), before, user("and?"), chosen=model(thinking=True))
+    assert loud["think"] is True and loud["messages"][1]["thinking"] == "hm"
+
+
+@pytest.mark.parametrize("system, wanted", [
+    ("Be brief.", "Be brief."),
+    ([text("One."), text("\nTwo."), text("Three.")], "One.\nTwo.\n\nThree."),
+    ([text("x-anthropic-billing-header: cc_version=1;"), text("Be brief.")], "Be brief."),
+    (None, None), ("", None), ([], None),
+])
+def test_system_prompt(system, wanted):
+    messages = said(plan(user("hi"), system=system))
+    assert messages == ([("system", wanted)] if wanted else []) + [("user", "hi")]
+
+
+@pytest.mark.parametrize("turns, wanted", [
+    ([user("hi"), {"role": "system", "content": "Env"}],
+     [("user", "<system-reminder>\nEnv\n</system-reminder>\n\nhi")]),
+    ([user("hi"), {"role": "system", "content": [text("Env")]}, user("more")],
+     [("user", "<system-reminder>\nEnv\n</system-reminder>\n\nhi\n\nmore")]),
+    ([{"role": "system", "content": "Env"}, user("hi")],
+     [("user", "<system-reminder>\nEnv\n</system-reminder>\n\nhi")]),
+    ([user("hi"), assistant("yo"), {"role": "system", "content": "Env"}, user("so?")],
+     [("user", "hi"), ("assistant", "yo"),
+      ("user", "<system-reminder>\nEnv\n</system-reminder>\n\nso?")]),
+    ([user("hi"), assistant("yo"), {"role": "system", "content": "Env"}],
+     [("user", "hi"), ("assistant", "yo"), ("user", "<system-reminder>\nEnv\n</system-reminder>")]),
+    ([user("hi"), assistant(call("a")), user(result("a", "ok")),
+      {"role": "system", "content": "Env"}],
+     [("user", "hi"), ("assistant", ""),
+      ("tool", "ok\n\n<system-reminder>\nEnv\n</system-reminder>")]),
+    ([user("hi"), assistant(call("a")), user(result("a", "ok"), text("now?")),
+      {"role": "system", "content": "Env"}],
+     [("user", "hi"), ("assistant", ""), ("tool", "ok"),
+      ("user", "<system-reminder>\nEnv\n</system-reminder>\n\nnow?")]),
+])
+def test_system_message_in_the_middle_goes_before_the_users_own_words(turns, wanted):
+    assert said(plan(*turns)) == wanted
+
+
+@pytest.mark.parametrize("turns, wanted", [
+    ([user("a"), user("b")], [("user", "a\n\nb")]),
+    ([user("a"), assistant(""), user("b")], [("user", "a\n\nb")]),
+    ([user("a"), assistant([]), assistant("x"), assistant("y")],
+     [("user", "a"), ("assistant", "x\n\ny")]),
+    ([user(text("a"), text("b\n"), text("c"))], [("user", "a\n\nb\nc")]),
+    ([user("a"), {"role": "assistant", "content": None}], [("user", "a")]),
+    ([user("a"), user(result("lost", "42"))], [("user", "[result of an earlier call]\n42\n\na")]),
+    ([user("a"), assistant(call("c1")), user("never mind")],
+     [("user", "a"), ("assistant", ""), ("tool", "(no result)"), ("user", "never mind")]),
+])
+def test_crooked_histories_are_mended(turns, wanted):
+    assert said(plan(*turns)) == wanted
+
+
+def test_calls_and_results_keep_their_ids_and_names():
+    chat = plan(user("go"), assistant(text("ok"), call("t1", command="ls"), call("t2", "Read")),
+                user(result("t2", [text("two")]), result("t1", "one")))
+    assert chat["messages"][1] == {"role": "assistant", "content": "ok", "tool_calls": [
+        {"id": "t1", "function": {"name": "Bash", "arguments": {"command": "ls"}}},
+        {"id": "t2", "function": {"name": "Read", "arguments": {}}}]}
+    assert chat["messages"][2:] == [
+        {"role": "tool", "tool_call_id": "t1", "tool_name": "Bash", "content": "one"},
+        {"role": "tool", "tool_call_id": "t2", "tool_name": "Read", "content": "two"}]
+
+
+def test_duplicate_and_missing_ids_become_unique_and_stay_paired():
+    chat = plan(user("go"), assistant(call("x"), call("x"), call("")),
+                user(result("x", "1"), result("x", "2"), result("", "3")),
+                assistant(call("x")), user(result("x", "4")))
+    made = [c["id"] for m in chat["messages"] for c in m.get("tool_calls", ())]
+    answered = {m["tool_call_id"]: m["content"] for m in chat["messages"] if m["role"] == "tool"}
+    assert len(set(made)) == 4
+    assert [answered[given] for given in made] == ["1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize("given, wanted", [
+    (None, {}), ([1], {"input": [1]}), ("x", {"input": "x"}), ({"a": 1}, {"a": 1})])
+def test_arguments_are_always_an_object(given, wanted):
+    made = plan(user("go"), assistant({**call("a"), "input": given}))["messages"][1]["tool_calls"]
+    assert made[0]["function"]["arguments"] == wanted
+
+
+@pytest.mark.parametrize("content, more, wanted", [
+    ("boom", {"is_error": True}, "Error: boom"),
+    ("Error: boom", {"is_error": True}, "Error: boom"),
+    ("fine", {"is_error": False}, "fine"),
+    ([], {}, ""), (None, {}, ""),
+    ([{"type": "tool_reference", "tool_name": "Web"}], {}, "The tool `Web` can be called now."),
+    ([{"type": "document", "title": "T", "source": {"type": "text", "data": "D"}}], {}, "T\n\nD"),
+])
+def test_tool_results(content, more, wanted):
+    chat = plan(user("go"), assistant(call("a")), user(result("a", content, **more)))
+    assert chat["messages"][-1]["content"] == wanted
+
+
+@pytest.mark.parametrize("block, wanted", [
+    ({"type": "document", "source": {"type": "text", "data": "words"}}, "words"),
+    ({"type": "document", "source": {"type": "content", "content": [text("in")]}}, "in"),
+    ({"type": "document", "title": "a.pdf", "source": {"type": "base64", "data": "JVBE"}},
+     "a.pdf\n\n(a document of which only the bytes were sent was left out)"),
+    ({"type": "search_result", "title": "T", "content": [text("found")]}, "T\n\nfound"),
+    ({"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}, ""),
+    ({"type": "redacted_thinking", "data": "xx"}, ""),
+    ({"type": "never heard of"}, ""),
+])
+def test_other_blocks(block, wanted):
+    words = f"see\n\n{wanted}" if wanted else "see"
+    assert said(plan(user(text("see"), block))) == [("user", words)]
+
+
+def test_images_travel_beside_the_text():
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png",
+                                         "data": PIXELS[:8] + "\n" + PIXELS[8:]}}
+    chat = plan(user(text("what is it?"), image), assistant(call("a")), user(result("a", [image])))
+    assert chat["messages"][0]["images"] == [PIXELS]
+    assert chat["messages"][2]["images"] == [PIXELS]
+    assert sf.weigh_chat(chat, sf.render_json(chat)) > 2 * 4000
+
+
+@pytest.mark.parametrize("messages, more, words", [
+    ([], {}, "at least one message"),
+    ([user("")], {}, "at least one message"),
+    (["hi"], {}, "messages.0"),
+    ([{"role": "developer", "content": "x"}], {}, "messages.0: expected the role"),
+    ([user("hi"), user(5)], {}, "messages.1: expected text"),
+    ([{"role": "user", "content": ["hi"]}], {}, "messages.0: expected text or a list"),
+    ([{"role": "user", "content": [{"type": "text", "text": 5}]}], {}, "`text` of a block"),
+    ([user("hi")], {"max_tokens": 0}, "max_tokens: must be at least 1"),
+    ([user("hi")], {"max_tokens": True}, "max_tokens: expected a int"),
+    ([user("hi")], {"temperature": "hot"}, "temperature"),
+    ([user("hi")], {"stop_sequences": [1]}, "stop_sequences"),
+    ([user("hi")], {"tools": {}}, "tools"),
+    ([user("hi")], {"model": None}, "model"),
+    ([{"role": "user", "content": [{"type": "image", "source": {
+        "type": "url", "url": "https://example.org/x.png"}}]}], {}, "not URLs"),
+    ([{"role": "user", "content": [{"type": "image", "source": {
+        "type": "base64", "data": "%%%"}}]}], {}, "not valid base64"),
+])
+def test_what_cannot_be_mended_is_refused(messages, more, words):
+    assert words in refusal(*messages, **more)
+
+
+@pytest.mark.parametrize("body", [
+    b"", b"null", b"[]", b"{", b"\xff\xfe{}", b'{"model":NaN}', b"[" * 100_000, b'"x"',
+    b'{"model":"a","messages":[{"role":"user","content":"x"}],"temperature":1e999}',
+    b'{"model":"a","messages":[],"top_k":' + b"9" * 5000 + b"}",
+])
+def test_broken_bodies_are_refused(body):
+    with pytest.raises(sf.ApiError) as caught:
+        sf.parse_messages_request(body)
+    assert caught.value.http == 400
+
+
+def test_infinity_deep_inside_and_endless_nesting_are_refused():
+    body = b'{"model":"a","messages":[{"role":"assistant","content":[{"type":"tool_use","id":"x",' \
+           b'"name":"y","input":{"n":1e999}}]}]}'
+    with pytest.raises(sf.ApiError):
+        sf.render_json(sf.plan_chat(sf.parse_messages_request(body), model()))
+    block = text("deep")
+    for _ in range(100_000):
+        block = {"type": "tool_result", "tool_use_id": "x", "content": [block]}
+    with pytest.raises(sf.ApiError):
+        sf.plan_chat({"messages": [user([block])]}, model())
+
+
+def test_lone_surrogates_survive():
+    chat = plan({"role": "user", "content": "\ud83d"})
+    assert b"\\ud83d" in sf.render_json(chat)
+
+
+# -- tools --
+
+def tools_of(*tools, messages=(), **more):
+    chat = plan(user("hi"), *messages, tools=list(tools), **more)
+    return {t["function"]["name"]: t["function"]["parameters"] for t in chat.get("tools", ())}
+
+
+OBJECT = {"type": "object", "properties": {}}
+
+
+@pytest.mark.parametrize("schema, wanted", [
+    (None, OBJECT), ({}, OBJECT), ("x", OBJECT), ({"type": ["object", "null"]}, OBJECT),
+    ({"type": "string"}, OBJECT), ({"properties": None}, OBJECT),
+    ({"properties": {"a": True, "b": {"type": 5, "description": 5, "enum": "x"}}},
+     {"type": "object", "properties": {"a": {}, "b": {}}}),
+    ({"required": ["a", 5], "properties": {"a": {"type": ["string", 5]}}},
+     {"type": "object", "required": ["a"], "properties": {"a": {"type": ["string"]}}}),
+    ({"required": "a", "properties": {"a": {"anyOf": [{"type": "string"}, None]}}},
+     {"type": "object", "properties": {"a": {"anyOf": [{"type": "string"}, {}]}}}),
+])
+def test_one_bad_schema_does_not_fail_the_request(schema, wanted):
+    shown = tools_of({"name": "bad", "input_schema": schema}, {"name": "good"}, {"name": ""}, 5)
+    assert shown == {"bad": wanted, "good": OBJECT}
+
+
+def test_server_tools_stay_out_and_deferred_ones_until_found_or_called():
+    tools = [{"name": "web_search", "type": "web_search_20250305"}, {"name": "a", "type": "custom"},
+             {"name": "late", "defer_loading": True}, {"name": "later", "defer_loading": True},
+             {"name": "never", "defer_loading": True}]
+    assert list(tools_of(*tools)) == ["a"]
+    found = [assistant(call("s", "ToolSearch")),
+             user(result("s", [{"type": "tool_reference", "tool_name": "late"}])),
+             assistant(call("l", "later")), user(result("l", "ok"))]
+    assert list(tools_of(*tools, messages=found)) == ["a", "late", "later"]
+
+
+def test_tool_choice_is_honoured_as_far_as_it_goes():
+    tools = [{"name": "a"}, {"name": "b"}]
+    assert tools_of(*tools, tool_choice={"type": "none"}) == {}
+    assert list(tools_of(*tools, tool_choice={"type": "any"})) == ["a", "b"]
+    assert list(tools_of(*tools, tool_choice={"type": "tool", "name": "b"})) == ["b"]
+    chat = plan(user("hi"), tools=tools, tool_choice={"type": "tool", "name": "b"})
+    assert "calling the tool `b`" in chat["messages"][0]["content"]
+    assert chat["messages"][0]["content"].endswith("\n\nhi")
+
+
+# -- answers --
+
+def line(content="", *, thinking=None, calls=(), done=False, **more):
+    message = {"role": "assistant", "content": content}
+    message.update({"thinking": thinking} if thinking else {})
+    message.update({"tool_calls": list(calls)} if calls else {})
+    last = {"done_reason": "stop", "prompt_eval_count": 11, "eval_count": 7} if done else {}
+    return json.dumps({"message": message, "done": done, **last, **more}).encode()
+
+
+def made_call(name="Bash", given="call_1", **arguments):
+    return {"id": given, "function": {"index": 0, "name": name, "arguments": arguments}}
+
+
+def answer_of(*lines, before=(), **more):
+    answer = sf.Answer("msg_0", "alias", plan(user("hi"), *before), **more)
+    events = [answer.start()] + [event for item in lines for event in answer.feed(item)]
+    check_grammar(events)
+    assert fold(events) == answer.message
+    return answer.message, events
+
+
+def check_grammar(events):
+    """Blocks open, grow and close one after the other; the stream ends once."""
+    opened, index = None, -1
+    for event in events[1:-2]:
+        assert sf.render_event(event).endswith(b"\n\n")
+        if event["type"] == "content_block_start":
+            assert opened is None and event["index"] == index + 1
+            opened, index = event["content_block"]["type"], event["index"]
+        elif event["type"] == "content_block_delta":
+            wanted = {"tool_use": "input_json_delta"}.get(opened, f"{opened}_delta")
+            assert (event["delta"]["type"], event["index"]) == (wanted, index)
+        else:
+            assert (event["type"], event["index"]) == ("content_block_stop", index)
+            opened = None
+    assert opened is None
+    assert [events[0]["type"]] + [e["type"] for e in events[-2:]] \
+        == ["message_start", "message_delta", "message_stop"]
+
+
+def fold(events):
+    """Put a Message together as Anthropic's SDK does."""
+    message = copy.deepcopy(events[0]["message"])
+    for event in copy.deepcopy(events):
+        if event["type"] == "content_block_start":
+            message["content"].append(event["content_block"])
+            grown = ""
+        elif event["type"] == "content_block_delta":
+            grown += [v for k, v in event["delta"].items() if k != "type"][0]
+        elif event["type"] == "content_block_stop":
+            block = message["content"][event["index"]]
+            if block["type"] == "tool_use":
+                block["input"] = json.loads(grown)
+            else:
+                block[block["type"]] = grown
+        elif event["type"] == "message_delta":
+            message.update(event["delta"])
+            message["usage"].update(event["usage"])
+    return message
+
+
+def blocks_of(*lines, **more):
+    message, _ = answer_of(*lines, line(done=True), **more)
+    return [(block["type"], block.get("text", block.get("thinking", block.get("input"))))
+            for block in message["content"]]
+
+
+def test_text_thinking_and_calls_keep_their_order():
+    calls = [made_call(command="ls"), made_call("Read", "c2")]
+    assert blocks_of(line(thinking="let "), line(thinking="me"), line("Now"), line(" so"),
+                     line(calls=calls), line("done?")) == [
+        ("thinking", "let me"), ("text", "Now so"), ("tool_use", {"command": "ls"}),
+        ("tool_use", {}), ("text", "done?")]
+
+
+def test_usage_and_stop_reason_arrive_at_the_end():
+    message, events = answer_of(line("PONG"), line(done=True))
+    assert message["stop_reason"] == "end_turn" and message["model"] == "alias"
+    assert (message["usage"]["input_tokens"], message["usage"]["output_tokens"]) == (11, 7)
+    assert events[-2]["usage"] == {"input_tokens": 11, "output_tokens": 7}
+
+
+@pytest.mark.parametrize("reason, calls, wanted", [
+    ("stop", (), "end_turn"), ("length", (), "max_tokens"), ("stop", [made_call()], "tool_use"),
+    ("length", [made_call()], "tool_use"), ("stop_sequence", (), "stop_sequence"),
+    (None, (), "end_turn"), (5, (), "stop_sequence")])
+def test_stop_reasons(reason, calls, wanted):
+    message, _ = answer_of(line(calls=calls, done=True, done_reason=reason))
+    assert message["stop_reason"] == wanted
+
+
+@pytest.mark.parametrize("words, wanted", [
+    ("<think>a b</think>\n\nYes", [("thinking", "a b"), ("text", "Yes")]),
+    ("\n <think>\n\n</think>\n\nYes", [("text", "Yes")]),
+    ("<think>never closed </thin", [("thinking", "never closed </thin")]),
+    ("<thinking> is a tag", [("text", "<thinking> is a tag")]),
+    ("Say <think>x</think>", [("text", "Say <think>x</think>")]),
+    ("  \n  indented", [("text", "  \n  indented")]),
+    ("<think>a</thought></think>b</think>c", [("thinking", "a</thought>"), ("text", "b</think>c")]),
+    ("<thi", [("text", "<thi")]), ("   ", [("text", "   ")]),
+    ("<think>only</think>", [("thinking", "only")]),
+])
+def test_printed_think_tags_become_blocks_wherever_the_chunks_end(words, wanted):
+    for size in (1, 2, 3, 5, 7, 100):
+        pieces = [line(words[at:at + size]) for at in range(0, len(words), size)]
+        assert blocks_of(*pieces) == wanted, size
+
+
+def test_call_ids_that_are_missing_or_used_before_are_replaced():
+    before = [assistant(call("call_1")), user(result("call_1", "x"))]
+    message, _ = answer_of(line(calls=[made_call(), made_call(given="new"), made_call(given="new"),
+                                       made_call(given=None)], done=True), before=before)
+    given = [block["id"] for block in message["content"]]
+    assert given[1] == "new" and len(set(given)) == 4 and "call_1" not in given
+
+
+def test_calls_beyond_one_are_dropped_where_the_client_wants_one():
+    calls = [made_call(), made_call(given="b")]
+    message, _ = answer_of(line(calls=calls, done=True), one_call=True)
+    assert len(message["content"]) == 1
+
+
+@pytest.mark.parametrize("arguments, wanted", [
+    ('{"a":1}', {"a": 1}), ("nonsense", {}), (None, {}), ([1], {})])
+def test_arguments_that_are_not_an_object_do_not_reach_the_client(arguments, wanted):
+    made = {"id": "c", "function": {"name": "x", "arguments": arguments}}
+    assert blocks_of(line(calls=[made, 5, {"function": 5}])) == [("tool_use", wanted)]
+
+
+@pytest.mark.parametrize("sent", [
+    b"", b"garbage", b"[]", b"NaN", b'{"error":"boom"}', b'{"error":{"x":1}}', b"\xff",
+    b"{" * 9999])
+def test_garbage_of_a_node_is_one_clean_error(sent):
+    with pytest.raises(sf.ApiError) as caught:
+        answer_of(sent)
+    assert caught.value.event["error"]["type"] == "api_error"
+
+
+@pytest.mark.parametrize("sent", [
+    {}, {"message": None}, {"message": {"content": 5, "thinking": [], "tool_calls": None}},
+    {"message": {"content": None, "tool_calls": [None]}}, {"done": "yes"}])
+def test_odd_lines_say_nothing(sent):
+    assert blocks_of(json.dumps(sent).encode()) == []
+
+
+@pytest.mark.parametrize("status, words, http, kind, told", [
+    (400, "request (302 tokens) exceeds the available context size (256 tokens), try increasing it",
+     400, "invalid_request_error", "prompt is too long: 302 tokens > 256 maximum"),
+    (500, "exceeds the available context size (32768 tokens)", 400, "invalid_request_error",
+     "prompt is too long: 50000 tokens > 32768 maximum"),
+    (400, "the input length exceeds the context length", 400, "invalid_request_error",
+     "prompt is too long: 50000 tokens > 4096 maximum"),
+    (400, '"x" does not support tools', 400, "invalid_request_error", '"x" does not support tools'),
+    (500, "image input is not supported - hint", 400, "invalid_request_error", "image input"),
+    (404, "model 'x' not found", 404, "not_found_error", "model 'x' not found"),
+    (503, "server busy", 529, "overloaded_error", "server busy"),
+    (500, "", 500, "api_error", "the node answered 500"),
+    (None, "odd", 500, "api_error", "odd"),
+])
+def test_what_a_node_says_becomes_what_the_client_acts_on(status, words, http, kind, told):
+    error = sf.plan_refusal(status, words, context=4096, estimate=50000)
+    assert (error.http, error.kind) == (http, kind) and error.what.startswith(told)
+
+
+# -- whatever arrives --
+
+ODD = (None, True, 0, -1, 1.5, 1e308, "", "x", "\ud800", [], [[]], {}, {"type": "text"}, [None],
+       {"type": "tool_use", "id": []}, {"type": ["text"]}, "a" * 5000, [{"type": "tool_result"}])
+
+
+def spots(value, found):
+    for key in (value if isinstance(value, dict) else range(len(value))):
+        found.append((value, key))
+        if isinstance(value[key], (dict, list)) and value[key]:
+            spots(value[key], found)
+    return found
+
+
+def mutate(chance, value):
+    for _ in range(chance.choice((1, 1, 2, 5))):
+        place, key = chance.choice(spots(value, []))
+        act = chance.randrange(4)
+        if act == 0:
+            del place[key]
+        elif act == 1 and isinstance(place, list):
+            place.insert(key, copy.deepcopy(place[key]))
+        elif act == 2 and isinstance(place, dict):
+            place[chance.choice(("type", "content", "id", "name", "role"))] = place[key]
+        else:
+            place[key] = copy.deepcopy(chance.choice(ODD))
+    return value
+
+
+def small_recordings():
+    """The recorded requests without most of their bulk, and one of every kind of block."""
+    found = [recorded(name) for name in RECORDED]
+    for request in found:
+        request["tools"] = request["tools"][:3]
+        request["messages"][0]["content"][0]["text"] = "short"
+    image = {"type": "image", "source": {"type": "base64", "data": PIXELS}}
+    found.append({"model": "a", "max_tokens": 9, "system": [text("s")], "temperature": 1,
+                  "tool_choice": {"type": "tool", "name": "b"}, "stop_sequences": ["x"],
+                  "tools": [{"name": "b", "defer_loading": True, "input_schema": {
+                      "type": "object", "properties": {"a": {"anyOf": [{"type": "string"}]}},
+                      "required": ["a"]}}],
+                  "messages": [user(text("a"), image, {"type": "document", "source": {
+                      "type": "content", "content": [text("d")]}}),
+                      assistant({"type": "thinking", "thinking": "t"}, call("1", "b", a="x")),
+                      user(result("1", [text("r"), image, {
+                          "type": "tool_reference", "tool_name": "b"}], is_error=True)),
+                      {"role": "system", "content": [text("z")]}]})
+    return found
+
+
+def test_mutated_requests_are_translated_or_refused_cleanly():
+    chance, seeds, refused = random.Random(7), small_recordings(), 0
+    for number in range(2500):
+        request = mutate(chance, copy.deepcopy(seeds[number % len(seeds)]))
+        body = bytearray(json.dumps(request).encode())
+        if number % 10 == 0:
+            body[chance.randrange(len(body))] = chance.randrange(256)
+        try:
+            chat = sf.plan_chat(sf.parse_messages_request(bytes(body)), model(thinking=True))
+            assert json.loads(sf.render_json(chat))["messages"]
+        except sf.ApiError as error:
+            refused += 1
+            assert error.http == 400 and len(error.what) < 200, error.what
+    assert 200 < refused < 2300
+
+
+def test_mutated_answers_are_translated_or_refused_cleanly():
+    chance, refused = random.Random(7), 0
+    seed = [json.loads(item) for item in (
+        line(thinking="t"), line("<think>x</think>"), line("text"),
+        line(calls=[made_call(a=1), made_call("b", "2")]), line(done=True))]
+    for number in range(1000):
+        answer = sf.Answer("msg_1", "a", plan(user("hi")))
+        try:
+            for part in mutate(chance, copy.deepcopy(seed)):
+                for event in answer.feed(json.dumps(part).encode()):
+                    json.loads(sf.render_event(event).split(b"data: ", 1)[1])
+        except sf.ApiError as error:
+            refused += 1
+            assert error.http in (400, 500)
+    assert 0 < refused < 900
