@@ -391,7 +391,9 @@ class _Checker:
         fragment, words = RULES[spec.rule]
         if _fits(value, fragment):
             return value
-        self.error("bad-value", path, f"{dotted} is {show_value(value)}; accepted: {words}",
+        shown = f'`"{value[:60]}"`' if isinstance(value, str) and fragment.get(
+            "type") != "string" else show_value(value)
+        self.error("bad-value", path, f"{dotted} is {shown}; accepted: {words}",
                    fix=_mend(value, fragment, path[-1]))
         return None
 
@@ -406,8 +408,8 @@ class _Checker:
         checked = {}
         for name, part in value.items():
             if not _fits(name, fragment):
-                self.error("bad-name", path + (name,), f"{path[0]}: {show_value(name)} is not a "
-                           f"{kind} name; accepted: {words}", key=True,
+                self.error("bad-name", path + (name,), f"{path[0]}: {show_value(name)} is not "
+                           f"a name for one; accepted: {words}", key=True,
                            fix="quote it" if not isinstance(name, str) else "rename it")
             else:
                 checked[name] = self.section(kind, path + (name,), part)
@@ -441,9 +443,14 @@ def check_fleet(document):
         for tier, name in ((tree["project"] or {}).get("claude") or {}).items():
             check.reference(("project", "claude", tier), name, tree["models"] or {}, "model")
     if check.findings:
-        return None, check.findings
+        return None, sorted(check.findings, key=_position)
     fleet = _build_fleet(tree, document)
     return fleet, list(lint_fleet(fleet))
+
+
+def _position(finding):
+    """Return (line, column) of a finding, to report problems in the order of the file."""
+    return [int(part) for part in finding.where.rsplit(":", 2)[1:] if part.isdigit()]
 
 
 def _check_nodes(check, nodes):
@@ -1607,8 +1614,17 @@ class World:
 # == 11. Commands =============================================================
 
 def load_config(options, world):
-    """Return the Fleet of the chosen config and its findings; any error refuses it."""
-    path = find_config(options, world)
+    """Return the Fleet of the chosen config and its warnings."""
+    return read_fleet(find_config(options, world), world)
+
+
+def load_fleet(path):
+    """Return the Fleet of a file; for people who import this module."""
+    return read_fleet(str(path), World())[0]
+
+
+def read_fleet(path, world):
+    """Return (Fleet, warnings) of a file; any error refuses it, all of them at once."""
     source = "<stdin>" if path == "-" else path
     try:
         document = read_document(decode_text(world.read_bytes(path), source), source)

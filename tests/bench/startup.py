@@ -1,0 +1,85 @@
+"""How long `--version` and `validate` take, against their floors, side by side in one run.
+
+Script: ÷ a bare interpreter that compiles this source and imports the same standard modules.
+Installed: the module with its cached bytecode ÷ a bare interpreter.
+"""
+import pathlib
+import py_compile
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+SCRIPT = ROOT / "subagent_fleet.py"
+EXAMPLE = str(ROOT / "fleet.example.json")
+COMMANDS = {"--version": ["--version"], "validate": ["validate", "--config", EXAMPLE]}
+ROUNDS = 25
+
+
+def once(command):
+    """Seconds that one run takes."""
+    started = time.perf_counter()
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+    return time.perf_counter() - started
+
+
+def side_by_side(commands):
+    """The median of each command, measured in turns so that noise meets all alike."""
+    times = {name: [] for name in commands}
+    for _ in range(ROUNDS):
+        for name, command in commands.items():
+            times[name].append(once(command))
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def imports_of(words):
+    """The standard modules that a command loads beyond a bare interpreter."""
+    program = (f"import sys; bare = set(sys.modules); sys.path.insert(0, {str(ROOT)!r}); "
+               "import subagent_fleet as f, io; out, sys.stdout = sys.stdout, io.StringIO(); "
+               f"f.main({words!r}); out.write(' '.join(sorted(set(sys.modules) - bare)))")
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", program], stdout=subprocess.PIPE,
+                          check=True)
+    return [name for name in done.stdout.decode().split()
+            if name not in ("subagent_fleet", "io") and not name.startswith("_")]
+
+
+def main():
+    """Measure and print."""
+    print(f"Python {sys.version.split()[0]}, {ROUNDS} rounds, medians; "
+          f"{sum(1 for _ in open(SCRIPT, encoding='utf-8'))} lines of source")
+    python = [sys.executable, "-I", "-S"]
+    with tempfile.TemporaryDirectory() as place:
+        copy = pathlib.Path(place) / "subagent_fleet.py"
+        copy.write_bytes(SCRIPT.read_bytes())
+        py_compile.compile(str(copy), doraise=True)
+        commands = {"bare": python + ["-c", "pass"]}
+        for name, words in COMMANDS.items():
+            floor = (f"import {', '.join(imports_of(words))}; "
+                     f"compile(open({str(SCRIPT)!r}, encoding='utf-8').read(), 'x', 'exec')")
+            run = (f"import sys; sys.path.insert(0, {place!r}); sys.argv[1:] = {words!r}; "
+                   "from subagent_fleet import main; sys.exit(main())")
+            commands["floor of " + name] = python + ["-c", floor]
+            commands["script " + name] = python + [str(SCRIPT)] + words
+            commands["installed " + name] = python + ["-c", run]
+        found = side_by_side(commands)
+    for name, seconds in found.items():
+        print(f"  {name:24} {seconds * 1000:7.1f} ms")
+    for name, script_goal, installed_goal in (("--version", 1.15, 2.0), ("validate", 1.25, 4.0)):
+        print(f"{name}: script ÷ floor {found['script ' + name] / found['floor of ' + name]:.2f} "
+              f"(goal {script_goal}), installed ÷ bare "
+              f"{found['installed ' + name] / found['bare']:.2f} (goal {installed_goal})")
+    subprocess.run(python + [str(SCRIPT)] + COMMANDS["validate"], stdout=subprocess.DEVNULL)
+    program = ("import resource, subprocess, sys; subprocess.run(sys.argv[1:], "
+               "stdout=subprocess.DEVNULL); "
+               "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)")
+    for label, command in (("validate", python + [str(SCRIPT)] + COMMANDS["validate"]),
+                           ("bare", python + ["-c", "pass"])):
+        done = subprocess.run([sys.executable, "-c", program] + command, stdout=subprocess.PIPE)
+        peak = int(done.stdout) / (1024 if sys.platform != "darwin" else 1048576)
+        print(f"peak memory of {label}: {peak:.1f} MB" + (" (goal 22)" * (label == "validate")))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,456 @@
+"""The command line as a black box."""
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+import pytest
+import subagent_fleet as sf
+
+from conftest import ROOT, SCRIPT, clean_environment
+from test_fleet import EXAMPLE, edited
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def fleet_file(tmp_path):
+    """A valid fleet.yaml in the working directory."""
+    path = tmp_path / "fleet.yaml"
+    path.write_text(EXAMPLE, encoding="utf-8")
+    return path
+
+
+# -- validate --
+
+def test_validate_says_the_literal_line(run_cli, fleet_file):
+    done = run_cli("validate")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "fleet.yaml is valid.\n", "")
+
+
+def test_validate_keeps_the_wording_and_adds_position_caret_and_fix(run_cli, fleet_file):
+    fleet_file.write_text(edited(("node: mini", "node: mni")), encoding="utf-8")
+    done = run_cli("validate")
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr == (
+        "Invalid fleet.yaml:\n"
+        "  models.heavy-coder.node references unknown node: mni\n"
+        "    at fleet.yaml:15:11\n"
+        "     15 |     node: mni\n"
+        "        |           ^^^\n"
+        "    fix: did you mean `mini`?\n")
+
+
+def test_validate_reports_syntax_under_the_same_heading(run_cli, fleet_file):
+    fleet_file.write_text("project: &a x\n", encoding="utf-8")
+    done = run_cli("validate")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Invalid fleet.yaml:\n  ") and "fleet.yaml:1:10" in done.stderr
+    assert "anchor" in done.stderr
+
+
+@pytest.mark.parametrize("flags, status", [((), 0), (("--strict",), 1)])
+def test_warnings_stop_only_when_strict(run_cli, fleet_file, flags, status):
+    fleet_file.write_text(edited(("host: 127.0.0.1", "host: 0.0.0.0")), encoding="utf-8")
+    done = run_cli("validate", *flags)
+    assert done.returncode == status
+    assert "warning: fleet.yaml:5:11: project.gateway.host" in done.stderr
+    assert done.stdout == ("" if status else "fleet.yaml is valid.\n")
+    assert ("leave out --strict" in done.stderr) == bool(status)
+
+
+@pytest.mark.parametrize("change, flags, status, slugs", [
+    (("port: 4000", "port: 4000"), (), 0, []),
+    (("host: 127.0.0.1", "host: 0.0.0.0"), (), 0, ["exposed-gateway"]),
+    (("host: 127.0.0.1", "host: 0.0.0.0"), ("--strict",), 1, ["exposed-gateway"]),
+    (("node: mini", "node: mni"), (), 1, ["unknown-node"]),
+    (("node: mini", "node: &x mini"), (), 1, None),
+])
+def test_validate_json_is_one_object(run_cli, fleet_file, change, flags, status, slugs):
+    fleet_file.write_text(edited(change), encoding="utf-8")
+    done = run_cli("validate", "--json", *flags)
+    found = json.loads(done.stdout)
+    assert done.returncode == status and done.stderr == ""
+    assert found["schema"] == "subagent-fleet/validate/1" and found["file"] == "fleet.yaml"
+    assert found["valid"] is (status == 0)
+    if slugs is not None:
+        assert [f["id"] for f in found["findings"]] == slugs
+    for finding in found["findings"]:
+        assert set(finding) == {"id", "level", "what", "where", "fix"}
+
+
+def test_validate_reads_standard_input(run_cli):
+    done = run_cli("validate", "--config", "-", input=EXAMPLE.encode())
+    assert (done.returncode, done.stdout) == (0, "<stdin> is valid.\n")
+    done = run_cli("validate", "--config", "-", input=b"{")
+    assert done.returncode == 1 and done.stderr.startswith("Invalid <stdin>:")
+
+
+def test_json_config_has_positions_too(run_cli, tmp_path):
+    (tmp_path / "fleet.json").write_text('{"project": {\n  "nam": "x"}}', encoding="utf-8")
+    done = run_cli("validate")
+    assert done.returncode == 1 and "fleet.json:2:3" in done.stderr and "^^^^^" in done.stderr
+
+
+# -- where the config is looked for --
+
+def test_nearest_config_up_to_the_git_root(run_cli, tmp_path):
+    (tmp_path / "repo" / ".git").mkdir(parents=True)
+    deep = tmp_path / "repo" / "a" / "b"
+    deep.mkdir(parents=True)
+    (tmp_path / "fleet.yaml").write_text(EXAMPLE, encoding="utf-8")
+    done = run_cli("validate", cwd=deep)
+    assert done.returncode == 1 and "no fleet.yaml" in done.stderr and "init" in done.stderr
+    (tmp_path / "repo" / "fleet.yml").write_text(EXAMPLE, encoding="utf-8")
+    done = run_cli("validate", cwd=deep)
+    assert done.stdout == f"{os.path.join('..', '..', 'fleet.yml')} is valid.\n"
+    (tmp_path / "repo" / "a" / "fleet.json").write_text("{}", encoding="utf-8")
+    assert "Invalid ../fleet.json" in run_cli("validate", cwd=deep).stderr
+
+
+def test_variable_names_the_config_and_the_flag_beats_it(run_cli, tmp_path):
+    (tmp_path / "one.yaml").write_text(EXAMPLE, encoding="utf-8")
+    env = {"SUBAGENT_FLEET_CONFIG": "one.yaml"}
+    assert run_cli("validate", env=env).stdout == "one.yaml is valid.\n"
+    done = run_cli("validate", "--config", "two.yaml", env=env)
+    assert done.returncode == 1 and "two.yaml" in done.stderr
+
+
+# -- any bytes as config --
+
+HOSTILE = {
+    "binary": bytes(range(256)) * 40,
+    "utf-16": EXAMPLE.encode("utf-16"),
+    "utf-16 without mark": EXAMPLE.encode("utf-16-le"),
+    "latin-1": EXAMPLE.replace("planning", "Plänung").encode("latin-1"),
+    "nul": EXAMPLE.encode() + b"\0",
+    "lone cr": EXAMPLE.replace("\n", "\r").encode() + b"x",
+    "deep": b"[" * 10000,
+    "deep block": b"".join(b" " * i + b"a:\n" for i in range(2000)),
+    "deep compact": b"- " * 10000,
+    "one line": b"a: " + b"x" * 900_000,
+    "one flow line": b"{" + b"a, " * 300_000,
+    "quotes": b"'" * 900_001,
+    "escape": b"project: \"\x1b[31m",
+    "tabs": b"\t" * 100_000,
+    "hashes": b"#" * 900_000,
+    "empty": b"",
+    "elf": b"\x7fELF" + b"\0" * 1000,
+}
+
+
+@pytest.mark.parametrize("name", sorted(HOSTILE))
+def test_any_bytes_get_one_message(run_cli, tmp_path, name):
+    (tmp_path / "fleet.yaml").write_bytes(HOSTILE[name])
+    started = time.monotonic()
+    done = run_cli("validate")
+    assert done.returncode == 1 and done.stdout == ""
+    assert time.monotonic() - started < 5  # generous: the bench measures, this only bounds
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", done.stderr)
+    assert len(done.stderr) < 4000 and len(done.stderr.splitlines()) < 40
+
+
+@pytest.mark.parametrize("text", [EXAMPLE.replace("\n", "\r\n"), "\ufeff" + EXAMPLE,
+                                  EXAMPLE.replace("local-dev", "Küche 🏠")])
+def test_other_ways_to_save_the_same_text_are_fine(run_cli, tmp_path, text):
+    (tmp_path / "fleet.yaml").write_bytes(text.encode("utf-8"))
+    assert run_cli("validate", env={"LC_ALL": "C"}).stdout == "fleet.yaml is valid.\n"
+
+
+def limit_memory():
+    """At most 60 MB of data, measured as the kernel measures it."""
+    resource.setrlimit(resource.RLIMIT_DATA, (60 << 20, 60 << 20))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="RLIMIT_DATA is Linux's")
+@pytest.mark.parametrize("name", ["deep", "one line", "one flow line", "huge", "quotes"])
+def test_any_bytes_take_little_memory(tmp_path, name):
+    path = tmp_path / "fleet.yaml"
+    if name == "huge":
+        with open(path, "wb") as stream:
+            stream.truncate(100 << 20)
+    else:
+        path.write_bytes(HOSTILE[name])
+    done = subprocess.run([sys.executable, "-I", "-S", str(SCRIPT), "validate"],
+                          cwd=str(tmp_path), stderr=subprocess.PIPE, preexec_fn=limit_memory,
+                          timeout=20)
+    assert done.returncode == 1 and b"MemoryError" not in done.stderr
+
+
+def test_what_is_not_a_file_is_named(run_cli, tmp_path):
+    (tmp_path / "d").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name, word in (("d", "directory"), ("pipe", "pipe"), ("absent", "No such file")):
+        done = run_cli("validate", "--config", name)
+        assert done.returncode == 1 and word in done.stderr and name in done.stderr
+    done = run_cli("validate", "--config", "/dev/null/x")
+    assert done.returncode == 1 and "cannot read" in done.stderr
+    done = run_cli("validate", "--config", "")
+    assert done.returncode == 1
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root reads everything")
+def test_unreadable_config_is_named(run_cli, fleet_file):
+    fleet_file.chmod(0)
+    done = run_cli("validate")
+    assert done.returncode == 1 and "Permission denied" in done.stderr
+
+
+def test_control_characters_never_reach_the_terminal(run_cli, tmp_path):
+    name = "a\x1b[31m\u202eb.yaml"
+    (tmp_path / name).write_text(EXAMPLE.replace("  mini:", '  "m\\e[2J\\u202Ei":'),
+                                 encoding="utf-8")
+    for words in (("validate", "--config", name), ("validate", "--config", "x\x1b[0m"),
+                  ("x\x1b[0m",), ("validate", "--x\x1b[0m"), ("init", "--node", "\x1b[0m")):
+        done = run_cli(*words)
+        assert done.returncode in (1, 2)
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", done.stdout + done.stderr)
+
+
+# -- how it is started --
+
+def test_runs_piped_through_python(run_cli, fleet_file, tmp_path):
+    done = subprocess.run([sys.executable, "-", "validate", "--config", "fleet.yaml"],
+                          stdin=open(SCRIPT, "rb"), stdout=subprocess.PIPE, cwd=str(tmp_path),
+                          env=clean_environment())
+    assert (done.returncode, done.stdout) == (0, b"fleet.yaml is valid.\n")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX modes")
+def test_runs_as_a_script_from_a_read_only_directory(tmp_path):
+    place = tmp_path / "place"
+    place.mkdir()
+    shutil.copy(str(SCRIPT), str(place / "subagent_fleet.py"))
+    (place / "subagent_fleet.py").chmod(0o755)
+    (place / "fleet.yaml").write_text(EXAMPLE, encoding="utf-8")
+    place.chmod(0o555)
+    try:
+        environment = clean_environment(PATH=os.path.dirname(sys.executable) + ":/usr/bin:/bin",
+                                        LC_ALL="C", NO_COLOR="1")
+        done = subprocess.run(["./subagent_fleet.py", "validate"], cwd=str(place),
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    finally:
+        place.chmod(0o755)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"fleet.yaml is valid.\n", b"")
+    assert sorted(os.listdir(str(place))) == ["fleet.yaml", "subagent_fleet.py"]
+
+
+def test_runs_as_a_module(fleet_file, tmp_path):
+    done = subprocess.run([sys.executable, "-m", "subagent_fleet", "validate"], cwd=str(tmp_path),
+                          stdout=subprocess.PIPE, env=clean_environment(PYTHONPATH=ROOT))
+    assert done.stdout == b"fleet.yaml is valid.\n"
+
+
+def test_a_vanished_working_directory_is_named(tmp_path):
+    place = tmp_path / "gone"
+    place.mkdir()
+    program = f"cd {place} && rmdir {place} && exec {sys.executable} {SCRIPT} validate"
+    done = subprocess.run(["sh", "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          env=clean_environment())
+    assert done.returncode == 1 and b"Traceback" not in done.stderr
+    assert b"the working directory no longer exists" in done.stderr
+
+
+def test_closed_output_is_no_traceback(fleet_file, tmp_path):
+    for redirect in ("| true", ">&-", "2>&- >&-"):
+        done = subprocess.run(["sh", "-c", f"{sys.executable} {SCRIPT} schema {redirect}"],
+                              stderr=subprocess.PIPE, cwd=str(tmp_path), env=clean_environment())
+        assert b"Traceback" not in done.stderr, redirect
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full is Linux's")
+def test_a_full_disk_under_the_output_is_an_error(tmp_path):
+    done = subprocess.run(f"{sys.executable} {SCRIPT} schema > /dev/full", shell=True,
+                          stderr=subprocess.PIPE, cwd=str(tmp_path), env=clean_environment())
+    assert done.returncode == 1 and b"No space left" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+def test_interrupt_is_one_line_and_130(tmp_path):
+    process = subprocess.Popen([sys.executable, str(SCRIPT), "validate", "--config", "-"],
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, cwd=str(tmp_path), env=clean_environment())
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=10)
+    assert process.returncode == 130 and stdout == b""
+    assert stderr.strip() == b"interrupted"
+
+
+def test_a_bug_names_the_version_and_where_to_report(capsys):
+    class Broken(sf.World):
+        def out(self, text):
+            raise RuntimeError("boom")
+
+    assert sf.main(["schema"], Broken()) == 1
+    talk = capsys.readouterr().err
+    assert sf.__version__ in talk and "RuntimeError: boom" in talk and sf.HOME_URL in talk
+
+
+# -- words --
+
+def test_version(run_cli):
+    for word in ("--version", "-V"):
+        assert run_cli(word).stdout == f"subagent-fleet {sf.__version__}\n"
+
+
+def test_no_words_is_usage(run_cli):
+    done = run_cli()
+    assert done.returncode == 2 and "Commands:" in done.stdout
+
+
+@pytest.mark.parametrize("words, fix", [
+    (("validat",), "did you mean `validate`?"), (("frobnicate",), "subagent-fleet --help"),
+    (("validate", "--jsn"), "did you mean `--json`?"),
+    (("validate", "--config"), "subagent-fleet validate --help"),
+    (("validate", "extra"), "subagent-fleet validate --help"),
+    (("completion", "tcsh"), "subagent-fleet completion --help"),
+    (("completion",), "subagent-fleet completion --help"),
+    (("help", "validat"), "did you mean `validate`?"),
+    (("--jsn",), "subagent-fleet --help"),
+    (("validate", "--json=1"), "subagent-fleet validate --help"),
+])
+def test_wrong_words_are_usage_errors_with_a_fix(run_cli, words, fix):
+    done = run_cli(*words)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error: ") and done.stderr.endswith(f"  fix: {fix}\n")
+    assert {"unknown-command", "unknown-flag", "usage"}  # the slugs of these three errors
+
+
+@pytest.mark.parametrize("command", [c.name for c in sf.COMMANDS])
+def test_help_has_examples_first_and_every_flag(run_cli, command):
+    done = run_cli(command, "--help")
+    assert done.returncode == 0 and run_cli("help", command).stdout == done.stdout
+    found = sf.find_command(command)
+    assert done.stdout.index("Examples:") < (done.stdout.find("Options:") % 100000)
+    for flag in found.flags:
+        assert flag.name.lower().lstrip("-") in done.stdout.lower()
+    assert found.examples
+    assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("command", sf.COMMANDS, ids=lambda c: c.name)
+def test_examples_parse(command):
+    for example in command.examples:
+        words = re.split(r" [|<>] ", example)[0].split()
+        assert words[0] == command.name
+        sf.parse_arguments(command, words[1:])
+
+
+def test_readme_lists_every_command_as_the_table_does():
+    rows = dict(re.findall(r"^\| `([a-z]+)[^`]*` \| (.+?) \|", README, re.M))
+    assert rows == {command.name: command.summary for command in sf.COMMANDS}
+
+
+def test_readme_names_every_flag():
+    rows = dict(re.findall(r"^\| `([a-z]+)([^`]*)` \|", README, re.M))
+    for command in sf.COMMANDS:
+        for flag in command.flags:
+            assert flag.name.startswith("-") is False or flag.name in rows[command.name], flag.name
+    for name, words in rows.items():
+        known = {flag.name for flag in sf.find_command(name).flags}
+        assert set(re.findall(r"--[a-z-]+", words)) <= known
+
+
+def test_readme_names_exit_codes_and_config_keys():
+    for code in ("0", "1", "2", "3", "130"):
+        assert re.search(rf"^\| {code} \|", README, re.M)
+    for kind in sf.FIELDS:
+        for key in sf.FIELDS[kind]:
+            assert f"`{key}`" in README or f"{key}:" in README, key
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_a_script_of_that_shell(run_cli, shell, tmp_path):
+    done = run_cli("completion", shell)
+    assert done.returncode == 0
+    for command in sf.COMMANDS:
+        assert command.name in done.stdout
+    if shutil.which(shell):
+        (tmp_path / "script").write_text(done.stdout, encoding="utf-8")
+        assert subprocess.run([shell, "-n", str(tmp_path / "script")]).returncode == 0
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="bash is not here")
+@pytest.mark.parametrize("typed, expected", [
+    (["subagent-fleet", "val"], ["validate"]),
+    (["subagent-fleet", "validate", "--js"], ["--json"]),
+    (["subagent-fleet", "completion", "z"], ["zsh"]),
+])
+def test_completion_completes_in_bash(run_cli, typed, expected):
+    script = run_cli("completion", "bash").stdout
+    words = " ".join(typed)
+    program = (f"{script}\nCOMP_WORDS=({words}); COMP_CWORD={len(typed) - 1}; _subagent_fleet; "
+               'printf "%s\\n" "${COMPREPLY[@]}"')
+    done = subprocess.run(["bash", "-c", program], stdout=subprocess.PIPE)
+    assert done.stdout.decode().split() == expected
+
+
+def test_schema_is_json(run_cli):
+    assert json.loads(run_cli("schema").stdout) == json.loads(json.dumps(sf.render_schema()))
+
+
+# -- init --
+
+def test_init_offline_writes_a_fleet_that_validates(run_cli, tmp_path):
+    done = run_cli("init", "--offline")
+    assert done.returncode == 0
+    assert done.stdout.startswith("Created fleet.yaml\n")
+    assert done.stdout.endswith("Edit it with your Ollama node endpoints, then run:\n"
+                                "  subagent-fleet discover\n  subagent-fleet generate\n")
+    assert "placeholders" in done.stdout
+    done = run_cli("validate", "--strict")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_init_never_overwrites_without_force(run_cli, tmp_path):
+    (tmp_path / "fleet.yaml").write_text("mine", encoding="utf-8")
+    done = run_cli("init", "--offline")
+    assert done.returncode == 3 and "--force" in done.stderr
+    assert (tmp_path / "fleet.yaml").read_text(encoding="utf-8") == "mine"
+    assert run_cli("init", "--offline", "--force").returncode == 0
+    os.symlink("nowhere", str(tmp_path / "link.yaml"))
+    assert run_cli("init", "--offline", "--output", "link.yaml").returncode == 3
+
+
+def test_init_makes_parents_and_json(run_cli, tmp_path):
+    done = run_cli("init", "--offline", "--output", "a/b/fleet.json", "--node", "mini=10.0.0.5")
+    assert done.returncode == 0
+    found = json.loads((tmp_path / "a/b/fleet.json").read_text(encoding="utf-8"))
+    assert found["nodes"]["mini"]["endpoint"] == "http://10.0.0.5:11434"
+    assert run_cli("validate", "--config", "a/b/fleet.json").returncode == 0
+
+
+def test_init_names_the_schema_only_where_it_is(run_cli, tmp_path):
+    run_cli("init", "--offline")
+    assert "yaml-language-server" not in (tmp_path / "fleet.yaml").read_text(encoding="utf-8")
+    (tmp_path / "fleet.schema.json").write_text(run_cli("schema").stdout, encoding="utf-8")
+    run_cli("init", "--offline", "--force")
+    text = (tmp_path / "fleet.yaml").read_text(encoding="utf-8")
+    assert text.startswith("# yaml-language-server: $schema=fleet.schema.json\n")
+    assert run_cli("validate").returncode == 0
+
+
+@pytest.mark.parametrize("node", ["mini", "=http://x", "a b=http://x", "a=ftp://x", "a=http://",
+                                  "a=http://x:0", "a=http://u@x", "a="])
+def test_init_refuses_a_wrong_node(run_cli, tmp_path, node):
+    done = run_cli("init", "--offline", "--node", node)
+    assert done.returncode == 2 and "fix: subagent-fleet init --node" in done.stderr
+    assert os.listdir(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize("place", ["file/fleet.yaml", "dir", "/proc/fleet.yaml"])
+def test_init_says_where_it_cannot_write(run_cli, tmp_path, place):
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    (tmp_path / "dir").mkdir()
+    done = run_cli("init", "--offline", "--output", place)
+    assert done.returncode in (1, 3) and place.split("/")[-2 if "file" in place else -1] in done.stderr
+    assert stat.S_ISREG(os.stat(str(tmp_path / "file")).st_mode)
+    assert not [name for name in os.listdir(str(tmp_path)) if name.startswith(".")]

@@ -1,0 +1,431 @@
+"""Section 4 and the warnings of section 5: what a fleet file may say."""
+import json
+import re
+
+import pytest
+import subagent_fleet as sf
+
+from conftest import ROOT
+
+EXAMPLE = """\
+project:
+  name: local-dev
+  gateway:
+    provider: litellm
+    host: 127.0.0.1
+    port: 4000
+nodes:
+  mini:
+    endpoint: http://192.168.1.50:11434
+    tags: [heavy]
+  laptop:
+    endpoint: http://localhost:11434
+models:
+  heavy-coder:
+    node: mini
+    ollama_model: qwen3-coder:30b
+    litellm_alias: claude-sonnet-local
+    context: 65536
+  small-coder:
+    node: laptop
+    ollama_model: qwen3:8b
+    litellm_alias: claude-haiku-local
+agents:
+  planner:
+    model: small-coder
+    description: Use for planning.
+    tools: [Read, Grep]
+  implementer:
+    model: heavy-coder
+    description: Use for code.
+"""
+
+
+def check(text):
+    """Return (fleet, findings) of a text."""
+    return sf.check_fleet(sf.read_document(text, "fleet.yaml"))
+
+
+def edited(*changes):
+    """The example with replacements, each of which must apply."""
+    text = EXAMPLE
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
+
+
+def test_example_is_a_fleet_with_defaults():
+    fleet, findings = check(EXAMPLE)
+    assert findings == []
+    assert fleet.gateway == sf.Gateway("litellm", "127.0.0.1", 4000, "LITELLM_MASTER_KEY")
+    assert fleet.nodes["mini"] == sf.Node("mini", "http://192.168.1.50:11434", ("heavy",), None)
+    assert fleet.models["small-coder"] == sf.Model(
+        "small-coder", "laptop", "qwen3:8b", "claude-haiku-local", context=8192, timeout=300,
+        max_parallel=1, keep_alive=-1, thinking=False, max_output=8192, fallback=(), cloud=False)
+    assert fleet.agents["implementer"].tools is None and fleet.agents["implementer"].prompt is None
+    assert list(fleet.agents) == ["planner", "implementer"]
+
+
+def test_gateway_absent_means_litellm_on_loopback():
+    text = EXAMPLE.replace(EXAMPLE[EXAMPLE.index("  gateway:"):EXAMPLE.index("nodes:")], "")
+    fleet, findings = check(text)
+    assert findings == []
+    assert fleet.gateway == sf.Gateway("litellm", "127.0.0.1", 4000, "LITELLM_MASTER_KEY")
+
+
+def test_shipped_example_has_no_findings():
+    text = (ROOT / "fleet.example.json").read_text(encoding="utf-8")
+    fleet, findings = check(text)
+    assert findings == [] and len(fleet.nodes) == 3
+
+
+ERRORS = [
+    # old, new, slug, message, position
+    ("name: local-dev", "nam: local-dev", "missing-key", "project.name is missing", ""),
+    ("name: local-dev", "nam: local-dev", "unknown-key", "unknown key `nam` in project", "2:3"),
+    ("name: local-dev", "name: ''", "bad-value", "project.name is `\"\"`", ""),
+    ("name: local-dev", "name: 5", "bad-value", "project.name is `5`", "2:9"),
+    ("name: local-dev", "name: \"a\\nb\"", "bad-value", "project.name is", "2:9"),
+    ("name: local-dev", "name: \"a\\eb\"", "bad-value", "project.name is", "2:9"),
+    ("provider: litellm", "provider: litelm", "bad-value", "accepted: `builtin` or `litellm`", "4:15"),
+    ("port: 4000", "port: 0", "bad-value", "project.gateway.port is `0`", "6:11"),
+    ("port: 4000", "port: 65536", "bad-value", "project.gateway.port is `65536`", "6:11"),
+    ("port: 4000", "port: true", "bad-value", "project.gateway.port is `true`", "6:11"),
+    ("port: 4000", "port: 4000.0", "bad-value", "project.gateway.port is `4000.0`", "6:11"),
+    ("port: 4000", "port: \"4000\"", "bad-value", "project.gateway.port is `\"4000\"`", "6:11"),
+    ("port: 4000", "port:", "bad-value", "project.gateway.port is nothing", "6:5"),
+    ("host: 127.0.0.1", "host: 'a b'", "bad-value", "project.gateway.host is `a b`", "5:11"),
+    ("port: 4000", "master_key_env: A-B", "bad-value", "master_key_env is `A-B`", "6:21"),
+    ("port: 4000", "master_key_env: 9A", "bad-value", "master_key_env is `9A`", "6:21"),
+    ("http://192.168.1.50:11434", "192.168.1.50:11434", "bad-value", "nodes.mini.endpoint is", "9:15"),
+    ("http://192.168.1.50:11434", "ftp://a", "bad-value", "nodes.mini.endpoint is `ftp://a`", "9:15"),
+    ("http://192.168.1.50:11434", "http://u:p@h:1", "bad-value", "nodes.mini.endpoint is", "9:15"),
+    ("http://192.168.1.50:11434", "http://h/?q=1", "bad-value", "nodes.mini.endpoint is", "9:15"),
+    ("http://192.168.1.50:11434", "http://h/#x", "bad-value", "nodes.mini.endpoint is", "9:15"),
+    ("http://192.168.1.50:11434", "http://h:0", "bad-endpoint", "`0` is not a port", "9:15"),
+    ("http://192.168.1.50:11434", "http://h:99999", "bad-endpoint", "`99999` is not a port", "9:15"),
+    ("http://192.168.1.50:11434", "http://h:x", "bad-endpoint", "`x` is not a port", "9:15"),
+    ("http://192.168.1.50:11434", "http://h:", "bad-endpoint", "`` is not a port", "9:15"),
+    ("http://192.168.1.50:11434", "http://:80", "bad-endpoint", "the host is missing", "9:15"),
+    ("http://192.168.1.50:11434", "http://ä:1", "bad-endpoint", "`ä` is not a host name", "9:15"),
+    ("http://192.168.1.50:11434", "\"http://[::g]:1\"", "bad-endpoint", "is not an IPv6 address", "9:15"),
+    ("http://192.168.1.50:11434", "http://a:b:c", "bad-endpoint", "not of the form", "9:15"),
+    ("tags: [heavy]", "tags: heavy", "bad-value", "nodes.mini.tags is `\"heavy\"`", "10:11"),
+    ("tags: [heavy]", "memory_gb: lots", "bad-value", "nodes.mini.memory_gb is", "10:16"),
+    ("  mini:\n", "  mi ni:\n", "bad-name", "nodes: `mi ni` is not", "8:3"),
+    ("  mini:\n", "  17:\n", "bad-name", "nodes: `17` is not", "8:3"),
+    ("node: mini", "node: mni", "unknown-node",
+     "models.heavy-coder.node references unknown node: mni", "15:11"),
+    ("context: 65536", "context: 12", "bad-value", "models.heavy-coder.context is `12`", "18:14"),
+    ("context: 65536", "timeout: 0", "bad-value", "models.heavy-coder.timeout is `0`", "18:14"),
+    ("context: 65536", "timeout: 1.5", "bad-value", "models.heavy-coder.timeout is `1.5`", "18:14"),
+    ("context: 65536", "max_parallel: 0", "bad-value", "max_parallel is `0`", "18:19"),
+    ("context: 65536", "keep_alive: forever", "bad-value", "keep_alive is", "18:17"),
+    ("context: 65536", "keep_alive: '300'", "bad-value", "keep_alive is", "18:17"),
+    ("context: 65536", "thinking: 1", "bad-value", "thinking is `1`", "18:15"),
+    ("context: 65536", "fallback: small-coder", "bad-value", "fallback is `\"small-coder\"`", "18:15"),
+    ("context: 65536", "fallback: [smal-coder]", "unknown-model",
+     "models.heavy-coder.fallback references unknown model: smal-coder", "18:16"),
+    ("context: 65536", "fallback: [heavy-coder]", "fallback-cycle", "names the model itself", "18:16"),
+    ("context: 65536", "contex: 65536", "unknown-key", "unknown key `contex` in models.heavy-coder",
+     "18:5"),
+    ("claude-sonnet-local", "sonnet", "reserved-alias", "`sonnet` as a word of its own", "17:20"),
+    ("claude-sonnet-local", "Inherit", "reserved-alias", "`Inherit` as a word of its own", "17:20"),
+    ("claude-sonnet-local", "a b", "bad-value", "litellm_alias is `a b`", "17:20"),
+    ("claude-sonnet-local", "a[1m]", "bad-value", "litellm_alias is `a[1m]`", "17:20"),
+    ("qwen3-coder:30b", "gpt-oss:120b-cloud", "cloud-model", "ollama.com", "16:19"),
+    ("qwen3-coder:30b", "glm:cloud", "cloud-model", "ollama.com", "16:19"),
+    ("qwen3-coder:30b", "\"a\\tb\"", "bad-value", "models.heavy-coder.ollama_model is", "16:19"),
+    ("  planner:", "  Planner:", "bad-name", "agents: `Planner` is not", "24:3"),
+    ("  planner:", "  -planner:", "bad-name", "agents: `-planner` is not", "24:3"),
+    ("  planner:", "  " + "p" * 65 + ":", "bad-name", "is not", "24:3"),
+    ("model: small-coder", "model: smal-coder", "unknown-model",
+     "agents.planner.model references unknown model: smal-coder", "25:12"),
+    ("Use for planning.", "''", "bad-description", "must be one paragraph", "26:18"),
+    ("Use for planning.", "\"a\\n\\nb\"", "bad-description", "must be one paragraph", "26:18"),
+    ("Use for planning.", "[a]", "bad-value", "agents.planner.description is a list", "26:18"),
+    ("tools: [Read, Grep]", "tools: Read", "bad-value", "agents.planner.tools is", "27:12"),
+    ("tools: [Read, Grep]", "tools: ['a b']", "bad-value", "agents.planner.tools is a list", "27:12"),
+    ("tools: [Read, Grep]", "prompt: \"a\\0b\"", "bad-value", "agents.planner.prompt is", "27:13"),
+    ("tools: [Read, Grep]", "frontmatter: {model: x}", "bad-frontmatter", "cannot hold the key `model`",
+     "27:19"),
+    ("tools: [Read, Grep]", "frontmatter: {'a b': x}", "bad-frontmatter", "cannot hold the key `a b`",
+     "27:19"),
+]
+
+
+@pytest.mark.parametrize("old, new, slug, message, position", ERRORS)
+def test_error_is_named_where_it_stands(old, new, slug, message, position):
+    fleet, findings = check(edited((old, new)))
+    assert fleet is None
+    found = [f for f in findings if f.slug == slug]
+    assert found, findings
+    if "\\e" not in new and "''" != new.split(": ")[-1]:
+        assert message in found[0].what
+    assert all(f.level == "error" and f.where.startswith("fleet.yaml:") for f in findings)
+    if position:
+        assert found[0].where == f"fleet.yaml:{position}"
+        assert "^" in found[0].excerpt
+
+
+@pytest.mark.parametrize("text", ["", "[]", "x", "project: 1", "null", "project: {name: a}",
+                                  "project:\nnodes:\nmodels:\nagents:\n", "{}", "- a\n- b"])
+def test_what_is_no_fleet_is_refused_in_words(text):
+    fleet, findings = check(text)
+    assert fleet is None and findings
+    assert {f.slug for f in findings} <= {"not-mapping", "missing-key", "unknown-key"}
+
+
+def test_every_problem_is_reported_in_one_run_in_file_order():
+    fleet, findings = check(edited(("port: 4000", "port: 0"), ("node: mini", "node: mni"),
+                                   ("model: small-coder", "model: x"),
+                                   ("http://localhost:11434", "localhost")))
+    assert fleet is None and len(findings) == 4
+    lines = [int(f.where.split(":")[1]) for f in findings]
+    assert lines == sorted(lines)
+
+
+def test_a_wrong_name_gets_the_nearest_known_one():
+    _, findings = check(edited(("node: mini", "node: mni"), ("endpoint: http://localhost:11434",
+                                                             "endpont: http://localhost:11434")))
+    fixes = {f.slug: f.fix for f in findings}
+    assert fixes["unknown-node"] == "did you mean `mini`?"
+    assert fixes["unknown-key"] == "did you mean `endpoint`?"
+    assert "known: " not in fixes["unknown-key"]
+
+
+def test_fallback_cycles_are_reported_once_each():
+    chain = "".join(f"  m{i}: {{node: mini, ollama_model: a, litellm_alias: a{i}, context: 65536, "
+                    f"fallback: [m{(i + 1) % 5}]}}\n" for i in range(5))
+    _, findings = check(EXAMPLE.replace("models:\n", "models:\n" + chain))
+    assert [f.slug for f in findings] == ["fallback-cycle"]
+    assert "m0 → m1 → m2 → m3 → m4 → m0" in findings[0].what
+
+
+def test_long_fallback_chains_are_no_cycle():
+    count = 3000
+    chain = "".join(
+        f"  m{i}: {{node: mini, ollama_model: a, litellm_alias: a{i}, context: 65536, "
+        f"fallback: [{'heavy-coder' if i == count - 1 else f'm{i + 1}'}]}}\n"
+        for i in range(count))
+    fleet, findings = check(EXAMPLE.replace("models:\n", "models:\n" + chain))
+    assert fleet is not None and {f.slug for f in findings} <= {"alias-collision"}
+
+
+WARNINGS = [
+    ("host: 127.0.0.1", "host: 0.0.0.0", "exposed-gateway", "5:11"),
+    ("http://192.168.1.50:11434", "http://8.8.8.8:11434", "public-endpoint", "9:15"),
+    ("tags: [heavy]", "memory_gb: 0.5", None, ""),
+    ("http://192.168.1.50:11434", "http://100.100.1.2:11434", None, ""),
+    ("http://192.168.1.50:11434", "https://8.8.8.8:11434", None, ""),
+    ("claude-haiku-local", "claude-sonnet-local", "alias-collision", "22:20"),
+    ("context: 65536", "context: 16384", "small-context", "18:14"),
+    ("context: 65536", "context: 4096", "small-context", "18:14"),
+    ("tools: [Read, Grep]", "tools: [Read, MultiEdit]", "tool-gone", "27:19"),
+    ("tools: [Read, Grep]", "tools: [LS]", "tool-gone", "27:13"),
+    ("tools: [Read, Grep]", "tools: [read]", "tool-case", "27:13"),
+    ("tools: [Read, Grep]", "tools: [mcp__github__search, 'Bash(git *)', '*']", None, ""),
+    ("tools: [Read, Grep]", "frontmatter: {maxTurn: 3}", "unknown-frontmatter", "27:19"),
+    ("tools: [Read, Grep]", "frontmatter: {maxTurns: 3}", None, ""),
+    ("qwen3-coder:30b", "qwen2.5-coder:32b", "prints-tool-calls", "29:12"),
+    ("qwen3:8b", "qwen2.5-coder:7b", None, ""),  # its only agent cannot edit
+]
+
+
+@pytest.mark.parametrize("old, new, slug, position", WARNINGS)
+def test_warning_never_stops(old, new, slug, position):
+    fleet, findings = check(edited((old, new)))
+    assert fleet is not None
+    assert [f.slug for f in findings] == ([slug] if slug else [])
+    if slug:
+        assert findings[0].level == "warning" and findings[0].fix
+        assert findings[0].where == f"fleet.yaml:{position}"
+
+
+def test_two_contexts_of_one_model_on_one_node_warn():
+    _, findings = check(edited(("node: laptop", "node: mini"), ("qwen3:8b", "Qwen3-Coder:30b")))
+    assert [f.slug for f in findings] == ["context-thrash"]
+    assert "65536, 8192" in findings[0].what
+
+
+def test_models_that_exceed_the_stated_memory_warn():
+    _, findings = check(edited(("node: laptop", "node: mini"), ("tags: [heavy]", "memory_gb: 16")))
+    assert [f.slug for f in findings] == ["memory-short"]
+    assert "about 25 GB" in findings[0].what
+
+
+@pytest.mark.parametrize("endpoint, normal", [
+    ("http://h", "http://h:80"), ("https://h", "https://h:443"), ("HTTP://H:1", "http://h:1"),
+    ("http://h:11434/", "http://h:11434"), ("http://h:1/ollama/", "http://h:1/ollama"),
+    ("http://[::1]:11434", "http://[::1]:11434"), ("http://mini.local:1", "http://mini.local:1"),
+    ("http://my_host:1", "http://my_host:1"), ("http://h.:1", "http://h.:1"),
+])
+def test_endpoint_is_normalised(endpoint, normal):
+    fleet, findings = check(edited(("http://192.168.1.50:11434", f'"{endpoint}"')))
+    assert findings == [] and fleet.nodes["mini"].endpoint == normal
+
+
+@pytest.mark.parametrize("written, seconds", [
+    ("-1", -1), ("0", 0), ("300", 300), ("24h", 86400), ("1h30m", 5400), ("-1m", -1), ("90s", 90)])
+def test_keep_alive_becomes_seconds(written, seconds):
+    fleet, _ = check(edited(("context: 65536", f"context: 65536\n    keep_alive: {written}")))
+    assert fleet.models["heavy-coder"].keep_alive == seconds
+
+
+def test_cloud_model_is_allowed_when_said():
+    fleet, findings = check(edited(("qwen3-coder:30b", "gpt-oss:120b-cloud\n    cloud: true")))
+    assert fleet.models["heavy-coder"].cloud and findings == []
+
+
+def test_description_of_several_lines_is_folded():
+    fleet, _ = check(edited(("Use for planning.", '"Use for\\n  planning,\\u2028files."')))
+    assert fleet.agents["planner"].description == "Use for planning, files."
+
+
+def test_the_fleet_is_frozen():
+    fleet, _ = check(EXAMPLE)
+    with pytest.raises(AttributeError):
+        fleet.name = "x"
+
+
+def test_routes_tiers_and_fallbacks():
+    fleet, _ = check(edited(("context: 65536", "context: 65536\n    fallback: [small-coder]")))
+    routes = [(r.agent, r.node.name, r.model.ollama_model, r.alias) for r in sf.plan_routes(fleet)]
+    assert routes == [("planner", "laptop", "qwen3:8b", "claude-haiku-local"),
+                      ("implementer", "mini", "qwen3-coder:30b", "claude-sonnet-local")]
+    assert sf.plan_tiers(fleet) == {"main": "heavy-coder", "opus": "heavy-coder",
+                                    "sonnet": "heavy-coder", "haiku": "small-coder",
+                                    "fable": "heavy-coder"}
+    assert sf.plan_fallbacks(fleet) == {"claude-sonnet-local": ["claude-haiku-local"]}
+
+
+@pytest.mark.parametrize("change, tier, model", [
+    (("  gateway:", "  claude: {opus: small-coder}\n  gateway:"), "opus", "small-coder"),
+    (("claude-haiku-local", "my-opus"), "opus", "small-coder"),       # an alias that names it
+    (("claude-haiku-local", "opusculum"), "opus", "heavy-coder"),     # but only as a whole word
+    (("claude-haiku-local", "x"), "haiku", "small-coder"),            # the planner's
+    (("claude-sonnet-local", "y"), "sonnet", "heavy-coder"),          # the implementer's
+])
+def test_tier_rule(change, tier, model):
+    fleet, _ = check(edited(change))
+    assert sf.plan_tiers(fleet)[tier] == model
+
+
+def test_tiers_without_names_or_roles_go_by_size():
+    text = edited(("claude-haiku-local", "a"), ("claude-sonnet-local", "b"))
+    fleet, _ = check(text[:text.index("agents:")] + "agents: {}\n")
+    assert sf.plan_tiers(fleet)["haiku"] == "small-coder"
+    assert sf.plan_tiers(fleet)["main"] == "heavy-coder"
+
+
+@pytest.mark.parametrize("name, size", [
+    ("qwen3-coder:30b", 30), ("qwen2.5-coder:0.5b", 0.5), ("mixtral:8x7b", 56), ("llama3", 0),
+    ("qwen3:30b-a3b", 30), ("phi-4b-mini", 4)])
+def test_billions_in_a_name(name, size):
+    assert sf.billions(name) == size
+
+
+@pytest.mark.parametrize("one, other, same", [
+    ("x", "x:latest", True), ("X:Latest", "x", True), ("library/x", "x", True),
+    ("registry.ollama.ai/library/x:7b", "x:7b", True), ("x:7b", "x", False), ("a/x", "x", False),
+    ("host:5000/x", "host:5000/x:latest", True)])
+def test_model_names_compare_as_ollama_does(one, other, same):
+    assert sf.same_model(one, other) is same
+
+
+def test_schema_is_the_table_that_checks():
+    schema = sf.render_schema()
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    model = schema["properties"]["models"]["additionalProperties"]
+    assert model["required"] == ["node", "ollama_model", "litellm_alias"]
+    assert model["properties"]["context"]["default"] == 8192
+    assert model["additionalProperties"] is False
+    assert schema["required"] == ["project", "nodes", "models", "agents"]
+    json.dumps(schema)
+
+
+def test_schema_agrees_with_the_checks_on_every_example():
+    jsonschema = pytest.importorskip("jsonschema")
+    validator = jsonschema.Draft202012Validator(sf.render_schema())
+    assert list(validator.iter_errors(sf.parse_yaml(EXAMPLE))) == []
+    seen = 0
+    for old, new, slug, _, _ in ERRORS:
+        if slug in ("bad-value", "unknown-key", "missing-key", "bad-name") and "17:" not in new:
+            assert list(validator.iter_errors(sf.parse_yaml(edited((old, new))))), new
+            seen += 1
+    assert seen > 30
+
+
+def test_patterns_mean_the_same_in_javascript():
+    for fragment, _ in sf.RULES.values():
+        for part in (fragment, fragment.get("items", {})):
+            if "pattern" in part:
+                assert part["pattern"][0] == "^" and part["pattern"][-1] == "$"
+                assert not re.search(r"\\x|\(\?|\\Z|\\A", part["pattern"])
+
+
+def test_load_fleet_gives_the_fleet_or_one_error(tmp_path):
+    path = tmp_path / "fleet.yaml"
+    path.write_text(EXAMPLE, encoding="utf-8")
+    assert sf.load_fleet(str(path)).name == "local-dev"
+    path.write_text(edited(("node: mini", "node: mni")), encoding="utf-8")
+    with pytest.raises(sf.FleetError) as caught:
+        sf.load_fleet(str(path))
+    assert caught.value.slug == "invalid-config" and len(caught.value.findings) == 1
+
+
+def state(name, *models, reason=""):
+    """A node as `init` sees it."""
+    return sf.NodeState(name, f"http://{name}:11434", reason, models=models)
+
+
+def model(name, size, capabilities=("completion", "tools"), context=131072, remote=""):
+    return sf.NodeModel(name, size, capabilities=capabilities, trained_context=context,
+                        remote=remote)
+
+
+@pytest.mark.parametrize("states, heavy, small", [
+    ([state("a", model("big:30b", 30), model("mid:14b", 14), model("tiny:3b", 3))],
+     ("a", "big:30b", 65536), ("a", "tiny:3b", 32768)),
+    ([state("a", model("one:8b", 8))], ("a", "one:8b", 65536), ("a", "one:8b", 32768)),
+    ([state("a", model("s:3b", 3)), state("b", model("l:30b", 30))],
+     ("b", "l:30b", 65536), ("a", "s:3b", 32768)),
+    ([state("a", model("embed", 90, ("embedding",)), model("x:3b", 3))],
+     ("a", "x:3b", 65536), ("a", "x:3b", 32768)),
+    ([state("a", model("c:cloud", 0), model("r", 0, remote="gpt-oss"), model("x:3b", 3))],
+     ("a", "x:3b", 65536), ("a", "x:3b", 32768)),
+    ([state("a", model("notools:70b", 70, ("completion",)), model("x:3b", 3))],
+     ("a", "x:3b", 65536), ("a", "x:3b", 32768)),
+    ([state("a", model("qwen2.5-coder:32b", 32), model("x:3b", 3))],
+     ("a", "x:3b", 65536), ("a", "x:3b", 32768)),
+    ([state("a", model("short:70b", 70, context=8192), model("x:3b", 3, context=40960))],
+     ("a", "x:3b", 40960), ("a", "x:3b", 32768)),
+])
+def test_starter_takes_what_is_there(states, heavy, small):
+    starter = sf.plan_starter(states)
+    assert (starter.heavy, starter.small, starter.found) == (heavy, small, True)
+    for text in (sf.render_starter(starter), json.dumps(sf.starter_tree(starter))):
+        fleet, findings = check(text)
+        assert findings == []
+        assert sf.parse_yaml(text) == sf.starter_tree(starter)
+        assert fleet.models["heavy-coder"].ollama_model == heavy[1]
+
+
+def test_starter_without_anybody_has_placeholders():
+    starter = sf.plan_starter([state("local", reason="refused"), state("mini", reason="timeout")])
+    assert not starter.found and [name for name, _ in starter.nodes] == ["local", "mini"]
+    fleet, findings = check(sf.render_starter(starter))
+    assert findings == [] and set(fleet.agents) == {"planner", "implementer", "reviewer",
+                                                    "summarizer"}
+
+
+def test_starter_leaves_out_nodes_that_are_not_there():
+    starter = sf.plan_starter([state("local", reason="refused"), state("b", model("x:3b", 3))])
+    assert [name for name, _ in starter.nodes] == ["b"]
+
+
+def test_starter_survives_hostile_model_names():
+    for name in ("a: b", "x # y", "- z", "'q'", '"q"', "{a}", "yes", "1:30", "é:1b", "a\\b"):
+        starter = sf.plan_starter([state("a", model(name, 3))])
+        assert sf.parse_yaml(sf.render_starter(starter)) == sf.starter_tree(starter)
