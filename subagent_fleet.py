@@ -345,6 +345,11 @@ def show_value(value):
     return f"`{text[:60]}…`" if len(text) > 60 else f"`{text}`"
 
 
+def count_of(things, noun):
+    """Return `1 warning`, `2 warnings`."""
+    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
+
+
 class _Checker:
     """Collects the problems of one document while its sections are read."""
 
@@ -842,6 +847,423 @@ def _starter_rank(found):
     model = found[1]
     return ("tools" in (model.capabilities or ()) and "qwen2.5-coder" not in model.name.lower(),
             (model.trained_context or MAIN_CONTEXT_TOKENS) >= MAIN_CONTEXT_TOKENS)
+
+
+# -- doctor: checks over one observation --
+#
+# Each check is a generator of findings and looks at nothing but the fleet and the Facts. Checks
+# that need a fleet are left out when the config cannot be read; the others still help.
+
+OLLAMA_HOLES = (  # fixed in; what an older one does (golang/vulndb, Ollama's own history)
+    ("0.1.34", "error", "lets whoever reaches it run code on it (CVE-2024-37032)"),
+    ("0.17.1", "error", "lets whoever reaches it read its memory (CVE-2026-7482)"),
+    ("0.31.2", "warning", "takes harmful model files without checking them"),
+    ("0.32.14", "warning", "fails where Claude Code puts a system message in mid-conversation and "
+     "the model is a Qwen"),
+)
+LITELLM_POISONED = ("1.82.7", "1.82.8")  # carried a credential stealer (OSV MAL-2026-2144)
+LITELLM_OLDEST, LITELLM_PINNED = "1.104.0", "1.106.2"
+LITELLM_INSTALL = (f"uv tool install --python 3.12 'litellm[proxy]=={LITELLM_PINNED}' "
+                   f"(or: pipx install 'litellm[proxy]=={LITELLM_PINNED}')")
+CLAUDE_OLDEST = "2.1.198"  # npm on Node below 22 chooses 2.1.197 by itself
+CLAUDE_INSTALL = "npm install -g @anthropic-ai/claude-code@latest"
+OWN_LISTENERS = {"builtin": "subagent-fleet", "litellm": "LiteLLM"}
+REASON_FIXES = {
+    "refused": "start Ollama there; if it runs, let it listen beyond its own machine: "
+               "subagent-fleet worker, typed there, says how",
+    "timeout": "wake the machine, and check its firewall",
+    "dns": "check the name, or write the address of the machine",
+    "unreachable": "check the network; on a Mac also System Settings > Privacy & Security > "
+                   "Local Network, where your terminal must be switched on",
+    "tls": "write http:// in its endpoint, or give the machine a certificate this one trusts",
+    "http 401": "remove the login in front of it: Ollama has none, and this program sends none",
+    "not ollama": "check the port in its endpoint; Ollama's own is 11434",
+    "bad answer": "check what listens there; restart Ollama",
+}
+# What 2.1.197 to 2.1.327 offer besides KNOWN_TOOLS.
+MORE_TOOLS = ("AskUserQuestion", "BashOutput", "CronCreate", "CronDelete", "CronList",
+              "EnterPlanMode", "EnterWorktree", "ExitPlanMode", "ExitWorktree", "KillShell", "LSP",
+              "ListAgents", "ListMcpResourcesTool", "Monitor", "PowerShell", "PushNotification",
+              "ReadMcpResourceTool", "ReportFindings", "ScheduleWakeup", "SendMessage",
+              "StructuredOutput", "TaskCreate", "TaskGet", "TaskList", "TaskOutput", "TaskStop",
+              "TaskUpdate", "ToolSearch", "Workflow")
+ROUTE_VARIABLES = ("ANTHROPIC_BASE_URL", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_API_KEY")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program found on the PATH; an empty version is not known."""
+
+    path: str
+    version: str = ""
+    poisoned: bool = False  # a litellm_init.pth lies beside it
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What doctor saw, gathered once: its checks look at nothing else."""
+
+    source: str = ""
+    python: str = ""
+    problems: tuple = ()       # the config's own findings
+    states: dict = field(default_factory=dict)     # node name -> NodeState
+    addresses: dict = field(default_factory=dict)  # node name -> addresses its host stands for
+    open_origins: tuple = ()   # nodes that answer any web page
+    listener: str = ""         # who holds the gateway's port
+    open_gateway: bool = False  # it answers without a key
+    weak_key: str = ""         # why the key is weak
+    litellm: object = None     # Program
+    claude: object = None      # Program
+    settings: dict = field(default_factory=dict)   # path -> its JSON value, None: unreadable
+    environment: dict = field(default_factory=dict)  # what Claude Code must see
+    agent_texts: dict = field(default_factory=dict)  # path -> text
+    generated: dict = field(default_factory=dict)  # path -> what `generate` would do
+    env_path: str = ""         # "": there is none
+    env_mode: int = 0o600
+    env_git: str = ""          # tracked, untracked, or "": ignored, or no git
+
+
+def plan_doctor(fleet, facts):
+    """Return (topic, Finding) for everything the checks have to say, in their order."""
+    return [(topic, finding) for topic, needs_fleet, check in DOCTOR_CHECKS
+            if fleet or not needs_fleet for finding in check(fleet, facts)]
+
+
+def plan_verdict(findings):
+    """Return the one sentence a person wants, and what to type first."""
+    counted = {level: [f for f in findings if f.level == level] for level in ("error", "warning")}
+    errors, warnings = counted["error"], counted["warning"]
+    told = ", ".join(count_of(found, noun) for noun, found in counted.items() if found)
+    if errors:
+        first = next((f for f in errors if f.fix), None)
+        return f"Not ready: {told}." + (f" Begin with: {first.fix}" if first else "")
+    return f"Ready, with {told}." if warnings else "Ready: everything is in order."
+
+
+def version_key(version):
+    """Return a version as something to compare; None for one that says nothing (0.0.0)."""
+    found = re.search(r"(\d{1,6})\.(\d{1,6})\.(\d{1,6})([.-]?(?:rc|a|b|dev|nightly)\w*)?", version)
+    numbers = tuple(int(part) for part in found.groups()[:3]) if found else (0, 0, 0)
+    return numbers + (0 if found[4] else 1,) if any(numbers) else None
+
+
+def is_older(version, than):
+    """Tell whether a version is known and older; a release candidate is older than its release."""
+    return version_key(version) is not None and version_key(version) < version_key(than)
+
+
+def find_model(found, ollama_model):
+    """Return the NodeModel or LoadedModel of that name, or None."""
+    return next((one for one in found if same_model(one.name, ollama_model)), None)
+
+
+def _doctor_python(fleet, facts):
+    yield Finding("python", "ok", f"Python {facts.python}")
+
+
+def _doctor_config(fleet, facts):
+    if fleet:
+        yield Finding("config", "ok", f"{facts.source} is valid")
+    yield from facts.problems
+
+
+def _doctor_reach(fleet, facts):
+    """An offline node is an error where nobody else can answer for one of its models."""
+    for name, state in facts.states.items():
+        if state.online:
+            yield Finding("node-online", "ok", f"{name}: Ollama {state.version or '(no version)'} "
+                          f"at {state.endpoint}, {count_of(state.models, 'model')}")
+            continue
+        alone = [model.name for model in fleet.models.values() if model.node == name
+                 and not _substitutes(fleet, facts, model)]
+        yield Finding("node-offline", "error" if alone else "warning", f"node `{name}`: "
+                      f"{state.detail or state.reason} ({state.endpoint})"
+                      + (f"; nobody else answers for {', '.join(alone)}" if alone else ""),
+                      fix=REASON_FIXES.get(state.reason, "check what listens there"))
+
+
+def _substitutes(fleet, facts, model):
+    """Return the models on other, living nodes that answer when this one cannot."""
+    others = [fleet.models[name] for name in model.fallback]
+    others += [other for other in fleet.models.values() if other.alias == model.alias]
+    return [other for other in others if other.node != model.node
+            and facts.states[other.node].online]
+
+
+def _doctor_versions(fleet, facts):
+    for name, state in facts.states.items():
+        hole = next((hole for hole in OLLAMA_HOLES if is_older(state.version, hole[0])), None)
+        if hole:
+            yield Finding("ollama-old", hole[1], f"node `{name}`: Ollama {state.version} {hole[2]}; "
+                          f"mended in {hole[0]}", fix=f"update Ollama on `{name}`: "
+                          "ollama.com/download")
+        elif state.online and version_key(state.version) is None:
+            yield Finding("ollama-version-unknown", "info", f"node `{name}` does not tell its "
+                          f"version (`{state.version}`); known holes cannot be checked")
+
+
+def _doctor_exposure(fleet, facts):
+    """Ollama has no login: who reaches a node may use, change and delete its models."""
+    for name in facts.open_origins:
+        yield Finding("open-origin", "warning", f"node `{name}` answers every web page that a "
+                      "browser near it opens", fix=f"remove OLLAMA_ORIGINS on `{name}`, then "
+                      "restart Ollama")
+    for name, addresses in facts.addresses.items():
+        public = [address for address in addresses if is_public_address(address)]
+        if public and not any(f.slug == "public-endpoint" and f"nodes.{name}." in f.what
+                              for f in facts.problems):
+            yield Finding("public-address", "warning", f"node `{name}` is at the public address "
+                          f"{public[0]}; if no firewall stops them, strangers use it",
+                          fix="use its LAN, Tailscale or WireGuard address, and close its port "
+                          "to the internet")
+
+
+def _doctor_cloud(fleet, facts):
+    for model in fleet.models.values():
+        held = find_model(facts.states[model.node].models, model.ollama_model)
+        if model.cloud and leaves_house(model.ollama_model):
+            yield Finding("cloud-model", "info", f"models.{model.name}: prompts for "
+                          f"{model.ollama_model} leave your machines for ollama.com")
+        elif held and held.remote:
+            yield Finding("cloud-model", "error", f"models.{model.name}: {model.ollama_model} on "
+                          f"`{model.node}` does not run there, it is sent to {held.remote}",
+                          fix="choose a local model, or add `cloud: true`")
+
+
+def _doctor_routes(fleet, facts):
+    """Hold each model against what its node has, what that can do, and what is loaded."""
+    for model in fleet.models.values():
+        state = facts.states[model.node]
+        held = find_model(state.models, model.ollama_model)
+        loaded = find_model(state.loaded, model.ollama_model)
+
+        def finding(slug, level, what, key, fix, model=model):
+            where = fleet.document.locate(("models", model.name, key))[0]
+            return Finding(slug, level, f"models.{model.name}: {what}", where, fix)
+
+        if held:
+            yield from _capability_findings(fleet, model, held.capabilities, finding)
+            yield from _context_findings(model, held.trained_context, loaded, finding)
+        elif state.online and not leaves_house(model.ollama_model):
+            yield finding("model-missing", "error", f"`{model.node}` does not have "
+                          f"{model.ollama_model}", "ollama_model",
+                          f"subagent-fleet warmup --pull --model {model.name} (or on "
+                          f"`{model.node}`: ollama pull {model.ollama_model})")
+
+
+def _capability_findings(fleet, model, capabilities, finding):
+    """Yield what the model cannot do and will be asked for."""
+    if capabilities is None:
+        return
+    users = [agent.name for agent in fleet.agents.values()
+             if agent.model == model.name and agent.tools != ()]
+    users += [tier for tier, name in plan_tiers(fleet).items() if name == model.name]
+    if users and "tools" not in capabilities:
+        yield finding("no-tools", "error", f"{model.ollama_model} cannot call tools, which "
+                      f"{', '.join(users)} will ask of it", "ollama_model",
+                      "choose a model that can, such as qwen3-coder:30b")
+    if model.thinking and "thinking" not in capabilities:
+        yield finding("no-thinking", "error", f"{model.ollama_model} cannot think, and Ollama "
+                      "refuses every request that asks for it", "thinking",
+                      "write `thinking: false`")
+
+
+def _context_findings(model, trained, loaded, finding):
+    """Yield where the context that was asked for is not the one there is."""
+    wanted = min(model.context, trained or model.context)
+    if wanted < model.context:
+        yield finding("context-untrained", "warning", f"context is {model.context}; "
+                      f"{model.ollama_model} was made for {trained}", "context",
+                      f"write `context: {trained}`")
+    if loaded and loaded.context and loaded.context < wanted:
+        yield finding("context-short", "warning", f"{model.ollama_model} is loaded on "
+                      f"`{model.node}` with a context of {loaded.context}, not {wanted}: something "
+                      "else loaded it", "context", f"subagent-fleet warmup --model {model.name}")
+
+
+def _doctor_eviction(fleet, facts):
+    """Models of one node that do not fit together cost a reload at every change of agent."""
+    for name, state in facts.states.items():
+        held = {one.name: one for one in (find_model(state.models, model.ollama_model) for model
+                                          in fleet.models.values() if model.node == name) if one}
+        memory = fleet.nodes[name].memory_gb
+        need = sum(one.size for one in held.values()) / 1e9
+        spilled = [one for one in state.loaded if one.gpu_percent and one.gpu_percent < 100]
+        said = any(f.slug == "memory-short" and f"nodes.{name}:" in f.what for f in facts.problems)
+        if len(held) > 1 and not said and (spilled or memory and need > memory):
+            why = (f"{spilled[0].name} alone has only {spilled[0].gpu_percent} % of itself on the "
+                   "GPU" if spilled else f"they take {need:.0f} GB before any context, and it has "
+                   f"{memory}")
+            yield Finding("evicts", "warning", f"node `{name}`: {', '.join(held)} push each other "
+                          f"out of memory; {why}", fleet.document.locate(("nodes", name))[0],
+                          "move one to another node, or choose a smaller one")
+
+
+def _doctor_gateway(fleet, facts):
+    at = f"{fleet.gateway.host}:{fleet.gateway.port}"
+    wanted = OWN_LISTENERS[fleet.gateway.provider]
+    if not facts.listener:
+        yield Finding("port-free", "ok", f"{at} is free for the gateway")
+    elif facts.listener in OWN_LISTENERS.values():
+        yield Finding("gateway-up", "ok" if facts.listener == wanted else "info",
+                      f"{facts.listener} answers at {at}")
+    else:
+        where = fleet.document.locate(("project", "gateway", "port"))[0]
+        random = "; LiteLLM would listen on another port without a word"
+        yield Finding("port-taken", "error", f"{at} is taken by {facts.listener}"
+                      + (random if wanted == "LiteLLM" else ""), where,
+                      "stop it, or write another `port:` under project.gateway")
+    if facts.open_gateway:
+        yield Finding("open-gateway", "error", f"the gateway at {at} answers without a key",
+                      fix=f"stop it, `. ./{facts.env_path}`, start it again")
+    if facts.weak_key:
+        exposed = fleet.gateway.host not in LOOPBACK_HOSTS
+        yield Finding("weak-key", "error" if exposed else "warning", f"the key in "
+                      f"{fleet.gateway.master_key_env} is weak: {facts.weak_key}",
+                      fix=f"unset {fleet.gateway.master_key_env}; subagent-fleet generate")
+
+
+def _doctor_litellm(fleet, facts):
+    needed = fleet is not None and fleet.gateway.provider == "litellm"
+    found, serious = facts.litellm, "error" if needed else "warning"
+    if not found:
+        yield Finding("litellm-missing", "error" if needed else "ok", "LiteLLM is not on the PATH"
+                      + (" (it needs Python 3.10 or newer)" if needed else "; not needed here"),
+                      fix=LITELLM_INSTALL if needed else "")
+    elif found.poisoned or found.version in LITELLM_POISONED:
+        yield Finding("litellm-poisoned", "error", f"LiteLLM {found.version} at {found.path} "
+                      "carries code that steals credentials (MAL-2026-2144)",
+                      fix="remove it, change every secret this machine holds, then: "
+                      + LITELLM_INSTALL)
+    elif is_older(found.version, LITELLM_OLDEST):
+        yield Finding("litellm-old", serious, f"LiteLLM {found.version} starts as an open proxy "
+                      f"when its key is not set; mended in {LITELLM_OLDEST}", fix=LITELLM_INSTALL)
+    else:
+        yield Finding("litellm", "ok", f"LiteLLM {found.version or '(version not found)'}")
+
+
+def _doctor_claude(fleet, facts):
+    if not facts.claude:
+        yield Finding("claude-missing", "warning", "Claude Code is not on the PATH",
+                      fix=CLAUDE_INSTALL)
+    elif is_older(facts.claude.version, CLAUDE_OLDEST):
+        yield Finding("claude-old", "warning", f"Claude Code {facts.claude.version} takes any "
+                      "`claude-…` alias for a window of 200,000 tokens and never compacts in time "
+                      "(npm chooses this version where Node is below 22)", fix=CLAUDE_INSTALL)
+    else:
+        yield Finding("claude", "ok", f"Claude Code {facts.claude.version or '(no version)'}")
+
+
+def _doctor_settings(fleet, facts):
+    """Settings files beat the environment, in silence."""
+    for path, settings in facts.settings.items():
+        found = settings.get("env") if isinstance(settings, dict) else None
+        if not isinstance(settings, dict):
+            yield Finding("settings-broken", "warning", f"{path} is not a JSON object; Claude Code "
+                          "ignores it without a word", fix="mend it, or remove it")
+        names = [name for name, value in (found if isinstance(found, dict) else {}).items()
+                 if str(value) != facts.environment.get(name, str(value))
+                 or name in ROUTE_VARIABLES[1:] + ("CLAUDE_CODE_SUBAGENT_MODEL",)]
+        if names:
+            serious = any(name in ROUTE_VARIABLES for name in names)
+            yield Finding("settings-override", "error" if serious else "warning",
+                          f"{path} sets {', '.join(names)} under `env`, and settings beat the "
+                          "fleet's environment", fix=f"remove them from {path}")
+
+
+def _doctor_agents(fleet, facts):
+    """Claude Code leaves out an agent it cannot read without saying so."""
+    names = {}
+    for path, text in facts.agent_texts.items():
+        name, defect, fix = read_agent(text)
+        if defect:
+            yield Finding("agent-unloadable", "warning", f"{path}: {defect}", fix=fix)
+        elif name in names:
+            yield Finding("agent-duplicate", "warning", f"{path} and {names[name]} are both "
+                          f"`{name}`; the last one read wins", fix="rename one, or remove it")
+        names.setdefault(name, path)
+
+
+def read_agent(text):
+    """Return (name, why Claude Code will not use the agent or "", what mends it)."""
+    found = re.match(r"\ufeff?---[ \t]*\n(.*?\n?)---", text.replace("\r\n", "\n"), re.DOTALL)
+    if not found and re.search("^---", text, re.MULTILINE) and not text.startswith("---"):
+        return "", "something stands before the first `---`", "make `---` its first bytes"
+    if not found:
+        return "", "its frontmatter is not closed" if text.startswith("---") else \
+            "it has no frontmatter", "put `name:` and `description:` between two lines of `---`"
+    head = found[1]
+    values = dict(re.findall(r"^(name|description|tools):[ \t]*(.*)$", head, re.MULTILINE))
+    name = values.get("name", "").strip("\"' ")
+    listed = re.search(r"^tools:[ \t]*\n((?:[ \t]*-.*\n?)+)", head, re.MULTILINE)
+    tools = re.findall(r"([A-Za-z_*][\w*-]*)(?:\([^)]*\))?", listed[1] if listed
+                       else values.get("tools", ""))
+    if not name or name.isdigit() or ":" in name:
+        return "", f"its name is {show_value(name)}" if name else "it has no name", \
+            "write `name:` with letters and `-`"
+    if not values.get("description", "").strip("\"' "):
+        return name, "it has no description", "write `description:` and when to use it"
+    if tools and not any(tool in KNOWN_TOOLS + MORE_TOOLS or tool.startswith(("*", "mcp__"))
+                         for tool in tools):
+        return name, f"Claude Code has none of its tools ({', '.join(tools)})", \
+            f"write tools such as {', '.join(KNOWN_TOOLS[2:5])}, or remove the line"
+    return name, "", ""
+
+
+FILE_FINDINGS = {
+    "created": ("files-missing", "warning", "not generated yet", "subagent-fleet generate"),
+    "updated": ("files-stale", "warning", "behind the config",
+                "subagent-fleet generate (or: doctor --fix)"),
+    "removed": ("files-stale", "warning", "of an agent that has left the config",
+                "subagent-fleet generate (or: doctor --fix)"),
+    "edited": ("files-edited", "info", "changed by hand; generate will not overwrite",
+               "subagent-fleet generate --diff"),
+}
+
+
+def _doctor_files(fleet, facts):
+    """Say which generated files are not what the config says."""
+    for state, (slug, level, words, fix) in FILE_FINDINGS.items():
+        paths = [path for path, found in facts.generated.items() if found == state]
+        more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
+        if paths:
+            yield Finding(slug, level, f"{', '.join(paths[:5])}{more}: {words}", fix=fix)
+    if all(found == "unchanged" for found in facts.generated.values()):
+        yield Finding("files", "ok", f"{count_of(facts.generated, 'generated file')} up to date")
+
+
+def _doctor_secrets(fleet, facts):
+    """The environment file holds the gateway's key."""
+    path = facts.env_path
+    if path and facts.env_mode & 0o077:
+        yield Finding("env-readable", "error", f"{path} holds the gateway's key and others may "
+                      f"read it (mode {facts.env_mode:04o})", fix=f"chmod 600 {path} (or: "
+                      "doctor --fix)")
+    if facts.env_git == "tracked":
+        yield Finding("env-tracked", "error", f"{path} holds the gateway's key and is in git",
+                      fix=f"git rm --cached {path}; rm {path}; subagent-fleet generate")
+    elif facts.env_git == "untracked":
+        yield Finding("env-unignored", "warning", f"git does not ignore {path}, which holds the "
+                      "gateway's key", fix=f"echo {path} >> .gitignore")
+
+
+DOCTOR_CHECKS = (  # topic, needs a fleet, check
+    ("This machine", False, _doctor_python),
+    ("This machine", False, _doctor_claude),
+    ("This machine", False, _doctor_litellm),
+    ("Config", False, _doctor_config),
+    ("Nodes", True, _doctor_reach),
+    ("Nodes", True, _doctor_versions),
+    ("Nodes", True, _doctor_exposure),
+    ("Routes", True, _doctor_cloud),
+    ("Routes", True, _doctor_routes),
+    ("Routes", True, _doctor_eviction),
+    ("Gateway", True, _doctor_gateway),
+    ("Claude Code", True, _doctor_settings),
+    ("Claude Code", False, _doctor_agents),
+    ("Files", True, _doctor_files),
+    ("Files", True, _doctor_secrets),
+)
 
 
 # == 6. Rendering =============================================================
@@ -1745,11 +2167,6 @@ def cmd_validate(options, world):
                          fix="mend them, or leave out --strict")
     world.out(f"{clean_line(source)} is valid.\n")
     return status
-
-
-def count_of(things, noun):
-    """Return `1 warning`, `2 warnings`."""
-    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
 
 
 def show_finding(finding):

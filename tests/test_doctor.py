@@ -1,0 +1,341 @@
+"""Section 5's doctor checks and section 11's `doctor` and `worker`."""
+import dataclasses
+
+import pytest
+import subagent_fleet as sf
+
+
+class Placed:
+    """A document that can only say where a key stands."""
+
+    source = "fleet.yaml"
+
+    def locate(self, path, *, key=False):
+        return "fleet.yaml:" + ".".join(map(str, path)), ""
+
+
+def make_fleet(models=None, *, nodes=("mini",), gateway=None, tools=("Read",), memory_gb=None):
+    """A fleet with one agent on the first model."""
+    models = models or [sf.Model("small", "mini", "qwen3:8b", "qwen3-8b", 32768)]
+    gateway = gateway or sf.Gateway("builtin", "127.0.0.1", 4000, "LITELLM_MASTER_KEY")
+    agents = {"planner": sf.Agent("planner", models[0].name, "Use it.", tools)}
+    return sf.Fleet("test", gateway, {}, {
+        name: sf.Node(name, f"http://{name}:11434", (), memory_gb) for name in nodes},
+        {model.name: model for model in models}, agents, Placed())
+
+
+GOOD_MODEL = sf.NodeModel("qwen3:8b", 5 * 10**9, "8.2B", "Q4_K_M", ("completion", "tools"), 40960)
+GOOD_STATE = sf.NodeState("mini", "http://mini:11434", version="0.32.15", models=(GOOD_MODEL,))
+GOOD_FACTS = sf.Facts(
+    source="fleet.yaml", python="3.12.1", states={"mini": GOOD_STATE},
+    addresses={"mini": ("192.168.1.50",)}, litellm=sf.Program("/bin/litellm", "1.106.2"),
+    claude=sf.Program("/bin/claude", "2.1.327 (Claude Code)"),
+    environment={"ANTHROPIC_BASE_URL": "http://127.0.0.1:4000"},
+    agent_texts={"a.md": "---\nname: planner\ndescription: Use it.\ntools: Read\n---\n\nPlan.\n"},
+    settings={"s.json": {"permissions": {}}},
+    generated={"litellm_config.yaml": "unchanged"}, env_path=".env.subagent-fleet")
+
+
+def facts_with(**changed):
+    return dataclasses.replace(GOOD_FACTS, **changed)
+
+
+def state_with(**changed):
+    return {"mini": dataclasses.replace(GOOD_STATE, **changed)}
+
+
+def model_with(**changed):
+    """Facts whose node holds the model with something about it changed."""
+    return facts_with(states=state_with(models=(dataclasses.replace(GOOD_MODEL, **changed),)))
+
+
+def found(fleet, facts):
+    """{slug: level} of what doctor has to say, ok lines left out."""
+    return {f.slug: f.level for _, f in sf.plan_doctor(fleet, facts) if f.level != "ok"}
+
+
+def the(slug, fleet, facts):
+    """The one finding of that slug."""
+    (finding,) = [f for _, f in sf.plan_doctor(fleet, facts) if f.slug == slug]
+    return finding
+
+
+def test_everything_in_order_is_quiet_and_ready():
+    findings = [f for _, f in sf.plan_doctor(make_fleet(), GOOD_FACTS)]
+    assert {f.level for f in findings} == {"ok"}
+    assert {"python", "config", "node-online", "port-free", "litellm", "claude", "files"} <= {
+        f.slug for f in findings}
+    assert sf.plan_verdict(findings) == "Ready: everything is in order."
+
+
+OFFLINE = sf.NodeState("mini", "http://mini:11434", "refused", "connection refused")
+LITELLM = make_fleet(gateway=sf.Gateway("litellm", "127.0.0.1", 4000, "KEY"))
+EXPOSED = make_fleet(gateway=sf.Gateway("builtin", "0.0.0.0", 4000, "KEY"))
+
+
+def on(fleet=None, **changed):
+    return fleet or make_fleet(), facts_with(**changed)
+
+
+def model_fleet(**changed):
+    return make_fleet([sf.Model(**{"name": "small", "node": "mini", "ollama_model": "qwen3:8b",
+                                   "alias": "qwen3-8b", "context": 32768, **changed})])
+
+
+def loaded(context, gpu=100):
+    return (sf.LoadedModel("qwen3:8b", context, gpu, 6 * 10**9, ""),)
+
+
+LINT = sf.Finding("small-context", "warning", "models.small.context is 4096")
+TWO = [sf.Model("small", "mini", "qwen3:8b", "a", 32768),
+       sf.Model("large", "mini", "qwen3-coder:30b", "b", 32768)]
+TWO_HELD = (GOOD_MODEL, dataclasses.replace(GOOD_MODEL, name="qwen3-coder:30b", size=19 * 10**9))
+
+# (case, fleet and facts, everything that must be found)
+CASES = [
+    ("lint", on(problems=(LINT,)), {"small-context": "warning"}),
+    ("offline", on(states={"mini": OFFLINE}), {"node-offline": "error"}),
+    ("version 0.17.0", on(states=state_with(version="0.17.0")), {"ollama-old": "error"}),
+    ("version 0.17.1-rc0", on(states=state_with(version="0.17.1-rc0")), {"ollama-old": "error"}),
+    ("version 0.17.1", on(states=state_with(version="0.17.1")), {"ollama-old": "warning"}),
+    ("version 0.32.13", on(states=state_with(version="0.32.13")), {"ollama-old": "warning"}),
+    ("version 0.33.0-rc2", on(states=state_with(version="0.33.0-rc2")), {}),
+    ("version 0.0.0", on(states=state_with(version="0.0.0")), {"ollama-version-unknown": "info"}),
+    ("version empty", on(states=state_with(version="")), {"ollama-version-unknown": "info"}),
+    ("origin", on(open_origins=("mini",)), {"open-origin": "warning"}),
+    ("public", on(addresses={"mini": ("192.168.1.50", "8.8.8.8")}), {"public-address": "warning"}),
+    ("public v6", on(addresses={"mini": ("2606:4700::1111",)}), {"public-address": "warning"}),
+    ("tailscale", on(addresses={"mini": ("100.101.102.103", "fd7a:115c:a1e0::1")}), {}),
+    ("cloud stub", (make_fleet(), model_with(remote="https://ollama.com:443")),
+     {"cloud-model": "error"}),
+    ("cloud allowed", (model_fleet(ollama_model="qwen3:8b-cloud", cloud=True), GOOD_FACTS),
+     {"cloud-model": "info"}),
+    ("missing", on(states=state_with(models=())), {"model-missing": "error"}),
+    ("other case and tag", (model_fleet(ollama_model="library/QWEN3:8b"), GOOD_FACTS), {}),
+    ("no tools", (make_fleet(), model_with(capabilities=("completion",))), {"no-tools": "error"}),
+    ("tools unknown", (make_fleet(), model_with(capabilities=None)), {}),
+    ("thinking", (model_fleet(thinking=True), GOOD_FACTS), {"no-thinking": "error"}),
+    ("thinking offered", (model_fleet(thinking=True),
+                          model_with(capabilities=("tools", "thinking"))), {}),
+    ("untrained", (model_fleet(context=65536), GOOD_FACTS), {"context-untrained": "warning"}),
+    ("trained as asked", (model_fleet(context=40960), GOOD_FACTS), {}),
+    ("loaded short", on(states=state_with(loaded=loaded(4096))), {"context-short": "warning"}),
+    ("loaded right", on(states=state_with(loaded=loaded(32768))), {}),
+    ("loaded, no context told", on(states=state_with(loaded=loaded(0))), {}),
+    ("loaded as trained", (model_fleet(context=65536),
+                           facts_with(states=state_with(loaded=loaded(40960)))),
+     {"context-untrained": "warning"}),
+    ("evicts by size", (make_fleet(TWO, memory_gb=16), facts_with(
+        states=state_with(models=TWO_HELD))), {"evicts": "warning"}),
+    ("evicts by sight", (make_fleet(TWO), facts_with(
+        states=state_with(models=TWO_HELD, loaded=loaded(32768, 62)))), {"evicts": "warning"}),
+    ("evicts, said by lint", (make_fleet(TWO, memory_gb=16), facts_with(
+        states=state_with(models=TWO_HELD), problems=(
+            sf.Finding("memory-short", "warning", "nodes.mini: its models need"),))),
+     {"memory-short": "warning"}),
+    ("fits", (make_fleet(TWO, memory_gb=64), facts_with(states=state_with(models=TWO_HELD))), {}),
+    ("on the CPU", (make_fleet(TWO), facts_with(
+        states=state_with(models=TWO_HELD, loaded=loaded(32768, 0)))), {}),
+    ("port taken", on(listener="nginx (pid 12)"), {"port-taken": "error"}),
+    ("port ours", on(listener="subagent-fleet"), {}),
+    ("port LiteLLM's", on(listener="LiteLLM"), {"gateway-up": "info"}),
+    ("port LiteLLM's, wanted", on(LITELLM, listener="LiteLLM"), {}),
+    ("open gateway", on(listener="subagent-fleet", open_gateway=True), {"open-gateway": "error"}),
+    ("weak key", on(weak_key="it is short"), {"weak-key": "warning"}),
+    ("weak key, exposed", on(EXPOSED, weak_key="it is short"), {"weak-key": "error"}),
+    ("no LiteLLM", on(litellm=None), {}),
+    ("no LiteLLM, needed", on(LITELLM, litellm=None), {"litellm-missing": "error"}),
+    ("LiteLLM 1.82.7", on(litellm=sf.Program("x", "1.82.7")), {"litellm-poisoned": "error"}),
+    ("LiteLLM 1.82.8", on(litellm=sf.Program("x", "1.82.8")), {"litellm-poisoned": "error"}),
+    ("LiteLLM pth", on(litellm=sf.Program("x", "1.106.2", True)), {"litellm-poisoned": "error"}),
+    ("LiteLLM 1.82.6", on(litellm=sf.Program("x", "1.82.6")), {"litellm-old": "warning"}),
+    ("LiteLLM 1.103.5, needed", on(LITELLM, litellm=sf.Program("x", "1.103.5")),
+     {"litellm-old": "error"}),
+    ("LiteLLM 1.104.0rc1", on(LITELLM, litellm=sf.Program("x", "1.104.0rc1")),
+     {"litellm-old": "error"}),
+    ("LiteLLM 1.104.0", on(LITELLM, litellm=sf.Program("x", "1.104.0")), {}),
+    ("LiteLLM of no version", on(LITELLM, litellm=sf.Program("x")), {}),
+    ("no Claude Code", on(claude=None), {"claude-missing": "warning"}),
+    ("Claude Code 2.1.197", on(claude=sf.Program("x", "2.1.197 (Claude Code)")),
+     {"claude-old": "warning"}),
+    ("Claude Code 2.1.198", on(claude=sf.Program("x", "2.1.198 (Claude Code)")), {}),
+    ("settings elsewhere", on(settings={"s": {"env": {"ANTHROPIC_BASE_URL": "http://x"}}}),
+     {"settings-override": "error"}),
+    ("settings the same", on(settings={"s": {"env": {
+        "ANTHROPIC_BASE_URL": "http://127.0.0.1:4000", "EDITOR": "vi"}}}), {}),
+    ("settings with a token", on(settings={"s": {"env": {"ANTHROPIC_AUTH_TOKEN": "k"}}}),
+     {"settings-override": "error"}),
+    ("settings with a subagent model", on(settings={"s": {"env": {
+        "CLAUDE_CODE_SUBAGENT_MODEL": "x"}}}), {"settings-override": "warning"}),
+    ("settings broken", on(settings={"s": None}), {"settings-broken": "warning"}),
+    ("settings a list", on(settings={"s": []}), {"settings-broken": "warning"}),
+    ("settings with a strange env", on(settings={"s": {"env": [1]}}), {}),
+    ("agent unloadable", on(agent_texts={"a.md": "no frontmatter"}),
+     {"agent-unloadable": "warning"}),
+    ("agent twice", on(agent_texts=dict.fromkeys(
+        ("a.md", "b.md"), GOOD_FACTS.agent_texts["a.md"])), {"agent-duplicate": "warning"}),
+    ("files missing", on(generated={"a": "created"}), {"files-missing": "warning"}),
+    ("files stale", on(generated={"a": "updated"}), {"files-stale": "warning"}),
+    ("files edited", on(generated={"a": "edited"}), {"files-edited": "info"}),
+    ("env readable", on(env_mode=0o644), {"env-readable": "error"}),
+    ("env group readable", on(env_mode=0o640), {"env-readable": "error"}),
+    ("env absent", on(env_path="", env_mode=0o644), {}),
+    ("env tracked", on(env_git="tracked"), {"env-tracked": "error"}),
+    ("env not ignored", on(env_git="untracked"), {"env-unignored": "warning"}),
+]
+
+
+@pytest.mark.parametrize("case,observed,wanted", CASES, ids=[case[0] for case in CASES])
+def test_doctor_finds_exactly(case, observed, wanted):
+    assert found(*observed) == wanted
+
+
+@pytest.mark.parametrize("case,observed,wanted", CASES, ids=[case[0] for case in CASES])
+def test_every_error_and_warning_says_what_to_type(case, observed, wanted):
+    findings = [f for _, f in sf.plan_doctor(*observed) if f.level in ("error", "warning")]
+    assert all(f.fix for f in findings if f != LINT and f.slug != "memory-short")
+
+
+def test_every_reason_has_its_own_fix():
+    fixes = {reason: the("node-offline", make_fleet(), facts_with(
+        states={"mini": sf.NodeState("mini", "http://mini:11434", reason)})).fix
+        for reason in sf.REASON_FIXES}
+    assert {"refused", "timeout", "dns", "unreachable", "tls", "http 401", "not ollama",
+            "bad answer"} <= set(fixes)
+    assert len(set(fixes.values())) == len(fixes)
+    assert "Local Network" in fixes["unreachable"]
+
+
+def test_offline_node_with_a_living_substitute_is_a_warning():
+    models = [sf.Model("small", "mini", "qwen3:8b", "a", 32768, fallback=("other",)),
+              sf.Model("other", "big", "qwen3:8b", "b", 32768)]
+    states = {"mini": OFFLINE, "big": dataclasses.replace(GOOD_STATE, name="big")}
+    facts = facts_with(states=states)
+    assert found(make_fleet(models, nodes=("mini", "big")), facts) == {"node-offline": "warning"}
+    shared = [dataclasses.replace(models[0], fallback=(), alias="b"), models[1]]
+    assert found(make_fleet(shared, nodes=("mini", "big")), facts) == {"node-offline": "warning"}
+    alone = [dataclasses.replace(models[0], fallback=()), models[1]]
+    fleet = make_fleet(alone, nodes=("mini", "big"))
+    assert found(fleet, facts) == {"node-offline": "error"}
+    assert "nobody else answers for small" in the("node-offline", fleet, facts).what
+    dead = facts_with(states=dict(states, big=dataclasses.replace(OFFLINE, name="big")))
+    assert found(make_fleet(models, nodes=("mini", "big")), dead) == {"node-offline": "error"}
+
+
+def test_agent_without_tools_needs_no_tools_but_the_main_session_does():
+    models = [sf.Model("small", "mini", "gemma:2b", "a", 32768),
+              sf.Model("large", "mini", "qwen3:8b", "b", 32768)]
+    held = (GOOD_MODEL, sf.NodeModel("gemma:2b", 1, capabilities=("completion",)))
+    fleet = dataclasses.replace(make_fleet(models, tools=()), claude=dict.fromkeys(
+        sf.TIERS, "large"))
+    facts = facts_with(states=state_with(models=held))
+    assert found(fleet, facts) == {}
+    fleet = dataclasses.replace(fleet, claude=dict.fromkeys(sf.TIERS, "small"))
+    assert "main, opus" in the("no-tools", fleet, facts).what
+
+
+def test_findings_about_a_model_point_at_its_line():
+    fleet = model_fleet(context=65536)
+    assert the("context-untrained", fleet, GOOD_FACTS).where == "fleet.yaml:models.small.context"
+
+
+def test_settings_values_are_never_shown():
+    facts = facts_with(settings={"s": {"env": {"ANTHROPIC_AUTH_TOKEN": "sk-secret"}}})
+    assert "sk-secret" not in str(sf.plan_doctor(make_fleet(), facts))
+
+
+def test_public_endpoint_said_by_the_config_is_not_said_twice():
+    said = sf.Finding("public-endpoint", "warning", "nodes.mini.endpoint: 8.8.8.8 is a public", "",
+                      "", "use a LAN")
+    facts = facts_with(addresses={"mini": ("8.8.8.8",)}, problems=(said,))
+    assert found(make_fleet(), facts) == {"public-endpoint": "warning"}
+
+
+def test_port_taken_names_who_and_what_litellm_would_do():
+    facts = facts_with(listener="nginx (pid 12)")
+    assert "nginx (pid 12)" in the("port-taken", make_fleet(), facts).what
+    assert "another port" not in the("port-taken", make_fleet(), facts).what
+    assert "another port" in the("port-taken", LITELLM, facts).what
+
+
+def test_many_files_are_named_briefly():
+    facts = facts_with(generated={f"{n}.md": "updated" for n in range(40)})
+    assert the("files-stale", make_fleet(), facts).what.count(".md") == 5
+    assert "and 35 more" in the("files-stale", make_fleet(), facts).what
+
+
+def test_without_a_fleet_the_machine_is_still_checked():
+    error = sf.Finding("no-config", "error", "no fleet.yaml", fix="subagent-fleet init")
+    facts = sf.Facts(python="3.12.1", problems=(error,), agent_texts={"a.md": ""})
+    assert found(None, facts) == {"no-config": "error", "claude-missing": "warning",
+                                  "agent-unloadable": "warning"}
+
+
+HEAD = "---\nname: a\ndescription: d\n"
+AGENTS = [
+    # loads (facts seen with Claude Code 2.1.197 and 2.1.326)
+    (HEAD + "---\n", ""),
+    (HEAD + "tools: Read, Grep\n---\nbody", ""),
+    (HEAD + "tools: [Read]\n---\n", ""),
+    (HEAD + "tools:\n  - Read\n  - Grep\n---\n", ""),
+    (HEAD + "tools:\n- NoSuchTool\n- Read\n---\n", ""),
+    (HEAD + "tools: \"*\"\n---\n", ""),
+    (HEAD + "tools: mcp__github__search\n---\n", ""),
+    (HEAD + "tools: Bash(git *), MultiEdit\n---\n", ""),
+    (HEAD + "tools: Task\n---\n", ""),
+    (HEAD + "tools: AskUserQuestion\n---\n", ""),
+    (HEAD + "tools:\nmodel: x\n---\n", ""),
+    (HEAD + "---\n<!-- generated -->\n", ""),
+    (HEAD + "# a comment\n---\n", ""),
+    (HEAD.replace("\n", "\r\n") + "---\r\n", ""),
+    ("--- \nname: a\ndescription: Use this: when x: y\n--- \n", ""),
+    ("---\nname: a\ndescription: |\n  two\n  lines\n---\n", ""),
+    ("---\nname: a\ndescription: 'q'\n---\n", ""),
+    # does not
+    ("<!-- generated -->\n" + HEAD + "---\n", "something stands before the first `---`"),
+    ("\n" + HEAD + "---\n", "something stands before the first `---`"),
+    ("Just text.\n", "it has no frontmatter"),
+    ("", "it has no frontmatter"),
+    (HEAD, "its frontmatter is not closed"),
+    (HEAD + "...\nbody\n", "its frontmatter is not closed"),
+    ("---\ndescription: d\n---\n", "it has no name"),
+    ("---\nname:\ndescription: d\n---\n", "it has no name"),
+    ("---\nname: \"\"\ndescription: d\n---\n", "it has no name"),
+    ("---\nname: 42\ndescription: d\n---\n", "its name is `42`"),
+    ("---\nname: kit:a\ndescription: d\n---\n", "its name is `kit:a`"),
+    ("---\nname: a\n---\n", "it has no description"),
+    ("---\nname: a\ndescription: \"\"\n---\n", "it has no description"),
+    (HEAD + "tools: read, grep\n---\n", "Claude Code has none of its tools (read, grep)"),
+    (HEAD + "tools: MultiEdit\n---\n", "Claude Code has none of its tools (MultiEdit)"),
+    (HEAD + "tools: [NoSuchTool]\n---\n", "Claude Code has none of its tools (NoSuchTool)"),
+    (HEAD + "tools:\n  - LS\n---\n", "Claude Code has none of its tools (LS)"),
+]
+
+
+@pytest.mark.parametrize("text,defect", AGENTS)
+def test_agents_that_claude_code_leaves_out_are_named(text, defect):
+    name, said, fix = sf.read_agent(text)
+    assert said == defect
+    assert bool(fix) == bool(defect)
+    assert name in ("a", "") and (name == "a" or defect)
+
+
+@pytest.mark.parametrize("version,than,older", [
+    ("0.17.0", "0.17.1", True), ("0.17.1", "0.17.1", False), ("0.9.0", "0.17.1", True),
+    ("0.17.1-rc3", "0.17.1", True), ("0.33.0-rc2", "0.32.14", False), ("0.0.0", "0.17.1", False),
+    ("", "0.17.1", False), ("nonsense", "0.17.1", False), ("1.104.0rc1", "1.104.0", True),
+    ("1.104.0.dev3", "1.104.0", True), ("1.104.0.post1", "1.104.0", False),
+    ("2.1.197 (Claude Code)", "2.1.198", True), ("v0.17.0", "0.17.1", True),
+    ("9" * 5000 + ".1.1", "0.17.1", False)])
+def test_versions_compare(version, than, older):
+    assert sf.is_older(version, than) is older
+
+
+@pytest.mark.parametrize("levels,verdict", [
+    ("ok info", "Ready: everything is in order."),
+    ("ok warning", "Ready, with 1 warning."),
+    ("error warning warning", "Not ready: 1 error, 2 warnings. Begin with: mend error"),
+    ("error error", "Not ready: 2 errors. Begin with: mend error")])
+def test_verdict(levels, verdict):
+    findings = [sf.Finding("x", level, "what", fix=f"mend {level}") for level in levels.split()]
+    assert sf.plan_verdict(findings) == verdict
