@@ -48,6 +48,11 @@ CONFIG_VARIABLE = "SUBAGENT_FLEET_CONFIG"
 TEXT_LIMIT_BYTES = 4 * 1024 * 1024
 PROBE_TIMEOUT_SECONDS = 5.0
 INIT_TIMEOUT_SECONDS = 2.0
+CONNECT_SECONDS = 3.0  # a sleeping laptop costs this, not the whole deadline
+ANSWER_LIMIT_BYTES = 8 * 1024 * 1024
+FREE_ANSWER_BYTES = 256 * 1024  # larger answers are read one at a time
+HEADER_LIMIT_BYTES = 64 * 1024
+JSON_MARKS = 100_000  # `[`, `{`, `:` and `,` in one answer: what makes JSON large in memory
 STATE_DIRECTORY = ".subagent-fleet"
 HOME_URL = "https://github.com/adityak74/subagent-fleet"
 
@@ -1884,14 +1889,232 @@ def weigh_chat(chat, encoded):
 # Every effect of this program is a method of World: nothing else reads or writes a file, opens a
 # socket, asks the clock or the environment, or starts a process.
 
+class NodeFailure(FleetError):
+    """Why a node could not be used: a reason class (refused, timeout, …) and the detail."""
+
+    def __init__(self, reason, detail):
+        super().__init__("node-failure", f"{reason}: {detail}" if detail else reason)
+        self.reason, self.detail = reason, detail
+
+
+def _name_failure(error):
+    """Return the NodeFailure for what a socket or TLS raised."""
+    import errno
+    import socket
+
+    text = getattr(error, "strerror", None) or str(error)
+    if isinstance(error, socket.timeout):
+        return NodeFailure("timeout", "no answer in time")
+    if type(error).__name__.startswith("SSL"):  # ssl is not imported to name it
+        text = getattr(error, "verify_message", "") or getattr(error, "reason", None) or text
+        plain = re.search("WRONG_VERSION|HTTP_REQUEST|RECORD_LAYER", text)
+        return NodeFailure("tls", "it does not speak TLS; write http://" if plain else text)
+    if isinstance(error, ConnectionRefusedError):
+        return NodeFailure("refused", "nothing listens there; is Ollama running?")
+    if getattr(error, "errno", 0) in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN):
+        if sys.platform == "darwin":  # what its privacy setting looks like from here
+            text += ("; if curl reaches it, allow your terminal in System Settings > Privacy & "
+                     "Security > Local Network")
+        return NodeFailure("unreachable", text)
+    return NodeFailure("bad answer", text)
+
+
+class Exchange:
+    """One HTTP/1.1 request on a connection of its own, and its answer as it arrives.
+
+    Every wait ends at `deadline`, which may be set anew; `close` from any thread aborts it.
+    http.client has no such end: a byte a second in its headers holds it for ever.
+    """
+
+    def __init__(self, connection, deadline, clock):
+        self.deadline = deadline
+        self._socket, self._clock = connection, clock
+        self._buffer, self._head = bytearray(), None
+
+    def fileno(self):
+        """For select; ask `pending` first: select does not see what is buffered here."""
+        return self._socket.fileno()
+
+    @property
+    def pending(self):
+        """True when bytes of the answer are here already."""
+        return bool(self._buffer) or getattr(self._socket, "pending", int)() > 0
+
+    @property
+    def status(self):
+        """The status of the answer; waits for it."""
+        return self._read_head()[0]
+
+    @property
+    def headers(self):
+        """The headers of the answer, names in lower case; waits for them."""
+        return self._read_head()[1]
+
+    def close(self):
+        """Let go, from any thread: whoever reads fails at once."""
+        import socket
+        try:  # the base class's shutdown wakes a reader in another thread, with TLS too
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+        except OSError:
+            pass  # nobody is connected any more
+        self._socket.close()
+
+    def send(self, request):
+        """Send the bytes of a request."""
+        self._within(self.deadline, self._socket.sendall, request)
+
+    def _within(self, until, call, *words):
+        """Make one socket call that ends in time; name its failure."""
+        left = until - self._clock()
+        if left <= 0:
+            raise NodeFailure("timeout", "no answer in time")
+        try:
+            self._socket.settimeout(left)
+            return call(*words)
+        except (OSError, ValueError) as error:  # ValueError: TLS on a socket just closed
+            raise _name_failure(error) from None
+
+    def _fill(self):
+        """Add what comes next to the buffer; False when the node has closed."""
+        found = self._within(self.deadline, self._socket.recv, 32768)
+        self._buffer += found
+        return bool(found)
+
+    def _line(self):
+        """Return the next line of the head or of the chunk sizes."""
+        while b"\n" not in self._buffer:
+            if len(self._buffer) > HEADER_LIMIT_BYTES:
+                raise NodeFailure("bad answer", "a line of its answer does not end")
+            if not self._fill():
+                raise NodeFailure("bad answer", "it closed the connection in mid answer")
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return bytes(line.rstrip(b"\r"))
+
+    def _read_head(self):
+        """Return (status, headers), read when first asked for."""
+        while self._head is None:
+            while len(self._buffer) < 5 and self._fill():
+                pass
+            if self._buffer[:2] == b"\x15\x03":  # a TLS alert
+                raise NodeFailure("tls", "it speaks TLS; write https://")
+            if self._buffer and self._buffer[:5] != b"HTTP/":
+                raise NodeFailure("not ollama", "it does not speak HTTP/1.1")
+            found = re.fullmatch(rb"HTTP/1\.[01] +([1-5]\d\d)( .*)?", self._line())
+            if not found:
+                raise NodeFailure("not ollama", "it does not speak HTTP/1.1")
+            headers, size = {}, 0
+            for line in iter(self._line, b""):
+                size += len(line)
+                if size > HEADER_LIMIT_BYTES:
+                    raise NodeFailure("bad answer", "its headers do not end")
+                name, _, value = line.decode("latin-1").partition(":")
+                headers[name.strip().lower()] = value.strip()
+            if found[1] >= b"200":  # what is below announces the answer, it is not the answer
+                self._head = int(found[1]), headers
+        return self._head
+
+    def pieces(self):
+        """Yield the body as it comes; a body that ends early is a failure."""
+        status, headers = self._read_head()
+        length = headers.get("content-length")
+        if headers.get("content-encoding", "identity").lower() != "identity":
+            raise NodeFailure("bad answer", "it compressed what was asked for in clear")
+        if headers.get("transfer-encoding", "identity").lower() != "identity":
+            yield from self._chunks(headers["transfer-encoding"])
+        elif length is not None and not re.fullmatch("[0-9]{1,18}", length):
+            raise NodeFailure("bad answer", "its content-length is not a number")
+        elif status not in (204, 304):
+            yield from self._take(None if length is None else int(length))
+
+    def _chunks(self, coding):
+        """Yield the body of a chunked answer; nothing is kept alive, so trailers are left."""
+        size = None
+        while size != 0:
+            found = re.match(rb"\s*([0-9A-Fa-f]{1,8})\s*(;|$)", self._line())
+            if coding.lower() != "chunked" or not found:
+                raise NodeFailure("bad answer", "its chunks have no readable size")
+            size = int(found[1], 16)
+            yield from self._take(size)
+            if size and self._line():
+                raise NodeFailure("bad answer", "a chunk is longer than it said")
+
+    def _take(self, count):
+        """Yield `count` bytes as they come; None takes all until the node closes."""
+        while count is None or count > 0:
+            if not self._buffer and not self._fill():
+                if count is None:
+                    return
+                raise NodeFailure("bad answer", f"it closed the connection {count} bytes early")
+            piece = bytes(self._buffer[:count])
+            del self._buffer[:count]
+            count = None if count is None else count - len(piece)
+            yield piece
+
+    def read_all(self, limit=ANSWER_LIMIT_BYTES):
+        """Return the whole body; more than `limit` bytes are a failure."""
+        found = bytearray()
+        for piece in self.pieces():
+            found += piece
+            if len(found) > limit:
+                raise NodeFailure("bad answer", f"its answer is longer than {limit} bytes")
+        return bytes(found)
+
+    def lines(self):
+        """Yield the lines of the body as they come, without their ends."""
+        rest = b""
+        for piece in self.pieces():
+            *whole, rest = (rest + piece).split(b"\n")
+            yield from whole
+            if len(rest) > ANSWER_LIMIT_BYTES:
+                raise NodeFailure("bad answer", "a line of its answer does not end")
+        if rest:
+            yield rest
+
+
+def _error_words(exchange, body):
+    """Return what a node says about a request it refused, in its own words."""
+    if 300 <= exchange.status < 400:
+        return f"it redirects to {exchange.headers.get('location', 'elsewhere')}; not followed"
+    try:
+        return str(parse_answer(body)["error"])[:500]
+    except (NodeFailure, KeyError, TypeError):
+        return body.decode("utf-8", "replace").strip().split("\n")[0][:200]
+
+
+def parse_answer(body):
+    """Return the JSON value of an answer; refuse what would grow in memory or take long."""
+    import json
+
+    def refuse(word):
+        raise ValueError(word)
+
+    # 8 MiB of `[[],[],…` become 180 MB, and one character beyond U+FFFF makes a text four times
+    # as large; an integer of a million digits takes minutes on Python 3.9.
+    wide = len(body) > ANSWER_LIMIT_BYTES // 4 and \
+        re.search(rb"[\xf0-\xf4]|\\u[dD][89abAB]", body)
+    if wide or sum(body.count(mark) for mark in (b"[", b"{", b":", b",")) > JSON_MARKS:
+        raise NodeFailure("bad answer", "far more in it than any Ollama answers")
+    try:
+        return json.loads(body.decode("utf-8"), parse_constant=refuse,
+                          parse_int=lambda digits: int(digits) if len(digits) < 20 else 0)
+    except (ValueError, RecursionError):
+        begins = body.lstrip()[:1] in (b"{", b"[")
+        raise NodeFailure("bad answer" if begins else "not ollama",
+                          "its JSON is broken" if begins else "it does not answer with JSON") \
+            from None
+
+
 class World:
     """The disk, the network, the environment, the clock and the terminal."""
 
     def __init__(self):
+        import _thread
         import os
 
         self.environ = dict(os.environ)
         self._os = os
+        self._large, self._parsing = _thread.allocate_lock(), _thread.allocate_lock()
+        self._tls, self._alive = None, {}
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):  # a terminal that cannot show é still shows the rest
                 stream.reconfigure(errors="backslashreplace")
@@ -2025,6 +2248,123 @@ class World:
             self._os.unlink(path)
         except OSError:
             pass  # it was not there, or whoever wanted it gone will say so
+
+    # -- network --
+
+    connect_seconds = CONNECT_SECONDS
+
+    def open_exchange(self, method, url, *, body=None, headers=None, deadline):
+        """Connect and send a request; return the Exchange that reads its answer.
+
+        Proxies of the environment are not used and redirects not followed: a node is where the
+        fleet file says. Connecting takes at most `connect_seconds`.
+        """
+        from urllib.parse import urlsplit
+
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        host = parts.hostname.split("%")[0]  # an IPv6 zone means nothing to the other side
+        fields = {"Host": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+                  "User-Agent": f"subagent-fleet/{__version__}", "Connection": "close"}
+        if body is not None:
+            fields.update({"Content-Type": "application/json", "Content-Length": len(body)})
+        target = re.sub(rb"[^!-~]", lambda found: b"%%%02X" % found[0][0],
+                        (parts.path or "/").encode("utf-8"))
+        lines = [f"{name}: {value}\r\n" for name, value in {**fields, **(headers or {})}.items()]
+        connection = self._connect(parts, port, min(deadline, self.clock() + self.connect_seconds))
+        exchange = Exchange(connection, deadline, self.clock)
+        try:
+            exchange.send(b"%s %s HTTP/1.1\r\n%s\r\n%s" % (
+                method.encode(), target, "".join(lines).encode("latin-1"), body or b""))
+        except BaseException:
+            exchange.close()
+            raise
+        return exchange
+
+    def ask(self, url, *, payload=None, deadline, extract):
+        """Return what `extract` makes of the JSON that a node answers with.
+
+        Many hostile answers at once must not fill the memory: large ones are read one at a time,
+        and one is parsed at a time.
+        """
+        import json
+
+        body = None if payload is None else json.dumps(payload).encode()
+        exchange = self.open_exchange("GET" if body is None else "POST", url, body=body,
+                                      deadline=deadline)
+        large = False
+        try:
+            found = bytearray()
+            for piece in exchange.pieces():
+                found += piece
+                if len(found) > ANSWER_LIMIT_BYTES:
+                    raise NodeFailure("bad answer", "its answer is longer than 8 MiB")
+                if len(found) > FREE_ANSWER_BYTES and not large:
+                    large = self._large.acquire(timeout=max(0, deadline - self.clock()))
+            with self._parsing:
+                if exchange.status != 200:
+                    raise NodeFailure(f"http {exchange.status}", _error_words(exchange, found))
+                return extract(parse_answer(found))
+        finally:
+            exchange.close()
+            if large:
+                self._large.release()
+
+    def _connect(self, parts, port, until):
+        """Return a socket to the endpoint: every address of the name gets its share of the time.
+
+        A name has addresses of two families and one may be dead; what answered last goes first.
+        """
+        import socket
+
+        failure = NodeFailure("timeout", "no answer in time")
+        addresses = self._resolve(parts.hostname, port, until)
+        addresses.sort(key=lambda found: found[4] != self._alive.get(parts.netloc))
+        for index, (family, kind, protocol, _, address) in enumerate(addresses):
+            connection = socket.socket(family, kind, protocol)
+            try:
+                left = max(until - self.clock(), 0.01)
+                connection.settimeout(left / (len(addresses) - index))
+                connection.connect(address)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._alive[parts.netloc] = address
+                return self._secure(connection, parts, until)
+            except OSError as error:
+                connection.close()
+                failure = _name_failure(error)
+        raise failure
+
+    def _secure(self, connection, parts, until):
+        """Return the connection, speaking TLS where the endpoint is https."""
+        if parts.scheme != "https":
+            return connection
+        import ssl
+        with self._parsing:
+            self._tls = self._tls or ssl.create_default_context()  # 10 MB: one for all
+        connection.settimeout(max(until - self.clock(), 0.01))
+        return self._tls.wrap_socket(connection, server_hostname=parts.hostname.split("%")[0])
+
+    def _resolve(self, host, port, until):
+        """Return the addresses of a name, looked up in a thread: nothing can interrupt it."""
+        import queue
+        import socket
+        import threading
+
+        def look_up():
+            try:
+                found.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+            except (OSError, UnicodeError) as error:
+                found.put(error)
+
+        found = queue.SimpleQueue()
+        threading.Thread(target=look_up, daemon=True).start()
+        try:
+            answer = found.get(timeout=max(0, until - self.clock()))
+        except queue.Empty:
+            answer = "nobody could tell its address in time"
+        if isinstance(answer, list):
+            return answer
+        raise NodeFailure("dns", f"{host}: {getattr(answer, 'strerror', None) or answer}")
 
 
 # == 9. Nodes =================================================================
