@@ -38,7 +38,7 @@ def imports_of(words):
     """The standard modules that a command loads beyond a bare interpreter."""
     program = (f"import sys; bare = set(sys.modules); sys.path.insert(0, {str(ROOT)!r}); "
                "import subagent_fleet as f, io; out, sys.stdout = sys.stdout, io.StringIO(); "
-               f"f.main({words!r}); out.write(' '.join(sorted(set(sys.modules) - bare)))")
+               f"f.main({words!r}); out.write(' '.join(m for m in sys.modules if m not in bare))")
     done = subprocess.run([sys.executable, "-I", "-S", "-c", program], stdout=subprocess.PIPE,
                           check=True)
     return [name for name in done.stdout.decode().split()
@@ -56,7 +56,7 @@ def main():
         py_compile.compile(str(copy), doraise=True)
         commands = {"bare": python + ["-c", "pass"]}
         for name, words in COMMANDS.items():
-            floor = (f"import {', '.join(imports_of(words))}; "
+            floor = (f"import os, {', '.join(imports_of(words))}; "
                      f"compile(open({str(SCRIPT)!r}, encoding='utf-8').read(), 'x', 'exec')")
             run = (f"import sys; sys.path.insert(0, {place!r}); sys.argv[1:] = {words!r}; "
                    "from subagent_fleet import main; sys.exit(main())")
