@@ -47,6 +47,20 @@ class _Late:
 
 re = _Late("re")
 
+
+class _Pattern:
+    """A regular expression that is compiled when it is first used."""
+
+    def __init__(self, text):
+        self.text = text
+
+    def __getattr__(self, method):
+        compiled = re.compile(self.text)
+        for name in ("match", "search", "fullmatch", "finditer", "sub"):
+            self.__dict__[name] = getattr(compiled, name)
+        return getattr(compiled, method)
+
+
 __version__ = "1.0.0"
 
 
@@ -174,19 +188,19 @@ _WORDS = {
     "on": _CLASH, "On": _CLASH, "ON": _CLASH, "off": _CLASH, "Off": _CLASH, "OFF": _CLASH,
     "=": _CLASH, "<<": _CLASH,
 }
-_INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)|0x[0-9a-fA-F]+")
-_FLOAT = re.compile(r"[-+]?[0-9]+\.[0-9]*(?:[eE][-+][0-9]+)?|\.[0-9]+(?:[eE][-+][0-9]+)?")
+_INTEGER = _Pattern(r"[-+]?(?:0|[1-9][0-9]*)|0x[0-9a-fA-F]+")
+_FLOAT = _Pattern(r"[-+]?[0-9]+\.[0-9]*(?:[eE][-+][0-9]+)?|\.[0-9]+(?:[eE][-+][0-9]+)?")
 # All that is a number or a date in YAML 1.1 or in the core schema of YAML 1.2.
-_NUMBER_CLASH = re.compile(
+_NUMBER_CLASH = _Pattern(
     r"[-+]?0b[01_]+|[-+]?0x[0-9a-fA-F_]+|0o[0-7]+"
     r"|[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?"
     r"|[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?"
     r"|[0-9]{4}-[0-9][0-9]?-[0-9][0-9]?(?:(?:[Tt]|[ \t]+)[0-9][0-9]?:[0-9][0-9]:[0-9][0-9]"
     r"(?:\.[0-9]*)?(?:[ \t]*(?:Z|[-+][0-9][0-9]?(?::[0-9][0-9])?))?)?"
 )
-_NUMBER_CHARACTERS = re.compile(r"[-+.:_0-9a-fA-FxoTtZ \t]+")
+_NUMBER_CHARACTERS = _Pattern(r"[-+.:_0-9a-fA-FxoTtZ \t]+")
 
-_ODD_CHARACTER = re.compile(
+_ODD_CHARACTER = _Pattern(
     "[^\t\n -~\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
 )
 _ODD_NAMES = {
@@ -206,27 +220,27 @@ _ESCAPES = {
     "r": "\r", "e": "\x1b", " ": " ", '"': '"', "/": "/", "\\": "\\",
     "N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029",
 }
-_ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
+_ESCAPE = _Pattern(r"(?s)\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)")
 
-_SPACES = re.compile(" *")
-_SPACES_AND_BREAKS = re.compile("[ \n]*")
-_MARKER = re.compile(r"(?:---|\.\.\.)(?=[ \t\n]|\Z)")
-_DASH = re.compile(r"-(?=[ \t\n]|\Z)")
+_SPACES = _Pattern(" *")
+_SPACES_AND_BREAKS = _Pattern("[ \n]*")
+_MARKER = _Pattern(r"(?:---|\.\.\.)(?=[ \t\n]|\Z)")
+_DASH = _Pattern(r"-(?=[ \t\n]|\Z)")
 # The common line, in one match. Every repeated part starts at a colon, and trailing spaces
 # belong to the text, so that a line that does not fit is given up in linear time.
 _SIMPLE = r"-?[A-Za-z0-9_./~+][^\t\n#:]*(?::[^\s#:][^\t\n#:]*)*"
-_SIMPLE_ENTRY = re.compile(
+_SIMPLE_ENTRY = _Pattern(
     rf"([A-Za-z_][A-Za-z0-9_.-]{{0,99}}):(?: +({_SIMPLE}))?\n( *)(?=[^ \t\n#])"
 )
-_SIMPLE_ITEM = re.compile(rf"- +({_SIMPLE})\n( *)(?=[^ \t\n#])")
-_PLAIN_START = re.compile(r"[^ \t\n\-?:,\[\]{}#&*!|>'\"%@`]|[-?:](?![ \t\n]|\Z)")
-_FLOW_START = re.compile(r"[^ \t\n\-?:,\[\]{}#&*!|>'\"%@`]|-(?![ \t\n]|\Z)")
-_PLAIN_STOP = re.compile(r":(?=[ \t\n]|\Z)| #|\t|\n")
-_FLOW_STOP = re.compile(r":(?=[ \t\n,\[\]{}]|\Z)| #|\t|\n|,|\?|\[|\]|\{|\}")
-_QUOTED_KEY = re.compile(
+_SIMPLE_ITEM = _Pattern(rf"- +({_SIMPLE})\n( *)(?=[^ \t\n#])")
+_PLAIN_START = _Pattern(r"[^ \t\n\-?:,\[\]{}#&*!|>'\"%@`]|[-?:](?![ \t\n]|\Z)")
+_FLOW_START = _Pattern(r"[^ \t\n\-?:,\[\]{}#&*!|>'\"%@`]|-(?![ \t\n]|\Z)")
+_PLAIN_STOP = _Pattern(r":(?=[ \t\n]|\Z)| #|\t|\n")
+_FLOW_STOP = _Pattern(r":(?=[ \t\n,\[\]{}]|\Z)| #|\t|\n|,|\?|\[|\]|\{|\}")
+_QUOTED_KEY = _Pattern(
     r"(?:\"[^\"\\\n]*(?:\\.[^\"\\\n]*)*\"|'[^'\n]*(?:''[^'\n]*)*') *:(?=[ \t\n]|\Z)"
 )
-_BLOCK_HEADER = re.compile(r"[|>](?:([-+])([1-9])?|([1-9])([-+])?)?(?: *| +#[^\n]*)(?:\n|\Z)")
+_BLOCK_HEADER = _Pattern(r"[|>](?:([-+])([1-9])?|([1-9])([-+])?)?(?: *| +#[^\n]*)(?:\n|\Z)")
 
 
 class Document:
@@ -806,7 +820,7 @@ def _fold(body, *, escapes=False):
 
 # The writer.
 
-_BARE = re.compile(r"[A-Za-z_/][\w./@%+=();-]*(?:[ :][\w./@%+=();-]+)*", re.ASCII)
+_BARE = _Pattern(r"(?a)[A-Za-z_/][\w./@%+=();-]*(?:[ :][\w./@%+=();-]+)*")
 _SHORT_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r", "\0": "\\0"}
 
 
@@ -1218,7 +1232,7 @@ def _mend(value, fragment, key):
 
 
 def check_fleet(document):
-    """Return (Fleet or None, findings) for a fleet file that has been read."""
+    """Return (Fleet, []) for a file that has been read, or (None, everything that is wrong)."""
     check = _Checker(document)
     tree = check.section("", (), document.value)
     if tree is not None:
@@ -1229,8 +1243,7 @@ def check_fleet(document):
             check.reference(("project", "claude", tier), name, tree["models"] or {}, "model")
     if check.findings:
         return None, sorted(check.findings, key=_position)
-    fleet = _build_fleet(tree, document)
-    return fleet, list(lint_fleet(fleet))
+    return _build_fleet(tree, document), []
 
 
 def _position(finding):
@@ -1286,9 +1299,9 @@ def _check_models(check, models, nodes):
                         f"Claude Code reads `{model['litellm_alias']}` as a word of its own",
                         fix=f"write `claude-{str(model['litellm_alias']).lower()}-local`")
         if model["ollama_model"] and leaves_house(model["ollama_model"]) and not model["cloud"]:
-            check.error("cloud-model", at + ("ollama_model",), f"models.{name}.ollama_model: Ollama "
-                        f"sends `{model['ollama_model']}` to ollama.com; it does not run on "
-                        "your machine", fix="choose a local model, or add `cloud: true`")
+            check.error("cloud-model", at + ("ollama_model",), f"models.{name}.ollama_model: "
+                        f"Ollama sends `{model['ollama_model']}` to ollama.com; it does not run "
+                        "on your machine", fix="choose a local model, or add `cloud: true`")
         for index, other in enumerate(model["fallback"] or ()):
             check.reference(at + ("fallback", index), other, models, "model")
             if other == name:
@@ -2887,15 +2900,22 @@ class World:
         self._large, self._parsing = _thread.allocate_lock(), _thread.allocate_lock()
         self._tls, self._alive = None, {}
         for stream in (sys.stdout, sys.stderr):
-            if hasattr(stream, "reconfigure"):  # a terminal that cannot show é still shows the rest
+            if hasattr(stream, "reconfigure"):  # a C locale shows the rest
                 stream.reconfigure(errors="backslashreplace")
 
     # -- terminal --
 
     def out(self, text):
-        """Write what was asked for."""
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        """Write what was asked for; a full disk is an error, a reader that has gone is not."""
+        try:
+            if sys.stdout is not None:  # None: closed before the start
+                sys.stdout.write(text)
+                sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            self.discard_output()
+            raise FleetError("output", f"cannot write the output: {error.strerror}") from None
 
     def err(self, text):
         """Write talk: errors, hints, progress."""
@@ -3168,7 +3188,7 @@ def read_fleet(path, world):
     fleet, findings = check_fleet(document)
     if fleet is None:
         raise FleetError("invalid-config", source, findings=findings)
-    return fleet, findings
+    return fleet, list(lint_fleet(fleet))
 
 
 def find_config(options, world):
