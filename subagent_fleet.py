@@ -1144,6 +1144,13 @@ def count_of(things, noun):
     return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
 
 
+FINDINGS_LIMIT = 100  # a file with more of them is no fleet file
+
+
+class _TooMany(Exception):
+    """The limit is reached."""
+
+
 class _Checker:
     """Collects the problems of one document while its sections are read."""
 
@@ -1152,6 +1159,8 @@ class _Checker:
         self.findings = []
 
     def error(self, slug, path, what, *, fix="", key=False):
+        if len(self.findings) == FINDINGS_LIMIT:
+            raise _TooMany
         where, excerpt = self.document.locate(path, key=key)
         self.findings.append(Finding(slug, "error", what, where, fix, excerpt))
 
@@ -1233,14 +1242,17 @@ def _mend(value, fragment, key):
 
 def check_fleet(document):
     """Return (Fleet, []) for a file that has been read, or (None, everything that is wrong)."""
-    check = _Checker(document)
-    tree = check.section("", (), document.value)
-    if tree is not None:
-        _check_nodes(check, tree["nodes"] or {})
-        _check_models(check, tree["models"] or {}, tree["nodes"] or {})
-        _check_agents(check, tree["agents"] or {}, tree["models"] or {})
-        for tier, name in ((tree["project"] or {}).get("claude") or {}).items():
-            check.reference(("project", "claude", tier), name, tree["models"] or {}, "model")
+    check, tree = _Checker(document), None
+    try:
+        tree = check.section("", (), document.value)
+        if tree is not None:
+            _check_nodes(check, tree["nodes"] or {})
+            _check_models(check, tree["models"] or {}, tree["nodes"] or {})
+            _check_agents(check, tree["agents"] or {}, tree["models"] or {})
+            for tier, name in ((tree["project"] or {}).get("claude") or {}).items():
+                check.reference(("project", "claude", tier), name, tree["models"] or {}, "model")
+    except _TooMany:
+        check.findings.append(Finding("too-many", "error", "and more; mend these first"))
     if check.findings:
         return None, sorted(check.findings, key=_position)
     return _build_fleet(tree, document), []

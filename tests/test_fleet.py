@@ -187,6 +187,12 @@ def test_every_problem_is_reported_in_one_run_in_file_order():
     assert lines == sorted(lines)
 
 
+def test_the_list_of_problems_ends():
+    _, findings = check("{" + ", ".join(f"k{i}: 1" for i in range(5000)) + "}")
+    assert len(findings) == sf.FINDINGS_LIMIT + 1
+    assert {f.slug for f in findings} == {"unknown-key", "too-many"}
+
+
 def test_a_wrong_name_gets_the_nearest_known_one():
     _, findings = check(edited(("node: mini", "node: mni"), ("endpoint: http://localhost:11434",
                                                              "endpont: http://localhost:11434")))
