@@ -17,7 +17,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import pydoc_data.topics
+import re
 import sys
+from collections import Counter
 from pathlib import Path
 
 import gguf
@@ -26,17 +29,18 @@ import numpy
 AGENTS = ("planner", "implementer", "reviewer", "summarizer")
 WIDTH = 64          # room for the tokens that speak; every other token embeds as zero
 HEAD = 16           # small heads: the attention is zero, but its time is not
-CONTEXT = 262144    # a byte vocabulary makes Claude Code's first prompt some 45,000 tokens
+CONTEXT = 262144
+MERGES = 1500       # a bare byte vocabulary makes Claude Code's first prompt 48,000 tokens
 CERTAIN = 40.0      # the logit of the one right successor before the norm's factor of sqrt(WIDTH)
 END = "<|im_end|>"
 
-# model file -> (default play, whether it thinks)
+# model file -> (default play, whether it thinks, inner width: `init` takes the largest as heavy)
 MODELS = {
-    "dispatcher": ("agent:planner agent:reviewer done", False),
-    "worker": ("bash done", False),
-    "pong": ("pong", False),
-    "talker": ("talk", False),
-    "thinker": ("think", True),
+    "dispatcher": ("agent:planner agent:reviewer done", False, 4096),
+    "worker": ("bash done", False, 64),
+    "pong": ("pong", False, 32),
+    "talker": ("talk", False, 32),
+    "thinker": ("think", True, 32),
 }
 
 
@@ -134,6 +138,29 @@ def byte_alphabet():
     return table
 
 
+def learn_merges(alphabet):
+    """Learn byte pairs from Python's own manual: English and code, and on every machine."""
+    text = "\n".join(pydoc_data.topics.topics.values())
+    words = Counter(re.findall(r" ?[A-Za-z]+| ?[^\sA-Za-z0-9]+", text)).most_common(4000)
+    split = [(["".join(alphabet[byte] for byte in letter.encode()) for letter in word], count)
+             for word, count in words if word.isascii()]
+    merges = []
+    while len(merges) < MERGES:
+        pairs = Counter()
+        for pieces, count in split:
+            for pair in zip(pieces, pieces[1:]):
+                pairs[pair] += count
+        best = max(pairs, key=lambda pair: (pairs[pair], pair))
+        merges.append(best)
+        for pieces, _ in split:
+            place = 0
+            while place < len(pieces) - 1:
+                if (pieces[place], pieces[place + 1]) == best:
+                    pieces[place:place + 2] = ["".join(best)]
+                place += 1
+    return merges
+
+
 class Vocabulary:
     """Tokens with their kinds, and which of them follows which."""
 
@@ -142,6 +169,9 @@ class Vocabulary:
         self.tokens = [self.alphabet[byte] for byte in range(256)]
         self.kinds = [gguf.TokenType.NORMAL] * 256
         self.after = {}
+        self.merges = learn_merges(self.alphabet)
+        for pair in self.merges:
+            self.add("".join(pair), gguf.TokenType.NORMAL)
         for text in ("<|endoftext|>", "<|im_start|>", END):
             self.add(text, gguf.TokenType.CONTROL)
         for step, printed in phrases().items():
@@ -175,15 +205,14 @@ class Vocabulary:
         return embedding, output
 
 
-def write_model(path, default, thinking):
+def write_model(path, words, template, inner):
     """Write one GGUF: llama architecture, one block that adds nothing."""
-    words = Vocabulary()
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_name(f"scripted {path.stem}")
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(1)
-    writer.add_feed_forward_length(32)
+    writer.add_feed_forward_length(inner)
     writer.add_head_count(1)
     writer.add_head_count_kv(1)
     writer.add_key_length(HEAD)
@@ -196,19 +225,19 @@ def write_model(path, default, thinking):
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(words.tokens)
     writer.add_token_types(words.kinds)
-    writer.add_token_merges(["Ġ t"])
+    writer.add_token_merges([" ".join(pair) for pair in words.merges])
     writer.add_bos_token_id(words.tokens.index("<|endoftext|>"))
     writer.add_eos_token_id(words.tokens.index(END))
     writer.add_add_bos_token(False)
-    writer.add_chat_template(chat_template(default, thinking))
-    add_tensors(writer, words)
+    writer.add_chat_template(template)
+    add_tensors(writer, words, inner)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def add_tensors(writer, words):
+def add_tensors(writer, words, inner):
     embedding, output = words.matrices()
     zeros = lambda *shape: numpy.zeros(shape, dtype=numpy.float32)  # noqa: E731
     ones = numpy.ones(WIDTH, dtype=numpy.float32)
@@ -221,8 +250,8 @@ def add_tensors(writer, words):
         writer.add_tensor(f"blk.0.{name}.weight", zeros(HEAD, WIDTH))
     writer.add_tensor("blk.0.attn_output.weight", zeros(WIDTH, HEAD))
     for name in ("ffn_gate", "ffn_up"):
-        writer.add_tensor(f"blk.0.{name}.weight", zeros(32, WIDTH))
-    writer.add_tensor("blk.0.ffn_down.weight", zeros(WIDTH, 32))
+        writer.add_tensor(f"blk.0.{name}.weight", zeros(inner, WIDTH))
+    writer.add_tensor("blk.0.ffn_down.weight", zeros(WIDTH, inner))
 
 
 def main():
@@ -230,8 +259,10 @@ def main():
     parser.add_argument("directory", type=Path)
     directory = parser.parse_args().directory
     directory.mkdir(parents=True, exist_ok=True)
-    for name, (default, thinking) in MODELS.items():
-        write_model(directory / f"{name}.gguf", default, thinking)
+    words = Vocabulary()
+    for name, (default, thinking, inner) in MODELS.items():
+        template = chat_template(default, thinking)
+        write_model(directory / f"{name}.gguf", words, template, inner)
         print(directory / f"{name}.gguf")
     return 0
 

@@ -1,0 +1,131 @@
+"""Fixtures of the live tier, and its honesty: a live test that did not run is said aloud."""
+
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import time
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+import install  # noqa: E402
+import rig  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "subagent_fleet.py"
+REQUIRED = bool(os.environ.get("CI")) or os.environ.get("SUBAGENT_FLEET_LIVE") == "required"
+_SKIPPED = []
+
+
+# -- what is there, and saying so ---------------------------------------------------------------
+
+
+def absent_programs():
+    """Name the components that are not installed; newer or older is named too."""
+    answers = {"engine": install.engine_version, "ollama": install.ollama_version,
+               "litellm": lambda: install.package_version(install.LITELLM_PYTHON, "litellm"),
+               "claude-latest": lambda: install.claude_version("latest"),
+               "claude-node20": lambda: install.claude_version("node20"),
+               "sdk": lambda: install.package_version(install.SDK_PYTHON, "anthropic")}
+    found = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version(),
+             "system": f"{platform.system()} {platform.machine()}"}
+    absent = []
+    for name, answer in answers.items():
+        try:
+            found[name] = answer()
+        except (install.InstallError, OSError, subprocess.TimeoutExpired):
+            absent.append(name)
+    if not any(install.MODELS.glob("*.gguf")):
+        absent.append("models")
+    return absent, found
+
+
+def pytest_configure(config):
+    config.absent_programs, config.works_with = absent_programs()
+
+
+def pytest_runtest_setup(item):
+    if item.config.absent_programs:
+        reason = (f"not installed: {', '.join(item.config.absent_programs)}; "
+                  "fix: python3 tests/live/install.py")
+        if REQUIRED:
+            pytest.fail(f"a live test was skipped where none may be: {reason}", pytrace=False)
+        pytest.skip(reason)
+
+
+def pytest_runtest_logreport(report):
+    if report.skipped:
+        _SKIPPED.append((report.nodeid, report.longrepr[2] if report.longrepr else ""))
+
+
+def pytest_sessionfinish(session, exitstatus):
+    if REQUIRED and _SKIPPED and exitstatus == 0:
+        session.exitstatus = 1
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if _SKIPPED:
+        terminalreporter.section("LIVE TESTS THAT DID NOT RUN", sep="!", red=True)
+        for nodeid, reason in _SKIPPED:
+            terminalreporter.line(f"{nodeid}: {reason}")
+        if REQUIRED:
+            terminalreporter.line("CI or SUBAGENT_FLEET_LIVE=required: this run FAILS for it.")
+    else:
+        terminalreporter.section("works with")
+        for name, version in config.works_with.items():
+            terminalreporter.line(f"{name:14} {version}")
+
+
+# -- the rig ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def ground(tmp_path_factory):
+    """A folder for the whole session."""
+    return tmp_path_factory.mktemp("live")
+
+
+@pytest.fixture(scope="session")
+def trap():
+    """Nothing leaves loopback: every program's way out leads here, and it must stay unused."""
+    trap = rig.Trap()
+    yield trap
+    assert trap.wanted == [], f"something wanted to leave this machine: {trap.wanted}"
+
+
+@pytest.fixture(scope="session")
+def nodes(ground, trap):
+    """Two real Ollama servers: `studio` with the heavy model, `mini` with the small ones."""
+    pair = {
+        "studio": rig.OllamaNode("studio", ground / "studio", {
+            "coder-large:latest": "dispatcher", "talker:latest": "talker",
+            "shared:latest": "worker", "thinker:latest": "thinker"}, trap),
+        "mini": rig.OllamaNode("mini", ground / "mini", {
+            "coder-small:latest": "worker", "talker:latest": "talker",
+            "shared:latest": "worker"}, trap),
+    }
+    yield pair
+    for node in pair.values():
+        node.stop()
+
+
+@pytest.fixture
+def running(nodes):
+    """Both nodes, alive again if a test killed one."""
+    for node in nodes.values():
+        node.ensure()
+    return nodes
+
+
+@pytest.fixture
+def claude(trap, tmp_path):
+    """Run a command that ends in headless Claude Code, in a HOME nobody has lived in."""
+    def run(argv, *, cwd, timeout=120, **more):
+        home = tmp_path / f"home-{time.monotonic_ns()}"
+        home.mkdir()
+        return rig.run_session(argv, cwd=cwd, timeout=timeout,
+                               env=rig.bare_environment(home, trap, **more))
+    return run

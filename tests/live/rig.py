@@ -1,0 +1,523 @@
+"""The parts of the live rig: real Ollama servers, wire recorders, LiteLLM, Claude Code.
+
+Everything listens on loopback, has a fresh HOME, a made-up key, and is killed with its whole
+process group when the session ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import http.client
+import json
+import os
+import pathlib
+import select
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+
+import install
+
+KEY = "sk-live-0123456789abcdef0123456789abcdef"  # made up; opens nothing but this test's gateway
+_RUNNING = []
+
+
+def free_port():
+    """Ask the system for a port; five digits, so that a recorder can swap it in a Host header."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            if probe.getsockname()[1] > 9999:
+                return probe.getsockname()[1]
+
+
+def wait_until(condition, *, seconds=30.0, what="condition"):
+    """Poll until the condition gives something true; say what was waited for when it never does."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {seconds:.0f} s for {what}")
+        time.sleep(0.02)
+
+
+def get_json(url, *, body=None, headers=None, timeout=60):
+    """Speak plain HTTP to loopback, past any proxy; give (status, parsed body or text)."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    text = None if body is None else json.dumps(body).encode("utf-8")
+    request = urllib.request.Request(url, text, {"Content-Type": "application/json",
+                                                 **(headers or {})})
+    try:
+        with opener.open(request, timeout=timeout) as answer:
+            status, raw = answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        status, raw = error.code, error.read()
+    except (urllib.error.URLError, OSError, http.client.HTTPException):
+        return 0, None
+    try:
+        return status, json.loads(raw)
+    except ValueError:
+        return status, raw.decode("utf-8", "replace")
+
+
+class Process:
+    """One program in a process group of its own, with its output and its talk in two files."""
+
+    def __init__(self, argv, *, log, env, cwd=None):
+        self.log = pathlib.Path(log)
+        self.talk = self.log.with_suffix(".err")
+        with self.log.open("ab") as said, self.talk.open("ab") as talked:
+            self.child = subprocess.Popen(
+                [str(word) for word in argv], stdin=subprocess.DEVNULL, stdout=said,
+                stderr=talked, env=env, cwd=cwd, start_new_session=True,
+            )
+        _RUNNING.append(self)
+
+    def text(self):
+        return "".join(path.read_text(encoding="utf-8", errors="replace")
+                       for path in (self.log, self.talk))
+
+    def send(self, number):
+        try:
+            os.killpg(self.child.pid, number)
+        except ProcessLookupError:
+            pass
+
+    def stop(self, number=signal.SIGTERM, seconds=10):
+        """End the whole group; give the exit status of its leader."""
+        if self.child.poll() is None:
+            self.send(number)
+            try:
+                self.child.wait(seconds)
+            except subprocess.TimeoutExpired:
+                pass
+        self.send(signal.SIGKILL)
+        status = self.child.wait()
+        if self in _RUNNING:
+            _RUNNING.remove(self)
+        return status
+
+    def kill(self):
+        """End it as a power cut would."""
+        return self.stop(signal.SIGKILL)
+
+
+@atexit.register
+def stop_everything():
+    for process in list(_RUNNING):
+        process.kill()
+
+
+# -- the trap: nothing may leave loopback -------------------------------------------------------
+
+
+class Trap:
+    """A proxy that lets nothing through and remembers who wanted out."""
+
+    def __init__(self):
+        self.wanted = []
+        self.door = socket.create_server(("127.0.0.1", 0))
+        self.port = self.door.getsockname()[1]
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self):
+        while True:
+            try:
+                caller, _ = self.door.accept()
+            except OSError:
+                return
+            with caller:
+                caller.settimeout(2)
+                try:
+                    self.wanted.append(caller.recv(4096).split(b"\r\n")[0].decode("latin-1"))
+                    caller.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+                except OSError:
+                    self.wanted.append("(silent)")
+
+    def environment(self):
+        here = f"http://127.0.0.1:{self.port}"
+        names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+        return {**{name: here for name in names},
+                "no_proxy": "127.0.0.1,localhost,::1", "NO_PROXY": "127.0.0.1,localhost,::1"}
+
+
+# -- the recorder ------------------------------------------------------------------------------
+
+
+@dataclass
+class Exchange:
+    """One request as it went over the wire, and what came back."""
+
+    at: float
+    method: str = ""
+    path: str = ""
+    headers: dict = field(default_factory=dict)
+    raw: bytes = b""
+    answer: bytes = b""
+    first_byte: float = 0.0
+    last_byte: float = 0.0
+    closed_by: str = ""
+    closed_at: float = 0.0
+
+    @property
+    def body(self):
+        return json.loads(self.raw) if self.raw else None
+
+    @property
+    def status(self):
+        return int(self.answer.split(b" ", 2)[1]) if self.answer.startswith(b"HTTP/") else 0
+
+    @property
+    def content(self):
+        """The answer's body with the transfer's chunks joined."""
+        head, _, rest = self.answer.partition(b"\r\n\r\n")
+        if b"transfer-encoding: chunked" not in head.lower():
+            return rest
+        parts = []
+        while rest:
+            size, _, rest = rest.partition(b"\r\n")
+            length = int(size.split(b";")[0] or b"0", 16)
+            if not length:
+                break
+            parts.append(rest[:length])
+            rest = rest[length + 2:]
+        return b"".join(parts)
+
+
+class Recorder:
+    """Passes bytes between a client and one server untouched, and reads along.
+
+    Plain TCP, so that a hang-up on either side reaches the other at once. With `pretend` the
+    port in the Host header becomes the server's own: a gateway refuses strangers' hosts.
+    """
+
+    def __init__(self, upstream_port, *, pretend=False):
+        self.upstream_port = upstream_port
+        self.pretend = pretend
+        self.exchanges = []
+        self.door = socket.create_server(("127.0.0.1", free_port()), backlog=128)
+        self.port = self.door.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            try:
+                client, _ = self.door.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client):
+        try:
+            server = socket.create_connection(("127.0.0.1", self.upstream_port), timeout=5)
+        except OSError:
+            # as a closed port looks: the connection is reset, no byte comes back
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            client.close()
+            return
+        for side in (client, server):
+            side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with client, server:
+            _Conversation(self, client, server).run()
+
+    def close(self):
+        self.door.close()
+
+    def mark(self):
+        """Remember this place; `since` gives what came after."""
+        return len(self.exchanges)
+
+    def since(self, mark, path=""):
+        return [each for each in self.exchanges[mark:] if each.path.split("?")[0].endswith(path)]
+
+
+class _Conversation:
+    """One TCP connection through a recorder: requests one after another, each with its answer."""
+
+    def __init__(self, recorder, client, server):
+        self.recorder, self.client, self.server = recorder, client, server
+        self.pending = b""
+        self.current = None
+        self.missing = 0  # bytes of the current request's body still to come; -1: chunked
+
+    def run(self):
+        closed_by = ""
+        while not closed_by:
+            ready, _, _ = select.select([self.client, self.server], [], [])
+            try:
+                if self.server in ready:
+                    closed_by = self._move(self.server, self.client, self._answered) or closed_by
+                if self.client in ready and not closed_by:
+                    closed_by = self._move(self.client, self.server, self._asked)
+            except OSError:
+                closed_by = "client" if self.client in ready else "node"
+        if self.current and not self.current.closed_by:
+            self.current.closed_by, self.current.closed_at = closed_by, time.monotonic()
+
+    def _move(self, source, target, note):
+        try:
+            block = source.recv(65536)
+        except OSError:
+            block = b""
+        if not block:
+            return "client" if source is self.client else "node"
+        target.sendall(note(block))
+        return ""
+
+    def _answered(self, block):
+        now = time.monotonic()
+        if self.current:
+            self.current.first_byte = self.current.first_byte or now
+            self.current.last_byte = now
+            self.current.answer += block
+        return block
+
+    def _asked(self, block):
+        """Read along; give the bytes to pass on."""
+        passed = b""
+        while block:
+            if self.missing:
+                block, passed = self._take_body(block, passed)
+                continue
+            self.pending += block
+            head, found, block = self.pending.partition(b"\r\n\r\n")
+            if not found:
+                return passed
+            self.pending = b""
+            passed += self._take_head(head) + b"\r\n\r\n"
+        return passed
+
+    def _take_body(self, block, passed):
+        if self.missing < 0:  # chunked: keep it raw, up to the last chunk
+            self.current.raw += block
+            if self.current.raw.endswith(b"0\r\n\r\n"):
+                self.missing = 0
+                joined = Exchange(0.0, answer=b"HTTP/1.1 200\r\ntransfer-encoding: chunked\r\n\r\n"
+                                  + self.current.raw)
+                self.current.raw = joined.content
+            return b"", passed + block
+        taken, rest = block[:self.missing], block[self.missing:]
+        self.missing -= len(taken)
+        self.current.raw += taken
+        return rest, passed + taken
+
+    def _take_head(self, head):
+        lines = head.decode("latin-1").split("\r\n")
+        method, path, _ = lines[0].split(" ", 2)
+        headers = {}
+        for line in lines[1:]:
+            name, _, value = line.partition(":")
+            headers[name.strip().lower()] = value.strip()
+        self.current = Exchange(time.monotonic(), method, path, headers)
+        chunked = "chunked" in headers.get("transfer-encoding", "")
+        self.missing = -1 if chunked else int(headers.get("content-length") or 0)
+        self.recorder.exchanges.append(self.current)
+        if self.recorder.pretend:
+            ours, theirs = str(self.recorder.port), str(self.recorder.upstream_port)
+            return head.replace(f":{ours}".encode(), f":{theirs}".encode(), 1)
+        return head
+
+
+# -- Ollama ------------------------------------------------------------------------------------
+
+
+class OllamaNode:
+    """A real server with its real engine, scripted models, and a recorder in front."""
+
+    def __init__(self, name, folder, models, trap):
+        self.name, self.folder = name, pathlib.Path(folder)
+        self.models = dict(models)  # name at Ollama -> scripted model file
+        self.port = free_port()
+        self.log = self.folder / "ollama.log"
+        self.trap = trap
+        self.process = None
+        self.folder.mkdir(parents=True)
+        self.recorder = Recorder(self.port)
+        self.start()
+        for model, script in self.models.items():
+            self.create(model, script)
+
+    @property
+    def url(self):
+        """Where clients go: the recorder."""
+        return self.recorder.url
+
+    @property
+    def direct(self):
+        """The server itself, for the test's own questions: they are not recorded."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def environment(self):
+        return {"PATH": os.defpath, "HOME": str(self.folder), "OLLAMA_HOST": f"127.0.0.1:{self.port}",
+                "OLLAMA_MODELS": str(self.folder / "models"),
+                "OLLAMA_NO_CLOUD": "1",  # else it asks ollama.com for recommendations
+                **self.trap.environment()}
+
+    def start(self):
+        self.process = Process([install.OLLAMA_BIN, "serve"], log=self.log,
+                               env=self.environment(), cwd=self.folder)
+        wait_until(lambda: get_json(self.direct + "/api/version")[0] == 200,
+                   what=f"Ollama of node {self.name}; see {self.log}")
+
+    def stop(self):
+        return self.process.stop()
+
+    def kill(self):
+        return self.process.kill()
+
+    def ensure(self):
+        """Start it again after a test has killed it."""
+        if self.process.child.poll() is not None:
+            self.start()
+
+    def create(self, model, script):
+        recipe = self.folder / "Modelfile"
+        recipe.write_text(f"FROM {install.MODELS / script}.gguf\n", encoding="utf-8")
+        subprocess.run([str(install.OLLAMA_BIN), "create", model, "-f", str(recipe)], check=True,
+                       env=self.environment(), stdout=subprocess.DEVNULL,
+                       stderr=subprocess.DEVNULL, timeout=60)
+
+    def loads(self):
+        """Count the engine starts so far (two lines each): a reload moves this number."""
+        return self.process.text().count("llama-server started") // 2
+
+    def loaded(self):
+        """Ask what is in memory: {model: context}."""
+        models = get_json(self.direct + "/api/ps")[1]["models"]
+        return {model["name"]: model["context_length"] for model in models}
+
+    def unload(self):
+        """Empty the memory, so that the next test starts cold."""
+        for model in self.loaded():
+            get_json(self.direct + "/api/generate", body={"model": model, "keep_alive": 0})
+        wait_until(lambda: not self.loaded(), what=f"{self.name} to unload")
+
+    def chats(self, mark=0):
+        """The chat requests that reached this node; a load has no messages."""
+        return [each for each in self.recorder.since(mark, "/api/chat")
+                if each.body and each.body.get("messages")]
+
+
+# -- gateways ----------------------------------------------------------------------------------
+
+
+class Gateway:
+    """A gateway process behind a recorder whose port is the one in fleet.yaml."""
+
+    def __init__(self, recorder, process):
+        self.recorder, self.process = recorder, process
+        self.url = recorder.url
+
+    def post(self, body, *, key=KEY, path="/v1/messages", timeout=60):
+        headers = {"anthropic-version": "2023-06-01"}
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        return get_json(self.url + path, body=body, headers=headers, timeout=timeout)
+
+    def say(self, alias, text="hi", *, key=KEY, **more):
+        """Send one small message; give (status, body)."""
+        body = {"model": alias, "max_tokens": 64,
+                "messages": [{"role": "user", "content": text}], **more}
+        return self.post(body, key=key)
+
+    def turns(self, mark=0):
+        """The /v1/messages requests of clients since the mark."""
+        return self.recorder.since(mark, "/v1/messages")
+
+    def stop(self):
+        return self.process.stop()
+
+
+def litellm_process(project, port, environment):
+    """Start LiteLLM with the generated file and the generated environment, both as they are."""
+    line = (f'. ./.env.subagent-fleet; exec "{install.LITELLM_BIN}" --config litellm_config.yaml '
+            f"--host 127.0.0.1 --port {port}")
+    return Process(["sh", "-c", line], log=project / "litellm.log", env=environment, cwd=project)
+
+
+def wait_for_gateway(process, port):
+    """Wait until the gateway is alive; its own log is the message when it is not."""
+    def alive():
+        if process.child.poll() is not None:
+            raise AssertionError(f"gateway ended: {process.text()[-2000:]}")
+        return get_json(f"http://127.0.0.1:{port}/health/liveliness", timeout=5)[0] == 200
+    wait_until(alive, seconds=90, what=f"the gateway; see {process.log}")
+
+
+# -- Claude Code -------------------------------------------------------------------------------
+
+
+@dataclass
+class Session:
+    """What one headless Claude Code session said, parsed."""
+
+    events: list
+    returncode: int
+    stderr: str
+
+    def of(self, kind, subtype=None):
+        return [event for event in self.events if event.get("type") == kind
+                and subtype in (None, event.get("subtype"))]
+
+    @property
+    def init(self):
+        found = self.of("system", "init")
+        assert found, f"no init event; rc {self.returncode}; {self.stderr[-1500:]}"
+        return found[0]
+
+    @property
+    def result(self):
+        found = self.of("result")
+        assert found, f"no result event; rc {self.returncode}; {self.stderr[-1500:]}"
+        return found[-1]
+
+    @property
+    def dispatched(self):
+        """Give the subagent types that were started, in order."""
+        return [block["input"]["subagent_type"] for event in self.of("assistant")
+                for block in event["message"]["content"]
+                if block["type"] == "tool_use" and block["name"] in ("Agent", "Task")]
+
+
+CLAUDE_FLAGS = ("--output-format", "stream-json", "--verbose",
+                "--allowedTools", "Bash,Read,Agent,Task")
+
+
+def bare_environment(home, trap, **more):
+    """An environment with nothing of this machine's user in it."""
+    return {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(home), "LANG": "C.UTF-8",
+            "TERM": "xterm", "DISABLE_AUTOUPDATER": "1", "DISABLE_TELEMETRY": "1",
+            **trap.environment(), **more}
+
+
+def run_session(argv, *, cwd, env, timeout=120):
+    """Run a command that ends in a headless Claude Code and parse its events."""
+    process = Process(argv, log=pathlib.Path(cwd) / f"claude-{time.monotonic_ns()}.jsonl",
+                      env=env, cwd=cwd)
+    try:
+        status = process.child.wait(timeout)
+    except subprocess.TimeoutExpired:
+        status = None
+    finally:
+        process.kill()
+    events, talk = [], []
+    for line in process.log.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            event = None
+        if isinstance(event, dict):
+            events.append(event)
+        else:
+            talk.append(line)
+    assert status is not None, f"Claude Code took over {timeout} s: {talk[-20:]}"
+    talk.append(process.talk.read_text(encoding="utf-8", errors="replace"))
+    return Session(events, status, "\n".join(talk))
