@@ -175,109 +175,66 @@ DEPTH_LIMIT = 64
 KEY_LIMIT = 1024  # from the start of a key to its colon: YAML's own limit
 NUMBER_LIMIT = 1000  # Python 3.11 refuses integers of more than 4,300 digits
 
-_INFINITE, _NAN = float("inf"), float("nan")
 _CLASH = object()  # a word that YAML 1.1 and 1.2 read differently
-_WORDS = {
-    "": None, "~": None, "null": None, "Null": None, "NULL": None,
-    "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False,
-    ".inf": _INFINITE, ".Inf": _INFINITE, ".INF": _INFINITE,
-    "+.inf": _INFINITE, "+.Inf": _INFINITE, "+.INF": _INFINITE,
-    "-.inf": -_INFINITE, "-.Inf": -_INFINITE, "-.INF": -_INFINITE,
-    ".nan": _NAN, ".NaN": _NAN, ".NAN": _NAN,
-    "yes": _CLASH, "Yes": _CLASH, "YES": _CLASH, "no": _CLASH, "No": _CLASH, "NO": _CLASH,
-    "on": _CLASH, "On": _CLASH, "ON": _CLASH, "off": _CLASH, "Off": _CLASH, "OFF": _CLASH,
-    "=": _CLASH, "<<": _CLASH,
-}
-_INTEGER = _Pattern(r"[-+]?(?:0|[1-9][0-9]*)|0x[0-9a-fA-F]+")
-_FLOAT = _Pattern(r"[-+]?[0-9]+\.[0-9]*(?:[eE][-+][0-9]+)?|\.[0-9]+(?:[eE][-+][0-9]+)?")
+_WORDS = {form: value for word, value in (
+    ("null", None), ("true", True), ("false", False), (".inf", float("inf")),
+    ("+.inf", float("inf")), ("-.inf", float("-inf")),
+    ("yes", _CLASH), ("no", _CLASH), ("on", _CLASH), ("off", _CLASH),
+) for form in (word, word.title(), word.upper())}
+_WORDS.update(dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")))
+_WORDS.update({"": None, "~": None, "=": _CLASH, "<<": _CLASH})
+_INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?[0-9]+\.[0-9]*(?:[eE][-+][0-9]+)?|\.[0-9]+(?:[eE][-+][0-9]+)?")
 # All that is a number or a date in YAML 1.1 or in the core schema of YAML 1.2.
-_NUMBER_CLASH = _Pattern(
+_NUMBER_CLASH = re.compile(
     r"[-+]?0b[01_]+|[-+]?0x[0-9a-fA-F_]+|0o[0-7]+"
     r"|[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?"
     r"|[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?"
     r"|[0-9]{4}-[0-9][0-9]?-[0-9][0-9]?(?:(?:[Tt]|[ \t]+)[0-9][0-9]?:[0-9][0-9]:[0-9][0-9]"
-    r"(?:\.[0-9]*)?(?:[ \t]*(?:Z|[-+][0-9][0-9]?(?::[0-9][0-9])?))?)?"
-)
-_NUMBER_CHARACTERS = _Pattern(r"[-+.:_0-9a-fA-FxoTtZ \t]+")
+    r"(?:\.[0-9]*)?(?:[ \t]*(?:Z|[-+][0-9][0-9]?(?::[0-9][0-9])?))?)?")
+_NUMBER_CHARACTERS = re.compile(r"[-+.:_0-9a-fA-FxoTtZ \t]+")
 
-_ODD_CHARACTER = _Pattern(
-    "[^\t\n -~\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
-)
-_ODD_NAMES = {
-    "\r": "a carriage return without a line feed", "\ufeff": "a byte order mark inside the text",
-    "\x85": "a line break few programs know", "\u2028": "a line break few programs know",
-    "\u2029": "a line break few programs know",
-}
-_REFUSED_STARTS = {
-    "&": "anchors (`&x`) are outside the YAML subset; repeat the value",
-    "*": "aliases (`*x`) are outside the YAML subset; repeat the value",
-    "!": "tags (`!x`) are outside the YAML subset; write the value plainly",
-    "?": "`?` keys are outside the YAML subset; write `key: value`",
-    "%": "directives (`%YAML`) are outside the YAML subset; remove the line",
+# Surrogates, controls, and the line breaks and byte order marks that programs disagree on.
+_ODD_CHARACTER = re.compile(
+    "[^\t\n -~\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
+_REFUSED = {
+    "\t": ("yaml-tab", "a tab where YAML takes only spaces", "replace the tab by spaces"),
+    "&": ("yaml-unsupported", "anchors (`&x`) are outside the YAML subset", "repeat the value"),
+    "*": ("yaml-unsupported", "aliases (`*x`) are outside the YAML subset", "repeat the value"),
+    "!": ("yaml-unsupported", "tags (`!x`) are outside the YAML subset", "remove the tag"),
+    "?": ("yaml-unsupported", "`?` keys are outside the YAML subset", "write `key: value`"),
+    "%": ("yaml-unsupported", "directives (`%YAML`) are outside the YAML subset", "remove the line"),
+    "@": ("yaml-syntax", "`@` cannot start plain text", "quote the text"),
+    "`": ("yaml-syntax", "a backtick cannot start plain text", "quote the text"),
 }
 _ESCAPES = {
     "0": "\0", "a": "\a", "b": "\b", "t": "\t", "\t": "\t", "n": "\n", "v": "\v", "f": "\f",
     "r": "\r", "e": "\x1b", " ": " ", '"': '"', "/": "/", "\\": "\\",
     "N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029",
 }
-_ESCAPE = _Pattern(r"(?s)\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)")
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
 
-_SPACES = _Pattern(" *")
-_SPACES_AND_BREAKS = _Pattern("[ \n]*")
-_MARKER = _Pattern(r"(?:---|\.\.\.)(?=[ \t\n]|\Z)")
-_DASH = _Pattern(r"-(?=[ \t\n]|\Z)")
-# The common line, in one match. Every repeated part starts at a colon, and trailing spaces
-# belong to the text, so that a line that does not fit is given up in linear time.
-_SIMPLE = r"-?[A-Za-z0-9_./~+][^\t\n#:]*(?::[^\s#:][^\t\n#:]*)*"
-_SIMPLE_ENTRY = _Pattern(
-    rf"([A-Za-z_][A-Za-z0-9_.-]{{0,99}}):(?: +({_SIMPLE}))?\n( *)(?=[^ \t\n#])"
-)
-_SIMPLE_ITEM = _Pattern(rf"- +({_SIMPLE})\n( *)(?=[^ \t\n#])")
-_PLAIN_START = _Pattern(r"[^ \t\n\-?:,\[\]{}#&*!|>'\"%@`]|[-?:](?![ \t\n]|\Z)")
-_FLOW_START = _Pattern(r"[^ \t\n\-?:,\[\]{}#&*!|>'\"%@`]|-(?![ \t\n]|\Z)")
-_PLAIN_STOP = _Pattern(r":(?=[ \t\n]|\Z)| #|\t|\n")
-_FLOW_STOP = _Pattern(r":(?=[ \t\n,\[\]{}]|\Z)| #|\t|\n|,|\?|\[|\]|\{|\}")
-_QUOTED_KEY = _Pattern(
-    r"(?:\"[^\"\\\n]*(?:\\.[^\"\\\n]*)*\"|'[^'\n]*(?:''[^'\n]*)*') *:(?=[ \t\n]|\Z)"
-)
-_BLOCK_HEADER = _Pattern(r"[|>](?:([-+])([1-9])?|([1-9])([-+])?)?(?: *| +#[^\n]*)(?:\n|\Z)")
-
-
-class Document:
-    """A document that was read, with the position of everything in it."""
-
-    def __init__(self, text, source):
-        self.source = source
-        self.text = _normalise(text, source)
-        self.value = _Reader(self.text, source).read()
-        self._tree, self._marks, self._lines = None, None, None
-
-    def locate(self, path, *, key=False):
-        """Return where (`source:line:column`) and the excerpt of what `path` leads to.
-
-        A path that does not exist leads to its nearest existing ancestor's key.
-        """
-        if self._marks is None:  # read again with positions: only a file with problems pays
-            self._marks = {}
-            self._tree = _Reader(self.text, self.source, marks=self._marks).read()
-            self._lines = [0] + [match.end() for match in re.finditer("\n", self.text)]
-        node, spans = self._tree, ((0, 0), None)
-        for step in path:
-            table = self._marks.get(id(node), {})
-            if step not in table:
-                key = True
-                break
-            node, spans = node[step], table[step]
-        start, end = spans[0] if key or not spans[1] else spans[1]
-        from bisect import bisect_right
-        line = bisect_right(self._lines, start)
-        where, excerpt = _show_token(self.text, start, end, line=line)
-        return f"{self.source}:{where}", excerpt
+_SPACES = re.compile(" *")
+_SPACES_AND_COMMENT = re.compile(r" *(?:#[^\n]*)?")
+_MARKER = re.compile(r"(?:---|\.\.\.)(?=[ \t\n]|\Z)")
+_DASH = re.compile(r"-(?=[ \t\n]|\Z)")
+_SAFE_START = r"[^ \t\n\-?:,\[\]{}#&*!|>'\"%@`]"
+_BLOCK_START = re.compile(rf"{_SAFE_START}|[-?:](?![ \t\n]|\Z)")
+_BLOCK_STOP = re.compile(r":(?=[ \t\n]|\Z)| #|\t|\n")
+_FLOW_START = re.compile(rf"{_SAFE_START}|-(?![ \t\n]|\Z)")
+_FLOW_STOP = re.compile(r":(?=[ \t\n,\[\]{}]|\Z)| #|\t|\n|,|\?|\[|\]|\{|\}")
+# A key with its colon. Each repeated part begins with a character that cannot end the part
+# before it, so that a line without a key is given up in linear time.
+_KEY = re.compile(
+    r"(\"[^\"\\\n]*(?:\\.[^\"\\\n]*)*\" *|'[^'\n]*(?:''[^'\n]*)*' *"
+    rf"|(?:{_BLOCK_START.pattern})[^\t\n:#]*(?:(?::(?![ \t\n]|\Z)|(?<! )#)[^\t\n:#]*)*)"
+    r":(?=[ \t\n]|\Z)")
+_BLOCK_HEADER = re.compile(r"[|>](?:([-+])([1-9])?|([1-9])([-+])?)?(?: *| +#[^\n]*)(?:\n|\Z)")
 
 
 def parse_yaml(text, source="<text>"):
     """Return the plain value of a YAML or JSON text, as PyYAML's safe_load does, or refuse."""
-    return _Reader(_normalise(text, source), source).read()
+    return Document(text, source).value
 
 
 def read_document(text, source):
@@ -285,29 +242,46 @@ def read_document(text, source):
     return Document(text, source)
 
 
-def _normalise(text, source):
-    """Drop the byte order mark, unify line ends, refuse what is no YAML text at all."""
-    if not isinstance(text, str):
-        raise FleetError("yaml-input", f"expected text, got {type(text).__name__}", where=source)
-    if len(text) > TEXT_LIMIT_BYTES:
-        raise FleetError(
-            "yaml-limit", f"{len(text):,} characters are too many (limit {TEXT_LIMIT_BYTES:,})",
-            where=source,
-        )
-    return (text[1:] if text.startswith("\ufeff") else text).replace("\r\n", "\n")
+class Document:
+    """A text that was read: `value`, and the position of everything in it."""
+
+    def __init__(self, text, source):
+        if not isinstance(text, str):
+            raise FleetError("yaml-input", f"expected text, not {type(text).__name__}",
+                             where=source)
+        if len(text) > TEXT_LIMIT_BYTES:
+            raise FleetError("yaml-limit", f"the text has {len(text):,} characters, more than "
+                             f"{TEXT_LIMIT_BYTES:,}", where=source)
+        self.text = (text[1:] if text.startswith("\ufeff") else text).replace("\r\n", "\n")
+        self.source, self.value = source, _Reader(self.text, source).read()
+        self._marks, self._tree, self._last = {}, None, (0, 1)
+
+    def locate(self, path, *, key=False):
+        """Return where (`source:line:column`) and the excerpt of what `path` leads to.
+
+        A path that does not exist leads to the key of its nearest existing ancestor.
+        """
+        if self._tree is None:  # read again with positions: only a file with problems pays
+            self._tree = _Reader(self.text, self.source, marks=self._marks).read()
+        node, spans = self._tree, ((0, 0), None)
+        for step in path:
+            key = key or (id(node), step) not in self._marks
+            if key and (id(node), step) not in self._marks:
+                break
+            spans, node = self._marks[id(node), step], node[step]
+        span = spans[0] if key or not spans[1] else spans[1]
+        # Counting from the last position asked for keeps a thousand problems linear.
+        offset, line = self._last
+        line += self.text.count("\n", offset, span[0]) - self.text.count("\n", span[0], offset)
+        self._last = span[0], line
+        where, excerpt = _show_span(self.text, span, line)
+        return f"{self.source}:{where}", excerpt
 
 
-def _visible(text):
-    """Escape what a terminal would obey or hide."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
-def _show_token(text, start, end, *, line):
-    """Return `line:column` of a token, and its line with the token underlined."""
-    line_start = text.rfind("\n", 0, start) + 1
-    line_end = text.find("\n", start)
+def _show_span(text, span, line):
+    """Return `line:column` of a span of text, and the line with the span underlined."""
+    start, end = span
+    line_start, line_end = text.rfind("\n", 0, start) + 1, text.find("\n", start)
     line_end = len(text) if line_end < 0 else line_end
     left, right = max(line_start, start - 60), min(line_end, start + 60)
     end = max(start, min(end, right))
@@ -315,8 +289,15 @@ def _show_token(text, start, end, *, line):
     token = _visible(text[start:end])
     after = _visible(text[end:right]) + ("…" if right < line_end else "")
     caret = " " * len(before) + "^" * max(1, len(token))
-    excerpt = f"{line:>5} | {before}{token}{after}\n{'':>5} | {caret}"
-    return f"{line}:{start - line_start + 1}", excerpt
+    return (f"{line}:{start - line_start + 1}",
+            f"{line:>5} | {before}{token}{after}\n{'':>5} | {caret}")
+
+
+def _visible(text):
+    """Escape what a terminal would obey or hide."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 class _Reader:
@@ -324,293 +305,198 @@ class _Reader:
 
     Every method starts at `self.at`. Those that read block style stop at the next token, its
     column in `self.column`: -1 when the document is over. With `marks`, positions are kept as
-    id(container) -> {key: (span of the key, span of the value or None)}.
+    (id(container), key) -> (span of the key, span of the value or None).
     """
 
     def __init__(self, text, source, *, marks=None):
         self.text, self.source, self.marks = text, source, marks
         self.at = self.column = self.depth = 0
-        self.span = None  # of the value read last; None when it spans lines of block style
+        self.span = None  # of the value read last; None when it has no line of its own
 
     def fail(self, slug, what, *, at, size=1, fix=""):
         line = self.text.count("\n", 0, at) + 1
-        where, excerpt = _show_token(self.text, at, at + size, line=line)
+        where, excerpt = _show_span(self.text, (at, at + size), line)
         raise FleetError(slug, what, where=f"{self.source}:{where}", excerpt=excerpt, fix=fix)
 
-    def fail_unexpected(self, expected, at):
-        """Say why the character at `at` cannot stand there."""
-        char = self.text[at:at + 1]
-        if char == "\t":
-            self.fail("yaml-tab", "a tab where YAML takes only spaces", at=at,
-                      fix="replace the tab by spaces")
-        if char in _REFUSED_STARTS:
-            self.fail("yaml-unsupported", _REFUSED_STARTS[char], at=at)
-        if _MARKER.match(self.text, at) and self.text[at - 1:at] in ("", "\n"):
-            self.fail("yaml-syntax", f"the document ends here, expected {expected}", at=at, size=3)
-        found = f"`{_visible(char)}`" if char.strip("\n") else "the end of the line"
-        self.fail("yaml-syntax", f"expected {expected}, found {found}", at=at,
-                  fix="quote the value" if char and char in "@`" else "")
+    def fail_unexpected(self, expected):
+        """Say why the character here cannot stand here."""
+        char = self.text[self.at:self.at + 1]
+        if char in _REFUSED:
+            slug, what, fix = _REFUSED[char]
+            self.fail(slug, what, at=self.at, fix=fix)
+        found = f"`{char}`" if char.strip() else "the end of the line"
+        fix = "put the list on the lines below" if _DASH.match(self.text, self.at) else ""
+        self.fail("yaml-syntax", f"expected {expected}, found {found}", at=self.at, fix=fix)
 
     def read(self):
         odd = _ODD_CHARACTER.search(self.text)
         if odd:
-            name = _ODD_NAMES.get(odd.group(), "a character that YAML does not allow")
-            self.fail("yaml-character", f"U+{ord(odd.group()):04X} is {name}", at=odd.start())
+            fix = "end lines with LF or CRLF" if odd.group() == "\r" else (
+                "remove it, or escape it inside double quotes")
+            self.fail("yaml-character", f"U+{ord(odd.group()):04X} does not belong in YAML text",
+                      at=odd.start(), fix=fix)
         self.seek(0)
-        value, opened = None, self.text.startswith("---", self.at)
-        if self.column >= 0:
-            opened, value = True, self.read_block(-1)
-        elif opened:
-            self.at += 3
+        value, begun = None, self.column >= 0
+        if begun:
+            value = self.read_block(-1)
+        elif self.text.startswith("---", self.at):
+            self.at, begun = self.at + 3, True
             value = self.read_value(-1)
         if self.column >= 0:
-            self.fail_leftover()
-        if opened and self.text.startswith("...", self.at):
+            if self.text[self.at] == "\t":
+                self.fail_unexpected("a value")
+            self.fail("yaml-indent", "this line belongs to nothing above it", at=self.at,
+                      fix="align it with its neighbours")
+        if begun and self.text.startswith("...", self.at):
             self.at += 3
             self.end_line()
         if self.at < len(self.text):
-            self.fail("yaml-unsupported", "several documents are outside the YAML subset; "
-                      "keep one per file", at=self.at, size=3)
+            self.fail("yaml-unsupported", "several documents are outside the YAML subset",
+                      at=self.at, size=3, fix="keep one document per file")
         return value
-
-    def fail_leftover(self):
-        """Say why a token belongs to nothing above it."""
-        if self.text[self.at] == "\t":
-            self.fail_unexpected("a value", self.at)
-        self.fail("yaml-indent", "this line is indented like nothing above it", at=self.at,
-                  fix="align it with the line it belongs to")
 
     def seek(self, line):
         """Go to the first token at or below the line that starts at `line`."""
-        text = self.text
-        while True:
-            at = _SPACES.match(text, line).end()
-            char = text[at:at + 1]
-            if char == "#":
-                at = text.find("\n", at)
-                at = len(text) if at < 0 else at
-            if text[at:at + 1] != "\n":
-                break
+        at = _SPACES_AND_COMMENT.match(self.text, line).end()
+        while self.text[at:at + 1] == "\n":
             line = at + 1
-        self.move(at, at - line)
-
-    def move(self, at, column):
-        self.at, self.column = at, column
-        if at == len(self.text) or (column == 0 and _MARKER.match(self.text, at)):
+            at = _SPACES_AND_COMMENT.match(self.text, line).end()
+        self.at, self.column = at, at - line
+        if at == len(self.text) or (at == line and _MARKER.match(self.text, at)):
             self.column = -1
 
     def end_line(self):
         """Pass the rest of a line that must be empty, and go to the next token."""
-        at = _SPACES.match(self.text, self.at).end()
-        char = self.text[at:at + 1]
-        if char == "#":
-            at = self.text.find("\n", at)
-            at = len(self.text) if at < 0 else at
-        elif char == ":":
-            self.fail("yaml-syntax", "a key must stand alone before its colon, on one line and "
-                      f"within {KEY_LIMIT:,} characters", at=at)
-        elif char not in ("", "\n"):
-            self.fail_unexpected("the end of the line", at)
-        self.seek(at + 1)
+        self.at = _SPACES_AND_COMMENT.match(self.text, self.at).end()
+        char = self.text[self.at:self.at + 1]
+        if char == ":":
+            self.fail("yaml-syntax", "a key must be alone on its line before the colon, and "
+                      f"within {KEY_LIMIT:,} characters", at=self.at,
+                      fix="quote the text when the colon is part of it")
+        if char not in ("", "\n"):
+            self.fail_unexpected("the end of the line")
+        self.seek(self.at + 1)
 
     def enter(self):
-        """Begin a mapping or sequence; return the table of its positions, if they are kept."""
         self.depth += 1
         if self.depth > DEPTH_LIMIT:
             self.fail("yaml-limit", f"more than {DEPTH_LIMIT} levels deep", at=self.at)
-        return None if self.marks is None else {}
 
-    def leave(self, container, spots):
-        self.depth -= 1
-        self.span = None
-        if spots is not None:
-            self.marks[id(container)] = spots
+    def leave(self, container):
+        self.depth, self.span = self.depth - 1, None
         return container
 
-    # Block style.
+    def mark(self, container, key, span):
+        if self.marks is not None:
+            self.marks[id(container), key] = span, self.span
+
+    def check_new(self, mapping, key, at):
+        """Refuse a key that the mapping has."""
+        if key not in mapping:
+            return
+        if self.marks is None:  # read again with positions, to name the line of the first
+            _Reader(self.text, self.source, marks={}).read()
+        line = self.text.count("\n", 0, self.marks[id(mapping), key][0][0]) + 1
+        self.fail("yaml-duplicate", f"the key `{_visible(str(key))}` is already on line {line}",
+                  at=at, size=len(str(key)), fix="remove or rename one of them")
 
     def read_block(self, indent):
         """Read a node at `self.column`; what it belongs to is at column `indent`."""
         if _DASH.match(self.text, self.at):
             return self.read_sequence(self.column)
-        if self.find_colon() >= 0:
+        if self.find_key():
             return self.read_mapping(self.column)
         return self.read_inline(indent)
 
-    def read_deeper(self, column):
-        """Read what the lines below a key at `column` hold for it."""
-        self.span = None
+    def read_sequence(self, column):
+        items = []
+        self.enter()
+        while self.column == column and _DASH.match(self.text, self.at):
+            dash, self.span = self.at, None
+            self.at = _SPACES.match(self.text, dash + 1).end()
+            if self.text[self.at:self.at + 1] in ("", "\n", "#"):
+                self.end_line()
+            else:
+                self.column += self.at - dash
+            items.append(self.read_block(column) if self.column > column else None)
+            self.mark(items, len(items) - 1, (dash, dash + 1))
+        return self.leave(items)
+
+    def read_mapping(self, column):
+        mapping = {}
+        self.enter()
+        while self.column == column:
+            start, key = self.at, self.read_key()
+            self.check_new(mapping, key, start)
+            span = start, self.at - 1
+            mapping[key] = self.read_value(column)
+            self.mark(mapping, key, span)
+        return self.leave(mapping)
+
+    def find_key(self):
+        """Match a key of block style with its colon."""
+        match = _KEY.match(self.text, self.at, self.at + KEY_LIMIT + 2)
+        return match if match and match.end() <= self.at + KEY_LIMIT + 1 else None
+
+    def read_key(self):
+        start, match = self.at, self.find_key()
+        if not match:
+            if self.text[start] not in "\"'" and not _BLOCK_START.match(self.text, start):
+                self.fail_unexpected("a key")
+            line = re.compile("[^\n]*").match(self.text, start).group()
+            self.fail("yaml-syntax", "expected `key: value`", at=start, size=len(line),
+                      fix="put a space after the colon" if ":" in line else "")
+        if self.text[start] in "\"'":
+            key = self.read_quoted()
+        else:
+            key = self.resolve(match.group(1).rstrip(" "), start)
+        self.at = match.end()
+        return key
+
+    def read_value(self, column):
+        """Read what follows `key:` or `---`, on this line or below."""
+        self.at, self.span = _SPACES.match(self.text, self.at).end(), None
+        if self.text[self.at:self.at + 1] not in ("", "\n", "#"):
+            return self.read_inline(column)
+        self.end_line()
         if self.column > column:
             return self.read_block(column)
         if self.column == column and _DASH.match(self.text, self.at):
             return self.read_sequence(column)
         return None
 
-    def read_value(self, column):
-        """Read what follows `key:` or `---`, on this line or below."""
-        self.at = _SPACES.match(self.text, self.at).end()
-        if self.text[self.at:self.at + 1] in ("", "\n", "#"):
-            self.end_line()
-            return self.read_deeper(column)
-        return self.read_inline(column)
-
-    def read_sequence(self, column):
-        text, items = self.text, []
-        spots = self.enter()
-        while self.column == column and _DASH.match(text, self.at):
-            simple = _SIMPLE_ITEM.match(text, self.at) if spots is None else None
-            if simple and len(simple.group(2)) <= column:
-                items.append(self.resolve(simple.group(1).rstrip(" "), simple.start(1)))
-                self.move(simple.end(), len(simple.group(2)))
-                continue
-            dash = self.at
-            self.at = _SPACES.match(text, dash + 1).end()
-            self.span = None
-            if text[self.at:self.at + 1] in ("", "\n", "#"):
-                self.end_line()
-                items.append(self.read_block(column) if self.column > column else None)
-            else:
-                self.column += self.at - dash
-                items.append(self.read_block(column))
-            if spots is not None:
-                spots[len(items) - 1] = (dash, dash + 1), self.span
-        return self.leave(items, spots)
-
-    def read_mapping(self, column):
-        text, mapping = self.text, {}
-        spots = self.enter()
-        while self.column == column:
-            start = self.at
-            simple = _SIMPLE_ENTRY.match(text, start) if spots is None else None
-            if simple and (simple.group(2) is None or len(simple.group(3)) <= column):
-                key, plain, margin = simple.groups()
-                if key in _WORDS:
-                    key = self.resolve(key, start)
-                self.move(simple.end(), len(margin))
-            else:
-                simple, key = None, self.read_key()
-            if key in mapping:
-                self.fail_duplicate(key, spots, start)
-            if simple is None:
-                stop = self.at
-                mapping[key] = self.read_value(column)
-                if spots is not None:
-                    spots[key] = (start, stop), self.span
-            elif plain is None:
-                mapping[key] = self.read_deeper(column)
-            else:
-                mapping[key] = self.resolve(plain.rstrip(" "), simple.start(2))
-        return self.leave(mapping, spots)
-
-    def find_colon(self):
-        """Return where the colon is that makes the text here a key, or -1."""
-        text, at = self.text, self.at
-        limit, colon = at + KEY_LIMIT + 2, -1
-        if text[at] in "\"'":
-            match = _QUOTED_KEY.match(text, at, limit)
-            colon = match.end() - 1 if match else -1
-        elif _PLAIN_START.match(text, at):
-            stop = _PLAIN_STOP.search(text, at, limit)
-            colon = stop.start() if stop and stop.group() == ":" else -1
-        return colon if colon - at <= KEY_LIMIT else -1
-
-    def read_key(self):
-        """Read a key of block style and its colon."""
-        text, start, colon = self.text, self.at, self.find_colon()
-        if colon < 0:
-            self.fail_key(start)
-        if text[start] in "\"'":
-            key = self.read_quoted()
-        else:
-            key = self.resolve(text[start:colon].rstrip(" "), start)
-        self.at = colon + 1
-        return key
-
-    def fail_key(self, at):
-        if _DASH.match(self.text, at):
-            self.fail("yaml-syntax", "a list item among the keys of a mapping", at=at)
-        if self.text[at] not in "\"'" and not _PLAIN_START.match(self.text, at):
-            self.fail_unexpected("a key", at)
-        size = re.compile("[^\n]*").match(self.text, at).end() - at
-        glued = re.compile("[^\n:]*:").match(self.text, at)
-        self.fail("yaml-syntax", "expected `key: value`", at=at, size=size,
-                  fix="put a space after the colon" if glued else "")
-
-    def fail_duplicate(self, key, spots, at):
-        if spots is None:  # the position of the first one is known only when read with marks
-            _Reader(self.text, self.source, marks={}).read()
-        line = self.text.count("\n", 0, spots[key][0][0]) + 1
-        self.fail("yaml-duplicate", f"the key `{_visible(str(key))}` is already on line {line}",
-                  at=at, size=len(str(key)), fix="remove or rename one of the two")
-
-    # Scalars.
-
     def read_inline(self, indent):
-        """Read a node that is no mapping or sequence of block style, and the rest of its line."""
-        start = self.at
-        char = self.text[start]
-        if char in "|>":
+        """Read a scalar or flow style, and the end of its line."""
+        if self.text[self.at] in "|>":
             return self.read_lines(indent)
-        if char in "\"'":
-            value = self.read_quoted()
-        elif char in "[{":
-            value = self.read_flow()
-        elif _PLAIN_START.match(self.text, start):
-            value = self.resolve(self.read_plain(indent, _PLAIN_STOP), start)
-        elif _DASH.match(self.text, start):
-            self.fail("yaml-syntax", "a list cannot start behind its key", at=start,
-                      fix="put the list on the lines below")
-        else:
-            self.fail_unexpected("a value", start)
-        self.span = start, self.at
+        value = self.read_token(indent, _BLOCK_START, _BLOCK_STOP)
         self.end_line()
         return value
 
-    def resolve(self, text, at):
-        """Return the value of a plain scalar."""
-        if text in _WORDS:
-            value = _WORDS[text]
-            if value is _CLASH:
-                self.fail_clash(text, at)
-            return value
-        if text[0] not in "+-.0123456789":
-            return text
-        if len(text) > NUMBER_LIMIT:
-            if _NUMBER_CHARACTERS.fullmatch(text):
-                self.fail("yaml-limit", f"a number of more than {NUMBER_LIMIT:,} characters",
-                          at=at, size=len(text), fix="quote it")
-            return text
-        if _INTEGER.fullmatch(text):
-            return int(text, 16 if "x" in text else 10)
-        if _FLOAT.fullmatch(text):
-            value = float(text)
-            if abs(value) == _INFINITE:
-                self.fail("yaml-limit", f"`{text}` is too large a number", at=at, size=len(text))
-            return value
-        if _NUMBER_CLASH.fullmatch(text):
-            self.fail_clash(text, at)
-        return text
-
-    def fail_clash(self, text, at):
-        if text == "<<":
-            self.fail("yaml-unsupported", "merge keys (`<<`) are outside the YAML subset; "
-                      "repeat the values", at=at, size=2)
-        fix = f'quote it: "{text}"'
-        if text.lower() in ("yes", "on", "no", "off"):
-            fix = f'write {"true" if text.lower() in ("yes", "on") else "false"}, or "{text}"'
-        self.fail("yaml-ambiguous", f"`{text}` is not the same in YAML 1.1 and YAML 1.2",
-                  at=at, size=len(text), fix=fix)
+    def read_token(self, indent, starts, stops):
+        text, start = self.text, self.at
+        if text[start] in "[{":
+            value = self.read_flow()
+        elif text[start] in "\"'":
+            value = self.read_quoted()
+        elif starts.match(text, start) and not (
+                text[start - 1:start] == "\n" and _MARKER.match(text, start)):
+            value = self.resolve(self.read_plain(indent, stops), start)
+        else:
+            self.fail_unexpected("a value")
+        self.span = start, self.at
+        return value
 
     def read_plain(self, indent, stops):
         """Return the text of a plain scalar, its lines folded."""
         text, at, parts = self.text, self.at, []
         while True:
             stop = stops.search(text, at)
-            end = stop.start() if stop else len(text)
-            parts.append(text[at:end].rstrip(" "))
+            self.at = stop.start() if stop else len(text)
+            parts.append(text[at:self.at].rstrip(" "))
             if not stop or stop.group() != "\n":
                 break
-            at, line, breaks = end, end, -1
+            at, line, breaks = self.at, self.at, -1
             while text[at:at + 1] == "\n":
                 line, breaks = at + 1, breaks + 1
                 at = _SPACES.match(text, line).end()
@@ -618,11 +504,30 @@ class _Reader:
                     or (at == line and _MARKER.match(text, at))):
                 break
             parts.append("\n" * breaks or " ")
-        self.at = end
         return "".join(parts)
 
+    def resolve(self, text, at):
+        """Return the value of a plain scalar."""
+        value = _WORDS.get(text, text)
+        if value is text and text[0] in "+-.0123456789":
+            value = _read_number(text)
+        if value is not _CLASH:
+            return value
+        size, fix = len(text), f'quote it: "{text[:80]}"'
+        if text == "<<":
+            self.fail("yaml-unsupported", "merge keys (`<<`) are outside the YAML subset",
+                      at=at, size=size, fix="repeat the values")
+        if size > NUMBER_LIMIT or _FLOAT.fullmatch(text):
+            self.fail("yaml-limit", "the number is too large", at=at, size=size, fix=fix)
+        if text[0] in "+-.0123456789" and text[4:5] != "-":
+            fix += ", or write a plain decimal number"
+        elif text.isalpha():
+            fix = f'write {str(text.lower() in ("yes", "on")).lower()}, or "{text}" for the word'
+        self.fail("yaml-ambiguous", f"`{text}` means one thing in YAML 1.1 and another in 1.2",
+                  at=at, size=size, fix=fix)
+
     def read_quoted(self):
-        """Return the text of a quoted scalar; stop behind it."""
+        """Return the text of a quoted scalar."""
         text, start = self.text, self.at
         quote, end = text[start], start
         while True:
@@ -639,35 +544,36 @@ class _Reader:
         if marker:
             self.fail("yaml-syntax", f"`{marker.group(1)}` ends the document inside quotes",
                       at=start + 1 + marker.start(1), size=3, fix="indent the line")
-        if quote == "'":
-            return (_fold(body) if "\n" in body else body).replace("''", "'")
-        if "\\" not in body:
-            return _fold(body) if "\n" in body else body
-        for escape in _ESCAPE.finditer(body):
-            self.check_escape(escape, start + 1)
-        return _ESCAPE.sub(_unescape, _fold(body, escapes=True) if "\n" in body else body)
+        escapes = quote == '"' and "\\" in body
+        if escapes:
+            self.check_escapes(body, start + 1)
+        if "\n" in body:
+            body = _fold(body, escapes=escapes)
+        return _ESCAPE.sub(_unescape, body) if escapes else (
+            body.replace("''", "'") if quote == "'" else body)
 
-    def check_escape(self, escape, base):
-        code = escape.group()[1:]
-        if len(code) < 2:
-            if code not in _ESCAPES and code != "\n":
-                self.fail("yaml-syntax", f"`\\{_visible(code)}` is no escape of YAML", fix="double "
-                          "the backslash", at=base + escape.start(), size=len(escape.group()))
-        elif 0xD800 <= int(code[1:], 16) < 0xE000 or int(code[1:], 16) > 0x10FFFF:
-            self.fail("yaml-unsupported", f"`\\{code}` is no character of its own",
-                      at=base + escape.start(), size=len(escape.group()),
-                      fix="write the character itself, or as \\U and its 8 digits")
+    def check_escapes(self, body, start):
+        for escape in _ESCAPE.finditer(body):
+            code, fix = escape.group(1), "double the backslash"
+            if len(code) > 1:
+                fix = "write the character itself, or \\U and its 8 digits"
+                wrong = 0xD800 <= int(code[1:], 16) < 0xE000 or int(code[1:], 16) > 0x10FFFF
+            else:
+                wrong = code not in _ESCAPES and code != "\n"
+            if wrong:
+                self.fail("yaml-escape", f"`\\{_visible(code)}` is no character", fix=fix,
+                          at=start + escape.start(), size=len(code) + 1)
 
     def read_lines(self, indent):
         """Read a `|` or `>` scalar; `indent` is the column of what it belongs to."""
         text, start = self.text, self.at
         header = _BLOCK_HEADER.match(text, start)
         if not header:
-            self.fail("yaml-syntax", "expected nothing but `+`, `-` and a digit from 1 to 9 "
-                      f"behind `{text[start]}`", at=start, fix="put the text on the lines below")
+            self.fail("yaml-syntax", f"`{text[start]}` takes `+`, `-` and a digit from 1 to 9, "
+                      "then the line must end", at=start, fix="put the text on the lines below")
         chomping, digit = header[1] or header[4], header[2] or header[3]
         width = max(indent, 0) + int(digit) if digit else self.find_width(header.end(), indent)
-        line, parts, breaks, last, final = header.end(), [], 0, None, ""
+        line, parts, breaks, last, final = header.end(), [], 0, "", ""
         while line < len(text):
             inner = _SPACES.match(text, line, line + width).end()
             end = text.find("\n", inner)
@@ -682,108 +588,69 @@ class _Reader:
                 folded = text[start] == ">" and last[0] not in " \t" and content[0] not in " \t"
                 parts.append(("" if breaks else " ") if folded else "\n")
             parts.append("\n" * breaks + content)
-            last, breaks, final = content, 0, text[end:end + 1]
-            line = end + 1
-        if chomping != "-":
-            parts.append(final)
-        if chomping == "+":
-            parts.append("\n" * breaks)
+            line, breaks, last, final = end + 1, 0, content, text[end:end + 1]
         self.span = start, start + 1
         self.seek(line)
-        return "".join(parts)
+        tail = ("" if chomping == "-" else final) + ("\n" * breaks if chomping == "+" else "")
+        return "".join(parts) + tail
 
     def find_width(self, line, indent):
-        """Return how far the lines of a block scalar without indicator are indented."""
-        widest = 0
-        while True:
-            at = _SPACES.match(self.text, line).end()
-            if self.text[at:at + 1] != "\n":
-                break
+        """Return how far the lines of a block scalar without a digit are indented."""
+        widest, at = 0, _SPACES.match(self.text, line).end()
+        while self.text[at:at + 1] == "\n":
             line, widest = at + 1, max(widest, at - line)
+            at = _SPACES.match(self.text, line).end()
         if indent < at - line < widest:
             self.fail("yaml-indent", "a blank line above is indented deeper than this line",
                       at=at, fix="remove the spaces of the blank line")
         return max(indent + 1, 1, widest, at - line)
 
-    # Flow style.
-
     def skip(self, opener):
         """Go to the next token inside brackets and return its first character."""
-        text = self.text
-        at = _SPACES_AND_BREAKS.match(text, self.at).end()
-        while text[at:at + 1] == "#":
-            at = text.find("\n", at)
-            at = _SPACES_AND_BREAKS.match(text, at if at >= 0 else len(text)).end()
+        at = _SPACES_AND_COMMENT.match(self.text, self.at).end()
+        while self.text[at:at + 1] == "\n":
+            at = _SPACES_AND_COMMENT.match(self.text, at + 1).end()
+        if at == len(self.text):
+            self.fail("yaml-syntax", f"this `{self.text[opener]}` is never closed", at=opener)
         self.at = at
-        if at == len(text):
-            self.fail("yaml-syntax", f"this `{text[opener]}` is never closed", at=opener)
-        return text[at]
+        return self.text[at]
 
     def read_flow(self):
-        if self.text[self.at] == "[":
-            return self.read_flow_sequence()
-        return self.read_flow_mapping()
-
-    def read_flow_sequence(self):
-        items, spots, opener = [], self.enter(), self.at
+        """Read `[...]` or `{...}`."""
+        opener, container = self.at, [] if self.text[self.at] == "[" else {}
+        closer = "]" if container == [] else "}"
+        self.enter()
         self.at += 1
-        while self.skip(opener) != "]":
-            items.append(self.read_flow_node())
-            if spots is not None:
-                spots[len(items) - 1] = self.span, self.span
+        while self.skip(opener) != closer:
+            if closer == "]":
+                container.append(self.read_token(-1, _FLOW_START, _FLOW_STOP))
+                self.mark(container, len(container) - 1, self.span)
+            else:
+                self.read_flow_entry(container, opener)
             char = self.skip(opener)
-            if char == ":":
-                self.fail("yaml-unsupported", "pairs inside `[ ]` are outside the YAML subset; "
-                          "write `[{key: value}]`", at=self.at)
-            self.end_item(char, "]")
+            if char == ",":
+                self.at += 1
+            elif char != closer:
+                self.fail_unexpected(f"`,` or `{closer}`")
         self.at += 1
-        return self.leave(items, spots)
+        return self.leave(container)
 
-    def end_item(self, char, closer):
-        if char == ",":
+    def read_flow_entry(self, mapping, opener):
+        start, value = self.at, None
+        if self.text[start] in "[{":
+            self.fail_unexpected("a key")
+        key = self.read_token(-1, _FLOW_START, _FLOW_STOP)
+        span, self.span = self.span, None
+        self.check_new(mapping, key, start)
+        if self.skip(opener) == ":":
+            if "\n" in self.text[start:self.at] or self.at - start > KEY_LIMIT:
+                self.fail("yaml-syntax", "a key must be on one line with its colon, and within "
+                          f"{KEY_LIMIT:,} characters", at=start)
             self.at += 1
-        elif char != closer:
-            self.fail_unexpected(f"`,` or `{closer}`", self.at)
-
-    def read_flow_mapping(self):
-        text, mapping, spots, opener = self.text, {}, self.enter(), self.at
-        self.at += 1
-        while self.skip(opener) != "}":
-            start = self.at
-            if text[start] in "[{":
-                self.fail_unexpected("a key", start)
-            key, span, value = self.read_flow_node(), self.span, None
-            if key in mapping:
-                self.fail_duplicate(key, spots, start)
-            char = self.skip(opener)
-            if char == ":":
-                if "\n" in text[start:self.at] or self.at - start > KEY_LIMIT:
-                    self.fail("yaml-syntax", "a key must be on one line with its colon and "
-                              f"within {KEY_LIMIT:,} characters", at=start)
-                self.at, self.span = self.at + 1, None
-                if self.skip(opener) not in ",}":
-                    value = self.read_flow_node()
-                char = self.skip(opener)
-            mapping[key] = value
-            if spots is not None:
-                spots[key] = span, self.span
-            self.end_item(char, "}")
-        self.at += 1
-        return self.leave(mapping, spots)
-
-    def read_flow_node(self):
-        text, start = self.text, self.at
-        if text[start] in "[{":
-            value = self.read_flow()
-        elif text[start] in "\"'":
-            value = self.read_quoted()
-        elif _FLOW_START.match(text, start) and not (
-                text[start - 1] == "\n" and _MARKER.match(text, start)):
-            value = self.resolve(self.read_plain(-1, _FLOW_STOP), start)
-        else:
-            self.fail_unexpected("a value", start)
-        self.span = start, self.at
-        return value
+            if self.skip(opener) not in ",}":
+                value = self.read_token(-1, _FLOW_START, _FLOW_STOP)
+        mapping[key] = value
+        self.mark(mapping, key, span)
 
 
 def _ends_in_escape(text):
@@ -791,8 +658,19 @@ def _ends_in_escape(text):
     return (len(text) - len(text.rstrip("\\"))) % 2 == 1
 
 
+def _read_number(text):
+    """Return the number that both YAML versions see in a text, else the text or _CLASH."""
+    if len(text) > NUMBER_LIMIT:
+        return _CLASH if _NUMBER_CHARACTERS.fullmatch(text) else text
+    if _INTEGER.fullmatch(text):
+        return int(text, 16 if "x" in text else 10)
+    if _FLOAT.fullmatch(text) and abs(float(text)) < float("inf"):
+        return float(text)
+    return _CLASH if _NUMBER_CLASH.fullmatch(text) else text
+
+
 def _unescape(escape):
-    code = escape.group()[1:]
+    code = escape.group(1)
     return _ESCAPES[code] if len(code) == 1 else chr(int(code[1:], 16))
 
 
@@ -818,32 +696,26 @@ def _fold(body, *, escapes=False):
     return "".join(parts)
 
 
-# The writer.
-
-_BARE = _Pattern(r"(?a)[A-Za-z_/][\w./@%+=();-]*(?:[ :][\w./@%+=();-]+)*")
-_SHORT_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r", "\0": "\\0"}
+_BARE = re.compile(r"[A-Za-z_/][\w./@%+=();-]*(?:[ :][\w./@%+=();-]+)*", re.ASCII)
 
 
 def quote_yaml(text):
-    """Return `text` as a scalar of one line, plain where every YAML reads that as text."""
-    if _BARE.fullmatch(text) and text.lower() not in ("y", "n") and (
-            text.lower() not in _WORDS):
+    """Return `text` as a scalar of one line, plain where every YAML reads it as that text."""
+    if _BARE.fullmatch(text) and text.lower() not in _WORDS and text.lower() not in ("y", "n"):
         return text
-    if text.isprintable() and '"' not in text and "\\" not in text:
-        return f'"{text}"'
-    return '"' + "".join(_escape(char) for char in text) + '"'
+    return '"' + "".join(map(_escape, text)) + '"'
 
 
 def _escape(char):
-    if char in _SHORT_ESCAPES:
-        return _SHORT_ESCAPES[char]
+    if char in '"\\':
+        return "\\" + char
     if char.isprintable():
         return char
     code = ord(char)
     if 0xD800 <= code < 0xE000:
         raise FleetError("yaml-dump", f"U+{code:04X} is half a character; no file can hold it")
-    return f"\\x{code:02x}" if code < 256 else (
-        f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}")
+    return {"\n": "\\n", "\t": "\\t"}.get(char) or (
+        f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
 
 
 def dump_yaml(value):
@@ -852,41 +724,38 @@ def dump_yaml(value):
 
 
 def _dump_lines(value, depth):
-    if isinstance(value, (dict, list, tuple)) and depth == DEPTH_LIMIT:
-        raise FleetError("yaml-dump", f"the value is more than {DEPTH_LIMIT} levels deep")
-    if isinstance(value, dict) and value:
-        for key, child in value.items():
-            name = _dump_scalar(key)
-            if len(name) > KEY_LIMIT:
-                raise FleetError("yaml-dump", f"a key of more than {KEY_LIMIT:,} characters")
-            lines = _dump_lines(child, depth + 1)
-            if isinstance(child, (dict, list, tuple)) and child:
-                yield f"{name}:"
-                yield from (f"  {line}" for line in lines)
-            else:
-                yield f"{name}: {next(lines)}"
-    elif isinstance(value, (list, tuple)) and value:
-        for child in value:
-            margin = "- "
-            for line in _dump_lines(child, depth + 1):
-                yield margin + line
-                margin = "  "
-    elif isinstance(value, (dict, list, tuple)):
-        yield "{}" if isinstance(value, dict) else "[]"
-    else:
+    """Yield the lines of a value that is nested in `depth` others."""
+    if not isinstance(value, (dict, list, tuple)):
         yield _dump_scalar(value)
+        return
+    if depth == DEPTH_LIMIT:
+        raise FleetError("yaml-dump", f"the value is more than {DEPTH_LIMIT} levels deep")
+    if not value:
+        yield "{}" if isinstance(value, dict) else "[]"
+    for key in value if isinstance(value, dict) else range(len(value)):
+        margin, child = "- ", value[key]
+        if isinstance(value, dict):
+            margin = _dump_scalar(key) + ": "
+            if len(margin) > KEY_LIMIT:
+                raise FleetError("yaml-dump", f"a key has more than {KEY_LIMIT:,} characters")
+            if isinstance(child, (dict, list, tuple)) and child:
+                yield margin[:-1]
+                margin = "  "
+        for line in _dump_lines(child, depth + 1):
+            yield margin + line
+            margin = "  "
 
 
 def _dump_scalar(value):
     if isinstance(value, str):
         return quote_yaml(value)
     if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+        return str(value).lower().replace("none", "null")
     if isinstance(value, int) and value.bit_length() < 3 * NUMBER_LIMIT:
         return int.__repr__(value)
     if isinstance(value, float):
         text = float.__repr__(value)
-        if text.strip("-") in ("inf", "nan"):
+        if text[-1].isalpha():
             return text.replace("inf", ".inf").replace("nan", ".nan")
         return text if "." in text else text.replace("e", ".0e")
     raise FleetError("yaml-dump", f"no YAML for a value of type {type(value).__name__}")
