@@ -700,10 +700,14 @@ _BARE = re.compile(r"[A-Za-z_/][\w./@%+=();-]*(?:[ :][\w./@%+=();-]+)*", re.ASCI
 
 
 def quote_yaml(text):
-    """Return `text` as a scalar of one line, plain where every YAML reads it as that text."""
-    if _BARE.fullmatch(text) and text.lower() not in _WORDS and text.lower() not in ("y", "n"):
+    """Return `text` as a scalar of one line, plain where every YAML reads it as that text.
+
+    Claude Code ends an agent's frontmatter at any `---`, even a quoted one (2.1.197, 2.1.326).
+    """
+    if _BARE.fullmatch(text) and text.lower() not in _WORDS and text.lower() not in ("y", "n") \
+            and "---" not in text:
         return text
-    return '"' + "".join(map(_escape, text)) + '"'
+    return '"' + "".join(map(_escape, text)).replace("---", "-\\x2d\\x2d") + '"'
 
 
 def _escape(char):
@@ -1293,6 +1297,7 @@ def _schema_of(kind):
 
 MAIN_CONTEXT_TOKENS = 32768  # Claude Code's own prompt is 10-18k tokens, before any work
 SMALL_CONTEXT_TOKENS = 8192
+LEAN_CONTEXT_TOKENS = 65536  # up to here Claude Code is asked for its shorter prompt
 SMALL_ROLES, HEAVY_ROLES = ("planner", "summarizer"), ("implementer", "reviewer")
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 EDIT_TOOLS = {"Edit", "Write", "NotebookEdit"}
@@ -1477,6 +1482,108 @@ def plan_tools(tools):
     """Return the tools that Claude Code still has, in order, gone ones replaced, none twice."""
     found = [GONE_TOOLS.get(tool.split("(")[0], tool) for tool in tools]
     return tuple(dict.fromkeys(tool for tool in found if tool))
+
+
+KEY = object()  # stands for the gateway's key in a plan, so that a plan can be shown
+
+
+def gateway_url(gateway):
+    """Return the address at which a program on this machine reaches the gateway."""
+    host = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}.get(
+        gateway.host, gateway.host)
+    return f"http://[{host}]:{gateway.port}" if ":" in host else f"http://{host}:{gateway.port}"
+
+
+def plan_environment(fleet):
+    """Return (variable, value, what for) in order; KEY is the key's place, None is unset."""
+    tiers = plan_tiers(fleet)
+    session = fleet.models[tiers["main"]]
+    patience = max(model.timeout for model in fleet.models.values()) * 1000
+    planned = [
+        (fleet.gateway.master_key_env, KEY, "the gateway's key; one that is set already is kept"),
+        ("ANTHROPIC_BASE_URL", gateway_url(fleet.gateway), "the gateway, which stands for Claude"),
+        ("ANTHROPIC_AUTH_TOKEN", KEY, "how Claude Code shows the key"),
+        ("ANTHROPIC_API_KEY", None, "would be shown as well"),
+        ("CLAUDE_CODE_SUBAGENT_MODEL", None, "would beat the model of every agent"),
+        ("ANTHROPIC_MODEL", session.alias, "the main session"),
+        *((f"ANTHROPIC_DEFAULT_{tier.upper()}_MODEL", fleet.models[tiers[tier]].alias,
+           f"what `{tier}` means") for tier in TIERS[1:]),
+        ("CLAUDE_CODE_MAX_CONTEXT_TOKENS", str(session.context),
+         "the main model's window; Claude Code would take it for 1,000,000"),
+        ("CLAUDE_CODE_MAX_OUTPUT_TOKENS", str(min(session.max_output, session.context // 2)),
+         "longest answer; Claude Code keeps this much of the window free for it"),
+        ("CLAUDE_CODE_ATTRIBUTION_HEADER", "0", "else no prompt begins with what is cached"),
+        ("CLAUDE_CODE_TOTAL_TOKENS_REMINDER", "off", "the same"),
+        ("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1", "nothing leaves for Anthropic"),
+        # A request waits for its turn, then for a first token, then for the next candidate's.
+        ("API_FORCE_IDLE_TIMEOUT", "0", "a local model may need minutes for its first token"),
+        ("CLAUDE_STREAM_IDLE_TIMEOUT_MS", str(patience * 3), "three times the slowest model's"),
+        ("API_TIMEOUT_MS", str(patience * 5), "five times the slowest model's timeout"),
+    ]
+    if session.context <= LEAN_CONTEXT_TOKENS:
+        planned.append(("CLAUDE_CODE_SIMPLE_SYSTEM_PROMPT", "1", "a shorter prompt, small window"))
+    if len({model.node for model in fleet.models.values()}) == 1:
+        planned.append(("CLAUDE_CODE_DISABLE_BACKGROUND_TASKS", "1",
+                        "one machine: an agent and its caller would compete for it"))
+    planned.append(("LITELLM_LOCAL_MODEL_COST_MAP", "True", "LiteLLM asks nobody at its start"))
+    return planned + [(name, "True", "LiteLLM shows no pages without a key")
+                      for name in ("NO_DOCS", "NO_REDOC", "NO_OPENAPI")]
+
+
+def merge_environment(environ, fleet, key):
+    """Return an environment with the fleet's variables set, and those unset that disturb."""
+    planned = {name: key if value is KEY else value for name, value, _ in plan_environment(fleet)}
+    return {name: value for name, value in {**environ, **planned}.items() if value is not None}
+
+
+def weak_key(key):
+    """Say why a key protects nothing; an empty string for one that does."""
+    if key in ("", "sk-1234", "sk-local-dev"):
+        return "everybody knows it" if key else "it is empty"
+    if len(key) < 16:
+        return "it has fewer than 16 characters"
+    return "it is easy to guess" if len(set(key)) < 8 else ""
+
+
+def lint_key(fleet, environ):
+    """Yield a finding when the environment holds a weak key, which beats the one generated."""
+    variable = fleet.gateway.master_key_env
+    why = weak_key(environ[variable]) if variable in environ else ""
+    if why:
+        exposed = fleet.gateway.host not in LOOPBACK_HOSTS
+        yield Finding("weak-key", "error" if exposed else "warning", f"the key in ${variable} is "
+                      f"weak: {why}" + (", and the gateway listens beyond this machine"
+                                        if exposed else ""), fix=f"unset {variable}")
+
+
+class Change(Record):
+    """What there is at a path and what shall be there, as bytes; None is no file."""
+
+    path: str
+    found: object
+    wanted: object
+    ours: bool  # what is there is what was last written
+
+    @property
+    def action(self):
+        """One word: created, updated, removed, unchanged, or edited, which is the user's."""
+        if self.found == self.wanted:
+            return "unchanged"
+        if self.found is None:
+            return "created"
+        return "edited" if not self.ours else "removed" if self.wanted is None else "updated"
+
+
+def plan_changes(wanted, found, known):
+    """Compare what shall be with what is; `known` holds the hashes of what was written."""
+    return [Change(path, found[path], text, digest(found[path]) in known.get(path, ()))
+            for path, text in wanted.items()]
+
+
+def digest(content):
+    """Return the SHA-256 of a file's bytes."""
+    import hashlib
+    return hashlib.sha256(content or b"").hexdigest()
 
 
 class Starter(Record):
@@ -2020,6 +2127,175 @@ def render_starter(starter, *, schema=""):
     return Template(_STARTER).substitute(blocks, schema=line)
 
 
+# -- generated files --
+#
+# Every value passes its format's one quoting function: quote_yaml (quote_frontmatter),
+# quote_shell, quote_fish.
+# The texts name no path and no date, so the same fleet gives the same bytes anywhere.
+
+LITELLM_FILE, ENVIRONMENT_FILE = "litellm_config.yaml", ".env.subagent-fleet"
+TARGETS = ("litellm", "claude", "env")
+_HEADLINE = "# Generated by subagent-fleet from the fleet file: change that, then\n" \
+          "# `subagent-fleet generate`.\n"
+# What `clean` and `generate` may remove, whatever the manifest says.
+_OWN_PATH = _Pattern(r"(?P<litellm>litellm_config\.yaml)|(?P<env>\.env\.subagent-fleet)|"
+                     r"(?P<claude>\.claude/agents/[a-z0-9][a-z0-9_-]{0,63}\.md)")
+PROMPTS = {
+    "planner": "You are a fast local planning agent.\nDo not edit files.\n\n"
+               "Return a concise response with:\n- plan\n- relevant files\n- risks\n"
+               "- next recommended agent\n",
+    "implementer": "You are a senior implementation agent.\nMake minimal, correct changes. "
+                   "Prefer small patches.\nRun relevant checks when possible.\n"
+                   "Explain what changed and why.\n",
+    "reviewer": "You are a strict code reviewer.\nFocus on correctness, regressions, missing "
+                "tests, security issues,\nover-engineering, and maintainability.\n"
+                "Review the diff and test output.\nReturn only actionable issues.\n",
+    "summarizer": "You are a fast summarizing agent.\nDo not edit files.\nRead what you are "
+                  "pointed at and return its essence:\nfacts, names, numbers and open questions. "
+                  "Invent nothing.\n",
+    "": "You are a local subagent with one task at a time.\nDo exactly what you are asked, with "
+        "the tools you have.\nReturn a short report: what you found, what you changed, what is "
+        "left.\n",
+}
+
+
+def target_of(path):
+    """Return which target a generated path belongs to; None for any other path."""
+    found = _OWN_PATH.fullmatch(path)
+    return found.lastgroup if found else None
+
+
+def render_files(fleet, key, targets=TARGETS):
+    """Return {path: bytes} of everything that is generated."""
+    files = {}
+    if "litellm" in targets:
+        files[LITELLM_FILE] = render_litellm(fleet)
+    if "claude" in targets:
+        files.update((f".claude/agents/{route.agent}.md", render_agent(fleet, route))
+                     for route in plan_routes(fleet))
+    if "env" in targets:
+        files[ENVIRONMENT_FILE] = render_environment(fleet, key)
+    return {path: text.encode("utf-8") for path, text in files.items()}
+
+
+def render_litellm(fleet):
+    """Return the config of the LiteLLM proxy (facts seen with 1.106.2 and 1.109.1)."""
+    fallbacks, groups = plan_fallbacks(fleet), {}
+    for model in fleet.models.values():
+        groups.setdefault(model.alias, []).append(model)
+    router = {"routing_strategy": "simple-shuffle", "enable_weighted_failover": True,
+              "num_retries": 0, "allowed_fails": 0, "cooldown_time": 30}
+    if any(len({model.context for model in group}) > 1 for group in groups.values()):
+        router["enable_pre_call_checks"] = True
+    if fallbacks:
+        router["fallbacks"] = [{alias: chain} for alias, chain in fallbacks.items()]
+    taken, entries = set(), []
+    for model in fleet.models.values():
+        elsewhere = len(groups[model.alias]) > 1 or model.alias in fallbacks
+        entries.append(_deployment(fleet.nodes[model.node], model, elsewhere, taken))
+    sections = (
+        ("model_list", entries, "Entries with one model_name share its requests."),
+        ("litellm_settings", {"drop_params": True}, "What Ollama does not know is left out."),
+        ("general_settings", {"master_key": f"os.environ/{fleet.gateway.master_key_env}"},
+         "Anywhere else the key is ignored and the proxy is open."),
+        ("router_settings", router, "A node that fails is passed over at once."))
+    return _HEADLINE + "".join(f"\n# {why}\n" + dump_yaml({name: value})
+                             for name, value, why in sections)
+
+
+def _deployment(node, model, elsewhere, taken):
+    """Return one entry of LiteLLM's model_list."""
+    name = f"{node.name}--{model.name}"
+    while name in taken:  # node `a` and model `b--c`, node `a--b` and model `c`
+        name += "+"
+    taken.add(name)
+    params = {"model": f"ollama_chat/{model.ollama_model}", "api_base": node.endpoint,
+              "num_ctx": model.context, "keep_alive": model.keep_alive, "timeout": model.timeout,
+              "extra_body": {"truncate": False}}  # else Ollama cuts the prompt in silence
+    if not model.thinking:
+        params["think"] = False  # Claude Code always asks for it; most models answer 400
+    if elsewhere:  # LiteLLM does not queue: beyond the limit it answers 429
+        params["max_parallel_requests"] = model.max_parallel
+    info = {"id": name, "litellm_provider": "ollama_chat", "mode": "chat",
+            "max_input_tokens": model.context, "supports_function_calling": True}
+    return {"model_name": model.alias, "litellm_params": params, "model_info": info}
+
+
+def render_agent(fleet, route):
+    """Return a Claude Code agent; `---` must be its first bytes, or it is ignored in silence."""
+    agent = fleet.agents[route.agent]
+    values = {"name": agent.name, "description": agent.description, "model": route.alias}
+    if agent.tools is not None:
+        values["tools"] = ", ".join(plan_tools(agent.tools))
+    lines = [f"{key}: {quote_frontmatter(text) if text else '[]'}" for key, text in values.items()]
+    lines += [dump_yaml({key: value}).rstrip("\n") for key, value in agent.frontmatter.items()]
+    prompt = agent.prompt if (agent.prompt or "").strip() else PROMPTS.get(agent.name, PROMPTS[""])
+    head = "\n".join(lines)
+    return f"---\n{_HEADLINE}{head}\n---\n\n{prompt.rstrip()}\n"
+
+
+def quote_frontmatter(text):
+    """Return text as a value of an agent's frontmatter: plain where it is words and commas."""
+    bare = "---" not in text and all(quote_yaml(part) == part for part in text.split(", "))
+    return text if bare else quote_yaml(text)
+
+
+def render_environment(fleet, key, shell="sh"):
+    """Return the environment as a script; a key of None is not shown."""
+    variable = fleet.gateway.master_key_env
+    lines = [_HEADLINE.rstrip("\n"), "# Holds the gateway's key: keep it out of git."]
+    for name, value, why in plan_environment(fleet):
+        lines += ["", f"# {why}"] if name == variable else [f"# {why}"]
+        if name == variable and key is None:
+            lines.append(f"# {name} is not shown on a terminal; --show-key shows it")
+        elif name == variable:
+            lines.append(f'test -n "${name}"; or set -g {name} {quote_fish(key)}\n'
+                         f'set -gx {name} "${name}"' if shell == "fish" else
+                         f'export {name}="${{{name}:-{key}}}"')
+        elif value is None:
+            lines.append(f"set -e {name}" if shell == "fish" else f"unset {name}")
+        else:
+            quote = quote_fish if shell == "fish" else quote_shell
+            value = f'"${variable}"' if value is KEY else quote(value)
+            lines.append(f"set -gx {name} {value}" if shell == "fish" else f"export {name}={value}")
+    return "\n".join(lines) + "\n"
+
+
+def parse_key(text):
+    """Return the key that an environment file keeps, or an empty string."""
+    found = re.search(r'^export (\w+)="\$\{\1:-([A-Za-z0-9_-]{8,200})\}"$', text, re.MULTILINE)
+    return found[2] if found else ""
+
+
+def quote_shell(text):
+    """Return text as one word of sh, dash, bash and zsh: nothing in it is expanded."""
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def quote_fish(text):
+    """Return text as one word of fish."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def render_manifest(files, writing=()):
+    """Return the manifest: path to hash of what was written, and of what is being written."""
+    import json
+    value = {"schema": "subagent-fleet/manifest/1", "files": files, "writing": dict(writing)}
+    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode("utf-8")
+
+
+def parse_manifest(content):
+    """Return {path: (hash, hash of a run that was cut off)}; None when it cannot be read."""
+    import json
+    try:
+        value = json.loads(content)
+        files, writing = value["files"], value["writing"]
+        return {path: (files.get(path), writing.get(path)) for path in {**files, **writing}
+                if target_of(path)}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
 # == 7. Terminal text =========================================================
 
 # Controls, bidirectional marks and line separators: text from a node or a file could use them to
@@ -2082,6 +2358,55 @@ def _wrap(text, room):
         pieces.append(text[:cut].rstrip())
         text = text[cut:].lstrip()
     return pieces + [text]
+
+
+def format_routes(routes):
+    """Return one line an agent: agent, node, model, alias."""
+    width = max((len(route.agent) for route in routes), default=0)
+    return "".join(clean_line(f"  {r.agent.ljust(width)} -> {r.node.name} -> "
+                              f"{r.model.ollama_model} -> {r.alias}") + "\n" for r in routes)
+
+
+def format_changes(changes):
+    """Return one line a file: its path and what became of it."""
+    changes = [c for c in changes if not c.found is c.wanted is None]
+    width = max((len(change.path) for change in changes), default=0)
+    return "".join(f"  {change.path.ljust(width)}  {change.action}\n" for change in changes)
+
+
+def format_diff(changes, variable):
+    """Return what would change as a unified diff; keys are never shown."""
+    import difflib
+
+    secret = re.compile(rf"((?:KEY|TOKEN|SECRET|PASS|\b{variable})\w*[ =]).+|sk-[\w-]+", re.I)
+    pieces = []
+    for change in changes:
+        old, new = [(text or b"").decode("utf-8", "backslashreplace").splitlines()
+                    for text in (change.found, change.wanted)]
+        if change.path.startswith(".env"):
+            old, new = [[secret.sub(lambda m: (m[1] or "") + "(hidden)", line) for line in lines]
+                        for lines in (old, new)]
+        lines = list(difflib.unified_diff(old, new, change.path, change.path, change.action,
+                                          "generated", lineterm=""))
+        pieces += lines or [f"--- {change.path}: only hidden values differ"] \
+            if change.found != change.wanted else []
+    return clean_text("".join(line + "\n" for line in pieces))
+
+
+def format_start(fleet, out, config):
+    """Return what a person types next."""
+    here = out if out.startswith(("/", ".")) else f"./{out}"
+    more = "".join(f" {flag} {quote_shell(value)}" for flag, value in
+                   (("--config", config), ("--out", "" if out == "." else out)) if value)
+    place = [quote_shell(f"{here}/{name}") if re.search(r"[^\w./-]", here) else f"{here}/{name}"
+             for name in (ENVIRONMENT_FILE, LITELLM_FILE)]
+    gateway = fleet.gateway
+    serve = f"subagent-fleet serve{more}" if gateway.provider == "builtin" else \
+        f". {place[0]}\n  litellm --config {place[1]} --host {gateway.host} --port {gateway.port}"
+    return (f"\nYour fleet is ready.\n{format_routes(plan_routes(fleet))}\n"
+            f"Start the gateway:\n  {serve}\n\nStart Claude Code, in another terminal:\n"
+            f"  subagent-fleet launch claude{more}\n"
+            f"(or: . {place[0]}; claude)\n")
 
 
 # == 7b. Translation ==========================================================
@@ -2902,24 +3227,107 @@ class World:
         except OSError as error:
             raise self._refusal("unwritable", "make", path, error) from None
 
+    def enter(self, root, path):
+        """Return root/path; refuse when links lead it out of root or something else is there."""
+        place = self.path(root, path)
+        real, inside = self._os.path.realpath(root), self._os.path.realpath(self.parent(place))
+        kind = self.kind_of(place, follow=False)
+        if self._os.path.commonpath([real, inside]) != real or kind not in ("file", "absent"):
+            what = f"is a {kind.replace('other', 'device or pipe')}" \
+                if kind not in ("file", "absent") else "lies outside, behind a symbolic link"
+            raise FleetError("in-the-way", f"{place} {what}; nothing is written there",
+                             fix=f"move it away: `ls -ld {place}`", status=EXIT_REFUSED)
+        return place
+
+    def replace_files(self, files):
+        """Replace several files: all are written beside their places, then renamed at once."""
+        staged, path = [], ""
+        try:
+            for path, content, mode in files:
+                temporary = self.path(self.parent(path), f".{self._os.path.basename(path)}.new")
+                self._unlink(temporary)
+                flags = self._os.O_WRONLY | self._os.O_CREAT | self._os.O_EXCL
+                staged.append((temporary, path))
+                with open(self._os.open(temporary, flags, mode), "wb") as stream:
+                    stream.write(content)
+            for temporary, path in staged:
+                self._os.replace(temporary, path)
+        except OSError as error:
+            for temporary, _ in staged:
+                self._unlink(temporary)
+            raise self._refusal("unwritable", "write", path, error) from None
+
     def write_atomic(self, path, text, *, mode=0o644):
         """Replace a file in one step: a reader and a crash see the old text or the new one."""
-        temporary = self.path(self.parent(path), f".{self._os.path.basename(path)}.new")
+        self.replace_files([(path, text.encode("utf-8"), mode)])
+
+    def make_private(self, path):
+        """Let nobody but the owner read a file."""
         try:
-            self._unlink(temporary)
-            flags = self._os.O_WRONLY | self._os.O_CREAT | self._os.O_EXCL
-            with open(self._os.open(temporary, flags, mode), "wb") as stream:
-                stream.write(text.encode("utf-8"))
-            self._os.replace(temporary, path)
+            if self._os.name == "posix" and self._os.stat(path).st_mode & 0o077:
+                self._os.chmod(path, 0o600)
         except OSError as error:
-            self._unlink(temporary)
-            raise self._refusal("unwritable", "write", path, error) from None
+            raise self._refusal("unwritable", "protect", path, error) from None
+
+    def remove(self, path):
+        """Remove a file."""
+        try:
+            self._os.unlink(path)
+        except FileNotFoundError:
+            pass  # somebody else was quicker
+        except OSError as error:
+            raise self._refusal("unwritable", "remove", path, error) from None
+
+    def remove_empty(self, path):
+        """Remove a directory if nothing is in it."""
+        try:
+            self._os.rmdir(path)
+        except OSError:
+            pass  # it is used, or was never there
 
     def _unlink(self, path):
         try:
             self._os.unlink(path)
         except OSError:
             pass  # it was not there, or whoever wanted it gone will say so
+
+    # -- programs --
+
+    def make_key(self):
+        """Return a new key for the gateway."""
+        import secrets
+        return "sk-" + secrets.token_hex(32)
+
+    def which(self, name):
+        """Return where a program is on the PATH, or None."""
+        import shutil
+        return shutil.which(name, path=self.environ.get("PATH"))
+
+    def run(self, argv, environ):
+        """Run a program on this terminal to its end; return its exit code as a shell has it."""
+        import signal
+        import subprocess
+        try:
+            child = subprocess.Popen(argv, env=environ)
+        except OSError as error:
+            raise self._refusal("cannot-run", "run", argv[0], error) from None
+        before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+        try:
+            while True:
+                try:
+                    code = child.wait()
+                    return code if code >= 0 else 128 - code
+                except KeyboardInterrupt:
+                    pass  # the child has it too, and decides
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def confirm(self, question):
+        """Return a person's yes; off a terminal nobody is asked, and the answer is yes."""
+        if not (sys.stdin and sys.stdin.isatty() and self.is_terminal("stderr")):
+            return True
+        self.err(f"{question} [y/N] ")
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     # -- network --
 
@@ -3181,6 +3589,259 @@ def cmd_validate(options, world):
     return status
 
 
+# -- generated files: read the world, decide, write --
+
+MANIFEST_FILE = f"{STATE_DIRECTORY}/manifest.json"
+
+
+def find_output(options, world):
+    """Return where the generated files are: --out, else beside the fleet file that was found."""
+    if options.out or options.config or world.environ.get(CONFIG_VARIABLE):
+        return options.out or "."
+    try:
+        place = world.parent(find_config(options, world))
+    except FleetError:
+        return "."
+    return "." if place == world.directory else place
+
+
+def read_files(world, out, paths):
+    """Return {path: bytes or None}; what is not a file inside `out` is refused."""
+    places = {path: world.enter(out, path) for path in paths}
+    return {path: world.read_bytes(place) if world.kind_of(place) == "file" else None
+            for path, place in places.items()}
+
+
+def read_manifest(world, out):
+    """Return what was written there before: {path: (hash, hash)}."""
+    content = read_files(world, out, [MANIFEST_FILE])[MANIFEST_FILE]
+    known = {} if content is None else parse_manifest(content)
+    if known is None:
+        world.err(format_finding(Finding("manifest-broken", "warning", f"{MANIFEST_FILE} cannot be "
+                                         "read; files that differ count as yours")))
+    return known or {}
+
+
+def kept_key(world, out):
+    """Return the key that the environment file keeps, or an empty string."""
+    content = read_files(world, out, [ENVIRONMENT_FILE])[ENVIRONMENT_FILE]
+    return parse_key((content or b"").decode("utf-8", "replace"))
+
+
+def read_key(world, fleet, out):
+    """Return the gateway's key: the environment's, else the generated one."""
+    key = world.environ.get(fleet.gateway.master_key_env) or kept_key(world, out)
+    if not key:
+        raise FleetError("no-key", f"no key: ${fleet.gateway.master_key_env} is not set and "
+                         f"{ENVIRONMENT_FILE} is not there", fix="subagent-fleet generate")
+    return key
+
+
+def compare_output(world, out, fleet, targets=TARGETS):
+    """Return (changes, known): what `generate` would do to the files that are there."""
+    known = read_manifest(world, out)
+    wanted = render_files(fleet, kept_key(world, out) or world.make_key(), targets)
+    wanted.update((path, None) for path in known
+                  if target_of(path) in targets and path not in wanted)
+    return plan_changes(wanted, read_files(world, out, wanted), known), known
+
+
+def write_changes(world, out, changes, known):
+    """Make the changes; a run that is cut off leaves a manifest that knows its files."""
+    files = {path: old for path, (old, _) in known.items() if old}
+    todo = [change for change in changes if change.action != "unchanged"]
+    backups = {f"{STATE_DIRECTORY}/backup/{c.path}.{digest(c.found)[:12]}": c.found
+               for c in todo if c.action == "edited"}
+    places = [(world.enter(out, path), content, 0o600) for path, content in backups.items()]
+    new = {c.path: c.wanted for c in todo if c.wanted is not None}
+    if todo:
+        places.append((world.enter(out, MANIFEST_FILE), render_manifest(
+            files, {path: digest(content) for path, content in new.items()}), 0o644))
+        _replace(world, places)
+        _replace(world, [(world.enter(out, path), content,
+                          0o600 if path == ENVIRONMENT_FILE else 0o644)
+                         for path, content in new.items()])
+    for change in changes:
+        files[change.path] = digest(change.wanted)
+        if change.wanted is None:
+            world.remove(world.enter(out, change.path))
+            files.pop(change.path)
+    touched = {change.path for change in changes}
+    content = render_manifest(files, {path: new for path, (_, new) in known.items()
+                                      if new and path not in touched})
+    if read_files(world, out, [MANIFEST_FILE])[MANIFEST_FILE] != content:
+        _replace(world, [(world.enter(out, MANIFEST_FILE), content, 0o644)])
+
+
+def _replace(world, files):
+    for place in {world.parent(path) for path, _, _ in files}:
+        world.make_directory(place)
+    world.replace_files(files)
+
+
+def parse_targets(options):
+    """Return the chosen targets; --litellm-only and --claude-only are short for one."""
+    words = [word for text in options.target for word in text.split(",") if word]
+    words += [name for name in ("litellm", "claude") if getattr(options, f"{name}_only")]
+    if options.litellm_only and options.claude_only:
+        raise FleetError("usage", "generate: --litellm-only and --claude-only exclude each other",
+                         status=EXIT_USAGE, fix="subagent-fleet generate --target litellm,claude")
+    for word in words:
+        if word not in TARGETS:
+            raise FleetError("unknown-target", f"generate: unknown target `{word}`; there are "
+                             f"{', '.join(TARGETS)}", status=EXIT_USAGE,
+                             fix=nearest(word, TARGETS) or "subagent-fleet generate --help")
+    return tuple(name for name in TARGETS if name in words) or TARGETS
+
+
+def tell_findings(world, findings):
+    """Show findings; one that is an error refuses the command."""
+    for finding in findings:
+        if finding.level == "error":
+            raise FleetError(finding.slug, finding.what, fix=finding.fix, status=EXIT_REFUSED)
+        world.err(format_finding(finding))
+
+
+def cmd_generate(options, world):
+    """Write the files that LiteLLM, Claude Code and a shell read."""
+    targets = parse_targets(options)
+    fleet, findings = load_config(options, world)
+    tell_findings(world, [*findings, *lint_key(fleet, world.environ)])
+    out = find_output(options, world)
+    changes, known = compare_output(world, out, fleet, targets)
+    edited = [change.path for change in changes if change.action == "edited"]
+    looks = options.check or options.diff
+    refused = edited and not looks and not options.force
+    if not looks and not refused:
+        write_changes(world, out, changes, known)
+        if "env" in targets:
+            world.make_private(world.enter(out, ENVIRONMENT_FILE))
+        changes = [change.replace(ours=True) for change in changes]
+    if options.json:
+        print_json(world, "generate", show_changes(fleet, changes, out, written=not looks
+                                                   and not refused))
+    elif refused:
+        world.err(format_diff([c for c in changes if c.action == "edited"],
+                              fleet.gateway.master_key_env))
+    elif options.diff:
+        world.out(format_diff(changes, fleet.gateway.master_key_env))
+    else:
+        world.out(("Would generate:\n" if options.check else "Generated:\n")
+                  + format_changes(changes))
+        if not looks and targets == TARGETS:
+            world.out(format_start(fleet, out, options.config))
+    if refused:
+        raise refusal(edited, "generate", "nothing was written")
+    return EXIT_PROBLEM if options.check and any(
+        change.action != "unchanged" for change in changes) else EXIT_OK
+
+
+def refusal(paths, command, done):
+    """Return the error for files that are the user's."""
+    shown = ", ".join(paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
+    return FleetError("edited", f"{shown}: not as this program wrote it; {done}",
+                      fix=f"move it away, or `subagent-fleet {command} --force` (what is there is "
+                      f"copied to {STATE_DIRECTORY}/backup first)", status=EXIT_REFUSED)
+
+
+def show_changes(fleet, changes, out, *, written):
+    """Return what `generate --json` prints."""
+    return {"out": out, "written": written, "files": [
+        {"path": c.path, "action": c.action} for c in changes if c.found or c.wanted],
+        "routes": [show_route(route) for route in plan_routes(fleet)]}
+
+
+def cmd_clean(options, world):
+    """Remove what was generated and nobody has changed since."""
+    out = find_output(options, world)
+    known = read_manifest(world, out)
+    changes = plan_changes(dict.fromkeys(known), read_files(world, out, known), known)
+    kept = [c.path for c in changes if c.action == "edited" and not options.force]
+    doomed = [c for c in changes if options.force or c.action != "edited"]
+    shown = [change.replace(ours=True) for change in doomed if change.found is not None]
+    heading = "Would remove:\n" if options.dry_run else "Removing:\n"
+    world.out(heading + format_changes(shown) if shown else "Nothing to remove.\n")
+    if doomed and not options.dry_run and world.confirm(f"Remove {count_of(shown, 'file')}?"):
+        write_changes(world, out, doomed, known)
+        if not kept:
+            world.remove(world.enter(out, MANIFEST_FILE))
+        for path in (".claude/agents", ".claude", STATE_DIRECTORY):
+            world.remove_empty(world.path(out, path))
+    if kept:
+        raise refusal(kept, "clean", "kept")
+    return EXIT_OK
+
+
+def cmd_env(options, world):
+    """Print the environment that Claude Code needs, for a shell to read."""
+    fleet, _ = load_config(options, world)
+    out = find_output(options, world)
+    key = read_key(world, fleet, out)
+    hidden = world.is_terminal() and not options.show_key
+    if options.shell == "json":
+        planned = plan_environment(fleet)
+        print_json(world, "env", {
+            "set": {name: (None if hidden else key) if value is KEY else value
+                    for name, value, _ in planned if value is not None},
+            "unset": [name for name, value, _ in planned if value is None]})
+    else:  # a key of the environment stays where it is
+        world.out(render_environment(fleet, None if hidden else kept_key(world, out),
+                                     options.shell))
+    return EXIT_OK
+
+
+def cmd_launch(options, world):
+    """Run Claude Code on the fleet; its exit code is ours."""
+    fleet, _ = load_config(options, world)
+    program = world.which("claude")
+    if not program:
+        raise FleetError("claude-missing", "Claude Code is not on the PATH", fix=CLAUDE_INSTALL)
+    out = find_output(options, world)
+    key = read_key(world, fleet, out)
+    tell_findings(world, [*lint_key(fleet, world.environ), *look_before_launch(fleet, out, world)])
+    words = options.passed
+    if not any(word.split("=")[0] == "--settings" for word in words):
+        words = ["--settings", LAUNCH_SETTINGS, *words]
+    return world.run([program, *words], merge_environment(world.environ, fleet, key))
+
+
+# Auto mode asks a server of Anthropic before every action, which no gateway has (2.1.326).
+LAUNCH_SETTINGS = '{"permissions":{"disableAutoMode":"disable"}}'
+
+
+def look_before_launch(fleet, out, world):
+    """Yield a warning for each thing on disk that makes Claude Code differ from the fleet."""
+    changes, _ = compare_output(world, out, fleet)
+    stale = [change.path for change in changes if change.action not in ("unchanged", "edited")]
+    if stale:
+        yield Finding("files-stale", "warning", f"{', '.join(stale[:5])}"
+                      f"{' …' if len(stale) > 5 else ''}: not as the fleet file has it",
+                      fix="subagent-fleet generate")
+    home = world.environ.get("CLAUDE_CONFIG_DIR") or world.path(
+        world.environ.get("HOME", ""), ".claude")
+    settings = {path: read_settings(world, path) for path in (
+        ".claude/settings.json", ".claude/settings.local.json", world.path(home, "settings.json"))
+        if world.kind_of(path) == "file"}
+    seen = merge_environment({}, fleet, "")
+    for finding in _doctor_settings(fleet, Facts(settings=settings, environment=seen)):
+        yield finding.replace(level="warning")
+
+
+def read_settings(world, path):
+    """Return a settings file as a value; None when it is not JSON."""
+    import json
+    try:
+        return json.loads(decode_text(world.read_bytes(path), path))
+    except (FleetError, ValueError, RecursionError):
+        return None  # which is a finding of its own
+
+
+def show_route(route):
+    """Return a route as JSON has it."""
+    return {"agent": route.agent, "node": route.node.name, "model": route.model.name,
+            "ollama_model": route.model.ollama_model, "alias": route.alias}
+
+
 def show_finding(finding):
     """Return a finding as JSON has it: without the drawn excerpt."""
     return {"id": finding.slug, "level": finding.level, "what": finding.what,
@@ -3247,6 +3908,7 @@ CONFIG = Flag("--config", "the fleet file, `-` for standard input; else the near
 JSON = Flag("--json", "print one JSON object")
 STRICT = Flag("--strict", "warnings are errors")
 FORCE = Flag("--force", "overwrite what is there")
+OUT = Flag("--out", "where the generated files are; else beside the fleet file", "DIR")
 
 COMMANDS = (
     Command("init", cmd_init, "write fleet.yaml with the models your machines have",
@@ -3257,6 +3919,25 @@ COMMANDS = (
             ("init", "init --node mini=http://192.168.1.50:11434")),
     Command("validate", cmd_validate, "check the config", (CONFIG, STRICT, JSON),
             ("validate", "validate --config - < fleet.yaml")),
+    Command("generate", cmd_generate, "write what LiteLLM, Claude Code and your shell read",
+            (CONFIG, OUT, Flag("--target", "only these: litellm, claude, env", "LIST", repeat=True),
+             Flag("--litellm-only", "only LiteLLM's config"),
+             Flag("--claude-only", "only Claude Code's agents"),
+             Flag("--check", "write nothing; exit 1 when something would change"),
+             Flag("--diff", "write nothing; show what would change"), FORCE, JSON),
+            ("generate", "generate --check --diff", "generate --target claude,env")),
+    Command("launch", cmd_launch, "run Claude Code on the fleet",
+            (Flag("program", "what to run", "PROGRAM", choices=("claude",)), CONFIG, OUT),
+            ("launch claude", "launch claude -- -p 'say hi'"), "ARGS"),
+    Command("env", cmd_env, "print Claude Code's environment for your shell",
+            (CONFIG, OUT,
+             Flag("--shell", "for whom", "SHELL", "sh", choices=("sh", "fish", "json")),
+             Flag("--show-key", "show the key on a terminal, too")),
+            ('env | less', 'eval "$(subagent-fleet env)"')),
+    Command("clean", cmd_clean, "remove the generated files that nobody has changed",
+            (OUT, CONFIG, Flag("--dry-run", "only list them"),
+             Flag("--force", "changed ones too, after a copy")),
+            ("clean --dry-run", "clean")),
     Command("schema", cmd_schema, "print the JSON Schema of the fleet file", (),
             ("schema > fleet.schema.json",)),
     Command("completion", cmd_completion, "print a completion script for your shell",
