@@ -78,6 +78,10 @@ ANSWER_LIMIT_BYTES = 8 * 1024 * 1024
 FREE_ANSWER_BYTES = 256 * 1024  # larger answers are read one at a time
 HEADER_LIMIT_BYTES = 64 * 1024
 JSON_MARKS = 100_000  # `[`, `{`, `:` and `,` in one answer: what makes JSON large in memory
+PROBE_GRACE_SECONDS = 0.2  # for what a node said in time to reach the main thread
+PULL_STALL_SECONDS = 120.0
+TICK_SECONDS = 0.2
+SHOW_LIMIT = 64  # models of one node that are asked for their capabilities
 STATE_DIRECTORY = ".subagent-fleet"
 HOME_URL = "https://github.com/adityak74/subagent-fleet"
 
@@ -1357,6 +1361,59 @@ def plan_fallbacks(fleet):
             if alias != model.alias and alias not in chain:
                 chain.append(alias)
     return {alias: chain for alias, chain in chains.items() if chain}
+
+
+class RouteState(Record):
+    """What is true of a model's route now, and who answers instead while it is not ready."""
+
+    state: str       # ready, cold, model missing, node offline
+    loaded: object   # LoadedModel or None
+    fallback: str    # model name, or ""
+
+    def __str__(self):
+        other = self.loaded and self.state == "cold"
+        return (self.state + (f" (loaded with context {self.loaded.context})" if other else "")
+                + (f" \u2192 fallback {self.fallback}" if self.fallback else ""))
+
+
+def plan_route_state(fleet, states, model):
+    """Return the RouteState of a model; what counts as ready is that no request will load it."""
+    node = states[model.node]
+    loaded = sorted((one for one in node.loaded if same_model(one.name, model.ollama_model)),
+                    key=lambda one: one.context != model.context)
+    loaded = loaded[0] if loaded else None
+    if model.cloud and node.online:
+        return RouteState("ready", None, "")
+    if not node.online or not find_model(node.models, model.ollama_model):
+        others = [fleet.models[name] for name in model.fallback]
+        others += [one for one in fleet.models.values() if one.alias == model.alias]
+        instead = [one.name for one in others if states[one.node].online and one is not model
+                   and (one.cloud or find_model(states[one.node].models, one.ollama_model))]
+        return RouteState("model missing" if node.online else "node offline", None,
+                          (instead or [""])[0])
+    fits = loaded and loaded.context in (0, model.context)  # 0: an Ollama before 0.10
+    return RouteState("ready" if fits else "cold", loaded, "")
+
+
+def plan_next_step(fleet, states, routes):
+    """Return the sentence a person wants: ready, or the one next thing to type."""
+    def first(state, *, fallback=False):
+        return next((fleet.models[name] for name, route in routes.items()
+                     if route.state == state and bool(route.fallback) == fallback), None)
+
+    for fallback in (False, True):
+        model = first("node offline", fallback=fallback)
+        if model:
+            node = states[model.node]
+            return (f"Next: start Ollama on {node.name} ({node.endpoint}: {node.reason}); "
+                    "`subagent-fleet doctor` says more.")
+        model = first("model missing", fallback=fallback)
+        if model:
+            return (f"Next: `ollama pull {model.ollama_model}` on {model.node}, or from here "
+                    "`subagent-fleet warmup --pull`.")
+        if not fallback and first("cold"):
+            return "Next: `subagent-fleet warmup`"
+    return "Ready: every model is loaded as its route wants it."
 
 
 def same_model(one, other):
@@ -2882,8 +2939,8 @@ def weigh_chat(chat, encoded):
 class NodeFailure(FleetError):
     """Why a node could not be used: a reason class (refused, timeout, …) and the detail."""
 
-    def __init__(self, reason, detail):
-        super().__init__("node-failure", f"{reason}: {detail}" if detail else reason)
+    def __init__(self, reason, detail, *, fix=""):
+        super().__init__("node-failure", f"{reason}: {detail}" if detail else reason, fix=fix)
         self.reason, self.detail = reason, detail
 
 
@@ -2902,9 +2959,6 @@ def _name_failure(error):
     if isinstance(error, ConnectionRefusedError):
         return NodeFailure("refused", "nothing listens there; is Ollama running?")
     if getattr(error, "errno", 0) in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN):
-        if sys.platform == "darwin":  # what its privacy setting looks like from here
-            text += ("; if curl reaches it, allow your terminal in System Settings > Privacy & "
-                     "Security > Local Network")
         return NodeFailure("unreachable", text)
     return NodeFailure("bad answer", text)
 
@@ -3390,6 +3444,34 @@ class World:
             if large:
                 self._large.release()
 
+    def ask_lines(self, url, payload, stall_seconds):
+        """Yield the JSON values of an answer in lines; each has `stall_seconds` to come."""
+        import json
+
+        exchange = self.open_exchange("POST", url, body=json.dumps(payload).encode(),
+                                      deadline=self.clock() + stall_seconds)
+        try:
+            if exchange.status != 200:
+                found = exchange.read_all(HEADER_LIMIT_BYTES)
+                raise NodeFailure(f"http {exchange.status}", _error_words(exchange, found))
+            for line in exchange.lines():
+                exchange.deadline = self.clock() + stall_seconds
+                if line.strip():
+                    yield parse_answer(line)
+        finally:
+            exchange.close()
+
+    def allow_files(self, count):
+        """Let the process open so many files, where the system lets it: macOS begins with 256."""
+        try:
+            import resource
+        except ImportError:  # Windows has no such limit
+            return
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
     def _connect(self, parts, port, until):
         """Return a socket to the endpoint: every address of the name gets its share of the time.
 
@@ -3448,6 +3530,322 @@ class World:
 
 
 # == 9. Nodes =================================================================
+#
+# What a node says is not trusted: a field of the wrong type counts as absent; only an answer
+# without its list makes the node `bad answer`.
+
+def run_together(world, jobs, *, until=None, threads=512):
+    """Yield (key, outcome) of each job as it ends, and (None, None) while none does.
+
+    An outcome is the job's value or its NodeFailure. The threads are daemons and nobody waits for
+    them past `until`: concurrent.futures joins its threads at exit, so one silent node would
+    hold the process.
+    """
+    import queue
+    import threading
+
+    todo, done = queue.SimpleQueue(), queue.SimpleQueue()
+    for item in jobs.items():
+        todo.put(item)
+
+    def work():
+        while True:
+            try:
+                key, job = todo.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                done.put((key, job()))
+            except Exception as error:
+                done.put((key, error))
+
+    for _ in range(min(len(jobs), threads)):
+        threading.Thread(target=work, daemon=True).start()
+    left = len(jobs)
+    while left and (until is None or world.clock() < until):
+        wait = TICK_SECONDS if until is None else min(TICK_SECONDS, until - world.clock())
+        try:
+            key, outcome = done.get(timeout=max(0, wait))
+        except queue.Empty:
+            yield None, None
+            continue
+        left -= 1
+        if isinstance(outcome, Exception) and not isinstance(outcome, NodeFailure):
+            raise outcome  # a bug is told, not taken for a dead node
+        yield key, outcome
+
+
+def probe_nodes(world, nodes, *, seconds=PROBE_TIMEOUT_SECONDS, show=None):
+    """Return {name: NodeState}: every node asked at once, no answer awaited past `seconds`.
+
+    `show` names the models whose capabilities are wanted, by node; None: all of them.
+    """
+    nodes, deadline = list(nodes), world.clock() + seconds
+    world.allow_files(4 * len(nodes) + 256)
+    states = {node.name: NodeState(node.name, node.endpoint, "timeout",
+                                   f"no answer within {seconds:g} s") for node in nodes}
+    jobs = {node.name: lambda node=node: _probe_node(
+        world, node, deadline=deadline, show=None if show is None else show.get(node.name, ()))
+        for node in nodes}
+    for name, state in run_together(world, jobs, until=deadline + PROBE_GRACE_SECONDS):
+        if name is not None:
+            states[name] = state
+    return states
+
+
+def probe_fleet(world, fleet, seconds):
+    """Return {name: NodeState} of a fleet, with the capabilities of its configured models."""
+    wanted = {}
+    for model in fleet.models.values():
+        wanted.setdefault(model.node, []).append(model.ollama_model)
+    return probe_nodes(world, fleet.nodes.values(), seconds=seconds, show=wanted)
+
+
+def _probe_node(world, node, *, deadline, show):
+    """Return the NodeState of one node: who it is first, then everything else at once."""
+    def ask(path, extract, payload=None):
+        return world.ask(node.endpoint + path, payload=payload, deadline=deadline, extract=extract)
+
+    def ask_all(jobs, names):
+        jobs.update({name: lambda name=name: ask("/api/show", _parse_show, {"model": name})
+                     for name in list(names)[:SHOW_LIMIT]})
+        answers = run_together(world, jobs, until=deadline + PROBE_GRACE_SECONDS, threads=8)
+        return {key: answer for key, answer in answers if key is not None}
+
+    late = NodeFailure("timeout", "no answer in time")
+    try:
+        began = world.clock()
+        version = ask("/api/version", _parse_version)
+        latency = round((world.clock() - began) * 1000, 1)
+        found = ask_all({"/api/tags": lambda: ask("/api/tags", _parse_tags),
+                         "/api/ps": lambda: ask("/api/ps", _parse_loaded)}, show or ())
+        models, loaded = (found.get(path, late) for path in ("/api/tags", "/api/ps"))
+        if isinstance(models, NodeFailure):
+            raise models
+    except NodeFailure as failure:
+        reason = "not ollama" if failure.reason == "http 404" else failure.reason
+        return NodeState(node.name, node.endpoint, reason, failure.detail)
+    if show is None:
+        found = ask_all({}, [model.name for model in models])
+    return NodeState(node.name, node.endpoint, "", "", version, latency,
+                     tuple(_add_shown(model, found) for model in models),
+                     () if isinstance(loaded, NodeFailure) else loaded)
+
+
+def _add_shown(model, answers):
+    """Return a model of /api/tags with what /api/show said of it, which alone knows its tools."""
+    shown = [answer for name, answer in answers.items() if same_model(name, model.name)
+             and isinstance(answer, dict)]
+    return model.replace(**{key: value for key, value in shown[0].items() if value}) \
+        if shown else model
+
+
+def _mapping(value):
+    return value if isinstance(value, dict) else {}
+
+
+def _word(value):
+    return value if isinstance(value, str) else ""
+
+
+def _count(value):
+    return value if isinstance(value, int) and value is not True and value > 0 else 0
+
+
+def _parse_version(value):
+    """Return the version of /api/version; its shape is what tells an Ollama."""
+    if not _word(_mapping(value).get("version")):
+        raise NodeFailure("not ollama", "/api/version does not answer as Ollama does")
+    return value["version"]
+
+
+def _entries(value, path):
+    """Return the entries of a `models` list, each with its name."""
+    found = _mapping(value).get("models", "")
+    found = [] if found is None else found
+    if not isinstance(found, list) or not all(_word(_mapping(e).get("name")) for e in found):
+        raise NodeFailure("bad answer", f"{path} holds no list of models")
+    return found
+
+
+def _parse_tags(value):
+    """Return the NodeModels of /api/tags."""
+    models = []
+    for entry in _entries(value, "/api/tags"):
+        details = _mapping(entry.get("details"))
+        models.append(NodeModel(
+            entry["name"], _count(entry.get("size")), _word(details.get("parameter_size")),
+            _word(details.get("quantization_level")), None,
+            _count(details.get("context_length")) or None,
+            _word(entry.get("remote_host")) or _word(entry.get("remote_model"))))
+    return tuple(models)
+
+
+def _parse_show(value):
+    """Return what /api/show adds to a model: what it can do and what it was trained for."""
+    value = _mapping(value)
+    known, details = _mapping(value.get("model_info")), _mapping(value.get("details"))
+    able, length = value.get("capabilities"), _word(known.get("general.architecture"))
+    return {"parameters": _word(details.get("parameter_size")),
+            "quantization": _word(details.get("quantization_level")),
+            "capabilities": tuple(filter(_word, able)) if isinstance(able, list) else (),
+            "trained_context": _count(known.get(f"{length}.context_length"))}
+
+
+def _parse_loaded(value):
+    """Return the LoadedModels of /api/ps."""
+    loaded = []
+    for entry in _entries(value, "/api/ps"):
+        size, share = _count(entry.get("size")), _count(entry.get("size_vram"))
+        percent = min(100, round(100 * share / size)) if size and "size_vram" in entry else None
+        loaded.append(LoadedModel(entry["name"], _count(entry.get("context_length")), percent,
+                                  size, _word(entry.get("expires_at"))))
+    return tuple(loaded)
+
+
+# -- warm-up --
+
+def plan_load(model, *, words="", unload=False):
+    """Return the `/api/chat` request that loads a model exactly as its route will ask for it.
+
+    With another num_ctx than the route's, the route's first request would load it again.
+    """
+    if unload:
+        return {"model": model.ollama_model, "messages": [], "stream": False, "keep_alive": 0}
+    return {"model": model.ollama_model, "stream": False, "think": model.thinking,
+            "messages": [{"role": "user", "content": words}] if words else [],
+            "keep_alive": model.keep_alive,
+            "options": {"num_ctx": model.context, **({"num_predict": 16} if words else {})}}
+
+
+class Warmth:
+    """One model on one node: what is done with it now, and how that ended."""
+
+    def __init__(self, world, node, model):
+        self.node, self.model, self._world = node, model, world
+        self.stage, self.began, self.ended = "waiting", 0.0, 0.0
+        self.pulled, self.size = 0, 0  # bytes of a download
+        self.ok, self.detail, self.fix, self.loaded = False, "", "", None
+
+    def run(self, options):
+        """Load, pull or unload; what the node says against it is kept in its own words."""
+        self.began = self._world.clock()
+        try:
+            self._run(options)
+            self.ok = True
+        except NodeFailure as failure:
+            self.detail = failure.detail or failure.reason
+            self.fix = failure.fix or REASON_FIXES.get(failure.reason, "")
+        self.stage, self.ended = "done", self._world.clock()
+
+    def _run(self, options):
+        if self.model.cloud:
+            self.detail = "runs at ollama.com, nothing to load"
+            return
+        seconds = options.timeout or self.model.timeout
+        try:
+            self._load(seconds, unload=options.unload)
+        except NodeFailure as failure:
+            if failure.reason != "http 404" or not options.pull or options.unload:
+                raise
+            self._pull()
+            self._load(seconds)
+        if not options.unload and self.model.keep_alive != 0:
+            self._see(self._loaded_now())
+
+    def _load(self, seconds, *, unload=False):
+        """Ask for the model with an empty chat; where that is refused, with three words."""
+        self.stage, name = "unloading" if unload else "loading", self.model.ollama_model
+        for words in ("", "Reply with ok."):
+            try:
+                return self._world.ask(
+                    self.node.endpoint + "/api/chat", extract=_parse_done,
+                    payload=plan_load(self.model, words=words, unload=unload),
+                    deadline=self._world.clock() + seconds)
+            except NodeFailure as failure:
+                if failure.reason == "timeout":
+                    raise NodeFailure("timeout", f"not {self.stage[:-3]}ed within {seconds:g} s",
+                                      fix="look at Ollama's log there, or give it longer: "
+                                      "--timeout 900") from None
+                if failure.reason == "http 404":
+                    fix = f"ollama pull {name} on {self.node.name}, or warmup --pull"
+                    raise NodeFailure("http 404", failure.detail, fix=fix) from None
+                if failure.reason != "http 400" or words:
+                    raise
+
+    def _pull(self):
+        """Have the node download the model: only `success` counts, errors come under 200 too."""
+        self.stage, layers, said = "pulling", {}, {}
+        for said in self._world.ask_lines(self.node.endpoint + "/api/pull",
+                                          {"model": self.model.ollama_model}, PULL_STALL_SECONDS):
+            said = _parse_error(_mapping(said))
+            if _count(said.get("total")):
+                layers[said.get("digest")] = _count(said.get("completed")), said["total"]
+                self.pulled, self.size = map(sum, zip(*layers.values()))
+        if said.get("status") != "success":
+            raise NodeFailure("bad answer", "the download ended without `success`")
+
+    def _loaded_now(self):
+        return self._world.ask(self.node.endpoint + "/api/ps", extract=_parse_loaded,
+                               deadline=self._world.clock() + PROBE_TIMEOUT_SECONDS)
+
+    def _see(self, loaded):
+        """Hold what the node says is loaded against what was wanted."""
+        wanted = self.model.context
+        found = [one for one in loaded if same_model(one.name, self.model.ollama_model)]
+        found.sort(key=lambda one: one.context != wanted)
+        if not found:
+            raise NodeFailure("not loaded", "Ollama loaded it, but /api/ps does not show it",
+                              fix="its node may be too small for its models: subagent-fleet status")
+        self.loaded = found[0]
+        if found[0].context not in (0, wanted):
+            raise NodeFailure("context", f"loaded with context {found[0].context}, not {wanted}",
+                              fix=f"write `context: {found[0].context}` in models."
+                              f"{self.model.name}")
+
+
+def _parse_error(value):
+    """Return a mapping unless it is an error, which Ollama also sends under HTTP 200."""
+    if "error" in value:
+        raise NodeFailure("error", str(value["error"])[:500])
+    return value
+
+
+def _parse_done(value):
+    """Accept the answer to a load: an object that is done and not an error."""
+    if not _parse_error(_mapping(value)).get("done"):
+        raise NodeFailure("bad answer", "its answer to a load is not Ollama's")
+
+
+def plan_warmths(world, fleet, models):
+    """Return {model name: Warmth}; one Warmth for one node, Ollama model and context."""
+    shared, warmths = {}, {}
+    for model in models:
+        key = model.node, _full_model_name(model.ollama_model), model.context
+        warmths[model.name] = shared.setdefault(
+            key, Warmth(world, fleet.nodes[model.node], model))
+    return warmths
+
+
+def warm_nodes(world, warmths, options):
+    """Run all warmths, nodes in parallel, one model after another on each; yield now and then."""
+    nodes = {}
+    for warmth in dict.fromkeys(warmths.values()):
+        nodes.setdefault(warmth.node.name, []).append(warmth)
+
+    def run(queue):
+        for warmth in queue:
+            warmth.run(options)
+        kept = [w for w in queue if w.ok and w.loaded]
+        loaded = kept[-1]._loaded_now() if len(kept) > 1 else ()
+        for warmth in kept[:-1]:
+            if not any(same_model(one.name, warmth.model.ollama_model) for one in loaded):
+                warmth.ok, warmth.detail = False, "pushed out of memory by what was loaded after it"
+                warmth.fix = "move it to another node, or write a smaller `context:`"
+
+    jobs = {name: lambda queue=queue: run(queue) for name, queue in nodes.items()}
+    for outcome in run_together(world, jobs):
+        yield outcome
 
 
 # == 10. Gateway ==============================================================
@@ -3842,6 +4240,224 @@ def show_route(route):
             "ollama_model": route.model.ollama_model, "alias": route.alias}
 
 
+def show_node(state):
+    """Return a node as JSON has it."""
+    return {**vars(state), "online": state.online,
+            "models": [vars(model) for model in state.models],
+            "loaded": [vars(model) for model in state.loaded]}
+
+
+def cmd_discover(options, world):
+    """Ask every node what it has, and hold it against what the fleet wants."""
+    fleet, _ = load_config(options, world)
+    states = probe_fleet(world, fleet, options.timeout)
+    words = {"node offline": "unknown", "model missing": "missing"}
+    found = [(model, words.get(plan_route_state(fleet, states, model).state, "present"))
+             for model in fleet.models.values()]
+    report = {"fleet": fleet.name, "nodes": [show_node(state) for state in states.values()],
+              "models": [{"name": model.name, "node": model.node, "state": state,
+                          "ollama_model": model.ollama_model} for model, state in found]}
+    path = world.path(STATE_DIRECTORY, "discovery.json") if options.write else None
+    if path:
+        world.make_directory(STATE_DIRECTORY)
+        world.write_atomic(path, render_report("discover", report))
+    if options.json:
+        print_json(world, "discover", {**report, "written": path})
+    else:
+        world.out(format_discovery(fleet, states, found, columns=world.columns)
+                  + (format_details(states) if options.verbose else "")
+                  + (f"\nWrote {path}\n" if path else ""))
+    whole = all(state == "present" for _, state in found)
+    whole = whole and all(state.online for state in states.values())
+    return EXIT_PROBLEM if options.check and not whole else EXIT_OK
+
+
+def format_discovery(fleet, states, found, *, columns):
+    """Return what each node has, then each model of the fleet and what to type for a missing."""
+    rows = [(state.name, "online" if state.online else "offline",
+             ", ".join(model.name for model in state.models) or "(none)" if state.online
+             else f"({state.reason})") for state in states.values()]
+    head = f"Fleet: {clean_line(fleet.name)}\n\n"
+    wanted = [(model.name, model.node, model.ollama_model, state + (
+        f": `ollama pull {model.ollama_model}` on {model.node}" if state == "missing" else ""))
+        for model, state in found]
+    return head + format_table(("Node", "Status", "Models"), rows, columns=columns) + "\n" \
+        + format_table(("Model", "Node", "Ollama model", "Found"), wanted, columns=columns)
+
+
+def format_details(states):
+    """Return what each node said of itself and its models, or why it said nothing."""
+    lines = []
+    for state in states.values():
+        said = f"Ollama {state.version}, {state.latency_ms} ms" if state.online else \
+            f"{state.reason}: {state.detail}"
+        lines += ["", f"{state.name} ({state.endpoint}): {said}"]
+        if not state.online:
+            lines.append("  fix: " + REASON_FIXES.get(state.reason, "check what listens there"))
+        for model in state.models:
+            parts = [f"{model.size / 1e9:.1f} GB", model.parameters, model.quantization,
+                     f"trained for {model.trained_context}" if model.trained_context else "",
+                     ", ".join(model.capabilities or ()), model.remote and f"at {model.remote}"]
+            lines.append(f"  {model.name}: " + ", ".join(part for part in parts if part))
+    return "".join(clean_line(line) + "\n" for line in lines)
+
+
+def cmd_status(options, world):
+    """Show nodes, what they have loaded, and what is true of each route now."""
+    fleet, _ = load_config(options, world)
+    if options.watch and options.json:
+        raise FleetError("usage", "status: --watch is for people, --json for programs",
+                         status=EXIT_USAGE, fix="subagent-fleet status --json")
+    while True:
+        states = probe_fleet(world, fleet, options.timeout)
+        routes = {model.name: plan_route_state(fleet, states, model)
+                  for model in fleet.models.values()}
+        following = plan_next_step(fleet, states, routes)
+        if options.json:
+            print_json(world, "status", show_status(fleet, states, routes, following))
+        else:
+            text = format_status(fleet, states, routes, columns=world.columns, now=world.now())
+            # home and clear: a redraw that does not scroll what stood there before
+            world.out(("\x1b[H\x1b[2J" if options.watch and world.is_terminal() else "")
+                      + text + clean_line(following) + "\n")
+        if not options.watch:
+            ready = all(route.state == "ready" for route in routes.values())
+            return EXIT_PROBLEM if options.check and not ready else EXIT_OK
+        world.sleep(options.watch)
+
+
+def show_status(fleet, states, routes, following):
+    """Return what `status` knows, as JSON has it."""
+    models = {name: {"name": name, "node": model.node, "ollama_model": model.ollama_model,
+                     "alias": model.alias, "context": model.context, "state": routes[name].state,
+                     "loaded": vars(routes[name].loaded) if routes[name].loaded else None,
+                     "fallback": routes[name].fallback or None}
+              for name, model in fleet.models.items()}
+    return {"fleet": fleet.name, "ready": following.startswith("Ready"), "next": following,
+            "nodes": [show_node(state) for state in states.values()],
+            "models": list(models.values()),
+            "routes": [{"agent": route.agent, "model": route.model.name, **{
+                key: models[route.model.name][key] for key in
+                ("node", "ollama_model", "alias", "state", "fallback")}}
+                for route in plan_routes(fleet)]}
+
+
+def format_status(fleet, states, routes, *, columns, now):
+    """Return the nodes, what is loaded on them, and the routes of the agents."""
+    rows = [(state.name, "online" if state.online else "offline", state.endpoint,
+             ", ".join(model.name for model in state.models) or "(none)" if state.online
+             else f"({state.reason})") for state in states.values()]
+    text = f"Fleet: {clean_line(fleet.name)}\n\n" + format_table(
+        ("Node", "Status", "Endpoint", "Models"), rows, columns=columns)
+    rows = [(state.name, one.name, one.context or "?", format_share(one),
+             format_expiry(one.expires, now)) for state in states.values() for one in state.loaded]
+    if rows:
+        text += "\n" + format_table(("Node", "Loaded", "Context", "Where", "Until"), rows,
+                                    columns=columns)
+    lines = [f"{route.agent} -> {route.node.name} -> {route.model.ollama_model} -> {route.alias}: "
+             f"{routes[route.model.name]}" for route in plan_routes(fleet)]
+    return text + "\nAgent routing:\n" + "".join(clean_line(line) + "\n" for line in lines) + "\n"
+
+
+def format_share(loaded):
+    """Return which part of a loaded model is on the GPU."""
+    percent = loaded.gpu_percent
+    return "" if percent is None else f"{percent} % on GPU" if percent else "on CPU"
+
+
+def format_expiry(expires, now):
+    """Return when a model leaves memory, from what `/api/ps` says."""
+    import datetime
+
+    # to the second, and with an offset: 3.9 reads neither nanoseconds nor `Z`
+    found = re.fullmatch(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)", expires)
+    try:
+        when = datetime.datetime.fromisoformat(found[1] + found[2].replace("Z", "+00:00"))
+        left = when.timestamp() - now
+    except (TypeError, ValueError, OverflowError):
+        return "?"
+    if left > 366 * 86400:
+        return "stays"  # keep_alive: -1 is a date in the year 2318
+    return "leaving, or busy" if left < 0 else f"{left / 60:.0f} min" if left < 7200 else \
+        f"{left / 3600:.0f} h"
+
+
+def choose_models(fleet, options):
+    """Return the models that --model and --agent name; all of them without."""
+    names = list(options.model)
+    for agent in options.agent:
+        if agent not in fleet.agents:
+            raise FleetError("unknown-agent", f"{fleet.name} has no agent `{agent}`",
+                             status=EXIT_USAGE, fix=nearest(agent, fleet.agents)
+                             or "known agents: " + ", ".join(fleet.agents))
+        names.append(fleet.agents[agent].model)
+    for name in names:
+        if name not in fleet.models:
+            raise FleetError("unknown-model", f"{fleet.name} has no model `{name}`",
+                             status=EXIT_USAGE, fix=nearest(name, fleet.models)
+                             or "known models: " + ", ".join(fleet.models))
+    return [model for model in fleet.models.values() if model.name in names or not names]
+
+
+def cmd_warmup(options, world):
+    """Load models as their routes will ask for them, and see that they are loaded."""
+    fleet, _ = load_config(options, world)
+    warmths = plan_warmths(world, fleet, choose_models(fleet, options))
+    if not options.json:
+        world.out("Unloading models:\n" if options.unload else "Warming models:\n")
+    ended, waiting, talk = set(), list(warmths.items()), world.is_terminal("stderr")
+    try:
+        for node, _ in warm_nodes(world, warmths, options):
+            ended.add(node)
+            world.err("\r\x1b[K" if talk else "")
+            while waiting and waiting[0][1].node.name in ended and not options.json:
+                world.out(format_warmth(waiting.pop(0), warmths))
+            if talk:
+                world.err(format_progress(warmths.values(), world.clock(), world.columns))
+    finally:
+        world.err("\r\x1b[K" if talk else "")
+    if options.json:
+        print_json(world, "warmup", {"results": [show_warmth(*item) for item in warmths.items()]})
+    return EXIT_OK if all(warmth.ok for warmth in warmths.values()) else EXIT_PROBLEM
+
+
+def show_warmth(name, warmth):
+    """Return the outcome of one model, as JSON has it."""
+    return {"model": name, "node": warmth.node.name, "ollama_model": warmth.model.ollama_model,
+            "ok": warmth.ok, "seconds": round(warmth.ended - warmth.began, 1),
+            "loaded": vars(warmth.loaded) if warmth.loaded else None,
+            "pulled_bytes": warmth.pulled, "detail": warmth.detail, "fix": warmth.fix}
+
+
+def format_warmth(item, warmths):
+    """Return the line of one model, in columns; a failure in the node's words and what to type."""
+    name, warmth = item
+    cells = [(n, w.node.name, w.model.ollama_model) for n, w in warmths.items()]
+    widths = [max(len(clean_line(row[i])) for row in cells) for i in range(3)]
+    start = "  ".join(clean_line(cell).ljust(width) for cell, width in
+                      zip((name, warmth.node.name, warmth.model.ollama_model), widths))
+    loaded = warmth.loaded
+    more = [f"context {loaded.context}" if loaded and loaded.context else "",
+            format_share(loaded) if loaded else "", f"{warmth.ended - warmth.began:.1f} s",
+            warmth.detail]
+    if warmth.ok:
+        return f"  {start}  ok  ({', '.join(clean_line(part) for part in more if part)})\n"
+    return f"  {start}  failed: {clean_line(warmth.detail)}\n" + (
+        f"    fix: {clean_line(warmth.fix)}\n" if warmth.fix else "")
+
+
+def format_progress(warmths, now, columns):
+    """Return one line about what is going on, for a terminal."""
+    parts = []
+    for warmth in dict.fromkeys(warmths):
+        if warmth.stage not in ("waiting", "done"):
+            share = 100 * warmth.pulled // warmth.size if warmth.size else 0
+            amount = f"{share} % of {warmth.size / 1e9:.1f} GB, " \
+                if warmth.stage == "pulling" and warmth.size else ""
+            parts.append(f"{warmth.model.name} {warmth.stage} {amount}{now - warmth.began:.0f} s")
+    return clean_line("  " + " | ".join(parts))[:(columns or 80) - 1]
+
+
 def show_finding(finding):
     """Return a finding as JSON has it: without the drawn excerpt."""
     return {"id": finding.slug, "level": finding.level, "what": finding.what,
@@ -3850,10 +4466,14 @@ def show_finding(finding):
 
 def print_json(world, command, fields):
     """Print the one JSON object of a command."""
+    world.out(render_report(command, fields))
+
+
+def render_report(command, fields):
+    """Return the JSON object of a command: plain ASCII, whatever a node calls its models."""
     import json
 
-    text = json.dumps({"schema": f"subagent-fleet/{command}/1", **fields}, indent=2)
-    world.out(text + "\n")
+    return json.dumps({"schema": f"subagent-fleet/{command}/1", **fields}, indent=2) + "\n"
 
 
 def cmd_schema(options, world):
@@ -3889,6 +4509,7 @@ class Flag(Record):
     choices: tuple = ()
     repeat: bool = False
     number: bool = False
+    short: str = ""
     optional: bool = False  # a positional that may be absent; a flag whose value may be
 
 
@@ -3909,6 +4530,8 @@ JSON = Flag("--json", "print one JSON object")
 STRICT = Flag("--strict", "warnings are errors")
 FORCE = Flag("--force", "overwrite what is there")
 OUT = Flag("--out", "where the generated files are; else beside the fleet file", "DIR")
+
+TIMEOUT = Flag("--timeout", "seconds to wait for nodes", "S", PROBE_TIMEOUT_SECONDS, number=True)
 
 COMMANDS = (
     Command("init", cmd_init, "write fleet.yaml with the models your machines have",
@@ -3938,6 +4561,29 @@ COMMANDS = (
             (OUT, CONFIG, Flag("--dry-run", "only list them"),
              Flag("--force", "changed ones too, after a copy")),
             ("clean --dry-run", "clean")),
+
+
+    Command("discover", cmd_discover, "show what every node has",
+            (CONFIG, Flag("--write", f"also write {STATE_DIRECTORY}/discovery.json"),
+             Flag("--check", "exit 1 when a node is offline or a model missing"), TIMEOUT,
+             Flag("--verbose", "say more about nodes and models, and why a node is offline",
+                  short="-v"), JSON),
+            ("discover", "discover --verbose --timeout 2")),
+    Command("warmup", cmd_warmup, "load models before you need them",
+            (CONFIG, Flag("--model", "only this model; may be given several times", "MODEL",
+                          repeat=True),
+             Flag("--agent", "only the model of this agent; may be given several times", "AGENT",
+                  repeat=True),
+             Flag("--pull", "download what a node does not have"),
+             Flag("--unload", "take models out of memory instead"),
+             Flag("--timeout", "seconds for each model; else the model's own timeout", "S",
+                  number=True), JSON),
+            ("warmup", "warmup --agent implementer", "warmup --pull")),
+    Command("status", cmd_status, "show nodes, loaded models and routes",
+            (CONFIG, Flag("--watch", "again every S seconds, until Ctrl-C", "S", number=True,
+                          optional=True),
+             Flag("--check", "exit 1 when a route is not ready"), TIMEOUT, JSON),
+            ("status", "status --watch", "status --check")),
     Command("schema", cmd_schema, "print the JSON Schema of the fleet file", (),
             ("schema > fleet.schema.json",)),
     Command("completion", cmd_completion, "print a completion script for your shell",
@@ -4010,13 +4656,21 @@ def parse_arguments(command, words):
     return options
 
 
+def seconds_above_zero(text):
+    """Return a number of seconds that can be waited; argparse names it when it is none."""
+    number = float(text)
+    if not 0 < number <= 86400:  # which `nan` is not either
+        raise ValueError(text)
+    return number
+
+
 def _add_flag(parser, flag):
     """Add one Flag to an argparse parser."""
     if not flag.metavar:
-        parser.add_argument(flag.name, action="store_true")
+        parser.add_argument(*filter(None, (flag.short, flag.name)), action="store_true")
         return
     more = {"default": flag.default, "metavar": flag.metavar,
-            "choices": flag.choices or None, "type": float if flag.number else str}
+            "choices": flag.choices or None, "type": seconds_above_zero if flag.number else str}
     if flag.repeat:
         more.update(action="append", default=[])
     if flag.optional:

@@ -40,6 +40,21 @@ def run_cli(tmp_path):
 
 
 @pytest.fixture
+def fake_node():
+    """Start scriptable Ollamas on loopback; see tests/fake_ollama.py."""
+    from fake_ollama import FakeNode
+
+    started = []
+
+    def start(models=None, **more):
+        started.append(FakeNode(models, **more))
+        return started[-1]
+    yield start
+    for node in started:
+        node.close()
+
+
+@pytest.fixture
 def golden(request):
     """Compare a text with tests/golden/NAME; SUBAGENT_FLEET_ACCEPT=1 writes it."""
     def compare(name, text):
