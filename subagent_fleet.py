@@ -87,6 +87,8 @@ HOME_URL = "https://github.com/adityak74/subagent-fleet"
 
 OLLAMA_PORT = 11434
 OLLAMA_ENDPOINT = "http://localhost:11434"
+# Where the roads out of a machine lead: anywhere, the private networks, Tailscale's own address.
+ROUTE_TARGETS = ("192.0.2.1", "10.0.0.1", "172.16.0.1", "192.168.0.1", "100.100.100.100")
 TIERS = ("main", "opus", "sonnet", "haiku", "fable")
 
 
@@ -1694,8 +1696,6 @@ OLLAMA_HOLES = (  # fixed in; what an older one does (golang/vulndb, Ollama's ow
     ("0.1.34", "error", "lets whoever reaches it run code on it (CVE-2024-37032)"),
     ("0.17.1", "error", "lets whoever reaches it read its memory (CVE-2026-7482)"),
     ("0.31.2", "warning", "takes harmful model files without checking them"),
-    ("0.32.14", "warning", "fails where Claude Code puts a system message in mid-conversation and "
-     "the model is a Qwen"),
 )
 LITELLM_POISONED = ("1.82.7", "1.82.8")  # carried a credential stealer (OSV MAL-2026-2144)
 LITELLM_OLDEST, LITELLM_PINNED = "1.104.0", "1.106.2"
@@ -1704,13 +1704,18 @@ LITELLM_INSTALL = (f"uv tool install --python 3.12 'litellm[proxy]=={LITELLM_PIN
 CLAUDE_OLDEST = "2.1.198"  # npm on Node below 22 chooses 2.1.197 by itself
 CLAUDE_INSTALL = "npm install -g @anthropic-ai/claude-code@latest"
 OWN_LISTENERS = {"builtin": "subagent-fleet", "litellm": "LiteLLM"}
+WORKER_STARTS = {
+    "darwin": "open -a Ollama", "windows": "start Ollama from the Start menu",
+    "systemd": "sudo systemctl start ollama", "shell": "ollama serve",
+    "docker": "docker start ollama",
+}
 REASON_FIXES = {
     "refused": "start Ollama there; if it runs, let it listen beyond its own machine: "
                "subagent-fleet worker, typed there, says how",
     "timeout": "wake the machine, and check its firewall",
     "dns": "check the name, or write the address of the machine",
-    "unreachable": "check the network; on a Mac also System Settings > Privacy & Security > "
-                   "Local Network, where your terminal must be switched on",
+    "unreachable": "check that both machines are in one network; on a Mac, that your terminal "
+                   "may use the Local Network (System Settings > Privacy & Security)",
     "tls": "write http:// in its endpoint, or give the machine a certificate this one trusts",
     "http 401": "remove the login in front of it: Ollama has none, and this program sends none",
     "not ollama": "check the port in its endpoint; Ollama's own is 11434",
@@ -1739,22 +1744,22 @@ class Facts(Record):
 
     source: str = ""
     python: str = ""
-    problems: tuple = ()       # the config's own findings
-    states: dict = {}     # node name -> NodeState
-    addresses: dict = {}  # node name -> addresses its host stands for
-    open_origins: tuple = ()   # nodes that answer any web page
-    listener: str = ""         # who holds the gateway's port
+    problems: tuple = ()        # the config's own findings
+    states: dict = {}           # node name -> NodeState
+    addresses: dict = {}        # node name -> addresses its host stands for
+    open_origins: tuple = ()    # nodes that answer any web page
+    listener: str = ""          # who holds the gateway's port
     open_gateway: bool = False  # it answers without a key
-    weak_key: str = ""         # why the key is weak
-    litellm: object = None     # Program
-    claude: object = None      # Program
-    settings: dict = {}   # path -> its JSON value, None: unreadable
-    environment: dict = {}  # what Claude Code must see
-    agent_texts: dict = {}  # path -> text
-    generated: dict = {}  # path -> what `generate` would do
-    env_path: str = ""         # "": there is none
-    env_mode: int = 0o600
-    env_git: str = ""          # tracked, untracked, or "": ignored, or no git
+    litellm: object = None      # Program
+    claude: object = None       # Program
+    settings: dict = {}         # path -> its JSON value, None: unreadable
+    environment: dict = {}      # what Claude Code must see
+    agent_texts: dict = {}      # path -> text, None: unreadable
+    file_problems: tuple = ()   # why the generated files could not be compared
+    generated: dict = {}        # path -> what `generate` would do
+    env_path: str = ""          # "": there is none
+    env_readable: bool = False  # by others
+    env_git: str = ""           # tracked, untracked, or "": ignored, or no git
 
 
 def plan_doctor(fleet, facts):
@@ -1809,31 +1814,28 @@ def _doctor_reach(fleet, facts):
                           f"at {state.endpoint}, {count_of(state.models, 'model')}")
             continue
         alone = [model.name for model in fleet.models.values() if model.node == name
-                 and not _substitutes(fleet, facts, model)]
+                 and not plan_route_state(fleet, facts.states, model).fallback]
         yield Finding("node-offline", "error" if alone else "warning", f"node `{name}`: "
                       f"{state.detail or state.reason} ({state.endpoint})"
                       + (f"; nobody else answers for {', '.join(alone)}" if alone else ""),
                       fix=REASON_FIXES.get(state.reason, "check what listens there"))
 
 
-def _substitutes(fleet, facts, model):
-    """Return the models on other, living nodes that answer when this one cannot."""
-    others = [fleet.models[name] for name in model.fallback]
-    others += [other for other in fleet.models.values() if other.alias == model.alias]
-    return [other for other in others if other.node != model.node
-            and facts.states[other.node].online]
+def ollama_findings(state, who):
+    """Yield what is known of the version of an Ollama."""
+    for fixed_in, level, what in OLLAMA_HOLES:
+        if is_older(state.version, fixed_in):
+            yield Finding("ollama-old", level, f"{who}: Ollama {state.version} {what}; mended in "
+                          f"{fixed_in}", fix=f"update Ollama ({who}): ollama.com/download")
+            return
+    if state.online and version_key(state.version) is None:
+        yield Finding("ollama-version-unknown", "info", f"{who}: Ollama does not tell its version "
+                      f"(`{state.version}`), so known holes cannot be checked")
 
 
 def _doctor_versions(fleet, facts):
     for name, state in facts.states.items():
-        hole = next((hole for hole in OLLAMA_HOLES if is_older(state.version, hole[0])), None)
-        if hole:
-            yield Finding("ollama-old", hole[1], f"node `{name}`: Ollama {state.version} {hole[2]}; "
-                          f"mended in {hole[0]}", fix=f"update Ollama on `{name}`: "
-                          "ollama.com/download")
-        elif state.online and version_key(state.version) is None:
-            yield Finding("ollama-version-unknown", "info", f"node `{name}` does not tell its "
-                          f"version (`{state.version}`); known holes cannot be checked")
+        yield from ollama_findings(state, f"node `{name}`")
 
 
 def _doctor_exposure(fleet, facts):
@@ -1871,9 +1873,10 @@ def _doctor_routes(fleet, facts):
         held = find_model(state.models, model.ollama_model)
         loaded = find_model(state.loaded, model.ollama_model)
 
-        def finding(slug, level, what, key, fix, model=model):
-            where = fleet.document.locate(("models", model.name, key))[0]
-            return Finding(slug, level, f"models.{model.name}: {what}", where, fix)
+        def finding(slug, level, what, *where, name=model.name):
+            key, fix = where
+            return Finding(slug, level, f"models.{name}: {what}",
+                           fleet.document.locate(("models", name, key))[0], fix)
 
         if held:
             yield from _capability_findings(fleet, model, held.capabilities, finding)
@@ -1943,18 +1946,13 @@ def _doctor_gateway(fleet, facts):
                       f"{facts.listener} answers at {at}")
     else:
         where = fleet.document.locate(("project", "gateway", "port"))[0]
-        random = "; LiteLLM would listen on another port without a word"
+        strays = "; LiteLLM would listen on another port without a word"
         yield Finding("port-taken", "error", f"{at} is taken by {facts.listener}"
-                      + (random if wanted == "LiteLLM" else ""), where,
+                      + (strays if wanted == "LiteLLM" else ""), where,
                       "stop it, or write another `port:` under project.gateway")
     if facts.open_gateway:
         yield Finding("open-gateway", "error", f"the gateway at {at} answers without a key",
                       fix=f"stop it, `. ./{facts.env_path}`, start it again")
-    if facts.weak_key:
-        exposed = fleet.gateway.host not in LOOPBACK_HOSTS
-        yield Finding("weak-key", "error" if exposed else "warning", f"the key in "
-                      f"{fleet.gateway.master_key_env} is weak: {facts.weak_key}",
-                      fix=f"unset {fleet.gateway.master_key_env}; subagent-fleet generate")
 
 
 def _doctor_litellm(fleet, facts):
@@ -2009,7 +2007,8 @@ def _doctor_agents(fleet, facts):
     """Claude Code leaves out an agent it cannot read without saying so."""
     names = {}
     for path, text in facts.agent_texts.items():
-        name, defect, fix = read_agent(text)
+        name, defect, fix = read_agent(text) if text is not None else \
+            ("", "it cannot be read", f"ls -l {path}")
         if defect:
             yield Finding("agent-unloadable", "warning", f"{path}: {defect}", fix=fix)
         elif name in names:
@@ -2057,22 +2056,22 @@ FILE_FINDINGS = {
 
 def _doctor_files(fleet, facts):
     """Say which generated files are not what the config says."""
+    yield from facts.file_problems
     for state, (slug, level, words, fix) in FILE_FINDINGS.items():
         paths = [path for path, found in facts.generated.items() if found == state]
         more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
         if paths:
             yield Finding(slug, level, f"{', '.join(paths[:5])}{more}: {words}", fix=fix)
-    if all(found == "unchanged" for found in facts.generated.values()):
+    if set(facts.generated.values()) == {"unchanged"}:
         yield Finding("files", "ok", f"{count_of(facts.generated, 'generated file')} up to date")
 
 
 def _doctor_secrets(fleet, facts):
     """The environment file holds the gateway's key."""
     path = facts.env_path
-    if path and facts.env_mode & 0o077:
+    if facts.env_readable:
         yield Finding("env-readable", "error", f"{path} holds the gateway's key and others may "
-                      f"read it (mode {facts.env_mode:04o})", fix=f"chmod 600 {path} (or: "
-                      "doctor --fix)")
+                      "read it", fix=f"chmod 600 {path} (or: doctor --fix)")
     if facts.env_git == "tracked":
         yield Finding("env-tracked", "error", f"{path} holds the gateway's key and is in git",
                       fix=f"git rm --cached {path}; rm {path}; subagent-fleet generate")
@@ -2098,6 +2097,106 @@ DOCTOR_CHECKS = (  # topic, needs a fleet, check
     ("Files", True, _doctor_files),
     ("Files", True, _doctor_secrets),
 )
+
+
+# -- worker: the machine it is typed on, as a node --
+
+class Worker(Record):
+    """What `worker` saw of the machine it was typed on."""
+
+    system: str                # a key of WORKER_SETUPS
+    name: str                  # what the machine calls itself
+    program: str               # where Ollama's program is; "" is nowhere
+    state: NodeState           # of its own Ollama
+    addresses: tuple = ()      # by which other machines may reach it
+    open_addresses: tuple = ()  # those at which Ollama answers
+
+
+def plan_system(platform, programs, *, container=False, online=False):
+    """Return which WORKER_SETUPS fits: a platform, or how Ollama is run on it."""
+    if container or (online and "ollama" not in programs and "docker" in programs):
+        return "docker"
+    if platform.startswith("win"):
+        return "windows"
+    if platform == "darwin":
+        return "darwin"
+    return "systemd" if "systemctl" in programs else "shell"
+
+
+def address_kind(address):
+    """Return what a machine's own address is good for, or "" when others cannot use it."""
+    import ipaddress
+
+    found = ipaddress.ip_address(address)
+    if found in ipaddress.ip_network("100.64.0.0/10"):
+        return "Tailscale"
+    if found.is_loopback or found.is_link_local or found.is_unspecified:
+        return ""
+    return "public" if found.is_global else "LAN"
+
+
+def plan_worker_block(worker):
+    """Return the `nodes:` and `models:` to paste into the controller's fleet file."""
+    ranks = ("LAN", "Tailscale", "public")
+    addresses = sorted(worker.addresses, key=lambda address: (
+        address not in worker.open_addresses, ranks.index(address_kind(address))))
+    _, host, port, _ = split_endpoint(worker.state.endpoint)
+    node = _slug(worker.name.split(".")[0], "worker")
+    host = addresses[0] if addresses else worker.name or host
+    models = {}
+    for model in _usable_models(worker.state.models):
+        slug = name = _slug(model.name, "model")
+        number = 1
+        while name in models:
+            number += 1
+            name = f"{slug[:56]}-{number}"
+        models[name] = {
+            "node": node, "ollama_model": model.name,
+            "litellm_alias": name + "-local" * (name.lower() in CLAUDE_WORDS),
+            "context": max(256, min(model.trained_context or 1 << 30, MAIN_CONTEXT_TOKENS))}
+    host = f"[{host}]" if ":" in host else host
+    return {"nodes": {node: {"endpoint": f"http://{host}:{port}"}}, "models": models}
+
+
+def _usable_models(models):
+    """Return the models that run here and can chat: those that call tools, if there are any."""
+    chat = [model for model in models if not model.remote and not leaves_house(model.name)
+            and _fits(model.name, RULES["line"][0])
+            and (model.capabilities is None or "completion" in model.capabilities)]
+    return [model for model in chat if "tools" in (model.capabilities or ("tools",))] or chat
+
+
+def _slug(text, otherwise):
+    """Return text as a name that a fleet file accepts."""
+    return re.sub("[^A-Za-z0-9._]+", "-", text).strip("-._")[:64].lower() or otherwise
+
+
+def check_worker(worker):
+    """Yield what keeps this machine from being a node, and what mends it."""
+    state = worker.state
+    if not state.online and not worker.program:
+        yield Finding("ollama-absent", "error", "Ollama is not on this machine",
+                      fix="install it from ollama.com/download, then type this again")
+    elif not state.online:
+        yield Finding("ollama-stopped", "error", f"Ollama is here ({worker.program}) but does not "
+                      f"answer at {state.endpoint}: {state.detail or state.reason}",
+                      fix=WORKER_STARTS[worker.system])
+    else:
+        yield from ollama_findings(state, "this machine")
+        if not _usable_models(state.models):
+            yield Finding("no-model", "warning", "no model here can answer an agent",
+                          fix=f"ollama pull {PLACEHOLDERS[1]}")
+        if worker.addresses and not worker.open_addresses:
+            yield Finding("closed-node", "warning", "Ollama answers this machine only",
+                          fix="open it as shown below")
+    if not worker.addresses:
+        yield Finding("no-address", "warning", "no address was found by which other machines could "
+                      "reach this one", fix="join a network, or install Tailscale")
+    for address in worker.open_addresses:
+        if address_kind(address) == "public":
+            yield Finding("public-address", "error", f"Ollama answers at {address}, a public "
+                          "address: strangers can use, change and delete your models",
+                          fix="close its port in the firewall now")
 
 
 # == 6. Rendering =============================================================
@@ -2464,6 +2563,96 @@ def format_start(fleet, out, config):
             f"Start the gateway:\n  {serve}\n\nStart Claude Code, in another terminal:\n"
             f"  subagent-fleet launch claude{more}\n"
             f"(or: . {place[0]}; claude)\n")
+
+
+def format_doctor(pairs, *, columns=0):
+    """Return doctor's findings under their topics, and the verdict as the last line."""
+    lines, last = [], ""
+    for topic, finding in pairs:
+        if topic != last:
+            lines += ([""] if last else []) + [topic]
+            last = topic
+        lines += _finding_lines(finding, columns)
+    verdict = clean_line(plan_verdict([finding for _, finding in pairs]))
+    return "\n".join([*lines, "", verdict]) + "\n"
+
+
+def _finding_lines(finding, columns):
+    """Return a finding as lines with its level before them."""
+    pieces = [(f"{finding.where}: " if finding.where else "") + finding.what]
+    pieces += finding.excerpt.splitlines()
+    pieces += [f"fix: {finding.fix}"] if finding.fix else []
+    room = max(columns - 11, 30) if columns else 1 << 30
+    lines = [part for piece in pieces for part in _wrap(clean_line(piece), room)]
+    return [(f"  {'' if number else finding.level:9}" + line).rstrip()
+            for number, line in enumerate(lines)]
+
+
+WORKER_SETTINGS = (
+    ("OLLAMA_HOST", "0.0.0.0:11434"),
+    ("OLLAMA_CONTEXT_LENGTH", str(MAIN_CONTEXT_TOKENS)),
+    ("OLLAMA_KEEP_ALIVE", "-1"),
+    ("OLLAMA_NUM_PARALLEL", "1"),
+    ("OLLAMA_MAX_LOADED_MODELS", "{models}"),
+    ("OLLAMA_NO_CLOUD", "1"),
+)
+WORKER_SETUPS = {  # what to do, one setting, what ends it
+    "darwin": ("""\
+In the Ollama app: Settings > Expose Ollama to the network. It outlives a restart.
+Or in Terminal on the Mac itself (not over SSH); lost at every restart of the Mac:
+
+""", '  launchctl setenv {name} "{value}"\n', "  killall Ollama; open -a Ollama\n"),
+    "systemd": ("""\
+Type `sudo systemctl edit ollama` and put this where it says so; it outlives updates:
+
+  [Service]
+""", '  Environment="{name}={value}"\n', "\nThen: sudo systemctl restart ollama\n"),
+    "windows": ("""\
+In a Command Prompt; then quit Ollama in the tray and start it from the Start menu:
+
+""", '  setx {name} "{value}"\n', ""),
+    "docker": ("""\
+The port decides who reaches it (`--gpus=all` where there is one; `docker rm -f ollama` before):
+
+  docker run -d --name ollama --restart unless-stopped -v ollama:/ollama \\
+    -e OLLAMA_MODELS=/ollama/models \\
+""", "    -e {name}={value} \\\n", "    -p {address}:11434:11434 ollama/ollama\n"),
+    "shell": ("""\
+Stop Ollama, and start it so:
+
+""", "  {name}={value} \\\n", "  ollama serve\n"),
+}
+SECURITY_WARNING = """\
+Ollama has no login: whoever reaches it can use, change and delete its models. Do not expose
+Ollama or LiteLLM to the public internet. Use LAN, firewall, Tailscale, or WireGuard.
+"""
+
+
+def format_setup(system, *, models=1, address="0.0.0.0"):
+    """Return what to type on this system to open its Ollama to the fleet."""
+    before, line, after = WORKER_SETUPS[system]
+    lines = [line.format(name=name, value=value.format(models=max(models, 1)))
+             for name, value in WORKER_SETTINGS
+             if not (system == "docker" and name == "OLLAMA_HOST")]  # its image has it
+    return before + "".join(lines) + after.format(address=address)
+
+
+def format_worker(worker, *, setup, block, columns=0):
+    """Return everything `worker` has to say, the part to paste last."""
+    state = worker.state
+    text = f"Ollama {clean_line(state.version)} runs here, with " \
+           f"{count_of(state.models, 'model')}.\n\n" if state.online else ""
+    if worker.addresses:
+        text += format_table(("Address", "Kind", "Ollama answers there"), [
+            (address, address_kind(address), "yes" if address in worker.open_addresses else "no")
+            for address in worker.addresses], columns=columns) + "\n"
+    findings = [line for finding in check_worker(worker) for line in _finding_lines(
+        finding, columns)]
+    text += "".join(line + "\n" for line in findings) + "\n" * bool(findings)
+    text += ("It is open to the fleet. The settings of a good node:\n\n" if worker.open_addresses
+             else "To open it to the fleet:\n\n") + setup
+    text += "\nSecurity: " + SECURITY_WARNING
+    return text + "\nPaste into fleet.yaml on the machine that has the fleet:\n\n" + block
 
 
 # == 7b. Translation ==========================================================
@@ -3528,6 +3717,61 @@ class World:
             return answer
         raise NodeFailure("dns", f"{host}: {getattr(answer, 'strerror', None) or answer}")
 
+    def list_directory(self, path):
+        """Return the names in a directory, sorted; none when it cannot be read."""
+        try:
+            return sorted(self._os.listdir(path))
+        except OSError:
+            return []
+
+    def list_tree(self, directory, ending):
+        """Return the files below a directory whose names end so, as paths, sorted."""
+        return sorted(self.path(place, name) for place, _, names in self._os.walk(directory)
+                      for name in names if name.endswith(ending))
+
+    def real_path(self, path):
+        """Return where a path leads when its links are followed."""
+        return self._os.path.realpath(path)
+
+    def others_may_read(self, path):
+        """Tell whether a file's permissions let others read it."""
+        return self._os.name == "posix" and self.kind_of(path) == "file" and \
+            bool(self._os.stat(path).st_mode & 0o077)
+
+    # -- this machine --
+
+    def read_program(self, words, seconds):
+        """Return what a program prints; None when it is absent, fails or takes too long."""
+        import subprocess
+        try:
+            done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                  stderr=subprocess.DEVNULL, timeout=seconds, env=self.environ)
+        except (OSError, ValueError, subprocess.SubprocessError):
+            return None
+        return None if done.returncode else done.stdout.decode("utf-8", "replace")
+
+    def addresses_of(self, host, deadline):
+        """Return every address a host name stands for."""
+        return tuple(sorted({found[4][0] for found in self._resolve(host, 0, deadline)}))
+
+    def own_addresses(self):
+        """Return this machine's IPv4 addresses: those it would call from. Nothing is sent."""
+        import socket
+        found = []
+        for target in ROUTE_TARGETS:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as caller:
+                try:
+                    caller.connect((target, 9))
+                    found.append(caller.getsockname()[0])
+                except OSError:
+                    pass  # no route leads there
+        return tuple(dict.fromkeys(found))
+
+    def own_name(self):
+        """Return what this machine calls itself."""
+        import socket
+        return socket.gethostname()
+
 
 # == 9. Nodes =================================================================
 #
@@ -4215,23 +4459,36 @@ def look_before_launch(fleet, out, world):
         yield Finding("files-stale", "warning", f"{', '.join(stale[:5])}"
                       f"{' …' if len(stale) > 5 else ''}: not as the fleet file has it",
                       fix="subagent-fleet generate")
-    home = world.environ.get("CLAUDE_CONFIG_DIR") or world.path(
-        world.environ.get("HOME", ""), ".claude")
-    settings = {path: read_settings(world, path) for path in (
-        ".claude/settings.json", ".claude/settings.local.json", world.path(home, "settings.json"))
-        if world.kind_of(path) == "file"}
     seen = merge_environment({}, fleet, "")
-    for finding in _doctor_settings(fleet, Facts(settings=settings, environment=seen)):
+    for finding in _doctor_settings(fleet, Facts(settings=find_settings(world),
+                                                    environment=seen)):
         yield finding.replace(level="warning")
 
 
-def read_settings(world, path):
-    """Return a settings file as a value; None when it is not JSON."""
+# What an administrator has set, per sys.platform.
+MANAGED_SETTINGS = {
+    "darwin": "/Library/Application Support/ClaudeCode/managed-settings.json",
+    "win32": "C:\\Program Files\\ClaudeCode\\managed-settings.json",
+    "linux": "/etc/claude-code/managed-settings.json",
+}
+
+
+def find_settings(world):
+    """Return {path: value} of the settings files Claude Code reads here; None: not JSON."""
     import json
-    try:
-        return json.loads(decode_text(world.read_bytes(path), path))
-    except (FleetError, ValueError, RecursionError):
-        return None  # which is a finding of its own
+
+    home = world.environ.get("HOME") or world.environ.get("USERPROFILE", "")
+    user = world.environ.get("CLAUDE_CONFIG_DIR") or world.path(home, ".claude")
+    found = {}
+    for path in (MANAGED_SETTINGS.get(sys.platform, MANAGED_SETTINGS["linux"]),
+                 world.path(user, "settings.json"), ".claude/settings.json",
+                 ".claude/settings.local.json"):
+        try:
+            if world.kind_of(path) != "absent":
+                found[path] = json.loads(decode_text(world.read_bytes(path), path))
+        except (FleetError, ValueError, RecursionError):
+            found[path] = None  # which is a finding of its own
+    return found
 
 
 def show_route(route):
@@ -4497,6 +4754,237 @@ def cmd_help(options, world):
     return EXIT_OK
 
 
+FOREIGN_ORIGIN = "https://fleet-doctor.invalid"
+PORT_HOLDERS = (  # program, what it prints of a listener
+    (("lsof", "-nP", "-iTCP:{port}", "-sTCP:LISTEN", "-Fpc"), r"p(?P<pid>\d+)\nc(?P<name>.+)"),
+    (("ss", "-Hltnp", "sport = :{port}"), r'\(\("(?P<name>.+?)",pid=(?P<pid>\d+)'),
+)
+
+
+def observe(world, fleet, problems, options):
+    """Return the Facts of this machine and, where there is a fleet, of its nodes and files."""
+    until = world.clock() + options.timeout
+    facts = {"python": sys.version.split()[0], "problems": tuple(problems), "addresses": {},
+             "open_origins": []}
+    jobs = {"claude": lambda: find_claude(world, until), "litellm": lambda: find_litellm(world),
+            "settings": lambda: find_settings(world), "agent_texts": lambda: read_agents(world)}
+    if fleet:
+        out = find_output(options, world)
+        facts.update(source=fleet.document.source, environment=merge_environment({}, fleet, ""),
+                     **observe_files(world, fleet, out))
+        facts["problems"] += tuple(lint_key(fleet, world.environ))
+        jobs["states"] = lambda: probe_fleet(world, fleet, max(0.1, until - world.clock()))
+        jobs["gateway"] = lambda: who_listens(world, fleet.gateway, until)
+        jobs["env_git"] = lambda: git_state(world, facts.get("env_path"), until)
+        jobs.update({node: lambda node=node: look_at_node(world, node, until)
+                     for node in fleet.nodes.values()})
+    for key, outcome in run_together(world, jobs, until=until + 2 * PROBE_GRACE_SECONDS):
+        if key == "gateway":
+            facts["listener"], facts["open_gateway"] = outcome
+        elif isinstance(key, Node):
+            facts["addresses"][key.name], answers = outcome
+            facts["open_origins"] += [key.name] if answers else []
+        elif key is not None:
+            facts[key] = outcome
+    return Facts(**facts)
+
+
+def observe_files(world, fleet, out):
+    """Return the Facts about the generated files; where they cannot be read, that is a problem."""
+    try:
+        changes, _ = compare_output(world, out, fleet)
+        path = world.enter(out, ENVIRONMENT_FILE)
+    except FleetError as error:
+        return {"file_problems": (error.finding,)}
+    there = world.kind_of(path) == "file"
+    return {"generated": {change.path: change.action for change in changes},
+            "env_path": path if there else "", "env_readable": world.others_may_read(path)}
+
+
+def mend_files(world, fleet, out, facts):
+    """Do what is safe and return what was done: nothing that a person wrote is touched."""
+    mended = []
+    if facts.env_readable:
+        world.make_private(facts.env_path)
+        mended.append(f"{facts.env_path}: only you may read it now")
+    if {"updated", "removed"} & set(facts.generated.values()):
+        changes, known = compare_output(world, out, fleet)
+        stale = [change for change in changes if change.action in ("updated", "removed")]
+        write_changes(world, out, stale, known)
+        mended += [f"{change.path}: {change.action}" for change in stale]
+    return mended
+
+
+def find_claude(world, until):
+    """Return Claude Code as found on the PATH, or None."""
+    path = world.which("claude")
+    text = path and world.read_program([path, "--version"], max(0.1, until - world.clock()))
+    return Program(path, (text or "").strip()[:40]) if path else None
+
+
+def find_litellm(world):
+    """Return LiteLLM as found on the PATH, or None; it is not run.
+
+    `litellm --version` takes 10 s and calls out (1.106.2), and with a litellm_init.pth beside it
+    any start of its Python is one too many.
+    """
+    path = world.which("litellm")
+    if not path:
+        return None
+    prefix = world.parent(world.parent(world.real_path(path)))
+    libraries = [world.path(prefix, "Lib")] + [
+        world.path(prefix, "lib", name) for name in world.list_directory(world.path(prefix, "lib"))
+        if name.startswith("python")]
+    names = [name for library in libraries for packages in ("site-packages", "dist-packages")
+             for name in world.list_directory(world.path(library, packages))]
+    versions = [found[1] for found in (re.fullmatch(r"litellm-(\d.*)\.dist-info", name)
+                                       for name in names) if found]
+    return Program(path, "".join(versions[-1:]), "litellm_init.pth" in names)
+
+
+def read_agents(world):
+    """Return {path: text or None} of the agents of this project."""
+    found = {}
+    for path in world.list_tree(".claude/agents", ".md"):
+        try:
+            found[path] = world.read_bytes(path).decode("utf-8", "replace")
+        except FleetError:
+            found[path] = None
+    return found
+
+
+def look_at_node(world, node, until):
+    """Return (every address of a node's host, whether it answers a foreign web page)."""
+    host = split_endpoint(node.endpoint)[1].strip("[]")
+    try:
+        addresses = world.addresses_of(host, until)
+        exchange = world.open_exchange("GET", node.endpoint + "/api/version", deadline=until,
+                                       headers={"Origin": FOREIGN_ORIGIN})
+    except NodeFailure:
+        return (), False
+    try:
+        allowed = exchange.headers.get("access-control-allow-origin", "")
+        return addresses, exchange.status == 200 and allowed in ("*", FOREIGN_ORIGIN)
+    except NodeFailure:
+        return addresses, False
+    finally:
+        exchange.close()
+
+
+def who_listens(world, gateway, until):
+    """Return who holds the gateway's port, or "", and whether it answers without a key."""
+    def get(path):
+        exchange = world.open_exchange("GET", gateway_url(gateway) + path, deadline=until)
+        try:
+            return exchange.status, exchange.read_all()
+        finally:
+            exchange.close()
+
+    try:
+        marks = {"subagent-fleet": ("/", b'"subagent-fleet"'),
+                 "LiteLLM": ("/health/liveliness", b"I'm alive!")}
+        for name, (path, mark) in marks.items():
+            if mark in get(path)[1]:
+                return name, get("/v1/models")[0] == 200
+    except NodeFailure as failure:
+        if failure.reason in ("refused", "unreachable", "dns"):
+            return "", False
+    return name_holder(world, gateway.port), False
+
+
+def name_holder(world, port):
+    """Return which program listens on a port of this machine, as far as it may be known."""
+    for words, pattern in PORT_HOLDERS:
+        printed = world.read_program([word.format(port=port) for word in words], 1.0)
+        found = re.search(pattern, printed or "")
+        if found:
+            return f"{found['name']} (process {found['pid']})"
+    return "another program"
+
+
+def git_state(world, path, until):
+    """Return whether git tracks a file, would take it with the next `git add`, or neither."""
+    if not path:
+        return ""
+    # fsmonitor would run a program that the checkout names
+    words = ["git", "-c", "core.fsmonitor=false", "-C", world.parent(path), "ls-files", "-t",
+             "--cached", "--others", "--exclude-standard", "--", ENVIRONMENT_FILE]
+    printed = world.read_program(words, max(0.1, until - world.clock())) or ""
+    return {"?": "untracked", "": ""}.get(printed[:1], "tracked")
+
+
+def cmd_doctor(options, world):
+    """Say what is wrong with this machine, the config, the nodes, the routes and the files."""
+    try:
+        fleet, problems = load_config(options, world)
+    except FleetError as error:
+        fleet, problems = None, error.findings or (error.finding,)
+    facts = observe(world, fleet, problems, options)
+    mended = []
+    if options.fix and fleet:
+        out = find_output(options, world)
+        mended = mend_files(world, fleet, out, facts)
+        facts = facts.replace(**observe_files(world, fleet, out))
+    pairs = plan_doctor(fleet, facts)
+    findings = [finding for _, finding in pairs]
+    if options.json:
+        print_json(world, "doctor", {
+            "verdict": plan_verdict(findings), "mended": mended,
+            "findings": [{"topic": topic, **show_finding(found)} for topic, found in pairs]})
+    else:
+        world.out("".join(f"mended: {clean_line(text)}\n" for text in mended) + "\n" * bool(mended)
+                  + format_doctor(pairs, columns=world.columns))
+    return EXIT_PROBLEM if any(found.level == "error" for found in findings) else EXIT_OK
+
+
+CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
+MAC_PROGRAMS = {"ollama": "/Applications/Ollama.app",
+                "tailscale": "/Applications/Tailscale.app/Contents/MacOS/Tailscale"}
+
+
+def observe_worker(world, seconds):
+    """Return the Worker that this machine is."""
+    programs = {name: world.which(name) or MAC_PROGRAMS.get(name, "")
+                for name in ("ollama", "docker", "systemctl", "tailscale")}
+    programs = {name: path for name, path in programs.items()
+                if path and world.kind_of(path) != "absent"}
+    port = re.search(r":(\d{1,5})/?$", world.environ.get("OLLAMA_HOST", ""))
+    port = int(port[1]) if port and 1 <= int(port[1]) <= 65535 else OLLAMA_PORT
+    printed = "tailscale" in programs and world.read_program(
+        [programs["tailscale"], "ip", "-4"], 2.0) or ""
+    found = dict.fromkeys([*world.own_addresses(), *re.findall(r"^[\d.]{7,15}$", printed, re.M)])
+    addresses = tuple(address for address in found if address_kind(address))
+    here = Node("here", f"http://127.0.0.1:{port}")
+    state = probe_nodes(world, [here], seconds=seconds)["here"]
+    seen = probe_nodes(world, [Node(address, f"http://{address}:{port}") for address in addresses],
+                       seconds=seconds, show={})
+    container = any(world.kind_of(path) != "absent" for path in CONTAINER_MARKS)
+    system = plan_system(sys.platform, programs, container=container, online=state.online)
+    return Worker(system, world.own_name(), programs.get("ollama", ""), state, addresses,
+                  tuple(address for address in addresses if seen[address].online))
+
+
+def cmd_worker(options, world):
+    """Say how this machine becomes a node, and what to paste into the fleet file."""
+    worker = observe_worker(world, options.timeout)
+    block, findings = plan_worker_block(worker), list(check_worker(worker))
+    models = len(block["models"])
+    setup = format_setup(worker.system, models=models,
+                         address=([*worker.addresses] + ["0.0.0.0"])[0])
+    if options.json:
+        print_json(world, "worker", {
+            "system": worker.system, "name": worker.name, "program": worker.program,
+            "online": worker.state.online, "version": worker.state.version,
+            "addresses": [{"address": one, "kind": address_kind(one),
+                           "open": one in worker.open_addresses} for one in worker.addresses],
+            "findings": [show_finding(found) for found in findings],
+            "setup": setup, "security": SECURITY_WARNING, "fleet": block})
+    else:
+        text = dump_yaml(block) if models else dump_yaml({"nodes": block["nodes"]})
+        world.out(format_worker(worker, setup=setup, block=text, columns=world.columns))
+    return EXIT_PROBLEM if any(found.level == "error" for found in findings) else EXIT_OK
+
+
 # == 12. Command line =========================================================
 
 class Flag(Record):
@@ -4561,8 +5049,6 @@ COMMANDS = (
             (OUT, CONFIG, Flag("--dry-run", "only list them"),
              Flag("--force", "changed ones too, after a copy")),
             ("clean --dry-run", "clean")),
-
-
     Command("discover", cmd_discover, "show what every node has",
             (CONFIG, Flag("--write", f"also write {STATE_DIRECTORY}/discovery.json"),
              Flag("--check", "exit 1 when a node is offline or a model missing"), TIMEOUT,
@@ -4589,6 +5075,11 @@ COMMANDS = (
     Command("completion", cmd_completion, "print a completion script for your shell",
             (Flag("shell", "your shell", "SHELL", choices=("bash", "zsh", "fish")),),
             ("completion zsh > ~/.zfunc/_subagent-fleet",)),
+    Command("doctor", cmd_doctor, "find what is wrong, and say what mends it",
+            (CONFIG, OUT, Flag("--fix", "mend what is safe: permissions, stale generated files"),
+             TIMEOUT, JSON), ("doctor", "doctor --fix", "doctor --json")),
+    Command("worker", cmd_worker, "say how this machine becomes a node",
+            (TIMEOUT, JSON), ("worker",)),
     Command("help", cmd_help, "say how a command is used",
             (Flag("command", "the command", "COMMAND", optional=True),), ("help validate",)),
 )

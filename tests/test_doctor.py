@@ -1,6 +1,4 @@
 """Section 5's doctor checks and section 11's `doctor` and `worker`."""
-import dataclasses
-
 import pytest
 import subagent_fleet as sf
 
@@ -37,16 +35,16 @@ GOOD_FACTS = sf.Facts(
 
 
 def facts_with(**changed):
-    return dataclasses.replace(GOOD_FACTS, **changed)
+    return GOOD_FACTS.replace(**changed)
 
 
 def state_with(**changed):
-    return {"mini": dataclasses.replace(GOOD_STATE, **changed)}
+    return {"mini": GOOD_STATE.replace(**changed)}
 
 
 def model_with(**changed):
     """Facts whose node holds the model with something about it changed."""
-    return facts_with(states=state_with(models=(dataclasses.replace(GOOD_MODEL, **changed),)))
+    return facts_with(states=state_with(models=(GOOD_MODEL.replace(**changed),)))
 
 
 def found(fleet, facts):
@@ -89,7 +87,7 @@ def loaded(context, gpu=100):
 LINT = sf.Finding("small-context", "warning", "models.small.context is 4096")
 TWO = [sf.Model("small", "mini", "qwen3:8b", "a", 32768),
        sf.Model("large", "mini", "qwen3-coder:30b", "b", 32768)]
-TWO_HELD = (GOOD_MODEL, dataclasses.replace(GOOD_MODEL, name="qwen3-coder:30b", size=19 * 10**9))
+TWO_HELD = (GOOD_MODEL, GOOD_MODEL.replace(name="qwen3-coder:30b", size=19 * 10**9))
 
 # (case, fleet and facts, everything that must be found)
 CASES = [
@@ -98,7 +96,8 @@ CASES = [
     ("version 0.17.0", on(states=state_with(version="0.17.0")), {"ollama-old": "error"}),
     ("version 0.17.1-rc0", on(states=state_with(version="0.17.1-rc0")), {"ollama-old": "error"}),
     ("version 0.17.1", on(states=state_with(version="0.17.1")), {"ollama-old": "warning"}),
-    ("version 0.32.13", on(states=state_with(version="0.32.13")), {"ollama-old": "warning"}),
+    ("version 0.31.1", on(states=state_with(version="0.31.1")), {"ollama-old": "warning"}),
+    ("version 0.31.2", on(states=state_with(version="0.31.2")), {}),
     ("version 0.33.0-rc2", on(states=state_with(version="0.33.0-rc2")), {}),
     ("version 0.0.0", on(states=state_with(version="0.0.0")), {"ollama-version-unknown": "info"}),
     ("version empty", on(states=state_with(version="")), {"ollama-version-unknown": "info"}),
@@ -141,8 +140,6 @@ CASES = [
     ("port LiteLLM's", on(listener="LiteLLM"), {"gateway-up": "info"}),
     ("port LiteLLM's, wanted", on(LITELLM, listener="LiteLLM"), {}),
     ("open gateway", on(listener="subagent-fleet", open_gateway=True), {"open-gateway": "error"}),
-    ("weak key", on(weak_key="it is short"), {"weak-key": "warning"}),
-    ("weak key, exposed", on(EXPOSED, weak_key="it is short"), {"weak-key": "error"}),
     ("no LiteLLM", on(litellm=None), {}),
     ("no LiteLLM, needed", on(LITELLM, litellm=None), {"litellm-missing": "error"}),
     ("LiteLLM 1.82.7", on(litellm=sf.Program("x", "1.82.7")), {"litellm-poisoned": "error"}),
@@ -172,14 +169,13 @@ CASES = [
     ("settings with a strange env", on(settings={"s": {"env": [1]}}), {}),
     ("agent unloadable", on(agent_texts={"a.md": "no frontmatter"}),
      {"agent-unloadable": "warning"}),
+    ("agent unreadable", on(agent_texts={"a.md": None}), {"agent-unloadable": "warning"}),
     ("agent twice", on(agent_texts=dict.fromkeys(
         ("a.md", "b.md"), GOOD_FACTS.agent_texts["a.md"])), {"agent-duplicate": "warning"}),
     ("files missing", on(generated={"a": "created"}), {"files-missing": "warning"}),
     ("files stale", on(generated={"a": "updated"}), {"files-stale": "warning"}),
     ("files edited", on(generated={"a": "edited"}), {"files-edited": "info"}),
-    ("env readable", on(env_mode=0o644), {"env-readable": "error"}),
-    ("env group readable", on(env_mode=0o640), {"env-readable": "error"}),
-    ("env absent", on(env_path="", env_mode=0o644), {}),
+    ("env readable", on(env_readable=True), {"env-readable": "error"}),
     ("env tracked", on(env_git="tracked"), {"env-tracked": "error"}),
     ("env not ignored", on(env_git="untracked"), {"env-unignored": "warning"}),
 ]
@@ -209,16 +205,16 @@ def test_every_reason_has_its_own_fix():
 def test_offline_node_with_a_living_substitute_is_a_warning():
     models = [sf.Model("small", "mini", "qwen3:8b", "a", 32768, fallback=("other",)),
               sf.Model("other", "big", "qwen3:8b", "b", 32768)]
-    states = {"mini": OFFLINE, "big": dataclasses.replace(GOOD_STATE, name="big")}
+    states = {"mini": OFFLINE, "big": GOOD_STATE.replace(name="big")}
     facts = facts_with(states=states)
     assert found(make_fleet(models, nodes=("mini", "big")), facts) == {"node-offline": "warning"}
-    shared = [dataclasses.replace(models[0], fallback=(), alias="b"), models[1]]
+    shared = [models[0].replace(fallback=(), alias="b"), models[1]]
     assert found(make_fleet(shared, nodes=("mini", "big")), facts) == {"node-offline": "warning"}
-    alone = [dataclasses.replace(models[0], fallback=()), models[1]]
+    alone = [models[0].replace(fallback=()), models[1]]
     fleet = make_fleet(alone, nodes=("mini", "big"))
     assert found(fleet, facts) == {"node-offline": "error"}
     assert "nobody else answers for small" in the("node-offline", fleet, facts).what
-    dead = facts_with(states=dict(states, big=dataclasses.replace(OFFLINE, name="big")))
+    dead = facts_with(states=dict(states, big=OFFLINE.replace(name="big")))
     assert found(make_fleet(models, nodes=("mini", "big")), dead) == {"node-offline": "error"}
 
 
@@ -226,11 +222,10 @@ def test_agent_without_tools_needs_no_tools_but_the_main_session_does():
     models = [sf.Model("small", "mini", "gemma:2b", "a", 32768),
               sf.Model("large", "mini", "qwen3:8b", "b", 32768)]
     held = (GOOD_MODEL, sf.NodeModel("gemma:2b", 1, capabilities=("completion",)))
-    fleet = dataclasses.replace(make_fleet(models, tools=()), claude=dict.fromkeys(
-        sf.TIERS, "large"))
+    fleet = make_fleet(models, tools=()).replace(claude=dict.fromkeys(sf.TIERS, "large"))
     facts = facts_with(states=state_with(models=held))
     assert found(fleet, facts) == {}
-    fleet = dataclasses.replace(fleet, claude=dict.fromkeys(sf.TIERS, "small"))
+    fleet = fleet.replace(claude=dict.fromkeys(sf.TIERS, "small"))
     assert "main, opus" in the("no-tools", fleet, facts).what
 
 
@@ -339,3 +334,141 @@ def test_versions_compare(version, than, older):
 def test_verdict(levels, verdict):
     findings = [sf.Finding("x", level, "what", fix=f"mend {level}") for level in levels.split()]
     assert sf.plan_verdict(findings) == verdict
+
+
+def test_doctor_text_groups_wraps_and_ends_with_the_verdict():
+    findings = [f for f in sf.plan_doctor(*on(states={"mini": OFFLINE}))]
+    text = sf.format_doctor(findings, columns=60)
+    assert all(len(line) <= 60 for line in text.splitlines()[:-1])
+    assert [line for line in text.splitlines() if line and not line.startswith(" ")][:3] == [
+        "This machine", "Config", "Nodes"]
+    assert " ".join(text.split()).endswith(
+        "Not ready: 1 error. Begin with: " + sf.REASON_FIXES["refused"])
+    assert "\n  ok       Python 3.12.1\n" in text
+
+
+def test_doctor_text_shows_what_a_node_said_without_its_controls():
+    state = sf.NodeState("mini", "http://mini:11434", "bad answer", "\x1b[2J\nevil\u202e")
+    text = sf.format_doctor(sf.plan_doctor(*on(states={"mini": state})))
+    assert "\x1b" not in text and "\u202e" not in text and "\nevil" not in text
+
+
+# -- worker --
+
+@pytest.mark.parametrize("platform,programs,more,system", [
+    ("darwin", {"ollama"}, {}, "darwin"), ("darwin", set(), {}, "darwin"),
+    ("linux", {"systemctl", "ollama"}, {}, "systemd"), ("linux", {"ollama"}, {}, "shell"),
+    ("win32", {"ollama"}, {}, "windows"), ("freebsd14", set(), {}, "shell"),
+    ("linux", {"systemctl"}, {"container": True}, "docker"),
+    ("linux", {"systemctl", "docker"}, {"online": True}, "docker"),
+    ("linux", {"systemctl", "docker", "ollama"}, {"online": True}, "systemd"),
+    ("linux", {"systemctl", "docker"}, {}, "systemd")])
+def test_system_decides_the_setup(platform, programs, more, system):
+    assert sf.plan_system(platform, programs, **more) == system
+
+
+@pytest.mark.parametrize("system", sorted(sf.WORKER_SETUPS))
+def test_setup_names_every_setting_and_how_to_start(system):
+    text = sf.format_setup(system, models=2, address="192.168.1.50")
+    for name, value in sf.WORKER_SETTINGS:
+        if (system, name) != ("docker", "OLLAMA_HOST"):
+            assert name in text and value.format(models=2) in text
+    assert {"darwin": "Expose Ollama to the network", "systemd": "systemctl edit ollama",
+            "windows": "setx OLLAMA_HOST", "docker": "-p 192.168.1.50:11434:11434 ollama/ollama",
+            "shell": "ollama serve"}[system] in text
+    assert all(len(line) <= 100 for line in text.splitlines()) and "{" not in text
+    assert system in sf.WORKER_STARTS
+
+
+def test_setup_on_a_mac_says_that_launchctl_is_lost():
+    assert "lost at every restart" in sf.format_setup("darwin")
+
+
+@pytest.mark.parametrize("address,kind", [
+    ("192.168.1.50", "LAN"), ("10.1.2.3", "LAN"), ("172.20.0.4", "LAN"), ("fd00::1", "LAN"),
+    ("100.101.102.103", "Tailscale"), ("100.64.0.1", "Tailscale"), ("127.0.0.1", ""),
+    ("169.254.3.4", ""), ("0.0.0.0", ""), ("8.8.8.8", "public"), ("100.128.0.1", "public")])
+def test_addresses_have_a_kind(address, kind):
+    assert sf.address_kind(address) == kind
+
+
+LOCAL = sf.NodeState("here", "http://127.0.0.1:11434", version="0.32.15", models=(GOOD_MODEL,))
+WORKER = sf.Worker("systemd", "Mac-mini.local", "/bin/ollama", LOCAL,
+                   ("192.168.1.50", "100.101.102.103"), ("192.168.1.50", "100.101.102.103"))
+
+
+def worker_findings(**changed):
+    return {f.slug: f.level for f in sf.check_worker(WORKER.replace(**changed))}
+
+
+@pytest.mark.parametrize("changed,wanted", [
+    ({}, {}),
+    ({"program": "", "state": OFFLINE}, {"ollama-absent": "error"}),
+    ({"state": OFFLINE}, {"ollama-stopped": "error"}),
+    ({"program": ""}, {}),
+    ({"open_addresses": ()}, {"closed-node": "warning"}),
+    ({"addresses": (), "open_addresses": ()}, {"no-address": "warning"}),
+    ({"state": LOCAL.replace(models=())}, {"no-model": "warning"}),
+    ({"state": LOCAL.replace(models=(GOOD_MODEL.replace(capabilities=("embedding",)),))},
+     {"no-model": "warning"}),
+    ({"state": LOCAL.replace(version="0.16.0")}, {"ollama-old": "error"}),
+    ({"open_addresses": ("8.8.8.8",)}, {"public-address": "error"})])
+def test_worker_finds_exactly(changed, wanted):
+    assert worker_findings(**changed) == wanted
+    assert all(f.fix for f in sf.check_worker(WORKER.replace(**changed)))
+
+
+@pytest.mark.parametrize("system", sorted(sf.WORKER_SETUPS))
+def test_stopped_ollama_is_started_as_its_system_does(system):
+    (finding,) = sf.check_worker(WORKER.replace(system=system, state=OFFLINE))
+    assert finding.fix == sf.WORKER_STARTS[system]
+
+
+def fleet_of(block):
+    """Check a worker's block inside a fleet, as it would be pasted."""
+    tree = {"project": {"name": "test"}, **block, "agents": {}}
+    fleet, findings = sf.check_fleet(sf.read_document(sf.dump_yaml(tree), "fleet.yaml"))
+    assert fleet, findings
+    return fleet
+
+
+def test_worker_block_is_a_part_of_a_valid_fleet():
+    fleet = fleet_of(sf.plan_worker_block(WORKER))
+    assert fleet.nodes["mac-mini"].endpoint == "http://192.168.1.50:11434"
+    model = fleet.models["qwen3-8b"]
+    assert (model.ollama_model, model.alias, model.context) == ("qwen3:8b", "qwen3-8b", 32768)
+
+
+@pytest.mark.parametrize("changed,endpoint", [
+    ({"open_addresses": ("100.101.102.103",)}, "http://100.101.102.103:11434"),
+    ({"open_addresses": ()}, "http://192.168.1.50:11434"),
+    ({"addresses": ("8.8.8.8", "100.101.102.103"), "open_addresses": ()},
+     "http://100.101.102.103:11434"),
+    ({"addresses": ("fd00::1",)}, "http://[fd00::1]:11434"),
+    ({"addresses": (), "open_addresses": ()}, "http://Mac-mini.local:11434"),
+    ({"state": LOCAL.replace(endpoint="http://127.0.0.1:12000")}, "http://192.168.1.50:12000")])
+def test_worker_block_prefers_an_address_that_answers_then_the_lan(changed, endpoint):
+    block = sf.plan_worker_block(WORKER.replace(**changed))
+    assert block["nodes"]["mac-mini"]["endpoint"] == endpoint
+
+
+def test_worker_block_survives_hostile_names():
+    names = ("opus", "Opus:latest", "hf.co/User/Repo-GGUF:Q4_K_M", "a/b:c", "a-b:c", "a.b\x1b[31m",
+             "\u202eevil", "x" * 200, "x" * 201, "é", "\n", "", "q:cloud", "'\"#{}", "-", "y: z")
+    models = tuple(sf.NodeModel(name, 1, capabilities=("completion", "tools"),
+                                trained_context=n * 50000) for n, name in enumerate(names))
+    worker = WORKER.replace(name="\x1b[2J Bad name:" + "n" * 90, state=LOCAL.replace(models=models))
+    fleet = fleet_of(sf.plan_worker_block(worker))
+    kept = {model.ollama_model for model in fleet.models.values()}
+    assert {"opus", "a/b:c", "a-b:c", "é", "y: z"} <= kept
+    assert not kept & {"q:cloud", "", "\n", "a.b\x1b[31m"}
+
+
+def test_worker_block_prefers_models_that_call_tools():
+    models = (GOOD_MODEL, sf.NodeModel("phi:1b", 1, capabilities=("completion",)),
+              sf.NodeModel("embed", 1, capabilities=("embedding",)),
+              sf.NodeModel("stub", 1, capabilities=("completion", "tools"), remote="ollama.com"))
+    assert list(sf.plan_worker_block(WORKER.replace(state=LOCAL.replace(models=models)))[
+        "models"]) == ["qwen3-8b"]
+    only = WORKER.replace(state=LOCAL.replace(models=models[1:]))
+    assert list(sf.plan_worker_block(only)["models"]) == ["phi-1b"]
