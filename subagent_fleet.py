@@ -779,6 +779,11 @@ def _dump_scalar(value):
 _CONTROL = r"\u0000-\u0008\u000b-\u001f\u007f-\u009f\ud800-\udfff"
 _ONE_LINE = "^[^\\u000a\\u2028\\u2029" + _CONTROL + "\\u0009]{1,%d}$"
 _TOOL = "^[A-Za-z_*][A-Za-z0-9_*:.-]*([(][^()\\u000a\\u0009" + _CONTROL + "]*[)])?$"
+# Not what shells (zsh: every lower-case word), loaders and the generated file itself use.
+_VARIABLE = ("^(?!(_|[a-z]+|PATH|HOME|USER|USERNAME|SHELL|PWD|OLDPWD|IFS|ENV|TERM|LANG|E?[UG]ID|"
+             "PPID|RANDOM|SECONDS|LINENO|COLUMNS|LINES|PROMPT|PS[1-4]|(BASH|ZSH|PYTHON).*|"
+             "(ANTHROPIC|CLAUDE|API|NO|LC|LD|DYLD|FISH|NODE|LITELLM_LOCAL)_.*)$)"
+             "[A-Za-z_][A-Za-z0-9_]{0,127}$")
 _NAME = {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$"}
 
 RULES = {
@@ -793,9 +798,10 @@ RULES = {
                  "an address such as `http://192.168.1.50:11434`"),
     "host": ({"type": "string", "pattern": "^[A-Za-z0-9.:_-]{1,253}$"},
              "an address or a host name such as `127.0.0.1`"),
-    "variable": ({"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]{0,127}$"},
-                 "the name of an environment variable"),
-    "alias": ({"type": "string", "pattern": "^[A-Za-z0-9._:/@-]{1,128}$"},
+    "variable": ({"type": "string", "pattern": _VARIABLE},
+                 "the name of an environment variable that belongs to nothing else"),
+    # LiteLLM reads `os.environ/NAME` as that variable's value, wherever it stands.
+    "alias": ({"type": "string", "pattern": "^(?!os[.]environ/)[A-Za-z0-9._:/@-]{1,128}$"},
               "letters, digits and `. _ : / @ -`, at most 128"),
     "port": ({"type": "integer", "minimum": 1, "maximum": 65535}, "a whole number, 1 to 65535"),
     "provider": ({"enum": ["builtin", "litellm"]}, "`builtin` or `litellm`"),
