@@ -189,19 +189,19 @@ _WORDS = {form: value for word, value in (
 ) for form in (word, word.title(), word.upper())}
 _WORDS.update(dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")))
 _WORDS.update({"": None, "~": None, "=": _CLASH, "<<": _CLASH})
-_INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)|0x[0-9a-fA-F]+")
-_FLOAT = re.compile(r"[-+]?[0-9]+\.[0-9]*(?:[eE][-+][0-9]+)?|\.[0-9]+(?:[eE][-+][0-9]+)?")
+_INTEGER = _Pattern(r"[-+]?(?:0|[1-9][0-9]*)|0x[0-9a-fA-F]+")
+_FLOAT = _Pattern(r"[-+]?[0-9]+\.[0-9]*(?:[eE][-+][0-9]+)?|\.[0-9]+(?:[eE][-+][0-9]+)?")
 # All that is a number or a date in YAML 1.1 or in the core schema of YAML 1.2.
-_NUMBER_CLASH = re.compile(
+_NUMBER_CLASH = _Pattern(
     r"[-+]?0b[01_]+|[-+]?0x[0-9a-fA-F_]+|0o[0-7]+"
     r"|[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?"
     r"|[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?"
     r"|[0-9]{4}-[0-9][0-9]?-[0-9][0-9]?(?:(?:[Tt]|[ \t]+)[0-9][0-9]?:[0-9][0-9]:[0-9][0-9]"
     r"(?:\.[0-9]*)?(?:[ \t]*(?:Z|[-+][0-9][0-9]?(?::[0-9][0-9])?))?)?")
-_NUMBER_CHARACTERS = re.compile(r"[-+.:_0-9a-fA-FxoTtZ \t]+")
+_NUMBER_CHARACTERS = _Pattern(r"[-+.:_0-9a-fA-FxoTtZ \t]+")
 
 # Surrogates, controls, and the line breaks and byte order marks that programs disagree on.
-_ODD_CHARACTER = re.compile(
+_ODD_CHARACTER = _Pattern(
     "[^\t\n -~\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 _REFUSED = {
     "\t": ("yaml-tab", "a tab where YAML takes only spaces", "replace the tab by spaces"),
@@ -218,24 +218,24 @@ _ESCAPES = {
     "r": "\r", "e": "\x1b", " ": " ", '"': '"', "/": "/", "\\": "\\",
     "N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029",
 }
-_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
+_ESCAPE = _Pattern(r"(?s)\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)")
 
-_SPACES = re.compile(" *")
-_SPACES_AND_COMMENT = re.compile(r" *(?:#[^\n]*)?")
-_MARKER = re.compile(r"(?:---|\.\.\.)(?=[ \t\n]|\Z)")
-_DASH = re.compile(r"-(?=[ \t\n]|\Z)")
+_SPACES = _Pattern(" *")
+_SPACES_AND_COMMENT = _Pattern(r" *(?:#[^\n]*)?")
+_MARKER = _Pattern(r"(?:---|\.\.\.)(?=[ \t\n]|\Z)")
+_DASH = _Pattern(r"-(?=[ \t\n]|\Z)")
 _SAFE_START = r"[^ \t\n\-?:,\[\]{}#&*!|>'\"%@`]"
-_BLOCK_START = re.compile(rf"{_SAFE_START}|[-?:](?![ \t\n]|\Z)")
-_BLOCK_STOP = re.compile(r":(?=[ \t\n]|\Z)| #|\t|\n")
-_FLOW_START = re.compile(rf"{_SAFE_START}|-(?![ \t\n]|\Z)")
-_FLOW_STOP = re.compile(r":(?=[ \t\n,\[\]{}]|\Z)| #|\t|\n|,|\?|\[|\]|\{|\}")
+_BLOCK_START = _Pattern(rf"{_SAFE_START}|[-?:](?![ \t\n]|\Z)")
+_BLOCK_STOP = _Pattern(r":(?=[ \t\n]|\Z)| #|\t|\n")
+_FLOW_START = _Pattern(rf"{_SAFE_START}|-(?![ \t\n]|\Z)")
+_FLOW_STOP = _Pattern(r":(?=[ \t\n,\[\]{}]|\Z)| #|\t|\n|,|\?|\[|\]|\{|\}")
 # A key with its colon. Each repeated part begins with a character that cannot end the part
 # before it, so that a line without a key is given up in linear time.
-_KEY = re.compile(
+_KEY = _Pattern(
     r"(\"[^\"\\\n]*(?:\\.[^\"\\\n]*)*\" *|'[^'\n]*(?:''[^'\n]*)*' *"
     rf"|(?:{_BLOCK_START.pattern})[^\t\n:#]*(?:(?::(?![ \t\n]|\Z)|(?<! )#)[^\t\n:#]*)*)"
     r":(?=[ \t\n]|\Z)")
-_BLOCK_HEADER = re.compile(r"[|>](?:([-+])([1-9])?|([1-9])([-+])?)?(?: *| +#[^\n]*)(?:\n|\Z)")
+_BLOCK_HEADER = _Pattern(r"[|>](?:([-+])([1-9])?|([1-9])([-+])?)?(?: *| +#[^\n]*)(?:\n|\Z)")
 
 
 def parse_yaml(text, source="<text>"):
@@ -702,7 +702,7 @@ def _fold(body, *, escapes=False):
     return "".join(parts)
 
 
-_BARE = re.compile(r"[A-Za-z_/][\w./@%+=();-]*(?:[ :][\w./@%+=();-]+)*", re.ASCII)
+_BARE = _Pattern(r"(?a)[A-Za-z_/][\w./@%+=();-]*(?:[ :][\w./@%+=();-]+)*")
 
 
 def quote_yaml(text):
@@ -5112,9 +5112,13 @@ def format_help(command=None):
     rows = [(_typed(f), f.note + (f" ({', '.join(f.choices)})" if f.choices else ""))
             for f in command.flags]
     rows += [("-- " + command.passes, "handed on as it is")] if command.passes else []
-    head = "".join(f"  subagent-fleet {example}\n" for example in command.examples)
+    head = "".join(f"  {_example(text, command)}\n" for text in command.examples)
     return (f"subagent-fleet {command.name}: {command.summary}.\n\nExamples:\n{head}"
             + ("\nOptions:\n" + _columns(rows) if rows else ""))
+
+
+def _example(text, command):
+    return f"subagent-fleet {text}" if text.startswith(command.name) else text
 
 
 def _typed(flag):
@@ -5184,7 +5188,7 @@ def format_completion(shell):
              for c in COMMANDS}
     if shell == "fish":
         lines = [f"complete -c subagent-fleet -n __fish_use_subcommand -f -a {c.name} "
-                 f"-d '{c.summary}'" for c in COMMANDS]
+                 f'-d "{c.summary}"' for c in COMMANDS]
         lines += [f"complete -c subagent-fleet -n '__fish_seen_subcommand_from {name}' "
                   f"-a '{found}'" for name, found in words.items() if found]
         return "\n".join(lines) + "\n"

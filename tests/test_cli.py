@@ -409,7 +409,7 @@ def test_help_has_examples_first_and_every_flag(run_cli, command):
 @pytest.mark.parametrize("command", sf.COMMANDS, ids=lambda c: c.name)
 def test_examples_parse(command):
     for example in command.examples:
-        words = re.split(r" [|<>] ", example)[0].split()
+        words = re.split(r" [|<>] |\)", example.split("subagent-fleet ")[-1])[0].split()
         assert words[0] == command.name
         sf.parse_arguments(command, words[1:])
 
