@@ -51,11 +51,11 @@ re = _Late("re")
 class _Pattern:
     """A regular expression that is compiled when it is first used."""
 
-    def __init__(self, text):
-        self.text = text
+    def __init__(self, pattern):
+        self.pattern = pattern
 
     def __getattr__(self, method):
-        compiled = re.compile(self.text)
+        compiled = re.compile(self.pattern)
         for name in ("match", "search", "fullmatch", "finditer", "sub"):
             self.__dict__[name] = getattr(compiled, name)
         return getattr(compiled, method)
