@@ -129,3 +129,18 @@ def claude(trap, tmp_path):
         return rig.run_session(argv, cwd=cwd, timeout=timeout,
                                env=rig.bare_environment(home, trap, **more))
     return run
+
+
+@pytest.fixture(scope="session")
+def builtin_agents(ground, trap):
+    """What each Claude Code lists in an empty folder; nothing answers, so nothing is asked."""
+    found = {}
+    for which, program in install.CLAUDES.items():
+        place = ground / f"empty-{which}"
+        place.mkdir()
+        env = rig.bare_environment(place, trap, ANTHROPIC_BASE_URL="http://127.0.0.1:9",
+                                   ANTHROPIC_AUTH_TOKEN=rig.KEY, CLAUDE_CODE_MAX_RETRIES="0",
+                                   CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1")
+        session = rig.run_session([program, "-p", "hi", *rig.CLAUDE_FLAGS], cwd=place, env=env)
+        found[which] = set(session.init["agents"])
+    return found

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import atexit
 import http.client
+import http.server
 import json
 import os
 import pathlib
+import re
 import select
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -406,6 +409,76 @@ class OllamaNode:
                 if each.body and each.body.get("messages")]
 
 
+# -- the project of a user ----------------------------------------------------------------------
+
+
+class Project:
+    """A folder in which a user types commands; everything typed and said is kept."""
+
+    def __init__(self, folder, script, trap, *, claude="latest"):
+        self.folder, self.script, self.trap = pathlib.Path(folder), script, trap
+        self.home = self.folder.with_name(self.folder.name + "-home")
+        self.bin = self.folder.with_name(self.folder.name + "-bin")
+        self.spoken = []
+        self.swaps = {}
+        for place in (self.folder, self.home, self.bin):
+            place.mkdir(parents=True)
+        self.use_claude(claude)
+
+    def use_claude(self, which):
+        """Put one Claude Code on the PATH, under the name a user has it."""
+        link = self.bin / "claude"
+        if link.is_symlink():
+            link.unlink()
+        link.symlink_to(install.CLAUDES[which])
+
+    def environment(self, **more):
+        path = f"{self.bin}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        return bare_environment(self.home, self.trap, PATH=path, PYTHONDONTWRITEBYTECODE="1",
+                                **more)
+
+    def argv(self, *words):
+        return [sys.executable, "-I", "-S", str(self.script), *map(str, words)]
+
+    def run(self, *words, status=0, quiet=False, **more):
+        """Type one command; fail with all it said when its exit status is another one."""
+        done = subprocess.run(self.argv(*words), cwd=self.folder, stdin=subprocess.DEVNULL,
+                              env=self.environment(**more), capture_output=True, timeout=120)
+        said = (done.stdout + done.stderr).decode("utf-8", "replace")
+        if not quiet:
+            self.note(f"$ subagent-fleet {' '.join(map(str, words))}", said.rstrip("\n"))
+        assert done.returncode == status, f"exit {done.returncode}, wanted {status}:\n{said}"
+        return done.stdout.decode("utf-8")
+
+    def json(self, *words, status=0):
+        return json.loads(self.run(*words, "--json", status=status, quiet=True))
+
+    def note(self, *lines):
+        self.spoken += [*lines, ""]
+
+    def transcript(self):
+        """Give all that was typed and said, without what is of this machine or this minute."""
+        text = "\n".join(self.spoken).rstrip("\n") + "\n"
+        for found, shown in self.swaps.items():
+            text = text.replace(str(found), shown)
+        text = text.replace(str(self.folder), "~/project").replace(str(self.bin), "~/bin")
+        return re.sub(r"\b\d+(\.\d+)? (s|ms)\b", r"N \2", text)
+
+    def read(self, path):
+        return (self.folder / path).read_text(encoding="utf-8")
+
+    def write(self, path, text):
+        place = self.folder / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text, encoding="utf-8")
+
+    def edit(self, path, old, new):
+        """Change a file as a user would in an editor; the text must be there."""
+        text = self.read(path)
+        assert old in text, f"{path} has no {old!r}:\n{text}"
+        self.write(path, text.replace(old, new))
+
+
 # -- gateways ----------------------------------------------------------------------------------
 
 
@@ -485,6 +558,57 @@ class Session:
         return [block["input"]["subagent_type"] for event in self.of("assistant")
                 for block in event["message"]["content"]
                 if block["type"] == "tool_use" and block["name"] in ("Agent", "Task")]
+
+
+class Capture:
+    """An Anthropic server that says one word and keeps what it was asked, headers and body."""
+
+    def __init__(self):
+        self.requests = []
+        capture = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                capture.requests.append((self.path.split("?")[0], dict(self.headers), body))
+                answer = _one_word(body["model"])
+                self.send_response(200)
+                self.send_header("Content-Type", "text/event-stream")
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, *words):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def _one_word(model):
+    """Write the shortest stream that Claude Code takes for an answer."""
+    message = {"id": "msg_1", "type": "message", "role": "assistant", "model": model,
+               "content": [], "stop_reason": None, "usage": {"input_tokens": 1, "output_tokens": 1}}
+    events = [
+        {"type": "message_start", "message": message},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "index": 0,
+         "delta": {"type": "text_delta", "text": "PONG"}},
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"},
+         "usage": {"output_tokens": 1}},
+        {"type": "message_stop"},
+    ]
+    return "".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
+                   for event in events).encode()
 
 
 CLAUDE_FLAGS = ("--output-format", "stream-json", "--verbose",
