@@ -102,10 +102,10 @@ def nodes(ground, trap):
     pair = {
         "studio": rig.OllamaNode("studio", ground / "studio", {
             "coder-large:latest": "dispatcher", "talker:latest": "talker",
-            "shared:latest": "worker", "thinker:latest": "thinker"}, trap),
+            "shared:latest": "shared", "thinker:latest": "thinker"}, trap),
         "mini": rig.OllamaNode("mini", ground / "mini", {
             "coder-small:latest": "worker", "talker:latest": "talker",
-            "shared:latest": "worker"}, trap),
+            "shared:latest": "shared"}, trap),
     }
     yield pair
     for node in pair.values():

@@ -34,13 +34,15 @@ MERGES = 1500       # a bare byte vocabulary makes Claude Code's first prompt 48
 CERTAIN = 40.0      # the logit of the one right successor before the norm's factor of sqrt(WIDTH)
 END = "<|im_end|>"
 
-# model file -> (default play, whether it thinks, inner width: `init` takes the largest as heavy)
+# model file -> (default play, whether it thinks, inner width). The widths make the sizes: `init`
+# takes the largest model as heavy and the smallest as small.
 MODELS = {
     "dispatcher": ("agent:planner agent:reviewer done", False, 4096),
-    "worker": ("bash done", False, 64),
-    "pong": ("pong", False, 32),
-    "talker": ("talk", False, 32),
-    "thinker": ("think", True, 32),
+    "worker": ("bash done", False, 32),
+    "shared": ("bash done", False, 128),
+    "pong": ("pong", False, 128),
+    "talker": ("talk", False, 128),
+    "thinker": ("think", True, 128),
 }
 
 

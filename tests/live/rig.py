@@ -205,15 +205,24 @@ class Recorder:
         self.upstream_port = upstream_port
         self.pretend = pretend
         self.exchanges = []
-        self.door = socket.create_server(("127.0.0.1", free_port()), backlog=128)
-        self.port = self.door.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        self.open()
 
-    def _accept(self):
+    def open(self):
+        """Listen, again on the same port."""
+        self.door = socket.create_server(("127.0.0.1", self.port), backlog=128)
+        threading.Thread(target=self._accept, args=(self.door,), daemon=True).start()
+
+    def close(self):
+        """Refuse connections from now on, as a port does when its server is gone."""
+        self.door.shutdown(socket.SHUT_RDWR)  # wakes the accept, which holds the socket open
+        self.door.close()
+
+    def _accept(self, door):
         while True:
             try:
-                client, _ = self.door.accept()
+                client, _ = door.accept()
             except OSError:
                 return
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
@@ -222,7 +231,7 @@ class Recorder:
         try:
             server = socket.create_connection(("127.0.0.1", self.upstream_port), timeout=5)
         except OSError:
-            # as a closed port looks: the connection is reset, no byte comes back
+            # the server went away this instant: reset the connection, no byte comes back
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             client.close()
             return
@@ -230,9 +239,6 @@ class Recorder:
             side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with client, server:
             _Conversation(self, client, server).run()
-
-    def close(self):
-        self.door.close()
 
     def mark(self):
         """Remember this place; `since` gives what came after."""
@@ -371,15 +377,19 @@ class OllamaNode:
                    what=f"Ollama of node {self.name}; see {self.log}")
 
     def stop(self):
+        self.recorder.close()
         return self.process.stop()
 
     def kill(self):
+        """Lose power: the port refuses, running answers break off."""
+        self.recorder.close()
         return self.process.kill()
 
     def ensure(self):
         """Start it again after a test has killed it."""
         if self.process.child.poll() is not None:
             self.start()
+            self.recorder.open()
 
     def create(self, model, script):
         recipe = self.folder / "Modelfile"
@@ -453,6 +463,11 @@ class Project:
     def json(self, *words, status=0):
         return json.loads(self.run(*words, "--json", status=status, quiet=True))
 
+    def key(self):
+        """Read the gateway's key as a program would: it is in the environment `env` prints."""
+        done = self.run("env", "--shell", "json", quiet=True)
+        return json.loads(done)["set"]["ANTHROPIC_AUTH_TOKEN"]
+
     def note(self, *lines):
         self.spoken += [*lines, ""]
 
@@ -485,17 +500,18 @@ class Project:
 class Gateway:
     """A gateway process behind a recorder whose port is the one in fleet.yaml."""
 
-    def __init__(self, recorder, process):
-        self.recorder, self.process = recorder, process
+    def __init__(self, recorder, process, key=KEY):
+        self.recorder, self.process, self.key = recorder, process, key
         self.url = recorder.url
 
-    def post(self, body, *, key=KEY, path="/v1/messages", timeout=60):
+    def post(self, body, *, key=None, path="/v1/messages", timeout=60):
         headers = {"anthropic-version": "2023-06-01"}
+        key = self.key if key is None else key
         if key:
             headers["Authorization"] = f"Bearer {key}"
         return get_json(self.url + path, body=body, headers=headers, timeout=timeout)
 
-    def say(self, alias, text="hi", *, key=KEY, **more):
+    def say(self, alias, text="hi", *, key=None, **more):
         """Send one small message; give (status, body)."""
         body = {"model": alias, "max_tokens": 64,
                 "messages": [{"role": "user", "content": text}], **more}

@@ -31,9 +31,9 @@ class Chain:
                 f"--port {self.recorder.port}")
         self.project.note("$ . ./.env.subagent-fleet", f"$ {line} &")
         self.process = rig.litellm_process(self.project.folder, self.recorder.upstream_port,
-                                           self.project.environment(**{KEY_NAME: rig.KEY}))
+                                           self.project.environment())
         rig.wait_for_gateway(self.process, self.recorder.upstream_port)
-        self.gateway = rig.Gateway(self.recorder, self.process)
+        self.gateway = rig.Gateway(self.recorder, self.process, self.project.key())
 
     def routes(self):
         return self.project.json("status")["routes"]
@@ -72,9 +72,9 @@ def session(chain):
                     *rig.CLAUDE_FLAGS]
             shown = "$ . ./.env.subagent-fleet; claude -p " + " ".join(words)
         found = rig.run_session(argv, cwd=project.folder,
-                                env=project.environment(**{KEY_NAME: rig.KEY}))
-        project.note(shown + f"   # the {which} line", *(
-            f"dispatched {name}" for name in found.dispatched), found.result["result"])
+                                env=project.environment())
+        label = {"latest": "Claude Code, latest", "node20": "Claude Code 2.1.197"}[which]
+        project.note(f"{shown}   # {label}", found.result["result"])
         return found
     return run
 
@@ -83,8 +83,8 @@ def test_init_finds_both_nodes_and_their_models(chain):
     project = chain.project
     assert rig.get_json("http://127.0.0.1:11434/api/version", timeout=2)[0] == 0, \
         "an Ollama of this machine's own listens on 11434: stop it, `init` would find it"
-    pairs = [f"--node={name}={node.url}" for name, node in chain.nodes.items()]
-    project.run("init", *pairs)
+    pairs = [("--node", f"{name}={node.url}") for name, node in chain.nodes.items()]
+    project.run("init", *pairs[0], *pairs[1])
     text = project.read("fleet.yaml")
     for name, model in (("studio", "coder-large"), ("mini", "coder-small")):
         assert chain.nodes[name].url in text and model in text
@@ -114,9 +114,10 @@ def test_generate_writes_the_files_and_leaves_the_users_agent(chain):
 def test_litellm_starts_with_the_file_as_it_is_and_is_closed(chain):
     chain.start_gateway()
     marks = {name: node.recorder.mark() for name, node in chain.nodes.items()}
-    for key in ("", "sk-wrong-0123456789abcdef"):
+    for key, word in (("", "no key"), ("sk-wrong-0123456789abcdef", "a wrong key")):
         status, _ = chain.gateway.say("claude-haiku-local", key=key)
-        assert status in (400, 401, 500), f"key {key!r} was answered with {status}"
+        assert status in (400, 401, 500), f"with {word}: {status}"
+        chain.project.note(f"(a request with {word}: refused)")
     assert not any(node.chats(marks[name]) for name, node in chain.nodes.items())
     status, body = chain.gateway.say("claude-haiku-local")
     assert (status, body["content"][0]["text"]) == (200, "PONG")
@@ -165,7 +166,7 @@ def test_claude_code_lists_and_dispatches_on_the_alias_and_node_status_printed(
     started = {event["task_id"]: event["subagent_type"]
                for event in found.of("system", "task_started")} or _from_results(found)
     assert sorted(started.values()) == ["planner", "reviewer"]
-    expected = {name: [] for name in chain.nodes}
+    expected, heard = {name: [] for name in chain.nodes}, []
     for agent_id, mine in by_agent.items():
         agent = started.get(agent_id)
         route = routes[agent] if agent else next(
@@ -173,9 +174,12 @@ def test_claude_code_lists_and_dispatches_on_the_alias_and_node_status_printed(
         assert {turn.body["model"] for turn in mine} == {route["alias"]}
         assert len(mine) >= 2, f"{agent or 'the main session'} used no tool"
         expected[route["node"]] += [route["ollama_model"].split(":")[0]] * len(mine)
+        heard.append(f"  {agent or 'main session'}: {route['alias']} -> {route['node']} -> "
+                     f"{route['ollama_model']}")
     for name, node in chain.nodes.items():
         seen = [chat.body["model"].split(":")[0] for chat in node.chats(marks[name])]
         assert sorted(seen) == sorted(expected[name]), f"on {name}"
+    chain.project.note("(heard on the wire)", *sorted(heard))
 
 
 def _from_results(found):
@@ -195,9 +199,10 @@ def test_a_dead_node_is_answered_by_the_fallback(chain):
     assert (status, body["content"][0]["text"]) == (200, "PONG")
     assert [chat.body["model"].split(":")[0] for chat in chain.nodes["studio"].chats(mark)] \
         == ["coder-large"]
-    chain.project.note("(the machine `mini` loses power)")
+    chain.project.note("(the machine `mini` loses power; a request to claude-haiku-local: "
+                       "answered by studio)")
     chain.project.run("status")
-    chain.nodes["mini"].start()
+    chain.nodes["mini"].ensure()
 
 
 def test_clean_leaves_the_users_agent(chain):
