@@ -3928,7 +3928,7 @@ def _parse_tags(value):
             _word(details.get("quantization_level")), None,
             _count(details.get("context_length")) or None,
             _word(entry.get("remote_host")) or _word(entry.get("remote_model"))))
-    return tuple(models)
+    return tuple(sorted(models, key=lambda model: model.name))  # Ollama's own order changes by ask
 
 
 def _parse_show(value):
@@ -3950,7 +3950,7 @@ def _parse_loaded(value):
         percent = min(100, round(100 * share / size)) if size and "size_vram" in entry else None
         loaded.append(LoadedModel(entry["name"], _count(entry.get("context_length")), percent,
                                   size, _word(entry.get("expires_at"))))
-    return tuple(loaded)
+    return tuple(sorted(loaded, key=lambda one: one.name))
 
 
 # -- warm-up --
