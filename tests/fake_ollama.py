@@ -19,14 +19,14 @@ class FakeNode:
     `models` {name: {capabilities, context, size, …}}, `loaded` {name: context}, `pullable` names,
     `answers` {path: (status, value)} or {path: function(payload) -> (status, value)} in place of
     what Ollama would say (a list is sent as NDJSON lines), `reply`: the text pieces of a chat,
-    `delay`: seconds before each answer. `requests` holds (path, payload) of all that came.
+    `delay`: seconds before each answer, `any_origin`: as under OLLAMA_ORIGINS=*. `requests` holds (path, payload) of all that came.
     """
 
     def __init__(self, models=None, host="127.0.0.1"):
         self.models = {full_name(name): dict(told) for name, told in (models or {}).items()}
         self.loaded, self.pullable, self.answers = {}, set(), {}
         self.version, self.reply, self.delay = "0.32.15", ["PO", "NG"], 0
-        self.gpu_percent, self.most_loaded = 100, 3
+        self.gpu_percent, self.most_loaded, self.any_origin = 100, 3, False
         self.requests = []
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         kind = type("Server", (http.server.ThreadingHTTPServer,), {
@@ -136,13 +136,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length") or 0)
         payload = json.loads(self.rfile.read(length)) if length else None
         time.sleep(self.node.delay)
-        if self.headers.get("Origin", "").startswith("https://"):
+        if self.headers.get("Origin", "").startswith("https://") and not self.node.any_origin:
             self.send_response(403)
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
         status, value = self.node.answer(self.path, payload)
         self.send_response(status)
+        if self.node.any_origin:  # OLLAMA_ORIGINS=*
+            self.send_header("Access-Control-Allow-Origin", "*")
         if isinstance(value, list):
             self._send_lines(value)
             return

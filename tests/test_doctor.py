@@ -1,6 +1,15 @@
 """Section 5's doctor checks and section 11's `doctor` and `worker`."""
+import json
+import socket
+import subprocess
+import sys
+import time
+import types
+
 import pytest
 import subagent_fleet as sf
+
+from conftest import clean_environment
 
 
 class Placed:
@@ -353,6 +362,304 @@ def test_doctor_text_shows_what_a_node_said_without_its_controls():
     assert "\x1b" not in text and "\u202e" not in text and "\nevil" not in text
 
 
+# -- gathering --
+
+def write_program(directory, name, script):
+    """Put a program on the PATH of a test."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / name
+    path.write_text("#!/bin/sh\n" + script + "\n", encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+def world_with(**environ):
+    """A World with another environment."""
+    world = sf.World()
+    world.environ = clean_environment(**environ)
+    return world
+
+
+@pytest.mark.parametrize("packages,version,poisoned", [
+    ("lib/python3.12/site-packages", "1.106.2", False),
+    ("lib/python3/dist-packages", "1.82.8", True), ("Lib/site-packages", "1.103.5", False),
+    ("lib/python3.12/elsewhere", "", False)])
+def test_litellm_is_known_from_disk_without_running_it(tmp_path, packages, version, poisoned):
+    place = tmp_path / "venv" / packages
+    for name in ("litellm", f"litellm-{version or '1.0.0'}.dist-info", "litellm_enterprise-2.0.0"
+                 ".dist-info", "litellm_init.pth" if poisoned else "other.pth"):
+        (place / name).mkdir(parents=True)
+    program = write_program(tmp_path / "venv" / "bin", "litellm", f"touch {tmp_path}/was-run")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "litellm").symlink_to(program)  # as uv and pipx do
+    found = sf.find_litellm(world_with(PATH=tmp_path / "bin"))
+    assert (found.version, found.poisoned) == (version, poisoned)
+    assert not (tmp_path / "was-run").exists()
+    assert sf.find_litellm(world_with(PATH=tmp_path)) is None
+
+
+@pytest.mark.parametrize("script,version", [
+    ("echo '2.1.327 (Claude Code)'", "2.1.327 (Claude Code)"), ("exit 3", ""), ("sleep 30", "")])
+def test_claude_code_is_asked_for_its_version_within_the_deadline(tmp_path, script, version):
+    write_program(tmp_path, "claude", script)
+    world, began = world_with(PATH=f"{tmp_path}:/bin:/usr/bin"), time.monotonic()
+    assert sf.find_claude(world, world.clock() + 0.5).version == version
+    assert time.monotonic() - began < 2
+    assert sf.find_claude(world_with(PATH="/nowhere"), 0) is None
+
+
+def test_settings_are_read_where_claude_code_reads_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path, text in (("home/.claude/settings.json", '{"env": {"A": "1"}}'),
+                       (".claude/settings.json", "{"), (".claude/settings.local.json", "[" * 9999),
+                       ("own/settings.json", '{"a": 1}')):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text, encoding="utf-8")
+    found = sf.find_settings(world_with(HOME="home"))
+    assert {path: value for path, value in found.items() if not path.startswith("/")} == {
+        "home/.claude/settings.json": {"env": {"A": "1"}}, ".claude/settings.json": None,
+        ".claude/settings.local.json": None}
+    assert sf.find_settings(world_with(HOME="home", CLAUDE_CONFIG_DIR="own"))[
+        "own/settings.json"] == {"a": 1}
+
+
+def test_agents_are_read_from_folders_below_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    below = tmp_path / ".claude" / "agents" / "team"
+    below.mkdir(parents=True)
+    (below / "a.md").write_bytes(b"\xff")
+    (below / "notes.txt").write_text("x")
+    (below / "gone.md").symlink_to("nowhere")
+    found = sf.read_agents(sf.World())
+    assert found == {".claude/agents/team/a.md": "\ufffd", ".claude/agents/team/gone.md": None}
+
+
+def test_git_says_whether_it_has_the_secret(tmp_path):
+    world, path = sf.World(), str(tmp_path / ".env.subagent-fleet")
+
+    def state():
+        return sf.git_state(world, path, world.clock() + 5)
+
+    (tmp_path / ".env.subagent-fleet").write_text("x")
+    assert state() == ""
+    git = ["git", "-C", str(tmp_path)]
+    subprocess.run([*git, "init", "-q"], check=True)
+    assert state() == "untracked"
+    (tmp_path / ".gitignore").write_text(".env*\n")
+    assert state() == ""
+    subprocess.run([*git, "add", "-f", path], check=True)
+    assert state() == "tracked"
+    assert sf.git_state(world, "", world.clock() + 5) == ""
+
+
+@pytest.mark.parametrize("script,holder", [
+    ("printf 'p4711\\ncnginx\\nf6\\n'", "nginx (process 4711)"),
+    ("exit 1", "another program"), ("sleep 30", "another program")])
+def test_holder_of_a_port_is_named_when_lsof_knows(tmp_path, script, holder):
+    write_program(tmp_path, "lsof", script)
+    write_program(tmp_path, "ss", "exit 1")
+    began = time.monotonic()
+    assert sf.name_holder(world_with(PATH=f"{tmp_path}:/bin:/usr/bin"), 4000) == holder
+    assert time.monotonic() - began < 3
+
+
+def test_holder_of_a_port_is_named_when_only_ss_knows(tmp_path):
+    line = 'LISTEN 0 5 0.0.0.0:4000 0.0.0.0:* users:(("python3",pid=77,fd=3))'
+    write_program(tmp_path, "ss", f"echo '{line}'")
+    write_program(tmp_path, "lsof", "exit 1")
+    assert sf.name_holder(world_with(PATH=f"{tmp_path}:/bin:/usr/bin"), 4000) == \
+        "python3 (process 77)"
+
+
+@pytest.mark.parametrize("pages,wanted", [
+    ({"/": {"name": "subagent-fleet"}}, ("subagent-fleet", False)),
+    ({"/": {"name": "subagent-fleet"}, "/v1/models": {"data": []}}, ("subagent-fleet", True)),
+    ({"/health/liveliness": "I'm alive!"}, ("LiteLLM", False)),
+    ({"/health/liveliness": "I'm alive!", "/v1/models": {}}, ("LiteLLM", True)),
+    ({"/v1/models": {}}, ("another program", False))])
+def test_who_holds_the_gateways_port_is_asked(fake_node, pages, wanted):
+    node = fake_node()
+    node.answers = {path: (200, pages[path]) if path in pages else (401, {"error": "no"})
+                    for path in ("/", "/health/liveliness", "/v1/models")}
+    gateway = sf.Gateway("builtin", "0.0.0.0", node.port, "KEY")
+    world = world_with(PATH="/nowhere")
+    assert sf.who_listens(world, gateway, world.clock() + 3) == wanted
+
+
+def test_free_port_is_nobodys():
+    world = world_with(PATH="/nowhere")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, not listening: refused
+        gateway = sf.Gateway("builtin", "127.0.0.1", taken.getsockname()[1], "KEY")
+        assert sf.who_listens(world, gateway, world.clock() + 3) == ("", False)
+
+
+def test_node_that_answers_any_web_page_is_seen(fake_node):
+    node, world = fake_node(), sf.World()
+    there = sf.Node("n", node.endpoint)
+    assert sf.look_at_node(world, there, world.clock() + 3) == (("127.0.0.1",), False)
+    node.any_origin = True
+    assert sf.look_at_node(world, there, world.clock() + 3) == (("127.0.0.1",), True)
+    gone = sf.Node("n", "http://name.invalid:11434")
+    assert sf.look_at_node(world, gone, world.clock() + 3) == ((), False)
+
+
+# -- the command --
+
+AGENT = {"planner": {"model": "small", "description": "Plan.", "tools": ["Read"]}}
+
+
+@pytest.fixture
+def doctor(tmp_path, fake_node, run_cli):
+    """A machine on which everything is in order, and `run` to ask the doctor there."""
+    place = types.SimpleNamespace(path=tmp_path, node=fake_node({"qwen3:8b": {"context": 40960}}))
+    programs = tmp_path / "venv" / "bin"
+    write_program(programs, "claude", "echo '2.1.327 (Claude Code)'")
+    write_program(programs, "litellm", "exit 1")
+    (tmp_path / "venv/lib/python3.12/site-packages/litellm-1.106.2.dist-info").mkdir(parents=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place.fleet = {
+        "project": {"name": "t", "gateway": {"provider": "builtin", "port": port}},
+        "nodes": {"mini": {"endpoint": place.node.endpoint}},
+        "models": {"small": {"node": "mini", "ollama_model": "qwen3:8b",
+                             "litellm_alias": "qwen3-8b", "context": 32768}}, "agents": AGENT}
+    place.env = {"HOME": tmp_path / "home", "PATH": f"{programs}:/usr/bin:/bin"}
+
+    def write():
+        (tmp_path / "fleet.json").write_text(json.dumps(place.fleet), encoding="utf-8")
+
+    def run(*words, **more):
+        return run_cli("doctor", *words, env=place.env, **more)
+
+    def ask(*words):
+        done = run("--json", *words)
+        answer = json.loads(done.stdout)
+        assert answer["schema"] == "subagent-fleet/doctor/1"
+        assert all(set(f) == {"topic", "id", "level", "what", "where", "fix"}
+                   for f in answer["findings"])
+        place.answer, place.status = answer, done.returncode
+        return {f["id"]: f["level"] for f in answer["findings"] if f["level"] != "ok"}
+
+    write()
+    place.write, place.run, place.ask = write, run, ask
+    assert run_cli("generate", env=place.env).returncode == 0
+    return place
+
+
+def test_doctor_on_a_machine_in_order_is_ready(doctor):
+    done = doctor.run()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "Ready: everything is in order."
+    assert doctor.ask() == {} and doctor.status == 0
+    assert doctor.answer["mended"] == []
+
+
+def test_doctor_asks_the_node_nothing_that_changes_it(doctor):
+    doctor.ask()
+    assert {path for path, _ in doctor.node.requests} == {
+        "/api/version", "/api/tags", "/api/ps", "/api/show"}
+
+
+def test_doctor_without_a_config_checks_the_machine(run_cli, tmp_path):
+    done = run_cli("doctor", env={"HOME": tmp_path, "PATH": "/nowhere"})
+    assert done.returncode == 1
+    assert "Claude Code is not on the PATH" in done.stdout
+    assert done.stdout.splitlines()[-1] == \
+        "Not ready: 1 error, 1 warning. Begin with: subagent-fleet init"
+
+
+def test_doctor_with_an_invalid_config_shows_the_line(doctor):
+    doctor.fleet["models"]["small"]["contxt"] = 1
+    doctor.write()
+    done = doctor.run()
+    assert done.returncode == 1 and "^^^" in done.stdout
+    assert "Begin with: did you mean `context`?" in done.stdout.splitlines()[-1]
+    assert doctor.ask() == {"unknown-key": "error"}
+
+
+def test_doctor_sees_nodes_routes_and_settings_as_they_are(doctor):
+    doctor.node.models["qwen3:8b"].update(capabilities=["completion"], context=16384)
+    doctor.node.loaded, doctor.node.version = {"qwen3:8b": 4096}, "0.16.0"
+    doctor.node.any_origin = True
+    local = doctor.path / ".claude" / "settings.local.json"
+    local.write_text('{"env": {"ANTHROPIC_BASE_URL": "http://127.0.0.1:1"}}', encoding="utf-8")
+    (doctor.path / ".claude" / "agents" / "mine.md").write_text("<!-- x -->\n---\nname: x\n---\n")
+    assert doctor.ask() == {
+        "no-tools": "error", "context-untrained": "warning", "context-short": "warning",
+        "ollama-old": "error", "open-origin": "warning", "settings-override": "error",
+        "agent-unloadable": "warning"}
+    assert doctor.status == 1
+
+
+def test_doctor_fix_does_what_is_safe_and_says_each(doctor):
+    environment, agent = doctor.path / ".env.subagent-fleet", doctor.path / ".claude/agents"
+    environment.chmod(0o644)
+    doctor.fleet["models"]["small"]["context"] = 40000
+    doctor.write()
+    before = environment.read_bytes()
+    assert doctor.ask() == {"env-readable": "error", "files-stale": "warning"}
+    assert environment.stat().st_mode & 0o777 == 0o644 and environment.read_bytes() == before
+    assert doctor.ask("--fix") == {} and doctor.status == 0
+    assert environment.stat().st_mode & 0o777 == 0o600
+    assert b"40000" in environment.read_bytes() != before
+    assert len(doctor.answer["mended"]) == 3  # its permissions, its text, litellm_config.yaml
+    (agent / "planner.md").write_text("mine")
+    doctor.fleet["models"]["small"]["context"] = 32768
+    doctor.write()
+    done = doctor.run("--fix")
+    assert done.stdout.startswith("mended: ") and done.returncode == 0
+    assert (agent / "planner.md").read_text() == "mine"
+    assert "planner.md: changed by hand" in done.stdout
+    assert "mended" not in doctor.run("--fix").stdout
+
+
+def test_doctor_fix_never_shows_the_key(doctor):
+    key = sf.parse_key((doctor.path / ".env.subagent-fleet").read_text())
+    (doctor.path / ".env.subagent-fleet").chmod(0o644)
+    assert key and key not in doctor.run("--fix", "--json").stdout + doctor.run().stdout
+
+
+def test_doctor_reports_what_stands_in_the_way_of_its_files(doctor):
+    (doctor.path / ".env.subagent-fleet").unlink()
+    (doctor.path / ".env.subagent-fleet").mkdir()
+    assert doctor.ask() == {"in-the-way": "error"} and doctor.ask("--fix") == {
+        "in-the-way": "error"}
+
+
+def test_doctor_weak_key_in_the_environment_is_found(doctor):
+    doctor.env["LITELLM_MASTER_KEY"] = "sk-1234"
+    assert doctor.ask() == {"weak-key": "warning"}
+
+
+@pytest.mark.parametrize("name", ["\x1b[2J", "\u202eevil", "a\nb", "[/x]", "\ud800"])
+def test_doctor_json_holds_any_model_name(doctor, name):
+    doctor.node.models = {name: {}}
+    assert doctor.ask() == {"model-missing": "error"}
+    assert "\x1b" not in doctor.run().stdout
+
+
+def test_doctor_ends_in_time_whatever_hangs(doctor):
+    with socket.socket() as silent:  # a gateway's port and a node that take and never answer
+        silent.bind(("127.0.0.1", doctor.fleet["project"]["gateway"]["port"]))
+        silent.listen(16)
+        doctor.fleet["nodes"]["mini"]["endpoint"] = "http://127.0.0.1:%d" % silent.getsockname()[1]
+        doctor.write()
+        for name in ("claude", "git", "lsof", "ss"):
+            write_program(doctor.path / "venv" / "bin", name, "sleep 60")
+        began = time.monotonic()
+        found = doctor.ask("--timeout", "1")
+    assert time.monotonic() - began < 1 + 0.5 + 1  # deadline, grace, Python's own start
+    assert found["node-offline"] == "error"
+
+
+def test_doctor_port_that_is_taken_is_an_error(doctor, fake_node):
+    doctor.fleet["project"]["gateway"]["port"] = fake_node().port
+    doctor.write()
+    assert doctor.ask()["port-taken"] == "error"
+
+
 # -- worker --
 
 @pytest.mark.parametrize("platform,programs,more,system", [
@@ -472,3 +779,58 @@ def test_worker_block_prefers_models_that_call_tools():
         "models"]) == ["qwen3-8b"]
     only = WORKER.replace(state=LOCAL.replace(models=models[1:]))
     assert list(sf.plan_worker_block(only)["models"]) == ["phi-1b"]
+
+
+def test_worker_sees_itself_only_when_it_listens_beyond_loopback(run_cli, fake_node, tmp_path):
+    closed, opened = fake_node({"qwen3:8b": {}}), fake_node({"qwen3:8b": {}}, host="0.0.0.0")
+    own = sf.World().own_addresses()
+
+    def ask(node):
+        done = run_cli("worker", "--json", env={"OLLAMA_HOST": f"0.0.0.0:{node.port}"})
+        answer = json.loads(done.stdout)
+        assert answer["schema"] == "subagent-fleet/worker/1" and done.returncode == 0
+        assert answer["online"] and answer["version"] == "0.32.15"
+        return answer
+
+    fleet_of(ask(closed)["fleet"])
+    if not own:
+        pytest.skip("this machine has no address but loopback")
+    assert [f["id"] for f in ask(closed)["findings"]] == ["closed-node"]
+    answer = ask(opened)
+    assert [one["address"] for one in answer["addresses"] if one["open"]] == list(own)
+    assert "closed-node" not in [f["id"] for f in answer["findings"]]
+    assert fleet_of(answer["fleet"]).nodes.popitem()[1].endpoint == f"http://{own[0]}:{opened.port}"
+
+
+def test_worker_text_ends_with_what_to_paste(run_cli, fake_node):
+    node = fake_node({"qwen3:8b": {}})
+    done = run_cli("worker", env={"OLLAMA_HOST": f"127.0.0.1:{node.port}"})
+    assert (done.returncode, done.stderr) == (0, "")
+    block = done.stdout[done.stdout.index("\nnodes:"):]
+    fleet_of(sf.parse_yaml(block))
+    assert "public internet" in done.stdout and "with 1 model" in done.stdout
+
+
+def test_worker_without_ollama_says_where_to_get_it(run_cli):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        env = {"OLLAMA_HOST": "127.0.0.1:%d" % taken.getsockname()[1], "PATH": "/nowhere"}
+        done = run_cli("worker", env=env)
+    assert done.returncode == 1
+    assert "install it from ollama.com/download" in done.stdout or sys.platform == "darwin"
+
+
+def test_worker_asks_tailscale_for_the_address_no_route_tells(tmp_path, fake_node, monkeypatch):
+    write_program(tmp_path, "tailscale", "echo 100.101.102.103; echo fd7a::1; echo nonsense")
+    world = world_with(PATH=f"{tmp_path}:/bin", OLLAMA_HOST=f"http://0.0.0.0:{fake_node().port}")
+    monkeypatch.setattr(world, "own_addresses", lambda: ("192.0.2.7", "127.0.0.1", "169.254.1.1"))
+    monkeypatch.setattr(world, "connect_seconds", 0.2)
+    worker = sf.observe_worker(world, 1)
+    assert worker.addresses == ("192.0.2.7", "100.101.102.103")
+    assert worker.state.online and worker.program == "" or sys.platform == "darwin"
+
+
+def test_own_addresses_are_addresses_of_this_machine():
+    for address in sf.World().own_addresses():
+        with socket.socket() as listener:
+            listener.bind((address, 0))
