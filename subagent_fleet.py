@@ -1693,48 +1693,118 @@ def _starter_rank(found):
             (model.trained_context or MAIN_CONTEXT_TOKENS) >= MAIN_CONTEXT_TOKENS)
 
 
-# -- doctor: checks over one observation --
+# -- doctor and worker: findings about what was seen --
 #
-# Each check is a generator of findings and looks at nothing but the fleet and the Facts. Checks
-# that need a fleet are left out when the config cannot be read; the others still help.
+# A check is a generator that looks at nothing but the fleet and the Facts. Those that need a fleet
+# are left out when the config cannot be read; the others still help.
 
-OLLAMA_HOLES = (  # fixed in; what an older one does (golang/vulndb, Ollama's own history)
+LITELLM_POISONED = ("1.82.7", "1.82.8")  # carried a credential stealer (OSV MAL-2026-2144)
+LITELLM_OLDEST, CLAUDE_OLDEST = "1.104.0", "2.1.198"
+LITELLM_INSTALL = "uv tool install --python 3.12 'litellm[proxy]==1.106.2' (or pipx install …)"
+CLAUDE_INSTALL = "npm install -g @anthropic-ai/claude-code@latest"
+OLLAMA_HOLES = (  # mended in; what an older one does (golang/vulndb, Ollama's own history)
     ("0.1.34", "error", "lets whoever reaches it run code on it (CVE-2024-37032)"),
     ("0.17.1", "error", "lets whoever reaches it read its memory (CVE-2026-7482)"),
     ("0.31.2", "warning", "takes harmful model files without checking them"),
 )
-LITELLM_POISONED = ("1.82.7", "1.82.8")  # carried a credential stealer (OSV MAL-2026-2144)
-LITELLM_OLDEST, LITELLM_PINNED = "1.104.0", "1.106.2"
-LITELLM_INSTALL = (f"uv tool install --python 3.12 'litellm[proxy]=={LITELLM_PINNED}' "
-                   f"(or: pipx install 'litellm[proxy]=={LITELLM_PINNED}')")
-CLAUDE_OLDEST = "2.1.198"  # npm on Node below 22 chooses 2.1.197 by itself
-CLAUDE_INSTALL = "npm install -g @anthropic-ai/claude-code@latest"
-OWN_LISTENERS = {"builtin": "subagent-fleet", "litellm": "LiteLLM"}
-WORKER_STARTS = {
-    "darwin": "open -a Ollama", "windows": "start Ollama from the Start menu",
-    "systemd": "sudo systemctl start ollama", "shell": "ollama serve",
-    "docker": "docker start ollama",
-}
 REASON_FIXES = {
-    "refused": "start Ollama there; if it runs, let it listen beyond its own machine: "
-               "subagent-fleet worker, typed there, says how",
+    "refused": "start Ollama there (if it runs: `subagent-fleet worker`, typed there, opens it)",
     "timeout": "wake the machine, and check its firewall",
     "dns": "check the name, or write the address of the machine",
-    "unreachable": "check that both machines are in one network; on a Mac, that your terminal "
-                   "may use the Local Network (System Settings > Privacy & Security)",
+    "unreachable": "check that both machines are in one network (on a Mac also System Settings > "
+                   "Privacy & Security > Local Network)",
     "tls": "write http:// in its endpoint, or give the machine a certificate this one trusts",
     "http 401": "remove the login in front of it: Ollama has none, and this program sends none",
     "not ollama": "check the port in its endpoint; Ollama's own is 11434",
     "bad answer": "check what listens there; restart Ollama",
 }
-# What 2.1.197 to 2.1.327 offer besides KNOWN_TOOLS.
-MORE_TOOLS = ("AskUserQuestion", "BashOutput", "CronCreate", "CronDelete", "CronList",
-              "EnterPlanMode", "EnterWorktree", "ExitPlanMode", "ExitWorktree", "KillShell", "LSP",
-              "ListAgents", "ListMcpResourcesTool", "Monitor", "PowerShell", "PushNotification",
-              "ReadMcpResourceTool", "ReportFindings", "ScheduleWakeup", "SendMessage",
-              "StructuredOutput", "TaskCreate", "TaskGet", "TaskList", "TaskOutput", "TaskStop",
-              "TaskUpdate", "ToolSearch", "Workflow")
-ROUTE_VARIABLES = ("ANTHROPIC_BASE_URL", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_API_KEY")
+DOCTOR_TEXTS = {  # id: level, what is so, what mends it
+    "python": ("ok", "Python {version}", ""),
+    "claude": ("ok", "Claude Code {version}", ""),
+    "claude-missing": ("warning", "Claude Code is not on the PATH", CLAUDE_INSTALL),
+    "claude-old": ("warning", "Claude Code {version} takes every `claude-…` alias for a window of "
+                   "200,000 tokens and compacts too late (npm chooses it where Node is below 22)",
+                   CLAUDE_INSTALL),
+    "litellm": ("ok", "LiteLLM {version}", ""),
+    "litellm-unneeded": ("ok", "LiteLLM is not on the PATH; not needed here", ""),
+    "litellm-missing": ("error", "LiteLLM is not on the PATH (it needs Python 3.10 or newer)",
+                        LITELLM_INSTALL),
+    "litellm-poisoned": ("error", "LiteLLM {version} at {path} carries code that steals "
+                         "credentials (MAL-2026-2144)", "remove it, change every secret this "
+                         "machine holds, then: " + LITELLM_INSTALL),
+    "litellm-old": ("error", "LiteLLM {version} starts as an open proxy when its key is not set; "
+                    "mended in " + LITELLM_OLDEST, LITELLM_INSTALL),
+    "config": ("ok", "{source} is valid", ""),
+    "node-online": ("ok", "{name}: Ollama {version} at {endpoint}, {count}", ""),
+    "node-offline": ("error", "node `{name}`: {reason} ({endpoint}){alone}", "{reason_fix}"),
+    "ollama-old": ("error", "{who}: Ollama {version} {hole}", "update it: ollama.com/download"),
+    "ollama-version-unknown": ("info", "{who}: Ollama does not tell its version (`{version}`), so "
+                               "known holes cannot be checked", ""),
+    "open-origin": ("warning", "node `{name}` answers every web page that a browser near it opens",
+                    "remove OLLAMA_ORIGINS on `{name}`, then restart Ollama"),
+    "public-address": ("warning", "{who} answers at the public address {address}: whom no firewall "
+                       "stops can use, change and delete its models", "close its port to the "
+                       "internet; use its LAN, Tailscale or WireGuard address"),
+    "evicts": ("warning", "node `{name}`: {models} push each other out of memory: {why}",
+               "move one to another node, or choose a smaller one"),
+    "route": ("ok", "{name}: {model} on {node}", ""),
+    "cloud-model": ("info", "models.{name}: prompts for {model} leave your machines for "
+                    "ollama.com", ""),
+    "cloud-stub": ("error", "models.{name}: {model} on `{node}` does not run there, it is sent to "
+                   "{remote}", "choose a local model, or add `cloud: true`"),
+    "model-missing": ("error", "models.{name}: `{node}` does not have {model}",
+                      "subagent-fleet warmup --pull --model {name} (or on `{node}`: ollama pull "
+                      "{model})"),
+    "no-tools": ("error", "models.{name}: {model} cannot call tools, which {users} will ask of it",
+                 "choose a model that can, such as qwen3-coder:30b"),
+    "no-thinking": ("error", "models.{name}: {model} cannot think, and Ollama refuses every "
+                    "request that asks for it", "write `thinking: false`"),
+    "context-untrained": ("warning", "models.{name}.context is {asked}; {model} was made for "
+                          "{wanted}", "write `context: {wanted}`"),
+    "context-short": ("warning", "models.{name}: {model} is loaded on `{node}` with a context of "
+                      "{context}, not {wanted}: something else loaded it",
+                      "subagent-fleet warmup --model {name}"),
+    "port-free": ("ok", "{at} is free for the gateway", ""),
+    "gateway-up": ("ok", "{listener} answers at {at}", ""),
+    "port-taken": ("error", "{at} is taken by {listener}{strays}", "stop it, or write another "
+                   "`port:` under project.gateway"),
+    "open-gateway": ("error", "the gateway at {at} answers without a key",
+                     "stop it, read .env.subagent-fleet, and start it again"),
+    "settings-broken": ("warning", "{path} is not a JSON object; Claude Code ignores it without a "
+                        "word", "mend it, or remove it"),
+    "settings-override": ("warning", "{path} sets {names} under `env`, and settings beat the "
+                          "fleet's environment", "remove them from {path}"),
+    "agent-unloadable": ("warning", "{path}: {defect}; Claude Code leaves it out without a word",
+                         "{mend}"),
+    "agent-duplicate": ("warning", "{path} and {other} are both `{name}`; the last one read wins",
+                        "rename one, or remove it"),
+    "files": ("ok", "{count} up to date", ""),
+    "files-missing": ("warning", "{paths}: not generated yet", "subagent-fleet generate"),
+    "files-stale": ("warning", "{paths}: behind the config",
+                    "subagent-fleet doctor --fix (or: generate)"),
+    "files-edited": ("info", "{paths}: changed by hand, so generate leaves it alone",
+                     "subagent-fleet generate --diff"),
+    "env-readable": ("error", "{path} holds the gateway's key and others may read it",
+                     "subagent-fleet doctor --fix (or: chmod 600 {path})"),
+    "env-tracked": ("error", "{path} holds the gateway's key and is in git",
+                    "git rm --cached {path}; rm {path}; subagent-fleet generate"),
+    "env-unignored": ("warning", "git does not ignore {path}, which holds the gateway's key",
+                      "echo {path} >> .gitignore"),
+    "ollama-absent": ("error", "Ollama is not on this machine",
+                      "install it from ollama.com/download, then type this again"),
+    "ollama-stopped": ("error", "Ollama is at {program} but does not answer at {endpoint}: "
+                       "{reason}", "{start}"),
+    "no-model": ("warning", "no model here can answer an agent", "ollama pull " + PLACEHOLDERS[1]),
+    "closed-node": ("warning", "Ollama answers this machine only", "open it as shown below"),
+    "no-address": ("warning", "no address was found by which other machines could reach this one",
+                   "join a network, or install Tailscale"),
+}
+
+
+def _say(slug, level="", where="", **words):
+    """Return the Finding of DOCTOR_TEXTS with its words filled in."""
+    usual, what, fix = DOCTOR_TEXTS[slug]
+    return Finding(slug, level or usual, what.format(**words), where, fix.format(**words))
 
 
 class Program(Record):
@@ -1777,12 +1847,12 @@ def plan_doctor(fleet, facts):
 def plan_verdict(findings):
     """Return the one sentence a person wants, and what to type first."""
     counted = {level: [f for f in findings if f.level == level] for level in ("error", "warning")}
-    errors, warnings = counted["error"], counted["warning"]
     told = ", ".join(count_of(found, noun) for noun, found in counted.items() if found)
-    if errors:
-        first = next((f for f in errors if f.fix), None)
-        return f"Not ready: {told}." + (f" Begin with: {first.fix}" if first else "")
-    return f"Ready, with {told}." if warnings else "Ready: everything is in order."
+    if counted["error"]:
+        first = next((f for f in counted["error"] if f.fix), None)
+        place = f"{first.where}: " if first and first.where else ""
+        return f"Not ready: {told}." + (f" Begin with: {place}{first.fix}" if first else "")
+    return f"Ready, with {told}." if told else "Ready: everything is in order."
 
 
 def version_key(version):
@@ -1802,194 +1872,121 @@ def find_model(found, ollama_model):
     return next((one for one in found if same_model(one.name, ollama_model)), None)
 
 
-def _doctor_python(fleet, facts):
-    yield Finding("python", "ok", f"Python {facts.python}")
+def _doctor_machine(fleet, facts):
+    yield _say("python", version=facts.python)
+    claude, litellm = facts.claude, facts.litellm
+    needed = fleet is not None and fleet.gateway.provider == "litellm"
+    yield _say("claude-missing" if not claude else "claude-old" if is_older(
+        claude.version, CLAUDE_OLDEST) else "claude", version=claude and claude.version)
+    if not litellm:
+        yield _say("litellm-missing" if needed else "litellm-unneeded")
+    elif litellm.poisoned or litellm.version in LITELLM_POISONED:
+        yield _say("litellm-poisoned", version=litellm.version, path=litellm.path)
+    else:
+        old = is_older(litellm.version, LITELLM_OLDEST)
+        yield _say("litellm-old" if old else "litellm", "warning" if old and not needed else "",
+                   version=litellm.version or "(its version was not found)")
 
 
 def _doctor_config(fleet, facts):
     if fleet:
-        yield Finding("config", "ok", f"{facts.source} is valid")
+        yield _say("config", source=facts.source)
     yield from facts.problems
 
 
-def _doctor_reach(fleet, facts):
+def _doctor_nodes(fleet, facts):
     """An offline node is an error where nobody else can answer for one of its models."""
     for name, state in facts.states.items():
-        if state.online:
-            yield Finding("node-online", "ok", f"{name}: Ollama {state.version or '(no version)'} "
-                          f"at {state.endpoint}, {count_of(state.models, 'model')}")
-            continue
         alone = [model.name for model in fleet.models.values() if model.node == name
                  and not plan_route_state(fleet, facts.states, model).fallback]
-        yield Finding("node-offline", "error" if alone else "warning", f"node `{name}`: "
-                      f"{state.detail or state.reason} ({state.endpoint})"
-                      + (f"; nobody else answers for {', '.join(alone)}" if alone else ""),
-                      fix=REASON_FIXES.get(state.reason, "check what listens there"))
+        if state.online:
+            yield _say("node-online", name=name, version=state.version, endpoint=state.endpoint,
+                       count=count_of(state.models, "model"))
+        else:
+            yield _say("node-offline", "" if alone else "warning", name=name,
+                       reason=f"{state.reason}: {state.detail}" if state.detail else state.reason,
+                       alone=f"; nobody else answers for {', '.join(alone)}" if alone else "",
+                       endpoint=state.endpoint, reason_fix=REASON_FIXES.get(
+                           state.reason, REASON_FIXES["bad answer"]))
+        yield from ollama_findings(state, f"node `{name}`")
+        if name in facts.open_origins:
+            yield _say("open-origin", name=name)
+        public = [one for one in facts.addresses.get(name, ()) if is_public_address(one)]
+        if public and not _lint_said("public-endpoint", name, facts):
+            yield _say("public-address", who=f"node `{name}`", address=public[0])
+        yield from _memory_findings(fleet, facts, state)
+
+
+def _lint_said(slug, name, facts):
+    return any(f.slug == slug and f.what.startswith((f"nodes.{name}:", f"nodes.{name}."))
+               for f in facts.problems)
 
 
 def ollama_findings(state, who):
     """Yield what is known of the version of an Ollama."""
-    for fixed_in, level, what in OLLAMA_HOLES:
-        if is_older(state.version, fixed_in):
-            yield Finding("ollama-old", level, f"{who}: Ollama {state.version} {what}; mended in "
-                          f"{fixed_in}", fix=f"update Ollama ({who}): ollama.com/download")
-            return
-    if state.online and version_key(state.version) is None:
-        yield Finding("ollama-version-unknown", "info", f"{who}: Ollama does not tell its version "
-                      f"(`{state.version}`), so known holes cannot be checked")
+    hole = next((hole for hole in OLLAMA_HOLES if is_older(state.version, hole[0])), None)
+    if hole:
+        yield _say("ollama-old", hole[1], who=who, version=state.version,
+                   hole=f"{hole[2]}; mended in {hole[0]}")
+    elif state.online and version_key(state.version) is None:
+        yield _say("ollama-version-unknown", who=who, version=state.version)
 
 
-def _doctor_versions(fleet, facts):
-    for name, state in facts.states.items():
-        yield from ollama_findings(state, f"node `{name}`")
-
-
-def _doctor_exposure(fleet, facts):
-    """Ollama has no login: who reaches a node may use, change and delete its models."""
-    for name in facts.open_origins:
-        yield Finding("open-origin", "warning", f"node `{name}` answers every web page that a "
-                      "browser near it opens", fix=f"remove OLLAMA_ORIGINS on `{name}`, then "
-                      "restart Ollama")
-    for name, addresses in facts.addresses.items():
-        public = [address for address in addresses if is_public_address(address)]
-        if public and not any(f.slug == "public-endpoint" and f"nodes.{name}." in f.what
-                              for f in facts.problems):
-            yield Finding("public-address", "warning", f"node `{name}` is at the public address "
-                          f"{public[0]}; if no firewall stops them, strangers use it",
-                          fix="use its LAN, Tailscale or WireGuard address, and close its port "
-                          "to the internet")
-
-
-def _doctor_cloud(fleet, facts):
-    for model in fleet.models.values():
-        held = find_model(facts.states[model.node].models, model.ollama_model)
-        if model.cloud and leaves_house(model.ollama_model):
-            yield Finding("cloud-model", "info", f"models.{model.name}: prompts for "
-                          f"{model.ollama_model} leave your machines for ollama.com")
-        elif held and held.remote:
-            yield Finding("cloud-model", "error", f"models.{model.name}: {model.ollama_model} on "
-                          f"`{model.node}` does not run there, it is sent to {held.remote}",
-                          fix="choose a local model, or add `cloud: true`")
+def _memory_findings(fleet, facts, state):
+    """Models of one node that do not fit together cost a reload at every change of agent."""
+    held = {one.name: one for one in (find_model(state.models, model.ollama_model) for model
+                                      in fleet.models.values() if model.node == state.name) if one}
+    memory, need = fleet.nodes[state.name].memory_gb, sum(m.size for m in held.values()) / 1e9
+    spilled = [one for one in state.loaded if one.gpu_percent and one.gpu_percent < 100]
+    if len(held) > 1 and (spilled or memory and need > memory) \
+            and not _lint_said("memory-short", state.name, facts):
+        yield _say("evicts", "", fleet.document.locate(("nodes", state.name))[0], name=state.name,
+                   models=", ".join(held), why=f"only {spilled[0].gpu_percent} % of "
+                   f"{spilled[0].name} is on the GPU" if spilled else
+                   f"they take {need:.0f} GB before any context, and it has {memory}")
 
 
 def _doctor_routes(fleet, facts):
     """Hold each model against what its node has, what that can do, and what is loaded."""
-    for model in fleet.models.values():
-        state = facts.states[model.node]
+    tiers = plan_tiers(fleet)
+    for name, model in fleet.models.items():
+        state, cloud = facts.states[model.node], leaves_house(model.ollama_model)
         held = find_model(state.models, model.ollama_model)
         loaded = find_model(state.loaded, model.ollama_model)
-
-        def finding(slug, level, what, *where, name=model.name):
-            key, fix = where
-            return Finding(slug, level, f"models.{name}: {what}",
-                           fleet.document.locate(("models", name, key))[0], fix)
-
-        if held:
-            yield from _capability_findings(fleet, model, held.capabilities, finding)
-            yield from _context_findings(model, held.trained_context, loaded, finding)
-        elif state.online and not leaves_house(model.ollama_model):
-            yield finding("model-missing", "error", f"`{model.node}` does not have "
-                          f"{model.ollama_model}", "ollama_model",
-                          f"subagent-fleet warmup --pull --model {model.name} (or on "
-                          f"`{model.node}`: ollama pull {model.ollama_model})")
-
-
-def _capability_findings(fleet, model, capabilities, finding):
-    """Yield what the model cannot do and will be asked for."""
-    if capabilities is None:
-        return
-    users = [agent.name for agent in fleet.agents.values()
-             if agent.model == model.name and agent.tools != ()]
-    users += [tier for tier, name in plan_tiers(fleet).items() if name == model.name]
-    if users and "tools" not in capabilities:
-        yield finding("no-tools", "error", f"{model.ollama_model} cannot call tools, which "
-                      f"{', '.join(users)} will ask of it", "ollama_model",
-                      "choose a model that can, such as qwen3-coder:30b")
-    if model.thinking and "thinking" not in capabilities:
-        yield finding("no-thinking", "error", f"{model.ollama_model} cannot think, and Ollama "
-                      "refuses every request that asks for it", "thinking",
-                      "write `thinking: false`")
-
-
-def _context_findings(model, trained, loaded, finding):
-    """Yield where the context that was asked for is not the one there is."""
-    wanted = min(model.context, trained or model.context)
-    if wanted < model.context:
-        yield finding("context-untrained", "warning", f"context is {model.context}; "
-                      f"{model.ollama_model} was made for {trained}", "context",
-                      f"write `context: {trained}`")
-    if loaded and loaded.context and loaded.context < wanted:
-        yield finding("context-short", "warning", f"{model.ollama_model} is loaded on "
-                      f"`{model.node}` with a context of {loaded.context}, not {wanted}: something "
-                      "else loaded it", "context", f"subagent-fleet warmup --model {model.name}")
-
-
-def _doctor_eviction(fleet, facts):
-    """Models of one node that do not fit together cost a reload at every change of agent."""
-    for name, state in facts.states.items():
-        held = {one.name: one for one in (find_model(state.models, model.ollama_model) for model
-                                          in fleet.models.values() if model.node == name) if one}
-        memory = fleet.nodes[name].memory_gb
-        need = sum(one.size for one in held.values()) / 1e9
-        spilled = [one for one in state.loaded if one.gpu_percent and one.gpu_percent < 100]
-        said = any(f.slug == "memory-short" and f"nodes.{name}:" in f.what for f in facts.problems)
-        if len(held) > 1 and not said and (spilled or memory and need > memory):
-            why = (f"{spilled[0].name} alone has only {spilled[0].gpu_percent} % of itself on the "
-                   "GPU" if spilled else f"they take {need:.0f} GB before any context, and it has "
-                   f"{memory}")
-            yield Finding("evicts", "warning", f"node `{name}`: {', '.join(held)} push each other "
-                          f"out of memory; {why}", fleet.document.locate(("nodes", name))[0],
-                          "move one to another node, or choose a smaller one")
+        users = [agent.name for agent in fleet.agents.values()
+                 if agent.model == name and agent.tools != ()]
+        users += [tier for tier, used in tiers.items() if used == name]
+        remote, context = held and held.remote or "", loaded and loaded.context or 0
+        can = held.capabilities if held and held.capabilities is not None else ("tools", "thinking")
+        wanted = min(model.context, held and held.trained_context or model.context)
+        found = [(slug, key) for slug, key, is_so in (
+            ("cloud-model", "ollama_model", model.cloud and (cloud or remote)),
+            ("cloud-stub", "ollama_model", remote and not model.cloud),
+            ("model-missing", "ollama_model", state.online and not held and not cloud),
+            ("no-tools", "ollama_model", users and "tools" not in can),
+            ("no-thinking", "thinking", model.thinking and "thinking" not in can),
+            ("context-untrained", "context", wanted < model.context),
+            ("context-short", "context", 0 < context < wanted)) if is_so]
+        for slug, key in found or [("route", "")] * state.online:
+            where = fleet.document.locate(("models", name, key))[0] if key else ""
+            yield _say(slug, "", where, name=name, model=model.ollama_model, node=model.node,
+                       remote=remote, users=", ".join(users), asked=model.context, wanted=wanted,
+                       context=context)
 
 
 def _doctor_gateway(fleet, facts):
-    at = f"{fleet.gateway.host}:{fleet.gateway.port}"
-    wanted = OWN_LISTENERS[fleet.gateway.provider]
-    if not facts.listener:
-        yield Finding("port-free", "ok", f"{at} is free for the gateway")
-    elif facts.listener in OWN_LISTENERS.values():
-        yield Finding("gateway-up", "ok" if facts.listener == wanted else "info",
-                      f"{facts.listener} answers at {at}")
+    at, listener = f"{fleet.gateway.host}:{fleet.gateway.port}", facts.listener
+    wanted = {"builtin": "subagent-fleet", "litellm": "LiteLLM"}[fleet.gateway.provider]
+    if not listener:
+        yield _say("port-free", at=at)
+    elif listener in ("subagent-fleet", "LiteLLM"):
+        yield _say("gateway-up", "" if listener == wanted else "info", listener=listener, at=at)
     else:
-        where = fleet.document.locate(("project", "gateway", "port"))[0]
-        strays = "; LiteLLM would listen on another port without a word"
-        yield Finding("port-taken", "error", f"{at} is taken by {facts.listener}"
-                      + (strays if wanted == "LiteLLM" else ""), where,
-                      "stop it, or write another `port:` under project.gateway")
+        yield _say("port-taken", "", fleet.document.locate(("project", "gateway", "port"))[0],
+                   at=at, listener=listener, strays="; LiteLLM would listen on another port "
+                   "without a word" if wanted == "LiteLLM" else "")
     if facts.open_gateway:
-        yield Finding("open-gateway", "error", f"the gateway at {at} answers without a key",
-                      fix=f"stop it, `. ./{facts.env_path}`, start it again")
-
-
-def _doctor_litellm(fleet, facts):
-    needed = fleet is not None and fleet.gateway.provider == "litellm"
-    found, serious = facts.litellm, "error" if needed else "warning"
-    if not found:
-        yield Finding("litellm-missing", "error" if needed else "ok", "LiteLLM is not on the PATH"
-                      + (" (it needs Python 3.10 or newer)" if needed else "; not needed here"),
-                      fix=LITELLM_INSTALL if needed else "")
-    elif found.poisoned or found.version in LITELLM_POISONED:
-        yield Finding("litellm-poisoned", "error", f"LiteLLM {found.version} at {found.path} "
-                      "carries code that steals credentials (MAL-2026-2144)",
-                      fix="remove it, change every secret this machine holds, then: "
-                      + LITELLM_INSTALL)
-    elif is_older(found.version, LITELLM_OLDEST):
-        yield Finding("litellm-old", serious, f"LiteLLM {found.version} starts as an open proxy "
-                      f"when its key is not set; mended in {LITELLM_OLDEST}", fix=LITELLM_INSTALL)
-    else:
-        yield Finding("litellm", "ok", f"LiteLLM {found.version or '(version not found)'}")
-
-
-def _doctor_claude(fleet, facts):
-    if not facts.claude:
-        yield Finding("claude-missing", "warning", "Claude Code is not on the PATH",
-                      fix=CLAUDE_INSTALL)
-    elif is_older(facts.claude.version, CLAUDE_OLDEST):
-        yield Finding("claude-old", "warning", f"Claude Code {facts.claude.version} takes any "
-                      "`claude-…` alias for a window of 200,000 tokens and never compacts in time "
-                      "(npm chooses this version where Node is below 22)", fix=CLAUDE_INSTALL)
-    else:
-        yield Finding("claude", "ok", f"Claude Code {facts.claude.version or '(no version)'}")
+        yield _say("open-gateway", at=at)
 
 
 def _doctor_settings(fleet, facts):
@@ -1997,124 +1994,96 @@ def _doctor_settings(fleet, facts):
     for path, settings in facts.settings.items():
         found = settings.get("env") if isinstance(settings, dict) else None
         if not isinstance(settings, dict):
-            yield Finding("settings-broken", "warning", f"{path} is not a JSON object; Claude Code "
-                          "ignores it without a word", fix="mend it, or remove it")
+            yield _say("settings-broken", path=path)
         names = [name for name, value in (found if isinstance(found, dict) else {}).items()
-                 if str(value) != facts.environment.get(name, str(value))
-                 or name in ROUTE_VARIABLES[1:] + ("CLAUDE_CODE_SUBAGENT_MODEL",)]
+                 if str(value) != facts.environment.get(name, str(value)) or name in (
+                     "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_API_KEY", "CLAUDE_CODE_SUBAGENT_MODEL")]
         if names:
-            serious = any(name in ROUTE_VARIABLES for name in names)
-            yield Finding("settings-override", "error" if serious else "warning",
-                          f"{path} sets {', '.join(names)} under `env`, and settings beat the "
-                          "fleet's environment", fix=f"remove them from {path}")
+            elsewhere = any(name in names for name in (
+                "ANTHROPIC_BASE_URL", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_API_KEY"))
+            yield _say("settings-override", "error" if elsewhere else "", path=path,
+                       names=", ".join(names))
 
 
 def _doctor_agents(fleet, facts):
-    """Claude Code leaves out an agent it cannot read without saying so."""
     names = {}
     for path, text in facts.agent_texts.items():
-        name, defect, fix = read_agent(text) if text is not None else \
+        name, defect, mend = read_agent(text) if text is not None else \
             ("", "it cannot be read", f"ls -l {path}")
         if defect:
-            yield Finding("agent-unloadable", "warning", f"{path}: {defect}", fix=fix)
+            yield _say("agent-unloadable", path=path, defect=defect, mend=mend)
         elif name in names:
-            yield Finding("agent-duplicate", "warning", f"{path} and {names[name]} are both "
-                          f"`{name}`; the last one read wins", fix="rename one, or remove it")
+            yield _say("agent-duplicate", path=path, other=names[name], name=name)
         names.setdefault(name, path)
+
+
+# What 2.1.197 to 2.1.327 offer besides KNOWN_TOOLS.
+MORE_TOOLS = """AskUserQuestion BashOutput CronCreate CronDelete CronList EnterPlanMode
+EnterWorktree ExitPlanMode ExitWorktree KillShell LSP ListAgents ListMcpResourcesTool Monitor
+PowerShell PushNotification ReadMcpResourceTool ReportFindings ScheduleWakeup SendMessage
+StructuredOutput TaskCreate TaskGet TaskList TaskOutput TaskStop TaskUpdate ToolSearch Workflow"""
 
 
 def read_agent(text):
     """Return (name, why Claude Code will not use the agent or "", what mends it)."""
-    found = re.match(r"\ufeff?---[ \t]*\n(.*?\n?)---", text.replace("\r\n", "\n"), re.DOTALL)
-    if not found and re.search("^---", text, re.MULTILINE) and not text.startswith("---"):
-        return "", "something stands before the first `---`", "make `---` its first bytes"
+    text = text.replace("\r\n", "\n")
+    found = re.match(r"\ufeff?---[ \t]*\n(.*?\n?)---", text, re.DOTALL)
     if not found:
-        return "", "its frontmatter is not closed" if text.startswith("---") else \
-            "it has no frontmatter", "put `name:` and `description:` between two lines of `---`"
-    head = found[1]
-    values = dict(re.findall(r"^(name|description|tools):[ \t]*(.*)$", head, re.MULTILINE))
+        defect = "its frontmatter is not closed" if text.startswith("---") else \
+            "something stands before the first `---`" if "\n---" in text else \
+            "it has no frontmatter"
+        return "", defect, "begin with `---`, `name:`, `description:`, and `---` again"
+    values = dict(re.findall(r"^(name|description|tools):[ \t]*(.*)$", found[1], re.MULTILINE))
     name = values.get("name", "").strip("\"' ")
-    listed = re.search(r"^tools:[ \t]*\n((?:[ \t]*-.*\n?)+)", head, re.MULTILINE)
-    tools = re.findall(r"([A-Za-z_*][\w*-]*)(?:\([^)]*\))?", listed[1] if listed
-                       else values.get("tools", ""))
+    listed = re.search(r"^tools:[ \t]*\n((?:[ \t]*-.*\n?)+)", found[1], re.MULTILINE)
+    tools = re.findall(r"([A-Za-z_*][\w*-]*)(?:\([^)]*\))?",
+                       listed[1] if listed else values.get("tools", ""))
+    known = {*KNOWN_TOOLS, *MORE_TOOLS.split()}
     if not name or name.isdigit() or ":" in name:
         return "", f"its name is {show_value(name)}" if name else "it has no name", \
             "write `name:` with letters and `-`"
     if not values.get("description", "").strip("\"' "):
         return name, "it has no description", "write `description:` and when to use it"
-    if tools and not any(tool in KNOWN_TOOLS + MORE_TOOLS or tool.startswith(("*", "mcp__"))
-                         for tool in tools):
-        return name, f"Claude Code has none of its tools ({', '.join(tools)})", \
-            f"write tools such as {', '.join(KNOWN_TOOLS[2:5])}, or remove the line"
+    if tools and not any(tool in known or tool.startswith(("*", "mcp__")) for tool in tools):
+        return name, f"there are none of its tools ({', '.join(tools)})", \
+            "write tools such as Edit, Grep, Read, or remove the line"
     return name, "", ""
 
 
-FILE_FINDINGS = {
-    "created": ("files-missing", "warning", "not generated yet", "subagent-fleet generate"),
-    "updated": ("files-stale", "warning", "behind the config",
-                "subagent-fleet generate (or: doctor --fix)"),
-    "removed": ("files-stale", "warning", "of an agent that has left the config",
-                "subagent-fleet generate (or: doctor --fix)"),
-    "edited": ("files-edited", "info", "changed by hand; generate will not overwrite",
-               "subagent-fleet generate --diff"),
-}
-
-
 def _doctor_files(fleet, facts):
-    """Say which generated files are not what the config says."""
+    """Say which generated files are not what the config says, and who else may see the key."""
     yield from facts.file_problems
-    for state, (slug, level, words, fix) in FILE_FINDINGS.items():
-        paths = [path for path, found in facts.generated.items() if found == state]
+    for slug, states in (("files-missing", ("created",)), ("files-stale", ("updated", "removed")),
+                         ("files-edited", ("edited",))):
+        paths = [path for path, found in facts.generated.items() if found in states]
         more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
         if paths:
-            yield Finding(slug, level, f"{', '.join(paths[:5])}{more}: {words}", fix=fix)
+            yield _say(slug, paths=", ".join(paths[:5]) + more)
     if set(facts.generated.values()) == {"unchanged"}:
-        yield Finding("files", "ok", f"{count_of(facts.generated, 'generated file')} up to date")
-
-
-def _doctor_secrets(fleet, facts):
-    """The environment file holds the gateway's key."""
-    path = facts.env_path
+        yield _say("files", count=count_of(facts.generated, "generated file"))
     if facts.env_readable:
-        yield Finding("env-readable", "error", f"{path} holds the gateway's key and others may "
-                      "read it", fix=f"chmod 600 {path} (or: doctor --fix)")
-    if facts.env_git == "tracked":
-        yield Finding("env-tracked", "error", f"{path} holds the gateway's key and is in git",
-                      fix=f"git rm --cached {path}; rm {path}; subagent-fleet generate")
-    elif facts.env_git == "untracked":
-        yield Finding("env-unignored", "warning", f"git does not ignore {path}, which holds the "
-                      "gateway's key", fix=f"echo {path} >> .gitignore")
+        yield _say("env-readable", path=facts.env_path)
+    if facts.env_git:
+        yield _say({"tracked": "env-tracked", "untracked": "env-unignored"}[facts.env_git],
+                   path=facts.env_path)
 
 
 DOCTOR_CHECKS = (  # topic, needs a fleet, check
-    ("This machine", False, _doctor_python),
-    ("This machine", False, _doctor_claude),
-    ("This machine", False, _doctor_litellm),
-    ("Config", False, _doctor_config),
-    ("Nodes", True, _doctor_reach),
-    ("Nodes", True, _doctor_versions),
-    ("Nodes", True, _doctor_exposure),
-    ("Routes", True, _doctor_cloud),
-    ("Routes", True, _doctor_routes),
-    ("Routes", True, _doctor_eviction),
-    ("Gateway", True, _doctor_gateway),
-    ("Claude Code", True, _doctor_settings),
-    ("Claude Code", False, _doctor_agents),
-    ("Files", True, _doctor_files),
-    ("Files", True, _doctor_secrets),
+    ("This machine", False, _doctor_machine), ("Config", False, _doctor_config),
+    ("Nodes", True, _doctor_nodes), ("Routes", True, _doctor_routes),
+    ("Gateway", True, _doctor_gateway), ("Claude Code", True, _doctor_settings),
+    ("Claude Code", False, _doctor_agents), ("Files", True, _doctor_files),
 )
 
-
-# -- worker: the machine it is typed on, as a node --
 
 class Worker(Record):
     """What `worker` saw of the machine it was typed on."""
 
-    system: str                # a key of WORKER_SETUPS
-    name: str                  # what the machine calls itself
-    program: str               # where Ollama's program is; "" is nowhere
-    state: NodeState           # of its own Ollama
-    addresses: tuple = ()      # by which other machines may reach it
+    system: str                 # a key of WORKER_SETUPS
+    name: str                   # what the machine calls itself
+    program: str                # where Ollama's program is; "" is nowhere
+    state: NodeState            # of its own Ollama
+    addresses: tuple = ()       # by which other machines may reach it
     open_addresses: tuple = ()  # those at which Ollama answers
 
 
@@ -2122,10 +2091,8 @@ def plan_system(platform, programs, *, container=False, online=False):
     """Return which WORKER_SETUPS fits: a platform, or how Ollama is run on it."""
     if container or (online and "ollama" not in programs and "docker" in programs):
         return "docker"
-    if platform.startswith("win"):
-        return "windows"
-    if platform == "darwin":
-        return "darwin"
+    if platform == "darwin" or platform.startswith("win"):
+        return "darwin" if platform == "darwin" else "windows"
     return "systemd" if "systemctl" in programs else "shell"
 
 
@@ -2134,24 +2101,22 @@ def address_kind(address):
     import ipaddress
 
     found = ipaddress.ip_address(address)
-    if found in ipaddress.ip_network("100.64.0.0/10"):
-        return "Tailscale"
     if found.is_loopback or found.is_link_local or found.is_unspecified:
         return ""
-    return "public" if found.is_global else "LAN"
+    tailscale = found in ipaddress.ip_network("100.64.0.0/10")
+    return "Tailscale" if tailscale else "public" if found.is_global else "LAN"
 
 
 def plan_worker_block(worker):
     """Return the `nodes:` and `models:` to paste into the controller's fleet file."""
-    ranks = ("LAN", "Tailscale", "public")
     addresses = sorted(worker.addresses, key=lambda address: (
-        address not in worker.open_addresses, ranks.index(address_kind(address))))
-    _, host, port, _ = split_endpoint(worker.state.endpoint)
-    node = _slug(worker.name.split(".")[0], "worker")
-    host = addresses[0] if addresses else worker.name or host
-    models = {}
+        address not in worker.open_addresses,
+        ("LAN", "Tailscale", "public").index(address_kind(address))))
+    host = (addresses + [worker.name])[0]
+    host, port = f"[{host}]" if ":" in host else host, split_endpoint(worker.state.endpoint)[2]
+    node, models = _slug(worker.name.split(".")[0], "worker"), {}
     for model in _usable_models(worker.state.models):
-        slug = name = _slug(model.name, "model")
+        slug = name = _slug(re.sub(":latest$", "", model.name), "model")
         number = 1
         while name in models:
             number += 1
@@ -2160,7 +2125,6 @@ def plan_worker_block(worker):
             "node": node, "ollama_model": model.name,
             "litellm_alias": name + "-local" * (name.lower() in CLAUDE_WORDS),
             "context": max(256, min(model.trained_context or 1 << 30, MAIN_CONTEXT_TOKENS))}
-    host = f"[{host}]" if ":" in host else host
     return {"nodes": {node: {"endpoint": f"http://{host}:{port}"}}, "models": models}
 
 
@@ -2177,32 +2141,31 @@ def _slug(text, otherwise):
     return re.sub("[^A-Za-z0-9._]+", "-", text).strip("-._")[:64].lower() or otherwise
 
 
+WORKER_STARTS = {
+    "darwin": "open -a Ollama", "windows": "start Ollama from the Start menu",
+    "systemd": "sudo systemctl start ollama", "shell": "ollama serve",
+    "docker": "docker start ollama",
+}
+
+
 def check_worker(worker):
     """Yield what keeps this machine from being a node, and what mends it."""
     state = worker.state
-    if not state.online and not worker.program:
-        yield Finding("ollama-absent", "error", "Ollama is not on this machine",
-                      fix="install it from ollama.com/download, then type this again")
-    elif not state.online:
-        yield Finding("ollama-stopped", "error", f"Ollama is here ({worker.program}) but does not "
-                      f"answer at {state.endpoint}: {state.detail or state.reason}",
-                      fix=WORKER_STARTS[worker.system])
+    if not state.online:
+        yield _say("ollama-stopped" if worker.program else "ollama-absent", reason=state.detail
+                   or state.reason, program=worker.program, endpoint=state.endpoint,
+                   start=WORKER_STARTS[worker.system])
     else:
         yield from ollama_findings(state, "this machine")
         if not _usable_models(state.models):
-            yield Finding("no-model", "warning", "no model here can answer an agent",
-                          fix=f"ollama pull {PLACEHOLDERS[1]}")
+            yield _say("no-model")
         if worker.addresses and not worker.open_addresses:
-            yield Finding("closed-node", "warning", "Ollama answers this machine only",
-                          fix="open it as shown below")
+            yield _say("closed-node")
     if not worker.addresses:
-        yield Finding("no-address", "warning", "no address was found by which other machines could "
-                      "reach this one", fix="join a network, or install Tailscale")
+        yield _say("no-address")
     for address in worker.open_addresses:
         if address_kind(address) == "public":
-            yield Finding("public-address", "error", f"Ollama answers at {address}, a public "
-                          "address: strangers can use, change and delete your models",
-                          fix="close its port in the firewall now")
+            yield _say("public-address", "error", who="this machine", address=address)
 
 
 # == 6. Rendering =============================================================
@@ -2576,7 +2539,7 @@ def format_doctor(pairs, *, columns=0):
     lines, last = [], ""
     for topic, finding in pairs:
         if topic != last:
-            lines += ([""] if last else []) + [topic]
+            lines += ["", topic] if last else [topic]
             last = topic
         lines += _finding_lines(finding, columns)
     verdict = clean_line(plan_verdict([finding for _, finding in pairs]))
@@ -2586,22 +2549,18 @@ def format_doctor(pairs, *, columns=0):
 def _finding_lines(finding, columns):
     """Return a finding as lines with its level before them."""
     pieces = [(f"{finding.where}: " if finding.where else "") + finding.what]
-    pieces += finding.excerpt.splitlines()
-    pieces += [f"fix: {finding.fix}"] if finding.fix else []
+    pieces += finding.excerpt.splitlines() + ([f"fix: {finding.fix}"] if finding.fix else [])
     room = max(columns - 11, 30) if columns else 1 << 30
     lines = [part for piece in pieces for part in _wrap(clean_line(piece), room)]
     return [(f"  {'' if number else finding.level:9}" + line).rstrip()
             for number, line in enumerate(lines)]
 
 
-WORKER_SETTINGS = (
-    ("OLLAMA_HOST", "0.0.0.0:11434"),
-    ("OLLAMA_CONTEXT_LENGTH", str(MAIN_CONTEXT_TOKENS)),
-    ("OLLAMA_KEEP_ALIVE", "-1"),
-    ("OLLAMA_NUM_PARALLEL", "1"),
-    ("OLLAMA_MAX_LOADED_MODELS", "{models}"),
-    ("OLLAMA_NO_CLOUD", "1"),
-)
+WORKER_SETTINGS = {
+    "OLLAMA_HOST": "0.0.0.0:{port}", "OLLAMA_CONTEXT_LENGTH": str(MAIN_CONTEXT_TOKENS),
+    "OLLAMA_KEEP_ALIVE": "-1", "OLLAMA_NUM_PARALLEL": "1", "OLLAMA_MAX_LOADED_MODELS": "{models}",
+    "OLLAMA_NO_CLOUD": "1",
+}
 WORKER_SETUPS = {  # what to do, one setting, what ends it
     "darwin": ("""\
 In the Ollama app: Settings > Expose Ollama to the network. It outlives a restart.
@@ -2618,29 +2577,27 @@ In a Command Prompt; then quit Ollama in the tray and start it from the Start me
 
 """, '  setx {name} "{value}"\n', ""),
     "docker": ("""\
-The port decides who reaches it (`--gpus=all` where there is one; `docker rm -f ollama` before):
+Stop the container that runs. The published port decides who reaches the new one; add
+`--gpus=all` where there is one:
 
   docker run -d --name ollama --restart unless-stopped -v ollama:/ollama \\
     -e OLLAMA_MODELS=/ollama/models \\
-""", "    -e {name}={value} \\\n", "    -p {address}:11434:11434 ollama/ollama\n"),
-    "shell": ("""\
-Stop Ollama, and start it so:
-
-""", "  {name}={value} \\\n", "  ollama serve\n"),
+""", "    -e {name}={value} \\\n", "    -p {address}:{port}:{port} ollama/ollama\n"),
+    "shell": ("Stop Ollama, and start it so:\n\n", "  {name}={value} \\\n", "  ollama serve\n"),
 }
 SECURITY_WARNING = """\
-Ollama has no login: whoever reaches it can use, change and delete its models. Do not expose
-Ollama or LiteLLM to the public internet. Use LAN, firewall, Tailscale, or WireGuard.
+Ollama has no login: whoever reaches it can use, change and delete its models.
+Do not expose Ollama or LiteLLM to the public internet. Use LAN, firewall, Tailscale, or WireGuard.
 """
 
 
-def format_setup(system, *, models=1, address="0.0.0.0"):
+def format_setup(worker, *, models=1):
     """Return what to type on this system to open its Ollama to the fleet."""
-    before, line, after = WORKER_SETUPS[system]
-    lines = [line.format(name=name, value=value.format(models=max(models, 1)))
-             for name, value in WORKER_SETTINGS
-             if not (system == "docker" and name == "OLLAMA_HOST")]  # its image has it
-    return before + "".join(lines) + after.format(address=address)
+    before, line, after = WORKER_SETUPS[worker.system]
+    words = {"port": split_endpoint(worker.state.endpoint)[2], "models": max(models, 1),
+             "address": (worker.addresses or ("0.0.0.0",))[0]}
+    return before + "".join(line.format(name=name, value=value.format(**words))
+                            for name, value in WORKER_SETTINGS.items()) + after.format(**words)
 
 
 def format_worker(worker, *, setup, block, columns=0):
@@ -2656,8 +2613,7 @@ def format_worker(worker, *, setup, block, columns=0):
         finding, columns)]
     text += "".join(line + "\n" for line in findings) + "\n" * bool(findings)
     text += ("It is open to the fleet. The settings of a good node:\n\n" if worker.open_addresses
-             else "To open it to the fleet:\n\n") + setup
-    text += "\nSecurity: " + SECURITY_WARNING
+             else "To open it to the fleet:\n\n") + setup + "\n" + SECURITY_WARNING
     return text + "\nPaste into fleet.yaml on the machine that has the fleet:\n\n" + block
 
 
@@ -4760,6 +4716,8 @@ def cmd_help(options, world):
     return EXIT_OK
 
 
+# -- doctor and worker: look, decide, tell --
+
 FOREIGN_ORIGIN = "https://fleet-doctor.invalid"
 PORT_HOLDERS = (  # program, what it prints of a listener
     (("lsof", "-nP", "-iTCP:{port}", "-sTCP:LISTEN", "-Fpc"), r"p(?P<pid>\d+)\nc(?P<name>.+)"),
@@ -4775,9 +4733,8 @@ def observe(world, fleet, problems, options):
     jobs = {"claude": lambda: find_claude(world, until), "litellm": lambda: find_litellm(world),
             "settings": lambda: find_settings(world), "agent_texts": lambda: read_agents(world)}
     if fleet:
-        out = find_output(options, world)
         facts.update(source=fleet.document.source, environment=merge_environment({}, fleet, ""),
-                     **observe_files(world, fleet, out))
+                     **observe_files(world, fleet, find_output(options, world)))
         facts["problems"] += tuple(lint_key(fleet, world.environ))
         jobs["states"] = lambda: probe_fleet(world, fleet, max(0.1, until - world.clock()))
         jobs["gateway"] = lambda: who_listens(world, fleet.gateway, until)
@@ -4825,7 +4782,7 @@ def find_claude(world, until):
     """Return Claude Code as found on the PATH, or None."""
     path = world.which("claude")
     text = path and world.read_program([path, "--version"], max(0.1, until - world.clock()))
-    return Program(path, (text or "").strip()[:40]) if path else None
+    return Program(path, ((text or "").split() or [""])[0][:40]) if path else None
 
 
 def find_litellm(world):
@@ -4849,7 +4806,7 @@ def find_litellm(world):
 
 
 def read_agents(world):
-    """Return {path: text or None} of the agents of this project."""
+    """Return {path: text, or None when unreadable} of the agents of this project."""
     found = {}
     for path in world.list_tree(".claude/agents", ".md"):
         try:
@@ -4859,53 +4816,45 @@ def read_agents(world):
     return found
 
 
-def look_at_node(world, node, until):
-    """Return (every address of a node's host, whether it answers a foreign web page)."""
-    host = split_endpoint(node.endpoint)[1].strip("[]")
+def look(world, url, until, **headers):
+    """Return (headers, body, status) of a GET."""
+    exchange = world.open_exchange("GET", url, headers=headers, deadline=until)
     try:
-        addresses = world.addresses_of(host, until)
-        exchange = world.open_exchange("GET", node.endpoint + "/api/version", deadline=until,
-                                       headers={"Origin": FOREIGN_ORIGIN})
-    except NodeFailure:
-        return (), False
-    try:
-        allowed = exchange.headers.get("access-control-allow-origin", "")
-        return addresses, exchange.status == 200 and allowed in ("*", FOREIGN_ORIGIN)
-    except NodeFailure:
-        return addresses, False
+        return exchange.headers, exchange.read_all(), exchange.status
     finally:
         exchange.close()
 
 
+def look_at_node(world, node, until):
+    """Return (every address of a node's host, whether it answers a foreign web page)."""
+    addresses, allowed = (), ""
+    try:
+        addresses = world.addresses_of(split_endpoint(node.endpoint)[1].strip("[]"), until)
+        headers = look(world, node.endpoint + "/api/version", until, Origin=FOREIGN_ORIGIN)[0]
+        allowed = headers.get("access-control-allow-origin", "")
+    except NodeFailure:
+        pass  # how a node fails is in its state
+    return addresses, allowed in ("*", FOREIGN_ORIGIN)
+
+
 def who_listens(world, gateway, until):
     """Return who holds the gateway's port, or "", and whether it answers without a key."""
-    def get(path):
-        exchange = world.open_exchange("GET", gateway_url(gateway) + path, deadline=until)
-        try:
-            return exchange.status, exchange.read_all()
-        finally:
-            exchange.close()
-
+    url = gateway_url(gateway)
     try:
-        marks = {"subagent-fleet": ("/", b'"subagent-fleet"'),
-                 "LiteLLM": ("/health/liveliness", b"I'm alive!")}
-        for name, (path, mark) in marks.items():
-            if mark in get(path)[1]:
-                return name, get("/v1/models")[0] == 200
+        for name, path, mark in (("subagent-fleet", "/", b'"subagent-fleet"'),
+                                 ("LiteLLM", "/health/liveliness", b"I'm alive!")):
+            if mark in look(world, url + path, until)[1]:
+                return name, look(world, url + "/v1/models", until)[2] == 200
     except NodeFailure as failure:
         if failure.reason in ("refused", "unreachable", "dns"):
             return "", False
-    return name_holder(world, gateway.port), False
-
-
-def name_holder(world, port):
-    """Return which program listens on a port of this machine, as far as it may be known."""
     for words, pattern in PORT_HOLDERS:
-        printed = world.read_program([word.format(port=port) for word in words], 1.0)
+        printed = world.read_program([word.format(port=gateway.port) for word in words],
+                                     max(0.1, until - world.clock()))
         found = re.search(pattern, printed or "")
         if found:
-            return f"{found['name']} (process {found['pid']})"
-    return "another program"
+            return f"{found['name']} (process {found['pid']})", False
+    return "another program", False
 
 
 def git_state(world, path, until):
@@ -4921,12 +4870,12 @@ def git_state(world, path, until):
 
 def cmd_doctor(options, world):
     """Say what is wrong with this machine, the config, the nodes, the routes and the files."""
+    mended = []
     try:
         fleet, problems = load_config(options, world)
     except FleetError as error:
         fleet, problems = None, error.findings or (error.finding,)
     facts = observe(world, fleet, problems, options)
-    mended = []
     if options.fix and fleet:
         out = find_output(options, world)
         mended = mend_files(world, fleet, out, facts)
@@ -4943,7 +4892,6 @@ def cmd_doctor(options, world):
     return EXIT_PROBLEM if any(found.level == "error" for found in findings) else EXIT_OK
 
 
-CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 MAC_PROGRAMS = {"ollama": "/Applications/Ollama.app",
                 "tailscale": "/Applications/Tailscale.app/Contents/MacOS/Tailscale"}
 
@@ -4957,26 +4905,24 @@ def observe_worker(world, seconds):
     port = re.search(r":(\d{1,5})/?$", world.environ.get("OLLAMA_HOST", ""))
     port = int(port[1]) if port and 1 <= int(port[1]) <= 65535 else OLLAMA_PORT
     printed = "tailscale" in programs and world.read_program(
-        [programs["tailscale"], "ip", "-4"], 2.0) or ""
+        [programs["tailscale"], "ip", "-4"], seconds) or ""
     found = dict.fromkeys([*world.own_addresses(), *re.findall(r"^[\d.]{7,15}$", printed, re.M)])
     addresses = tuple(address for address in found if address_kind(address))
-    here = Node("here", f"http://127.0.0.1:{port}")
-    state = probe_nodes(world, [here], seconds=seconds)["here"]
-    seen = probe_nodes(world, [Node(address, f"http://{address}:{port}") for address in addresses],
-                       seconds=seconds, show={})
-    container = any(world.kind_of(path) != "absent" for path in CONTAINER_MARKS)
-    system = plan_system(sys.platform, programs, container=container, online=state.online)
-    return Worker(system, world.own_name(), programs.get("ollama", ""), state, addresses,
-                  tuple(address for address in addresses if seen[address].online))
+    states = probe_nodes(world, [Node(address, f"http://{address}:{port}")
+                                 for address in ("127.0.0.1", *addresses)], seconds=seconds)
+    here = states["127.0.0.1"]
+    container = any(world.kind_of(mark) != "absent"
+                    for mark in ("/.dockerenv", "/run/.containerenv"))
+    return Worker(plan_system(sys.platform, programs, container=container, online=here.online),
+                  world.own_name(), programs.get("ollama", ""), here, addresses,
+                  tuple(address for address in addresses if states[address].online))
 
 
 def cmd_worker(options, world):
     """Say how this machine becomes a node, and what to paste into the fleet file."""
     worker = observe_worker(world, options.timeout)
     block, findings = plan_worker_block(worker), list(check_worker(worker))
-    models = len(block["models"])
-    setup = format_setup(worker.system, models=models,
-                         address=([*worker.addresses] + ["0.0.0.0"])[0])
+    setup = format_setup(worker, models=len(block["models"]))
     if options.json:
         print_json(world, "worker", {
             "system": worker.system, "name": worker.name, "program": worker.program,
@@ -4986,8 +4932,8 @@ def cmd_worker(options, world):
             "findings": [show_finding(found) for found in findings],
             "setup": setup, "security": SECURITY_WARNING, "fleet": block})
     else:
-        text = dump_yaml(block) if models else dump_yaml({"nodes": block["nodes"]})
-        world.out(format_worker(worker, setup=setup, block=text, columns=world.columns))
+        world.out(format_worker(worker, setup=setup, columns=world.columns, block=dump_yaml(
+            {key: value for key, value in block.items() if value})))
     return EXIT_PROBLEM if any(found.level == "error" for found in findings) else EXIT_OK
 
 
