@@ -189,53 +189,60 @@ _WORDS = {form: value for word, value in (
 ) for form in (word, word.title(), word.upper())}
 _WORDS.update(dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")))
 _WORDS.update({"": None, "~": None, "=": _CLASH, "<<": _CLASH})
-_INTEGER = _Pattern(r"[-+]?(?:0|[1-9][0-9]*)|0x[0-9a-fA-F]+")
-_FLOAT = _Pattern(r"[-+]?[0-9]+\.[0-9]*(?:[eE][-+][0-9]+)?|\.[0-9]+(?:[eE][-+][0-9]+)?")
+_INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?[0-9]+\.[0-9]*(?:[eE][-+][0-9]+)?|\.[0-9]+(?:[eE][-+][0-9]+)?")
 # All that is a number or a date in YAML 1.1 or in the core schema of YAML 1.2.
-_NUMBER_CLASH = _Pattern(
+_NUMBER_CLASH = re.compile(
     r"[-+]?0b[01_]+|[-+]?0x[0-9a-fA-F_]+|0o[0-7]+"
     r"|[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?"
     r"|[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?"
     r"|[0-9]{4}-[0-9][0-9]?-[0-9][0-9]?(?:(?:[Tt]|[ \t]+)[0-9][0-9]?:[0-9][0-9]:[0-9][0-9]"
     r"(?:\.[0-9]*)?(?:[ \t]*(?:Z|[-+][0-9][0-9]?(?::[0-9][0-9])?))?)?")
-_NUMBER_CHARACTERS = _Pattern(r"[-+.:_0-9a-fA-FxoTtZ \t]+")
+_NUMBER_CHARACTERS = re.compile(r"[-+.:_0-9a-fA-FxoTtZ \t]+")
 
 # Surrogates, controls, and the line breaks and byte order marks that programs disagree on.
-_ODD_CHARACTER = _Pattern(
+_ODD_CHARACTER = re.compile(
     "[^\t\n -~\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 _REFUSED = {
     "\t": ("yaml-tab", "a tab where YAML takes only spaces", "replace the tab by spaces"),
-    "&": ("yaml-unsupported", "anchors (`&x`) are outside the YAML subset", "repeat the value"),
-    "*": ("yaml-unsupported", "aliases (`*x`) are outside the YAML subset", "repeat the value"),
-    "!": ("yaml-unsupported", "tags (`!x`) are outside the YAML subset", "remove the tag"),
-    "?": ("yaml-unsupported", "`?` keys are outside the YAML subset", "write `key: value`"),
-    "%": ("yaml-unsupported", "directives (`%YAML`) are outside the YAML subset", "remove the line"),
-    "@": ("yaml-syntax", "`@` cannot start plain text", "quote the text"),
-    "`": ("yaml-syntax", "a backtick cannot start plain text", "quote the text"),
+    "&": ("yaml-unsupported", "anchors (`&x`) are outside the YAML subset",
+          "repeat the value, or quote the text"),
+    "*": ("yaml-unsupported", "aliases (`*x`) are outside the YAML subset",
+          "repeat the value, or quote the text"),
+    "!": ("yaml-unsupported", "tags (`!x`) are outside the YAML subset",
+          "remove the tag, or quote the text"),
+    "?": ("yaml-unsupported", "`?` keys are outside the YAML subset",
+          "write `key: value`, or quote the text"),
+    "%": ("yaml-unsupported", "directives (`%YAML`) are outside the YAML subset",
+          "remove the line, or quote the text"),
+    "@": ("yaml-syntax", "plain text cannot start with `@`", "quote the text"),
+    "`": ("yaml-syntax", "plain text cannot start with a backtick", "quote the text"),
 }
 _ESCAPES = {
     "0": "\0", "a": "\a", "b": "\b", "t": "\t", "\t": "\t", "n": "\n", "v": "\v", "f": "\f",
     "r": "\r", "e": "\x1b", " ": " ", '"': '"', "/": "/", "\\": "\\",
     "N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029",
 }
-_ESCAPE = _Pattern(r"(?s)\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)")
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
 
-_SPACES = _Pattern(" *")
-_SPACES_AND_COMMENT = _Pattern(r" *(?:#[^\n]*)?")
-_MARKER = _Pattern(r"(?:---|\.\.\.)(?=[ \t\n]|\Z)")
-_DASH = _Pattern(r"-(?=[ \t\n]|\Z)")
+_SPACES = re.compile(" *")
+_BREAKS = re.compile("\n*")
+_SPACES_AND_COMMENT = re.compile(r" *(?:#[^\n]*)?")
+_BLANK = frozenset(" \n#")
+_MARKER = re.compile(r"(?:---|\.\.\.)(?=[ \t\n]|\Z)")
+_DASH = re.compile(r"-(?=[ \t\n]|\Z)")
 _SAFE_START = r"[^ \t\n\-?:,\[\]{}#&*!|>'\"%@`]"
-_BLOCK_START = _Pattern(rf"{_SAFE_START}|[-?:](?![ \t\n]|\Z)")
-_BLOCK_STOP = _Pattern(r":(?=[ \t\n]|\Z)| #|\t|\n")
-_FLOW_START = _Pattern(rf"{_SAFE_START}|-(?![ \t\n]|\Z)")
-_FLOW_STOP = _Pattern(r":(?=[ \t\n,\[\]{}]|\Z)| #|\t|\n|,|\?|\[|\]|\{|\}")
+_BLOCK_START = re.compile(rf"{_SAFE_START}|[-?:](?![ \t\n]|\Z)")
+_BLOCK_STOP = re.compile(r":(?=[ \t\n]|\Z)| #|\t|\n")
+_FLOW_START = re.compile(rf"{_SAFE_START}|-(?![ \t\n]|\Z)")
+_FLOW_STOP = re.compile(r":(?=[ \t\n,\[\]{}]|\Z)| #|\t|\n|,|\?|\[|\]|\{|\}")
 # A key with its colon. Each repeated part begins with a character that cannot end the part
 # before it, so that a line without a key is given up in linear time.
-_KEY = _Pattern(
+_KEY = re.compile(
     r"(\"[^\"\\\n]*(?:\\.[^\"\\\n]*)*\" *|'[^'\n]*(?:''[^'\n]*)*' *"
     rf"|(?:{_BLOCK_START.pattern})[^\t\n:#]*(?:(?::(?![ \t\n]|\Z)|(?<! )#)[^\t\n:#]*)*)"
     r":(?=[ \t\n]|\Z)")
-_BLOCK_HEADER = _Pattern(r"[|>](?:([-+])([1-9])?|([1-9])([-+])?)?(?: *| +#[^\n]*)(?:\n|\Z)")
+_BLOCK_HEADER = re.compile(r"[|>](?:([-+])([1-9])?|([1-9])([-+])?)?(?: *| +#[^\n]*)(?:\n|\Z)")
 
 
 def parse_yaml(text, source="<text>"):
@@ -269,10 +276,10 @@ class Document:
         """
         if self._tree is None:  # read again with positions: only a file with problems pays
             self._tree = _Reader(self.text, self.source, marks=self._marks).read()
-        node, spans = self._tree, ((0, 0), None)
+        node, spans = self._tree, self._marks[None]
         for step in path:
-            key = key or (id(node), step) not in self._marks
-            if key and (id(node), step) not in self._marks:
+            if (id(node), step) not in self._marks:
+                key = True
                 break
             spans, node = self._marks[id(node), step], node[step]
         span = spans[0] if key or not spans[1] else spans[1]
@@ -290,7 +297,7 @@ def _show_span(text, span, line):
     line_start, line_end = text.rfind("\n", 0, start) + 1, text.find("\n", start)
     line_end = len(text) if line_end < 0 else line_end
     left, right = max(line_start, start - 60), min(line_end, start + 60)
-    end = max(start, min(end, right))
+    end = start + len(text[start:min(end, right)].rstrip())
     before = ("…" if left > line_start else "") + _visible(text[left:start])
     token = _visible(text[start:end])
     after = _visible(text[end:right]) + ("…" if right < line_end else "")
@@ -319,20 +326,38 @@ class _Reader:
         self.at = self.column = self.depth = 0
         self.span = None  # of the value read last; None when it has no line of its own
 
+    def line_of(self, at):
+        return self.text.count("\n", 0, at) + 1
+
     def fail(self, slug, what, *, at, size=1, fix=""):
-        line = self.text.count("\n", 0, at) + 1
-        where, excerpt = _show_span(self.text, (at, at + size), line)
+        where, excerpt = _show_span(self.text, (at, at + size), self.line_of(at))
         raise FleetError(slug, what, where=f"{self.source}:{where}", excerpt=excerpt, fix=fix)
 
-    def fail_unexpected(self, expected):
+    def fail_unexpected(self, expected, *, fix=""):
         """Say why the character here cannot stand here."""
         char = self.text[self.at:self.at + 1]
         if char in _REFUSED:
             slug, what, fix = _REFUSED[char]
             self.fail(slug, what, at=self.at, fix=fix)
         found = f"`{char}`" if char.strip() else "the end of the line"
-        fix = "put the list on the lines below" if _DASH.match(self.text, self.at) else ""
+        if _DASH.match(self.text, self.at):
+            fix = "start the list on the line below its key"
         self.fail("yaml-syntax", f"expected {expected}, found {found}", at=self.at, fix=fix)
+
+    def fail_colon(self, start):
+        """Say why the colon here does not make a key of the text from `start`."""
+        text, slug, what = self.text, "yaml-syntax", "`: ` inside plain text"
+        rest = text[start:start + 80].split("\n")[0].split(" #")[0].rstrip(" ")
+        fix = "quote the whole value" if len(rest) > 60 else f"quote it: {_quote(rest)}"
+        if "\n" in text[start:self.at]:
+            slug, what = "yaml-indent", f"a key inside the value of line {self.line_of(start)}"
+            fix = "align it with its neighbours, and put `: ` behind every key above"
+        elif self.at - start > KEY_LIMIT:
+            slug, what = "yaml-limit", f"a key of more than {KEY_LIMIT:,} characters"
+            fix = "shorten the key"
+        elif text[start] in "[{\"'":
+            what, fix = "expected the end of the line, found `:`", "write `key: value`, one a line"
+        self.fail(slug, what, at=self.at, fix=fix)
 
     def read(self):
         odd = _ODD_CHARACTER.search(self.text)
@@ -342,6 +367,8 @@ class _Reader:
             self.fail("yaml-character", f"U+{ord(odd.group()):04X} does not belong in YAML text",
                       at=odd.start(), fix=fix)
         self.seek(0)
+        if self.marks is not None:
+            self.marks[None] = (self.at, self.at + 1), None
         value, begun = None, self.column >= 0
         if begun:
             value = self.read_block(-1)
@@ -365,7 +392,7 @@ class _Reader:
         """Go to the first token at or below the line that starts at `line`."""
         at = _SPACES_AND_COMMENT.match(self.text, line).end()
         while self.text[at:at + 1] == "\n":
-            line = at + 1
+            line = _BREAKS.match(self.text, at).end()
             at = _SPACES_AND_COMMENT.match(self.text, line).end()
         self.at, self.column = at, at - line
         if at == len(self.text) or (at == line and _MARKER.match(self.text, at)):
@@ -375,12 +402,10 @@ class _Reader:
         """Pass the rest of a line that must be empty, and go to the next token."""
         self.at = _SPACES_AND_COMMENT.match(self.text, self.at).end()
         char = self.text[self.at:self.at + 1]
-        if char == ":":
-            self.fail("yaml-syntax", "a key must be alone on its line before the colon, and "
-                      f"within {KEY_LIMIT:,} characters", at=self.at,
-                      fix="quote the text when the colon is part of it")
+        if char == ":" and self.span:
+            self.fail_colon(self.span[0])
         if char not in ("", "\n"):
-            self.fail_unexpected("the end of the line")
+            self.fail_unexpected("the end of the line", fix="quote the whole value")
         self.seek(self.at + 1)
 
     def enter(self):
@@ -402,7 +427,7 @@ class _Reader:
             return
         if self.marks is None:  # read again with positions, to name the line of the first
             _Reader(self.text, self.source, marks={}).read()
-        line = self.text.count("\n", 0, self.marks[id(mapping), key][0][0]) + 1
+        line = self.line_of(self.marks[id(mapping), key][0][0])
         self.fail("yaml-duplicate", f"the key `{_visible(str(key))}` is already on line {line}",
                   at=at, size=len(str(key)), fix="remove or rename one of them")
 
@@ -451,7 +476,7 @@ class _Reader:
                 self.fail_unexpected("a key")
             line = re.compile("[^\n]*").match(self.text, start).group()
             self.fail("yaml-syntax", "expected `key: value`", at=start, size=len(line),
-                      fix="put a space after the colon" if ":" in line else "")
+                      fix="put a space after the colon" if ":" in line.split(" #")[0] else "")
         if self.text[start] in "\"'":
             key = self.read_quoted()
         else:
@@ -486,7 +511,8 @@ class _Reader:
         elif text[start] in "\"'":
             value = self.read_quoted()
         elif starts.match(text, start) and not (
-                text[start - 1:start] == "\n" and _MARKER.match(text, start)):
+                text[start] in "-." and text[start - 1:start] == "\n"
+                and _MARKER.match(text, start)):
             value = self.resolve(self.read_plain(indent, stops), start)
         else:
             self.fail_unexpected("a value")
@@ -500,11 +526,12 @@ class _Reader:
             stop = stops.search(text, at)
             self.at = stop.start() if stop else len(text)
             parts.append(text[at:self.at].rstrip(" "))
-            if not stop or stop.group() != "\n":
+            if text[self.at:self.at + 1] != "\n":
                 break
             at, line, breaks = self.at, self.at, -1
             while text[at:at + 1] == "\n":
-                line, breaks = at + 1, breaks + 1
+                line = _BREAKS.match(text, at).end()
+                breaks += line - at
                 at = _SPACES.match(text, line).end()
             if (at - line <= indent or text[at:at + 1] in ("", "#") or stops.match(text, at)
                     or (at == line and _MARKER.match(text, at))):
@@ -585,7 +612,8 @@ class _Reader:
             end = text.find("\n", inner)
             end = len(text) if end < 0 else end
             if inner == end < len(text):
-                line, breaks = end + 1, breaks + 1
+                line = _BREAKS.match(text, end).end()
+                breaks += line - end
                 continue
             if inner - line < width or inner == end:
                 break
@@ -604,7 +632,7 @@ class _Reader:
         """Return how far the lines of a block scalar without a digit are indented."""
         widest, at = 0, _SPACES.match(self.text, line).end()
         while self.text[at:at + 1] == "\n":
-            line, widest = at + 1, max(widest, at - line)
+            line, widest = _BREAKS.match(self.text, at).end(), max(widest, at - line)
             at = _SPACES.match(self.text, line).end()
         if indent < at - line < widest:
             self.fail("yaml-indent", "a blank line above is indented deeper than this line",
@@ -613,13 +641,13 @@ class _Reader:
 
     def skip(self, opener):
         """Go to the next token inside brackets and return its first character."""
-        at = _SPACES_AND_COMMENT.match(self.text, self.at).end()
-        while self.text[at:at + 1] == "\n":
-            at = _SPACES_AND_COMMENT.match(self.text, at + 1).end()
-        if at == len(self.text):
-            self.fail("yaml-syntax", f"this `{self.text[opener]}` is never closed", at=opener)
+        text, at = self.text, self.at
+        while text[at:at + 1] in _BLANK:
+            at = _SPACES_AND_COMMENT.match(text, at + (text[at] == "\n")).end()
+        if at == len(text):
+            self.fail("yaml-syntax", f"this `{text[opener]}` is never closed", at=opener)
         self.at = at
-        return self.text[at]
+        return text[at]
 
     def read_flow(self):
         """Read `[...]` or `{...}`."""
@@ -637,7 +665,7 @@ class _Reader:
             if char == ",":
                 self.at += 1
             elif char != closer:
-                self.fail_unexpected(f"`,` or `{closer}`")
+                self.fail_unexpected(f"`,` or the `{closer}` of line {self.line_of(opener)}")
         self.at += 1
         return self.leave(container)
 
@@ -650,8 +678,7 @@ class _Reader:
         self.check_new(mapping, key, start)
         if self.skip(opener) == ":":
             if "\n" in self.text[start:self.at] or self.at - start > KEY_LIMIT:
-                self.fail("yaml-syntax", "a key must be on one line with its colon, and within "
-                          f"{KEY_LIMIT:,} characters", at=start)
+                self.fail_colon(start)
             self.at += 1
             if self.skip(opener) not in ",}":
                 value = self.read_token(-1, _FLOW_START, _FLOW_STOP)
@@ -702,18 +729,18 @@ def _fold(body, *, escapes=False):
     return "".join(parts)
 
 
-_BARE = _Pattern(r"(?a)[A-Za-z_/][\w./@%+=();-]*(?:[ :][\w./@%+=();-]+)*")
+_BARE = re.compile(r"[A-Za-z_/][\w./@%+=();-]*(?:[ :][\w./@%+=();-]+)*", re.ASCII)
 
 
 def quote_yaml(text):
-    """Return `text` as a scalar of one line, plain where every YAML reads it as that text.
-
-    Claude Code ends an agent's frontmatter at any `---`, even a quoted one (2.1.197, 2.1.326).
-    """
-    if _BARE.fullmatch(text) and text.lower() not in _WORDS and text.lower() not in ("y", "n") \
-            and "---" not in text:
+    """Return `text` as a scalar of one line, plain where every YAML reads it as that text."""
+    if _BARE.fullmatch(text) and text.lower() not in _WORDS and text.lower() not in ("y", "n"):
         return text
-    return '"' + "".join(map(_escape, text)).replace("---", "-\\x2d\\x2d") + '"'
+    return _quote(text)
+
+
+def _quote(text):
+    return '"' + "".join(map(_escape, text)) + '"'
 
 
 def _escape(char):
@@ -746,7 +773,7 @@ def _dump_lines(value, depth):
         margin, child = "- ", value[key]
         if isinstance(value, dict):
             margin = _dump_scalar(key) + ": "
-            if len(margin) > KEY_LIMIT:
+            if len(margin) > KEY_LIMIT + 2:
                 raise FleetError("yaml-dump", f"a key has more than {KEY_LIMIT:,} characters")
             if isinstance(child, (dict, list, tuple)) and child:
                 yield margin[:-1]

@@ -1,0 +1,572 @@
+"""The YAML subset: equal to PyYAML's safe_load, or a FleetError, for every text."""
+import hashlib
+import itertools
+import json
+import math
+import os
+import pathlib
+import time
+
+import pytest
+import subagent_fleet as sf
+
+try:
+    import yaml
+except ImportError:  # the stored expectations came from it, so nothing is skipped without it
+    yaml = None
+
+CASES = pathlib.Path(__file__).resolve().parent / "cases" / "yaml"
+VALID = sorted(CASES.glob("valid/*.yaml"))
+INVALID = sorted(CASES.glob("invalid/*.yaml"))
+STORED = CASES / "random.json"
+ACCEPT = bool(os.environ.get("SUBAGENT_FLEET_ACCEPT"))
+HOW_TO_ACCEPT = "to accept: SUBAGENT_FLEET_ACCEPT=1 python3 -m pytest tests/test_yaml.py"
+
+
+def text_of(path):
+    return path.read_bytes().decode("utf-8")
+
+
+def same(one, other):
+    """Equal in value, type, order and sign."""
+    return repr(one) == repr(other)
+
+
+def read(text):
+    """The value and True, or the error and False; anything else that is raised fails the test."""
+    try:
+        return sf.parse_yaml(text, "x.yaml"), True
+    except sf.FleetError as error:
+        return error, False
+
+
+def oracle(text):
+    try:
+        return repr(yaml.safe_load(text))
+    except Exception as error:  # PyYAML also raises ValueError, OverflowError and others
+        return f"refused: {type(error).__name__}"
+
+
+def message(error):
+    lines = [error.slug, f"{error.where}: {error.what}", error.excerpt]
+    return "\n".join(lines + ([f"  fix: {error.fix}"] if error.fix else [])) + "\n"
+
+
+# -- cases --
+
+def test_cases_are_there():
+    assert len(VALID) + len(INVALID) >= 250
+    assert {path.stem for path in VALID} == {path.stem for path in CASES.glob("valid/*.json")}
+    assert {path.stem for path in INVALID} == {path.stem for path in CASES.glob("invalid/*.err")}
+
+
+@pytest.mark.parametrize("path", VALID, ids=lambda path: path.stem)
+def test_valid_case_reads_as_expected(path):
+    text = text_of(path)
+    wanted = json.loads(text_of(path.with_suffix(".json")))
+    if yaml:
+        assert same(yaml.safe_load(text), wanted)
+    assert same(sf.parse_yaml(text), wanted)
+
+
+@pytest.mark.parametrize("path", INVALID, ids=lambda path: path.stem)
+def test_invalid_case_says_exactly(path):
+    with pytest.raises(sf.FleetError) as caught:
+        sf.parse_yaml(text_of(path), path.name)
+    stored = path.with_suffix(".err")
+    if ACCEPT:
+        stored.write_bytes(message(caught.value).encode())
+    assert message(caught.value) == text_of(stored), HOW_TO_ACCEPT
+
+
+@pytest.mark.parametrize("path", VALID, ids=lambda path: path.stem)
+def test_valid_case_survives_the_writer(path):
+    value = sf.parse_yaml(text_of(path))
+    if path.stem == "depth-64":
+        value = value[0]
+    text = sf.dump_yaml(value)
+    assert same(sf.parse_yaml(text), value)
+    if yaml:
+        assert same(yaml.safe_load(text), value)
+
+
+# -- what JSON cannot express --
+
+@pytest.mark.parametrize("text, wanted", [
+    ("1: a\n-2: b\n1.5: c\n", {1: "a", -2: "b", 1.5: "c"}),
+    ("true: a\nnull: b\n", {True: "a", None: "b"}),
+    ("~: a\n", {None: "a"}),
+    ("{1: 2, 0x10: x}", {1: 2, 16: "x"}),
+    ("[.nan, .NaN, .NAN]", [math.nan] * 3),
+    ("[.inf, -.INF, +.Inf]", [math.inf, -math.inf, math.inf]),
+    ("-0.0", -0.0),
+    ("9" * 1000, int("9" * 1000)),
+])
+def test_value_outside_json_is_read(text, wanted):
+    assert same(sf.parse_yaml(text), wanted)
+    if yaml:
+        assert same(yaml.safe_load(text), wanted)
+
+
+@pytest.mark.parametrize("text", [b"a: 1", None, 3, ["a: 1"], bytearray(b"a")])
+def test_input_other_than_text_is_refused(text):
+    with pytest.raises(sf.FleetError) as caught:
+        sf.parse_yaml(text, "x.yaml")
+    assert (caught.value.slug, caught.value.where) == ("yaml-input", "x.yaml")
+    assert type(text).__name__ in caught.value.what
+
+
+def test_text_over_the_limit_is_refused():
+    limit = sf.TEXT_LIMIT_BYTES
+    assert sf.parse_yaml("#" * limit) is None
+    with pytest.raises(sf.FleetError) as caught:
+        sf.parse_yaml("#" * (limit + 1))
+    assert caught.value.slug == "yaml-limit" and "4,194,305" in caught.value.what
+
+
+def test_surrogate_in_text_is_refused():
+    error, accepted = read("a: \ud83d\n")
+    assert not accepted and error.slug == "yaml-character"
+    assert error.excerpt.isascii() and "\\ud83d" in error.excerpt
+
+
+def test_json_is_read_as_json_reads_it():
+    texts = [text_of(path) for path in VALID if path.stem.startswith("json-")]
+    assert len(texts) > 10
+    for text in texts:
+        if "+5" not in text:
+            assert same(sf.parse_yaml(text), json.loads(text.lstrip("\ufeff")))
+
+
+# -- the rule, on documents nobody wrote --
+
+class Dice:
+    """Random numbers that are the same in every Python version."""
+
+    def __init__(self, seed):
+        self.state = seed * 2862933555777941757 + 3037000493
+
+    def roll(self, sides):
+        self.state = (self.state * 6364136223846793005 + 1442695040888963407) % 2 ** 64
+        return (self.state >> 33) % sides
+
+    def pick(self, things):
+        return things[self.roll(len(things))]
+
+
+ALPHABET = "a -:,[]{}\"'#\n|>&*!%?01.~\t"
+TOKENS = list(ALPHABET) + [
+    "b", "key", "\n", "\n", "\n  ", "\n    ", "  ", "- ", ": ", "'x'", '"x"', ", ", "#c", " #c\n",
+    "|-", ">+", ">-\n", ">2", "|\n", "|2\n  ", "---", "...", "\n---\n", "\\", "\\n", "\\u00e9",
+    "true", "null", "no", "a: ", "a: b\n", "- a", "\n- ", "\n  - ", "''", "'\n", "\"\n", "? ", "<<",
+    "1.5", "1e5", "0x1f", "\r\n", "é", "@", "`", "=", "\\\n", "   \n"]
+
+
+def token_soup(dice):
+    return "".join(dice.pick(TOKENS) for _ in range(1 + dice.roll(14)))
+
+
+def mutation(dice, seeds):
+    text = dice.pick(seeds)
+    for _ in range(1 + dice.roll(3)):
+        lines, place = text.split("\n"), dice.roll(len(text) + 1)
+        line, kind = dice.roll(len(lines)), dice.roll(6)
+        if kind == 0:
+            text = text[:place] + dice.pick(TOKENS) + text[place:]
+        elif kind == 1:
+            text = text[:place] + text[place + 1 + dice.roll(6):]
+        elif kind == 2:
+            text = text[:place] + dice.pick(ALPHABET) + text[place + 1:]
+        else:
+            if kind == 3:
+                lines[line] = " " * dice.roll(7) + lines[line].lstrip(" ")
+            elif kind == 4:
+                lines.insert(dice.roll(len(lines)), lines[line])
+            else:
+                del lines[line]
+            text = "\n".join(lines)
+    return text
+
+
+def random_documents(count=6000):
+    seeds = [text for text in map(text_of, VALID) if 10 < len(text) < 900]
+    assert len(seeds) > 80
+    for number in range(count):
+        dice = Dice(number)
+        yield token_soup(dice) if number % 3 == 0 else mutation(dice, seeds)
+
+
+def short_documents(longest=3):
+    for length in range(longest + 1):
+        for letters in itertools.product(ALPHABET, repeat=length):
+            yield "".join(letters)
+
+
+def digest(text, size):
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:size]
+
+
+def test_random_documents_keep_the_rule():
+    """Stored: four hex digits of what PyYAML returns for each document, one string for all."""
+    documents = list(random_documents())
+    if ACCEPT and yaml:
+        stored = json.loads(STORED.read_text()) if STORED.exists() else {}
+        stored["random"] = "".join(digest(oracle(text), 4) for text in documents)
+        STORED.write_text(json.dumps(stored, indent=1, sort_keys=True) + "\n")
+    wanted = json.loads(STORED.read_text())["random"]
+    assert len(wanted) == 4 * len(documents), HOW_TO_ACCEPT
+    accepted = 0
+    for number, text in enumerate(documents):
+        value, fine = read(text)
+        if fine:
+            accepted += 1
+            assert digest(repr(value), 4) == wanted[4 * number:4 * number + 4], text
+            if yaml:
+                assert repr(value) == oracle(text), text
+    assert 2000 < accepted < 5000
+
+
+def test_short_documents_keep_the_rule():
+    """Stored: a digest of all that is accepted among all texts of up to three characters."""
+    accepted = [(text, repr(value)) for text in short_documents()
+                for value, fine in [read(text)] if fine]
+    if yaml:
+        for text, value in accepted:
+            assert value == oracle(text), text
+    found = digest(repr(accepted), 64)
+    if ACCEPT and yaml:
+        stored = json.loads(STORED.read_text()) if STORED.exists() else {}
+        stored["short"] = found
+        STORED.write_text(json.dumps(stored, indent=1, sort_keys=True) + "\n")
+    assert len(accepted) > 5000
+    assert found == json.loads(STORED.read_text())["short"], HOW_TO_ACCEPT
+
+
+# -- values written in every style, read back --
+
+HOSTILE = ["", " ", "yes", "no", "null", "~", "1", "1.5", "0x1", "1e5", "2001-01-01", "<<", "=",
+           "a: b", "- x", "? x", "true", "y", "a #b", "a:b", "...", "---", "http://x:1/?q", ".nan",
+           "1_0", "a  b", "-", "x:", "%a", "@", "`", "'", '"', "\\", "a\nb", "\n", " a", "a ", "\t",
+           "\x00", "\x1b[0m", "\x7f", "\x85", "\xa0", "\u2028", "\ufeff", "é", "🙂", "\u202e", "|",
+           ">", "[", "{", "}", "]", ",", "#", "&a", "*a", "!a", "a\n\n b\n", "\ue000", "\uffff"]
+
+
+def random_text(dice):
+    if dice.roll(2):
+        return dice.pick(HOSTILE)
+    return "".join(dice.pick("ab -:,[]{}\"'#\n|>?01.~\\é") for _ in range(dice.roll(9)))
+
+
+def random_value(dice, depth=0):
+    kind = dice.roll(6 if depth > 3 else 11)
+    if kind < 3:
+        return random_text(dice)
+    if kind == 3:
+        return dice.pick([None, True, False, [], {}])
+    if kind == 4:
+        return dice.pick([0, -1, 7, 10 ** 20, 4000])
+    if kind == 5:
+        return dice.pick([0.0, -0.0, 1.5, 1e16, 1e-7, -2.5e300, math.inf, -math.inf])
+    if kind < 9:
+        return {random_text(dice): random_value(dice, depth + 1) for _ in range(dice.roll(5))}
+    return [random_value(dice, depth + 1) for _ in range(dice.roll(5))]
+
+
+class Scribe:
+    """Write a value in a random mixture of styles; knows nothing of the product."""
+
+    def __init__(self, dice):
+        self.dice = dice
+
+    def scalar(self, value):
+        if isinstance(value, str):
+            plain = value.isalpha() and value.isascii() and len(value) > 4
+            if plain and self.dice.roll(3):
+                return value
+            if value.isprintable() and self.dice.roll(2):
+                return "'" + value.replace("'", "''") + "'"
+            return json.dumps(value).replace("\\ud83d\\ude42", "🙂").replace("\x7f", "\\x7f")
+        if isinstance(value, float):
+            text = repr(value)
+            if "n" in text:
+                return text.replace("inf", ".inf")
+            return text if "." in text else text.replace("e", ".0e")
+        return {None: "null", True: "true", False: "false"}.get(value, str(value)) \
+            if not isinstance(value, int) or isinstance(value, bool) else str(value)
+
+    def flow(self, value):
+        gap = self.dice.pick(["", " ", "\n   ", " # c\n "])
+        if isinstance(value, dict):
+            return "{" + gap + ("," + gap).join(
+                f"{self.scalar(key)}: {self.flow(child)}"
+                for key, child in value.items()) + gap + "}"
+        if isinstance(value, list):
+            return "[" + gap + ("," + gap).join(map(self.flow, value)) + gap + "]"
+        return self.scalar(value)
+
+    def block(self, value, indent):
+        """The lines of a value, ending in a line feed, its first line without indentation."""
+        margin, step = " " * indent, 1 + self.dice.roll(4)
+        comment = self.dice.pick(["", "", "", "  # c", "\n\n", "\n" + margin + "# c"])
+        if not value or not isinstance(value, (dict, list)) or not self.dice.roll(5):
+            if isinstance(value, str) and value.isprintable() and value.strip() == value != "":
+                if indent and not self.dice.roll(4):
+                    return f"|-{comment.split(chr(10))[0]}\n{margin} {value}\n"
+            return self.flow(value) + comment + "\n"
+        lines = []
+        if isinstance(value, dict):
+            for key, child in value.items():
+                nested = isinstance(child, (dict, list)) and child and self.dice.roll(2)
+                gap = f"{comment}\n{margin}{' ' * step}" if nested else " "
+                text = self.block(child, indent + step) if nested else self.inline(child, indent)
+                lines.append(self.scalar(key) + ":" + gap + text)
+        else:
+            for child in value:
+                lines.append("-" + " " * step + self.block(child, indent + 1 + step))
+        return margin.join(lines)
+
+    def inline(self, value, indent):
+        return self.flow(value) + self.dice.pick(["", "  ", " # c"]) + "\n"
+
+
+def test_every_style_of_a_value_is_read_back():
+    for number in range(1500):
+        dice = Dice(number + 10 ** 6)
+        value = random_value(dice)
+        text = Scribe(dice).block(value, 0)
+        assert same(sf.parse_yaml(text), value), text
+
+
+def test_written_value_is_read_back():
+    for number in range(1500):
+        value = random_value(Dice(number))
+        text = sf.dump_yaml(value)
+        assert same(sf.parse_yaml(text), value), text
+        if yaml and number % 3 == 0:
+            assert same(yaml.safe_load(text), value), text
+
+
+# -- the writer --
+
+def test_dump_writes_what_a_person_would():
+    value = {"project": {"name": "local-dev", "port": 4000, "tags": [], "claude": {}},
+             "agents": [{"name": "a", "tools": ["Read", "Edit"]}, "plain words", ["x", None], True],
+             "prompt": "one\ntwo", "yes": "no", "ratio": 1e20}
+    assert sf.dump_yaml(value) == (
+        "project:\n  name: local-dev\n  port: 4000\n  tags: []\n  claude: {}\n"
+        "agents:\n  - name: a\n    tools:\n      - Read\n      - Edit\n  - plain words\n"
+        "  - - x\n    - null\n  - true\n"
+        'prompt: "one\\ntwo"\n"yes": "no"\nratio: 1.0e+20\n')
+
+
+@pytest.mark.parametrize("value", ["", {}, [], None, 0, "x", (1, (2,)), {1: {None: {True: 1.5}}}])
+def test_dump_of_any_root_is_read_back(value):
+    wanted = json.loads(json.dumps(value)) if isinstance(value, tuple) else value
+    assert same(sf.parse_yaml(sf.dump_yaml(value)), wanted)
+
+
+def nested(levels):
+    value = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
+def looped():
+    value = []
+    value.append(value)
+    return value
+
+
+@pytest.mark.parametrize("value", [
+    object(), {1, 2}, b"x", {"a": 1j}, {(1, 2): 3}, "\ud800", {"a": ["\udfff"]}, "k" * 3 + "\ud83d",
+    {"k" * 1025: 1}, 10 ** 1001, nested(65), looped(),
+], ids=range(12))
+def test_dump_of_what_yaml_cannot_hold_is_refused(value):
+    with pytest.raises(sf.FleetError) as caught:
+        sf.dump_yaml(value)
+    assert caught.value.slug == "yaml-dump" and caught.value.what
+
+
+def test_dump_reaches_the_limits_of_the_reader():
+    for value in (nested(64), {"k" * 1024: 1}, 10 ** 900):
+        assert sf.parse_yaml(sf.dump_yaml(value)) == value
+
+
+@pytest.mark.parametrize("text", [
+    "local-dev", "http://studio.local:11434", "qwen3-coder:30b", "Plans the work.", "a_b/c.d", "/x",
+    "C++", "x=1", "e5", "None", "nan"])
+def test_quote_keeps_simple_text_plain(text):
+    assert sf.quote_yaml(text) == text
+
+
+@pytest.mark.parametrize("text, wanted", [
+    ("", '""'), ("yes", '"yes"'), ("Y", '"Y"'), ("NULL", '"NULL"'), ("1", '"1"'),
+    ("1:30", '"1:30"'), ("a: b", '"a: b"'), ("a #b", '"a #b"'), (" a", '" a"'), ("a ", '"a "'), ("a:", '"a:"'),
+    ("a, b", '"a, b"'), ("-x", '"-x"'), ('say "hi"', '"say \\"hi\\""'), ("a\\b", '"a\\\\b"'),
+    ("a\nb\tc", '"a\\nb\\tc"'), ("\x1b", '"\\u001b"'), ("\ufeff", '"\\ufeff"'), ("é", '"é"'),
+    ("\U000e0001", '"\\U000e0001"')])
+def test_quote_quotes_what_another_yaml_might_misread(text, wanted):
+    assert sf.quote_yaml(text) == wanted
+
+
+def test_quoted_text_is_read_back_everywhere():
+    for number in range(1500):
+        text = random_text(Dice(number + 7))
+        quoted = sf.quote_yaml(text)
+        assert "\n" not in quoted
+        document = f"- {quoted}\n- {quoted}: {quoted} # c\n- [{quoted}, {{{quoted}: {quoted}}}]\n"
+        wanted = [text, {text: text}, [text, {text: text}]]
+        assert sf.parse_yaml(document) == wanted, document
+        if yaml and number % 5 == 0:
+            assert yaml.safe_load(document) == wanted, document
+
+
+# -- positions --
+
+PLACES = """\
+# fleet
+project:
+  name: local-dev  # c
+  "quoted key" : 'a value'
+nodes:
+- first
+-   endpoint: http://a:1
+    tags: [one, {two: 3}, "four"]
+models:
+  heavy: {node: studio, context: , deep: [1,
+    2]}
+  folded: one
+    two
+prompt: |
+  You plan.
+empty:
+"""
+
+
+@pytest.mark.parametrize("path, key, where, marked", [
+    ((), False, "2:1", "p"), (("project",), False, "2:1", "project"),
+    (("project", "name"), False, "3:9", "local-dev"), (("project", "name"), True, "3:3", "name"),
+    (("project", "quoted key"), False, "4:18", "'a value'"),
+    (("project", "quoted key"), True, "4:3", '"quoted key"'),
+    (("nodes",), False, "5:1", "nodes"), (("nodes", 0), False, "6:3", "first"),
+    (("nodes", 0), True, "6:1", "-"), (("nodes", 1), False, "7:1", "-"),
+    (("nodes", 1, "endpoint"), False, "7:15", "http://a:1"),
+    (("nodes", 1, "tags"), False, "8:11", '[one, {two: 3}, "four"]'),
+    (("nodes", 1, "tags", 1, "two"), False, "8:23", "3"),
+    (("nodes", 1, "tags", 1, "two"), True, "8:18", "two"),
+    (("nodes", 1, "tags", 2), False, "8:27", '"four"'),
+    (("models", "heavy", "context"), False, "10:25", "context"),
+    (("models", "heavy", "deep"), False, "10:42", "[1,"),
+    (("models", "heavy", "deep", 1), False, "11:5", "2"),
+    (("models", "folded"), False, "12:11", "one"), (("prompt",), False, "14:9", "|"),
+    (("empty",), False, "16:1", "empty"),
+    (("project", "missing"), False, "2:1", "project"), (("missing", 3), False, "2:1", "p"),
+    (("project", "name", "deeper"), False, "3:3", "name"), (("nodes", 7), True, "5:1", "nodes"),
+    (("models", "heavy", "missing"), False, "10:3", "heavy"),
+])
+def test_locate_points_at_the_token(path, key, where, marked):
+    place, excerpt = sf.read_document(PLACES, "fleet.yaml").locate(path, key=key)
+    line, column = map(int, where.split(":"))
+    assert place == f"fleet.yaml:{where}"
+    assert excerpt == "{:>5} | {}\n      | {}{}".format(
+        line, PLACES.splitlines()[line - 1], " " * (column - 1), "^" * len(marked))
+    assert PLACES.splitlines()[line - 1][column - 1:].startswith(marked)
+
+
+def test_locate_in_a_scalar_document():
+    document = sf.read_document("\n\n  just text\n", "f")
+    assert document.value == "just text" and document.locate(("a",))[0] == "f:3:3"
+    assert sf.read_document("", "f").locate(())[0] == "f:1:1"
+
+
+def paths_of(value, path=()):
+    yield path
+    pairs = value.items() if isinstance(value, dict) else (
+        enumerate(value) if isinstance(value, list) else ())
+    for key, child in pairs:
+        yield from paths_of(child, path + (key,))
+
+
+def test_locate_finds_every_key_of_every_case():
+    checked = 0
+    for case in VALID:
+        document = sf.read_document(text_of(case), "f")
+        lines = document.text.split("\n")
+        for path in paths_of(document.value):
+            line, column = map(int, document.locate(path, key=True)[0].split(":")[1:])
+            rest = lines[line - 1][column - 1:]
+            if path and isinstance(path[-1], str) and path[-1].isalnum():
+                checked += 1
+                assert rest.lstrip("\"'").startswith(path[-1]), (case, path)
+    assert checked > 400
+
+
+def test_locate_drops_the_byte_order_mark_and_the_carriage_return():
+    document = sf.read_document("\ufeffa: 1\r\nb: 2\r\n", "f")
+    assert document.locate(("b",)) == ("f:2:4", "    2 | b: 2\n      |    ^")
+    assert document.locate(("a",), key=True)[0] == "f:1:1"
+
+
+def test_excerpt_of_a_long_line_is_a_window():
+    document = sf.read_document("[" + "a, " * 300 + "target" + ", b" * 300 + "]", "f")
+    where, excerpt = document.locate((300,))
+    first, second = excerpt.split("\n")
+    assert where == "f:1:902" and len(first) < 150 and first.count("…") == 2
+    assert first[second.index("^"):second.rindex("^") + 1] == "target"
+
+
+def test_thousand_problems_are_located_in_linear_time():
+    text = "".join(f"key{number}: {{a: 1, b: [x, y]}}\n" for number in range(5000))
+    document = sf.read_document(text, "f")
+    start = time.process_time()
+    for number in range(5000):
+        assert document.locate((f"key{number}", "b", 1))[0].startswith(f"f:{number + 1}:")
+    assert time.process_time() - start < 5
+
+
+# -- texts made to hurt --
+
+SIZE = 100_000
+HURTFUL = {
+    "plain": "a: " + "x" * SIZE, "spaces": "a:" + " " * SIZE + "b", "only spaces": " " * SIZE,
+    "brackets": "[" * SIZE, "a million brackets": "[" * 10 ** 6, "braces": "{" * SIZE,
+    "quotes": '"' * (SIZE + 1), "apostrophes": "'" * (SIZE + 1), "hashes": " #" * SIZE,
+    "colons": "a" + ":" * SIZE, "keys on a line": "a: " * SIZE, "dashes": "- " * SIZE,
+    "backslashes": '"' + "\\" * SIZE + '"', "unclosed backslashes": '"' + "\\" * SIZE,
+    "escaped quotes": '"' + '\\"' * SIZE, "breaks in quotes": '"a' + "\n" * SIZE + 'b"',
+    "spaces in quotes": '"a' + " " * SIZE + 'b"', "padded breaks": '"a' + "      \n" * SIZE + '"',
+    "escaped breaks": '"' + "\\\n" * SIZE + '"', "breaks": "a" + "\n" * SIZE + "b",
+    "deep block": "\n".join(" " * level + "a:" for level in range(1000)),
+    "deep dashes": "- " * 10_000 + "a", "flow list": "[" + "a," * SIZE + "]",
+    "unclosed list": "[a" + ",a" * SIZE, "flow breaks": "[" + "\n" * SIZE + "]",
+    "flow comments": "[" + "#\n" * SIZE + "]", "flow words": "[" + "a " * SIZE + "]",
+    "flow lines": "[" + "a\n" * SIZE + "]", "literal blanks": "a: |\n" + "\n" * SIZE,
+    "literal spaces": "a: |\n" + (" " * 30 + "\n") * 9000 + " b", "literals": "- |\n" * 20_000,
+    "plain lines": "a:\n" + "  x\n" * SIZE, "comments": "a: b\n" + " #\n" * SIZE + "  c",
+    "digits": "a: " + "1" * SIZE, "underscores": "a: " + "1_" * SIZE,
+    "sixties": "a: 1" + ":1" * SIZE, "sixties and x": "a: 1" + ":1" * SIZE + "z", "dots": "a: " + "." * SIZE,
+    "long key": "a" * SIZE + ": b", "long quoted key": '"' + "a" * SIZE + '": b',
+    "key of colons": "a" + ":a" * SIZE + ": b", "key of hashes": "a" + "#a" * SIZE + ": b",
+    "many keys": "".join(f"k{number}:\n" for number in range(20_000)) + "k5:\n",
+    "markers": "---\n" * SIZE, "markers in quotes": '"' + "\n--" * SIZE + '"',
+    "tabs": "a:" + "\t" * SIZE,
+    "carriage returns": "\r" * SIZE, "last is odd": "a" * SIZE + "\0",
+    "json": "[" + ",".join('{"a": "b\\n", "c": [1, 2.5, true]}' for _ in range(4000)) + "]",
+}
+
+
+@pytest.mark.parametrize("name", HURTFUL)
+def test_hurtful_text_is_read_or_refused_in_linear_time(name):
+    start = time.process_time()
+    value, fine = read(HURTFUL[name])
+    assert time.process_time() - start < 3  # linear: under 0.3; quadratic: over 10
+    if not fine:
+        assert value.where.startswith("x.yaml:") and len(value.excerpt) < 1000
+
+
+def test_depth_is_an_error_before_it_is_a_recursion():
+    for text in ("[" * 10_000 + "]" * 10_000, "{a: " * 10_000 + "}" * 10_000, "- " * 10_000,
+                 "".join(" " * level + "a:\n" for level in range(2000))):
+        error, fine = read(text)
+        assert not fine and error.slug == "yaml-limit" and "64 levels" in error.what
