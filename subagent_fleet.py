@@ -189,19 +189,19 @@ _WORDS = {form: value for word, value in (
 ) for form in (word, word.title(), word.upper())}
 _WORDS.update(dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")))
 _WORDS.update({"": None, "~": None, "=": _CLASH, "<<": _CLASH})
-_INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)|0x[0-9a-fA-F]+")
-_FLOAT = re.compile(r"[-+]?[0-9]+\.[0-9]*(?:[eE][-+][0-9]+)?|\.[0-9]+(?:[eE][-+][0-9]+)?")
+_INTEGER = _Pattern(r"[-+]?(?:0|[1-9][0-9]*)|0x[0-9a-fA-F]+")
+_FLOAT = _Pattern(r"[-+]?[0-9]+\.[0-9]*(?:[eE][-+][0-9]+)?|\.[0-9]+(?:[eE][-+][0-9]+)?")
 # All that is a number or a date in YAML 1.1 or in the core schema of YAML 1.2.
-_NUMBER_CLASH = re.compile(
+_NUMBER_CLASH = _Pattern(
     r"[-+]?0b[01_]+|[-+]?0x[0-9a-fA-F_]+|0o[0-7]+"
     r"|[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?"
     r"|[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?"
     r"|[0-9]{4}-[0-9][0-9]?-[0-9][0-9]?(?:(?:[Tt]|[ \t]+)[0-9][0-9]?:[0-9][0-9]:[0-9][0-9]"
     r"(?:\.[0-9]*)?(?:[ \t]*(?:Z|[-+][0-9][0-9]?(?::[0-9][0-9])?))?)?")
-_NUMBER_CHARACTERS = re.compile(r"[-+.:_0-9a-fA-FxoTtZ \t]+")
+_NUMBER_CHARACTERS = _Pattern(r"[-+.:_0-9a-fA-FxoTtZ \t]+")
 
 # Surrogates, controls, and the line breaks and byte order marks that programs disagree on.
-_ODD_CHARACTER = re.compile(
+_ODD_CHARACTER = _Pattern(
     "[^\t\n -~\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 _REFUSED = {
     "\t": ("yaml-tab", "a tab where YAML takes only spaces", "replace the tab by spaces"),
@@ -223,26 +223,26 @@ _ESCAPES = {
     "r": "\r", "e": "\x1b", " ": " ", '"': '"', "/": "/", "\\": "\\",
     "N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029",
 }
-_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
+_ESCAPE = _Pattern(r"(?s)\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)")
 
-_SPACES = re.compile(" *")
-_BREAKS = re.compile("\n*")
-_SPACES_AND_COMMENT = re.compile(r" *(?:#[^\n]*)?")
+_SPACES = _Pattern(" *")
+_BREAKS = _Pattern("\n*")
+_SPACES_AND_COMMENT = _Pattern(r" *(?:#[^\n]*)?")
 _BLANK = frozenset(" \n#")
-_MARKER = re.compile(r"(?:---|\.\.\.)(?=[ \t\n]|\Z)")
-_DASH = re.compile(r"-(?=[ \t\n]|\Z)")
+_MARKER = _Pattern(r"(?:---|\.\.\.)(?=[ \t\n]|\Z)")
+_DASH = _Pattern(r"-(?=[ \t\n]|\Z)")
 _SAFE_START = r"[^ \t\n\-?:,\[\]{}#&*!|>'\"%@`]"
-_BLOCK_START = re.compile(rf"{_SAFE_START}|[-?:](?![ \t\n]|\Z)")
-_BLOCK_STOP = re.compile(r":(?=[ \t\n]|\Z)| #|\t|\n")
-_FLOW_START = re.compile(rf"{_SAFE_START}|-(?![ \t\n]|\Z)")
-_FLOW_STOP = re.compile(r":(?=[ \t\n,\[\]{}]|\Z)| #|\t|\n|,|\?|\[|\]|\{|\}")
+_BLOCK_START = _Pattern(rf"{_SAFE_START}|[-?:](?![ \t\n]|\Z)")
+_BLOCK_STOP = _Pattern(r":(?=[ \t\n]|\Z)| #|\t|\n")
+_FLOW_START = _Pattern(rf"{_SAFE_START}|-(?![ \t\n]|\Z)")
+_FLOW_STOP = _Pattern(r":(?=[ \t\n,\[\]{}]|\Z)| #|\t|\n|,|\?|\[|\]|\{|\}")
 # A key with its colon. Each repeated part begins with a character that cannot end the part
 # before it, so that a line without a key is given up in linear time.
-_KEY = re.compile(
+_KEY = _Pattern(
     r"(\"[^\"\\\n]*(?:\\.[^\"\\\n]*)*\" *|'[^'\n]*(?:''[^'\n]*)*' *"
     rf"|(?:{_BLOCK_START.pattern})[^\t\n:#]*(?:(?::(?![ \t\n]|\Z)|(?<! )#)[^\t\n:#]*)*)"
     r":(?=[ \t\n]|\Z)")
-_BLOCK_HEADER = re.compile(r"[|>](?:([-+])([1-9])?|([1-9])([-+])?)?(?: *| +#[^\n]*)(?:\n|\Z)")
+_BLOCK_HEADER = _Pattern(r"[|>](?:([-+])([1-9])?|([1-9])([-+])?)?(?: *| +#[^\n]*)(?:\n|\Z)")
 
 
 def parse_yaml(text, source="<text>"):
@@ -474,7 +474,7 @@ class _Reader:
         if not match:
             if self.text[start] not in "\"'" and not _BLOCK_START.match(self.text, start):
                 self.fail_unexpected("a key")
-            line = re.compile("[^\n]*").match(self.text, start).group()
+            line = self.text[start:].split("\n", 1)[0]
             self.fail("yaml-syntax", "expected `key: value`", at=start, size=len(line),
                       fix="put a space after the colon" if ":" in line.split(" #")[0] else "")
         if self.text[start] in "\"'":
@@ -729,7 +729,7 @@ def _fold(body, *, escapes=False):
     return "".join(parts)
 
 
-_BARE = re.compile(r"[A-Za-z_/][\w./@%+=();-]*(?:[ :][\w./@%+=();-]+)*", re.ASCII)
+_BARE = _Pattern(r"(?a)[A-Za-z_/][\w./@%+=();-]*(?:[ :][\w./@%+=();-]+)*")
 
 
 def quote_yaml(text):
