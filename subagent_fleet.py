@@ -73,6 +73,7 @@ CONFIG_VARIABLE = "SUBAGENT_FLEET_CONFIG"
 TEXT_LIMIT_BYTES = 4 * 1024 * 1024
 PROBE_TIMEOUT_SECONDS = 5.0
 INIT_TIMEOUT_SECONDS = 2.0
+SEND_SECONDS = 60.0
 CONNECT_SECONDS = 3.0  # a sleeping laptop costs this, not the whole deadline
 ANSWER_LIMIT_BYTES = 8 * 1024 * 1024
 FREE_ANSWER_BYTES = 256 * 1024  # larger answers are read one at a time
@@ -2685,7 +2686,7 @@ def _parse_object(text):
     import json
 
     try:
-        found = json.loads(text, parse_constant=int)  # int("NaN") raises ValueError, as it should
+        found = json.loads(text)
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
@@ -3148,6 +3149,8 @@ class Exchange:
     http.client has no such end: a byte a second in its headers holds it for ever.
     """
 
+    before_read = None  # called when all that has come was taken; may raise to stop waiting
+
     def __init__(self, connection, deadline, clock):
         self.deadline = deadline
         self._socket, self._clock = connection, clock
@@ -3198,6 +3201,8 @@ class Exchange:
 
     def _fill(self):
         """Add what comes next to the buffer; False when the node has closed."""
+        if self.before_read and not getattr(self._socket, "pending", int)():
+            self.before_read()
         found = self._within(self.deadline, self._socket.recv, 32768)
         self._buffer += found
         return bool(found)
@@ -3209,8 +3214,10 @@ class Exchange:
                 raise NodeFailure("bad answer", "a line of its answer does not end")
             if not self._fill():
                 raise NodeFailure("bad answer", "it closed the connection in mid answer")
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        return bytes(line.rstrip(b"\r"))
+        end = self._buffer.index(b"\n")
+        line = bytes(self._buffer[:end])
+        del self._buffer[:end + 1]  # partition would copy all the rest
+        return line.rstrip(b"\r")
 
     def _read_head(self):
         """Return (status, headers), read when first asked for."""
@@ -3224,16 +3231,21 @@ class Exchange:
             found = re.fullmatch(rb"HTTP/1\.[01] +([1-5]\d\d)( .*)?", self._line())
             if not found:
                 raise NodeFailure("not ollama", "it does not speak HTTP/1.1")
-            headers, size = {}, 0
-            for line in iter(self._line, b""):
-                size += len(line)
-                if size > HEADER_LIMIT_BYTES:
-                    raise NodeFailure("bad answer", "its headers do not end")
-                name, _, value = line.decode("latin-1").partition(":")
-                headers[name.strip().lower()] = value.strip()
+            headers = self._fields()
             if found[1] >= b"200":  # what is below announces the answer, it is not the answer
                 self._head = int(found[1]), headers
         return self._head
+
+    def _fields(self):
+        """Return the headers up to the empty line, names in lower case."""
+        headers, size = {}, 0
+        for line in iter(self._line, b""):
+            size += len(line)
+            if size > HEADER_LIMIT_BYTES:
+                raise NodeFailure("bad answer", "its headers do not end")
+            name, _, value = line.decode("latin-1").partition(":")
+            headers[name.strip().lower()] = value.strip()
+        return headers
 
     def pieces(self):
         """Yield the body as it comes; a body that ends early is a failure."""
@@ -3291,6 +3303,167 @@ class Exchange:
                 raise NodeFailure("bad answer", "a line of its answer does not end")
         if rest:
             yield rest
+
+
+class ClientGone(FleetError):
+    """The client has closed its connection: nobody waits for the answer any more."""
+
+    def __init__(self):
+        super().__init__("client-gone", "the client has left")
+
+
+class Visitor(Exchange):
+    """A client's connection: its requests one after the other, and whether it is still there."""
+
+    _bodiless = False
+
+    def read_request(self, seconds):
+        """Return (method, target, headers), or None when the client has nothing more to say."""
+        self.deadline = self._clock() + seconds
+        try:
+            if not self._buffer and not self._fill():
+                return None
+            line = re.fullmatch(rb"([A-Z]{1,16}) ([!-~]{1,4096}) HTTP/1\.([01])", self._line())
+            if not line:
+                raise ApiError(400, "not an HTTP/1.1 request")
+            self._head, self._bodiless = (line[3], self._fields()), line[1] == b"HEAD"
+        except NodeFailure as failure:
+            if not self._buffer or failure.reason not in ("timeout", "bad answer"):
+                return None  # nothing was asked, or nobody is there to be told
+            raise ApiError(408 if failure.reason == "timeout" else 400,
+                           "headers: too slow or too long") from None
+        return line[1].decode(), line[2].decode(), self._head[1]
+
+    @property
+    def stays(self):
+        """True when the client means to send another request on this connection."""
+        version, headers = self._head or (b"0", {})
+        return version == b"1" and headers.get("connection", "").lower() != "close"
+
+    def read_body(self, limit, seconds):
+        """Return the body of the request."""
+        coding, length = (self.headers.get(name, "") for name in
+                          ("transfer-encoding", "content-length"))
+        if not coding and not length:
+            return b""
+        if re.fullmatch("[0-9]{1,18}", length) and int(length) > limit:
+            raise ApiError(413, f"body: longer than {limit} bytes")
+        self.deadline = self._clock() + seconds
+        try:
+            if self.headers.get("expect", "").lower() == "100-continue":
+                self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+            body = self.read_all(limit)
+            if coding:
+                self._fields()  # the trailers, or the next request would begin with them
+        except NodeFailure as failure:
+            raise ApiError(408 if failure.reason == "timeout" else 400,
+                           f"body: {failure.detail}") from None
+        return body
+
+    def reply(self, status, body, *, head="", kind="application/json"):
+        """Send a whole answer; `head` holds further header lines."""
+        phrase = "OK" if status == 200 else "Refused"
+        self.send(f"HTTP/1.1 {status} {phrase}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}"
+                  f"\r\n{head}\r\n".encode("latin-1") + (b"" if self._bodiless else body))
+
+    def send(self, answer):
+        """Send bytes; a client that takes none of them for a minute has left."""
+        self.deadline = self._clock() + SEND_SECONDS
+        try:
+            super().send(answer)
+        except NodeFailure:
+            raise ClientGone() from None
+
+    def wait(self, other, seconds):
+        """Tell whether `other` becomes readable in time; raise ClientGone when the client goes."""
+        until = self._clock() + seconds
+        while True:
+            # What a client sends ahead waits here; beyond a limit it is left in its socket, unseen.
+            watched = [other, self] if len(self._buffer) <= HEADER_LIMIT_BYTES else [other]
+            ready = _readable(watched, until - self._clock())
+            if self in ready:
+                self._look()
+            if other in ready or self._clock() >= until:
+                return other in ready
+
+    def _look(self):
+        self._socket.settimeout(0)
+        try:
+            found = self._socket.recv(32768)
+        except BlockingIOError:
+            return
+        except OSError:
+            raise ClientGone() from None
+        if not found:
+            raise ClientGone()
+        self._buffer += found
+
+    def turn_away(self, body, *, status):
+        """Refuse and say that the connection ends here; who does not listen is let go."""
+        try:
+            self.reply(status, body, head="Connection: close\r\n")
+        except ClientGone:
+            pass
+        self.part()
+
+    def part(self):
+        """Close so that the last answer still arrives: unread bytes would make it a reset."""
+        import socket
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+            self._socket.settimeout(0.25)
+            for _ in range(16):
+                if not self._socket.recv(65536):
+                    break
+        except OSError:
+            pass  # it has gone, or sends for ever
+        self.close()
+
+
+class Signal:
+    """A flag that one thread raises and another waits for beside its sockets."""
+
+    def __init__(self):
+        import socket
+        self._near, self._far = socket.socketpair()
+        self._near.setblocking(False)
+        self._far.setblocking(False)
+
+    def fileno(self):
+        """For select."""
+        return self._near.fileno()
+
+    def set(self):
+        """Raise it; from any thread, from a signal handler, and after `close` too."""
+        try:
+            self._far.send(b"!")
+        except OSError:
+            pass  # full is as good as set, and closed means that nobody waits
+
+    def clear(self):
+        """Lower it."""
+        try:
+            self._near.recv(4096)
+        except OSError:
+            pass  # it was not set
+
+    def close(self):
+        """Let go of its sockets."""
+        self._near.close()
+        self._far.close()
+
+
+def _readable(things, seconds):
+    """Return those of `things` that can be read within the time."""
+    import select
+
+    if not hasattr(select, "poll"):  # Windows
+        return select.select(things, [], [], max(seconds, 0))[0]
+    poll = select.poll()  # select.select fails on descriptors above 1023
+    for thing in things:
+        poll.register(thing, select.POLLIN)
+    found = {number for number, _ in poll.poll(max(seconds, 0) * 1000)}
+    return [thing for thing in things if thing.fileno() in found]
 
 
 def _error_words(exchange, body):
@@ -3650,6 +3823,67 @@ class World:
         if soft != resource.RLIM_INFINITY and soft < wanted:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
+    def listen(self, host, port):
+        """Return a socket that listens; who has the port already is the caller's to find out."""
+        import socket
+        self.allow_files(2048)
+        try:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            listener = socket.socket(family, socket.SOCK_STREAM)
+            if self._os.name == "posix":  # on Windows it would share the port with anyone
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+            listener.listen(512)
+            listener.setblocking(False)
+        except (OSError, OverflowError) as error:
+            raise FleetError("cannot-listen", f"cannot listen on {host}:{port}: "
+                             f"{getattr(error, 'strerror', None) or error}") from None
+        return listener
+
+    def accept(self, listener, signal, seconds):
+        """Return the next Visitor; None when the signal was raised or the time is up."""
+        import socket
+        if listener not in _readable([listener, signal], seconds):
+            return None
+        try:
+            connection, _ = listener.accept()
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return Visitor(connection, self.clock(), self.clock)
+        except OSError as error:
+            if not isinstance(error, (BlockingIOError, ConnectionError)):
+                self.sleep(0.05)  # out of files: what is being served will give some back
+            return None
+
+    def host_name(self):
+        """Return this machine's name."""
+        import socket
+        return socket.gethostname()
+
+    def token(self):
+        """Return 24 random hexadecimal digits."""
+        return self._os.urandom(12).hex()
+
+    def on_stop(self, callback):
+        """Call back with the signal's name for Ctrl-C and for SIGTERM."""
+        import signal
+        for name in ("SIGINT", "SIGTERM"):
+            signal.signal(getattr(signal, name), lambda *_, name=name: callback(name))
+
+    def append_line(self, path, line, *, limit):
+        """Add a line to a file only its owner can read; past the limit it turns over to `.1`."""
+        try:
+            if self.kind_of(path) == "file" and self._os.path.getsize(path) > limit:
+                self._os.replace(path, f"{path}.1")
+            flags = self._os.O_WRONLY | self._os.O_CREAT | self._os.O_APPEND
+            flags |= getattr(self._os, "O_NOFOLLOW", 0)
+            number = self._os.open(path, flags, 0o600)
+            try:
+                self._os.write(number, line)
+            finally:
+                self._os.close(number)
+        except OSError as error:
+            raise self._refusal("unwritable", "write", path, error) from None
+
     def _connect(self, parts, port, until):
         """Return a socket to the endpoint: every address of the name gets its share of the time.
 
@@ -3696,7 +3930,11 @@ class World:
             except (OSError, UnicodeError) as error:
                 found.put(error)
 
-        found = queue.SimpleQueue()
+        try:  # an address needs no thread
+            return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM,
+                                      flags=socket.AI_NUMERICHOST)
+        except (OSError, UnicodeError):
+            found = queue.SimpleQueue()
         threading.Thread(target=look_up, daemon=True).start()
         try:
             answer = found.get(timeout=max(0, until - self.clock()))
@@ -4082,6 +4320,589 @@ def warm_nodes(world, warmths, options):
 
 
 # == 10. Gateway ==============================================================
+#
+# One thread a client connection. Who waits for a node waits for its client's end of line too, so
+# a client that leaves takes its request off the node at once.
+
+QUIET_SECONDS = 10.0  # a stream that waited so long gets its headers, then a ping as often
+REST_SECONDS, REST_LIMIT_SECONDS = 2.0, 60.0
+REQUEST_SECONDS = 10.0  # for the headers; also how long an idle connection is kept
+BODY_SECONDS = 120.0
+BODY_LIMIT_BYTES = 64 * 1024 * 1024
+ANSWER_SECONDS = 3600.0
+CONNECTION_LIMIT = 256
+CONVERSATION_LIMIT = 4096
+GRACE_SECONDS = 10.0
+RECEIPTS_NAME = "requests.jsonl"
+RECEIPTS_LIMIT_BYTES = 10 * 1024 * 1024
+OPEN_PATHS = ("/", "/health/liveliness")
+TOTALS = ("requests", "failures", "input_tokens", "output_tokens", "waited_seconds")
+
+
+class Ticket:
+    """A request's place in the line and, once `model` is set, its slot on that model's node."""
+
+    def __init__(self, number, tiers, conversation, entered):
+        self.number, self.tiers, self.conversation = number, tiers, conversation
+        self.entered, self.tried = entered, {}
+        self.model, self.is_hopeless, self.wake = None, False, None
+
+
+class Rest:
+    """A pause of a node, or of one model on it, after a failure; one request at a time ends it."""
+
+    def __init__(self, began, seconds, is_down):
+        self.began, self.seconds, self.is_down = began, seconds, is_down
+        self.probe = None
+
+    def holds(self, now):
+        """Tell whether requests that have a choice should go elsewhere."""
+        return self.probe is not None or now < self.began + self.seconds
+
+
+class Scheduler:
+    """Who may ask which node when: slots, one line, rests. Pure but for a lock and a clock."""
+
+    def __init__(self, fleet, clock):
+        import threading
+
+        self._lock, self._clock = threading.Lock(), clock
+        models, chains = list(fleet.models.values()), plan_fallbacks(fleet)
+        self.tiers = {first.alias: [[model for model in models if model.alias == alias]
+                                    for alias in (first.alias, *chains.get(first.alias, ()))]
+                      for first in models}
+        self.running, self.slots = {}, {}
+        for model in models:
+            slot = self.slot(model)
+            self.running[slot] = 0
+            self.slots[slot] = max(model.max_parallel, self.slots.get(slot, 1))
+        self._line, self._rests, self._last, self._used = [], {}, {}, {}
+        self._number = 0
+
+    @staticmethod
+    def slot(model):
+        """Return what two fleet models share that are one Ollama model on one node."""
+        return model.node, _full_model_name(model.ollama_model)
+
+    def enter(self, alias, conversation):
+        """Line up for an alias; the ticket may have its model at once."""
+        with self._lock:
+            self._number += 1
+            ticket = Ticket(self._number, self.tiers[alias], conversation, self._clock())
+            self._line.append(ticket)
+            self._serve_line()
+        return ticket
+
+    def retry(self):
+        """Look again: a rest may have ended."""
+        with self._lock:
+            self._serve_line()
+
+    def leave(self, ticket):
+        """Give up the wait or the slot; nothing is said about the node."""
+        with self._lock:
+            if ticket in self._line:
+                self._line.remove(ticket)
+            self._release(ticket)
+            self._serve_line()
+
+    def succeed(self, ticket):
+        """Note that the node answered: its rest ends and the conversation will prefer it."""
+        with self._lock:
+            for key in self._keys(ticket.model):
+                self._rests.pop(key, None)
+            self._last.pop(ticket.conversation, None)
+            self._last[ticket.conversation] = ticket.model.name
+            if len(self._last) > CONVERSATION_LIMIT:
+                del self._last[next(iter(self._last))]
+
+    def fail(self, ticket, why, *, is_down=False, is_missing=False):
+        """Let the node (or only this model on it) rest and line up again."""
+        with self._lock:
+            model, now = ticket.model, self._clock()
+            key = self.slot(model) if is_missing else model.node
+            rest = self._rests.get(key)
+            seconds = REST_SECONDS
+            if rest:  # what ran beside the failed one fails too, and says nothing new
+                grows = rest.probe is ticket or not rest.holds(now)
+                seconds = min(rest.seconds * (2 if grows else 1), REST_LIMIT_SECONDS)
+            self._rests[key] = Rest(now, seconds, is_down)
+            ticket.tried[model.name] = why
+            self._release(ticket)
+            self._line.append(ticket)
+            self._line.sort(key=lambda waiting: waiting.number)
+            self._serve_line()
+
+    def show(self):
+        """Return running, slots and rests by slot, and how many wait."""
+        with self._lock:
+            now = self._clock()
+            rests = {key: round(max(rest.began + rest.seconds - now, 0), 1)
+                     for key, rest in self._rests.items()}
+            return dict(self.running), rests, len(self._line)
+
+    def _keys(self, model):
+        return model.node, self.slot(model)
+
+    def _release(self, ticket):
+        if ticket.model:
+            self.running[self.slot(ticket.model)] -= 1
+            for key in self._keys(ticket.model):
+                if key in self._rests and self._rests[key].probe is ticket:
+                    self._rests[key].probe = None
+            ticket.model = None
+
+    def _serve_line(self):
+        """Give what is free to who waits, in order."""
+        for ticket in list(self._line):
+            model = self._choose(ticket)
+            if model:
+                ticket.model, slot = model, self.slot(model)
+                self.running[slot] += 1
+                self._used[slot] = ticket.number
+                for key in self._keys(model):
+                    if key in self._rests:
+                        self._rests[key].probe = ticket
+            ticket.is_hopeless = model is False
+            if model is not None:
+                self._line.remove(ticket)
+                if ticket.wake:
+                    ticket.wake()
+
+    def _choose(self, ticket):
+        """Return a model, None to wait, False when nobody is left to ask."""
+        now, asleep = self._clock(), []
+        for tier in ticket.tiers:
+            fresh = [model for model in tier if model.name not in ticket.tried]
+            awake = [model for model in fresh
+                     if not any(rest.holds(now) for rest in self._rests_of(model))]
+            if awake:
+                return min(filter(self._has_room, awake), default=None,
+                           key=lambda model: self._rank(model, ticket))
+            asleep += fresh
+        # Everyone rests: to try is better than to refuse, one request at a time; but who saw a
+        # node go down while waiting for it has had its answer.
+        asleep = [model for model in asleep if not any(
+            rest.is_down and rest.began >= ticket.entered for rest in self._rests_of(model))]
+        if not asleep:
+            return False
+        free = [model for model in asleep if self._has_room(model)
+                and not any(rest.probe for rest in self._rests_of(model))]
+        return min(free, default=None, key=lambda model: max(
+            rest.began + rest.seconds for rest in self._rests_of(model)))
+
+    def _rests_of(self, model):
+        return [self._rests[key] for key in self._keys(model) if key in self._rests]
+
+    def _has_room(self, model):
+        return self.running[self.slot(model)] < self.slots[self.slot(model)]
+
+    def _rank(self, model, ticket):
+        """Order candidates: the less busy node, the one that knows the prompt, the longest idle."""
+        busy = sum(count for (node, _), count in self.running.items() if node == model.node)
+        return (busy, self._last.get(ticket.conversation) != model.name,
+                self._used.get(self.slot(model), 0))
+
+
+class Service:
+    """One Messages request, from its body to the last byte of its answer."""
+
+    def __init__(self, server, visitor, request, *, conversation):
+        self._server, self._world, self._visitor = server, server.world, visitor
+        self._request, self._conversation = request, conversation
+        self._is_stream = request.get("stream") is True
+        self.id = self._world.token()
+        self._began = self._world.clock()
+        self._ping_at = self._began + QUIET_SECONDS if self._is_stream else None
+        self._bodies, self._answer, self._weight = {}, None, 0
+        self._out, self._has_headers, self._has_content = bytearray(), False, False
+        self._granted = self._first = self._ended = None
+        self.tries, self.model, self.outcome = [], None, "error"
+
+    def run(self):
+        """Answer the request; the receipt is written however it ends."""
+        scheduler = self._server.scheduler
+        self._prepare(scheduler.tiers[self._request["model"]][0][0])  # refused before it waits
+        ticket = scheduler.enter(self._request["model"], self._conversation)
+        try:
+            while True:
+                self._await_slot(ticket)
+                if self._attempt(ticket):
+                    break
+        except ClientGone:
+            self.outcome = "left"
+            raise
+        except ApiError as error:
+            self.outcome = error.kind
+            self._refuse(error)
+        finally:
+            scheduler.leave(ticket)
+            self._ended = self._world.clock()
+            self._server.file_receipt(self)
+
+    def _prepare(self, model):
+        """Return the request for a model as it goes over the wire, and begin its answer."""
+        if model.name not in self._bodies:
+            chat = plan_chat(self._request, model)
+            self._bodies[model.name] = chat, render_json(chat)
+        chat, body = self._bodies[model.name]
+        self._weight = weigh_chat(chat, body)
+        choice = self._request.get("tool_choice") or {}
+        self._answer = Answer(f"msg_{self.id}", self._request["model"], chat,
+                              estimate=self._server.estimate(model, self._weight),
+                              one_call=choice.get("disable_parallel_tool_use") is True)
+        self._opening = render_event(self._answer.start())
+        return body
+
+    def _await_slot(self, ticket):
+        """Wait in line; raise what the tries came to when nobody is left."""
+        if not ticket.model and not ticket.is_hopeless:
+            signal = Signal()
+            ticket.wake = signal.set
+            try:
+                while not ticket.model and not ticket.is_hopeless:
+                    signal.clear()
+                    if not ticket.model and not ticket.is_hopeless and not self._wait(
+                            signal, self._world.clock() + REST_SECONDS):
+                        self._server.scheduler.retry()
+            finally:
+                ticket.wake = None
+                signal.close()
+        if ticket.is_hopeless:
+            raise self._give_up()
+        self._granted = self._granted or self._world.clock()
+
+    def _give_up(self):
+        errors = [error for _, _, error in self.tries if error]
+        if errors:
+            return errors[-1]
+        told = "; ".join(f"{node}: {why}" for node, why, _ in self.tries) or "its nodes are down"
+        return ApiError(529, f"no node can answer for `{self._request['model']}` now ({told})")
+
+    def _attempt(self, ticket):
+        """Ask the granted model; True when answered, False when another should be asked."""
+        self.model, scheduler, error, opened = ticket.model, self._server.scheduler, None, []
+        try:
+            self._ask(self.model, opened)
+            scheduler.succeed(ticket)
+            self.outcome = "ok"
+            return True
+        except ApiError as refusal:
+            if refusal.http == 400:
+                raise
+            why, error = f"{refusal.kind}", refusal
+        except NodeFailure as failure:
+            why = failure.reason
+        self.tries.append((self.model.node, why, error))
+        scheduler.fail(ticket, why, is_down=not opened,
+                       is_missing=error is not None and error.http == 404)
+        if self._has_content:
+            raise error or ApiError(500, f"node {self.model.node}: {why}, in mid answer")
+        return False
+
+    def _ask(self, model, opened):
+        """Send the request to the model's node and its answer to the client."""
+        body, clock, size = self._prepare(model), self._world.clock, 0
+        url = self._server.fleet.nodes[model.node].endpoint + "/api/chat"
+        exchange = self._world.open_exchange("POST", url, body=body,
+                                             deadline=clock() + model.timeout)
+        opened.append(True)
+        exchange.before_read = lambda: self._wait(exchange, exchange.deadline)
+        last = clock() + model.timeout + ANSWER_SECONDS
+        try:
+            if exchange.status != 200:
+                raise plan_refusal(exchange.status, _error_words(exchange, exchange.read_all()),
+                                   context=model.context,
+                                   estimate=self._server.estimate(model, self._weight))
+            for line in exchange.lines():
+                self._first = self._first or clock()
+                size += len(line)
+                if size > 1_000_000 + 1_000 * model.max_output:
+                    raise NodeFailure("bad answer", "it does not end")
+                self._take(self._answer.feed(line))
+                if self._answer.message["stop_reason"]:
+                    return self._finish(model)
+                exchange.deadline = min(clock() + model.timeout, last)
+            raise NodeFailure("bad answer", "it ended before it was done")
+        finally:
+            exchange.close()
+
+    def _take(self, events):
+        if self._is_stream and events:
+            self._has_content = True
+            for event in events:
+                self._out += render_event(event)
+            if len(self._out) > HEADER_LIMIT_BYTES:
+                self._flush()
+
+    def _finish(self, model):
+        self._server.learn(model, self._weight, self._answer.message["usage"]["input_tokens"])
+        if self._is_stream:
+            self._flush(last=True)
+        else:
+            self._visitor.reply(200, render_json(self._answer.message), head=self._head())
+
+    def _head(self):
+        return f"request-id: req_{self.id}\r\n"
+
+    def _flush(self, *, last=False):
+        """Send what has gathered; the first time with the headers and the opening event."""
+        chunk, self._out = bytes(self._out), bytearray()
+        opening = b""
+        if not self._has_headers and (chunk or last):
+            self._has_headers = True
+            opening = (f"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
+                       f"Cache-Control: no-cache\r\n{self._head()}Transfer-Encoding: chunked"
+                       "\r\n\r\n").encode("ascii")
+            chunk = self._opening + chunk
+        if chunk or last:
+            self._visitor.send(opening + (b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunk else b"")
+                               + (b"0\r\n\r\n" if last else b""))
+            self._ping_at = self._world.clock() + QUIET_SECONDS
+
+    def _wait(self, readable, until):
+        """Wait while the client stays; pings keep it from giving up."""
+        self._flush()
+        while True:
+            now = self._world.clock()
+            turn = until if self._ping_at is None else min(until, self._ping_at)
+            if self._visitor.wait(readable, turn - now):
+                return True
+            now = self._world.clock()
+            if now >= until:
+                return False
+            if self._ping_at is not None and now >= self._ping_at:
+                self._out += render_event({"type": "ping"})
+                self._flush()
+
+    def _refuse(self, error):
+        """Tell the client: with an HTTP status as long as there is one to give."""
+        if self._has_headers:
+            self._out += render_event(error.event)
+            self._flush(last=True)
+        else:
+            self._visitor.reply(error.http, render_json(error.event), head=self._head())
+
+    def receipt(self):
+        """Return what happened as plain values: no prompt, no answer, no words of a node."""
+        usage = self._answer.message["usage"] if self._answer else {}
+        seconds = {name: None if at is None else round(at - self._began, 3) for name, at in (
+            ("waited", self._granted), ("first_byte", self._first), ("total", self._ended))}
+        session, agent = self._conversation
+        return {"time": round(self._world.now(), 3), "id": f"req_{self.id}", "session": session,
+                "agent": agent, "alias": self._request["model"],
+                "model": self.model and self.model.name, "node": self.model and self.model.node,
+                "context": self.model and self.model.context,
+                "tries": [{"node": node, "why": why} for node, why, _ in self.tries], **seconds,
+                "input_tokens": usage.get("input_tokens", 0),
+                "output_tokens": usage.get("output_tokens", 0), "outcome": self.outcome}
+
+
+class Server:
+    """The gateway: connections, the closed door, routes, receipts."""
+
+    def __init__(self, fleet, key, world, *, receipts="", log=None):
+        import threading
+
+        self.fleet, self.world, self._key = fleet, world, key.encode("utf-8")
+        self.scheduler = Scheduler(fleet, world.clock)
+        self._receipts, self._log = receipts, log
+        self._lock, self._signal = threading.Lock(), Signal()
+        self._connections = self._busy = 0
+        self._ratios, self._hosts = {}, set()
+        self.totals = {name: dict.fromkeys(TOTALS, 0) for name in fleet.nodes}
+        self.stops = []
+
+    def stop(self, name):
+        """Take nothing new; a second time, end at once. Safe in a signal handler."""
+        self.stops.append(name)
+        self._signal.set()
+
+    def run(self, listener):
+        """Serve until `stop`, then let what is being answered end."""
+        import threading
+
+        host, port = listener.getsockname()[:2]
+        self._hosts = own_hosts(host, port, self.world.host_name())
+        while not self.stops:
+            visitor = self.world.accept(listener, self._signal, 3600)
+            if visitor and self._connections >= 2 * CONNECTION_LIMIT:
+                visitor.close()
+            elif visitor:
+                self._count(1, 0)
+                threading.Thread(target=self._serve, args=(visitor,), daemon=True).start()
+        listener.close()
+        until = self.world.clock() + GRACE_SECONDS
+        while self._busy and len(self.stops) < 2 and self.world.clock() < until:
+            self.world.sleep(0.02)
+
+    def _count(self, connections, busy):
+        with self._lock:
+            self._connections += connections
+            self._busy += busy
+
+    def _serve(self, visitor):
+        """Answer one request after the other on a connection."""
+        try:
+            if self._connections > CONNECTION_LIMIT:
+                raise ApiError(529, "too many connections at once")
+            while not self.stops:
+                asked = visitor.read_request(REQUEST_SECONDS)
+                if asked is None:
+                    break
+                self._count(0, 1)
+                try:
+                    self._respond(visitor, *asked)
+                finally:
+                    self._count(0, -1)
+                if not visitor.stays:
+                    break
+        except ClientGone:
+            pass
+        except ApiError as error:
+            # Its body may not have been read, so the connection ends with it.
+            visitor.turn_away(render_json(error.event), status=error.http)
+        except Exception as error:  # a bug; its message may quote a prompt, its place does not
+            self._report(error)
+            visitor.turn_away(render_json(ApiError(500, "a bug in the gateway").event), status=500)
+        finally:
+            visitor.part()
+            self._count(-1, 0)
+
+    def _report(self, error):
+        import traceback
+
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        self.world.err(f"error: {type(error).__name__} in {place.name}, line {place.lineno}; this "
+                       f"is a bug, please report it at {HOME_URL}/issues\n")
+
+    def _respond(self, visitor, method, target, headers):
+        """Answer one request, or raise what it is refused with."""
+        path = target.partition("?")[0]
+        self._check_door(headers, path)
+        if method == "POST" and path in ("/v1/messages", "/v1/messages/count_tokens"):
+            request = parse_messages_request(visitor.read_body(BODY_LIMIT_BYTES, BODY_SECONDS))
+            if request["model"] not in self.scheduler.tiers:
+                raise ApiError(404, f"model: this fleet has no `{request['model'][:128]}`; it has "
+                               + ", ".join(f"`{alias}`" for alias in self.scheduler.tiers))
+            if path == "/v1/messages":
+                words = (headers.get(f"x-claude-code-{name}-id", "") for name in
+                         ("session", "agent"))
+                conversation = tuple(w if re.fullmatch("[A-Za-z0-9_.-]{1,64}", w) else ""
+                                     for w in words)
+                Service(self, visitor, request, conversation=conversation).run()
+            else:
+                visitor.reply(200, render_json({"input_tokens": self._count_tokens(request)}))
+            return
+        page = self._page(path) if method in ("GET", "HEAD") else None
+        if page is None:
+            raise ApiError(404, "there is nothing at this path")
+        visitor.read_body(HEADER_LIMIT_BYTES, REQUEST_SECONDS)
+        visitor.reply(200, render_json(page))
+
+    def _check_door(self, headers, path):
+        """Refuse who has no key, and who a web page may have sent; both take the same time."""
+        import hmac
+
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = [token.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
+        fits = [hmac.compare_digest(key.encode("latin-1"), self._key) for key in given]
+        if headers.get("host", "").lower() not in self._hosts or "origin" in headers:
+            raise ApiError(403, "only programs that name this gateway's own address are served")
+        if not any(fits) and path not in OPEN_PATHS:
+            raise ApiError(401, "the key is missing or wrong; send it as `Authorization: Bearer "
+                           "KEY` or `x-api-key: KEY`")
+
+    def _page(self, path):
+        """Return what a GET answers, or None."""
+        from urllib.parse import unquote
+
+        models = [{"type": "model", "object": "model", "id": alias, "display_name": alias,
+                   "created_at": "1970-01-01T00:00:00Z", "created": 0, "owned_by": "subagent-fleet"}
+                  for alias in self.scheduler.tiers]
+        if path == "/v1/models":
+            return {"object": "list", "data": models, "has_more": False,
+                    "first_id": models[0]["id"], "last_id": models[-1]["id"]}
+        if path.startswith("/v1/models/"):
+            return next((m for m in models if m["id"] == unquote(path[len("/v1/models/"):])), None)
+        return {"/": {"name": "subagent-fleet", "version": __version__},
+                "/health/liveliness": "I'm alive!",
+                "/fleet": self.show() if path == "/fleet" else None}.get(path)
+
+    def show(self):
+        """Return nodes, slots, the line and totals as plain values."""
+        running, rests, waiting = self.scheduler.show()
+        nodes = []
+        for node in self.fleet.nodes.values():
+            models = [{"name": model.name, "alias": model.alias, "ollama_model": model.ollama_model,
+                       "running": running[Scheduler.slot(model)],
+                       "slots": self.scheduler.slots[Scheduler.slot(model)],
+                       "rests_seconds": rests.get(Scheduler.slot(model), 0)}
+                      for model in self.fleet.models.values() if model.node == node.name]
+            nodes.append({"name": node.name, "endpoint": node.endpoint, "models": models,
+                          "rests_seconds": rests.get(node.name, 0), **self.totals[node.name]})
+        return {"schema": "subagent-fleet/fleet/1", "name": self.fleet.name, "waiting": waiting,
+                "nodes": nodes}
+
+    def _count_tokens(self, request):
+        model = self.scheduler.tiers[request["model"]][0][0]
+        chat = plan_chat(request, model)
+        return self.estimate(model, weigh_chat(chat, render_json(chat)))
+
+    def estimate(self, model, weight):
+        """Return the tokens that a request of this weight should take."""
+        return max(1, round(weight / self._ratios.get(model.name, BYTES_A_TOKEN)))
+
+    def learn(self, model, weight, tokens):
+        """Keep the ratio of bytes to tokens; servers that count only uncached ones teach nothing."""
+        if tokens and 0.5 <= weight / tokens <= 16:
+            self._ratios[model.name] = weight / tokens
+
+    def file_receipt(self, service):
+        """Count, log and keep what a request came to."""
+        receipt = service.receipt()
+        with self._lock:
+            for tried in receipt["tries"]:
+                self.totals[tried["node"]]["failures"] += 1
+            if receipt["node"]:
+                total = self.totals[receipt["node"]]
+                total["requests"] += 1
+                total["waited_seconds"] = round(total["waited_seconds"] + receipt["waited"], 3)
+                for name in ("input_tokens", "output_tokens"):
+                    total[name] += receipt[name]
+            if self._receipts:
+                try:
+                    self.world.append_line(self._receipts, render_json(receipt) + b"\n",
+                                           limit=RECEIPTS_LIMIT_BYTES)
+                except FleetError as error:
+                    self._receipts = ""
+                    self.world.err(f"warning: no receipts from here on: {error.what}\n")
+        if self._log:
+            self._log(format_receipt(receipt))
+
+
+def own_hosts(host, port, machine):
+    """Return the `Host` headers of requests that mean this gateway: no DNS name can be bound to it.
+
+    A web page can make its own name point here, so a name counts only when it is this machine's.
+    """
+    shown = f"[{host}]" if ":" in host else host
+    names = {shown}
+    if host in ("0.0.0.0", "::"):
+        names |= {machine, f"{machine}.local"}
+    if host in ("127.0.0.1", "::1", "0.0.0.0", "::"):
+        names |= {"localhost", "127.0.0.1", "[::1]"}
+    return {f"{name.lower()}:{port}" for name in names}
+
+
+def format_receipt(receipt):
+    """Return one line about a request: who, where, how long, how many tokens."""
+    where = f"{receipt['model']}@{receipt['node']}" if receipt["node"] else "nowhere"
+    tries = "".join(f", {tried['node']}: {tried['why']}" for tried in receipt["tries"])
+    return (f"{receipt['agent'] or 'main'} {receipt['alias']} -> {where} {receipt['outcome']} in "
+            f"{receipt['total']:.2f} s (waited {receipt['waited'] or 0:.2f}, first byte "
+            f"{receipt['first_byte'] or 0:.2f}), {receipt['input_tokens']} tokens in, "
+            f"{receipt['output_tokens']} out{tries}\n")
 
 
 # == 11. Commands =============================================================
@@ -4193,6 +5014,35 @@ def format_init(output, starter, states):
     lines += ["Edit it with your Ollama node endpoints, then run:", "  subagent-fleet discover",
               "  subagent-fleet generate"]
     return "\n".join(lines) + "\n"
+
+
+def cmd_serve(options, world):
+    """Serve the fleet to Claude Code until a signal comes."""
+    fleet, _ = load_config(options, world)
+    host, port = options.host or fleet.gateway.host, fleet.gateway.port
+    if options.port is not None:
+        port = int(options.port)
+    key = world.environ.get(fleet.gateway.master_key_env, "")
+    if not key:
+        raise FleetError("no-key", f"${fleet.gateway.master_key_env} is not set and no key was "
+                         "generated", fix="subagent-fleet generate")
+    receipts = "" if options.no_receipts else open_receipts(world)
+    server = Server(fleet, key, world, receipts=receipts, log=world.err if options.verbose else None)
+    listener = world.listen(host, port)
+    world.on_stop(server.stop)
+    port = listener.getsockname()[1]
+    world.out(f"Serving {clean_line(fleet.name)} at http://{host}:{port}: "
+              f"{', '.join(server.scheduler.tiers)} on {count_of(fleet.nodes, 'node')}. "
+              "Ctrl-C stops.\n")
+    server.run(listener)
+    return EXIT_INTERRUPTED if server.stops[0] == "SIGINT" else EXIT_OK
+
+
+def open_receipts(world):
+    """Return the path of the receipts, in a directory that is there."""
+    directory = world.path(world.directory, STATE_DIRECTORY)
+    world.make_directory(directory)
+    return world.path(directory, RECEIPTS_NAME)
 
 
 def cmd_validate(options, world):
@@ -5049,6 +5899,12 @@ COMMANDS = (
                           optional=True),
              Flag("--check", "exit 1 when a route is not ready"), TIMEOUT, JSON),
             ("status", "status --watch", "status --check")),
+    Command("serve", cmd_serve, "serve the fleet to Claude Code",
+            (CONFIG, Flag("--host", "listen there instead", "HOST"),
+             Flag("--port", "listen there instead; 0 takes any that is free", "PORT"),
+             Flag("--no-receipts", "keep no record of requests"),
+             Flag("--verbose", "print a line for each request", short="-v")),
+            ("serve", "serve -v --port 4001")),
     Command("schema", cmd_schema, "print the JSON Schema of the fleet file", (),
             ("schema > fleet.schema.json",)),
     Command("completion", cmd_completion, "print a completion script for your shell",

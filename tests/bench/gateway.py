@@ -1,0 +1,276 @@
+"""What the gateway costs: a fake node in its own process, the same client with and without it.
+
+python3 tests/bench/gateway.py [--soak REQUESTS]     LiteLLM runs too if `litellm` is on the PATH
+"""
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+KEY = "sk-bench-0123456789abcdef0123456789"
+SMALL = json.dumps({"model": "bench-model", "max_tokens": 16,
+                    "messages": [{"role": "user", "content": "hi"}]}).encode()
+RECORDED = ROOT / "tests" / "cases" / "wire" / "main-first.json"
+
+
+# -- the fake node, in its own process --
+
+def run_node(port):
+    """Answer /api/chat with as many lines as num_predict asks for, as fast as sockets go."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    listener.listen(512)
+    while True:
+        connection, _ = listener.accept()
+        threading.Thread(target=answer_node, args=(connection,), daemon=True).start()
+
+
+def answer_node(connection):
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    asked = read_http(connection)
+    while asked:
+        head, body = asked
+        request = json.loads(body or b"{}")
+        count = min(request.get("options", {}).get("num_predict", 1), 2000)
+        parts = [{"message": {"role": "assistant", "content": "word "}, "done": False}] * count
+        parts.append({"message": {"role": "assistant", "content": ""}, "done": True,
+                      "done_reason": "stop", "prompt_eval_count": 11, "eval_count": count})
+        lines = [json.dumps({"model": "m", "created_at": "2026-01-01T00:00:00Z", **part}).encode()
+                 + b"\n" for part in parts]
+        if request.get("stream") is False:
+            whole = {**parts[-1], "model": "m", "message": {"role": "assistant",
+                                                            "content": "word " * count}}
+            lines = [json.dumps(whole).encode()]
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\n"
+                           b"Transfer-Encoding: chunked\r\n\r\n" + chunk(lines[0]))
+        for line in lines[1:]:  # one write a line, as a real node does
+            connection.sendall(chunk(line))
+        connection.sendall(b"0\r\n\r\n")
+        asked = None if b"connection: close" in head.lower() else read_http(connection)
+    connection.close()
+
+
+def chunk(line):
+    return b"%x\r\n%b\r\n" % (len(line), line)
+
+
+def read_http(connection):
+    found = b""
+    while b"\r\n\r\n" not in found:
+        piece = connection.recv(65536)
+        if not piece:
+            return None
+        found += piece
+    head, _, body = found.partition(b"\r\n\r\n")
+    size = next((int(line.split(b":")[1]) for line in head.split(b"\r\n")
+                 if line.lower().startswith(b"content-length:")), 0)
+    while len(body) < size:
+        body += connection.recv(65536)
+    return head, body
+
+
+# -- the client --
+
+class Client:
+    """One keep-alive connection that posts a body and reads the whole answer."""
+
+    def __init__(self, port):
+        self.port = port
+        self.connection = None
+
+    def post(self, path, body):
+        if self.connection is None:
+            self.connection = socket.create_connection(("127.0.0.1", self.port), timeout=60)
+            self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.connection.sendall((f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\n"
+                                 f"Authorization: Bearer {KEY}\r\nContent-Type: application/json"
+                                 f"\r\nContent-Length: {len(body)}\r\n\r\n").encode() + body)
+        found = self.connection.recv(65536)
+        while b"\r\n\r\n" not in found:
+            found += self.connection.recv(65536)
+        head, _, rest = found.partition(b"\r\n\r\n")
+        status = int(head.split()[1])
+        assert status == 200, (status, rest[:300])
+        lower = head.lower()
+        if b"transfer-encoding: chunked" in lower:
+            tail = rest[-7:]
+            while not tail.endswith(b"\n0\r\n\r\n"):
+                tail = (tail + self.connection.recv(65536))[-7:]
+        else:
+            size = int(lower.split(b"content-length:")[1].split(b"\r\n")[0])
+            while len(rest) < size:
+                rest += self.connection.recv(65536)
+        if b"connection: close" in lower:
+            self.connection.close()
+            self.connection = None
+
+
+def median_ms(port, path, body, *, times=200):
+    client, took = Client(port), []
+    for _ in range(times):
+        began = time.perf_counter()
+        client.post(path, body)
+        took.append((time.perf_counter() - began) * 1000)
+    return statistics.median(took)
+
+
+def rate(port, body, *, clients=8, seconds=4.0):
+    """Requests a second that so many clients get, each with a connection of its own."""
+    counts, until = [0] * clients, time.perf_counter() + seconds
+
+    def work(index):
+        client = Client(port)
+        while time.perf_counter() < until:
+            client.post("/v1/messages", body)
+            counts[index] += 1
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(counts) / seconds
+
+
+# -- the gateways --
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_for(port, process, *, seconds):
+    began = time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=1) as probe:
+                probe.sendall(b"GET /health/liveliness HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n"
+                              b"Connection: close\r\n\r\n" % port)
+                if b" 200 " in probe.recv(64):
+                    return time.perf_counter() - began
+        except OSError:
+            time.sleep(0.005)
+        assert process.poll() is None, "the gateway has ended"
+    raise AssertionError("the gateway does not answer")
+
+
+def memory_mb(pid):
+    told = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], stdout=subprocess.PIPE, check=True)
+    return int(told.stdout) / 1024
+
+
+def held(pid):
+    """Threads and open files of a process, where the system tells."""
+    tasks, files = (f"/proc/{pid}/{name}" for name in ("task", "fd"))
+    return (len(os.listdir(tasks)), len(os.listdir(files))) if os.path.isdir(tasks) else (0, 0)
+
+
+def start_serve(directory, node_port):
+    port = free_port()
+    (directory / "fleet.yaml").write_text(
+        f"project: {{name: bench, gateway: {{provider: builtin, port: {port}}}}}\n"
+        f"nodes: {{a: {{endpoint: 'http://127.0.0.1:{node_port}'}}}}\n"
+        "models: {m: {node: a, ollama_model: m, litellm_alias: bench-model, context: 65536, "
+        "max_parallel: 8}}\nagents: {planner: {model: m, description: bench}}\n",
+        encoding="utf-8")
+    process = subprocess.Popen([sys.executable, "-S", str(ROOT / "subagent_fleet.py"), "serve"],
+                               cwd=str(directory), stdout=subprocess.DEVNULL,
+                               env={**os.environ, "LITELLM_MASTER_KEY": KEY})
+    return process, port, wait_for(port, process, seconds=20)
+
+
+def start_litellm(directory, node_port, program):
+    port = free_port()
+    (directory / "litellm.yaml").write_text(json.dumps({
+        "model_list": [{"model_name": "bench-model", "litellm_params": {
+            "model": "ollama_chat/m", "api_base": f"http://127.0.0.1:{node_port}",
+            "num_ctx": 65536}, "model_info": {"litellm_provider": "ollama_chat", "mode": "chat"}}],
+        "general_settings": {"master_key": KEY}}), encoding="utf-8")
+    process = subprocess.Popen(
+        [program, "--config", "litellm.yaml", "--host", "127.0.0.1", "--port", str(port)],
+        cwd=str(directory), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"})
+    return process, port, wait_for(port, process, seconds=90)
+
+
+def measure(name, port, process, *, direct, ready):
+    """Print one gateway's figures; return its requests a second."""
+    recorded = json.loads(RECORDED.read_text(encoding="utf-8"))["body"]
+    recorded = json.dumps({**recorded, "model": "bench-model", "max_tokens": 16}).encode()
+    long = {"model": "bench-model", "max_tokens": 500, "stream": True,
+            "messages": [{"role": "user", "content": "hi"}]}
+    small = median_ms(port, "/v1/messages", SMALL) - direct["small"]
+    large = median_ms(port, "/v1/messages", recorded, times=100) - direct["recorded"]
+    stream = median_ms(port, "/v1/messages", json.dumps(long).encode(), times=20)
+    rates = rate(port, SMALL)
+    print(f"{name}: ready in {ready:.2f} s, added {small:.2f} ms (small), {large:.2f} ms "
+          f"(recorded), {(stream - direct['stream']) / 500:.4f} ms a chunk, {rates:.0f} "
+          f"requests/s with 8 clients, {memory_mb(process.pid):.0f} MB", flush=True)
+    return rates
+
+
+def soak(port, process, count):
+    """Send many requests; print what is left of them."""
+    before, began = memory_mb(process.pid), time.perf_counter()
+    done = 0
+    while done < count:
+        done += int(rate(port, SMALL, seconds=1.0))
+    time.sleep(0.5)
+    print(f"serve: {done} requests in {time.perf_counter() - began:.0f} s: {before:.1f} MB before, "
+          f"{memory_mb(process.pid):.1f} MB after, (threads, files) {held(process.pid)}",
+          flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--node", type=int)
+    parser.add_argument("--soak", type=int, default=10_000)
+    options = parser.parse_args()
+    if options.node:
+        return run_node(options.node)
+    node_port, started = free_port(), []
+    node = subprocess.Popen([sys.executable, __file__, "--node", str(node_port)])
+    started.append(node)
+    with tempfile.TemporaryDirectory() as place:
+        try:
+            time.sleep(0.5)
+            recorded = json.loads(RECORDED.read_text(encoding="utf-8"))["body"]
+            recorded = json.dumps({**recorded, "options": {"num_predict": 16}}).encode()
+            chat = {"model": "m", "messages": [], "stream": True}
+            direct = {"small": median_ms(node_port, "/api/chat", json.dumps(
+                {**chat, "options": {"num_predict": 16}}).encode()),
+                "recorded": median_ms(node_port, "/api/chat", recorded, times=100),
+                "stream": median_ms(node_port, "/api/chat", json.dumps(
+                    {**chat, "options": {"num_predict": 500}}).encode(), times=20)}
+            print("direct: " + ", ".join(f"{k} {v:.2f} ms" for k, v in direct.items()), flush=True)
+            serve, port, ready = start_serve(pathlib.Path(place), node_port)
+            started.append(serve)
+            ours = measure("serve", port, serve, direct=direct, ready=ready)
+            soak(port, serve, options.soak)
+            program = shutil.which("litellm")
+            if program:
+                other, port, ready = start_litellm(pathlib.Path(place), node_port, program)
+                started.append(other)
+                theirs = measure("litellm", port, other, direct=direct, ready=ready)
+                print(f"serve answers {ours / theirs:.1f} times as many requests a second")
+            else:
+                print("litellm is not on the PATH: not compared")
+        finally:
+            for process in started:
+                process.terminate()
+                process.wait(20)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
