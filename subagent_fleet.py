@@ -3360,11 +3360,12 @@ class Visitor(Exchange):
                            f"body: {failure.detail}") from None
         return body
 
-    def reply(self, status, body, *, head="", kind="application/json"):
-        """Send a whole answer; `head` holds further header lines."""
+    def reply(self, status, body, *, head=""):
+        """Send a whole JSON answer; `head` holds further header lines."""
         phrase = "OK" if status == 200 else "Refused"
-        self.send(f"HTTP/1.1 {status} {phrase}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}"
-                  f"\r\n{head}\r\n".encode("latin-1") + (b"" if self._bodiless else body))
+        head = (f"HTTP/1.1 {status} {phrase}\r\nContent-Type: application/json\r\n"
+                f"Content-Length: {len(body)}\r\n{head}\r\n").encode("latin-1")
+        self.send(head + (b"" if self._bodiless else body))
 
     def send(self, answer):
         """Send bytes; a client that takes none of them for a minute has left."""
@@ -3824,9 +3825,11 @@ class World:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
     def listen(self, host, port):
-        """Return a socket that listens; who has the port already is the caller's to find out."""
+        """Return a socket that listens."""
+        import errno
         import socket
         self.allow_files(2048)
+        listener = None
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             listener = socket.socket(family, socket.SOCK_STREAM)
@@ -3835,9 +3838,14 @@ class World:
             listener.bind((host, port))
             listener.listen(512)
             listener.setblocking(False)
-        except (OSError, OverflowError) as error:
-            raise FleetError("cannot-listen", f"cannot listen on {host}:{port}: "
-                             f"{getattr(error, 'strerror', None) or error}") from None
+        except OSError as error:
+            if listener:
+                listener.close()
+            is_taken = error.errno == errno.EADDRINUSE
+            raise FleetError("port-taken" if is_taken else "cannot-listen",
+                             f"cannot listen on {host}:{port}: {error.strerror or error}",
+                             fix=f"see who does: lsof -nP -iTCP:{port} -sTCP:LISTEN" if is_taken
+                             else "choose another with --host or --port") from None
         return listener
 
     def accept(self, listener, signal, seconds):
@@ -4557,17 +4565,17 @@ class Service:
     def _await_slot(self, ticket):
         """Wait in line; raise what the tries came to when nobody is left."""
         if not ticket.model and not ticket.is_hopeless:
-            signal = Signal()
-            ticket.wake = signal.set
+            granted = Signal()
+            ticket.wake = granted.set
             try:
                 while not ticket.model and not ticket.is_hopeless:
-                    signal.clear()
+                    granted.clear()
                     if not ticket.model and not ticket.is_hopeless and not self._wait(
-                            signal, self._world.clock() + REST_SECONDS):
+                            granted, self._world.clock() + REST_SECONDS):
                         self._server.scheduler.retry()
             finally:
                 ticket.wake = None
-                signal.close()
+                granted.close()
         if ticket.is_hopeless:
             raise self._give_up()
         self._granted = self._granted or self._world.clock()
@@ -4587,10 +4595,10 @@ class Service:
             scheduler.succeed(ticket)
             self.outcome = "ok"
             return True
-        except ApiError as refusal:
-            if refusal.http == 400:
+        except ApiError as raised:
+            if raised.http == 400:
                 raise
-            why, error = f"{refusal.kind}", refusal
+            why, error = raised.kind, raised
         except NodeFailure as failure:
             why = failure.reason
         self.tries.append((self.model.node, why, error))
@@ -4701,12 +4709,12 @@ class Service:
 class Server:
     """The gateway: connections, the closed door, routes, receipts."""
 
-    def __init__(self, fleet, key, world, *, receipts="", log=None):
+    def __init__(self, fleet, key, world, *, receipts=""):
         import threading
 
         self.fleet, self.world, self._key = fleet, world, key.encode("utf-8")
         self.scheduler = Scheduler(fleet, world.clock)
-        self._receipts, self._log = receipts, log
+        self._receipts, self.log = receipts, None
         self._lock, self._signal = threading.Lock(), Signal()
         self._connections = self._busy = 0
         self._ratios, self._hosts = {}, set()
@@ -4854,7 +4862,7 @@ class Server:
         return max(1, round(weight / self._ratios.get(model.name, BYTES_A_TOKEN)))
 
     def learn(self, model, weight, tokens):
-        """Keep the ratio of bytes to tokens; servers that count only uncached ones teach nothing."""
+        """Keep the bytes a token took; who counts only uncached tokens teaches nothing."""
         if tokens and 0.5 <= weight / tokens <= 16:
             self._ratios[model.name] = weight / tokens
 
@@ -4877,8 +4885,13 @@ class Server:
                 except FleetError as error:
                     self._receipts = ""
                     self.world.err(f"warning: no receipts from here on: {error.what}\n")
-        if self._log:
-            self._log(format_receipt(receipt))
+        if self.log:
+            self.log(format_receipt(receipt))
+
+
+def show_host(host):
+    """Return a host as it stands in an address."""
+    return f"[{host}]" if ":" in host else host
 
 
 def own_hosts(host, port, machine):
@@ -4886,8 +4899,7 @@ def own_hosts(host, port, machine):
 
     A web page can make its own name point here, so a name counts only when it is this machine's.
     """
-    shown = f"[{host}]" if ":" in host else host
-    names = {shown}
+    names = {show_host(host)}
     if host in ("0.0.0.0", "::"):
         names |= {machine, f"{machine}.local"}
     if host in ("127.0.0.1", "::1", "0.0.0.0", "::"):
@@ -5019,30 +5031,51 @@ def format_init(output, starter, states):
 def cmd_serve(options, world):
     """Serve the fleet to Claude Code until a signal comes."""
     fleet, _ = load_config(options, world)
-    host, port = options.host or fleet.gateway.host, fleet.gateway.port
-    if options.port is not None:
-        port = int(options.port)
-    key = world.environ.get(fleet.gateway.master_key_env, "")
-    if not key:
-        raise FleetError("no-key", f"${fleet.gateway.master_key_env} is not set and no key was "
-                         "generated", fix="subagent-fleet generate")
-    receipts = "" if options.no_receipts else open_receipts(world)
-    server = Server(fleet, key, world, receipts=receipts, log=world.err if options.verbose else None)
-    listener = world.listen(host, port)
+    server, listener = open_gateway(fleet, options, world, out=find_output(options, world))
+    server.log = world.err if options.verbose else None
     world.on_stop(server.stop)
-    port = listener.getsockname()[1]
-    world.out(f"Serving {clean_line(fleet.name)} at http://{host}:{port}: "
+    host, port = listener.getsockname()[:2]
+    world.out(f"Serving {clean_line(fleet.name)} at http://{show_host(host)}:{port}: "
               f"{', '.join(server.scheduler.tiers)} on {count_of(fleet.nodes, 'node')}. "
               "Ctrl-C stops.\n")
     server.run(listener)
     return EXIT_INTERRUPTED if server.stops[0] == "SIGINT" else EXIT_OK
 
 
-def open_receipts(world):
-    """Return the path of the receipts, in a directory that is there."""
-    directory = world.path(world.directory, STATE_DIRECTORY)
-    world.make_directory(directory)
-    return world.path(directory, RECEIPTS_NAME)
+def open_gateway(fleet, options, world, *, out):
+    """Return a Server and the socket it will serve; refuse an open door and a taken one."""
+    host, port = options.host or fleet.gateway.host, str(options.port or fleet.gateway.port)
+    if not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
+        raise FleetError("usage", f"--port: `{port}` is not a port", status=EXIT_USAGE,
+                         fix="write --port 4000")
+    key = read_key(world, fleet, out)
+    if host not in LOOPBACK_HOSTS and weak_key(key):
+        raise FleetError("weak-key", f"{host} can be reached from other machines and the key is "
+                         f"weak: {weak_key(key)}", status=EXIT_REFUSED,
+                         fix=f"unset {fleet.gateway.master_key_env}; subagent-fleet generate")
+    try:
+        listener = world.listen(host, int(port))
+    except FleetError as error:
+        raise name_holder(error, world, f"http://{show_host(host)}:{port}/") from None
+    receipts = world.path(out, STATE_DIRECTORY, RECEIPTS_NAME) if not options.no_receipts else ""
+    if receipts:
+        world.make_directory(world.parent(receipts))
+    return Server(fleet, key, world, receipts=receipts), listener
+
+
+def name_holder(error, world, url):
+    """Return a refusal to listen that says, where it can be known, who listens already."""
+    holder = ""
+    if error.slug == "port-taken":
+        try:
+            page = world.ask(url, deadline=world.clock() + 1, extract=dict)
+            holder = f"version {page['version']}" if page["name"] == "subagent-fleet" else ""
+        except (FleetError, KeyError, TypeError, ValueError):
+            pass  # someone else
+    if not holder:
+        return error
+    return FleetError(error.slug, f"{error.what}: subagent-fleet {clean_line(holder)} serves there "
+                      "already", fix="use that one, or stop it, or choose another --port")
 
 
 def cmd_validate(options, world):
@@ -5900,7 +5933,7 @@ COMMANDS = (
              Flag("--check", "exit 1 when a route is not ready"), TIMEOUT, JSON),
             ("status", "status --watch", "status --check")),
     Command("serve", cmd_serve, "serve the fleet to Claude Code",
-            (CONFIG, Flag("--host", "listen there instead", "HOST"),
+            (CONFIG, OUT, Flag("--host", "listen there instead", "HOST"),
              Flag("--port", "listen there instead; 0 takes any that is free", "PORT"),
              Flag("--no-receipts", "keep no record of requests"),
              Flag("--verbose", "print a line for each request", short="-v")),

@@ -1,0 +1,1016 @@
+"""The gateway: who may ask which node when, and what a client sees of it."""
+import contextlib
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import stat
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import subagent_fleet as sf
+from conftest import SCRIPT, clean_environment
+
+WIRE = pathlib.Path(__file__).parent / "cases" / "wire"
+KEY = "sk-0123456789abcdef0123456789abcdef"
+PROMPT, SPOKEN = "the secret prompt", "the secret answer"
+
+
+def fleet_of(*models, nodes=("a", "b")):
+    """A fleet of (name, node, alias, {more}) on nodes that are addresses or only names."""
+    nodes = nodes if isinstance(nodes, dict) else {name: "http://127.0.0.1:1" for name in nodes}
+    text = {"project": {"name": "test", "gateway": {"provider": "builtin"}},
+            "nodes": {name: {"endpoint": endpoint} for name, endpoint in nodes.items()},
+            "models": {name: {"node": node, "ollama_model": "tiny", "litellm_alias": alias,
+                              "context": 32768, **more}
+                       for name, node, alias, more in models},
+            "agents": {"planner": {"model": models[0][0], "description": "d"}}}
+    fleet, findings = sf.check_fleet(sf.read_document(json.dumps(text), "fleet.json"))
+    assert fleet, findings
+    return fleet
+
+
+# -- scheduling, with a clock that stands still --
+
+class Desk:
+    """A scheduler and its clock; tickets by conversation."""
+
+    def __init__(self, *models, **more):
+        self.now = 100.0
+        self.scheduler = sf.Scheduler(fleet_of(*models, **more), lambda: self.now)
+
+    def enter(self, alias="x", conversation=("s", "")):
+        return self.scheduler.enter(alias, conversation)
+
+    def serve(self, alias="x", conversation=("s", "")):
+        """Let one request come, be answered and go; return where."""
+        ticket = self.enter(alias, conversation)
+        name = ticket.model.name
+        self.scheduler.succeed(ticket)
+        self.scheduler.leave(ticket)
+        return name
+
+
+def test_a_slot_is_one_of_a_models_parallel_requests():
+    desk = Desk(("m", "a", "x", {"max_parallel": 2}))
+    first, second, third = desk.enter(), desk.enter(), desk.enter()
+    assert first.model.name == second.model.name == "m" and third.model is None
+    woken = []
+    third.wake = lambda: woken.append(1)
+    desk.scheduler.leave(first)
+    assert third.model.name == "m" and woken == [1]
+
+
+def test_who_waits_waits_in_order_and_takes_the_first_free_slot_of_all():
+    desk = Desk(("m", "a", "x", {}), ("n", "b", "x", {}))
+    busy = {ticket.model.name: ticket for ticket in (desk.enter(), desk.enter())}
+    assert set(busy) == {"m", "n"}
+    third, fourth = desk.enter(), desk.enter()
+    desk.scheduler.leave(busy["n"])
+    assert third.model.name == "n" and fourth.model is None
+    desk.scheduler.leave(busy["m"])
+    assert fourth.model.name == "m"
+
+
+def test_who_waits_for_another_alias_is_not_held_up():
+    desk = Desk(("m", "a", "x", {}), ("n", "b", "y", {}))
+    desk.enter("x")
+    assert desk.enter("x").model is None and desk.enter("y").model.name == "n"
+
+
+def test_who_leaves_the_line_is_passed_over():
+    desk = Desk(("m", "a", "x", {}))
+    first, second, third = desk.enter(), desk.enter(), desk.enter()
+    desk.scheduler.leave(second)
+    desk.scheduler.leave(first)
+    assert (second.model, third.model.name) == (None, "m")
+
+
+def test_two_entries_of_one_ollama_model_share_its_slots():
+    desk = Desk(("m", "a", "x", {}), ("n", "a", "y", {"ollama_model": "Tiny:latest"}))
+    assert desk.enter("x").model.name == "m" and desk.enter("y").model is None
+
+
+def test_a_conversation_goes_back_to_where_its_prompt_is_cached():
+    desk = Desk(("m", "a", "x", {}), ("n", "b", "x", {}))
+    one, two, sub = ("1", ""), ("2", ""), ("1", "agent")
+    first = desk.serve(conversation=one)
+    other = desk.serve(conversation=two)
+    assert {first, other} == {"m", "n"}
+    for _ in range(3):
+        assert desk.serve(conversation=two) == other
+        assert desk.serve(conversation=one) == first
+    assert desk.serve(conversation=sub) == other  # of its own; the longest idle node is free
+
+
+def test_a_busier_node_loses_the_conversation():
+    desk = Desk(("m", "a", "x", {"max_parallel": 3}), ("n", "b", "x", {"max_parallel": 3}))
+    mine = desk.serve(conversation=("1", ""))
+    others = [desk.enter(conversation=(str(number), "")) for number in range(2, 4)]
+    busy = next(ticket for ticket in others if ticket.model.name == mine)
+    free = next(ticket for ticket in others if ticket is not busy)
+    desk.scheduler.leave(free)
+    assert desk.enter(conversation=("1", "")).model.name != mine
+    assert desk.scheduler.show()[0] == {("a", "tiny:latest"): 1, ("b", "tiny:latest"): 1}
+
+
+def test_conversations_are_not_remembered_without_end():
+    desk = Desk(("m", "a", "x", {}))
+    for number in range(sf.CONVERSATION_LIMIT + 50):
+        desk.serve(conversation=(str(number), ""))
+    assert len(desk.scheduler._last) == sf.CONVERSATION_LIMIT
+
+
+def test_a_failed_request_goes_to_the_next_candidate_and_the_node_rests():
+    desk = Desk(("m", "a", "x", {}), ("n", "b", "x", {}))
+    ticket = desk.enter()
+    failed = ticket.model.name
+    desk.scheduler.fail(ticket, "refused", is_down=True)
+    assert ticket.model.name != failed
+    desk.scheduler.leave(ticket)
+    for _ in range(3):
+        assert desk.serve() != failed
+
+
+def test_a_rest_doubles_from_2_to_60_seconds_and_one_success_ends_it():
+    desk = Desk(("m", "a", "x", {}), ("n", "b", "x", {"max_parallel": 9}))
+    seen = []
+    while len(seen) < 8:
+        ticket = desk.enter(conversation=("probe", str(len(seen))))
+        if ticket.model.name == "m":
+            desk.scheduler.fail(ticket, "refused", is_down=True)
+            seen.append(desk.scheduler.show()[1]["a"])
+        else:
+            desk.now += 0.5
+        desk.scheduler.leave(ticket)
+    assert seen == [2, 4, 8, 16, 32, 60, 60, 60]
+    desk.now += 60
+    assert "m" in [desk.serve(conversation=("q", str(number))) for number in range(2)]
+    assert "a" not in desk.scheduler.show()[1]
+
+
+def test_one_probe_at_a_time_ends_a_rest():
+    desk = Desk(("m", "a", "x", {"max_parallel": 4}), ("n", "b", "x", {"max_parallel": 4}))
+    first = desk.enter()
+    resting = first.model.name
+    desk.scheduler.fail(first, "timeout")
+    desk.scheduler.leave(first)
+    desk.now += 3
+    tickets = [desk.enter(conversation=(str(n), "")) for n in range(4)]
+    assert [t.model.name for t in tickets].count(resting) == 1
+    probe = next(t for t in tickets if t.model.name == resting)
+    desk.scheduler.succeed(probe)
+    assert desk.enter(conversation=("z", "")).model.name == resting
+
+
+def test_a_probe_whose_client_leaves_makes_room_for_another():
+    desk = Desk(("m", "a", "x", {}), ("n", "b", "x", {}))
+    first = desk.enter()
+    resting = first.model.name
+    desk.scheduler.fail(first, "timeout")
+    desk.scheduler.leave(first)
+    desk.now += 3
+    for _ in range(3):
+        tickets = [desk.enter(conversation=("p", str(n))) for n in range(2)]
+        assert resting in [ticket.model.name for ticket in tickets]
+        for ticket in tickets:
+            desk.scheduler.leave(ticket)
+
+
+def test_when_all_rest_one_at_a_time_is_tried_all_the_same():
+    desk = Desk(("m", "a", "x", {"max_parallel": 4}))
+    first = desk.enter()
+    desk.scheduler.fail(first, "http 500")
+    assert first.is_hopeless and first.tried == {"m": "http 500"}
+    desk.scheduler.leave(first)
+    second, third = desk.enter(), desk.enter()
+    assert second.model.name == "m" and third.model is None and not third.is_hopeless
+    desk.scheduler.succeed(second)
+    desk.scheduler.leave(second)
+    assert third.model.name == "m"
+
+
+def test_who_saw_the_only_node_go_down_does_not_try_it_again():
+    desk = Desk(("m", "a", "x", {}))
+    first, second = desk.enter(), desk.enter()
+    desk.scheduler.fail(first, "unreachable", is_down=True)
+    assert first.is_hopeless and second.is_hopeless
+    desk.now += 0.1
+    assert desk.enter().model.name == "m"
+
+
+def test_a_missing_model_rests_alone():
+    desk = Desk(("m", "a", "x", {}), ("n", "b", "x", {}),
+                ("o", "a", "y", {"ollama_model": "other"}))
+    ticket = desk.enter()
+    while ticket.model.name != "m":
+        desk.scheduler.leave(ticket)
+        ticket = desk.enter(conversation=("again", ""))
+    desk.scheduler.fail(ticket, "not_found_error", is_missing=True)
+    desk.scheduler.leave(ticket)
+    assert desk.serve() == "n" and desk.enter("y").model.name == "o"
+
+
+def test_fallbacks_answer_only_when_nobody_of_the_alias_can():
+    desk = Desk(("m", "a", "x", {"fallback": ["f"]}), ("f", "b", "y", {}))
+    first, second = desk.enter(), desk.enter()
+    assert first.model.name == "m" and second.model is None
+    desk.scheduler.fail(first, "refused", is_down=True)
+    assert first.model.name == "f"
+    desk.scheduler.leave(first)
+    assert second.model.name == "f"
+
+
+def test_a_retry_finds_the_node_whose_rest_has_ended():
+    desk = Desk(("m", "a", "x", {}), ("n", "b", "x", {}))
+    first = desk.enter()
+    desk.scheduler.fail(first, "timeout")
+    waiting = desk.enter(conversation=("w", ""))
+    assert waiting.model is None
+    desk.now += 3
+    desk.scheduler.retry()
+    assert waiting.model
+
+
+def test_slots_come_back_whatever_happens():
+    desk = Desk(("m", "a", "x", {"max_parallel": 2, "fallback": ["f"]}), ("n", "b", "x", {}),
+                ("f", "b", "y", {"ollama_model": "other"}))
+    chance = __import__("random").Random(3)
+    held = []
+    for _ in range(4000):
+        desk.now += chance.random()
+        if len(held) < 6 and chance.random() < 0.6:
+            held.append(desk.enter(chance.choice("xy"), (str(chance.randrange(4)), "")))
+        elif held:
+            ticket = chance.choice(held)
+            act = chance.randrange(3)
+            if act == 0 and ticket.model:
+                desk.scheduler.fail(ticket, "timeout", is_down=chance.random() < 0.5,
+                                    is_missing=chance.random() < 0.3)
+            else:
+                if act == 1 and ticket.model:
+                    desk.scheduler.succeed(ticket)
+                desk.scheduler.leave(ticket)
+                held.remove(ticket)
+        running, _, waiting = desk.scheduler.show()
+        assert sum(running.values()) + waiting + sum(t.is_hopeless for t in held) == len(held)
+        assert all(0 <= running[slot] <= desk.scheduler.slots[slot] for slot in running)
+    for ticket in held:
+        desk.scheduler.leave(ticket)
+    assert set(desk.scheduler.show()[0].values()) == {0} and desk.scheduler.show()[2] == 0
+
+
+# -- nodes whose every byte is scripted --
+
+class Node:
+    """A node that plays a function on each connection, after it has read the request."""
+
+    def __init__(self, play):
+        self.play, self.requests, self.gone = play, [], threading.Event()
+        self.listener = socket.create_server(("127.0.0.1", 0), backlog=300)
+        self.port = self.listener.getsockname()[1]
+        self.endpoint = f"http://127.0.0.1:{self.port}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self.listener.accept()
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection):
+        with contextlib.suppress(OSError), connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            stream = connection.makefile("rb")
+            size = 0
+            for line in iter(stream.readline, b"\r\n"):
+                if line.lower().startswith(b"content-length:"):
+                    size = int(line.split(b":")[1])
+            self.requests.append(json.loads(stream.read(size)))
+            self.play(self, connection)
+
+    def close(self):
+        self.listener.close()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nConnection: close\r\n\r\n"
+DONE = b'{"message":{"content":""},"done":true,"done_reason":"stop","prompt_eval_count":12,' \
+       b'"eval_count":3}\n'
+
+
+def line(words):
+    return json.dumps({"message": {"role": "assistant", "content": words}, "done": False}
+                      ).encode() + b"\n"
+
+
+def says(*pieces, pause=0.0):
+    def play(node, connection):
+        connection.sendall(HEAD)
+        for piece in pieces:
+            connection.sendall(line(piece))
+            time.sleep(pause)
+        connection.sendall(DONE)
+    return play
+
+
+def sends(sent):
+    return lambda node, connection: connection.sendall(sent)
+
+
+def answers(status, error):
+    body = json.dumps({"error": error}).encode()
+    return sends(b"HTTP/1.1 %d x\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body))
+
+
+def hangs(node, connection):
+    """Say nothing; note when the gateway lets go."""
+    with contextlib.suppress(OSError):
+        connection.recv(1)
+    node.gone.set()
+
+
+def says_and_hangs(node, connection):
+    connection.sendall(HEAD + line("begun "))
+    hangs(node, connection)
+
+
+# -- a gateway in this process, and clients for it --
+
+class Rig:
+    """A served fleet; `ask` posts a Messages request, `raw` sends bytes."""
+
+    def __init__(self, fleet, tmp_path):
+        self.world = sf.World()
+        self.said = []
+        self.world.err = self.said.append
+        self.receipts_path = tmp_path / "requests.jsonl"
+        self.server = sf.Server(fleet, KEY, self.world, receipts=str(self.receipts_path))
+        self.server.log = self.said.append
+        listener = self.world.listen("127.0.0.1", 0)
+        self.port = listener.getsockname()[1]
+        self.thread = threading.Thread(target=self.server.run, args=(listener,), daemon=True)
+        self.thread.start()
+
+    def close(self):
+        self.server.stop("test")
+        self.server.stop("test")
+        self.thread.join(15)
+        assert not self.thread.is_alive()
+
+    def connect(self):
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def head(self, method="POST", target="/v1/messages", **headers):
+        fields = {"Host": f"127.0.0.1:{self.port}", "x-api-key": KEY,
+                  **{name.replace("_", "-"): value for name, value in headers.items()}}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items()
+                        if value is not None)
+        return f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
+
+    def post(self, request, **headers):
+        """The bytes of a Messages request."""
+        body = request if isinstance(request, bytes) else json.dumps(request).encode()
+        return self.head(**{"Content_Length": len(body), **headers}) + body
+
+    def raw(self, sent, *, half_close=False):
+        """Send bytes on a new connection, return (status, headers, body)."""
+        with self.connect() as connection:
+            connection.sendall(sent)
+            if half_close:
+                connection.shutdown(socket.SHUT_WR)
+            return read_answer(connection.makefile("rb"))
+
+    def ask(self, alias="x", *, headers=None, **more):
+        return self.raw(self.post(request_of(alias, **more), **(headers or {})))
+
+    def get(self, target, **headers):
+        return self.raw(self.head("GET", target, **headers))
+
+    def receipts(self, count=1):
+        """The receipts, once so many are there."""
+        wait_until(lambda: self.receipts_path.exists()
+                   and self.receipts_path.read_bytes().count(b"\n") >= count)
+        return [json.loads(text) for text in self.receipts_path.read_text().splitlines()]
+
+
+def wait_until(condition, seconds=10.0):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(0.005)
+
+
+def request_of(alias="x", **more):
+    return {"model": alias, "max_tokens": 100, "messages": [{"role": "user", "content": PROMPT}],
+            **more}
+
+
+def read_answer(stream):
+    """(status, headers, body) of one answer; status 0 when the connection only closed."""
+    first = stream.readline()
+    if not first:
+        return 0, {}, b""
+    headers = {}
+    for text in iter(stream.readline, b"\r\n"):
+        assert text, "the answer ends in its headers"
+        name, _, value = text.decode("latin-1").partition(":")
+        headers[name.lower()] = value.strip()
+    body = b""
+    if headers.get("transfer-encoding") == "chunked":
+        size = int(stream.readline(), 16)
+        while size:
+            body += stream.read(size)
+            assert stream.readline() == b"\r\n"
+            size = int(stream.readline(), 16)
+        assert stream.readline() == b"\r\n"
+    else:
+        body = stream.read(int(headers["content-length"]))
+    return int(first.split()[1]), headers, body
+
+
+def events_of(body):
+    found = []
+    for block in body.decode().strip().split("\n\n"):
+        name, text = block.split("\n")
+        found.append(json.loads(text[len("data: "):]))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+def text_of(body):
+    return "".join(event["delta"].get("text", "") for event in events_of(body)
+                   if event["type"] == "content_block_delta")
+
+
+def error_of(answer):
+    status, _, body = answer
+    told = json.loads(body)
+    assert told["type"] == "error" and set(told["error"]) == {"type", "message"}
+    return status, told["error"]["type"], told["error"]["message"]
+
+
+@pytest.fixture
+def rig(tmp_path):
+    """Start nodes that play the given functions and a gateway for them; model per node."""
+    made = []
+
+    def start(*plays, **more):
+        nodes = [Node(play) for play in plays]
+        models = [(f"m{i}", f"n{i}", "x", more) for i in range(len(nodes))]
+        fleet = fleet_of(*models, nodes={f"n{i}": node.endpoint for i, node in enumerate(nodes)})
+        served = Rig(fleet, tmp_path)
+        served.nodes = nodes
+        made.append(served)
+        return served
+    yield start
+    for served in made:
+        served.close()
+        for node in served.nodes:
+            node.close()
+
+
+# -- what a client sees --
+
+def test_a_message_comes_whole_or_as_a_stream(rig):
+    served = rig(says("PO", "NG"))
+    status, headers, body = served.ask()
+    message = json.loads(body)
+    assert (status, headers["content-type"]) == (200, "application/json")
+    assert message["content"] == [{"type": "text", "text": "PONG"}]
+    assert (message["model"], message["stop_reason"]) == ("x", "end_turn")
+    assert message["usage"]["input_tokens"] == 12 and message["usage"]["output_tokens"] == 3
+    status, headers, body = served.ask(stream=True)
+    assert headers["content-type"].startswith("text/event-stream")
+    assert headers["request-id"].startswith("req_")
+    events = events_of(body)
+    assert events[0]["message"]["stop_reason"] is None
+    assert events[-2]["usage"] == {"input_tokens": 12, "output_tokens": 3}
+    assert text_of(body) == "PONG"
+
+
+def test_a_recorded_request_of_claude_code_is_served(rig):
+    served = rig(says("ok"))
+    recorded = json.loads((WIRE / "main-first.json").read_text(encoding="utf-8"))
+    request = {**recorded["body"], "model": "x"}
+    body = json.dumps(request).encode()
+    status, _, answer = served.raw(served.head(target=recorded["path"], **{
+        name.replace("-", "_"): value for name, value in recorded["headers"].items()},
+        Content_Length=len(body)) + body)
+    assert status == 200 and text_of(answer) == "ok"
+    sent = served.nodes[0].requests[0]
+    assert sent["options"]["num_ctx"] == 32768 and sent["truncate"] is False
+    assert served.receipts()[0]["session"] == recorded["headers"]["x-claude-code-session-id"]
+
+
+def test_other_pages(rig):
+    served = rig(says("x"))
+    assert json.loads(served.get("/v1/models")[2])["data"][0]["id"] == "x"
+    assert json.loads(served.get("/v1/models/x")[2])["id"] == "x"
+    assert json.loads(served.get("/health/liveliness", x_api_key=None)[2]) == "I'm alive!"
+    assert json.loads(served.get("/", x_api_key=None)[2])["name"] == "subagent-fleet"
+    with served.connect() as connection:
+        connection.sendall(served.head("HEAD", "/", x_api_key=None) + served.head("GET", "/"))
+        told = connection.makefile("rb").read1(65536)
+        assert told.startswith(b"HTTP/1.1 200") and told.count(b"subagent-fleet") <= 1
+    served.ask()
+    served.receipts()
+    fleet = json.loads(served.get("/fleet")[2])
+    assert fleet["schema"] == "subagent-fleet/fleet/1" and fleet["waiting"] == 0
+    assert fleet["nodes"][0]["requests"] == 1 and fleet["nodes"][0]["models"][0]["slots"] == 1
+
+
+@pytest.mark.parametrize("method, target", [
+    ("GET", "/v1/models/nope"), ("GET", "/nope"), ("POST", "/"), ("PUT", "/v1/messages"),
+    ("GET", "/v1/messages"), ("POST", "/v1/messages/"), ("POST", "/v1/v1/messages")])
+def test_anything_else_is_404_in_anthropics_shape(rig, method, target):
+    served = rig(says("x"))
+    assert error_of(served.raw(served.head(method, target)))[:2] == (404, "not_found_error")
+
+
+def test_an_unknown_model_is_named_with_what_there_is(rig):
+    status, kind, words = error_of(rig(says("x")).ask("claude-opus-9"))
+    assert (status, kind) == (404, "not_found_error")
+    assert "`claude-opus-9`" in words and "`x`" in words
+
+
+def test_count_tokens_learns_from_the_last_answer(rig):
+    served = rig(says("x"))
+    body = json.dumps(request_of())
+
+    def count():
+        return json.loads(served.raw(served.head(
+            target="/v1/messages/count_tokens", Content_Length=len(body)) + body.encode())[2])
+    before = count()["input_tokens"]
+    served.ask()
+    assert 0 < before and count()["input_tokens"] == 12
+
+
+def test_one_connection_serves_many_requests_also_pipelined_and_chunked(rig):
+    served = rig(says("PONG"))
+    body = json.dumps(request_of()).encode()
+    pieces = b"".join(b"%x\r\n%b\r\n" % (len(body[at:at + 20]), body[at:at + 20])
+                      for at in range(0, len(body), 20))
+    chunked = served.head(Transfer_Encoding="chunked") + pieces + b"0\r\nTrailer: x\r\n\r\n"
+    with served.connect() as connection:
+        connection.sendall(served.post(request_of()) + chunked + served.post(
+            request_of(stream=True)) + served.head("GET", "/"))
+        stream = connection.makefile("rb")
+        for _ in range(2):
+            status, _, answer = read_answer(stream)
+            assert status == 200 and json.loads(answer)["content"][0]["text"] == "PONG"
+        assert text_of(read_answer(stream)[2]) == "PONG"
+        assert b"subagent-fleet" in read_answer(stream)[2]
+
+
+def test_a_client_that_waits_for_100_continue_is_told_to_go_on(rig):
+    served = rig(says("PONG"))
+    with served.connect() as connection:
+        body = json.dumps(request_of()).encode()
+        connection.sendall(served.head(Content_Length=len(body), Expect="100-continue"))
+        stream = connection.makefile("rb")
+        assert stream.readline() == b"HTTP/1.1 100 Continue\r\n"
+        stream.readline()
+        connection.sendall(body)
+        assert read_answer(stream)[0] == 200
+
+
+# -- the closed door --
+
+def test_no_request_without_the_key_reaches_a_node(rig):
+    served = rig(says("x"))
+    for headers in ({"x_api_key": None}, {"x_api_key": "sk-wrong"}, {"x_api_key": KEY[:-1]},
+                    {"x_api_key": None, "Authorization": "Bearer sk-wrong"},
+                    {"x_api_key": None, "Authorization": f"Basic {KEY}"},
+                    {"x_api_key": "ü" * 40}):
+        assert error_of(served.ask(headers=headers))[:2] == (401, "authentication_error")
+    for target in (f"/v1/messages?key={KEY}", f"/v1/messages?x-api-key={KEY}", "/fleet",
+                   "/v1/models"):
+        assert error_of(served.raw(served.head(target=target, x_api_key=None)))[0] == 401
+    for headers in ({"Host": "evil.example"}, {"Host": f"evil.example:{served.port}"},
+                    {"Host": None}, {"Host": "127.0.0.1:1"}, {"Origin": "https://evil.example"},
+                    {"Origin": "null"}):
+        assert error_of(served.ask(headers=headers))[:2] == (403, "permission_error")
+        assert error_of(served.get("/", **headers))[0] == 403
+    assert served.nodes[0].requests == []
+    for headers in ({}, {"x_api_key": None, "Authorization": f"Bearer {KEY}"},
+                    {"Host": f"localhost:{served.port}"}, {"Host": f"[::1]:{served.port}"}):
+        assert served.ask(headers=headers)[0] == 200
+
+
+def test_refusals_take_the_same_time(rig):
+    served = rig(says("x"))
+    kinds = {"none": {"x_api_key": None}, "wrong": {"x_api_key": "sk-wrong"},
+             "close": {"x_api_key": KEY[:-1] + "0"}, "host": {"Host": "evil.example"}}
+    took = {name: [] for name in kinds}
+    for _ in range(40):
+        for name, headers in kinds.items():
+            began = time.perf_counter()
+            served.ask(headers=headers)
+            took[name].append(time.perf_counter() - began)
+    medians = [statistics.median(found) for found in took.values()]
+    assert max(medians) < min(medians) * 2 + 0.002
+
+
+def test_own_hosts_name_only_this_machine():
+    assert sf.own_hosts("127.0.0.1", 4000, "studio") == {
+        "127.0.0.1:4000", "localhost:4000", "[::1]:4000"}
+    assert sf.own_hosts("192.168.1.5", 80, "studio") == {"192.168.1.5:80"}
+    assert sf.own_hosts("::", 1, "Studio") == {
+        "[::]:1", "studio:1", "studio.local:1", "localhost:1", "127.0.0.1:1", "[::1]:1"}
+
+
+# -- broken and hostile clients --
+
+@pytest.mark.parametrize("sent, status", [
+    (b"\r\n", 400), (b"GET\r\n\r\n", 400), (b"GET / HTTP/9.9\r\n\r\n", 400),
+    (b"\x16\x03\x01\x02\x00\x01\x00\r\n", 400), (b"GET /" + b"a" * 70000 + b"\r\n\r\n", 400),
+    (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 20000 + b"\r\n", 400),
+    (b"POST /v1/messages HTTP/1.1\r\nContent-Length: -5\r\n", 400),
+    (b"POST /v1/messages HTTP/1.1\r\nContent-Length: 99999999999\r\n", 413),
+    (b"POST /v1/messages HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: gzip\r\n", 400),
+    (b"POST /v1/messages HTTP/1.1\r\nContent-Length: 5\r\nContent-Encoding: gzip\r\n", 400),
+    (b"POST /v1/messages HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\nzz\r\n", 400),
+    (b"POST /v1/messages HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\nfffffff\r\n", 400),
+    (b"POST /v1/messages HTTP/1.1\r\nContent-Length: 3\r\n\n{}{", 400),
+    (b"POST /v1/messages HTTP/1.1\r\nContent-Length: 9\r\n\n{}", 400),
+])
+def test_broken_requests_are_refused_and_the_server_goes_on(rig, sent, status):
+    served = rig(says("x"))
+    own = served.head().split(b"\r\n", 1)[1]
+    first, _, rest = sent.partition(b"\n")
+    if b"HTTP/1.1" in first and b"POST" in first:  # these pass the door
+        fields, _, body = rest.partition(b"\n\n") if b"\n\n" in rest else (rest, b"", b"")
+        sent = first + b"\n" + fields.rstrip(b"\r\n") + b"\r\n" + own + body
+    answer = served.raw(sent, half_close=True)
+    assert error_of(answer)[0] == status and answer[1]["connection"] == "close"
+    assert served.ask()[0] == 200
+
+
+@pytest.mark.parametrize("body", [
+    b"", b"[]", b"{", b"\xff\xfe", b'{"model":"x"}', b'{"model":"x","messages":[{"role":5}]}',
+    b'{"model":"x","messages":[]}', b"[" * 50000])
+def test_broken_bodies_get_400(rig, body):
+    served = rig(says("x"))
+    assert error_of(served.raw(served.post(body)))[:2] == (400, "invalid_request_error")
+    assert served.nodes[0].requests == [] and served.ask()[0] == 200
+
+
+def test_slow_senders_are_let_go(rig, monkeypatch):
+    monkeypatch.setattr(sf, "REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(sf, "BODY_SECONDS", 0.3)
+    served = rig(says("x"))
+    assert served.raw(b"") == (0, {}, b"")
+    assert error_of(served.raw(b"POST /v1/mess"))[0] == 408
+    assert error_of(served.raw(served.head(Content_Length=50) + b"{"))[0] == 408
+    with served.connect() as connection:  # a byte now and then does not help
+        with contextlib.suppress(OSError):
+            for _ in range(20):
+                connection.sendall(b"a")
+                time.sleep(0.05)
+        assert b" 408 " in connection.recv(100)
+    assert served.ask()[0] == 200
+
+
+def test_300_connections_leave_the_others_served(rig):
+    served = rig(says("x"))
+    held = [served.connect() for _ in range(sf.CONNECTION_LIMIT)]
+    wait_until(lambda: served.server._connections >= sf.CONNECTION_LIMIT)
+    refused = [served.connect() for _ in range(44)]
+    assert error_of(read_answer(refused[0].makefile("rb")))[:2] == (529, "overloaded_error")
+    held[0].sendall(served.post(request_of()))
+    assert read_answer(held[0].makefile("rb"))[0] == 200
+    for connection in held + refused:
+        connection.close()
+    wait_until(lambda: served.server._connections == 0)
+    assert served.ask()[0] == 200
+
+
+# -- waiting and leaving --
+
+def test_a_waiting_stream_gets_its_headers_and_pings(rig, monkeypatch):
+    monkeypatch.setattr(sf, "QUIET_SECONDS", 0.2)
+    served = rig(lambda node, connection: (time.sleep(0.9), says("late")(node, connection)))
+    body = served.ask(stream=True)[2]
+    kinds = [event["type"] for event in events_of(body)]
+    assert kinds[0] == "message_start" and kinds.count("message_start") == 1
+    assert 2 <= kinds.count("ping") <= 6 and text_of(body) == "late"
+
+
+def test_who_waits_for_a_slot_gets_pings_and_is_served_in_order(rig, monkeypatch):
+    monkeypatch.setattr(sf, "QUIET_SECONDS", 0.15)
+    order, gate = [], threading.Event()
+
+    def play(node, connection):
+        order.append(node.requests[-1]["messages"][0]["content"])
+        gate.wait(10)
+        says("ok")(node, connection)
+    served = rig(play)
+    found, threads = {}, []
+
+    def ask(name):
+        found[name] = served.ask(stream=True, messages=[{"role": "user", "content": name}])
+
+    for number in range(4):
+        threads.append(threading.Thread(target=ask, args=(str(number),)))
+        threads[-1].start()
+        wait_until(lambda: len(order) + served.server.scheduler.show()[2] == number + 1)
+    assert order == ["0"]
+    time.sleep(0.5)
+    gate.set()
+    for thread in threads:
+        thread.join(20)
+    assert order == ["0", "1", "2", "3"]
+    assert all(text_of(body) == "ok" for _, _, body in found.values())
+    assert b"event: ping" in found["3"][2]
+    waited = sorted(receipt["waited"] for receipt in served.receipts(4))
+    assert waited[0] < 0.2 < waited[1]
+
+
+@pytest.mark.parametrize("play, stream", [(hangs, True), (hangs, False), (says_and_hangs, True),
+                                          (says_and_hangs, False)])
+def test_a_client_that_leaves_takes_its_request_off_the_node(rig, play, stream):
+    served = rig(play)
+    connection = served.connect()
+    connection.sendall(served.post(request_of(stream=stream)))
+    wait_until(lambda: served.nodes[0].requests)
+    if play is says_and_hangs and stream:
+        connection.recv(10)
+    began = time.monotonic()
+    connection.close()
+    assert served.nodes[0].gone.wait(5) and time.monotonic() - began < 0.5
+    assert served.receipts()[0]["outcome"] == "left"
+    assert set(served.server.scheduler.show()[0].values()) == {0}
+
+
+def test_a_client_that_leaves_the_line_never_reaches_the_node(rig):
+    served = rig(hangs)
+    first, second = served.connect(), served.connect()
+    first.sendall(served.post(request_of()))
+    wait_until(lambda: served.nodes[0].requests)
+    second.sendall(served.post(request_of()))
+    wait_until(lambda: served.server.scheduler.show()[2] == 1)
+    second.close()
+    wait_until(lambda: served.server.scheduler.show()[2] == 0)
+    first.close()
+    assert [receipt["outcome"] for receipt in served.receipts(2)] == ["left", "left"]
+    assert len(served.nodes[0].requests) == 1
+
+
+def test_client_gone_has_a_slug():
+    assert sf.ClientGone().slug == "client-gone"
+
+
+# -- failing nodes --
+
+@pytest.mark.parametrize("play, why", [
+    (answers(500, "boom"), "api_error"), (answers(503, "busy"), "overloaded_error"),
+    (answers(404, "model 'tiny' not found"), "not_found_error"), (sends(b""), "bad answer"),
+    (sends(b"garbage\r\n\r\n"), "not ollama"), (sends(HEAD), "bad answer"),
+    (sends(HEAD + b"garbage\n"), "api_error"), (sends(HEAD + b'{"error":"boom"}\n'), "api_error"),
+    (sends(HEAD + b"{" * 9_000_000), "bad answer"),
+])
+@pytest.mark.parametrize("stream", [True, False])
+def test_before_any_content_another_node_answers(rig, play, why, stream):
+    served = rig(play, says("PONG"))
+    for _ in range(2):  # one of the two begins at the failing node
+        status, _, body = served.ask(stream=stream)
+        assert status == 200 and "PONG" in body.decode()
+    receipts = served.receipts(2)
+    assert sorted(len(r["tries"]) for r in receipts) == [0, 1]
+    assert {"node": "n0", "why": why} in [tried for r in receipts for tried in r["tries"]]
+    assert served.server.totals["n0"]["failures"] == 1
+
+
+def test_a_node_that_refuses_or_is_slow_costs_no_answer(rig):
+    served = rig(hangs, says("PONG"), timeout=1)
+    served.nodes[0].close()
+    for _ in range(3):
+        assert served.ask()[0] == 200
+    slow = rig(hangs, says("PONG"), timeout=1)
+    for _ in range(2):
+        assert slow.ask()[0] == 200
+
+
+def test_when_nobody_is_left_the_client_is_told_to_come_back(rig):
+    served = rig(sends(b""))
+    status, kind, words = error_of(served.ask())
+    assert (status, kind) == (529, "overloaded_error") and "n0: bad answer" in words
+    assert served.receipts()[0]["outcome"] == "overloaded_error"
+    busy = rig(answers(404, "model 'tiny' not found"))
+    assert error_of(busy.ask(stream=True)) == (404, "not_found_error", "model 'tiny' not found")
+
+
+def test_what_only_the_client_can_mend_is_not_tried_elsewhere(rig):
+    served = rig(answers(400, "request (9 tokens) exceeds the available context size (5 tokens)"),
+                 answers(400, "request (9 tokens) exceeds the available context size (5 tokens)"))
+    for stream in (False, True):
+        assert error_of(served.ask(stream=stream)) == (
+            400, "invalid_request_error", "prompt is too long: 9 tokens > 5 maximum")
+    assert len(served.nodes[0].requests) + len(served.nodes[1].requests) == 2
+    assert served.server.scheduler.show()[1] == {}
+
+
+def test_after_content_an_error_event_ends_the_stream(rig):
+    served = rig(sends(HEAD + line("begun ")), sends(HEAD + line("begun ")))
+    status, _, body = served.ask(stream=True)
+    events = events_of(body)
+    assert status == 200 and text_of(body) == "begun "
+    assert events[-1]["error"]["type"] == "api_error" and "mid answer" in \
+        events[-1]["error"]["message"]
+    assert len(served.nodes[0].requests) + len(served.nodes[1].requests) == 1
+
+
+def test_too_long_after_pings_is_an_error_event(rig, monkeypatch):
+    monkeypatch.setattr(sf, "QUIET_SECONDS", 0.1)
+    late = answers(400, "exceeds the available context size (5 tokens)")
+    served = rig(lambda node, connection: (time.sleep(0.4), late(node, connection)))
+    events = events_of(served.ask(stream=True)[2])
+    assert [events[0]["type"], events[1]["type"]] == ["message_start", "ping"]
+    assert events[-1]["error"]["type"] == "invalid_request_error"
+    assert events[-1]["error"]["message"].startswith("prompt is too long: ")
+
+
+def test_a_node_that_never_ends_is_cut_off(rig):
+    def play(node, connection):
+        connection.sendall(HEAD)
+        with contextlib.suppress(OSError):
+            while True:
+                connection.sendall(line("and so on ") * 100)
+        node.gone.set()
+    served = rig(play, max_output=256)
+    status, kind, _ = error_of(served.ask())
+    assert (status, kind) == (529, "overloaded_error") and served.nodes[0].gone.wait(5)
+
+
+def test_a_node_that_drips_is_left_after_its_timeout(rig):
+    def play(node, connection):
+        with contextlib.suppress(OSError):
+            for byte in HEAD + line("x"):
+                connection.sendall(bytes([byte]))
+                time.sleep(0.1)
+        node.gone.set()
+    served = rig(play, timeout=1)
+    began = time.monotonic()
+    assert error_of(served.ask())[0] == 529
+    assert 0.9 < time.monotonic() - began < 2.5 and served.nodes[0].gone.wait(5)
+
+
+# -- receipts, logs, errors --
+
+def test_receipts_say_what_happened(rig):
+    served = rig(says("PONG"), says("PONG"))
+    served.ask(headers={"x_claude_code_session_id": "s-1", "x_claude_code_agent_id": "a1"})
+    served.ask(headers={"x_claude_code_session_id": f"{PROMPT} in a header"})
+    first, second = served.receipts(2)
+    assert set(first) == {"time", "id", "session", "agent", "alias", "model", "node", "context",
+                          "tries", "waited", "first_byte", "total", "input_tokens",
+                          "output_tokens", "outcome"}
+    assert (first["session"], first["agent"], first["alias"]) == ("s-1", "a1", "x")
+    assert (first["outcome"], first["input_tokens"], first["context"]) == ("ok", 12, 32768)
+    assert 0 <= first["waited"] <= first["first_byte"] <= first["total"] < 10
+    assert second["session"] == "" and {first["node"], second["node"]} == {"n0", "n1"}
+    assert any("a1 x -> m" in told and "12 tokens in" in told for told in served.said)
+    if os.name == "posix":
+        assert stat.S_IMODE(served.receipts_path.stat().st_mode) == 0o600
+
+
+def test_receipts_turn_over(rig, monkeypatch):
+    monkeypatch.setattr(sf, "RECEIPTS_LIMIT_BYTES", 300)
+    served = rig(says("x"))
+    for _ in range(4):
+        served.ask()
+    wait_until(lambda: (served.receipts_path.parent / "requests.jsonl.1").exists())
+    assert served.receipts_path.stat().st_size < 1000
+
+
+def test_receipts_that_cannot_be_written_stop_nothing(rig):
+    served = rig(says("x"))
+    served.receipts_path.mkdir()
+    assert [served.ask()[0] for _ in range(2)] == [200, 200]
+    wait_until(lambda: any("no receipts from here on" in told for told in served.said))
+    assert served.receipts_path.is_dir()
+
+
+def test_nothing_of_prompt_answer_or_key_is_kept_or_told(rig, monkeypatch):
+    spoken = line(SPOKEN)
+    served = rig(sends(HEAD + spoken), answers(500, f"cannot parse {SPOKEN}"), says(SPOKEN))
+    for stream in (True, False, True, False):
+        served.ask(stream=stream)
+        served.ask(headers={"x_api_key": KEY + "x"})
+    wrong = {"role": "user", "content": [{"type": "image", "source": {"data": PROMPT}}]}
+    served.ask(messages=[wrong])
+    served.ask(PROMPT)
+    monkeypatch.setattr(sf, "plan_chat", lambda request, model: {}[str(request)])
+    assert error_of(served.ask())[:2] == (500, "api_error")
+    wait_until(lambda: any("KeyError" in told for told in served.said))
+    kept = served.receipts_path.read_text() + "".join(served.said)
+    assert len(kept) > 500
+    for secret in (PROMPT, SPOKEN, KEY, "secret"):
+        assert secret not in kept
+
+
+# -- the whole program --
+
+CONFIG = """\
+project: {{name: shop, gateway: {{provider: builtin, port: 4000}}}}
+nodes: {{a: {{endpoint: "{endpoint}"}}}}
+models: {{m: {{node: a, ollama_model: tiny, litellm_alias: x, context: 32768}}}}
+agents: {{planner: {{model: m, description: d}}}}
+"""
+
+
+class Program:
+    """`serve` as its own process."""
+
+    def __init__(self, tmp_path, *words, endpoint="http://127.0.0.1:1", **env):
+        (tmp_path / "fleet.yaml").write_text(CONFIG.format(endpoint=endpoint))
+        began = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-W", "error", str(SCRIPT), "serve", *words],
+            cwd=str(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=clean_environment(**{"LITELLM_MASTER_KEY": KEY, **env}))
+        self.greeting = self.process.stdout.readline().decode()
+        self.ready_seconds = time.monotonic() - began
+        found = re.search(r"http://[^:]+:(\d+)", self.greeting)
+        self.port = int(found[1]) if found else 0
+
+    head, post, connect = Rig.head, Rig.post, Rig.connect
+
+    def end(self, seconds=15):
+        """(exit code, stderr) once it has ended."""
+        _, told = self.process.communicate(timeout=seconds)
+        assert b"Traceback" not in told, told
+        return self.process.returncode, told.decode()
+
+
+def test_serve_says_where_and_answers_until_it_is_told_to_stop(tmp_path):
+    node = Node(says("PO", "NG", pause=0.4))
+    program = Program(tmp_path, "--port", "0", "-v", endpoint=node.endpoint)
+    assert program.greeting == f"Serving shop at http://127.0.0.1:{program.port}: x on 1 node. " \
+                               "Ctrl-C stops.\n"
+    with program.connect() as connection:
+        connection.sendall(program.post(request_of(stream=True)))
+        wait_until(lambda: node.requests)
+        program.process.send_signal(signal.SIGTERM)
+        assert text_of(read_answer(connection.makefile("rb"))[2]) == "PONG"
+    status, told = program.end()
+    assert status == 0 and "main x -> m@a ok" in told
+    receipt = json.loads((tmp_path / ".subagent-fleet" / "requests.jsonl").read_text())
+    assert receipt["outcome"] == "ok"
+    with pytest.raises(OSError):
+        program.connect()
+
+
+def test_a_second_signal_ends_at_once(tmp_path):
+    node = Node(hangs)
+    program = Program(tmp_path, "--port", "0", "--no-receipts", endpoint=node.endpoint)
+    with program.connect() as connection:
+        connection.sendall(program.post(request_of()))
+        wait_until(lambda: node.requests)
+        program.process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        assert program.process.poll() is None
+        began = time.monotonic()
+        program.process.send_signal(signal.SIGINT)
+        assert program.end()[0] == 130 and time.monotonic() - began < 2
+    assert not (tmp_path / ".subagent-fleet").exists()
+
+
+def test_a_taken_port_is_said(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        program = Program(tmp_path, "--port", str(port))
+        status, told = program.end()
+    assert status == 1 and f"cannot listen on 127.0.0.1:{port}: " in told and "lsof" in told
+
+
+def test_a_port_that_another_of_us_has_is_said(tmp_path):
+    first = Program(tmp_path, "--port", "0")
+    status, told = Program(tmp_path, "--port", str(first.port)).end()
+    first.process.terminate()
+    assert first.end()[0] == 0
+    assert status == 1 and f"subagent-fleet version {sf.__version__} serves there already" in told
+
+
+@pytest.mark.parametrize("words, env, status, told", [
+    (("--port", "http"), {}, 2, "`http` is not a port"),
+    (("--port", "70000"), {}, 2, "`70000` is not a port"),
+    (("--host", "0.0.0.0"), {"LITELLM_MASTER_KEY": "sk-1234"}, 3, "everybody knows it"),
+    (("--host", "no.such.host.invalid", "--port", "0"), {}, 1, "cannot listen on"),
+    ((), {"LITELLM_MASTER_KEY": ""}, 1, "no key"),
+])
+def test_serve_refuses(tmp_path, words, env, status, told):
+    code, said = Program(tmp_path, *words, **env).end()
+    assert code == status and told in said and "fix:" in said
+
+
+SLUGS = ("cannot-listen", "port-taken", "weak-key", "client-gone", "usage")
