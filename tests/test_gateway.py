@@ -1013,4 +1013,4 @@ def test_serve_refuses(tmp_path, words, env, status, told):
     assert code == status and told in said and "fix:" in said
 
 
-SLUGS = ("cannot-listen", "port-taken", "weak-key", "client-gone", "usage")
+SLUGS = ("cannot-listen", "no-key", "port-taken", "weak-key", "client-gone", "usage")
