@@ -2422,6 +2422,8 @@ def parse_key(text):
 
 def quote_shell(text):
     """Return text as one word of sh, dash, bash and zsh: nothing in it is expanded."""
+    if re.fullmatch("(?a)[\\w./:-]+", text):
+        return text
     return "'" + text.replace("'", "'\\''") + "'"
 
 
@@ -2551,8 +2553,7 @@ def format_start(fleet, out, config):
     here = out if out.startswith(("/", ".")) else f"./{out}"
     more = "".join(f" {flag} {quote_shell(value)}" for flag, value in
                    (("--config", config), ("--out", "" if out == "." else out)) if value)
-    place = [quote_shell(f"{here}/{name}") if re.search(r"[^\w./-]", here) else f"{here}/{name}"
-             for name in (ENVIRONMENT_FILE, LITELLM_FILE)]
+    place = [quote_shell(f"{here}/{name}") for name in (ENVIRONMENT_FILE, LITELLM_FILE)]
     gateway = fleet.gateway
     serve = f"subagent-fleet serve{more}" if gateway.provider == "builtin" else \
         f". {place[0]}\n  litellm --config {place[1]} --host {gateway.host} --port {gateway.port}"
@@ -3713,20 +3714,21 @@ class World:
         """Run a program on this terminal to its end; return its exit code as a shell has it."""
         import signal
         import subprocess
+
+        child = None
+        # Functions, not SIG_IGN, which the child would inherit. Ctrl-C reaches it anyway.
+        handlers = {signal.SIGINT: lambda *_: None,
+                    signal.SIGTERM: lambda *_: child and child.terminate()}
+        before = {number: signal.signal(number, take) for number, take in handlers.items()}
         try:
             child = subprocess.Popen(argv, env=environ)
+            code = child.wait()
+            return code if code >= 0 else 128 - code
         except OSError as error:
             raise self._refusal("cannot-run", "run", argv[0], error) from None
-        before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-        try:
-            while True:
-                try:
-                    code = child.wait()
-                    return code if code >= 0 else 128 - code
-                except KeyboardInterrupt:
-                    pass  # the child has it too, and decides
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def confirm(self, question):
         """Return a person's yes; off a terminal nobody is asked, and the answer is yes."""
@@ -5166,15 +5168,17 @@ def write_changes(world, out, changes, known):
     todo = [change for change in changes if change.action != "unchanged"]
     backups = {f"{STATE_DIRECTORY}/backup/{c.path}.{digest(c.found)[:12]}": c.found
                for c in todo if c.action == "edited"}
-    places = [(world.enter(out, path), content, 0o600) for path, content in backups.items()]
     new = {c.path: c.wanted for c in todo if c.wanted is not None}
+    first = [(world.enter(out, path), content, 0o600) for path, content in backups.items()]
+    then = [(world.enter(out, path), content, 0o600 if path == ENVIRONMENT_FILE else 0o644)
+            for path, content in new.items()]
+    manifest = world.enter(out, MANIFEST_FILE)
+    for directory in {world.parent(place) for place, _, _ in [*first, *then, (manifest, "", 0)]}:
+        world.make_directory(directory)
     if todo:
-        places.append((world.enter(out, MANIFEST_FILE), render_manifest(
-            files, {path: digest(content) for path, content in new.items()}), 0o644))
-        _replace(world, places)
-        _replace(world, [(world.enter(out, path), content,
-                          0o600 if path == ENVIRONMENT_FILE else 0o644)
-                         for path, content in new.items()])
+        writing = {path: digest(content) for path, content in new.items()}
+        world.replace_files([*first, (manifest, render_manifest(files, writing), 0o644)])
+        world.replace_files(then)
     for change in changes:
         files[change.path] = digest(change.wanted)
         if change.wanted is None:
@@ -5184,13 +5188,7 @@ def write_changes(world, out, changes, known):
     content = render_manifest(files, {path: new for path, (_, new) in known.items()
                                       if new and path not in touched})
     if read_files(world, out, [MANIFEST_FILE])[MANIFEST_FILE] != content:
-        _replace(world, [(world.enter(out, MANIFEST_FILE), content, 0o644)])
-
-
-def _replace(world, files):
-    for place in {world.parent(path) for path, _, _ in files}:
-        world.make_directory(place)
-    world.replace_files(files)
+        world.replace_files([(manifest, content, 0o644)])
 
 
 def parse_targets(options):

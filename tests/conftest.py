@@ -1,6 +1,7 @@
 """Fixtures: the module, the command line as a black box, golden comparison."""
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -35,8 +36,20 @@ def run_cli(tmp_path):
         done.stdout = done.stdout.decode("utf-8", "surrogateescape")
         done.stderr = done.stderr.decode("utf-8", "surrogateescape")
         assert "Traceback" not in done.stderr, done.stderr
+        if "env" not in words:  # the one command that is asked for the key
+            assert [key for key in keys_near(cwd) if key in done.stdout + done.stderr] == []
         return done
     return run
+
+
+def keys_near(directory):
+    """The gateway keys that lie in a directory or just below it: no output may hold one."""
+    found = []
+    for pattern in (".env.subagent-fleet", "*/.env.subagent-fleet"):
+        for path in pathlib.Path(directory).glob(pattern):
+            if path.is_file():
+                found += re.findall("sk-[0-9a-f]{64}", path.read_bytes().decode("latin-1"))
+    return found
 
 
 @pytest.fixture
