@@ -735,13 +735,15 @@ _BARE = _Pattern(r"(?a)[A-Za-z_/][\w./@%+=();-]*(?:[ :][\w./@%+=();-]+)*")
 
 def quote_yaml(text):
     """Return `text` as a scalar of one line, plain where every YAML reads it as that text."""
-    if _BARE.fullmatch(text) and text.lower() not in _WORDS and text.lower() not in ("y", "n"):
+    if _BARE.fullmatch(text) and text.lower() not in _WORDS and text.lower() not in ("y", "n") \
+            and "---" not in text:
         return text
     return _quote(text)
 
 
 def _quote(text):
-    return '"' + "".join(map(_escape, text)) + '"'
+    # Claude Code ends an agent's frontmatter at any `---`, even a quoted one (2.1.197, 2.1.326).
+    return '"' + "".join(map(_escape, text)).replace("---", "-\\x2d\\x2d") + '"'
 
 
 def _escape(char):
@@ -3715,13 +3717,15 @@ class World:
         import signal
         import subprocess
 
-        child = None
+        child, early = None, []
         # Functions, not SIG_IGN, which the child would inherit. Ctrl-C reaches it anyway.
         handlers = {signal.SIGINT: lambda *_: None,
-                    signal.SIGTERM: lambda *_: child and child.terminate()}
+                    signal.SIGTERM: lambda *_: child.terminate() if child else early.append(1)}
         before = {number: signal.signal(number, take) for number, take in handlers.items()}
         try:
             child = subprocess.Popen(argv, env=environ)
+            if early:
+                child.terminate()
             code = child.wait()
             return code if code >= 0 else 128 - code
         except OSError as error:
