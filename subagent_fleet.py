@@ -204,20 +204,10 @@ _NUMBER_CHARACTERS = _Pattern(r"[-+.:_0-9a-fA-FxoTtZ \t]+")
 # Surrogates, controls, and the line breaks and byte order marks that programs disagree on.
 _ODD_CHARACTER = _Pattern(
     "[^\t\n -~\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
-_REFUSED = {
-    "\t": ("yaml-tab", "a tab where YAML takes only spaces", "replace the tab by spaces"),
-    "&": ("yaml-unsupported", "anchors (`&x`) are outside the YAML subset",
-          "repeat the value, or quote the text"),
-    "*": ("yaml-unsupported", "aliases (`*x`) are outside the YAML subset",
-          "repeat the value, or quote the text"),
-    "!": ("yaml-unsupported", "tags (`!x`) are outside the YAML subset",
-          "remove the tag, or quote the text"),
-    "?": ("yaml-unsupported", "`?` keys are outside the YAML subset",
-          "write `key: value`, or quote the text"),
-    "%": ("yaml-unsupported", "directives (`%YAML`) are outside the YAML subset",
-          "remove the line, or quote the text"),
-    "@": ("yaml-syntax", "plain text cannot start with `@`", "quote the text"),
-    "`": ("yaml-syntax", "plain text cannot start with a backtick", "quote the text"),
+_OUTSIDE = {
+    "&": ("anchors (`&x`)", "repeat the value"), "*": ("aliases (`*x`)", "repeat the value"),
+    "!": ("tags (`!x`)", "remove the tag"), "?": ("`?` keys", "write `key: value`"),
+    "%": ("directives (`%YAML`)", "remove the line"),
 }
 _ESCAPES = {
     "0": "\0", "a": "\a", "b": "\b", "t": "\t", "\t": "\t", "n": "\n", "v": "\v", "f": "\f",
@@ -337,12 +327,18 @@ class _Reader:
     def fail_unexpected(self, expected, *, fix=""):
         """Say why the character here cannot stand here."""
         char = self.text[self.at:self.at + 1]
-        if char in _REFUSED:
-            slug, what, fix = _REFUSED[char]
-            self.fail(slug, what, at=self.at, fix=fix)
-        found = f"`{char}`" if char.strip() else "the end of the line"
+        if char in _OUTSIDE:
+            feature, remedy = _OUTSIDE[char]
+            self.fail("yaml-unsupported", f"{feature} are outside the YAML subset", at=self.at,
+                      fix=f"{remedy}, or quote the text")
+        if char == "\t":
+            self.fail("yaml-tab", "a tab where YAML takes only spaces", at=self.at,
+                      fix="replace the tab by spaces")
+        found = f"`{_visible(char)}`" if char not in ("", "\n") else "the end of the line"
         if _DASH.match(self.text, self.at):
             fix = "start the list on the line below its key"
+        elif not fix and char and char in "@`|>":
+            fix = "quote the text"
         self.fail("yaml-syntax", f"expected {expected}, found {found}", at=self.at, fix=fix)
 
     def fail_colon(self, start):
@@ -352,7 +348,7 @@ class _Reader:
         fix = "quote the whole value" if len(rest) > 60 else f"quote it: {_quote(rest)}"
         if "\n" in text[start:self.at]:
             slug, what = "yaml-indent", f"a key inside the value of line {self.line_of(start)}"
-            fix = "align it with its neighbours, and put `: ` behind every key above"
+            fix = "align it with its neighbours, or put the missing `: ` after a key above"
         elif self.at - start > KEY_LIMIT:
             slug, what = "yaml-limit", f"a key of more than {KEY_LIMIT:,} characters"
             fix = "shorten the key"
@@ -666,7 +662,8 @@ class _Reader:
             if char == ",":
                 self.at += 1
             elif char != closer:
-                self.fail_unexpected(f"`,` or the `{closer}` of line {self.line_of(opener)}")
+                self.fail_unexpected(f"`,` or the `{closer}` of line {self.line_of(opener)}",
+                                     fix="" if char in "]}" else "look for a missing comma")
         self.at += 1
         return self.leave(container)
 
