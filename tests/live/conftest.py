@@ -139,8 +139,16 @@ def builtin_agents(ground, trap):
         place = ground / f"empty-{which}"
         place.mkdir()
         env = rig.bare_environment(place, trap, ANTHROPIC_BASE_URL="http://127.0.0.1:9",
-                                   ANTHROPIC_AUTH_TOKEN=rig.KEY, CLAUDE_CODE_MAX_RETRIES="0",
+                                   ANTHROPIC_AUTH_TOKEN="sk-made-up", CLAUDE_CODE_MAX_RETRIES="0",
                                    CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1")
         session = rig.run_session([program, "-p", "hi", *rig.CLAUDE_FLAGS], cwd=place, env=env)
         found[which] = set(session.init["agents"])
     return found
+
+
+@pytest.fixture(scope="module")
+def capture():
+    """A server that stands for Anthropic or for a node and keeps what it was asked."""
+    capture = rig.Capture()
+    yield capture
+    capture.close()

@@ -26,7 +26,6 @@ from dataclasses import dataclass, field
 
 import install
 
-KEY = "sk-live-0123456789abcdef0123456789abcdef"  # made up; opens nothing but this test's gateway
 _RUNNING = []
 
 
@@ -498,11 +497,10 @@ class Project:
 
 
 class Gateway:
-    """A gateway process behind a recorder whose port is the one in fleet.yaml."""
+    """A gateway process: where clients reach it, and with what key."""
 
-    def __init__(self, recorder, process, key=KEY):
-        self.recorder, self.process, self.key = recorder, process, key
-        self.url = recorder.url
+    def __init__(self, url, process, key):
+        self.url, self.process, self.key = url, process, key
 
     def post(self, body, *, key=None, path="/v1/messages", timeout=60):
         headers = {"anthropic-version": "2023-06-01"}
@@ -516,10 +514,6 @@ class Gateway:
         body = {"model": alias, "max_tokens": 64,
                 "messages": [{"role": "user", "content": text}], **more}
         return self.post(body, key=key)
-
-    def turns(self, mark=0):
-        """The /v1/messages requests of clients since the mark."""
-        return self.recorder.since(mark, "/v1/messages")
 
     def stop(self):
         return self.process.stop()
@@ -577,7 +571,7 @@ class Session:
 
 
 class Capture:
-    """An Anthropic server that says one word and keeps what it was asked, headers and body."""
+    """A server that says one word, as Anthropic or as a node, and keeps what it was asked."""
 
     def __init__(self):
         self.requests = []
@@ -588,10 +582,14 @@ class Capture:
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                capture.requests.append((self.path.split("?")[0], dict(self.headers), body))
-                answer = _one_word(body["model"])
+                path = self.path.split("?")[0]
+                capture.requests.append((path, dict(self.headers), body))
+                if path.endswith("/api/chat"):
+                    kind, answer = "application/json", _one_chat(body["model"])
+                else:
+                    kind, answer = "text/event-stream", _one_word(body["model"])
                 self.send_response(200)
-                self.send_header("Content-Type", "text/event-stream")
+                self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(answer)))
                 self.end_headers()
                 self.wfile.write(answer)
@@ -607,6 +605,13 @@ class Capture:
     def close(self):
         self.server.shutdown()
         self.server.server_close()
+
+
+def _one_chat(model):
+    """Write what a node answers on /api/chat without a stream."""
+    return json.dumps({"model": model, "created_at": "2026-01-01T00:00:00Z", "done": True,
+                       "message": {"role": "assistant", "content": "PONG"}, "done_reason": "stop",
+                       "prompt_eval_count": 1, "eval_count": 1}).encode()
 
 
 def _one_word(model):

@@ -33,7 +33,7 @@ class Chain:
         self.process = rig.litellm_process(self.project.folder, self.recorder.upstream_port,
                                            self.project.environment())
         rig.wait_for_gateway(self.process, self.recorder.upstream_port)
-        self.gateway = rig.Gateway(self.recorder, self.process, self.project.key())
+        self.gateway = rig.Gateway(self.recorder.url, self.process, self.project.key())
 
     def routes(self):
         return self.project.json("status")["routes"]
@@ -158,7 +158,7 @@ def test_claude_code_lists_and_dispatches_on_the_alias_and_node_status_printed(
     assert found.returncode == 0 and found.result["result"] == "DONE"
     assert set(found.init["agents"]) - builtin_agents[which] == set(routes) | {"mine"}
     assert found.dispatched == ["planner", "reviewer"]
-    turns = chain.gateway.turns(before)
+    turns = chain.recorder.since(before, "/v1/messages")
     assert {turn.status for turn in turns} == {200}
     by_agent = {}
     for turn in turns:
