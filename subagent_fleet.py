@@ -5984,7 +5984,8 @@ def _example(text, command):
 
 def _typed(flag):
     value = f"[{flag.metavar}]" if flag.optional else flag.metavar
-    return f"{flag.name} {value}".strip() if flag.name.startswith("--") else value
+    names = ", ".join(filter(None, (flag.short, flag.name)))
+    return f"{names} {value}".strip() if flag.name.startswith("--") else value
 
 
 def _columns(rows):

@@ -17,6 +17,7 @@ from conftest import ROOT, SCRIPT, clean_environment
 from test_fleet import EXAMPLE, edited
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMAND_TABLE = README[README.index("## Commands"):README.index("## Generated files")]
 
 
 @pytest.fixture
@@ -415,12 +416,12 @@ def test_examples_parse(command):
 
 
 def test_readme_lists_every_command_as_the_table_does():
-    rows = dict(re.findall(r"^\| `([a-z]+)[^`]*` \| (.+?) \|", README, re.M))
+    rows = dict(re.findall(r"^\| `([a-z]+)[^`]*` \| (.+?) \|", COMMAND_TABLE, re.M))
     assert rows == {command.name: command.summary for command in sf.COMMANDS}
 
 
 def test_readme_names_every_flag():
-    rows = dict(re.findall(r"^\| `([a-z]+)([^`]*)` \|", README, re.M))
+    rows = dict(re.findall(r"^\| `([a-z]+)([^`]*)` \|", COMMAND_TABLE, re.M))
     for command in sf.COMMANDS:
         for flag in command.flags:
             assert flag.name.startswith("-") is False or flag.name in rows[command.name], flag.name
