@@ -1604,13 +1604,13 @@ def plan_environment(fleet):
          "the main model's window; Claude Code would take it for 1,000,000"),
         ("CLAUDE_CODE_MAX_OUTPUT_TOKENS", str(min(session.max_output, session.context // 2)),
          "longest answer; Claude Code keeps this much of the window free for it"),
-        ("CLAUDE_CODE_ATTRIBUTION_HEADER", "0", "else no prompt begins with what is cached"),
+        ("CLAUDE_CODE_ATTRIBUTION_HEADER", "0", "else no prompt begins as one did that is cached"),
         ("CLAUDE_CODE_TOTAL_TOKENS_REMINDER", "off", "the same"),
-        ("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1", "nothing leaves for Anthropic"),
+        ("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1", "Claude Code calls nobody but the gateway"),
         # A request waits for its turn, then for a first token, then for the next candidate's.
         ("API_FORCE_IDLE_TIMEOUT", "0", "a local model may need minutes for its first token"),
-        ("CLAUDE_STREAM_IDLE_TIMEOUT_MS", str(patience * 3), "three times the slowest model's"),
-        ("API_TIMEOUT_MS", str(patience * 5), "five times the slowest model's timeout"),
+        ("CLAUDE_STREAM_IDLE_TIMEOUT_MS", str(patience * 3), "three times the slowest model's timeout"),
+        ("API_TIMEOUT_MS", str(patience * 5), "five times, for a whole answer"),
     ]
     if session.context <= LEAN_CONTEXT_TOKENS:
         planned.append(("CLAUDE_CODE_SIMPLE_SYSTEM_PROMPT", "1", "a shorter prompt, small window"))
@@ -1630,9 +1630,7 @@ def merge_environment(environ, fleet, key):
 
 def weak_key(key):
     """Say why a key protects nothing; an empty string for one that does."""
-    if key in ("", "sk-1234", "sk-local-dev"):
-        return "everybody knows it" if key else "it is empty"
-    if len(key) < 16:
+    if len(key) < 16:  # sk-1234 and sk-local-dev, which everybody knows, among them
         return "it has fewer than 16 characters"
     return "it is easy to guess" if len(set(key)) < 8 else ""
 
@@ -2528,11 +2526,12 @@ def format_changes(changes):
     return "".join(f"  {change.path.ljust(width)}  {change.action}\n" for change in changes)
 
 
-def format_diff(changes, variable):
+def format_diff(changes, fleet):
     """Return what would change as a unified diff; keys are never shown."""
     import difflib
 
-    secret = re.compile(rf"((?:KEY|TOKEN|SECRET|PASS|\b{variable})\w*[ =]).+|sk-[\w-]+", re.I)
+    names = rf"(?:KEY|TOKEN|SECRET|PASS|\b{fleet.gateway.master_key_env})\w*"
+    secret = re.compile(rf"({names}[ =]).+|sk-[\w-]+", re.IGNORECASE)
     pieces = []
     for change in changes:
         old, new = [(text or b"").decode("utf-8", "backslashreplace").splitlines()
@@ -5219,7 +5218,8 @@ def cmd_generate(options, world):
     """Write the files that LiteLLM, Claude Code and a shell read."""
     targets = parse_targets(options)
     fleet, findings = load_config(options, world)
-    tell_findings(world, [*findings, *lint_key(fleet, world.environ)])
+    findings = [*findings, *lint_key(fleet, world.environ)]
+    tell_findings(world, findings)
     out = find_output(options, world)
     changes, known = compare_output(world, out, fleet, targets)
     edited = [change.path for change in changes if change.action == "edited"]
@@ -5231,13 +5231,16 @@ def cmd_generate(options, world):
             world.make_private(world.enter(out, ENVIRONMENT_FILE))
         changes = [change.replace(ours=True) for change in changes]
     if options.json:
-        print_json(world, "generate", show_changes(fleet, changes, out, written=not looks
-                                                   and not refused))
+        print_json(world, "generate", {
+            "out": out, "written": not looks and not refused, "findings": [
+                show_finding(finding) for finding in findings], "files": [
+                {"path": c.path, "action": c.action} for c in changes if c.found or c.wanted],
+            "diff": format_diff(changes, fleet) if options.diff else None,
+            "routes": [show_route(route) for route in plan_routes(fleet)]})
     elif refused:
-        world.err(format_diff([c for c in changes if c.action == "edited"],
-                              fleet.gateway.master_key_env))
+        world.err(format_diff([c for c in changes if c.action == "edited"], fleet))
     elif options.diff:
-        world.out(format_diff(changes, fleet.gateway.master_key_env))
+        world.out(format_diff(changes, fleet))
     else:
         world.out(("Would generate:\n" if options.check else "Generated:\n")
                   + format_changes(changes))
@@ -5255,13 +5258,6 @@ def refusal(paths, command, done):
     return FleetError("edited", f"{shown}: not as this program wrote it; {done}",
                       fix=f"move it away, or `subagent-fleet {command} --force` (what is there is "
                       f"copied to {STATE_DIRECTORY}/backup first)", status=EXIT_REFUSED)
-
-
-def show_changes(fleet, changes, out, *, written):
-    """Return what `generate --json` prints."""
-    return {"out": out, "written": written, "files": [
-        {"path": c.path, "action": c.action} for c in changes if c.found or c.wanted],
-        "routes": [show_route(route) for route in plan_routes(fleet)]}
 
 
 def cmd_clean(options, world):
@@ -5325,15 +5321,11 @@ LAUNCH_SETTINGS = '{"permissions":{"disableAutoMode":"disable"}}'
 def look_before_launch(fleet, out, world):
     """Yield a warning for each thing on disk that makes Claude Code differ from the fleet."""
     changes, _ = compare_output(world, out, fleet)
-    stale = [change.path for change in changes if change.action not in ("unchanged", "edited")]
-    if stale:
-        yield Finding("files-stale", "warning", f"{', '.join(stale[:5])}"
-                      f"{' …' if len(stale) > 5 else ''}: not as the fleet file has it",
-                      fix="subagent-fleet generate")
-    seen = merge_environment({}, fleet, "")
-    for finding in _doctor_settings(fleet, Facts(settings=find_settings(world),
-                                                    environment=seen)):
-        yield finding.replace(level="warning")
+    facts = Facts(settings=find_settings(world), environment=merge_environment({}, fleet, ""),
+                  generated={change.path: change.action for change in changes})
+    for finding in [*_doctor_files(fleet, facts), *_doctor_settings(fleet, facts)]:
+        if finding.level in ("warning", "error"):
+            yield finding.replace(level="warning")
 
 
 # What an administrator has set, per sys.platform.

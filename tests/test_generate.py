@@ -195,6 +195,7 @@ def test_diff_writes_nothing_and_shows_it(generated, quick):
     assert done.returncode == 0 and "\n-description: Plans.\n+description: Thinks.\n" in done.stdout
     assert "--- .claude/agents/reviewer.md\tcreated\n" in done.stdout
     assert quick("generate", "--diff", "--check").returncode == 1
+    assert json.loads(quick("generate", "--diff", "--json").stdout)["diff"] == done.stdout
     assert marks(generated) == before
 
 
@@ -203,6 +204,7 @@ def test_json_is_one_object(fleet, quick):
     value = json.loads(done.stdout)
     assert value["schema"] == "subagent-fleet/generate/1" and value["written"] is True
     assert [(f["path"], f["action"]) for f in value["files"]] == [(p, "created") for p in FILES]
+    assert value["findings"] == [] and value["out"] == "."
     assert value["routes"][0] == {"agent": "planner", "node": "small", "model": "light",
                                   "ollama_model": "qwen3:8b", "alias": "claude-haiku-local"}
     edit(fleet / PLANNER)
@@ -657,7 +659,9 @@ def test_launch_names_stale_files_and_goes_on(generated, run_cli, fake_claude):
     rewrite(generated, OTHER)
     done = run_cli("launch", "claude", env=fake_claude("exit 0\n"))
     assert done.returncode == 0 and "fix: subagent-fleet generate" in done.stderr
-    assert f"warning: litellm_config.yaml, {PLANNER}, " in done.stderr
+    assert f"warning: litellm_config.yaml, {PLANNER}, {ENV}" in done.stderr
+    assert ": behind the config\n" in done.stderr
+    assert "warning: .claude/agents/reviewer.md: not generated yet\n" in done.stderr
 
 
 def test_launch_names_settings_that_beat_the_environment(generated, quick, fake_claude):

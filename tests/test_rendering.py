@@ -310,16 +310,16 @@ def test_a_diff_shows_no_secret():
     mine = "export OPENAI_API_KEY=abc\nexport MY_FLEET='def'\nPASSWORD=ghi\nX=sk-jkl\nline\n"
     change = sf.Change(".env.subagent-fleet", mine.encode(),
                        sf.render_environment(fleet, KEY).encode(), False)
-    text = sf.format_diff([change], "MY_FLEET")
+    text = sf.format_diff([change], fleet)
     assert not re.search("abc|def'|ghi|jkl|0123456789", text) and "-line\n" in text
     other = change.replace(found=change.wanted.replace(b"sk-0", b"sk-1"))
-    assert "only hidden values differ" in sf.format_diff([other], "MY_FLEET")
-    assert sf.format_diff([change.replace(found=change.wanted)], "MY_FLEET") == ""
+    assert "only hidden values differ" in sf.format_diff([other], fleet)
+    assert sf.format_diff([change.replace(found=change.wanted)], fleet) == ""
 
 
 def test_a_diff_cannot_steer_the_terminal():
     change = sf.Change(".claude/agents/a.md", b"\x1b[31m\xff\xe2\x80\xae", b"new\n", False)
-    assert set(re.findall("[^\n -~\t]", sf.format_diff([change], "A_KEY"))) == set()
+    assert set(re.findall("[^\n -~\t]", sf.format_diff([change], build()))) == set()
 
 
 def test_a_thousand_models_are_written_once_each():
