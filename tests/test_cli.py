@@ -346,10 +346,16 @@ def test_a_full_disk_under_the_output_is_an_error(tmp_path):
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 def test_interrupt_is_one_line_and_130(tmp_path):
-    process = subprocess.Popen([sys.executable, str(SCRIPT), "validate", "--config", "-"],
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, cwd=str(tmp_path), env=clean_environment())
-    time.sleep(0.5)
+    program = ("import sys, subagent_fleet as sf\n"
+               "class World(sf.World):\n"
+               "    def read_bytes(self, *given, **more):\n"
+               "        self.out('reading\\n')\n"
+               "        return super().read_bytes(*given, **more)\n"
+               "sys.exit(sf.main(['validate', '--config', '-'], World()))\n")
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=str(tmp_path),
+                               env=clean_environment(PYTHONPATH=ROOT))
+    assert process.stdout.readline() == b"reading\n"
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=10)
     assert process.returncode == 130 and stdout == b""
