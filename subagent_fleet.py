@@ -1743,63 +1743,59 @@ REASON_FIXES = {
     "not ollama": "check the port in its endpoint; Ollama's own is 11434",
     "bad answer": "check what listens there; restart Ollama",
 }
+_SECRET = "{path} holds the gateway's key and "
 DOCTOR_TEXTS = {  # id: level, what is so, what mends it
     "python": ("ok", "Python {version}", ""),
     "claude": ("ok", "Claude Code {version}", ""),
     "claude-missing": ("warning", "Claude Code is not on the PATH", CLAUDE_INSTALL),
-    "claude-old": ("warning", "Claude Code {version} takes every `claude-…` alias for a window of "
-                   "200,000 tokens and compacts too late (npm chooses it where Node is below 22)",
-                   CLAUDE_INSTALL),
+    "claude-old": ("warning", "Claude Code {version} (npm's choice on Node below 22) takes every "
+                   "`claude-…` alias for a window of 200,000 tokens", CLAUDE_INSTALL),
     "litellm": ("ok", "LiteLLM {version}", ""),
     "litellm-unneeded": ("ok", "LiteLLM is not on the PATH; not needed here", ""),
     "litellm-missing": ("error", "LiteLLM is not on the PATH (it needs Python 3.10 or newer)",
                         LITELLM_INSTALL),
-    "litellm-poisoned": ("error", "LiteLLM {version} at {path} carries code that steals "
-                         "credentials (MAL-2026-2144)", "remove it, change every secret this "
-                         "machine holds, then: " + LITELLM_INSTALL),
-    "litellm-old": ("error", "LiteLLM {version} starts as an open proxy when its key is not set; "
-                    "mended in " + LITELLM_OLDEST, LITELLM_INSTALL),
+    "litellm-poisoned": ("error", "LiteLLM {version} at {path} steals credentials (MAL-2026-2144)",
+                         "remove it, change every secret of this machine, " + LITELLM_INSTALL),
+    "litellm-old": ("error", "LiteLLM {version} is an open proxy when its key is not set; mended "
+                    "in " + LITELLM_OLDEST, LITELLM_INSTALL),
     "config": ("ok", "{source} is valid", ""),
     "node-online": ("ok", "{name}: Ollama {version} at {endpoint}, {count}", ""),
-    "node-offline": ("error", "node `{name}`: {reason} ({endpoint}){alone}", "{reason_fix}"),
+    "node-offline": ("error", "node `{name}`: {reason} ({endpoint}){alone}", "{mend}"),
     "ollama-old": ("error", "{who}: Ollama {version} {hole}", "update it: ollama.com/download"),
-    "ollama-version-unknown": ("info", "{who}: Ollama does not tell its version (`{version}`), so "
-                               "known holes cannot be checked", ""),
+    "ollama-version-unknown": ("info", "{who}: Ollama tells no version (`{version}`) to look up "
+                               "known holes by", ""),
     "open-origin": ("warning", "node `{name}` answers every web page that a browser near it opens",
                     "remove OLLAMA_ORIGINS on `{name}`, then restart Ollama"),
-    "public-address": ("warning", "{who} answers at the public address {address}: whom no firewall "
-                       "stops can use, change and delete its models", "close its port to the "
-                       "internet; use its LAN, Tailscale or WireGuard address"),
+    "public-address": ("warning", "{who} is at the public address {address}: whom no firewall "
+                       "stops can use, change and delete its models",
+                       "close its port to the internet; use a LAN, Tailscale or WireGuard address"),
     "evicts": ("warning", "node `{name}`: {models} push each other out of memory: {why}",
                "move one to another node, or choose a smaller one"),
     "route": ("ok", "{name}: {model} on {node}", ""),
-    "cloud-model": ("info", "models.{name}: prompts for {model} leave your machines for "
-                    "ollama.com", ""),
-    "cloud-stub": ("error", "models.{name}: {model} on `{node}` does not run there, it is sent to "
+    "cloud-model": ("info", "models.{name}: prompts for {model} leave for ollama.com", ""),
+    "cloud-stub": ("error", "models.{name}: {model} does not run on `{node}`, it is sent to "
                    "{remote}", "choose a local model, or add `cloud: true`"),
-    "model-missing": ("error", "models.{name}: `{node}` does not have {model}",
-                      "subagent-fleet warmup --pull --model {name} (or on `{node}`: ollama pull "
-                      "{model})"),
+    "model-missing": ("error", "models.{name}: `{node}` does not have {model}", "subagent-fleet "
+                      "warmup --pull --model {name} (or on `{node}`: ollama pull {model})"),
     "no-tools": ("error", "models.{name}: {model} cannot call tools, which {users} will ask of it",
                  "choose a model that can, such as qwen3-coder:30b"),
-    "no-thinking": ("error", "models.{name}: {model} cannot think, and Ollama refuses every "
-                    "request that asks for it", "write `thinking: false`"),
+    "no-thinking": ("error", "models.{name}: {model} cannot think; Ollama refuses whoever asks "
+                    "for it", "write `thinking: false`"),
     "context-untrained": ("warning", "models.{name}.context is {asked}; {model} was made for "
                           "{wanted}", "write `context: {wanted}`"),
-    "context-short": ("warning", "models.{name}: {model} is loaded on `{node}` with a context of "
-                      "{context}, not {wanted}: something else loaded it",
-                      "subagent-fleet warmup --model {name}"),
+    "context-short": ("warning", "models.{name}: something loaded {model} on `{node}` with a "
+                      "context of {context}, not {wanted}", "subagent-fleet warmup --model {name}"),
     "port-free": ("ok", "{at} is free for the gateway", ""),
     "gateway-up": ("ok", "{listener} answers at {at}", ""),
-    "port-taken": ("error", "{at} is taken by {listener}{strays}", "stop it, or write another "
-                   "`port:` under project.gateway"),
+    "port-taken": ("error", "{at} is taken by {listener}{strays}",
+                   "stop it, or write another `port:` under project.gateway"),
     "open-gateway": ("error", "the gateway at {at} answers without a key",
                      "stop it, read .env.subagent-fleet, and start it again"),
-    "settings-broken": ("warning", "{path} is not a JSON object; Claude Code ignores it without a "
-                        "word", "mend it, or remove it"),
-    "settings-override": ("warning", "{path} sets {names} under `env`, and settings beat the "
-                          "fleet's environment", "remove them from {path}"),
-    "agent-unloadable": ("warning", "{path}: {defect}; Claude Code leaves it out without a word",
+    "settings-broken": ("warning", "{path} is not a JSON object; Claude Code ignores it in silence",
+                        "mend it, or remove it"),
+    "settings-override": ("warning", "{path} sets {names} under `env`, which beats the fleet's "
+                          "environment", "remove them from {path}"),
+    "agent-unloadable": ("warning", "{path}: {defect}; Claude Code leaves it out in silence",
                          "{mend}"),
     "agent-duplicate": ("warning", "{path} and {other} are both `{name}`; the last one read wins",
                         "rename one, or remove it"),
@@ -1809,19 +1805,16 @@ DOCTOR_TEXTS = {  # id: level, what is so, what mends it
                     "subagent-fleet doctor --fix (or: generate)"),
     "files-edited": ("info", "{paths}: changed by hand, so generate leaves it alone",
                      "subagent-fleet generate --diff"),
-    "env-readable": ("error", "{path} holds the gateway's key and others may read it",
-                     "subagent-fleet doctor --fix (or: chmod 600 {path})"),
-    "env-tracked": ("error", "{path} holds the gateway's key and is in git",
+    "env-readable": ("error", _SECRET + "others may read it", "subagent-fleet doctor --fix"),
+    "env-tracked": ("error", _SECRET + "is in git",
                     "git rm --cached {path}; rm {path}; subagent-fleet generate"),
-    "env-unignored": ("warning", "git does not ignore {path}, which holds the gateway's key",
-                      "echo {path} >> .gitignore"),
+    "env-unignored": ("warning", _SECRET + "git does not ignore it", "echo {path} >> .gitignore"),
     "ollama-absent": ("error", "Ollama is not on this machine",
                       "install it from ollama.com/download, then type this again"),
-    "ollama-stopped": ("error", "Ollama is at {program} but does not answer at {endpoint}: "
-                       "{reason}", "{start}"),
+    "ollama-stopped": ("error", "Ollama is at {program}, but: {reason} ({endpoint})", "{mend}"),
     "no-model": ("warning", "no model here can answer an agent", "ollama pull " + PLACEHOLDERS[1]),
     "closed-node": ("warning", "Ollama answers this machine only", "open it as shown below"),
-    "no-address": ("warning", "no address was found by which other machines could reach this one",
+    "no-address": ("warning", "this machine has no address by which others could reach it",
                    "join a network, or install Tailscale"),
 }
 
@@ -1922,29 +1915,25 @@ def _doctor_config(fleet, facts):
 def _doctor_nodes(fleet, facts):
     """An offline node is an error where nobody else can answer for one of its models."""
     for name, state in facts.states.items():
-        alone = [model.name for model in fleet.models.values() if model.node == name
-                 and not plan_route_state(fleet, facts.states, model).fallback]
         if state.online:
             yield _say("node-online", name=name, version=state.version, endpoint=state.endpoint,
                        count=count_of(state.models, "model"))
         else:
+            alone = [model.name for model in fleet.models.values() if model.node == name
+                     and not plan_route_state(fleet, facts.states, model).fallback]
             yield _say("node-offline", "" if alone else "warning", name=name,
                        reason=f"{state.reason}: {state.detail}" if state.detail else state.reason,
                        alone=f"; nobody else answers for {', '.join(alone)}" if alone else "",
-                       endpoint=state.endpoint, reason_fix=REASON_FIXES.get(
-                           state.reason, REASON_FIXES["bad answer"]))
+                       endpoint=state.endpoint,
+                       mend=REASON_FIXES.get(state.reason, REASON_FIXES["bad answer"]))
         yield from ollama_findings(state, f"node `{name}`")
         if name in facts.open_origins:
             yield _say("open-origin", name=name)
-        public = [one for one in facts.addresses.get(name, ()) if is_public_address(one)]
-        if public and not _lint_said("public-endpoint", name, facts):
-            yield _say("public-address", who=f"node `{name}`", address=public[0])
+        for address in facts.addresses.get(name, ()):
+            # One that the config itself names is a warning of the config.
+            if is_public_address(address) and address not in state.endpoint:
+                yield _say("public-address", who=f"node `{name}`", address=address)
         yield from _memory_findings(fleet, facts, state)
-
-
-def _lint_said(slug, name, facts):
-    return any(f.slug == slug and f.what.startswith((f"nodes.{name}:", f"nodes.{name}."))
-               for f in facts.problems)
 
 
 def ollama_findings(state, who):
@@ -1963,12 +1952,12 @@ def _memory_findings(fleet, facts, state):
                                       in fleet.models.values() if model.node == state.name) if one}
     memory, need = fleet.nodes[state.name].memory_gb, sum(m.size for m in held.values()) / 1e9
     spilled = [one for one in state.loaded if one.gpu_percent and one.gpu_percent < 100]
-    if len(held) > 1 and (spilled or memory and need > memory) \
-            and not _lint_said("memory-short", state.name, facts):
+    said = any(found.slug == "memory-short" for found in facts.problems)
+    if len(held) > 1 and not said and (spilled or memory and need > memory):
+        why = f"only {spilled[0].gpu_percent} % of {spilled[0].name} is on the GPU" if spilled \
+            else f"they take {need:.0f} GB before any context, and it has {memory}"
         yield _say("evicts", "", fleet.document.locate(("nodes", state.name))[0], name=state.name,
-                   models=", ".join(held), why=f"only {spilled[0].gpu_percent} % of "
-                   f"{spilled[0].name} is on the GPU" if spilled else
-                   f"they take {need:.0f} GB before any context, and it has {memory}")
+                   models=", ".join(held), why=why)
 
 
 def _doctor_routes(fleet, facts):
@@ -2179,7 +2168,7 @@ def check_worker(worker):
     if not state.online:
         yield _say("ollama-stopped" if worker.program else "ollama-absent", reason=state.detail
                    or state.reason, program=worker.program, endpoint=state.endpoint,
-                   start=WORKER_STARTS[worker.system])
+                   mend=WORKER_STARTS[worker.system])
     else:
         yield from ollama_findings(state, "this machine")
         if not _usable_models(state.models):

@@ -251,11 +251,10 @@ def test_settings_values_are_never_shown():
     assert "sk-secret" not in str(sf.plan_doctor(make_fleet(), facts))
 
 
-def test_public_endpoint_said_by_the_config_is_not_said_twice():
-    said = sf.Finding("public-endpoint", "warning", "nodes.mini.endpoint: 8.8.8.8 is a public", "",
-                      "", "use a LAN")
-    facts = facts_with(addresses={"mini": ("8.8.8.8",)}, problems=(said,))
-    assert found(make_fleet(), facts) == {"public-endpoint": "warning"}
+def test_public_address_that_the_config_names_is_not_said_twice():
+    states = state_with(endpoint="https://8.8.8.8:11434")
+    facts = facts_with(states=states, addresses={"mini": ("8.8.8.8",)})
+    assert found(make_fleet(), facts) == {}
 
 
 def test_port_taken_names_who_and_what_litellm_would_do():
