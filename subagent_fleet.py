@@ -1795,7 +1795,7 @@ DOCTOR_TEXTS = {  # id: level, what is so, what mends it
                         "mend it, or remove it"),
     "settings-override": ("warning", "{path} sets {names} under `env`, which beats the fleet's "
                           "environment", "remove them from {path}"),
-    "agent-unloadable": ("warning", "{path}: {defect}; Claude Code leaves it out in silence",
+    "agent-unloadable": ("warning", "{path}: {defect}; Claude Code will not run it",
                          "{mend}"),
     "agent-duplicate": ("warning", "{path} and {other} are both `{name}`; the last one read wins",
                         "rename one, or remove it"),
@@ -2039,29 +2039,46 @@ StructuredOutput TaskCreate TaskGet TaskList TaskOutput TaskStop TaskUpdate Tool
 
 
 def read_agent(text):
-    """Return (name, why Claude Code will not use the agent or "", what mends it)."""
-    text = text.replace("\r\n", "\n")
-    found = re.match(r"\ufeff?---[ \t]*\n(.*?\n?)---", text, re.DOTALL)
+    """Return (name, why Claude Code will not use the agent or "", what mends it).
+
+    As 2.1.197 and 2.1.327 list them: YAML whose `name` and `description` are texts.
+    """
+    found = re.match(r"\ufeff?---[ \t]*\r?\n(.*?\n?)---", text, re.DOTALL)
     if not found:
         defect = "its frontmatter is not closed" if text.startswith("---") else \
             "something stands before the first `---`" if "\n---" in text else \
             "it has no frontmatter"
         return "", defect, "begin with `---`, `name:`, `description:`, and `---` again"
-    values = dict(re.findall(r"^(name|description|tools):[ \t]*(.*)$", found[1], re.MULTILINE))
-    name = values.get("name", "").strip("\"' ")
-    listed = re.search(r"^tools:[ \t]*\n((?:[ \t]*-.*\n?)+)", found[1], re.MULTILINE)
-    tools = re.findall(r"([A-Za-z_*][\w*-]*)(?:\([^)]*\))?",
-                       listed[1] if listed else values.get("tools", ""))
-    known = {*KNOWN_TOOLS, *MORE_TOOLS.split()}
-    if not name or name.isdigit() or ":" in name:
+    values = _read_frontmatter(found[1])
+    name, description, tools = map(values.get, ("name", "description", "tools"))
+    if not values:
+        return "", "its frontmatter is not YAML", "put quotes around its values"
+    if not isinstance(name, str) or not re.fullmatch("[^:-][^:]*", name):
         return "", f"its name is {show_value(name)}" if name else "it has no name", \
             "write `name:` with letters and `-`"
-    if not values.get("description", "").strip("\"' "):
-        return name, "it has no description", "write `description:` and when to use it"
+    if not isinstance(description, str) or not description.strip():
+        return name, "its description is no text", "write `description:` and when to use it"
+    tools = re.findall(r"([A-Za-z_*][\w*-]*)(?:\([^)]*\))?", str(tools or ""))
+    known = {*KNOWN_TOOLS, *MORE_TOOLS.split()}
     if tools and not any(tool in known or tool.startswith(("*", "mcp__")) for tool in tools):
         return name, f"there are none of its tools ({', '.join(tools)})", \
             "write tools such as Edit, Grep, Read, or remove the line"
     return name, "", ""
+
+
+def _read_frontmatter(head):
+    """Return the keys of a frontmatter; where it is not YAML, odd values are taken as text."""
+    def quote(found):
+        odd = re.search(r"[{}\[\]*&#!|>%@`]|: ", found[2])
+        return found[1] + quote_yaml(found[2]) if odd else found[0]
+
+    for text in (head, re.sub(r"(?m)^([A-Za-z_-]+:[ \t]+)([^\s\"'|>].*)$", quote, head)):
+        try:
+            values = parse_yaml(text)
+            return values if isinstance(values, dict) else {}
+        except FleetError:
+            pass  # what cannot be read is a finding, not an error
+    return {}
 
 
 def _doctor_files(fleet, facts):
