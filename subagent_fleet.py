@@ -76,9 +76,10 @@ INIT_TIMEOUT_SECONDS = 2.0
 SEND_SECONDS = 60.0
 CONNECT_SECONDS = 3.0  # a sleeping laptop costs this, not the whole deadline
 ANSWER_LIMIT_BYTES = 8 * 1024 * 1024
+PROBE_LIMIT_BYTES = 1024 * 1024  # 2,400 models; as text and values it takes five times that
 FREE_ANSWER_BYTES = 256 * 1024  # larger answers are read one at a time
 HEADER_LIMIT_BYTES = 64 * 1024
-JSON_MARKS = 100_000  # `[`, `{`, `:` and `,` in one answer: what makes JSON large in memory
+JSON_MARKS = 100_000  # `[`, `{`, `:` and `,` in one answer
 PROBE_GRACE_SECONDS = 0.2  # for what a node said in time to reach the main thread
 PULL_STALL_SECONDS = 120.0
 TICK_SECONDS = 0.2
@@ -3226,6 +3227,7 @@ class Exchange:
 
     def _read_head(self):
         """Return (status, headers), read when first asked for."""
+        announced = 0
         while self._head is None:
             while len(self._buffer) < 5 and self._fill():
                 pass
@@ -3234,10 +3236,11 @@ class Exchange:
             if self._buffer and self._buffer[:5] != b"HTTP/":
                 raise NodeFailure("not ollama", "it does not speak HTTP/1.1")
             found = re.fullmatch(rb"HTTP/1\.[01] +([1-5]\d\d)( .*)?", self._line())
-            if not found:
+            announced += 1  # a few answers below 200 may come before the real one
+            if not found or announced > 8:
                 raise NodeFailure("not ollama", "it does not speak HTTP/1.1")
             headers = self._fields()
-            if found[1] >= b"200":  # what is below announces the answer, it is not the answer
+            if found[1] >= b"200":
                 self._head = int(found[1]), headers
         return self._head
 
@@ -3482,6 +3485,11 @@ def _error_words(exchange, body):
         return body.decode("utf-8", "replace").strip().split("\n")[0][:200]
 
 
+def _count_marks(text):
+    """Return what makes JSON large in memory: 8 MiB of `[[],[],…` become 180 MB of lists."""
+    return sum(map(text.count, (b"[", b"{", b":", b",")))
+
+
 def parse_answer(body):
     """Return the JSON value of an answer; refuse what would grow in memory or take long."""
     import json
@@ -3489,20 +3497,20 @@ def parse_answer(body):
     def refuse(word):
         raise ValueError(word)
 
-    # 8 MiB of `[[],[],…` become 180 MB, and one character beyond U+FFFF makes a text four times
-    # as large; an integer of a million digits takes minutes on Python 3.9.
-    wide = len(body) > ANSWER_LIMIT_BYTES // 4 and \
+    # One character beyond U+FFFF makes a text four times as large in memory, and an integer of a
+    # million digits takes minutes on Python 3.9.
+    wide = len(body) > 2 * FREE_ANSWER_BYTES and \
         re.search(rb"[\xf0-\xf4]|\\u[dD][89abAB]", body)
-    if wide or sum(body.count(mark) for mark in (b"[", b"{", b":", b",")) > JSON_MARKS:
+    if wide or _count_marks(body) > JSON_MARKS:
         raise NodeFailure("bad answer", "far more in it than any Ollama answers")
+    begins = re.match(rb"\s*[\[{]", body)
     try:
         return json.loads(body.decode("utf-8"), parse_constant=refuse,
                           parse_int=lambda digits: int(digits) if len(digits) < 20 else 0)
     except (ValueError, RecursionError):
-        begins = body.lstrip()[:1] in (b"{", b"[")
-        raise NodeFailure("bad answer" if begins else "not ollama",
-                          "its JSON is broken" if begins else "it does not answer with JSON") \
-            from None
+        pass  # it holds the whole text: a failure raised here would keep it in memory
+    raise NodeFailure("bad answer" if begins else "not ollama",
+                      "its JSON is broken" if begins else "it does not answer with JSON")
 
 
 class World:
@@ -3775,7 +3783,7 @@ class World:
             raise
         return exchange
 
-    def ask(self, url, *, payload=None, deadline, extract):
+    def ask(self, url, *, payload=None, deadline, extract, limit=PROBE_LIMIT_BYTES):
         """Return what `extract` makes of the JSON that a node answers with.
 
         Many hostile answers at once must not fill the memory: large ones are read one at a time,
@@ -3786,13 +3794,13 @@ class World:
         body = None if payload is None else json.dumps(payload).encode()
         exchange = self.open_exchange("GET" if body is None else "POST", url, body=body,
                                       deadline=deadline)
-        large = False
+        large, found, marks = False, bytearray(), 0
         try:
-            found = bytearray()
             for piece in exchange.pieces():
                 found += piece
-                if len(found) > ANSWER_LIMIT_BYTES:
-                    raise NodeFailure("bad answer", "its answer is longer than 8 MiB")
+                marks += _count_marks(piece)
+                if len(found) > limit or marks > JSON_MARKS:
+                    raise NodeFailure("bad answer", "far more in it than any Ollama answers")
                 if len(found) > FREE_ANSWER_BYTES and not large:
                     large = self._large.acquire(timeout=max(0, deadline - self.clock()))
             with self._parsing:
@@ -3801,6 +3809,7 @@ class World:
                 return extract(parse_answer(found))
         finally:
             exchange.close()
+            found.clear()  # a failure's traceback would keep it
             if large:
                 self._large.release()
 
@@ -3907,7 +3916,7 @@ class World:
         """
         import socket
 
-        failure = NodeFailure("timeout", "no answer in time")
+        failures = [NodeFailure("timeout", "no answer in time")]
         addresses = self._resolve(parts.hostname, port, until)
         addresses.sort(key=lambda found: found[4] != self._alive.get(parts.netloc))
         for index, (family, kind, protocol, _, address) in enumerate(addresses):
@@ -3921,8 +3930,8 @@ class World:
                 return self._secure(connection, parts, until)
             except OSError as error:
                 connection.close()
-                failure = _name_failure(error)
-        raise failure
+                failures.append(_name_failure(error))
+        raise failures.pop()  # a name for it would keep its frame, and all in it, in a cycle
 
     def _secure(self, connection, parts, until):
         """Return the connection, speaking TLS where the endpoint is https."""
@@ -3930,7 +3939,7 @@ class World:
             return connection
         import ssl
         with self._parsing:
-            self._tls = self._tls or ssl.create_default_context()  # 10 MB: one for all
+            self._tls = self._tls or ssl.create_default_context()  # 7 MB: one for all
         connection.settimeout(max(until - self.clock(), 0.01))
         return self._tls.wrap_socket(connection, server_hostname=parts.hostname.split("%")[0])
 
@@ -4043,6 +4052,8 @@ def run_together(world, jobs, *, until=None, threads=512):
                 return
             try:
                 done.put((key, job()))
+            except NodeFailure as failure:
+                done.put((key, failure.with_traceback(None)))  # whose frames hold what was read
             except Exception as error:
                 done.put((key, error))
 
@@ -4090,28 +4101,32 @@ def probe_fleet(world, fleet, seconds):
 
 def _probe_node(world, node, *, deadline, show):
     """Return the NodeState of one node: who it is first, then everything else at once."""
-    def ask(path, extract, payload=None):
-        return world.ask(node.endpoint + path, payload=payload, deadline=deadline, extract=extract)
+    def ask(path, extract, *, payload=None, limit=PROBE_LIMIT_BYTES):
+        return world.ask(node.endpoint + path, payload=payload, deadline=deadline, extract=extract,
+                         limit=limit)
 
     def ask_all(jobs, names):
-        jobs.update({name: lambda name=name: ask("/api/show", _parse_show, {"model": name})
+        jobs.update({name: lambda name=name: ask("/api/show", _parse_show, payload={"model": name})
                      for name in list(names)[:SHOW_LIMIT]})
         answers = run_together(world, jobs, until=deadline + PROBE_GRACE_SECONDS, threads=8)
         return {key: answer for key, answer in answers if key is not None}
 
-    late = NodeFailure("timeout", "no answer in time")
-    try:
-        began = world.clock()
-        version = ask("/api/version", _parse_version)
-        latency = round((world.clock() - began) * 1000, 1)
-        found = ask_all({"/api/tags": lambda: ask("/api/tags", _parse_tags),
-                         "/api/ps": lambda: ask("/api/ps", _parse_loaded)}, show or ())
-        models, loaded = (found.get(path, late) for path in ("/api/tags", "/api/ps"))
-        if isinstance(models, NodeFailure):
-            raise models
-    except NodeFailure as failure:
+    def failed(failure):
         reason = "not ollama" if failure.reason == "http 404" else failure.reason
         return NodeState(node.name, node.endpoint, reason, failure.detail)
+
+    began = world.clock()
+    try:
+        version = ask("/api/version", _parse_version, limit=HEADER_LIMIT_BYTES)
+    except NodeFailure as failure:
+        return failed(failure)
+    latency = round((world.clock() - began) * 1000, 1)
+    found = ask_all({"/api/tags": lambda: ask("/api/tags", _parse_tags),
+                     "/api/ps": lambda: ask("/api/ps", _parse_loaded)}, show or ())
+    models = found.get("/api/tags", NodeFailure("timeout", "no answer in time"))
+    if isinstance(models, NodeFailure):
+        return failed(models)
+    loaded = found.get("/api/ps", ())
     if show is None:
         found = ask_all({}, [model.name for model in models])
     return NodeState(node.name, node.endpoint, "", "", version, latency,
