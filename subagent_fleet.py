@@ -2637,8 +2637,9 @@ def format_setup(worker, *, models=1):
 def format_worker(worker, *, setup, block, columns=0):
     """Return everything `worker` has to say, the part to paste last."""
     state = worker.state
-    text = f"Ollama {clean_line(state.version)} runs here, with " \
-           f"{count_of(state.models, 'model')}.\n\n" if state.online else ""
+    names = ": " + ", ".join(model.name for model in state.models) if state.models else ""
+    text = clean_line(f"Ollama {state.version} runs here, with {count_of(state.models, 'model')}"
+                      f"{names}") + "\n\n" if state.online else ""
     if worker.addresses:
         text += format_table(("Address", "Kind", "Ollama answers there"), [
             (address, address_kind(address), "yes" if address in worker.open_addresses else "no")
@@ -5848,9 +5849,9 @@ def cmd_worker(options, world):
     if options.json:
         print_json(world, "worker", {
             "system": worker.system, "name": worker.name, "program": worker.program,
-            "online": worker.state.online, "version": worker.state.version,
-            "addresses": [{"address": one, "kind": address_kind(one),
-                           "open": one in worker.open_addresses} for one in worker.addresses],
+            "ollama": show_node(worker.state), "addresses": [
+                {"address": one, "kind": address_kind(one), "open": one in worker.open_addresses}
+                for one in worker.addresses],
             "findings": [show_finding(found) for found in findings],
             "setup": setup, "security": SECURITY_WARNING, "fleet": block})
     else:

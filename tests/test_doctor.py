@@ -778,7 +778,7 @@ def test_worker_sees_itself_only_when_it_listens_beyond_loopback(run_cli, fake_n
         done = run_cli("worker", "--json", env={"OLLAMA_HOST": f"0.0.0.0:{node.port}"})
         answer = json.loads(done.stdout)
         assert answer["schema"] == "subagent-fleet/worker/1" and done.returncode == 0
-        assert answer["online"] and answer["version"] == "0.32.15"
+        assert answer["ollama"]["online"] and answer["ollama"]["version"] == "0.32.15"
         return answer
 
     fleet_of(ask(closed)["fleet"])
@@ -797,7 +797,7 @@ def test_worker_text_ends_with_what_to_paste(run_cli, fake_node):
     assert (done.returncode, done.stderr) == (0, "")
     block = done.stdout[done.stdout.index("\nnodes:"):]
     fleet_of(sf.parse_yaml(block))
-    assert "public internet" in done.stdout and "with 1 model" in done.stdout
+    assert "public internet" in done.stdout and "0.32.15 runs here, with 1 model: qwen3:8b\n" in done.stdout
 
 
 def test_worker_without_ollama_says_where_to_get_it(run_cli):
