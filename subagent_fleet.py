@@ -1605,12 +1605,12 @@ def plan_environment(fleet):
          "the main model's window; Claude Code would take it for 1,000,000"),
         ("CLAUDE_CODE_MAX_OUTPUT_TOKENS", str(min(session.max_output, session.context // 2)),
          "longest answer; Claude Code keeps this much of the window free for it"),
-        ("CLAUDE_CODE_ATTRIBUTION_HEADER", "0", "else no prompt begins as one did that is cached"),
+        ("CLAUDE_CODE_ATTRIBUTION_HEADER", "0", "else nothing of a prompt is found in the cache"),
         ("CLAUDE_CODE_TOTAL_TOKENS_REMINDER", "off", "the same"),
-        ("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1", "Claude Code calls nobody but the gateway"),
+        ("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1", "no calls but to the gateway"),
         # A request waits for its turn, then for a first token, then for the next candidate's.
         ("API_FORCE_IDLE_TIMEOUT", "0", "a local model may need minutes for its first token"),
-        ("CLAUDE_STREAM_IDLE_TIMEOUT_MS", str(patience * 3), "three times the slowest model's timeout"),
+        ("CLAUDE_STREAM_IDLE_TIMEOUT_MS", str(patience * 3), "thrice the slowest timeout"),
         ("API_TIMEOUT_MS", str(patience * 5), "five times, for a whole answer"),
     ]
     if session.context <= LEAN_CONTEXT_TOKENS:
@@ -2420,7 +2420,7 @@ def render_environment(fleet, key, shell="sh"):
 
 def parse_key(text):
     """Return the key that an environment file keeps, or an empty string."""
-    found = re.search(r'^export (\w+)="\$\{\1:-([A-Za-z0-9_-]{8,200})\}"$', text, re.MULTILINE)
+    found = re.search(r'^export (\w+)="\$\{\1:-([A-Za-z0-9_-]{16,200})\}"$', text, re.MULTILINE)
     return found[2] if found else ""
 
 
@@ -2551,6 +2551,10 @@ def format_diff(changes, fleet):
         pieces += lines or [f"--- {change.path}: only hidden values differ"] \
             if change.found != change.wanted else []
     return clean_text("".join(line + "\n" for line in pieces))
+
+
+GIT_HINT = f"\nKeep the key out of git: add {ENVIRONMENT_FILE} and {STATE_DIRECTORY}/ to " \
+           ".gitignore.\n"
 
 
 def format_start(fleet, out, config):
@@ -5267,7 +5271,8 @@ def cmd_generate(options, world):
         world.out(("Would generate:\n" if options.check else "Generated:\n")
                   + format_changes(changes))
         if not looks and targets == TARGETS:
-            world.out(format_start(fleet, out, options.config))
+            made = next(c for c in changes if c.path == ENVIRONMENT_FILE).found is None
+            world.out(format_start(fleet, out, options.config) + GIT_HINT * made)
     if refused:
         raise refusal(edited, "generate", "nothing was written")
     return EXIT_PROBLEM if options.check and any(

@@ -119,7 +119,8 @@ def test_generate_says_what_to_type_next(fleet, quick):
     rewrite(fleet, FLEET.replace("litellm}", "builtin}"))
     done = quick("generate", "--out", "some where", "--config", "fleet.yaml")
     assert "  subagent-fleet serve --config fleet.yaml --out 'some where'\n" in done.stdout
-    assert (fleet / "some where" / ENV).exists()
+    assert (fleet / "some where" / ENV).exists() and "to .gitignore" in done.stdout
+    assert "to .gitignore" not in quick("generate").stdout
 
 
 def test_second_run_touches_nothing(generated, run_cli):

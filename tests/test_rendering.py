@@ -11,6 +11,7 @@ import pytest
 import subagent_fleet as sf
 
 yaml = pytest.importorskip("yaml")
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 SHAPES = sorted(path.parent.name for path in GOLDEN.glob("*/fleet.yaml"))
 KEY = "sk-" + "0123456789abcdef" * 4
@@ -107,7 +108,7 @@ def test_frontmatter_is_read_back_to_the_letter():
 
 def test_ollama_names_are_read_back_to_the_letter():
     def check(fleet, text):
-        value = yaml.safe_load(sf.render_litellm(fleet))
+        value = yaml.load(sf.render_litellm(fleet), LOADER)
         assert list(value) == ["model_list", "litellm_settings", "general_settings",
                                "router_settings"]
         assert value["model_list"][0]["litellm_params"]["model"] == "ollama_chat/" + text
@@ -120,7 +121,7 @@ def test_fields_with_a_narrow_rule_let_nothing_through_that_changes_meaning(fiel
     """What a rule refuses cannot hurt; what it lets through must come back."""
     def check(fleet, text):
         files = sf.render_files(fleet, KEY)
-        config = yaml.safe_load(files["litellm_config.yaml"])
+        config = yaml.load(files["litellm_config.yaml"], LOADER)
         assert config["model_list"][0]["model_name"] == fleet.models["m"].alias
         assert config["model_list"][0]["litellm_params"]["api_base"] == fleet.nodes["n"].endpoint
         assert config["general_settings"]["master_key"] == \
@@ -293,8 +294,9 @@ def test_missing_prompt_becomes_the_roles(name, prompt):
 def test_kept_key_is_read_back_whatever_its_variable_is_called():
     fleet = build(variable="OLD_NAME")
     assert sf.parse_key(sf.render_environment(fleet, KEY)) == KEY
-    for text in ("", "export A_KEY=sk-1", 'export A="${B:-sk-0123456789}"',
-                 'export A="${A:-sk-01234567 89}"', 'export A="${A:-$(id)0000}"'):
+    for text in ("", "export A_KEY=sk-1", 'export A="${B:-sk-0123456789abc}"',
+                 'export A="${A:-sk-1}"',
+                 'export A="${A:-sk-0123456789abc d}"', 'export A="${A:-$(id)0123456789ab}"'):
         assert sf.parse_key(text) == ""
 
 
