@@ -1737,10 +1737,10 @@ REASON_FIXES = {
     "refused": "start Ollama there (if it runs: `subagent-fleet worker`, typed there, opens it)",
     "timeout": "wake the machine, and check its firewall",
     "dns": "check the name, or write the address of the machine",
-    "unreachable": "check that both machines are in one network (on a Mac also System Settings > "
-                   "Privacy & Security > Local Network)",
-    "tls": "write http:// in its endpoint, or give the machine a certificate this one trusts",
-    "http 401": "remove the login in front of it: Ollama has none, and this program sends none",
+    "unreachable": "check that both are in one network (on a Mac also System Settings > Privacy & "
+                   "Security > Local Network)",
+    "tls": "write http:// in its endpoint, or give it a certificate this machine trusts",
+    "http 401": "remove the login in front of it: Ollama has none, and none is sent",
     "not ollama": "check the port in its endpoint; Ollama's own is 11434",
     "bad answer": "check what listens there; restart Ollama",
 }
@@ -1841,10 +1841,8 @@ class Facts(Record):
     python: str = ""
     problems: tuple = ()        # the config's own findings
     states: dict = {}           # node name -> NodeState
-    addresses: dict = {}        # node name -> addresses its host stands for
-    open_origins: tuple = ()    # nodes that answer any web page
-    listener: str = ""          # who holds the gateway's port
-    open_gateway: bool = False  # it answers without a key
+    looks: dict = {}            # node name -> (its host's addresses, whether it answers any page)
+    gateway: tuple = ("", False)  # who holds its port, and whether without a key
     litellm: object = None      # Program
     claude: object = None       # Program
     settings: dict = {}         # path -> its JSON value, None: unreadable
@@ -1923,14 +1921,15 @@ def _doctor_nodes(fleet, facts):
             alone = [model.name for model in fleet.models.values() if model.node == name
                      and not plan_route_state(fleet, facts.states, model).fallback]
             yield _say("node-offline", "" if alone else "warning", name=name,
-                       reason=f"{state.reason}: {state.detail}" if state.detail else state.reason,
+                       reason=f"{state.reason}: {state.detail}".rstrip(": "),
                        alone=f"; nobody else answers for {', '.join(alone)}" if alone else "",
                        endpoint=state.endpoint,
                        mend=REASON_FIXES.get(state.reason, REASON_FIXES["bad answer"]))
         yield from ollama_findings(state, f"node `{name}`")
-        if name in facts.open_origins:
+        addresses, any_page = facts.looks.get(name, ((), False))
+        if any_page:
             yield _say("open-origin", name=name)
-        for address in facts.addresses.get(name, ()):
+        for address in addresses:
             # One that the config itself names is a warning of the config.
             if is_public_address(address) and address not in state.endpoint:
                 yield _say("public-address", who=f"node `{name}`", address=address)
@@ -1990,7 +1989,7 @@ def _doctor_routes(fleet, facts):
 
 
 def _doctor_gateway(fleet, facts):
-    at, listener = f"{fleet.gateway.host}:{fleet.gateway.port}", facts.listener
+    at, (listener, is_open) = f"{fleet.gateway.host}:{fleet.gateway.port}", facts.gateway
     wanted = {"builtin": "subagent-fleet", "litellm": "LiteLLM"}[fleet.gateway.provider]
     if not listener:
         yield _say("port-free", at=at)
@@ -2000,7 +1999,7 @@ def _doctor_gateway(fleet, facts):
         yield _say("port-taken", "", fleet.document.locate(("project", "gateway", "port"))[0],
                    at=at, listener=listener, strays="; LiteLLM would listen on another port "
                    "without a word" if wanted == "LiteLLM" else "")
-    if facts.open_gateway:
+    if is_open:
         yield _say("open-gateway", at=at)
 
 
@@ -5656,8 +5655,7 @@ PORT_HOLDERS = (  # program, what it prints of a listener
 def observe(world, fleet, problems, options):
     """Return the Facts of this machine and, where there is a fleet, of its nodes and files."""
     until = world.clock() + options.timeout
-    facts = {"python": sys.version.split()[0], "problems": tuple(problems), "addresses": {},
-             "open_origins": []}
+    facts = {"python": sys.version.split()[0], "problems": tuple(problems), "looks": {}}
     jobs = {"claude": lambda: find_claude(world, until), "litellm": lambda: find_litellm(world),
             "settings": lambda: find_settings(world), "agent_texts": lambda: read_agents(world)}
     if fleet:
@@ -5670,11 +5668,8 @@ def observe(world, fleet, problems, options):
         jobs.update({node: lambda node=node: look_at_node(world, node, until)
                      for node in fleet.nodes.values()})
     for key, outcome in run_together(world, jobs, until=until + 2 * PROBE_GRACE_SECONDS):
-        if key == "gateway":
-            facts["listener"], facts["open_gateway"] = outcome
-        elif isinstance(key, Node):
-            facts["addresses"][key.name], answers = outcome
-            facts["open_origins"] += [key.name] if answers else []
+        if isinstance(key, Node):
+            facts["looks"][key.name] = outcome
         elif key is not None:
             facts[key] = outcome
     return Facts(**facts)

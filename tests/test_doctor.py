@@ -36,7 +36,7 @@ GOOD_MODEL = sf.NodeModel("qwen3:8b", 5 * 10**9, "8.2B", "Q4_K_M", ("completion"
 GOOD_STATE = sf.NodeState("mini", "http://mini:11434", version="0.32.15", models=(GOOD_MODEL,))
 GOOD_FACTS = sf.Facts(
     source="fleet.yaml", python="3.12.1", states={"mini": GOOD_STATE},
-    addresses={"mini": ("192.168.1.50",)}, litellm=sf.Program("/bin/litellm", "1.106.2"),
+    looks={"mini": (("192.168.1.50",), False)}, litellm=sf.Program("/bin/litellm", "1.106.2"),
     claude=sf.Program("/bin/claude", "2.1.327 (Claude Code)"),
     environment={"ANTHROPIC_BASE_URL": "http://127.0.0.1:4000"},
     agent_texts={"a.md": "---\nname: planner\ndescription: Use it.\ntools: Read\n---\n\nPlan.\n"},
@@ -111,10 +111,11 @@ CASES = [
     ("version 0.33.0-rc2", on(states=state_with(version="0.33.0-rc2")), {}),
     ("version 0.0.0", on(states=state_with(version="0.0.0")), {"ollama-version-unknown": "info"}),
     ("version empty", on(states=state_with(version="")), {"ollama-version-unknown": "info"}),
-    ("origin", on(open_origins=("mini",)), {"open-origin": "warning"}),
-    ("public", on(addresses={"mini": ("192.168.1.50", "8.8.8.8")}), {"public-address": "warning"}),
-    ("public v6", on(addresses={"mini": ("2606:4700::1111",)}), {"public-address": "warning"}),
-    ("tailscale", on(addresses={"mini": ("100.101.102.103", "fd7a:115c:a1e0::1")}), {}),
+    ("origin", on(looks={"mini": ((), True)}), {"open-origin": "warning"}),
+    ("public", on(looks={"mini": (("192.168.1.50", "8.8.8.8"), False)}),
+     {"public-address": "warning"}),
+    ("public v6", on(looks={"mini": (("2606:4700::1111",), False)}), {"public-address": "warning"}),
+    ("tailscale", on(looks={"mini": (("100.101.102.103", "fd7a:115c:a1e0::1"), False)}), {}),
     ("cloud stub", (make_fleet(), model_with(remote="https://ollama.com:443")),
      {"cloud-stub": "error"}),
     ("cloud stub allowed", (model_fleet(cloud=True), model_with(remote="https://ollama.com:443")),
@@ -152,11 +153,11 @@ CASES = [
         states=state_with(loaded=loaded(32768, 62)))), {}),
     ("on the CPU", (make_fleet(TWO), facts_with(
         states=state_with(models=TWO_HELD, loaded=loaded(32768, 0)))), {}),
-    ("port taken", on(listener="nginx (pid 12)"), {"port-taken": "error"}),
-    ("port ours", on(listener="subagent-fleet"), {}),
-    ("port LiteLLM's", on(listener="LiteLLM"), {"gateway-up": "info"}),
-    ("port LiteLLM's, wanted", on(LITELLM, listener="LiteLLM"), {}),
-    ("open gateway", on(listener="subagent-fleet", open_gateway=True), {"open-gateway": "error"}),
+    ("port taken", on(gateway=("nginx (pid 12)", False)), {"port-taken": "error"}),
+    ("port ours", on(gateway=("subagent-fleet", False)), {}),
+    ("port LiteLLM's", on(gateway=("LiteLLM", False)), {"gateway-up": "info"}),
+    ("port LiteLLM's, wanted", on(LITELLM, gateway=("LiteLLM", False)), {}),
+    ("open gateway", on(gateway=("subagent-fleet", True)), {"open-gateway": "error"}),
     ("no LiteLLM, unneeded", on(litellm=None), {}),
     ("no LiteLLM, needed", on(LITELLM, litellm=None), {"litellm-missing": "error"}),
     ("LiteLLM 1.82.7", on(litellm=sf.Program("x", "1.82.7")), {"litellm-poisoned": "error"}),
@@ -270,12 +271,12 @@ def test_settings_values_are_never_shown():
 
 def test_public_address_that_the_config_names_is_not_said_twice():
     states = state_with(endpoint="https://8.8.8.8:11434")
-    facts = facts_with(states=states, addresses={"mini": ("8.8.8.8",)})
+    facts = facts_with(states=states, looks={"mini": (("8.8.8.8",), False)})
     assert found(make_fleet(), facts) == {}
 
 
 def test_port_taken_names_who_and_what_litellm_would_do():
-    facts = facts_with(listener="nginx (pid 12)")
+    facts = facts_with(gateway=("nginx (pid 12)", False))
     assert "nginx (pid 12)" in the("port-taken", make_fleet(), facts).what
     assert "another port" not in the("port-taken", make_fleet(), facts).what
     assert "another port" in the("port-taken", LITELLM, facts).what
@@ -797,7 +798,8 @@ def test_worker_text_ends_with_what_to_paste(run_cli, fake_node):
     assert (done.returncode, done.stderr) == (0, "")
     block = done.stdout[done.stdout.index("\nnodes:"):]
     fleet_of(sf.parse_yaml(block))
-    assert "public internet" in done.stdout and "0.32.15 runs here, with 1 model: qwen3:8b\n" in done.stdout
+    assert "public internet" in done.stdout
+    assert "0.32.15 runs here, with 1 model: qwen3:8b\n" in done.stdout
 
 
 def test_worker_without_ollama_says_where_to_get_it(run_cli):
