@@ -3433,6 +3433,27 @@ class Visitor(Exchange):
         self.close()
 
 
+class Background:
+    """A program that runs beside this one."""
+
+    def __init__(self, child):
+        self._child = child
+
+    def ended(self):
+        """Tell whether it has ended by itself."""
+        return self._child.poll() is not None
+
+    def stop(self):
+        """End it, in the end by force."""
+        import subprocess
+        self._child.terminate()
+        try:
+            self._child.wait(10)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+
+
 class Signal:
     """A flag that one thread raises and another waits for beside its sockets."""
 
@@ -3748,6 +3769,16 @@ class World:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def start(self, argv, *, environ, log):
+        """Start a program in the background, its output in a file; return its Background."""
+        import subprocess
+        try:
+            with open(log, "ab") as stream:
+                return Background(subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL,
+                                                   stdout=stream, stderr=stream))
+        except OSError as error:
+            raise self._refusal("cannot-run", "run", argv[0], error) from None
+
     def confirm(self, question):
         """Return a person's yes; off a terminal nobody is asked, and the answer is yes."""
         if not (sys.stdin and sys.stdin.isatty() and self.is_terminal("stderr")):
@@ -3883,11 +3914,6 @@ class World:
                 self.sleep(0.05)  # out of files: what is being served will give some back
             return None
 
-    def host_name(self):
-        """Return this machine's name."""
-        import socket
-        return socket.gethostname()
-
     def token(self):
         """Return 24 random hexadecimal digits."""
         return self._os.urandom(12).hex()
@@ -3897,6 +3923,16 @@ class World:
         import signal
         for name in ("SIGINT", "SIGTERM"):
             signal.signal(getattr(signal, name), lambda *_, name=name: callback(name))
+
+    def wait_for_stop(self, hint):
+        """Say `hint` and wait until Ctrl-C or SIGTERM; return which."""
+        stop, names = Signal(), []
+        self.on_stop(lambda name: (names.append(name), stop.set()))
+        self.err(hint)
+        while not names:
+            _readable([stop], 3600)
+        stop.close()
+        return names[0]
 
     def append_line(self, path, line, *, limit):
         """Add a line to a file only its owner can read; past the limit it turns over to `.1`."""
@@ -4371,6 +4407,7 @@ GRACE_SECONDS = 10.0
 RECEIPTS_NAME = "requests.jsonl"
 RECEIPTS_LIMIT_BYTES = 10 * 1024 * 1024
 OPEN_PATHS = ("/", "/health/liveliness")
+LITELLM_START_SECONDS = 90.0
 TOTALS = ("requests", "failures", "input_tokens", "output_tokens", "waited_seconds")
 
 
@@ -4758,7 +4795,7 @@ class Server:
         import threading
 
         host, port = listener.getsockname()[:2]
-        self._hosts = own_hosts(host, port, self.world.host_name())
+        self._hosts = own_hosts(host, port, self.world.own_name())
         while not self.stops:
             visitor = self.world.accept(listener, self._signal, 3600)
             if visitor and self._connections >= 2 * CONNECTION_LIMIT:
@@ -4770,6 +4807,7 @@ class Server:
         until = self.world.clock() + GRACE_SECONDS
         while self._busy and len(self.stops) < 2 and self.world.clock() < until:
             self.world.sleep(0.02)
+        self._signal.close()
 
     def _count(self, connections, busy):
         with self._lock:
@@ -4867,17 +4905,17 @@ class Server:
     def show(self):
         """Return nodes, slots, the line and totals as plain values."""
         running, rests, waiting = self.scheduler.show()
-        nodes = []
-        for node in self.fleet.nodes.values():
-            models = [{"name": model.name, "alias": model.alias, "ollama_model": model.ollama_model,
-                       "running": running[Scheduler.slot(model)],
-                       "slots": self.scheduler.slots[Scheduler.slot(model)],
-                       "rests_seconds": rests.get(Scheduler.slot(model), 0)}
-                      for model in self.fleet.models.values() if model.node == node.name]
-            nodes.append({"name": node.name, "endpoint": node.endpoint, "models": models,
-                          "rests_seconds": rests.get(node.name, 0), **self.totals[node.name]})
-        return {"schema": "subagent-fleet/fleet/1", "name": self.fleet.name, "waiting": waiting,
-                "nodes": nodes}
+        nodes = [{"name": node.name, "endpoint": node.endpoint,
+                  "rests_seconds": rests.get(node.name, 0), **self.totals[node.name]}
+                 for node in self.fleet.nodes.values()]
+        models = [{"name": model.name, "node": model.node, "ollama_model": model.ollama_model,
+                   "alias": model.alias, "context": model.context,
+                   "running": running[Scheduler.slot(model)],
+                   "slots": self.scheduler.slots[Scheduler.slot(model)],
+                   "rests_seconds": rests.get(Scheduler.slot(model), 0)}
+                  for model in self.fleet.models.values()]
+        return {"schema": "subagent-fleet/fleet/1", "fleet": self.fleet.name, "waiting": waiting,
+                "nodes": nodes, "models": models}
 
     def _count_tokens(self, request):
         model = self.scheduler.tiers[request["model"]][0][0]
@@ -5058,7 +5096,14 @@ def format_init(output, starter, states):
 def cmd_serve(options, world):
     """Serve the fleet to Claude Code until a signal comes."""
     fleet, _ = load_config(options, world)
-    server, listener = open_gateway(fleet, options, world, out=find_output(options, world))
+    port = options.port or str(fleet.gateway.port)
+    if not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
+        raise FleetError("usage", f"--port: `{port}` is not a port", status=EXIT_USAGE,
+                         fix="write --port 4000")
+    fleet = fleet.replace(gateway=fleet.gateway.replace(
+        host=options.host or fleet.gateway.host, port=int(port)))
+    server, listener = open_gateway(fleet, world, find_output(options, world),
+                                    receipts=not options.no_receipts)
     server.log = world.err if options.verbose else None
     world.on_stop(server.stop)
     host, port = listener.getsockname()[:2]
@@ -5069,40 +5114,143 @@ def cmd_serve(options, world):
     return EXIT_INTERRUPTED if server.stops[0] == "SIGINT" else EXIT_OK
 
 
-def open_gateway(fleet, options, world, *, out):
+def open_gateway(fleet, world, out, *, receipts=True):
     """Return a Server and the socket it will serve; refuse an open door and a taken one."""
-    host, port = options.host or fleet.gateway.host, str(options.port or fleet.gateway.port)
-    if not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
-        raise FleetError("usage", f"--port: `{port}` is not a port", status=EXIT_USAGE,
-                         fix="write --port 4000")
-    key = read_key(world, fleet, out)
+    gateway, key = fleet.gateway, read_key(world, fleet, out)
+    # `localhost` may be ::1 first, and the environment names 127.0.0.1
+    host = "127.0.0.1" if gateway.host == "localhost" else gateway.host
     if host not in LOOPBACK_HOSTS and weak_key(key):
         raise FleetError("weak-key", f"{host} can be reached from other machines and the key is "
                          f"weak: {weak_key(key)}", status=EXIT_REFUSED,
-                         fix=f"unset {fleet.gateway.master_key_env}; subagent-fleet generate")
+                         fix=f"unset {gateway.master_key_env}; subagent-fleet generate")
     try:
-        listener = world.listen(host, int(port))
+        listener = world.listen(host, gateway.port)
     except FleetError as error:
-        raise name_holder(error, world, f"http://{show_host(host)}:{port}/") from None
-    receipts = world.path(out, STATE_DIRECTORY, RECEIPTS_NAME) if not options.no_receipts else ""
-    if receipts:
-        world.make_directory(world.parent(receipts))
-    return Server(fleet, key, world, receipts=receipts), listener
+        if error.slug == "port-taken":
+            holder, _ = who_listens(world, gateway, world.clock() + CONNECT_SECONDS)
+            error.what += f", by {clean_line(holder)}" if holder else ""
+        raise
+    path = world.path(out, STATE_DIRECTORY, RECEIPTS_NAME) if receipts else ""
+    if path:
+        world.make_directory(world.parent(path))
+    return Server(fleet, key, world, receipts=path), listener
 
 
-def name_holder(error, world, url):
-    """Return a refusal to listen that says, where it can be known, who listens already."""
-    holder = ""
-    if error.slug == "port-taken":
+def cmd_up(options, world):
+    """Do the whole job: find, generate, warm, serve, run Claude Code, say what was served."""
+    world.out = world.err  # standard output is Claude Code's
+    flags = [word for name in ("config", "out") if getattr(options, name)
+             for word in (f"--{name}", getattr(options, name))]
+    try:
+        find_config(options, world)
+    except FleetError:
+        run_command(world, "init")
+    fleet, findings = load_config(options, world)
+    tell_findings(world, [*findings, *lint_key(fleet, world.environ)])
+    out = find_output(options, world)
+    update_files(world, fleet, out)
+    if run_command(world, "warmup", *flags[:2 if options.config else 0]):
+        states = probe_fleet(world, fleet, PROBE_TIMEOUT_SECONDS)
+        if not any(plan_route_state(fleet, states, model).state == "ready"
+                   for model in fleet.models.values()):
+            raise FleetError("nothing-ready", "no model of this fleet could be loaded",
+                             fix="subagent-fleet doctor")
+        world.err("Going on with what is ready.\n")
+    stop, look_up = start_gateway(fleet, world, out)
+    try:
+        before, status = look_up(), EXIT_OK
+        if world.which("claude"):
+            status = run_command(world, "launch", "claude", *flags, "--", *options.passed)
+        else:
+            name = world.wait_for_stop(f"Claude Code is not on the PATH: {CLAUDE_INSTALL}\n"
+                                       "Serving until Ctrl-C.\n")
+            status = EXIT_INTERRUPTED if name == "SIGINT" else EXIT_OK
+        world.err(format_served(before, look_up(), world.columns))
+    finally:
+        stop()
+    return status
+
+
+def run_command(world, name, *words):
+    """Run another command as if it had been typed."""
+    command = find_command(name)
+    return command.run(parse_arguments(command, list(words)), world)
+
+
+def update_files(world, fleet, out):
+    """Write what `generate` would; what a person has edited stays, and is named."""
+    changes, known = compare_output(world, out, fleet)
+    write_changes(world, out, [c for c in changes if c.action != "edited"], known)
+    world.make_private(world.enter(out, ENVIRONMENT_FILE))
+    for change in changes:
+        if change.action != "unchanged":
+            done = "kept, as you have edited it" if change.action == "edited" else change.action
+            world.err(f"{clean_line(change.path)}: {done}\n")
+
+
+def start_gateway(fleet, world, out):
+    """Start what serves the fleet, or find that it runs; return (stop, what it has served)."""
+    import threading
+
+    url, key = gateway_url(fleet.gateway), read_key(world, fleet, out)
+    nothing = {"nodes": []}
+    if fleet.gateway.provider == "litellm":
+        return start_litellm(world, fleet, out, key).stop, lambda: nothing
+
+    def ask_running():
         try:
-            page = world.ask(url, deadline=world.clock() + 1, extract=dict)
-            holder = f"version {page['version']}" if page["name"] == "subagent-fleet" else ""
-        except (FleetError, KeyError, TypeError, ValueError):
-            pass  # someone else
-    if not holder:
-        return error
-    return FleetError(error.slug, f"{error.what}: subagent-fleet {clean_line(holder)} serves there "
-                      "already", fix="use that one, or stop it, or choose another --port")
+            headers = {"x-api-key": key}
+            page = look(world, url + "/fleet", world.clock() + CONNECT_SECONDS, **headers)
+            return parse_answer(page[1]) if page[2] == 200 else nothing
+        except NodeFailure:
+            return nothing
+
+    if ask_running().get("fleet") == fleet.name:
+        world.err(f"A gateway for {clean_line(fleet.name)} runs at {url}: it is used.\n")
+        return lambda: None, ask_running
+    server, listener = open_gateway(fleet, world, out)
+    serving = threading.Thread(target=server.run, args=(listener,), daemon=True)
+    serving.start()
+    world.err(f"Serving {clean_line(fleet.name)} at {url}.\n")
+
+    def stop():
+        server.stop("up")
+        serving.join(GRACE_SECONDS + 1)
+
+    return stop, server.show
+
+
+def start_litellm(world, fleet, out, key):
+    """Start the installed LiteLLM on the generated config; return its process once it answers."""
+    program = world.which("litellm")
+    if not program:
+        raise FleetError("litellm-missing", "the gateway is LiteLLM and it is not on the PATH",
+                         fix=f"{LITELLM_INSTALL}, or write `provider: builtin`")
+    gateway, log = fleet.gateway, world.path(out, STATE_DIRECTORY, "litellm.log")
+    child = world.start([program, "--config", world.path(out, LITELLM_FILE), "--host", gateway.host,
+                         "--port", str(gateway.port)], log=log, environ={
+        **merge_environment(world.environ, fleet, key), gateway.master_key_env: key})
+    until = world.clock() + LITELLM_START_SECONDS
+    while who_listens(world, gateway, until)[0] != "LiteLLM":
+        if child.ended() or world.clock() > until:
+            child.stop()
+            raise FleetError("litellm-failed", "LiteLLM did not start", fix=f"see {log}")
+        world.sleep(0.2)
+    world.err(f"LiteLLM serves {clean_line(fleet.name)} at {gateway_url(gateway)}.\n")
+    return child
+
+
+def format_served(before, after, columns):
+    """Return what each node has served in between."""
+    old = {node["name"]: node for node in before["nodes"]}
+    rows = []
+    for node in after["nodes"]:
+        counts = {name: node[name] - old.get(node["name"], {}).get(name, 0) for name in TOTALS}
+        rows.append((node["name"], counts["requests"], counts["input_tokens"],
+                     counts["output_tokens"], f"{counts['waited_seconds']:.1f} s",
+                     counts["failures"]))
+    headers = ("Node", "Requests", "Tokens in", "Tokens out", "Waited", "Failures")
+    return "\nServed:\n" + format_table(headers, rows, columns=columns) if rows else ""
 
 
 def cmd_validate(options, world):
@@ -5951,6 +6099,8 @@ COMMANDS = (
              Flag("--no-receipts", "keep no record of requests"),
              Flag("--verbose", "print a line for each request", short="-v")),
             ("serve", "serve -v --port 4001")),
+    Command("up", cmd_up, "do the whole job: find, generate, warm, serve, run Claude Code",
+            (CONFIG, OUT), ("up", "up -- -p 'say hi'"), "ARGS"),
     Command("schema", cmd_schema, "print the JSON Schema of the fleet file", (),
             ("schema > fleet.schema.json",)),
     Command("completion", cmd_completion, "print a completion script for your shell",

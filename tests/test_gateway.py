@@ -525,7 +525,7 @@ def test_other_pages(rig):
     served.receipts()
     fleet = json.loads(served.get("/fleet")[2])
     assert fleet["schema"] == "subagent-fleet/fleet/1" and fleet["waiting"] == 0
-    assert fleet["nodes"][0]["requests"] == 1 and fleet["nodes"][0]["models"][0]["slots"] == 1
+    assert fleet["nodes"][0]["requests"] == 1 and fleet["models"][0]["slots"] == 1
 
 
 @pytest.mark.parametrize("method, target", [
@@ -990,7 +990,7 @@ def test_a_taken_port_is_said(tmp_path):
         port = other.getsockname()[1]
         program = Program(tmp_path, "--port", str(port))
         status, told = program.end()
-    assert status == 1 and f"cannot listen on 127.0.0.1:{port}: " in told and "lsof" in told
+    assert status == 1 and f"cannot listen on 127.0.0.1:{port}: " in told and "fix: " in told
 
 
 def test_a_port_that_another_of_us_has_is_said(tmp_path):
@@ -998,7 +998,7 @@ def test_a_port_that_another_of_us_has_is_said(tmp_path):
     status, told = Program(tmp_path, "--port", str(first.port)).end()
     first.process.terminate()
     assert first.end()[0] == 0
-    assert status == 1 and f"subagent-fleet version {sf.__version__} serves there already" in told
+    assert status == 1 and "already in use, by subagent-fleet" in told
 
 
 @pytest.mark.parametrize("words, env, status, told", [
@@ -1013,4 +1013,134 @@ def test_serve_refuses(tmp_path, words, env, status, told):
     assert code == status and told in said and "fix:" in said
 
 
-SLUGS = ("cannot-listen", "no-key", "port-taken", "weak-key", "client-gone", "usage")
+# -- up --
+
+CLAUDE = """\
+#!{python} -S
+import json, os, sys, urllib.request
+request = urllib.request.Request(os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages", json.dumps({{
+    "model": os.environ["ANTHROPIC_MODEL"], "max_tokens": 9,
+    "messages": [{{"role": "user", "content": "hi"}}]}}).encode(),
+    {{"Authorization": "Bearer " + os.environ["ANTHROPIC_AUTH_TOKEN"]}})
+opener = urllib.request.build_opener(urllib.request.ProxyHandler({{}}))
+print(json.load(opener.open(request))["content"][0]["text"], *sys.argv[3:])
+sys.exit(7)
+"""
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def project(tmp_path, fake_node, run_cli):
+    """A folder with a fleet of one fake node and a fake Claude Code; gives run(*words)."""
+    node = fake_node({"tiny": {}})
+    place, binaries, port = tmp_path / "project", tmp_path / "bin", free_port()
+    place.mkdir()
+    binaries.mkdir()
+    (place / "fleet.yaml").write_text(CONFIG.format(endpoint=node.endpoint)
+                                      .replace("4000", str(port)))
+    claude = binaries / "claude"
+    claude.write_text(CLAUDE.format(python=sys.executable))
+    claude.chmod(0o755)
+
+    def run(*words, **more):
+        return run_cli(*words, cwd=place, env={"PATH": f"{binaries}:{os.defpath}",
+                                               "HOME": tmp_path}, **more)
+    run.place, run.port, run.node, run.claude = place, port, node, claude
+    return run
+
+
+def test_up_does_the_whole_job(project):
+    done = project("up", "--", "-p", "hi there")
+    assert (done.returncode, done.stdout) == (7, "PONG -p hi there\n")
+    assert "m  a  tiny  ok" in done.stderr
+    assert re.search(r"^a +1 +7 +2 +0\.0 s +0$", done.stderr, re.M)
+    assert (project.place / ".claude" / "agents" / "planner.md").exists()
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", project.port), timeout=1)
+    options = {json.dumps(asked["options"]["num_ctx"]) for asked in project.node.asked("/api/chat")}
+    assert options == {"32768"}
+
+
+def test_up_keeps_what_a_person_has_edited(project):
+    project("generate")
+    agent = project.place / ".claude" / "agents" / "planner.md"
+    edited = agent.read_text() + "And be kind.\n"
+    agent.write_text(edited)
+    done = project("up")
+    assert done.returncode == 7 and agent.read_text() == edited
+    assert ".claude/agents/planner.md: kept, as you have edited it" in done.stderr
+
+
+def test_up_uses_the_gateway_that_runs_already(project):
+    project("generate")
+    process = subprocess.Popen([sys.executable, "-I", "-S", str(SCRIPT), "serve"],
+                               cwd=str(project.place), env=clean_environment(),
+                               stdout=subprocess.PIPE)
+    process.stdout.readline()
+    done = project("up")
+    assert done.returncode == 7 and "it is used" in done.stderr
+    assert re.search(r"^a +1 +7 +2 ", done.stderr, re.M)
+    assert process.poll() is None
+    process.terminate()
+    assert process.wait(10) == 0
+    process.stdout.close()
+
+
+def test_up_without_claude_code_serves_until_it_is_stopped(project):
+    project.claude.unlink()
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(SCRIPT), "up"], cwd=str(project.place),
+        env=clean_environment(PATH=os.defpath, HOME=project.place), stderr=subprocess.PIPE)
+    said = b""
+    while b"until Ctrl-C" not in said:
+        piece = process.stderr.readline()
+        assert piece, said
+        said += piece
+    assert b"npm install -g @anthropic-ai/claude-code" in said
+    with socket.create_connection(("127.0.0.1", project.port)):
+        pass
+    process.send_signal(signal.SIGINT)
+    _, rest = process.communicate(timeout=15)
+    assert process.returncode == 130 and b"Served:" in rest and b"Traceback" not in rest
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a script stands in for LiteLLM")
+def test_up_starts_litellm_or_says_how_to_install_it(project):
+    config = project.place / "fleet.yaml"
+    config.write_text(config.read_text().replace("builtin", "litellm"))
+    done = project("up")
+    assert done.returncode == 1 and "litellm-missing" not in done.stderr
+    assert "uv tool install" in done.stderr and "provider: builtin" in done.stderr
+    litellm = project.claude.with_name("litellm")
+    litellm.write_text("#!/bin/sh\nexit 3\n")
+    litellm.chmod(0o755)
+    assert "LiteLLM did not start" in project("up").stderr
+    litellm.write_text(f"#!{sys.executable} -S\n" + r"""
+import http.server, json, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self): self.say('"I\'m alive!"')
+    def do_POST(self): self.say('{"content": [{"text": "FROM LITELLM"}]}')
+    def say(self, text):
+        self.send_response(200); self.end_headers(); self.wfile.write(text.encode())
+http.server.HTTPServer((sys.argv[4], int(sys.argv[6])), Handler).serve_forever()
+""")
+    done = project("up")
+    assert (done.returncode, done.stdout) == (7, "FROM LITELLM\n")
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", project.port), timeout=1)
+
+
+def test_up_writes_a_fleet_file_where_there_is_none(project):
+    (project.place / "fleet.yaml").unlink()
+    (project.place / ".git").mkdir()
+    done = project("up")
+    assert "Created fleet.yaml" in done.stderr and (project.place / "fleet.yaml").exists()
+    assert done.returncode == 1 and "no model of this fleet could be loaded" in done.stderr
+
+
+SLUGS = ("nothing-ready", "litellm-missing", "litellm-failed", "cannot-listen", "no-key", "port-taken", "weak-key", "client-gone", "usage")
