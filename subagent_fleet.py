@@ -3467,6 +3467,10 @@ class Signal:
         """For select."""
         return self._near.fileno()
 
+    def sender(self):
+        """Return the descriptor of its far end: a byte there raises it."""
+        return self._far.fileno()
+
     def set(self):
         """Raise it; from any thread, from a signal handler, and after `close` too."""
         try:
@@ -3918,19 +3922,24 @@ class World:
         """Return 24 random hexadecimal digits."""
         return self._os.urandom(12).hex()
 
-    def on_stop(self, callback):
-        """Call back with the signal's name for Ctrl-C and for SIGTERM."""
+    def on_stop(self, callback, wake):
+        """Call back with the name of Ctrl-C or SIGTERM and raise `wake`; return what ends that."""
         import signal
         for name in ("SIGINT", "SIGTERM"):
             signal.signal(getattr(signal, name), lambda *_, name=name: callback(name))
+        # Python runs the callback only between its own steps: a signal just before a wait would
+        # be slept through, did its byte not end the wait.
+        signal.set_wakeup_fd(wake.sender(), warn_on_full_buffer=False)
+        return lambda: signal.set_wakeup_fd(-1)
 
     def wait_for_stop(self, hint):
         """Say `hint` and wait until Ctrl-C or SIGTERM; return which."""
         stop, names = Signal(), []
-        self.on_stop(lambda name: (names.append(name), stop.set()))
+        forget = self.on_stop(names.append, stop)
         self.err(hint)
         while not names:
             _readable([stop], 3600)
+        forget()
         stop.close()
         return names[0]
 
@@ -4779,7 +4788,7 @@ class Server:
         self.fleet, self.world, self._key = fleet, world, key.encode("utf-8")
         self.scheduler = Scheduler(fleet, world.clock)
         self._receipts, self.log = receipts, None
-        self._lock, self._signal = threading.Lock(), Signal()
+        self._lock, self.wake = threading.Lock(), Signal()
         self._connections = self._busy = 0
         self._ratios, self._hosts = {}, set()
         self.totals = {name: dict.fromkeys(TOTALS, 0) for name in fleet.nodes}
@@ -4788,7 +4797,7 @@ class Server:
     def stop(self, name):
         """Take nothing new; a second time, end at once. Safe in a signal handler."""
         self.stops.append(name)
-        self._signal.set()
+        self.wake.set()
 
     def run(self, listener):
         """Serve until `stop`, then let what is being answered end."""
@@ -4797,7 +4806,7 @@ class Server:
         host, port = listener.getsockname()[:2]
         self._hosts = own_hosts(host, port, self.world.own_name())
         while not self.stops:
-            visitor = self.world.accept(listener, self._signal, 3600)
+            visitor = self.world.accept(listener, self.wake, 3600)
             if visitor and self._connections >= 2 * CONNECTION_LIMIT:
                 visitor.close()
             elif visitor:
@@ -4807,7 +4816,7 @@ class Server:
         until = self.world.clock() + GRACE_SECONDS
         while self._busy and len(self.stops) < 2 and self.world.clock() < until:
             self.world.sleep(0.02)
-        self._signal.close()
+        self.wake.close()
 
     def _count(self, connections, busy):
         with self._lock:
@@ -5105,12 +5114,13 @@ def cmd_serve(options, world):
     server, listener = open_gateway(fleet, world, find_output(options, world),
                                     receipts=not options.no_receipts)
     server.log = world.err if options.verbose else None
-    world.on_stop(server.stop)
+    forget = world.on_stop(server.stop, server.wake)
     host, port = listener.getsockname()[:2]
     world.out(f"Serving {clean_line(fleet.name)} at http://{show_host(host)}:{port}: "
               f"{', '.join(server.scheduler.tiers)} on {count_of(fleet.nodes, 'node')}. "
               "Ctrl-C stops.\n")
     server.run(listener)
+    forget()
     return EXIT_INTERRUPTED if server.stops[0] == "SIGINT" else EXIT_OK
 
 
