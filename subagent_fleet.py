@@ -5820,6 +5820,9 @@ def observe(world, fleet, problems, options):
         facts.update(source=fleet.document.source, environment=merge_environment({}, fleet, ""),
                      **observe_files(world, fleet, find_output(options, world)))
         facts["problems"] += tuple(lint_key(fleet, world.environ))
+        # What is not known in time: a port that nobody holds refuses at once.
+        facts.update(gateway=("another program", False), states={
+            name: NodeState(name, node.endpoint, "timeout") for name, node in fleet.nodes.items()})
         jobs["states"] = lambda: probe_fleet(world, fleet, max(0.1, until - world.clock()))
         jobs["gateway"] = lambda: who_listens(world, fleet.gateway, until)
         jobs["env_git"] = lambda: git_state(world, facts.get("env_path"), until)

@@ -629,6 +629,15 @@ def test_doctor_ends_in_time_whatever_hangs(doctor):
     assert found["node-offline"] == "error"
 
 
+def test_doctor_takes_what_is_not_known_in_time_for_no_answer(doctor, monkeypatch):
+    monkeypatch.chdir(doctor.path)
+    monkeypatch.setattr(sf, "run_together", lambda *_, **__: iter(()))
+    options = types.SimpleNamespace(timeout=1, out=None, config=None)
+    fleet, _ = sf.load_config(options, sf.World())
+    facts = sf.observe(sf.World(), fleet, (), options)
+    assert {"node-offline": "error", "port-taken": "error"}.items() <= found(fleet, facts).items()
+
+
 def test_doctor_knows_its_own_gateway(doctor):
     serving = subprocess.Popen([sys.executable, str(SCRIPT), "serve"], cwd=str(doctor.path),
                                stdout=subprocess.PIPE, env=clean_environment(**doctor.env))
