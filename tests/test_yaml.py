@@ -402,10 +402,11 @@ def test_quote_keeps_simple_text_plain(text):
 
 @pytest.mark.parametrize("text, wanted", [
     ("", '""'), ("yes", '"yes"'), ("Y", '"Y"'), ("NULL", '"NULL"'), ("1", '"1"'),
-    ("1:30", '"1:30"'), ("a: b", '"a: b"'), ("a #b", '"a #b"'), (" a", '" a"'), ("a ", '"a "'), ("a:", '"a:"'),
+    ("n", '"n"'), ("1:30", '"1:30"'), ("a---b", '"a-\\x2d\\x2db"'), ("a: b", '"a: b"'),
+    ("a #b", '"a #b"'), (" a", '" a"'), ("a ", '"a "'), ("a:", '"a:"'),
     ("a, b", '"a, b"'), ("-x", '"-x"'), ('say "hi"', '"say \\"hi\\""'), ("a\\b", '"a\\\\b"'),
     ("a\nb\tc", '"a\\nb\\tc"'), ("\x1b", '"\\u001b"'), ("\ufeff", '"\\ufeff"'), ("é", '"é"'),
-    ("\U000e0001", '"\\U000e0001"')])
+    ("\U000e0001", '"\\U000e0001"'), ("- ---- -", '"- -\\x2d\\x2d- -"')])
 def test_quote_quotes_what_another_yaml_might_misread(text, wanted):
     assert sf.quote_yaml(text) == wanted
 
@@ -545,7 +546,8 @@ HURTFUL = {
     "literal spaces": "a: |\n" + (" " * 30 + "\n") * 9000 + " b", "literals": "- |\n" * 20_000,
     "plain lines": "a:\n" + "  x\n" * SIZE, "comments": "a: b\n" + " #\n" * SIZE + "  c",
     "digits": "a: " + "1" * SIZE, "underscores": "a: " + "1_" * SIZE,
-    "sixties": "a: 1" + ":1" * SIZE, "sixties and x": "a: 1" + ":1" * SIZE + "z", "dots": "a: " + "." * SIZE,
+    "sixties": "a: 1" + ":1" * SIZE, "sixties and x": "a: 1" + ":1" * SIZE + "z",
+    "dots": "a: " + "." * SIZE,
     "long key": "a" * SIZE + ": b", "long quoted key": '"' + "a" * SIZE + '": b',
     "key of colons": "a" + ":a" * SIZE + ": b", "key of hashes": "a" + "#a" * SIZE + ": b",
     "many keys": "".join(f"k{number}:\n" for number in range(20_000)) + "k5:\n",
