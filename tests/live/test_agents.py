@@ -21,7 +21,7 @@ def test_doctor_knows_which_agents_claude_code_lists(which, trap, tmp_path):
         if not defect or "tools" in defect or (which == "node20" and "kit:" in defect):
             wanted.add(name or f"kit:case{number}")
     env = rig.bare_environment(tmp_path, trap, ANTHROPIC_BASE_URL="http://127.0.0.1:9",
-                               ANTHROPIC_AUTH_TOKEN=rig.KEY, CLAUDE_CODE_MAX_RETRIES="0",
+                               ANTHROPIC_AUTH_TOKEN="nobody-asks", CLAUDE_CODE_MAX_RETRIES="0",
                                CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1")
     session = rig.run_session([install.CLAUDES[which], "-p", "hi", *rig.CLAUDE_FLAGS],
                               cwd=tmp_path, env=env)
