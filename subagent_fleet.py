@@ -3969,16 +3969,17 @@ class World:
         addresses = self._resolve(parts.hostname, port, until)
         addresses.sort(key=lambda found: found[4] != self._alive.get(parts.netloc))
         for index, (family, kind, protocol, _, address) in enumerate(addresses):
-            connection = socket.socket(family, kind, protocol)
+            connection, left = None, max(until - self.clock(), 0.01)
             try:
-                left = max(until - self.clock(), 0.01)
+                connection = socket.socket(family, kind, protocol)
                 connection.settimeout(left / (len(addresses) - index))
                 connection.connect(address)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._alive[parts.netloc] = address
                 return self._secure(connection, parts, until)
             except OSError as error:
-                connection.close()
+                if connection:
+                    connection.close()
                 failures.append(_name_failure(error))
         raise failures.pop()  # a name for it would keep its frame, and all in it, in a cycle
 
@@ -5295,8 +5296,9 @@ MANIFEST_FILE = f"{STATE_DIRECTORY}/manifest.json"
 
 def find_output(options, world):
     """Return where the generated files are: --out, else beside the fleet file that was found."""
-    if options.out or options.config or world.environ.get(CONFIG_VARIABLE):
-        return options.out or "."
+    out = getattr(options, "out", None)
+    if out or options.config or world.environ.get(CONFIG_VARIABLE):
+        return out or "."
     try:
         place = world.parent(find_config(options, world))
     except FleetError:
@@ -5561,16 +5563,19 @@ def cmd_discover(options, world):
     report = {"fleet": fleet.name, "nodes": [show_node(state) for state in states.values()],
               "models": [{"name": model.name, "node": model.node, "state": state,
                           "ollama_model": model.ollama_model} for model, state in found]}
-    path = world.path(STATE_DIRECTORY, "discovery.json") if options.write else None
-    if path:
-        world.make_directory(STATE_DIRECTORY)
+    written = None
+    if options.write:
+        out, written = find_output(options, world), f"{STATE_DIRECTORY}/discovery.json"
+        path = world.enter(out, written)
+        world.make_directory(world.parent(path))
         world.write_atomic(path, render_report("discover", report))
+        written = written if out == "." else path
     if options.json:
-        print_json(world, "discover", {**report, "written": path})
+        print_json(world, "discover", {**report, "written": written})
     else:
         world.out(format_discovery(fleet, states, found, columns=world.columns)
                   + (format_details(states) if options.verbose else "")
-                  + (f"\nWrote {path}\n" if path else ""))
+                  + (f"\nWrote {written}\n" if written else ""))
     whole = all(state == "present" for _, state in found)
     whole = whole and all(state.online for state in states.values())
     return EXIT_PROBLEM if options.check and not whole else EXIT_OK

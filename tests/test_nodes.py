@@ -1,8 +1,20 @@
 """Section 9: probing, loading and pulling, against scripted Ollamas on loopback."""
 import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import types
 
 import pytest
 import subagent_fleet as sf
+
+import hostile_nodes
+from conftest import ROOT, SCRIPT, clean_environment
 
 
 def write_fleet(directory, nodes, models, agents=None):
@@ -79,8 +91,30 @@ def fleet(fake_node, tmp_path):
     return m4, m5
 
 
-def test_discover_prints_the_table_of_the_specification(fleet, run_cli):
-    done = run_cli("discover")
+@pytest.fixture
+def command(capsys, monkeypatch, tmp_path):
+    """Run a command in this process (a process of its own costs most of a test's time)."""
+    def run(*words):
+        monkeypatch.chdir(tmp_path)
+        capsys.readouterr()
+        status = sf.main(list(words))
+        stdout, stderr = capsys.readouterr()
+        return types.SimpleNamespace(returncode=status, stdout=stdout, stderr=stderr)
+    return run
+
+
+def nodes_of(command, *words):
+    """Run a command with --json; return its nodes by name, and the whole object."""
+    done = command(*words, "--json")
+    assert done.stderr == ""
+    found = json.loads(done.stdout)
+    return {node["name"]: node for node in found["nodes"]}, found
+
+
+# -- discover --
+
+def test_discover_prints_the_table_of_the_specification(fleet, command):
+    done = command("discover")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == "Fleet: local-dev"
@@ -89,16 +123,145 @@ def test_discover_prints_the_table_of_the_specification(fleet, run_cli):
     assert lines[5].split() == ["m5", "online", "small:7b"]
 
 
-def test_warmup_unknown_names_are_usage_errors(fleet, run_cli):
-    done = run_cli("warmup", "--agent", "planer")
+def test_discover_marks_missing_models_with_what_to_type(fleet, command):
+    m4, m5 = fleet
+    del m4.models["big:32b"]
+    m5.close()
+    done = command("discover")
+    assert done.returncode == 0
+    assert re.search(r"^heavy +m4 +big:32b +missing: `ollama pull big:32b` on m4$", done.stdout, re.M)
+    assert re.search(r"^light +m5 +small:7b +unknown$", done.stdout, re.M)
+    assert re.search(r"^m5 +offline +\(refused\)$", done.stdout, re.M)
+
+
+@pytest.mark.parametrize("broken, status", [(False, 0), (True, 1)])
+def test_discover_check_is_the_exit_code(fleet, command, broken, status):
+    if broken:
+        del fleet[1].models["small:7b"]
+    assert command("discover", "--check").returncode == status
+    assert command("discover").returncode == 0
+
+
+def test_discover_verbose_says_why_and_what_there_is(fleet, command):
+    fleet[1].close()
+    done = command("discover", "-v")
+    assert "refused: nothing listens there" in done.stdout and "  fix: start Ollama" in done.stdout
+    assert "big:32b: 19.9 GB, 7.6B, Q4_K_M, trained for 131072, completion, tools" in done.stdout
+
+
+def test_discover_json_tells_everything_and_write_keeps_it(fleet, command, tmp_path):
+    done = command("discover", "--json", "--write")
+    found = json.loads(done.stdout)
+    assert found["schema"] == "subagent-fleet/discover/1" and found["fleet"] == "local-dev"
+    assert [(m["name"], m["state"]) for m in found["models"]] \
+        == [("heavy", "present"), ("light", "present")]
+    path = tmp_path / ".subagent-fleet" / "discovery.json"
+    assert pathlib.Path(tmp_path, found.pop("written")).samefile(path)
+    assert json.loads(path.read_text(encoding="utf-8")) == found
+    assert os.listdir(path.parent) == ["discovery.json"]
+
+
+def test_discover_write_says_where(fleet, command):
+    assert command("discover", "--write").stdout.endswith(
+        "\nWrote .subagent-fleet/discovery.json\n")
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon", "1e9"])
+def test_timeout_that_is_no_time_is_a_usage_error(fleet, command, text):
+    done = command("discover", "--timeout", text)
+    assert done.returncode == 2 and done.stdout == "" and f"'{text}'" in done.stderr
+
+
+# -- status --
+
+def routes_of(done):
+    """The routing lines of a status."""
+    return done.stdout.split("Agent routing:\n")[1].split("\n\n")[0].splitlines()
+
+
+def test_status_prints_nodes_and_routes_of_the_specification(fleet, command):
+    m4, m5 = fleet
+    m4.loaded["big:32b"], m4.gpu_percent = 32768, 62
+    done = command("status")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "Fleet: local-dev"
+    assert lines[2].split() == ["Node", "Status", "Endpoint", "Models"] and set(lines[3]) == {"-"}
+    assert lines[4].split() == ["m4", "online", m4.endpoint, "big:32b,", "small:7b"]
+    assert re.search(r"^m4 +big:32b +32768 +62 % on GPU +stays$", done.stdout, re.M)
+    assert routes_of(done) == ["planner -> m5 -> small:7b -> light-local: cold",
+                               "implementer -> m4 -> big:32b -> heavy-local: ready"]
+    assert lines[-1] == "Next: `subagent-fleet warmup`"
+
+
+def test_status_ready_when_all_is_loaded(fleet, command):
+    m4, m5 = fleet
+    m4.loaded["big:32b"], m5.loaded["small:7b"] = 32768, 8192
+    done = command("status", "--check")
+    assert done.returncode == 0 and done.stdout.splitlines()[-1].startswith("Ready: ")
+
+
+def test_status_context_other_than_the_route_asks_for_is_cold(fleet, command):
+    fleet[0].loaded["big:32b"] = 4096
+    done = command("status", "--check")
+    assert done.returncode == 1
+    assert routes_of(done)[1].endswith("heavy-local: cold (loaded with context 4096)")
+
+
+def test_status_offline_node_names_the_fallback(fleet, command):
+    fleet[0].loaded["big:32b"] = 32768
+    fleet[1].close()
+    done = command("status")
+    assert routes_of(done)[0].endswith("light-local: node offline \u2192 fallback heavy")
+    assert done.stdout.splitlines()[-1].startswith("Next: start Ollama on m5 (")
+
+
+def test_status_missing_model_says_what_to_pull(fleet, command):
+    del fleet[0].models["big:32b"]
+    done = command("status")
+    assert routes_of(done)[1].endswith("heavy-local: model missing")
+    assert done.stdout.splitlines()[-1].startswith("Next: `ollama pull big:32b` on m4")
+
+
+def test_status_json_holds_nodes_models_and_routes(fleet, command):
+    fleet[0].loaded["big:32b"] = 4096
+    nodes, found = nodes_of(command, "status")
+    assert found["schema"] == "subagent-fleet/status/1" and found["ready"] is False
+    assert found["next"] == "Next: `subagent-fleet warmup`"
+    heavy = found["models"][0]
+    assert (heavy["name"], heavy["state"], heavy["context"], heavy["loaded"]["context"]) \
+        == ("heavy", "cold", 32768, 4096)
+    assert [(route["agent"], route["state"]) for route in found["routes"]] \
+        == [("planner", "cold"), ("implementer", "cold")]
+
+
+def test_status_watch_and_json_exclude_each_other(fleet, command):
+    done = command("status", "--watch", "--json")
+    assert done.returncode == 2 and "--watch is for people" in done.stderr
+
+
+@pytest.mark.parametrize("expires, told", [
+    ("2318-12-01T10:00:00.123456789+01:00", "stays"), ("2026-11-18T12:04:00Z", "4 min"),
+    ("2026-11-18T17:04:00.5+01:00", "4 h"), ("2026-11-18T11:00:00Z", "leaving, or busy"),
+    ("", "?"), ("tomorrow", "?"), ("2026-99-99T99:99:99Z", "?"),
+    ("0001-01-01T00:00:00+14:00", "leaving, or busy"),
+])
+def test_expiry_is_told_in_words(expires, told):
+    assert sf.format_expiry(expires, 1795003200.0) == told  # 2026-11-18T12:00:00Z
+
+
+# -- warmup --
+
+def test_warmup_unknown_names_are_usage_errors(fleet, command):
+    done = command("warmup", "--agent", "planer")
     assert done.returncode == 2 and "did you mean `planner`?" in done.stderr
-    done = run_cli("warmup", "--model", "hevy")
+    done = command("warmup", "--model", "hevy")
     assert done.returncode == 2 and "did you mean `heavy`?" in done.stderr  # unknown-agent's twin
 
 
-def test_warmup_loads_each_model_as_its_route_asks_for_it(fleet, run_cli):
+def test_warmup_loads_each_model_as_its_route_asks_for_it(fleet, command):
     m4, m5 = fleet
-    done = run_cli("warmup")
+    done = command("warmup")
     assert done.returncode == 0, done.stdout
     lines = [line.split() for line in done.stdout.splitlines()]
     assert lines[0] == ["Warming", "models:"]
@@ -110,3 +273,156 @@ def test_warmup_loads_each_model_as_its_route_asks_for_it(fleet, run_cli):
     assert sent["messages"] == [] and sent["options"]["num_ctx"] == route["options"]["num_ctx"]
     assert {key: sent[key] for key in ("model", "keep_alive", "think")} \
         == {key: route[key] for key in ("model", "keep_alive", "think")}
+
+
+def test_warmup_shows_context_and_share_of_the_gpu(fleet, command):
+    fleet[0].gpu_percent, fleet[1].gpu_percent = 62, 0
+    done = command("warmup")
+    assert re.search(r"^  heavy  m4  big:32b   ok  [(]context 32768, 62 % on GPU, [0-9.]+ s[)]$",
+                     done.stdout, re.M), done.stdout
+    assert "ok  (context 8192, on CPU, " in done.stdout
+
+
+def test_warmup_chosen_models_only(fleet, command):
+    m4, m5 = fleet
+    assert command("warmup", "--agent", "planner").returncode == 0
+    assert list(m5.loaded) == ["small:7b"] and not m4.loaded
+    assert command("warmup", "--model", "heavy", "--agent", "planner").returncode == 0
+    assert list(m4.loaded) == ["big:32b"]
+
+
+def test_warmup_same_model_and_context_is_loaded_once(fake_node, command, tmp_path):
+    node = fake_node({"tiny": {}})
+    write_fleet(tmp_path, {"n": node.endpoint},
+                {name: {"node": "n", "ollama_model": spelt} for name, spelt in
+                 (("a", "tiny"), ("b", "tiny:latest"), ("c", "library/tiny"))})
+    done = command("warmup")
+    assert len(node.asked("/api/chat")) == 1 and done.stdout.count("  ok  ") == 3
+
+
+def test_warmup_refused_empty_chat_is_tried_with_words(fleet, command):
+    m5 = fleet[1]
+
+    def chat(payload):
+        if not payload["messages"]:
+            return 400, {"error": "messages must not be empty"}
+        del m5.answers["/api/chat"]
+        return m5.answer("/api/chat", payload)
+    m5.answers["/api/chat"] = chat
+    assert command("warmup", "--model", "light").returncode == 0
+    first, second, _ = m5.asked("/api/chat")
+    assert second["messages"] == [{"role": "user", "content": "Reply with ok."}]
+    assert second["options"]["num_ctx"] == first["options"]["num_ctx"] == 8192
+
+
+@pytest.mark.parametrize("answer, told", [
+    ((404, {"error": "model 'small:7b' not found"}),
+     "model 'small:7b' not found\n    fix: ollama pull small:7b on m5, or warmup --pull"),
+    ((500, {"error": "model requires more system memory (9.3 GiB) than is available (2.1 GiB)"}),
+     "model requires more system memory (9.3 GiB) than is available (2.1 GiB)"),
+    ((400, {"error": "\"small:7b\" does not support chat"}), '"small:7b" does not support chat'),
+    ((200, {"error": "llama runner process has terminated: exit status 2"}),
+     "llama runner process has terminated: exit status 2"),
+    ((200, {"hello": "world"}), "its answer to a load is not Ollama's"),
+    ((200, b"<html>"), "it does not answer with JSON"),
+    ((200, {"done": True}), "Ollama loaded it, but /api/ps does not show it"),
+])
+def test_warmup_failure_is_told_in_ollamas_words(fleet, command, answer, told):
+    fleet[1].answers["/api/chat"] = answer
+    done = command("warmup", "--model", "light")
+    assert done.returncode == 1 and f"small:7b  failed: {told}" in done.stdout
+
+
+def test_warmup_context_that_was_clamped_is_a_failure(fleet, command):
+    fleet[0].models["big:32b"]["context"] = 16384
+    done = command("warmup", "--model", "heavy")
+    assert done.returncode == 1
+    assert "failed: loaded with context 16384, not 32768" in done.stdout
+    assert "fix: write `context: 16384` in models.heavy" in done.stdout
+
+
+def test_warmup_model_pushed_out_by_the_next_is_told(fake_node, command, tmp_path):
+    node = fake_node({"a:1b": {}, "b:1b": {}})
+    node.most_loaded = 1
+    write_fleet(tmp_path, {"n": node.endpoint},
+                {"a": {"node": "n", "ollama_model": "a:1b"},
+                 "b": {"node": "n", "ollama_model": "b:1b"}})
+    done = command("warmup")
+    assert done.returncode == 1
+    assert "a  n  a:1b  failed: pushed out of memory by what was loaded after it" in done.stdout
+    assert "b  n  b:1b  ok" in done.stdout
+
+
+def test_warmup_node_that_never_answers_fails_in_time(fake_node, command, tmp_path):
+    node = fake_node({"a:1b": {}})
+    silent = hostile_nodes.listen(hostile_nodes.silence)
+    write_fleet(tmp_path, {"n": node.endpoint, "s": f"http://127.0.0.1:{silent}"},
+                {"a": {"node": "n", "ollama_model": "a:1b"},
+                 "b": {"node": "s", "ollama_model": "a:1b"}})
+    done = command("warmup", "--timeout", "0.5")
+    assert done.returncode == 1
+    assert "a:1b  ok" in done.stdout and "failed: not loaded within 0.5 s" in done.stdout
+
+
+def test_warmup_unload_takes_models_out_of_memory(fleet, command):
+    m4, m5 = fleet
+    m4.loaded["big:32b"], m5.loaded["small:7b"] = 32768, 8192
+    done = command("warmup", "--unload")
+    assert done.returncode == 0 and done.stdout.startswith("Unloading models:\n")
+    assert not m4.loaded and not m5.loaded
+    assert all(sent["keep_alive"] == 0 for sent in m4.asked("/api/chat"))
+
+
+def test_warmup_pull_downloads_what_is_missing_and_loads_it(fleet, command):
+    m5 = fleet[1]
+    del m5.models["small:7b"]
+    m5.pullable.add("small:7b")
+    done = command("warmup", "--pull", "--json")
+    heavy, light = json.loads(done.stdout)["results"]
+    assert done.returncode == 0 and (heavy["ok"], heavy["pulled_bytes"]) == (True, 0)
+    assert (light["ok"], light["pulled_bytes"], light["loaded"]["context"]) == (True, 4000, 8192)
+    assert not fleet[0].asked("/api/pull")
+
+
+@pytest.mark.parametrize("lines, told", [
+    (None, "pull model manifest: file does not exist"),
+    ([{"status": "pulling manifest"}], "the download ended without `success`"),
+    ([{"status": "success", "total": 5}, 3], "the download ended without `success`"),
+    ([{"error": "The model you are attempting to pull requires a newer version of Ollama."}],
+     "requires a newer version of Ollama"),
+])
+def test_warmup_pull_that_fails_is_told_in_ollamas_words(fleet, command, lines, told):
+    m5 = fleet[1]
+    del m5.models["small:7b"]
+    if lines:
+        m5.answers["/api/pull"] = 200, lines
+    done = command("warmup", "--pull", "--model", "light")
+    assert done.returncode == 1 and told in done.stdout
+
+
+def test_warmup_json_holds_every_outcome(fleet, command):
+    fleet[1].close()
+    done = command("warmup", "--json")
+    found = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert found["schema"] == "subagent-fleet/warmup/1"
+    heavy, light = found["results"]
+    assert heavy["ok"] and heavy["loaded"]["context"] == 32768 and heavy["seconds"] >= 0
+    assert not light["ok"] and light["loaded"] is None and light["detail"] and light["fix"]
+
+
+def test_readme_documents_every_json_field(fleet, command):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").split("## JSON output")[1]
+    fleet[0].loaded["big:32b"] = 32768
+    missing = set()
+
+    def look(value):
+        for one in value if isinstance(value, list) else []:
+            look(one)
+        for key, one in value.items() if isinstance(value, dict) else []:
+            if f"`{key}`" not in readme:
+                missing.add(key)
+            look(one)
+    for words in (("discover", "--write"), ("status",), ("warmup",)):
+        look(json.loads(command(*words, "--json").stdout))
+    assert missing == set()

@@ -1,0 +1,307 @@
+"""Section 8: HTTP with an end to every wait. Disk and terminal are tested in test_cli."""
+import errno
+import os
+import pathlib
+import socket
+import threading
+import time
+
+import pytest
+import subagent_fleet as sf
+
+import hostile_nodes
+
+
+@pytest.fixture
+def world():
+    """A World that gives up connecting after a second."""
+    found = sf.World()
+    found.connect_seconds = 1.0
+    return found
+
+
+def ask(world, url, *, seconds=1.0, **more):
+    """Ask and return the value."""
+    return world.ask(url, deadline=world.clock() + seconds, extract=lambda value: value, **more)
+
+
+def failure(world, url, **more):
+    """Ask and return (reason, detail) of the failure."""
+    with pytest.raises(sf.NodeFailure) as caught:
+        ask(world, url, **more)
+    return caught.value.reason, caught.value.detail
+
+
+def serve(answer, **more):
+    """Serve one answer; return its port."""
+    return hostile_nodes.listen(hostile_nodes.say(answer), **more)
+
+
+def recorder(host="127.0.0.1"):
+    """Serve `{}` and keep the request; returns (port, requests)."""
+    server = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host
+                                  else socket.AF_INET)
+    requests = []
+
+    def accept():
+        while True:
+            connection, _ = server.accept()
+            with connection:
+                requests.append(connection.recv(65536))
+                connection.sendall(hostile_nodes.whole(b"{}"))
+
+    threading.Thread(target=accept, daemon=True).start()
+    return server.getsockname()[1], requests
+
+
+def has_ipv6():
+    """Tell whether this machine has ::1."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no ::1")
+
+
+# -- requests --
+
+def test_request_keeps_the_path_and_names_the_host(world):
+    port, requests = recorder()
+    ask(world, f"http://127.0.0.1:{port}/models/über/api/chat", payload={"a": "é"})
+    head, _, body = requests[0].partition(b"\r\n\r\n")
+    lines = head.decode("ascii").split("\r\n")
+    assert lines[0] == "POST /models/%C3%BCber/api/chat HTTP/1.1"
+    fields = dict(line.split(": ", 1) for line in lines[1:])
+    assert fields["Host"] == f"127.0.0.1:{port}" and fields["Connection"] == "close"
+    assert fields["Content-Type"] == "application/json"
+    assert int(fields["Content-Length"]) == len(body) and body == b'{"a": "\\u00e9"}'
+    assert "accept-encoding" not in head.decode().lower()
+
+
+@needs_ipv6
+def test_request_to_an_ipv6_address_has_it_in_brackets(world):
+    port, requests = recorder("::1")
+    ask(world, f"http://[::1]:{port}/x")
+    assert f"\r\nHost: [::1]:{port}\r\n".encode() in requests[0]
+
+
+def test_proxies_of_the_environment_are_not_used(world, monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    port, requests = recorder()
+    assert ask(world, f"http://127.0.0.1:{port}/") == {} and len(requests) == 1
+
+
+def names(monkeypatch, *addresses):
+    """Let every name have these (family, address) pairs."""
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port, **_: [
+        (family, socket.SOCK_STREAM, 6, "", (address, port) if family == socket.AF_INET
+         else (address, port, 0, 0)) for family, address in addresses])
+
+
+@needs_ipv6
+@pytest.mark.parametrize("dead", ["refuses", "silent"])
+def test_one_dead_family_does_not_matter(world, monkeypatch, dead):
+    port, requests = recorder()
+    if dead == "silent":
+        held = [socket.create_server(("::1", port), backlog=0, family=socket.AF_INET6)]
+        for _ in range(4):
+            held.append(socket.socket(socket.AF_INET6))
+            held[-1].setblocking(False)
+            held[-1].connect_ex(("::1", port))
+    names(monkeypatch, (socket.AF_INET6, "::1"), (socket.AF_INET, "127.0.0.1"))
+    began = time.monotonic()
+    assert ask(world, f"http://studio.local:{port}/") == {}
+    first, began = time.monotonic() - began, time.monotonic()
+    assert ask(world, f"http://studio.local:{port}/") == {}
+    assert first < 0.9 and time.monotonic() - began < 0.3, "what answered last goes first"
+
+
+# -- failures --
+
+def test_closed_port_is_refused(world):
+    reason, detail = failure(world, f"http://127.0.0.1:{hostile_nodes.closed_port()}/")
+    assert (reason, detail) == ("refused", "nothing listens there; is Ollama running?")
+
+
+@pytest.mark.parametrize("error, reason", [
+    (OSError(errno.EHOSTUNREACH, "No route to host"), "unreachable"),
+    (OSError(errno.ENETUNREACH, "Network is unreachable"), "unreachable"),
+    (socket.gaierror(-2, "Name or service not known"), "dns"),
+    (UnicodeError("label too long"), "dns"),
+])
+def test_what_the_system_says_has_its_class(world, monkeypatch, error, reason):
+    def fail(*_, **__):
+        raise error
+    if isinstance(error, (socket.gaierror, UnicodeError)):
+        monkeypatch.setattr(socket, "getaddrinfo", fail)
+    else:
+        names(monkeypatch, (socket.AF_INET, "127.0.0.1"))
+        monkeypatch.setattr(socket, "socket", type("Socket", (socket.socket,), {"connect": fail}))
+    assert failure(world, "http://studio.local:11434/")[0] == reason
+
+
+def test_name_server_that_never_answers_is_dns_in_time(world, monkeypatch):
+    gone = threading.Event()
+
+    def look_up(*_, flags=0, **__):
+        if flags:
+            raise socket.gaierror("not an address")
+        gone.wait(20)
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    began = time.monotonic()
+    assert failure(world, "http://studio.local:1/", seconds=0.3)[0] == "dns"
+    assert time.monotonic() - began < 0.8
+    gone.set()
+
+
+def test_connecting_ends_before_the_whole_deadline(world):
+    port, held = hostile_nodes.black_hole()
+    world.connect_seconds, began = 0.3, time.monotonic()
+    assert failure(world, f"http://127.0.0.1:{port}/", seconds=20)[0] == "timeout"
+    assert time.monotonic() - began < 1.5 and held
+
+
+def test_redirect_is_named_not_followed(world):
+    port, requests = recorder()
+    answer = hostile_nodes.whole(b"", b"HTTP/1.1 307 Look\r\nLocation: http://127.0.0.1:%d/\r\n" % port)
+    reason, detail = failure(world, f"http://127.0.0.1:{serve(answer)}/")
+    assert reason == "http 307" and f"http://127.0.0.1:{port}/" in detail and not requests
+
+
+def test_self_signed_certificate_is_tls_with_its_reason(world, tmp_path):
+    context = hostile_nodes.self_signed(tmp_path)
+    if context is None:
+        pytest.skip("no openssl here to make a certificate")
+    port = serve(hostile_nodes.VERSION, context=context)
+    reason, detail = failure(world, f"https://127.0.0.1:{port}/", seconds=3)
+    assert reason == "tls" and "self" in detail
+    world._tls.load_verify_locations(str(tmp_path / "cert.pem"))
+    world._tls.check_hostname = False
+    assert ask(world, f"https://127.0.0.1:{port}/", seconds=3) == {"version": "0.32.15"}
+
+
+def test_plain_port_asked_with_tls_says_what_to_write(world):
+    assert failure(world, f"https://127.0.0.1:{serve(hostile_nodes.VERSION)}/") \
+        == ("tls", "it does not speak TLS; write http://")
+
+
+def test_ollamas_words_are_the_detail(world):
+    answer = hostile_nodes.whole(b'{"error": "model \'x\' not found"}', b"HTTP/1.1 404 Not Found\r\n")
+    assert failure(world, f"http://127.0.0.1:{serve(answer)}/") == ("http 404", "model 'x' not found")
+
+
+# -- the exchange itself --
+
+def exchange(world, answer_or_port, *, seconds=5.0):
+    """Open an exchange with a server of one answer."""
+    port = answer_or_port if isinstance(answer_or_port, int) else serve(answer_or_port)
+    return world.open_exchange("GET", f"http://127.0.0.1:{port}/",
+                               deadline=world.clock() + seconds)
+
+
+def test_lines_come_as_they_are_sent_and_the_last_may_lack_its_end(world):
+    found = exchange(world, b"HTTP/1.0 200\r\n\r\n{1}\n{2}\n\n{3}")
+    assert list(found.lines()) == [b"{1}", b"{2}", b"", b"{3}"]
+
+
+@pytest.mark.parametrize("sizes", [(1,), (3, 1, 4), (100,)])
+def test_chunks_cut_anywhere_give_the_same_lines(world, sizes):
+    body, chunks, at = b'{"a":1}\n{"b":2}\n' * 5, [], 0
+    while at < len(body):
+        for size in sizes:
+            piece = body[at:at + size]
+            chunks.append(b"%X;x=y\r\n%s\r\n" % (len(piece), piece) if piece else b"")
+            at += size
+    found = exchange(world, b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+                     + b"".join(chunks) + b"0\r\n\r\n")
+    assert b"\n".join(found.lines()) + b"\n" == body
+
+
+def test_answers_below_200_are_passed_over(world):
+    found = exchange(world, b"HTTP/1.1 103 Hints\r\nA: b\r\n\r\nHTTP/1.1 201 Made\r\n"
+                     b"X-Name:  v \r\nContent-Length: 2\r\n\r\nokrest")
+    assert (found.status, found.headers["x-name"], found.read_all()) == (201, "v", b"ok")
+
+
+def test_read_all_refuses_more_than_its_limit(world):
+    with pytest.raises(sf.NodeFailure, match="longer than 3 bytes"):
+        exchange(world, b"HTTP/1.1 200 OK\r\n\r\nabcd").read_all(3)
+
+
+def test_close_from_another_thread_ends_a_wait_at_once(world):
+    found = exchange(world, hostile_nodes.listen(hostile_nodes.silence), seconds=30)
+    threading.Timer(0.1, found.close).start()
+    began = time.monotonic()
+    with pytest.raises(sf.NodeFailure):
+        found.status
+    assert time.monotonic() - began < 2
+
+
+def test_deadline_may_be_set_anew_between_lines(world):
+    beat = hostile_nodes.drip([b"HTTP/1.1 200 OK\r\n\r\n"] + [b"x\n"] * 50, 0.1)
+    found = exchange(world, hostile_nodes.listen(beat), seconds=0.35)
+    lines = found.lines()
+    for _ in range(6):
+        assert next(lines) == b"x"
+        found.deadline = world.clock() + 0.35
+    found.deadline = world.clock()
+    with pytest.raises(sf.NodeFailure) as caught:
+        for _ in lines:
+            pass
+    assert caught.value.reason == "timeout"
+
+
+def test_pending_tells_of_what_select_cannot_see(world):
+    found = exchange(world, b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nabcd")
+    assert isinstance(found.fileno(), int) and found.status == 200
+    assert found.pending and found.read_all() == b"abcd" and not found.pending
+
+
+# -- JSON --
+
+@pytest.mark.parametrize("text, reason", [
+    (b"[" * 50_000 + b"]" * 50_000, "bad answer"),
+    (b"[" + b"1," * 200_000 + b"1]", "bad answer"),
+    (b'{"a": NaN}', "bad answer"), (b'{"a": Infinity}', "bad answer"),
+    (b'{"a": 1', "bad answer"), (b'["\xff"]', "bad answer"), (b"<html>", "not ollama"),
+    (b"", "not ollama"), (b'"\xf0\x9f\x98\x80' + b"a" * 600_000 + b'"', "bad answer"),
+])
+def test_answer_that_is_no_json_or_too_much_of_it(text, reason):
+    with pytest.raises(sf.NodeFailure) as caught:
+        sf.parse_answer(text)
+    assert caught.value.reason == reason
+
+
+def test_integer_of_a_million_digits_costs_nothing():
+    began = time.process_time()
+    assert sf.parse_answer(b'{"a": ' + b"7" * 900_000 + b', "b": 12}') == {"a": 0, "b": 12}
+    assert time.process_time() - began < 1
+
+
+def test_allow_files_raises_the_limit_as_far_as_it_may(world):
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(200, before[1]), before[1]))
+        world.allow_files(300)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert soft == min(300, hard) and hard == before[1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_nothing_is_left_open(world):
+    listing = pathlib.Path("/proc/self/fd")
+    if not listing.exists():
+        pytest.skip("no /proc here")
+    port = serve(hostile_nodes.VERSION)
+    ask(world, f"http://127.0.0.1:{port}/")
+    before = len(os.listdir(listing))
+    for _ in range(20):
+        ask(world, f"http://127.0.0.1:{port}/")
+        failure(world, f"http://127.0.0.1:{hostile_nodes.closed_port()}/")
+    assert len(os.listdir(listing)) <= before + 3
