@@ -426,3 +426,213 @@ def test_readme_documents_every_json_field(fleet, command):
     for words in (("discover", "--write"), ("status",), ("warmup",)):
         look(json.loads(command(*words, "--json").stdout))
     assert missing == set()
+
+
+# -- what must hold however nodes behave: a process of its own, measured --
+
+MEASURED = """
+import resource, runpy, sys
+report, sys.argv = sys.argv[1], sys.argv[2:]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    try:  # ru_maxrss counts the parent's memory before exec
+        peak = [int(line.split()[1]) for line in open("/proc/self/status") if "VmHWM" in line][0]
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    open(report, "w").write(str(peak))
+"""
+
+
+def measure(directory, *words, environment=None):
+    """Run the file as a user does; give (process, seconds, peak memory in MB)."""
+    report = directory / "peak"
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", MEASURED, str(report), str(SCRIPT), *words],
+        cwd=str(directory), env=clean_environment(**(environment or {})), timeout=60,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return done, time.monotonic() - began, int(report.read_text()) / 1024
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    """All hostile nodes and an honest one in one fleet, and what one run of discover made of it."""
+    from fake_ollama import FakeNode
+
+    directory = tmp_path_factory.mktemp("hostile")
+    wanted, held = hostile_nodes.start_hostile_nodes(directory)
+    honest = FakeNode({f"model-{i}:1b": {} for i in range(300)})
+    wanted["honest"] = honest.endpoint, list(honest.models)
+    write_fleet(directory, {name: endpoint for name, (endpoint, _) in wanted.items()},
+                {"m": {"node": "honest", "ollama_model": "model-7:1b"}}, {"a": "m"})
+    _, start, _ = measure(directory, "--version")
+    done, seconds, peak = measure(directory, "discover", "--json", "--timeout", "1.5")
+    yield types.SimpleNamespace(directory=directory, wanted=wanted, done=done, peak=peak,
+                                seconds=seconds - start)
+    honest.close()
+    assert held
+
+
+def test_hostile_nodes_each_have_the_right_class_or_names(hostile):
+    assert hostile.done.returncode == 0 and hostile.done.stderr == b""
+    found = json.loads(hostile.done.stdout)
+    wrong = {}
+    for node in found["nodes"]:
+        wanted = hostile.wanted[node["name"]][1]
+        names = sorted(model["name"] for model in node["models"])
+        told = node["reason"] in wanted and not node["online"] if isinstance(wanted, set) \
+            else node["online"] and names == sorted(wanted)
+        if not told:
+            wrong[node["name"]] = node["reason"] or names[:3]
+    assert len(found["nodes"]) > 40 and wrong == {}
+
+
+def test_hostile_nodes_hold_nobody_up(hostile):
+    assert hostile.seconds < 1.5 + 0.5
+
+
+def test_hostile_nodes_take_little_memory(hostile):
+    assert hostile.peak < 50
+
+
+def test_hostile_names_reach_the_terminal_as_escapes(command, tmp_path):
+    port = hostile_nodes.listen(hostile_nodes.BEHAVIOURS["names"][0])
+    write_fleet(tmp_path, {"n": f"http://127.0.0.1:{port}"},
+                {"m": {"node": "n", "ollama_model": "a:1b"}})
+    for words in (("discover", "-v"), ("status",)):
+        done = command(*words)
+        assert done.returncode == 0 and done.stderr == ""
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]",
+                             done.stdout)
+        assert "\\x1b[2J" in done.stdout and "two\\nlines:1b" in done.stdout
+        assert "\\u202egnp" in done.stdout and "[/x]:1b" in done.stdout
+
+
+def test_two_hundred_nodes_half_of_them_black_holes(fake_node, tmp_path):
+    port, held = hostile_nodes.black_hole()
+    silent = hostile_nodes.listen(hostile_nodes.silence)
+    honest = fake_node({f"m{i}:1b": {} for i in range(20)})
+    endpoints = [f"http://127.0.0.1:{port}"] * 50 + [f"http://127.0.0.1:{silent}"] * 50 \
+        + [honest.endpoint] * 100
+    write_fleet(tmp_path, {f"n{i}": endpoint for i, endpoint in enumerate(endpoints)},
+                {f"m{i}": {"node": f"n{i}", "ollama_model": "m1:1b"} for i in range(200)})
+    _, start, _ = measure(tmp_path, "--version")
+    dead = {name: "http://127.0.0.1:1" for name in
+            ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY")}
+    done, seconds, peak = measure(tmp_path, "discover", "--json", "--timeout", "2",
+                                  environment=dead)
+    nodes = json.loads(done.stdout)["nodes"]
+    assert [node["reason"] for node in nodes] == ["timeout"] * 100 + [""] * 100
+    assert [node["name"] for node in nodes[100:] if not any(
+        model["capabilities"] for model in node["models"])] == []
+    assert seconds - start < 2 + 1 and peak < 60 and held
+
+
+def start(directory, *words, **more):
+    """Start the file as a user does."""
+    return subprocess.Popen([sys.executable, "-I", "-S", str(SCRIPT), *words], cwd=str(directory),
+                            env=clean_environment(), stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, **more)
+
+
+@pytest.mark.parametrize("words", [("discover", "--write"), ("status", "--watch", "0.1"),
+                                   ("warmup", "--pull")])
+@pytest.mark.parametrize("after", [0.0, 0.05, 0.3])
+def test_interrupt_ends_at_once_with_one_line(fake_node, tmp_path, words, after):
+    node = fake_node({"a:1b": {}})
+    node.delay = 0.1
+    silent = hostile_nodes.listen(hostile_nodes.silence)
+    write_fleet(tmp_path, {"n": node.endpoint, "s": f"http://127.0.0.1:{silent}",
+                           "d": "http://no-such-host.local:1"},
+                {"a": {"node": "n", "ollama_model": "a:1b"},
+                 "b": {"node": "s", "ollama_model": "a:1b"}}, {"x": "a"})
+    process = start(tmp_path, *words)
+    while not node.requests and process.poll() is None:
+        time.sleep(0.01)
+    time.sleep(after)  # the moment is what is varied
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    _, stderr = process.communicate(timeout=10)
+    assert (process.returncode, stderr.strip()) == (130, b"interrupted")
+    assert time.monotonic() - began < 1
+    assert not (tmp_path / ".subagent-fleet").exists()
+
+
+@pytest.mark.parametrize("words", [("discover",), ("discover", "--json"), ("status",),
+                                   ("status", "--watch", "0.05"), ("warmup",)])
+def test_reader_that_leaves_is_no_error(fake_node, tmp_path, words):
+    names = [f"a-model-whose-name-is-long-{i}:1b" for i in range(2000)]  # more than a pipe holds
+    node = fake_node({name: {} for name in names})
+    write_fleet(tmp_path, {"n": node.endpoint}, {"a": {"node": "n", "ollama_model": names[0]}})
+    process = start(tmp_path, *words)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait(10) == 0
+    process.stderr.close()
+
+
+def on_terminal(directory, *words, stop=None, seconds=20):
+    """Run on a terminal of 80 columns; return (all it showed, exit status)."""
+    pty = pytest.importorskip("pty")
+    master, slave = pty.openpty()
+    process = subprocess.Popen([sys.executable, "-I", "-S", str(SCRIPT), *words],
+                               cwd=str(directory), env=clean_environment(COLUMNS=80),
+                               stdin=slave, stdout=slave, stderr=slave)
+    os.close(slave)
+    timer = threading.Timer(seconds, process.kill)
+    timer.start()
+    shown = b""
+    while True:
+        try:
+            piece = os.read(master, 65536)
+        except OSError:  # what Linux says when the last writer has gone
+            break
+        if not piece:
+            break
+        shown += piece
+        if stop and stop(shown):
+            process.send_signal(signal.SIGINT)
+            stop = None
+    timer.cancel()
+    os.close(master)
+    return shown.decode("utf-8"), process.wait()
+
+
+def test_warmup_progress_is_only_on_a_terminal_and_leaves_it_clean(fleet, tmp_path):
+    m5 = fleet[1]
+    del m5.models["small:7b"]
+    m5.pullable.add("small:7b")
+    for node in fleet:
+        node.delay = 0.5
+    shown, status = on_terminal(tmp_path, "warmup", "--pull")
+    assert status == 0 and "heavy loading" in shown and "light pulling" in shown
+    last = re.split(r"\r\x1b\[K", shown)
+    assert last[-1] == "" and max(len(line) for line in last) < 200
+    visible = re.sub(r"[^\r\n]*\r\x1b\[K", "", shown).replace("\r\n", "\n")
+    assert visible.startswith("Warming models:\n") and visible.count("  ok  ") == 2
+
+
+def test_status_watch_redraws_a_terminal_until_interrupted(fleet, tmp_path):
+    shown, status = on_terminal(tmp_path, "status", "--watch", "0.05",
+                                stop=lambda text: text.count(b"\x1b[H\x1b[2J") == 3)
+    assert status == 130 and shown.count("Fleet: local-dev") >= 3
+    assert shown.rstrip().endswith("interrupted")
+
+
+def test_status_watch_in_a_pipe_repeats_without_control_characters(fleet, tmp_path):
+    process = start(tmp_path, "status", "--watch", "0.05")
+    lines = [process.stdout.readline() for _ in range(40)]
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=10)
+    assert lines.count(b"Fleet: local-dev\n") >= 2 and not any(b"\x1b" in line for line in lines)
+
+
+def test_tables_fit_the_terminal_and_wrap(fake_node, tmp_path):
+    node = fake_node({f"some-model-name-{i}:1b": {} for i in range(30)})
+    write_fleet(tmp_path, {"n": node.endpoint},
+                {"a": {"node": "n", "ollama_model": "some-model-name-3:1b"}}, {"x": "a"})
+    shown, _ = on_terminal(tmp_path, "discover")
+    lines = shown.replace("\r", "").splitlines()
+    assert max(map(len, lines)) <= 80
+    assert all(f"some-model-name-{i}:1b" in shown for i in range(30))
