@@ -258,29 +258,39 @@ class Document:
             raise FleetError("yaml-limit", f"the text has {len(text):,} characters, more than "
                              f"{TEXT_LIMIT_BYTES:,}", where=source)
         self.text = (text[1:] if text.startswith("\ufeff") else text).replace("\r\n", "\n")
-        self.source, self.value = source, _Reader(self.text, source).read()
-        self._marks, self._tree, self._last = {}, None, (0, 1)
+        reader = _Reader(self.text, source)
+        self.source, self.value, self._marks = source, reader.read(), reader.marks
+        self._orders, self._last = {}, (0, 1)
 
     def locate(self, path, *, key=False):
         """Return where (`source:line:column`) and the excerpt of what `path` leads to.
 
         A path that does not exist leads to the key of its nearest existing ancestor.
         """
-        if self._tree is None:  # read again with positions: only a file with problems pays
-            self._tree = _Reader(self.text, self.source, marks=self._marks).read()
-        node, spans = self._tree, self._marks[None]
+        node, spans = self.value, self._marks[None] * 2
         for step in path:
-            if (id(node), step) not in self._marks:
+            place = self._place(node, step)
+            if place is None:
                 key = True
                 break
-            spans, node = self._marks[id(node), step], node[step]
-        span = spans[0] if key or not spans[1] else spans[1]
+            spans, node = self._marks[id(node)][4 * place:4 * place + 4], node[step]
+        start, end = spans[:2] if key else spans[2:]
         # Counting from the last position asked for keeps a thousand problems linear.
         offset, line = self._last
-        line += self.text.count("\n", offset, span[0]) - self.text.count("\n", span[0], offset)
-        self._last = span[0], line
-        where, excerpt = _show_span(self.text, span, line)
+        line += self.text.count("\n", offset, start) - self.text.count("\n", start, offset)
+        self._last = start, line
+        where, excerpt = _show_span(self.text, (start, end), line)
         return f"{self.source}:{where}", excerpt
+
+    def _place(self, node, step):
+        """Return how many entries stand before `step` in a container, or None."""
+        if isinstance(node, list):
+            return step if isinstance(step, int) and 0 <= step < len(node) else None
+        if not isinstance(node, dict):
+            return None
+        if id(node) not in self._orders:
+            self._orders[id(node)] = dict(zip(node, range(len(node))))
+        return self._orders[id(node)].get(step)
 
 
 def _show_span(text, span, line):
@@ -309,12 +319,13 @@ class _Reader:
     """Read one document.
 
     Every method starts at `self.at`. Those that read block style stop at the next token, its
-    column in `self.column`: -1 when the document is over. With `marks`, positions are kept as
-    (id(container), key) -> (span of the key, span of the value or None).
+    column in `self.column`: -1 when the document is over. `marks` holds for each container,
+    by id, four offsets an entry: start and end of the key, start and end of the value.
     """
 
-    def __init__(self, text, source, *, marks=None):
-        self.text, self.source, self.marks = text, source, marks
+    def __init__(self, text, source):
+        from array import array  # 16 bytes an entry; tuples would take 30 times the text
+        self.text, self.source, self.marks, self.array = text, source, {}, array
         self.at = self.column = self.depth = 0
         self.span = None  # of the value read last; None when it has no line of its own
 
@@ -365,8 +376,7 @@ class _Reader:
             self.fail("yaml-character", f"U+{ord(odd.group()):04X} does not belong in YAML text",
                       at=odd.start(), fix=fix)
         self.seek(0)
-        if self.marks is not None:
-            self.marks[None] = (self.at, self.at + 1), None
+        self.marks[None] = self.array("I", (self.at, self.at + 1))
         value, begun = None, self.column >= 0
         if begun:
             value = self.read_block(-1)
@@ -407,27 +417,24 @@ class _Reader:
         self.seek(self.at + 1)
 
     def enter(self):
+        """Begin a container; return the table for the positions of its entries."""
         self.depth += 1
         if self.depth > DEPTH_LIMIT:
             self.fail("yaml-limit", f"more than {DEPTH_LIMIT} levels deep", at=self.at)
+        return self.array("I")
 
-    def leave(self, container):
+    def leave(self, container, spots):
         self.depth, self.span = self.depth - 1, None
+        if spots:
+            self.marks[id(container)] = spots
         return container
 
-    def mark(self, container, key, span):
-        if self.marks is not None:
-            self.marks[id(container), key] = span, self.span
-
-    def check_new(self, mapping, key, at):
+    def check_new(self, mapping, key, *, at, spots):
         """Refuse a key that the mapping has."""
-        if key not in mapping:
-            return
-        if self.marks is None:  # read again with positions, to name the line of the first
-            _Reader(self.text, self.source, marks={}).read()
-        line = self.line_of(self.marks[id(mapping), key][0][0])
-        self.fail("yaml-duplicate", f"the key `{_visible(str(key))}` is already on line {line}",
-                  at=at, size=len(str(key)), fix="remove or rename one of them")
+        if key in mapping:
+            line = self.line_of(spots[4 * list(mapping).index(key)])
+            self.fail("yaml-duplicate", f"the key `{_visible(str(key))}` is already on line {line}",
+                      at=at, size=len(str(key)), fix="remove or rename one of them")
 
     def read_block(self, indent):
         """Read a node at `self.column`; what it belongs to is at column `indent`."""
@@ -438,8 +445,7 @@ class _Reader:
         return self.read_inline(indent)
 
     def read_sequence(self, column):
-        items = []
-        self.enter()
+        items, spots = [], self.enter()
         while self.column == column and _DASH.match(self.text, self.at):
             dash, self.span = self.at, None
             self.at = _SPACES.match(self.text, dash + 1).end()
@@ -448,19 +454,18 @@ class _Reader:
             else:
                 self.column += self.at - dash
             items.append(self.read_block(column) if self.column > column else None)
-            self.mark(items, len(items) - 1, (dash, dash + 1))
-        return self.leave(items)
+            spots.extend((dash, dash + 1) + (self.span or (dash, dash + 1)))
+        return self.leave(items, spots)
 
     def read_mapping(self, column):
-        mapping = {}
-        self.enter()
+        mapping, spots = {}, self.enter()
         while self.column == column:
             start, key = self.at, self.read_key()
-            self.check_new(mapping, key, start)
+            self.check_new(mapping, key, at=start, spots=spots)
             span = start, self.at - 1
             mapping[key] = self.read_value(column)
-            self.mark(mapping, key, span)
-        return self.leave(mapping)
+            spots.extend(span + (self.span or span))
+        return self.leave(mapping, spots)
 
     def find_key(self):
         """Match a key of block style with its colon."""
@@ -651,14 +656,14 @@ class _Reader:
         """Read `[...]` or `{...}`."""
         opener, container = self.at, [] if self.text[self.at] == "[" else {}
         closer = "]" if container == [] else "}"
-        self.enter()
+        spots = self.enter()
         self.at += 1
         while self.skip(opener) != closer:
             if closer == "]":
                 container.append(self.read_token(-1, _FLOW_START, _FLOW_STOP))
-                self.mark(container, len(container) - 1, self.span)
+                spots.extend(self.span + self.span)
             else:
-                self.read_flow_entry(container, opener)
+                self.read_flow_entry(container, opener, spots=spots)
             char = self.skip(opener)
             if char == ",":
                 self.at += 1
@@ -666,15 +671,15 @@ class _Reader:
                 self.fail_unexpected(f"`,` or the `{closer}` of line {self.line_of(opener)}",
                                      fix="" if char in "]}" else "look for a missing comma")
         self.at += 1
-        return self.leave(container)
+        return self.leave(container, spots)
 
-    def read_flow_entry(self, mapping, opener):
+    def read_flow_entry(self, mapping, opener, *, spots):
         start, value = self.at, None
         if self.text[start] in "[{":
             self.fail_unexpected("a key")
         key = self.read_token(-1, _FLOW_START, _FLOW_STOP)
         span, self.span = self.span, None
-        self.check_new(mapping, key, start)
+        self.check_new(mapping, key, at=start, spots=spots)
         if self.skip(opener) == ":":
             if "\n" in self.text[start:self.at] or self.at - start > KEY_LIMIT:
                 self.fail_colon(start)
@@ -682,7 +687,7 @@ class _Reader:
             if self.skip(opener) not in ",}":
                 value = self.read_token(-1, _FLOW_START, _FLOW_STOP)
         mapping[key] = value
-        self.mark(mapping, key, span)
+        spots.extend(span + (self.span or span))
 
 
 def _ends_in_escape(text):
