@@ -4337,7 +4337,7 @@ class Warmth:
                                           {"model": self.model.ollama_model}, PULL_STALL_SECONDS):
             said = _parse_error(_mapping(said))
             if _count(said.get("total")):
-                layers[said.get("digest")] = _count(said.get("completed")), said["total"]
+                layers[_word(said.get("digest"))] = _count(said.get("completed")), said["total"]
                 self.pulled, self.size = map(sum, zip(*layers.values()))
         if said.get("status") != "success":
             raise NodeFailure("bad answer", "the download ended without `success`")
@@ -5588,15 +5588,20 @@ def cmd_discover(options, world):
 
 def format_discovery(fleet, states, found, *, columns):
     """Return what each node has, then each model of the fleet and what to type for a missing."""
-    rows = [(state.name, "online" if state.online else "offline",
-             ", ".join(model.name for model in state.models) or "(none)" if state.online
-             else f"({state.reason})") for state in states.values()]
-    head = f"Fleet: {clean_line(fleet.name)}\n\n"
+    rows = [(name, status, models) for name, status, _, models in map(_node_row, states.values())]
     wanted = [(model.name, model.node, model.ollama_model, state + (
         f": `ollama pull {model.ollama_model}` on {model.node}" if state == "missing" else ""))
         for model, state in found]
-    return head + format_table(("Node", "Status", "Models"), rows, columns=columns) + "\n" \
+    return f"Fleet: {clean_line(fleet.name)}\n\n" \
+        + format_table(("Node", "Status", "Models"), rows, columns=columns) + "\n" \
         + format_table(("Model", "Node", "Ollama model", "Found"), wanted, columns=columns)
+
+
+def _node_row(state):
+    """Return the cells of a node: name, status, endpoint, models or the reason there are none."""
+    models = ", ".join(model.name for model in state.models) or "(none)"
+    return (state.name, "online", state.endpoint, models) if state.online else \
+        (state.name, "offline", state.endpoint, f"({state.reason})")
 
 
 def format_details(states):
@@ -5658,11 +5663,8 @@ def show_status(fleet, states, routes, following):
 
 def format_status(fleet, states, routes, *, columns, now):
     """Return the nodes, what is loaded on them, and the routes of the agents."""
-    rows = [(state.name, "online" if state.online else "offline", state.endpoint,
-             ", ".join(model.name for model in state.models) or "(none)" if state.online
-             else f"({state.reason})") for state in states.values()]
     text = f"Fleet: {clean_line(fleet.name)}\n\n" + format_table(
-        ("Node", "Status", "Endpoint", "Models"), rows, columns=columns)
+        ("Node", "Status", "Endpoint", "Models"), map(_node_row, states.values()), columns=columns)
     rows = [(state.name, one.name, one.context or "?", format_share(one),
              format_expiry(one.expires, now)) for state in states.values() for one in state.loaded]
     if rows:
@@ -5698,18 +5700,14 @@ def format_expiry(expires, now):
 
 def choose_models(fleet, options):
     """Return the models that --model and --agent name; all of them without."""
-    names = list(options.model)
-    for agent in options.agent:
-        if agent not in fleet.agents:
-            raise FleetError("unknown-agent", f"{fleet.name} has no agent `{agent}`",
-                             status=EXIT_USAGE, fix=nearest(agent, fleet.agents)
-                             or "known agents: " + ", ".join(fleet.agents))
-        names.append(fleet.agents[agent].model)
-    for name in names:
-        if name not in fleet.models:
-            raise FleetError("unknown-model", f"{fleet.name} has no model `{name}`",
-                             status=EXIT_USAGE, fix=nearest(name, fleet.models)
-                             or "known models: " + ", ".join(fleet.models))
+    for kind, names, known in (("agent", options.agent, fleet.agents),
+                               ("model", options.model, fleet.models)):
+        for name in names:
+            if name not in known:
+                raise FleetError(f"unknown-{kind}", f"{fleet.name} has no {kind} `{name}`",
+                                 status=EXIT_USAGE, fix=nearest(name, known)
+                                 or f"known {kind}s: " + ", ".join(known))
+    names = options.model + [fleet.agents[name].model for name in options.agent]
     return [model for model in fleet.models.values() if model.name in names or not names]
 
 
@@ -5719,17 +5717,18 @@ def cmd_warmup(options, world):
     warmths = plan_warmths(world, fleet, choose_models(fleet, options))
     if not options.json:
         world.out("Unloading models:\n" if options.unload else "Warming models:\n")
-    ended, waiting, talk = set(), list(warmths.items()), world.is_terminal("stderr")
+    ended, waiting = set(), [] if options.json else list(warmths)
+    clear = "\r\x1b[K" if world.is_terminal("stderr") else ""
     try:
         for node, _ in warm_nodes(world, warmths, options):
             ended.add(node)
-            world.err("\r\x1b[K" if talk else "")
-            while waiting and waiting[0][1].node.name in ended and not options.json:
+            world.err(clear)
+            while waiting and warmths[waiting[0]].node.name in ended:
                 world.out(format_warmth(waiting.pop(0), warmths))
-            if talk:
+            if clear:
                 world.err(format_progress(warmths.values(), world.clock(), world.columns))
     finally:
-        world.err("\r\x1b[K" if talk else "")
+        world.err(clear)
     if options.json:
         print_json(world, "warmup", {"results": [show_warmth(*item) for item in warmths.items()]})
     return EXIT_OK if all(warmth.ok for warmth in warmths.values()) else EXIT_PROBLEM
@@ -5743,21 +5742,20 @@ def show_warmth(name, warmth):
             "pulled_bytes": warmth.pulled, "detail": warmth.detail, "fix": warmth.fix}
 
 
-def format_warmth(item, warmths):
+def format_warmth(name, warmths):
     """Return the line of one model, in columns; a failure in the node's words and what to type."""
-    name, warmth = item
-    cells = [(n, w.node.name, w.model.ollama_model) for n, w in warmths.items()]
-    widths = [max(len(clean_line(row[i])) for row in cells) for i in range(3)]
-    start = "  ".join(clean_line(cell).ljust(width) for cell, width in
-                      zip((name, warmth.node.name, warmth.model.ollama_model), widths))
+    rows = {n: [clean_line(cell) for cell in (n, w.node.name, w.model.ollama_model)]
+            for n, w in warmths.items()}
+    start = "".join("  " + cell.ljust(max(len(row[i]) for row in rows.values()))
+                    for i, cell in enumerate(rows[name]))
+    warmth = warmths[name]
+    if not warmth.ok:
+        return f"{start}  failed: {clean_line(warmth.detail)}\n" + (
+            f"    fix: {clean_line(warmth.fix)}\n" if warmth.fix else "")
     loaded = warmth.loaded
-    more = [f"context {loaded.context}" if loaded and loaded.context else "",
-            format_share(loaded) if loaded else "", f"{warmth.ended - warmth.began:.1f} s",
-            warmth.detail]
-    if warmth.ok:
-        return f"  {start}  ok  ({', '.join(clean_line(part) for part in more if part)})\n"
-    return f"  {start}  failed: {clean_line(warmth.detail)}\n" + (
-        f"    fix: {clean_line(warmth.fix)}\n" if warmth.fix else "")
+    more = [f"context {loaded.context or '?'}", format_share(loaded)] if loaded else []
+    more += [f"{warmth.ended - warmth.began:.1f} s", clean_line(warmth.detail)]
+    return f"{start}  ok  ({', '.join(part for part in more if part)})\n"
 
 
 def format_progress(warmths, now, columns):
@@ -5765,8 +5763,7 @@ def format_progress(warmths, now, columns):
     parts = []
     for warmth in dict.fromkeys(warmths):
         if warmth.stage not in ("waiting", "done"):
-            share = 100 * warmth.pulled // warmth.size if warmth.size else 0
-            amount = f"{share} % of {warmth.size / 1e9:.1f} GB, " \
+            amount = f"{100 * warmth.pulled // warmth.size} % of {warmth.size / 1e9:.1f} GB, " \
                 if warmth.stage == "pulling" and warmth.size else ""
             parts.append(f"{warmth.model.name} {warmth.stage} {amount}{now - warmth.began:.0f} s")
     return clean_line("  " + " | ".join(parts))[:(columns or 80) - 1]

@@ -256,7 +256,13 @@ def test_warmup_unknown_names_are_usage_errors(fleet, command):
     done = command("warmup", "--agent", "planer")
     assert done.returncode == 2 and "did you mean `planner`?" in done.stderr
     done = command("warmup", "--model", "hevy")
-    assert done.returncode == 2 and "did you mean `heavy`?" in done.stderr  # unknown-agent's twin
+    assert done.returncode == 2 and "did you mean `heavy`?" in done.stderr
+    fleet = types.SimpleNamespace(name="f", agents={"x": 1}, models={"y": 1})
+    for options, slug in ((types.SimpleNamespace(agent=["?"], model=[]), "unknown-agent"),
+                          (types.SimpleNamespace(agent=[], model=["?"]), "unknown-model")):
+        with pytest.raises(sf.FleetError) as caught:
+            sf.choose_models(fleet, options)
+        assert caught.value.slug == slug
 
 
 def test_warmup_loads_each_model_as_its_route_asks_for_it(fleet, command):
@@ -387,7 +393,7 @@ def test_warmup_pull_downloads_what_is_missing_and_loads_it(fleet, command):
 @pytest.mark.parametrize("lines, told", [
     (None, "pull model manifest: file does not exist"),
     ([{"status": "pulling manifest"}], "the download ended without `success`"),
-    ([{"status": "success", "total": 5}, 3], "the download ended without `success`"),
+    ([{"status": "success", "total": 5, "digest": []}, 3], "the download ended without `success`"),
     ([{"error": "The model you are attempting to pull requires a newer version of Ollama."}],
      "requires a newer version of Ollama"),
 ])
