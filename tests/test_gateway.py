@@ -1042,7 +1042,7 @@ def project(tmp_path, fake_node, run_cli):
     place.mkdir()
     binaries.mkdir()
     (place / "fleet.yaml").write_text(CONFIG.format(endpoint=node.endpoint)
-                                      .replace("4000", str(port)))
+                                      .replace("port: 4000", f"port: {port}"))
     claude = binaries / "claude"
     claude.write_text(CLAUDE.format(python=sys.executable))
     claude.chmod(0o755)
