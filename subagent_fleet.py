@@ -4810,14 +4810,16 @@ class Server:
         import threading
 
         host, port = listener.getsockname()[:2]
-        self._hosts = own_hosts(host, port, self.world.own_name())
+        name = self.world.own_name()
+        self._hosts = own_hosts(host, port, (name, f"{name}.local", *self.world.own_addresses()))
         while not self.stops:
             visitor = self.world.accept(listener, self.wake, 3600)
             if visitor and self._connections >= 2 * CONNECTION_LIMIT:
                 visitor.close()
             elif visitor:
+                is_full = self._connections >= CONNECTION_LIMIT
                 self._count(1, 0)
-                threading.Thread(target=self._serve, args=(visitor,), daemon=True).start()
+                threading.Thread(target=self._serve, args=(visitor, is_full), daemon=True).start()
         listener.close()
         until = self.world.clock() + GRACE_SECONDS
         while self._busy and len(self.stops) < 2 and self.world.clock() < until:
@@ -4829,10 +4831,10 @@ class Server:
             self._connections += connections
             self._busy += busy
 
-    def _serve(self, visitor):
+    def _serve(self, visitor, is_full):
         """Answer one request after the other on a connection."""
         try:
-            if self._connections > CONNECTION_LIMIT:
+            if is_full:
                 raise ApiError(529, "too many connections at once")
             while not self.stops:
                 asked = visitor.read_request(REQUEST_SECONDS)
@@ -4974,14 +4976,14 @@ def show_host(host):
     return f"[{host}]" if ":" in host else host
 
 
-def own_hosts(host, port, machine):
+def own_hosts(host, port, machine_names):
     """Return the `Host` headers of requests that mean this gateway: no DNS name can be bound to it.
 
     A web page can make its own name point here, so a name counts only when it is this machine's.
     """
     names = {show_host(host)}
     if host in ("0.0.0.0", "::"):
-        names |= {machine, f"{machine}.local"}
+        names |= set(machine_names)
     if host in ("127.0.0.1", "::1", "0.0.0.0", "::"):
         names |= {"localhost", "127.0.0.1", "[::1]"}
     return {f"{name.lower()}:{port}" for name in names}
@@ -5143,7 +5145,7 @@ def open_gateway(fleet, world, out, *, receipts=True):
         listener = world.listen(host, gateway.port)
     except FleetError as error:
         if error.slug == "port-taken":
-            holder, _ = who_listens(world, gateway, world.clock() + CONNECT_SECONDS)
+            holder, _ = who_listens(world, gateway, world.clock() + 1.0)
             error.what += f", by {clean_line(holder)}" if holder else ""
         raise
     path = world.path(out, STATE_DIRECTORY, RECEIPTS_NAME) if receipts else ""

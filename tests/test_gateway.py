@@ -621,11 +621,12 @@ def test_refusals_take_the_same_time(rig):
 
 
 def test_own_hosts_name_only_this_machine():
-    assert sf.own_hosts("127.0.0.1", 4000, "studio") == {
+    names = ("Studio", "studio.local", "192.168.1.5")
+    assert sf.own_hosts("127.0.0.1", 4000, names) == {
         "127.0.0.1:4000", "localhost:4000", "[::1]:4000"}
-    assert sf.own_hosts("192.168.1.5", 80, "studio") == {"192.168.1.5:80"}
-    assert sf.own_hosts("::", 1, "Studio") == {
-        "[::]:1", "studio:1", "studio.local:1", "localhost:1", "127.0.0.1:1", "[::1]:1"}
+    assert sf.own_hosts("10.0.0.9", 80, names) == {"10.0.0.9:80"}
+    assert sf.own_hosts("::", 1, names) == {"[::]:1", "studio:1", "studio.local:1", "localhost:1",
+                                            "192.168.1.5:1", "127.0.0.1:1", "[::1]:1"}
 
 
 # -- broken and hostile clients --
@@ -692,6 +693,43 @@ def test_300_connections_leave_the_others_served(rig):
         connection.close()
     wait_until(lambda: served.server._connections == 0)
     assert served.ask()[0] == 200
+
+
+def test_a_burst_within_the_limit_is_served_whole(rig):
+    served = rig(says("x"), max_parallel=8)
+    held = [served.connect() for _ in range(sf.CONNECTION_LIMIT - 6)]
+    for connection in held:
+        connection.sendall(served.head("GET", "/"))
+    assert {read_answer(connection.makefile("rb"))[0] for connection in held} == {200}
+    for connection in held:
+        connection.close()
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self/statm").exists(), reason="tells memory on Linux")
+def test_memory_stays_small_whatever_comes(tmp_path):
+    def play(node, connection):
+        with contextlib.suppress(OSError):
+            connection.sendall(HEAD + b'{"message":{"content":"')
+            for _ in range(100):
+                connection.sendall(b"x" * 1_000_000)
+        node.gone.set()
+    node = Node(play)
+    program = Program(tmp_path, "--port", "0", endpoint=node.endpoint)
+    slow = [program.connect() for _ in range(200)]
+    for number, connection in enumerate(slow):
+        connection.sendall(program.head(Content_Length=60_000_000) + b"{" * number * 100)
+    for stream in (True, False):
+        with program.connect() as connection:
+            connection.sendall(program.post(request_of(stream=stream)))
+            assert error_of(read_answer(connection.makefile("rb")))[0] == 529
+        assert node.gone.wait(10)
+    told = pathlib.Path(f"/proc/{program.process.pid}/status").read_text()
+    assert int(re.search(r"VmHWM:\s+(\d+) kB", told)[1]) < 80_000
+    for connection in slow:
+        connection.close()
+    program.process.send_signal(signal.SIGTERM)
+    assert program.end()[0] == 0
+    node.close()
 
 
 # -- waiting and leaving --
@@ -776,10 +814,11 @@ def test_client_gone_has_a_slug():
     (answers(404, "model 'tiny' not found"), "not_found_error"), (sends(b""), "bad answer"),
     (sends(b"garbage\r\n\r\n"), "not ollama"), (sends(HEAD), "bad answer"),
     (sends(HEAD + b"garbage\n"), "api_error"), (sends(HEAD + b'{"error":"boom"}\n'), "api_error"),
-    (sends(HEAD + b"{" * 9_000_000), "bad answer"),
+    (sends(HEAD + b"{" * 300_000), "bad answer"),
 ])
 @pytest.mark.parametrize("stream", [True, False])
-def test_before_any_content_another_node_answers(rig, play, why, stream):
+def test_before_any_content_another_node_answers(rig, monkeypatch, play, why, stream):
+    monkeypatch.setattr(sf, "ANSWER_LIMIT_BYTES", 100_000)
     served = rig(play, says("PONG"))
     for _ in range(2):  # one of the two begins at the failing node
         status, _, body = served.ask(stream=stream)
