@@ -2768,11 +2768,10 @@ def _plan_options(request, model):
     if wanted is not None and wanted < 1:
         raise ApiError(400, "max_tokens: must be at least 1")
     # num_ctx must be what warm-up sent, else Ollama loads the model again.
-    options = {"num_ctx": model.context, "num_predict": min(wanted or model.max_output,
-                                                            model.max_output),
-               "stop": request.get("stop_sequences") or None}
-    options.update({name: request.get(name) for name in ("temperature", "top_p", "top_k")})
-    return {name: value for name, value in options.items() if value is not None}
+    predict = min(wanted or model.max_output, model.max_output)
+    sampling = {name: request.get(name) for name in ("temperature", "top_p", "top_k")}
+    return {"num_ctx": model.context, "num_predict": predict,
+            **{name: value for name, value in sampling.items() if value is not None}}
 
 
 def _render_system(system):
@@ -2985,14 +2984,18 @@ def _mend_schema(schema, depth=0):
 class Answer:
     """An answer on its way back: lines of the node in, events out, the whole Message at the end."""
 
-    def __init__(self, message_id, alias, chat, *, estimate=0, one_call=False):
-        self.message = {"id": message_id, "type": "message", "role": "assistant", "model": alias,
-                        "content": [], "stop_reason": None, "stop_sequence": None,
-                        "usage": {"input_tokens": 0, "output_tokens": 0,
-                                  "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}}
+    def __init__(self, message_id, request, chat, *, estimate=0):
+        self.message = {
+            "id": message_id, "type": "message", "role": "assistant", "model": request["model"],
+            "content": [], "stop_reason": None, "stop_sequence": None, "usage": dict.fromkeys(
+                ("input_tokens", "output_tokens", "cache_creation_input_tokens",
+                 "cache_read_input_tokens"), 0)}
         self._taken = {call["id"] for m in chat["messages"] for call in m.get("tool_calls", ())}
         self._context, self._estimate = chat["options"]["num_ctx"], estimate
-        self._one_call, self._calls = one_call, 0
+        choice = request.get("tool_choice") or {}
+        self._one_call = choice.get("disable_parallel_tool_use") is True
+        self._stops = [stop for stop in request.get("stop_sequences") or () if stop]
+        self._stopped, self._kept, self._lines, self._calls = None, "", 0, 0
         self._open, self._pieces = None, []  # the block that grows
         self._phase, self._held = "start", ""  # of a model that prints <think>
 
@@ -3009,6 +3012,7 @@ class Answer:
             status = part["status"] if type(part.get("status")) is int else 500
             raise plan_refusal(status, str(part["error"]), context=self._context,
                                estimate=self._estimate)
+        self._lines += 1
         message = part.get("message") if isinstance(part.get("message"), dict) else {}
         thinking, text, events = message.get("thinking"), message.get("content"), []
         if isinstance(thinking, str) and thinking:
@@ -3016,6 +3020,9 @@ class Answer:
             events += self._grow("thinking", thinking)
         if isinstance(text, str) and text:
             events += self._grow_text(text)
+        if self._stopped:
+            return events + self._finish({"prompt_eval_count": self._estimate,
+                                          "eval_count": self._lines})
         calls = message.get("tool_calls")
         for call in calls if isinstance(calls, list) else ():
             events += self._add_call(call)
@@ -3042,7 +3049,22 @@ class Answer:
         if self._phase == "after":
             held = held.lstrip()
             self._phase = "text" if held else "after"
+        if self._stops:
+            held = self._until_stop(held, last=last)
         return self._grow("thinking", thought) + self._grow("text", held)
+
+    def _until_stop(self, text, *, last):
+        """Return text up to a stop sequence; Ollama would end there and not say that it did."""
+        text, self._kept = self._kept + text, ""
+        found = [(text.index(stop), stop) for stop in self._stops if stop in text]
+        if found and not self._stopped:
+            at, self._stopped = min(found)
+            return text[:at]
+        begun = max((count for stop in self._stops for count in range(1, len(stop))
+                     if text.endswith(stop[:count])), default=0)
+        if begun and not last:
+            text, self._kept = text[:-begun], text[-begun:]
+        return text
 
     def _grow(self, kind, piece):
         """Return the events by which the block of a kind grows; blank thinking opens none."""
@@ -3095,10 +3117,11 @@ class Answer:
         return events + self._end()
 
     def _finish(self, part):
-        events = self._grow_text("", last=True) + self._end()
+        events = ([] if self._stopped else self._grow_text("", last=True)) + self._end()
         told = part.get("done_reason") or "stop"
         reason = {"stop": "end_turn", "length": "max_tokens"}.get(str(told), "stop_sequence")
-        delta = {"stop_reason": "tool_use" if self._calls else reason, "stop_sequence": None}
+        reason = "stop_sequence" if self._stopped else "tool_use" if self._calls else reason
+        delta = {"stop_reason": reason, "stop_sequence": self._stopped}
         counts = {name: part.get(theirs) for name, theirs in (
             ("input_tokens", "prompt_eval_count"), ("output_tokens", "eval_count"))}
         usage = {name: n if type(n) is int and n > 0 else 0 for name, n in counts.items()}
@@ -4634,10 +4657,8 @@ class Service:
             self._bodies[model.name] = chat, render_json(chat)
         chat, body = self._bodies[model.name]
         self._weight = weigh_chat(chat, body)
-        choice = self._request.get("tool_choice") or {}
-        self._answer = Answer(f"msg_{self.id}", self._request["model"], chat,
-                              estimate=self._server.estimate(model, self._weight),
-                              one_call=choice.get("disable_parallel_tool_use") is True)
+        self._answer = Answer(f"msg_{self.id}", self._request, chat,
+                              estimate=self._server.estimate(model, self._weight))
         self._opening = render_event(self._answer.start())
         return body
 

@@ -1182,4 +1182,5 @@ def test_up_writes_a_fleet_file_where_there_is_none(project):
     assert done.returncode == 1 and "no model of this fleet could be loaded" in done.stderr
 
 
-SLUGS = ("nothing-ready", "litellm-missing", "litellm-failed", "cannot-listen", "no-key", "port-taken", "weak-key", "client-gone", "usage")
+SLUGS = ("nothing-ready", "litellm-missing", "litellm-failed", "cannot-listen", "no-key",
+         "port-taken", "weak-key", "client-gone", "usage")

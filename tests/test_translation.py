@@ -101,8 +101,8 @@ def test_recorded_system_message_reads_the_same_as_list_and_as_string():
 def test_options_are_those_of_the_route_and_the_request():
     chat = plan(user("hi"), max_tokens=99999, temperature=0.5, top_p=1, top_k=3,
                 stop_sequences=["END"], chosen=model(context=65536, keep_alive="24h"))
-    assert chat["options"] == {"num_ctx": 65536, "num_predict": 4096, "stop": ["END"],
-                               "temperature": 0.5, "top_p": 1, "top_k": 3}
+    assert chat["options"] == {"num_ctx": 65536, "num_predict": 4096, "temperature": 0.5,
+                               "top_p": 1, "top_k": 3}
     assert (chat["model"], chat["keep_alive"]) == ("coder:7b", "24h")
     assert plan(user("hi"), max_tokens=None)["options"] == {"num_ctx": 32768, "num_predict": 4096}
 
@@ -344,7 +344,7 @@ def made_call(name="Bash", given="call_1", **arguments):
 
 
 def answer_of(*lines, before=(), **more):
-    answer = sf.Answer("msg_0", "alias", plan(user("hi"), *before), **more)
+    answer = sf.Answer("msg_0", {"model": "alias", **more}, plan(user("hi"), *before), estimate=99)
     events = [answer.start()] + [event for item in lines for event in answer.feed(item)]
     check_grammar(events)
     assert fold(events) == answer.message
@@ -421,6 +421,32 @@ def test_stop_reasons(reason, calls, wanted):
     assert message["stop_reason"] == wanted
 
 
+@pytest.mark.parametrize("stops, words, text, stopped", [
+    (["three"], "one two three four", "one two ", "three"),
+    (["four", "three"], "one two three four", "one two ", "three"),
+    (["</b>", "<b>"], "a < b </b", "a < b </b", None),
+    (["ab", "abc"], "xabc", "x", "ab"), (["", "z"], "abc", "abc", None),
+    (["think"], "<think>I think</think>so think", "so ", "think"),
+    (["a"], "a", "", "a"),
+])
+def test_stop_sequences_end_the_text_wherever_the_chunks_end(stops, words, text, stopped):
+    for size in (1, 2, 3, 100):
+        answer = sf.Answer("msg_0", {"model": "a", "stop_sequences": stops}, plan(user("hi")),
+                           estimate=99)
+        events = [answer.start()]
+        for item in [line(words[at:at + size]) for at in range(0, len(words), size)] \
+                + [line(done=True)]:
+            if answer.message["stop_reason"] is None:
+                events += answer.feed(item)
+        check_grammar(events)
+        message = fold(events)
+        assert message == answer.message
+        assert "".join(b["text"] for b in message["content"] if b["type"] == "text") == text
+        reason = "stop_sequence" if stopped else "end_turn"
+        assert (message["stop_reason"], message["stop_sequence"]) == (reason, stopped)
+        assert message["usage"]["input_tokens"] == (99 if stopped else 11)
+
+
 @pytest.mark.parametrize("words, wanted", [
     ("<think>a b</think>\n\nYes", [("thinking", "a b"), ("text", "Yes")]),
     ("\n <think>\n\n</think>\n\nYes", [("text", "Yes")]),
@@ -448,7 +474,8 @@ def test_call_ids_that_are_missing_or_used_before_are_replaced():
 
 def test_calls_beyond_one_are_dropped_where_the_client_wants_one():
     calls = [made_call(), made_call(given="b")]
-    message, _ = answer_of(line(calls=calls, done=True), one_call=True)
+    message, _ = answer_of(line(calls=calls, done=True),
+                           tool_choice={"disable_parallel_tool_use": True})
     assert len(message["content"]) == 1
 
 
@@ -566,7 +593,7 @@ def test_mutated_answers_are_translated_or_refused_cleanly():
         line(thinking="t"), line("<think>x</think>"), line("text"),
         line(calls=[made_call(a=1), made_call("b", "2")]), line(done=True))]
     for number in range(1000):
-        answer = sf.Answer("msg_1", "a", plan(user("hi")))
+        answer = sf.Answer("msg_1", {"model": "a", "stop_sequences": ["xt"]}, plan(user("hi")))
         try:
             for part in mutate(chance, copy.deepcopy(seed)):
                 for event in answer.feed(json.dumps(part).encode()):
