@@ -4326,7 +4326,10 @@ class Warmth:
         try:
             self._load(seconds, unload=options.unload)
         except NodeFailure as failure:
-            if failure.reason != "http 404" or not options.pull or options.unload:
+            if failure.reason == "http 404" and options.unload:
+                self.detail = "not there"
+                return
+            if failure.reason != "http 404" or not options.pull:
                 raise
             self._pull()
             self._load(seconds)
@@ -5934,7 +5937,7 @@ def look(world, url, until, **headers):
     """Return (headers, body, status) of a GET."""
     exchange = world.open_exchange("GET", url, headers=headers, deadline=until)
     try:
-        return exchange.headers, exchange.read_all(), exchange.status
+        return exchange.headers, exchange.read_all(FREE_ANSWER_BYTES), exchange.status
     finally:
         exchange.close()
 

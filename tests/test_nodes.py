@@ -240,6 +240,39 @@ def test_status_watch_and_json_exclude_each_other(fleet, command):
     assert done.returncode == 2 and "--watch is for people" in done.stderr
 
 
+def route_state(fleet, **states):
+    """The state of the model `heavy` when the nodes are as told."""
+    known = {name: sf.NodeState(name, "http://x:1", *state) for name, state in states.items()}
+    return str(sf.plan_route_state(fleet, known, fleet.models["heavy"]))
+
+
+@pytest.mark.parametrize("m4, m5, told", [
+    ("off", "on", "node offline \u2192 fallback light"),
+    ("on", "off", "model missing"),
+    ("off", "off", "node offline"),
+    ("Big:32B", "on", "cold"),
+    ("library/big:32b", "on", "cold"),
+])
+def test_route_state_names_only_a_fallback_that_answers(m4, m5, told):
+    def state(word, models):
+        names = models if word == "on" else (word,)
+        return ("refused",) if word == "off" else \
+            ("", "", "", 1, tuple(sf.NodeModel(name) for name in names))
+    models = [sf.Model("heavy", "m4", "big:32b", "h", fallback=("light",)),
+              sf.Model("light", "m5", "small:7b", "l")]
+    fleet = types.SimpleNamespace(models={model.name: model for model in models})
+    assert route_state(fleet, m4=state(m4, ()), m5=state(m5, ("small:7b",))) == told
+
+
+def test_route_state_shared_alias_answers_and_cloud_needs_no_memory():
+    models = [sf.Model("heavy", "m4", "big:32b", "same"), sf.Model("twin", "m5", "big:32b", "same")]
+    fleet = types.SimpleNamespace(models={model.name: model for model in models})
+    have = "", "", "", 1, (sf.NodeModel("big:32b"),)
+    assert route_state(fleet, m4=("timeout",), m5=have) == "node offline \u2192 fallback twin"
+    fleet.models["heavy"] = sf.Model("heavy", "m4", "x:cloud", "same", cloud=True)
+    assert route_state(fleet, m4=have, m5=have) == "ready"
+
+
 @pytest.mark.parametrize("expires, told", [
     ("2318-12-01T10:00:00.123456789+01:00", "stays"), ("2026-11-18T12:04:00Z", "4 min"),
     ("2026-11-18T17:04:00.5+01:00", "4 h"), ("2026-11-18T11:00:00Z", "leaving, or busy"),
@@ -373,6 +406,8 @@ def test_warmup_node_that_never_answers_fails_in_time(fake_node, command, tmp_pa
 def test_warmup_unload_takes_models_out_of_memory(fleet, command):
     m4, m5 = fleet
     m4.loaded["big:32b"], m5.loaded["small:7b"] = 32768, 8192
+    assert command("warmup", "--unload", "--model", "heavy").returncode == 0 and m5.loaded
+    del m4.models["big:32b"]  # what is not there need not leave
     done = command("warmup", "--unload")
     assert done.returncode == 0 and done.stdout.startswith("Unloading models:\n")
     assert not m4.loaded and not m5.loaded
@@ -500,6 +535,22 @@ def test_hostile_nodes_hold_nobody_up(hostile):
 
 def test_hostile_nodes_take_little_memory(hostile):
     assert hostile.peak < 50
+
+
+def test_hostile_nodes_leave_every_json_readable(hostile):
+    (hostile.directory / "warm").mkdir()
+    write_fleet(hostile.directory / "warm",
+                {name: endpoint for name, (endpoint, _) in hostile.wanted.items()},
+                {name: {"node": name, "ollama_model": "\u202e\u00e9[/x]"} for name in hostile.wanted},
+                {"a": "silent"})
+    running = [start(hostile.directory / "warm", *words, "--json", "--timeout", "1")
+               for words in (("status",), ("warmup", "--pull"), ("warmup", "--unload"))]
+    found = [process.communicate(timeout=20) for process in running]
+    assert all(stderr == b"" for _, stderr in found)
+    status, pulled, unloaded = (json.loads(stdout) for stdout, _ in found)
+    assert len(status["models"]) == len(pulled["results"]) == len(hostile.wanted)
+    assert not any(result["ok"] for result in pulled["results"])
+    assert all(result["ok"] == (result["detail"] == "not there") for result in unloaded["results"])
 
 
 def test_hostile_names_reach_the_terminal_as_escapes(command, tmp_path):
