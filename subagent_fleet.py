@@ -3010,8 +3010,7 @@ class Answer:
             raise ApiError(500, "the node sent something that is not an answer")
         if "error" in part:
             status = part["status"] if type(part.get("status")) is int else 500
-            raise plan_refusal(status, str(part["error"]), context=self._context,
-                               estimate=self._estimate)
+            raise self.refusal(status, str(part["error"]))
         self._lines += 1
         message = part.get("message") if isinstance(part.get("message"), dict) else {}
         thinking, text, events = message.get("thinking"), message.get("content"), []
@@ -3027,6 +3026,18 @@ class Answer:
         for call in calls if isinstance(calls, list) else ():
             events += self._add_call(call)
         return events + self._finish(part) if part.get("done") is True else events
+
+    def refusal(self, status, words):
+        """Return what the client is told when the node refuses, in the words it acts on."""
+        words = words[:1000]
+        too_long = re.search(_TOO_LONG, words)
+        if too_long:  # Claude Code 2.1.326 compacts on exactly these words
+            maximum = int(too_long[2] or self._context)
+            tokens = max(int(too_long[1] or self._estimate), maximum + 1)
+            return ApiError(400, f"prompt is too long: {tokens} tokens > {maximum} maximum")
+        http = {400: 400, 404: 404, 503: 529}.get(status, 500)
+        return ApiError(400 if re.search(_NOT_ABLE, words) else http,
+                        words or f"the node answered {status}")
 
     def _grow_text(self, text, *, last=False):
         """Tell thinking from text; a <think> section counts only at the very beginning."""
@@ -3128,18 +3139,6 @@ class Answer:
         self.message.update(delta, usage={**self.message["usage"], **usage})
         return events + [{"type": "message_delta", "delta": delta, "usage": usage},
                          {"type": "message_stop"}]
-
-
-def plan_refusal(status, words, *, context, estimate):
-    """Return what the client is told when a node refused, in the words it acts on."""
-    words = words[:1000]
-    too_long = re.search(_TOO_LONG, words)
-    if too_long:  # Claude Code 2.1.326 compacts on exactly these words
-        maximum = int(too_long[2] or context)
-        tokens = max(int(too_long[1] or estimate), maximum + 1)
-        return ApiError(400, f"prompt is too long: {tokens} tokens > {maximum} maximum")
-    http = 400 if re.search(_NOT_ABLE, words) else {400: 400, 404: 404, 503: 529}.get(status, 500)
-    return ApiError(http, words or f"the node answered {status}")
 
 
 def weigh_chat(chat, encoded):
@@ -3505,13 +3504,6 @@ class Signal:
             self._far.send(b"!")
         except OSError:
             pass  # full is as good as set, and closed means that nobody waits
-
-    def clear(self):
-        """Lower it."""
-        try:
-            self._near.recv(4096)
-        except OSError:
-            pass  # it was not set
 
     def close(self):
         """Let go of its sockets."""
@@ -4460,6 +4452,11 @@ class Ticket:
         self.entered, self.tried = entered, {}
         self.model, self.is_hopeless, self.wake = None, False, None
 
+    @property
+    def is_settled(self):
+        """True when there is nothing to wait for."""
+        return self.model is not None or self.is_hopeless
+
 
 class Rest:
     """A pause of a node, or of one model on it, after a failure; one request at a time ends it."""
@@ -4667,14 +4664,12 @@ class Service:
 
     def _await_slot(self, ticket):
         """Wait in line; raise what the tries came to when nobody is left."""
-        if not ticket.model and not ticket.is_hopeless:
+        if not ticket.is_settled:
             granted = Signal()
             ticket.wake = granted.set
             try:
-                while not ticket.model and not ticket.is_hopeless:
-                    granted.clear()
-                    if not ticket.model and not ticket.is_hopeless and not self._wait(
-                            granted, self._world.clock() + REST_SECONDS):
+                while not ticket.is_settled:
+                    if not self._wait(granted, self._world.clock() + REST_SECONDS):
                         self._server.scheduler.retry()
             finally:
                 ticket.wake = None
@@ -4722,9 +4717,8 @@ class Service:
         last = clock() + model.timeout + ANSWER_SECONDS
         try:
             if exchange.status != 200:
-                raise plan_refusal(exchange.status, _error_words(exchange, exchange.read_all()),
-                                   context=model.context,
-                                   estimate=self._server.estimate(model, self._weight))
+                raise self._answer.refusal(exchange.status,
+                                           _error_words(exchange, exchange.read_all()))
             for line in exchange.lines():
                 self._first = self._first or clock()
                 size += len(line)

@@ -1174,12 +1174,16 @@ http.server.HTTPServer((sys.argv[4], int(sys.argv[6])), Handler).serve_forever()
         socket.create_connection(("127.0.0.1", project.port), timeout=1)
 
 
-def test_up_writes_a_fleet_file_where_there_is_none(project):
-    (project.place / "fleet.yaml").unlink()
-    (project.place / ".git").mkdir()
-    done = project("up")
-    assert "Created fleet.yaml" in done.stderr and (project.place / "fleet.yaml").exists()
-    assert done.returncode == 1 and "no model of this fleet could be loaded" in done.stderr
+def test_up_writes_a_fleet_file_where_there_is_none(tmp_path, monkeypatch, capsys):
+    (tmp_path / ".git").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sf, "OLLAMA_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.delenv("SUBAGENT_FLEET_CONFIG", raising=False)
+    assert sf.main(["up"]) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and "Created fleet.yaml" in said.err
+    assert "no model of this fleet could be loaded" in said.err
+    assert (tmp_path / "fleet.yaml").exists()
 
 
 SLUGS = ("nothing-ready", "litellm-missing", "litellm-failed", "cannot-listen", "no-key",

@@ -514,10 +514,12 @@ def test_odd_lines_say_nothing(sent):
     (404, "model 'x' not found", 404, "not_found_error", "model 'x' not found"),
     (503, "server busy", 529, "overloaded_error", "server busy"),
     (500, "", 500, "api_error", "the node answered 500"),
-    (None, "odd", 500, "api_error", "odd"),
+    (302, "odd", 500, "api_error", "odd"),
 ])
 def test_what_a_node_says_becomes_what_the_client_acts_on(status, words, http, kind, told):
-    error = sf.plan_refusal(status, words, context=4096, estimate=50000)
+    answer = sf.Answer("msg_0", {"model": "a"}, plan(user("hi"), chosen=model(context=4096)),
+                       estimate=50000)
+    error = answer.refusal(status, words)
     assert (error.http, error.kind) == (http, kind) and error.what.startswith(told)
 
 
