@@ -5230,8 +5230,12 @@ def start_gateway(fleet, world, out):
 
     url, key = gateway_url(fleet.gateway), read_key(world, fleet, out)
     nothing = {"nodes": []}
+    used = f"A gateway for {clean_line(fleet.name)} runs at {url}: it is used.\n"
     if fleet.gateway.provider == "litellm":
-        return start_litellm(world, fleet, out, key).stop, lambda: nothing
+        if who_listens(world, fleet.gateway, world.clock() + CONNECT_SECONDS)[0] != "LiteLLM":
+            return start_litellm(world, fleet, out, key).stop, lambda: nothing
+        world.err(used)
+        return lambda: None, lambda: nothing
 
     def ask_running():
         try:
@@ -5242,7 +5246,7 @@ def start_gateway(fleet, world, out):
             return nothing
 
     if ask_running().get("fleet") == fleet.name:
-        world.err(f"A gateway for {clean_line(fleet.name)} runs at {url}: it is used.\n")
+        world.err(used)
         return lambda: None, ask_running
     server, listener = open_gateway(fleet, world, out)
     serving = threading.Thread(target=server.run, args=(listener,), daemon=True)

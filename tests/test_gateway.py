@@ -1148,6 +1148,11 @@ def test_up_without_claude_code_serves_until_it_is_stopped(project):
     assert process.returncode == 130 and b"Served:" in rest and b"Traceback" not in rest
 
 
+def answers_nobody(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
 @pytest.mark.skipif(os.name != "posix", reason="a script stands in for LiteLLM")
 def test_up_starts_litellm_or_says_how_to_install_it(project):
     config = project.place / "fleet.yaml"
@@ -1170,6 +1175,11 @@ http.server.HTTPServer((sys.argv[4], int(sys.argv[6])), Handler).serve_forever()
 """)
     done = project("up")
     assert (done.returncode, done.stdout) == (7, "FROM LITELLM\n")
+    running = subprocess.Popen([litellm, "", "", "", "127.0.0.1", "", str(project.port)])
+    wait_until(lambda: not answers_nobody(project.port))
+    assert "it is used" in project("up").stderr and running.poll() is None
+    running.kill()
+    running.wait()
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", project.port), timeout=1)
 

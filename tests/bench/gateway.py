@@ -221,15 +221,16 @@ def measure(name, port, process, *, direct, ready):
 
 
 def soak(port, process, count):
-    """Send many requests; print what is left of them."""
+    """Send many requests; print what is left of them, and fail when something is."""
     before, began = memory_mb(process.pid), time.perf_counter()
     done = 0
     while done < count:
         done += int(rate(port, SMALL, seconds=1.0))
     time.sleep(0.5)
+    after, (threads, files) = memory_mb(process.pid), held(process.pid)
     print(f"serve: {done} requests in {time.perf_counter() - began:.0f} s: {before:.1f} MB before, "
-          f"{memory_mb(process.pid):.1f} MB after, (threads, files) {held(process.pid)}",
-          flush=True)
+          f"{after:.1f} MB after, {threads} threads, {files} files", flush=True)
+    assert after <= 40 and threads <= 1 and files <= 8, "something is left over"
 
 
 def main():
