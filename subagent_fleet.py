@@ -24,7 +24,6 @@ Contents
     10. Gateway              the fleet behind one address
     11. Commands             what each command does
     12. Command line         flags, help, main
-    13. Assets               inert text
 """
 from __future__ import annotations
 
@@ -6055,17 +6054,13 @@ def cmd_worker(options, world):
 # == 12. Command line =========================================================
 
 class Flag(Record):
-    """A flag or, without dashes, a positional word. No metavar: it is on or off."""
+    """A flag or, without dashes, a positional word; `more` is in argparse's own words."""
 
     name: str
     note: str
-    metavar: str = ""
-    default: object = None
-    choices: tuple = ()
-    repeat: bool = False
-    number: bool = False
+    metavar: str = ""  # without one it is on or off
+    more: dict = {}
     short: str = ""
-    optional: bool = False  # a positional that may be absent; a flag whose value may be
 
 
 class Command(Record):
@@ -6079,62 +6074,67 @@ class Command(Record):
     passes: str = ""  # what may follow `--` and goes to another program
 
 
+def seconds_above_zero(text):
+    """Return a number of seconds that can be waited; argparse names it when it is none."""
+    number = float(text)
+    if not 0 < number <= 86400:  # which `nan` is not either
+        raise ValueError(text)
+    return number
+
+
 CONFIG = Flag("--config", "the fleet file, `-` for standard input; else the nearest fleet.yaml",
               "FILE")
 JSON = Flag("--json", "print one JSON object")
-STRICT = Flag("--strict", "warnings are errors")
-FORCE = Flag("--force", "overwrite what is there")
 OUT = Flag("--out", "where the generated files are; else beside the fleet file", "DIR")
-
-TIMEOUT = Flag("--timeout", "seconds to wait for nodes", "S", PROBE_TIMEOUT_SECONDS, number=True)
+FORCE = Flag("--force", "overwrite what is there")
+TIMEOUT = Flag("--timeout", "seconds to wait for nodes", "S",
+               {"type": seconds_above_zero, "default": PROBE_TIMEOUT_SECONDS})
+REPEAT = {"action": "append", "default": []}
 
 COMMANDS = (
     Command("init", cmd_init, "write fleet.yaml with the models your machines have",
-            (Flag("--output", "where to write; .json writes JSON", "FILE", "fleet.yaml"),
-             Flag("--node", "also ask this machine; may be given several times", "NAME=URL",
-                  repeat=True),
+            (Flag("--output", "where to write; .json writes JSON", "FILE",
+                  {"default": "fleet.yaml"}),
+             Flag("--node", "also ask this machine; may be repeated", "NAME=URL", REPEAT),
              Flag("--offline", "ask nobody, write placeholders"), FORCE),
             ("init", "init --node mini=http://192.168.1.50:11434")),
-    Command("validate", cmd_validate, "check the config", (CONFIG, STRICT, JSON),
+    Command("validate", cmd_validate, "check the config",
+            (CONFIG, Flag("--strict", "warnings are errors"), JSON),
             ("validate", "validate --config - < fleet.yaml")),
     Command("generate", cmd_generate, "write what LiteLLM, Claude Code and your shell read",
-            (CONFIG, OUT, Flag("--target", "only these: litellm, claude, env", "LIST", repeat=True),
+            (CONFIG, OUT, Flag("--target", "only these: litellm, claude, env", "LIST", REPEAT),
              Flag("--litellm-only", "only LiteLLM's config"),
              Flag("--claude-only", "only Claude Code's agents"),
              Flag("--check", "write nothing; exit 1 when something would change"),
              Flag("--diff", "write nothing; show what would change"), FORCE, JSON),
             ("generate", "generate --check --diff", "generate --target claude,env")),
     Command("launch", cmd_launch, "run Claude Code on the fleet",
-            (Flag("program", "what to run", "PROGRAM", choices=("claude",)), CONFIG, OUT),
+            (Flag("program", "the program", "PROGRAM", {"choices": ("claude",)}), CONFIG, OUT),
             ("launch claude", "launch claude -- -p 'say hi'"), "ARGS"),
     Command("env", cmd_env, "print Claude Code's environment for your shell",
-            (CONFIG, OUT,
-             Flag("--shell", "for whom", "SHELL", "sh", choices=("sh", "fish", "json")),
+            (CONFIG, OUT, Flag("--shell", "for whom", "SHELL",
+                               {"default": "sh", "choices": ("sh", "fish", "json")}),
              Flag("--show-key", "show the key on a terminal, too")),
-            ('env | less', 'eval "$(subagent-fleet env)"')),
+            ("env | less", 'eval "$(subagent-fleet env)"')),
     Command("clean", cmd_clean, "remove the generated files that nobody has changed",
             (OUT, CONFIG, Flag("--dry-run", "only list them"),
-             Flag("--force", "changed ones too, after a copy")),
-            ("clean --dry-run", "clean")),
+             Flag("--force", "changed ones too, after a copy")), ("clean --dry-run", "clean")),
     Command("discover", cmd_discover, "show what every node has",
             (CONFIG, Flag("--write", f"also write {STATE_DIRECTORY}/discovery.json"),
              Flag("--check", "exit 1 when a node is offline or a model missing"), TIMEOUT,
-             Flag("--verbose", "say more about nodes and models, and why a node is offline",
-                  short="-v"), JSON),
+             Flag("--verbose", "say more, and why a node is offline", short="-v"), JSON),
             ("discover", "discover --verbose --timeout 2")),
     Command("warmup", cmd_warmup, "load models before you need them",
-            (CONFIG, Flag("--model", "only this model; may be given several times", "MODEL",
-                          repeat=True),
-             Flag("--agent", "only the model of this agent; may be given several times", "AGENT",
-                  repeat=True),
+            (CONFIG, Flag("--model", "only this model; may be repeated", "MODEL", REPEAT),
+             Flag("--agent", "only the model of this agent; may be repeated", "AGENT", REPEAT),
              Flag("--pull", "download what a node does not have"),
              Flag("--unload", "take models out of memory instead"),
              Flag("--timeout", "seconds for each model; else the model's own timeout", "S",
-                  number=True), JSON),
+                  {"type": seconds_above_zero}), JSON),
             ("warmup", "warmup --agent implementer", "warmup --pull")),
     Command("status", cmd_status, "show nodes, loaded models and routes",
-            (CONFIG, Flag("--watch", "again every S seconds, until Ctrl-C", "S", number=True,
-                          optional=True),
+            (CONFIG, Flag("--watch", "again every S seconds, until Ctrl-C", "S",
+                          {"type": seconds_above_zero, "nargs": "?", "const": 2.0}),
              Flag("--check", "exit 1 when a route is not ready"), TIMEOUT, JSON),
             ("status", "status --watch", "status --check")),
     Command("serve", cmd_serve, "serve the fleet to Claude Code",
@@ -6148,15 +6148,15 @@ COMMANDS = (
     Command("schema", cmd_schema, "print the JSON Schema of the fleet file", (),
             ("schema > fleet.schema.json",)),
     Command("completion", cmd_completion, "print a completion script for your shell",
-            (Flag("shell", "your shell", "SHELL", choices=("bash", "zsh", "fish")),),
+            (Flag("shell", "your shell", "SHELL", {"choices": ("bash", "zsh", "fish")}),),
             ("completion zsh > ~/.zfunc/_subagent-fleet",)),
     Command("doctor", cmd_doctor, "find what is wrong, and say what mends it",
             (CONFIG, OUT, Flag("--fix", "mend what is safe: permissions, stale generated files"),
              TIMEOUT, JSON), ("doctor", "doctor --fix", "doctor --json")),
-    Command("worker", cmd_worker, "say how this machine becomes a node",
-            (TIMEOUT, JSON), ("worker",)),
+    Command("worker", cmd_worker, "say how this machine becomes a node", (TIMEOUT, JSON),
+            ("worker",)),
     Command("help", cmd_help, "say how a command is used",
-            (Flag("command", "the command", "COMMAND", optional=True),), ("help validate",)),
+            (Flag("command", "the command", "COMMAND", {"nargs": "?"}),), ("help validate",)),
 )
 
 
@@ -6172,28 +6172,25 @@ def find_command(name):
 def format_help(command=None):
     """Return the help text: examples first, then what there is."""
     if command is None:
-        rows = [(c.name, c.summary) for c in COMMANDS]
-        head = f"subagent-fleet {__version__}: run Claude Code-style subagents across your " \
-               "local model fleet.\n\nStart:\n" + START_TEXT
+        head = f"subagent-fleet {__version__}: run Claude Code-style subagents across your local " \
+               "model fleet.\n\nStart:\n  subagent-fleet up\n\nCommands:\n"
         tail = "\nsubagent-fleet COMMAND --help says more. Exit codes: 0 done, 1 a problem was " \
                "found,\n2 usage, 3 refused (--force overrides), 130 interrupted.\n"
-        return head + "\nCommands:\n" + _columns(rows) + tail
-    rows = [(_typed(f), f.note + (f" ({', '.join(f.choices)})" if f.choices else ""))
-            for f in command.flags]
+        return head + _columns([(c.name, c.summary) for c in COMMANDS]) + tail
+    examples = [f"subagent-fleet {text}" if text.startswith(command.name) else text
+                for text in command.examples]
+    rows = [(_typed(flag), flag.note) for flag in command.flags]
     rows += [("-- " + command.passes, "handed on as it is")] if command.passes else []
-    head = "".join(f"  {_example(text, command)}\n" for text in command.examples)
-    return (f"subagent-fleet {command.name}: {command.summary}.\n\nExamples:\n{head}"
+    return (f"subagent-fleet {command.name}: {command.summary}.\n\nExamples:\n"
+            + "".join(f"  {text}\n" for text in examples)
             + ("\nOptions:\n" + _columns(rows) if rows else ""))
 
 
-def _example(text, command):
-    return f"subagent-fleet {text}" if text.startswith(command.name) else text
-
-
 def _typed(flag):
-    value = f"[{flag.metavar}]" if flag.optional else flag.metavar
-    names = ", ".join(filter(None, (flag.short, flag.name)))
-    return f"{names} {value}".strip() if flag.name.startswith("--") else value
+    value = "|".join(flag.more.get("choices", ())) or flag.metavar
+    value = f"[{value}]" if "nargs" in flag.more else value
+    name = f"{flag.short}, {flag.name}" if flag.short else flag.name
+    return f"{name} {value}".rstrip() if name.startswith("-") else value
 
 
 def _columns(rows):
@@ -6210,50 +6207,26 @@ def parse_arguments(command, words):
             raise FleetError("usage", f"{command.name}: {message}", status=EXIT_USAGE,
                              fix=f"subagent-fleet {command.name} --help")
 
-    passed = None
-    if command.passes and "--" in words:
-        cut = words.index("--")
-        words, passed = words[:cut], words[cut + 1:]
+    cut = words.index("--") if command.passes and "--" in words else len(words)
     parser = Parser(prog="subagent-fleet", add_help=False, allow_abbrev=False)
     for flag in command.flags:
-        _add_flag(parser, flag)
-    options, unknown = parser.parse_known_args(words)
+        more = {"metavar": flag.metavar, **flag.more} if flag.metavar else {"action": "store_true"}
+        parser.add_argument(*filter(None, (flag.short, flag.name)), **more)
+    options, unknown = parser.parse_known_args(words[:cut])
     if unknown:
         known = [flag.name for flag in command.flags if flag.name.startswith("-")]
         raise FleetError("unknown-flag", f"{command.name}: unknown argument `{unknown[0]}`",
                          status=EXIT_USAGE, fix=nearest(unknown[0].split("=")[0], known)
                          or f"subagent-fleet {command.name} --help")
-    options.passed = passed or []
+    options.passed = words[cut + 1:]
     return options
-
-
-def seconds_above_zero(text):
-    """Return a number of seconds that can be waited; argparse names it when it is none."""
-    number = float(text)
-    if not 0 < number <= 86400:  # which `nan` is not either
-        raise ValueError(text)
-    return number
-
-
-def _add_flag(parser, flag):
-    """Add one Flag to an argparse parser."""
-    if not flag.metavar:
-        parser.add_argument(*filter(None, (flag.short, flag.name)), action="store_true")
-        return
-    more = {"default": flag.default, "metavar": flag.metavar,
-            "choices": flag.choices or None, "type": seconds_above_zero if flag.number else str}
-    if flag.repeat:
-        more.update(action="append", default=[])
-    if flag.optional:
-        more.update(nargs="?", **({"const": 2.0} if flag.number else {}))
-    parser.add_argument(flag.name, **more)
 
 
 def format_completion(shell):
     """Return a completion script made from COMMANDS."""
     names = " ".join(command.name for command in COMMANDS)
     words = {c.name: " ".join([f.name for f in c.flags if f.name.startswith("-")]
-                              + [choice for f in c.flags for choice in f.choices]
+                              + [choice for f in c.flags for choice in f.more.get("choices", ())]
                               + (names.split() if c.name == "help" else []))
              for c in COMMANDS}
     if shell == "fish":
@@ -6310,14 +6283,6 @@ def _run(words, world):
         world.out(format_help(command))
         return EXIT_OK
     return command.run(parse_arguments(command, words[1:]), world)
-
-
-# == 13. Assets ===============================================================
-
-START_TEXT = """\
-  subagent-fleet init            write fleet.yaml with the models your machines have
-  subagent-fleet validate        check it
-"""
 
 
 if __name__ == "__main__":
