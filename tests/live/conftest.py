@@ -105,7 +105,7 @@ def nodes(ground, trap):
             "shared:latest": "shared", "thinker:latest": "thinker"}, trap),
         "mini": rig.OllamaNode("mini", ground / "mini", {
             "coder-small:latest": "worker", "talker:latest": "talker",
-            "shared:latest": "shared"}, trap),
+            "shared:latest": "shared", "tight:latest": "shared"}, trap),
     }
     yield pair
     for node in pair.values():

@@ -7,6 +7,7 @@ process group when the session ends, however it ends.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import http.client
 import http.server
 import json
@@ -69,6 +70,12 @@ def get_json(url, *, body=None, headers=None, timeout=60):
         return status, raw.decode("utf-8", "replace")
 
 
+def _die_with_parent():
+    """Ask Linux to end this child when its parent dies, even by a kill nobody can catch."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
 class Process:
     """One program in a process group of its own, with its output and its talk in two files."""
 
@@ -79,6 +86,7 @@ class Process:
             self.child = subprocess.Popen(
                 [str(word) for word in argv], stdin=subprocess.DEVNULL, stdout=said,
                 stderr=talked, env=env, cwd=cwd, start_new_session=True,
+                preexec_fn=_die_with_parent,
             )
         _RUNNING.append(self)
 
@@ -340,7 +348,8 @@ class _Conversation:
 class OllamaNode:
     """A real server with its real engine, scripted models, and a recorder in front."""
 
-    def __init__(self, name, folder, models, trap):
+    def __init__(self, name, folder, models, trap, **more):
+        self.more = more
         self.name, self.folder = name, pathlib.Path(folder)
         self.models = dict(models)  # name at Ollama -> scripted model file
         self.port = free_port()
@@ -367,6 +376,7 @@ class OllamaNode:
         return {"PATH": os.defpath, "HOME": str(self.folder), "OLLAMA_HOST": f"127.0.0.1:{self.port}",
                 "OLLAMA_MODELS": str(self.folder / "models"),
                 "OLLAMA_NO_CLOUD": "1",  # else it asks ollama.com for recommendations
+                "OLLAMA_MAX_LOADED_MODELS": "8", **self.more,
                 **self.trap.environment()}
 
     def start(self):
@@ -519,6 +529,13 @@ class Gateway:
         return self.process.stop()
 
 
+def serve_process(project, port, *words):
+    """Start the embedded gateway; -v, so that its log tells what it did."""
+    return Process(project.argv("serve", "--port", str(port), "-v", *words),
+                   log=project.folder / "serve.log", env=project.environment(),
+                   cwd=project.folder)
+
+
 def litellm_process(project, port, environment):
     """Start LiteLLM with the generated file and the generated environment, both as they are."""
     line = (f'. ./.env.subagent-fleet; exec "{install.LITELLM_BIN}" --config litellm_config.yaml '
@@ -564,10 +581,46 @@ class Session:
 
     @property
     def dispatched(self):
-        """Give the subagent types that were started, in order."""
-        return [block["input"]["subagent_type"] for event in self.of("assistant")
-                for block in event["message"]["content"]
-                if block["type"] == "tool_use" and block["name"] in ("Agent", "Task")]
+        """Give agent id (as on the wire) -> subagent type."""
+        started = {event["task_id"]: event["subagent_type"]
+                   for event in self.of("system", "task_started") if "subagent_type" in event}
+        return started or self._dispatched_by_results()
+
+    def _dispatched_by_results(self):
+        """Read the same from the tools' results, where no task_started came (2.1.197)."""
+        kinds = {block["id"]: block["input"]["subagent_type"] for event in self.of("assistant")
+                 for block in event["message"]["content"] if block["type"] == "tool_use"
+                 and block["name"] in ("Agent", "Task")}
+        return {event["tool_use_result"]["agentId"]: kinds[block["tool_use_id"]]
+                for event in self.of("user") for block in event["message"]["content"]
+                if block["type"] == "tool_result" and block["tool_use_id"] in kinds}
+
+
+def hear(session, turns, chats, routes):
+    """Assert that each agent's requests came on its alias and went to its node, and nowhere else.
+
+    turns: what the gateway was asked; chats: node -> what it was asked; routes: agent -> route.
+    Gives a line for each speaker.
+    """
+    assert {turn.status for turn in turns} == {200}
+    started, by_agent = session.dispatched, {}
+    for turn in turns:
+        by_agent.setdefault(turn.headers.get("x-claude-code-agent-id"), []).append(turn)
+    assert set(by_agent) == {None, *started}, "a dispatched agent said nothing"
+    expected, lines = {name: [] for name in chats}, []
+    for agent_id, mine in by_agent.items():
+        agent = started.get(agent_id)
+        route = routes[agent] if agent else next(
+            each for each in routes.values() if each["alias"] == session.init["model"])
+        assert {turn.body["model"] for turn in mine} == {route["alias"]}
+        assert len(mine) >= 2, f"{agent or 'the main session'} used no tool"
+        model = route["ollama_model"]
+        expected[route["node"]] += [model.split(":")[0]] * len(mine)
+        lines.append(f"  {agent or 'main session'}: {route['alias']} -> {route['node']} -> {model}")
+    for name, asked in chats.items():
+        seen = [chat.body["model"].split(":")[0] for chat in asked]
+        assert sorted(seen) == sorted(expected[name]), f"on {name}"
+    return sorted(lines)
 
 
 class Capture:

@@ -1,0 +1,360 @@
+"""The embedded gateway before two real nodes: Claude Code and the SDK, queues, deaths, hang-ups."""
+
+import json
+import pathlib
+import socket
+import subprocess
+import threading
+import time
+
+import install
+import pytest
+import rig
+from conftest import SCRIPT
+
+FLEET = """
+project:
+  name: served
+  gateway: {{provider: builtin, port: {port}}}
+  claude: {{main: heavy, opus: heavy, sonnet: heavy, haiku: small, fable: heavy}}
+nodes:
+  studio: {{endpoint: {studio}}}
+  mini: {{endpoint: {mini}}}
+models:
+  heavy: {{node: studio, ollama_model: coder-large, litellm_alias: claude-sonnet-local, context: 65536}}
+  small: {{node: mini, ollama_model: coder-small, litellm_alias: claude-haiku-local, context: 65536,
+          max_output: 400000, fallback: [heavy]}}
+  tight: {{node: mini, ollama_model: tight, litellm_alias: claude-tight-local, context: 8192}}
+  talk-here: {{node: studio, ollama_model: talker, litellm_alias: claude-talk-local, context: 65536,
+              max_output: 400000}}
+  talk-there: {{node: mini, ollama_model: talker, litellm_alias: claude-talk-local, context: 65536,
+               max_output: 400000}}
+  lone: {{node: mini, ollama_model: talker, litellm_alias: claude-lone-local, context: 65536,
+         max_output: 400000, fallback: [relief]}}
+  relief: {{node: studio, ollama_model: shared, litellm_alias: claude-relief-local, context: 65536}}
+agents:
+  planner: {{model: small, description: plans}}
+  reviewer: {{model: small, description: reviews}}
+  implementer: {{model: heavy, description: implements}}
+"""
+
+
+class Served:
+    """The fleet, its nodes, and `serve` behind a recorder on the port that fleet.yaml names."""
+
+    def __init__(self, project, nodes, recorder):
+        self.project, self.nodes, self.recorder = project, nodes, recorder
+        self.process = rig.serve_process(project, recorder.upstream_port)
+        rig.wait_for_gateway(self.process, recorder.upstream_port)
+        self.gateway = rig.Gateway(recorder.url, self.process, project.key())
+
+    def marks(self):
+        return {name: node.recorder.mark() for name, node in self.nodes.items()}
+
+    def chats(self, marks):
+        return {name: node.chats(marks[name]) for name, node in self.nodes.items()}
+
+    def receipts(self):
+        path = self.project.folder / ".subagent-fleet/requests.jsonl"
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+    def launch(self, which, tmp_path, *words, env=None):
+        """Run `launch claude` with one Claude Code in a fresh HOME."""
+        self.project.use_claude(which)
+        self.project.home = tmp_path / f"home-{which}-{time.monotonic_ns()}"
+        self.project.home.mkdir()
+        argv = self.project.argv("launch", "claude", "--", *words, *rig.CLAUDE_FLAGS)
+        return rig.run_session(argv, cwd=self.project.folder,
+                               env=self.project.environment(**(env or {})))
+
+
+class Stream:
+    """One streamed request of our own, read in a thread, event by event with its time."""
+
+    def __init__(self, gateway, alias, text, *, max_tokens=300000):
+        host, port = gateway.url[len("http://"):].split(":")
+        body = json.dumps({"model": alias, "max_tokens": max_tokens, "stream": True,
+                           "messages": [{"role": "user", "content": text}]}).encode()
+        head = (f"POST /v1/messages HTTP/1.1\r\nHost: {host}:{port}\r\n"
+                f"Authorization: Bearer {gateway.key}\r\nContent-Type: application/json\r\n"
+                f"Content-Length: {len(body)}\r\n\r\n")
+        self.socket = socket.create_connection((host, int(port)))
+        self.socket.sendall(head.encode() + body)
+        self.seen, self.ended = b"", threading.Event()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        while True:
+            try:
+                block = self.socket.recv(65536)
+            except OSError:
+                block = b""
+            if not block:
+                break
+            self.seen += block
+            if self.seen.endswith(b"0\r\n\r\n"):
+                break
+        self.ended.set()
+
+    @property
+    def events(self):
+        """Give (event, data) of what has come so far."""
+        text = rig.Exchange(0.0, answer=self.seen + b"\r\n0\r\n\r\n").content.decode()
+        found = []
+        for block in text.split("\n\n")[:-1]:
+            name, _, data = block.partition("\ndata: ")
+            found.append((name[len("event: "):], json.loads(data)))
+        return found
+
+    def wait_for_text(self):
+        rig.wait_until(lambda: b"text_delta" in self.seen, what="the first words")
+
+    def hang_up(self):
+        """Leave as a killed client does."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        self.socket.close()
+        return time.monotonic()
+
+
+@pytest.fixture(scope="module")
+def served(ground, nodes, trap):
+    for node in nodes.values():
+        node.ensure()
+    project = rig.Project(ground / "served", SCRIPT, trap)
+    recorder = rig.Recorder(rig.free_port(), pretend=True)
+    project.write("fleet.yaml", FLEET.format(
+        port=recorder.port, **{name: node.url for name, node in nodes.items()}))
+    project.run("generate")
+    served = Served(project, nodes, recorder)
+    yield served
+    served.process.stop()
+    recorder.close()
+
+
+@pytest.fixture
+def warm(served):
+    """Both nodes alive and loaded, nobody resting: a test starts from a quiet fleet."""
+    for node in served.nodes.values():
+        node.ensure()
+    served.project.run("warmup")
+
+    def rested():
+        fleet = rig.get_json(served.gateway.url + "/fleet",
+                             headers={"x-api-key": served.gateway.key})[1]
+        resting = [node["name"] for node in fleet["nodes"] if node["rests_seconds"]]
+        return not resting and not any(model["running"] for node in fleet["nodes"]
+                                       for model in node["models"])
+    rig.wait_until(rested, seconds=90, what="the nodes to rest no more")
+    return served
+
+
+def test_the_door_is_closed_and_no_node_hears_of_it(warm):
+    marks = warm.marks()
+    for key in ("", "sk-wrong-0123456789abcdef"):
+        status, body = warm.gateway.say("claude-haiku-local", key=key)
+        assert (status, body["error"]["type"]) == (401, "authentication_error")
+    assert not any(warm.chats(marks).values())
+    loads = {name: node.loads() for name, node in warm.nodes.items()}
+    for alias in ("claude-sonnet-local", "claude-haiku-local"):
+        status, body = warm.gateway.say(alias, thinking={"type": "adaptive"})
+        assert (status, body["content"]) == (200, [{"type": "text", "text": "PONG"}])
+    assert loads == {name: node.loads() for name, node in warm.nodes.items()}, "a reload"
+
+
+@pytest.mark.parametrize("which", sorted(install.CLAUDES))
+def test_claude_code_dispatches_to_the_nodes_of_its_agents(warm, tmp_path, which):
+    marks, before = warm.marks(), warm.recorder.mark()
+    found = warm.launch(which, tmp_path, "-p", "@play agent:planner agent:implementer done")
+    assert (found.returncode, found.result["result"]) == (0, "DONE")
+    assert sorted(found.dispatched.values()) == ["implementer", "planner"]
+    routes = {route["agent"]: route for route in warm.project.json("status")["routes"]}
+    turns = warm.recorder.since(before, "/v1/messages")
+    rig.hear(found, turns, warm.chats(marks), routes)
+    agents = {receipt["agent"] for receipt in warm.receipts()[-len(turns):]}
+    assert agents == {"", *found.dispatched}
+
+
+@pytest.mark.parametrize("which", sorted(install.CLAUDES))
+def test_parallel_subagents_on_one_slot_wait_in_order_and_are_pinged(warm, tmp_path, which):
+    """Someone else holds the slot until both subagents of one message were pinged in line."""
+    holder = Stream(warm.gateway, "claude-haiku-local", "@play talk")
+    holder.wait_for_text()
+    marks, before = warm.marks(), warm.recorder.mark()
+
+    def leave_when_both_were_pinged():
+        rig.wait_until(lambda: sum(
+            "x-claude-code-agent-id" in turn.headers and b"event: ping" in turn.answer
+            for turn in warm.recorder.since(before)) == 2, seconds=60, what="two pings")
+        holder.hang_up()
+
+    leaver = threading.Thread(target=leave_when_both_were_pinged)
+    leaver.start()
+    found = warm.launch(which, tmp_path, "-p", "@play both done")
+    leaver.join()
+    assert found.returncode == 0 and found.result["result"] == "DONE"
+    assert sorted(found.dispatched.values()) == ["planner", "reviewer"]
+    turns = [turn for turn in warm.recorder.since(before, "/v1/messages")
+             if "x-claude-code-agent-id" in turn.headers]
+    firsts = list({turn.headers["x-claude-code-agent-id"]: turn
+                   for turn in reversed(turns)}.values())[::-1]
+    assert len(firsts) == 2
+    for turn in firsts:
+        text = turn.content.decode()
+        assert text.index("event: message_start") < text.index("event: ping") \
+            < text.index("event: content_block_start")
+        assert 9.5 <= turn.first_byte - turn.at <= 11.5
+    chats = sorted(warm.chats(marks)["mini"], key=lambda chat: chat.at)
+    assert len(chats) == len(turns)
+    for earlier, later in zip(chats, chats[1:]):
+        assert earlier.last_byte <= later.at, "two requests at once on one slot"
+    assert all(turn.status == 200 for turn in turns)
+    order = sorted(firsts, key=lambda turn: turn.last_byte)
+    assert [turn.at for turn in order] == sorted(turn.at for turn in firsts), "not in order"
+
+
+def test_a_node_dead_before_the_answer_is_passed_over(warm, tmp_path):
+    warm.nodes["mini"].kill()
+    marks = warm.marks()
+    found = warm.launch("latest", tmp_path, "-p", "@play agent:planner done")
+    assert (found.returncode, found.result["result"]) == (0, "DONE")
+    assert list(found.dispatched.values()) == ["planner"]
+    chats = warm.chats(marks)
+    assert not chats["mini"] and len(chats["studio"]) >= 4
+    receipt = next(each for each in warm.receipts()[::-1] if each["alias"] == "claude-haiku-local"
+                   and each["tries"])
+    assert (receipt["node"], receipt["outcome"]) == ("studio", "ok")
+    assert receipt["tries"] == [{"node": "mini", "why": "refused"}]
+
+
+@pytest.mark.parametrize("which", sorted(install.CLAUDES))
+def test_a_node_killed_in_mid_answer_is_made_up_for_by_the_other(warm, tmp_path, which):
+    """The stream ends in an error event; Claude Code asks once more, without a stream."""
+    mini = warm.nodes["mini"]
+    before, mark, relieved = warm.recorder.mark(), mini.recorder.mark(), warm.marks()
+
+    def kill_it_while_it_talks():
+        rig.wait_until(lambda: any(len(chat.answer) > 2000 for chat in mini.chats(mark)),
+                       seconds=60, what="the node to talk")
+        mini.kill()
+
+    killer = threading.Thread(target=kill_it_while_it_talks)
+    killer.start()
+    found = warm.launch(which, tmp_path, "-p", "go", "--model", "claude-lone-local")
+    killer.join()
+    assert b'"done":true' not in mini.chats(mark)[0].answer, "it had said all before it was killed"
+    turns = warm.recorder.since(before, "/v1/messages")
+    assert b"event: error" in turns[0].answer and b"text_delta" in turns[0].answer
+    assert not turns[1].body.get("stream"), "Claude Code asked again with a stream"
+    call = json.loads(turns[1].content)["content"][0]
+    assert (call["type"], call["name"]) == ("tool_use", "Bash")
+    assert (found.returncode, found.result["result"]) == (0, "DONE")
+    assert {chat.body["model"].split(":")[0] for chat in warm.chats(relieved)["studio"]} \
+        == {"shared"}
+
+
+def test_a_client_killed_in_mid_answer_frees_the_node_within_half_a_second(warm, tmp_path):
+    mini = warm.nodes["mini"]
+    mark = mini.recorder.mark()
+    warm.project.use_claude("latest")
+    argv = warm.project.argv("launch", "claude", "--", "-p", "@play talk", "--model",
+                             "claude-lone-local", *rig.CLAUDE_FLAGS)
+    process = rig.Process(argv, log=tmp_path / "killed.jsonl", cwd=warm.project.folder,
+                          env=warm.project.environment(CLAUDE_CODE_MAX_OUTPUT_TOKENS="300000"))
+    chat = rig.wait_until(
+        lambda: next((each for each in mini.chats(mark) if len(each.answer) > 2000), None),
+        seconds=60, what="the node to talk")
+    at = time.monotonic()
+    process.kill()
+    rig.wait_until(lambda: chat.closed_by, seconds=5, what="the node's request to end")
+    assert chat.closed_by == "client" and chat.closed_at - at < 0.5
+    status, body = rig.get_json(mini.direct + "/api/chat", body={
+        "model": "talker", "stream": False, "messages": [{"role": "user", "content": "@play pong"}],
+        "options": {"num_ctx": 65536}, "keep_alive": -1})
+    assert (status, body["message"]["content"]) == (200, "PONG")
+    assert time.monotonic() - at < 1.0, "the node was still busy with nobody's answer"
+    rig.wait_until(lambda: warm.receipts()[-1]["outcome"] == "left", seconds=5, what="the receipt")
+
+
+def test_a_client_that_leaves_the_line_is_never_asked_for(warm):
+    holder = Stream(warm.gateway, "claude-lone-local", "@play talk")
+    holder.wait_for_text()
+    marks = warm.marks()
+    waiting = Stream(warm.gateway, "claude-lone-local", "@play pong")
+    last = Stream(warm.gateway, "claude-lone-local", "@play count")
+    rig.wait_until(lambda: rig.get_json(
+        warm.gateway.url + "/fleet", headers={"x-api-key": warm.gateway.key})[1]["waiting"] == 2,
+        what="two in line")
+    waiting.hang_up()
+    rig.wait_until(lambda: rig.get_json(
+        warm.gateway.url + "/fleet", headers={"x-api-key": warm.gateway.key})[1]["waiting"] == 1,
+        seconds=2, what="one in line")
+    holder.hang_up()
+    assert last.ended.wait(20)
+    (chat,) = warm.chats(marks)["mini"]
+    assert chat.body["messages"][-1]["content"] == "@play count"
+
+
+@pytest.mark.parametrize("which", sorted(install.CLAUDES))
+def test_a_prompt_too_long_is_named_by_claude_code(warm, tmp_path, which):
+    before = warm.recorder.mark()
+    found = warm.launch(which, tmp_path, "-p", "hi", "--model", "claude-tight-local")
+    turns = warm.recorder.since(before, "/v1/messages")
+    refusals = [json.loads(turn.content) for turn in turns if turn.status == 400]
+    assert refusals and all(each["error"]["type"] == "invalid_request_error" for each in refusals)
+    words = refusals[0]["error"]["message"]
+    assert words.startswith("prompt is too long: ") and words.endswith(" tokens > 8192 maximum")
+    assert int(words.split()[4]) > 8192
+    assert "prompt is too long" in found.result["result"].lower()
+
+
+def test_one_model_on_two_nodes_shares_the_load(warm):
+    marks = warm.marks()
+    streams = [Stream(warm.gateway, "claude-talk-local", "@play talk", max_tokens=2000)
+               for _ in range(6)]
+    for stream in streams:
+        assert stream.ended.wait(60)
+        assert stream.events[-1][0] == "message_stop"
+    chats = warm.chats(marks)
+    assert {name: len(asked) for name, asked in chats.items()} == {"studio": 3, "mini": 3}
+    for asked in chats.values():
+        for earlier, later in zip(asked, asked[1:]):
+            assert earlier.last_byte <= later.at
+    both = [chats[name][0] for name in ("studio", "mini")]
+    assert both[0].at < both[1].last_byte and both[1].at < both[0].last_byte, "not side by side"
+
+
+def test_the_official_sdk_gets_what_it_expects(warm):
+    script = pathlib.Path(__file__).with_name("sdk_talk.py")
+    done = subprocess.run(
+        [str(install.SDK_PYTHON), str(script)], capture_output=True, encoding="utf-8", timeout=120,
+        env=warm.project.environment(ANTHROPIC_BASE_URL=warm.gateway.url,
+                                     ANTHROPIC_API_KEY=warm.gateway.key))
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["text"] == "PONG" and said["stop"] == "end_turn"
+    assert said["streamed"] == "one two three four five"
+    assert said["stream_usage"][0] > 0 and said["stream_usage"][1] > 1
+    assert said["stopped"] == ["one two ", "stop_sequence", "three"]
+    assert said["cut"] == "max_tokens"
+    assert said["call"] == ["Bash", {"command": "echo hi"}, "tool_use"]
+    assert said["after_tool"] == "DONE"
+    assert "claude-haiku-local" in said["models"]
+    assert said["tokens"] > 0
+    assert said["errors"] == {"key": 401, "model": 404, "empty": 400, "long": 400}
+
+
+def test_a_signal_lets_the_running_answer_end(ground, nodes, trap):
+    project = rig.Project(ground / "stopped", SCRIPT, trap)
+    port = rig.free_port()
+    project.write("fleet.yaml", FLEET.format(
+        port=port, **{name: node.url for name, node in nodes.items()}))
+    project.run("generate")
+    process = rig.serve_process(project, port)
+    rig.wait_for_gateway(process, port)
+    gateway = rig.Gateway(f"http://127.0.0.1:{port}", process, project.key())
+    stream = Stream(gateway, "claude-talk-local", "@play talk", max_tokens=6000)
+    stream.wait_for_text()
+    process.child.terminate()
+    assert stream.ended.wait(20)
+    assert stream.events[-1][0] == "message_stop"
+    assert process.child.wait(10) == 0
