@@ -4688,8 +4688,7 @@ class Service:
         """Ask the granted model; True when answered, False when another should be asked."""
         self.model, scheduler, error, opened = ticket.model, self._server.scheduler, None, []
         try:
-            self._ask(self.model, opened)
-            scheduler.succeed(ticket)
+            self._ask(ticket, opened)
             self.outcome = "ok"
             return True
         except ApiError as raised:
@@ -4705,9 +4704,10 @@ class Service:
             raise error or ApiError(500, f"node {self.model.node}: {why}, in mid answer")
         return False
 
-    def _ask(self, model, opened):
+    def _ask(self, ticket, opened):
         """Send the request to the model's node and its answer to the client."""
-        body, clock, size = self._prepare(model), self._world.clock, 0
+        model, clock, size = ticket.model, self._world.clock, 0
+        body = self._prepare(model)
         url = self._server.fleet.nodes[model.node].endpoint + "/api/chat"
         exchange = self._world.open_exchange("POST", url, body=body,
                                              deadline=clock() + model.timeout)
@@ -4720,10 +4720,12 @@ class Service:
                                            _error_words(exchange, exchange.read_all()))
             for line in exchange.lines():
                 self._first = self._first or clock()
+                self._take(self._answer.feed(line))
+                if not size:  # it talks: its rest ends now, the last word may be minutes away
+                    self._server.scheduler.succeed(ticket)
                 size += len(line)
                 if size > 1_000_000 + 1_000 * model.max_output:
                     raise NodeFailure("bad answer", "it does not end")
-                self._take(self._answer.feed(line))
                 if self._answer.message["stop_reason"]:
                     return self._finish(model)
                 exchange.deadline = min(clock() + model.timeout, last)

@@ -773,6 +773,29 @@ def test_who_waits_for_a_slot_gets_pings_and_is_served_in_order(rig, monkeypatch
     assert waited[0] < 0.2 < waited[1]
 
 
+def test_a_node_that_talks_again_rests_no_more_though_its_answer_is_long(rig):
+    """As seen live: a node back from a crash sat idle while its first answer was being told."""
+    gate = threading.Event()
+
+    def play(node, connection):
+        if len(node.requests) == 1:
+            return  # it falls over
+        connection.sendall(HEAD + line("long "))
+        if len(node.requests) == 2:
+            gate.wait(10)
+        connection.sendall(DONE)
+
+    served = rig(play, max_parallel=2)
+    assert served.ask()[0] == 529
+    first = served.connect()
+    first.sendall(served.post(request_of(stream=True)))
+    assert b"message_start" in first.recv(4096)
+    began = time.monotonic()
+    assert served.ask()[0] == 200 and time.monotonic() - began < 1
+    gate.set()
+    first.close()
+
+
 @pytest.mark.parametrize("play, stream", [(hangs, True), (hangs, False), (says_and_hangs, True),
                                           (says_and_hangs, False)])
 def test_a_client_that_leaves_takes_its_request_off_the_node(rig, play, stream):
