@@ -1681,44 +1681,54 @@ def digest(content):
     return hashlib.sha256(content or b"").hexdigest()
 
 
-class Starter(Record):
-    """What `init` writes: nodes, the chosen (node, model, context) pairs, and what it learned."""
-
-    nodes: tuple  # (name, endpoint)
-    heavy: tuple
-    small: tuple
-    found: bool
-
-
 HEAVY_CONTEXT_TOKENS = 65536  # with 32768 Claude Code 2.1.326 compacts before its first real turn
-PLACEHOLDERS = ("qwen3-coder:30b", "qwen3:8b")
+PLACEHOLDERS = ("qwen3:8b", "qwen3-coder:30b")
+STARTER_MODELS = (  # size, alias, context, timeout
+    ("heavy", "claude-sonnet-local", HEAVY_CONTEXT_TOKENS, 600),
+    ("small", "claude-haiku-local", MAIN_CONTEXT_TOKENS, 300))
+STARTER_AGENTS = {
+    "planner": ("Use for planning, file discovery and task decomposition.", "Read Grep Glob"),
+    "implementer": ("Use for implementation, bug fixes, refactors and patch creation.",
+                    "Read Grep Glob Edit Write Bash"),
+    "reviewer": ("Use after implementation to review diffs, tests and regressions.",
+                 "Read Grep Glob Bash"),
+    "summarizer": ("Use to summarize files, logs and long outputs.", "Read"),
+}
 
 
 def plan_starter(states):
-    """Choose the largest model that can call tools as heavy and the smallest as small."""
+    """Return what `init` writes as plain values, and whether its models are really there.
+
+    The largest model that can call tools is heavy, the smallest is small.
+    """
     online = [state for state in states if state.online]
-    nodes = tuple((state.name, state.endpoint) for state in online or states)
-    usable = [(state, model) for state in online for model in state.models
-              if not (model.remote or leaves_house(model.name)) and (
-                  model.capabilities is None or "completion" in model.capabilities)]
-    best = max(map(_starter_rank, usable), default=())
-    usable = sorted((found for found in usable if _starter_rank(found) == best),
-                    key=lambda found: found[1].size)
-    if not usable:
-        first, last = nodes[0][0], nodes[-1][0]
-        return Starter(nodes, (last, PLACEHOLDERS[0], HEAVY_CONTEXT_TOKENS),
-                       (first, PLACEHOLDERS[1], MAIN_CONTEXT_TOKENS), False)
-    (small_on, small), (heavy_on, heavy) = usable[0], usable[-1]
-    return Starter(
-        nodes,
-        (heavy_on.name, heavy.name, min(heavy.trained_context or 1 << 30, HEAVY_CONTEXT_TOKENS)),
-        (small_on.name, small.name, min(small.trained_context or 1 << 30, MAIN_CONTEXT_TOKENS)),
-        True)
+    nodes = {state.name: {"endpoint": state.endpoint, "tags": []} for state in online or states}
+    usable = [(state.name, model) for state in online for model in state.models if can_chat(model)]
+    best = max((_starter_rank(model) for _, model in usable), default=())
+    found = sorted((pair for pair in usable if _starter_rank(pair[1]) == best),
+                   key=lambda pair: pair[1].size)
+    chosen = found or [(node, NodeModel(name)) for node, name in
+                       zip((list(nodes)[0], list(nodes)[-1]), PLACEHOLDERS)]
+    models = {f"{size}-coder": {
+        "node": node, "ollama_model": model.name, "litellm_alias": alias, "timeout": timeout,
+        "context": min(model.trained_context or context, context), "max_parallel": 1}
+        for (size, alias, context, timeout), (node, model)
+        in zip(STARTER_MODELS, chosen[-1:] + chosen[:-1])}
+    agents = {name: {"model": "small-coder" if name in SMALL_ROLES and len(models) > 1
+                     else "heavy-coder", "description": text, "tools": tools.split()}
+              for name, (text, tools) in STARTER_AGENTS.items()}
+    return {"nodes": nodes, "models": models, "agents": agents}, bool(found)
 
 
-def _starter_rank(found):
-    """Rank a (state, model): calls tools for real, then holds Claude Code's own prompt."""
-    model = found[1]
+def can_chat(model):
+    """Tell whether a model runs on its node, can answer, and has a name that a fleet file takes."""
+    return (not model.remote and not leaves_house(model.name)
+            and _fits(model.name, RULES["line"][0])
+            and (model.capabilities is None or "completion" in model.capabilities))
+
+
+def _starter_rank(model):
+    """Rank a model: calls tools for real, then holds Claude Code's own prompt."""
     return ("tools" in (model.capabilities or ()) and "qwen2.5-coder" not in model.name.lower(),
             (model.trained_context or MAIN_CONTEXT_TOKENS) >= MAIN_CONTEXT_TOKENS)
 
@@ -1817,7 +1827,7 @@ DOCTOR_TEXTS = {  # id: level, what is so, what mends it
     "ollama-absent": ("error", "Ollama is not on this machine",
                       "install it from ollama.com/download, then type this again"),
     "ollama-stopped": ("error", "Ollama is at {program}, but: {reason} ({endpoint})", "{mend}"),
-    "no-model": ("warning", "no model here can answer an agent", "ollama pull " + PLACEHOLDERS[1]),
+    "no-model": ("warning", "no model here can answer an agent", "ollama pull " + PLACEHOLDERS[0]),
     "closed-node": ("warning", "Ollama answers this machine only", "open it as shown below"),
     "no-address": ("warning", "this machine has no address by which others could reach it",
                    "join a network, or install Tailscale"),
@@ -2165,9 +2175,7 @@ def plan_worker_block(worker):
 
 def _usable_models(models):
     """Return the models that run here and can chat: those that call tools, if there are any."""
-    chat = [model for model in models if not model.remote and not leaves_house(model.name)
-            and _fits(model.name, RULES["line"][0])
-            and (model.capabilities is None or "completion" in model.capabilities)]
+    chat = [model for model in models if can_chat(model)]
     return [model for model in chat if "tools" in (model.capabilities or ("tools",))] or chat
 
 
@@ -2207,7 +2215,7 @@ def check_worker(worker):
 
 
 _STARTER = """\
-$schema# Which role runs on which model on which machine. After a change:
+# Which role runs on which model on which machine. After a change:
 # `subagent-fleet validate`, then `subagent-fleet generate`.
 
 project:
@@ -2230,15 +2238,6 @@ $models
 agents:
 $agents"""
 
-STARTER_AGENTS = (
-    ("planner", "small", "Use for planning, file discovery and task decomposition.",
-     ("Read", "Grep", "Glob")),
-    ("implementer", "heavy", "Use for implementation, bug fixes, refactors and patch creation.",
-     ("Read", "Grep", "Glob", "Edit", "Write", "Bash")),
-    ("reviewer", "heavy", "Use after implementation to review diffs, tests and regressions.",
-     ("Read", "Grep", "Glob", "Bash")),
-    ("summarizer", "small", "Use to summarize files, logs and long outputs.", ("Read",)),
-)
 _STARTER_NOTES = {
     "endpoint": "Ollama there must listen on this address", "tags": "your own words",
     "ollama_model": "its name in `ollama list`", "litellm_alias": "what Claude Code asks for",
@@ -2247,50 +2246,26 @@ _STARTER_NOTES = {
 }
 
 
-def starter_tree(starter):
-    """Return the fleet that `init` writes, as plain values."""
-    def model(chosen, alias, timeout):
-        node, name, context = chosen
-        return {"node": node, "ollama_model": name, "litellm_alias": alias, "context": context,
-                "timeout": timeout, "max_parallel": 1}
-
-    models = {"heavy-coder": model(starter.heavy, "claude-sonnet-local", 600)}
-    if starter.small[:2] != starter.heavy[:2]:
-        models["small-coder"] = model(starter.small, "claude-haiku-local", 300)
-    agents = {name: {"model": f"{size}-coder" if f"{size}-coder" in models else "heavy-coder",
-                     "description": text, "tools": list(tools)}
-              for name, size, text, tools in STARTER_AGENTS}
-    gateway = {"provider": "builtin", "host": "127.0.0.1", "port": 4000,
-               "master_key_env": "LITELLM_MASTER_KEY"}
-    nodes = {name: {"endpoint": endpoint, "tags": []} for name, endpoint in starter.nodes}
-    return {"project": {"name": "local-dev", "gateway": gateway}, "nodes": nodes,
-            "models": models, "agents": agents}
-
-
-def render_starter(starter, *, schema=""):
+def render_starter(tree):
     """Return a fleet.yaml that teaches by its comments."""
     from string import Template
 
-    tree = starter_tree(starter)
-    blocks = {}
-    for kind in ("nodes", "models", "agents"):
+    blocks, notes = {}, dict(_STARTER_NOTES)  # each is said once
+    for kind, parts in tree.items():
         lines = []
-        for name, fields in tree[kind].items():
+        for name, fields in parts.items():
             lines.append(f"  {quote_yaml(name)}:")
             for key, value in fields.items():
-                text = f"    {key}: " + (f"[{', '.join(map(quote_yaml, value))}]" if isinstance(
-                    value, list) else quote_yaml(value) if isinstance(value, str) else str(value))
-                note = _STARTER_NOTES.get(key) if name == next(iter(tree[kind])) else None
-                lines.append(f"{text.ljust(44)} # {note}" if note else text)
+                shown = f"[{', '.join(value)}]" if isinstance(value, list) else _dump_scalar(value)
+                note = f" # {notes.pop(key)}" if key in notes else ""
+                lines.append(f"    {key}: {shown}".ljust(44 if note else 0) + note)
         blocks[kind] = "\n".join(lines) + "\n"
-    line = f"# yaml-language-server: $schema={schema}\n" if schema else ""
-    return Template(_STARTER).substitute(blocks, schema=line)
+    return Template(_STARTER).substitute(blocks)
 
 
 # -- generated files --
 #
-# Every value passes its format's one quoting function: quote_yaml (quote_frontmatter),
-# quote_shell, quote_fish.
+# Every value passes its format's one quoting function: quote_yaml (quote_frontmatter), quote_shell.
 # The texts name no path and no date, so the same fleet gives the same bytes anywhere.
 
 LITELLM_FILE, ENVIRONMENT_FILE = "litellm_config.yaml", ".env.subagent-fleet"
@@ -2400,24 +2375,27 @@ def quote_frontmatter(text):
     return text if bare else quote_yaml(text)
 
 
+SHELLS = {  # how each sets a variable, unsets one, and sets the key if there is none
+    "sh": ("export {}={}", "unset {}", 'export {0}="${{{0}:-{1}}}"'),
+    "fish": ("set -gx {} {}", "set -e {}",
+             'test -n "${0}"; or set -g {0} \'{1}\'\nset -gx {0} "${0}"'),
+}
+
+
 def render_environment(fleet, key, shell="sh"):
     """Return the environment as a script; a key of None is not shown."""
+    set_to, unset, set_key = SHELLS[shell]
     variable = fleet.gateway.master_key_env
-    lines = [_HEADLINE.rstrip("\n"), "# Holds the gateway's key: keep it out of git."]
+    lines = [f"{_HEADLINE}# Holds the gateway's key: keep it out of git.\n"]
     for name, value, why in plan_environment(fleet):
-        lines += ["", f"# {why}"] if name == variable else [f"# {why}"]
-        if name == variable and key is None:
-            lines.append(f"# {name} is not shown on a terminal; --show-key shows it")
-        elif name == variable:
-            lines.append(f'test -n "${name}"; or set -g {name} {quote_fish(key)}\n'
-                         f'set -gx {name} "${name}"' if shell == "fish" else
-                         f'export {name}="${{{name}:-{key}}}"')
+        if name == variable:
+            line = f"# {name} is not shown on a terminal; --show-key shows it" \
+                if key is None else set_key.format(name, key)
         elif value is None:
-            lines.append(f"set -e {name}" if shell == "fish" else f"unset {name}")
+            line = unset.format(name)
         else:
-            quote = quote_fish if shell == "fish" else quote_shell
-            value = f'"${variable}"' if value is KEY else quote(value)
-            lines.append(f"set -gx {name} {value}" if shell == "fish" else f"export {name}={value}")
+            line = set_to.format(name, f'"${variable}"' if value is KEY else quote_shell(value))
+        lines += [f"# {why}", line]
     return "\n".join(lines) + "\n"
 
 
@@ -2428,15 +2406,13 @@ def parse_key(text):
 
 
 def quote_shell(text):
-    """Return text as one word of sh, dash, bash and zsh: nothing in it is expanded."""
+    """Return text as one word of sh, dash, bash and zsh: nothing in it is expanded.
+
+    Of fish too, if it holds no quote and no backslash: no value of an environment does.
+    """
     if re.fullmatch("(?a)[\\w./:-]+", text):
         return text
     return "'" + text.replace("'", "'\\''") + "'"
-
-
-def quote_fish(text):
-    """Return text as one word of fish."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def render_manifest(files, writing=()):
@@ -5084,49 +5060,46 @@ def cmd_init(options, world):
     states = [NodeState(node.name, node.endpoint, "not asked") for node in nodes]
     if not options.offline:
         states = list(probe_nodes(world, nodes, seconds=INIT_TIMEOUT_SECONDS, show=None).values())
-    starter = plan_starter(states)
-    world.make_directory(world.parent(output))
+    tree, found = plan_starter(states)
+    text, schema = render_starter(tree), "fleet.schema.json"
     if output.lower().endswith(".json"):
         import json
-        text = json.dumps(starter_tree(starter), indent=2, ensure_ascii=False) + "\n"
-    else:
-        schema = "fleet.schema.json"
-        beside = world.kind_of(world.path(world.parent(output), schema)) == "file"
-        text = render_starter(starter, schema=schema if beside else "")
+        text = json.dumps(parse_yaml(text), indent=2, ensure_ascii=False) + "\n"
+    elif world.kind_of(world.path(world.parent(output), schema)) == "file":
+        text = f"# yaml-language-server: $schema={schema}\n{text}"
+    world.make_directory(world.parent(output))
     world.write_atomic(output, text)
-    world.out(format_init(output, starter, states))
+    world.out(format_init(output, states, tree["models"] if found else {}))
     return EXIT_OK
 
 
 def parse_node(text):
     """Return the Node of `--node NAME=URL`; scheme and port may be left out."""
-    name, equals, url = text.partition("=")
-    if not equals or not _fits(name, RULES["name"][0]):
-        raise FleetError("usage", f"init: `{text}` is not NAME=URL", status=EXIT_USAGE,
-                         fix="subagent-fleet init --node mini=http://192.168.1.50:11434")
+    name, _, url = text.partition("=")
     url = url if "://" in url else "http://" + url
-    if re.fullmatch(r"http://(\[[^\]]*\]|[^/:\[\]]+)/?", url):
+    if re.fullmatch(r"http://(\[[^\]/]*\]|[^/:\[\]]+)/?", url):
         url = f"{url.rstrip('/')}:{OLLAMA_PORT}"
     parts = split_endpoint(url)
-    if isinstance(parts, str):
-        raise FleetError("usage", f"init: `{text}`: {parts}", status=EXIT_USAGE,
+    if isinstance(parts, str) or not _fits(name, RULES["name"][0]):
+        wrong = parts if isinstance(parts, str) else "not of the form NAME=URL"
+        raise FleetError("usage", f"init: `{text}`: {wrong}", status=EXIT_USAGE,
                          fix="subagent-fleet init --node mini=http://192.168.1.50:11434")
     return Node(name, "{}://{}:{}{}".format(*parts))
 
 
-def format_init(output, starter, states):
+def format_init(output, states, models):
     """Return what `init` wrote and found."""
-    lines = [f"Created {clean_line(output)}"]
+    lines = [f"Created {output}"]
     for state in states:
         found = count_of(state.models, "model") if state.online else state.reason
-        lines.append(f"  {state.name} ({clean_line(state.endpoint)}): {found}")
-    chosen = f"heavy-coder is {starter.heavy[1]} on {starter.heavy[0]}, small-coder is " \
-             f"{starter.small[1]} on {starter.small[0]}."
-    lines.append(clean_line(chosen) if starter.found else
-                 "No model that can be used was found: the models in it are placeholders.")
-    lines += ["Edit it with your Ollama node endpoints, then run:", "  subagent-fleet discover",
+        lines.append(f"  {state.name} ({state.endpoint}): {found}")
+    chosen = ", ".join(f"{name} is {model['ollama_model']} on {model['node']}"
+                       for name, model in models.items())
+    lines += [chosen + "." if chosen else
+              "No model that can be used was found: the models in it are placeholders.",
+              "Edit it with your Ollama node endpoints, then run:", "  subagent-fleet discover",
               "  subagent-fleet generate"]
-    return "\n".join(lines) + "\n"
+    return "".join(clean_line(line) + "\n" for line in lines)
 
 
 def cmd_serve(options, world):

@@ -411,29 +411,31 @@ def model(name, size, capabilities=("completion", "tools"), context=131072, remo
      ("a", "x:3b", 40960), ("a", "x:3b", 32768)),
 ])
 def test_starter_takes_what_is_there(states, heavy, small):
-    starter = sf.plan_starter(states)
-    assert (starter.heavy, starter.small, starter.found) == (heavy, small, True)
-    for text in (sf.render_starter(starter), json.dumps(sf.starter_tree(starter))):
-        fleet, findings = check(text)
-        assert findings == []
-        assert sf.parse_yaml(text) == sf.starter_tree(starter)
-        assert fleet.models["heavy-coder"].ollama_model == heavy[1]
+    tree, found = sf.plan_starter(states)
+    fleet, findings = check(sf.render_starter(tree))
+    assert found and findings == []
+    read = sf.parse_yaml(fleet.document.text)
+    assert {key: read[key] for key in tree} == tree
+    chosen = [(model.node, model.ollama_model, model.context) for model in fleet.models.values()]
+    assert chosen == [heavy] + [small] * (small[:2] != heavy[:2])
+    assert fleet.agents["planner"].model == list(fleet.models)[-1]
 
 
 def test_starter_without_anybody_has_placeholders():
-    starter = sf.plan_starter([state("local", reason="refused"), state("mini", reason="timeout")])
-    assert not starter.found and [name for name, _ in starter.nodes] == ["local", "mini"]
-    fleet, findings = check(sf.render_starter(starter))
+    tree, found = sf.plan_starter([state("local", reason="refused"), state("mini", reason="timeout")])
+    assert not found and list(tree["nodes"]) == ["local", "mini"]
+    fleet, findings = check(sf.render_starter(tree))
     assert findings == [] and set(fleet.agents) == {"planner", "implementer", "reviewer",
                                                     "summarizer"}
 
 
 def test_starter_leaves_out_nodes_that_are_not_there():
-    starter = sf.plan_starter([state("local", reason="refused"), state("b", model("x:3b", 3))])
-    assert [name for name, _ in starter.nodes] == ["b"]
+    tree, _ = sf.plan_starter([state("local", reason="refused"), state("b", model("x:3b", 3))])
+    assert list(tree["nodes"]) == ["b"]
 
 
 def test_starter_survives_hostile_model_names():
     for name in ("a: b", "x # y", "- z", "'q'", '"q"', "{a}", "yes", "1:30", "é:1b", "a\\b"):
-        starter = sf.plan_starter([state("a", model(name, 3))])
-        assert sf.parse_yaml(sf.render_starter(starter)) == sf.starter_tree(starter)
+        tree, _ = sf.plan_starter([state("a", model(name, 3))])
+        read = sf.parse_yaml(sf.render_starter(tree))
+        assert {key: read[key] for key in tree} == tree

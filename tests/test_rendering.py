@@ -150,18 +150,6 @@ def test_shell_quoting_keeps_every_value(name, tmp_path):
     assert [found[f"V{i}"] for i in range(len(values))] == values
 
 
-@pytest.mark.skipif(not shutil.which("fish"), reason="fish is not here")
-def test_fish_quoting_keeps_every_value(tmp_path):
-    values = [text for text in HOSTILE if not re.search("[\0\ud800\x85]", text)]
-    script = "".join(f"set -gx V{i} {sf.quote_fish(text)}\n" for i, text in enumerate(values))
-    (tmp_path / "values").write_bytes(script.encode("utf-8"))
-    done = subprocess.run(["fish", "-N", "-c", "source values; env -0"], cwd=tmp_path, check=True,
-                          stdout=subprocess.PIPE, env={"PATH": os.environ["PATH"], "HOME": "/",
-                                                       "LC_ALL": "C.UTF-8"})
-    found = dict(line.split("=", 1) for line in done.stdout.decode("utf-8").split("\0") if line)
-    assert [found[f"V{i}"] for i in range(len(values))] == values
-
-
 def variables_of(command, cwd, **more):
     """What a shell exports after a script, and what it says."""
     environ = {"PATH": os.environ["PATH"], "HOME": str(cwd), "LC_ALL": "C.UTF-8",
