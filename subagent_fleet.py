@@ -2648,6 +2648,8 @@ API_ERROR_KINDS = {400: "invalid_request_error", 401: "authentication_error",
 REQUEST_TYPES = {"model": str, "messages": list, "tools": list, "tool_choice": dict,
                  "stop_sequences": list, "stream": bool, "max_tokens": int, "temperature": float,
                  "top_p": float, "top_k": int}
+TYPE_WORDS = {str: "text", list: "a list", dict: "an object", bool: "true or false",
+              int: "a whole number", float: "a number"}
 SCHEMA_TYPES = {"type": (str, list), "description": str, "enum": list, "anyOf": list,
                 "properties": dict, "required": list}
 SCHEMA_DEPTH_LIMIT = 32
@@ -2708,7 +2710,7 @@ def parse_messages_request(body):
             continue
         fits = type(value) in (kind, int) if kind is float else type(value) is kind
         if not fits or (kind in (int, float) and not -1e9 < value < 1e9):
-            raise ApiError(400, f"{name}: expected a {kind.__name__}")
+            raise ApiError(400, f"{name}: expected {TYPE_WORDS[kind]}")
     if not all(isinstance(text, str) for text in request.get("stop_sequences") or ()):
         raise ApiError(400, "stop_sequences: expected a list of texts")
     return request

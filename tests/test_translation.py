@@ -241,7 +241,7 @@ def test_images_travel_beside_the_text():
     ([{"role": "user", "content": ["hi"]}], {}, "messages.0: expected text or a list"),
     ([{"role": "user", "content": [{"type": "text", "text": 5}]}], {}, "`text` of a block"),
     ([user("hi")], {"max_tokens": 0}, "max_tokens: must be at least 1"),
-    ([user("hi")], {"max_tokens": True}, "max_tokens: expected a int"),
+    ([user("hi")], {"max_tokens": True}, "max_tokens: expected a whole number"),
     ([user("hi")], {"temperature": "hot"}, "temperature"),
     ([user("hi")], {"stop_sequences": [1]}, "stop_sequences"),
     ([user("hi")], {"tools": {}}, "tools"),
