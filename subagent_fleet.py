@@ -4502,6 +4502,7 @@ class Scheduler:
             self._last[ticket.conversation] = ticket.model.name
             if len(self._last) > CONVERSATION_LIMIT:
                 del self._last[next(iter(self._last))]
+            self._serve_line()
 
     def fail(self, ticket, why, *, is_down=False, is_missing=False):
         """Let the node (or only this model on it) rest and line up again."""

@@ -170,6 +170,17 @@ def test_one_probe_at_a_time_ends_a_rest():
     assert desk.enter(conversation=("z", "")).model.name == resting
 
 
+def test_who_waits_behind_a_probe_goes_when_it_succeeds():
+    desk = Desk(("m", "a", "x", {"max_parallel": 2}))
+    first = desk.enter()
+    desk.scheduler.fail(first, "timeout")
+    desk.scheduler.leave(first)
+    probe, waiting = desk.enter(), desk.enter()
+    assert probe.model and not waiting.model
+    desk.scheduler.succeed(probe)
+    assert waiting.model
+
+
 def test_a_probe_whose_client_leaves_makes_room_for_another():
     desk = Desk(("m", "a", "x", {}), ("n", "b", "x", {}))
     first = desk.enter()
