@@ -3505,6 +3505,8 @@ def _error_words(exchange, body):
     """Return what a node says about a request it refused, in its own words."""
     if 300 <= exchange.status < 400:
         return f"it redirects to {exchange.headers.get('location', 'elsewhere')}; not followed"
+    if exchange.status == 400 and b" HTTPS " in body:  # what Go and nginx say on a TLS port
+        raise NodeFailure("tls", "it speaks TLS; write https://")
     try:
         return str(parse_answer(body)["error"])[:500]
     except (NodeFailure, KeyError, TypeError):

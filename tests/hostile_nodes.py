@@ -136,12 +136,18 @@ BEHAVIOURS = {
     "nameless": (only("/api/tags", say(whole(b'{"models":[{"name":7}]}'))), {"bad answer"}),
     "longer-than-said": (say(whole(b'{"version":"1"}')[:-4] + b"   garbage after"), {"bad answer",
                                                                                     "not ollama"}),
-    "shorter-than-said": (say(OK + b"Content-Length: 99\r\n\r\n{\"version\":\"1\"}"), {"bad answer"}),
+    "shorter-than-said": (say(OK + b"Content-Length: 99\r\n\r\n{\"version\":\"1\"}"),
+                          {"bad answer"}),
     "length-no-number": (say(OK + b"Content-Length: many\r\n\r\n{}"), {"bad answer"}),
     "chunk-no-number": (say(OK + b"Transfer-Encoding: chunked\r\n\r\n-5\r\n{}"), {"bad answer"}),
     "reset": (reset, {"bad answer"}),
     "http-0.9": (say(b"Ollama is running"), {"not ollama"}),
     "closes-at-once": (say(b""), {"bad answer"}),
+    "tls-alert": (say(b"\x15\x03\x01\x00\x02\x02\x46"), {"tls"}),
+    "tls-of-go": (say(whole(b"Client sent an HTTP request to an HTTPS server.\n",
+                            b"HTTP/1.0 400 Bad Request\r\n")), {"tls"}),
+    "tls-of-nginx": (say(whole(b"<html>\n<title>400 The plain HTTP request was sent to HTTPS port"
+                               b"</title>", b"HTTP/1.1 400 Bad Request\r\n")), {"tls"}),
     "other-protocol": (say(b"SSH-2.0-OpenSSH_9.9\r\n"), {"not ollama"}),
 }
 
@@ -197,7 +203,7 @@ def closed_port():
 
 
 def self_signed(directory):
-    """Return a server-side TLS context with a certificate nobody trusts, or None without openssl."""
+    """Return a TLS context with a certificate nobody trusts, or None without openssl."""
     if not shutil.which("openssl"):
         return None
     made = subprocess.run(

@@ -77,6 +77,26 @@ def test_probe_without_ps_is_still_online(fake_node):
     assert state.online and state.models and state.loaded == ()
 
 
+def test_together_a_bug_is_raised_and_a_failure_returned():
+    def fail(error):
+        raise error
+    failure = sf.NodeFailure("timeout", "late")
+    jobs = {"value": lambda: 7, "failure": lambda: fail(failure)}
+    assert dict(sf.run_together(sf.World(), jobs, until=None)) == {"value": 7, "failure": failure}
+    with pytest.raises(ZeroDivisionError):
+        dict(sf.run_together(sf.World(), {"bug": lambda: 1 / 0}))
+
+
+def test_together_nobody_waits_past_the_deadline_or_for_the_threads():
+    world, gone = sf.World(), threading.Event()
+    jobs = {i: (lambda: gone.wait(20)) if i % 2 else (lambda i=i: i) for i in range(8)}
+    began = time.monotonic()
+    found = dict(sf.run_together(world, jobs, until=world.clock() + 0.3))
+    assert sorted(key for key in found if key is not None) == [0, 2, 4, 6]
+    assert time.monotonic() - began < 1
+    gone.set()
+
+
 # -- the commands --
 
 @pytest.fixture
@@ -129,7 +149,8 @@ def test_discover_marks_missing_models_with_what_to_type(fleet, command):
     m5.close()
     done = command("discover")
     assert done.returncode == 0
-    assert re.search(r"^heavy +m4 +big:32b +missing: `ollama pull big:32b` on m4$", done.stdout, re.M)
+    assert re.search(r"^heavy +m4 +big:32b +missing: `ollama pull big:32b` on m4$", done.stdout,
+                     re.M)
     assert re.search(r"^light +m5 +small:7b +unknown$", done.stdout, re.M)
     assert re.search(r"^m5 +offline +\(refused\)$", done.stdout, re.M)
 
@@ -403,6 +424,17 @@ def test_warmup_node_that_never_answers_fails_in_time(fake_node, command, tmp_pa
     assert "a:1b  ok" in done.stdout and "failed: not loaded within 0.5 s" in done.stdout
 
 
+def test_warmup_cloud_model_has_nothing_to_load(fake_node, command, tmp_path):
+    node = fake_node({"big:cloud": {"remote": "https://ollama.com:443"}})
+    write_fleet(tmp_path, {"n": node.endpoint},
+                {"a": {"node": "n", "ollama_model": "big:cloud", "cloud": True}})
+    done = command("warmup")
+    assert done.returncode == 0 and "ok  (0.0 s, runs at ollama.com" in done.stdout
+    assert not node.asked("/api/chat")
+    assert command("status").stdout.splitlines()[-1].startswith("Ready: ")
+    assert "at https://ollama.com:443" in command("discover", "-v").stdout
+
+
 def test_warmup_unload_takes_models_out_of_memory(fleet, command):
     m4, m5 = fleet
     m4.loaded["big:32b"], m5.loaded["small:7b"] = 32768, 8192
@@ -560,8 +592,8 @@ def test_hostile_names_reach_the_terminal_as_escapes(command, tmp_path):
     for words in (("discover", "-v"), ("status",)):
         done = command(*words)
         assert done.returncode == 0 and done.stderr == ""
-        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]",
-                             done.stdout)
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069"
+                             "\ud800-\udfff]", done.stdout)
         assert "\\x1b[2J" in done.stdout and "two\\nlines:1b" in done.stdout
         assert "\\u202egnp" in done.stdout and "[/x]:1b" in done.stdout
 

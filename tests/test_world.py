@@ -167,7 +167,8 @@ def test_connecting_ends_before_the_whole_deadline(world):
 
 def test_redirect_is_named_not_followed(world):
     port, requests = recorder()
-    answer = hostile_nodes.whole(b"", b"HTTP/1.1 307 Look\r\nLocation: http://127.0.0.1:%d/\r\n" % port)
+    answer = hostile_nodes.whole(
+        b"", b"HTTP/1.1 307 Look\r\nLocation: http://127.0.0.1:%d/\r\n" % port)
     reason, detail = failure(world, f"http://127.0.0.1:{serve(answer)}/")
     assert reason == "http 307" and f"http://127.0.0.1:{port}/" in detail and not requests
 
@@ -190,8 +191,9 @@ def test_plain_port_asked_with_tls_says_what_to_write(world):
 
 
 def test_ollamas_words_are_the_detail(world):
-    answer = hostile_nodes.whole(b'{"error": "model \'x\' not found"}', b"HTTP/1.1 404 Not Found\r\n")
-    assert failure(world, f"http://127.0.0.1:{serve(answer)}/") == ("http 404", "model 'x' not found")
+    answer = hostile_nodes.whole(b'{"error": "model \'x\' not found"}', b"HTTP/1.1 404 Gone\r\n")
+    assert failure(world, f"http://127.0.0.1:{serve(answer)}/") \
+        == ("http 404", "model 'x' not found")
 
 
 # -- the exchange itself --
