@@ -60,7 +60,7 @@ def test_probe_show_names_asks_only_for_those(fake_node):
     ("/api/version", (200, b"<html>hello</html>"), "not ollama"),
     ("/api/version", (401, {"error": "no"}), "http 401"),
     ("/api/tags", (500, {"error": "disk full"}), "http 500"),
-    ("/api/tags", (200, {"models": 3}), "bad answer"),
+    ("/api/tags", (200, {"models": 3}), "bad answer"), ("/api/tags", (200, {}), "bad answer"),
     ("/api/tags", (200, b'{"models": [{"name"'), "bad answer"),
 ])
 def test_probe_wrong_answer_has_its_class(fake_node, path, answer, reason):
@@ -95,6 +95,13 @@ def test_together_nobody_waits_past_the_deadline_or_for_the_threads():
     assert sorted(key for key in found if key is not None) == [0, 2, 4, 6]
     assert time.monotonic() - began < 1
     gone.set()
+
+
+def test_probe_null_for_no_models_is_an_empty_store(fake_node):
+    node = fake_node({})
+    node.answers["/api/tags"] = node.answers["/api/ps"] = 200, {"models": None}
+    state, = probe(node)
+    assert state.online and (state.models, state.loaded) == ((), ())
 
 
 # -- the commands --
@@ -292,6 +299,7 @@ def test_route_state_shared_alias_answers_and_cloud_needs_no_memory():
     assert route_state(fleet, m4=("timeout",), m5=have) == "node offline \u2192 fallback twin"
     fleet.models["heavy"] = sf.Model("heavy", "m4", "x:cloud", "same", cloud=True)
     assert route_state(fleet, m4=have, m5=have) == "ready"
+    assert route_state(fleet, m4=("timeout",), m5=("timeout",)) == "node offline"
 
 
 @pytest.mark.parametrize("expires, told", [
@@ -358,6 +366,43 @@ def test_warmup_same_model_and_context_is_loaded_once(fake_node, command, tmp_pa
                  (("a", "tiny"), ("b", "tiny:latest"), ("c", "library/tiny"))})
     done = command("warmup")
     assert len(node.asked("/api/chat")) == 1 and done.stdout.count("  ok  ") == 3
+
+
+def test_warmup_other_context_is_loaded_for_itself(fake_node, command, tmp_path):
+    node = fake_node({"tiny": {}})
+    write_fleet(tmp_path, {"n": node.endpoint},
+                {name: {"node": "n", "ollama_model": "tiny", "context": context} for name, context in
+                 (("a", 8192), ("b", 16384))})
+    command("warmup")
+    assert [sent["options"]["num_ctx"] for sent in node.asked("/api/chat")] == [8192, 16384]
+
+
+def test_warmup_name_that_ps_lists_twice_is_seen_with_its_context(fleet, command):
+    twice = [{"name": "small:7b", "context_length": context, "size": 1, "size_vram": 1}
+             for context in (4096, 8192)]  # one still leaving, 0.32.15
+    fleet[1].answers["/api/ps"] = 200, {"models": twice}
+    assert command("warmup", "--model", "light").returncode == 0
+    assert "light-local: ready" in command("status").stdout
+
+
+@pytest.mark.parametrize("piece, told", [
+    (b'{"status":"pulling a","digest":"a","total":9,"completed":1}\n', "the download ended"),
+    (b" ", "no answer in time"),
+])
+def test_warmup_pull_may_take_long_while_it_goes_on(command, tmp_path, monkeypatch, piece, told):
+    def behave(connection, path):
+        if path != "/api/pull":
+            connection.sendall(hostile_nodes.whole(b'{"error":"none"}', b"HTTP/1.1 404 No\r\n"))
+            return
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        for _ in range(5):
+            time.sleep(0.2)
+            connection.sendall(piece)
+    monkeypatch.setattr(sf, "PULL_STALL_SECONDS", 0.5)
+    write_fleet(tmp_path, {"n": f"http://127.0.0.1:{hostile_nodes.listen(behave)}"},
+                {"a": {"node": "n", "ollama_model": "tiny"}})
+    done = command("warmup", "--pull")
+    assert done.returncode == 1 and f"failed: {told}" in done.stdout
 
 
 def test_warmup_refused_empty_chat_is_tried_with_words(fleet, command):
