@@ -738,7 +738,7 @@ def test_warmup_progress_is_only_on_a_terminal_and_leaves_it_clean(fleet, tmp_pa
     del m5.models["small:7b"]
     m5.pullable.add("small:7b")
     for node in fleet:
-        node.delay = 0.5
+        node.delay = 0.3
     shown, status = on_terminal(tmp_path, "warmup", "--pull")
     assert status == 0 and "heavy loading" in shown and "light pulling" in shown
     last = re.split(r"\r\x1b\[K", shown)
