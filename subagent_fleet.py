@@ -180,9 +180,8 @@ class Finding(Record):
 
 DEPTH_LIMIT = 64
 KEY_LIMIT = 1024  # from the start of a key to its colon: YAML's own limit
-NUMBER_LIMIT = 1000  # Python 3.11 refuses integers of more than 4,300 digits
 
-_CLASH = object()  # a word that YAML 1.1 and 1.2 read differently
+_CLASH = object()  # a word that programs read differently
 _WORDS = {form: value for word, value in (
     ("null", None), ("true", True), ("false", False), (".inf", float("inf")),
     ("+.inf", float("inf")), ("-.inf", float("-inf")),
@@ -190,36 +189,46 @@ _WORDS = {form: value for word, value in (
 ) for form in (word, word.title(), word.upper())}
 _WORDS.update(dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")))
 _WORDS.update({"": None, "~": None, "=": _CLASH, "<<": _CLASH})
-_INTEGER = _Pattern(r"[-+]?(?:0|[1-9][0-9]*)|0x[0-9a-fA-F]+")
-_FLOAT = _Pattern(r"[-+]?[0-9]+\.[0-9]*(?:[eE][-+][0-9]+)?|\.[0-9]+(?:[eE][-+][0-9]+)?")
-# All that is a number or a date in YAML 1.1 or in the core schema of YAML 1.2.
-_NUMBER_CLASH = _Pattern(
-    r"[-+]?0b[01_]+|[-+]?0x[0-9a-fA-F_]+|0o[0-7]+"
+# An integer and a float of every YAML, then what is a number or a date in 1.1 or in 1.2 only.
+# Python 3.11 refuses integers of more than 4,300 digits.
+_NUMBER = _Pattern(
+    r"([-+]?(?:0|[1-9][0-9]{0,999})|0x[0-9a-fA-F]{1,999})"
+    r"|([-+]?[0-9]+\.[0-9]*(?:[eE][-+][0-9]+)?|\.[0-9]+(?:[eE][-+][0-9]+)?)"
+    r"|[-+]?0b[01_]+|[-+]?0x[0-9a-fA-F_]+|0o[0-7]+"
     r"|[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?"
-    r"|[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?"
+    r"|[-+]?[0-9][0-9_]*(?::[0-5]?[0-9]){1,99}(?:\.[0-9_]*)?|[-+]?[0-9][0-9_:.]{200,}"
     r"|[0-9]{4}-[0-9][0-9]?-[0-9][0-9]?(?:(?:[Tt]|[ \t]+)[0-9][0-9]?:[0-9][0-9]:[0-9][0-9]"
     r"(?:\.[0-9]*)?(?:[ \t]*(?:Z|[-+][0-9][0-9]?(?::[0-9][0-9])?))?)?")
-_NUMBER_CHARACTERS = _Pattern(r"[-+.:_0-9a-fA-FxoTtZ \t]+")
 
 # Surrogates, controls, and the line breaks and byte order marks that programs disagree on.
 _ODD_CHARACTER = _Pattern(
     "[^\t\n -~\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 _OUTSIDE = {
-    "&": ("anchors (`&x`)", "repeat the value"), "*": ("aliases (`*x`)", "repeat the value"),
-    "!": ("tags (`!x`)", "remove the tag"), "?": ("`?` keys", "write `key: value`"),
-    "%": ("directives (`%YAML`)", "remove the line"),
+    "&": ("anchors (`&x`)", "repeat the value, or quote the text"),
+    "*": ("aliases (`*x`)", "repeat the value, or quote the text"),
+    "!": ("tags (`!x`)", "remove the tag, or quote the text"),
+    "?": ("`?` keys", "write `key: value`, or quote the text"),
+    "%": ("directives (`%YAML`)", "remove the line, or quote the text"),
+    "<<": ("merge keys (`<<`)", "repeat the values"),
+    "---": ("several documents", "keep one document per file"),
 }
 _ESCAPES = {
     "0": "\0", "a": "\a", "b": "\b", "t": "\t", "\t": "\t", "n": "\n", "v": "\v", "f": "\f",
     "r": "\r", "e": "\x1b", " ": " ", '"': '"', "/": "/", "\\": "\\",
     "N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029",
 }
-_ESCAPE = _Pattern(r"(?s)\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)")
+# What ends or changes quoted text. A run of blanks is passed whole, which keeps this linear.
+_QUOTED = {
+    "'": _Pattern(r"''?|[ \t]*\n[ \t\n]*|[ \t]{2,}"),
+    '"': _Pattern(r'"|\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|\n[ \t\n]*|[^\n])'
+                  r"|[ \t]*\n[ \t\n]*|[ \t]{2,}"),
+}
 
 _SPACES = _Pattern(" *")
 _BREAKS = _Pattern("\n*")
+_LINE = _Pattern("[^\n]*")
+_BLANK_LINES = _Pattern("[ \n]*")
 _SPACES_AND_COMMENT = _Pattern(r" *(?:#[^\n]*)?")
-_BLANK = frozenset(" \n#")
 _MARKER = _Pattern(r"(?:---|\.\.\.)(?=[ \t\n]|\Z)")
 _DASH = _Pattern(r"-(?=[ \t\n]|\Z)")
 _SAFE_START = r"[^ \t\n\-?:,\[\]{}#&*!|>'\"%@`]"
@@ -234,6 +243,8 @@ _KEY = _Pattern(
     rf"|(?:{_BLOCK_START.pattern})[^\t\n:#]*(?:(?::(?![ \t\n]|\Z)|(?<! )#)[^\t\n:#]*)*)"
     r":(?=[ \t\n]|\Z)")
 _BLOCK_HEADER = _Pattern(r"[|>](?:([-+])([1-9])?|([1-9])([-+])?)?(?: *| +#[^\n]*)(?:\n|\Z)")
+# Two lines of a `>` scalar that are joined: neither begins with a blank.
+_FOLDED = _Pattern(r"(?m)^([^ \t\n][^\n]*)\n(\n*)(?=[^ \t\n])")
 
 
 def parse_yaml(text, source="<text>"):
@@ -241,15 +252,16 @@ def parse_yaml(text, source="<text>"):
     return Document(text, source).value
 
 
-def read_document(text, source):
-    """Read a YAML or JSON text into a Document, which knows where everything stands."""
-    return Document(text, source)
-
-
 class Document:
-    """A text that was read: `value`, and the position of everything in it."""
+    """A YAML or JSON text that was read: its `value`, and the position of everything in it.
+
+    Every method that reads starts at `self.at`. Those of block style stop at the next token, its
+    column in `self.column`: -1 when the document is over. `marks` holds for each container, by
+    id, four offsets an entry: start and end of the key, start and end of the value.
+    """
 
     def __init__(self, text, source):
+        from array import array  # 16 bytes an entry; tuples would take 30 times the text
         if not isinstance(text, str):
             raise FleetError("yaml-input", f"expected text, not {type(text).__name__}",
                              where=source)
@@ -257,123 +269,96 @@ class Document:
             raise FleetError("yaml-limit", f"the text has {len(text):,} characters, more than "
                              f"{TEXT_LIMIT_BYTES:,}", where=source)
         self.text = (text[1:] if text.startswith("\ufeff") else text).replace("\r\n", "\n")
-        reader = _Reader(self.text, source)
-        self.source, self.value, self._marks = source, reader.read(), reader.marks
-        self._orders, self._last = {}, (0, 1)
+        self.source, self.marks, self.open, self.array = source, {}, [], array
+        self.at = self.column = 0
+        self.span = None  # of the value read last; None when it has no line of its own
+        self.last_line, self.orders = (0, 1), {}
+        self.value = self.read()
 
     def locate(self, path, *, key=False):
         """Return where (`source:line:column`) and the excerpt of what `path` leads to.
 
         A path that does not exist leads to the key of its nearest existing ancestor.
         """
-        node, spans = self.value, self._marks[None] * 2
+        node, spans = self.value, self.marks[None] * 2
         for step in path:
-            place = self._place(node, step)
+            if id(node) not in self.orders:
+                keys = node if isinstance(node, dict) else range(len(node)) if isinstance(
+                    node, list) else ()
+                self.orders[id(node)] = {key: place for place, key in enumerate(keys)}
+            place = self.orders[id(node)].get(step)
             if place is None:
                 key = True
                 break
-            spans, node = self._marks[id(node)][4 * place:4 * place + 4], node[step]
-        start, end = spans[:2] if key else spans[2:]
-        # Counting from the last position asked for keeps a thousand problems linear.
-        offset, line = self._last
-        line += self.text.count("\n", offset, start) - self.text.count("\n", start, offset)
-        self._last = start, line
-        where, excerpt = _show_span(self.text, (start, end), line)
-        return f"{self.source}:{where}", excerpt
+            spans, node = self.marks[id(node)][4 * place:4 * place + 4], node[step]
+        return self.show(*spans[:2] if key else spans[2:])
 
-    def _place(self, node, step):
-        """Return how many entries stand before `step` in a container, or None."""
-        if isinstance(node, list):
-            return step if isinstance(step, int) and 0 <= step < len(node) else None
-        if not isinstance(node, dict):
-            return None
-        if id(node) not in self._orders:
-            self._orders[id(node)] = dict(zip(node, range(len(node))))
-        return self._orders[id(node)].get(step)
-
-
-def _show_span(text, span, line):
-    """Return `line:column` of a span of text, and the line with the span underlined."""
-    start, end = span
-    line_start, line_end = text.rfind("\n", 0, start) + 1, text.find("\n", start)
-    line_end = len(text) if line_end < 0 else line_end
-    left, right = max(line_start, start - 60), min(line_end, start + 60)
-    end = start + len(text[start:min(end, right)].rstrip())
-    before = ("…" if left > line_start else "") + _visible(text[left:start])
-    token = _visible(text[start:end])
-    after = _visible(text[end:right]) + ("…" if right < line_end else "")
-    caret = " " * len(before) + "^" * max(1, len(token))
-    return (f"{line}:{start - line_start + 1}",
-            f"{line:>5} | {before}{token}{after}\n{'':>5} | {caret}")
-
-
-def _visible(text):
-    """Escape what a terminal would obey or hide."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
-
-
-class _Reader:
-    """Read one document.
-
-    Every method starts at `self.at`. Those that read block style stop at the next token, its
-    column in `self.column`: -1 when the document is over. `marks` holds for each container,
-    by id, four offsets an entry: start and end of the key, start and end of the value.
-    """
-
-    def __init__(self, text, source):
-        from array import array  # 16 bytes an entry; tuples would take 30 times the text
-        self.text, self.source, self.marks, self.array = text, source, {}, array
-        self.at = self.column = self.depth = 0
-        self.span = None  # of the value read last; None when it has no line of its own
+    def show(self, start, end):
+        """Return `source:line:column` of a span of text, and its line with the span underlined."""
+        line, line_start = self.line_of(start), self.text.rfind("\n", 0, start) + 1
+        line_end = _LINE.match(self.text, start).end()
+        left, right = max(line_start, start - 60), min(line_end, start + 60)
+        end = start + len(self.text[start:min(end, right)].rstrip())
+        before = ("…" if left > line_start else "") + _visible(self.text[left:start])
+        token = _visible(self.text[start:end])
+        after = _visible(self.text[end:right]) + ("…" if right < line_end else "")
+        caret = " " * len(before) + "^" * max(1, len(token))
+        return (f"{self.source}:{line}:{start - line_start + 1}",
+                f"{line:>5} | {before}{token}{after}\n{'':>5} | {caret}")
 
     def line_of(self, at):
-        return self.text.count("\n", 0, at) + 1
+        """Return the number of a line. Counting from the last one keeps many problems linear."""
+        offset, line = self.last_line
+        line += self.text.count("\n", offset, at) - self.text.count("\n", at, offset)
+        self.last_line = at, line
+        return line
 
-    def fail(self, slug, what, *, at, size=1, fix=""):
-        where, excerpt = _show_span(self.text, (at, at + size), self.line_of(at))
-        raise FleetError(slug, what, where=f"{self.source}:{where}", excerpt=excerpt, fix=fix)
+    def fail(self, slug, what, *, at=None, size=1, fix=""):
+        at = self.at if at is None else at
+        where, excerpt = self.show(at, at + size)
+        raise FleetError(slug, what, where=where, excerpt=excerpt, fix=fix)
+
+    def fail_outside(self, feature, at):
+        """Refuse what the subset leaves out."""
+        named, fix = _OUTSIDE[feature]
+        self.fail("yaml-unsupported", f"{named} are outside the YAML subset", at=at,
+                  size=len(feature), fix=fix)
 
     def fail_unexpected(self, expected, *, fix=""):
         """Say why the character here cannot stand here."""
-        char = self.text[self.at:self.at + 1]
+        char = self.text[self.at]
         if char in _OUTSIDE:
-            feature, remedy = _OUTSIDE[char]
-            self.fail("yaml-unsupported", f"{feature} are outside the YAML subset", at=self.at,
-                      fix=f"{remedy}, or quote the text")
+            self.fail_outside(char, self.at)
         if char == "\t":
-            self.fail("yaml-tab", "a tab where YAML takes only spaces", at=self.at,
+            self.fail("yaml-tab", "a tab where YAML takes only spaces",
                       fix="replace the tab by spaces")
-        found = f"`{_visible(char)}`" if char not in ("", "\n") else "the end of the line"
         if _DASH.match(self.text, self.at):
             fix = "start the list on the line below its key"
-        elif not fix and char and char in "@`|>":
+        elif not fix and char in "@`|>":
             fix = "quote the text"
-        self.fail("yaml-syntax", f"expected {expected}, found {found}", at=self.at, fix=fix)
+        self.fail("yaml-syntax", f"expected {expected}, found `{_visible(char)}`", fix=fix)
 
     def fail_colon(self, start):
         """Say why the colon here does not make a key of the text from `start`."""
-        text, slug, what = self.text, "yaml-syntax", "`: ` inside plain text"
-        rest = text[start:start + 80].split("\n")[0].split(" #")[0].rstrip(" ")
-        fix = "quote the whole value" if len(rest) > 60 else f"quote it: {_quote(rest)}"
-        if "\n" in text[start:self.at]:
-            slug, what = "yaml-indent", f"a key inside the value of line {self.line_of(start)}"
-            fix = "align it with its neighbours, or put the missing `: ` after a key above"
-        elif self.at - start > KEY_LIMIT:
-            slug, what = "yaml-limit", f"a key of more than {KEY_LIMIT:,} characters"
-            fix = "shorten the key"
-        elif text[start] in "[{\"'":
-            what, fix = "expected the end of the line, found `:`", "write `key: value`, one a line"
-        self.fail(slug, what, at=self.at, fix=fix)
+        if "\n" in self.text[start:self.at]:
+            self.fail("yaml-indent", f"a key inside the value of line {self.line_of(start)}",
+                      fix="align it with its neighbours, or put the missing `: ` after a key above")
+        if self.at - start > KEY_LIMIT:
+            self.fail("yaml-limit", f"a key of more than {KEY_LIMIT:,} characters",
+                      fix="shorten the key")
+        if self.text[start] in "[{\"'":
+            self.fail_unexpected("the end of the line", fix="write `key: value`, one a line")
+        rest = _LINE.match(self.text, start, start + 80).group().split(" #")[0].rstrip(" ")
+        self.fail("yaml-syntax", "`: ` inside plain text", fix="quote the whole value"
+                  if len(rest) > 60 else f"quote it: {quote_yaml(rest)}")
 
     def read(self):
+        """Read the whole text."""
         odd = _ODD_CHARACTER.search(self.text)
         if odd:
-            fix = "end lines with LF or CRLF" if odd.group() == "\r" else (
-                "remove it, or escape it inside double quotes")
             self.fail("yaml-character", f"U+{ord(odd.group()):04X} does not belong in YAML text",
-                      at=odd.start(), fix=fix)
+                      at=odd.start(), fix="end lines with LF or CRLF" if odd.group() == "\r" else
+                      "remove it, or escape it inside double quotes")
         self.seek(0)
         self.marks[None] = self.array("I", (self.at, self.at + 1))
         value, begun = None, self.column >= 0
@@ -385,14 +370,13 @@ class _Reader:
         if self.column >= 0:
             if self.text[self.at] == "\t":
                 self.fail_unexpected("a value")
-            self.fail("yaml-indent", "this line belongs to nothing above it", at=self.at,
+            self.fail("yaml-indent", "this line belongs to nothing above it",
                       fix="align it with its neighbours")
         if begun and self.text.startswith("...", self.at):
             self.at += 3
             self.end_line()
         if self.at < len(self.text):
-            self.fail("yaml-unsupported", "several documents are outside the YAML subset",
-                      at=self.at, size=3, fix="keep one document per file")
+            self.fail_outside("---", self.at)
         return value
 
     def seek(self, line):
@@ -416,22 +400,25 @@ class _Reader:
         self.seek(self.at + 1)
 
     def enter(self):
-        """Begin a container; return the table for the positions of its entries."""
-        self.depth += 1
-        if self.depth > DEPTH_LIMIT:
-            self.fail("yaml-limit", f"more than {DEPTH_LIMIT} levels deep", at=self.at)
-        return self.array("I")
+        """Begin a container."""
+        self.open.append(self.array("I"))
+        if len(self.open) > DEPTH_LIMIT:
+            self.fail("yaml-limit", f"more than {DEPTH_LIMIT} levels deep")
 
-    def leave(self, container, spots):
-        self.depth, self.span = self.depth - 1, None
-        if spots:
-            self.marks[id(container)] = spots
+    def mark(self, start, end):
+        """Keep where the key and the value of an entry stand; the key where a value has no line."""
+        self.open[-1].extend((start, end) + (self.span or (start, end)))
+
+    def leave(self, container):
+        marks, self.span = self.open.pop(), None
+        if marks:
+            self.marks[id(container)] = marks
         return container
 
-    def check_new(self, mapping, key, *, at, spots):
+    def check_new(self, mapping, key, at):
         """Refuse a key that the mapping has."""
         if key in mapping:
-            line = self.line_of(spots[4 * list(mapping).index(key)])
+            line = self.line_of(self.open[-1][4 * list(mapping).index(key)])
             self.fail("yaml-duplicate", f"the key `{_visible(str(key))}` is already on line {line}",
                       at=at, size=len(str(key)), fix="remove or rename one of them")
 
@@ -444,7 +431,8 @@ class _Reader:
         return self.read_inline(indent)
 
     def read_sequence(self, column):
-        items, spots = [], self.enter()
+        items = []
+        self.enter()
         while self.column == column and _DASH.match(self.text, self.at):
             dash, self.span = self.at, None
             self.at = _SPACES.match(self.text, dash + 1).end()
@@ -453,18 +441,19 @@ class _Reader:
             else:
                 self.column += self.at - dash
             items.append(self.read_block(column) if self.column > column else None)
-            spots.extend((dash, dash + 1) + (self.span or (dash, dash + 1)))
-        return self.leave(items, spots)
+            self.mark(dash, dash + 1)
+        return self.leave(items)
 
     def read_mapping(self, column):
-        mapping, spots = {}, self.enter()
+        mapping = {}
+        self.enter()
         while self.column == column:
             start, key = self.at, self.read_key()
-            self.check_new(mapping, key, at=start, spots=spots)
-            span = start, self.at - 1
+            self.check_new(mapping, key, start)
+            end = self.at - 1
             mapping[key] = self.read_value(column)
-            spots.extend(span + (self.span or span))
-        return self.leave(mapping, spots)
+            self.mark(start, end)
+        return self.leave(mapping)
 
     def find_key(self):
         """Match a key of block style with its colon."""
@@ -472,17 +461,13 @@ class _Reader:
         return match if match and match.end() <= self.at + KEY_LIMIT + 1 else None
 
     def read_key(self):
-        start, match = self.at, self.find_key()
+        char, match = self.text[self.at], self.find_key()
         if not match:
-            if self.text[start] not in "\"'" and not _BLOCK_START.match(self.text, start):
+            if char not in "\"'" and not _BLOCK_START.match(self.text, self.at):
                 self.fail_unexpected("a key")
-            line = self.text[start:].split("\n", 1)[0]
-            self.fail("yaml-syntax", "expected `key: value`", at=start, size=len(line),
-                      fix="put a space after the colon" if ":" in line.split(" #")[0] else "")
-        if self.text[start] in "\"'":
-            key = self.read_quoted()
-        else:
-            key = self.resolve(match.group(1).rstrip(" "), start)
+            self.fail("yaml-syntax", "expected `key: value`", fix="put `: ` after the key",
+                      size=_LINE.match(self.text, self.at).end() - self.at)
+        key = self.read_quoted() if char in "\"'" else self.resolve(match[1].rstrip(" "), self.at)
         self.at = match.end()
         return key
 
@@ -513,8 +498,7 @@ class _Reader:
         elif text[start] in "\"'":
             value = self.read_quoted()
         elif starts.match(text, start) and not (
-                text[start] in "-." and text[start - 1:start] == "\n"
-                and _MARKER.match(text, start)):
+                text[start - 1:start] == "\n" and _MARKER.match(text, start)):
             value = self.resolve(self.read_plain(indent, stops), start)
         else:
             self.fail_unexpected("a value")
@@ -530,15 +514,12 @@ class _Reader:
             parts.append(text[at:self.at].rstrip(" "))
             if text[self.at:self.at + 1] != "\n":
                 break
-            at, line, breaks = self.at, self.at, -1
-            while text[at:at + 1] == "\n":
-                line = _BREAKS.match(text, at).end()
-                breaks += line - at
-                at = _SPACES.match(text, line).end()
-            if (at - line <= indent or text[at:at + 1] in ("", "#") or stops.match(text, at)
-                    or (at == line and _MARKER.match(text, at))):
+            gap = _BLANK_LINES.match(text, self.at).group()
+            at, column = self.at + len(gap), len(gap) - gap.rfind("\n") - 1
+            if (column <= indent or text[at:at + 1] in ("", "#") or stops.match(text, at)
+                    or (column == 0 and _MARKER.match(text, at))):
                 break
-            parts.append("\n" * breaks or " ")
+            parts.append("\n" * (gap.count("\n") - 1) or " ")
         return "".join(parts)
 
     def resolve(self, text, at):
@@ -546,58 +527,49 @@ class _Reader:
         value = _WORDS.get(text, text)
         if value is text and text[0] in "+-.0123456789":
             value = _read_number(text)
-        if value is not _CLASH:
-            return value
-        size, fix = len(text), f'quote it: "{text[:80]}"'
-        if text == "<<":
-            self.fail("yaml-unsupported", "merge keys (`<<`) are outside the YAML subset",
-                      at=at, size=size, fix="repeat the values")
-        if size > NUMBER_LIMIT or _FLOAT.fullmatch(text):
-            self.fail("yaml-limit", "the number is too large", at=at, size=size, fix=fix)
-        if text[0] in "+-.0123456789" and text[4:5] != "-":
-            fix += ", or write a plain decimal number"
-        elif text.isalpha():
-            fix = f'write {str(text.lower() in ("yes", "on")).lower()}, or "{text}" for the word'
-        self.fail("yaml-ambiguous", f"`{text}` means one thing in YAML 1.1 and another in 1.2",
-                  at=at, size=size, fix=fix)
+        if value is _CLASH:
+            if text == "<<":
+                self.fail_outside(text, at)
+            fix = f'quote it: "{text[:80]}"'
+            if text != "=" and text[4:5] != "-":  # a date
+                plain = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+                fix += f", or write {plain.get(text.lower(), 'a plain decimal number')}"
+            self.fail("yaml-ambiguous", f"YAML programs disagree about `{text[:80]}`", at=at,
+                      size=len(text), fix=fix)
+        return value
 
     def read_quoted(self):
         """Return the text of a quoted scalar."""
-        text, start = self.text, self.at
-        quote, end = text[start], start
-        while True:
-            begin = end + 1
-            end = text.find(quote, begin)
-            if end < 0:
-                self.fail("yaml-syntax", f"this `{quote}` is never closed", at=start)
-            if quote == "'" and text[end + 1:end + 2] == "'":
-                end += 1
-            elif quote == "'" or not _ends_in_escape(text[begin:end]):
-                break
-        self.at, body = end + 1, text[start + 1:end]
-        marker = re.search(r"\n(---|\.\.\.)[ \t\n]", body)
-        if marker:
-            self.fail("yaml-syntax", f"`{marker.group(1)}` ends the document inside quotes",
-                      at=start + 1 + marker.start(1), size=3, fix="indent the line")
-        escapes = quote == '"' and "\\" in body
-        if escapes:
-            self.check_escapes(body, start + 1)
-        if "\n" in body:
-            body = _fold(body, escapes=escapes)
-        return _ESCAPE.sub(_unescape, body) if escapes else (
-            body.replace("''", "'") if quote == "'" else body)
+        text, start, parts = self.text, self.at, []
+        at = start + 1
+        for token in _QUOTED[text[start]].finditer(text, at):
+            parts.append(text[at:token.start()])
+            at = token.end()
+            if token.group() == text[start]:
+                self.at = at
+                return "".join(parts)
+            parts.append(self.unquote(token.group(), token.start()))
+            if text[at - 1] == "\n" and _MARKER.match(text, at):
+                self.fail("yaml-syntax", f"`{text[at:at + 3]}` ends the document inside quotes",
+                          at=at, size=3, fix="indent the line")
+        self.fail("yaml-syntax", f"this `{text[start]}` is never closed", at=start)
 
-    def check_escapes(self, body, start):
-        for escape in _ESCAPE.finditer(body):
-            code, fix = escape.group(1), "double the backslash"
-            if len(code) > 1:
-                fix = "write the character itself, or \\U and its 8 digits"
-                wrong = 0xD800 <= int(code[1:], 16) < 0xE000 or int(code[1:], 16) > 0x10FFFF
-            else:
-                wrong = code not in _ESCAPES and code != "\n"
-            if wrong:
-                self.fail("yaml-escape", f"`\\{_visible(code)}` is no character", fix=fix,
-                          at=start + escape.start(), size=len(code) + 1)
+    def unquote(self, token, at):
+        """Return what an escape, a pair of apostrophes or a break stands for inside quotes."""
+        if "\n" in token:  # one break is a space, or nothing when escaped; the others are kept
+            return "\n" * (token.count("\n") - 1) or ("" if token[0] == "\\" else " ")
+        if token[0] != "\\":
+            return "'" if token == "''" else token
+        code, fix = token[1:], "double the backslash"
+        if len(code) > 1:
+            number = int(code[1:], 16)
+            if number < 0xD800 or 0xDFFF < number < 0x110000:
+                return chr(number)
+            fix = "write the character itself, or \\U and its 8 digits"
+        if code not in _ESCAPES:
+            self.fail("yaml-escape", f"`{_visible(token)}` is no character", at=at,
+                      size=len(token), fix=fix)
+        return _ESCAPES[code]
 
     def read_lines(self, indent):
         """Read a `|` or `>` scalar; `indent` is the column of what it belongs to."""
@@ -605,46 +577,41 @@ class _Reader:
         header = _BLOCK_HEADER.match(text, start)
         if not header:
             self.fail("yaml-syntax", f"`{text[start]}` takes `+`, `-` and a digit from 1 to 9, "
-                      "then the line must end", at=start, fix="put the text on the lines below")
-        chomping, digit = header[1] or header[4], header[2] or header[3]
-        width = max(indent, 0) + int(digit) if digit else self.find_width(header.end(), indent)
-        line, parts, breaks, last, final = header.end(), [], 0, "", ""
+                      "then the line must end", fix="put the text on the lines below")
+        chomping, digit, line = header[1] or header[4], header[2] or header[3], header.end()
+        width = max(indent, 0) + int(digit) if digit else self.find_width(line, indent)
+        lines = []
         while line < len(text):
             inner = _SPACES.match(text, line, line + width).end()
-            end = text.find("\n", inner)
-            end = len(text) if end < 0 else end
-            if inner == end < len(text):
-                line = _BREAKS.match(text, end).end()
-                breaks += line - end
-                continue
-            if inner - line < width or inner == end:
+            end = _LINE.match(text, inner).end()
+            if inner == len(text) or inner - line < width and inner < end:
                 break
-            content = text[inner:end]
-            if last:
-                folded = text[start] == ">" and last[0] not in " \t" and content[0] not in " \t"
-                parts.append(("" if breaks else " ") if folded else "\n")
-            parts.append("\n" * breaks + content)
-            line, breaks, last, final = end + 1, 0, content, text[end:end + 1]
+            lines.append(text[inner:end + 1])
+            line = end + 1
         self.span = start, start + 1
         self.seek(line)
-        tail = ("" if chomping == "-" else final) + ("\n" * breaks if chomping == "+" else "")
-        return "".join(parts) + tail
+        body = "".join(lines)
+        kept = body.rstrip("\n")
+        tail = body[len(kept):]
+        if chomping != "+":
+            tail = tail[:1] if kept and not chomping else ""
+        if text[start] == ">":
+            kept = _FOLDED.sub(lambda match: match[1] + (match[2] or " "), kept)
+        return kept + tail
 
     def find_width(self, line, indent):
         """Return how far the lines of a block scalar without a digit are indented."""
-        widest, at = 0, _SPACES.match(self.text, line).end()
-        while self.text[at:at + 1] == "\n":
-            line, widest = _BREAKS.match(self.text, at).end(), max(widest, at - line)
-            at = _SPACES.match(self.text, line).end()
-        if indent < at - line < widest:
+        blank = _BLANK_LINES.match(self.text, line)
+        widths = [len(row) for row in blank.group().split("\n")]
+        if indent < widths[-1] < max(widths):
             self.fail("yaml-indent", "a blank line above is indented deeper than this line",
-                      at=at, fix="remove the spaces of the blank line")
-        return max(indent + 1, 1, widest, at - line)
+                      at=blank.end(), fix="remove the spaces of the blank line")
+        return max(indent + 1, 1, *widths)
 
     def skip(self, opener):
         """Go to the next token inside brackets and return its first character."""
         text, at = self.text, self.at
-        while text[at:at + 1] in _BLANK:
+        while text[at:at + 1] in (" ", "\n", "#"):
             at = _SPACES_AND_COMMENT.match(text, at + (text[at] == "\n")).end()
         if at == len(text):
             self.fail("yaml-syntax", f"this `{text[opener]}` is never closed", at=opener)
@@ -653,83 +620,55 @@ class _Reader:
 
     def read_flow(self):
         """Read `[...]` or `{...}`."""
-        opener, container = self.at, [] if self.text[self.at] == "[" else {}
-        closer = "]" if container == [] else "}"
-        spots = self.enter()
+        opener, is_list = self.at, self.text[self.at] == "["
+        container, closer = ([], "]") if is_list else ({}, "}")
+        self.enter()
         self.at += 1
         while self.skip(opener) != closer:
-            if closer == "]":
-                container.append(self.read_token(-1, _FLOW_START, _FLOW_STOP))
-                spots.extend(self.span + self.span)
+            start = self.at
+            if not is_list and self.text[start] in "[{":
+                self.fail_unexpected("a key")
+            item = self.read_token(-1, _FLOW_START, _FLOW_STOP)
+            span = self.span
+            if is_list:
+                container.append(item)
             else:
-                self.read_flow_entry(container, opener, spots=spots)
-            char = self.skip(opener)
-            if char == ",":
+                self.check_new(container, item, start)
+                container[item] = self.read_flow_value(start, opener)
+            self.mark(*span)
+            if self.skip(opener) == ",":
                 self.at += 1
-            elif char != closer:
+            elif self.text[self.at] != closer:
                 self.fail_unexpected(f"`,` or the `{closer}` of line {self.line_of(opener)}",
-                                     fix="" if char in "]}" else "look for a missing comma")
+                                     fix="look for a missing comma or bracket")
         self.at += 1
-        return self.leave(container, spots)
+        return self.leave(container)
 
-    def read_flow_entry(self, mapping, opener, *, spots):
-        start, value = self.at, None
-        if self.text[start] in "[{":
-            self.fail_unexpected("a key")
-        key = self.read_token(-1, _FLOW_START, _FLOW_STOP)
-        span, self.span = self.span, None
-        self.check_new(mapping, key, at=start, spots=spots)
-        if self.skip(opener) == ":":
-            if "\n" in self.text[start:self.at] or self.at - start > KEY_LIMIT:
-                self.fail_colon(start)
-            self.at += 1
-            if self.skip(opener) not in ",}":
-                value = self.read_token(-1, _FLOW_START, _FLOW_STOP)
-        mapping[key] = value
-        spots.extend(span + (self.span or span))
-
-
-def _ends_in_escape(text):
-    """Tell whether the last character is a backslash that escapes what comes next."""
-    return (len(text) - len(text.rstrip("\\"))) % 2 == 1
+    def read_flow_value(self, start, opener):
+        """Read what follows the key that began at `start`, if anything does."""
+        self.span = None
+        if self.skip(opener) != ":":
+            return None
+        if "\n" in self.text[start:self.at] or self.at - start > KEY_LIMIT:
+            self.fail_colon(start)
+        self.at += 1
+        return None if self.skip(opener) in ",}" else self.read_token(
+            -1, _FLOW_START, _FLOW_STOP)
 
 
 def _read_number(text):
-    """Return the number that both YAML versions see in a text, else the text or _CLASH."""
-    if len(text) > NUMBER_LIMIT:
-        return _CLASH if _NUMBER_CHARACTERS.fullmatch(text) else text
-    if _INTEGER.fullmatch(text):
+    """Return the number that every YAML sees in a text, else the text or _CLASH."""
+    found = _NUMBER.fullmatch(text)
+    if not found:
+        return text
+    if found[1]:
         return int(text, 16 if "x" in text else 10)
-    if _FLOAT.fullmatch(text) and abs(float(text)) < float("inf"):
-        return float(text)
-    return _CLASH if _NUMBER_CLASH.fullmatch(text) else text
+    return float(text) if found[2] and abs(float(text)) < float("inf") else _CLASH
 
 
-def _unescape(escape):
-    code = escape.group(1)
-    return _ESCAPES[code] if len(code) == 1 else chr(int(code[1:], 16))
-
-
-def _fold(body, *, escapes=False):
-    """Join the lines of a quoted scalar: one break is a space, each further one a line feed."""
-    parts, breaks, joint = [], 0, " "
-    lines = body.split("\n")
-    for number, line in enumerate(lines):
-        line = line.lstrip(" \t") if number else line
-        kept, continued = line, False
-        if number < len(lines) - 1:
-            kept = line.rstrip(" \t")
-            if escapes and _ends_in_escape(kept):
-                continued = kept == line
-                kept = line[:-1] if continued else line[:len(kept) + 1]
-            if number and not kept and not continued:
-                breaks += 1
-                continue
-        if number:
-            parts.append("\n" * (breaks - 1) or joint)
-        parts.append(kept)
-        breaks, joint = 1, "" if continued else " "
-    return "".join(parts)
+def _visible(text):
+    """Escape what a terminal would obey or hide."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 _BARE = _Pattern(r"(?a)[A-Za-z_/][\w./@%+=();-]*(?:[ :][\w./@%+=();-]+)*")
@@ -737,27 +676,12 @@ _BARE = _Pattern(r"(?a)[A-Za-z_/][\w./@%+=();-]*(?:[ :][\w./@%+=();-]+)*")
 
 def quote_yaml(text):
     """Return `text` as a scalar of one line, plain where every YAML reads it as that text."""
-    if _BARE.fullmatch(text) and text.lower() not in _WORDS and text.lower() not in ("y", "n") \
-            and "---" not in text:
+    if (_BARE.fullmatch(text) and text.lower() not in (*_WORDS, "y", "n") and "---" not in text):
         return text
-    return _quote(text)
-
-
-def _quote(text):
+    if re.search("[\ud800-\udfff]", text):
+        raise FleetError("yaml-dump", f"no file can hold the half character in {text[:60]!a}")
     # Claude Code ends an agent's frontmatter at any `---`, even a quoted one (2.1.197, 2.1.326).
-    return '"' + "".join(map(_escape, text)).replace("---", "-\\x2d\\x2d") + '"'
-
-
-def _escape(char):
-    if char in '"\\':
-        return "\\" + char
-    if char.isprintable():
-        return char
-    code = ord(char)
-    if 0xD800 <= code < 0xE000:
-        raise FleetError("yaml-dump", f"U+{code:04X} is half a character; no file can hold it")
-    return {"\n": "\\n", "\t": "\\t"}.get(char) or (
-        f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
+    return '"' + _visible(re.sub(r'(["\\])', r"\\\1", text)).replace("---", "-\\x2d\\x2d") + '"'
 
 
 def dump_yaml(value):
@@ -793,7 +717,7 @@ def _dump_scalar(value):
         return quote_yaml(value)
     if value is None or isinstance(value, bool):
         return str(value).lower().replace("none", "null")
-    if isinstance(value, int) and value.bit_length() < 3 * NUMBER_LIMIT:
+    if isinstance(value, int) and value.bit_length() < 3000:  # as many as the reader takes
         return int.__repr__(value)
     if isinstance(value, float):
         text = float.__repr__(value)
@@ -5015,7 +4939,7 @@ def read_fleet(path, world):
     """Return (Fleet, warnings) of a file; any error refuses it, all of them at once."""
     source = "<stdin>" if path == "-" else path
     try:
-        document = read_document(decode_text(world.read_bytes(path), source), source)
+        document = Document(decode_text(world.read_bytes(path), source), source)
     except FleetError as error:
         if not error.where:  # the file could not be read at all
             raise

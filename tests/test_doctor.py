@@ -733,7 +733,7 @@ def test_stopped_ollama_is_started_as_its_system_does(system):
 def fleet_of(block):
     """Check a worker's block inside a fleet, as it would be pasted."""
     tree = {"project": {"name": "test"}, **block, "agents": {}}
-    fleet, findings = sf.check_fleet(sf.read_document(sf.dump_yaml(tree), "fleet.yaml"))
+    fleet, findings = sf.check_fleet(sf.Document(sf.dump_yaml(tree), "fleet.yaml"))
     assert fleet, findings
     return fleet
 

@@ -43,7 +43,7 @@ agents:
 
 def check(text):
     """Return (fleet, findings) of a text: its errors, else its warnings."""
-    fleet, findings = sf.check_fleet(sf.read_document(text, "fleet.yaml"))
+    fleet, findings = sf.check_fleet(sf.Document(text, "fleet.yaml"))
     return fleet, list(sf.lint_fleet(fleet)) if fleet else findings
 
 

@@ -32,7 +32,7 @@ def fleet_of(*models, nodes=("a", "b")):
                               "context": 32768, **more}
                        for name, node, alias, more in models},
             "agents": {"planner": {"model": models[0][0], "description": "d"}}}
-    fleet, findings = sf.check_fleet(sf.read_document(json.dumps(text), "fleet.json"))
+    fleet, findings = sf.check_fleet(sf.Document(json.dumps(text), "fleet.json"))
     assert fleet, findings
     return fleet
 

@@ -19,7 +19,7 @@ def fleet_of(models=None, agents=None, **gateway):
     for name, changes in (models or {}).items():
         tree["models"][name].update(changes)
     tree["agents"].update(agents or {})
-    fleet, findings = sf.check_fleet(sf.read_document(json.dumps(tree), "fleet.json"))
+    fleet, findings = sf.check_fleet(sf.Document(json.dumps(tree), "fleet.json"))
     assert fleet, findings
     return fleet
 

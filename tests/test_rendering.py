@@ -39,7 +39,7 @@ def build(**fields):
             "nodes": {"n": {"endpoint": fields.get("endpoint", "http://h:1")}},
             "models": {"m": model}, "agents": {fields.get("agent", "ag"): agent}}
     try:
-        fleet, _ = sf.check_fleet(sf.read_document(json.dumps(tree), "fleet.json"))
+        fleet, _ = sf.check_fleet(sf.Document(json.dumps(tree), "fleet.json"))
     except sf.FleetError:
         return None  # half a character cannot be read at all
     return fleet
@@ -318,7 +318,7 @@ def test_a_thousand_models_are_written_once_each():
     agents = "".join(f"  a{i}: {{model: m{i % 1000}, description: d}}\n" for i in range(2000))
     text = (f"project: {{name: p}}\nnodes: {{n: {{endpoint: 'http://h:1'}}}}\nmodels:\n{models}"
             f"agents:\n{agents}")
-    fleet, _ = sf.check_fleet(sf.read_document(text, "fleet.yaml"))
+    fleet, _ = sf.check_fleet(sf.Document(text, "fleet.yaml"))
     files = sf.render_files(fleet, KEY)
     assert len(files) == 2002 and sum(map(len, files.values())) < 2_000_000
     assert files["litellm_config.yaml"].count(b"model_name: ") == 1000

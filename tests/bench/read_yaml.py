@@ -48,7 +48,7 @@ def in_turns(works, rounds=ROUNDS):
 
 
 def locate_all(text):
-    document = sf.read_document(text, "fleet.yaml")
+    document = sf.Document(text, "fleet.yaml")
     for name in document.value["models"]:
         document.locate(("models", name, "context"))
 
