@@ -1627,10 +1627,7 @@ def plan_starter(states):
     """
     online = [state for state in states if state.online]
     nodes = {state.name: {"endpoint": state.endpoint, "tags": []} for state in online or states}
-    usable = [(state.name, model) for state in online for model in state.models if can_chat(model)]
-    best = max((_starter_rank(model) for _, model in usable), default=())
-    found = sorted((pair for pair in usable if _starter_rank(pair[1]) == best),
-                   key=lambda pair: pair[1].size)
+    found = best_models(states)
     chosen = found or [(node, NodeModel(name)) for node, name in
                        zip((list(nodes)[0], list(nodes)[-1]), PLACEHOLDERS)]
     models = {f"{size}-coder": {
@@ -1644,17 +1641,20 @@ def plan_starter(states):
     return {"nodes": nodes, "models": models, "agents": agents}, bool(found)
 
 
-def can_chat(model):
-    """Tell whether a model runs on its node, can answer, and has a name that a fleet file takes."""
-    return (not model.remote and not leaves_house(model.name)
-            and _fits(model.name, RULES["line"][0])
-            and (model.capabilities is None or "completion" in model.capabilities))
+def best_models(states):
+    """Return the (node name, model) that run there and serve Claude Code best, sorted by size.
 
-
-def _starter_rank(model):
-    """Rank a model: calls tools for real, then holds Claude Code's own prompt."""
-    return ("tools" in (model.capabilities or ()) and "qwen2.5-coder" not in model.name.lower(),
-            (model.trained_context or MAIN_CONTEXT_TOKENS) >= MAIN_CONTEXT_TOKENS)
+    Best: it calls tools for real; then, it holds Claude Code's own prompt.
+    """
+    ranks = {}
+    for state, model in ((state, model) for state in states for model in state.models):
+        if _fits(model.name, RULES["line"][0]) and not (model.remote or leaves_house(model.name)) \
+                and (model.capabilities is None or "completion" in model.capabilities):
+            able = "tools" in (model.capabilities or ()) and \
+                "qwen2.5-coder" not in model.name.lower()
+            fits = (model.trained_context or MAIN_CONTEXT_TOKENS) >= MAIN_CONTEXT_TOKENS
+            ranks.setdefault((able, fits), []).append((state.name, model))
+    return sorted(ranks[max(ranks)] if ranks else (), key=lambda found: found[1].size)
 
 
 # -- doctor and worker: findings about what was seen --
@@ -1662,7 +1662,7 @@ def _starter_rank(model):
 # A check is a generator that looks at nothing but the fleet and the Facts. Those that need a fleet
 # are left out when the config cannot be read; the others still help.
 
-LITELLM_POISONED = ("1.82.7", "1.82.8")  # carried a credential stealer (OSV MAL-2026-2144)
+LITELLM_POISONED = r"1\.82\.[78]$|.*litellm_init\.pth"  # both carried a credential stealer
 LITELLM_OLDEST, CLAUDE_OLDEST = "1.104.0", "2.1.198"
 LITELLM_INSTALL = "uv tool install --python 3.12 'litellm[proxy]==1.106.2' (or pipx install …)"
 CLAUDE_INSTALL = "npm install -g @anthropic-ai/claude-code@latest"
@@ -1672,17 +1672,15 @@ OLLAMA_HOLES = (  # mended in; what an older one does (golang/vulndb, Ollama's o
     ("0.31.2", "warning", "takes harmful model files without checking them"),
 )
 REASON_FIXES = {
-    "refused": "start Ollama there (if it runs: `subagent-fleet worker`, typed there, opens it)",
+    "refused": "start Ollama there; if it runs, `subagent-fleet worker`, typed there, opens it",
     "timeout": "wake the machine, and check its firewall",
     "dns": "check the name, or write the address of the machine",
-    "unreachable": "check that both are in one network (on a Mac also System Settings > Privacy & "
-                   "Security > Local Network)",
+    "unreachable": "join its network; on a Mac see also Privacy & Security > Local Network",
     "tls": "write http:// in its endpoint, or give it a certificate this machine trusts",
     "http 401": "remove the login in front of it: Ollama has none, and none is sent",
     "not ollama": "check the port in its endpoint; Ollama's own is 11434",
     "bad answer": "check what listens there; restart Ollama",
 }
-_SECRET = "{path} holds the gateway's key and "
 DOCTOR_TEXTS = {  # id: level, what is so, what mends it
     "python": ("ok", "Python {version}", ""),
     "claude": ("ok", "Claude Code {version}", ""),
@@ -1690,71 +1688,62 @@ DOCTOR_TEXTS = {  # id: level, what is so, what mends it
     "claude-old": ("warning", "Claude Code {version} (npm's choice on Node below 22) takes every "
                    "`claude-…` alias for a window of 200,000 tokens", CLAUDE_INSTALL),
     "litellm": ("ok", "LiteLLM {version}", ""),
-    "litellm-unneeded": ("ok", "LiteLLM is not on the PATH; not needed here", ""),
-    "litellm-missing": ("error", "LiteLLM is not on the PATH (it needs Python 3.10 or newer)",
+    "litellm-missing": ("error", "LiteLLM (Python 3.10 or newer) is not on the PATH",
                         LITELLM_INSTALL),
-    "litellm-poisoned": ("error", "LiteLLM {version} at {path} steals credentials (MAL-2026-2144)",
+    "litellm-poisoned": ("error", "LiteLLM {version} steals credentials (OSV MAL-2026-2144)",
                          "remove it, change every secret of this machine, " + LITELLM_INSTALL),
-    "litellm-old": ("error", "LiteLLM {version} is an open proxy when its key is not set; mended "
-                    "in " + LITELLM_OLDEST, LITELLM_INSTALL),
+    "litellm-old": ("error", "LiteLLM {version} without its key is an open proxy", LITELLM_INSTALL),
     "config": ("ok", "{source} is valid", ""),
-    "node-online": ("ok", "{name}: Ollama {version} at {endpoint}, {count}", ""),
-    "node-offline": ("error", "node `{name}`: {reason} ({endpoint}){alone}", "{mend}"),
+    "node-online": ("ok", "{state.name}: Ollama {state.version} at {state.endpoint}, {count}", ""),
+    "node-offline": ("error", "node `{state.name}`: {why} ({state.endpoint}){alone}", "{mend}"),
     "ollama-old": ("error", "{who}: Ollama {version} {hole}", "update it: ollama.com/download"),
-    "ollama-version-unknown": ("info", "{who}: Ollama tells no version (`{version}`) to look up "
-                               "known holes by", ""),
     "open-origin": ("warning", "node `{name}` answers every web page that a browser near it opens",
                     "remove OLLAMA_ORIGINS on `{name}`, then restart Ollama"),
-    "public-address": ("warning", "{who} is at the public address {address}: whom no firewall "
-                       "stops can use, change and delete its models",
+    "public-address": ("warning", "{who} is at the public address {address}: the internet can use, "
+                       "change and delete its models, if no firewall stops it",
                        "close its port to the internet; use a LAN, Tailscale or WireGuard address"),
-    "evicts": ("warning", "node `{name}`: {models} push each other out of memory: {why}",
-               "move one to another node, or choose a smaller one"),
-    "route": ("ok", "{name}: {model} on {node}", ""),
-    "cloud-model": ("info", "models.{name}: prompts for {model} leave for ollama.com", ""),
-    "cloud-stub": ("error", "models.{name}: {model} does not run on `{node}`, it is sent to "
-                   "{remote}", "choose a local model, or add `cloud: true`"),
-    "model-missing": ("error", "models.{name}: `{node}` does not have {model}", "subagent-fleet "
-                      "warmup --pull --model {name} (or on `{node}`: ollama pull {model})"),
-    "no-tools": ("error", "models.{name}: {model} cannot call tools, which {users} will ask of it",
-                 "choose a model that can, such as qwen3-coder:30b"),
-    "no-thinking": ("error", "models.{name}: {model} cannot think; Ollama refuses whoever asks "
-                    "for it", "write `thinking: false`"),
-    "context-untrained": ("warning", "models.{name}.context is {asked}; {model} was made for "
-                          "{wanted}", "write `context: {wanted}`"),
-    "context-short": ("warning", "models.{name}: something loaded {model} on `{node}` with a "
-                      "context of {context}, not {wanted}", "subagent-fleet warmup --model {name}"),
+    "evicts": ("warning", "node `{name}`: {models} take {need:.0f} GB before any context and push "
+               "each other out of memory", "move one to another node, or choose a smaller one"),
+    "route": ("ok", "{model.name}: {model.ollama_model} on {model.node}", ""),
+    "cloud-stub": ("error", "models.{model.name}: `{model.node}` sends {model.ollama_model} to "
+                   "{held.remote}", "choose a local model, or add `cloud: true`"),
+    "model-missing": ("error", "models.{model.name}: `{model.node}` does not have "
+                      "{model.ollama_model}", "subagent-fleet warmup --pull --model {model.name}"),
+    "no-tools": ("error", "models.{model.name}: {model.ollama_model} cannot call tools, which "
+                 "{users} will ask of it", "choose a model that can, such as qwen3-coder:30b"),
+    "no-thinking": ("error", "models.{model.name}: {model.ollama_model} cannot think; Ollama "
+                    "refuses whoever asks for it", "write `thinking: false`"),
+    "context-untrained": ("warning", "models.{model.name}.context is {model.context}; "
+                          "{model.ollama_model} was made for {wanted}",
+                          "write `context: {wanted}`"),
+    "context-short": ("warning", "models.{model.name}: {model.ollama_model} is loaded with context "
+                      "{context}, not {wanted}", "subagent-fleet warmup --model {model.name}"),
     "port-free": ("ok", "{at} is free for the gateway", ""),
-    "gateway-up": ("ok", "{listener} answers at {at}", ""),
-    "port-taken": ("error", "{at} is taken by {listener}{strays}",
+    "gateway-up": ("ok", "{holder} answers at {at}", ""),
+    "port-taken": ("error", "{at} is taken by {holder}; LiteLLM would silently take another port",
                    "stop it, or write another `port:` under project.gateway"),
-    "open-gateway": ("error", "the gateway at {at} answers without a key",
-                     "stop it, read .env.subagent-fleet, and start it again"),
-    "settings-broken": ("warning", "{path} is not a JSON object; Claude Code ignores it in silence",
-                        "mend it, or remove it"),
     "settings-override": ("warning", "{path} sets {names} under `env`, which beats the fleet's "
                           "environment", "remove them from {path}"),
-    "agent-unloadable": ("warning", "{path}: {defect}; Claude Code will not run it",
-                         "{mend}"),
+    "agent-unloadable": ("warning", "{path}: {defect}; newer Claude Code will not run it",
+                         "begin with `---`, `name:`, `description:`, `tools: Read, Grep`, `---`"),
     "agent-duplicate": ("warning", "{path} and {other} are both `{name}`; the last one read wins",
                         "rename one, or remove it"),
-    "files": ("ok", "{count} up to date", ""),
+    "files": ("ok", "{paths}: up to date", ""),
     "files-missing": ("warning", "{paths}: not generated yet", "subagent-fleet generate"),
-    "files-stale": ("warning", "{paths}: behind the config",
-                    "subagent-fleet doctor --fix (or: generate)"),
+    "files-stale": ("warning", "{paths}: behind the config", "subagent-fleet doctor --fix"),
     "files-edited": ("info", "{paths}: changed by hand, so generate leaves it alone",
                      "subagent-fleet generate --diff"),
-    "env-readable": ("error", _SECRET + "others may read it", "subagent-fleet doctor --fix"),
-    "env-tracked": ("error", _SECRET + "is in git",
+    "env-readable": ("error", "others may read the key in {path}", "subagent-fleet doctor --fix"),
+    "env-tracked": ("error", "the key in {path} is in git",
                     "git rm --cached {path}; rm {path}; subagent-fleet generate"),
-    "env-unignored": ("warning", _SECRET + "git does not ignore it", "echo {path} >> .gitignore"),
+    "env-unignored": ("warning", "git does not ignore {path}, which holds the key",
+                      "echo {path} >> .gitignore"),
     "ollama-absent": ("error", "Ollama is not on this machine",
                       "install it from ollama.com/download, then type this again"),
-    "ollama-stopped": ("error", "Ollama is at {program}, but: {reason} ({endpoint})", "{mend}"),
+    "ollama-stopped": ("error", "Ollama is at {program}, but: {state.reason} ({state.endpoint})",
+                       "start its app or its service, or: ollama serve"),
     "no-model": ("warning", "no model here can answer an agent", "ollama pull " + PLACEHOLDERS[0]),
     "closed-node": ("warning", "Ollama answers this machine only", "open it as shown below"),
-    "no-address": ("warning", "this machine has no address by which others could reach it",
-                   "join a network, or install Tailscale"),
 }
 
 
@@ -1764,33 +1753,22 @@ def _say(slug, level="", where="", **words):
     return Finding(slug, level or usual, what.format(**words), where, fix.format(**words))
 
 
-class Program(Record):
-    """A program found on the PATH; an empty version is not known."""
-
-    path: str
-    version: str = ""
-    poisoned: bool = False  # a litellm_init.pth lies beside it
-
-
 class Facts(Record):
     """What doctor saw, gathered once: its checks look at nothing else."""
 
-    source: str = ""
-    python: str = ""
     problems: tuple = ()        # the config's own findings
     states: dict = {}           # node name -> NodeState
     looks: dict = {}            # node name -> (its host's addresses, whether it answers any page)
-    gateway: tuple = ("", False)  # who holds its port, and whether without a key
-    litellm: object = None      # Program
-    claude: object = None       # Program
+    holder: str = ""            # who holds the gateway's port
+    claude: object = None       # its version; None: not found
+    litellm: object = None      # the same, and whether a litellm_init.pth lies beside it
     settings: dict = {}         # path -> its JSON value, None: unreadable
-    environment: dict = {}      # what Claude Code must see
-    agent_texts: dict = {}      # path -> text, None: unreadable
-    file_problems: tuple = ()   # why the generated files could not be compared
+    agents: dict = {}           # path -> text, None: unreadable
     generated: dict = {}        # path -> what `generate` would do
+    file_problems: tuple = ()   # why that is not known
     env_path: str = ""          # "": there is none
     env_readable: bool = False  # by others
-    env_git: str = ""           # tracked, untracked, or "": ignored, or no git
+    env_git: str = ""           # the finding about git and it
 
 
 def plan_doctor(fleet, facts):
@@ -1803,23 +1781,16 @@ def plan_verdict(findings):
     """Return the one sentence a person wants, and what to type first."""
     counted = {level: [f for f in findings if f.level == level] for level in ("error", "warning")}
     told = ", ".join(count_of(found, noun) for noun, found in counted.items() if found)
-    if counted["error"]:
-        first = next((f for f in counted["error"] if f.fix), None)
-        place = f"{first.where}: " if first and first.where else ""
-        return f"Not ready: {told}." + (f" Begin with: {place}{first.fix}" if first else "")
-    return f"Ready, with {told}." if told else "Ready: everything is in order."
-
-
-def version_key(version):
-    """Return a version as something to compare; None for one that says nothing (0.0.0)."""
-    found = re.search(r"(\d{1,6})\.(\d{1,6})\.(\d{1,6})([.-]?(?:rc|a|b|dev|nightly)\w*)?", version)
-    numbers = tuple(int(part) for part in found.groups()[:3]) if found else (0, 0, 0)
-    return numbers + (0 if found[4] else 1,) if any(numbers) else None
+    if not counted["error"]:
+        return f"Ready, with {told}." if told else "Ready: everything is in order."
+    fixes = [(f"{f.where}: " if f.where else "") + f.fix for f in counted["error"] if f.fix]
+    return f"Not ready: {told}." + "".join(f" Begin with: {fix}" for fix in fixes[:1])
 
 
 def is_older(version, than):
-    """Tell whether a version is known and older; a release candidate is older than its release."""
-    return version_key(version) is not None and version_key(version) < version_key(than)
+    """Tell whether a version is known (0.0.0 is none) and older."""
+    numbers = [[int(part) for part in re.findall(r"\d{1,6}", text)[:3]] for text in (version, than)]
+    return any(numbers[0]) and numbers[0] < numbers[1]
 
 
 def find_model(found, ollama_model):
@@ -1828,24 +1799,21 @@ def find_model(found, ollama_model):
 
 
 def _doctor_machine(fleet, facts):
-    yield _say("python", version=facts.python)
-    claude, litellm = facts.claude, facts.litellm
-    needed = fleet is not None and fleet.gateway.provider == "litellm"
-    yield _say("claude-missing" if not claude else "claude-old" if is_older(
-        claude.version, CLAUDE_OLDEST) else "claude", version=claude and claude.version)
-    if not litellm:
-        yield _say("litellm-missing" if needed else "litellm-unneeded")
-    elif litellm.poisoned or litellm.version in LITELLM_POISONED:
-        yield _say("litellm-poisoned", version=litellm.version, path=litellm.path)
-    else:
-        old = is_older(litellm.version, LITELLM_OLDEST)
-        yield _say("litellm-old" if old else "litellm", "warning" if old and not needed else "",
-                   version=litellm.version or "(its version was not found)")
+    yield _say("python", version=sys.version.split()[0])
+    yield _say("claude-missing" if facts.claude is None else "claude-old" if is_older(
+        facts.claude, CLAUDE_OLDEST) else "claude", version=facts.claude)
+    needed, version = fleet and fleet.gateway.provider == "litellm", facts.litellm
+    if version or needed:
+        slug = "litellm-missing" if not version else "litellm-poisoned" if re.match(
+            LITELLM_POISONED, version) else "litellm-old" if is_older(
+            version, LITELLM_OLDEST) else "litellm"
+        yield _say(slug, "warning" if slug == "litellm-old" and not needed else "",
+                   version=version)
 
 
 def _doctor_config(fleet, facts):
     if fleet:
-        yield _say("config", source=facts.source)
+        yield _say("config", source=fleet.document.source)
     yield from facts.problems
 
 
@@ -1853,17 +1821,15 @@ def _doctor_nodes(fleet, facts):
     """An offline node is an error where nobody else can answer for one of its models."""
     for name, state in facts.states.items():
         if state.online:
-            yield _say("node-online", name=name, version=state.version, endpoint=state.endpoint,
-                       count=count_of(state.models, "model"))
+            yield _say("node-online", state=state, count=count_of(state.models, "model"))
         else:
-            alone = [model.name for model in fleet.models.values() if model.node == name
-                     and not plan_route_state(fleet, facts.states, model).fallback]
-            yield _say("node-offline", "" if alone else "warning", name=name,
-                       reason=f"{state.reason}: {state.detail}".rstrip(": "),
-                       alone=f"; nobody else answers for {', '.join(alone)}" if alone else "",
-                       endpoint=state.endpoint,
+            alone = ", ".join(model.name for model in fleet.models.values() if model.node == name
+                              and not plan_route_state(fleet, facts.states, model).fallback)
+            yield _say("node-offline", "" if alone else "warning", state=state,
+                       why=f"{state.reason}: {state.detail}".rstrip(": "),
+                       alone=f"; nobody else answers for {alone}" if alone else "",
                        mend=REASON_FIXES.get(state.reason, REASON_FIXES["bad answer"]))
-        yield from ollama_findings(state, f"node `{name}`")
+        yield from _ollama_findings(state, f"node `{name}`")
         addresses, any_page = facts.looks.get(name, ((), False))
         if any_page:
             yield _say("open-origin", name=name)
@@ -1874,167 +1840,139 @@ def _doctor_nodes(fleet, facts):
         yield from _memory_findings(fleet, facts, state)
 
 
-def ollama_findings(state, who):
-    """Yield what is known of the version of an Ollama."""
-    hole = next((hole for hole in OLLAMA_HOLES if is_older(state.version, hole[0])), None)
-    if hole:
-        yield _say("ollama-old", hole[1], who=who, version=state.version,
-                   hole=f"{hole[2]}; mended in {hole[0]}")
-    elif state.online and version_key(state.version) is None:
-        yield _say("ollama-version-unknown", who=who, version=state.version)
+def _ollama_findings(state, who):
+    """Yield the worst hole known in the version of an Ollama."""
+    for mended, level, hole in OLLAMA_HOLES:
+        if is_older(state.version, mended):
+            yield _say("ollama-old", level, who=who, version=state.version,
+                       hole=f"{hole}; mended in {mended}")
+            return
 
 
 def _memory_findings(fleet, facts, state):
     """Models of one node that do not fit together cost a reload at every change of agent."""
-    held = {one.name: one for one in (find_model(state.models, model.ollama_model) for model
-                                      in fleet.models.values() if model.node == state.name) if one}
-    memory, need = fleet.nodes[state.name].memory_gb, sum(m.size for m in held.values()) / 1e9
-    spilled = [one for one in state.loaded if one.gpu_percent and one.gpu_percent < 100]
+    wanted = [model.ollama_model for model in fleet.models.values() if model.node == state.name]
+    held = [one for one in state.models if any(same_model(one.name, name) for name in wanted)]
+    need = sum(one.size for one in held) / 1e9
+    full = any(0 < (one.gpu_percent or 0) < 100 for one in state.loaded)
     said = any(found.slug == "memory-short" for found in facts.problems)
-    if len(held) > 1 and not said and (spilled or memory and need > memory):
-        why = f"only {spilled[0].gpu_percent} % of {spilled[0].name} is on the GPU" if spilled \
-            else f"they take {need:.0f} GB before any context, and it has {memory}"
+    if len(held) > 1 and not said and (full or need > (fleet.nodes[state.name].memory_gb or need)):
         yield _say("evicts", "", fleet.document.locate(("nodes", state.name))[0], name=state.name,
-                   models=", ".join(held), why=why)
+                   models=", ".join(one.name for one in held), need=need)
 
 
 def _doctor_routes(fleet, facts):
     """Hold each model against what its node has, what that can do, and what is loaded."""
     tiers = plan_tiers(fleet)
     for name, model in fleet.models.items():
-        state, cloud = facts.states[model.node], leaves_house(model.ollama_model)
-        held = find_model(state.models, model.ollama_model)
-        loaded = find_model(state.loaded, model.ollama_model)
+        state = facts.states[model.node]
+        route = plan_route_state(fleet, facts.states, model)
+        held = find_model(state.models, model.ollama_model) or NodeModel("")
         users = [agent.name for agent in fleet.agents.values()
                  if agent.model == name and agent.tools != ()]
         users += [tier for tier, used in tiers.items() if used == name]
-        remote, context = held and held.remote or "", loaded and loaded.context or 0
-        can = held.capabilities if held and held.capabilities is not None else ("tools", "thinking")
-        wanted = min(model.context, held and held.trained_context or model.context)
+        can = ("tools", "thinking") if held.capabilities is None else held.capabilities
+        wanted = min(model.context, held.trained_context or model.context)
+        context = route.loaded.context if route.loaded else 0
         found = [(slug, key) for slug, key, is_so in (
-            ("cloud-model", "ollama_model", model.cloud and (cloud or remote)),
-            ("cloud-stub", "ollama_model", remote and not model.cloud),
-            ("model-missing", "ollama_model", state.online and not held and not cloud),
+            ("cloud-stub", "ollama_model", held.remote and not model.cloud),
+            ("model-missing", "ollama_model", route.state == "model missing"),
             ("no-tools", "ollama_model", users and "tools" not in can),
             ("no-thinking", "thinking", model.thinking and "thinking" not in can),
             ("context-untrained", "context", wanted < model.context),
             ("context-short", "context", 0 < context < wanted)) if is_so]
-        for slug, key in found or [("route", "")] * state.online:
-            where = fleet.document.locate(("models", name, key))[0] if key else ""
-            yield _say(slug, "", where, name=name, model=model.ollama_model, node=model.node,
-                       remote=remote, users=", ".join(users), asked=model.context, wanted=wanted,
-                       context=context)
+        for slug, key in found or [("route", "name")] * state.online:
+            yield _say(slug, "", fleet.document.locate(("models", name, key))[0], model=model,
+                       held=held, users=", ".join(users), wanted=wanted, context=context)
 
 
 def _doctor_gateway(fleet, facts):
-    at, (listener, is_open) = f"{fleet.gateway.host}:{fleet.gateway.port}", facts.gateway
-    wanted = {"builtin": "subagent-fleet", "litellm": "LiteLLM"}[fleet.gateway.provider]
-    if not listener:
-        yield _say("port-free", at=at)
-    elif listener in ("subagent-fleet", "LiteLLM"):
-        yield _say("gateway-up", "" if listener == wanted else "info", listener=listener, at=at)
-    else:
-        yield _say("port-taken", "", fleet.document.locate(("project", "gateway", "port"))[0],
-                   at=at, listener=listener, strays="; LiteLLM would listen on another port "
-                   "without a word" if wanted == "LiteLLM" else "")
-    if is_open:
-        yield _say("open-gateway", at=at)
+    slug = "gateway-up" if facts.holder in ("subagent-fleet", "LiteLLM") else \
+        "port-taken" if facts.holder else "port-free"
+    where = fleet.document.locate(("project", "gateway", "port"))[0] if slug == "port-taken" else ""
+    yield _say(slug, "", where, at=f"{fleet.gateway.host}:{fleet.gateway.port}",
+               holder=facts.holder)
 
 
 def _doctor_settings(fleet, facts):
     """Settings files beat the environment, in silence."""
+    planned = {name: value for name, value, _ in plan_environment(fleet)}
     for path, settings in facts.settings.items():
-        found = settings.get("env") if isinstance(settings, dict) else None
-        if not isinstance(settings, dict):
-            yield _say("settings-broken", path=path)
-        names = [name for name, value in (found if isinstance(found, dict) else {}).items()
-                 if str(value) != facts.environment.get(name, str(value)) or name in (
-                     "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_API_KEY", "CLAUDE_CODE_SUBAGENT_MODEL")]
+        given = settings.get("env") if isinstance(settings, dict) else None
+        names = [name for name, value in (given if isinstance(given, dict) else {}).items()
+                 if str(value) != planned.get(name, str(value))]
         if names:
-            elsewhere = any(name in names for name in (
-                "ANTHROPIC_BASE_URL", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_API_KEY"))
-            yield _say("settings-override", "error" if elsewhere else "", path=path,
+            elsewhere = {"ANTHROPIC_BASE_URL", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_API_KEY"}
+            yield _say("settings-override", "error" if elsewhere & set(names) else "", path=path,
                        names=", ".join(names))
 
 
 def _doctor_agents(fleet, facts):
-    names = {}
-    for path, text in facts.agent_texts.items():
-        name, defect, mend = read_agent(text) if text is not None else \
-            ("", "it cannot be read", f"ls -l {path}")
+    paths = {}
+    for path, text in facts.agents.items():
+        name, defect = read_agent(text) if text is not None else ("", "it cannot be read")
         if defect:
-            yield _say("agent-unloadable", path=path, defect=defect, mend=mend)
-        elif name in names:
-            yield _say("agent-duplicate", path=path, other=names[name], name=name)
-        names.setdefault(name, path)
-
-
-# What 2.1.197 to 2.1.327 offer besides KNOWN_TOOLS.
-MORE_TOOLS = """AskUserQuestion BashOutput CronCreate CronDelete CronList EnterPlanMode
-EnterWorktree ExitPlanMode ExitWorktree KillShell LSP ListAgents ListMcpResourcesTool Monitor
-PowerShell PushNotification ReadMcpResourceTool ReportFindings ScheduleWakeup SendMessage
-StructuredOutput TaskCreate TaskGet TaskList TaskOutput TaskStop TaskUpdate ToolSearch Workflow"""
+            yield _say("agent-unloadable", path=path, defect=defect)
+        elif paths.setdefault(name, path) != path:
+            yield _say("agent-duplicate", path=path, other=paths[name], name=name)
 
 
 def read_agent(text):
-    """Return (name, why Claude Code will not use the agent or "", what mends it).
+    """Return (name, why Claude Code will not use the agent, or "").
 
-    As 2.1.197 and 2.1.327 list them: YAML whose `name` and `description` are texts.
+    As 2.1.197 and 2.1.327 list them: YAML whose `name` and `description` are texts. With none of
+    its tools known it is listed and refused; only those that cannot be are told, others are new.
     """
     found = re.match(r"\ufeff?---[ \t]*\r?\n(.*?\n?)---", text, re.DOTALL)
     if not found:
-        defect = "its frontmatter is not closed" if text.startswith("---") else \
+        return "", "its frontmatter is not closed" if text.startswith("---") else \
             "something stands before the first `---`" if "\n---" in text else \
             "it has no frontmatter"
-        return "", defect, "begin with `---`, `name:`, `description:`, and `---` again"
     values = _read_frontmatter(found[1])
     name, description, tools = map(values.get, ("name", "description", "tools"))
-    if not values:
-        return "", "its frontmatter is not YAML", "put quotes around its values"
-    if not isinstance(name, str) or not re.fullmatch("[^:-][^:]*", name):
-        return "", f"its name is {show_value(name)}" if name else "it has no name", \
-            "write `name:` with letters and `-`"
-    if not isinstance(description, str) or not description.strip():
-        return name, "its description is no text", "write `description:` and when to use it"
     tools = re.findall(r"([A-Za-z_*][\w*-]*)(?:\([^)]*\))?", str(tools or ""))
-    known = {*KNOWN_TOOLS, *MORE_TOOLS.split()}
-    if tools and not any(tool in known or tool.startswith(("*", "mcp__")) for tool in tools):
-        return name, f"there are none of its tools ({', '.join(tools)})", \
-            "write tools such as Edit, Grep, Read, or remove the line"
-    return name, "", ""
+    if not values:
+        return "", "its frontmatter is not YAML"
+    if not isinstance(name, str) or not re.fullmatch("[^:-][^:]*", name):
+        return "", f"its name is {show_value(name)}" if name else "it has no name"
+    if not isinstance(description, str) or not description.strip():
+        return name, "its description is no text"
+    if tools and all(tool in GONE_TOOLS or re.match("(?!mcp__)[a-z]", tool) for tool in tools):
+        return name, f"there are none of its tools ({', '.join(tools)})"
+    return name, ""
 
 
 def _read_frontmatter(head):
-    """Return the keys of a frontmatter; where it is not YAML, odd values are taken as text."""
+    """Return the keys of a frontmatter: odd values are texts, one of two equal keys goes."""
     def quote(found):
         odd = re.search(r"[{}\[\]*&#!|>%@`]|: ", found[2])
         return found[1] + quote_yaml(found[2]) if odd else found[0]
 
-    for text in (head, re.sub(r"(?m)^([A-Za-z_-]+:[ \t]+)([^\s\"'|>].*)$", quote, head)):
+    quoted = re.sub(r"(?m)^([A-Za-z_-]+:[ \t]+)([^\s\"'|>].*)$", quote, head)
+    once = {line.partition(":")[0]: line for line in quoted.splitlines()}
+    for text in (head, quoted, "\n".join(once.values())):
         try:
-            values = parse_yaml(text)
-            return values if isinstance(values, dict) else {}
-        except FleetError:
-            pass  # what cannot be read is a finding, not an error
+            return dict(parse_yaml(text))
+        except (FleetError, TypeError, ValueError):
+            pass  # no mapping: what cannot be read is a finding, not an error
     return {}
+
+
+FILE_FINDINGS = {"created": "files-missing", "updated": "files-stale", "removed": "files-stale",
+                 "edited": "files-edited", "unchanged": "files"}
 
 
 def _doctor_files(fleet, facts):
     """Say which generated files are not what the config says, and who else may see the key."""
     yield from facts.file_problems
-    for slug, states in (("files-missing", ("created",)), ("files-stale", ("updated", "removed")),
-                         ("files-edited", ("edited",))):
-        paths = [path for path, found in facts.generated.items() if found in states]
+    found = {}
+    for path, action in facts.generated.items():
+        found.setdefault(FILE_FINDINGS[action], []).append(path)
+    for slug, paths in found.items():
         more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
-        if paths:
-            yield _say(slug, paths=", ".join(paths[:5]) + more)
-    if set(facts.generated.values()) == {"unchanged"}:
-        yield _say("files", count=count_of(facts.generated, "generated file"))
-    if facts.env_readable:
-        yield _say("env-readable", path=facts.env_path)
-    if facts.env_git:
-        yield _say({"tracked": "env-tracked", "untracked": "env-unignored"}[facts.env_git],
-                   path=facts.env_path)
+        yield _say(slug, paths=", ".join(paths[:5]) + more)
+    for slug in ["env-readable"] * facts.env_readable + [facts.env_git] * bool(facts.env_git):
+        yield _say(slug, path=facts.env_path)
 
 
 DOCTOR_CHECKS = (  # topic, needs a fleet, check
@@ -2048,21 +1986,11 @@ DOCTOR_CHECKS = (  # topic, needs a fleet, check
 class Worker(Record):
     """What `worker` saw of the machine it was typed on."""
 
-    system: str                 # a key of WORKER_SETUPS
-    name: str                   # what the machine calls itself
-    program: str                # where Ollama's program is; "" is nowhere
-    state: NodeState            # of its own Ollama
-    addresses: tuple = ()       # by which other machines may reach it
-    open_addresses: tuple = ()  # those at which Ollama answers
-
-
-def plan_system(platform, programs, *, container=False, online=False):
-    """Return which WORKER_SETUPS fits: a platform, or how Ollama is run on it."""
-    if container or (online and "ollama" not in programs and "docker" in programs):
-        return "docker"
-    if platform == "darwin" or platform.startswith("win"):
-        return "darwin" if platform == "darwin" else "windows"
-    return "systemd" if "systemctl" in programs else "shell"
+    system: str      # a key of WORKER_SETUPS
+    name: str        # what the machine calls itself
+    program: str     # where Ollama's program is; "" is nowhere
+    state: NodeState
+    reached: tuple   # its NodeState at each address that other machines may use, by that name
 
 
 def address_kind(address):
@@ -2072,35 +2000,25 @@ def address_kind(address):
     found = ipaddress.ip_address(address)
     if found.is_loopback or found.is_link_local or found.is_unspecified:
         return ""
-    tailscale = found in ipaddress.ip_network("100.64.0.0/10")
-    return "Tailscale" if tailscale else "public" if found.is_global else "LAN"
+    # Tailscale's 100.64/10 is neither private nor global
+    return "public" if found.is_global else "LAN" if found.is_private else "Tailscale"
 
 
 def plan_worker_block(worker):
     """Return the `nodes:` and `models:` to paste into the controller's fleet file."""
-    addresses = sorted(worker.addresses, key=lambda address: (
-        address not in worker.open_addresses,
-        ("LAN", "Tailscale", "public").index(address_kind(address))))
-    host = (addresses + [worker.name])[0]
-    host, port = f"[{host}]" if ":" in host else host, split_endpoint(worker.state.endpoint)[2]
+    # The names of the kinds sort as they should be preferred.
+    places = [(not one.online, address_kind(one.name), one.endpoint) for one in worker.reached]
+    *_, endpoint = min(places, default=(worker.state.endpoint.replace("127.0.0.1", worker.name),))
     node, models = _slug(worker.name.split(".")[0], "worker"), {}
-    for model in _usable_models(worker.state.models):
-        slug = name = _slug(re.sub(":latest$", "", model.name), "model")
-        number = 1
-        while name in models:
-            number += 1
-            name = f"{slug[:56]}-{number}"
+    for _, model in best_models([worker.state]):
+        slug = _slug(re.sub(":latest$", "", model.name), "model")
+        names = [slug, *(f"{slug[:56]}-{number}" for number in range(2, len(models) + 3))]
+        name = next(name for name in names if name not in models)
         models[name] = {
             "node": node, "ollama_model": model.name,
-            "litellm_alias": name + "-local" * (name.lower() in CLAUDE_WORDS),
+            "litellm_alias": name + "-local" * (name in CLAUDE_WORDS),
             "context": max(256, min(model.trained_context or 1 << 30, MAIN_CONTEXT_TOKENS))}
-    return {"nodes": {node: {"endpoint": f"http://{host}:{port}"}}, "models": models}
-
-
-def _usable_models(models):
-    """Return the models that run here and can chat: those that call tools, if there are any."""
-    chat = [model for model in models if can_chat(model)]
-    return [model for model in chat if "tools" in (model.capabilities or ("tools",))] or chat
+    return {"nodes": {node: {"endpoint": endpoint}}, "models": models}
 
 
 def _slug(text, otherwise):
@@ -2108,31 +2026,18 @@ def _slug(text, otherwise):
     return re.sub("[^A-Za-z0-9._]+", "-", text).strip("-._")[:64].lower() or otherwise
 
 
-WORKER_STARTS = {
-    "darwin": "open -a Ollama", "windows": "start Ollama from the Start menu",
-    "systemd": "sudo systemctl start ollama", "shell": "ollama serve",
-    "docker": "docker start ollama",
-}
-
-
 def check_worker(worker):
-    """Yield what keeps this machine from being a node, and what mends it."""
+    """Return what keeps this machine from being a node, and what mends it."""
     state = worker.state
     if not state.online:
-        yield _say("ollama-stopped" if worker.program else "ollama-absent", reason=state.detail
-                   or state.reason, program=worker.program, endpoint=state.endpoint,
-                   mend=WORKER_STARTS[worker.system])
-    else:
-        yield from ollama_findings(state, "this machine")
-        if not _usable_models(state.models):
-            yield _say("no-model")
-        if worker.addresses and not worker.open_addresses:
-            yield _say("closed-node")
-    if not worker.addresses:
-        yield _say("no-address")
-    for address in worker.open_addresses:
-        if address_kind(address) == "public":
-            yield _say("public-address", "error", who="this machine", address=address)
+        return [_say("ollama-stopped" if worker.program else "ollama-absent", state=state,
+                     program=worker.program)]
+    places = {address_kind(one.name): one.name for one in worker.reached if one.online}
+    found = [_say(slug, level, who="this machine", address=places.get("public"))
+             for slug, level, is_so in (("no-model", "", not best_models([state])),
+                                        ("closed-node", "", not places),
+                                        ("public-address", "error", "public" in places)) if is_so]
+    return [*_ollama_findings(state, "this machine"), *found]
 
 
 # == 6. Rendering =============================================================
@@ -2477,14 +2382,11 @@ def format_start(fleet, out, config):
 
 def format_doctor(pairs, *, columns=0):
     """Return doctor's findings under their topics, and the verdict as the last line."""
-    lines, last = [], ""
+    topics = {}
     for topic, finding in pairs:
-        if topic != last:
-            lines += ["", topic] if last else [topic]
-            last = topic
-        lines += _finding_lines(finding, columns)
+        topics.setdefault(topic, [topic]).extend(_finding_lines(finding, columns))
     verdict = clean_line(plan_verdict([finding for _, finding in pairs]))
-    return "\n".join([*lines, "", verdict]) + "\n"
+    return "\n\n".join(map("\n".join, [*topics.values(), [verdict]])) + "\n"
 
 
 def _finding_lines(finding, columns):
@@ -2503,27 +2405,17 @@ WORKER_SETTINGS = {
     "OLLAMA_NO_CLOUD": "1",
 }
 WORKER_SETUPS = {  # what to do, one setting, what ends it
-    "darwin": ("""\
-In the Ollama app: Settings > Expose Ollama to the network. It outlives a restart.
-Or in Terminal on the Mac itself (not over SSH); lost at every restart of the Mac:
-
-""", '  launchctl setenv {name} "{value}"\n', "  killall Ollama; open -a Ollama\n"),
-    "systemd": ("""\
-Type `sudo systemctl edit ollama` and put this where it says so; it outlives updates:
-
-  [Service]
-""", '  Environment="{name}={value}"\n', "\nThen: sudo systemctl restart ollama\n"),
-    "windows": ("""\
-In a Command Prompt; then quit Ollama in the tray and start it from the Start menu:
-
-""", '  setx {name} "{value}"\n', ""),
-    "docker": ("""\
-Stop the container that runs. The published port decides who reaches the new one; add
-`--gpus=all` where there is one:
-
-  docker run -d --name ollama --restart unless-stopped -v ollama:/ollama \\
-    -e OLLAMA_MODELS=/ollama/models \\
-""", "    -e {name}={value} \\\n", "    -p {address}:{port}:{port} ollama/ollama\n"),
+    "darwin": ("In the Ollama app: Settings > Expose Ollama to the network. Or in Terminal on the "
+               "Mac itself,\nlost at every restart of the Mac:\n\n",
+               '  launchctl setenv {name} "{value}"\n', "  killall Ollama; open -a Ollama\n"),
+    "systemd": ("Type `sudo systemctl edit ollama` and put this where it says so:\n\n  [Service]\n",
+                '  Environment="{name}={value}"\n', "\nThen: sudo systemctl restart ollama\n"),
+    "windows": ("In a Command Prompt; then quit Ollama in the tray and start it anew:\n\n",
+                '  setx {name} "{value}"\n', ""),
+    "docker": ("Stop the container that runs; add `--gpus=all` where there is one:\n\n"
+               "  docker run -d --name ollama --restart unless-stopped -v ollama:/ollama \\\n"
+               "    -e OLLAMA_MODELS=/ollama/models \\\n", "    -e {name}={value} \\\n",
+               "    -p {address}:{port}:{port} ollama/ollama\n"),
     "shell": ("Stop Ollama, and start it so:\n\n", "  {name}={value} \\\n", "  ollama serve\n"),
 }
 SECURITY_WARNING = """\
@@ -2532,31 +2424,30 @@ Do not expose Ollama or LiteLLM to the public internet. Use LAN, firewall, Tails
 """
 
 
-def format_setup(worker, *, models=1):
+def format_setup(worker):
     """Return what to type on this system to open its Ollama to the fleet."""
     before, line, after = WORKER_SETUPS[worker.system]
-    words = {"port": split_endpoint(worker.state.endpoint)[2], "models": max(models, 1),
-             "address": (worker.addresses or ("0.0.0.0",))[0]}
+    words = {"port": split_endpoint(worker.state.endpoint)[2],
+             "models": len(best_models([worker.state])) or 1,
+             "address": worker.reached[0].name if worker.reached else "0.0.0.0"}
     return before + "".join(line.format(name=name, value=value.format(**words))
                             for name, value in WORKER_SETTINGS.items()) + after.format(**words)
 
 
-def format_worker(worker, *, setup, block, columns=0):
+def format_worker(worker, *, block, columns=0):
     """Return everything `worker` has to say, the part to paste last."""
-    state = worker.state
-    names = ": " + ", ".join(model.name for model in state.models) if state.models else ""
-    text = clean_line(f"Ollama {state.version} runs here, with {count_of(state.models, 'model')}"
-                      f"{names}") + "\n\n" if state.online else ""
-    if worker.addresses:
-        text += format_table(("Address", "Kind", "Ollama answers there"), [
-            (address, address_kind(address), "yes" if address in worker.open_addresses else "no")
-            for address in worker.addresses], columns=columns) + "\n"
-    findings = [line for finding in check_worker(worker) for line in _finding_lines(
-        finding, columns)]
-    text += "".join(line + "\n" for line in findings) + "\n" * bool(findings)
-    text += ("It is open to the fleet. The settings of a good node:\n\n" if worker.open_addresses
-             else "To open it to the fleet:\n\n") + setup + "\n" + SECURITY_WARNING
-    return text + "\nPaste into fleet.yaml on the machine that has the fleet:\n\n" + block
+    state, text = worker.state, ""
+    if state.online:
+        names = ", ".join(model.name for model in state.models) or "no model"
+        text = clean_line(f"Ollama {state.version} runs here with {names}") + "\n\n"
+    text += format_table(("Address", "Kind", "Ollama answers there"), [
+        (one.name, address_kind(one.name), "yes" if one.online else "no")
+        for one in worker.reached], columns=columns) + "\n"
+    for finding in check_worker(worker):
+        text += "\n".join(_finding_lines(finding, columns)) + "\n\n"
+    return text + (f"The settings of a good node, open to the fleet:\n\n{format_setup(worker)}\n"
+                   f"{SECURITY_WARNING}\nPaste into fleet.yaml on the machine that has the fleet:"
+                   f"\n\n{block}")
 
 
 # == 7b. Translation ==========================================================
@@ -3942,21 +3833,16 @@ class World:
             return answer
         raise NodeFailure("dns", f"{host}: {getattr(answer, 'strerror', None) or answer}")
 
-    def list_directory(self, path):
-        """Return the names in a directory, sorted; none when it cannot be read."""
-        try:
-            return sorted(self._os.listdir(path))
-        except OSError:
-            return []
+    def names_near(self, program, pattern):
+        """Return the names that match a pattern, seen from where a program really lies."""
+        import glob
+        place = glob.escape(self.parent(self._os.path.realpath(program)))
+        return [self._os.path.basename(path) for path in glob.glob(self.path(place, pattern))]
 
     def list_tree(self, directory, ending):
         """Return the files below a directory whose names end so, as paths, sorted."""
         return sorted(self.path(place, name) for place, _, names in self._os.walk(directory)
                       for name in names if name.endswith(ending))
-
-    def real_path(self, path):
-        """Return where a path leads when its links are followed."""
-        return self._os.path.realpath(path)
 
     def others_may_read(self, path):
         """Tell whether a file's permissions let others read it."""
@@ -3965,12 +3851,13 @@ class World:
 
     # -- this machine --
 
-    def read_program(self, words, seconds):
+    def read_program(self, words, until):
         """Return what a program prints; None when it is absent, fails or takes too long."""
         import subprocess
         try:
             done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                  stderr=subprocess.DEVNULL, timeout=seconds, env=self.environ)
+                                  stderr=subprocess.DEVNULL, timeout=max(0.1, until - self.clock()),
+                                  env=self.environ)
         except (OSError, ValueError, subprocess.SubprocessError):
             return None
         return None if done.returncode else done.stdout.decode("utf-8", "replace")
@@ -5066,7 +4953,7 @@ def open_gateway(fleet, world, out, *, receipts=True):
         listener = world.listen(host, gateway.port)
     except FleetError as error:
         if error.slug == "port-taken":
-            holder, _ = who_listens(world, gateway, world.clock() + 1.0)
+            holder = who_listens(world, gateway, world.clock() + 1.0)
             error.what += f", by {clean_line(holder)}" if holder else ""
         raise
     path = world.path(out, STATE_DIRECTORY, RECEIPTS_NAME) if receipts else ""
@@ -5135,7 +5022,7 @@ def start_gateway(fleet, world, out):
     nothing = {"nodes": []}
     used = f"A gateway for {clean_line(fleet.name)} runs at {url}: it is used.\n"
     if fleet.gateway.provider == "litellm":
-        if who_listens(world, fleet.gateway, world.clock() + CONNECT_SECONDS)[0] != "LiteLLM":
+        if who_listens(world, fleet.gateway, world.clock() + CONNECT_SECONDS) != "LiteLLM":
             return start_litellm(world, fleet, out, key).stop, lambda: nothing
         world.err(used)
         return lambda: None, lambda: nothing
@@ -5174,7 +5061,7 @@ def start_litellm(world, fleet, out, key):
                          "--port", str(gateway.port)], log=log, environ={
         **merge_environment(world.environ, fleet, key), gateway.master_key_env: key})
     until = world.clock() + LITELLM_START_SECONDS
-    while who_listens(world, gateway, until)[0] != "LiteLLM":
+    while who_listens(world, gateway, until) != "LiteLLM":
         if child.ended() or world.clock() > until:
             child.stop()
             raise FleetError("litellm-failed", "LiteLLM did not start", fix=f"see {log}")
@@ -5439,7 +5326,7 @@ LAUNCH_SETTINGS = '{"permissions":{"disableAutoMode":"disable"}}'
 def look_before_launch(fleet, out, world):
     """Yield a warning for each thing on disk that makes Claude Code differ from the fleet."""
     changes, _ = compare_output(world, out, fleet)
-    facts = Facts(settings=find_settings(world), environment=merge_environment({}, fleet, ""),
+    facts = Facts(settings=find_settings(world),
                   generated={change.path: change.action for change in changes})
     for finding in [*_doctor_files(fleet, facts), *_doctor_settings(fleet, facts)]:
         if finding.level in ("warning", "error"):
@@ -5738,36 +5625,30 @@ def cmd_help(options, world):
 # -- doctor and worker: look, decide, tell --
 
 FOREIGN_ORIGIN = "https://fleet-doctor.invalid"
-PORT_HOLDERS = (  # program, what it prints of a listener
-    (("lsof", "-nP", "-iTCP:{port}", "-sTCP:LISTEN", "-Fpc"), r"p(?P<pid>\d+)\nc(?P<name>.+)"),
-    (("ss", "-Hltnp", "sport = :{port}"), r'\(\("(?P<name>.+?)",pid=(?P<pid>\d+)'),
-)
 
 
 def observe(world, fleet, problems, options):
     """Return the Facts of this machine and, where there is a fleet, of its nodes and files."""
     until = world.clock() + options.timeout
-    facts = {"python": sys.version.split()[0], "problems": tuple(problems), "looks": {}}
-    jobs = {"claude": lambda: find_claude(world, until), "litellm": lambda: find_litellm(world),
-            "settings": lambda: find_settings(world), "agent_texts": lambda: read_agents(world)}
+    facts = Facts(problems=tuple(problems), litellm=find_litellm(world), agents=read_agents(world))
+    jobs = {"claude": lambda: find_claude(world, until)}
     if fleet:
-        facts.update(source=fleet.document.source, environment=merge_environment({}, fleet, ""),
-                     **observe_files(world, fleet, find_output(options, world)))
-        facts["problems"] += tuple(lint_key(fleet, world.environ))
         # What is not known in time: a port that nobody holds refuses at once.
-        facts.update(gateway=("another program", False), states={
-            name: NodeState(name, node.endpoint, "timeout") for name, node in fleet.nodes.items()})
-        jobs["states"] = lambda: probe_fleet(world, fleet, max(0.1, until - world.clock()))
-        jobs["gateway"] = lambda: who_listens(world, fleet.gateway, until)
-        jobs["env_git"] = lambda: git_state(world, facts.get("env_path"), until)
-        jobs.update({node: lambda node=node: look_at_node(world, node, until)
-                     for node in fleet.nodes.values()})
-    for key, outcome in run_together(world, jobs, until=until + 2 * PROBE_GRACE_SECONDS):
-        if isinstance(key, Node):
-            facts["looks"][key.name] = outcome
-        elif key is not None:
-            facts[key] = outcome
-    return Facts(**facts)
+        facts = facts.replace(
+            holder="another program", settings=find_settings(world),
+            problems=(*problems, *lint_key(fleet, world.environ)),
+            states={name: NodeState(name, node.endpoint, "timeout")
+                    for name, node in fleet.nodes.items()},
+            **observe_files(world, fleet, find_output(options, world)))
+        looks = {name: lambda node=node: look_at_node(world, node, until)
+                 for name, node in fleet.nodes.items()}
+        jobs.update(states=lambda: probe_fleet(world, fleet, options.timeout),
+                    looks=lambda: dict(run_together(world, looks, until=until)),
+                    holder=lambda: who_listens(world, fleet.gateway, until),
+                    env_git=lambda: git_finding(world, facts.env_path, until))
+    found = dict(run_together(world, jobs, until=until + 2 * PROBE_GRACE_SECONDS))
+    found.pop(None, None)
+    return facts.replace(**found)
 
 
 def observe_files(world, fleet, out):
@@ -5777,34 +5658,31 @@ def observe_files(world, fleet, out):
         path = world.enter(out, ENVIRONMENT_FILE)
     except FleetError as error:
         return {"file_problems": (error.finding,)}
-    there = world.kind_of(path) == "file"
     return {"generated": {change.path: change.action for change in changes},
-            "env_path": path if there else "", "env_readable": world.others_may_read(path)}
+            "env_path": path if world.kind_of(path) == "file" else "",
+            "env_readable": world.others_may_read(path)}
 
 
 def mend_files(world, fleet, out, facts):
     """Do what is safe and return what was done: nothing that a person wrote is touched."""
-    mended = []
+    changes, known = compare_output(world, out, fleet)
+    stale = [change for change in changes if change.action in ("updated", "removed")]
+    if stale:
+        write_changes(world, out, stale, known)
     if facts.env_readable:
         world.make_private(facts.env_path)
-        mended.append(f"{facts.env_path}: only you may read it now")
-    if {"updated", "removed"} & set(facts.generated.values()):
-        changes, known = compare_output(world, out, fleet)
-        stale = [change for change in changes if change.action in ("updated", "removed")]
-        write_changes(world, out, stale, known)
-        mended += [f"{change.path}: {change.action}" for change in stale]
-    return mended
+    return [f"{facts.env_path}: only you may read it now"] * facts.env_readable + [
+        f"{change.path}: {change.action}" for change in stale]
 
 
 def find_claude(world, until):
-    """Return Claude Code as found on the PATH, or None."""
+    """Return the version of the Claude Code on the PATH, None where there is none."""
     path = world.which("claude")
-    text = path and world.read_program([path, "--version"], max(0.1, until - world.clock()))
-    return Program(path, ((text or "").split() or [""])[0][:40]) if path else None
+    return path and ((world.read_program([path, "--version"], until) or "").split() + ["?"])[0][:40]
 
 
 def find_litellm(world):
-    """Return LiteLLM as found on the PATH, or None; it is not run.
+    """Return the version of the LiteLLM on the PATH, None where there is none; it is not run.
 
     `litellm --version` takes 10 s and calls out (1.106.2), and with a litellm_init.pth beside it
     any start of its Python is one too many.
@@ -5812,15 +5690,10 @@ def find_litellm(world):
     path = world.which("litellm")
     if not path:
         return None
-    prefix = world.parent(world.parent(world.real_path(path)))
-    libraries = [world.path(prefix, "Lib")] + [
-        world.path(prefix, "lib", name) for name in world.list_directory(world.path(prefix, "lib"))
-        if name.startswith("python")]
-    names = [name for library in libraries for packages in ("site-packages", "dist-packages")
-             for name in world.list_directory(world.path(library, packages))]
-    versions = [found[1] for found in (re.fullmatch(r"litellm-(\d.*)\.dist-info", name)
-                                       for name in names) if found]
-    return Program(path, "".join(versions[-1:]), "litellm_init.pth" in names)
+    names = [name for place in ("lib/python*", "Lib")
+             for name in world.names_near(path, f"../{place}/*-packages/litellm*")]
+    versions = re.findall(r"^litellm-(\d.*)\.dist-info$", "\n".join(names), re.M)
+    return (versions or ["?"])[-1] + " with litellm_init.pth" * ("litellm_init.pth" in names)
 
 
 def read_agents(world):
@@ -5838,7 +5711,7 @@ def look(world, url, until, **headers):
     """Return (headers, body, status) of a GET."""
     exchange = world.open_exchange("GET", url, headers=headers, deadline=until)
     try:
-        return exchange.headers, exchange.read_all(FREE_ANSWER_BYTES), exchange.status
+        return exchange.headers, exchange.read_all(), exchange.status
     finally:
         exchange.close()
 
@@ -5856,34 +5729,25 @@ def look_at_node(world, node, until):
 
 
 def who_listens(world, gateway, until):
-    """Return who holds the gateway's port, or "", and whether it answers without a key."""
-    url = gateway_url(gateway)
+    """Return who holds the gateway's port, or ""."""
     try:
         for name, path, mark in (("subagent-fleet", "/", b'"subagent-fleet"'),
                                  ("LiteLLM", "/health/liveliness", b"I'm alive!")):
-            if mark in look(world, url + path, until)[1]:
-                return name, look(world, url + "/v1/models", until)[2] == 200
+            if mark in look(world, gateway_url(gateway) + path, until)[1]:
+                return name
     except NodeFailure as failure:
         if failure.reason in ("refused", "unreachable", "dns"):
-            return "", False
-    for words, pattern in PORT_HOLDERS:
-        printed = world.read_program([word.format(port=gateway.port) for word in words],
-                                     max(0.1, until - world.clock()))
-        found = re.search(pattern, printed or "")
-        if found:
-            return f"{found['name']} (process {found['pid']})", False
-    return "another program", False
+            return ""
+    return "another program"
 
 
-def git_state(world, path, until):
-    """Return whether git tracks a file, would take it with the next `git add`, or neither."""
-    if not path:
-        return ""
+def git_finding(world, path, until):
+    """Return what git's knowledge of a secret file is called, "" where it is right."""
     # fsmonitor would run a program that the checkout names
-    words = ["git", "-c", "core.fsmonitor=false", "-C", world.parent(path), "ls-files", "-t",
+    words = ["git", "-c", "core.fsmonitor=false", "-C", world.parent(path or "."), "ls-files", "-t",
              "--cached", "--others", "--exclude-standard", "--", ENVIRONMENT_FILE]
-    printed = world.read_program(words, max(0.1, until - world.clock())) or ""
-    return {"?": "untracked", "": ""}.get(printed[:1], "tracked")
+    printed = world.read_program(words, until)
+    return printed and {"?": "env-unignored"}.get(printed[0], "env-tracked")
 
 
 def cmd_doctor(options, world):
@@ -5894,7 +5758,7 @@ def cmd_doctor(options, world):
     except FleetError as error:
         fleet, problems = None, error.findings or (error.finding,)
     facts = observe(world, fleet, problems, options)
-    if options.fix and fleet:
+    if options.fix and fleet and not facts.file_problems:
         out = find_output(options, world)
         mended = mend_files(world, fleet, out, facts)
         facts = facts.replace(**observe_files(world, fleet, out))
@@ -5910,47 +5774,35 @@ def cmd_doctor(options, world):
     return EXIT_PROBLEM if any(found.level == "error" for found in findings) else EXIT_OK
 
 
-MAC_PROGRAMS = {"ollama": "/Applications/Ollama.app",
-                "tailscale": "/Applications/Tailscale.app/Contents/MacOS/Tailscale"}
-
-
 def observe_worker(world, seconds):
     """Return the Worker that this machine is."""
-    programs = {name: world.which(name) or MAC_PROGRAMS.get(name, "")
-                for name in ("ollama", "docker", "systemctl", "tailscale")}
-    programs = {name: path for name, path in programs.items()
-                if path and world.kind_of(path) != "absent"}
-    port = re.search(r":(\d{1,5})/?$", world.environ.get("OLLAMA_HOST", ""))
-    port = int(port[1]) if port and 1 <= int(port[1]) <= 65535 else OLLAMA_PORT
-    printed = "tailscale" in programs and world.read_program(
-        [programs["tailscale"], "ip", "-4"], seconds) or ""
-    found = dict.fromkeys([*world.own_addresses(), *re.findall(r"^[\d.]{7,15}$", printed, re.M)])
-    addresses = tuple(address for address in found if address_kind(address))
-    states = probe_nodes(world, [Node(address, f"http://{address}:{port}")
-                                 for address in ("127.0.0.1", *addresses)], seconds=seconds)
-    here = states["127.0.0.1"]
-    container = any(world.kind_of(mark) != "absent"
-                    for mark in ("/.dockerenv", "/run/.containerenv"))
-    return Worker(plan_system(sys.platform, programs, container=container, online=here.online),
-                  world.own_name(), programs.get("ollama", ""), here, addresses,
-                  tuple(address for address in addresses if states[address].online))
+    found = re.search(r":([1-9]\d{0,4})/?$", world.environ.get("OLLAMA_HOST", ""))
+    port = min(int(found[1]), 65535) if found else OLLAMA_PORT
+    addresses = [address for address in world.own_addresses() if address_kind(address)]
+    here, *reached = probe_nodes(world, [Node(address, f"http://{address}:{port}") for address in
+                                         ("127.0.0.1", *addresses)], seconds=seconds).values()
+    app = "/Applications/Ollama.app"
+    program = world.which("ollama") or (app if world.kind_of(app) == "directory" else "")
+    system = "docker" if here.online and not program else {
+        "darwin": "darwin", "win32": "windows"}.get(
+        sys.platform, "systemd" if world.which("systemctl") else "shell")
+    return Worker(system, world.own_name(), program, here, tuple(reached))
 
 
 def cmd_worker(options, world):
     """Say how this machine becomes a node, and what to paste into the fleet file."""
     worker = observe_worker(world, options.timeout)
     block, findings = plan_worker_block(worker), list(check_worker(worker))
-    setup = format_setup(worker, models=len(block["models"]))
     if options.json:
         print_json(world, "worker", {
             "system": worker.system, "name": worker.name, "program": worker.program,
             "ollama": show_node(worker.state), "addresses": [
-                {"address": one, "kind": address_kind(one), "open": one in worker.open_addresses}
-                for one in worker.addresses],
+                {"address": one.name, "kind": address_kind(one.name), "open": one.online}
+                for one in worker.reached],
             "findings": [show_finding(found) for found in findings],
-            "setup": setup, "security": SECURITY_WARNING, "fleet": block})
+            "setup": format_setup(worker), "security": SECURITY_WARNING, "fleet": block})
     else:
-        world.out(format_worker(worker, setup=setup, columns=world.columns, block=dump_yaml(
+        world.out(format_worker(worker, columns=world.columns, block=dump_yaml(
             {key: value for key, value in block.items() if value})))
     return EXIT_PROBLEM if any(found.level == "error" for found in findings) else EXIT_OK
 

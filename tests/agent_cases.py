@@ -36,6 +36,8 @@ AGENTS = [
     ("---\n\"name\": a\n\"description\": d\n---\n", ""),
     ("---\nname : a\ndescription : d\n---\n", ""),
     ("---\n{name: a, description: d}\n---\n", ""),
+    (HEAD + "description: e\n---\n", ""),
+    (HEAD + "model: x\nmodel: y: z\n---\n", ""),
     ("<!-- generated -->\n" + HEAD + "---\n", BEFORE),
     ("\n" + HEAD + "---\n", BEFORE),
     ("-" + HEAD + "----\n", CLOSED),
@@ -65,6 +67,6 @@ AGENTS = [
     ("---\n\tname: a\n---\n", NO_YAML),
     (HEAD + "tools: read, grep\n---\n", "there are none of its tools (read, grep)"),
     (HEAD + "tools: MultiEdit\n---\n", "there are none of its tools (MultiEdit)"),
-    (HEAD + "tools: [NoSuchTool]\n---\n", "there are none of its tools (NoSuchTool)"),
+    (HEAD + "tools: [NoSuchTool]\n---\n", ""),  # it may be a new one
     (HEAD + "tools:\n  - LS\n---\n", "there are none of its tools (LS)"),
 ]

@@ -10,7 +10,7 @@ import pytest
 import subagent_fleet as sf
 
 from agent_cases import AGENTS
-from conftest import SCRIPT, clean_environment
+from conftest import SCRIPT, clean_environment, keys_near
 
 
 class Placed:
@@ -35,11 +35,9 @@ def make_fleet(models=None, *, nodes=("mini",), gateway=None, tools=("Read",), m
 GOOD_MODEL = sf.NodeModel("qwen3:8b", 5 * 10**9, "8.2B", "Q4_K_M", ("completion", "tools"), 40960)
 GOOD_STATE = sf.NodeState("mini", "http://mini:11434", version="0.32.15", models=(GOOD_MODEL,))
 GOOD_FACTS = sf.Facts(
-    source="fleet.yaml", python="3.12.1", states={"mini": GOOD_STATE},
-    looks={"mini": (("192.168.1.50",), False)}, litellm=sf.Program("/bin/litellm", "1.106.2"),
-    claude=sf.Program("/bin/claude", "2.1.327 (Claude Code)"),
-    environment={"ANTHROPIC_BASE_URL": "http://127.0.0.1:4000"},
-    agent_texts={"a.md": "---\nname: planner\ndescription: Use it.\ntools: Read\n---\n\nPlan.\n"},
+    states={"mini": GOOD_STATE}, looks={"mini": (("192.168.1.50",), False)},
+    litellm="1.106.2", claude="2.1.327",
+    agents={"a.md": "---\nname: planner\ndescription: Use it.\ntools: Read\n---\n\nPlan.\n"},
     settings={"s.json": {"permissions": {}}},
     generated={"litellm_config.yaml": "unchanged"}, env_path=".env.subagent-fleet")
 
@@ -104,13 +102,13 @@ CASES = [
     ("lint", on(problems=(LINT,)), {"small-context": "warning"}),
     ("offline", on(states={"mini": OFFLINE}), {"node-offline": "error"}),
     ("version 0.17.0", on(states=state_with(version="0.17.0")), {"ollama-old": "error"}),
-    ("version 0.17.1-rc0", on(states=state_with(version="0.17.1-rc0")), {"ollama-old": "error"}),
+    ("version 0.17.0-rc0", on(states=state_with(version="0.17.0-rc0")), {"ollama-old": "error"}),
     ("version 0.17.1", on(states=state_with(version="0.17.1")), {"ollama-old": "warning"}),
     ("version 0.31.1", on(states=state_with(version="0.31.1")), {"ollama-old": "warning"}),
     ("version 0.31.2", on(states=state_with(version="0.31.2")), {}),
     ("version 0.33.0-rc2", on(states=state_with(version="0.33.0-rc2")), {}),
-    ("version 0.0.0", on(states=state_with(version="0.0.0")), {"ollama-version-unknown": "info"}),
-    ("version empty", on(states=state_with(version="")), {"ollama-version-unknown": "info"}),
+    ("version 0.0.0", on(states=state_with(version="0.0.0")), {}),
+    ("version empty", on(states=state_with(version="")), {}),
     ("origin", on(looks={"mini": ((), True)}), {"open-origin": "warning"}),
     ("public", on(looks={"mini": (("192.168.1.50", "8.8.8.8"), False)}),
      {"public-address": "warning"}),
@@ -119,10 +117,9 @@ CASES = [
     ("cloud stub", (make_fleet(), model_with(remote="https://ollama.com:443")),
      {"cloud-stub": "error"}),
     ("cloud stub allowed", (model_fleet(cloud=True), model_with(remote="https://ollama.com:443")),
-     {"cloud-model": "info"}),
+     {}),
     ("cloud allowed, but local", (model_fleet(cloud=True), GOOD_FACTS), {}),
-    ("cloud allowed", (model_fleet(ollama_model="qwen3:8b-cloud", cloud=True), GOOD_FACTS),
-     {"cloud-model": "info"}),
+    ("cloud allowed", (model_fleet(ollama_model="qwen3:8b-cloud", cloud=True), GOOD_FACTS), {}),
     ("missing", on(states=state_with(models=())), {"model-missing": "error"}),
     ("other case and tag", (model_fleet(ollama_model="library/QWEN3:8b"), GOOD_FACTS), {}),
     ("no tools", (make_fleet(), model_with(capabilities=("completion",))), {"no-tools": "error"}),
@@ -153,27 +150,23 @@ CASES = [
         states=state_with(loaded=loaded(32768, 62)))), {}),
     ("on the CPU", (make_fleet(TWO), facts_with(
         states=state_with(models=TWO_HELD, loaded=loaded(32768, 0)))), {}),
-    ("port taken", on(gateway=("nginx (pid 12)", False)), {"port-taken": "error"}),
-    ("port ours", on(gateway=("subagent-fleet", False)), {}),
-    ("port LiteLLM's", on(gateway=("LiteLLM", False)), {"gateway-up": "info"}),
-    ("port LiteLLM's, wanted", on(LITELLM, gateway=("LiteLLM", False)), {}),
-    ("open gateway", on(gateway=("subagent-fleet", True)), {"open-gateway": "error"}),
+    ("port taken", on(holder="nginx (pid 12)"), {"port-taken": "error"}),
+    ("port ours", on(holder="subagent-fleet"), {}),
+    ("port LiteLLM's", on(LITELLM, holder="LiteLLM"), {}),
     ("no LiteLLM, unneeded", on(litellm=None), {}),
     ("no LiteLLM, needed", on(LITELLM, litellm=None), {"litellm-missing": "error"}),
-    ("LiteLLM 1.82.7", on(litellm=sf.Program("x", "1.82.7")), {"litellm-poisoned": "error"}),
-    ("LiteLLM 1.82.8", on(litellm=sf.Program("x", "1.82.8")), {"litellm-poisoned": "error"}),
-    ("LiteLLM pth", on(litellm=sf.Program("x", "1.106.2", True)), {"litellm-poisoned": "error"}),
-    ("LiteLLM 1.82.6", on(litellm=sf.Program("x", "1.82.6")), {"litellm-old": "warning"}),
-    ("LiteLLM 1.103.5, needed", on(LITELLM, litellm=sf.Program("x", "1.103.5")),
+    ("LiteLLM 1.82.7", on(litellm="1.82.7"), {"litellm-poisoned": "error"}),
+    ("LiteLLM 1.82.8", on(litellm="1.82.8"), {"litellm-poisoned": "error"}),
+    ("LiteLLM pth", on(litellm="1.106.2 with litellm_init.pth"), {"litellm-poisoned": "error"}),
+    ("LiteLLM 1.82.6", on(litellm="1.82.6"), {"litellm-old": "warning"}),
+    ("LiteLLM 1.103.5, needed", on(LITELLM, litellm="1.103.5"),
      {"litellm-old": "error"}),
-    ("LiteLLM 1.104.0rc1", on(LITELLM, litellm=sf.Program("x", "1.104.0rc1")),
-     {"litellm-old": "error"}),
-    ("LiteLLM 1.104.0", on(LITELLM, litellm=sf.Program("x", "1.104.0")), {}),
-    ("LiteLLM of no version", on(LITELLM, litellm=sf.Program("x")), {}),
+    ("LiteLLM 1.104.0", on(LITELLM, litellm="1.104.0"), {}),
+    ("LiteLLM of no version", on(LITELLM, litellm="?"), {}),
     ("no Claude Code", on(claude=None), {"claude-missing": "warning"}),
-    ("Claude Code 2.1.197", on(claude=sf.Program("x", "2.1.197 (Claude Code)")),
+    ("Claude Code 2.1.197", on(claude="2.1.197"),
      {"claude-old": "warning"}),
-    ("Claude Code 2.1.198", on(claude=sf.Program("x", "2.1.198 (Claude Code)")), {}),
+    ("Claude Code 2.1.198", on(claude="2.1.198"), {}),
     ("settings elsewhere", on(settings={"s": {"env": {"ANTHROPIC_BASE_URL": "http://x"}}}),
      {"settings-override": "error"}),
     ("settings the same", on(settings={"s": {"env": {
@@ -182,20 +175,20 @@ CASES = [
      {"settings-override": "error"}),
     ("settings with a subagent model", on(settings={"s": {"env": {
         "CLAUDE_CODE_SUBAGENT_MODEL": "x"}}}), {"settings-override": "warning"}),
-    ("settings broken", on(settings={"s": None}), {"settings-broken": "warning"}),
-    ("settings a list", on(settings={"s": []}), {"settings-broken": "warning"}),
+    ("settings broken", on(settings={"s": None}), {}),
+    ("settings a list", on(settings={"s": []}), {}),
     ("settings with a strange env", on(settings={"s": {"env": [1]}}), {}),
-    ("agent unloadable", on(agent_texts={"a.md": "no frontmatter"}),
+    ("agent unloadable", on(agents={"a.md": "no frontmatter"}),
      {"agent-unloadable": "warning"}),
-    ("agent unreadable", on(agent_texts={"a.md": None}), {"agent-unloadable": "warning"}),
-    ("agent twice", on(agent_texts=dict.fromkeys(
-        ("a.md", "b.md"), GOOD_FACTS.agent_texts["a.md"])), {"agent-duplicate": "warning"}),
+    ("agent unreadable", on(agents={"a.md": None}), {"agent-unloadable": "warning"}),
+    ("agent twice", on(agents=dict.fromkeys(
+        ("a.md", "b.md"), GOOD_FACTS.agents["a.md"])), {"agent-duplicate": "warning"}),
     ("files missing", on(generated={"a": "created"}), {"files-missing": "warning"}),
     ("files stale", on(generated={"a": "updated"}), {"files-stale": "warning"}),
     ("files edited", on(generated={"a": "edited"}), {"files-edited": "info"}),
     ("env readable", on(env_readable=True), {"env-readable": "error"}),
-    ("env tracked", on(env_git="tracked"), {"env-tracked": "error"}),
-    ("env not ignored", on(env_git="untracked"), {"env-unignored": "warning"}),
+    ("env tracked", on(env_git="env-tracked"), {"env-tracked": "error"}),
+    ("env not ignored", on(env_git="env-unignored"), {"env-unignored": "warning"}),
 ]
 
 
@@ -255,8 +248,6 @@ def test_findings_about_a_model_point_at_its_line():
 
 
 def test_findings_say_what_was_seen():
-    litellm = facts_with(litellm=sf.Program("/bin/litellm"))
-    assert the("litellm", make_fleet(), litellm).what == "LiteLLM (its version was not found)"
     offline = facts_with(states={"mini": OFFLINE.replace(detail="nobody there")})
     assert "refused: nobody there (http://mini:11434)" in the(
         "node-offline", make_fleet(), offline).what
@@ -276,10 +267,8 @@ def test_public_address_that_the_config_names_is_not_said_twice():
 
 
 def test_port_taken_names_who_and_what_litellm_would_do():
-    facts = facts_with(gateway=("nginx (pid 12)", False))
-    assert "nginx (pid 12)" in the("port-taken", make_fleet(), facts).what
-    assert "another port" not in the("port-taken", make_fleet(), facts).what
-    assert "another port" in the("port-taken", LITELLM, facts).what
+    said = the("port-taken", make_fleet(), facts_with(holder="another program")).what
+    assert "taken by another program" in said and "LiteLLM would" in said
 
 
 def test_many_files_are_named_briefly():
@@ -290,26 +279,24 @@ def test_many_files_are_named_briefly():
 
 def test_without_a_fleet_the_machine_is_still_checked():
     error = sf.Finding("no-config", "error", "no fleet.yaml", fix="subagent-fleet init")
-    facts = sf.Facts(python="3.12.1", problems=(error,), agent_texts={"a.md": ""})
+    facts = sf.Facts(problems=(error,), agents={"a.md": ""})
     assert found(None, facts) == {"no-config": "error", "claude-missing": "warning",
                                   "agent-unloadable": "warning"}
 
 
 @pytest.mark.parametrize("text,defect", AGENTS)
 def test_agents_that_claude_code_leaves_out_are_named(text, defect):
-    name, said, fix = sf.read_agent(text)
+    name, said = sf.read_agent(text)
     assert said == defect
-    assert bool(fix) == bool(defect)
     assert name or defect
 
 
 @pytest.mark.parametrize("version,than,older", [
     ("0.17.0", "0.17.1", True), ("0.17.1", "0.17.1", False), ("0.9.0", "0.17.1", True),
-    ("0.17.1-rc3", "0.17.1", True), ("0.33.0-rc2", "0.32.14", False), ("0.0.0", "0.17.1", False),
-    ("", "0.17.1", False), ("nonsense", "0.17.1", False), ("1.104.0rc1", "1.104.0", True),
-    ("1.104.0.dev3", "1.104.0", True), ("1.104.0.post1", "1.104.0", False),
-    ("2.1.197 (Claude Code)", "2.1.198", True), ("v0.17.0", "0.17.1", True),
-    ("9" * 5000 + ".1.1", "0.17.1", False)])
+    ("0.17.0-rc3", "0.17.1", True), ("0.33.0-rc2", "0.32.14", False), ("0.0.0", "0.17.1", False),
+    ("", "0.17.1", False), ("nonsense", "0.17.1", False), ("1.103.5rc1", "1.104.0", True),
+    ("1.104.0.post1", "1.104.0", False), ("2.1.197 (Claude Code)", "2.1.198", True),
+    ("v0.17.0", "0.17.1", True), ("9" * 5000 + ".1.1", "0.17.1", False)])
 def test_versions_compare(version, than, older):
     assert sf.is_older(version, than) is older
 
@@ -338,7 +325,7 @@ def test_doctor_text_groups_wraps_and_ends_with_the_verdict():
         "This machine", "Config", "Nodes"]
     assert " ".join(text.split()).endswith(
         "Not ready: 1 error. Begin with: " + sf.REASON_FIXES["refused"])
-    assert "\n  ok       Python 3.12.1\n" in text
+    assert "\n  ok       Python 3." in text
 
 
 def test_doctor_text_shows_what_a_node_said_without_its_controls():
@@ -368,27 +355,27 @@ def world_with(**environ):
 @pytest.mark.parametrize("packages,version,poisoned", [
     ("lib/python3.12/site-packages", "1.106.2", False),
     ("lib/python3/dist-packages", "1.82.8", True), ("Lib/site-packages", "1.103.5", False),
-    ("lib/python3.12/elsewhere", "", False)])
+    ("lib/python3.12/elsewhere", "?", False)])
 def test_litellm_is_known_from_disk_without_running_it(tmp_path, packages, version, poisoned):
     place = tmp_path / "venv" / packages
-    for name in ("litellm", f"litellm-{version or '1.0.0'}.dist-info", "litellm_enterprise-2.0.0"
+    for name in ("litellm", f"litellm-{version}.dist-info", "litellm_enterprise-2.0.0"
                  ".dist-info", "litellm_init.pth" if poisoned else "other.pth"):
         (place / name).mkdir(parents=True)
     program = write_program(tmp_path / "venv" / "bin", "litellm", f"touch {tmp_path}/was-run")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "litellm").symlink_to(program)  # as uv and pipx do
     found = sf.find_litellm(world_with(PATH=tmp_path / "bin"))
-    assert (found.version, found.poisoned) == (version, poisoned)
+    assert found == version + " with litellm_init.pth" * poisoned
     assert not (tmp_path / "was-run").exists()
     assert sf.find_litellm(world_with(PATH=tmp_path)) is None
 
 
 @pytest.mark.parametrize("script,version", [
-    ("echo '2.1.327 (Claude Code)'", "2.1.327"), ("exit 3", ""), ("sleep 30", "")])
+    ("echo '2.1.327 (Claude Code)'", "2.1.327"), ("exit 3", "?"), ("sleep 30", "?")])
 def test_claude_code_is_asked_for_its_version_within_the_deadline(tmp_path, script, version):
     write_program(tmp_path, "claude", script)
     world, began = world_with(PATH=f"{tmp_path}:/bin:/usr/bin"), time.monotonic()
-    assert sf.find_claude(world, world.clock() + 0.5).version == version
+    assert sf.find_claude(world, world.clock() + 0.2) == version
     assert time.monotonic() - began < 10
     assert sf.find_claude(world_with(PATH="/nowhere"), 0) is None
 
@@ -423,46 +410,26 @@ def test_git_says_whether_it_has_the_secret(tmp_path):
     world, path = sf.World(), str(tmp_path / ".env.subagent-fleet")
 
     def state():
-        return sf.git_state(world, path, world.clock() + 5)
+        return sf.git_finding(world, path, world.clock() + 5)
 
     (tmp_path / ".env.subagent-fleet").write_text("x")
-    assert state() == ""
+    assert not state()
     git = ["git", "-C", str(tmp_path)]
     subprocess.run([*git, "init", "-q"], check=True)
-    assert state() == "untracked"
+    assert state() == "env-unignored"
     (tmp_path / ".gitignore").write_text(".env*\n")
-    assert state() == ""
+    assert not state()
     subprocess.run([*git, "add", "-f", path], check=True)
-    assert state() == "tracked"
-    assert sf.git_state(world, "", world.clock() + 5) == ""
-
-
-LSOF, SS = "p4711\\ncnginx\\nf6\\n", 'LISTEN 0.0.0.0:4000 users:(("python3",pid=77,fd=3))'
-
-
-@pytest.mark.parametrize("lsof,ss,holder", [
-    (f"printf '{LSOF}'", "exit 1", "nginx (process 4711)"),
-    ("exit 1", f"echo '{SS}'", "python3 (process 77)"), ("exit 1", "exit 1", "another program"),
-    ("sleep 30", "sleep 30", "another program")])
-def test_holder_of_the_port_is_named_as_far_as_it_is_known(tmp_path, fake_node, lsof, ss, holder):
-    write_program(tmp_path, "lsof", lsof)
-    write_program(tmp_path, "ss", ss)
-    world, began = world_with(PATH=f"{tmp_path}:/bin:/usr/bin"), time.monotonic()
-    gateway = sf.Gateway("builtin", "127.0.0.1", fake_node().port, "KEY")
-    assert sf.who_listens(world, gateway, world.clock() + 0.5) == (holder, False)
-    assert time.monotonic() - began < 10
+    assert state() == "env-tracked"
 
 
 @pytest.mark.parametrize("pages,wanted", [
-    ({"/": {"name": "subagent-fleet"}}, ("subagent-fleet", False)),
-    ({"/": {"name": "subagent-fleet"}, "/v1/models": {"data": []}}, ("subagent-fleet", True)),
-    ({"/health/liveliness": "I'm alive!"}, ("LiteLLM", False)),
-    ({"/health/liveliness": "I'm alive!", "/v1/models": {}}, ("LiteLLM", True)),
-    ({"/v1/models": {}}, ("another program", False))])
+    ({"/": {"name": "subagent-fleet"}}, "subagent-fleet"),
+    ({"/health/liveliness": "I'm alive!"}, "LiteLLM"), ({}, "another program")])
 def test_who_holds_the_gateways_port_is_asked(fake_node, pages, wanted):
     node = fake_node()
     node.answers = {path: (200, pages[path]) if path in pages else (401, {"error": "no"})
-                    for path in ("/", "/health/liveliness", "/v1/models")}
+                    for path in ("/", "/health/liveliness")}
     gateway = sf.Gateway("builtin", "0.0.0.0", node.port, "KEY")
     world = world_with(PATH="/nowhere")
     assert sf.who_listens(world, gateway, world.clock() + 3) == wanted
@@ -473,7 +440,7 @@ def test_free_port_is_nobodys():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, not listening: refused
         gateway = sf.Gateway("builtin", "127.0.0.1", taken.getsockname()[1], "KEY")
-        assert sf.who_listens(world, gateway, world.clock() + 3) == ("", False)
+        assert sf.who_listens(world, gateway, world.clock() + 3) == ""
 
 
 def test_node_that_answers_any_web_page_is_seen(fake_node):
@@ -488,11 +455,24 @@ def test_node_that_answers_any_web_page_is_seen(fake_node):
 
 # -- the command --
 
+@pytest.fixture
+def run_here(tmp_path, capsys, monkeypatch):
+    """Run a command in this process; as run_cli otherwise."""
+    def run(*words, env):
+        monkeypatch.chdir(tmp_path)
+        code = sf.main(list(words), world_with(**env))
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        assert [key for key in keys_near(tmp_path) if key in out + err] == []
+        return types.SimpleNamespace(returncode=code, stdout=out, stderr=err)
+    return run
+
+
 AGENT = {"planner": {"model": "small", "description": "Plan.", "tools": ["Read"]}}
 
 
 @pytest.fixture
-def doctor(tmp_path, fake_node, run_cli):
+def doctor(tmp_path, fake_node, run_here):
     """A machine on which everything is in order, and `run` to ask the doctor there."""
     place = types.SimpleNamespace(path=tmp_path, node=fake_node({"qwen3:8b": {"context": 40960}}))
     programs = tmp_path / "venv" / "bin"
@@ -512,8 +492,8 @@ def doctor(tmp_path, fake_node, run_cli):
     def write():
         (tmp_path / "fleet.json").write_text(json.dumps(place.fleet), encoding="utf-8")
 
-    def run(*words, **more):
-        return run_cli("doctor", *words, env=place.env, **more)
+    def run(*words):
+        return run_here("doctor", *words, env=place.env)
 
     def ask(*words):
         done = run("--json", *words)
@@ -526,12 +506,12 @@ def doctor(tmp_path, fake_node, run_cli):
 
     write()
     place.write, place.run, place.ask = write, run, ask
-    assert run_cli("generate", env=place.env).returncode == 0
+    assert run_here("generate", env=place.env).returncode == 0
     return place
 
 
-def test_doctor_on_a_machine_in_order_is_ready_and_changes_nothing(doctor):
-    done = doctor.run()
+def test_doctor_on_a_machine_in_order_is_ready_and_changes_nothing(doctor, run_cli):
+    done = run_cli("doctor", env=doctor.env)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1] == "Ready: everything is in order."
     assert doctor.ask() == {} and doctor.status == 0
@@ -540,8 +520,8 @@ def test_doctor_on_a_machine_in_order_is_ready_and_changes_nothing(doctor):
         "/api/version", "/api/tags", "/api/ps", "/api/show"}
 
 
-def test_doctor_without_a_config_checks_the_machine(run_cli, tmp_path):
-    done = run_cli("doctor", env={"HOME": tmp_path, "PATH": "/nowhere"})
+def test_doctor_without_a_config_checks_the_machine(run_here, tmp_path):
+    done = run_here("doctor", env={"HOME": tmp_path, "PATH": "/nowhere"})
     assert done.returncode == 1
     assert "Claude Code is not on the PATH" in done.stdout
     assert done.stdout.splitlines()[-1] == \
@@ -658,16 +638,19 @@ def test_doctor_port_that_is_taken_is_an_error(doctor, fake_node):
 
 # -- worker --
 
-@pytest.mark.parametrize("platform,programs,more,system", [
-    ("darwin", {"ollama"}, {}, "darwin"), ("darwin", set(), {}, "darwin"),
-    ("linux", {"systemctl", "ollama"}, {}, "systemd"), ("linux", {"ollama"}, {}, "shell"),
-    ("win32", {"ollama"}, {}, "windows"), ("freebsd14", set(), {}, "shell"),
-    ("linux", {"systemctl"}, {"container": True}, "docker"),
-    ("linux", {"systemctl", "docker"}, {"online": True}, "docker"),
-    ("linux", {"systemctl", "docker", "ollama"}, {"online": True}, "systemd"),
-    ("linux", {"systemctl", "docker"}, {}, "systemd")])
-def test_system_decides_the_setup(platform, programs, more, system):
-    assert sf.plan_system(platform, programs, **more) == system
+@pytest.mark.parametrize("platform,programs,online,system", [
+    ("darwin", ("ollama",), True, "darwin"), ("darwin", (), False, "darwin"),
+    ("linux", ("systemctl", "ollama"), True, "systemd"), ("linux", ("systemctl",), False, "systemd"),
+    ("linux", ("ollama",), True, "shell"), ("freebsd14", (), False, "shell"),
+    ("win32", ("ollama",), False, "windows"), ("linux", ("systemctl", "docker"), True, "docker")])
+def test_system_decides_the_setup(monkeypatch, tmp_path, platform, programs, online, system):
+    for name in programs:
+        write_program(tmp_path, name, "exit 1")
+    monkeypatch.setattr(sf.sys, "platform", platform)
+    monkeypatch.setattr(sf, "probe_nodes", lambda _, nodes, **__: {
+        node.name: sf.NodeState(node.name, node.endpoint, "" if online else "refused")
+        for node in nodes})
+    assert sf.observe_worker(world_with(PATH=tmp_path), 1).system == system
 
 
 @pytest.mark.parametrize("address,kind", [
@@ -678,22 +661,28 @@ def test_addresses_have_a_kind(address, kind):
     assert sf.address_kind(address) == kind
 
 
-LOCAL = sf.NodeState("here", "http://127.0.0.1:11434", version="0.32.15", models=(GOOD_MODEL,))
+LOCAL = sf.NodeState("127.0.0.1", "http://127.0.0.1:11434", version="0.32.15", models=(GOOD_MODEL,))
+
+
+def reached(*addresses, reason=""):
+    return tuple(sf.NodeState(address, f"http://{address}:11434", reason) for address in addresses)
+
+
 WORKER = sf.Worker("systemd", "Mac-mini.local", "/bin/ollama", LOCAL,
-                   ("192.168.1.50", "100.101.102.103"), ("192.168.1.50", "100.101.102.103"))
+                   reached("192.168.1.50", "100.101.102.103"))
 
 
 @pytest.mark.parametrize("system", sorted(sf.WORKER_SETUPS))
 def test_setup_names_every_setting_and_how_to_start(system):
     state = LOCAL.replace(endpoint="http://127.0.0.1:12000")
-    text = sf.format_setup(WORKER.replace(system=system, state=state), models=2)
+    text = sf.format_setup(WORKER.replace(system=system, state=state.replace(
+        models=(GOOD_MODEL, GOOD_MODEL.replace(name="qwen3:4b")))))
     for name, value in sf.WORKER_SETTINGS.items():
         assert name in text and value.format(port=12000, models=2) in text
     assert {"darwin": "Expose Ollama to the network", "systemd": "systemctl edit ollama",
             "windows": 'setx OLLAMA_HOST "0.0.0.0:12000"', "shell": "ollama serve",
             "docker": "-p 192.168.1.50:12000:12000 ollama/ollama"}[system] in text
     assert all(len(line) <= 100 for line in text.splitlines()) and "{" not in text
-    assert system in sf.WORKER_STARTS
 
 
 def test_setup_on_a_mac_says_that_launchctl_is_lost():
@@ -709,25 +698,20 @@ WORKER_CASES = [
     ({"program": "", "state": OFFLINE}, {"ollama-absent": "error"}),
     ({"state": OFFLINE}, {"ollama-stopped": "error"}),
     ({"program": ""}, {}),
-    ({"open_addresses": ()}, {"closed-node": "warning"}),
-    ({"addresses": (), "open_addresses": ()}, {"no-address": "warning"}),
+    ({"reached": reached("192.168.1.50", reason="refused")}, {"closed-node": "warning"}),
+    ({"reached": ()}, {"closed-node": "warning"}),
     ({"state": LOCAL.replace(models=())}, {"no-model": "warning"}),
     ({"state": LOCAL.replace(models=(GOOD_MODEL.replace(capabilities=("embedding",)),))},
      {"no-model": "warning"}),
     ({"state": LOCAL.replace(version="0.16.0")}, {"ollama-old": "error"}),
-    ({"open_addresses": ("8.8.8.8",)}, {"public-address": "error"})]
+    ({"reached": reached("8.8.8.8")}, {"public-address": "error"}),
+    ({"reached": reached("8.8.8.8", reason="timeout")}, {"closed-node": "warning"})]
 
 
 @pytest.mark.parametrize("changed,wanted", WORKER_CASES)
 def test_worker_finds_exactly(changed, wanted):
     assert worker_findings(**changed) == wanted
     assert all(f.fix for f in sf.check_worker(WORKER.replace(**changed)))
-
-
-@pytest.mark.parametrize("system", sorted(sf.WORKER_SETUPS))
-def test_stopped_ollama_is_started_as_its_system_does(system):
-    (finding,) = sf.check_worker(WORKER.replace(system=system, state=OFFLINE))
-    assert finding.fix == sf.WORKER_STARTS[system]
 
 
 def fleet_of(block):
@@ -746,13 +730,13 @@ def test_worker_block_is_a_part_of_a_valid_fleet():
 
 
 @pytest.mark.parametrize("changed,endpoint", [
-    ({"open_addresses": ("100.101.102.103",)}, "http://100.101.102.103:11434"),
-    ({"open_addresses": ()}, "http://192.168.1.50:11434"),
-    ({"addresses": ("8.8.8.8", "100.101.102.103"), "open_addresses": ()},
+    ({"reached": reached("192.168.1.50", reason="refused") + reached("100.101.102.103")},
      "http://100.101.102.103:11434"),
-    ({"addresses": ("fd00::1",)}, "http://[fd00::1]:11434"),
-    ({"addresses": (), "open_addresses": ()}, "http://Mac-mini.local:11434"),
-    ({"state": LOCAL.replace(endpoint="http://127.0.0.1:12000")}, "http://192.168.1.50:12000")])
+    ({"reached": reached("100.101.102.103", "192.168.1.50", reason="refused")},
+     "http://192.168.1.50:11434"),
+    ({"reached": reached("8.8.8.8", "100.101.102.103")}, "http://100.101.102.103:11434"),
+    ({"reached": (), "state": LOCAL.replace(endpoint="http://127.0.0.1:12000")},
+     "http://Mac-mini.local:12000")])
 def test_worker_block_prefers_an_address_that_answers_then_the_lan(changed, endpoint):
     block = sf.plan_worker_block(WORKER.replace(**changed))
     assert block["nodes"]["mac-mini"]["endpoint"] == endpoint
@@ -780,12 +764,12 @@ def test_worker_block_prefers_models_that_call_tools():
     assert list(sf.plan_worker_block(only)["models"]) == ["phi-1b"]
 
 
-def test_worker_sees_itself_only_when_it_listens_beyond_loopback(run_cli, fake_node, tmp_path):
+def test_worker_sees_itself_only_when_it_listens_beyond_loopback(run_here, fake_node):
     closed, opened = fake_node({"qwen3:8b": {}}), fake_node({"qwen3:8b": {}}, host="0.0.0.0")
     own = sf.World().own_addresses()
 
     def ask(node):
-        done = run_cli("worker", "--json", env={"OLLAMA_HOST": f"0.0.0.0:{node.port}"})
+        done = run_here("worker", "--json", env={"OLLAMA_HOST": f"0.0.0.0:{node.port}"})
         answer = json.loads(done.stdout)
         assert answer["schema"] == "subagent-fleet/worker/1" and done.returncode == 0
         assert answer["ollama"]["online"] and answer["ollama"]["version"] == "0.32.15"
@@ -808,25 +792,25 @@ def test_worker_text_ends_with_what_to_paste(run_cli, fake_node):
     block = done.stdout[done.stdout.index("\nnodes:"):]
     fleet_of(sf.parse_yaml(block))
     assert "public internet" in done.stdout
-    assert "0.32.15 runs here, with 1 model: qwen3:8b\n" in done.stdout
+    assert "0.32.15 runs here with qwen3:8b\n" in done.stdout
 
 
-def test_worker_without_ollama_says_where_to_get_it(run_cli):
+def test_worker_without_ollama_says_where_to_get_it(run_here):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         env = {"OLLAMA_HOST": "127.0.0.1:%d" % taken.getsockname()[1], "PATH": "/nowhere"}
-        done = run_cli("worker", env=env)
+        done = run_here("worker", env=env)
     assert done.returncode == 1
     assert "install it from ollama.com/download" in done.stdout or sys.platform == "darwin"
 
 
-def test_worker_asks_tailscale_for_the_address_no_route_tells(tmp_path, fake_node, monkeypatch):
-    write_program(tmp_path, "tailscale", "echo 100.101.102.103; echo fd7a::1; echo nonsense")
-    world = world_with(PATH=f"{tmp_path}:/bin", OLLAMA_HOST=f"http://0.0.0.0:{fake_node().port}")
-    monkeypatch.setattr(world, "own_addresses", lambda: ("192.0.2.7", "127.0.0.1", "169.254.1.1"))
+def test_worker_tells_only_the_addresses_that_others_can_use(fake_node, monkeypatch):
+    world = world_with(PATH="/nowhere", OLLAMA_HOST=f"http://0.0.0.0:{fake_node().port}")
+    monkeypatch.setattr(world, "own_addresses", lambda: (
+        "192.0.2.7", "127.0.0.1", "169.254.1.1", "100.101.102.103"))
     monkeypatch.setattr(world, "connect_seconds", 0.2)
     worker = sf.observe_worker(world, 1)
-    assert worker.addresses == ("192.0.2.7", "100.101.102.103")
+    assert [one.name for one in worker.reached] == ["192.0.2.7", "100.101.102.103"]
     assert worker.state.online and worker.program == "" or sys.platform == "darwin"
 
 

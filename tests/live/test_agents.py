@@ -17,7 +17,7 @@ def test_doctor_knows_which_agents_claude_code_lists(which, trap, tmp_path):
     for number, (text, _) in enumerate(AGENTS):
         named = re.sub(r"(name\"? ?: ['-]?(?:kit:)?)a\b", rf"\g<1>case{number}", text)
         (agents / f"{number}.md").write_bytes(named.encode())
-        name, defect, _ = sf.read_agent(named)
+        name, defect = sf.read_agent(named)
         if not defect or "tools" in defect or (which == "node20" and "kit:" in defect):
             wanted.add(name or f"kit:case{number}")
     env = rig.bare_environment(tmp_path, trap, ANTHROPIC_BASE_URL="http://127.0.0.1:9",
