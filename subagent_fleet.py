@@ -1728,7 +1728,7 @@ DOCTOR_TEXTS = {  # id: level, what is so, what mends it
                          "begin with `---`, `name:`, `description:`, `tools: Read, Grep`, `---`"),
     "agent-duplicate": ("warning", "{path} and {other} are both `{name}`; the last one read wins",
                         "rename one, or remove it"),
-    "files": ("ok", "{paths}: up to date", ""),
+    "files": ("ok", "{count} up to date", ""),
     "files-missing": ("warning", "{paths}: not generated yet", "subagent-fleet generate"),
     "files-stale": ("warning", "{paths}: behind the config", "subagent-fleet doctor --fix"),
     "files-edited": ("info", "{paths}: changed by hand, so generate leaves it alone",
@@ -1970,7 +1970,7 @@ def _doctor_files(fleet, facts):
         found.setdefault(FILE_FINDINGS[action], []).append(path)
     for slug, paths in found.items():
         more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
-        yield _say(slug, paths=", ".join(paths[:5]) + more)
+        yield _say(slug, paths=", ".join(paths[:5]) + more, count=count_of(paths, "generated file"))
     for slug in ["env-readable"] * facts.env_readable + [facts.env_git] * bool(facts.env_git):
         yield _say(slug, path=facts.env_path)
 
@@ -5783,7 +5783,7 @@ def observe_worker(world, seconds):
                                          ("127.0.0.1", *addresses)], seconds=seconds).values()
     app = "/Applications/Ollama.app"
     program = world.which("ollama") or (app if world.kind_of(app) == "directory" else "")
-    system = "docker" if here.online and not program else {
+    system = "docker" if here.online and not program and world.which("docker") else {
         "darwin": "darwin", "win32": "windows"}.get(
         sys.platform, "systemd" if world.which("systemctl") else "shell")
     return Worker(system, world.own_name(), program, here, tuple(reached))
