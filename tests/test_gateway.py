@@ -1001,13 +1001,32 @@ agents: {{planner: {{model: m, description: d}}}}
 """
 
 
+STARTED = []
+
+
+def started(command, **more):
+    """Start a process that does not outlive its test, even a failed one."""
+    STARTED.append(subprocess.Popen(command, **more))
+    return STARTED[-1]
+
+
+@pytest.fixture(autouse=True)
+def nothing_outlives_its_test():
+    yield
+    while STARTED:
+        process = STARTED.pop()
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
 class Program:
     """`serve` as its own process."""
 
     def __init__(self, tmp_path, *words, endpoint="http://127.0.0.1:1", **env):
         (tmp_path / "fleet.yaml").write_text(CONFIG.format(endpoint=endpoint))
         began = time.monotonic()
-        self.process = subprocess.Popen(
+        self.process = started(
             [sys.executable, "-I", "-S", "-W", "error", str(SCRIPT), "serve", *words],
             cwd=str(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=clean_environment(**{"LITELLM_MASTER_KEY": KEY, **env}))
@@ -1151,9 +1170,8 @@ def test_up_keeps_what_a_person_has_edited(project):
 
 def test_up_uses_the_gateway_that_runs_already(project):
     project("generate")
-    process = subprocess.Popen([sys.executable, "-I", "-S", str(SCRIPT), "serve"],
-                               cwd=str(project.place), env=clean_environment(),
-                               stdout=subprocess.PIPE)
+    process = started([sys.executable, "-I", "-S", str(SCRIPT), "serve"], cwd=str(project.place),
+                      env=clean_environment(), stdout=subprocess.PIPE)
     process.stdout.readline()
     done = project("up")
     assert done.returncode == 7 and "it is used" in done.stderr
@@ -1166,7 +1184,7 @@ def test_up_uses_the_gateway_that_runs_already(project):
 
 def test_up_without_claude_code_serves_until_it_is_stopped(project):
     project.claude.unlink()
-    process = subprocess.Popen(
+    process = started(
         [sys.executable, "-I", "-S", str(SCRIPT), "up"], cwd=str(project.place),
         env=clean_environment(PATH=os.defpath, HOME=project.place), stderr=subprocess.PIPE)
     said = b""
@@ -1209,7 +1227,7 @@ http.server.HTTPServer((sys.argv[4], int(sys.argv[6])), Handler).serve_forever()
 """)
     done = project("up")
     assert (done.returncode, done.stdout) == (7, "FROM LITELLM\n")
-    running = subprocess.Popen([litellm, "", "", "", "127.0.0.1", "", str(project.port)])
+    running = started([litellm, "", "", "", "127.0.0.1", "", str(project.port)])
     wait_until(lambda: not answers_nobody(project.port))
     assert "it is used" in project("up").stderr and running.poll() is None
     running.kill()
