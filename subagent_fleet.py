@@ -1287,9 +1287,8 @@ class Route(Record):
 
 def plan_routes(fleet):
     """Return the route of every agent, in file order."""
-    models = [(agent.name, fleet.models[agent.model]) for agent in fleet.agents.values()]
-    return tuple(Route(name, model.alias, model, fleet.nodes[model.node])
-                 for name, model in models)
+    return tuple(Route(agent.name, model.alias, model, fleet.nodes[model.node])
+                 for agent in fleet.agents.values() for model in [fleet.models[agent.model]])
 
 
 def billions(ollama_model):
@@ -1342,42 +1341,40 @@ class RouteState(Record):
 
 def plan_route_state(fleet, states, model):
     """Return the RouteState of a model; what counts as ready is that no request will load it."""
+    def is_there(one):
+        node = states[one.node]
+        return node.online and (one.cloud or find_model(node.models, one.ollama_model))
+
     node = states[model.node]
-    loaded = sorted((one for one in node.loaded if same_model(one.name, model.ollama_model)),
-                    key=lambda one: one.context != model.context)
-    loaded = loaded[0] if loaded else None
-    if model.cloud and node.online:
-        return RouteState("ready", None, "")
-    if not node.online or not find_model(node.models, model.ollama_model):
+    if not is_there(model):
         others = [fleet.models[name] for name in model.fallback]
         others += [one for one in fleet.models.values() if one.alias == model.alias]
-        instead = [one.name for one in others if states[one.node].online and one is not model
-                   and (one.cloud or find_model(states[one.node].models, one.ollama_model))]
-        return RouteState("model missing" if node.online else "node offline", None,
-                          (instead or [""])[0])
-    fits = loaded and loaded.context in (0, model.context)  # 0: an Ollama before 0.10
-    return RouteState("ready" if fits else "cold", loaded, "")
+        instead = next((one.name for one in others if one is not model and is_there(one)), "")
+        return RouteState("model missing" if node.online else "node offline", None, instead)
+    loaded = [one for one in node.loaded if same_model(one.name, model.ollama_model)]
+    fitting = [one for one in loaded if one.context in (0, model.context)]  # 0: before Ollama 0.10
+    return RouteState("ready" if fitting or model.cloud else "cold",
+                      (fitting + loaded + [None])[0], "")
+
+
+NEXT_STEPS = {  # state of a route: what mends it, the worst first
+    "node offline": "start Ollama on {node.name} ({node.endpoint}: {node.reason}); "
+                    "`subagent-fleet doctor` says more.",
+    "model missing": "`ollama pull {model.ollama_model}` on {node.name}, or from here "
+                     "`subagent-fleet warmup --pull`.",
+    "cold": "`subagent-fleet warmup`",
+}
 
 
 def plan_next_step(fleet, states, routes):
     """Return the sentence a person wants: ready, or the one next thing to type."""
-    def first(state, *, fallback=False):
-        return next((fleet.models[name] for name, route in routes.items()
-                     if route.state == state and bool(route.fallback) == fallback), None)
-
-    for fallback in (False, True):
-        model = first("node offline", fallback=fallback)
-        if model:
-            node = states[model.node]
-            return (f"Next: start Ollama on {node.name} ({node.endpoint}: {node.reason}); "
-                    "`subagent-fleet doctor` says more.")
-        model = first("model missing", fallback=fallback)
-        if model:
-            return (f"Next: `ollama pull {model.ollama_model}` on {model.node}, or from here "
-                    "`subagent-fleet warmup --pull`.")
-        if not fallback and first("cold"):
-            return "Next: `subagent-fleet warmup`"
-    return "Ready: every model is loaded as its route wants it."
+    order = list(NEXT_STEPS)
+    waiting = [(bool(route.fallback), order.index(route.state), fleet.models[name])
+               for name, route in routes.items() if route.state in order]
+    if not waiting:
+        return "Ready: every model is loaded as its route wants it."
+    _, step, model = min(waiting, key=lambda found: found[:2])
+    return "Next: " + NEXT_STEPS[order[step]].format(model=model, node=states[model.node])
 
 
 def same_model(one, other):
@@ -1386,9 +1383,7 @@ def same_model(one, other):
 
 
 def _full_model_name(name):
-    name = name.lower()
-    for prefix in ("registry.ollama.ai/", "library/"):
-        name = name[len(prefix):] if name.startswith(prefix) else name
+    name = name.lower().removeprefix("registry.ollama.ai/").removeprefix("library/")
     return name if ":" in name.rsplit("/", 1)[-1] else name + ":latest"
 
 
@@ -1403,7 +1398,7 @@ def lint_fleet(fleet):
                    f"`{fleet.gateway.host}` offers your models to every machine that can reach "
                    "this one; only the key protects them", "write `host: 127.0.0.1`, or keep it "
                    "on a private network with a strong key")
-    for lint in (_lint_nodes, _lint_models, _lint_tiers, _lint_agents):
+    for lint in (_lint_nodes, _lint_models, _lint_agents):
         yield from lint(fleet, warn)
 
 
@@ -1434,8 +1429,10 @@ def is_public_address(host):
 
 
 def _lint_models(fleet, warn):
-    """Warn of aliases and contexts that collide, and of windows too small for anything."""
-    aliases, contexts = {}, {}
+    """Warn of aliases and contexts that collide, and of windows too small for what they serve."""
+    aliases, contexts, tiers = {}, {}, plan_tiers(fleet)
+    if "haiku" not in fleet.claude:  # one that was only planned never sees the main prompt
+        del tiers["haiku"]
     for name, model in fleet.models.items():
         at = ("models", name)
         first = aliases.setdefault(model.alias, model)
@@ -1449,54 +1446,41 @@ def _lint_models(fleet, warn):
                        f"are one Ollama model on `{model.node}` with different context "
                        f"({twin.context}, {model.context}); each switch reloads it",
                        f"write `context: {max(twin.context, model.context)}` for both")
-        if model.context < SMALL_CONTEXT_TOKENS:
+        serves = ", ".join(tier for tier in tiers if tiers[tier] == name)
+        least, why = (MAIN_CONTEXT_TOKENS, f"it serves {serves}, and Claude Code's own prompt "
+                      "takes 10,000 to 18,000 tokens") if serves else (
+            SMALL_CONTEXT_TOKENS, "a subagent's first request alone takes 2,000 tokens and more")
+        if model.context < least:
             yield warn("small-context", at + ("context",), f"models.{name}.context is "
-                       f"{model.context}; a subagent's first request alone takes 2,000 tokens and "
-                       "more", f"write `context: {SMALL_CONTEXT_TOKENS}` or more")
-
-
-def _lint_tiers(fleet, warn):
-    """Warn when Claude Code's own prompt will not fit the model it is sent to.
-
-    Only what a tier serves: a planned haiku model sees subagents and titles, never the main prompt.
-    """
-    tiers = plan_tiers(fleet)
-    for name in dict.fromkeys(tiers[t] for t in TIERS if t != "haiku" or t in fleet.claude):
-        context = fleet.models[name].context
-        if SMALL_CONTEXT_TOKENS <= context < MAIN_CONTEXT_TOKENS:
-            serves = ", ".join(tier for tier in TIERS if tiers[tier] == name)
-            yield warn("small-context", ("models", name, "context"), f"models.{name}.context is "
-                       f"{context} and it serves {serves}; Claude Code's own prompt takes 10,000 "
-                       f"to 18,000 tokens", f"write `context: {MAIN_CONTEXT_TOKENS}` or more")
+                       f"{model.context}; {why}", f"write `context: {least}` or more")
 
 
 def _lint_agents(fleet, warn):
     """Warn of tools and keys that Claude Code drops, and of models that print tool calls."""
+    spelled = {tool.lower(): tool for tool in KNOWN_TOOLS}
     for name, agent in fleet.agents.items():
         for index, tool in enumerate(agent.tools or ()):
             at, bare = ("agents", name, "tools", index), tool.split("(")[0]
             if bare in GONE_TOOLS:
-                instead = GONE_TOOLS[bare]
-                fix = f"write `{instead}`" if instead else "remove it"
+                new = f"`{GONE_TOOLS[bare]}`" if GONE_TOOLS[bare] else ""
                 yield warn("tool-gone", at, f"agents.{name}.tools: Claude Code has no `{bare}` any "
-                           "more; it is left out of the generated file"
-                           + (f", `{instead}` is put in" if instead else ""), fix)
-            elif bare.lower() in {t.lower() for t in KNOWN_TOOLS} and bare not in KNOWN_TOOLS:
-                right = next(t for t in KNOWN_TOOLS if t.lower() == bare.lower())
+                           f"more; the generated file has {new or 'nothing'} in its place",
+                           f"write {new}" if new else "remove it")
+            elif spelled.get(bare.lower(), bare) != bare:
                 yield warn("tool-case", at, f"agents.{name}.tools: Claude Code does not know "
-                           f"`{bare}`; tool names begin with a capital", f"write `{right}`")
+                           f"`{bare}`", f"write `{spelled[bare.lower()]}`")
         for key in agent.frontmatter:
             if key not in KNOWN_FRONTMATTER:
                 yield warn("unknown-frontmatter", ("agents", name, "frontmatter", key),
                            f"agents.{name}.frontmatter: Claude Code is not known to read `{key}`",
                            nearest(key, KNOWN_FRONTMATTER) or "known: "
                            + ", ".join(KNOWN_FRONTMATTER), key=True)
-        model = fleet.models[agent.model]
+        model = fleet.models[agent.model].ollama_model
         edits = agent.tools is None or EDIT_TOOLS & set(plan_tools(agent.tools))
-        if edits and "qwen2.5-coder" in model.ollama_model.lower():
+        if edits and "qwen2.5-coder" in model.lower():
             yield warn("prints-tool-calls", ("agents", name, "model"), f"agents.{name} may edit, "
-                       f"but {model.ollama_model} is known to print tool calls as text instead of "
-                       "making them", "choose a model that calls tools, such as qwen3-coder:30b")
+                       f"but {model} is known to print tool calls as text instead of making them",
+                       "choose a model that calls tools, such as qwen3-coder:30b")
 
 
 def plan_tools(tools):
@@ -1508,11 +1492,16 @@ def plan_tools(tools):
 KEY = object()  # stands for the gateway's key in a plan, so that a plan can be shown
 
 
+def show_host(host):
+    """Return a host as it stands in an address."""
+    return f"[{host}]" if ":" in host else host
+
+
 def gateway_url(gateway):
     """Return the address at which a program on this machine reaches the gateway."""
     host = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}.get(
         gateway.host, gateway.host)
-    return f"http://[{host}]:{gateway.port}" if ":" in host else f"http://{host}:{gateway.port}"
+    return f"http://{show_host(host)}:{gateway.port}"
 
 
 def plan_environment(fleet):
@@ -4780,11 +4769,6 @@ class Server:
                     self.world.err(f"warning: no receipts from here on: {error.what}\n")
         if self.log:
             self.log(format_receipt(receipt))
-
-
-def show_host(host):
-    """Return a host as it stands in an address."""
-    return f"[{host}]" if ":" in host else host
 
 
 def own_hosts(host, port, machine_names):
