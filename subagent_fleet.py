@@ -2233,20 +2233,22 @@ def quote_shell(text):
     return "'" + text.replace("'", "'\\''") + "'"
 
 
-def render_manifest(files, writing=()):
-    """Return the manifest: path to hash of what was written, and of what is being written."""
+def render_manifest(known):
+    """Return the manifest: each path with the hash of what was written there.
+
+    Two hashes stand in a row while a run writes: should it be cut off, either one is ours.
+    """
     import json
-    value = {"schema": "subagent-fleet/manifest/1", "files": files, "writing": dict(writing)}
+    files = {path: " ".join(hashes) for path, hashes in known.items()}
+    value = {"schema": "subagent-fleet/manifest/1", "files": files}
     return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode("utf-8")
 
 
 def parse_manifest(content):
-    """Return {path: (hash, hash of a run that was cut off)}; None when it cannot be read."""
+    """Return {path: hashes}; None when it cannot be read."""
     import json
     try:
-        value = json.loads(content)
-        files, writing = value["files"], value["writing"]
-        return {path: (files.get(path), writing.get(path)) for path in {**files, **writing}
+        return {path: hashes.split() for path, hashes in json.loads(content)["files"].items()
                 if target_of(path)}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
@@ -3435,7 +3437,7 @@ class World:
         return self._os.path.dirname(self._os.path.abspath(path))
 
     def kind_of(self, path, *, follow=True):
-        """Return file, directory, symlink, other or absent."""
+        """Return file, directory, symlink, device or pipe, or absent."""
         import stat
         try:
             mode = (self._os.stat if follow else self._os.lstat)(path).st_mode
@@ -3444,7 +3446,7 @@ class World:
         except (OSError, ValueError) as error:
             raise self._refusal("unreadable", "read", path, error) from None
         kinds = ((stat.S_ISREG, "file"), (stat.S_ISDIR, "directory"), (stat.S_ISLNK, "symlink"))
-        return next((name for is_kind, name in kinds if is_kind(mode)), "other")
+        return next((name for is_kind, name in kinds if is_kind(mode)), "device or pipe")
 
     def _refusal(self, slug, verb, path, error):
         """Say in plain words which file could not be read or written, and why."""
@@ -3457,8 +3459,8 @@ class World:
         if path == "-":
             found = sys.stdin.buffer.read(limit + 1)
         else:
-            if self.kind_of(path) not in ("file", "absent"):
-                kind = self.kind_of(path).replace("other", "device or pipe")
+            kind = self.kind_of(path)
+            if kind not in ("file", "absent"):
                 raise FleetError("not-file", f"{path} is a {kind}, not a file",
                                  fix="name a file, or `-` for standard input")
             try:
@@ -3467,8 +3469,8 @@ class World:
             except (OSError, ValueError) as error:
                 raise self._refusal("unreadable", "read", path, error) from None
         if len(found) > limit:
-            raise FleetError("too-large", f"{path} is larger than "
-                             f"{limit // 1048576} MiB", fix="name the right file")
+            raise FleetError("too-large", f"{path} is larger than {limit // 1048576} MiB",
+                             fix="name the right file")
         return found
 
     def make_directory(self, path):
@@ -3483,20 +3485,29 @@ class World:
         place = self.path(root, path)
         real, inside = self._os.path.realpath(root), self._os.path.realpath(self.parent(place))
         kind = self.kind_of(place, follow=False)
-        if self._os.path.commonpath([real, inside]) != real or kind not in ("file", "absent"):
-            what = f"is a {kind.replace('other', 'device or pipe')}" \
-                if kind not in ("file", "absent") else "lies outside, behind a symbolic link"
+        what = "" if kind in ("file", "absent") else f"is a {kind}"
+        if self._os.path.commonpath([real, inside]) != real:
+            what = "lies outside, behind a symbolic link"
+        if what:
             raise FleetError("in-the-way", f"{place} {what}; nothing is written there",
                              fix=f"move it away: `ls -ld {place}`", status=EXIT_REFUSED)
         return place
 
     def replace_files(self, files):
-        """Replace several files: all are written beside their places, then renamed at once."""
+        """Replace (path, bytes, mode) files in their order, all of them written beside it before.
+
+        A reader and a crash see the old bytes of each or the new ones.
+        """
+        from contextlib import suppress
+
         staged, path = [], ""
+        for directory in {self.parent(path) for path, _, _ in files}:
+            self.make_directory(directory)
         try:
             for path, content, mode in files:
                 temporary = self.path(self.parent(path), f".{self._os.path.basename(path)}.new")
-                self._unlink(temporary)
+                with suppress(FileNotFoundError):  # of a run that was cut off
+                    self._os.unlink(temporary)
                 flags = self._os.O_WRONLY | self._os.O_CREAT | self._os.O_EXCL
                 staged.append((temporary, path))
                 with open(self._os.open(temporary, flags, mode), "wb") as stream:
@@ -3505,27 +3516,29 @@ class World:
                 self._os.replace(temporary, path)
         except OSError as error:
             for temporary, _ in staged:
-                self._unlink(temporary)
+                with suppress(OSError):
+                    self._os.unlink(temporary)
             raise self._refusal("unwritable", "write", path, error) from None
 
-    def write_atomic(self, path, text, *, mode=0o644):
-        """Replace a file in one step: a reader and a crash see the old text or the new one."""
-        self.replace_files([(path, text.encode("utf-8"), mode)])
+    def others_may_read(self, path):
+        """Tell whether a file's permissions let others read it."""
+        return self._os.name == "posix" and self.kind_of(path) == "file" and \
+            bool(self._os.stat(path).st_mode & 0o077)
 
     def make_private(self, path):
         """Let nobody but the owner read a file."""
         try:
-            if self._os.name == "posix" and self._os.stat(path).st_mode & 0o077:
+            if self.others_may_read(path):
                 self._os.chmod(path, 0o600)
         except OSError as error:
             raise self._refusal("unwritable", "protect", path, error) from None
 
     def remove(self, path):
-        """Remove a file."""
+        """Remove a file that may be gone already."""
         try:
             self._os.unlink(path)
         except FileNotFoundError:
-            pass  # somebody else was quicker
+            pass
         except OSError as error:
             raise self._refusal("unwritable", "remove", path, error) from None
 
@@ -3535,12 +3548,6 @@ class World:
             self._os.rmdir(path)
         except OSError:
             pass  # it is used, or was never there
-
-    def _unlink(self, path):
-        try:
-            self._os.unlink(path)
-        except OSError:
-            pass  # it was not there, or whoever wanted it gone will say so
 
     # -- programs --
 
@@ -3753,11 +3760,8 @@ class World:
                 self._os.replace(path, f"{path}.1")
             flags = self._os.O_WRONLY | self._os.O_CREAT | self._os.O_APPEND
             flags |= getattr(self._os, "O_NOFOLLOW", 0)
-            number = self._os.open(path, flags, 0o600)
-            try:
-                self._os.write(number, line)
-            finally:
-                self._os.close(number)
+            with open(self._os.open(path, flags, 0o600), "ab", buffering=0) as stream:
+                stream.write(line)
         except OSError as error:
             raise self._refusal("unwritable", "write", path, error) from None
 
@@ -3832,11 +3836,6 @@ class World:
         """Return the files below a directory whose names end so, as paths, sorted."""
         return sorted(self.path(place, name) for place, _, names in self._os.walk(directory)
                       for name in names if name.endswith(ending))
-
-    def others_may_read(self, path):
-        """Tell whether a file's permissions let others read it."""
-        return self._os.name == "posix" and self.kind_of(path) == "file" and \
-            bool(self._os.stat(path).st_mode & 0o077)
 
     # -- this machine --
 
@@ -4867,8 +4866,7 @@ def cmd_init(options, world):
         text = json.dumps(parse_yaml(text), indent=2, ensure_ascii=False) + "\n"
     elif world.kind_of(world.path(world.parent(output), schema)) == "file":
         text = f"# yaml-language-server: $schema={schema}\n{text}"
-    world.make_directory(world.parent(output))
-    world.write_atomic(output, text)
+    world.replace_files([(output, text.encode("utf-8"), 0o644)])
     world.out(format_init(output, states, tree["models"] if found else {}))
     return EXIT_OK
 
@@ -4991,7 +4989,6 @@ def update_files(world, fleet, out):
     """Write what `generate` would; what a person has edited stays, and is named."""
     changes, known = compare_output(world, out, fleet)
     write_changes(world, out, [c for c in changes if c.action != "edited"], known)
-    world.make_private(world.enter(out, ENVIRONMENT_FILE))
     for change in changes:
         if change.action != "unchanged":
             done = "kept, as you have edited it" if change.action == "edited" else change.action
@@ -5117,7 +5114,7 @@ def read_files(world, out, paths):
 
 
 def read_manifest(world, out):
-    """Return what was written there before: {path: (hash, hash)}."""
+    """Return the hashes of what was written there before."""
     content = read_files(world, out, [MANIFEST_FILE])[MANIFEST_FILE]
     known = {} if content is None else parse_manifest(content)
     if known is None:
@@ -5152,31 +5149,29 @@ def compare_output(world, out, fleet, targets=TARGETS):
 
 def write_changes(world, out, changes, known):
     """Make the changes; a run that is cut off leaves a manifest that knows its files."""
-    files = {path: old for path, (old, _) in known.items() if old}
+    def staged(path, content, mode=0o644):
+        return world.enter(out, path), content, mode
+
     todo = [change for change in changes if change.action != "unchanged"]
-    backups = {f"{STATE_DIRECTORY}/backup/{c.path}.{digest(c.found)[:12]}": c.found
-               for c in todo if c.action == "edited"}
-    new = {c.path: c.wanted for c in todo if c.wanted is not None}
-    first = [(world.enter(out, path), content, 0o600) for path, content in backups.items()]
-    then = [(world.enter(out, path), content, 0o600 if path == ENVIRONMENT_FILE else 0o644)
-            for path, content in new.items()]
-    manifest = world.enter(out, MANIFEST_FILE)
-    for directory in {world.parent(place) for place, _, _ in [*first, *then, (manifest, "", 0)]}:
-        world.make_directory(directory)
     if todo:
-        writing = {path: digest(content) for path, content in new.items()}
-        world.replace_files([*first, (manifest, render_manifest(files, writing), 0o644)])
-        world.replace_files(then)
+        new = {c.path: c.wanted for c in todo if c.wanted is not None}
+        either = {path: [*known.get(path, ()), digest(content)] for path, content in new.items()}
+        world.replace_files([
+            *(staged(f"{STATE_DIRECTORY}/backup/{c.path}.{digest(c.found)[:12]}", c.found, 0o600)
+              for c in todo if c.action == "edited"),
+            staged(MANIFEST_FILE, render_manifest({**known, **either})),
+            *(staged(path, content, 0o600 if path == ENVIRONMENT_FILE else 0o644)
+              for path, content in new.items())])
+    written = dict(known)
     for change in changes:
-        files[change.path] = digest(change.wanted)
+        written[change.path] = [digest(change.wanted)]
         if change.wanted is None:
             world.remove(world.enter(out, change.path))
-            files.pop(change.path)
-    touched = {change.path for change in changes}
-    content = render_manifest(files, {path: new for path, (_, new) in known.items()
-                                      if new and path not in touched})
-    if read_files(world, out, [MANIFEST_FILE])[MANIFEST_FILE] != content:
-        world.replace_files([(manifest, content, 0o644)])
+            del written[change.path]
+    manifest = render_manifest(written)
+    if read_files(world, out, [MANIFEST_FILE])[MANIFEST_FILE] != manifest:
+        world.replace_files([staged(MANIFEST_FILE, manifest)])
+    world.make_private(world.enter(out, ENVIRONMENT_FILE))
 
 
 def parse_targets(options):
@@ -5215,8 +5210,6 @@ def cmd_generate(options, world):
     refused = edited and not looks and not options.force
     if not looks and not refused:
         write_changes(world, out, changes, known)
-        if "env" in targets:
-            world.make_private(world.enter(out, ENVIRONMENT_FILE))
         changes = [change.replace(ours=True) for change in changes]
     if options.json:
         print_json(world, "generate", {
@@ -5309,9 +5302,7 @@ LAUNCH_SETTINGS = '{"permissions":{"disableAutoMode":"disable"}}'
 
 def look_before_launch(fleet, out, world):
     """Yield a warning for each thing on disk that makes Claude Code differ from the fleet."""
-    changes, _ = compare_output(world, out, fleet)
-    facts = Facts(settings=find_settings(world),
-                  generated={change.path: change.action for change in changes})
+    facts = Facts(settings=find_settings(world), **observe_files(world, fleet, out))
     for finding in [*_doctor_files(fleet, facts), *_doctor_settings(fleet, facts)]:
         if finding.level in ("warning", "error"):
             yield finding.replace(level="warning")
@@ -5370,8 +5361,7 @@ def cmd_discover(options, world):
     if options.write:
         out, written = find_output(options, world), f"{STATE_DIRECTORY}/discovery.json"
         path = world.enter(out, written)
-        world.make_directory(world.parent(path))
-        world.write_atomic(path, render_report("discover", report))
+        world.replace_files([(path, render_report("discover", report).encode("utf-8"), 0o644)])
         written = written if out == "." else path
     if options.json:
         print_json(world, "discover", {**report, "written": written})

@@ -137,13 +137,13 @@ def test_weak_key_of_the_environment_is_told(host, environ, level):
     (b"old", None, b"old", "removed"), (b"mine", None, b"old", "edited"),
     (None, None, b"old", "unchanged"), (b"", b"new", None, "edited")])
 def test_what_happens_to_a_file(found, wanted, last, action):
-    known = {"x": (sf.digest(last), None)} if last is not None else {}
+    known = {"x": [sf.digest(last)]} if last is not None else {}
     assert [c.action for c in sf.plan_changes({"x": wanted}, {"x": found}, known)] == [action]
 
 
 def test_a_run_that_was_cut_off_is_known_by_both_hashes():
-    known = sf.parse_manifest(sf.render_manifest({"litellm_config.yaml": "old"},
-                                                 {"litellm_config.yaml": sf.digest(b"half")}))
+    known = sf.parse_manifest(sf.render_manifest(
+        {"litellm_config.yaml": ["old", sf.digest(b"half")]}))
     change, = sf.plan_changes({"litellm_config.yaml": b"new"}, {"litellm_config.yaml": b"half"},
                               known)
     assert change.action == "updated"
@@ -159,8 +159,8 @@ def test_only_own_paths_are_ever_removed(path, target):
 
 
 @pytest.mark.parametrize("content", [
-    b"", b"{", b"[]", b"null", b'{"files": []}', b'{"files": {}, "writing": 3}', b"\xff",
-    b'{"files": {}}', b"[" * 100000])
+    b"", b"{", b"[]", b"null", b'{"files": []}', b'{"files": {".env.subagent-fleet": 3}}', b"\xff",
+    b'{"schema": 1}', b"[" * 100000])
 def test_manifest_that_cannot_be_read_is_no_manifest(content):
     assert sf.parse_manifest(content) is None
 
