@@ -1318,12 +1318,10 @@ def plan_fallbacks(fleet):
     """Return {alias: [aliases to try next]}; one alias never falls back on itself."""
     chains = {}
     for model in fleet.models.values():
-        for name in model.fallback:
-            chain = chains.setdefault(model.alias, [])
-            alias = fleet.models[name].alias
-            if alias != model.alias and alias not in chain:
-                chain.append(alias)
-    return {alias: chain for alias, chain in chains.items() if chain}
+        chain = chains.setdefault(model.alias, {})  # a set that keeps its order
+        chain.update((fleet.models[name].alias, True) for name in model.fallback)
+        chain.pop(model.alias, None)
+    return {alias: list(chain) for alias, chain in chains.items() if chain}
 
 
 class RouteState(Record):
@@ -2120,15 +2118,12 @@ def target_of(path):
 
 def render_files(fleet, key, targets=TARGETS):
     """Return {path: bytes} of everything that is generated."""
-    files = {}
-    if "litellm" in targets:
-        files[LITELLM_FILE] = render_litellm(fleet)
-    if "claude" in targets:
-        files.update((f".claude/agents/{route.agent}.md", render_agent(fleet, route))
-                     for route in plan_routes(fleet))
-    if "env" in targets:
-        files[ENVIRONMENT_FILE] = render_environment(fleet, key)
-    return {path: text.encode("utf-8") for path, text in files.items()}
+    files = {LITELLM_FILE: render_litellm(fleet)}
+    files.update((f".claude/agents/{route.agent}.md", render_agent(fleet, route))
+                 for route in plan_routes(fleet))
+    files[ENVIRONMENT_FILE] = render_environment(fleet, key)
+    return {path: text.encode("utf-8") for path, text in files.items()
+            if target_of(path) in targets}
 
 
 def render_litellm(fleet):
@@ -2285,12 +2280,6 @@ def format_finding(finding, *, indent=""):
     return clean_text("\n".join(lines)) + "\n"
 
 
-def format_invalid(source, findings):
-    """Return every problem of a config under one heading."""
-    return f"Invalid {clean_line(source)}:\n" + "".join(
-        format_finding(finding, indent="  ") for finding in findings)
-
-
 def format_table(headers, rows, *, columns=0):
     """Return an aligned table; with `columns` the last column wraps to fit, nothing is cut."""
     rows = [[clean_line(str(cell)) for cell in row] for row in rows]
@@ -2325,11 +2314,10 @@ def format_routes(routes):
                               f"{r.model.ollama_model} -> {r.alias}") + "\n" for r in routes)
 
 
-def format_changes(changes):
-    """Return one line a file: its path and what became of it."""
-    changes = [c for c in changes if not c.found is c.wanted is None]
-    width = max((len(change.path) for change in changes), default=0)
-    return "".join(f"  {change.path.ljust(width)}  {change.action}\n" for change in changes)
+def format_pairs(rows):
+    """Return one line a pair, in two columns."""
+    width = max((len(left) for left, _ in rows), default=0)
+    return "".join(f"  {left.ljust(width)}  {right}\n" for left, right in rows)
 
 
 def format_diff(changes, fleet):
@@ -2340,20 +2328,16 @@ def format_diff(changes, fleet):
     secret = re.compile(rf"({names}[ =]).+|sk-[\w-]+", re.IGNORECASE)
     pieces = []
     for change in changes:
-        old, new = [(text or b"").decode("utf-8", "backslashreplace").splitlines()
+        old, new = [(text or b"").decode("utf-8", "backslashreplace")
                     for text in (change.found, change.wanted)]
-        if change.path.startswith(".env"):
-            old, new = [[secret.sub(lambda m: (m[1] or "") + "(hidden)", line) for line in lines]
-                        for lines in (old, new)]
-        lines = list(difflib.unified_diff(old, new, change.path, change.path, change.action,
-                                          "generated", lineterm=""))
+        if change.path == ENVIRONMENT_FILE:
+            old, new = [secret.sub(lambda found: (found[1] or "") + "(hidden)", text)
+                        for text in (old, new)]
+        lines = list(difflib.unified_diff(old.splitlines(), new.splitlines(), change.path,
+                                          change.path, change.action, "generated", lineterm=""))
         pieces += lines or [f"--- {change.path}: only hidden values differ"] \
             if change.found != change.wanted else []
     return clean_text("".join(line + "\n" for line in pieces))
-
-
-GIT_HINT = f"\nKeep the key out of git: add {ENVIRONMENT_FILE} and {STATE_DIRECTORY}/ to " \
-           ".gitignore.\n"
 
 
 def format_start(fleet, out, config):
@@ -3551,11 +3535,6 @@ class World:
 
     # -- programs --
 
-    def make_key(self):
-        """Return a new key for the gateway."""
-        import secrets
-        return "sk-" + secrets.token_hex(32)
-
     def which(self, name):
         """Return where a program is on the PATH, or None."""
         import shutil
@@ -3728,9 +3707,9 @@ class World:
                 self.sleep(0.05)  # out of files: what is being served will give some back
             return None
 
-    def token(self):
-        """Return 24 random hexadecimal digits."""
-        return self._os.urandom(12).hex()
+    def token(self, size):
+        """Return `size` random bytes as hexadecimal digits."""
+        return self._os.urandom(size).hex()
 
     def on_stop(self, callback, wake):
         """Call back with the name of Ctrl-C or SIGTERM and raise `wake`; return what ends that."""
@@ -4400,7 +4379,7 @@ class Service:
         self._server, self._world, self._visitor = server, server.world, visitor
         self._request, self._conversation = request, conversation
         self._is_stream = request.get("stream") is True
-        self.id = self._world.token()
+        self.id = self._world.token(12)
         self._began = self._world.clock()
         self._ping_at = self._began + QUIET_SECONDS if self._is_stream else None
         self._bodies, self._answer, self._weight = {}, None, 0
@@ -5106,16 +5085,15 @@ def find_output(options, world):
     return "." if place == world.directory else place
 
 
-def read_files(world, out, paths):
-    """Return {path: bytes or None}; what is not a file inside `out` is refused."""
-    places = {path: world.enter(out, path) for path in paths}
-    return {path: world.read_bytes(place) if world.kind_of(place) == "file" else None
-            for path, place in places.items()}
+def read_file(world, out, path):
+    """Return a file's bytes, None if it is absent; what is no file inside `out` is refused."""
+    place = world.enter(out, path)
+    return world.read_bytes(place) if world.kind_of(place) == "file" else None
 
 
 def read_manifest(world, out):
     """Return the hashes of what was written there before."""
-    content = read_files(world, out, [MANIFEST_FILE])[MANIFEST_FILE]
+    content = read_file(world, out, MANIFEST_FILE)
     known = {} if content is None else parse_manifest(content)
     if known is None:
         world.err(format_finding(Finding("manifest-broken", "warning", f"{MANIFEST_FILE} cannot be "
@@ -5125,7 +5103,7 @@ def read_manifest(world, out):
 
 def kept_key(world, out):
     """Return the key that the environment file keeps, or an empty string."""
-    content = read_files(world, out, [ENVIRONMENT_FILE])[ENVIRONMENT_FILE]
+    content = read_file(world, out, ENVIRONMENT_FILE)
     return parse_key((content or b"").decode("utf-8", "replace"))
 
 
@@ -5139,12 +5117,14 @@ def read_key(world, fleet, out):
 
 
 def compare_output(world, out, fleet, targets=TARGETS):
-    """Return (changes, known): what `generate` would do to the files that are there."""
+    """Return (changes, known): what is to be done to the files there; without a fleet, all go."""
     known = read_manifest(world, out)
-    wanted = render_files(fleet, kept_key(world, out) or world.make_key(), targets)
+    wanted = render_files(fleet, kept_key(world, out) or f"sk-{world.token(32)}", targets) \
+        if fleet else {}
     wanted.update((path, None) for path in known
                   if target_of(path) in targets and path not in wanted)
-    return plan_changes(wanted, read_files(world, out, wanted), known), known
+    found = {path: read_file(world, out, path) for path in wanted}
+    return plan_changes(wanted, found, known), known
 
 
 def write_changes(world, out, changes, known):
@@ -5169,7 +5149,7 @@ def write_changes(world, out, changes, known):
             world.remove(world.enter(out, change.path))
             del written[change.path]
     manifest = render_manifest(written)
-    if read_files(world, out, [MANIFEST_FILE])[MANIFEST_FILE] != manifest:
+    if read_file(world, out, MANIFEST_FILE) != manifest:
         world.replace_files([staged(MANIFEST_FILE, manifest)])
     world.make_private(world.enter(out, ENVIRONMENT_FILE))
 
@@ -5205,33 +5185,35 @@ def cmd_generate(options, world):
     tell_findings(world, findings)
     out = find_output(options, world)
     changes, known = compare_output(world, out, fleet, targets)
-    edited = [change.path for change in changes if change.action == "edited"]
+    edited = [change for change in changes if change.action == "edited"]
     looks = options.check or options.diff
     refused = edited and not looks and not options.force
     if not looks and not refused:
         write_changes(world, out, changes, known)
         changes = [change.replace(ours=True) for change in changes]
+    listed = [(c.path, c.action) for c in changes if c.found or c.wanted]
     if options.json:
         print_json(world, "generate", {
-            "out": out, "written": not looks and not refused, "findings": [
-                show_finding(finding) for finding in findings], "files": [
-                {"path": c.path, "action": c.action} for c in changes if c.found or c.wanted],
+            "out": out, "written": not looks and not refused,
+            "findings": [show_finding(finding) for finding in findings],
+            "files": [{"path": path, "action": action} for path, action in listed],
             "diff": format_diff(changes, fleet) if options.diff else None,
             "routes": [show_route(route) for route in plan_routes(fleet)]})
     elif refused:
-        world.err(format_diff([c for c in changes if c.action == "edited"], fleet))
+        world.err(format_diff(edited, fleet))
     elif options.diff:
         world.out(format_diff(changes, fleet))
     else:
-        world.out(("Would generate:\n" if options.check else "Generated:\n")
-                  + format_changes(changes))
+        world.out(("Would generate:\n" if options.check else "Generated:\n") + format_pairs(listed))
         if not looks and targets == TARGETS:
-            made = next(c for c in changes if c.path == ENVIRONMENT_FILE).found is None
-            world.out(format_start(fleet, out, options.config) + GIT_HINT * made)
+            world.out(format_start(fleet, out, options.config))
+            if (ENVIRONMENT_FILE, "created") in listed:
+                world.out(f"\nKeep the key out of git: add {ENVIRONMENT_FILE} and "
+                          f"{STATE_DIRECTORY}/ to .gitignore.\n")
     if refused:
-        raise refusal(edited, "generate", "nothing was written")
-    return EXIT_PROBLEM if options.check and any(
-        change.action != "unchanged" for change in changes) else EXIT_OK
+        raise refusal([change.path for change in edited], "generate", "nothing was written")
+    differs = any(action != "unchanged" for _, action in listed)
+    return EXIT_PROBLEM if options.check and differs else EXIT_OK
 
 
 def refusal(paths, command, done):
@@ -5245,13 +5227,13 @@ def refusal(paths, command, done):
 def cmd_clean(options, world):
     """Remove what was generated and nobody has changed since."""
     out = find_output(options, world)
-    known = read_manifest(world, out)
-    changes = plan_changes(dict.fromkeys(known), read_files(world, out, known), known)
+    changes, known = compare_output(world, out, None)
     kept = [c.path for c in changes if c.action == "edited" and not options.force]
     doomed = [c for c in changes if options.force or c.action != "edited"]
     shown = [change.replace(ours=True) for change in doomed if change.found is not None]
     heading = "Would remove:\n" if options.dry_run else "Removing:\n"
-    world.out(heading + format_changes(shown) if shown else "Nothing to remove.\n")
+    world.out(heading + format_pairs([(c.path, c.action) for c in shown]) if shown
+              else "Nothing to remove.\n")
     if doomed and not options.dry_run and world.confirm(f"Remove {count_of(shown, 'file')}?"):
         write_changes(world, out, doomed, known)
         if not kept:
@@ -5268,15 +5250,13 @@ def cmd_env(options, world):
     fleet, _ = load_config(options, world)
     out = find_output(options, world)
     key = read_key(world, fleet, out)
-    hidden = world.is_terminal() and not options.show_key
+    shown = options.show_key or not world.is_terminal()
     if options.shell == "json":
-        planned = plan_environment(fleet)
         print_json(world, "env", {
-            "set": {name: (None if hidden else key) if value is KEY else value
-                    for name, value, _ in planned if value is not None},
-            "unset": [name for name, value, _ in planned if value is None]})
+            "set": merge_environment({}, fleet, key if shown else "(--show-key shows it)"),
+            "unset": [name for name, value, _ in plan_environment(fleet) if value is None]})
     else:  # a key of the environment stays where it is
-        world.out(render_environment(fleet, None if hidden else kept_key(world, out),
+        world.out(render_environment(fleet, kept_key(world, out) if shown else None,
                                      options.shell))
     return EXIT_OK
 
@@ -5591,8 +5571,7 @@ def cmd_completion(options, world):
 
 def cmd_help(options, world):
     """Print the help of a command, or of all."""
-    command = find_command(options.command) if options.command else None
-    world.out(format_help(command))
+    world.out(format_help(find_command(options.command) if options.command else None))
     return EXIT_OK
 
 
@@ -5906,14 +5885,14 @@ def format_help(command=None):
                "model fleet.\n\nStart:\n  subagent-fleet up\n\nCommands:\n"
         tail = "\nsubagent-fleet COMMAND --help says more. Exit codes: 0 done, 1 a problem was " \
                "found,\n2 usage, 3 refused (--force overrides), 130 interrupted.\n"
-        return head + _columns([(c.name, c.summary) for c in COMMANDS]) + tail
+        return head + format_pairs([(c.name, c.summary) for c in COMMANDS]) + tail
     examples = [f"subagent-fleet {text}" if text.startswith(command.name) else text
                 for text in command.examples]
     rows = [(_typed(flag), flag.note) for flag in command.flags]
     rows += [("-- " + command.passes, "handed on as it is")] if command.passes else []
     return (f"subagent-fleet {command.name}: {command.summary}.\n\nExamples:\n"
             + "".join(f"  {text}\n" for text in examples)
-            + ("\nOptions:\n" + _columns(rows) if rows else ""))
+            + ("\nOptions:\n" + format_pairs(rows) if rows else ""))
 
 
 def _typed(flag):
@@ -5921,11 +5900,6 @@ def _typed(flag):
     value = f"[{value}]" if "nargs" in flag.more else value
     name = f"{flag.short}, {flag.name}" if flag.short else flag.name
     return f"{name} {value}".rstrip() if name.startswith("-") else value
-
-
-def _columns(rows):
-    width = max(len(left) for left, _ in rows) + 2
-    return "".join(f"  {left.ljust(width)}{right}\n" for left, right in rows)
 
 
 def parse_arguments(command, words):
@@ -5980,10 +5954,9 @@ def main(argv=None, world=None):
     try:
         return _run(list(sys.argv[1:] if argv is None else argv), world)
     except FleetError as error:
-        if error.findings:
-            world.err(format_invalid(error.what, error.findings))
-        else:
-            world.err(format_finding(error.finding))
+        told = "".join(format_finding(finding, indent="  ") for finding in error.findings)
+        world.err(f"Invalid {clean_line(error.what)}:\n{told}" if told else
+                  format_finding(error.finding))
         return error.status
     except KeyboardInterrupt:
         world.err("\ninterrupted\n")
