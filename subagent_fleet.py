@@ -1686,8 +1686,7 @@ DOCTOR_TEXTS = {  # id: level, what is so, what mends it
     "ollama-old": ("error", "{who}: Ollama {version} {hole}", "update it: ollama.com/download"),
     "open-origin": ("warning", "node `{name}` answers every web page that a browser near it opens",
                     "remove OLLAMA_ORIGINS on `{name}`, then restart Ollama"),
-    "public-address": ("warning", "{who} is at the public address {address}: the internet can use, "
-                       "change and delete its models, if no firewall stops it",
+    "public-address": ("warning", "{who}: the internet may reach it at {address}",
                        "close its port to the internet; use a LAN, Tailscale or WireGuard address"),
     "evicts": ("warning", "node `{name}`: {models} take {need:.0f} GB before any context and push "
                "each other out of memory", "move one to another node, or choose a smaller one"),
@@ -1700,14 +1699,13 @@ DOCTOR_TEXTS = {  # id: level, what is so, what mends it
                  "{users} will ask of it", "choose a model that can, such as qwen3-coder:30b"),
     "no-thinking": ("error", "models.{model.name}: {model.ollama_model} cannot think; Ollama "
                     "refuses whoever asks for it", "write `thinking: false`"),
-    "context-untrained": ("warning", "models.{model.name}.context is {model.context}; "
-                          "{model.ollama_model} was made for {wanted}",
-                          "write `context: {wanted}`"),
+    "context-untrained": ("warning", "models.{model.name}: {model.ollama_model} was made for a "
+                          "context of {wanted}", "write `context: {wanted}`"),
     "context-short": ("warning", "models.{model.name}: {model.ollama_model} is loaded with context "
                       "{context}, not {wanted}", "subagent-fleet warmup --model {model.name}"),
     "port-free": ("ok", "{at} is free for the gateway", ""),
     "gateway-up": ("ok", "{holder} answers at {at}", ""),
-    "port-taken": ("error", "{at} is taken by {holder}; LiteLLM would silently take another port",
+    "port-taken": ("error", "{at} is taken by another program; LiteLLM would take another port",
                    "stop it, or write another `port:` under project.gateway"),
     "settings-override": ("warning", "{path} sets {names} under `env`, which beats the fleet's "
                           "environment", "remove them from {path}"),
@@ -1751,7 +1749,7 @@ class Facts(Record):
     litellm: object = None      # the same, and whether a litellm_init.pth lies beside it
     settings: dict = {}         # path -> its JSON value, None: unreadable
     agents: dict = {}           # path -> text, None: unreadable
-    generated: dict = {}        # path -> what `generate` would do
+    changes: tuple = ()         # what `generate` would do
     file_problems: tuple = ()   # why that is not known
     env_path: str = ""          # "": there is none
     env_readable: bool = False  # by others
@@ -1874,9 +1872,8 @@ def _doctor_routes(fleet, facts):
 
 
 def _doctor_gateway(fleet, facts):
-    slug = "gateway-up" if facts.holder in ("subagent-fleet", "LiteLLM") else \
-        "port-taken" if facts.holder else "port-free"
-    where = fleet.document.locate(("project", "gateway", "port"))[0] if slug == "port-taken" else ""
+    slug = {"": "port-free", "another program": "port-taken"}.get(facts.holder, "gateway-up")
+    where = fleet.document.locate(("project", "gateway", "port"))[0]
     yield _say(slug, "", where, at=f"{fleet.gateway.host}:{fleet.gateway.port}",
                holder=facts.holder)
 
@@ -1953,8 +1950,8 @@ def _doctor_files(fleet, facts):
     """Say which generated files are not what the config says, and who else may see the key."""
     yield from facts.file_problems
     found = {}
-    for path, action in facts.generated.items():
-        found.setdefault(FILE_FINDINGS[action], []).append(path)
+    for change in facts.changes:
+        found.setdefault(FILE_FINDINGS[change.action], []).append(change.path)
     for slug, paths in found.items():
         more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
         yield _say(slug, paths=", ".join(paths[:5]) + more, count=count_of(paths, "generated file"))
@@ -1985,7 +1982,7 @@ def address_kind(address):
     import ipaddress
 
     found = ipaddress.ip_address(address)
-    if found.is_loopback or found.is_link_local or found.is_unspecified:
+    if found.is_loopback or found.is_link_local:
         return ""
     # Tailscale's 100.64/10 is neither private nor global
     return "public" if found.is_global else "LAN" if found.is_private else "Tailscale"
@@ -2366,7 +2363,8 @@ def format_doctor(pairs, *, columns=0):
 
 def _finding_lines(finding, columns):
     """Return a finding as lines with its level before them."""
-    pieces = [(f"{finding.where}: " if finding.where else "") + finding.what]
+    place = f"{finding.where}: " if finding.where and finding.level != "ok" else ""
+    pieces = [place + finding.what]
     pieces += finding.excerpt.splitlines() + ([f"fix: {finding.fix}"] if finding.fix else [])
     room = max(columns - 11, 30) if columns else 1 << 30
     lines = [part for piece in pieces for part in _wrap(clean_line(piece), room)]
@@ -3811,10 +3809,16 @@ class World:
         place = glob.escape(self.parent(self._os.path.realpath(program)))
         return [self._os.path.basename(path) for path in glob.glob(self.path(place, pattern))]
 
-    def list_tree(self, directory, ending):
-        """Return the files below a directory whose names end so, as paths, sorted."""
-        return sorted(self.path(place, name) for place, _, names in self._os.walk(directory)
-                      for name in names if name.endswith(ending))
+    def read_tree(self, directory, ending):
+        """Return {path: text, None: unreadable} of the files in a tree whose names end so."""
+        found = {}
+        for place, _, names in self._os.walk(directory):
+            for path in (self.path(place, name) for name in names if name.endswith(ending)):
+                try:
+                    found[path] = self.read_bytes(path).decode("utf-8", "replace")
+                except FleetError:
+                    found[path] = None
+        return dict(sorted(found.items()))
 
     # -- this machine --
 
@@ -3822,12 +3826,12 @@ class World:
         """Return what a program prints; None when it is absent, fails or takes too long."""
         import subprocess
         try:
-            done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                  stderr=subprocess.DEVNULL, timeout=max(0.1, until - self.clock()),
-                                  env=self.environ)
+            done = subprocess.run(words, check=True, stdin=subprocess.DEVNULL, env=self.environ,
+                                  stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                                  timeout=max(0.1, until - self.clock()))
+            return done.stdout.decode("utf-8", "replace")
         except (OSError, ValueError, subprocess.SubprocessError):
             return None
-        return None if done.returncode else done.stdout.decode("utf-8", "replace")
 
     def addresses_of(self, host, deadline):
         """Return every address a host name stands for."""
@@ -5582,26 +5586,21 @@ FOREIGN_ORIGIN = "https://fleet-doctor.invalid"
 
 def observe(world, fleet, problems, options):
     """Return the Facts of this machine and, where there is a fleet, of its nodes and files."""
-    until = world.clock() + options.timeout
-    facts = Facts(problems=tuple(problems), litellm=find_litellm(world), agents=read_agents(world))
+    until = world.clock() + options.timeout  # at which every job ends by itself
+    facts = Facts(problems=tuple(problems), litellm=find_litellm(world),
+                  agents=world.read_tree(".claude/agents", ".md"))
     jobs = {"claude": lambda: find_claude(world, until)}
     if fleet:
-        # What is not known in time: a port that nobody holds refuses at once.
-        facts = facts.replace(
-            holder="another program", settings=find_settings(world),
-            problems=(*problems, *lint_key(fleet, world.environ)),
-            states={name: NodeState(name, node.endpoint, "timeout")
-                    for name, node in fleet.nodes.items()},
-            **observe_files(world, fleet, find_output(options, world)))
+        facts = facts.replace(problems=(*problems, *lint_key(fleet, world.environ)),
+                              settings=find_settings(world),
+                              **observe_files(world, fleet, find_output(options, world)))
         looks = {name: lambda node=node: look_at_node(world, node, until)
                  for name, node in fleet.nodes.items()}
         jobs.update(states=lambda: probe_fleet(world, fleet, options.timeout),
-                    looks=lambda: dict(run_together(world, looks, until=until)),
+                    looks=lambda: dict(run_together(world, looks)),
                     holder=lambda: who_listens(world, fleet.gateway, until),
                     env_git=lambda: git_finding(world, facts.env_path, until))
-    found = dict(run_together(world, jobs, until=until + 2 * PROBE_GRACE_SECONDS))
-    found.pop(None, None)
-    return facts.replace(**found)
+    return facts.replace(**{key: seen for key, seen in run_together(world, jobs) if key})
 
 
 def observe_files(world, fleet, out):
@@ -5611,19 +5610,15 @@ def observe_files(world, fleet, out):
         path = world.enter(out, ENVIRONMENT_FILE)
     except FleetError as error:
         return {"file_problems": (error.finding,)}
-    return {"generated": {change.path: change.action for change in changes},
-            "env_path": path if world.kind_of(path) == "file" else "",
+    return {"changes": changes, "env_path": path if world.kind_of(path) == "file" else "",
             "env_readable": world.others_may_read(path)}
 
 
-def mend_files(world, fleet, out, facts):
+def mend_files(world, out, facts):
     """Do what is safe and return what was done: nothing that a person wrote is touched."""
-    changes, known = compare_output(world, out, fleet)
-    stale = [change for change in changes if change.action in ("updated", "removed")]
-    if stale:
-        write_changes(world, out, stale, known)
-    if facts.env_readable:
-        world.make_private(facts.env_path)
+    stale = [change for change in facts.changes if change.action in ("updated", "removed")]
+    if stale or facts.env_readable:
+        write_changes(world, out, stale, read_manifest(world, out))
     return [f"{facts.env_path}: only you may read it now"] * facts.env_readable + [
         f"{change.path}: {change.action}" for change in stale]
 
@@ -5647,17 +5642,6 @@ def find_litellm(world):
              for name in world.names_near(path, f"../{place}/*-packages/litellm*")]
     versions = re.findall(r"^litellm-(\d.*)\.dist-info$", "\n".join(names), re.M)
     return (versions or ["?"])[-1] + " with litellm_init.pth" * ("litellm_init.pth" in names)
-
-
-def read_agents(world):
-    """Return {path: text, or None when unreadable} of the agents of this project."""
-    found = {}
-    for path in world.list_tree(".claude/agents", ".md"):
-        try:
-            found[path] = world.read_bytes(path).decode("utf-8", "replace")
-        except FleetError:
-            found[path] = None
-    return found
 
 
 def look(world, url, until, **headers):
@@ -5711,9 +5695,9 @@ def cmd_doctor(options, world):
     except FleetError as error:
         fleet, problems = None, error.findings or (error.finding,)
     facts = observe(world, fleet, problems, options)
-    if options.fix and fleet and not facts.file_problems:
+    if options.fix and fleet:
         out = find_output(options, world)
-        mended = mend_files(world, fleet, out, facts)
+        mended = mend_files(world, out, facts)
         facts = facts.replace(**observe_files(world, fleet, out))
     pairs = plan_doctor(fleet, facts)
     findings = [finding for _, finding in pairs]
