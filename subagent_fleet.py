@@ -1747,7 +1747,7 @@ class Facts(Record):
     holder: str = ""            # who holds the gateway's port
     claude: object = None       # its version; None: not found
     litellm: object = None      # the same, and whether a litellm_init.pth lies beside it
-    settings: dict = {}         # path -> its JSON value, None: unreadable
+    settings: dict = {}         # path -> what that settings file puts into the environment
     agents: dict = {}           # path -> text, None: unreadable
     changes: tuple = ()         # what `generate` would do
     file_problems: tuple = ()   # why that is not known
@@ -1882,8 +1882,7 @@ def _doctor_settings(fleet, facts):
     """Settings files beat the environment, in silence."""
     planned = {name: value for name, value, _ in plan_environment(fleet)}
     for path, settings in facts.settings.items():
-        given = settings.get("env") if isinstance(settings, dict) else None
-        names = [name for name, value in (given if isinstance(given, dict) else {}).items()
+        names = [name for name, value in settings.items()
                  if str(value) != planned.get(name, str(value))]
         if names:
             elsewhere = {"ANTHROPIC_BASE_URL", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_API_KEY"}
@@ -5301,7 +5300,7 @@ MANAGED_SETTINGS = {
 
 
 def find_settings(world):
-    """Return {path: value} of the settings files Claude Code reads here; None: not JSON."""
+    """Return {path: what it sets under `env`} of the settings files Claude Code reads here."""
     import json
 
     home = world.environ.get("HOME") or world.environ.get("USERPROFILE", "")
@@ -5311,10 +5310,9 @@ def find_settings(world):
                  world.path(user, "settings.json"), ".claude/settings.json",
                  ".claude/settings.local.json"):
         try:
-            if world.kind_of(path) != "absent":
-                found[path] = json.loads(decode_text(world.read_bytes(path), path))
-        except (FleetError, ValueError, RecursionError):
-            found[path] = None  # which is a finding of its own
+            found[path] = dict(json.loads(decode_text(world.read_bytes(path), path))["env"])
+        except (FleetError, KeyError, TypeError, ValueError, RecursionError):
+            pass  # it is absent, or Claude Code ignores it as well
     return found
 
 

@@ -46,7 +46,7 @@ GOOD_FACTS = sf.Facts(
     states={"mini": GOOD_STATE}, looks={"mini": (("192.168.1.50",), False)},
     litellm="1.106.2", claude="2.1.327",
     agents={"a.md": "---\nname: planner\ndescription: Use it.\ntools: Read\n---\n\nPlan.\n"},
-    settings={"s.json": {"permissions": {}}},
+    settings={"s.json": {"EDITOR": "vi"}},
     changes=changes("unchanged", "litellm_config.yaml"), env_path=".env.subagent-fleet")
 
 
@@ -175,17 +175,14 @@ CASES = [
     ("Claude Code 2.1.197", on(claude="2.1.197"),
      {"claude-old": "warning"}),
     ("Claude Code 2.1.198", on(claude="2.1.198"), {}),
-    ("settings elsewhere", on(settings={"s": {"env": {"ANTHROPIC_BASE_URL": "http://x"}}}),
+    ("settings elsewhere", on(settings={"s": {"ANTHROPIC_BASE_URL": "http://x"}}),
      {"settings-override": "error"}),
-    ("settings the same", on(settings={"s": {"env": {
-        "ANTHROPIC_BASE_URL": "http://127.0.0.1:4000", "EDITOR": "vi"}}}), {}),
-    ("settings with a token", on(settings={"s": {"env": {"ANTHROPIC_AUTH_TOKEN": "k"}}}),
+    ("settings the same", on(settings={"s": {
+        "ANTHROPIC_BASE_URL": "http://127.0.0.1:4000", "EDITOR": "vi"}}), {}),
+    ("settings with a token", on(settings={"s": {"ANTHROPIC_AUTH_TOKEN": "k"}}),
      {"settings-override": "error"}),
-    ("settings with a subagent model", on(settings={"s": {"env": {
-        "CLAUDE_CODE_SUBAGENT_MODEL": "x"}}}), {"settings-override": "warning"}),
-    ("settings broken", on(settings={"s": None}), {}),
-    ("settings a list", on(settings={"s": []}), {}),
-    ("settings with a strange env", on(settings={"s": {"env": [1]}}), {}),
+    ("settings with a subagent model", on(settings={"s": {
+        "CLAUDE_CODE_SUBAGENT_MODEL": "x"}}), {"settings-override": "warning"}),
     ("agent unloadable", on(agents={"a.md": "no frontmatter"}),
      {"agent-unloadable": "warning"}),
     ("agent unreadable", on(agents={"a.md": None}), {"agent-unloadable": "warning"}),
@@ -265,7 +262,7 @@ def test_findings_say_what_was_seen():
 
 
 def test_settings_values_are_never_shown():
-    facts = facts_with(settings={"s": {"env": {"ANTHROPIC_AUTH_TOKEN": "sk-secret"}}})
+    facts = facts_with(settings={"s": {"ANTHROPIC_AUTH_TOKEN": "sk-secret"}})
     assert "sk-secret" not in str(sf.plan_doctor(make_fleet(), facts))
 
 
@@ -389,19 +386,30 @@ def test_claude_code_is_asked_for_its_version_within_the_deadline(tmp_path, scri
     assert sf.find_claude(world_with(PATH="/nowhere"), 0) is None
 
 
+def write_settings(directory, text):
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "settings.json").write_text(text, encoding="utf-8")
+
+
 def test_settings_are_read_where_claude_code_reads_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for path, text in (("home/.claude/settings.json", '{"env": {"A": "1"}}'),
-                       (".claude/settings.json", "{"), (".claude/settings.local.json", "[" * 9999),
-                       ("own/settings.json", '{"a": 1}')):
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text, encoding="utf-8")
-    found = sf.find_settings(world_with(HOME="home"))
-    assert {path: value for path, value in found.items() if not path.startswith("/")} == {
-        "home/.claude/settings.json": {"env": {"A": "1"}}, ".claude/settings.json": None,
-        ".claude/settings.local.json": None}
-    assert sf.find_settings(world_with(HOME="home", CLAUDE_CONFIG_DIR="own"))[
-        "own/settings.json"] == {"a": 1}
+    for place in ("home/.claude", ".claude", "own"):
+        write_settings(tmp_path / place, '{"env": {"A": "%s"}, "permissions": {}}' % place)
+    (tmp_path / ".claude" / "settings.local.json").write_text('{"env": {}}')
+    world = world_with(HOME="home")
+    found = {path: env for path, env in sf.find_settings(world).items() if path[0] != "/"}
+    assert found == {"home/.claude/settings.json": {"A": "home/.claude"},
+                     ".claude/settings.json": {"A": ".claude"}, ".claude/settings.local.json": {}}
+    world = world_with(HOME="home", CLAUDE_CONFIG_DIR="own")
+    assert sf.find_settings(world)["own/settings.json"] == {"A": "own"}
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 9999, "", "[]", "5", '{"a": 1}', '{"env": [1]}',
+                                  '{"env": null}', "\ufeff{}", "\0"])
+def test_settings_that_set_nothing_are_passed_over(tmp_path, monkeypatch, text):
+    monkeypatch.chdir(tmp_path)
+    write_settings(tmp_path / ".claude", text)
+    assert ".claude/settings.json" not in sf.find_settings(world_with(HOME="home"))
 
 
 def test_agents_are_read_from_folders_below_too(tmp_path, monkeypatch):
