@@ -1389,13 +1389,14 @@ def lint_fleet(fleet):
     """Yield a warning for each thing that is allowed and will disappoint."""
     def warn(slug, path, what, fix, *, key=False):
         where, excerpt = fleet.document.locate(path, key=key)
-        return Finding(slug, "warning", what, where, fix, excerpt)
+        dotted = ".".join(step for step in path if isinstance(step, str))
+        return Finding(slug, "warning", f"{dotted}: {what}", where, fix, excerpt)
 
-    if fleet.gateway.host not in LOOPBACK_HOSTS:
-        yield warn("exposed-gateway", ("project", "gateway", "host"), "project.gateway.host: "
-                   f"`{fleet.gateway.host}` offers your models to every machine that can reach "
-                   "this one; only the key protects them", "write `host: 127.0.0.1`, or keep it "
-                   "on a private network with a strong key")
+    host = fleet.gateway.host
+    if host not in LOOPBACK_HOSTS:
+        yield warn("exposed-gateway", ("project", "gateway", "host"), f"`{host}` offers your "
+                   "models to all who can reach this machine; only the key protects them",
+                   "write `host: 127.0.0.1`, or keep it on a private network with a strong key")
     for lint in (_lint_nodes, _lint_models, _lint_agents):
         yield from lint(fleet, warn)
 
@@ -1405,16 +1406,15 @@ def _lint_nodes(fleet, warn):
     for name, node in fleet.nodes.items():
         scheme, host, _, _ = split_endpoint(node.endpoint)
         if scheme == "http" and is_public_address(host):
-            yield warn("public-endpoint", ("nodes", name, "endpoint"), f"nodes.{name}.endpoint: "
-                       f"{host} is a public address and http sends every prompt in clear",
+            yield warn("public-endpoint", ("nodes", name, "endpoint"), f"{host} is a public "
+                       "address and http sends every prompt in clear",
                        "use a LAN, Tailscale or WireGuard address, or https")
-        here = {m.ollama_model: m for m in fleet.models.values() if m.node == name}
+        here = {m.ollama_model for m in fleet.models.values() if m.node == name}
         need = sum(billions(model) * 0.6 + 1 for model in here if billions(model))
         if node.memory_gb and len(here) > 1 and need > node.memory_gb:
-            yield warn("memory-short", ("nodes", name, "memory_gb"), f"nodes.{name}: its models "
-                       f"need about {need:.0f} GB by their names and it has {node.memory_gb}; "
-                       "they will push each other out", "move one to another node, or choose a "
-                       "smaller one")
+            yield warn("memory-short", ("nodes", name, "memory_gb"), "by their names, its models "
+                       f"need about {need:.0f} GB; they will push each other out",
+                       "move one to another node, or choose a smaller one")
 
 
 def is_public_address(host):
@@ -1435,22 +1435,21 @@ def _lint_models(fleet, warn):
         at = ("models", name)
         first = aliases.setdefault(model.alias, model)
         if not same_model(first.ollama_model, model.ollama_model):
-            yield warn("alias-collision", at + ("litellm_alias",), f"models.{first.name} and "
-                       f"models.{name} share the alias `{model.alias}` but are different models: "
-                       f"{first.ollama_model}, {model.ollama_model}", "give each its own alias")
+            yield warn("alias-collision", at + ("litellm_alias",), f"`{model.alias}` is also the "
+                       f"alias of {first.name}, a different model: {first.ollama_model}, "
+                       f"{model.ollama_model}", "give each its own alias")
         twin = contexts.setdefault((model.node, _full_model_name(model.ollama_model)), model)
         if twin.context != model.context:
-            yield warn("context-thrash", at + ("context",), f"models.{twin.name} and models.{name} "
-                       f"are one Ollama model on `{model.node}` with different context "
-                       f"({twin.context}, {model.context}); each switch reloads it",
-                       f"write `context: {max(twin.context, model.context)}` for both")
+            yield warn("context-thrash", at + ("context",), f"{model.context}, but {twin.context} "
+                       f"in models.{twin.name}, the same model on `{model.node}`; each switch "
+                       "reloads it", f"write `{max(twin.context, model.context)}` for both")
         serves = ", ".join(tier for tier in tiers if tiers[tier] == name)
         least, why = (MAIN_CONTEXT_TOKENS, f"it serves {serves}, and Claude Code's own prompt "
                       "takes 10,000 to 18,000 tokens") if serves else (
             SMALL_CONTEXT_TOKENS, "a subagent's first request alone takes 2,000 tokens and more")
         if model.context < least:
-            yield warn("small-context", at + ("context",), f"models.{name}.context is "
-                       f"{model.context}; {why}", f"write `context: {least}` or more")
+            yield warn("small-context", at + ("context",), f"{model.context}; {why}",
+                       f"write `context: {least}` or more")
 
 
 def _lint_agents(fleet, warn):
@@ -1461,23 +1460,22 @@ def _lint_agents(fleet, warn):
             at, bare = ("agents", name, "tools", index), tool.split("(")[0]
             if bare in GONE_TOOLS:
                 new = f"`{GONE_TOOLS[bare]}`" if GONE_TOOLS[bare] else ""
-                yield warn("tool-gone", at, f"agents.{name}.tools: Claude Code has no `{bare}` any "
-                           f"more; the generated file has {new or 'nothing'} in its place",
+                yield warn("tool-gone", at, f"Claude Code has no `{bare}` any more; the generated "
+                           f"file has {new or 'nothing'} in its place",
                            f"write {new}" if new else "remove it")
             elif spelled.get(bare.lower(), bare) != bare:
-                yield warn("tool-case", at, f"agents.{name}.tools: Claude Code does not know "
-                           f"`{bare}`", f"write `{spelled[bare.lower()]}`")
+                yield warn("tool-case", at, f"Claude Code does not know `{bare}`",
+                           f"write `{spelled[bare.lower()]}`")
         for key in agent.frontmatter:
             if key not in KNOWN_FRONTMATTER:
                 yield warn("unknown-frontmatter", ("agents", name, "frontmatter", key),
-                           f"agents.{name}.frontmatter: Claude Code is not known to read `{key}`",
-                           nearest(key, KNOWN_FRONTMATTER) or "known: "
-                           + ", ".join(KNOWN_FRONTMATTER), key=True)
+                           "Claude Code is not known to read it", nearest(key, KNOWN_FRONTMATTER)
+                           or "known: " + ", ".join(KNOWN_FRONTMATTER), key=True)
         model = fleet.models[agent.model].ollama_model
         edits = agent.tools is None or EDIT_TOOLS & set(plan_tools(agent.tools))
         if edits and "qwen2.5-coder" in model.lower():
-            yield warn("prints-tool-calls", ("agents", name, "model"), f"agents.{name} may edit, "
-                       f"but {model} is known to print tool calls as text instead of making them",
+            yield warn("prints-tool-calls", ("agents", name, "model"), "it may edit, but "
+                       f"{model} is known to print tool calls as text instead of making them",
                        "choose a model that calls tools, such as qwen3-coder:30b")
 
 
@@ -2266,14 +2264,13 @@ def clean_line(text):
 
 def format_finding(finding, *, indent=""):
     """Return a finding as lines: what, where, the line with a caret, what to type."""
-    head = f"{indent}{finding.level}: " if not indent else indent
-    lines = [head + (f"{finding.where}: " if finding.where and not indent else "") + finding.what]
-    if indent and finding.where:
-        lines.append(f"{indent}  at {finding.where}")
-    lines += [indent + line for line in finding.excerpt.splitlines()]
-    if finding.fix:
-        lines.append(f"{indent}  fix: {finding.fix}")
-    return clean_text("\n".join(lines)) + "\n"
+    if indent:
+        lines = [finding.what] + ([f"  at {finding.where}"] if finding.where else [])
+    else:
+        place = f"{finding.where}: " if finding.where else ""
+        lines = [f"{finding.level}: {place}{finding.what}"]
+    lines += finding.excerpt.splitlines() + ([f"  fix: {finding.fix}"] if finding.fix else [])
+    return clean_text("".join(f"{indent}{line}\n" for line in lines))
 
 
 def format_table(headers, rows, *, columns=0):

@@ -253,7 +253,7 @@ def test_warning_never_stops(old, new, slug, position):
 def test_two_contexts_of_one_model_on_one_node_warn():
     _, findings = check(edited(("node: laptop", "node: mini"), ("qwen3:8b", "Qwen3-Coder:30b")))
     assert [f.slug for f in findings] == ["context-thrash"]
-    assert "65536, 8192" in findings[0].what
+    assert "8192, but 65536 in models.heavy-coder" in findings[0].what
 
 
 def test_models_that_exceed_the_stated_memory_warn():
