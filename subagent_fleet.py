@@ -1643,12 +1643,8 @@ def best_models(states):
 
 
 # -- doctor and worker: findings about what was seen --
-#
-# A check is a generator that looks at nothing but the fleet and the Facts. Those that need a fleet
-# are left out when the config cannot be read; the others still help.
 
 LITELLM_POISONED = r"1\.82\.[78]$|.*litellm_init\.pth"  # both carried a credential stealer
-LITELLM_OLDEST, CLAUDE_OLDEST = "1.104.0", "2.1.198"
 LITELLM_INSTALL = "uv tool install --python 3.12 'litellm[proxy]==1.106.2' (or pipx install …)"
 CLAUDE_INSTALL = "npm install -g @anthropic-ai/claude-code@latest"
 OLLAMA_HOLES = (  # mended in; what an older one does (golang/vulndb, Ollama's own history)
@@ -1711,9 +1707,10 @@ DOCTOR_TEXTS = {  # id: level, what is so, what mends it
                          "begin with `---`, `name:`, `description:`, `tools: Read, Grep`, `---`"),
     "agent-duplicate": ("warning", "{path} and {other} are both `{name}`; the last one read wins",
                         "rename one, or remove it"),
-    "files": ("ok", "{count} up to date", ""),
-    "files-missing": ("warning", "{paths}: not generated yet", "subagent-fleet generate"),
-    "files-stale": ("warning", "{paths}: behind the config", "subagent-fleet doctor --fix"),
+    "files-unchanged": ("ok", "{count} up to date", ""),
+    "files-created": ("warning", "{paths}: not generated yet", "subagent-fleet generate"),
+    "files-updated": ("warning", "{paths}: behind the config", "subagent-fleet doctor --fix"),
+    "files-removed": ("warning", "{paths}: of agents that are gone", "subagent-fleet doctor --fix"),
     "files-edited": ("info", "{paths}: changed by hand, so generate leaves it alone",
                      "subagent-fleet generate --diff"),
     "env-readable": ("error", "others may read the key in {path}", "subagent-fleet doctor --fix"),
@@ -1783,15 +1780,16 @@ def find_model(found, ollama_model):
 
 def _doctor_machine(fleet, facts):
     yield _say("python", version=sys.version.split()[0])
-    yield _say("claude-missing" if facts.claude is None else "claude-old" if is_older(
-        facts.claude, CLAUDE_OLDEST) else "claude", version=facts.claude)
+    version = facts.claude
+    yield _say("claude-missing" if not version else
+               "claude-old" if is_older(version, "2.1.198") else "claude", version=version)
     needed, version = fleet and fleet.gateway.provider == "litellm", facts.litellm
     if version or needed:
-        slug = "litellm-missing" if not version else "litellm-poisoned" if re.match(
-            LITELLM_POISONED, version) else "litellm-old" if is_older(
-            version, LITELLM_OLDEST) else "litellm"
-        yield _say(slug, "warning" if slug == "litellm-old" and not needed else "",
-                   version=version)
+        slug = "litellm-missing" if not version else \
+            "litellm-poisoned" if re.match(LITELLM_POISONED, version) else \
+            "litellm-old" if is_older(version, "1.104.0") else "litellm"
+        level = "warning" if slug == "litellm-old" and not needed else ""
+        yield _say(slug, level, version=version)
 
 
 def _doctor_config(fleet, facts):
@@ -1939,20 +1937,17 @@ def _read_frontmatter(head):
     return {}
 
 
-FILE_FINDINGS = {"created": "files-missing", "updated": "files-stale", "removed": "files-stale",
-                 "edited": "files-edited", "unchanged": "files"}
-
-
 def _doctor_files(fleet, facts):
     """Say which generated files are not what the config says, and who else may see the key."""
     yield from facts.file_problems
     found = {}
     for change in facts.changes:
-        found.setdefault(FILE_FINDINGS[change.action], []).append(change.path)
-    for slug, paths in found.items():
+        found.setdefault(change.action, []).append(change.path)
+    for action, paths in found.items():
         more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
-        yield _say(slug, paths=", ".join(paths[:5]) + more, count=count_of(paths, "generated file"))
-    for slug in ["env-readable"] * facts.env_readable + [facts.env_git] * bool(facts.env_git):
+        yield _say(f"files-{action}", paths=", ".join(paths[:5]) + more,
+                   count=count_of(paths, "generated file"))
+    for slug in filter(None, (facts.env_readable and "env-readable", facts.env_git)):
         yield _say(slug, path=facts.env_path)
 
 

@@ -78,7 +78,7 @@ def test_everything_in_order_is_quiet_and_ready():
     findings = [f for _, f in sf.plan_doctor(make_fleet(), GOOD_FACTS)]
     assert {f.level for f in findings} == {"ok"}
     assert [f.slug for f in findings] == ["python", "claude", "litellm", "config", "node-online",
-                                          "route", "port-free", "files"]
+                                          "route", "port-free", "files-unchanged"]
     assert sf.plan_verdict(findings) == "Ready: everything is in order."
 
 
@@ -188,9 +188,9 @@ CASES = [
     ("agent unreadable", on(agents={"a.md": None}), {"agent-unloadable": "warning"}),
     ("agent twice", on(agents=dict.fromkeys(
         ("a.md", "b.md"), GOOD_FACTS.agents["a.md"])), {"agent-duplicate": "warning"}),
-    ("files missing", on(changes=changes("created", "a")), {"files-missing": "warning"}),
-    ("files stale", on(changes=changes("updated", "a")), {"files-stale": "warning"}),
-    ("files removed", on(changes=changes("removed", "a")), {"files-stale": "warning"}),
+    ("files missing", on(changes=changes("created", "a")), {"files-created": "warning"}),
+    ("files stale", on(changes=changes("updated", "a")), {"files-updated": "warning"}),
+    ("files removed", on(changes=changes("removed", "a")), {"files-removed": "warning"}),
     ("files edited", on(changes=changes("edited", "a")), {"files-edited": "info"}),
     ("env readable", on(env_readable=True), {"env-readable": "error"}),
     ("env tracked", on(env_git="env-tracked"), {"env-tracked": "error"}),
@@ -199,12 +199,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case,observed,wanted", CASES, ids=[case[0] for case in CASES])
-def test_doctor_finds_exactly(case, observed, wanted):
+def test_doctor_finds_exactly_and_says_what_to_type(case, observed, wanted):
     assert found(*observed) == wanted
-
-
-@pytest.mark.parametrize("case,observed,wanted", CASES, ids=[case[0] for case in CASES])
-def test_every_error_and_warning_says_what_to_type(case, observed, wanted):
     findings = [f for _, f in sf.plan_doctor(*observed) if f.level in ("error", "warning")]
     assert all(f.fix for f in findings if f != LINT and f.slug != "memory-short")
 
@@ -279,8 +275,8 @@ def test_port_taken_names_who_and_what_litellm_would_do():
 
 def test_many_files_are_named_briefly():
     facts = facts_with(changes=changes("updated", *(f"{n}.md" for n in range(40))))
-    assert the("files-stale", make_fleet(), facts).what.count(".md") == 5
-    assert "and 35 more" in the("files-stale", make_fleet(), facts).what
+    assert the("files-updated", make_fleet(), facts).what.count(".md") == 5
+    assert "and 35 more" in the("files-updated", make_fleet(), facts).what
 
 
 def test_without_a_fleet_the_machine_is_still_checked():
@@ -575,7 +571,7 @@ def test_doctor_fix_does_what_is_safe_and_says_each(doctor):
     doctor.write()
     before = environment.read_bytes()
     key = sf.parse_key(before.decode())
-    assert doctor.ask() == {"env-readable": "error", "files-stale": "warning"}
+    assert doctor.ask() == {"env-readable": "error", "files-updated": "warning"}
     assert environment.stat().st_mode & 0o777 == 0o644 and environment.read_bytes() == before
     assert doctor.ask("--fix") == {} and doctor.status == 0
     assert environment.stat().st_mode & 0o777 == 0o600
