@@ -2431,8 +2431,8 @@ TYPE_WORDS = {str: "text", list: "a list", dict: "an object", bool: "true or fal
               int: "a whole number", float: "a number"}
 SCHEMA_TYPES = {"type": (str, list), "description": str, "enum": list, "anyOf": list,
                 "properties": dict, "required": list}
-SCHEMA_DEPTH_LIMIT = 32
-TOKENS_AN_IMAGE = 1_000
+TURN_PARTS = ("reminder", "text", "thinking", "image", "call", "result", "found")
+IMAGE_WEIGHT = 4_000  # bytes of JSON that take as many tokens as an image
 BYTES_A_TOKEN = 4.0  # of JSON; learned per model from its first answer on
 _TOO_LONG = (r"(?:\((\d+) tokens\) )?exceeds the available context size \((\d+) tokens\)"
              r"|input (length|after truncation) exceeds|longer than the context")
@@ -2442,9 +2442,9 @@ _NOT_ABLE = r"does not support|image input is not supported"
 class ApiError(FleetError):
     """A refusal that reaches the client in the Messages API's own shape."""
 
-    def __init__(self, http, what, *, kind=""):
+    def __init__(self, http, what):
         super().__init__("api-error", what)
-        self.http, self.kind = http, kind or API_ERROR_KINDS.get(http, "api_error")
+        self.http, self.kind = http, API_ERROR_KINDS.get(http, "api_error")
 
     @property
     def event(self):
@@ -2501,21 +2501,22 @@ def plan_chat(request, model):
     # Ollama ignores tool_choice: showing fewer tools and a word in the last turn is all there is.
     wishes = {"any": "Answer by calling one of your tools.",
               "tool": f"Answer by calling the tool `{choice.get('name')}`."}
-    wish = wishes.get(str(choice.get("type")))
-    wished = [{"role": "system", "content": wish}] if wish else []
+    wish = {"role": "system", "content": wishes.get(str(choice.get("type")))}
     try:
-        turns = _read_turns(request["messages"] + wished)
-        system = _render_system(request.get("system"))
+        turns = _read_turns([*request["messages"], wish])
+        messages, tools = _render_turns(turns, model.thinking), _render_tools(request, turns)
+        system = [value for name, value in _read_parts(request.get("system"), "system")
+                  # Claude Code's billing line always differs and would spoil the prompt cache.
+                  if name == "text" and not value.startswith("x-anthropic-billing-header:")]
     except RecursionError:
-        raise ApiError(400, "messages: blocks are nested too deeply") from None
-    messages = _render_turns(turns, model.thinking)
+        raise ApiError(400, "body: nested too deeply") from None
     if not messages:  # which Ollama would take for "load the model" and answer nothing
         raise ApiError(400, "messages: at least one message with content is required")
+    if system:
+        messages.insert(0, {"role": "system", "content": _join(system)})
     chat = {"model": model.ollama_model, "stream": True, "truncate": False,
             "think": model.thinking, "keep_alive": model.keep_alive,
-            "options": _plan_options(request, model),
-            "messages": system + messages}
-    tools = [] if choice.get("type") == "none" else _render_tools(request, choice, turns)
+            "options": _plan_options(request, model), "messages": messages}
     return {**chat, "tools": tools} if tools else chat
 
 
@@ -2524,46 +2525,27 @@ def _plan_options(request, model):
     if wanted is not None and wanted < 1:
         raise ApiError(400, "max_tokens: must be at least 1")
     # num_ctx must be what warm-up sent, else Ollama loads the model again.
-    predict = min(wanted or model.max_output, model.max_output)
-    sampling = {name: request.get(name) for name in ("temperature", "top_p", "top_k")}
-    return {"num_ctx": model.context, "num_predict": predict,
-            **{name: value for name, value in sampling.items() if value is not None}}
-
-
-def _render_system(system):
-    texts = [value for name, value in _read_parts(system, "system") if name == "texts"]
-    # Claude Code's billing line differs in every conversation and would spoil the prompt cache.
-    text = _join([text for text in texts if not text.startswith("x-anthropic-billing-header:")])
-    return [{"role": "system", "content": text}] if text else []
+    options = {"num_ctx": model.context,
+               "num_predict": min(wanted or model.max_output, model.max_output)}
+    return {**options, **{name: request[name] for name in ("temperature", "top_p", "top_k")
+                          if request.get(name) is not None}}
 
 
 def _read_turns(messages):
     """Return turns in strict alternation: {role, and a list for each kind of part}."""
-    turns, waiting = [], []
+    turns = []
     for number, message in enumerate(messages):
         role = message.get("role") if isinstance(message, dict) else None
         if role not in ("user", "assistant", "system"):
             raise ApiError(400, f"messages.{number}: expected the role user, assistant or system")
         parts = _read_parts(message.get("content"), f"messages.{number}")
-        if role == "system":
-            # Many templates take a system message only at the very beginning.
-            parts = [("reminders", value) for name, value in parts if name == "texts"]
-            if not turns or turns[-1]["role"] != "user":
-                waiting += parts
-                continue
-        elif role == "user":
-            parts, waiting = waiting + parts, []
-        _add_parts(turns, "user" if role == "system" else role, parts)
-    _add_parts(turns, "user", waiting)
+        if role == "system":  # which many templates take only at the very beginning
+            role, parts = "user", [("reminder", value) for name, value in parts if name == "text"]
+        if parts and (not turns or turns[-1]["role"] != role):
+            turns.append({"role": role, **{name: [] for name in TURN_PARTS}})
+        for name, value in parts:
+            turns[-1][name].append(value)
     return turns
-
-
-def _add_parts(turns, role, parts):
-    if parts and (not turns or turns[-1]["role"] != role):
-        names = ("reminders", "texts", "images", "calls", "results", "thinking", "found")
-        turns.append({"role": role, **{name: [] for name in names}})
-    for name, value in parts:
-        turns[-1][name].append(value)
 
 
 def _read_parts(content, where):
@@ -2575,20 +2557,18 @@ def _read_parts(content, where):
     parts = []
     for block in content or ():
         kind = block.get("type")
-        if kind == "text":
-            parts.append(("texts", _text(block, "text", where)))
-        elif kind == "thinking":
-            parts.append(("thinking", _text(block, "thinking", where)))
+        if kind in ("text", "thinking"):
+            parts.append((kind, _text(block, kind, where)))
         elif kind == "image":
-            parts.append(("images", _read_image(block, where)))
+            parts.append((kind, _read_image(block, where)))
         elif kind in ("document", "search_result"):
-            parts += _read_document(block, where)
+            parts += [("text", _text(block, "title", where)), *_read_document(block, where)]
         elif kind == "tool_reference":
             name = _text(block, "tool_name", where)
-            parts += [("found", name), ("texts", f"The tool `{name}` can be called now.")]
+            parts += [("found", name), ("text", f"The tool `{name}` can be called now.")]
         elif kind == "tool_use":
-            parts.append(("calls", {"given": _text(block, "id", where), "input": block.get("input"),
-                                    "name": _text(block, "name", where) or "unknown"}))
+            parts.append(("call", {"id": _text(block, "id", where), "input": block.get("input"),
+                                   "name": _text(block, "name", where) or "unknown"}))
         elif kind == "tool_result":
             parts += _read_result(block, where)
     return [(name, value) for name, value in parts if value]
@@ -2615,22 +2595,21 @@ def _read_image(block, where):
 
 
 def _read_document(block, where):
-    source = block if block.get("type") == "search_result" else block.get("source")
+    source = block if block["type"] == "search_result" else block.get("source")
     source = source if isinstance(source, dict) else {}
-    inside = source.get("data") if source.get("type") == "text" else source.get("content")
-    parts = [part for part in _read_parts(inside, where) if part[0] in ("texts", "images")]
+    inside = source.get("data" if source.get("type") == "text" else "content")
     missing = "(a document of which only the bytes were sent was left out)"
-    return [("texts", _text(block, "title", where))] + (parts or [("texts", missing)])
+    return _read_parts(inside, where) or [("text", missing)]
 
 
 def _read_result(block, where):
     parts = _read_parts(block.get("content"), where)
-    text = _join([value for name, value in parts if name == "texts"])
+    text = _join([value for name, value in parts if name == "text"])
     if block.get("is_error") is True and not text.startswith(("Error", "<tool_use_error>")):
         text = f"Error: {text}"
-    shown = [value for name, value in parts if name == "images"]
-    result = {"given": _text(block, "tool_use_id", where), "text": text, "images": shown}
-    return [("results", result)] + [part for part in parts if part[0] == "found"]
+    result = {"id": _text(block, "tool_use_id", where), "text": text,
+              "images": [value for name, value in parts if name == "image"]}
+    return [("result", result)] + [part for part in parts if part[0] == "found"]
 
 
 def _join(texts):
@@ -2647,82 +2626,76 @@ def _render_turns(turns, thinking):
     messages, calls, taken = [], [], set()
     for turn in turns:
         if turn["role"] == "assistant":
-            calls = [_name_call(call, taken) for call in turn["calls"]]
-            message = {"role": "assistant", "content": _join(turn["texts"])}
-            if thinking and turn["thinking"]:
-                message["thinking"] = _join(turn["thinking"])
-            if calls:
-                message["tool_calls"] = [{"id": call["id"], "function": {
-                    "name": call["name"], "arguments": call["input"]}} for call in calls]
-            if len(message) > 2 or message["content"]:
-                messages.append(message)
+            calls = turn["call"]
+            messages.append({
+                "role": "assistant", "content": _join(turn["text"]),
+                "thinking": _join(turn["thinking"]) if thinking else "",
+                "tool_calls": [_render_call(call, taken) for call in calls]})
             continue
-        results, orphans = _render_results(calls, turn["results"])
-        calls, reminders = [], [f"<system-reminder>\n{text}\n</system-reminder>"
-                                for text in turn["reminders"]]
-        words = [f"[result of an earlier call]\n{o['text']}" for o in orphans] + turn["texts"]
-        images = [image for o in orphans for image in o["images"]] + turn["images"]
-        if results and reminders and not words and not images:
+        results = [_render_result(call, turn["result"]) for call in calls]
+        calls, orphans = [], turn["result"]  # those that no call was waiting for
+        reminders = [f"<system-reminder>\n{text}\n</system-reminder>" for text in turn["reminder"]]
+        words = [f"[result of an earlier call]\n{o['text']}" for o in orphans] + turn["text"]
+        images = [image for o in orphans for image in o["images"]] + turn["image"]
+        messages += results
+        if results and not words and not images:
             # A message after the results would read as the user's next question.
             results[-1]["content"] = _join([results[-1]["content"], *reminders])
-        elif reminders or words or images:
-            results.append({"role": "user", "content": _join(reminders + words), "images": images})
-        messages += results
-    return [{k: v for k, v in message.items() if v != []} for message in messages]
-
-
-def _name_call(call, taken):
-    unique = call["given"] or f"call_{len(taken)}"
-    while unique in taken:
-        unique += "_"
-    taken.add(unique)
-    given = call["input"]  # Ollama answers 400 to arguments that are not an object
-    return {**call, "id": unique, "input": given if isinstance(given, dict) else
-            {} if given is None else {"input": given}}
-
-
-def _render_results(calls, results):
-    """Return a tool message for each call, and the results that belong to none."""
-    waiting, answers, orphans = list(calls), {}, []
-    for result in results:
-        fitting = [call for call in waiting if call["given"] == result["given"]]
-        fitting += waiting if not result["given"] else []
-        if fitting:
-            waiting.remove(fitting[0])
-            answers[fitting[0]["id"]] = result
         else:
-            orphans.append(result)
-    none = {"text": "(no result)", "images": []}
-    return [{"role": "tool", "tool_call_id": call["id"], "tool_name": call["name"],
-             "content": answers.get(call["id"], none)["text"],
-             "images": answers.get(call["id"], none)["images"]} for call in calls], orphans
+            messages.append({"role": "user", "content": _join(reminders + words),
+                             "images": images})
+    messages = [{name: value for name, value in message.items() if value or name == "content"}
+                for message in messages]
+    return [message for message in messages if message["content"] or len(message) > 2]
 
 
-def _render_tools(request, choice, turns):
+def _render_call(call, taken):
+    """Return a call as Ollama has it, and make its id unique."""
+    call["unique"] = call["id"] or f"call_{len(taken)}"
+    while call["unique"] in taken:
+        call["unique"] += "_"
+    taken.add(call["unique"])
+    given = call["input"]  # Ollama answers 400 to arguments that are not an object
+    return {"id": call["unique"], "function": {
+        "name": call["name"], "arguments": given if isinstance(given, dict) else
+        {} if given is None else {"input": given}}}
+
+
+def _render_result(call, results):
+    """Take a call's result out of the list, one without an id if need be, and render it."""
+    fitting = [r for wanted in (call["id"], "") for r in results if r["id"] == wanted]
+    result = fitting[0] if fitting else {"text": "(no result)", "images": []}
+    if fitting:
+        results.remove(result)
+    return {"role": "tool", "tool_call_id": call["unique"], "tool_name": call["name"],
+            "content": result["text"], "images": result["images"]}
+
+
+def _render_tools(request, turns):
     """Return the client's tools; deferred ones once they were found or called."""
+    choice, tools = request.get("tool_choice") or {}, {}
     wanted = {name for turn in turns for name in turn["found"]}
-    wanted |= {call["name"] for turn in turns for call in turn["calls"]}
-    tools = {}
+    wanted |= {call["name"] for turn in turns for call in turn["call"]}
     for tool in request.get("tools") or ():
         name = tool.get("name") if isinstance(tool, dict) else None
         # Any other type is a tool that Anthropic's servers run or describe.
         if not isinstance(name, str) or not name or tool.get("type") not in (None, "custom") \
                 or (tool.get("defer_loading") is True and name not in wanted) \
+                or choice.get("type") == "none" \
                 or (choice.get("type") == "tool" and name != choice.get("name")):
             continue
         description = tool.get("description")
         # One schema without "type": "object" and Ollama refuses the whole request.
-        parameters = {**_mend_schema(tool.get("input_schema")), "type": "object"}
-        parameters.setdefault("properties", {})
+        parameters = {"properties": {}, **_mend_schema(tool.get("input_schema")), "type": "object"}
         tools.setdefault(name, {"type": "function", "function": {
             "name": name, "description": description if isinstance(description, str) else "",
             "parameters": parameters}})
     return list(tools.values())
 
 
-def _mend_schema(schema, depth=0):
+def _mend_schema(schema):
     """Return a schema without what Ollama's typed reader would refuse it for."""
-    if not isinstance(schema, dict) or depth > SCHEMA_DEPTH_LIMIT:
+    if not isinstance(schema, dict):
         return {}
     mended = {key: value for key, value in schema.items()
               if isinstance(value, SCHEMA_TYPES.get(key, object))}
@@ -2730,9 +2703,9 @@ def _mend_schema(schema, depth=0):
         if isinstance(mended.get(key), list):
             mended[key] = [word for word in mended[key] if isinstance(word, str)]
     if "anyOf" in mended:
-        mended["anyOf"] = [_mend_schema(part, depth + 1) for part in mended["anyOf"]]
+        mended["anyOf"] = [_mend_schema(part) for part in mended["anyOf"]]
     if "properties" in mended:
-        mended["properties"] = {key: _mend_schema(part, depth + 1)
+        mended["properties"] = {key: _mend_schema(part)
                                 for key, part in mended["properties"].items()}
     return mended
 
@@ -2741,18 +2714,18 @@ class Answer:
     """An answer on its way back: lines of the node in, events out, the whole Message at the end."""
 
     def __init__(self, message_id, request, chat, *, estimate=0):
-        self.message = {
-            "id": message_id, "type": "message", "role": "assistant", "model": request["model"],
-            "content": [], "stop_reason": None, "stop_sequence": None, "usage": dict.fromkeys(
-                ("input_tokens", "output_tokens", "cache_creation_input_tokens",
-                 "cache_read_input_tokens"), 0)}
+        usage = dict.fromkeys(("input_tokens", "output_tokens", "cache_creation_input_tokens",
+                               "cache_read_input_tokens"), 0)
+        self.message = {"id": message_id, "type": "message", "role": "assistant",
+                        "model": request["model"], "content": [], "stop_reason": None,
+                        "stop_sequence": None, "usage": usage}
         self._taken = {call["id"] for m in chat["messages"] for call in m.get("tool_calls", ())}
         self._context, self._estimate = chat["options"]["num_ctx"], estimate
         choice = request.get("tool_choice") or {}
         self._one_call = choice.get("disable_parallel_tool_use") is True
         self._stops = [stop for stop in request.get("stop_sequences") or () if stop]
-        self._stopped, self._kept, self._lines, self._calls = None, "", 0, 0
-        self._open, self._pieces = None, []  # the block that grows
+        self._stopped, self._lines, self._calls = "", 0, 0
+        self._open, self._pieces = None, []  # the kind of the block that grows, and its text
         self._phase, self._held = "start", ""  # of a model that prints <think>
 
     def start(self):
@@ -2769,7 +2742,8 @@ class Answer:
             raise self.refusal(status, str(part["error"]))
         self._lines += 1
         message = part.get("message") if isinstance(part.get("message"), dict) else {}
-        thinking, text, events = message.get("thinking"), message.get("content"), []
+        thinking, text, calls = map(message.get, ("thinking", "content", "tool_calls"))
+        events = []
         if isinstance(thinking, str) and thinking:
             self._phase = "text"
             events += self._grow("thinking", thinking)
@@ -2778,7 +2752,6 @@ class Answer:
         if self._stopped:
             return events + self._finish({"prompt_eval_count": self._estimate,
                                           "eval_count": self._lines})
-        calls = message.get("tool_calls")
         for call in calls if isinstance(calls, list) else ():
             events += self._add_call(call)
         return events + self._finish(part) if part.get("done") is True else events
@@ -2797,72 +2770,61 @@ class Answer:
 
     def _grow_text(self, text, *, last=False):
         """Tell thinking from text; a <think> section counts only at the very beginning."""
-        held, self._held, thought = self._held + text, "", ""
+        text, self._held, events = self._held + text, "", []
         if self._phase == "start":
-            bare = held.lstrip()
+            bare = text.lstrip()
             if bare.startswith("<think>"):
-                self._phase, held = "think", bare[7:]
-            elif "<think>".startswith(bare[:7]) and len(held) < 64 and not last:
-                self._held, held = held, ""
+                self._phase, text = "think", bare[7:]
+            elif "<think>".startswith(bare) and not last:
+                self._held = text
+                return []
             else:
                 self._phase = "text"
         if self._phase == "think":
-            thought, end, held = held.partition("</think>")
-            begun = next((n for n in range(7, 0, -1) if thought.endswith("</think>"[:n])), 0)
-            if end:
-                self._phase = "after"
-            elif begun and not last:
-                self._held, thought = thought[-begun:], thought[:-begun]
+            thought, end, text = self._split(text, ["</think>"], last)
+            events = self._grow("thinking", thought)
+            self._phase = "after" if end else "think"
         if self._phase == "after":
-            held = held.lstrip()
-            self._phase = "text" if held else "after"
-        if self._stops:
-            held = self._until_stop(held, last=last)
-        return self._grow("thinking", thought) + self._grow("text", held)
+            text = text.lstrip()
+            self._phase = "text" if text else "after"
+        # Ollama would end at a stop sequence too, but not say that it did.
+        text, self._stopped, _ = self._split(text, self._stops, last)
+        return events + self._grow("text", text)
 
-    def _until_stop(self, text, *, last):
-        """Return text up to a stop sequence; Ollama would end there and not say that it did."""
-        text, self._kept = self._kept + text, ""
-        found = [(text.index(stop), stop) for stop in self._stops if stop in text]
-        if found and not self._stopped:
-            at, self._stopped = min(found)
-            return text[:at]
-        begun = max((count for stop in self._stops for count in range(1, len(stop))
-                     if text.endswith(stop[:count])), default=0)
-        if begun and not last:
-            text, self._kept = text[:-begun], text[-begun:]
-        return text
+    def _split(self, text, marks, last):
+        """Part a text at its first mark; an end that may grow to one is held until more comes."""
+        at, mark = min(((text.index(mark), mark) for mark in marks if mark in text),
+                       default=(len(text), ""))
+        if not mark and not last:
+            at -= max((count for mark in marks for count in range(1, len(mark))
+                       if text.endswith(mark[:count])), default=0)
+            self._held += text[at:]
+            return text[:at], "", ""
+        return text[:at], mark, text[at + len(mark):]
 
     def _grow(self, kind, piece):
         """Return the events by which the block of a kind grows; blank thinking opens none."""
-        events = []
         if not piece or (kind == "thinking" and self._open != kind and not piece.strip()):
-            return events
+            return []
+        events = []
         if self._open != kind:
-            block = {"type": kind, kind: ""}
-            events = self._begin({**block, "signature": ""} if kind == "thinking" else block)
-        return events + [self._delta(f"{kind}_delta", kind, piece)]
-
-    def _begin(self, block):
-        events = self._end()
-        self._open = block["type"]
-        self.message["content"].append(dict(block))
-        return events + [{"type": "content_block_start", "content_block": block,
-                          "index": len(self.message["content"]) - 1}]
-
-    def _delta(self, kind, name, piece):
+            block = {"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {})}
+            events = self._end()
+            self.message["content"].append(dict(block))
+            events.append(self._event("start", content_block=block))
+            self._open = kind
         self._pieces.append(piece)
-        return {"type": "content_block_delta", "index": len(self.message["content"]) - 1,
-                "delta": {"type": kind, name: piece}}
+        return events + [self._event("delta", delta={"type": f"{kind}_delta", kind: piece})]
+
+    def _event(self, name, **more):
+        return {"type": f"content_block_{name}", "index": len(self.message["content"]) - 1, **more}
 
     def _end(self):
         if not self._open:
             return []
-        block, text = self.message["content"][-1], "".join(self._pieces)
-        name = "input" if self._open == "tool_use" else self._open
-        block[name] = _parse_object(text) if name == "input" else text
+        self.message["content"][-1][self._open] = "".join(self._pieces)
         self._open, self._pieces = None, []
-        return [{"type": "content_block_stop", "index": len(self.message["content"]) - 1}]
+        return [self._event("stop")]
 
     def _add_call(self, call):
         function = call.get("function") if isinstance(call, dict) else None
@@ -2876,31 +2838,35 @@ class Answer:
             given = f"toolu_{self.message['id'][4:]}_{self._calls}"
         self._taken.add(given)
         if not isinstance(wanted, dict):
-            wanted = _parse_object(wanted) if isinstance(wanted, str) else None
-        events = self._grow_text("", last=True)
-        events += self._begin({"type": "tool_use", "id": given, "name": name, "input": {}})
-        events.append(self._delta("input_json_delta", "partial_json",
-                                  render_json(wanted or {}).decode("ascii")))
-        return events + self._end()
+            wanted = isinstance(wanted, str) and _parse_object(wanted) or {}
+        events = self._grow_text("", last=True) + self._end()
+        block = {"type": "tool_use", "id": given, "name": name, "input": wanted}
+        self.message["content"].append(block)
+        return events + [
+            self._event("start", content_block={**block, "input": {}}),
+            self._event("delta", delta={"type": "input_json_delta",
+                                        "partial_json": render_json(wanted).decode("ascii")}),
+            self._event("stop")]
 
     def _finish(self, part):
         events = ([] if self._stopped else self._grow_text("", last=True)) + self._end()
-        told = part.get("done_reason") or "stop"
-        reason = {"stop": "end_turn", "length": "max_tokens"}.get(str(told), "stop_sequence")
+        reason = {"stop": "end_turn", "length": "max_tokens"}.get(
+            str(part.get("done_reason") or "stop"), "stop_sequence")
         reason = "stop_sequence" if self._stopped else "tool_use" if self._calls else reason
-        delta = {"stop_reason": reason, "stop_sequence": self._stopped}
-        counts = {name: part.get(theirs) for name, theirs in (
-            ("input_tokens", "prompt_eval_count"), ("output_tokens", "eval_count"))}
-        usage = {name: n if type(n) is int and n > 0 else 0 for name, n in counts.items()}
+        delta = {"stop_reason": reason, "stop_sequence": self._stopped or None}
+        usage = {}
+        for name, theirs in (("input", "prompt_eval_count"), ("output", "eval_count")):
+            count = part.get(theirs)
+            usage[f"{name}_tokens"] = count if type(count) is int and count > 0 else 0
         self.message.update(delta, usage={**self.message["usage"], **usage})
         return events + [{"type": "message_delta", "delta": delta, "usage": usage},
                          {"type": "message_stop"}]
 
 
 def weigh_chat(chat, encoded):
-    """Return the bytes that a chat request weighs on the context: images count as tokens."""
+    """Return the bytes that a chat request weighs on the context: an image counts as text."""
     images = [image for message in chat["messages"] for image in message.get("images", ())]
-    return len(encoded) - sum(map(len, images)) + len(images) * int(TOKENS_AN_IMAGE * BYTES_A_TOKEN)
+    return len(encoded) - sum(map(len, images)) + len(images) * IMAGE_WEIGHT
 
 
 # == 8. World =================================================================
