@@ -531,3 +531,51 @@ def test_init_says_where_it_cannot_write(run_cli, tmp_path, place):
     assert done.returncode in (1, 3) and place.split("/")[-2 if "file" in place else -1] in done.stderr
     assert stat.S_ISREG(os.stat(str(tmp_path / "file")).st_mode)
     assert not [name for name in os.listdir(str(tmp_path)) if name.startswith(".")]
+
+
+# -- README --
+
+def readme_block(language, heading):
+    """The first block of a language below a heading."""
+    below = README[README.index(f"\n{heading}\n"):]
+    return re.search(rf"```{language}\n(.*?)```", below, re.S)[1]
+
+
+def test_readme_fleet_is_a_fleet_without_findings(run_cli):
+    text = readme_block("yaml", "## fleet.yaml")
+    done = run_cli("validate", "--strict", "--config", "-", input=text.encode("utf-8"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "<stdin> is valid.\n", "")
+
+
+def test_readme_code_runs(run_cli, fleet_file, tmp_path):
+    code = readme_block("python", "## In your own code")
+    program = code + "\nassert fleet.name == 'local-dev' and values == {'a': [1, 2]}, values\n" \
+        "assert subagent_fleet.parse_yaml(text) == values\n"
+    subprocess.run([sys.executable, "-c", program], cwd=str(tmp_path), check=True,
+                   env=clean_environment(PYTHONPATH=ROOT))
+
+
+def test_readme_defaults_are_the_defaults():
+    rows = re.findall(r"^\| `(\w+)(?:\.(\w+))?` \| `(\w+)` \| (.*?) \| (.*?) \|$", README, re.M)
+    kinds = {"nodes": "node", "models": "model", "agents": "agent"}
+    seen = 0
+    for first, second, key, default, note in rows:
+        spec = sf.FIELDS[kinds.get(first) or (second or first)][key]
+        assert spec.note == note
+        if spec.default is sf.REQUIRED:
+            assert default == "required"
+        elif spec.default in (None, {}):
+            assert default == ""
+        else:
+            assert default.strip("`") == str(spec.default).replace("False", "false")
+        seen += 1
+    assert seen > 25
+
+
+def test_readme_commands_exist():
+    typed = re.findall(r"^(?:subagent-fleet|python3 subagent_fleet\.py) ([a-z].*?)(?: *#.*)?$",
+                       README, re.M)
+    assert len(typed) > 10
+    for line in typed:
+        words = re.split(r" [|<>] ", line)[0].split()
+        sf.parse_arguments(sf.find_command(words[0]), words[1:])
