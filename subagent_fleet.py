@@ -748,8 +748,7 @@ RULES = {
                    "lower case letters, digits, `-` and `_`, at most 64, a letter or digit first"),
     "line": ({"type": "string", "pattern": _ONE_LINE % 256},
              "one line of 1 to 256 characters, none of them control characters"),
-    "text": ({"type": "string", "pattern": "^[^" + _CONTROL + "]*$"},
-             "text without control characters"),
+    "text": ({"type": "string", "pattern": f"^[^{_CONTROL}]*$"}, "text without control characters"),
     "endpoint": ({"type": "string", "pattern": "^[Hh][Tt][Tt][Pp][Ss]?://[^\\s@?#]+$"},
                  "an address such as `http://192.168.1.50:11434`"),
     "host": ({"type": "string", "pattern": "^[A-Za-z0-9.:_-]{1,253}$"},
@@ -761,10 +760,8 @@ RULES = {
               "letters, digits and `. _ : / @ -`, at most 128"),
     "port": ({"type": "integer", "minimum": 1, "maximum": 65535}, "a whole number, 1 to 65535"),
     "provider": ({"enum": ["builtin", "litellm"]}, "`builtin` or `litellm`"),
-    "tokens": ({"type": "integer", "minimum": 256, "maximum": 16777216},
-               "a whole number of tokens, 256 to 16777216"),
-    "seconds": ({"type": "integer", "minimum": 1, "maximum": 86400},
-                "a whole number of seconds, 1 to 86400"),
+    "tokens": ({"type": "integer", "minimum": 256, "maximum": 16777216}, "256 to 16777216 tokens"),
+    "seconds": ({"type": "integer", "minimum": 1, "maximum": 86400}, "whole seconds, 1 to 86400"),
     "parallel": ({"type": "integer", "minimum": 1, "maximum": 64}, "a whole number, 1 to 64"),
     "gigabytes": ({"type": "number", "minimum": 0.5, "maximum": 65536}, "a number of GB"),
     "keep alive": ({"anyOf": [{"type": "integer", "minimum": -1, "maximum": 31536000},
@@ -814,7 +811,7 @@ FIELDS = {
         ("fable", "model behind `fable`"))},
     "node": {
         "endpoint": Field("endpoint", REQUIRED, "where its Ollama answers"),
-        "tags": Field("tags", [], "your own words for it"),
+        "tags": Field("tags", (), "your own words for it"),
         "memory_gb": Field("gigabytes", None, "memory for models; lets `validate` warn"),
     },
     "model": {
@@ -827,7 +824,7 @@ FIELDS = {
         "keep_alive": Field("keep alive", -1, "how long it stays loaded"),
         "thinking": Field("boolean", False, "let a model that can think do so"),
         "max_output": Field("tokens", 8192, "longest answer in tokens"),
-        "fallback": Field("names", [], "models that answer when this one cannot"),
+        "fallback": Field("names", (), "models that answer when this one cannot"),
         "cloud": Field("boolean", False, "allow a name that Ollama sends to ollama.com"),
     },
     "agent": {
@@ -845,57 +842,86 @@ CLAUDE_WORDS = ("sonnet", "opus", "haiku", "fable", "best", "inherit", "default"
 OWN_FRONTMATTER = ("name", "description", "model", "tools")
 
 
-class Gateway(Record):
-    """Where the fleet is served, by whom, and which variable holds its key."""
-
-    provider: str
-    host: str
-    port: int
-    master_key_env: str
-
-
-class Node(Record):
-    """A machine that runs Ollama."""
-
-    name: str
-    endpoint: str
-    tags: tuple = ()
-    memory_gb: object = None
-
-
-class Model(Record):
-    """An Ollama model on a node, under the alias Claude Code asks for."""
-
-    name: str
-    node: str
-    ollama_model: str
-    alias: str
-    context: int = 8192
-    timeout: int = 300
-    max_parallel: int = 1
-    keep_alive: int = -1
-    thinking: bool = False
-    max_output: int = 8192
-    fallback: tuple = ()
-    cloud: bool = False
+def split_endpoint(endpoint):
+    """Return (scheme, host, port, path) of an endpoint, or a sentence that says what is wrong."""
+    match = re.fullmatch(r"(https?)://(\[[^\]/]*\]|[^/:\[\]]*)(?::([^/:]*))?(/\S*)?", endpoint,
+                         re.IGNORECASE)
+    if not match:
+        return "not of the form scheme://host:port"
+    scheme, host, port, path = match.groups()
+    scheme = scheme.lower()
+    if host.startswith("["):
+        import ipaddress
+        try:
+            ipaddress.IPv6Address(host[1:-1])
+        except ValueError:
+            return f"{host} is not an IPv6 address"
+    elif not re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_.])?", host):
+        return f"`{host}` is not a host name" if host else "the host is missing"
+    if port is not None and not (re.fullmatch(r"[0-9]{1,5}", port) and 1 <= int(port) <= 65535):
+        return f"`{port}` is not a port (1 to 65535)"
+    number = int(port) if port else {"http": 80, "https": 443}[scheme]
+    return scheme, host.lower(), number, (path or "").rstrip("/")
 
 
-class Agent(Record):
-    """A Claude Code subagent."""
+def _normal_endpoint(endpoint):
+    parts = split_endpoint(endpoint)
+    if isinstance(parts, str):
+        raise FleetError("bad-endpoint", parts, fix="write it as `http://192.168.1.50:11434`")
+    return "{}://{}:{}{}".format(*parts)
 
-    name: str
-    model: str
-    description: str
-    tools: object = None  # None: all of Claude Code's; a tuple: exactly these
-    prompt: object = None
-    frontmatter: dict = {}
+
+def _normal_alias(alias):
+    if alias.lower() in CLAUDE_WORDS:
+        raise FleetError("reserved-alias", f"Claude Code reads `{alias}` as a word of its own",
+                         fix=f"write `claude-{alias.lower()}-local`")
+    return alias
+
+
+def _normal_description(text):
+    text = text.strip()
+    if not text or re.search(r"\n\s*\n", text):
+        raise FleetError("bad-description", "it must be one paragraph that says when to use the "
+                         "agent", fix="remove the blank line" if text else "write a sentence")
+    return re.sub(r"\s*[\n\u2028\u2029]\s*", " ", text)
+
+
+def _normal_keep_alive(duration):
+    """Return it as seconds: numbers stay, `1h30m` is added up, negative is for ever."""
+    if isinstance(duration, int):
+        return duration
+    units = {"h": 3600, "m": 60, "s": 1}
+    total = sum(int(n) * units[unit] for n, unit in re.findall("([0-9]+)([hms])", duration))
+    return -1 if duration.startswith("-") else total
+
+
+# What a key's value becomes once it fits its rule; some say here what no rule can.
+NORMAL = {"endpoint": _normal_endpoint, "litellm_alias": _normal_alias, "tags": tuple,
+          "fallback": tuple, "keep_alive": _normal_keep_alive, "tools": tuple,
+          "description": _normal_description}
+
+
+def _record(title, kind, purpose):
+    """Make the Record of a section: its name, its keys, and their defaults."""
+    keys = [key.replace("litellm_", "") for key in FIELDS[kind]]
+    fields = dict.fromkeys(["name", *keys] if kind in KEY_RULES else keys, object)
+    defaults = {key: spec.default for key, spec in FIELDS[kind].items()
+                if spec.default is not REQUIRED}
+    return type(title, (Record,), {"__doc__": purpose, "__annotations__": fields, **defaults})
+
+
+Gateway = _record("Gateway", "gateway", "Who serves the fleet, and where.")
+Node = _record("Node", "node", "A machine that runs Ollama.")
+Model = _record("Model", "model", "An Ollama model on a node, under an alias.")
+Agent = _record("Agent", "agent", "A Claude Code subagent.")
+RECORDS = {"gateway": Gateway, "node": Node, "model": Model, "agent": Agent}
 
 
 class Fleet(Record):
     """A checked fleet file."""
 
     name: str
-    gateway: Gateway
+    gateway: object
     claude: dict  # tier -> model name, only those given
     nodes: dict
     models: dict
@@ -956,18 +982,17 @@ def _fits(value, rule):
     if "anyOf" in rule:
         return any(_fits(value, part) for part in rule["anyOf"])
     if "enum" in rule:
-        return value in rule["enum"] and isinstance(value, str)
+        return value in rule["enum"]
     kinds = {"string": str, "integer": int, "number": (int, float), "boolean": bool,
-             "array": list, "object": dict}
-    if not isinstance(value, kinds[rule["type"]]):
+             "array": (list, tuple), "object": dict}
+    if not isinstance(value, kinds[rule["type"]]) or (
+            isinstance(value, bool) and rule["type"] != "boolean"):
         return False
-    if isinstance(value, bool):
-        return rule["type"] == "boolean"
-    if isinstance(value, str):
-        return re.fullmatch(rule.get("pattern", ".*").strip("^$"), value) is not None
-    if isinstance(value, (int, float)):
+    if "pattern" in rule:
+        return re.fullmatch(rule["pattern"].strip("^$"), value) is not None
+    if "minimum" in rule:
         return rule["minimum"] <= value <= rule["maximum"]
-    return not isinstance(value, list) or all(_fits(item, rule["items"]) for item in value)
+    return "items" not in rule or all(_fits(item, rule["items"]) for item in value)
 
 
 def show_value(value):
@@ -976,7 +1001,7 @@ def show_value(value):
         return "nothing"
     if isinstance(value, (dict, list)):
         return "a mapping" if isinstance(value, dict) else "a list"
-    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
+    text = str(value).lower() if isinstance(value, bool) else str(value)
     return f"`{text[:60]}…`" if len(text) > 60 else f"`{text}`"
 
 
@@ -988,10 +1013,6 @@ def count_of(things, noun):
 FINDINGS_LIMIT = 100  # a file with more of them is no fleet file
 
 
-class _TooMany(Exception):
-    """The limit is reached."""
-
-
 class _Checker:
     """Collects the problems of one document while its sections are read."""
 
@@ -1001,50 +1022,55 @@ class _Checker:
 
     def error(self, slug, path, what, *, fix="", key=False):
         if len(self.findings) == FINDINGS_LIMIT:
-            raise _TooMany
+            raise FleetError("too-many", "and more; mend these first")
         where, excerpt = self.document.locate(path, key=key)
         self.findings.append(Finding(slug, "error", what, where, fix, excerpt))
 
     def section(self, kind, path, value):
-        """Check a mapping of known keys; return every key with its value or default."""
-        dotted = ".".join(path) or "the file"
-        fields = FIELDS[kind]
+        """Check a mapping of known keys; return its Record, or a dict where it has none."""
+        dotted, fields = ".".join(path) or "the file", FIELDS[kind]
+        known, found = "known keys: " + ", ".join(fields), dict.fromkeys(fields)
         if not isinstance(value, dict):
-            known = ", ".join(f"`{key}`" for key in fields)
-            self.error("not-mapping", path, f"{dotted} must hold keys ({known}), not "
-                       f"{show_value(value)}", fix=f"write `{next(iter(fields))}:` under it")
-            return None
-        for key in value:
-            if key not in fields:
-                what = f"unknown key {show_value(key)} in {dotted}"
-                known = "known keys: " + ", ".join(fields)
-                self.error("unknown-key", path + (key,), what, fix=nearest(key, fields) or known,
-                           key=True)
-        return {key: self.value(spec, path + (key,), value) for key, spec in fields.items()}
+            self.error("not-mapping", path, f"{dotted} must hold keys, not {show_value(value)}",
+                       fix=known)
+        else:
+            for key in value:
+                if key not in fields:
+                    self.error("unknown-key", path + (key,), f"unknown key {show_value(key)} in "
+                               f"{dotted}", fix=nearest(key, fields) or known, key=True)
+            found = {key: self.value(spec, path + (key,), value) for key, spec in fields.items()}
+        if kind not in RECORDS:
+            return found
+        return RECORDS[kind](*path[-1:] if kind in KEY_RULES else (), *found.values())
 
     def value(self, spec, path, parent):
-        """Check one key of a section; return its value, its default, or None when wrong."""
-        dotted = ".".join(path)
-        if path[-1] not in parent:
-            if spec.default is REQUIRED:
-                self.error("missing-key", path, f"{dotted} is missing",
-                           fix=f"add `{path[-1]}:` ({spec.note})")
-                return None
-            value = spec.default
-            return self.section(spec.rule, path, value) if spec.rule in FIELDS else value
-        value = parent[path[-1]]
-        if spec.rule.endswith("*"):
+        """Check one key of a section; return its value in normal form, or None when wrong."""
+        dotted, key = ".".join(path), path[-1]
+        value = parent.get(key, spec.default)
+        if value is REQUIRED:
+            self.error("missing-key", path, f"{dotted} is missing",
+                       fix=f"add `{key}:` ({spec.note})")
+        elif spec.rule.endswith("*"):
             return self.named(spec.rule[:-1], path, value)
-        if spec.rule in FIELDS:
+        elif spec.rule in FIELDS:
             return self.section(spec.rule, path, value)
-        fragment, words = RULES[spec.rule]
-        if _fits(value, fragment):
-            return value
+        elif value is not None or key in parent:
+            return self.scalar(spec.rule, path, value)
+        return None
+
+    def scalar(self, rule, path, value):
+        """Check a value by its rule; return it in normal form, or None when wrong."""
+        dotted, (fragment, words) = ".".join(path), RULES[rule]
         shown = f'`"{value[:60]}"`' if isinstance(value, str) and fragment.get(
             "type") != "string" else show_value(value)
-        self.error("bad-value", path, f"{dotted} is {shown}; accepted: {words}",
-                   fix=_mend(value, fragment, path[-1]))
-        return None
+        if not _fits(value, fragment):
+            self.error("bad-value", path, f"{dotted} is {shown}; accepted: {words}",
+                       fix=_mend(value, fragment, path[-1]))
+            return None
+        try:
+            return NORMAL[path[-1]](value) if path[-1] in NORMAL else value
+        except FleetError as error:
+            self.error(error.slug, path, f"{dotted} is {shown}: {error.what}", fix=error.fix)
 
     def named(self, kind, path, value):
         """Check a mapping of names to sections; return {name: checked section}."""
@@ -1083,56 +1109,22 @@ def _mend(value, fragment, key):
 
 def check_fleet(document):
     """Return (Fleet, []) for a file that has been read, or (None, everything that is wrong)."""
-    check, tree = _Checker(document), None
+    check, last = _Checker(document), []
     try:
         tree = check.section("", (), document.value)
-        if tree is not None:
-            _check_nodes(check, tree["nodes"] or {})
-            _check_models(check, tree["models"] or {}, tree["nodes"] or {})
-            _check_agents(check, tree["agents"] or {}, tree["models"] or {})
-            for tier, name in ((tree["project"] or {}).get("claude") or {}).items():
-                check.reference(("project", "claude", tier), name, tree["models"] or {}, "model")
-    except _TooMany:
-        check.findings.append(Finding("too-many", "error", "and more; mend these first"))
+        project, nodes, models, agents = (tree[key] or {} for key in FIELDS[""])
+        claude = {tier: name for tier, name in (project.get("claude") or {}).items() if name}
+        _check_models(check, models, nodes)
+        _check_cycles(check, models)
+        _check_agents(check, agents, models)
+        for tier, name in claude.items():
+            check.reference(("project", "claude", tier), name, models, "model")
+    except FleetError as error:  # too many
+        last = [error.finding]
     if check.findings:
-        return None, sorted(check.findings, key=_position)
-    return _build_fleet(tree, document), []
-
-
-def _position(finding):
-    """Return (line, column) of a finding, to report problems in the order of the file."""
-    return [int(part) for part in finding.where.rsplit(":", 2)[1:] if part.isdigit()]
-
-
-def _check_nodes(check, nodes):
-    """Report endpoints whose host, port or path is wrong."""
-    for name, node in nodes.items():
-        if node and node["endpoint"] and not isinstance(split_endpoint(node["endpoint"]), tuple):
-            check.error("bad-endpoint", ("nodes", name, "endpoint"), f"nodes.{name}.endpoint is "
-                        f"{show_value(node['endpoint'])}: {split_endpoint(node['endpoint'])}",
-                        fix="write it as `http://192.168.1.50:11434`")
-
-
-def split_endpoint(endpoint):
-    """Return (scheme, host, port, path) of an endpoint, or a sentence that says what is wrong."""
-    match = re.fullmatch(r"(https?)://(\[[^\]/]*\]|[^/:\[\]]*)(?::([^/:]*))?(/\S*)?", endpoint,
-                         re.IGNORECASE)
-    if not match:
-        return "not of the form scheme://host:port"
-    scheme, host, port, path = match.groups()
-    scheme = scheme.lower()
-    if host.startswith("["):
-        import ipaddress
-        try:
-            ipaddress.IPv6Address(host[1:-1])
-        except ValueError:
-            return f"{host} is not an IPv6 address"
-    elif not re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_.])?", host):
-        return f"`{host}` is not a host name" if host else "the host is missing"
-    if port is not None and not (re.fullmatch(r"[0-9]{1,5}", port) and 1 <= int(port) <= 65535):
-        return f"`{port}` is not a port (1 to 65535)"
-    number = int(port) if port else {"http": 80, "https": 443}[scheme]
-    return scheme, host.lower(), number, (path or "").rstrip("/")
+        return None, sorted(check.findings, key=lambda finding: [
+            int(part) for part in finding.where.split(":")[-2:]]) + last
+    return Fleet(project["name"], project["gateway"], claude, nodes, models, agents, document), []
 
 
 def leaves_house(ollama_model):
@@ -1141,99 +1133,48 @@ def leaves_house(ollama_model):
 
 
 def _check_models(check, models, nodes):
-    """Report references, aliases, cloud names and fallback cycles."""
+    """Report references and cloud names."""
     for name, model in models.items():
-        if model is None:
-            continue
         at = ("models", name)
-        check.reference(at + ("node",), model["node"], nodes, "node")
-        if str(model["litellm_alias"]).lower() in CLAUDE_WORDS:
-            check.error("reserved-alias", at + ("litellm_alias",), f"models.{name}.litellm_alias: "
-                        f"Claude Code reads `{model['litellm_alias']}` as a word of its own",
-                        fix=f"write `claude-{str(model['litellm_alias']).lower()}-local`")
-        if model["ollama_model"] and leaves_house(model["ollama_model"]) and not model["cloud"]:
+        check.reference(at + ("node",), model.node, nodes, "node")
+        if leaves_house(model.ollama_model or "") and not model.cloud:
             check.error("cloud-model", at + ("ollama_model",), f"models.{name}.ollama_model: "
-                        f"Ollama sends `{model['ollama_model']}` to ollama.com; it does not run "
+                        f"Ollama sends `{model.ollama_model}` to ollama.com; it does not run "
                         "on your machine", fix="choose a local model, or add `cloud: true`")
-        for index, other in enumerate(model["fallback"] or ()):
+        for index, other in enumerate(model.fallback or ()):
             check.reference(at + ("fallback", index), other, models, "model")
-            if other == name:
-                check.error("fallback-cycle", at + ("fallback", index),
-                            f"models.{name}.fallback names the model itself", fix="remove it")
-    _check_cycles(check, models)
 
 
 def _check_cycles(check, models):
     """Report each cycle of fallbacks once, at the entry that closes it."""
-    done = set()
+    rest = {name: enumerate(model.fallback or ()) for name, model in models.items()}
     for start in models:
-        trail, stack = [], [(start, iter((models[start] or {}).get("fallback") or ()))]
-        while stack:
-            name, rest = stack[-1]
-            trail[len(stack) - 1:] = [name]
-            following = next(rest, None)
+        trail = {start: None}  # in this order, each the fallback of the one before
+        while trail:
+            name = next(reversed(trail))
+            index, following = next(rest[name], (0, None))
             if following is None:
-                done.add(name)
-                stack.pop()
-            elif following in trail[:len(stack)] and following != name:
-                circle = " → ".join(trail[trail.index(following):len(stack)] + [following])
-                check.error("fallback-cycle", ("models", name, "fallback"),
-                            f"models.{name}.fallback forms a cycle: {circle}",
+                trail.popitem()
+            elif following in trail:
+                names = [*trail, following]
+                check.error("fallback-cycle", ("models", name, "fallback", index),
+                            f"models.{name}.fallback forms a cycle: "
+                            + " → ".join(names[names.index(following):]),
                             fix=f"remove `{following}` from it")
-            elif following in models and following not in done and following != name:
-                stack.append((following, iter((models[following] or {}).get("fallback") or ())))
+            elif following in models:
+                trail[following] = None
 
 
 def _check_agents(check, agents, models):
-    """Report references, empty descriptions and keys that belong elsewhere."""
+    """Report references and keys that belong elsewhere."""
     for name, agent in agents.items():
-        if agent is None:
-            continue
-        at = ("agents", name)
-        check.reference(at + ("model",), agent["model"], models, "model")
-        text = agent["description"]
-        if text is not None and (not text.strip() or re.search(r"\n\s*\n", text.strip())):
-            check.error("bad-description", at + ("description",), f"agents.{name}.description "
-                        "must be one paragraph that says when to use the agent",
-                        fix="remove the blank line" if text.strip() else "write a sentence")
-        for key in agent["frontmatter"] or {}:
+        check.reference(("agents", name, "model"), agent.model, models, "model")
+        for key in agent.frontmatter or {}:
             if key in OWN_FRONTMATTER or not re.fullmatch("[A-Za-z][A-Za-z0-9_-]{0,63}", str(key)):
                 fix = f"write `{key}:` one level up" if key in OWN_FRONTMATTER else "rename it"
-                check.error("bad-frontmatter", at + ("frontmatter", key), f"agents.{name}."
-                            f"frontmatter cannot hold the key {show_value(key)}", key=True, fix=fix)
-
-
-def _seconds_of(duration):
-    """Return keep_alive as seconds: numbers stay, `1h30m` is added up, negative is for ever."""
-    if isinstance(duration, int):
-        return duration
-    units = {"h": 3600, "m": 60, "s": 1}
-    total = sum(int(n) * units[unit] for n, unit in re.findall("([0-9]+)([hms])", duration))
-    return -1 if duration.startswith("-") else total
-
-
-def _build_fleet(tree, document):
-    """Turn a checked tree into a Fleet."""
-    project = tree["project"]
-    nodes, models, agents = {}, {}, {}
-    for name, node in tree["nodes"].items():
-        scheme, host, port, path = split_endpoint(node["endpoint"])
-        nodes[name] = Node(name, f"{scheme}://{host}:{port}{path}", tuple(node["tags"]),
-                           node["memory_gb"])
-    for name, model in tree["models"].items():
-        model = dict(model, keep_alive=_seconds_of(model["keep_alive"]),
-                     fallback=tuple(model["fallback"]), alias=model["litellm_alias"])
-        del model["litellm_alias"]
-        models[name] = Model(name=name, **model)
-    for name, agent in tree["agents"].items():
-        tools = agent["tools"]
-        words = re.sub(r"\s*[\n\u2028\u2029]\s*", " ", agent["description"].strip())
-        agents[name] = Agent(name, agent["model"], words,
-                             None if tools is None else tuple(tools),
-                             agent["prompt"], agent["frontmatter"])
-    claude = {tier: name for tier, name in project["claude"].items() if name is not None}
-    return Fleet(project["name"], Gateway(**project["gateway"]), claude, nodes, models, agents,
-                 document)
+                check.error("bad-frontmatter", ("agents", name, "frontmatter", key),
+                            f"agents.{name}.frontmatter cannot hold the key {show_value(key)}",
+                            key=True, fix=fix)
 
 
 def render_schema():
@@ -1246,19 +1187,17 @@ def _schema_of(kind):
     """Return the schema of one section."""
     properties = {}
     for key, spec in FIELDS[kind].items():
-        if spec.rule.endswith("*"):
-            part = spec.rule[:-1]
+        part = spec.rule.rstrip("*")
+        found = _schema_of(part) if part in FIELDS else dict(RULES[part][0])
+        if spec.rule != part:
             found = {"type": "object", "propertyNames": RULES[KEY_RULES[part]][0],
-                     "additionalProperties": _schema_of(part)}
-            found.update({} if part == "agent" else {"minProperties": 1})
-        else:
-            found = _schema_of(spec.rule) if spec.rule in FIELDS else dict(RULES[spec.rule][0])
-        if spec.default is not REQUIRED and spec.default is not None and spec.rule not in FIELDS:
+                     "additionalProperties": found, "minProperties": int(part != "agent")}
+        elif part not in FIELDS and spec.default not in (REQUIRED, None):
             found["default"] = spec.default
         properties[key] = {"description": spec.note, **found}
     required = [key for key, spec in FIELDS[kind].items() if spec.default is REQUIRED]
     return {"type": "object", "additionalProperties": False, "properties": properties,
-            **({"required": required} if required else {})}
+            "required": required}
 
 
 # == 5. Planning ==============================================================

@@ -128,7 +128,7 @@ ERRORS = [
     ("context: 65536", "fallback: small-coder", "bad-value", "fallback is `\"small-coder\"`", "18:15"),
     ("context: 65536", "fallback: [smal-coder]", "unknown-model",
      "models.heavy-coder.fallback references unknown model: smal-coder", "18:16"),
-    ("context: 65536", "fallback: [heavy-coder]", "fallback-cycle", "names the model itself", "18:16"),
+    ("context: 65536", "fallback: [heavy-coder]", "fallback-cycle", "cycle: heavy-coder → heavy-coder", "18:16"),
     ("context: 65536", "contex: 65536", "unknown-key", "unknown key `contex` in models.heavy-coder",
      "18:5"),
     ("claude-sonnet-local", "sonnet", "reserved-alias", "`sonnet` as a word of its own", "17:20"),
