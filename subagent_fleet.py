@@ -54,10 +54,8 @@ class _Pattern:
         self.pattern = pattern
 
     def __getattr__(self, method):
-        compiled = re.compile(self.pattern)
-        for name in ("match", "search", "fullmatch", "finditer", "sub"):
-            self.__dict__[name] = getattr(compiled, name)
-        return getattr(compiled, method)
+        self.__dict__[method] = found = getattr(re.compile(self.pattern), method)
+        return found
 
 
 __version__ = "1.0.0"
@@ -114,19 +112,16 @@ class FleetError(Exception):
 class Record:
     """A frozen value with named fields, their defaults in the class body.
 
-    What a frozen dataclass is; but importing dataclasses and making twenty of them takes three
-    times as long as starting Python (28 ms to 10 ms on 3.11).
+    A frozen dataclass, but importing dataclasses takes three times as long as starting Python.
     """
 
     def __init__(self, *values, **named):
-        names = list(type(self).__annotations__)
-        given = dict(zip(names, values), **named)
-        wrong = [n for n in names if n not in given and not hasattr(type(self), n)]
-        wrong += [n for n in given if n not in names]
-        if wrong or len(values) > len(names):
-            raise TypeError(f"{type(self).__name__}: {', '.join(wrong) or 'too many values'}")
-        self.__dict__.update({n: given[n] if n in given else getattr(type(self), n)
-                              for n in names})
+        fields = type(self).__annotations__
+        named.update(zip(fields, values))
+        if len(values) > len(fields) or named.keys() - fields.keys():
+            raise TypeError(f"{type(self).__name__} has the fields {', '.join(fields)}")
+        for name in fields:
+            self.__dict__[name] = named[name] if name in named else getattr(type(self), name)
 
     def replace(self, **changes):
         """Return a copy with some fields changed."""
@@ -135,13 +130,11 @@ class Record:
     def __setattr__(self, name, value):
         raise AttributeError(f"{type(self).__name__} is frozen")
 
-    __delattr__ = __setattr__
-
     def __eq__(self, other):
         return type(self) is type(other) and self.__dict__ == other.__dict__
 
     def __hash__(self):
-        return hash((type(self), *map(str, self.__dict__.items())))
+        return hash(repr(self))
 
     def __repr__(self):
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.__dict__.items())})"
