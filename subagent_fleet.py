@@ -308,6 +308,9 @@ class Document:
 
     def fail(self, slug, what, *, at=None, size=1, fix=""):
         at = self.at if at is None else at
+        if self.text[at:at + 1] == "\t":
+            slug, what = "yaml-tab", "a tab where YAML takes only spaces"
+            fix = "replace the tab by spaces"
         where, excerpt = self.show(at, at + size)
         raise FleetError(slug, what, where=where, excerpt=excerpt, fix=fix)
 
@@ -322,9 +325,6 @@ class Document:
         char = self.text[self.at]
         if char in _OUTSIDE:
             self.fail_outside(char, self.at)
-        if char == "\t":
-            self.fail("yaml-tab", "a tab where YAML takes only spaces",
-                      fix="replace the tab by spaces")
         if _DASH.match(self.text, self.at):
             fix = "start the list on the line below its key"
         elif not fix and char in "@`|>":
@@ -361,8 +361,6 @@ class Document:
             self.at, begun = self.at + 3, True
             value = self.read_value(-1)
         if self.column >= 0:
-            if self.text[self.at] == "\t":
-                self.fail_unexpected("a value")
             self.fail("yaml-indent", "this line belongs to nothing above it",
                       fix="align it with its neighbours")
         if begun and self.text.startswith("...", self.at):
@@ -427,13 +425,9 @@ class Document:
         items = []
         self.enter()
         while self.column == column and _DASH.match(self.text, self.at):
-            dash, self.span = self.at, None
-            self.at = _SPACES.match(self.text, dash + 1).end()
-            if self.text[self.at:self.at + 1] in ("", "\n", "#"):
-                self.end_line()
-            else:
-                self.column += self.at - dash
-            items.append(self.read_block(column) if self.column > column else None)
+            dash = self.at
+            self.at += 1
+            items.append(self.read_value(column, dash=dash))
             self.mark(dash, dash + 1)
         return self.leave(items)
 
@@ -464,15 +458,18 @@ class Document:
         self.at = match.end()
         return key
 
-    def read_value(self, column):
-        """Read what follows `key:` or `---`, on this line or below."""
+    def read_value(self, column, *, dash=None):
+        """Read what follows `key:`, `---` or a dash, on this line or below."""
         self.at, self.span = _SPACES.match(self.text, self.at).end(), None
-        if self.text[self.at:self.at + 1] not in ("", "\n", "#"):
+        if self.text[self.at:self.at + 1] in ("", "\n", "#"):
+            self.end_line()
+        elif dash is None:
             return self.read_inline(column)
-        self.end_line()
+        else:
+            self.column = column + self.at - dash
         if self.column > column:
             return self.read_block(column)
-        if self.column == column and _DASH.match(self.text, self.at):
+        if self.column == column and dash is None and _DASH.match(self.text, self.at):
             return self.read_sequence(column)
         return None
 
@@ -783,9 +780,9 @@ class Field(Record):
 FIELDS = {
     "": {
         "project": Field("project", REQUIRED, "the fleet's name, its gateway, Claude Code's tiers"),
-        "nodes": Field("node*", REQUIRED, "machines that run Ollama"),
-        "models": Field("model*", REQUIRED, "which model runs on which node, under which alias"),
-        "agents": Field("agent*", REQUIRED, "Claude Code subagents and the model each one uses"),
+        "nodes": Field("node", REQUIRED, "machines that run Ollama"),
+        "models": Field("model", REQUIRED, "which model runs on which node, under which alias"),
+        "agents": Field("agent", REQUIRED, "Claude Code subagents and the model each one uses"),
     },
     "project": {
         "name": Field("line", REQUIRED, "shown in tables"),
@@ -958,7 +955,6 @@ class NodeState(Record):
 
     @property
     def online(self):
-        """True when the node answered as Ollama does."""
         return not self.reason
 
 
@@ -1014,23 +1010,26 @@ class _Checker:
         self.findings = []
 
     def error(self, slug, path, what, *, fix="", key=False):
+        """Report what is wrong with a value; `what` goes on after its path, unless with a key."""
         if len(self.findings) == FINDINGS_LIMIT:
             raise FleetError("too-many", "and more; mend these first")
         where, excerpt = self.document.locate(path, key=key)
+        dotted = ".".join(str(part) for part in path if not isinstance(part, int)) or "the file"
+        what = what if key else f"{dotted} {what}"
         self.findings.append(Finding(slug, "error", what, where, fix, excerpt))
 
     def section(self, kind, path, value):
         """Check a mapping of known keys; return its Record, or a dict where it has none."""
-        dotted, fields = ".".join(path) or "the file", FIELDS[kind]
+        fields = FIELDS[kind]
         known, found = "known keys: " + ", ".join(fields), dict.fromkeys(fields)
         if not isinstance(value, dict):
-            self.error("not-mapping", path, f"{dotted} must hold keys, not {show_value(value)}",
-                       fix=known)
+            self.error("not-mapping", path, f"must hold keys, not {show_value(value)}", fix=known)
         else:
             for key in value:
                 if key not in fields:
                     self.error("unknown-key", path + (key,), f"unknown key {show_value(key)} in "
-                               f"{dotted}", fix=nearest(key, fields) or known, key=True)
+                               f"{'.'.join(path) or 'the file'}", key=True,
+                               fix=nearest(key, fields) or known)
             found = {key: self.value(spec, path + (key,), value) for key, spec in fields.items()}
         if kind not in RECORDS:
             return found
@@ -1038,56 +1037,53 @@ class _Checker:
 
     def value(self, spec, path, parent):
         """Check one key of a section; return its value in normal form, or None when wrong."""
-        dotted, key = ".".join(path), path[-1]
+        key, rule = path[-1], spec.rule
         value = parent.get(key, spec.default)
         if value is REQUIRED:
-            self.error("missing-key", path, f"{dotted} is missing",
-                       fix=f"add `{key}:` ({spec.note})")
-        elif spec.rule.endswith("*"):
-            return self.named(spec.rule[:-1], path, value)
-        elif spec.rule in FIELDS:
-            return self.section(spec.rule, path, value)
+            self.error("missing-key", path, "is missing", fix=f"add `{key}:` ({spec.note})")
+        elif rule in KEY_RULES:
+            return self.named(rule, path, value)
+        elif rule in FIELDS:
+            return self.section(rule, path, value)
         elif value is not None or key in parent:
-            return self.scalar(spec.rule, path, value)
+            return self.scalar(rule, path, value)
         return None
 
     def scalar(self, rule, path, value):
         """Check a value by its rule; return it in normal form, or None when wrong."""
-        dotted, (fragment, words) = ".".join(path), RULES[rule]
+        fragment, words = RULES[rule]
         shown = f'`"{value[:60]}"`' if isinstance(value, str) and fragment.get(
             "type") != "string" else show_value(value)
         if not _fits(value, fragment):
-            self.error("bad-value", path, f"{dotted} is {shown}; accepted: {words}",
+            self.error("bad-value", path, f"is {shown}; accepted: {words}",
                        fix=_mend(value, fragment, path[-1]))
             return None
         try:
             return NORMAL[path[-1]](value) if path[-1] in NORMAL else value
         except FleetError as error:
-            self.error(error.slug, path, f"{dotted} is {shown}: {error.what}", fix=error.fix)
+            self.error(error.slug, path, f"is {shown}: {error.what}", fix=error.fix)
 
     def named(self, kind, path, value):
         """Check a mapping of names to sections; return {name: checked section}."""
+        checked, (fragment, words) = {}, RULES[KEY_RULES[kind]]
         if not isinstance(value, dict) or not (value or kind == "agent"):
-            self.error("not-mapping", path, f"{path[0]} must hold at least one {kind} by name, "
-                       f"not {'an empty mapping' if value == {} else show_value(value)}",
+            self.error("not-mapping", path, f"must hold {kind}s by name, not "
+                       f"{'an empty mapping' if value == {} else show_value(value)}",
                        fix=f"write `{path[0]}:`, below it a name, below that its keys")
-            return {}
-        fragment, words = RULES[KEY_RULES[kind]]
-        checked = {}
+            value = {}
         for name, part in value.items():
-            if not _fits(name, fragment):
+            if _fits(name, fragment):
+                checked[name] = self.section(kind, path + (name,), part)
+            else:
                 self.error("bad-name", path + (name,), f"{path[0]}: {show_value(name)} is not "
                            f"a name for one; accepted: {words}", key=True,
                            fix="quote it" if not isinstance(name, str) else "rename it")
-            else:
-                checked[name] = self.section(kind, path + (name,), part)
         return checked
 
     def reference(self, path, name, known, kind):
         """Report a name that no section of that kind has."""
         if name is not None and name not in known:
-            dotted = ".".join(str(part) for part in path if not isinstance(part, int))
-            self.error(f"unknown-{kind}", path, f"{dotted} references unknown {kind}: {name}",
+            self.error(f"unknown-{kind}", path, f"references unknown {kind}: {name}",
                        fix=nearest(name, known) or f"known {kind}s: " + ", ".join(known))
 
 
@@ -1131,9 +1127,9 @@ def _check_models(check, models, nodes):
         at = ("models", name)
         check.reference(at + ("node",), model.node, nodes, "node")
         if leaves_house(model.ollama_model or "") and not model.cloud:
-            check.error("cloud-model", at + ("ollama_model",), f"models.{name}.ollama_model: "
-                        f"Ollama sends `{model.ollama_model}` to ollama.com; it does not run "
-                        "on your machine", fix="choose a local model, or add `cloud: true`")
+            check.error("cloud-model", at + ("ollama_model",), f"is `{model.ollama_model}`: Ollama "
+                        "sends this to ollama.com; it does not run on your machine",
+                        fix="choose a local model, or add `cloud: true`")
         for index, other in enumerate(model.fallback or ()):
             check.reference(at + ("fallback", index), other, models, "model")
 
@@ -1151,8 +1147,7 @@ def _check_cycles(check, models):
             elif following in trail:
                 names = [*trail, following]
                 check.error("fallback-cycle", ("models", name, "fallback", index),
-                            f"models.{name}.fallback forms a cycle: "
-                            + " → ".join(names[names.index(following):]),
+                            "forms a cycle: " + " → ".join(names[names.index(following):]),
                             fix=f"remove `{following}` from it")
             elif following in models:
                 trail[following] = None
@@ -1180,12 +1175,12 @@ def _schema_of(kind):
     """Return the schema of one section."""
     properties = {}
     for key, spec in FIELDS[kind].items():
-        part = spec.rule.rstrip("*")
-        found = _schema_of(part) if part in FIELDS else dict(RULES[part][0])
-        if spec.rule != part:
-            found = {"type": "object", "propertyNames": RULES[KEY_RULES[part]][0],
-                     "additionalProperties": found, "minProperties": int(part != "agent")}
-        elif part not in FIELDS and spec.default not in (REQUIRED, None):
+        rule = spec.rule
+        found = _schema_of(rule) if rule in FIELDS else dict(RULES[rule][0])
+        if rule in KEY_RULES:
+            found = {"type": "object", "propertyNames": RULES[KEY_RULES[rule]][0],
+                     "additionalProperties": found, "minProperties": int(rule != "agent")}
+        elif rule not in FIELDS and spec.default not in (REQUIRED, None):
             found["default"] = spec.default
         properties[key] = {"description": spec.note, **found}
     required = [key for key, spec in FIELDS[kind].items() if spec.default is REQUIRED]
