@@ -1673,9 +1673,8 @@ class Facts(Record):
     agents: dict = {}           # path -> text, None: unreadable
     changes: tuple = ()         # what `generate` would do
     file_problems: tuple = ()   # why that is not known
-    env_path: str = ""          # "": there is none
-    env_readable: bool = False  # by others
-    env_git: str = ""           # the finding about git and it
+    env_path: str = ""
+    leaks: tuple = ()           # ids of what is wrong with that file
 
 
 def plan_doctor(fleet, facts):
@@ -1874,7 +1873,7 @@ def _doctor_files(fleet, facts):
         more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
         yield _say(f"files-{action}", paths=", ".join(paths[:5]) + more,
                    count=count_of(paths, "generated file"))
-    for slug in filter(None, (facts.env_readable and "env-readable", facts.env_git)):
+    for slug in facts.leaks:
         yield _say(slug, path=facts.env_path)
 
 
@@ -5481,8 +5480,7 @@ def observe(world, fleet, problems, options):
                  for name, node in fleet.nodes.items()}
         jobs.update(states=lambda: probe_fleet(world, fleet, options.timeout),
                     looks=lambda: dict(run_together(world, looks)),
-                    holder=lambda: who_listens(world, fleet.gateway, until),
-                    env_git=lambda: git_finding(world, facts.env_path, until))
+                    holder=lambda: who_listens(world, fleet.gateway, until))
     return facts.replace(**{key: seen for key, seen in run_together(world, jobs) if key})
 
 
@@ -5493,16 +5491,22 @@ def observe_files(world, fleet, out):
         path = world.enter(out, ENVIRONMENT_FILE)
     except FleetError as error:
         return {"file_problems": (error.finding,)}
-    return {"changes": changes, "env_path": path if world.kind_of(path) == "file" else "",
-            "env_readable": world.others_may_read(path)}
+    # fsmonitor would run a program that the checkout names
+    printed = world.read_program([
+        "git", "-c", "core.fsmonitor=false", "-C", world.parent(path), "ls-files", "-t", "--cached",
+        "--others", "--exclude-standard", "--", ENVIRONMENT_FILE], world.clock() + 1.0)
+    leaks = ["env-readable"] * world.others_may_read(path)
+    leaks += ["env-unignored" if printed[0] == "?" else "env-tracked"] if printed else []
+    return {"changes": changes, "env_path": path, "leaks": leaks}
 
 
 def mend_files(world, out, facts):
     """Do what is safe and return what was done: nothing that a person wrote is touched."""
     stale = [change for change in facts.changes if change.action in ("updated", "removed")]
-    if stale or facts.env_readable:
+    readable = "env-readable" in facts.leaks
+    if stale or readable:
         write_changes(world, out, stale, read_manifest(world, out))
-    return [f"{facts.env_path}: only you may read it now"] * facts.env_readable + [
+    return [f"{facts.env_path}: only you may read it now"] * readable + [
         f"{change.path}: {change.action}" for change in stale]
 
 
@@ -5559,15 +5563,6 @@ def who_listens(world, gateway, until):
         if failure.reason in ("refused", "unreachable", "dns"):
             return ""
     return "another program"
-
-
-def git_finding(world, path, until):
-    """Return what git's knowledge of a secret file is called, "" where it is right."""
-    # fsmonitor would run a program that the checkout names
-    words = ["git", "-c", "core.fsmonitor=false", "-C", world.parent(path or "."), "ls-files", "-t",
-             "--cached", "--others", "--exclude-standard", "--", ENVIRONMENT_FILE]
-    printed = world.read_program(words, until)
-    return printed and {"?": "env-unignored"}.get(printed[0], "env-tracked")
 
 
 def cmd_doctor(options, world):

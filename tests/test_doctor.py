@@ -192,9 +192,9 @@ CASES = [
     ("files stale", on(changes=changes("updated", "a")), {"files-updated": "warning"}),
     ("files removed", on(changes=changes("removed", "a")), {"files-removed": "warning"}),
     ("files edited", on(changes=changes("edited", "a")), {"files-edited": "info"}),
-    ("env readable", on(env_readable=True), {"env-readable": "error"}),
-    ("env tracked", on(env_git="env-tracked"), {"env-tracked": "error"}),
-    ("env not ignored", on(env_git="env-unignored"), {"env-unignored": "warning"}),
+    ("env readable", on(leaks=["env-readable"]), {"env-readable": "error"}),
+    ("env tracked", on(leaks=["env-tracked"]), {"env-tracked": "error"}),
+    ("env not ignored", on(leaks=["env-unignored"]), {"env-unignored": "warning"}),
 ]
 
 
@@ -419,21 +419,14 @@ def test_agents_are_read_from_folders_below_too(tmp_path, monkeypatch):
     assert found == {".claude/agents/team/a.md": "\ufffd", ".claude/agents/team/gone.md": None}
 
 
-def test_git_says_whether_it_has_the_secret(tmp_path):
-    world, path = sf.World(), str(tmp_path / ".env.subagent-fleet")
-
-    def state():
-        return sf.git_finding(world, path, world.clock() + 5)
-
-    (tmp_path / ".env.subagent-fleet").write_text("x")
-    assert not state()
-    git = ["git", "-C", str(tmp_path)]
+def test_git_says_whether_it_has_the_secret(doctor):
+    git = ["git", "-C", str(doctor.path)]
     subprocess.run([*git, "init", "-q"], check=True)
-    assert state() == "env-unignored"
-    (tmp_path / ".gitignore").write_text(".env*\n")
-    assert not state()
-    subprocess.run([*git, "add", "-f", path], check=True)
-    assert state() == "env-tracked"
+    assert doctor.ask() == {"env-unignored": "warning"}
+    (doctor.path / ".gitignore").write_text(".env*\n")
+    assert doctor.ask() == {}
+    subprocess.run([*git, "add", "-f", ".env.subagent-fleet"], check=True)
+    assert doctor.ask() == {"env-tracked": "error"}
 
 
 @pytest.mark.parametrize("pages,wanted", [
