@@ -1203,19 +1203,9 @@ KNOWN_FRONTMATTER = ("color", "maxTurns", "effort", "permissionMode", "disallowe
                      "memory", "isolation", "background", "omitClaudeMd")
 
 
-class Route(Record):
-    """Which model on which node answers for an agent, and under which alias."""
-
-    agent: str
-    alias: str
-    model: Model
-    node: Node
-
-
 def plan_routes(fleet):
-    """Return the route of every agent, in file order."""
-    return tuple(Route(agent.name, model.alias, model, fleet.nodes[model.node])
-                 for agent in fleet.agents.values() for model in [fleet.models[agent.model]])
+    """Return {agent name: its Model}, which knows its alias and its node."""
+    return {agent.name: fleet.models[agent.model] for agent in fleet.agents.values()}
 
 
 def billions(ollama_model):
@@ -2034,8 +2024,8 @@ def target_of(path):
 def render_files(fleet, key, targets=TARGETS):
     """Return {path: bytes} of everything that is generated."""
     files = {LITELLM_FILE: render_litellm(fleet)}
-    files.update((f".claude/agents/{route.agent}.md", render_agent(fleet, route))
-                 for route in plan_routes(fleet))
+    files.update((f".claude/agents/{name}.md", render_agent(fleet.agents[name], model.alias))
+                 for name, model in plan_routes(fleet).items())
     files[ENVIRONMENT_FILE] = render_environment(fleet, key)
     return {path: text.encode("utf-8") for path, text in files.items()
             if target_of(path) in targets}
@@ -2084,10 +2074,9 @@ def _deployment(node, model, elsewhere, taken):
     return {"model_name": model.alias, "litellm_params": params, "model_info": info}
 
 
-def render_agent(fleet, route):
+def render_agent(agent, alias):
     """Return a Claude Code agent; `---` must be its first bytes, or it is ignored in silence."""
-    agent = fleet.agents[route.agent]
-    values = {"name": agent.name, "description": agent.description, "model": route.alias}
+    values = {"name": agent.name, "description": agent.description, "model": alias}
     if agent.tools is not None:
         values["tools"] = ", ".join(plan_tools(agent.tools))
     lines = [f"{key}: {quote_frontmatter(text) if text else '[]'}" for key, text in values.items()]
@@ -2221,11 +2210,9 @@ def _wrap(text, room):
     return pieces + [text]
 
 
-def format_routes(routes):
-    """Return one line an agent: agent, node, model, alias."""
-    width = max((len(route.agent) for route in routes), default=0)
-    return "".join(clean_line(f"  {r.agent.ljust(width)} -> {r.node.name} -> "
-                              f"{r.model.ollama_model} -> {r.alias}") + "\n" for r in routes)
+def format_route(agent, model):
+    """Return a route in one line: agent, node, model, alias."""
+    return clean_line(f"{agent} -> {model.node} -> {model.ollama_model} -> {model.alias}")
 
 
 def format_pairs(rows):
@@ -2263,7 +2250,10 @@ def format_start(fleet, out, config):
     gateway = fleet.gateway
     serve = f"subagent-fleet serve{more}" if gateway.provider == "builtin" else \
         f". {place[0]}\n  litellm --config {place[1]} --host {gateway.host} --port {gateway.port}"
-    return (f"\nYour fleet is ready.\n{format_routes(plan_routes(fleet))}\n"
+    width = max(map(len, fleet.agents), default=0)
+    routes = [f"  {format_route(name.ljust(width), model)}\n"
+              for name, model in plan_routes(fleet).items()]
+    return (f"\nYour fleet is ready.\n{''.join(routes)}\n"
             f"Start the gateway:\n  {serve}\n\nStart Claude Code, in another terminal:\n"
             f"  subagent-fleet launch claude{more}\n"
             f"(or: . {place[0]}; claude)\n")
@@ -4932,27 +4922,25 @@ def format_served(before, after, columns):
 
 def cmd_validate(options, world):
     """Check the config and say everything that is wrong with it."""
-    findings, status = (), EXIT_OK
     try:
         fleet, findings = load_config(options, world)
         source = fleet.document.source
     except FleetError as error:
         if not options.json or not error.findings:
             raise
-        source, findings, status = error.what, error.findings, EXIT_PROBLEM
-    if options.strict and findings:
-        status = EXIT_PROBLEM
+        fleet, source, findings = None, error.what, error.findings
+    valid = fleet is not None and not (options.strict and findings)
     if options.json:
-        print_json(world, "validate", {"file": source, "valid": status == EXIT_OK,
-                                       "findings": [show_finding(f) for f in findings]})
-        return status
+        print_json(world, "validate", {"file": source, "valid": valid, "findings": [
+            show_finding(finding) for finding in findings]})
+        return EXIT_OK if valid else EXIT_PROBLEM
     for finding in findings:
         world.err(format_finding(finding))
-    if status:
+    if not valid:
         raise FleetError("strict", f"{count_of(findings, 'warning')} and --strict",
                          fix="mend them, or leave out --strict")
     world.out(f"{clean_line(source)} is valid.\n")
-    return status
+    return EXIT_OK
 
 
 # -- generated files: read the world, decide, write --
@@ -5085,7 +5073,7 @@ def cmd_generate(options, world):
             "findings": [show_finding(finding) for finding in findings],
             "files": [{"path": path, "action": action} for path, action in listed],
             "diff": format_diff(changes, fleet) if options.diff else None,
-            "routes": [show_route(route) for route in plan_routes(fleet)]})
+            "routes": [show_route(*route) for route in plan_routes(fleet).items()]})
     elif refused:
         world.err(format_diff(edited, fleet))
     elif options.diff:
@@ -5200,10 +5188,10 @@ def find_settings(world):
     return found
 
 
-def show_route(route):
+def show_route(agent, model):
     """Return a route as JSON has it."""
-    return {"agent": route.agent, "node": route.node.name, "model": route.model.name,
-            "ollama_model": route.model.ollama_model, "alias": route.alias}
+    return {"agent": agent, "node": model.node, "model": model.name,
+            "ollama_model": model.ollama_model, "alias": model.alias}
 
 
 def show_node(state):
@@ -5309,10 +5297,9 @@ def show_status(fleet, states, routes, following):
     return {"fleet": fleet.name, "ready": following.startswith("Ready"), "next": following,
             "nodes": [show_node(state) for state in states.values()],
             "models": list(models.values()),
-            "routes": [{"agent": route.agent, "model": route.model.name, **{
-                key: models[route.model.name][key] for key in
-                ("node", "ollama_model", "alias", "state", "fallback")}}
-                for route in plan_routes(fleet)]}
+            "routes": [{**show_route(agent, model), "state": routes[model.name].state,
+                        "fallback": routes[model.name].fallback or None}
+                       for agent, model in plan_routes(fleet).items()]}
 
 
 def format_status(fleet, states, routes, *, columns, now):
@@ -5324,9 +5311,9 @@ def format_status(fleet, states, routes, *, columns, now):
     if rows:
         text += "\n" + format_table(("Node", "Loaded", "Context", "Where", "Until"), rows,
                                     columns=columns)
-    lines = [f"{route.agent} -> {route.node.name} -> {route.model.ollama_model} -> {route.alias}: "
-             f"{routes[route.model.name]}" for route in plan_routes(fleet)]
-    return text + "\nAgent routing:\n" + "".join(clean_line(line) + "\n" for line in lines) + "\n"
+    return text + "\nAgent routing:\n" + "".join(
+        f"{format_route(agent, model)}: {clean_line(str(routes[model.name]))}\n"
+        for agent, model in plan_routes(fleet).items()) + "\n"
 
 
 def format_share(loaded):

@@ -298,7 +298,8 @@ def test_the_fleet_is_frozen():
 
 def test_routes_tiers_and_fallbacks():
     fleet, _ = check(edited(("context: 65536", "context: 65536\n    fallback: [small-coder]")))
-    routes = [(r.agent, r.node.name, r.model.ollama_model, r.alias) for r in sf.plan_routes(fleet)]
+    routes = [(agent, model.node, model.ollama_model, model.alias)
+              for agent, model in sf.plan_routes(fleet).items()]
     assert routes == [("planner", "laptop", "qwen3:8b", "claude-haiku-local"),
                       ("implementer", "mini", "qwen3-coder:30b", "claude-sonnet-local")]
     assert sf.plan_tiers(fleet) == {"main": "heavy-coder", "opus": "heavy-coder",

@@ -52,7 +52,7 @@ def read_agent(text):
 
 
 def agent_of(fleet):
-    return read_agent(sf.render_agent(fleet, sf.plan_routes(fleet)[0]))
+    return read_agent(sf.render_agent(fleet.agents["ag"], fleet.models["m"].alias))
 
 
 def survivors(field, render, wrap=lambda text: text):
@@ -263,19 +263,17 @@ def test_fallbacks_are_written_once_as_a_list():
 
 def test_gone_tools_are_replaced_and_no_tools_are_none():
     fleet = sf.load_fleet(GOLDEN / "three-nodes" / "fleet.yaml")
-    routes = {route.agent: route for route in sf.plan_routes(fleet)}
-    assert read_agent(sf.render_agent(fleet, routes["implementer"]))[0]["tools"] == \
+    assert read_agent(sf.render_agent(fleet.agents["implementer"], "al"))[0]["tools"] == \
         "Read, Grep, Glob, Edit, Bash"
     hostile = sf.load_fleet(GOLDEN / "hostile" / "fleet.yaml")
-    routes = {route.agent: route for route in sf.plan_routes(hostile)}
-    assert read_agent(sf.render_agent(hostile, routes["1e3"]))[0]["tools"] == []
+    assert read_agent(sf.render_agent(hostile.agents["1e3"], "al"))[0]["tools"] == []
 
 
 @pytest.mark.parametrize("name", ["planner", "implementer", "reviewer", "summarizer", "other"])
 @pytest.mark.parametrize("prompt", [{}, {"prompt": ""}, {"prompt": " \n"}])
 def test_missing_prompt_becomes_the_roles(name, prompt):
     fleet = build(agent=name, **prompt)
-    _, body = read_agent(sf.render_agent(fleet, sf.plan_routes(fleet)[0]))
+    _, body = read_agent(sf.render_agent(fleet.agents[name], "al"))
     assert body == "\n" + sf.PROMPTS.get(name, sf.PROMPTS[""])
 
 
