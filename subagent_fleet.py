@@ -3202,6 +3202,44 @@ def parse_answer(body):
                       "its JSON is broken" if begins else "it does not answer with JSON")
 
 
+def run_together(world, jobs, *, until=float("inf"), threads=512):
+    """Yield (key, outcome) of each job as it ends, and (None, None) while none does.
+
+    An outcome is the job's value or its NodeFailure. The threads are daemons and nobody waits for
+    them past `until`: concurrent.futures joins its threads at exit, so one silent node would
+    hold the process.
+    """
+    import queue
+    import threading
+
+    threads, left = min(len(jobs), threads), len(jobs)
+    todo, done = queue.SimpleQueue(), queue.SimpleQueue()
+    for item in [*jobs.items(), *[None] * threads]:
+        todo.put(item)
+
+    def work():
+        for key, job in iter(todo.get, None):
+            try:
+                done.put((key, job()))
+            except Exception as error:
+                done.put((key, error))
+
+    for _ in range(threads):
+        threading.Thread(target=work, daemon=True).start()
+    while left and world.clock() < until:
+        try:
+            key, outcome = done.get(timeout=max(0, min(TICK_SECONDS, until - world.clock())))
+        except queue.Empty:
+            yield None, None
+            continue
+        left -= 1
+        if isinstance(outcome, NodeFailure):
+            outcome.with_traceback(None)  # its frames hold what was read
+        elif isinstance(outcome, Exception):
+            raise outcome  # a bug is told, not taken for a dead node
+        yield key, outcome
+
+
 class World:
     """The disk, the network, the environment, the clock and the terminal."""
 
@@ -3734,190 +3772,113 @@ class World:
 # What a node says is not trusted: a field of the wrong type counts as absent; only an answer
 # without its list makes the node `bad answer`.
 
-def run_together(world, jobs, *, until=None, threads=512):
-    """Yield (key, outcome) of each job as it ends, and (None, None) while none does.
-
-    An outcome is the job's value or its NodeFailure. The threads are daemons and nobody waits for
-    them past `until`: concurrent.futures joins its threads at exit, so one silent node would
-    hold the process.
-    """
-    import queue
-    import threading
-
-    todo, done = queue.SimpleQueue(), queue.SimpleQueue()
-    for item in jobs.items():
-        todo.put(item)
-
-    def work():
-        while True:
-            try:
-                key, job = todo.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                done.put((key, job()))
-            except NodeFailure as failure:
-                done.put((key, failure.with_traceback(None)))  # whose frames hold what was read
-            except Exception as error:
-                done.put((key, error))
-
-    for _ in range(min(len(jobs), threads)):
-        threading.Thread(target=work, daemon=True).start()
-    left = len(jobs)
-    while left and (until is None or world.clock() < until):
-        wait = TICK_SECONDS if until is None else min(TICK_SECONDS, until - world.clock())
-        try:
-            key, outcome = done.get(timeout=max(0, wait))
-        except queue.Empty:
-            yield None, None
-            continue
-        left -= 1
-        if isinstance(outcome, Exception) and not isinstance(outcome, NodeFailure):
-            raise outcome  # a bug is told, not taken for a dead node
-        yield key, outcome
+def probe_fleet(world, fleet, seconds):
+    """Return {name: NodeState} of a fleet, with the capabilities of its configured models."""
+    return probe_nodes(world, fleet.nodes.values(), seconds=seconds,
+                       show=[model.ollama_model for model in fleet.models.values()])
 
 
 def probe_nodes(world, nodes, *, seconds=PROBE_TIMEOUT_SECONDS, show=None):
     """Return {name: NodeState}: every node asked at once, no answer awaited past `seconds`.
 
-    `show` names the models whose capabilities are wanted, by node; None: all of them.
+    `show` names the models whose capabilities are wanted; None: all of them.
     """
     nodes, deadline = list(nodes), world.clock() + seconds
+    wanted = None if show is None else {_full_model_name(name) for name in show}
     world.allow_files(4 * len(nodes) + 256)
-    states = {node.name: NodeState(node.name, node.endpoint, "timeout",
-                                   f"no answer within {seconds:g} s") for node in nodes}
-    jobs = {node.name: lambda node=node: _probe_node(
-        world, node, deadline=deadline, show=None if show is None else show.get(node.name, ()))
-        for node in nodes}
-    for name, state in run_together(world, jobs, until=deadline + PROBE_GRACE_SECONDS):
-        if name is not None:
-            states[name] = state
-    return states
+    jobs = {node.name: lambda node=node: _probe_node(world, node, deadline=deadline, wanted=wanted)
+            for node in nodes}
+    found = dict(run_together(world, jobs, until=deadline + PROBE_GRACE_SECONDS))
+    return {node.name: found.get(node.name) or NodeState(
+        node.name, node.endpoint, "timeout", f"no answer within {seconds:g} s") for node in nodes}
 
 
-def probe_fleet(world, fleet, seconds):
-    """Return {name: NodeState} of a fleet, with the capabilities of its configured models."""
-    wanted = {}
-    for model in fleet.models.values():
-        wanted.setdefault(model.node, []).append(model.ollama_model)
-    return probe_nodes(world, fleet.nodes.values(), seconds=seconds, show=wanted)
-
-
-def _probe_node(world, node, *, deadline, show):
-    """Return the NodeState of one node: who it is first, then everything else at once."""
-    def ask(path, extract, *, payload=None, limit=PROBE_LIMIT_BYTES):
-        return world.ask(node.endpoint + path, payload=payload, deadline=deadline, extract=extract,
-                         limit=limit)
-
-    def ask_all(jobs, names):
-        jobs.update({name: lambda name=name: ask("/api/show", _parse_show, payload={"model": name})
-                     for name in list(names)[:SHOW_LIMIT]})
-        answers = run_together(world, jobs, until=deadline + PROBE_GRACE_SECONDS, threads=8)
-        return {key: answer for key, answer in answers if key is not None}
-
-    def failed(failure):
-        reason = "not ollama" if failure.reason == "http 404" else failure.reason
-        return NodeState(node.name, node.endpoint, reason, failure.detail)
+def _probe_node(world, node, *, deadline, wanted):
+    """Return the NodeState of one node: who it is, what it has, then the rest at once."""
+    def ask(path, extract, payload=None):
+        return world.ask(node.endpoint + path, payload=payload, deadline=deadline, extract=extract)
 
     began = world.clock()
     try:
-        version = ask("/api/version", _parse_version, limit=HEADER_LIMIT_BYTES)
+        version = ask("/api/version", _parse_version)
+        latency = round((world.clock() - began) * 1000, 1)
+        models = ask("/api/tags", _parse_tags)
     except NodeFailure as failure:
-        return failed(failure)
-    latency = round((world.clock() - began) * 1000, 1)
-    found = ask_all({"/api/tags": lambda: ask("/api/tags", _parse_tags),
-                     "/api/ps": lambda: ask("/api/ps", _parse_loaded)}, show or ())
-    models = found.get("/api/tags", NodeFailure("timeout", "no answer in time"))
-    if isinstance(models, NodeFailure):
-        return failed(models)
-    loaded = found.get("/api/ps", ())
-    if show is None:
-        found = ask_all({}, [model.name for model in models])
+        reason = "not ollama" if failure.reason == "http 404" else failure.reason
+        return NodeState(node.name, node.endpoint, reason, failure.detail)
+    names = [model.name for model in models
+             if wanted is None or _full_model_name(model.name) in wanted]
+    # only /api/show knows for sure what a model can do
+    jobs = {name: lambda name=name: ask("/api/show", _parse_show, {"model": name})
+            for name in names[:SHOW_LIMIT]}
+    jobs[""] = lambda: ask("/api/ps", _parse_loaded)
+    answers = run_together(world, jobs, until=deadline + PROBE_GRACE_SECONDS, threads=8)
+    found = {key: value for key, value in answers if not isinstance(value, NodeFailure)}
     return NodeState(node.name, node.endpoint, "", "", version, latency,
-                     tuple(_add_shown(model, found) for model in models),
-                     () if isinstance(loaded, NodeFailure) else loaded)
+                     tuple(model.replace(**found.get(model.name, {})) for model in models),
+                     found.get("", ()))
 
 
-def _add_shown(model, answers):
-    """Return a model of /api/tags with what /api/show said of it, which alone knows its tools."""
-    shown = [answer for name, answer in answers.items() if same_model(name, model.name)
-             and isinstance(answer, dict)]
-    return model.replace(**{key: value for key, value in shown[0].items() if value}) \
-        if shown else model
-
-
-def _mapping(value):
-    return value if isinstance(value, dict) else {}
-
-
-def _word(value):
-    return value if isinstance(value, str) else ""
-
-
-def _count(value):
-    return value if isinstance(value, int) and value is not True and value > 0 else 0
+def _get(value, key, kind=str):
+    """Return a field of an answer; what is absent or of another type is empty, and 0 not below."""
+    found = value.get(key) if isinstance(value, dict) else None
+    return found if type(found) is kind and (kind is not int or found > 0) else kind()
 
 
 def _parse_version(value):
     """Return the version of /api/version; its shape is what tells an Ollama."""
-    if not _word(_mapping(value).get("version")):
+    version = _get(value, "version")
+    if not version:
         raise NodeFailure("not ollama", "/api/version does not answer as Ollama does")
-    return value["version"]
+    return version
 
 
 def _entries(value, path):
-    """Return the entries of a `models` list, each with its name."""
-    found = _mapping(value).get("models", "")
+    """Return the entries of a `models` list, each with its name; null is an empty list."""
+    found = value.get("models", "") if isinstance(value, dict) else ""
     found = [] if found is None else found
-    if not isinstance(found, list) or not all(_word(_mapping(e).get("name")) for e in found):
+    if not isinstance(found, list) or not all(_get(entry, "name") for entry in found):
         raise NodeFailure("bad answer", f"{path} holds no list of models")
-    return found
+    return sorted(found, key=lambda entry: entry["name"])  # Ollama's own order changes by ask
 
 
 def _parse_tags(value):
     """Return the NodeModels of /api/tags."""
-    models = []
-    for entry in _entries(value, "/api/tags"):
-        details = _mapping(entry.get("details"))
-        models.append(NodeModel(
-            entry["name"], _count(entry.get("size")), _word(details.get("parameter_size")),
-            _word(details.get("quantization_level")), None,
-            _count(details.get("context_length")) or None,
-            _word(entry.get("remote_host")) or _word(entry.get("remote_model"))))
-    return tuple(sorted(models, key=lambda model: model.name))  # Ollama's own order changes by ask
+    details = [(entry, _get(entry, "details", dict)) for entry in _entries(value, "/api/tags")]
+    return tuple(NodeModel(
+        entry["name"], _get(entry, "size", int), _get(told, "parameter_size"),
+        _get(told, "quantization_level"), None, _get(told, "context_length", int) or None,
+        _get(entry, "remote_host") or _get(entry, "remote_model")) for entry, told in details)
 
 
 def _parse_show(value):
     """Return what /api/show adds to a model: what it can do and what it was trained for."""
-    value = _mapping(value)
-    known, details = _mapping(value.get("model_info")), _mapping(value.get("details"))
-    able, length = value.get("capabilities"), _word(known.get("general.architecture"))
-    return {"parameters": _word(details.get("parameter_size")),
-            "quantization": _word(details.get("quantization_level")),
-            "capabilities": tuple(filter(_word, able)) if isinstance(able, list) else (),
-            "trained_context": _count(known.get(f"{length}.context_length"))}
+    known = _get(value, "model_info", dict)
+    length = _get(known, "general.architecture") + ".context_length"
+    found = {"capabilities": tuple(word for word in _get(value, "capabilities", list)
+                                   if isinstance(word, str)),
+             "trained_context": _get(known, length, int)}
+    return {key: told for key, told in found.items() if told}
 
 
 def _parse_loaded(value):
     """Return the LoadedModels of /api/ps."""
     loaded = []
     for entry in _entries(value, "/api/ps"):
-        size, share = _count(entry.get("size")), _count(entry.get("size_vram"))
+        size, share = _get(entry, "size", int), _get(entry, "size_vram", int)
         percent = min(100, round(100 * share / size)) if size and "size_vram" in entry else None
-        loaded.append(LoadedModel(entry["name"], _count(entry.get("context_length")), percent,
-                                  size, _word(entry.get("expires_at"))))
-    return tuple(sorted(loaded, key=lambda one: one.name))
+        loaded.append(LoadedModel(entry["name"], _get(entry, "context_length", int), percent, size,
+                                  _get(entry, "expires_at")))
+    return tuple(loaded)
 
 
 # -- warm-up --
 
-def plan_load(model, *, words="", unload=False):
+def plan_load(model, words):
     """Return the `/api/chat` request that loads a model exactly as its route will ask for it.
 
     With another num_ctx than the route's, the route's first request would load it again.
     """
-    if unload:
-        return {"model": model.ollama_model, "messages": [], "stream": False, "keep_alive": 0}
     return {"model": model.ollama_model, "stream": False, "think": model.thinking,
             "messages": [{"role": "user", "content": words}] if words else [],
             "keep_alive": model.keep_alive,
@@ -3927,134 +3888,132 @@ def plan_load(model, *, words="", unload=False):
 class Warmth:
     """One model on one node: what is done with it now, and how that ended."""
 
-    def __init__(self, world, node, model):
-        self.node, self.model, self._world = node, model, world
-        self.stage, self.began, self.ended = "waiting", 0.0, 0.0
-        self.pulled, self.size = 0, 0  # bytes of a download
-        self.ok, self.detail, self.fix, self.loaded = False, "", "", None
+    stage = "waiting"  # loading, unloading, pulling, done
+    began = ended = 0.0
+    pulled = size = 0  # bytes of a download
+    ok, detail, fix, loaded = False, "", "", None
 
-    def run(self, options):
-        """Load, pull or unload; what the node says against it is kept in its own words."""
-        self.began = self._world.clock()
+    def __init__(self, node, model):
+        self.node, self.model = node, model
+
+    def attempt(self, step, *words):
+        """Take a step; what the node says against it is kept in its own words."""
         try:
-            self._run(options)
+            step(self, *words)
             self.ok = True
         except NodeFailure as failure:
-            self.detail = failure.detail or failure.reason
+            self.ok, self.detail = False, failure.detail or failure.reason
             self.fix = failure.fix or REASON_FIXES.get(failure.reason, "")
-        self.stage, self.ended = "done", self._world.clock()
-
-    def _run(self, options):
-        if self.model.cloud:
-            self.detail = "runs at ollama.com, nothing to load"
-            return
-        seconds = options.timeout or self.model.timeout
-        try:
-            self._load(seconds, unload=options.unload)
-        except NodeFailure as failure:
-            if failure.reason == "http 404" and options.unload:
-                self.detail = "not there"
-                return
-            if failure.reason != "http 404" or not options.pull:
-                raise
-            self._pull()
-            self._load(seconds)
-        if not options.unload and self.model.keep_alive != 0:
-            self._see(self._loaded_now())
-
-    def _load(self, seconds, *, unload=False):
-        """Ask for the model with an empty chat; where that is refused, with three words."""
-        self.stage, name = "unloading" if unload else "loading", self.model.ollama_model
-        for words in ("", "Reply with ok."):
-            try:
-                return self._world.ask(
-                    self.node.endpoint + "/api/chat", extract=_parse_done,
-                    payload=plan_load(self.model, words=words, unload=unload),
-                    deadline=self._world.clock() + seconds)
-            except NodeFailure as failure:
-                if failure.reason == "timeout":
-                    raise NodeFailure("timeout", f"not {self.stage[:-3]}ed within {seconds:g} s",
-                                      fix="look at Ollama's log there, or give it longer: "
-                                      "--timeout 900") from None
-                if failure.reason == "http 404":
-                    fix = f"ollama pull {name} on {self.node.name}, or warmup --pull"
-                    raise NodeFailure("http 404", failure.detail, fix=fix) from None
-                if failure.reason != "http 400" or words:
-                    raise
-
-    def _pull(self):
-        """Have the node download the model: only `success` counts, errors come under 200 too."""
-        self.stage, layers, said = "pulling", {}, {}
-        for said in self._world.ask_lines(self.node.endpoint + "/api/pull",
-                                          {"model": self.model.ollama_model}, PULL_STALL_SECONDS):
-            said = _parse_error(_mapping(said))
-            if _count(said.get("total")):
-                layers[_word(said.get("digest"))] = _count(said.get("completed")), said["total"]
-                self.pulled, self.size = map(sum, zip(*layers.values()))
-        if said.get("status") != "success":
-            raise NodeFailure("bad answer", "the download ended without `success`")
-
-    def _loaded_now(self):
-        return self._world.ask(self.node.endpoint + "/api/ps", extract=_parse_loaded,
-                               deadline=self._world.clock() + PROBE_TIMEOUT_SECONDS)
-
-    def _see(self, loaded):
-        """Hold what the node says is loaded against what was wanted."""
-        wanted = self.model.context
-        found = [one for one in loaded if same_model(one.name, self.model.ollama_model)]
-        found.sort(key=lambda one: one.context != wanted)
-        if not found:
-            raise NodeFailure("not loaded", "Ollama loaded it, but /api/ps does not show it",
-                              fix="its node may be too small for its models: subagent-fleet status")
-        self.loaded = found[0]
-        if found[0].context not in (0, wanted):
-            raise NodeFailure("context", f"loaded with context {found[0].context}, not {wanted}",
-                              fix=f"write `context: {found[0].context}` in models."
-                              f"{self.model.name}")
 
 
-def _parse_error(value):
-    """Return a mapping unless it is an error, which Ollama also sends under HTTP 200."""
-    if "error" in value:
-        raise NodeFailure("error", str(value["error"])[:500])
-    return value
-
-
-def _parse_done(value):
-    """Accept the answer to a load: an object that is done and not an error."""
-    if not _parse_error(_mapping(value)).get("done"):
-        raise NodeFailure("bad answer", "its answer to a load is not Ollama's")
-
-
-def plan_warmths(world, fleet, models):
+def plan_warmths(fleet, models):
     """Return {model name: Warmth}; one Warmth for one node, Ollama model and context."""
-    shared, warmths = {}, {}
-    for model in models:
-        key = model.node, _full_model_name(model.ollama_model), model.context
-        warmths[model.name] = shared.setdefault(
-            key, Warmth(world, fleet.nodes[model.node], model))
-    return warmths
+    shared = {}
+    return {model.name: shared.setdefault(
+        (model.node, _full_model_name(model.ollama_model), model.context),
+        Warmth(fleet.nodes[model.node], model)) for model in models}
 
 
 def warm_nodes(world, warmths, options):
-    """Run all warmths, nodes in parallel, one model after another on each; yield now and then."""
+    """Run all warmths, nodes in parallel; yield as `run_together` does."""
     nodes = {}
     for warmth in dict.fromkeys(warmths.values()):
         nodes.setdefault(warmth.node.name, []).append(warmth)
+    return run_together(world, {name: lambda queue=queue: _warm_node(queue, world, options)
+                                for name, queue in nodes.items()})
 
-    def run(queue):
-        for warmth in queue:
-            warmth.run(options)
-        kept = [w for w in queue if w.ok and w.loaded]
-        loaded = kept[-1]._loaded_now() if len(kept) > 1 else ()
-        for warmth in kept[:-1]:
-            if not any(same_model(one.name, warmth.model.ollama_model) for one in loaded):
-                warmth.ok, warmth.detail = False, "pushed out of memory by what was loaded after it"
-                warmth.fix = "move it to another node, or write a smaller `context:`"
 
-    jobs = {name: lambda queue=queue: run(queue) for name, queue in nodes.items()}
-    for outcome in run_together(world, jobs):
-        yield outcome
+def _warm_node(queue, world, options):
+    """Load one model after another, then see which of them are in memory together."""
+    for warmth in queue:
+        warmth.began = world.clock()
+        warmth.attempt(_warm, world, options)
+        warmth.stage, warmth.ended = "done", world.clock()
+    kept = [warmth for warmth in queue if warmth.ok and warmth.model.keep_alive != 0
+            and not warmth.model.cloud and not options.unload]
+    for warmth in kept:
+        warmth.attempt(_see_loaded, world, warmth is kept[-1])
+
+
+def _warm(warmth, world, options):
+    """Load or unload a model; with --pull, download it first where it is missing."""
+    if warmth.model.cloud:
+        warmth.detail = "runs at ollama.com, nothing to load"
+        return
+    try:
+        _load(warmth, world, options)
+    except NodeFailure as failure:
+        if failure.reason == "http 404" and options.unload:
+            warmth.detail = "not there"
+        elif failure.reason == "http 404" and options.pull:
+            _pull(warmth, world)
+            _load(warmth, world, options)
+        else:
+            raise
+
+
+def _load(warmth, world, options):
+    """Ask for the model with an empty chat; where that is refused, with three words."""
+    model, seconds = warmth.model, options.timeout or warmth.model.timeout
+    warmth.stage = "unloading" if options.unload else "loading"
+    loading = model.replace(keep_alive=0) if options.unload else model
+    for words in ("", "Reply with ok."):
+        try:
+            return world.ask(warmth.node.endpoint + "/api/chat", extract=_check_done,
+                             payload=plan_load(loading, words), deadline=world.clock() + seconds)
+        except NodeFailure as failure:
+            if failure.reason == "http 400" and not words:
+                continue
+            if failure.reason == "timeout":
+                failure.detail = f"not {warmth.stage[:-3]}ed within {seconds:g} s"
+                failure.fix = "look at Ollama's log there, or give it longer: --timeout 900"
+            if failure.reason == "http 404":
+                failure.fix = f"ollama pull {model.ollama_model} on {warmth.node.name}, or " \
+                              "warmup --pull"
+            raise
+
+
+def _pull(warmth, world):
+    """Have the node download the model: only `success` counts, errors come under 200 too."""
+    warmth.stage, layers, said = "pulling", {}, {}
+    for said in world.ask_lines(warmth.node.endpoint + "/api/pull",
+                                {"model": warmth.model.ollama_model}, PULL_STALL_SECONDS):
+        _check_error(said)
+        if _get(said, "total", int):
+            layers[_get(said, "digest")] = _get(said, "completed", int), said["total"]
+            warmth.pulled, warmth.size = map(sum, zip(*layers.values()))
+    if _get(said, "status") != "success":
+        raise NodeFailure("bad answer", "the download ended without `success`")
+
+
+def _see_loaded(warmth, world, is_last):
+    """Hold what the node says is loaded against what was wanted."""
+    model, wanted = warmth.model, warmth.model.context
+    loaded = world.ask(warmth.node.endpoint + "/api/ps", extract=_parse_loaded,
+                       deadline=world.clock() + PROBE_TIMEOUT_SECONDS)
+    found = [one for one in loaded if same_model(one.name, model.ollama_model)]
+    warmth.loaded = min(found, key=lambda one: one.context != wanted, default=None)
+    if not found:
+        raise NodeFailure("not loaded", "Ollama loaded it, but /api/ps does not show it" if is_last
+                          else "pushed out of memory by what was loaded after it",
+                          fix="move it to another node, or write a smaller `context:`")
+    context = warmth.loaded.context
+    if context not in (0, wanted):
+        raise NodeFailure("context", f"loaded with context {context}, not {wanted}",
+                          fix=f"write `context: {context}` in models.{model.name}")
+
+
+def _check_error(value):
+    """Refuse an error, which Ollama also sends under HTTP 200."""
+    if isinstance(value, dict) and "error" in value:
+        raise NodeFailure("error", str(value["error"])[:500])
+
+
+def _check_done(value):
+    """Refuse an answer to a load that is not done, or an error."""
+    _check_error(value)
+    if not _get(value, "done", bool):
+        raise NodeFailure("bad answer", "its answer to a load is not Ollama's")
 
 
 # == 10. Gateway ==============================================================
@@ -5355,7 +5314,7 @@ def choose_models(fleet, options):
 def cmd_warmup(options, world):
     """Load models as their routes will ask for them, and see that they are loaded."""
     fleet, _ = load_config(options, world)
-    warmths = plan_warmths(world, fleet, choose_models(fleet, options))
+    warmths = plan_warmths(fleet, choose_models(fleet, options))
     if not options.json:
         world.out("Unloading models:\n" if options.unload else "Warming models:\n")
     ended, waiting = set(), [] if options.json else list(warmths)

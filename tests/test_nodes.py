@@ -49,8 +49,8 @@ def test_probe_online_node_tells_models_and_what_is_loaded(fake_node):
 
 def test_probe_show_names_asks_only_for_those(fake_node):
     node = fake_node({"a": {}, "b": {}})
-    state, = probe(node, show={"n0": ["A"]})
-    assert [payload["model"] for payload in node.asked("/api/show")] == ["A"]
+    state, = probe(node, show=["A"])
+    assert [payload["model"] for payload in node.asked("/api/show")] == ["a:latest"]
     assert [model.capabilities for model in state.models] == [("completion", "tools"), None]
 
 
@@ -82,7 +82,7 @@ def test_together_a_bug_is_raised_and_a_failure_returned():
         raise error
     failure = sf.NodeFailure("timeout", "late")
     jobs = {"value": lambda: 7, "failure": lambda: fail(failure)}
-    assert dict(sf.run_together(sf.World(), jobs, until=None)) == {"value": 7, "failure": failure}
+    assert dict(sf.run_together(sf.World(), jobs)) == {"value": 7, "failure": failure}
     with pytest.raises(ZeroDivisionError):
         dict(sf.run_together(sf.World(), {"bug": lambda: 1 / 0}))
 
