@@ -2832,13 +2832,8 @@ class Exchange:
         self._buffer, self._head = bytearray(), None
 
     def fileno(self):
-        """For select; ask `pending` first: select does not see what is buffered here."""
+        """For select, which does not see what is buffered here."""
         return self._socket.fileno()
-
-    @property
-    def pending(self):
-        """True when bytes of the answer are here already."""
-        return bool(self._buffer) or getattr(self._socket, "pending", int)() > 0
 
     @property
     def status(self):
@@ -2849,6 +2844,12 @@ class Exchange:
     def headers(self):
         """The headers of the answer, names in lower case; waits for them."""
         return self._read_head()[1]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
 
     def close(self):
         """Let go, from any thread: whoever reads fails at once."""
@@ -2896,17 +2897,16 @@ class Exchange:
 
     def _read_head(self):
         """Return (status, headers), read when first asked for."""
-        announced = 0
+        answers = 0
         while self._head is None:
+            answers += 1  # a few below 200 may come before the real one
             while len(self._buffer) < 5 and self._fill():
                 pass
             if self._buffer[:2] == b"\x15\x03":  # a TLS alert
                 raise NodeFailure("tls", "it speaks TLS; write https://")
-            if self._buffer and self._buffer[:5] != b"HTTP/":
-                raise NodeFailure("not ollama", "it does not speak HTTP/1.1")
-            found = re.fullmatch(rb"HTTP/1\.[01] +([1-5]\d\d)( .*)?", self._line())
-            announced += 1  # a few answers below 200 may come before the real one
-            if not found or announced > 8:
+            found = b"HTTP/".startswith(bytes(self._buffer[:5])) and answers < 9 and \
+                re.fullmatch(rb"HTTP/1\.[01] +([1-5]\d\d)( .*)?", self._line())
+            if not found:
                 raise NodeFailure("not ollama", "it does not speak HTTP/1.1")
             headers = self._fields()
             if found[1] >= b"200":
@@ -3124,29 +3124,25 @@ class Signal:
 
     def __init__(self):
         import socket
-        self._near, self._far = socket.socketpair()
+        self._near, self.far = socket.socketpair()  # a byte sent to the far end raises it
         self._near.setblocking(False)
-        self._far.setblocking(False)
+        self.far.setblocking(False)
 
     def fileno(self):
         """For select."""
         return self._near.fileno()
 
-    def sender(self):
-        """Return the descriptor of its far end: a byte there raises it."""
-        return self._far.fileno()
-
     def set(self):
         """Raise it; from any thread, from a signal handler, and after `close` too."""
         try:
-            self._far.send(b"!")
+            self.far.send(b"!")
         except OSError:
             pass  # full is as good as set, and closed means that nobody waits
 
     def close(self):
         """Let go of its sockets."""
         self._near.close()
-        self._far.close()
+        self.far.close()
 
 
 def _readable(things, seconds):
@@ -3174,27 +3170,16 @@ def _error_words(exchange, body):
         return body.decode("utf-8", "replace").strip().split("\n")[0][:200]
 
 
-def _count_marks(text):
-    """Return what makes JSON large in memory: 8 MiB of `[[],[],…` become 180 MB of lists."""
-    return sum(map(text.count, (b"[", b"{", b":", b",")))
-
-
 def parse_answer(body):
     """Return the JSON value of an answer; refuse what would grow in memory or take long."""
     import json
 
-    def refuse(word):
-        raise ValueError(word)
-
-    # One character beyond U+FFFF makes a text four times as large in memory, and an integer of a
-    # million digits takes minutes on Python 3.9.
-    wide = len(body) > 2 * FREE_ANSWER_BYTES and \
-        re.search(rb"[\xf0-\xf4]|\\u[dD][89abAB]", body)
-    if wide or _count_marks(body) > JSON_MARKS:
+    # 1 MiB of `[[],[],…` becomes 20 MB of lists
+    if sum(map(body.count, (b"[", b"{", b":", b","))) > JSON_MARKS:
         raise NodeFailure("bad answer", "far more in it than any Ollama answers")
     begins = re.match(rb"\s*[\[{]", body)
-    try:
-        return json.loads(body.decode("utf-8"), parse_constant=refuse,
+    try:  # NaN and Infinity are no integers; one of a million digits takes minutes on Python 3.9
+        return json.loads(body.decode("utf-8"), parse_constant=int,
                           parse_int=lambda digits: int(digits) if len(digits) < 20 else 0)
     except (ValueError, RecursionError):
         pass  # it holds the whole text: a failure raised here would keep it in memory
@@ -3246,8 +3231,10 @@ class World:
     def __init__(self):
         import _thread
         import os
+        import time
 
         self.environ = dict(os.environ)
+        self.clock, self.now, self.sleep = time.monotonic, time.time, time.sleep
         self._os = os
         self._large, self._parsing = _thread.allocate_lock(), _thread.allocate_lock()
         self._tls, self._alive = None, {}
@@ -3292,23 +3279,6 @@ class World:
     def discard_output(self):
         """Send what is still to be written nowhere: the reader has gone."""
         self._os.dup2(self._os.open(self._os.devnull, self._os.O_WRONLY), sys.stdout.fileno())
-
-    # -- clock --
-
-    def clock(self):
-        """Return seconds that only grow."""
-        import time
-        return time.monotonic()
-
-    def now(self):
-        """Return seconds since 1970."""
-        import time
-        return time.time()
-
-    def sleep(self, seconds):
-        """Wait."""
-        import time
-        time.sleep(seconds)
 
     # -- disk --
 
@@ -3498,7 +3468,7 @@ class World:
         Proxies of the environment are not used and redirects not followed: a node is where the
         fleet file says. Connecting takes at most `connect_seconds`.
         """
-        from urllib.parse import urlsplit
+        from urllib.parse import quote, urlsplit
 
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -3507,56 +3477,45 @@ class World:
                   "User-Agent": f"subagent-fleet/{__version__}", "Connection": "close"}
         if body is not None:
             fields.update({"Content-Type": "application/json", "Content-Length": len(body)})
-        target = re.sub(rb"[^!-~]", lambda found: b"%%%02X" % found[0][0],
-                        (parts.path or "/").encode("utf-8"))
+        target = quote(parts.path or "/", safe="/%:@!$&'()*+,;=")
         lines = [f"{name}: {value}\r\n" for name, value in {**fields, **(headers or {})}.items()]
         connection = self._connect(parts, port, min(deadline, self.clock() + self.connect_seconds))
         exchange = Exchange(connection, deadline, self.clock)
         try:
-            exchange.send(b"%s %s HTTP/1.1\r\n%s\r\n%s" % (
-                method.encode(), target, "".join(lines).encode("latin-1"), body or b""))
+            exchange.send(f"{method} {target} HTTP/1.1\r\n{''.join(lines)}\r\n".encode("latin-1")
+                          + (body or b""))
         except BaseException:
             exchange.close()
             raise
         return exchange
 
-    def ask(self, url, *, payload=None, deadline, extract, limit=PROBE_LIMIT_BYTES):
+    def ask(self, url, *, payload=None, deadline, extract):
         """Return what `extract` makes of the JSON that a node answers with.
 
         Many hostile answers at once must not fill the memory: large ones are read one at a time,
         and one is parsed at a time.
         """
-        import json
-
-        body = None if payload is None else json.dumps(payload).encode()
-        exchange = self.open_exchange("GET" if body is None else "POST", url, body=body,
-                                      deadline=deadline)
-        large, found, marks = False, bytearray(), 0
+        large, found = False, bytearray()
         try:
-            for piece in exchange.pieces():
-                found += piece
-                marks += _count_marks(piece)
-                if len(found) > limit or marks > JSON_MARKS:
-                    raise NodeFailure("bad answer", "far more in it than any Ollama answers")
-                if len(found) > FREE_ANSWER_BYTES and not large:
-                    large = self._large.acquire(timeout=max(0, deadline - self.clock()))
-            with self._parsing:
-                if exchange.status != 200:
-                    raise NodeFailure(f"http {exchange.status}", _error_words(exchange, found))
-                return extract(parse_answer(found))
+            with self._open_json(url, payload, deadline) as exchange:
+                for piece in exchange.pieces():
+                    found += piece
+                    if len(found) > PROBE_LIMIT_BYTES:
+                        raise NodeFailure("bad answer", "it is longer than any of Ollama's")
+                    if len(found) > FREE_ANSWER_BYTES and not large:
+                        large = self._large.acquire(timeout=max(0, deadline - self.clock()))
+                with self._parsing:
+                    if exchange.status != 200:
+                        raise NodeFailure(f"http {exchange.status}", _error_words(exchange, found))
+                    return extract(parse_answer(found))
         finally:
-            exchange.close()
             found.clear()  # a failure's traceback would keep it
             if large:
                 self._large.release()
 
     def ask_lines(self, url, payload, stall_seconds):
         """Yield the JSON values of an answer in lines; each has `stall_seconds` to come."""
-        import json
-
-        exchange = self.open_exchange("POST", url, body=json.dumps(payload).encode(),
-                                      deadline=self.clock() + stall_seconds)
-        try:
+        with self._open_json(url, payload, self.clock() + stall_seconds) as exchange:
             if exchange.status != 200:
                 found = exchange.read_all(HEADER_LIMIT_BYTES)
                 raise NodeFailure(f"http {exchange.status}", _error_words(exchange, found))
@@ -3564,8 +3523,13 @@ class World:
                 exchange.deadline = self.clock() + stall_seconds
                 if line.strip():
                     yield parse_answer(line)
-        finally:
-            exchange.close()
+
+    def _open_json(self, url, payload, deadline):
+        """Send a POST of the payload; without one, a GET."""
+        import json
+
+        body = None if payload is None else json.dumps(payload).encode()
+        return self.open_exchange("POST" if body else "GET", url, body=body, deadline=deadline)
 
     def allow_files(self, count):
         """Let the process open so many files, where the system lets it: macOS begins with 256."""
@@ -3583,24 +3547,20 @@ class World:
         import errno
         import socket
         self.allow_files(2048)
-        listener = None
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-            listener = socket.socket(family, socket.SOCK_STREAM)
-            if self._os.name == "posix":  # on Windows it would share the port with anyone
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((host, port))
-            listener.listen(512)
+            listener = socket.create_server(
+                (host, port), family=family, backlog=512,
+                dualstack_ipv6=family == socket.AF_INET6 and socket.has_dualstack_ipv6())
             listener.setblocking(False)
+            return listener
         except OSError as error:
-            if listener:
-                listener.close()
             is_taken = error.errno == errno.EADDRINUSE
+            reason, _, _ = str(error.strerror or error).partition(" (while ")  # the address again
             raise FleetError("port-taken" if is_taken else "cannot-listen",
-                             f"cannot listen on {host}:{port}: {error.strerror or error}",
+                             f"cannot listen on {host}:{port}: {reason}",
                              fix=f"see who does: lsof -nP -iTCP:{port} -sTCP:LISTEN" if is_taken
                              else "choose another with --host or --port") from None
-        return listener
 
     def accept(self, listener, signal, seconds):
         """Return the next Visitor; None when the signal was raised or the time is up."""
@@ -3627,7 +3587,7 @@ class World:
             signal.signal(getattr(signal, name), lambda *_, name=name: callback(name))
         # Python runs the callback only between its own steps: a signal just before a wait would
         # be slept through, did its byte not end the wait.
-        signal.set_wakeup_fd(wake.sender(), warn_on_full_buffer=False)
+        signal.set_wakeup_fd(wake.far.fileno(), warn_on_full_buffer=False)
         return lambda: signal.set_wakeup_fd(-1)
 
     def wait_for_stop(self, hint):
@@ -3660,7 +3620,7 @@ class World:
         """
         import socket
 
-        failures = [NodeFailure("timeout", "no answer in time")]
+        failures = []
         addresses = self._resolve(parts.hostname, port, until)
         addresses.sort(key=lambda found: found[4] != self._alive.get(parts.netloc))
         for index, (family, kind, protocol, _, address) in enumerate(addresses):
@@ -3690,29 +3650,24 @@ class World:
 
     def _resolve(self, host, port, until):
         """Return the addresses of a name, looked up in a thread: nothing can interrupt it."""
-        import queue
         import socket
-        import threading
 
-        def look_up():
+        def look_up(flags=0):
             try:
-                found.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+                return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
             except (OSError, UnicodeError) as error:
-                found.put(error)
+                reason = getattr(error, "strerror", None) or error
+                raise NodeFailure("dns", f"{host}: {reason}") from None
 
         try:  # an address needs no thread
-            return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM,
-                                      flags=socket.AI_NUMERICHOST)
-        except (OSError, UnicodeError):
-            found = queue.SimpleQueue()
-        threading.Thread(target=look_up, daemon=True).start()
-        try:
-            answer = found.get(timeout=max(0, until - self.clock()))
-        except queue.Empty:
-            answer = "nobody could tell its address in time"
-        if isinstance(answer, list):
-            return answer
-        raise NodeFailure("dns", f"{host}: {getattr(answer, 'strerror', None) or answer}")
+            return look_up(socket.AI_NUMERICHOST)
+        except NodeFailure:
+            pass
+        late = NodeFailure("dns", f"{host}: nobody could tell its address in time")
+        answer = dict(run_together(self, {host: look_up}, until=until)).get(host, late)
+        if isinstance(answer, NodeFailure):
+            raise answer
+        return answer
 
     def names_near(self, program, pattern):
         """Return the names that match a pattern, seen from where a program really lies."""
