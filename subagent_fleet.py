@@ -1645,9 +1645,10 @@ DOCTOR_TEXTS = {  # id: level, what is so, what mends it
 
 
 def _say(slug, level="", where="", **words):
-    """Return the Finding of DOCTOR_TEXTS with its words filled in."""
+    """Return the Finding of DOCTOR_TEXTS with its words filled in; what is right has no place."""
     usual, what, fix = DOCTOR_TEXTS[slug]
-    return Finding(slug, level or usual, what.format(**words), where, fix.format(**words))
+    return Finding(slug, level or usual, what.format(**words), where if fix else "",
+                   fix.format(**words))
 
 
 class Facts(Record):
@@ -2180,7 +2181,7 @@ def format_finding(finding, *, indent=""):
         place = f"{finding.where}: " if finding.where else ""
         lines = [f"{finding.level}: {place}{finding.what}"]
     lines += finding.excerpt.splitlines() + ([f"  fix: {finding.fix}"] if finding.fix else [])
-    return clean_text("".join(f"{indent}{line}\n" for line in lines))
+    return "".join(f"{indent}{clean_line(line)}\n" for line in lines)
 
 
 def format_table(headers, rows, *, columns=0):
@@ -2259,24 +2260,13 @@ def format_start(fleet, out, config):
             f"(or: . {place[0]}; claude)\n")
 
 
-def format_doctor(pairs, *, columns=0):
+def format_doctor(pairs):
     """Return doctor's findings under their topics, and the verdict as the last line."""
     topics = {}
     for topic, finding in pairs:
-        topics.setdefault(topic, [topic]).extend(_finding_lines(finding, columns))
+        topics[topic] = topics.get(topic, f"{topic}\n") + format_finding(finding)
     verdict = clean_line(plan_verdict([finding for _, finding in pairs]))
-    return "\n\n".join(map("\n".join, [*topics.values(), [verdict]])) + "\n"
-
-
-def _finding_lines(finding, columns):
-    """Return a finding as lines with its level before them."""
-    place = f"{finding.where}: " if finding.where and finding.level != "ok" else ""
-    pieces = [place + finding.what]
-    pieces += finding.excerpt.splitlines() + ([f"fix: {finding.fix}"] if finding.fix else [])
-    room = max(columns - 11, 30) if columns else 1 << 30
-    lines = [part for piece in pieces for part in _wrap(clean_line(piece), room)]
-    return [(f"  {'' if number else finding.level:9}" + line).rstrip()
-            for number, line in enumerate(lines)]
+    return "\n".join([*topics.values(), f"{verdict}\n"])
 
 
 WORKER_SETTINGS = {
@@ -2324,7 +2314,7 @@ def format_worker(worker, *, block, columns=0):
         (one.name, address_kind(one.name), "yes" if one.online else "no")
         for one in worker.reached], columns=columns) + "\n"
     for finding in check_worker(worker):
-        text += "\n".join(_finding_lines(finding, columns)) + "\n\n"
+        text += format_finding(finding) + "\n"
     return text + (f"The settings of a good node, open to the fleet:\n\n{format_setup(worker)}\n"
                    f"{SECURITY_WARNING}\nPaste into fleet.yaml on the machine that has the fleet:"
                    f"\n\n{block}")
@@ -5486,7 +5476,7 @@ def cmd_doctor(options, world):
             "findings": [{"topic": topic, **show_finding(found)} for topic, found in pairs]})
     else:
         world.out("".join(f"mended: {clean_line(text)}\n" for text in mended) + "\n" * bool(mended)
-                  + format_doctor(pairs, columns=world.columns))
+                  + format_doctor(pairs))
     return EXIT_PROBLEM if any(found.level == "error" for found in findings) else EXIT_OK
 
 
