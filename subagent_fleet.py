@@ -28,23 +28,22 @@ Contents
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 if sys.version_info < (3, 9):  # noqa: UP036 - this line is what an older Python reaches
     sys.exit("subagent-fleet needs Python 3.9 or newer; this is %s" % sys.version.split()[0])
 
 
 class _Late:
-    """A standard module that is imported when it is first used; `--version` uses none."""
-
-    def __init__(self, name):
-        self.__dict__["name"] = name
+    """Stands for `re` until it is first used; `--version` does not use it."""
 
     def __getattr__(self, key):
-        globals()[self.name] = module = __import__(self.name)
-        return getattr(module, key)
+        global re
+        import re
+        return getattr(re, key)
 
 
-re = _Late("re")
+re = _Late()
 
 
 class _Pattern:
@@ -109,7 +108,7 @@ class FleetError(Exception):
         return Finding(self.slug, "error", self.what, self.where, self.fix, self.excerpt)
 
 
-class Record:
+class Record(SimpleNamespace):
     """A frozen value with named fields, their defaults in the class body.
 
     A frozen dataclass, but importing dataclasses takes three times as long as starting Python.
@@ -120,8 +119,8 @@ class Record:
         named.update(zip(fields, values))
         if len(values) > len(fields) or named.keys() - fields.keys():
             raise TypeError(f"{type(self).__name__} has the fields {', '.join(fields)}")
-        for name in fields:
-            self.__dict__[name] = named[name] if name in named else getattr(type(self), name)
+        super().__init__(**{name: named[name] if name in named else getattr(type(self), name)
+                            for name in fields})
 
     def replace(self, **changes):
         """Return a copy with some fields changed."""
@@ -130,14 +129,8 @@ class Record:
     def __setattr__(self, name, value):
         raise AttributeError(f"{type(self).__name__} is frozen")
 
-    def __eq__(self, other):
-        return type(self) is type(other) and self.__dict__ == other.__dict__
-
     def __hash__(self):
         return hash(repr(self))
-
-    def __repr__(self):
-        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.__dict__.items())})"
 
 
 class Finding(Record):
@@ -801,7 +794,7 @@ FIELDS = {
         ("fable", "model behind `fable`"))},
     "node": {
         "endpoint": Field("endpoint", REQUIRED, "where its Ollama answers"),
-        "tags": Field("tags", (), "your own words for it"),
+        "tags": Field("tags", [], "your own words for it"),
         "memory_gb": Field("gigabytes", None, "memory for models; lets `validate` warn"),
     },
     "model": {
@@ -814,7 +807,7 @@ FIELDS = {
         "keep_alive": Field("keep alive", -1, "how long it stays loaded"),
         "thinking": Field("boolean", False, "let a model that can think do so"),
         "max_output": Field("tokens", 8192, "longest answer in tokens"),
-        "fallback": Field("names", (), "models that answer when this one cannot"),
+        "fallback": Field("names", [], "models that answer when this one cannot"),
         "cloud": Field("boolean", False, "allow a name that Ollama sends to ollama.com"),
     },
     "agent": {
@@ -895,8 +888,8 @@ def _record(title, kind, purpose):
     """Make the Record of a section: its name, its keys, and their defaults."""
     keys = [key.replace("litellm_", "") for key in FIELDS[kind]]
     fields = dict.fromkeys(["name", *keys] if kind in KEY_RULES else keys, object)
-    defaults = {key: spec.default for key, spec in FIELDS[kind].items()
-                if spec.default is not REQUIRED}
+    defaults = {key: () if spec.default == [] else spec.default
+                for key, spec in FIELDS[kind].items() if spec.default is not REQUIRED}
     return type(title, (Record,), {"__doc__": purpose, "__annotations__": fields, **defaults})
 
 
@@ -973,7 +966,7 @@ def _fits(value, rule):
     if "enum" in rule:
         return value in rule["enum"]
     kinds = {"string": str, "integer": int, "number": (int, float), "boolean": bool,
-             "array": (list, tuple), "object": dict}
+             "array": list, "object": dict}
     if not isinstance(value, kinds[rule["type"]]) or (
             isinstance(value, bool) and rule["type"] != "boolean"):
         return False
