@@ -3208,6 +3208,22 @@ def run_together(world, jobs, *, until=float("inf"), threads=512):
         yield key, outcome
 
 
+class Trying:
+    """Around what the system may refuse: says in plain words what could not be done, and why."""
+
+    def __init__(self, verb, path, *, slug="unwritable"):
+        self._verb, self._path, self._slug = verb, path, slug
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        if isinstance(error, (OSError, ValueError)):  # ValueError: a NUL in the path
+            reason = getattr(error, "strerror", None) or error
+            raise FleetError(self._slug, f"cannot {self._verb} {self._path}: {reason}",
+                             fix=f"check it: `ls -ld {self._path}`") from None
+
+
 class World:
     """The disk, the network, the environment, the clock and the terminal."""
 
@@ -3285,35 +3301,23 @@ class World:
     def kind_of(self, path, *, follow=True):
         """Return file, directory, symlink, device or pipe, or absent."""
         import stat
-        try:
-            mode = (self._os.stat if follow else self._os.lstat)(path).st_mode
-        except (FileNotFoundError, NotADirectoryError):
-            return "absent"
-        except (OSError, ValueError) as error:
-            raise self._refusal("unreadable", "read", path, error) from None
-        kinds = ((stat.S_ISREG, "file"), (stat.S_ISDIR, "directory"), (stat.S_ISLNK, "symlink"))
-        return next((name for is_kind, name in kinds if is_kind(mode)), "device or pipe")
-
-    def _refusal(self, slug, verb, path, error):
-        """Say in plain words which file could not be read or written, and why."""
-        reason = getattr(error, "strerror", None) or str(error)
-        return FleetError(slug, f"cannot {verb} {path}: {reason}",
-                          fix=f"check it: `ls -ld {path}`")
+        with Trying("read", path, slug="unreadable"):
+            try:
+                mode = (self._os.stat if follow else self._os.lstat)(path).st_mode
+            except (FileNotFoundError, NotADirectoryError):
+                return "absent"
+        kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
+        return kinds.get(stat.S_IFMT(mode), "device or pipe")
 
     def read_bytes(self, path, *, limit=TEXT_LIMIT_BYTES):
         """Read a regular file, or standard input for `-`; refuse what is larger than the limit."""
-        if path == "-":
-            found = sys.stdin.buffer.read(limit + 1)
-        else:
-            kind = self.kind_of(path)
-            if kind not in ("file", "absent"):
-                raise FleetError("not-file", f"{path} is a {kind}, not a file",
-                                 fix="name a file, or `-` for standard input")
-            try:
-                with open(path, "rb") as stream:
-                    found = stream.read(limit + 1)
-            except (OSError, ValueError) as error:
-                raise self._refusal("unreadable", "read", path, error) from None
+        kind = "file" if path == "-" else self.kind_of(path)
+        if kind not in ("file", "absent"):
+            raise FleetError("not-file", f"{path} is a {kind}, not a file",
+                             fix="name a file, or `-` for standard input")
+        with Trying("read", path, slug="unreadable"), \
+                open(0 if path == "-" else path, "rb", closefd=path != "-") as stream:
+            found = stream.read(limit + 1)
         if len(found) > limit:
             raise FleetError("too-large", f"{path} is larger than {limit // 1048576} MiB",
                              fix="name the right file")
@@ -3321,10 +3325,8 @@ class World:
 
     def make_directory(self, path):
         """Make a directory and its parents."""
-        try:
+        with Trying("make", path):
             self._os.makedirs(path, exist_ok=True)
-        except OSError as error:
-            raise self._refusal("unwritable", "make", path, error) from None
 
     def enter(self, root, path):
         """Return root/path; refuse when links lead it out of root or something else is there."""
@@ -3346,25 +3348,27 @@ class World:
         """
         from contextlib import suppress
 
-        staged, path = [], ""
+        staged = []
         for directory in {self.parent(path) for path, _, _ in files}:
             self.make_directory(directory)
         try:
             for path, content, mode in files:
                 temporary = self.path(self.parent(path), f".{self._os.path.basename(path)}.new")
-                with suppress(FileNotFoundError):  # of a run that was cut off
-                    self._os.unlink(temporary)
                 flags = self._os.O_WRONLY | self._os.O_CREAT | self._os.O_EXCL
-                staged.append((temporary, path))
-                with open(self._os.open(temporary, flags, mode), "wb") as stream:
-                    stream.write(content)
+                with Trying("write", path):
+                    with suppress(FileNotFoundError):  # of a run that was cut off
+                        self._os.unlink(temporary)
+                    staged.append((temporary, path))
+                    with open(self._os.open(temporary, flags, mode), "wb") as stream:
+                        stream.write(content)
             for temporary, path in staged:
-                self._os.replace(temporary, path)
-        except OSError as error:
+                with Trying("write", path):
+                    self._os.replace(temporary, path)
+        except FleetError:
             for temporary, _ in staged:
                 with suppress(OSError):
                     self._os.unlink(temporary)
-            raise self._refusal("unwritable", "write", path, error) from None
+            raise
 
     def others_may_read(self, path):
         """Tell whether a file's permissions let others read it."""
@@ -3373,20 +3377,15 @@ class World:
 
     def make_private(self, path):
         """Let nobody but the owner read a file."""
-        try:
+        with Trying("protect", path):
             if self.others_may_read(path):
                 self._os.chmod(path, 0o600)
-        except OSError as error:
-            raise self._refusal("unwritable", "protect", path, error) from None
 
     def remove(self, path):
         """Remove a file that may be gone already."""
-        try:
+        from contextlib import suppress
+        with Trying("remove", path), suppress(FileNotFoundError):
             self._os.unlink(path)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise self._refusal("unwritable", "remove", path, error) from None
 
     def remove_empty(self, path):
         """Remove a directory if nothing is in it."""
@@ -3413,13 +3412,12 @@ class World:
                     signal.SIGTERM: lambda *_: child.terminate() if child else early.append(1)}
         before = {number: signal.signal(number, take) for number, take in handlers.items()}
         try:
-            child = subprocess.Popen(argv, env=environ)
+            with Trying("run", argv[0], slug="cannot-run"):
+                child = subprocess.Popen(argv, env=environ)
             if early:
                 child.terminate()
             code = child.wait()
             return code if code >= 0 else 128 - code
-        except OSError as error:
-            raise self._refusal("cannot-run", "run", argv[0], error) from None
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -3427,12 +3425,9 @@ class World:
     def start(self, argv, *, environ, log):
         """Start a program in the background, its output in a file; return its Background."""
         import subprocess
-        try:
-            with open(log, "ab") as stream:
-                return Background(subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL,
-                                                   stdout=stream, stderr=stream))
-        except OSError as error:
-            raise self._refusal("cannot-run", "run", argv[0], error) from None
+        with Trying("run", argv[0], slug="cannot-run"), open(log, "ab") as stream:
+            return Background(subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL,
+                                               stdout=stream, stderr=stream))
 
     def confirm(self, question):
         """Return a person's yes; off a terminal nobody is asked, and the answer is yes."""
@@ -3586,15 +3581,13 @@ class World:
 
     def append_line(self, path, line, *, limit):
         """Add a line to a file only its owner can read; past the limit it turns over to `.1`."""
-        try:
+        flags = self._os.O_WRONLY | self._os.O_CREAT | self._os.O_APPEND
+        flags |= getattr(self._os, "O_NOFOLLOW", 0)
+        with Trying("write", path):
             if self.kind_of(path) == "file" and self._os.path.getsize(path) > limit:
                 self._os.replace(path, f"{path}.1")
-            flags = self._os.O_WRONLY | self._os.O_CREAT | self._os.O_APPEND
-            flags |= getattr(self._os, "O_NOFOLLOW", 0)
             with open(self._os.open(path, flags, 0o600), "ab", buffering=0) as stream:
                 stream.write(line)
-        except OSError as error:
-            raise self._refusal("unwritable", "write", path, error) from None
 
     def _connect(self, parts, port, until):
         """Return a socket to the endpoint: every address of the name gets its share of the time.
