@@ -637,14 +637,14 @@ def test_doctor_port_that_is_taken_is_an_error(doctor, fake_node):
     ("linux", ("systemctl", "ollama"), True, "systemd"), ("linux", ("systemctl",), False, "systemd"),
     ("linux", ("ollama",), True, "shell"), ("freebsd14", (), False, "shell"),
     ("win32", ("ollama",), False, "windows"), ("linux", ("systemctl", "docker"), True, "docker")])
-def test_system_decides_the_setup(monkeypatch, tmp_path, platform, programs, online, system):
-    for name in programs:
-        write_program(tmp_path, name, "exit 1")
+def test_system_decides_the_setup(monkeypatch, platform, programs, online, system):
+    world = sf.World()
+    monkeypatch.setattr(world, "which", lambda name: name if name in programs else None)
     monkeypatch.setattr(sf.sys, "platform", platform)
     monkeypatch.setattr(sf, "probe_nodes", lambda _, nodes, **__: {
         node.name: sf.NodeState(node.name, node.endpoint, "" if online else "refused")
         for node in nodes})
-    assert sf.observe_worker(world_with(PATH=tmp_path), 1).system == system
+    assert sf.observe_worker(world, 1).system == system
 
 
 @pytest.mark.parametrize("address,kind", [
