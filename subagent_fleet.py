@@ -1896,10 +1896,9 @@ def plan_worker_block(worker):
     places = [(not one.online, address_kind(one.name), one.endpoint) for one in worker.reached]
     *_, endpoint = min(places, default=(worker.state.endpoint.replace("127.0.0.1", worker.name),))
     node, models = _slug(worker.name.split(".")[0], "worker"), {}
-    for _, model in best_models([worker.state]):
-        slug = _slug(re.sub(":latest$", "", model.name), "model")
-        names = [slug, *(f"{slug[:56]}-{number}" for number in range(2, len(models) + 3))]
-        name = next(name for name in names if name not in models)
+    for number, (_, model) in enumerate(best_models([worker.state])):
+        name = _slug(re.sub(":latest$", "", model.name), "model")
+        name = f"{name[:56]}-{number}" if name in models else name
         models[name] = {
             "node": node, "ollama_model": model.name,
             "litellm_alias": name + "-local" * (name in CLAUDE_WORDS),
