@@ -54,6 +54,11 @@ class Served:
     def chats(self, marks):
         return {name: node.chats(marks[name]) for name, node in self.nodes.items()}
 
+    def fleet(self):
+        """Ask the gateway how its nodes and its line are."""
+        return rig.get_json(self.gateway.url + "/fleet",
+                            headers={"x-api-key": self.gateway.key})[1]
+
     def receipts(self):
         path = self.project.folder / ".subagent-fleet/requests.jsonl"
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -111,9 +116,8 @@ class Stream:
 
     def hang_up(self):
         """Leave as a killed client does."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        self.socket.shutdown(socket.SHUT_RDWR)  # a close alone waits for the thread that reads
         self.socket.close()
-        return time.monotonic()
 
 
 @pytest.fixture(scope="module")
@@ -137,14 +141,11 @@ def warm(served):
     for node in served.nodes.values():
         node.ensure()
     served.project.run("warmup")
-
-    def rested():
-        fleet = rig.get_json(served.gateway.url + "/fleet",
-                             headers={"x-api-key": served.gateway.key})[1]
-        resting = [node["name"] for node in fleet["nodes"] if node["rests_seconds"]]
-        return not resting and not any(model["running"] for node in fleet["nodes"]
-                                       for model in node["models"])
-    rig.wait_until(rested, seconds=90, what="the nodes to rest no more")
+    for alias in ("claude-sonnet-local", "claude-tight-local"):  # a success ends a node's rest
+        rig.wait_until(lambda: served.gateway.say(alias, "@play pong")[0] == 200,
+                       what=f"an answer for {alias}")
+    rig.wait_until(lambda: not any(model["running"] for model in served.fleet()["models"]),
+                   what="the nodes to be idle")
     return served
 
 
@@ -281,13 +282,9 @@ def test_a_client_that_leaves_the_line_is_never_asked_for(warm):
     marks = warm.marks()
     waiting = Stream(warm.gateway, "claude-lone-local", "@play pong")
     last = Stream(warm.gateway, "claude-lone-local", "@play count")
-    rig.wait_until(lambda: rig.get_json(
-        warm.gateway.url + "/fleet", headers={"x-api-key": warm.gateway.key})[1]["waiting"] == 2,
-        what="two in line")
+    rig.wait_until(lambda: warm.fleet()["waiting"] == 2, what="two in line")
     waiting.hang_up()
-    rig.wait_until(lambda: rig.get_json(
-        warm.gateway.url + "/fleet", headers={"x-api-key": warm.gateway.key})[1]["waiting"] == 1,
-        seconds=2, what="one in line")
+    rig.wait_until(lambda: warm.fleet()["waiting"] == 1, seconds=2, what="one in line")
     holder.hang_up()
     assert last.ended.wait(20)
     (chat,) = warm.chats(marks)["mini"]
@@ -315,7 +312,7 @@ def test_one_model_on_two_nodes_shares_the_load(warm):
         assert stream.ended.wait(60)
         assert stream.events[-1][0] == "message_stop"
     chats = warm.chats(marks)
-    assert {name: len(asked) for name, asked in chats.items()} == {"studio": 3, "mini": 3}
+    assert sum(map(len, chats.values())) == len(streams) and all(chats.values())
     for asked in chats.values():
         for earlier, later in zip(asked, asked[1:]):
             assert earlier.last_byte <= later.at
@@ -352,7 +349,7 @@ def test_a_signal_lets_the_running_answer_end(ground, nodes, trap):
     process = rig.serve_process(project, port)
     rig.wait_for_gateway(process, port)
     gateway = rig.Gateway(f"http://127.0.0.1:{port}", process, project.key())
-    stream = Stream(gateway, "claude-talk-local", "@play talk", max_tokens=6000)
+    stream = Stream(gateway, "claude-talk-local", "@play talk", max_tokens=1500)
     stream.wait_for_text()
     process.child.terminate()
     assert stream.ended.wait(20)
