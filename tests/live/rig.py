@@ -52,7 +52,7 @@ def wait_until(condition, *, seconds=30.0, what="condition"):
 
 
 def get_json(url, *, body=None, headers=None, timeout=60):
-    """Speak plain HTTP to loopback, past any proxy; give (status, parsed body or text)."""
+    """Speak plain HTTP to loopback, past any proxy; (status, parsed body or text), status 0: none."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     text = None if body is None else json.dumps(body).encode("utf-8")
     request = urllib.request.Request(url, text, {"Content-Type": "application/json",
@@ -62,8 +62,8 @@ def get_json(url, *, body=None, headers=None, timeout=60):
             status, raw = answer.status, answer.read()
     except urllib.error.HTTPError as error:
         status, raw = error.code, error.read()
-    except (urllib.error.URLError, OSError, http.client.HTTPException):
-        return 0, None
+    except (urllib.error.URLError, OSError, http.client.HTTPException) as error:
+        return 0, f"no answer: {error!r}"
     try:
         return status, json.loads(raw)
     except ValueError:

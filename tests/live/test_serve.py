@@ -340,6 +340,27 @@ def test_the_official_sdk_gets_what_it_expects(warm):
     assert said["errors"] == {"key": 401, "model": 404, "empty": 400, "long": 400}
 
 
+@pytest.mark.parametrize("which", sorted(install.CLAUDES))
+def test_up_does_the_whole_job_and_leaves_nothing_running(ground, running, trap, which):
+    """One command on a bare fleet file: files, models, gateway, Claude Code, and the end of all."""
+    project = rig.Project(ground / f"up-{which}", SCRIPT, trap, claude=which)
+    port = rig.free_port()
+    project.write("fleet.yaml", FLEET.format(
+        port=port, **{name: node.url for name, node in running.items()}))
+    marks = {name: node.recorder.mark() for name, node in running.items()}
+    found = rig.run_session(
+        project.argv("up", "--", "-p", "@play agent:planner agent:implementer done",
+                     *rig.CLAUDE_FLAGS), cwd=project.folder, env=project.environment())
+    assert (found.returncode, found.result["result"]) == (0, "DONE"), found.stderr
+    assert sorted(found.dispatched.values()) == ["implementer", "planner"]
+    asked = {name: {chat.body["model"].split(":")[0] for chat in node.chats(marks[name])}
+             for name, node in running.items()}
+    assert "coder-large" in asked["studio"] and "coder-small" in asked["mini"]
+    assert rig.get_json(f"http://127.0.0.1:{port}/health/liveliness", timeout=5)[0] == 0
+    receipts = (project.folder / ".subagent-fleet/requests.jsonl").read_text(encoding="utf-8")
+    assert {json.loads(line)["outcome"] for line in receipts.splitlines()} == {"ok"}
+
+
 def test_a_signal_lets_the_running_answer_end(ground, nodes, trap):
     project = rig.Project(ground / "stopped", SCRIPT, trap)
     port = rig.free_port()
