@@ -1,8 +1,12 @@
 """Fixtures of the live tier, and its honesty: a live test that did not run is said aloud."""
 
+import ctypes
+import fcntl
 import os
 import pathlib
 import platform
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -20,6 +24,27 @@ REQUIRED = bool(os.environ.get("CI")) or os.environ.get("SUBAGENT_FLEET_LIVE") =
 _SKIPPED = []
 
 
+# -- a network of our own -----------------------------------------------------------------------
+
+
+def leave_the_network():
+    """Move into a network that has only loopback, and on it nobody else's ports; say whether.
+
+    Linux lets root do it. Elsewhere the trap alone watches over the way out, and an Ollama of
+    this machine's own on port 11434 would be found by `init`.
+    """
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return False
+    if ctypes.CDLL(None, use_errno=True).unshare(0x40000000):  # CLONE_NEWNET
+        return False
+    with socket.socket() as any_socket:  # SIOCSIFFLAGS: loopback is up and running
+        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh22x", b"lo", 0x41))
+    return True
+
+
+ALONE = leave_the_network()
+
+
 # -- what is there, and saying so ---------------------------------------------------------------
 
 
@@ -31,7 +56,8 @@ def absent_programs():
                "claude-node20": lambda: install.claude_version("node20"),
                "sdk": lambda: install.package_version(install.SDK_PYTHON, "anthropic")}
     found = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version(),
-             "system": f"{platform.system()} {platform.machine()}"}
+             "system": f"{platform.system()} {platform.machine()}",
+             "network": "loopback only" if ALONE else "this machine's, watched by a trap"}
     absent = []
     for name, answer in answers.items():
         try:
