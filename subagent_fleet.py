@@ -2178,6 +2178,8 @@ def format_finding(finding, *, indent=""):
 
 def format_table(headers, rows, *, columns=0):
     """Return an aligned table; with `columns` the last column wraps to fit, nothing is cut."""
+    import textwrap
+
     rows = [[clean_line(str(cell)) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in [list(headers)] + rows) for i in range(len(headers))]
     left = sum(widths[:-1]) + 2 * (len(headers) - 1)
@@ -2186,21 +2188,10 @@ def format_table(headers, rows, *, columns=0):
     lines.append("-" * min(left + room, left + widths[-1]))
     for row in rows:
         start = "".join(cell.ljust(width + 2) for cell, width in zip(row[:-1], widths))
-        for piece in _wrap(row[-1], room):
+        for piece in textwrap.wrap(row[-1], room, break_on_hyphens=False) or [""]:
             lines.append((start + piece).rstrip())
             start = " " * left
     return "\n".join(lines) + "\n"
-
-
-def _wrap(text, room):
-    """Return the pieces of a text, broken at spaces where it has them."""
-    pieces = []
-    while len(text) > room:
-        cut = text.rfind(" ", 1, room + 1)
-        cut = cut if cut > 0 else room
-        pieces.append(text[:cut].rstrip())
-        text = text[cut:].lstrip()
-    return pieces + [text]
 
 
 def format_route(agent, model):
