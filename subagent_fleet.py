@@ -712,8 +712,8 @@ def _dump_scalar(value):
 
 # == 4. Fleet =================================================================
 #
-# A rule is a JSON Schema fragment and the words for it: the same table checks a fleet file,
-# supplies its defaults and is printed by `schema`. What a fragment cannot say is in `check_*`.
+# A rule is a JSON Schema fragment and the words for it. The same tables check a fleet file, give
+# its defaults, make its records and are printed by `schema`; NORMAL and `_check_*` say the rest.
 
 _CONTROL = r"\u0000-\u0008\u000b-\u001f\u007f-\u009f\ud800-\udfff"
 _ONE_LINE = "^[^\\u000a\\u2028\\u2029" + _CONTROL + "\\u0009]{1,%d}$"
