@@ -802,7 +802,7 @@ FIELDS = {
         "ollama_model": Field("line", REQUIRED, "its name in `ollama list`"),
         "litellm_alias": Field("alias", REQUIRED, "the name Claude Code asks for"),
         "context": Field("tokens", 8192, "context window in tokens"),
-        "timeout": Field("seconds", 300, "how long to wait for its first token"),
+        "timeout": Field("seconds", 300, "seconds to wait for its first token"),
         "max_parallel": Field("parallel", 1, "requests at the same time"),
         "keep_alive": Field("keep alive", -1, "how long it stays loaded"),
         "thinking": Field("boolean", False, "let a model that can think do so"),
@@ -1952,27 +1952,22 @@ $models
 agents:
 $agents"""
 
-_STARTER_NOTES = {
-    "endpoint": "Ollama there must listen on this address", "tags": "your own words",
-    "ollama_model": "its name in `ollama list`", "litellm_alias": "what Claude Code asks for",
-    "context": "tokens; more needs more memory", "timeout": "seconds until its first token",
-    "max_parallel": "requests at the same time",
-}
 
 
 def render_starter(tree):
     """Return a fleet.yaml that teaches by its comments."""
     from string import Template
 
-    blocks, notes = {}, dict(_STARTER_NOTES)  # each is said once
+    blocks = {}
     for kind, parts in tree.items():
-        lines = []
+        lines, known = [], FIELDS[kind[:-1]]
         for name, fields in parts.items():
             lines.append(f"  {quote_yaml(name)}:")
             for key, value in fields.items():
                 shown = f"[{', '.join(value)}]" if isinstance(value, list) else _dump_scalar(value)
-                note = f" # {notes.pop(key)}" if key in notes else ""
-                lines.append(f"    {key}: {shown}".ljust(44 if note else 0) + note)
+                line = f"    {key}: {shown}"
+                is_new = kind != "agents" and name == next(iter(parts))
+                lines.append(f"{line:44} # {known[key].note}" if is_new else line)
         blocks[kind] = "\n".join(lines) + "\n"
     return Template(_STARTER).substitute(blocks)
 
