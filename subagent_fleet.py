@@ -1239,7 +1239,7 @@ class RouteState(Record):
 
     state: str       # ready, cold, model missing, node offline
     loaded: object   # LoadedModel or None
-    fallback: str    # model name, or ""
+    fallback: object  # model name, or None
 
     def __str__(self):
         other = self.loaded and self.state == "cold"
@@ -1257,12 +1257,12 @@ def plan_route_state(fleet, states, model):
     if not is_there(model):
         others = [fleet.models[name] for name in model.fallback]
         others += [one for one in fleet.models.values() if one.alias == model.alias]
-        instead = next((one.name for one in others if one is not model and is_there(one)), "")
+        instead = next((one.name for one in others if one is not model and is_there(one)), None)
         return RouteState("model missing" if node.online else "node offline", None, instead)
     loaded = [one for one in node.loaded if same_model(one.name, model.ollama_model)]
     fitting = [one for one in loaded if one.context in (0, model.context)]  # 0: before Ollama 0.10
     return RouteState("ready" if fitting or model.cloud else "cold",
-                      (fitting + loaded + [None])[0], "")
+                      (fitting + loaded + [None])[0], None)
 
 
 NEXT_STEPS = {  # state of a route: what mends it, the worst first
@@ -2830,11 +2830,11 @@ class Exchange:
 
     def send(self, request):
         """Send the bytes of a request."""
-        self._within(self.deadline, self._socket.sendall, request)
+        self._within_time(self._socket.sendall, request)
 
-    def _within(self, until, call, *words):
-        """Make one socket call that ends in time; name its failure."""
-        left = until - self._clock()
+    def _within_time(self, call, *words):
+        """Make one socket call that ends at the deadline; name its failure."""
+        left = self.deadline - self._clock()
         if left <= 0:
             raise NodeFailure("timeout", "no answer in time")
         try:
@@ -2847,7 +2847,7 @@ class Exchange:
         """Add what comes next to the buffer; False when the node has closed."""
         if self.before_read and not getattr(self._socket, "pending", int)():
             self.before_read()
-        found = self._within(self.deadline, self._socket.recv, 32768)
+        found = self._within_time(self._socket.recv, 32768)
         self._buffer += found
         return bool(found)
 
@@ -5071,9 +5071,7 @@ def show_route(agent, model):
 
 def show_node(state):
     """Return a node as JSON has it."""
-    return {**vars(state), "online": state.online,
-            "models": [vars(model) for model in state.models],
-            "loaded": [vars(model) for model in state.loaded]}
+    return {**vars(state), "online": state.online}
 
 
 def cmd_discover(options, world):
@@ -5081,37 +5079,36 @@ def cmd_discover(options, world):
     fleet, _ = load_config(options, world)
     states = probe_fleet(world, fleet, options.timeout)
     words = {"node offline": "unknown", "model missing": "missing"}
-    found = [(model, words.get(plan_route_state(fleet, states, model).state, "present"))
-             for model in fleet.models.values()]
-    report = {"fleet": fleet.name, "nodes": [show_node(state) for state in states.values()],
-              "models": [{"name": model.name, "node": model.node, "state": state,
-                          "ollama_model": model.ollama_model} for model, state in found]}
+    models = [{"name": name, "node": model.node, "ollama_model": model.ollama_model,
+               "state": words.get(plan_route_state(fleet, states, model).state, "present")}
+              for name, model in fleet.models.items()]
+    report = {"fleet": fleet.name, "nodes": list(map(show_node, states.values())),
+              "models": models}
     written = None
     if options.write:
-        out, written = find_output(options, world), f"{STATE_DIRECTORY}/discovery.json"
-        path = world.enter(out, written)
+        path = world.enter(find_output(options, world), f"{STATE_DIRECTORY}/discovery.json")
         world.replace_files([(path, render_report("discover", report).encode("utf-8"), 0o644)])
-        written = written if out == "." else path
+        written = path.removeprefix("./")
     if options.json:
         print_json(world, "discover", {**report, "written": written})
     else:
-        world.out(format_discovery(fleet, states, found, columns=world.columns)
+        world.out(format_discovery(fleet, states, models, columns=world.columns)
                   + (format_details(states) if options.verbose else "")
                   + (f"\nWrote {written}\n" if written else ""))
-    whole = all(state == "present" for _, state in found)
-    whole = whole and all(state.online for state in states.values())
+    whole = all(state.online for state in states.values()) \
+        and all(model["state"] == "present" for model in models)
     return EXIT_PROBLEM if options.check and not whole else EXIT_OK
 
 
-def format_discovery(fleet, states, found, *, columns):
+def format_discovery(fleet, states, models, *, columns):
     """Return what each node has, then each model of the fleet and what to type for a missing."""
-    rows = [(name, status, models) for name, status, _, models in map(_node_row, states.values())]
-    wanted = [(model.name, model.node, model.ollama_model, state + (
-        f": `ollama pull {model.ollama_model}` on {model.node}" if state == "missing" else ""))
-        for model, state in found]
+    nodes = [(name, status, found) for name, status, _, found in map(_node_row, states.values())]
+    hint = ": `ollama pull {ollama_model}` on {node}"
+    rows = [(*list(model.values())[:3], model["state"] + (
+        hint.format(**model) if model["state"] == "missing" else "")) for model in models]
     return f"Fleet: {clean_line(fleet.name)}\n\n" \
-        + format_table(("Node", "Status", "Models"), rows, columns=columns) + "\n" \
-        + format_table(("Model", "Node", "Ollama model", "Found"), wanted, columns=columns)
+        + format_table(("Node", "Status", "Models"), nodes, columns=columns) + "\n" \
+        + format_table(("Model", "Node", "Ollama model", "Found"), rows, columns=columns)
 
 
 def _node_row(state):
@@ -5125,16 +5122,16 @@ def format_details(states):
     """Return what each node said of itself and its models, or why it said nothing."""
     lines = []
     for state in states.values():
-        said = f"Ollama {state.version}, {state.latency_ms} ms" if state.online else \
-            f"{state.reason}: {state.detail}"
-        lines += ["", f"{state.name} ({state.endpoint}): {said}"]
+        lines += ["", f"{state.name} ({state.endpoint}): " + (
+            f"Ollama {state.version}, {state.latency_ms} ms" if state.online else
+            f"{state.reason}: {state.detail}")]
         if not state.online:
-            lines.append("  fix: " + REASON_FIXES.get(state.reason, "check what listens there"))
+            lines.append("  fix: " + REASON_FIXES.get(state.reason, REASON_FIXES["bad answer"]))
         for model in state.models:
             parts = [f"{model.size / 1e9:.1f} GB", model.parameters, model.quantization,
-                     f"trained for {model.trained_context}" if model.trained_context else "",
-                     ", ".join(model.capabilities or ()), model.remote and f"at {model.remote}"]
-            lines.append(f"  {model.name}: " + ", ".join(part for part in parts if part))
+                     model.trained_context and f"trained for {model.trained_context}",
+                     *(model.capabilities or ()), model.remote and f"at {model.remote}"]
+            lines.append(f"  {model.name}: " + ", ".join(filter(None, parts)))
     return "".join(clean_line(line) + "\n" for line in lines)
 
 
@@ -5164,16 +5161,12 @@ def cmd_status(options, world):
 
 def show_status(fleet, states, routes, following):
     """Return what `status` knows, as JSON has it."""
-    models = {name: {"name": name, "node": model.node, "ollama_model": model.ollama_model,
-                     "alias": model.alias, "context": model.context, "state": routes[name].state,
-                     "loaded": vars(routes[name].loaded) if routes[name].loaded else None,
-                     "fallback": routes[name].fallback or None}
-              for name, model in fleet.models.items()}
+    models = [{"name": name, "node": model.node, "ollama_model": model.ollama_model,
+               "alias": model.alias, "context": model.context, **vars(routes[name])}
+              for name, model in fleet.models.items()]
     return {"fleet": fleet.name, "ready": following.startswith("Ready"), "next": following,
-            "nodes": [show_node(state) for state in states.values()],
-            "models": list(models.values()),
-            "routes": [{**show_route(agent, model), "state": routes[model.name].state,
-                        "fallback": routes[model.name].fallback or None}
+            "nodes": list(map(show_node, states.values())), "models": models,
+            "routes": [{**show_route(agent, model), **vars(routes[model.name])}
                        for agent, model in plan_routes(fleet).items()]}
 
 
@@ -5201,12 +5194,10 @@ def format_expiry(expires, now):
     """Return when a model leaves memory, from what `/api/ps` says."""
     import datetime
 
-    # to the second, and with an offset: 3.9 reads neither nanoseconds nor `Z`
-    found = re.fullmatch(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)", expires)
+    text = re.sub(r"\.\d+", "", expires).replace("Z", "+00:00")  # 3.9 reads neither
     try:
-        when = datetime.datetime.fromisoformat(found[1] + found[2].replace("Z", "+00:00"))
-        left = when.timestamp() - now
-    except (TypeError, ValueError, OverflowError):
+        left = datetime.datetime.fromisoformat(text).timestamp() - now
+    except (ValueError, OverflowError):
         return "?"
     if left > 366 * 86400:
         return "stays"  # keep_alive: -1 is a date in the year 2318
@@ -5254,16 +5245,16 @@ def show_warmth(name, warmth):
     """Return the outcome of one model, as JSON has it."""
     return {"model": name, "node": warmth.node.name, "ollama_model": warmth.model.ollama_model,
             "ok": warmth.ok, "seconds": round(warmth.ended - warmth.began, 1),
-            "loaded": vars(warmth.loaded) if warmth.loaded else None,
-            "pulled_bytes": warmth.pulled, "detail": warmth.detail, "fix": warmth.fix}
+            "loaded": warmth.loaded, "pulled_bytes": warmth.pulled, "detail": warmth.detail,
+            "fix": warmth.fix}
 
 
 def format_warmth(name, warmths):
     """Return the line of one model, in columns; a failure in the node's words and what to type."""
     rows = {n: [clean_line(cell) for cell in (n, w.node.name, w.model.ollama_model)]
             for n, w in warmths.items()}
-    start = "".join("  " + cell.ljust(max(len(row[i]) for row in rows.values()))
-                    for i, cell in enumerate(rows[name]))
+    start = "".join("  " + cell.ljust(max(map(len, column)))
+                    for cell, column in zip(rows[name], zip(*rows.values())))
     warmth = warmths[name]
     if not warmth.ok:
         return f"{start}  failed: {clean_line(warmth.detail)}\n" + (
@@ -5300,7 +5291,8 @@ def render_report(command, fields):
     """Return the JSON object of a command: plain ASCII, whatever a node calls its models."""
     import json
 
-    return json.dumps({"schema": f"subagent-fleet/{command}/1", **fields}, indent=2) + "\n"
+    return json.dumps({"schema": f"subagent-fleet/{command}/1", **fields}, indent=2,
+                      default=vars) + "\n"
 
 
 def cmd_schema(options, world):
