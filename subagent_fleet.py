@@ -211,10 +211,8 @@ _QUOTED = {
 }
 
 _SPACES = _Pattern(" *")
-_BREAKS = _Pattern("\n*")
 _LINE = _Pattern("[^\n]*")
-_BLANK_LINES = _Pattern("[ \n]*")
-_SPACES_AND_COMMENT = _Pattern(r" *(?:#[^\n]*)?")
+_BLANKS = _Pattern("[ \n]*")
 _MARKER = _Pattern(r"(?:---|\.\.\.)(?=[ \t\n]|\Z)")
 _DASH = _Pattern(r"-(?=[ \t\n]|\Z)")
 _SAFE_START = r"[^ \t\n\-?:,\[\]{}#&*!|>'\"%@`]"
@@ -363,25 +361,28 @@ class Document:
             self.fail_outside("---", self.at)
         return value
 
-    def seek(self, line):
-        """Go to the first token at or below the line that starts at `line`."""
-        at = _SPACES_AND_COMMENT.match(self.text, line).end()
-        while self.text[at:at + 1] == "\n":
-            line = _BREAKS.match(self.text, at).end()
-            at = _SPACES_AND_COMMENT.match(self.text, line).end()
-        self.at, self.column = at, at - line
-        if at == len(self.text) or (at == line and _MARKER.match(self.text, at)):
+    def skip(self, at):
+        """Return where the first token at or behind `at` begins."""
+        at = _BLANKS.match(self.text, at).end()
+        while self.text[at:at + 1] == "#":
+            at = _BLANKS.match(self.text, _LINE.match(self.text, at).end()).end()
+        return at
+
+    def seek(self, at):
+        """Go to the first token at or behind `at`; tell whether it is on the same line."""
+        self.at = self.skip(at)
+        self.column = self.at - self.text.rfind("\n", 0, self.at) - 1
+        if self.at == len(self.text) or (
+                self.column == 0 and _MARKER.match(self.text, self.at)):
             self.column = -1
+        return self.column >= 0 and "\n" not in self.text[at:self.at]
 
     def end_line(self):
         """Pass the rest of a line that must be empty, and go to the next token."""
-        self.at = _SPACES_AND_COMMENT.match(self.text, self.at).end()
-        char = self.text[self.at:self.at + 1]
-        if char == ":" and self.span:
-            self.fail_colon(self.span[0])
-        if char not in ("", "\n"):
+        if self.seek(self.at):
+            if self.text[self.at] == ":" and self.span:
+                self.fail_colon(self.span[0])
             self.fail_unexpected("the end of the line", fix="quote the whole value")
-        self.seek(self.at + 1)
 
     def enter(self):
         """Begin a container."""
@@ -420,7 +421,7 @@ class Document:
         while self.column == column and _DASH.match(self.text, self.at):
             dash = self.at
             self.at += 1
-            items.append(self.read_value(column, dash=dash))
+            items.append(self.read_value(column, dash=True))
             self.mark(dash, dash + 1)
         return self.leave(items)
 
@@ -451,18 +452,14 @@ class Document:
         self.at = match.end()
         return key
 
-    def read_value(self, column, *, dash=None):
+    def read_value(self, column, *, dash=False):
         """Read what follows `key:`, `---` or a dash, on this line or below."""
-        self.at, self.span = _SPACES.match(self.text, self.at).end(), None
-        if self.text[self.at:self.at + 1] in ("", "\n", "#"):
-            self.end_line()
-        elif dash is None:
+        self.span = None
+        if self.seek(self.at) and not dash:
             return self.read_inline(column)
-        else:
-            self.column = column + self.at - dash
         if self.column > column:
             return self.read_block(column)
-        if self.column == column and dash is None and _DASH.match(self.text, self.at):
+        if self.column == column and not dash and _DASH.match(self.text, self.at):
             return self.read_sequence(column)
         return None
 
@@ -497,7 +494,7 @@ class Document:
             parts.append(text[at:self.at].rstrip(" "))
             if text[self.at:self.at + 1] != "\n":
                 break
-            gap = _BLANK_LINES.match(text, self.at).group()
+            gap = _BLANKS.match(text, self.at).group()
             at, column = self.at + len(gap), len(gap) - gap.rfind("\n") - 1
             if (column <= indent or text[at:at + 1] in ("", "#") or stops.match(text, at)
                     or (column == 0 and _MARKER.match(text, at))):
@@ -584,22 +581,19 @@ class Document:
 
     def find_width(self, line, indent):
         """Return how far the lines of a block scalar without a digit are indented."""
-        blank = _BLANK_LINES.match(self.text, line)
+        blank = _BLANKS.match(self.text, line)
         widths = [len(row) for row in blank.group().split("\n")]
         if indent < widths[-1] < max(widths):
             self.fail("yaml-indent", "a blank line above is indented deeper than this line",
                       at=blank.end(), fix="remove the spaces of the blank line")
         return max(indent + 1, 1, *widths)
 
-    def skip(self, opener):
+    def peek(self, opener):
         """Go to the next token inside brackets and return its first character."""
-        text, at = self.text, self.at
-        while text[at:at + 1] in (" ", "\n", "#"):
-            at = _SPACES_AND_COMMENT.match(text, at + (text[at] == "\n")).end()
-        if at == len(text):
-            self.fail("yaml-syntax", f"this `{text[opener]}` is never closed", at=opener)
-        self.at = at
-        return text[at]
+        self.at = self.skip(self.at)
+        if self.at == len(self.text):
+            self.fail("yaml-syntax", f"this `{self.text[opener]}` is never closed", at=opener)
+        return self.text[self.at]
 
     def read_flow(self):
         """Read `[...]` or `{...}`."""
@@ -607,7 +601,7 @@ class Document:
         container, closer = ([], "]") if is_list else ({}, "}")
         self.enter()
         self.at += 1
-        while self.skip(opener) != closer:
+        while self.peek(opener) != closer:
             start = self.at
             if not is_list and self.text[start] in "[{":
                 self.fail_unexpected("a key")
@@ -619,7 +613,7 @@ class Document:
                 self.check_new(container, item, start)
                 container[item] = self.read_flow_value(start, opener)
             self.mark(*span)
-            if self.skip(opener) == ",":
+            if self.peek(opener) == ",":
                 self.at += 1
             elif self.text[self.at] != closer:
                 self.fail_unexpected(f"`,` or the `{closer}` of line {self.line_of(opener)}",
@@ -630,12 +624,12 @@ class Document:
     def read_flow_value(self, start, opener):
         """Read what follows the key that began at `start`, if anything does."""
         self.span = None
-        if self.skip(opener) != ":":
+        if self.peek(opener) != ":":
             return None
         if "\n" in self.text[start:self.at] or self.at - start > KEY_LIMIT:
             self.fail_colon(start)
         self.at += 1
-        return None if self.skip(opener) in ",}" else self.read_token(
+        return None if self.peek(opener) in ",}" else self.read_token(
             -1, _FLOW_START, _FLOW_STOP)
 
 
