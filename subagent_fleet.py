@@ -3275,7 +3275,7 @@ class World:
 
     def parent(self, path):
         """Return the directory that holds a path."""
-        return self._os.path.dirname(self._os.path.abspath(path))
+        return self._os.path.dirname(path) or "."
 
     def kind_of(self, path, *, follow=True):
         """Return file, directory, symlink, device or pipe, or absent."""
@@ -4823,10 +4823,9 @@ def find_output(options, world):
     if out or options.config or world.environ.get(CONFIG_VARIABLE):
         return out or "."
     try:
-        place = world.parent(find_config(options, world))
+        return world.parent(find_config(options, world))
     except FleetError:
         return "."
-    return "." if place == world.directory else place
 
 
 def read_file(world, out, path):
@@ -4973,11 +4972,10 @@ def cmd_clean(options, world):
     out = find_output(options, world)
     changes, known = compare_output(world, out, None)
     kept = [c.path for c in changes if c.action == "edited" and not options.force]
-    doomed = [c for c in changes if options.force or c.action != "edited"]
-    shown = [change.replace(ours=True) for change in doomed if change.found is not None]
+    doomed = [c for c in changes if c.path not in kept]
+    shown = [(c.path, "removed") for c in doomed if c.found is not None]
     heading = "Would remove:\n" if options.dry_run else "Removing:\n"
-    world.out(heading + format_pairs([(c.path, c.action) for c in shown]) if shown
-              else "Nothing to remove.\n")
+    world.out(heading + format_pairs(shown) if shown else "Nothing to remove.\n")
     if doomed and not options.dry_run and world.confirm(f"Remove {count_of(shown, 'file')}?"):
         write_changes(world, out, doomed, known)
         if not kept:
