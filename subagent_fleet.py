@@ -2944,17 +2944,14 @@ class Exchange:
             yield rest
 
 
-class ClientGone(FleetError):
+class ClientGone(Exception):
     """The client has closed its connection: nobody waits for the answer any more."""
-
-    def __init__(self):
-        super().__init__("client-gone", "the client has left")
 
 
 class Visitor(Exchange):
     """A client's connection: its requests one after the other, and whether it is still there."""
 
-    _bodiless = False
+    stays = _bodiless = False
 
     def read_request(self, seconds):
         """Return (method, target, headers), or None when the client has nothing more to say."""
@@ -2965,27 +2962,22 @@ class Visitor(Exchange):
             line = re.fullmatch(rb"([A-Z]{1,16}) ([!-~]{1,4096}) HTTP/1\.([01])", self._line())
             if not line:
                 raise ApiError(400, "not an HTTP/1.1 request")
-            self._head, self._bodiless = (line[3], self._fields()), line[1] == b"HEAD"
+            self._head = 0, self._fields()  # where an answer has its status, and its headers
         except NodeFailure as failure:
-            if not self._buffer or failure.reason not in ("timeout", "bad answer"):
-                return None  # nothing was asked, or nobody is there to be told
+            if not self._buffer:
+                return None
             raise ApiError(408 if failure.reason == "timeout" else 400,
                            "headers: too slow or too long") from None
-        return line[1].decode(), line[2].decode(), self._head[1]
-
-    @property
-    def stays(self):
-        """True when the client means to send another request on this connection."""
-        version, headers = self._head or (b"0", {})
-        return version == b"1" and headers.get("connection", "").lower() != "close"
+        self.stays = line[3] == b"1" and self.headers.get("connection", "").lower() != "close"
+        self._bodiless = line[1] == b"HEAD"
+        return line[1].decode(), line[2].decode(), self.headers
 
     def read_body(self, limit, seconds):
         """Return the body of the request."""
-        coding, length = (self.headers.get(name, "") for name in
-                          ("transfer-encoding", "content-length"))
+        coding, length = map(self.headers.get, ("transfer-encoding", "content-length"))
         if not coding and not length:
             return b""
-        if re.fullmatch("[0-9]{1,18}", length) and int(length) > limit:
+        if length and re.fullmatch("[0-9]{1,18}", length) and int(length) > limit:
             raise ApiError(413, f"body: longer than {limit} bytes")
         self.deadline = self._clock() + seconds
         try:
@@ -3001,9 +2993,8 @@ class Visitor(Exchange):
 
     def reply(self, status, body, *, head=""):
         """Send a whole JSON answer; `head` holds further header lines."""
-        phrase = "OK" if status == 200 else "Refused"
-        head = (f"HTTP/1.1 {status} {phrase}\r\nContent-Type: application/json\r\n"
-                f"Content-Length: {len(body)}\r\n{head}\r\n").encode("latin-1")
+        head = (f"HTTP/1.1 {status} {'OK' if status == 200 else 'Refused'}\r\n{head}Content-Type: "
+                f"application/json\r\nContent-Length: {len(body)}\r\n\r\n").encode("ascii")
         self.send(head + (b"" if self._bodiless else body))
 
     def send(self, answer):
@@ -3027,24 +3018,14 @@ class Visitor(Exchange):
                 return other in ready
 
     def _look(self):
-        self._socket.settimeout(0)
+        """Take what the client has sent, which may be that it goes."""
+        self.deadline = self._clock() + 1.0
         try:
-            found = self._socket.recv(32768)
-        except BlockingIOError:
-            return
-        except OSError:
-            raise ClientGone() from None
-        if not found:
-            raise ClientGone()
-        self._buffer += found
-
-    def turn_away(self, body, *, status):
-        """Refuse and say that the connection ends here; who does not listen is let go."""
-        try:
-            self.reply(status, body, head="Connection: close\r\n")
-        except ClientGone:
+            if self._fill():
+                return
+        except NodeFailure:
             pass
-        self.part()
+        raise ClientGone()
 
     def part(self):
         """Close so that the last answer still arrives: unread bytes would make it a reset."""
@@ -3060,51 +3041,26 @@ class Visitor(Exchange):
         self.close()
 
 
-class Background:
-    """A program that runs beside this one."""
-
-    def __init__(self, child):
-        self._child = child
-
-    def ended(self):
-        """Tell whether it has ended by itself."""
-        return self._child.poll() is not None
-
-    def stop(self):
-        """End it, in the end by force."""
-        import subprocess
-        self._child.terminate()
-        try:
-            self._child.wait(10)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
-
-
 class Signal:
-    """A flag that one thread raises and another waits for beside its sockets."""
+    """A flag that any thread raises and another waits for beside its sockets."""
 
     def __init__(self):
         import socket
-        self._near, self.far = socket.socketpair()  # a byte sent to the far end raises it
-        self._near.setblocking(False)
-        self.far.setblocking(False)
-
-    def fileno(self):
-        """For select."""
-        return self._near.fileno()
+        self._near, self._far = socket.socketpair()
+        self._far.setblocking(False)
+        self.fileno = self._near.fileno
 
     def set(self):
-        """Raise it; from any thread, from a signal handler, and after `close` too."""
+        """Raise it; from a signal handler too, and after `close`."""
         try:
-            self.far.send(b"!")
+            self._far.send(b"!")
         except OSError:
             pass  # full is as good as set, and closed means that nobody waits
 
     def close(self):
         """Let go of its sockets."""
         self._near.close()
-        self.far.close()
+        self._far.close()
 
 
 def _readable(things, seconds):
@@ -3402,11 +3358,11 @@ class World:
                 signal.signal(number, handler)
 
     def start(self, argv, *, environ, log):
-        """Start a program in the background, its output in a file; return its Background."""
+        """Start a program in the background, its output in a file; return its process."""
         import subprocess
         with Trying("run", argv[0], slug="cannot-run"), open(log, "ab") as stream:
-            return Background(subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL,
-                                               stdout=stream, stderr=stream))
+            return subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL,
+                                    stdout=stream, stderr=stream)
 
     def confirm(self, question):
         """Return a person's yes; off a terminal nobody is asked, and the answer is yes."""
@@ -3534,29 +3490,14 @@ class World:
             return None
 
     def token(self, size):
-        """Return `size` random bytes as hexadecimal digits."""
+        """Return random bytes as hexadecimal digits."""
         return self._os.urandom(size).hex()
 
-    def on_stop(self, callback, wake):
-        """Call back with the name of Ctrl-C or SIGTERM and raise `wake`; return what ends that."""
+    def on_stop(self, callback):
+        """Call back with the name of Ctrl-C or SIGTERM when one comes."""
         import signal
         for name in ("SIGINT", "SIGTERM"):
             signal.signal(getattr(signal, name), lambda *_, name=name: callback(name))
-        # Python runs the callback only between its own steps: a signal just before a wait would
-        # be slept through, did its byte not end the wait.
-        signal.set_wakeup_fd(wake.far.fileno(), warn_on_full_buffer=False)
-        return lambda: signal.set_wakeup_fd(-1)
-
-    def wait_for_stop(self, hint):
-        """Say `hint` and wait until Ctrl-C or SIGTERM; return which."""
-        stop, names = Signal(), []
-        forget = self.on_stop(names.append, stop)
-        self.err(hint)
-        while not names:
-            _readable([stop], 3600)
-        forget()
-        stop.close()
-        return names[0]
 
     def append_line(self, path, line, *, limit):
         """Add a line to a file only its owner can read; past the limit it turns over to `.1`."""
@@ -3936,7 +3877,6 @@ REST_SECONDS, REST_LIMIT_SECONDS = 2.0, 60.0
 REQUEST_SECONDS = 10.0  # for the headers; also how long an idle connection is kept
 BODY_SECONDS = 120.0
 BODY_LIMIT_BYTES = 64 * 1024 * 1024
-ANSWER_SECONDS = 3600.0
 CONNECTION_LIMIT = 256
 CONVERSATION_LIMIT = 4096
 GRACE_SECONDS = 10.0
@@ -3944,33 +3884,29 @@ RECEIPTS_NAME = "requests.jsonl"
 RECEIPTS_LIMIT_BYTES = 10 * 1024 * 1024
 OPEN_PATHS = ("/", "/health/liveliness")
 LITELLM_START_SECONDS = 90.0
-TOTALS = ("requests", "failures", "input_tokens", "output_tokens", "waited_seconds")
+TOTALS = ("requests", "input_tokens", "output_tokens", "waited_seconds", "failures")
 
 
 class Ticket:
     """A request's place in the line and, once `model` is set, its slot on that model's node."""
 
-    def __init__(self, number, tiers, conversation, entered):
+    def __init__(self, number, tiers, conversation):
         self.number, self.tiers, self.conversation = number, tiers, conversation
-        self.entered, self.tried = entered, {}
-        self.model, self.is_hopeless, self.wake = None, False, None
-
-    @property
-    def is_settled(self):
-        """True when there is nothing to wait for."""
-        return self.model is not None or self.is_hopeless
+        self.tried, self.model, self.is_hopeless, self.wake = set(), None, False, None
 
 
 class Rest:
     """A pause of a node, or of one model on it, after a failure; one request at a time ends it."""
 
-    def __init__(self, began, seconds, is_down):
-        self.began, self.seconds, self.is_down = began, seconds, is_down
-        self.probe = None
+    def __init__(self, until, seconds):
+        self.until, self.seconds, self.probe = until, seconds, None
 
     def holds(self, now):
         """Tell whether requests that have a choice should go elsewhere."""
-        return self.probe is not None or now < self.began + self.seconds
+        return self.probe is not None or now < self.until
+
+
+NO_REST = Rest(0, 0)
 
 
 class Scheduler:
@@ -3984,13 +3920,12 @@ class Scheduler:
         self.tiers = {first.alias: [[model for model in models if model.alias == alias]
                                     for alias in (first.alias, *chains.get(first.alias, ()))]
                       for first in models}
-        self.running, self.slots = {}, {}
+        self.slots = {}
         for model in models:
             slot = self.slot(model)
-            self.running[slot] = 0
             self.slots[slot] = max(model.max_parallel, self.slots.get(slot, 1))
-        self._line, self._rests, self._last, self._used = [], {}, {}, {}
-        self._number = 0
+        self.running, self._rests = dict.fromkeys(self.slots, 0), {}
+        self._line, self._last, self._used, self._number = [], {}, {}, 0
 
     @staticmethod
     def slot(model):
@@ -4001,7 +3936,7 @@ class Scheduler:
         """Line up for an alias; the ticket may have its model at once."""
         with self._lock:
             self._number += 1
-            ticket = Ticket(self._number, self.tiers[alias], conversation, self._clock())
+            ticket = Ticket(self._number, self.tiers[alias], conversation)
             self._line.append(ticket)
             self._serve_line()
         return ticket
@@ -4022,91 +3957,77 @@ class Scheduler:
     def succeed(self, ticket):
         """Note that the node answered: its rest ends and the conversation will prefer it."""
         with self._lock:
-            for key in self._keys(ticket.model):
-                self._rests.pop(key, None)
-            self._last.pop(ticket.conversation, None)
+            ended = self._rest_of(ticket.model)
+            self._rests = {slot: rest for slot, rest in self._rests.items() if rest is not ended}
             self._last[ticket.conversation] = ticket.model.name
             if len(self._last) > CONVERSATION_LIMIT:
                 del self._last[next(iter(self._last))]
             self._serve_line()
 
-    def fail(self, ticket, why, *, is_down=False, is_missing=False):
-        """Let the node (or only this model on it) rest and line up again."""
+    def fail(self, ticket, *, is_missing=False):
+        """Let the node, or only the model that it lacks, rest; line up again."""
         with self._lock:
-            model, now = ticket.model, self._clock()
-            key = self.slot(model) if is_missing else model.node
-            rest = self._rests.get(key)
-            seconds = REST_SECONDS
-            if rest:  # what ran beside the failed one fails too, and says nothing new
-                grows = rest.probe is ticket or not rest.holds(now)
-                seconds = min(rest.seconds * (2 if grows else 1), REST_LIMIT_SECONDS)
-            self._rests[key] = Rest(now, seconds, is_down)
-            ticket.tried[model.name] = why
+            slot, rest = self.slot(ticket.model), self._rest_of(ticket.model)
+            seconds = REST_SECONDS if rest.probe is not ticket else \
+                min(rest.seconds * 2, REST_LIMIT_SECONDS)
+            resting = [slot] if is_missing else [one for one in self.slots if one[0] == slot[0]]
+            self._rests.update(dict.fromkeys(resting, Rest(self._clock() + seconds, seconds)))
+            ticket.tried.add(ticket.model.name)
             self._release(ticket)
             self._line.append(ticket)
-            self._line.sort(key=lambda waiting: waiting.number)
             self._serve_line()
 
     def show(self):
-        """Return running, slots and rests by slot, and how many wait."""
+        """Return running and rests by slot, and how many wait."""
         with self._lock:
             now = self._clock()
-            rests = {key: round(max(rest.began + rest.seconds - now, 0), 1)
-                     for key, rest in self._rests.items()}
+            rests = {slot: round(max(rest.until - now, 0), 1) for slot, rest in self._rests.items()}
             return dict(self.running), rests, len(self._line)
-
-    def _keys(self, model):
-        return model.node, self.slot(model)
 
     def _release(self, ticket):
         if ticket.model:
             self.running[self.slot(ticket.model)] -= 1
-            for key in self._keys(ticket.model):
-                if key in self._rests and self._rests[key].probe is ticket:
-                    self._rests[key].probe = None
+            rest = self._rest_of(ticket.model)
+            if rest.probe is ticket:
+                rest.probe = None
             ticket.model = None
 
     def _serve_line(self):
         """Give what is free to who waits, in order."""
-        for ticket in list(self._line):
+        for ticket in sorted(self._line, key=lambda waiting: waiting.number):
             model = self._choose(ticket)
+            if model is None:
+                continue
+            self._line.remove(ticket)
             if model:
-                ticket.model, slot = model, self.slot(model)
+                slot = self.slot(model)
                 self.running[slot] += 1
                 self._used[slot] = ticket.number
-                for key in self._keys(model):
-                    if key in self._rests:
-                        self._rests[key].probe = ticket
-            ticket.is_hopeless = model is False
-            if model is not None:
-                self._line.remove(ticket)
-                if ticket.wake:
-                    ticket.wake()
+                if slot in self._rests:
+                    self._rests[slot].probe = ticket
+            ticket.model, ticket.is_hopeless = model or None, not model
+            if ticket.wake:
+                ticket.wake()
 
     def _choose(self, ticket):
         """Return a model, None to wait, False when nobody is left to ask."""
         now, asleep = self._clock(), []
         for tier in ticket.tiers:
             fresh = [model for model in tier if model.name not in ticket.tried]
-            awake = [model for model in fresh
-                     if not any(rest.holds(now) for rest in self._rests_of(model))]
+            awake = [model for model in fresh if not self._rest_of(model).holds(now)]
             if awake:
                 return min(filter(self._has_room, awake), default=None,
                            key=lambda model: self._rank(model, ticket))
             asleep += fresh
-        # Everyone rests: to try is better than to refuse, one request at a time; but who saw a
-        # node go down while waiting for it has had its answer.
-        asleep = [model for model in asleep if not any(
-            rest.is_down and rest.began >= ticket.entered for rest in self._rests_of(model))]
         if not asleep:
             return False
-        free = [model for model in asleep if self._has_room(model)
-                and not any(rest.probe for rest in self._rests_of(model))]
-        return min(free, default=None, key=lambda model: max(
-            rest.began + rest.seconds for rest in self._rests_of(model)))
+        # Everyone rests: to try is better than to refuse, one request at a time.
+        free = [model for model in asleep if not self._rest_of(model).probe]
+        return min(filter(self._has_room, free), default=None,
+                   key=lambda model: self._rest_of(model).until)
 
-    def _rests_of(self, model):
-        return [self._rests[key] for key in self._keys(model) if key in self._rests]
+    def _rest_of(self, model):
+        return self._rests.get(self.slot(model), NO_REST)
 
     def _has_room(self, model):
         return self.running[self.slot(model)] < self.slots[self.slot(model)]
@@ -4121,110 +4042,97 @@ class Scheduler:
 class Service:
     """One Messages request, from its body to the last byte of its answer."""
 
-    def __init__(self, server, visitor, request, *, conversation):
+    def __init__(self, server, visitor, request, conversation):
         self._server, self._world, self._visitor = server, server.world, visitor
         self._request, self._conversation = request, conversation
         self._is_stream = request.get("stream") is True
-        self.id = self._world.token(12)
-        self._began = self._world.clock()
-        self._ping_at = self._began + QUIET_SECONDS if self._is_stream else None
-        self._bodies, self._answer, self._weight = {}, None, 0
+        self._id, self._began = self._world.token(12), self._world.clock()
+        self._ping_at = self._began + (QUIET_SECONDS if self._is_stream else float("inf"))
         self._out, self._has_headers, self._has_content = bytearray(), False, False
-        self._granted = self._first = self._ended = None
-        self.tries, self.model, self.outcome = [], None, "error"
+        self._model = self._error = None
+        self._tries, self._outcome = [], "error"
+        self._seconds = dict.fromkeys(("waited", "first_byte", "total"))
 
     def run(self):
         """Answer the request; the receipt is written however it ends."""
-        scheduler = self._server.scheduler
-        self._prepare(scheduler.tiers[self._request["model"]][0][0])  # refused before it waits
-        ticket = scheduler.enter(self._request["model"], self._conversation)
+        scheduler, alias = self._server.scheduler, self._request["model"]
+        self._prepare(scheduler.tiers[alias][0][0])  # refused before it waits
+        ticket = scheduler.enter(alias, self._conversation)
         try:
-            while True:
+            self._await_slot(ticket)
+            while not self._attempt(ticket):
                 self._await_slot(ticket)
-                if self._attempt(ticket):
-                    break
+            self._outcome = "ok"
         except ClientGone:
-            self.outcome = "left"
+            self._outcome = "left"
             raise
         except ApiError as error:
-            self.outcome = error.kind
+            self._outcome = error.kind
             self._refuse(error)
         finally:
             scheduler.leave(ticket)
-            self._ended = self._world.clock()
-            self._server.file_receipt(self)
+            self._mark("total")
+            self._server.file_receipt(self._receipt())
 
     def _prepare(self, model):
-        """Return the request for a model as it goes over the wire, and begin its answer."""
-        if model.name not in self._bodies:
-            chat = plan_chat(self._request, model)
-            self._bodies[model.name] = chat, render_json(chat)
-        chat, body = self._bodies[model.name]
-        self._weight = weigh_chat(chat, body)
-        self._answer = Answer(f"msg_{self.id}", self._request, chat,
-                              estimate=self._server.estimate(model, self._weight))
-        self._opening = render_event(self._answer.start())
-        return body
+        """Plan the request for a model, and begin its answer."""
+        chat, self._body, self._weight, estimate = self._server.plan(self._request, model)
+        self._planned = model
+        self._answer = Answer(f"msg_{self._id}", self._request, chat, estimate=estimate)
+
+    def _mark(self, name):
+        if self._seconds[name] is None:
+            self._seconds[name] = round(self._world.clock() - self._began, 3)
 
     def _await_slot(self, ticket):
-        """Wait in line; raise what the tries came to when nobody is left."""
-        if not ticket.is_settled:
-            granted = Signal()
-            ticket.wake = granted.set
-            try:
-                while not ticket.is_settled:
-                    if not self._wait(granted, self._world.clock() + REST_SECONDS):
-                        self._server.scheduler.retry()
-            finally:
-                ticket.wake = None
-                granted.close()
+        """Wait in line; raise what the last try came to when nobody is left."""
+        granted = Signal()
+        ticket.wake = granted.set
+        try:
+            while not ticket.model and not ticket.is_hopeless:
+                if not self._wait(granted, self._world.clock() + REST_SECONDS):
+                    self._server.scheduler.retry()
+        finally:
+            granted.close()
         if ticket.is_hopeless:
-            raise self._give_up()
-        self._granted = self._granted or self._world.clock()
-
-    def _give_up(self):
-        errors = [error for _, _, error in self.tries if error]
-        if errors:
-            return errors[-1]
-        told = "; ".join(f"{node}: {why}" for node, why, _ in self.tries) or "its nodes are down"
-        return ApiError(529, f"no node can answer for `{self._request['model']}` now ({told})")
+            raise self._error
+        self._mark("waited")
 
     def _attempt(self, ticket):
         """Ask the granted model; True when answered, False when another should be asked."""
-        self.model, scheduler, error, opened = ticket.model, self._server.scheduler, None, []
+        self._model = ticket.model
         try:
-            self._ask(ticket, opened)
-            self.outcome = "ok"
+            self._ask(ticket)
             return True
-        except ApiError as raised:
-            if raised.http == 400:
+        except ApiError as error:
+            if error.http == 400:
                 raise
-            why, error = raised.kind, raised
+            why, self._error = error.kind, error
         except NodeFailure as failure:
-            why = failure.reason
-        self.tries.append((self.model.node, why, error))
-        scheduler.fail(ticket, why, is_down=not opened,
-                       is_missing=error is not None and error.http == 404)
+            why, node = failure.reason, self._model.node
+            self._error = ApiError(500, f"node {node}: {why}, in mid answer") \
+                if self._has_content else ApiError(529, f"node {node}: {why}; no other is left")
+        self._tries.append({"node": self._model.node, "why": why})
+        self._server.scheduler.fail(ticket, is_missing=self._error.http == 404)
         if self._has_content:
-            raise error or ApiError(500, f"node {self.model.node}: {why}, in mid answer")
+            raise self._error
         return False
 
-    def _ask(self, ticket, opened):
+    def _ask(self, ticket):
         """Send the request to the model's node and its answer to the client."""
         model, clock, size = ticket.model, self._world.clock, 0
-        body = self._prepare(model)
-        url = self._server.fleet.nodes[model.node].endpoint + "/api/chat"
-        exchange = self._world.open_exchange("POST", url, body=body,
-                                             deadline=clock() + model.timeout)
-        opened.append(True)
+        if self._tries or model is not self._planned:
+            self._prepare(model)
+        exchange = self._world.open_exchange(
+            "POST", self._server.fleet.nodes[model.node].endpoint + "/api/chat", body=self._body,
+            deadline=clock() + model.timeout)
         exchange.before_read = lambda: self._wait(exchange, exchange.deadline)
-        last = clock() + model.timeout + ANSWER_SECONDS
         try:
             if exchange.status != 200:
                 raise self._answer.refusal(exchange.status,
                                            _error_words(exchange, exchange.read_all()))
             for line in exchange.lines():
-                self._first = self._first or clock()
+                self._mark("first_byte")
                 self._take(self._answer.feed(line))
                 if not size:  # it talks: its rest ends now, the last word may be minutes away
                     self._server.scheduler.succeed(ticket)
@@ -4233,7 +4141,7 @@ class Service:
                     raise NodeFailure("bad answer", "it does not end")
                 if self._answer.message["stop_reason"]:
                     return self._finish(model)
-                exchange.deadline = min(clock() + model.timeout, last)
+                exchange.deadline = clock() + model.timeout
             raise NodeFailure("bad answer", "it ended before it was done")
         finally:
             exchange.close()
@@ -4241,8 +4149,7 @@ class Service:
     def _take(self, events):
         if self._is_stream and events:
             self._has_content = True
-            for event in events:
-                self._out += render_event(event)
+            self._out += b"".join(map(render_event, events))
             if len(self._out) > HEADER_LIMIT_BYTES:
                 self._flush()
 
@@ -4251,40 +4158,38 @@ class Service:
         if self._is_stream:
             self._flush(last=True)
         else:
-            self._visitor.reply(200, render_json(self._answer.message), head=self._head())
+            self._reply(200, self._answer.message)
 
-    def _head(self):
-        return f"request-id: req_{self.id}\r\n"
+    def _reply(self, status, value):
+        self._visitor.reply(status, render_json(value), head=f"request-id: req_{self._id}\r\n")
 
     def _flush(self, *, last=False):
         """Send what has gathered; the first time with the headers and the opening event."""
-        chunk, self._out = bytes(self._out), bytearray()
-        opening = b""
-        if not self._has_headers and (chunk or last):
+        chunk, self._out, head = bytes(self._out), bytearray(), ""
+        if not chunk and not last:
+            return
+        if not self._has_headers:
             self._has_headers = True
-            opening = (f"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
-                       f"Cache-Control: no-cache\r\n{self._head()}Transfer-Encoding: chunked"
-                       "\r\n\r\n").encode("ascii")
-            chunk = self._opening + chunk
-        if chunk or last:
-            self._visitor.send(opening + (b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunk else b"")
-                               + (b"0\r\n\r\n" if last else b""))
-            self._ping_at = self._world.clock() + QUIET_SECONDS
+            head = ("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
+                    f"Cache-Control: no-cache\r\nrequest-id: req_{self._id}\r\n"
+                    "Transfer-Encoding: chunked\r\n\r\n")
+            chunk = render_event(self._answer.start()) + chunk
+        if chunk:
+            chunk = b"%x\r\n%b\r\n" % (len(chunk), chunk)
+        self._visitor.send(head.encode("ascii") + chunk + b"0\r\n\r\n" * last)
+        self._ping_at = self._world.clock() + QUIET_SECONDS
 
     def _wait(self, readable, until):
         """Wait while the client stays; pings keep it from giving up."""
         self._flush()
-        while True:
-            now = self._world.clock()
-            turn = until if self._ping_at is None else min(until, self._ping_at)
-            if self._visitor.wait(readable, turn - now):
-                return True
+        while not self._visitor.wait(readable, min(until, self._ping_at) - self._world.clock()):
             now = self._world.clock()
             if now >= until:
                 return False
-            if self._ping_at is not None and now >= self._ping_at:
+            if now >= self._ping_at:
                 self._out += render_event({"type": "ping"})
                 self._flush()
+        return True
 
     def _refuse(self, error):
         """Tell the client: with an HTTP status as long as there is one to give."""
@@ -4292,21 +4197,17 @@ class Service:
             self._out += render_event(error.event)
             self._flush(last=True)
         else:
-            self._visitor.reply(error.http, render_json(error.event), head=self._head())
+            self._reply(error.http, error.event)
 
-    def receipt(self):
+    def _receipt(self):
         """Return what happened as plain values: no prompt, no answer, no words of a node."""
-        usage = self._answer.message["usage"] if self._answer else {}
-        seconds = {name: None if at is None else round(at - self._began, 3) for name, at in (
-            ("waited", self._granted), ("first_byte", self._first), ("total", self._ended))}
+        model, usage = self._model, self._answer.message["usage"]
         session, agent = self._conversation
-        return {"time": round(self._world.now(), 3), "id": f"req_{self.id}", "session": session,
-                "agent": agent, "alias": self._request["model"],
-                "model": self.model and self.model.name, "node": self.model and self.model.node,
-                "context": self.model and self.model.context,
-                "tries": [{"node": node, "why": why} for node, why, _ in self.tries], **seconds,
-                "input_tokens": usage.get("input_tokens", 0),
-                "output_tokens": usage.get("output_tokens", 0), "outcome": self.outcome}
+        return {"time": round(self._world.now(), 3), "id": f"req_{self._id}", "session": session,
+                "agent": agent, "alias": self._request["model"], "model": model and model.name,
+                "node": model and model.node, "context": model and model.context,
+                "tries": self._tries, **self._seconds, "input_tokens": usage["input_tokens"],
+                "output_tokens": usage["output_tokens"], "outcome": self._outcome}
 
 
 class Server:
@@ -4318,16 +4219,23 @@ class Server:
         self.fleet, self.world, self._key = fleet, world, key.encode("utf-8")
         self.scheduler = Scheduler(fleet, world.clock)
         self._receipts, self.log = receipts, None
-        self._lock, self.wake = threading.Lock(), Signal()
-        self._connections = self._busy = 0
-        self._ratios, self._hosts = {}, set()
+        self._lock, self._wake, self.stops = threading.Lock(), Signal(), []
+        self._visitors, self._hosts = {}, set()  # visitor: is it being answered?
+        self._ratios = {}  # bytes a token took, by model
         self.totals = {name: dict.fromkeys(TOTALS, 0) for name in fleet.nodes}
-        self.stops = []
+        models = [{"type": "model", "object": "model", "id": alias, "display_name": alias,
+                   "created_at": "1970-01-01T00:00:00Z", "created": 0, "owned_by": "subagent-fleet"}
+                  for alias in self.scheduler.tiers]
+        self._pages = {"/": {"name": "subagent-fleet", "version": __version__},
+                       "/health/liveliness": "I'm alive!",
+                       "/v1/models": {"object": "list", "data": models, "has_more": False,
+                                      "first_id": models[0]["id"], "last_id": models[-1]["id"]},
+                       **{f"/v1/models/{model['id']}": model for model in models}}
 
     def stop(self, name):
         """Take nothing new; a second time, end at once. Safe in a signal handler."""
         self.stops.append(name)
-        self.wake.set()
+        self._wake.set()
 
     def run(self, listener):
         """Serve until `stop`, then let what is being answered end."""
@@ -4335,53 +4243,54 @@ class Server:
 
         host, port = listener.getsockname()[:2]
         name = self.world.own_name()
-        self._hosts = own_hosts(host, port, (name, f"{name}.local", *self.world.own_addresses()))
+        # A web page can make a name of its own point here, so only names of this machine count.
+        self._hosts = {f"{own}:{port}".lower() for own in (
+            show_host(host), "localhost", "127.0.0.1", "[::1]", name, f"{name}.local",
+            *self.world.own_addresses())}
         while not self.stops:
-            visitor = self.world.accept(listener, self.wake, 3600)
-            if visitor and self._connections >= 2 * CONNECTION_LIMIT:
-                visitor.close()
-            elif visitor:
-                is_full = self._connections >= CONNECTION_LIMIT
-                self._count(1, 0)
-                threading.Thread(target=self._serve, args=(visitor, is_full), daemon=True).start()
+            if len(self._visitors) >= CONNECTION_LIMIT:
+                self.world.sleep(TICK_SECONDS)  # who comes now waits to be accepted
+                continue
+            visitor = self.world.accept(listener, self._wake, 1.0)
+            if visitor:
+                self._visitors[visitor] = False
+                threading.Thread(target=self._serve, args=(visitor,), daemon=True).start()
         listener.close()
         until = self.world.clock() + GRACE_SECONDS
-        while self._busy and len(self.stops) < 2 and self.world.clock() < until:
+        while any(list(self._visitors.values())) and len(self.stops) < 2 \
+                and self.world.clock() < until:
             self.world.sleep(0.02)
-        self.wake.close()
+        self._wake.close()
 
-    def _count(self, connections, busy):
-        with self._lock:
-            self._connections += connections
-            self._busy += busy
-
-    def _serve(self, visitor, is_full):
+    def _serve(self, visitor):
         """Answer one request after the other on a connection."""
         try:
-            if is_full:
-                raise ApiError(529, "too many connections at once")
-            while not self.stops:
-                asked = visitor.read_request(REQUEST_SECONDS)
-                if asked is None:
-                    break
-                self._count(0, 1)
-                try:
-                    self._respond(visitor, *asked)
-                finally:
-                    self._count(0, -1)
-                if not visitor.stays:
-                    break
+            while not self.stops and self._serve_next(visitor):
+                self._visitors[visitor] = False
         except ClientGone:
             pass
-        except ApiError as error:
-            # Its body may not have been read, so the connection ends with it.
-            visitor.turn_away(render_json(error.event), status=error.http)
-        except Exception as error:  # a bug; its message may quote a prompt, its place does not
-            self._report(error)
-            visitor.turn_away(render_json(ApiError(500, "a bug in the gateway").event), status=500)
         finally:
             visitor.part()
-            self._count(-1, 0)
+            del self._visitors[visitor]
+
+    def _serve_next(self, visitor):
+        """Answer the next request; tell whether another may follow."""
+        try:
+            asked = visitor.read_request(REQUEST_SECONDS)
+            if asked:
+                self._visitors[visitor] = True
+                self._respond(visitor, *asked)
+            return asked and visitor.stays
+        except ClientGone:
+            raise
+        except ApiError as error:
+            problem = error
+        except Exception as error:  # a bug; its message may quote a prompt, its place does not
+            self._report(error)
+            problem = ApiError(500, "a bug in the gateway")
+        # Its body may not have been read, so the connection ends with it.
+        visitor.reply(problem.http, render_json(problem.event), head="Connection: close\r\n")
+        return False
 
     def _report(self, error):
         import traceback
@@ -4392,6 +4301,8 @@ class Server:
 
     def _respond(self, visitor, method, target, headers):
         """Answer one request, or raise what it is refused with."""
+        from urllib.parse import unquote
+
         path = target.partition("?")[0]
         self._check_door(headers, path)
         if method == "POST" and path in ("/v1/messages", "/v1/messages/count_tokens"):
@@ -4404,14 +4315,15 @@ class Server:
                          ("session", "agent"))
                 conversation = tuple(w if re.fullmatch("[A-Za-z0-9_.-]{1,64}", w) else ""
                                      for w in words)
-                Service(self, visitor, request, conversation=conversation).run()
-            else:
-                visitor.reply(200, render_json({"input_tokens": self._count_tokens(request)}))
-            return
-        page = self._page(path) if method in ("GET", "HEAD") else None
-        if page is None:
-            raise ApiError(404, "there is nothing at this path")
-        visitor.read_body(HEADER_LIMIT_BYTES, REQUEST_SECONDS)
+                Service(self, visitor, request, conversation).run()
+                return
+            model = self.scheduler.tiers[request["model"]][0][0]
+            page = {"input_tokens": self.plan(request, model)[3]}
+        else:
+            page = self.show() if path == "/fleet" else self._pages.get(unquote(path))
+            if page is None or method not in ("GET", "HEAD"):
+                raise ApiError(404, "there is nothing at this path")
+            visitor.read_body(HEADER_LIMIT_BYTES, REQUEST_SECONDS)
         visitor.reply(200, render_json(page))
 
     def _check_door(self, headers, path):
@@ -4427,85 +4339,53 @@ class Server:
             raise ApiError(401, "the key is missing or wrong; send it as `Authorization: Bearer "
                            "KEY` or `x-api-key: KEY`")
 
-    def _page(self, path):
-        """Return what a GET answers, or None."""
-        from urllib.parse import unquote
-
-        models = [{"type": "model", "object": "model", "id": alias, "display_name": alias,
-                   "created_at": "1970-01-01T00:00:00Z", "created": 0, "owned_by": "subagent-fleet"}
-                  for alias in self.scheduler.tiers]
-        if path == "/v1/models":
-            return {"object": "list", "data": models, "has_more": False,
-                    "first_id": models[0]["id"], "last_id": models[-1]["id"]}
-        if path.startswith("/v1/models/"):
-            return next((m for m in models if m["id"] == unquote(path[len("/v1/models/"):])), None)
-        return {"/": {"name": "subagent-fleet", "version": __version__},
-                "/health/liveliness": "I'm alive!",
-                "/fleet": self.show() if path == "/fleet" else None}.get(path)
-
     def show(self):
         """Return nodes, slots, the line and totals as plain values."""
         running, rests, waiting = self.scheduler.show()
-        nodes = [{"name": node.name, "endpoint": node.endpoint,
-                  "rests_seconds": rests.get(node.name, 0), **self.totals[node.name]}
+        models = []
+        for model in self.fleet.models.values():
+            slot = self.scheduler.slot(model)
+            models.append({"name": model.name, "node": model.node, "alias": model.alias,
+                           "ollama_model": model.ollama_model, "context": model.context,
+                           "running": running[slot], "slots": self.scheduler.slots[slot],
+                           "rests_seconds": rests.get(slot, 0)})
+        nodes = [{"name": node.name, "endpoint": node.endpoint, **self.totals[node.name]}
                  for node in self.fleet.nodes.values()]
-        models = [{"name": model.name, "node": model.node, "ollama_model": model.ollama_model,
-                   "alias": model.alias, "context": model.context,
-                   "running": running[Scheduler.slot(model)],
-                   "slots": self.scheduler.slots[Scheduler.slot(model)],
-                   "rests_seconds": rests.get(Scheduler.slot(model), 0)}
-                  for model in self.fleet.models.values()]
         return {"schema": "subagent-fleet/fleet/1", "fleet": self.fleet.name, "waiting": waiting,
                 "nodes": nodes, "models": models}
 
-    def _count_tokens(self, request):
-        model = self.scheduler.tiers[request["model"]][0][0]
+    def plan(self, request, model):
+        """Return a chat request, its bytes, its weight, and the tokens it should take."""
         chat = plan_chat(request, model)
-        return self.estimate(model, weigh_chat(chat, render_json(chat)))
-
-    def estimate(self, model, weight):
-        """Return the tokens that a request of this weight should take."""
-        return max(1, round(weight / self._ratios.get(model.name, BYTES_A_TOKEN)))
+        body = render_json(chat)
+        weight = weigh_chat(chat, body)
+        return chat, body, weight, round(weight / self._ratios.get(model.name, BYTES_A_TOKEN))
 
     def learn(self, model, weight, tokens):
         """Keep the bytes a token took; who counts only uncached tokens teaches nothing."""
         if tokens and 0.5 <= weight / tokens <= 16:
             self._ratios[model.name] = weight / tokens
 
-    def file_receipt(self, service):
+    def file_receipt(self, receipt):
         """Count, log and keep what a request came to."""
-        receipt = service.receipt()
         with self._lock:
             for tried in receipt["tries"]:
                 self.totals[tried["node"]]["failures"] += 1
             if receipt["node"]:
                 total = self.totals[receipt["node"]]
-                total["requests"] += 1
-                total["waited_seconds"] = round(total["waited_seconds"] + receipt["waited"], 3)
-                for name in ("input_tokens", "output_tokens"):
-                    total[name] += receipt[name]
-            if self._receipts:
-                try:
+                for name, count in (("requests", 1), ("waited_seconds", receipt["waited"]),
+                                    ("input_tokens", receipt["input_tokens"]),
+                                    ("output_tokens", receipt["output_tokens"])):
+                    total[name] = round(total[name] + count, 3)
+            try:
+                if self._receipts:
                     self.world.append_line(self._receipts, render_json(receipt) + b"\n",
                                            limit=RECEIPTS_LIMIT_BYTES)
-                except FleetError as error:
-                    self._receipts = ""
-                    self.world.err(f"warning: no receipts from here on: {error.what}\n")
+            except FleetError as error:
+                self._receipts = ""
+                self.world.err(f"warning: no receipts from here on: {error.what}\n")
         if self.log:
             self.log(format_receipt(receipt))
-
-
-def own_hosts(host, port, machine_names):
-    """Return the `Host` headers of requests that mean this gateway: no DNS name can be bound to it.
-
-    A web page can make its own name point here, so a name counts only when it is this machine's.
-    """
-    names = {show_host(host)}
-    if host in ("0.0.0.0", "::"):
-        names |= set(machine_names)
-    if host in ("127.0.0.1", "::1", "0.0.0.0", "::"):
-        names |= {"localhost", "127.0.0.1", "[::1]"}
-    return {f"{name.lower()}:{port}" for name in names}
 
 
 def format_receipt(receipt):
@@ -4581,8 +4461,16 @@ def cmd_init(options, world):
         raise FleetError("exists", f"{output} is there already", status=EXIT_REFUSED,
                          fix=f"edit it, or `subagent-fleet init --force` to replace it")
     nodes = [Node("local", OLLAMA_ENDPOINT)] + [parse_node(text) for text in options.node]
+    world.out(write_starter(world, output, nodes, offline=options.offline))
+    world.out("Edit it with your Ollama node endpoints, then run:\n  subagent-fleet discover\n"
+              "  subagent-fleet generate\n")
+    return EXIT_OK
+
+
+def write_starter(world, output, nodes, *, offline=False):
+    """Write a fleet file with the models that these nodes have; return what was found."""
     states = [NodeState(node.name, node.endpoint, "not asked") for node in nodes]
-    if not options.offline:
+    if not offline:
         states = list(probe_nodes(world, nodes, seconds=INIT_TIMEOUT_SECONDS, show=None).values())
     tree, found = plan_starter(states)
     text, schema = render_starter(tree), "fleet.schema.json"
@@ -4592,8 +4480,7 @@ def cmd_init(options, world):
     elif world.kind_of(world.path(world.parent(output), schema)) == "file":
         text = f"# yaml-language-server: $schema={schema}\n{text}"
     world.replace_files([(output, text.encode("utf-8"), 0o644)])
-    world.out(format_init(output, states, tree["models"] if found else {}))
-    return EXIT_OK
+    return format_init(output, states, tree["models"] if found else {})
 
 
 def parse_node(text):
@@ -4618,10 +4505,8 @@ def format_init(output, states, models):
         lines.append(f"  {state.name} ({state.endpoint}): {found}")
     chosen = ", ".join(f"{name} is {model['ollama_model']} on {model['node']}"
                        for name, model in models.items())
-    lines += [chosen + "." if chosen else
-              "No model that can be used was found: the models in it are placeholders.",
-              "Edit it with your Ollama node endpoints, then run:", "  subagent-fleet discover",
-              "  subagent-fleet generate"]
+    lines.append(chosen + "." if chosen else
+                 "No model that can be used was found: the models in it are placeholders.")
     return "".join(clean_line(line) + "\n" for line in lines)
 
 
@@ -4637,13 +4522,12 @@ def cmd_serve(options, world):
     server, listener = open_gateway(fleet, world, find_output(options, world),
                                     receipts=not options.no_receipts)
     server.log = world.err if options.verbose else None
-    forget = world.on_stop(server.stop, server.wake)
+    world.on_stop(server.stop)
     host, port = listener.getsockname()[:2]
     world.out(f"Serving {clean_line(fleet.name)} at http://{show_host(host)}:{port}: "
               f"{', '.join(server.scheduler.tiers)} on {count_of(fleet.nodes, 'node')}. "
               "Ctrl-C stops.\n")
     server.run(listener)
-    forget()
     return EXIT_INTERRUPTED if server.stops[0] == "SIGINT" else EXIT_OK
 
 
@@ -4672,36 +4556,41 @@ def open_gateway(fleet, world, out, *, receipts=True):
 def cmd_up(options, world):
     """Do the whole job: find, generate, warm, serve, run Claude Code, say what was served."""
     world.out = world.err  # standard output is Claude Code's
-    flags = [word for name in ("config", "out") if getattr(options, name)
-             for word in (f"--{name}", getattr(options, name))]
     try:
-        find_config(options, world)
+        path = find_config(options, world)
     except FleetError:
-        run_command(world, "init")
-    fleet, findings = load_config(options, world)
+        path = CONFIG_NAMES[0]
+        world.err(write_starter(world, path, [Node("local", OLLAMA_ENDPOINT)]))
+    if path == "-":
+        raise FleetError("usage", "up: reads the config more than once, so it must be in a file",
+                         status=EXIT_USAGE, fix="subagent-fleet up --config fleet.yaml")
+    fleet, findings = read_fleet(path, world)
     tell_findings(world, [*findings, *lint_key(fleet, world.environ)])
     out = find_output(options, world)
     update_files(world, fleet, out)
-    if run_command(world, "warmup", *flags[:2 if options.config else 0]):
+    if run_command(world, "warmup", f"--config={path}"):
         states = probe_fleet(world, fleet, PROBE_TIMEOUT_SECONDS)
         if not any(plan_route_state(fleet, states, model).state == "ready"
                    for model in fleet.models.values()):
             raise FleetError("nothing-ready", "no model of this fleet could be loaded",
                              fix="subagent-fleet doctor")
         world.err("Going on with what is ready.\n")
-    stop, look_up = start_gateway(fleet, world, out)
+    stop, names, status = start_gateway(fleet, world, out), [], EXIT_OK
     try:
-        before, status = look_up(), EXIT_OK
+        before = ask_gateway(fleet, world, out)
         if world.which("claude"):
-            status = run_command(world, "launch", "claude", *flags, "--", *options.passed)
+            status = run_command(world, "launch", "claude", f"--config={path}", f"--out={out}",
+                                 "--", *options.passed)
         else:
-            name = world.wait_for_stop(f"Claude Code is not on the PATH: {CLAUDE_INSTALL}\n"
-                                       "Serving until Ctrl-C.\n")
-            status = EXIT_INTERRUPTED if name == "SIGINT" else EXIT_OK
-        world.err(format_served(before, look_up(), world.columns))
+            world.on_stop(names.append)
+            world.err(f"Claude Code is not on the PATH: {CLAUDE_INSTALL}\n"
+                      "Serving until Ctrl-C.\n")
+            while not names:
+                world.sleep(TICK_SECONDS)
+        world.err(format_served(before, ask_gateway(fleet, world, out), world.columns))
     finally:
         stop()
-    return status
+    return EXIT_INTERRUPTED if "SIGINT" in names else status
 
 
 def run_command(world, name, *words):
@@ -4720,45 +4609,45 @@ def update_files(world, fleet, out):
             world.err(f"{clean_line(change.path)}: {done}\n")
 
 
+def ask_gateway(fleet, world, out):
+    """Return {node: what it has served} from a gateway of ours that serves this fleet."""
+    url, key = f"{gateway_url(fleet.gateway)}/fleet", read_key(world, fleet, out)
+    try:
+        _, body, status = look(world, url, world.clock() + CONNECT_SECONDS, **{"x-api-key": key})
+        page = parse_answer(body) if status == 200 else {}
+    except NodeFailure:
+        return {}
+    return {node["name"]: node for node in page["nodes"]} \
+        if isinstance(page, dict) and page.get("fleet") == fleet.name else {}
+
+
 def start_gateway(fleet, world, out):
-    """Start what serves the fleet, or find that it runs; return (stop, what it has served)."""
+    """Start what serves the fleet, or find that it runs; return what stops it."""
     import threading
 
-    url, key = gateway_url(fleet.gateway), read_key(world, fleet, out)
-    nothing = {"nodes": []}
-    used = f"A gateway for {clean_line(fleet.name)} runs at {url}: it is used.\n"
-    if fleet.gateway.provider == "litellm":
-        if who_listens(world, fleet.gateway, world.clock() + CONNECT_SECONDS) != "LiteLLM":
-            return start_litellm(world, fleet, out, key).stop, lambda: nothing
-        world.err(used)
-        return lambda: None, lambda: nothing
-
-    def ask_running():
-        try:
-            headers = {"x-api-key": key}
-            page = look(world, url + "/fleet", world.clock() + CONNECT_SECONDS, **headers)
-            return parse_answer(page[1]) if page[2] == 200 else nothing
-        except NodeFailure:
-            return nothing
-
-    if ask_running().get("fleet") == fleet.name:
-        world.err(used)
-        return lambda: None, ask_running
+    name, url = clean_line(fleet.name), gateway_url(fleet.gateway)
+    is_litellm = fleet.gateway.provider == "litellm"
+    if who_listens(world, fleet.gateway, world.clock() + CONNECT_SECONDS) == "LiteLLM" \
+            if is_litellm else ask_gateway(fleet, world, out):
+        world.err(f"A gateway for {name} runs at {url}: it is used.\n")
+        return lambda: None
+    if is_litellm:
+        return start_litellm(fleet, world, out)
     server, listener = open_gateway(fleet, world, out)
     serving = threading.Thread(target=server.run, args=(listener,), daemon=True)
     serving.start()
-    world.err(f"Serving {clean_line(fleet.name)} at {url}.\n")
+    world.err(f"Serving {name} at {url}.\n")
 
     def stop():
         server.stop("up")
         serving.join(GRACE_SECONDS + 1)
 
-    return stop, server.show
+    return stop
 
 
-def start_litellm(world, fleet, out, key):
-    """Start the installed LiteLLM on the generated config; return its process once it answers."""
-    program = world.which("litellm")
+def start_litellm(fleet, world, out):
+    """Start the installed LiteLLM on the generated config; return what stops it."""
+    program, key = world.which("litellm"), read_key(world, fleet, out)
     if not program:
         raise FleetError("litellm-missing", "the gateway is LiteLLM and it is not on the PATH",
                          fix=f"{LITELLM_INSTALL}, or write `provider: builtin`")
@@ -4766,26 +4655,26 @@ def start_litellm(world, fleet, out, key):
     child = world.start([program, "--config", world.path(out, LITELLM_FILE), "--host", gateway.host,
                          "--port", str(gateway.port)], log=log, environ={
         **merge_environment(world.environ, fleet, key), gateway.master_key_env: key})
+
+    def stop():
+        child.kill()  # it keeps nothing that a softer end would save
+        child.wait()
+
     until = world.clock() + LITELLM_START_SECONDS
     while who_listens(world, gateway, until) != "LiteLLM":
-        if child.ended() or world.clock() > until:
-            child.stop()
+        if child.poll() is not None or world.clock() > until:
+            stop()
             raise FleetError("litellm-failed", "LiteLLM did not start", fix=f"see {log}")
-        world.sleep(0.2)
+        world.sleep(TICK_SECONDS)
     world.err(f"LiteLLM serves {clean_line(fleet.name)} at {gateway_url(gateway)}.\n")
-    return child
+    return stop
 
 
 def format_served(before, after, columns):
     """Return what each node has served in between."""
-    old = {node["name"]: node for node in before["nodes"]}
-    rows = []
-    for node in after["nodes"]:
-        counts = {name: node[name] - old.get(node["name"], {}).get(name, 0) for name in TOTALS}
-        rows.append((node["name"], counts["requests"], counts["input_tokens"],
-                     counts["output_tokens"], f"{counts['waited_seconds']:.1f} s",
-                     counts["failures"]))
-    headers = ("Node", "Requests", "Tokens in", "Tokens out", "Waited", "Failures")
+    headers = ("Node", "Requests", "Tokens in", "Tokens out", "Seconds waited", "Failures")
+    rows = [(name, *(round(node[total] - before.get(name, node)[total], 1) for total in TOTALS))
+            for name, node in after.items()]
     return "\nServed:\n" + format_table(headers, rows, columns=columns) if rows else ""
 
 
