@@ -35,15 +35,17 @@ if sys.version_info < (3, 9):  # noqa: UP036 - this line is what an older Python
 
 
 class _Late:
-    """Stands for `re` until it is first used; `--version` does not use it."""
+    """Stands for a module until it is first used; `--version` uses none of these."""
+
+    def __init__(self, name):
+        self.name = name
 
     def __getattr__(self, key):
-        global re
-        import re
-        return getattr(re, key)
+        globals()[self.name] = module = __import__(self.name)
+        return getattr(module, key)
 
 
-re = _Late()
+json, re, threading = map(_Late, ("json", "re", "threading"))
 
 
 class _Pattern:
@@ -2119,7 +2121,6 @@ def render_manifest(known):
 
     Two hashes stand in a row while a run writes: should it be cut off, either one is ours.
     """
-    import json
     files = {path: " ".join(hashes) for path, hashes in known.items()}
     value = {"schema": "subagent-fleet/manifest/1", "files": files}
     return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode("utf-8")
@@ -2127,7 +2128,6 @@ def render_manifest(known):
 
 def parse_manifest(content):
     """Return {path: hashes}; None when it cannot be read."""
-    import json
     try:
         return {path: hashes.split() for path, hashes in json.loads(content)["files"].items()
                 if target_of(path)}
@@ -2332,8 +2332,6 @@ class ApiError(FleetError):
 
 def _parse_object(text):
     """Return the JSON object in a text, or None."""
-    import json
-
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -2343,8 +2341,6 @@ def _parse_object(text):
 
 def render_json(value):
     """Return compact ASCII JSON, in which lone surrogates survive and infinity does not."""
-    import json
-
     try:
         return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
     except (ValueError, RecursionError):
@@ -3090,8 +3086,6 @@ def _error_words(exchange, body):
 
 def parse_answer(body):
     """Return the JSON value of an answer; refuse what would grow in memory or take long."""
-    import json
-
     # 1 MiB of `[[],[],…` becomes 20 MB of lists
     if sum(map(body.count, (b"[", b"{", b":", b","))) > JSON_MARKS:
         raise NodeFailure("bad answer", "far more in it than any Ollama answers")
@@ -3113,7 +3107,6 @@ def run_together(world, jobs, *, until=float("inf"), threads=512):
     hold the process.
     """
     import queue
-    import threading
 
     threads, left = min(len(jobs), threads), len(jobs)
     todo, done = queue.SimpleQueue(), queue.SimpleQueue()
@@ -3439,8 +3432,6 @@ class World:
 
     def _open_json(self, url, payload, deadline):
         """Send a POST of the payload; without one, a GET."""
-        import json
-
         body = None if payload is None else json.dumps(payload).encode()
         return self.open_exchange("POST" if body else "GET", url, body=body, deadline=deadline)
 
@@ -3913,8 +3904,6 @@ class Scheduler:
     """Who may ask which node when: slots, one line, rests. Pure but for a lock and a clock."""
 
     def __init__(self, fleet, clock):
-        import threading
-
         self._lock, self._clock = threading.Lock(), clock
         models, chains = list(fleet.models.values()), plan_fallbacks(fleet)
         self.tiers = {first.alias: [[model for model in models if model.alias == alias]
@@ -4214,8 +4203,6 @@ class Server:
     """The gateway: connections, the closed door, routes, receipts."""
 
     def __init__(self, fleet, key, world, *, receipts=""):
-        import threading
-
         self.fleet, self.world, self._key = fleet, world, key.encode("utf-8")
         self.scheduler = Scheduler(fleet, world.clock)
         self._receipts, self.log = receipts, None
@@ -4239,8 +4226,6 @@ class Server:
 
     def run(self, listener):
         """Serve until `stop`, then let what is being answered end."""
-        import threading
-
         host, port = listener.getsockname()[:2]
         name = self.world.own_name()
         # A web page can make a name of its own point here, so only names of this machine count.
@@ -4475,7 +4460,6 @@ def write_starter(world, output, nodes, *, offline=False):
     tree, found = plan_starter(states)
     text, schema = render_starter(tree), "fleet.schema.json"
     if output.lower().endswith(".json"):
-        import json
         text = json.dumps(parse_yaml(text), indent=2, ensure_ascii=False) + "\n"
     elif world.kind_of(world.path(world.parent(output), schema)) == "file":
         text = f"# yaml-language-server: $schema={schema}\n{text}"
@@ -4623,8 +4607,6 @@ def ask_gateway(fleet, world, out):
 
 def start_gateway(fleet, world, out):
     """Start what serves the fleet, or find that it runs; return what stops it."""
-    import threading
-
     name, url = clean_line(fleet.name), gateway_url(fleet.gateway)
     is_litellm = fleet.gateway.provider == "litellm"
     if who_listens(world, fleet.gateway, world.clock() + CONNECT_SECONDS) == "LiteLLM" \
@@ -4929,8 +4911,6 @@ MANAGED_SETTINGS = {
 
 def find_settings(world):
     """Return {path: what it sets under `env`} of the settings files Claude Code reads here."""
-    import json
-
     home = world.environ.get("HOME") or world.environ.get("USERPROFILE", "")
     user = world.environ.get("CLAUDE_CONFIG_DIR") or world.path(home, ".claude")
     found = {}
@@ -5170,16 +5150,12 @@ def print_json(world, command, fields):
 
 def render_report(command, fields):
     """Return the JSON object of a command: plain ASCII, whatever a node calls its models."""
-    import json
-
     return json.dumps({"schema": f"subagent-fleet/{command}/1", **fields}, indent=2,
                       default=vars) + "\n"
 
 
 def cmd_schema(options, world):
     """Print the JSON Schema of the fleet file."""
-    import json
-
     world.out(json.dumps(render_schema(), indent=2) + "\n")
     return EXIT_OK
 
