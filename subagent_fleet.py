@@ -4068,6 +4068,7 @@ class Service:
         chat, self._body, self._weight, estimate = self._server.plan(self._request, model)
         self._planned = model
         self._answer = Answer(f"msg_{self._id}", self._request, chat, estimate=estimate)
+        self._opening = render_event(self._answer.start())
 
     def _mark(self, name):
         if self._seconds[name] is None:
@@ -4162,7 +4163,7 @@ class Service:
             head = ("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
                     f"Cache-Control: no-cache\r\nrequest-id: req_{self._id}\r\n"
                     "Transfer-Encoding: chunked\r\n\r\n")
-            chunk = render_event(self._answer.start()) + chunk
+            chunk = self._opening + chunk
         if chunk:
             chunk = b"%x\r\n%b\r\n" % (len(chunk), chunk)
         self._visitor.send(head.encode("ascii") + chunk + b"0\r\n\r\n" * last)
