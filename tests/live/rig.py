@@ -170,7 +170,7 @@ class Exchange:
     path: str = ""
     headers: dict = field(default_factory=dict)
     raw: bytes = b""
-    answer: bytes = b""
+    answer: bytearray = field(default_factory=bytearray)
     first_byte: float = 0.0
     last_byte: float = 0.0
     closed_by: str = ""
@@ -187,7 +187,7 @@ class Exchange:
     @property
     def content(self):
         """The answer's body with the transfer's chunks joined."""
-        head, _, rest = self.answer.partition(b"\r\n\r\n")
+        head, _, rest = bytes(self.answer).partition(b"\r\n\r\n")
         if b"transfer-encoding: chunked" not in head.lower():
             return rest
         parts = []
@@ -316,8 +316,8 @@ class _Conversation:
             self.current.raw += block
             if self.current.raw.endswith(b"0\r\n\r\n"):
                 self.missing = 0
-                joined = Exchange(0.0, answer=b"HTTP/1.1 200\r\ntransfer-encoding: chunked\r\n\r\n"
-                                  + self.current.raw)
+                joined = Exchange(0.0, answer=bytearray(
+                    b"HTTP/1.1 200\r\ntransfer-encoding: chunked\r\n\r\n" + self.current.raw))
                 self.current.raw = joined.content
             return b"", passed + block
         taken, rest = block[:self.missing], block[self.missing:]

@@ -85,7 +85,7 @@ class Stream:
                 f"Content-Length: {len(body)}\r\n\r\n")
         self.socket = socket.create_connection((host, int(port)))
         self.socket.sendall(head.encode() + body)
-        self.seen, self.ended = b"", threading.Event()
+        self.seen, self.ended = bytearray(), threading.Event()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self):
@@ -307,7 +307,7 @@ def test_a_prompt_too_long_is_named_by_claude_code(warm, tmp_path, which):
 
 def test_one_model_on_two_nodes_shares_the_load(warm):
     marks = warm.marks()
-    streams = [Stream(warm.gateway, "claude-talk-local", "@play talk", max_tokens=2000)
+    streams = [Stream(warm.gateway, "claude-talk-local", "@play talk", max_tokens=400)
                for _ in range(6)]
     for stream in streams:
         assert stream.ended.wait(60)
@@ -371,9 +371,13 @@ def test_a_signal_lets_the_running_answer_end(ground, nodes, trap):
     process = rig.serve_process(project, port)
     rig.wait_for_gateway(process, port)
     gateway = rig.Gateway(f"http://127.0.0.1:{port}", process, project.key())
-    stream = Stream(gateway, "claude-talk-local", "@play talk", max_tokens=1500)
+    began = time.monotonic()  # how fast this machine talks now: the answer should take 3 s
+    assert Stream(gateway, "claude-talk-local", "@play talk", max_tokens=200).ended.wait(60)
+    tokens = int(3 * 200 / (time.monotonic() - began))
+    stream = Stream(gateway, "claude-talk-local", "@play talk", max_tokens=tokens)
     stream.wait_for_text()
     process.child.terminate()
+    assert not stream.ended.is_set(), "nothing was running"
     assert stream.ended.wait(20)
     assert stream.events[-1][0] == "message_stop"
     assert process.child.wait(10) == 0
