@@ -1311,7 +1311,7 @@ def _lint_nodes(fleet, warn):
     """Warn of prompts in clear on a public network, and of models that do not fit together."""
     for name, node in fleet.nodes.items():
         scheme, host, _, _ = split_endpoint(node.endpoint)
-        if scheme == "http" and is_public_address(host):
+        if scheme == "http" and address_kind(host) == "public":
             yield warn("public-endpoint", ("nodes", name, "endpoint"), f"{host} is a public "
                        "address and http sends every prompt in clear",
                        "use a LAN, Tailscale or WireGuard address, or https")
@@ -1323,13 +1323,17 @@ def _lint_nodes(fleet, warn):
                        "move one to another node, or choose a smaller one")
 
 
-def is_public_address(host):
-    """Tell whether a literal address is reachable from anywhere (Tailscale's 100.64/10 is not)."""
+def address_kind(host):
+    """Return what an address is good for: public, LAN, Tailscale; "" for none, or this machine."""
     import ipaddress
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_global
+        found = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
-        return False
+        return ""
+    if found.is_loopback or found.is_link_local:
+        return ""
+    # Tailscale's 100.64/10 is neither private nor global
+    return "public" if found.is_global else "LAN" if found.is_private else "Tailscale"
 
 
 def _lint_models(fleet, warn):
@@ -1722,7 +1726,7 @@ def _doctor_nodes(fleet, facts):
             yield _say("open-origin", name=name)
         for address in addresses:
             # One that the config itself names is a warning of the config.
-            if is_public_address(address) and address not in state.endpoint:
+            if address_kind(address) == "public" and address not in state.endpoint:
                 yield _say("public-address", who=f"node `{name}`", address=address)
         yield from _memory_findings(fleet, facts, state)
 
@@ -1873,17 +1877,6 @@ class Worker(Record):
     program: str     # where Ollama's program is; "" is nowhere
     state: NodeState
     reached: tuple   # its NodeState at each address that other machines may use, by that name
-
-
-def address_kind(address):
-    """Return what a machine's own address is good for, or "" when others cannot use it."""
-    import ipaddress
-
-    found = ipaddress.ip_address(address)
-    if found.is_loopback or found.is_link_local:
-        return ""
-    # Tailscale's 100.64/10 is neither private nor global
-    return "public" if found.is_global else "LAN" if found.is_private else "Tailscale"
 
 
 def plan_worker_block(worker):
@@ -4445,7 +4438,7 @@ def cmd_init(options, world):
     output = options.output
     if world.kind_of(output, follow=False) != "absent" and not options.force:
         raise FleetError("exists", f"{output} is there already", status=EXIT_REFUSED,
-                         fix=f"edit it, or `subagent-fleet init --force` to replace it")
+                         fix="edit it, or `subagent-fleet init --force` to replace it")
     nodes = [Node("local", OLLAMA_ENDPOINT)] + [parse_node(text) for text in options.node]
     world.out(write_starter(world, output, nodes, offline=options.offline))
     world.out("Edit it with your Ollama node endpoints, then run:\n  subagent-fleet discover\n"
