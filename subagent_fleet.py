@@ -3077,10 +3077,14 @@ def _error_words(exchange, body):
         return body.decode("utf-8", "replace").strip().split("\n")[0][:200]
 
 
+def _count_marks(text):
+    """Return what makes JSON large in memory: 8 MiB of `[[],[],…` become 180 MB of lists."""
+    return sum(map(text.count, (b"[", b"{", b":", b",")))
+
+
 def parse_answer(body):
     """Return the JSON value of an answer; refuse what would grow in memory or take long."""
-    # 1 MiB of `[[],[],…` becomes 20 MB of lists
-    if sum(map(body.count, (b"[", b"{", b":", b","))) > JSON_MARKS:
+    if _count_marks(body) > JSON_MARKS:
         raise NodeFailure("bad answer", "far more in it than any Ollama answers")
     begins = re.match(rb"\s*[\[{]", body)
     try:  # NaN and Infinity are no integers; one of a million digits takes minutes on Python 3.9
@@ -3394,13 +3398,14 @@ class World:
         Many hostile answers at once must not fill the memory: large ones are read one at a time,
         and one is parsed at a time.
         """
-        large, found = False, bytearray()
+        large, found, marks = False, bytearray(), 0
         try:
             with self._open_json(url, payload, deadline) as exchange:
                 for piece in exchange.pieces():
                     found += piece
-                    if len(found) > PROBE_LIMIT_BYTES:
-                        raise NodeFailure("bad answer", "it is longer than any of Ollama's")
+                    marks += _count_marks(piece)
+                    if len(found) > PROBE_LIMIT_BYTES or marks > JSON_MARKS:
+                        raise NodeFailure("bad answer", "far more in it than any Ollama answers")
                     if len(found) > FREE_ANSWER_BYTES and not large:
                         large = self._large.acquire(timeout=max(0, deadline - self.clock()))
                 with self._parsing:

@@ -35,7 +35,7 @@ class FakeNode:
         self.server = kind((host, 0), type("Handler", (_Handler,), {"node": self}))
         self.port = self.server.server_address[1]
         self.endpoint = f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
-        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02},
+        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.005},
                          daemon=True).start()
 
     def close(self):

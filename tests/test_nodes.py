@@ -395,10 +395,10 @@ def test_warmup_pull_may_take_long_while_it_goes_on(command, tmp_path, monkeypat
             connection.sendall(hostile_nodes.whole(b'{"error":"none"}', b"HTTP/1.1 404 No\r\n"))
             return
         connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-        for _ in range(5):
-            time.sleep(0.2)
+        for _ in range(4):
+            time.sleep(0.15)
             connection.sendall(piece)
-    monkeypatch.setattr(sf, "PULL_STALL_SECONDS", 0.5)
+    monkeypatch.setattr(sf, "PULL_STALL_SECONDS", 0.4)
     write_fleet(tmp_path, {"n": f"http://127.0.0.1:{hostile_nodes.listen(behave)}"},
                 {"a": {"node": "n", "ollama_model": "tiny"}})
     done = command("warmup", "--pull")
@@ -679,9 +679,10 @@ def start(directory, *words, **more):
                             stderr=subprocess.PIPE, **more)
 
 
-@pytest.mark.parametrize("words", [("discover", "--write"), ("status", "--watch", "0.1"),
-                                   ("warmup", "--pull")])
-@pytest.mark.parametrize("after", [0.0, 0.05, 0.3])
+@pytest.mark.parametrize("words, after", [
+    (("discover", "--write"), 0.0), (("discover", "--write"), 0.3),
+    (("status", "--watch", "0.1"), 0.05), (("status", "--watch", "0.1"), 0.3),
+    (("warmup", "--pull"), 0.0), (("warmup", "--pull"), 0.05)])
 def test_interrupt_ends_at_once_with_one_line(fake_node, tmp_path, words, after):
     node = fake_node({"a:1b": {}})
     node.delay = 0.1
@@ -705,7 +706,7 @@ def test_interrupt_ends_at_once_with_one_line(fake_node, tmp_path, words, after)
 @pytest.mark.parametrize("words", [("discover",), ("discover", "--json"), ("status",),
                                    ("status", "--watch", "0.05"), ("warmup",)])
 def test_reader_that_leaves_is_no_error(fake_node, tmp_path, words):
-    names = [f"a-model-whose-name-is-long-{i}:1b" for i in range(2000)]  # more than a pipe holds
+    names = [f"{'long-name-' * 11}{i}:1b" for i in range(600)]  # more than a pipe holds
     node = fake_node({name: {} for name in names})
     write_fleet(tmp_path, {"n": node.endpoint}, {"a": {"node": "n", "ollama_model": names[0]}})
     process = start(tmp_path, *words)
