@@ -2923,10 +2923,12 @@ class Exchange:
 
     def lines(self):
         """Yield the lines of the body as they come, without their ends."""
-        rest = b""
+        rest = bytearray()
         for piece in self.pieces():
-            *whole, rest = (rest + piece).split(b"\n")
-            yield from whole
+            rest += piece
+            if b"\n" in piece:
+                *whole, rest = rest.split(b"\n")
+                yield from whole
             if len(rest) > ANSWER_LIMIT_BYTES:
                 raise NodeFailure("bad answer", "a line of its answer does not end")
         if rest:
