@@ -1594,19 +1594,18 @@ DOCTOR_TEXTS = {  # id: level, what is so, what mends it
                        "close its port to the internet; use a LAN, Tailscale or WireGuard address"),
     "evicts": ("warning", "node `{name}`: {models} take {need:.0f} GB before any context and push "
                "each other out of memory", "move one to another node, or choose a smaller one"),
-    "route": ("ok", "{model.name}: {model.ollama_model} on {model.node}", ""),
-    "cloud-stub": ("error", "models.{model.name}: `{model.node}` sends {model.ollama_model} to "
-                   "{held.remote}", "choose a local model, or add `cloud: true`"),
-    "model-missing": ("error", "models.{model.name}: `{model.node}` does not have "
-                      "{model.ollama_model}", "subagent-fleet warmup --pull --model {model.name}"),
-    "no-tools": ("error", "models.{model.name}: {model.ollama_model} cannot call tools, which "
-                 "{users} will ask of it", "choose a model that can, such as qwen3-coder:30b"),
-    "no-thinking": ("error", "models.{model.name}: {model.ollama_model} cannot think; Ollama "
-                    "refuses whoever asks for it", "write `thinking: false`"),
-    "context-untrained": ("warning", "models.{model.name}: {model.ollama_model} was made for a "
-                          "context of {wanted}", "write `context: {wanted}`"),
-    "context-short": ("warning", "models.{model.name}: {model.ollama_model} is loaded with context "
-                      "{context}, not {wanted}", "subagent-fleet warmup --model {model.name}"),
+    "route": ("ok", "{model} on {node}", ""),
+    "cloud-stub": ("error", "{model} is sent by `{node}` to {remote}",
+                   "choose a local model, or add `cloud: true`"),
+    "model-missing": ("error", "{model} is not on `{node}`",
+                      "subagent-fleet warmup --pull --model {name}"),
+    "no-tools": ("error", "{model} cannot call tools, which {users} will ask of it",
+                 "choose a model that can, such as qwen3-coder:30b"),
+    "no-thinking": ("error", "{model} cannot think, and Ollama refuses whoever asks for it",
+                    "write `thinking: false`"),
+    "context-untrained": ("warning", "{model} was made for {wanted}", "write `context: {wanted}`"),
+    "context-short": ("warning", "{model} is loaded with context {context}, not {wanted}",
+                      "subagent-fleet warmup --model {name}"),
     "port-free": ("ok", "{at} is free for the gateway", ""),
     "gateway-up": ("ok", "{holder} answers at {at}", ""),
     "port-taken": ("error", "{at} is taken by another program; LiteLLM would take another port",
@@ -1773,8 +1772,9 @@ def _doctor_routes(fleet, facts):
             ("context-untrained", "context", wanted < model.context),
             ("context-short", "context", 0 < context < wanted)) if is_so]
         for slug, key in found or [("route", "name")] * state.online:
-            yield _say(slug, "", fleet.document.locate(("models", name, key))[0], model=model,
-                       held=held, users=", ".join(users), wanted=wanted, context=context)
+            yield _say(slug, "", fleet.document.locate(("models", name, key))[0], name=name,
+                       model=f"models.{name}: {model.ollama_model}", node=model.node,
+                       remote=held.remote, users=", ".join(users), wanted=wanted, context=context)
 
 
 def _doctor_gateway(fleet, facts):
