@@ -3377,8 +3377,7 @@ class World:
 
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
-        host = parts.hostname.split("%")[0]  # an IPv6 zone means nothing to the other side
-        fields = {"Host": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+        fields = {"Host": re.sub(r"%[^]]*", "", parts.netloc),  # an IPv6 zone means nothing there
                   "User-Agent": f"subagent-fleet/{__version__}", "Connection": "close"}
         if body is not None:
             fields.update({"Content-Type": "application/json", "Content-Length": len(body)})
@@ -3651,9 +3650,9 @@ def _probe_node(world, node, *, deadline, wanted):
     names = [model.name for model in models
              if wanted is None or _full_model_name(model.name) in wanted]
     # only /api/show knows for sure what a model can do
-    jobs = {name: lambda name=name: ask("/api/show", _parse_show, {"model": name})
-            for name in names[:SHOW_LIMIT]}
-    jobs[""] = lambda: ask("/api/ps", _parse_loaded)
+    jobs = {"": lambda: ask("/api/ps", _parse_loaded)}
+    jobs.update({name: lambda name=name: ask("/api/show", _parse_show, {"model": name})
+                 for name in names[:SHOW_LIMIT]})
     answers = run_together(world, jobs, until=deadline + PROBE_GRACE_SECONDS, threads=8)
     found = {key: value for key, value in answers if not isinstance(value, NodeFailure)}
     return NodeState(node.name, node.endpoint, "", "", version, latency,
