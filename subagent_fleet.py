@@ -3870,7 +3870,6 @@ BODY_LIMIT_BYTES = 64 * 1024 * 1024
 CONNECTION_LIMIT = 256
 CONVERSATION_LIMIT = 4096
 GRACE_SECONDS = 10.0
-RECEIPTS_NAME = "requests.jsonl"
 RECEIPTS_LIMIT_BYTES = 10 * 1024 * 1024
 OPEN_PATHS = ("/", "/health/liveliness")
 LITELLM_START_SECONDS = 90.0
@@ -4050,6 +4049,10 @@ class Service:
             self._await_slot(ticket)
             while not self._attempt(ticket):
                 self._await_slot(ticket)
+            if self._is_stream:
+                self._flush(last=True)
+            else:
+                self._reply(200, self._answer.message)
             self._outcome = "ok"
         except ClientGone:
             self._outcome = "left"
@@ -4129,7 +4132,8 @@ class Service:
                 if size > 1_000_000 + 1_000 * model.max_output:
                     raise NodeFailure("bad answer", "it does not end")
                 if self._answer.message["stop_reason"]:
-                    return self._finish(model)
+                    tokens = self._answer.message["usage"]["input_tokens"]
+                    return self._server.learn(model, self._weight, tokens)
                 exchange.deadline = clock() + model.timeout
             raise NodeFailure("bad answer", "it ended before it was done")
         finally:
@@ -4141,13 +4145,6 @@ class Service:
             self._out += b"".join(map(render_event, events))
             if len(self._out) > HEADER_LIMIT_BYTES:
                 self._flush()
-
-    def _finish(self, model):
-        self._server.learn(model, self._weight, self._answer.message["usage"]["input_tokens"])
-        if self._is_stream:
-            self._flush(last=True)
-        else:
-            self._reply(200, self._answer.message)
 
     def _reply(self, status, value):
         self._visitor.reply(status, render_json(value), head=f"request-id: req_{self._id}\r\n")
@@ -4260,6 +4257,7 @@ class Server:
 
     def _serve_next(self, visitor):
         """Answer the next request; tell whether another may follow."""
+        import traceback
         try:
             asked = visitor.read_request(REQUEST_SECONDS)
             if asked:
@@ -4271,18 +4269,13 @@ class Server:
         except ApiError as error:
             problem = error
         except Exception as error:  # a bug; its message may quote a prompt, its place does not
-            self._report(error)
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            self.world.err(f"error: {type(error).__name__} in {place.name}, line {place.lineno}; "
+                           f"this is a bug, please report it at {HOME_URL}/issues\n")
             problem = ApiError(500, "a bug in the gateway")
         # Its body may not have been read, so the connection ends with it.
         visitor.reply(problem.http, render_json(problem.event), head="Connection: close\r\n")
         return False
-
-    def _report(self, error):
-        import traceback
-
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        self.world.err(f"error: {type(error).__name__} in {place.name}, line {place.lineno}; this "
-                       f"is a bug, please report it at {HOME_URL}/issues\n")
 
     def _respond(self, visitor, method, target, headers):
         """Answer one request, or raise what it is refused with."""
@@ -4531,7 +4524,7 @@ def open_gateway(fleet, world, out, *, receipts=True):
             holder = who_listens(world, gateway, world.clock() + 1.0)
             error.what += f", by {clean_line(holder)}" if holder else ""
         raise
-    path = world.path(out, STATE_DIRECTORY, RECEIPTS_NAME) if receipts else ""
+    path = world.path(out, STATE_DIRECTORY, "requests.jsonl") if receipts else ""
     if path:
         world.make_directory(world.parent(path))
     return Server(fleet, key, world, receipts=path), listener
