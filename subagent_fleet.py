@@ -2295,14 +2295,16 @@ def format_worker(worker, *, block, columns=0):
 API_ERROR_KINDS = {400: "invalid_request_error", 401: "authentication_error",
                    403: "permission_error", 404: "not_found_error", 408: "timeout_error",
                    413: "request_too_large", 529: "overloaded_error"}
-REQUEST_TYPES = {"model": str, "messages": list, "tools": list, "tool_choice": dict,
-                 "stop_sequences": list, "stream": bool, "max_tokens": int, "temperature": float,
-                 "top_p": float, "top_k": int}
-TYPE_WORDS = {str: "text", list: "a list", dict: "an object", bool: "true or false",
-              int: "a whole number", float: "a number"}
+REQUEST_TYPES = {"text": (str,), "a list": (list,), "an object": (dict,),
+                 "true or false": (bool,), "a whole number": (int,), "a number": (int, float)}
+REQUEST_FIELDS = {"model": "text", "messages": "a list", "tools": "a list",
+                  "tool_choice": "an object", "stop_sequences": "a list", "stream": "true or false",
+                  "max_tokens": "a whole number", "temperature": "a number", "top_p": "a number",
+                  "top_k": "a whole number"}
 SCHEMA_TYPES = {"type": (str, list), "description": str, "enum": list, "anyOf": list,
                 "properties": dict, "required": list}
 TURN_PARTS = ("reminder", "text", "thinking", "image", "call", "result", "found")
+NO_DOCUMENT = "(a document of which only the bytes were sent was left out)"
 IMAGE_WEIGHT = 4_000  # bytes of JSON that take as many tokens as an image
 BYTES_A_TOKEN = 4.0  # of JSON; learned per model from its first answer on
 _TOO_LONG = (r"(?:\((\d+) tokens\) )?exceeds the available context size \((\d+) tokens\)"
@@ -2350,13 +2352,13 @@ def parse_messages_request(body):
     request = _parse_object(body)
     if request is None:
         raise ApiError(400, "body: expected a JSON object")
-    for name, kind in REQUEST_TYPES.items():
+    for name, words in REQUEST_FIELDS.items():
         value = request.get(name)
         if value is None and name not in ("model", "messages"):
             continue
-        fits = type(value) in (kind, int) if kind is float else type(value) is kind
-        if not fits or (kind in (int, float) and not -1e9 < value < 1e9):
-            raise ApiError(400, f"{name}: expected {TYPE_WORDS[kind]}")
+        if type(value) not in REQUEST_TYPES[words] \
+                or (words.endswith("number") and not -1e9 < value < 1e9):
+            raise ApiError(400, f"{name}: expected {words}")
     if not all(isinstance(text, str) for text in request.get("stop_sequences") or ()):
         raise ApiError(400, "stop_sequences: expected a list of texts")
     return request
@@ -2429,7 +2431,11 @@ def _read_parts(content, where):
         elif kind == "image":
             parts.append((kind, _read_image(block, where)))
         elif kind in ("document", "search_result"):
-            parts += [("text", _text(block, "title", where)), *_read_document(block, where)]
+            source = block.get("source") if kind == "document" else block
+            source = source if isinstance(source, dict) else {}
+            inside = source.get("data" if source.get("type") == "text" else "content")
+            parts += [("text", _text(block, "title", where)),
+                      *(_read_parts(inside, where) or [("text", NO_DOCUMENT)])]
         elif kind == "tool_reference":
             name = _text(block, "tool_name", where)
             parts += [("found", name), ("text", f"The tool `{name}` can be called now.")]
@@ -2459,14 +2465,6 @@ def _read_image(block, where):
     except ValueError:
         raise ApiError(400, f"{where}: the image is not valid base64") from None
     return base64.b64encode(pixels).decode("ascii")
-
-
-def _read_document(block, where):
-    source = block if block["type"] == "search_result" else block.get("source")
-    source = source if isinstance(source, dict) else {}
-    inside = source.get("data" if source.get("type") == "text" else "content")
-    missing = "(a document of which only the bytes were sent was left out)"
-    return _read_parts(inside, where) or [("text", missing)]
 
 
 def _read_result(block, where):
@@ -4046,9 +4044,8 @@ class Service:
         self._prepare(scheduler.tiers[alias][0][0])  # refused before it waits
         ticket = scheduler.enter(alias, self._conversation)
         try:
-            self._await_slot(ticket)
             while not self._attempt(ticket):
-                self._await_slot(ticket)
+                pass
             if self._is_stream:
                 self._flush(last=True)
             else:
@@ -4091,7 +4088,8 @@ class Service:
         self._mark("waited")
 
     def _attempt(self, ticket):
-        """Ask the granted model; True when answered, False when another should be asked."""
+        """Ask the next model; True when it answered, False when another should be asked."""
+        self._await_slot(ticket)
         self._model = ticket.model
         try:
             self._ask(ticket)
