@@ -2876,22 +2876,22 @@ class Exchange:
     def pieces(self):
         """Yield the body as it comes; a body that ends early is a failure."""
         status, headers = self._read_head()
-        length = headers.get("content-length")
+        coding, length = headers.get("transfer-encoding", ""), headers.get("content-length", "")
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise NodeFailure("bad answer", "it compressed what was asked for in clear")
-        if headers.get("transfer-encoding", "identity").lower() != "identity":
-            yield from self._chunks(headers["transfer-encoding"])
-        elif length is not None and not re.fullmatch("[0-9]{1,18}", length):
-            raise NodeFailure("bad answer", "its content-length is not a number")
+        if coding.lower() == "chunked":
+            yield from self._chunks()
+        elif coding.lower() not in ("", "identity") or not re.fullmatch("[0-9]{0,18}", length):
+            raise NodeFailure("bad answer", "nothing tells how long its answer is")
         elif status not in (204, 304):
-            yield from self._take(None if length is None else int(length))
+            yield from self._take(int(length) if length else None)
 
-    def _chunks(self, coding):
+    def _chunks(self):
         """Yield the body of a chunked answer; nothing is kept alive, so trailers are left."""
         size = None
         while size != 0:
             found = re.match(rb"\s*([0-9A-Fa-f]{1,8})\s*(;|$)", self._line())
-            if coding.lower() != "chunked" or not found:
+            if not found:
                 raise NodeFailure("bad answer", "its chunks have no readable size")
             size = int(found[1], 16)
             yield from self._take(size)

@@ -368,13 +368,15 @@ def test_warmup_same_model_and_context_is_loaded_once(fake_node, command, tmp_pa
     assert len(node.asked("/api/chat")) == 1 and done.stdout.count("  ok  ") == 3
 
 
-def test_warmup_other_context_is_loaded_for_itself(fake_node, command, tmp_path):
+def test_warmup_other_context_takes_the_place_of_the_first(fake_node, command, tmp_path):
     node = fake_node({"tiny": {}})
     write_fleet(tmp_path, {"n": node.endpoint},
                 {name: {"node": "n", "ollama_model": "tiny", "context": context} for name, context in
                  (("a", 8192), ("b", 16384))})
-    command("warmup")
+    done = command("warmup")
     assert [sent["options"]["num_ctx"] for sent in node.asked("/api/chat")] == [8192, 16384]
+    assert "a  n  tiny  failed: loaded with context 16384, not 8192" in done.stdout
+    assert "b  n  tiny  ok" in done.stdout
 
 
 def test_warmup_name_that_ps_lists_twice_is_seen_with_its_context(fleet, command):
