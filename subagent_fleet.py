@@ -4255,7 +4255,6 @@ class Server:
 
     def _serve_next(self, visitor):
         """Answer the next request; tell whether another may follow."""
-        import traceback
         try:
             asked = visitor.read_request(REQUEST_SECONDS)
             if asked:
@@ -4267,6 +4266,7 @@ class Server:
         except ApiError as error:
             problem = error
         except Exception as error:  # a bug; its message may quote a prompt, its place does not
+            import traceback
             place = traceback.extract_tb(error.__traceback__)[-1]
             self.world.err(f"error: {type(error).__name__} in {place.name}, line {place.lineno}; "
                            f"this is a bug, please report it at {HOME_URL}/issues\n")
