@@ -2652,8 +2652,8 @@ class Answer:
         if self._phase == "after":
             text = text.lstrip()
             self._phase = "text" if text else "after"
-        # Ollama would end at a stop sequence too, but not say that it did.
-        text, self._stopped, _ = self._split(text, self._stops, last)
+        if self._stops:  # Ollama would end there too, but not say that it did
+            text, self._stopped, _ = self._split(text, self._stops, last)
         return events + self._grow("text", text)
 
     def _split(self, text, marks, last):
