@@ -725,15 +725,12 @@ RULES = {
     "name": (_NAME, "letters, digits, `.`, `_` and `-`, at most 64"),
     "agent name": ({"type": "string", "pattern": "^[a-z0-9][a-z0-9_-]{0,63}$"},
                    "lower case letters, digits, `-` and `_`, at most 64, a letter or digit first"),
-    "line": ({"type": "string", "pattern": _ONE_LINE % 256},
-             "one line of 1 to 256 characters, none of them control characters"),
+    "line": ({"type": "string", "pattern": _ONE_LINE % 256}, "1 to 256 printable characters"),
     "text": ({"type": "string", "pattern": f"^[^{_CONTROL}]*$"}, "text without control characters"),
     "endpoint": ({"type": "string", "pattern": "^[Hh][Tt][Tt][Pp][Ss]?://[^\\s@?#]+$"},
                  "an address such as `http://192.168.1.50:11434`"),
-    "host": ({"type": "string", "pattern": "^[A-Za-z0-9.:_-]{1,253}$"},
-             "an address or a host name such as `127.0.0.1`"),
-    "variable": ({"type": "string", "pattern": _VARIABLE},
-                 "the name of an environment variable that belongs to nothing else"),
+    "host": ({"type": "string", "pattern": "^[A-Za-z0-9.:_-]{1,253}$"}, "an address or host name"),
+    "variable": ({"type": "string", "pattern": _VARIABLE}, "a variable name nothing else uses"),
     # LiteLLM reads `os.environ/NAME` as that variable's value, wherever it stands.
     "alias": ({"type": "string", "pattern": "^(?!os[.]environ/)[A-Za-z0-9._:/@-]{1,128}$"},
               "letters, digits and `. _ : / @ -`, at most 128"),
@@ -784,10 +781,8 @@ FIELDS = {
         "port": Field("port", 4000, "port the gateway listens on"),
         "master_key_env": Field("variable", "LITELLM_MASTER_KEY", "variable that holds the key"),
     },
-    "claude": {tier: Field("name", None, note) for tier, note in (
-        ("main", "model of the main session"), ("opus", "model behind `opus`"),
-        ("sonnet", "model behind `sonnet`"), ("haiku", "model behind `haiku`"),
-        ("fable", "model behind `fable`"))},
+    "claude": {tier: Field("name", None, "model of the main session" if tier == "main" else
+                           f"model behind `{tier}`") for tier in TIERS},
     "node": {
         "endpoint": Field("endpoint", REQUIRED, "where its Ollama answers"),
         "tags": Field("tags", [], "your own words for it"),
