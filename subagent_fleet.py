@@ -190,7 +190,7 @@ _NUMBER = _Pattern(
 
 # Surrogates, controls, and the line breaks and byte order marks that programs disagree on.
 _ODD_CHARACTER = _Pattern(
-    "[^\t\n -~\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 _OUTSIDE = {
     "&": ("anchors (`&x`)", "repeat the value, or quote the text"),
     "*": ("aliases (`*x`)", "repeat the value, or quote the text"),
@@ -1183,6 +1183,10 @@ EDIT_TOOLS = {"Edit", "Write", "NotebookEdit"}
 GONE_TOOLS = {"MultiEdit": "Edit", "LS": "", "TodoWrite": "", "NotebookRead": ""}
 KNOWN_TOOLS = ("Agent", "Bash", "Edit", "Glob", "Grep", "NotebookEdit", "Read", "Skill", "Task",
                "WebFetch", "WebSearch", "Write")
+MORE_TOOLS = """AskUserQuestion BashOutput CronCreate CronDelete CronList EnterPlanMode EnterWorktree
+    ExitPlanMode ExitWorktree KillShell LSP ListAgents ListMcpResourcesTool Monitor PowerShell
+    PushNotification ReadMcpResourceTool ReportFindings ScheduleWakeup SendMessage TaskCreate
+    TaskGet TaskList TaskOutput TaskStop TaskUpdate ToolSearch Workflow""".split()
 KNOWN_FRONTMATTER = ("color", "maxTurns", "effort", "permissionMode", "disallowedTools", "skills",
                      "memory", "isolation", "background", "omitClaudeMd")
 
@@ -1805,7 +1809,7 @@ def read_agent(text):
     """Return (name, why Claude Code will not use the agent, or "").
 
     As 2.1.197 and 2.1.327 list them: YAML whose `name` and `description` are texts. With none of
-    its tools known it is listed and refused; only those that cannot be are told, others are new.
+    its tools known it is listed, and refused when it is called.
     """
     found = re.match(r"\ufeff?---[ \t]*\r?\n(.*?\n?)---", text, re.DOTALL)
     if not found:
@@ -1821,8 +1825,9 @@ def read_agent(text):
         return "", f"its name is {show_value(name)}" if name else "it has no name"
     if not isinstance(description, str) or not description.strip():
         return name, "its description is no text"
-    if tools and all(tool in GONE_TOOLS or re.match("(?!mcp__)[a-z]", tool) for tool in tools):
-        return name, f"there are none of its tools ({', '.join(tools)})"
+    if tools and not any(tool in KNOWN_TOOLS or tool in MORE_TOOLS or tool.startswith(
+            ("*", "mcp__")) for tool in tools):
+        return name, f"none of its tools is known here ({', '.join(tools)})"
     return name, ""
 
 

@@ -65,8 +65,8 @@ AGENTS = [
     ("---\nname: a\ndescription: \"open\n---\n", NO_YAML),
     ("---\nname: 'a\ndescription: d\n---\n", NO_YAML),
     ("---\n\tname: a\n---\n", NO_YAML),
-    (HEAD + "tools: read, grep\n---\n", "there are none of its tools (read, grep)"),
-    (HEAD + "tools: MultiEdit\n---\n", "there are none of its tools (MultiEdit)"),
-    (HEAD + "tools: [NoSuchTool]\n---\n", ""),  # it may be a new one
-    (HEAD + "tools:\n  - LS\n---\n", "there are none of its tools (LS)"),
+    (HEAD + "tools: read, grep\n---\n", "none of its tools is known here (read, grep)"),
+    (HEAD + "tools: MultiEdit\n---\n", "none of its tools is known here (MultiEdit)"),
+    (HEAD + "tools: [NoSuchTool]\n---\n", "none of its tools is known here (NoSuchTool)"),
+    (HEAD + "tools:\n  - LS\n---\n", "none of its tools is known here (LS)"),
 ]
