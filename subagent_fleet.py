@@ -1183,10 +1183,12 @@ EDIT_TOOLS = {"Edit", "Write", "NotebookEdit"}
 GONE_TOOLS = {"MultiEdit": "Edit", "LS": "", "TodoWrite": "", "NotebookRead": ""}
 KNOWN_TOOLS = ("Agent", "Bash", "Edit", "Glob", "Grep", "NotebookEdit", "Read", "Skill", "Task",
                "WebFetch", "WebSearch", "Write")
-MORE_TOOLS = """AskUserQuestion BashOutput CronCreate CronDelete CronList EnterPlanMode
-    EnterWorktree ExitPlanMode ExitWorktree KillShell LSP ListAgents ListMcpResourcesTool Monitor PowerShell
+MORE_TOOLS = """
+    AskUserQuestion BashOutput CronCreate CronDelete CronList EnterPlanMode EnterWorktree
+    ExitPlanMode ExitWorktree KillShell LSP ListAgents ListMcpResourcesTool Monitor PowerShell
     PushNotification ReadMcpResourceTool ReportFindings ScheduleWakeup SendMessage TaskCreate
-    TaskGet TaskList TaskOutput TaskStop TaskUpdate ToolSearch Workflow""".split()
+    TaskGet TaskList TaskOutput TaskStop TaskUpdate ToolSearch Workflow
+""".split()
 KNOWN_FRONTMATTER = ("color", "maxTurns", "effort", "permissionMode", "disallowedTools", "skills",
                      "memory", "isolation", "background", "omitClaudeMd")
 
