@@ -5360,7 +5360,8 @@ def seconds_above_zero(text):
 CONFIG = Flag("--config", "the fleet file, `-` for standard input; else the nearest fleet.yaml",
               "FILE")
 JSON = Flag("--json", "print one JSON object")
-OUT = Flag("--out", "where the generated files are; else beside the fleet file", "DIR")
+OUT = Flag("--out", "where generated files are; else here (--config) or beside the file found",
+           "DIR")
 FORCE = Flag("--force", "overwrite what is there")
 TIMEOUT = Flag("--timeout", "seconds to wait for nodes", "S",
                {"type": seconds_above_zero, "default": PROBE_TIMEOUT_SECONDS})
