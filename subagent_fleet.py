@@ -4545,7 +4545,7 @@ def cmd_up(options, world):
     tell_findings(world, [*findings, *lint_key(fleet, world.environ)])
     out = find_output(options, world)
     update_files(world, fleet, out)
-    if run_command(world, "warmup", f"--config={path}"):
+    if run_words(["warmup", f"--config={path}"], world):
         states = probe_fleet(world, fleet, PROBE_TIMEOUT_SECONDS)
         if not any(plan_route_state(fleet, states, model).state == "ready"
                    for model in fleet.models.values()):
@@ -4556,8 +4556,8 @@ def cmd_up(options, world):
     try:
         before = ask_gateway(fleet, world, out)
         if world.which("claude"):
-            status = run_command(world, "launch", "claude", f"--config={path}", f"--out={out}",
-                                 "--", *options.passed)
+            status = run_words(["launch", "claude", f"--config={path}", f"--out={out}", "--",
+                                *options.passed], world)
         else:
             world.on_stop(names.append)
             world.err(f"Claude Code is not on the PATH: {CLAUDE_INSTALL}\n"
@@ -4568,12 +4568,6 @@ def cmd_up(options, world):
     finally:
         stop()
     return EXIT_INTERRUPTED if "SIGINT" in names else status
-
-
-def run_command(world, name, *words):
-    """Run another command as if it had been typed."""
-    command = find_command(name)
-    return command.run(parse_arguments(command, list(words)), world)
 
 
 def update_files(world, fleet, out):
@@ -5519,7 +5513,7 @@ def main(argv=None, world=None):
     """Run one command; return its exit status."""
     world = world or World()
     try:
-        return _run(list(sys.argv[1:] if argv is None else argv), world)
+        return run_words(list(sys.argv[1:] if argv is None else argv), world)
     except FleetError as error:
         told = "".join(format_finding(finding, indent="  ") for finding in error.findings)
         world.err(f"Invalid {clean_line(error.what)}:\n{told}" if told else
@@ -5539,7 +5533,7 @@ def main(argv=None, world=None):
         return EXIT_PROBLEM
 
 
-def _run(words, world):
+def run_words(words, world):
     """Choose the command, read its flags, run it."""
     if not words or words[0] in ("-h", "--help"):
         world.out(format_help())

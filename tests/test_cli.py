@@ -220,7 +220,7 @@ def test_each_usage_error_has_its_slug(tmp_path, monkeypatch, words, slug, statu
     (tmp_path / "fleet.yaml").write_text(
         edited(("host: 127.0.0.1", "host: 0.0.0.0")), encoding="utf-8")
     with pytest.raises(sf.FleetError) as caught:
-        sf._run(words, sf.World())
+        sf.run_words(words, sf.World())
     assert (caught.value.slug, caught.value.status) == (slug, status)
 
 
