@@ -2741,6 +2741,10 @@ def weigh_chat(chat, encoded):
 # Every effect of this program is a method of World: nothing else reads or writes a file, opens a
 # socket, asks the clock or the environment, or starts a process.
 
+contextlib, errno, select, signal, socket, ssl, stat, subprocess = map(_Late, (
+    "contextlib", "errno", "select", "signal", "socket", "ssl", "stat", "subprocess"))
+
+
 class NodeFailure(FleetError):
     """Why a node could not be used: a reason class (refused, timeout, …) and the detail."""
 
@@ -2751,9 +2755,6 @@ class NodeFailure(FleetError):
 
 def _name_failure(error):
     """Return the NodeFailure for what a socket or TLS raised."""
-    import errno
-    import socket
-
     text = getattr(error, "strerror", None) or str(error)
     if isinstance(error, socket.timeout):
         return NodeFailure("timeout", "no answer in time")
@@ -2781,10 +2782,7 @@ class Exchange:
         self.deadline = deadline
         self._socket, self._clock = connection, clock
         self._buffer, self._head = bytearray(), None
-
-    def fileno(self):
-        """For select, which does not see what is buffered here."""
-        return self._socket.fileno()
+        self.fileno = connection.fileno  # for select, which does not see what is buffered here
 
     @property
     def status(self):
@@ -2804,11 +2802,9 @@ class Exchange:
 
     def close(self):
         """Let go, from any thread: whoever reads fails at once."""
-        import socket
-        try:  # the base class's shutdown wakes a reader in another thread, with TLS too
+        with contextlib.suppress(OSError):  # nobody is connected any more
+            # The base class's shutdown wakes a reader in another thread, with TLS too.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
-        except OSError:
-            pass  # nobody is connected any more
         self._socket.close()
 
     def send(self, request):
@@ -3020,15 +3016,12 @@ class Visitor(Exchange):
 
     def part(self):
         """Close so that the last answer still arrives: unread bytes would make it a reset."""
-        import socket
-        try:
+        with contextlib.suppress(OSError):  # it has gone, or sends for ever
             self._socket.shutdown(socket.SHUT_WR)
             self._socket.settimeout(0.25)
             for _ in range(16):
                 if not self._socket.recv(65536):
                     break
-        except OSError:
-            pass  # it has gone, or sends for ever
         self.close()
 
 
@@ -3036,17 +3029,14 @@ class Signal:
     """A flag that any thread raises and another waits for beside its sockets."""
 
     def __init__(self):
-        import socket
         self._near, self._far = socket.socketpair()
         self._far.setblocking(False)
         self.fileno = self._near.fileno
 
     def set(self):
         """Raise it; from a signal handler too, and after `close`."""
-        try:
+        with contextlib.suppress(OSError):  # full is as good as set; closed: nobody waits
             self._far.send(b"!")
-        except OSError:
-            pass  # full is as good as set, and closed means that nobody waits
 
     def close(self):
         """Let go of its sockets."""
@@ -3056,8 +3046,6 @@ class Signal:
 
 def _readable(things, seconds):
     """Return those of `things` that can be read within the time."""
-    import select
-
     if not hasattr(select, "poll"):  # Windows
         return select.select(things, [], [], max(seconds, 0))[0]
     poll = select.poll()  # select.select fails on descriptors above 1023
@@ -3227,7 +3215,6 @@ class World:
 
     def kind_of(self, path, *, follow=True):
         """Return file, directory, symlink, device or pipe, or absent."""
-        import stat
         with Trying("read", path, slug="unreadable"):
             try:
                 mode = (self._os.stat if follow else self._os.lstat)(path).st_mode
@@ -3273,8 +3260,6 @@ class World:
 
         A reader and a crash see the old bytes of each or the new ones.
         """
-        from contextlib import suppress
-
         staged = []
         for directory in {self.parent(path) for path, _, _ in files}:
             self.make_directory(directory)
@@ -3283,7 +3268,7 @@ class World:
                 temporary = self.path(self.parent(path), f".{self._os.path.basename(path)}.new")
                 flags = self._os.O_WRONLY | self._os.O_CREAT | self._os.O_EXCL
                 with Trying("write", path):
-                    with suppress(FileNotFoundError):  # of a run that was cut off
+                    with contextlib.suppress(FileNotFoundError):  # of a run that was cut off
                         self._os.unlink(temporary)
                     staged.append((temporary, path))
                     with open(self._os.open(temporary, flags, mode), "wb") as stream:
@@ -3293,7 +3278,7 @@ class World:
                     self._os.replace(temporary, path)
         except FleetError:
             for temporary, _ in staged:
-                with suppress(OSError):
+                with contextlib.suppress(OSError):
                     self._os.unlink(temporary)
             raise
 
@@ -3310,16 +3295,13 @@ class World:
 
     def remove(self, path):
         """Remove a file that may be gone already."""
-        from contextlib import suppress
-        with Trying("remove", path), suppress(FileNotFoundError):
+        with Trying("remove", path), contextlib.suppress(FileNotFoundError):
             self._os.unlink(path)
 
     def remove_empty(self, path):
         """Remove a directory if nothing is in it."""
-        try:
+        with contextlib.suppress(OSError):  # it is used, or was never there
             self._os.rmdir(path)
-        except OSError:
-            pass  # it is used, or was never there
 
     # -- programs --
 
@@ -3330,9 +3312,6 @@ class World:
 
     def run(self, argv, environ):
         """Run a program on this terminal to its end; return its exit code as a shell has it."""
-        import signal
-        import subprocess
-
         child, early = None, []
         # Functions, not SIG_IGN, which the child would inherit. Ctrl-C reaches it anyway.
         handlers = {signal.SIGINT: lambda *_: None,
@@ -3351,7 +3330,6 @@ class World:
 
     def start(self, argv, *, environ, log):
         """Start a program in the background, its output in a file; return its process."""
-        import subprocess
         with Trying("run", argv[0], slug="cannot-run"), open(log, "ab") as stream:
             return subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL,
                                     stdout=stream, stderr=stream)
@@ -3447,8 +3425,6 @@ class World:
 
     def listen(self, host, port):
         """Return a socket that listens."""
-        import errno
-        import socket
         self.allow_files(2048)
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -3465,10 +3441,9 @@ class World:
                              fix=f"see who does: lsof -nP -iTCP:{port} -sTCP:LISTEN" if is_taken
                              else "choose another with --host or --port") from None
 
-    def accept(self, listener, signal, seconds):
-        """Return the next Visitor; None when the signal was raised or the time is up."""
-        import socket
-        if listener not in _readable([listener, signal], seconds):
+    def accept(self, listener, wake, seconds):
+        """Return the next Visitor; None when the signal `wake` was raised or the time is up."""
+        if listener not in _readable([listener, wake], seconds):
             return None
         try:
             connection, _ = listener.accept()
@@ -3485,7 +3460,6 @@ class World:
 
     def on_stop(self, callback):
         """Call back with the name of Ctrl-C or SIGTERM when one comes."""
-        import signal
         for name in ("SIGINT", "SIGTERM"):
             signal.signal(getattr(signal, name), lambda *_, name=name: callback(name))
 
@@ -3504,8 +3478,6 @@ class World:
 
         A name has addresses of two families and one may be dead; what answered last goes first.
         """
-        import socket
-
         failures = []
         addresses = self._resolve(parts.hostname, port, until)
         addresses.sort(key=lambda found: found[4] != self._alive.get(parts.netloc))
@@ -3536,8 +3508,6 @@ class World:
 
     def _resolve(self, host, port, until):
         """Return the addresses of a name, looked up in a thread: nothing can interrupt it."""
-        import socket
-
         def look_up(flags=0):
             try:
                 return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
@@ -3545,10 +3515,8 @@ class World:
                 reason = getattr(error, "strerror", None) or error
                 raise NodeFailure("dns", f"{host}: {reason}") from None
 
-        try:  # an address needs no thread
+        with contextlib.suppress(NodeFailure):  # an address needs no thread
             return look_up(socket.AI_NUMERICHOST)
-        except NodeFailure:
-            pass
         late = NodeFailure("dns", f"{host}: nobody could tell its address in time")
         answer = dict(run_together(self, {host: look_up}, until=until)).get(host, late)
         if isinstance(answer, NodeFailure):
@@ -3576,7 +3544,6 @@ class World:
 
     def read_program(self, words, until):
         """Return what a program prints; None when it is absent, fails or takes too long."""
-        import subprocess
         try:
             done = subprocess.run(words, check=True, stdin=subprocess.DEVNULL, env=self.environ,
                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -3591,20 +3558,16 @@ class World:
 
     def own_addresses(self):
         """Return this machine's IPv4 addresses: those it would call from. Nothing is sent."""
-        import socket
-        found = []
+        found = {}
         for target in ROUTE_TARGETS:
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as caller:
-                try:
-                    caller.connect((target, 9))
-                    found.append(caller.getsockname()[0])
-                except OSError:
-                    pass  # no route leads there
-        return tuple(dict.fromkeys(found))
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as caller, \
+                    contextlib.suppress(OSError):  # no route leads there
+                caller.connect((target, 9))
+                found[caller.getsockname()[0]] = True
+        return tuple(found)
 
     def own_name(self):
         """Return what this machine calls itself."""
-        import socket
         return socket.gethostname()
 
 
