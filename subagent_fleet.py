@@ -2741,8 +2741,8 @@ def weigh_chat(chat, encoded):
 # Every effect of this program is a method of World: nothing else reads or writes a file, opens a
 # socket, asks the clock or the environment, or starts a process.
 
-contextlib, errno, select, signal, socket, ssl, stat, subprocess = map(_Late, (
-    "contextlib", "errno", "select", "signal", "socket", "ssl", "stat", "subprocess"))
+contextlib, errno, resource, select, signal, socket, ssl, stat, subprocess = map(_Late, (
+    "contextlib", "errno", "resource", "select", "signal", "socket", "ssl", "stat", "subprocess"))
 
 
 class NodeFailure(FleetError):
@@ -2872,29 +2872,25 @@ class Exchange:
         return headers
 
     def pieces(self):
-        """Yield the body as it comes; a body that ends early is a failure."""
+        """Yield the body as it comes; one that ends early is a failure, trailers are left."""
         status, headers = self._read_head()
         coding, length = headers.get("transfer-encoding", ""), headers.get("content-length", "")
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise NodeFailure("bad answer", "it compressed what was asked for in clear")
         if coding.lower() == "chunked":
-            yield from self._chunks()
+            size = None
+            while size != 0:
+                found = re.match(rb"\s*([0-9A-Fa-f]{1,8})\s*(;|$)", self._line())
+                if not found:
+                    raise NodeFailure("bad answer", "its chunks have no readable size")
+                size = int(found[1], 16)
+                yield from self._take(size)
+                if size and self._line():
+                    raise NodeFailure("bad answer", "a chunk is longer than it said")
         elif coding.lower() not in ("", "identity") or not re.fullmatch("[0-9]{0,18}", length):
             raise NodeFailure("bad answer", "nothing tells how long its answer is")
         elif status not in (204, 304):
             yield from self._take(int(length) if length else None)
-
-    def _chunks(self):
-        """Yield the body of a chunked answer; nothing is kept alive, so trailers are left."""
-        size = None
-        while size != 0:
-            found = re.match(rb"\s*([0-9A-Fa-f]{1,8})\s*(;|$)", self._line())
-            if not found:
-                raise NodeFailure("bad answer", "its chunks have no readable size")
-            size = int(found[1], 16)
-            yield from self._take(size)
-            if size and self._line():
-                raise NodeFailure("bad answer", "a chunk is longer than it said")
 
     def _take(self, count):
         """Yield `count` bytes as they come; None takes all until the node closes."""
@@ -3000,19 +2996,15 @@ class Visitor(Exchange):
             watched = [other, self] if len(self._buffer) <= HEADER_LIMIT_BYTES else [other]
             ready = _readable(watched, until - self._clock())
             if self in ready:
-                self._look()
+                self.deadline = self._clock() + 1.0
+                try:
+                    goes = not self._fill()
+                except NodeFailure:
+                    goes = True
+                if goes:
+                    raise ClientGone()
             if other in ready or self._clock() >= until:
                 return other in ready
-
-    def _look(self):
-        """Take what the client has sent, which may be that it goes."""
-        self.deadline = self._clock() + 1.0
-        try:
-            if self._fill():
-                return
-        except NodeFailure:
-            pass
-        raise ClientGone()
 
     def part(self):
         """Close so that the last answer still arrives: unread bytes would make it a reset."""
@@ -3149,7 +3141,7 @@ class World:
 
         self.environ = dict(os.environ)
         self.clock, self.now, self.sleep = time.monotonic, time.time, time.sleep
-        self._os = os
+        self._os, self.path = os, os.path.join
         self._large, self._parsing = _thread.allocate_lock(), _thread.allocate_lock()
         self._tls, self._alive = None, {}
         for stream in (sys.stdout, sys.stderr):
@@ -3205,9 +3197,6 @@ class World:
             raise FleetError("no-directory", "the working directory no longer exists",
                              fix="cd to one that does") from None
 
-    def path(self, *parts):
-        """Join parts to one path; an absolute part starts anew."""
-        return self._os.path.join(*parts)
 
     def parent(self, path):
         """Return the directory that holds a path."""
@@ -3414,14 +3403,11 @@ class World:
 
     def allow_files(self, count):
         """Let the process open so many files, where the system lets it: macOS begins with 256."""
-        try:
-            import resource
-        except ImportError:  # Windows has no such limit
-            return
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
-        if soft != resource.RLIM_INFINITY and soft < wanted:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        with contextlib.suppress(ImportError):  # Windows has no such limit
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+            if soft != resource.RLIM_INFINITY and soft < wanted:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
     def listen(self, host, port):
         """Return a socket that listens."""
@@ -3489,22 +3475,18 @@ class World:
                 connection.connect(address)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._alive[parts.netloc] = address
-                return self._secure(connection, parts, until)
+                if parts.scheme == "https":
+                    with self._parsing:
+                        self._tls = self._tls or ssl.create_default_context()  # 7 MB: one for all
+                    connection.settimeout(max(until - self.clock(), 0.01))
+                    connection = self._tls.wrap_socket(
+                        connection, server_hostname=parts.hostname.split("%")[0])
+                return connection
             except OSError as error:
                 if connection:
                     connection.close()
                 failures.append(_name_failure(error))
         raise failures.pop()  # a name for it would keep its frame, and all in it, in a cycle
-
-    def _secure(self, connection, parts, until):
-        """Return the connection, speaking TLS where the endpoint is https."""
-        if parts.scheme != "https":
-            return connection
-        import ssl
-        with self._parsing:
-            self._tls = self._tls or ssl.create_default_context()  # 7 MB: one for all
-        connection.settimeout(max(until - self.clock(), 0.01))
-        return self._tls.wrap_socket(connection, server_hostname=parts.hostname.split("%")[0])
 
     def _resolve(self, host, port, until):
         """Return the addresses of a name, looked up in a thread: nothing can interrupt it."""
@@ -3604,7 +3586,9 @@ def _probe_node(world, node, *, deadline, wanted):
 
     began = world.clock()
     try:
-        version = ask("/api/version", _parse_version)
+        version = ask("/api/version", lambda value: _get(value, "version"))
+        if not version:
+            raise NodeFailure("not ollama", "/api/version does not answer as Ollama does")
         latency = round((world.clock() - began) * 1000, 1)
         models = ask("/api/tags", _parse_tags)
     except NodeFailure as failure:
@@ -3629,13 +3613,6 @@ def _get(value, key, kind=str):
     return found if type(found) is kind and (kind is not int or found > 0) else kind()
 
 
-def _parse_version(value):
-    """Return the version of /api/version; its shape is what tells an Ollama."""
-    version = _get(value, "version")
-    if not version:
-        raise NodeFailure("not ollama", "/api/version does not answer as Ollama does")
-    return version
-
 
 def _entries(value, path):
     """Return the entries of a `models` list, each with its name; null is an empty list."""
@@ -3647,7 +3624,6 @@ def _entries(value, path):
 
 
 def _parse_tags(value):
-    """Return the NodeModels of /api/tags."""
     details = [(entry, _get(entry, "details", dict)) for entry in _entries(value, "/api/tags")]
     return tuple(NodeModel(
         entry["name"], _get(entry, "size", int), _get(told, "parameter_size"),
@@ -3666,7 +3642,6 @@ def _parse_show(value):
 
 
 def _parse_loaded(value):
-    """Return the LoadedModels of /api/ps."""
     loaded = []
     for entry in _entries(value, "/api/ps"):
         size, share = _get(entry, "size", int), _get(entry, "size_vram", int)
@@ -3677,17 +3652,6 @@ def _parse_loaded(value):
 
 
 # -- warm-up --
-
-def plan_load(model, words):
-    """Return the `/api/chat` request that loads a model exactly as its route will ask for it.
-
-    With another num_ctx than the route's, the route's first request would load it again.
-    """
-    return {"model": model.ollama_model, "stream": False, "think": model.thinking,
-            "messages": [{"role": "user", "content": words}] if words else [],
-            "keep_alive": model.keep_alive,
-            "options": {"num_ctx": model.context, **({"num_predict": 16} if words else {})}}
-
 
 class Warmth:
     """One model on one node: what is done with it now, and how that ended."""
@@ -3731,7 +3695,7 @@ def _warm_node(queue, world, options):
     """Load one model after another, then see which of them are in memory together."""
     for warmth in queue:
         warmth.began = world.clock()
-        warmth.attempt(_warm, world, options)
+        warmth.attempt(_load, world, options)
         warmth.stage, warmth.ended = "done", world.clock()
     kept = [warmth for warmth in queue if warmth.ok and warmth.model.keep_alive != 0
             and not warmth.model.cloud and not options.unload]
@@ -3739,41 +3703,44 @@ def _warm_node(queue, world, options):
         warmth.attempt(_see_loaded, world, warmth is kept[-1])
 
 
-def _warm(warmth, world, options):
-    """Load or unload a model; with --pull, download it first where it is missing."""
-    if warmth.model.cloud:
+def _load(warmth, world, options):
+    """Load or unload a model by an empty chat; where that is refused, with three words."""
+    model, seconds = warmth.model, options.timeout or warmth.model.timeout
+    if model.cloud:
         warmth.detail = "runs at ollama.com, nothing to load"
         return
-    try:
-        _load(warmth, world, options)
-    except NodeFailure as failure:
-        if failure.reason == "http 404" and options.unload:
-            warmth.detail = "not there"
-        elif failure.reason == "http 404" and options.pull:
-            _pull(warmth, world)
-            _load(warmth, world, options)
-        else:
-            raise
-
-
-def _load(warmth, world, options):
-    """Ask for the model with an empty chat; where that is refused, with three words."""
-    model, seconds = warmth.model, options.timeout or warmth.model.timeout
-    warmth.stage = "unloading" if options.unload else "loading"
-    loading = model.replace(keep_alive=0) if options.unload else model
-    for words in ("", "Reply with ok."):
+    # With another num_ctx than the route's, the route's first request would load it again.
+    payload = {"model": model.ollama_model, "messages": [], "stream": False,
+               "think": model.thinking, "keep_alive": 0 if options.unload else model.keep_alive,
+               "options": {"num_ctx": model.context}}
+    may_pull = options.pull
+    while True:
+        warmth.stage = "unloading" if options.unload else "loading"
         try:
-            return world.ask(warmth.node.endpoint + "/api/chat", extract=_check_done,
-                             payload=plan_load(loading, words), deadline=world.clock() + seconds)
+            said = world.ask(warmth.node.endpoint + "/api/chat", extract=_check_error,
+                             payload=payload, deadline=world.clock() + seconds)
+            if not _get(said, "done", bool):
+                raise NodeFailure("bad answer", "its answer to a load is not Ollama's")
+            return
         except NodeFailure as failure:
-            if failure.reason == "http 400" and not words:
+            is_missing = failure.reason == "http 404"
+            if failure.reason == "http 400" and not payload["messages"]:
+                payload["messages"].append({"role": "user", "content": "Reply with ok."})
+                payload["options"]["num_predict"] = 16
                 continue
+            if is_missing and options.unload:
+                warmth.detail = "not there"
+                return
+            if is_missing and may_pull:
+                may_pull = False
+                _pull(warmth, world)
+                continue
+            if is_missing:
+                failure.fix = f"ollama pull {model.ollama_model} on {warmth.node.name}, or " \
+                              "warmup --pull"
             if failure.reason == "timeout":
                 failure.detail = f"not {warmth.stage[:-3]}ed within {seconds:g} s"
                 failure.fix = "look at Ollama's log there, or give it longer: --timeout 900"
-            if failure.reason == "http 404":
-                failure.fix = f"ollama pull {model.ollama_model} on {warmth.node.name}, or " \
-                              "warmup --pull"
             raise
 
 
@@ -3808,16 +3775,10 @@ def _see_loaded(warmth, world, is_last):
 
 
 def _check_error(value):
-    """Refuse an error, which Ollama also sends under HTTP 200."""
+    """Return an answer; refuse an error, which Ollama also sends under HTTP 200."""
     if isinstance(value, dict) and "error" in value:
         raise NodeFailure("error", str(value["error"])[:500])
-
-
-def _check_done(value):
-    """Refuse an answer to a load that is not done, or an error."""
-    _check_error(value)
-    if not _get(value, "done", bool):
-        raise NodeFailure("bad answer", "its answer to a load is not Ollama's")
+    return value
 
 
 # == 10. Gateway ==============================================================
@@ -3852,10 +3813,6 @@ class Rest:
 
     def __init__(self, until, seconds):
         self.until, self.seconds, self.probe = until, seconds, None
-
-    def holds(self, now):
-        """Tell whether requests that have a choice should go elsewhere."""
-        return self.probe is not None or now < self.until
 
 
 NO_REST = Rest(0, 0)
@@ -3964,7 +3921,8 @@ class Scheduler:
         now, asleep = self._clock(), []
         for tier in ticket.tiers:
             fresh = [model for model in tier if model.name not in ticket.tried]
-            awake = [model for model in fresh if not self._rest_of(model).holds(now)]
+            rests = [(model, self._rest_of(model)) for model in fresh]
+            awake = [model for model, rest in rests if rest.until <= now and not rest.probe]
             if awake:
                 return min(filter(self._has_room, awake), default=None,
                            key=lambda model: self._rank(model, ticket))
@@ -4021,7 +3979,11 @@ class Service:
             raise
         except ApiError as error:
             self._outcome = error.kind
-            self._refuse(error)
+            if self._has_headers:  # there is no HTTP status left to give
+                self._out += render_event(error.event)
+                self._flush(last=True)
+            else:
+                self._reply(error.http, error.event)
         finally:
             scheduler.leave(ticket)
             self._mark("total")
@@ -4038,23 +4000,17 @@ class Service:
         if self._seconds[name] is None:
             self._seconds[name] = round(self._world.clock() - self._began, 3)
 
-    def _await_slot(self, ticket):
-        """Wait in line; raise what the last try came to when nobody is left."""
+    def _attempt(self, ticket):
+        """Wait in line, ask the next model; False when another should be asked."""
         granted = Signal()
         ticket.wake = granted.set
-        try:
+        with contextlib.closing(granted):
             while not ticket.model and not ticket.is_hopeless:
                 if not self._wait(granted, self._world.clock() + REST_SECONDS):
                     self._server.scheduler.retry()
-        finally:
-            granted.close()
         if ticket.is_hopeless:
             raise self._error
         self._mark("waited")
-
-    def _attempt(self, ticket):
-        """Ask the next model; True when it answered, False when another should be asked."""
-        self._await_slot(ticket)
         self._model = ticket.model
         try:
             self._ask(ticket)
@@ -4078,17 +4034,21 @@ class Service:
         model, clock, size = ticket.model, self._world.clock, 0
         if self._tries or model is not self._planned:
             self._prepare(model)
-        exchange = self._world.open_exchange(
-            "POST", self._server.fleet.nodes[model.node].endpoint + "/api/chat", body=self._body,
-            deadline=clock() + model.timeout)
-        exchange.before_read = lambda: self._wait(exchange, exchange.deadline)
-        try:
+        with self._world.open_exchange(
+                "POST", self._server.fleet.nodes[model.node].endpoint + "/api/chat",
+                body=self._body, deadline=clock() + model.timeout) as exchange:
+            exchange.before_read = lambda: self._wait(exchange, exchange.deadline)
             if exchange.status != 200:
                 raise self._answer.refusal(exchange.status,
                                            _error_words(exchange, exchange.read_all()))
             for line in exchange.lines():
                 self._mark("first_byte")
-                self._take(self._answer.feed(line))
+                events = self._answer.feed(line)
+                if events and self._is_stream:
+                    self._has_content = True
+                    self._out += b"".join(map(render_event, events))
+                    if len(self._out) > HEADER_LIMIT_BYTES:
+                        self._flush()
                 if not size:  # it talks: its rest ends now, the last word may be minutes away
                     self._server.scheduler.succeed(ticket)
                 size += len(line)
@@ -4099,15 +4059,6 @@ class Service:
                     return self._server.learn(model, self._weight, tokens)
                 exchange.deadline = clock() + model.timeout
             raise NodeFailure("bad answer", "it ended before it was done")
-        finally:
-            exchange.close()
-
-    def _take(self, events):
-        if self._is_stream and events:
-            self._has_content = True
-            self._out += b"".join(map(render_event, events))
-            if len(self._out) > HEADER_LIMIT_BYTES:
-                self._flush()
 
     def _reply(self, status, value):
         self._visitor.reply(status, render_json(value), head=f"request-id: req_{self._id}\r\n")
@@ -4140,13 +4091,6 @@ class Service:
                 self._flush()
         return True
 
-    def _refuse(self, error):
-        """Tell the client: with an HTTP status as long as there is one to give."""
-        if self._has_headers:
-            self._out += render_event(error.event)
-            self._flush(last=True)
-        else:
-            self._reply(error.http, error.event)
 
     def _receipt(self):
         """Return what happened as plain values: no prompt, no answer, no words of a node."""
@@ -4314,10 +4258,9 @@ class Server:
                 self.totals[tried["node"]]["failures"] += 1
             if receipt["node"]:
                 total = self.totals[receipt["node"]]
-                for name, count in (("requests", 1), ("waited_seconds", receipt["waited"]),
-                                    ("input_tokens", receipt["input_tokens"]),
-                                    ("output_tokens", receipt["output_tokens"])):
-                    total[name] = round(total[name] + count, 3)
+                counts = {**receipt, "requests": 1, "waited_seconds": receipt["waited"]}
+                for name in set(TOTALS) - {"failures"}:
+                    total[name] = round(total[name] + counts[name], 3)
             try:
                 if self._receipts:
                     self.world.append_line(self._receipts, render_json(receipt) + b"\n",
