@@ -4283,6 +4283,8 @@ def format_receipt(receipt):
 
 
 # == 11. Commands =============================================================
+#
+# What a command does stands in COMMANDS, in the next section.
 
 def load_config(options, world):
     """Return the Fleet of the chosen config and its warnings."""
@@ -4296,14 +4298,16 @@ def load_fleet(path):
 
 def read_fleet(path, world):
     """Return (Fleet, warnings) of a file; any error refuses it, all of them at once."""
-    source = "<stdin>" if path == "-" else path
+    source, found = "<stdin>" if path == "-" else path, world.read_bytes(path)
     try:
-        document = Document(decode_text(world.read_bytes(path), source), source)
+        fleet, findings = check_fleet(Document(found.decode("utf-8"), source))
+    except UnicodeDecodeError as error:
+        line = found.count(b"\n", 0, error.start) + 1
+        what = f"{source} is UTF-16 text" if found[:2] in (b"\xff\xfe", b"\xfe\xff") else \
+            f"{source}, line {line}: byte 0x{found[error.start]:02x} is not UTF-8 text"
+        raise FleetError("not-utf8", what, fix="save it as UTF-8") from None
     except FleetError as error:
-        if not error.where:  # the file could not be read at all
-            raise
-        raise FleetError("invalid-config", source, findings=[error.finding]) from None
-    fleet, findings = check_fleet(document)
+        fleet, findings = None, [error.finding]
     if fleet is None:
         raise FleetError("invalid-config", source, findings=findings)
     return fleet, list(lint_fleet(fleet))
@@ -4326,25 +4330,22 @@ def find_config(options, world):
         directory, shown = above, world.path(shown, "..")
 
 
-def decode_text(found, source):
-    """Return bytes as text; anything but UTF-8 is named."""
-    if found[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise FleetError("not-utf8", f"{source} is UTF-16 text", fix="save it as UTF-8")
-    try:
-        return found.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = found.count(b"\n", 0, error.start) + 1
-        raise FleetError("not-utf8", f"{source}, line {line}: byte 0x{found[error.start]:02x} "
-                         "is not UTF-8 text", fix="save it as UTF-8") from None
-
-
 def cmd_init(options, world):
-    """Write a starter config with the models that are really there."""
-    output = options.output
+    output, nodes = options.output, [Node("local", OLLAMA_ENDPOINT)]
     if world.kind_of(output, follow=False) != "absent" and not options.force:
         raise FleetError("exists", f"{output} is there already", status=EXIT_REFUSED,
                          fix="edit it, or `subagent-fleet init --force` to replace it")
-    nodes = [Node("local", OLLAMA_ENDPOINT)] + [parse_node(text) for text in options.node]
+    for text in options.node:  # NAME=URL; http and the port of Ollama may be left out
+        name, _, url = text.partition("=")
+        url = url if "://" in url else "http://" + url
+        if re.fullmatch(r"http://(\[[^\]/]*\]|[^/:\[\]]+)/?", url):
+            url = f"{url.rstrip('/')}:{OLLAMA_PORT}"
+        parts = split_endpoint(url)
+        if isinstance(parts, str) or not _fits(name, RULES["name"][0]):
+            wrong = parts if isinstance(parts, str) else "not of the form NAME=URL"
+            raise FleetError("usage", f"init: `{text}`: {wrong}", status=EXIT_USAGE,
+                             fix="subagent-fleet init --node mini=http://192.168.1.50:11434")
+        nodes.append(Node(name, "{}://{}:{}{}".format(*parts)))
     world.out(write_starter(world, output, nodes, offline=options.offline))
     world.out("Edit it with your Ollama node endpoints, then run:\n  subagent-fleet discover\n"
               "  subagent-fleet generate\n")
@@ -4363,32 +4364,12 @@ def write_starter(world, output, nodes, *, offline=False):
     elif world.kind_of(world.path(world.parent(output), schema)) == "file":
         text = f"# yaml-language-server: $schema={schema}\n{text}"
     world.replace_files([(output, text.encode("utf-8"), 0o644)])
-    return format_init(output, states, tree["models"] if found else {})
-
-
-def parse_node(text):
-    """Return the Node of `--node NAME=URL`; scheme and port may be left out."""
-    name, _, url = text.partition("=")
-    url = url if "://" in url else "http://" + url
-    if re.fullmatch(r"http://(\[[^\]/]*\]|[^/:\[\]]+)/?", url):
-        url = f"{url.rstrip('/')}:{OLLAMA_PORT}"
-    parts = split_endpoint(url)
-    if isinstance(parts, str) or not _fits(name, RULES["name"][0]):
-        wrong = parts if isinstance(parts, str) else "not of the form NAME=URL"
-        raise FleetError("usage", f"init: `{text}`: {wrong}", status=EXIT_USAGE,
-                         fix="subagent-fleet init --node mini=http://192.168.1.50:11434")
-    return Node(name, "{}://{}:{}{}".format(*parts))
-
-
-def format_init(output, states, models):
-    """Return what `init` wrote and found."""
     lines = [f"Created {output}"]
     for state in states:
-        found = count_of(state.models, "model") if state.online else state.reason
-        lines.append(f"  {state.name} ({state.endpoint}): {found}")
-    chosen = ", ".join(f"{name} is {model['ollama_model']} on {model['node']}"
-                       for name, model in models.items())
-    lines.append(chosen + "." if chosen else
+        has = count_of(state.models, "model") if state.online else state.reason
+        lines.append(f"  {state.name} ({state.endpoint}): {has}")
+    lines.append(", ".join(f"{name} is {model['ollama_model']} on {model['node']}"
+                           for name, model in tree["models"].items()) + "." if found else
                  "No model that can be used was found: the models in it are placeholders.")
     return "".join(clean_line(line) + "\n" for line in lines)
 
@@ -4478,8 +4459,8 @@ def cmd_up(options, world):
 
 def update_files(world, fleet, out):
     """Write what `generate` would; what a person has edited stays, and is named."""
-    changes, known = compare_output(world, out, fleet)
-    write_changes(world, out, [c for c in changes if c.action != "edited"], known)
+    changes = compare_output(world, out, fleet)
+    write_changes(world, out, [change for change in changes if change.action != "edited"])
     for change in changes:
         if change.action != "unchanged":
             done = "kept, as you have edited it" if change.action == "edited" else change.action
@@ -4554,21 +4535,19 @@ def format_served(before, after, columns):
 
 
 def cmd_validate(options, world):
-    """Check the config and say everything that is wrong with it."""
     try:
         fleet, findings = load_config(options, world)
         source = fleet.document.source
     except FleetError as error:
         if not options.json or not error.findings:
             raise
-        fleet, source, findings = None, error.what, error.findings
-    valid = fleet is not None and not (options.strict and findings)
+        source, findings = error.what, error.findings
+    valid = not any(options.strict or finding.level == "error" for finding in findings)
     if options.json:
-        print_json(world, "validate", {"file": source, "valid": valid, "findings": [
-            show_finding(finding) for finding in findings]})
+        world.out(render_report("validate", {"file": source, "valid": valid, "findings": [
+            show_finding(finding) for finding in findings]}))
         return EXIT_OK if valid else EXIT_PROBLEM
-    for finding in findings:
-        world.err(format_finding(finding))
+    tell_findings(world, findings)
     if not valid:
         raise FleetError("strict", f"{count_of(findings, 'warning')} and --strict",
                          fix="mend them, or leave out --strict")
@@ -4599,19 +4578,14 @@ def read_file(world, out, path):
 
 
 def read_manifest(world, out):
-    """Return the hashes of what was written there before."""
+    """Return the hashes of what was written there before; None when they cannot be read."""
     content = read_file(world, out, MANIFEST_FILE)
-    known = {} if content is None else parse_manifest(content)
-    if known is None:
-        world.err(format_finding(Finding("manifest-broken", "warning", f"{MANIFEST_FILE} cannot be "
-                                         "read; files that differ count as yours")))
-    return known or {}
+    return {} if content is None else parse_manifest(content)
 
 
 def kept_key(world, out):
     """Return the key that the environment file keeps, or an empty string."""
-    content = read_file(world, out, ENVIRONMENT_FILE)
-    return parse_key((content or b"").decode("utf-8", "replace"))
+    return parse_key((read_file(world, out, ENVIRONMENT_FILE) or b"").decode("utf-8", "replace"))
 
 
 def read_key(world, fleet, out):
@@ -4624,21 +4598,26 @@ def read_key(world, fleet, out):
 
 
 def compare_output(world, out, fleet, targets=TARGETS):
-    """Return (changes, known): what is to be done to the files there; without a fleet, all go."""
+    """Return the Changes that shall be made to the files there; without a fleet, all go."""
     known = read_manifest(world, out)
+    if known is None:
+        world.err(format_finding(Finding("manifest-broken", "warning", f"{MANIFEST_FILE} cannot be "
+                                         "read; files that differ count as yours")))
+        known = {}
     wanted = render_files(fleet, kept_key(world, out) or f"sk-{world.token(32)}", targets) \
         if fleet else {}
     wanted.update((path, None) for path in known
                   if target_of(path) in targets and path not in wanted)
     found = {path: read_file(world, out, path) for path in wanted}
-    return plan_changes(wanted, found, known), known
+    return plan_changes(wanted, found, known)
 
 
-def write_changes(world, out, changes, known):
+def write_changes(world, out, changes):
     """Make the changes; a run that is cut off leaves a manifest that knows its files."""
     def staged(path, content, mode=0o644):
         return world.enter(out, path), content, mode
 
+    known = read_manifest(world, out) or {}
     todo = [change for change in changes if change.action != "unchanged"]
     if todo:
         new = {c.path: c.wanted for c in todo if c.wanted is not None}
@@ -4691,21 +4670,21 @@ def cmd_generate(options, world):
     findings = [*findings, *lint_key(fleet, world.environ)]
     tell_findings(world, findings)
     out = find_output(options, world)
-    changes, known = compare_output(world, out, fleet, targets)
+    changes = compare_output(world, out, fleet, targets)
     edited = [change for change in changes if change.action == "edited"]
     looks = options.check or options.diff
     refused = edited and not looks and not options.force
     if not looks and not refused:
-        write_changes(world, out, changes, known)
+        write_changes(world, out, changes)
         changes = [change.replace(ours=True) for change in changes]
     listed = [(c.path, c.action) for c in changes if c.found or c.wanted]
     if options.json:
-        print_json(world, "generate", {
+        world.out(render_report("generate", {
             "out": out, "written": not looks and not refused,
             "findings": [show_finding(finding) for finding in findings],
             "files": [{"path": path, "action": action} for path, action in listed],
             "diff": format_diff(changes, fleet) if options.diff else None,
-            "routes": [show_route(*route) for route in plan_routes(fleet).items()]})
+            "routes": [show_route(*route) for route in plan_routes(fleet).items()]}))
     elif refused:
         world.err(format_diff(edited, fleet))
     elif options.diff:
@@ -4732,16 +4711,15 @@ def refusal(paths, command, done):
 
 
 def cmd_clean(options, world):
-    """Remove what was generated and nobody has changed since."""
     out = find_output(options, world)
-    changes, known = compare_output(world, out, None)
+    changes = compare_output(world, out, None)
     kept = [c.path for c in changes if c.action == "edited" and not options.force]
     doomed = [c for c in changes if c.path not in kept]
     shown = [(c.path, "removed") for c in doomed if c.found is not None]
     heading = "Would remove:\n" if options.dry_run else "Removing:\n"
     world.out(heading + format_pairs(shown) if shown else "Nothing to remove.\n")
     if doomed and not options.dry_run and world.confirm(f"Remove {count_of(shown, 'file')}?"):
-        write_changes(world, out, doomed, known)
+        write_changes(world, out, doomed)
         if not kept:
             world.remove(world.enter(out, MANIFEST_FILE))
         for path in (".claude/agents", ".claude", STATE_DIRECTORY):
@@ -4752,15 +4730,14 @@ def cmd_clean(options, world):
 
 
 def cmd_env(options, world):
-    """Print the environment that Claude Code needs, for a shell to read."""
     fleet, _ = load_config(options, world)
     out = find_output(options, world)
     key = read_key(world, fleet, out)
     shown = options.show_key or not world.is_terminal()
     if options.shell == "json":
-        print_json(world, "env", {
+        world.out(render_report("env", {
             "set": merge_environment({}, fleet, key if shown else "(--show-key shows it)"),
-            "unset": [name for name, value, _ in plan_environment(fleet) if value is None]})
+            "unset": [name for name, value, _ in plan_environment(fleet) if value is None]}))
     else:  # a key of the environment stays where it is
         world.out(render_environment(fleet, kept_key(world, out) if shown else None,
                                      options.shell))
@@ -4775,43 +4752,29 @@ def cmd_launch(options, world):
         raise FleetError("claude-missing", "Claude Code is not on the PATH", fix=CLAUDE_INSTALL)
     out = find_output(options, world)
     key = read_key(world, fleet, out)
-    tell_findings(world, [*lint_key(fleet, world.environ), *look_before_launch(fleet, out, world)])
+    facts = Facts(settings=find_settings(world), **observe_files(world, fleet, out))
+    seen = [*_doctor_files(fleet, facts), *_doctor_settings(fleet, facts)]
+    tell_findings(world, [*lint_key(fleet, world.environ), *(
+        found.replace(level="warning") for found in seen if found.level in ("warning", "error"))])
     words = options.passed
     if not any(word.split("=")[0] == "--settings" for word in words):
-        words = ["--settings", LAUNCH_SETTINGS, *words]
+        # Auto mode asks a server of Anthropic before every action, which no gateway has (2.1.326).
+        words = ["--settings", '{"permissions":{"disableAutoMode":"disable"}}', *words]
     return world.run([program, *words], merge_environment(world.environ, fleet, key))
-
-
-# Auto mode asks a server of Anthropic before every action, which no gateway has (2.1.326).
-LAUNCH_SETTINGS = '{"permissions":{"disableAutoMode":"disable"}}'
-
-
-def look_before_launch(fleet, out, world):
-    """Yield a warning for each thing on disk that makes Claude Code differ from the fleet."""
-    facts = Facts(settings=find_settings(world), **observe_files(world, fleet, out))
-    for finding in [*_doctor_files(fleet, facts), *_doctor_settings(fleet, facts)]:
-        if finding.level in ("warning", "error"):
-            yield finding.replace(level="warning")
-
-
-# What an administrator has set, per sys.platform.
-MANAGED_SETTINGS = {
-    "darwin": "/Library/Application Support/ClaudeCode/managed-settings.json",
-    "win32": "C:\\Program Files\\ClaudeCode\\managed-settings.json",
-    "linux": "/etc/claude-code/managed-settings.json",
-}
 
 
 def find_settings(world):
     """Return {path: what it sets under `env`} of the settings files Claude Code reads here."""
     home = world.environ.get("HOME") or world.environ.get("USERPROFILE", "")
     user = world.environ.get("CLAUDE_CONFIG_DIR") or world.path(home, ".claude")
+    managed = {"darwin": "/Library/Application Support/ClaudeCode/managed-settings.json",
+               "win32": "C:\\Program Files\\ClaudeCode\\managed-settings.json"}.get(
+                   sys.platform, "/etc/claude-code/managed-settings.json")
     found = {}
-    for path in (MANAGED_SETTINGS.get(sys.platform, MANAGED_SETTINGS["linux"]),
-                 world.path(user, "settings.json"), ".claude/settings.json",
+    for path in (managed, world.path(user, "settings.json"), ".claude/settings.json",
                  ".claude/settings.local.json"):
         try:
-            found[path] = dict(json.loads(decode_text(world.read_bytes(path), path))["env"])
+            found[path] = dict(json.loads(world.read_bytes(path))["env"])
         except (FleetError, KeyError, TypeError, ValueError, RecursionError):
             pass  # it is absent, or Claude Code ignores it as well
     return found
@@ -4829,7 +4792,6 @@ def show_node(state):
 
 
 def cmd_discover(options, world):
-    """Ask every node what it has, and hold it against what the fleet wants."""
     fleet, _ = load_config(options, world)
     states = probe_fleet(world, fleet, options.timeout)
     words = {"node offline": "unknown", "model missing": "missing"}
@@ -4844,32 +4806,31 @@ def cmd_discover(options, world):
         world.replace_files([(path, render_report("discover", report).encode("utf-8"), 0o644)])
         written = path.removeprefix("./")
     if options.json:
-        print_json(world, "discover", {**report, "written": written})
+        world.out(render_report("discover", {**report, "written": written}))
     else:
-        world.out(format_discovery(fleet, states, models, columns=world.columns)
+        hint = "missing: `ollama pull {ollama_model}` on {node}"
+        rows = [(model["name"], model["node"], model["ollama_model"], hint.format(**model)
+                 if model["state"] == "missing" else model["state"]) for model in models]
+        headers = ("Model", "Node", "Ollama model", "Found")
+        world.out(format_nodes(fleet, states, ("Node", "Status", "Models"), world.columns) + "\n"
+                  + format_table(headers, rows, columns=world.columns)
                   + (format_details(states) if options.verbose else "")
                   + (f"\nWrote {written}\n" if written else ""))
-    whole = all(state.online for state in states.values()) \
-        and all(model["state"] == "present" for model in models)
+    whole = all(model["state"] == "present" for model in models) \
+        and all(state.online for state in states.values())
     return EXIT_PROBLEM if options.check and not whole else EXIT_OK
 
 
-def format_discovery(fleet, states, models, *, columns):
-    """Return what each node has, then each model of the fleet and what to type for a missing."""
-    nodes = [(name, status, found) for name, status, _, found in map(_node_row, states.values())]
-    hint = ": `ollama pull {ollama_model}` on {node}"
-    rows = [(*list(model.values())[:3], model["state"] + (
-        hint.format(**model) if model["state"] == "missing" else "")) for model in models]
-    return f"Fleet: {clean_line(fleet.name)}\n\n" \
-        + format_table(("Node", "Status", "Models"), nodes, columns=columns) + "\n" \
-        + format_table(("Model", "Node", "Ollama model", "Found"), rows, columns=columns)
-
-
-def _node_row(state):
-    """Return the cells of a node: name, status, endpoint, models or the reason there are none."""
-    models = ", ".join(model.name for model in state.models) or "(none)"
-    return (state.name, "online", state.endpoint, models) if state.online else \
-        (state.name, "offline", state.endpoint, f"({state.reason})")
+def format_nodes(fleet, states, headers, columns):
+    """Return the name of a fleet and a table of its nodes: models, or why there are none."""
+    rows = []
+    for state in states.values():
+        models = ", ".join(model.name for model in state.models) or "(none)"
+        cells = {"Node": state.name, "Status": "online" if state.online else "offline",
+                 "Endpoint": state.endpoint, "Models": models if state.online else
+                 f"({state.reason})"}
+        rows.append([cells[header] for header in headers])
+    return f"Fleet: {clean_line(fleet.name)}\n\n" + format_table(headers, rows, columns=columns)
 
 
 def format_details(states):
@@ -4890,7 +4851,6 @@ def format_details(states):
 
 
 def cmd_status(options, world):
-    """Show nodes, what they have loaded, and what is true of each route now."""
     fleet, _ = load_config(options, world)
     if options.watch and options.json:
         raise FleetError("usage", "status: --watch is for people, --json for programs",
@@ -4900,34 +4860,29 @@ def cmd_status(options, world):
         routes = {model.name: plan_route_state(fleet, states, model)
                   for model in fleet.models.values()}
         following = plan_next_step(fleet, states, routes)
+        ready = all(route.state == "ready" for route in routes.values())
         if options.json:
-            print_json(world, "status", show_status(fleet, states, routes, following))
+            models = [{"name": name, "node": model.node, "ollama_model": model.ollama_model,
+                       "alias": model.alias, "context": model.context, **vars(routes[name])}
+                      for name, model in fleet.models.items()]
+            world.out(render_report("status", {
+                "fleet": fleet.name, "ready": ready, "next": following,
+                "nodes": list(map(show_node, states.values())), "models": models,
+                "routes": [{**show_route(agent, model), **vars(routes[model.name])}
+                           for agent, model in plan_routes(fleet).items()]}))
         else:
             text = format_status(fleet, states, routes, columns=world.columns, now=world.now())
             # home and clear: a redraw that does not scroll what stood there before
             world.out(("\x1b[H\x1b[2J" if options.watch and world.is_terminal() else "")
                       + text + clean_line(following) + "\n")
         if not options.watch:
-            ready = all(route.state == "ready" for route in routes.values())
             return EXIT_PROBLEM if options.check and not ready else EXIT_OK
         world.sleep(options.watch)
 
 
-def show_status(fleet, states, routes, following):
-    """Return what `status` knows, as JSON has it."""
-    models = [{"name": name, "node": model.node, "ollama_model": model.ollama_model,
-               "alias": model.alias, "context": model.context, **vars(routes[name])}
-              for name, model in fleet.models.items()]
-    return {"fleet": fleet.name, "ready": following.startswith("Ready"), "next": following,
-            "nodes": list(map(show_node, states.values())), "models": models,
-            "routes": [{**show_route(agent, model), **vars(routes[model.name])}
-                       for agent, model in plan_routes(fleet).items()]}
-
-
 def format_status(fleet, states, routes, *, columns, now):
     """Return the nodes, what is loaded on them, and the routes of the agents."""
-    text = f"Fleet: {clean_line(fleet.name)}\n\n" + format_table(
-        ("Node", "Status", "Endpoint", "Models"), map(_node_row, states.values()), columns=columns)
+    text = format_nodes(fleet, states, ("Node", "Status", "Endpoint", "Models"), columns)
     rows = [(state.name, one.name, one.context or "?", format_share(one),
              format_expiry(one.expires, now)) for state in states.values() for one in state.loaded]
     if rows:
@@ -4991,16 +4946,12 @@ def cmd_warmup(options, world):
     finally:
         world.err(clear)
     if options.json:
-        print_json(world, "warmup", {"results": [show_warmth(*item) for item in warmths.items()]})
+        world.out(render_report("warmup", {"results": [
+            {"model": name, "node": warmth.node.name, "ollama_model": warmth.model.ollama_model,
+             "ok": warmth.ok, "seconds": round(warmth.ended - warmth.began, 1),
+             "loaded": warmth.loaded, "pulled_bytes": warmth.pulled, "detail": warmth.detail,
+             "fix": warmth.fix} for name, warmth in warmths.items()]}))
     return EXIT_OK if all(warmth.ok for warmth in warmths.values()) else EXIT_PROBLEM
-
-
-def show_warmth(name, warmth):
-    """Return the outcome of one model, as JSON has it."""
-    return {"model": name, "node": warmth.node.name, "ollama_model": warmth.model.ollama_model,
-            "ok": warmth.ok, "seconds": round(warmth.ended - warmth.began, 1),
-            "loaded": warmth.loaded, "pulled_bytes": warmth.pulled, "detail": warmth.detail,
-            "fix": warmth.fix}
 
 
 def format_warmth(name, warmths):
@@ -5036,11 +4987,6 @@ def show_finding(finding):
             "where": finding.where, "fix": finding.fix}
 
 
-def print_json(world, command, fields):
-    """Print the one JSON object of a command."""
-    world.out(render_report(command, fields))
-
-
 def render_report(command, fields):
     """Return the JSON object of a command: plain ASCII, whatever a node calls its models."""
     return json.dumps({"schema": f"subagent-fleet/{command}/1", **fields}, indent=2,
@@ -5048,27 +4994,21 @@ def render_report(command, fields):
 
 
 def cmd_schema(options, world):
-    """Print the JSON Schema of the fleet file."""
     world.out(json.dumps(render_schema(), indent=2) + "\n")
     return EXIT_OK
 
 
 def cmd_completion(options, world):
-    """Print a completion script for a shell."""
     world.out(format_completion(options.shell))
     return EXIT_OK
 
 
 def cmd_help(options, world):
-    """Print the help of a command, or of all."""
     world.out(format_help(find_command(options.command) if options.command else None))
     return EXIT_OK
 
 
 # -- doctor and worker: look, decide, tell --
-
-FOREIGN_ORIGIN = "https://fleet-doctor.invalid"
-
 
 def observe(world, fleet, problems, options):
     """Return the Facts of this machine and, where there is a fleet, of its nodes and files."""
@@ -5091,7 +5031,7 @@ def observe(world, fleet, problems, options):
 def observe_files(world, fleet, out):
     """Return the Facts about the generated files; where they cannot be read, that is a problem."""
     try:
-        changes, _ = compare_output(world, out, fleet)
+        changes = compare_output(world, out, fleet)
         path = world.enter(out, ENVIRONMENT_FILE)
     except FleetError as error:
         return {"file_problems": (error.finding,)}
@@ -5102,16 +5042,6 @@ def observe_files(world, fleet, out):
     leaks = ["env-readable"] * world.others_may_read(path)
     leaks += ["env-unignored" if printed[0] == "?" else "env-tracked"] if printed else []
     return {"changes": changes, "env_path": path, "leaks": leaks}
-
-
-def mend_files(world, out, facts):
-    """Do what is safe and return what was done: nothing that a person wrote is touched."""
-    stale = [change for change in facts.changes if change.action in ("updated", "removed")]
-    readable = "env-readable" in facts.leaks
-    if stale or readable:
-        write_changes(world, out, stale, read_manifest(world, out))
-    return [f"{facts.env_path}: only you may read it now"] * readable + [
-        f"{change.path}: {change.action}" for change in stale]
 
 
 def find_claude(world, until):
@@ -5137,23 +5067,20 @@ def find_litellm(world):
 
 def look(world, url, until, **headers):
     """Return (headers, body, status) of a GET."""
-    exchange = world.open_exchange("GET", url, headers=headers, deadline=until)
-    try:
+    with world.open_exchange("GET", url, headers=headers, deadline=until) as exchange:
         return exchange.headers, exchange.read_all(), exchange.status
-    finally:
-        exchange.close()
 
 
 def look_at_node(world, node, until):
     """Return (every address of a node's host, whether it answers a foreign web page)."""
-    addresses, allowed = (), ""
+    addresses, allowed, foreign = (), "", "https://fleet-doctor.invalid"
     try:
         addresses = world.addresses_of(split_endpoint(node.endpoint)[1].strip("[]"), until)
-        headers = look(world, node.endpoint + "/api/version", until, Origin=FOREIGN_ORIGIN)[0]
+        headers = look(world, node.endpoint + "/api/version", until, Origin=foreign)[0]
         allowed = headers.get("access-control-allow-origin", "")
     except NodeFailure:
         pass  # how a node fails is in its state
-    return addresses, allowed in ("*", FOREIGN_ORIGIN)
+    return addresses, allowed in ("*", foreign)
 
 
 def who_listens(world, gateway, until):
@@ -5170,23 +5097,26 @@ def who_listens(world, gateway, until):
 
 
 def cmd_doctor(options, world):
-    """Say what is wrong with this machine, the config, the nodes, the routes and the files."""
     mended = []
     try:
         fleet, problems = load_config(options, world)
     except FleetError as error:
         fleet, problems = None, error.findings or (error.finding,)
     facts = observe(world, fleet, problems, options)
-    if options.fix and fleet:
-        out = find_output(options, world)
-        mended = mend_files(world, out, facts)
-        facts = facts.replace(**observe_files(world, fleet, out))
+    if options.fix and fleet:  # nothing that a person wrote is touched
+        stale = [change for change in facts.changes if change.action in ("updated", "removed")]
+        mended = [f"{facts.env_path}: only you may read it now"] * ("env-readable" in facts.leaks)
+        mended += [f"{change.path}: {change.action}" for change in stale]
+        if mended:
+            out = find_output(options, world)
+            write_changes(world, out, stale)
+            facts = facts.replace(**observe_files(world, fleet, out))
     pairs = plan_doctor(fleet, facts)
     findings = [finding for _, finding in pairs]
     if options.json:
-        print_json(world, "doctor", {
+        world.out(render_report("doctor", {
             "verdict": plan_verdict(findings), "mended": mended,
-            "findings": [{"topic": topic, **show_finding(found)} for topic, found in pairs]})
+            "findings": [{"topic": topic, **show_finding(found)} for topic, found in pairs]}))
     else:
         world.out("".join(f"mended: {clean_line(text)}\n" for text in mended) + "\n" * bool(mended)
                   + format_doctor(pairs))
@@ -5209,17 +5139,16 @@ def observe_worker(world, seconds):
 
 
 def cmd_worker(options, world):
-    """Say how this machine becomes a node, and what to paste into the fleet file."""
     worker = observe_worker(world, options.timeout)
     block, findings = plan_worker_block(worker), list(check_worker(worker))
     if options.json:
-        print_json(world, "worker", {
+        world.out(render_report("worker", {
             "system": worker.system, "name": worker.name, "program": worker.program,
             "ollama": show_node(worker.state), "addresses": [
                 {"address": one.name, "kind": address_kind(one.name), "open": one.online}
                 for one in worker.reached],
             "findings": [show_finding(found) for found in findings],
-            "setup": format_setup(worker), "security": SECURITY_WARNING, "fleet": block})
+            "setup": format_setup(worker), "security": SECURITY_WARNING, "fleet": block}))
     else:
         world.out(format_worker(worker, columns=world.columns, block=dump_yaml(
             {key: value for key, value in block.items() if value})))
