@@ -411,24 +411,17 @@ class Document:
 
     def read_block(self, indent):
         """Read a node at `self.column`; what it belongs to is at column `indent`."""
+        column, items, mapping = self.column, [], {}
         if _DASH.match(self.text, self.at):
-            return self.read_sequence(self.column)
-        if self.find_key():
-            return self.read_mapping(self.column)
-        return self.read_inline(indent)
-
-    def read_sequence(self, column):
-        items = []
-        self.enter()
-        while self.column == column and _DASH.match(self.text, self.at):
-            dash = self.at
-            self.at += 1
-            items.append(self.read_value(column, dash=True))
-            self.mark(dash, dash + 1)
-        return self.leave(items)
-
-    def read_mapping(self, column):
-        mapping = {}
+            self.enter()
+            while self.column == column and _DASH.match(self.text, self.at):
+                dash = self.at
+                self.at += 1
+                items.append(self.read_value(column, dash=True))
+                self.mark(dash, dash + 1)
+            return self.leave(items)
+        if not self.find_key():
+            return self.read_inline(indent)
         self.enter()
         while self.column == column:
             start, key = self.at, self.read_key()
@@ -459,10 +452,9 @@ class Document:
         self.span = None
         if self.seek(self.at) and not dash:
             return self.read_inline(column)
-        if self.column > column:
+        if self.column > column or (
+                self.column == column and not dash and _DASH.match(self.text, self.at)):
             return self.read_block(column)
-        if self.column == column and not dash and _DASH.match(self.text, self.at):
-            return self.read_sequence(column)
         return None
 
     def read_inline(self, indent):
@@ -507,8 +499,11 @@ class Document:
     def resolve(self, text, at):
         """Return the value of a plain scalar."""
         value = _WORDS.get(text, text)
-        if value is text and text[0] in "+-.0123456789":
-            value = _read_number(text)
+        number = value is text and text[0] in "+-.0123456789" and _NUMBER.fullmatch(text)
+        if number and number[1]:
+            value = int(text, 16 if "x" in text else 10)
+        elif number:
+            value = float(text) if number[2] and abs(float(text)) < float("inf") else _CLASH
         if value is _CLASH:
             if text == "<<":
                 self.fail_outside(text, at)
@@ -561,7 +556,15 @@ class Document:
             self.fail("yaml-syntax", f"`{text[start]}` takes `+`, `-` and a digit from 1 to 9, "
                       "then the line must end", fix="put the text on the lines below")
         chomping, digit, line = header[1] or header[4], header[2] or header[3], header.end()
-        width = max(indent, 0) + int(digit) if digit else self.find_width(line, indent)
+        if digit:
+            width = max(indent, 0) + int(digit)
+        else:
+            blank = _BLANKS.match(text, line)
+            widths = [len(row) for row in blank.group().split("\n")]
+            if indent < widths[-1] < max(widths):
+                self.fail("yaml-indent", "a blank line above is indented deeper than this line",
+                          at=blank.end(), fix="remove the spaces of the blank line")
+            width = max(indent + 1, 1, *widths)
         lines = []
         while line < len(text):
             inner = _SPACES.match(text, line, line + width).end()
@@ -581,15 +584,6 @@ class Document:
             kept = _FOLDED.sub(lambda match: match[1] + (match[2] or " "), kept)
         return kept + tail
 
-    def find_width(self, line, indent):
-        """Return how far the lines of a block scalar without a digit are indented."""
-        blank = _BLANKS.match(self.text, line)
-        widths = [len(row) for row in blank.group().split("\n")]
-        if indent < widths[-1] < max(widths):
-            self.fail("yaml-indent", "a blank line above is indented deeper than this line",
-                      at=blank.end(), fix="remove the spaces of the blank line")
-        return max(indent + 1, 1, *widths)
-
     def peek(self, opener):
         """Go to the next token inside brackets and return its first character."""
         self.at = self.skip(self.at)
@@ -608,13 +602,19 @@ class Document:
             if not is_list and self.text[start] in "[{":
                 self.fail_unexpected("a key")
             item = self.read_token(-1, _FLOW_START, _FLOW_STOP)
-            span = self.span
+            end = self.at
             if is_list:
                 container.append(item)
             else:
                 self.check_new(container, item, start)
-                container[item] = self.read_flow_value(start, opener)
-            self.mark(*span)
+                container[item] = self.span = None
+                if self.peek(opener) == ":":
+                    if "\n" in self.text[start:self.at] or self.at - start > KEY_LIMIT:
+                        self.fail_colon(start)
+                    self.at += 1
+                    if self.peek(opener) not in ",}":
+                        container[item] = self.read_token(-1, _FLOW_START, _FLOW_STOP)
+            self.mark(start, end)
             if self.peek(opener) == ",":
                 self.at += 1
             elif self.text[self.at] != closer:
@@ -622,27 +622,6 @@ class Document:
                                      fix="look for a missing comma or bracket")
         self.at += 1
         return self.leave(container)
-
-    def read_flow_value(self, start, opener):
-        """Read what follows the key that began at `start`, if anything does."""
-        self.span = None
-        if self.peek(opener) != ":":
-            return None
-        if "\n" in self.text[start:self.at] or self.at - start > KEY_LIMIT:
-            self.fail_colon(start)
-        self.at += 1
-        return None if self.peek(opener) in ",}" else self.read_token(
-            -1, _FLOW_START, _FLOW_STOP)
-
-
-def _read_number(text):
-    """Return the number that every YAML sees in a text, else the text or _CLASH."""
-    found = _NUMBER.fullmatch(text)
-    if not found:
-        return text
-    if found[1]:
-        return int(text, 16 if "x" in text else 10)
-    return float(text) if found[2] and abs(float(text)) < float("inf") else _CLASH
 
 
 def _visible(text):
