@@ -688,7 +688,7 @@ def _dump_scalar(value):
 # == 4. Fleet =================================================================
 #
 # A rule is a JSON Schema fragment and the words for it. The same tables check a fleet file, give
-# its defaults, make its records and are printed by `schema`; NORMAL and `_check_*` say the rest.
+# its defaults, make its records and are printed by `schema`; NORMAL and `check_fleet` say the rest.
 
 _CONTROL = r"\u0000-\u0008\u000b-\u001f\u007f-\u009f\ud800-\udfff"
 _ONE_LINE = "^[^\\u000a\\u2028\\u2029" + _CONTROL + "\\u0009]{1,%d}$"
@@ -793,6 +793,7 @@ KEY_RULES = {"node": "name", "model": "name", "agent": "agent name"}
 # Claude Code resolves these words itself, so an alias must not be one (2.1.326).
 CLAUDE_WORDS = ("sonnet", "opus", "haiku", "fable", "best", "inherit", "default", "opusplan")
 OWN_FRONTMATTER = ("name", "description", "model", "tools")
+FINDINGS_LIMIT = 100  # a file with more of them is no fleet file
 
 
 def split_endpoint(endpoint):
@@ -824,13 +825,6 @@ def _normal_endpoint(endpoint):
     return "{}://{}:{}{}".format(*parts)
 
 
-def _normal_alias(alias):
-    if alias.lower() in CLAUDE_WORDS:
-        raise FleetError("reserved-alias", f"Claude Code reads `{alias}` as a word of its own",
-                         fix=f"write `claude-{alias.lower()}-local`")
-    return alias
-
-
 def _normal_description(text):
     text = text.strip()
     if not text or re.search(r"\n\s*\n", text):
@@ -849,9 +843,8 @@ def _normal_keep_alive(duration):
 
 
 # What a key's value becomes once it fits its rule; some say here what no rule can.
-NORMAL = {"endpoint": _normal_endpoint, "litellm_alias": _normal_alias, "tags": tuple,
-          "fallback": tuple, "keep_alive": _normal_keep_alive, "tools": tuple,
-          "description": _normal_description}
+NORMAL = {"endpoint": _normal_endpoint, "description": _normal_description, "tags": tuple,
+          "tools": tuple, "fallback": tuple, "keep_alive": _normal_keep_alive}
 
 
 def _record(title, kind, purpose):
@@ -924,7 +917,6 @@ class NodeState(Record):
 def nearest(word, choices):
     """Return ``did you mean `x`?`` for the closest choice, or an empty string."""
     import difflib  # only after a mistake
-
     found = difflib.get_close_matches(str(word)[:64], [str(c) for c in choices], 1, 0.6)
     return f"did you mean `{found[0]}`?" if found else ""
 
@@ -935,10 +927,9 @@ def _fits(value, rule):
         return any(_fits(value, part) for part in rule["anyOf"])
     if "enum" in rule:
         return value in rule["enum"]
-    kinds = {"string": str, "integer": int, "number": (int, float), "boolean": bool,
-             "array": list, "object": dict}
-    if not isinstance(value, kinds[rule["type"]]) or (
-            isinstance(value, bool) and rule["type"] != "boolean"):
+    kinds = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,),
+             "array": (list,), "object": (dict,)}
+    if type(value) not in kinds[rule["type"]]:
         return False
     if "pattern" in rule:
         return re.fullmatch(rule["pattern"].strip("^$"), value) is not None
@@ -960,9 +951,6 @@ def show_value(value):
 def count_of(things, noun):
     """Return `1 warning`, `2 warnings`."""
     return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
-
-
-FINDINGS_LIMIT = 100  # a file with more of them is no fleet file
 
 
 class _Checker:
@@ -1003,28 +991,27 @@ class _Checker:
         key, rule = path[-1], spec.rule
         value = parent.get(key, spec.default)
         if value is REQUIRED:
-            self.error("missing-key", path, "is missing", fix=f"add `{key}:` ({spec.note})")
-        elif rule in KEY_RULES:
-            return self.named(rule, path, value)
-        elif rule in FIELDS:
-            return self.section(rule, path, value)
-        elif value is not None or key in parent:
-            return self.scalar(rule, path, value)
-        return None
-
-    def scalar(self, rule, path, value):
-        """Check a value by its rule; return it in normal form, or None when wrong."""
-        fragment, words = RULES[rule]
-        shown = f'`"{value[:60]}"`' if isinstance(value, str) and fragment.get(
-            "type") != "string" else show_value(value)
-        if not _fits(value, fragment):
-            self.error("bad-value", path, f"is {shown}; accepted: {words}",
-                       fix=_mend(value, fragment, path[-1]))
+            return self.error("missing-key", path, "is missing", fix=f"add `{key}:` ({spec.note})")
+        if rule in FIELDS:
+            return (self.named if rule in KEY_RULES else self.section)(rule, path, value)
+        if value is None and key not in parent:
             return None
+        (fragment, words), fix = RULES[rule], ""
+        kind, shown = fragment.get("type"), show_value(value)
+        if isinstance(value, str) and kind != "string":
+            shown = f'`"{value[:60]}"`'
         try:
-            return NORMAL[path[-1]](value) if path[-1] in NORMAL else value
+            if _fits(value, fragment):
+                return NORMAL[key](value) if key in NORMAL else value
         except FleetError as error:
-            self.error(error.slug, path, f"is {shown}: {error.what}", fix=error.fix)
+            return self.error(error.slug, path, f"is {shown}: {error.what}", fix=error.fix)
+        if value is None:
+            fix = f"write a value, or remove the line `{key}:`"
+        elif kind == "array" and isinstance(value, str):
+            fix = f"write `{key}: [{value[:80]}]`"
+        elif kind == "integer" and re.fullmatch(r"\d{1,12}(\.0)?", str(value)):
+            fix = f"write `{key}: {str(value).split('.')[0]}`"
+        return self.error("bad-value", path, f"is {shown}; accepted: {words}", fix=fix)
 
     def named(self, kind, path, value):
         """Check a mapping of names to sections; return {name: checked section}."""
@@ -1050,15 +1037,6 @@ class _Checker:
                        fix=nearest(name, known) or f"known {kind}s: " + ", ".join(known))
 
 
-def _mend(value, fragment, key):
-    """Say what to type instead of a value that breaks its rule."""
-    if fragment.get("type") == "array" and isinstance(value, str):
-        return f"write `{key}: [{value[:80]}]`"
-    if fragment.get("type") == "integer" and re.fullmatch(r"\d{1,12}(\.0)?", str(value)):
-        return f"write `{key}: {str(value).split('.')[0]}`"
-    return f"write a value, or remove the line `{key}:`" if value is None else ""
-
-
 def check_fleet(document):
     """Return (Fleet, []) for a file that has been read, or (None, everything that is wrong)."""
     check, last = _Checker(document), []
@@ -1066,11 +1044,19 @@ def check_fleet(document):
         tree = check.section("", (), document.value)
         project, nodes, models, agents = (tree[key] or {} for key in FIELDS[""])
         claude = {tier: name for tier, name in (project.get("claude") or {}).items() if name}
-        _check_models(check, models, nodes)
-        _check_cycles(check, models)
-        _check_agents(check, agents, models)
         for tier, name in claude.items():
             check.reference(("project", "claude", tier), name, models, "model")
+        for name, agent in agents.items():
+            check.reference(("agents", name, "model"), agent.model, models, "model")
+            for key in agent.frontmatter or {}:
+                is_own = key in OWN_FRONTMATTER
+                if is_own or not re.fullmatch("[A-Za-z][A-Za-z0-9_-]{0,63}", str(key)):
+                    check.error("bad-frontmatter", ("agents", name, "frontmatter", key),
+                                f"agents.{name}.frontmatter cannot hold the key {show_value(key)}",
+                                key=True, fix=f"write `{key}:` one level up" if is_own else
+                                "rename it")
+        _check_models(check, models, nodes)
+        _check_cycles(check, models)
     except FleetError as error:  # too many
         last = [error.finding]
     if check.findings:
@@ -1085,10 +1071,13 @@ def leaves_house(ollama_model):
 
 
 def _check_models(check, models, nodes):
-    """Report references and cloud names."""
     for name, model in models.items():
-        at = ("models", name)
+        at, alias = ("models", name), model.alias or ""
         check.reference(at + ("node",), model.node, nodes, "node")
+        if alias.lower() in CLAUDE_WORDS:
+            check.error("reserved-alias", at + ("litellm_alias",), f"is `{alias}`: Claude Code "
+                        f"reads `{alias}` as a word of its own",
+                        fix=f"write `claude-{alias.lower()}-local`")
         if leaves_house(model.ollama_model or "") and not model.cloud:
             check.error("cloud-model", at + ("ollama_model",), f"is `{model.ollama_model}`: Ollama "
                         "sends this to ollama.com; it does not run on your machine",
@@ -1116,38 +1105,22 @@ def _check_cycles(check, models):
                 trail[following] = None
 
 
-def _check_agents(check, agents, models):
-    """Report references and keys that belong elsewhere."""
-    for name, agent in agents.items():
-        check.reference(("agents", name, "model"), agent.model, models, "model")
-        for key in agent.frontmatter or {}:
-            if key in OWN_FRONTMATTER or not re.fullmatch("[A-Za-z][A-Za-z0-9_-]{0,63}", str(key)):
-                fix = f"write `{key}:` one level up" if key in OWN_FRONTMATTER else "rename it"
-                check.error("bad-frontmatter", ("agents", name, "frontmatter", key),
-                            f"agents.{name}.frontmatter cannot hold the key {show_value(key)}",
-                            key=True, fix=fix)
-
-
-def render_schema():
-    """Return the JSON Schema of the fleet file, from the tables that check it."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "subagent-fleet",
-            **_schema_of("")}
-
-
-def _schema_of(kind):
-    """Return the schema of one section."""
+def render_schema(kind=""):
+    """Return the JSON Schema of the fleet file, or of a section, from the tables that check it."""
     properties = {}
     for key, spec in FIELDS[kind].items():
         rule = spec.rule
-        found = _schema_of(rule) if rule in FIELDS else dict(RULES[rule][0])
+        found = render_schema(rule) if rule in FIELDS else dict(RULES[rule][0])
         if rule in KEY_RULES:
             found = {"type": "object", "propertyNames": RULES[KEY_RULES[rule]][0],
                      "additionalProperties": found, "minProperties": int(rule != "agent")}
         elif rule not in FIELDS and spec.default not in (REQUIRED, None):
             found["default"] = spec.default
         properties[key] = {"description": spec.note, **found}
+    head = {} if kind else {"$schema": "https://json-schema.org/draft/2020-12/schema",
+                            "title": "subagent-fleet"}
     required = [key for key, spec in FIELDS[kind].items() if spec.default is REQUIRED]
-    return {"type": "object", "additionalProperties": False, "properties": properties,
+    return {**head, "type": "object", "additionalProperties": False, "properties": properties,
             "required": required}
 
 
