@@ -2313,6 +2313,8 @@ def parse_messages_request(body):
         if type(value) not in REQUEST_TYPES[words] \
                 or (words.endswith("number") and not -1e9 < value < 1e9):
             raise ApiError(400, f"{name}: expected {words}")
+        if name == "max_tokens" and value < 1:
+            raise ApiError(400, "max_tokens: must be at least 1")
     if not all(isinstance(text, str) for text in request.get("stop_sequences") or ()):
         raise ApiError(400, "stop_sequences: expected a list of texts")
     return request
@@ -2337,21 +2339,15 @@ def plan_chat(request, model):
         raise ApiError(400, "messages: at least one message with content is required")
     if system:
         messages.insert(0, {"role": "system", "content": _join(system)})
-    chat = {"model": model.ollama_model, "stream": True, "truncate": False,
-            "think": model.thinking, "keep_alive": model.keep_alive,
-            "options": _plan_options(request, model), "messages": messages}
-    return {**chat, "tools": tools} if tools else chat
-
-
-def _plan_options(request, model):
-    wanted = request.get("max_tokens")
-    if wanted is not None and wanted < 1:
-        raise ApiError(400, "max_tokens: must be at least 1")
     # num_ctx must be what warm-up sent, else Ollama loads the model again.
     options = {"num_ctx": model.context,
-               "num_predict": min(wanted or model.max_output, model.max_output)}
-    return {**options, **{name: request[name] for name in ("temperature", "top_p", "top_k")
-                          if request.get(name) is not None}}
+               "num_predict": min(request.get("max_tokens") or model.max_output, model.max_output)}
+    options.update((name, request[name]) for name in ("temperature", "top_p", "top_k")
+                   if request.get(name) is not None)
+    chat = {"model": model.ollama_model, "stream": True, "truncate": False,
+            "think": model.thinking, "keep_alive": model.keep_alive, "options": options,
+            "messages": messages}
+    return {**chat, "tools": tools} if tools else chat
 
 
 def _read_turns(messages):
@@ -2394,10 +2390,20 @@ def _read_parts(content, where):
             name = _text(block, "tool_name", where)
             parts += [("found", name), ("text", f"The tool `{name}` can be called now.")]
         elif kind == "tool_use":
-            parts.append(("call", {"id": _text(block, "id", where), "input": block.get("input"),
+            given = block.get("input") or {}
+            # Ollama answers 400 to arguments that are not an object.
+            given = given if isinstance(given, dict) else {"input": given}
+            parts.append(("call", {"id": _text(block, "id", where), "input": given,
                                    "name": _text(block, "name", where) or "unknown"}))
         elif kind == "tool_result":
-            parts += _read_result(block, where)
+            inside = _read_parts(block.get("content"), where)
+            text = _join([value for name, value in inside if name == "text"])
+            if block.get("is_error") is True and not text.startswith(("Error", "<tool_use_error>")):
+                text = f"Error: {text}"
+            parts.append(("result", {"id": _text(block, "tool_use_id", where), "text": text,
+                                     "images": [value for name, value in inside
+                                                if name == "image"]}))
+            parts += [part for part in inside if part[0] == "found"]
     return [(name, value) for name, value in parts if value]
 
 
@@ -2421,16 +2427,6 @@ def _read_image(block, where):
     return base64.b64encode(pixels).decode("ascii")
 
 
-def _read_result(block, where):
-    parts = _read_parts(block.get("content"), where)
-    text = _join([value for name, value in parts if name == "text"])
-    if block.get("is_error") is True and not text.startswith(("Error", "<tool_use_error>")):
-        text = f"Error: {text}"
-    result = {"id": _text(block, "tool_use_id", where), "text": text,
-              "images": [value for name, value in parts if name == "image"]}
-    return [("result", result)] + [part for part in parts if part[0] == "found"]
-
-
 def _join(texts):
     # Blocks are separate to the client; glued together, the last word of one runs into the next.
     joined = ""
@@ -2446,10 +2442,16 @@ def _render_turns(turns, thinking):
     for turn in turns:
         if turn["role"] == "assistant":
             calls = turn["call"]
+            for call in calls:
+                call["unique"] = call["id"] or f"call_{len(taken)}"
+                while call["unique"] in taken:
+                    call["unique"] += "_"
+                taken.add(call["unique"])
             messages.append({
                 "role": "assistant", "content": _join(turn["text"]),
                 "thinking": _join(turn["thinking"]) if thinking else "",
-                "tool_calls": [_render_call(call, taken) for call in calls]})
+                "tool_calls": [{"id": call["unique"], "function": {
+                    "name": call["name"], "arguments": call["input"]}} for call in calls]})
             continue
         results = [_render_result(call, turn["result"]) for call in calls]
         calls, orphans = [], turn["result"]  # those that no call was waiting for
@@ -2466,18 +2468,6 @@ def _render_turns(turns, thinking):
     messages = [{name: value for name, value in message.items() if value or name == "content"}
                 for message in messages]
     return [message for message in messages if message["content"] or len(message) > 2]
-
-
-def _render_call(call, taken):
-    """Return a call as Ollama has it, and make its id unique."""
-    call["unique"] = call["id"] or f"call_{len(taken)}"
-    while call["unique"] in taken:
-        call["unique"] += "_"
-    taken.add(call["unique"])
-    given = call["input"]  # Ollama answers 400 to arguments that are not an object
-    return {"id": call["unique"], "function": {
-        "name": call["name"], "arguments": given if isinstance(given, dict) else
-        {} if given is None else {"input": given}}}
 
 
 def _render_result(call, results):
