@@ -1133,13 +1133,12 @@ SMALL_ROLES, HEAVY_ROLES = ("planner", "summarizer"), ("implementer", "reviewer"
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 EDIT_TOOLS = {"Edit", "Write", "NotebookEdit"}
 GONE_TOOLS = {"MultiEdit": "Edit", "LS": "", "TodoWrite": "", "NotebookRead": ""}
-KNOWN_TOOLS = ("Agent", "Bash", "Edit", "Glob", "Grep", "NotebookEdit", "Read", "Skill", "Task",
-               "WebFetch", "WebSearch", "Write")
-MORE_TOOLS = """
-    AskUserQuestion BashOutput CronCreate CronDelete CronList EnterPlanMode EnterWorktree
-    ExitPlanMode ExitWorktree KillShell LSP ListAgents ListMcpResourcesTool Monitor PowerShell
-    PushNotification ReadMcpResourceTool ReportFindings ScheduleWakeup SendMessage TaskCreate
-    TaskGet TaskList TaskOutput TaskStop TaskUpdate ToolSearch Workflow
+KNOWN_TOOLS = """
+    Agent AskUserQuestion Bash BashOutput CronCreate CronDelete CronList Edit EnterPlanMode
+    EnterWorktree ExitPlanMode ExitWorktree Glob Grep KillShell LSP ListAgents ListMcpResourcesTool
+    Monitor NotebookEdit PowerShell PushNotification Read ReadMcpResourceTool ReportFindings
+    ScheduleWakeup SendMessage Skill Task TaskCreate TaskGet TaskList TaskOutput TaskStop
+    TaskUpdate ToolSearch WebFetch WebSearch Workflow Write
 """.split()
 KNOWN_FRONTMATTER = ("color", "maxTurns", "effort", "permissionMode", "disallowedTools", "skills",
                      "memory", "isolation", "background", "omitClaudeMd")
@@ -1253,27 +1252,23 @@ def lint_fleet(fleet):
 
     host = fleet.gateway.host
     if host not in LOOPBACK_HOSTS:
-        yield warn("exposed-gateway", ("project", "gateway", "host"), f"`{host}` offers your "
-                   "models to all who can reach this machine; only the key protects them",
+        yield warn("exposed-gateway", ("project", "gateway", "host"),
+                   f"`{host}` offers your models to the network; only the key protects them",
                    "write `host: 127.0.0.1`, or keep it on a private network with a strong key")
-    for lint in (_lint_nodes, _lint_models, _lint_agents):
-        yield from lint(fleet, warn)
-
-
-def _lint_nodes(fleet, warn):
-    """Warn of prompts in clear on a public network, and of models that do not fit together."""
     for name, node in fleet.nodes.items():
         scheme, host, _, _ = split_endpoint(node.endpoint)
         if scheme == "http" and address_kind(host) == "public":
-            yield warn("public-endpoint", ("nodes", name, "endpoint"), f"{host} is a public "
-                       "address and http sends every prompt in clear",
+            yield warn("public-endpoint", ("nodes", name, "endpoint"),
+                       f"{host} is a public address and http sends every prompt in clear",
                        "use a LAN, Tailscale or WireGuard address, or https")
         here = {m.ollama_model for m in fleet.models.values() if m.node == name}
         need = sum(billions(model) * 0.6 + 1 for model in here if billions(model))
         if node.memory_gb and len(here) > 1 and need > node.memory_gb:
-            yield warn("memory-short", ("nodes", name, "memory_gb"), "by their names, its models "
-                       f"need about {need:.0f} GB; they will push each other out",
+            yield warn("memory-short", ("nodes", name, "memory_gb"),
+                       f"by their names, its models need about {need:.0f} GB and evict each other",
                        "move one to another node, or choose a smaller one")
+    yield from _lint_models(fleet, warn)
+    yield from _lint_agents(fleet, warn)
 
 
 def address_kind(host):
@@ -1304,12 +1299,13 @@ def _lint_models(fleet, warn):
         twin = contexts.setdefault((model.node, _full_model_name(model.ollama_model)), model)
         if twin.context != model.context:
             yield warn("context-thrash", at + ("context",), f"{model.context}, but {twin.context} "
-                       f"in models.{twin.name}, the same model on `{model.node}`; each switch "
-                       "reloads it", f"write `{max(twin.context, model.context)}` for both")
+                       f"in models.{twin.name}, the same model: each switch reloads it",
+                       f"write `{max(twin.context, model.context)}` for both")
         serves = ", ".join(tier for tier in tiers if tiers[tier] == name)
-        least, why = (MAIN_CONTEXT_TOKENS, f"it serves {serves}, and Claude Code's own prompt "
-                      "takes 10,000 to 18,000 tokens") if serves else (
-            SMALL_CONTEXT_TOKENS, "a subagent's first request alone takes 2,000 tokens and more")
+        least, why = SMALL_CONTEXT_TOKENS, "a subagent's first request alone takes 2,000 tokens"
+        if serves:
+            least = MAIN_CONTEXT_TOKENS
+            why = f"it serves {serves}, and Claude Code's own prompt takes 10,000 to 18,000 tokens"
         if model.context < least:
             yield warn("small-context", at + ("context",), f"{model.context}; {why}",
                        f"write `context: {least}` or more")
@@ -1322,10 +1318,9 @@ def _lint_agents(fleet, warn):
         for index, tool in enumerate(agent.tools or ()):
             at, bare = ("agents", name, "tools", index), tool.split("(")[0]
             if bare in GONE_TOOLS:
-                new = f"`{GONE_TOOLS[bare]}`" if GONE_TOOLS[bare] else ""
-                yield warn("tool-gone", at, f"Claude Code has no `{bare}` any more; the generated "
-                           f"file has {new or 'nothing'} in its place",
-                           f"write {new}" if new else "remove it")
+                yield warn("tool-gone", at, f"Claude Code has no `{bare}` any more",
+                           (f"write `{GONE_TOOLS[bare]}`" if GONE_TOOLS[bare] else "remove it")
+                           + ", as `generate` does")
             elif spelled.get(bare.lower(), bare) != bare:
                 yield warn("tool-case", at, f"Claude Code does not know `{bare}`",
                            f"write `{spelled[bare.lower()]}`")
@@ -1507,7 +1502,6 @@ def best_models(states):
 
 # -- doctor and worker: findings about what was seen --
 
-LITELLM_POISONED = r"1\.82\.[78]$|.*litellm_init\.pth"  # both carried a credential stealer
 LITELLM_INSTALL = "uv tool install --python 3.12 'litellm[proxy]==1.106.2' (or pipx install …)"
 CLAUDE_INSTALL = "npm install -g @anthropic-ai/claude-code@latest"
 OLLAMA_HOLES = (  # mended in; what an older one does (golang/vulndb, Ollama's own history)
@@ -1541,12 +1535,12 @@ DOCTOR_TEXTS = {  # id: level, what is so, what mends it
     "node-online": ("ok", "{state.name}: Ollama {state.version} at {state.endpoint}, {count}", ""),
     "node-offline": ("error", "node `{state.name}`: {why} ({state.endpoint}){alone}", "{mend}"),
     "ollama-old": ("error", "{who}: Ollama {version} {hole}", "update it: ollama.com/download"),
-    "open-origin": ("warning", "node `{name}` answers every web page that a browser near it opens",
+    "open-origin": ("warning", "{who} answers every web page that a browser near it opens",
                     "remove OLLAMA_ORIGINS on `{name}`, then restart Ollama"),
     "public-address": ("warning", "{who}: the internet may reach it at {address}",
                        "close its port to the internet; use a LAN, Tailscale or WireGuard address"),
-    "evicts": ("warning", "node `{name}`: {models} take {need:.0f} GB before any context and push "
-               "each other out of memory", "move one to another node, or choose a smaller one"),
+    "evicts": ("warning", "{who}: {models} take {need:.0f} GB and context, and evict each other",
+               "move one to another node, or choose a smaller one"),
     "route": ("ok", "{model} on {node}", ""),
     "cloud-stub": ("error", "{model} is sent by `{node}` to {remote}",
                    "choose a local model, or add `cloud: true`"),
@@ -1613,11 +1607,6 @@ class Facts(Record):
     leaks: tuple = ()           # ids of what is wrong with that file
 
 
-def plan_doctor(fleet, facts):
-    """Return (topic, Finding) for everything the checks have to say, in their order."""
-    return [(topic, finding) for topic, needs_fleet, check in DOCTOR_CHECKS
-            if fleet or not needs_fleet for finding in check(fleet, facts)]
-
 
 def plan_verdict(findings):
     """Return the one sentence a person wants, and what to type first."""
@@ -1648,60 +1637,47 @@ def _doctor_machine(fleet, facts):
     needed, version = fleet and fleet.gateway.provider == "litellm", facts.litellm
     if version or needed:
         slug = "litellm-missing" if not version else \
-            "litellm-poisoned" if re.match(LITELLM_POISONED, version) else \
+            "litellm-poisoned" if re.match(r"1\.82\.[78]$|.*litellm_init\.pth", version) else \
             "litellm-old" if is_older(version, "1.104.0") else "litellm"
-        level = "warning" if slug == "litellm-old" and not needed else ""
-        yield _say(slug, level, version=version)
-
-
-def _doctor_config(fleet, facts):
-    if fleet:
-        yield _say("config", source=fleet.document.source)
-    yield from facts.problems
+        yield _say(slug, "warning" if slug == "litellm-old" and not needed else "", version=version)
 
 
 def _doctor_nodes(fleet, facts):
-    """An offline node is an error where nobody else can answer for one of its models."""
     for name, state in facts.states.items():
+        who, wanted = f"node `{name}`", [m for m in fleet.models.values() if m.node == name]
         if state.online:
             yield _say("node-online", state=state, count=count_of(state.models, "model"))
-        else:
-            alone = ", ".join(model.name for model in fleet.models.values() if model.node == name
-                              and not plan_route_state(fleet, facts.states, model).fallback)
+        else:  # an error where nobody else can answer for one of its models
+            alone = ", ".join(model.name for model in wanted
+                              if not plan_route_state(fleet, facts.states, model).fallback)
             yield _say("node-offline", "" if alone else "warning", state=state,
                        why=f"{state.reason}: {state.detail}".rstrip(": "),
                        alone=f"; nobody else answers for {alone}" if alone else "",
                        mend=REASON_FIXES.get(state.reason, REASON_FIXES["bad answer"]))
-        yield from _ollama_findings(state, f"node `{name}`")
+        yield from _ollama_findings(state, who)
         addresses, any_page = facts.looks.get(name, ((), False))
         if any_page:
-            yield _say("open-origin", name=name)
+            yield _say("open-origin", who=who, name=name)
         for address in addresses:
             # One that the config itself names is a warning of the config.
             if address_kind(address) == "public" and address not in state.endpoint:
-                yield _say("public-address", who=f"node `{name}`", address=address)
-        yield from _memory_findings(fleet, facts, state)
+                yield _say("public-address", who=who, address=address)
+        held = [one for one in state.models
+                if any(same_model(one.name, model.ollama_model) for model in wanted)]
+        need = sum(one.size for one in held) / 1e9
+        full = any(0 < (one.gpu_percent or 0) < 100 for one in state.loaded)
+        said = any(found.slug == "memory-short" for found in facts.problems)
+        if len(held) > 1 and not said and (full or need > (fleet.nodes[name].memory_gb or need)):
+            yield _say("evicts", "", fleet.document.locate(("nodes", name))[0], who=who,
+                       models=", ".join(one.name for one in held), need=need)
 
 
 def _ollama_findings(state, who):
-    """Yield the worst hole known in the version of an Ollama."""
     for mended, level, hole in OLLAMA_HOLES:
         if is_older(state.version, mended):
-            yield _say("ollama-old", level, who=who, version=state.version,
-                       hole=f"{hole}; mended in {mended}")
-            return
-
-
-def _memory_findings(fleet, facts, state):
-    """Models of one node that do not fit together cost a reload at every change of agent."""
-    wanted = [model.ollama_model for model in fleet.models.values() if model.node == state.name]
-    held = [one for one in state.models if any(same_model(one.name, name) for name in wanted)]
-    need = sum(one.size for one in held) / 1e9
-    full = any(0 < (one.gpu_percent or 0) < 100 for one in state.loaded)
-    said = any(found.slug == "memory-short" for found in facts.problems)
-    if len(held) > 1 and not said and (full or need > (fleet.nodes[state.name].memory_gb or need)):
-        yield _say("evicts", "", fleet.document.locate(("nodes", state.name))[0], name=state.name,
-                   models=", ".join(one.name for one in held), need=need)
+            return [_say("ollama-old", level, who=who, version=state.version,
+                         hole=f"{hole}; mended in {mended}")]
+    return []
 
 
 def _doctor_routes(fleet, facts):
@@ -1730,16 +1706,8 @@ def _doctor_routes(fleet, facts):
                        remote=held.remote, users=", ".join(users), wanted=wanted, context=context)
 
 
-def _doctor_gateway(fleet, facts):
-    slug = {"": "port-free", "another program": "port-taken"}.get(facts.holder, "gateway-up")
-    where = fleet.document.locate(("project", "gateway", "port"))[0]
-    yield _say(slug, "", where, at=f"{fleet.gateway.host}:{fleet.gateway.port}",
-               holder=facts.holder)
-
-
-def _doctor_settings(fleet, facts):
-    """Settings files beat the environment, in silence."""
-    planned = {name: value for name, value, _ in plan_environment(fleet)}
+def _doctor_claude(fleet, facts):
+    planned = {name: value for name, value, _ in plan_environment(fleet)} if fleet else {}
     for path, settings in facts.settings.items():
         names = [name for name, value in settings.items()
                  if str(value) != planned.get(name, str(value))]
@@ -1747,9 +1715,6 @@ def _doctor_settings(fleet, facts):
             elsewhere = {"ANTHROPIC_BASE_URL", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_API_KEY"}
             yield _say("settings-override", "error" if elsewhere & set(names) else "", path=path,
                        names=", ".join(names))
-
-
-def _doctor_agents(fleet, facts):
     paths = {}
     for path, text in facts.agents.items():
         name, defect = read_agent(text) if text is not None else ("", "it cannot be read")
@@ -1779,8 +1744,7 @@ def read_agent(text):
         return "", f"its name is {show_value(name)}" if name else "it has no name"
     if not isinstance(description, str) or not description.strip():
         return name, "its description is no text"
-    if tools and not any(tool in KNOWN_TOOLS or tool in MORE_TOOLS or tool.startswith(
-            ("*", "mcp__")) for tool in tools):
+    if tools and not any(tool in KNOWN_TOOLS or tool.startswith(("*", "mcp__")) for tool in tools):
         return name, f"none of its tools is known here ({', '.join(tools)})"
     return name, ""
 
@@ -1801,8 +1765,7 @@ def _read_frontmatter(head):
     return {}
 
 
-def _doctor_files(fleet, facts):
-    """Say which generated files are not what the config says, and who else may see the key."""
+def _doctor_files(facts):
     yield from facts.file_problems
     found = {}
     for change in facts.changes:
@@ -1815,12 +1778,19 @@ def _doctor_files(fleet, facts):
         yield _say(slug, path=facts.env_path)
 
 
-DOCTOR_CHECKS = (  # topic, needs a fleet, check
-    ("This machine", False, _doctor_machine), ("Config", False, _doctor_config),
-    ("Nodes", True, _doctor_nodes), ("Routes", True, _doctor_routes),
-    ("Gateway", True, _doctor_gateway), ("Claude Code", True, _doctor_settings),
-    ("Claude Code", False, _doctor_agents), ("Files", True, _doctor_files),
-)
+def plan_doctor(fleet, facts):
+    """Return (topic, Finding) for everything the checks have to say, in their order."""
+    valid = [_say("config", source=fleet.document.source)] if fleet else []
+    topics = {"This machine": _doctor_machine(fleet, facts), "Config": [*valid, *facts.problems]}
+    if fleet:
+        at = f"{fleet.gateway.host}:{fleet.gateway.port}"
+        slug = {"": "port-free", "another program": "port-taken"}.get(facts.holder, "gateway-up")
+        topics.update({
+            "Nodes": _doctor_nodes(fleet, facts), "Routes": _doctor_routes(fleet, facts),
+            "Gateway": [_say(slug, "", fleet.document.locate(("project", "gateway", "port"))[0],
+                             at=at, holder=facts.holder)]})
+    topics.update({"Claude Code": _doctor_claude(fleet, facts), "Files": _doctor_files(facts)})
+    return [(topic, finding) for topic, findings in topics.items() for finding in findings]
 
 
 class Worker(Record):
@@ -1964,7 +1934,7 @@ def render_files(fleet, key, targets=TARGETS):
 
 def render_litellm(fleet):
     """Return the config of the LiteLLM proxy (facts seen with 1.106.2 and 1.109.1)."""
-    fallbacks, groups = plan_fallbacks(fleet), {}
+    fallbacks, groups, entries = plan_fallbacks(fleet), {}, {}
     for model in fleet.models.values():
         groups.setdefault(model.alias, []).append(model)
     router = {"routing_strategy": "simple-shuffle", "enable_weighted_failover": True,
@@ -1973,12 +1943,23 @@ def render_litellm(fleet):
         router["enable_pre_call_checks"] = True
     if fallbacks:
         router["fallbacks"] = [{alias: chain} for alias, chain in fallbacks.items()]
-    taken, entries = set(), []
     for model in fleet.models.values():
-        elsewhere = len(groups[model.alias]) > 1 or model.alias in fallbacks
-        entries.append(_deployment(fleet.nodes[model.node], model, elsewhere, taken))
+        name = f"{model.node}--{model.name}"
+        while name in entries:  # node `a` and model `b--c`, node `a--b` and model `c`
+            name += "+"
+        params = {"model": f"ollama_chat/{model.ollama_model}",
+                  "api_base": fleet.nodes[model.node].endpoint, "num_ctx": model.context,
+                  "keep_alive": model.keep_alive, "timeout": model.timeout,
+                  "extra_body": {"truncate": False}}  # else Ollama cuts the prompt in silence
+        if not model.thinking:
+            params["think"] = False  # Claude Code always asks for it; most models answer 400
+        if len(groups[model.alias]) > 1 or model.alias in fallbacks:
+            params["max_parallel_requests"] = model.max_parallel  # beyond it 429: no queue
+        entries[name] = {"model_name": model.alias, "litellm_params": params, "model_info": {
+            "id": name, "litellm_provider": "ollama_chat", "mode": "chat",
+            "max_input_tokens": model.context, "supports_function_calling": True}}
     sections = (
-        ("model_list", entries, "Entries with one model_name share its requests."),
+        ("model_list", list(entries.values()), "Entries with one model_name share its requests."),
         ("litellm_settings", {"drop_params": True}, "What Ollama does not know is left out."),
         ("general_settings", {"master_key": f"os.environ/{fleet.gateway.master_key_env}"},
          "Anywhere else the key is ignored and the proxy is open."),
@@ -1986,23 +1967,6 @@ def render_litellm(fleet):
     return _HEADLINE + "".join(f"\n# {why}\n" + dump_yaml({name: value})
                              for name, value, why in sections)
 
-
-def _deployment(node, model, elsewhere, taken):
-    """Return one entry of LiteLLM's model_list."""
-    name = f"{node.name}--{model.name}"
-    while name in taken:  # node `a` and model `b--c`, node `a--b` and model `c`
-        name += "+"
-    taken.add(name)
-    params = {"model": f"ollama_chat/{model.ollama_model}", "api_base": node.endpoint,
-              "num_ctx": model.context, "keep_alive": model.keep_alive, "timeout": model.timeout,
-              "extra_body": {"truncate": False}}  # else Ollama cuts the prompt in silence
-    if not model.thinking:
-        params["think"] = False  # Claude Code always asks for it; most models answer 400
-    if elsewhere:  # LiteLLM does not queue: beyond the limit it answers 429
-        params["max_parallel_requests"] = model.max_parallel
-    info = {"id": name, "litellm_provider": "ollama_chat", "mode": "chat",
-            "max_input_tokens": model.context, "supports_function_calling": True}
-    return {"model_name": model.alias, "litellm_params": params, "model_info": info}
 
 
 def render_agent(agent, alias):
@@ -4695,7 +4659,7 @@ def cmd_launch(options, world):
     out = find_output(options, world)
     key = read_key(world, fleet, out)
     facts = Facts(settings=find_settings(world), **observe_files(world, fleet, out))
-    seen = [*_doctor_files(fleet, facts), *_doctor_settings(fleet, facts)]
+    seen = [*_doctor_files(facts), *_doctor_claude(fleet, facts)]
     tell_findings(world, [*lint_key(fleet, world.environ), *(
         found.replace(level="warning") for found in seen if found.level in ("warning", "error"))])
     words = options.passed
@@ -5224,20 +5188,19 @@ def format_help(command=None):
         tail = "\nsubagent-fleet COMMAND --help says more. Exit codes: 0 done, 1 a problem was " \
                "found,\n2 usage, 3 refused (--force overrides), 130 interrupted.\n"
         return head + format_pairs([(c.name, c.summary) for c in COMMANDS]) + tail
+    rows = []
+    for flag in command.flags:
+        value = "|".join(flag.more.get("choices", ())) or flag.metavar
+        value = f"[{value}]" if "nargs" in flag.more else value
+        name = f"{flag.short}, {flag.name}" if flag.short else flag.name
+        rows.append((f"{name} {value}".rstrip() if name.startswith("-") else value, flag.note))
+    if command.passes:
+        rows.append(("-- " + command.passes, "handed on as it is"))
     examples = [f"subagent-fleet {text}" if text.startswith(command.name) else text
                 for text in command.examples]
-    rows = [(_typed(flag), flag.note) for flag in command.flags]
-    rows += [("-- " + command.passes, "handed on as it is")] if command.passes else []
     return (f"subagent-fleet {command.name}: {command.summary}.\n\nExamples:\n"
             + "".join(f"  {text}\n" for text in examples)
             + ("\nOptions:\n" + format_pairs(rows) if rows else ""))
-
-
-def _typed(flag):
-    value = "|".join(flag.more.get("choices", ())) or flag.metavar
-    value = f"[{value}]" if "nargs" in flag.more else value
-    name = f"{flag.short}, {flag.name}" if flag.short else flag.name
-    return f"{name} {value}".rstrip() if name.startswith("-") else value
 
 
 def parse_arguments(command, words):
@@ -5245,9 +5208,9 @@ def parse_arguments(command, words):
     import argparse
 
     class Parser(argparse.ArgumentParser):
-        def error(self, message):
+        def error(self, message, fix=""):
             raise FleetError("usage", f"{command.name}: {message}", status=EXIT_USAGE,
-                             fix=f"subagent-fleet {command.name} --help")
+                             fix=fix or f"subagent-fleet {command.name} --help")
 
     cut = words.index("--") if command.passes and "--" in words else len(words)
     parser = Parser(prog="subagent-fleet", add_help=False, allow_abbrev=False)
@@ -5257,9 +5220,7 @@ def parse_arguments(command, words):
     options, unknown = parser.parse_known_args(words[:cut])
     if unknown:
         known = [flag.name for flag in command.flags if flag.name.startswith("-")]
-        raise FleetError("unknown-flag", f"{command.name}: unknown argument `{unknown[0]}`",
-                         status=EXIT_USAGE, fix=nearest(unknown[0].split("=")[0], known)
-                         or f"subagent-fleet {command.name} --help")
+        parser.error(f"unknown argument `{unknown[0]}`", nearest(unknown[0].split("=")[0], known))
     options.passed = words[cut + 1:]
     return options
 
@@ -5312,17 +5273,15 @@ def main(argv=None, world=None):
 
 def run_words(words, world):
     """Choose the command, read its flags, run it."""
-    if not words or words[0] in ("-h", "--help"):
-        world.out(format_help())
-        return EXIT_OK if words else EXIT_USAGE
-    if words[0] in ("-V", "--version"):
+    if words[:1] in (["-V"], ["--version"]):
         world.out(f"subagent-fleet {__version__}\n")
         return EXIT_OK
-    command = find_command(words[0])
     own = words[:words.index("--")] if "--" in words else words
-    if "-h" in own or "--help" in own:
-        world.out(format_help(command))
-        return EXIT_OK
+    if not words or "-h" in own or "--help" in own:
+        named = [word for word in own[:1] if not word.startswith("-")]
+        world.out(format_help(*map(find_command, named)))
+        return EXIT_OK if words else EXIT_USAGE
+    command = find_command(words[0])
     return command.run(parse_arguments(command, words[1:]), world)
 
 

@@ -210,7 +210,7 @@ class Options:
 
 
 @pytest.mark.parametrize("words, slug, status", [
-    (["validat"], "unknown-command", 2), (["schema", "--x"], "unknown-flag", 2),
+    (["validat"], "unknown-command", 2), (["schema", "--x"], "usage", 2),
     (["completion"], "usage", 2), (["validate", "--strict"], "strict", 1),
     (["init", "--offline"], "exists", 3), (["init", "--offline", "--output", "fleet.yaml/x"],
                                            "unwritable", 1),
