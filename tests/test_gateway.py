@@ -939,7 +939,7 @@ def test_a_node_that_drips_is_left_after_its_timeout(rig):
     served = rig(play, timeout=0.4)
     began = time.monotonic()
     assert error_of(served.ask())[0] == 529
-    assert 0.4 <= time.monotonic() - began < 1.9 and served.nodes[0].gone.wait(5)
+    assert 0.4 <= time.monotonic() - began < 5 and served.nodes[0].gone.wait(5)
 
 
 # -- receipts, logs, errors --

@@ -93,7 +93,7 @@ def test_together_nobody_waits_past_the_deadline_or_for_the_threads():
     began = time.monotonic()
     found = dict(sf.run_together(world, jobs, until=world.clock() + 0.3))
     assert sorted(key for key in found if key is not None) == [0, 2, 4, 6]
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 5  # who waits for the threads takes 20
     gone.set()
 
 
@@ -701,7 +701,7 @@ def test_interrupt_ends_at_once_with_one_line(fake_node, tmp_path, words, after)
     began = time.monotonic()
     _, stderr = process.communicate(timeout=10)
     assert (process.returncode, stderr.strip()) == (130, b"interrupted")
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 3  # who waits for the nodes takes 5
     assert not (tmp_path / ".subagent-fleet").exists()
 
 

@@ -173,6 +173,7 @@ class Exchange:
     answer: bytearray = field(default_factory=bytearray)
     first_byte: float = 0.0
     last_byte: float = 0.0
+    done_at: float = 0.0  # when a node's last line was passed on; the end of the body follows it
     closed_by: str = ""
     closed_at: float = 0.0
 
@@ -294,6 +295,8 @@ class _Conversation:
             self.current.first_byte = self.current.first_byte or now
             self.current.last_byte = now
             self.current.answer += block
+            if b'"done":true' in self.current.answer[-len(block) - 16:]:
+                self.current.done_at = now
         return block
 
     def _asked(self, block):

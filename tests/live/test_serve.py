@@ -203,11 +203,11 @@ def test_parallel_subagents_on_one_slot_wait_in_order_and_are_pinged(warm, tmp_p
         text = turn.content.decode()
         assert text.index("event: message_start") < text.index("event: ping") \
             < text.index("event: content_block_start")
-        assert 9.5 <= turn.first_byte - turn.at <= 12
+        assert 9.5 <= turn.first_byte - turn.at <= 15
     chats = sorted(warm.chats(marks)["mini"], key=lambda chat: chat.at)
     assert len(chats) == len(turns)
     for earlier, later in zip(chats, chats[1:]):
-        assert earlier.last_byte <= later.at, "two requests at once on one slot"
+        assert 0 < earlier.done_at <= later.at, "two requests at once on one slot"
     assert all(turn.status == 200 for turn in turns)
     order = sorted(firsts, key=lambda turn: turn.last_byte)
     assert [turn.at for turn in order] == sorted(turn.at for turn in firsts), "not in order"
@@ -316,7 +316,7 @@ def test_one_model_on_two_nodes_shares_the_load(warm):
     assert sum(map(len, chats.values())) == len(streams) and all(chats.values())
     for asked in chats.values():
         for earlier, later in zip(asked, asked[1:]):
-            assert earlier.last_byte <= later.at
+            assert 0 < earlier.done_at <= later.at
     both = [chats[name][0] for name in ("studio", "mini")]
     assert both[0].at < both[1].last_byte and both[1].at < both[0].last_byte, "not side by side"
 
