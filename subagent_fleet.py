@@ -4450,8 +4450,7 @@ def cmd_validate(options, world):
         source, findings = error.what, error.findings
     valid = not any(options.strict or finding.level == "error" for finding in findings)
     if options.json:
-        world.out(render_report("validate", {"file": source, "valid": valid, "findings": [
-            show_finding(finding) for finding in findings]}))
+        world.out(render_report("validate", {"file": source, "valid": valid, "findings": findings}))
         return EXIT_OK if valid else EXIT_PROBLEM
     tell_findings(world, findings)
     if not valid:
@@ -4586,8 +4585,7 @@ def cmd_generate(options, world):
     listed = [(c.path, c.action) for c in changes if c.found or c.wanted]
     if options.json:
         world.out(render_report("generate", {
-            "out": out, "written": not looks and not refused,
-            "findings": [show_finding(finding) for finding in findings],
+            "out": out, "written": not looks and not refused, "findings": findings,
             "files": [{"path": path, "action": action} for path, action in listed],
             "diff": format_diff(changes, fleet) if options.diff else None,
             "routes": [show_route(*route) for route in plan_routes(fleet).items()]}))
@@ -4686,15 +4684,20 @@ def find_settings(world):
     return found
 
 
+def show_record(record):
+    """Return a record as JSON has it: a finding without the drawn excerpt."""
+    if isinstance(record, Finding):
+        return {"id": record.slug, "level": record.level, "what": record.what,
+                "where": record.where, "fix": record.fix}
+    if isinstance(record, NodeState):
+        return {**vars(record), "online": record.online}
+    return vars(record)
+
+
 def show_route(agent, model):
     """Return a route as JSON has it."""
     return {"agent": agent, "node": model.node, "model": model.name,
             "ollama_model": model.ollama_model, "alias": model.alias}
-
-
-def show_node(state):
-    """Return a node as JSON has it."""
-    return {**vars(state), "online": state.online}
 
 
 def cmd_discover(options, world):
@@ -4704,8 +4707,7 @@ def cmd_discover(options, world):
     models = [{"name": name, "node": model.node, "ollama_model": model.ollama_model,
                "state": words.get(plan_route_state(fleet, states, model).state, "present")}
               for name, model in fleet.models.items()]
-    report = {"fleet": fleet.name, "nodes": list(map(show_node, states.values())),
-              "models": models}
+    report = {"fleet": fleet.name, "nodes": [*states.values()], "models": models}
     written = None
     if options.write:
         path = world.enter(find_output(options, world), f"{STATE_DIRECTORY}/discovery.json")
@@ -4773,7 +4775,7 @@ def cmd_status(options, world):
                       for name, model in fleet.models.items()]
             world.out(render_report("status", {
                 "fleet": fleet.name, "ready": ready, "next": following,
-                "nodes": list(map(show_node, states.values())), "models": models,
+                "nodes": [*states.values()], "models": models,
                 "routes": [{**show_route(agent, model), **vars(routes[model.name])}
                            for agent, model in plan_routes(fleet).items()]}))
         else:
@@ -4887,16 +4889,10 @@ def format_progress(warmths, now, columns):
     return clean_line("  " + " | ".join(parts))[:(columns or 80) - 1]
 
 
-def show_finding(finding):
-    """Return a finding as JSON has it: without the drawn excerpt."""
-    return {"id": finding.slug, "level": finding.level, "what": finding.what,
-            "where": finding.where, "fix": finding.fix}
-
-
 def render_report(command, fields):
     """Return the JSON object of a command: plain ASCII, whatever a node calls its models."""
     return json.dumps({"schema": f"subagent-fleet/{command}/1", **fields}, indent=2,
-                      default=vars) + "\n"
+                      default=show_record) + "\n"
 
 
 def cmd_schema(options, world):
@@ -5022,39 +5018,33 @@ def cmd_doctor(options, world):
     if options.json:
         world.out(render_report("doctor", {
             "verdict": plan_verdict(findings), "mended": mended,
-            "findings": [{"topic": topic, **show_finding(found)} for topic, found in pairs]}))
+            "findings": [{"topic": topic, **show_record(found)} for topic, found in pairs]}))
     else:
         world.out("".join(f"mended: {clean_line(text)}\n" for text in mended) + "\n" * bool(mended)
                   + format_doctor(pairs))
     return EXIT_PROBLEM if any(found.level == "error" for found in findings) else EXIT_OK
 
 
-def observe_worker(world, seconds):
-    """Return the Worker that this machine is."""
+def cmd_worker(options, world):
     found = re.search(r":([1-9]\d{0,4})/?$", world.environ.get("OLLAMA_HOST", ""))
     port = min(int(found[1]), 65535) if found else OLLAMA_PORT
     addresses = [address for address in world.own_addresses() if address_kind(address)]
-    here, *reached = probe_nodes(world, [Node(address, f"http://{address}:{port}") for address in
-                                         ("127.0.0.1", *addresses)], seconds=seconds).values()
+    nodes = [Node(address, f"http://{address}:{port}") for address in ("127.0.0.1", *addresses)]
+    here, *reached = probe_nodes(world, nodes, seconds=options.timeout).values()
     app = "/Applications/Ollama.app"
     program = world.which("ollama") or (app if world.kind_of(app) == "directory" else "")
     system = "docker" if here.online and not program and world.which("docker") else {
         "darwin": "darwin", "win32": "windows"}.get(
         sys.platform, "systemd" if world.which("systemctl") else "shell")
-    return Worker(system, world.own_name(), program, here, tuple(reached))
-
-
-def cmd_worker(options, world):
-    worker = observe_worker(world, options.timeout)
-    block, findings = plan_worker_block(worker), list(check_worker(worker))
+    worker = Worker(system, world.own_name(), program, here, tuple(reached))
+    block, findings = plan_worker_block(worker), check_worker(worker)
     if options.json:
         world.out(render_report("worker", {
-            "system": worker.system, "name": worker.name, "program": worker.program,
-            "ollama": show_node(worker.state), "addresses": [
-                {"address": one.name, "kind": address_kind(one.name), "open": one.online}
-                for one in worker.reached],
-            "findings": [show_finding(found) for found in findings],
-            "setup": format_setup(worker), "security": SECURITY_WARNING, "fleet": block}))
+            "system": system, "name": worker.name, "program": program, "ollama": here,
+            "addresses": [{"address": one.name, "kind": address_kind(one.name), "open": one.online}
+                          for one in reached],
+            "findings": findings, "setup": format_setup(worker), "security": SECURITY_WARNING,
+            "fleet": block}))
     else:
         world.out(format_worker(worker, columns=world.columns, block=dump_yaml(
             {key: value for key, value in block.items() if value})))

@@ -632,6 +632,14 @@ def test_doctor_port_that_is_taken_is_an_error(doctor, fake_node):
 
 # -- worker --
 
+def told_by_worker(world, monkeypatch):
+    """What `worker --json` says in this world."""
+    told = []
+    monkeypatch.setattr(world, "out", told.append)
+    sf.cmd_worker(types.SimpleNamespace(timeout=1, json=True), world)
+    return json.loads(told[0])
+
+
 @pytest.mark.parametrize("platform,programs,online,system", [
     ("darwin", ("ollama",), True, "darwin"), ("darwin", (), False, "darwin"),
     ("linux", ("systemctl", "ollama"), True, "systemd"), ("linux", ("systemctl",), False, "systemd"),
@@ -644,7 +652,7 @@ def test_system_decides_the_setup(monkeypatch, platform, programs, online, syste
     monkeypatch.setattr(sf, "probe_nodes", lambda _, nodes, **__: {
         node.name: sf.NodeState(node.name, node.endpoint, "" if online else "refused")
         for node in nodes})
-    assert sf.observe_worker(world, 1).system == system
+    assert told_by_worker(world, monkeypatch)["system"] == system
 
 
 @pytest.mark.parametrize("address,kind", [
@@ -803,9 +811,9 @@ def test_worker_tells_only_the_addresses_that_others_can_use(fake_node, monkeypa
     monkeypatch.setattr(world, "own_addresses", lambda: (
         "192.0.2.7", "127.0.0.1", "169.254.1.1", "100.101.102.103"))
     monkeypatch.setattr(world, "connect_seconds", 0.2)
-    worker = sf.observe_worker(world, 1)
-    assert [one.name for one in worker.reached] == ["192.0.2.7", "100.101.102.103"]
-    assert worker.state.online and worker.program == "" or sys.platform == "darwin"
+    worker = told_by_worker(world, monkeypatch)
+    assert [one["address"] for one in worker["addresses"]] == ["192.0.2.7", "100.101.102.103"]
+    assert worker["ollama"]["online"] and worker["program"] == "" or sys.platform == "darwin"
 
 
 def test_own_addresses_are_addresses_of_this_machine():
