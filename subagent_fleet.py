@@ -4260,9 +4260,8 @@ def cmd_init(options, world):
 
 def write_starter(world, output, nodes, *, offline=False):
     """Write a fleet file with the models that these nodes have; return what was found."""
-    states = [NodeState(node.name, node.endpoint, "not asked") for node in nodes]
-    if not offline:
-        states = list(probe_nodes(world, nodes, seconds=INIT_TIMEOUT_SECONDS, show=None).values())
+    states = [NodeState(node.name, node.endpoint, "not asked") for node in nodes] if offline else \
+        [*probe_nodes(world, nodes, seconds=INIT_TIMEOUT_SECONDS).values()]
     tree, found = plan_starter(states)
     text, schema = render_starter(tree), "fleet.schema.json"
     if output.lower().endswith(".json"):
@@ -4281,15 +4280,14 @@ def write_starter(world, output, nodes, *, offline=False):
 
 
 def cmd_serve(options, world):
-    """Serve the fleet to Claude Code until a signal comes."""
     fleet, _ = load_config(options, world)
-    port = options.port or str(fleet.gateway.port)
+    gateway, out = fleet.gateway, find_output(options, world)
+    port = options.port or str(gateway.port)
     if not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
         raise FleetError("usage", f"--port: `{port}` is not a port", status=EXIT_USAGE,
                          fix="write --port 4000")
-    fleet = fleet.replace(gateway=fleet.gateway.replace(
-        host=options.host or fleet.gateway.host, port=int(port)))
-    server, listener = open_gateway(fleet, world, find_output(options, world),
+    gateway = gateway.replace(host=options.host or gateway.host, port=int(port))
+    server, listener = open_gateway(fleet.replace(gateway=gateway), world, out,
                                     receipts=not options.no_receipts)
     server.log = world.err if options.verbose else None
     world.on_stop(server.stop)
@@ -4315,7 +4313,7 @@ def open_gateway(fleet, world, out, *, receipts=True):
     except FleetError as error:
         if error.slug == "port-taken":
             holder = who_listens(world, gateway, world.clock() + 1.0)
-            error.what += f", by {clean_line(holder)}" if holder else ""
+            error.what += f", by {holder}" if holder else ""
         raise
     path = world.path(out, STATE_DIRECTORY, "requests.jsonl") if receipts else ""
     if path:
@@ -4375,10 +4373,9 @@ def update_files(world, fleet, out):
 
 def ask_gateway(fleet, world, out):
     """Return {node: what it has served} from a gateway of ours that serves this fleet."""
-    url, key = f"{gateway_url(fleet.gateway)}/fleet", read_key(world, fleet, out)
+    headers, until = {"x-api-key": read_key(world, fleet, out)}, world.clock() + CONNECT_SECONDS
     try:
-        _, body, status = look(world, url, world.clock() + CONNECT_SECONDS, **{"x-api-key": key})
-        page = parse_answer(body) if status == 200 else {}
+        page = parse_answer(look(world, gateway_url(fleet.gateway) + "/fleet", until, **headers)[1])
     except NodeFailure:
         return {}
     return {node["name"]: node for node in page["nodes"]} \
@@ -4839,6 +4836,9 @@ def cmd_warmup(options, world):
     """Load models as their routes will ask for them, and see that they are loaded."""
     fleet, _ = load_config(options, world)
     warmths = plan_warmths(fleet, choose_models(fleet, options))
+    columns = zip(*((name, warmth.node.name, warmth.model.ollama_model)
+                    for name, warmth in warmths.items()))
+    widths = [max(len(clean_line(cell)) for cell in column) for column in columns]
     if not options.json:
         world.out("Unloading models:\n" if options.unload else "Warming models:\n")
     ended, waiting = set(), [] if options.json else list(warmths)
@@ -4848,7 +4848,8 @@ def cmd_warmup(options, world):
             ended.add(node)
             world.err(clear)
             while waiting and warmths[waiting[0]].node.name in ended:
-                world.out(format_warmth(waiting.pop(0), warmths))
+                name = waiting.pop(0)
+                world.out(format_warmth(name, warmths[name], widths))
             if clear:
                 world.err(format_progress(warmths.values(), world.clock(), world.columns))
     finally:
@@ -4862,20 +4863,17 @@ def cmd_warmup(options, world):
     return EXIT_OK if all(warmth.ok for warmth in warmths.values()) else EXIT_PROBLEM
 
 
-def format_warmth(name, warmths):
+def format_warmth(name, warmth, widths):
     """Return the line of one model, in columns; a failure in the node's words and what to type."""
-    rows = {n: [clean_line(cell) for cell in (n, w.node.name, w.model.ollama_model)]
-            for n, w in warmths.items()}
-    start = "".join("  " + cell.ljust(max(map(len, column)))
-                    for cell, column in zip(rows[name], zip(*rows.values())))
-    warmth = warmths[name]
+    cells = (name, warmth.node.name, warmth.model.ollama_model)
+    line = "".join("  " + clean_line(cell).ljust(width) for cell, width in zip(cells, widths))
     if not warmth.ok:
-        return f"{start}  failed: {clean_line(warmth.detail)}\n" + (
-            f"    fix: {clean_line(warmth.fix)}\n" if warmth.fix else "")
+        fix = f"    fix: {clean_line(warmth.fix)}\n" if warmth.fix else ""
+        return f"{line}  failed: {clean_line(warmth.detail)}\n{fix}"
     loaded = warmth.loaded
     more = [f"context {loaded.context or '?'}", format_share(loaded)] if loaded else []
     more += [f"{warmth.ended - warmth.began:.1f} s", clean_line(warmth.detail)]
-    return f"{start}  ok  ({', '.join(part for part in more if part)})\n"
+    return f"{line}  ok  ({', '.join(filter(None, more))})\n"
 
 
 def format_progress(warmths, now, columns):
@@ -4917,7 +4915,10 @@ def observe(world, fleet, problems, options):
     until = world.clock() + options.timeout  # at which every job ends by itself
     facts = Facts(problems=tuple(problems), litellm=find_litellm(world),
                   agents=world.read_tree(".claude/agents", ".md"))
-    jobs = {"claude": lambda: find_claude(world, until)}
+    claude, jobs = world.which("claude"), {}
+    if claude:
+        jobs["claude"] = lambda: ((world.read_program([claude, "--version"], until) or "").split()
+                                  or ["?"])[0][:40]
     if fleet:
         facts = facts.replace(problems=(*problems, *lint_key(fleet, world.environ)),
                               settings=find_settings(world),
@@ -4946,12 +4947,6 @@ def observe_files(world, fleet, out):
     return {"changes": changes, "env_path": path, "leaks": leaks}
 
 
-def find_claude(world, until):
-    """Return the version of the Claude Code on the PATH, None where there is none."""
-    path = world.which("claude")
-    return path and ((world.read_program([path, "--version"], until) or "").split() + ["?"])[0][:40]
-
-
 def find_litellm(world):
     """Return the version of the LiteLLM on the PATH, None where there is none; it is not run.
 
@@ -4968,9 +4963,9 @@ def find_litellm(world):
 
 
 def look(world, url, until, **headers):
-    """Return (headers, body, status) of a GET."""
+    """Return (headers, body) of a GET."""
     with world.open_exchange("GET", url, headers=headers, deadline=until) as exchange:
-        return exchange.headers, exchange.read_all(), exchange.status
+        return exchange.headers, exchange.read_all()
 
 
 def look_at_node(world, node, until):

@@ -374,9 +374,10 @@ def test_litellm_is_known_from_disk_without_running_it(tmp_path, packages, versi
 def test_claude_code_is_asked_for_its_version_within_the_deadline(tmp_path, script, version):
     write_program(tmp_path, "claude", script)
     world, began = world_with(PATH=f"{tmp_path}:/bin:/usr/bin"), time.monotonic()
-    assert sf.find_claude(world, world.clock() + 0.2) == version
+    options = types.SimpleNamespace(timeout=0.2)
+    assert sf.observe(world, None, (), options).claude == version
     assert time.monotonic() - began < 10
-    assert sf.find_claude(world_with(PATH="/nowhere"), 0) is None
+    assert sf.observe(world_with(PATH="/nowhere"), None, (), options).claude is None
 
 
 def write_settings(directory, text):
