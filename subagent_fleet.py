@@ -1142,6 +1142,7 @@ KNOWN_TOOLS = """
 """.split()
 KNOWN_FRONTMATTER = ("color", "maxTurns", "effort", "permissionMode", "disallowedTools", "skills",
                      "memory", "isolation", "background", "omitClaudeMd")
+KEY = object()  # stands for the gateway's key in a plan, so that a plan can be shown
 
 
 def plan_routes(fleet):
@@ -1213,24 +1214,21 @@ def plan_route_state(fleet, states, model):
                       (fitting + loaded + [None])[0], None)
 
 
-NEXT_STEPS = {  # state of a route: what mends it, the worst first
-    "node offline": "start Ollama on {node.name} ({node.endpoint}: {node.reason}); "
-                    "`subagent-fleet doctor` says more.",
-    "model missing": "`ollama pull {model.ollama_model}` on {node.name}, or from here "
-                     "`subagent-fleet warmup --pull`.",
-    "cold": "`subagent-fleet warmup`",
-}
-
-
 def plan_next_step(fleet, states, routes):
     """Return the sentence a person wants: ready, or the one next thing to type."""
-    order = list(NEXT_STEPS)
+    steps = {  # the worst first
+        "node offline": "start Ollama on {node.name} ({node.endpoint}: {node.reason}); "
+                        "`subagent-fleet doctor` says more.",
+        "model missing": "`ollama pull {model.ollama_model}` on {node.name}, or from here "
+                         "`subagent-fleet warmup --pull`.",
+        "cold": "`subagent-fleet warmup`"}
+    order = list(steps)
     waiting = [(bool(route.fallback), order.index(route.state), fleet.models[name])
                for name, route in routes.items() if route.state in order]
     if not waiting:
         return "Ready: every model is loaded as its route wants it."
     _, step, model = min(waiting, key=lambda found: found[:2])
-    return "Next: " + NEXT_STEPS[order[step]].format(model=model, node=states[model.node])
+    return "Next: " + steps[order[step]].format(model=model, node=states[model.node])
 
 
 def same_model(one, other):
@@ -1285,7 +1283,6 @@ def address_kind(host):
 
 
 def _lint_models(fleet, warn):
-    """Warn of aliases and contexts that collide, and of windows too small for what they serve."""
     aliases, contexts, tiers = {}, {}, plan_tiers(fleet)
     if "haiku" not in fleet.claude:  # one that was only planned never sees the main prompt
         del tiers["haiku"]
@@ -1312,7 +1309,6 @@ def _lint_models(fleet, warn):
 
 
 def _lint_agents(fleet, warn):
-    """Warn of tools and keys that Claude Code drops, and of models that print tool calls."""
     spelled = {tool.lower(): tool for tool in KNOWN_TOOLS}
     for name, agent in fleet.agents.items():
         for index, tool in enumerate(agent.tools or ()):
@@ -1342,8 +1338,6 @@ def plan_tools(tools):
     found = [GONE_TOOLS.get(tool.split("(")[0], tool) for tool in tools]
     return tuple(dict.fromkeys(tool for tool in found if tool))
 
-
-KEY = object()  # stands for the gateway's key in a plan, so that a plan can be shown
 
 
 def show_host(host):
@@ -1409,13 +1403,12 @@ def weak_key(key):
 
 def lint_key(fleet, environ):
     """Yield a finding when the environment holds a weak key, which beats the one generated."""
-    variable = fleet.gateway.master_key_env
+    variable, exposed = fleet.gateway.master_key_env, fleet.gateway.host not in LOOPBACK_HOSTS
     why = weak_key(environ[variable]) if variable in environ else ""
     if why:
-        exposed = fleet.gateway.host not in LOOPBACK_HOSTS
-        yield Finding("weak-key", "error" if exposed else "warning", f"the key in ${variable} is "
-                      f"weak: {why}" + (", and the gateway listens beyond this machine"
-                                        if exposed else ""), fix=f"unset {variable}")
+        why += ", and the gateway listens beyond this machine" if exposed else ""
+        yield Finding("weak-key", "error" if exposed else "warning",
+                      f"the key in ${variable} is weak: {why}", fix=f"unset {variable}")
 
 
 class Change(Record):
@@ -1448,10 +1441,9 @@ def digest(content):
     return hashlib.sha256(content or b"").hexdigest()
 
 
-HEAVY_CONTEXT_TOKENS = 65536  # with 32768 Claude Code 2.1.326 compacts before its first real turn
 PLACEHOLDERS = ("qwen3:8b", "qwen3-coder:30b")
-STARTER_MODELS = (  # size, alias, context, timeout
-    ("heavy", "claude-sonnet-local", HEAVY_CONTEXT_TOKENS, 600),
+STARTER_MODELS = (  # size, alias, context (2.1.326 compacts 32768 before its first turn), timeout
+    ("heavy", "claude-sonnet-local", 65536, 600),
     ("small", "claude-haiku-local", MAIN_CONTEXT_TOKENS, 300))
 STARTER_AGENTS = {
     "planner": ("Use for planning, file discovery and task decomposition.", "Read Grep Glob"),
@@ -1526,8 +1518,7 @@ DOCTOR_TEXTS = {  # id: level, what is so, what mends it
     "claude-old": ("warning", "Claude Code {version} (npm's choice on Node below 22) takes every "
                    "`claude-…` alias for a window of 200,000 tokens", CLAUDE_INSTALL),
     "litellm": ("ok", "LiteLLM {version}", ""),
-    "litellm-missing": ("error", "LiteLLM (Python 3.10 or newer) is not on the PATH",
-                        LITELLM_INSTALL),
+    "litellm-missing": ("error", "LiteLLM (Python 3.10+) is not on the PATH", LITELLM_INSTALL),
     "litellm-poisoned": ("error", "LiteLLM {version} steals credentials (OSV MAL-2026-2144)",
                          "remove it, change every secret of this machine, " + LITELLM_INSTALL),
     "litellm-old": ("error", "LiteLLM {version} without its key is an open proxy", LITELLM_INSTALL),
@@ -1548,8 +1539,7 @@ DOCTOR_TEXTS = {  # id: level, what is so, what mends it
                       "subagent-fleet warmup --pull --model {name}"),
     "no-tools": ("error", "{model} cannot call tools, which {users} will ask of it",
                  "choose a model that can, such as qwen3-coder:30b"),
-    "no-thinking": ("error", "{model} cannot think, and Ollama refuses whoever asks for it",
-                    "write `thinking: false`"),
+    "no-thinking": ("error", "{model} cannot think; Ollama refuses it", "write `thinking: false`"),
     "context-untrained": ("warning", "{model} was made for {wanted}", "write `context: {wanted}`"),
     "context-short": ("warning", "{model} is loaded with context {context}, not {wanted}",
                       "subagent-fleet warmup --model {name}"),
@@ -1567,15 +1557,12 @@ DOCTOR_TEXTS = {  # id: level, what is so, what mends it
     "files-created": ("warning", "{paths}: not generated yet", "subagent-fleet generate"),
     "files-updated": ("warning", "{paths}: behind the config", "subagent-fleet doctor --fix"),
     "files-removed": ("warning", "{paths}: of agents that are gone", "subagent-fleet doctor --fix"),
-    "files-edited": ("info", "{paths}: changed by hand, so generate leaves it alone",
-                     "subagent-fleet generate --diff"),
+    "files-edited": ("info", "{paths}: changed by hand; kept", "subagent-fleet generate --diff"),
     "env-readable": ("error", "others may read the key in {path}", "subagent-fleet doctor --fix"),
     "env-tracked": ("error", "the key in {path} is in git",
                     "git rm --cached {path}; rm {path}; subagent-fleet generate"),
-    "env-unignored": ("warning", "git does not ignore {path}, which holds the key",
-                      "echo {path} >> .gitignore"),
-    "ollama-absent": ("error", "Ollama is not on this machine",
-                      "install it from ollama.com/download, then type this again"),
+    "env-unignored": ("warning", "git would take the key in {path}", "echo {path} >> .gitignore"),
+    "ollama-absent": ("error", "Ollama is not installed", "install it from ollama.com/download"),
     "ollama-stopped": ("error", "Ollama is at {program}, but: {state.reason} ({state.endpoint})",
                        "start its app or its service, or: ollama serve"),
     "no-model": ("warning", "no model here can answer an agent", "ollama pull " + PLACEHOLDERS[0]),
@@ -1605,7 +1592,6 @@ class Facts(Record):
     file_problems: tuple = ()   # why that is not known
     env_path: str = ""
     leaks: tuple = ()           # ids of what is wrong with that file
-
 
 
 def plan_verdict(findings):
@@ -1681,7 +1667,6 @@ def _ollama_findings(state, who):
 
 
 def _doctor_routes(fleet, facts):
-    """Hold each model against what its node has, what that can do, and what is loaded."""
     tiers = plan_tiers(fleet)
     for name, model in fleet.models.items():
         state = facts.states[model.node]
@@ -1866,7 +1851,6 @@ agents:
 $agents"""
 
 
-
 def render_starter(tree):
     """Return a fleet.yaml that teaches by its comments."""
     from string import Template
@@ -1898,9 +1882,8 @@ _HEADLINE = "# Generated by subagent-fleet from the fleet file: change that, the
 _OWN_PATH = _Pattern(r"(?P<litellm>litellm_config\.yaml)|(?P<env>\.env\.subagent-fleet)|"
                      r"(?P<claude>\.claude/agents/[a-z0-9][a-z0-9_-]{0,63}\.md)")
 PROMPTS = {
-    "planner": "You are a fast local planning agent.\nDo not edit files.\n\n"
-               "Return a concise response with:\n- plan\n- relevant files\n- risks\n"
-               "- next recommended agent\n",
+    "planner": "You are a fast local planning agent.\nDo not edit files.\n\nReturn a concise "
+               "response with:\n- plan\n- relevant files\n- risks\n- next recommended agent\n",
     "implementer": "You are a senior implementation agent.\nMake minimal, correct changes. "
                    "Prefer small patches.\nRun relevant checks when possible.\n"
                    "Explain what changed and why.\n",
@@ -1987,16 +1970,13 @@ def quote_frontmatter(text):
     return text if bare else quote_yaml(text)
 
 
-SHELLS = {  # how each sets a variable, unsets one, and sets the key if there is none
-    "sh": ("export {}={}", "unset {}", 'export {0}="${{{0}:-{1}}}"'),
-    "fish": ("set -gx {} {}", "set -e {}",
-             'test -n "${0}"; or set -g {0} \'{1}\'\nset -gx {0} "${0}"'),
-}
-
 
 def render_environment(fleet, key, shell="sh"):
     """Return the environment as a script; a key of None is not shown."""
-    set_to, unset, set_key = SHELLS[shell]
+    set_to, unset, set_key = {  # the last: if there is none
+        "sh": ("export {}={}", "unset {}", 'export {0}="${{{0}:-{1}}}"'),
+        "fish": ("set -gx {} {}", "set -e {}",
+                 'test -n "${0}"; or set -g {0} \'{1}\'\nset -gx {0} "${0}"')}[shell]
     variable = fleet.gateway.master_key_env
     lines = [f"{_HEADLINE}# Holds the gateway's key: keep it out of git.\n"]
     for name, value, why in plan_environment(fleet):
@@ -5077,78 +5057,74 @@ def seconds_above_zero(text):
     return number
 
 
-CONFIG = Flag("--config", "the fleet file, `-` for standard input; else the nearest fleet.yaml",
-              "FILE")
+CONFIG = Flag("--config", "the fleet file, `-` for stdin; else the nearest fleet.yaml", "FILE")
 JSON = Flag("--json", "print one JSON object")
-OUT = Flag("--out", "where generated files are; else here (--config) or beside the file found",
-           "DIR")
+OUT = Flag("--out", "where generated files are; else here (--config) or beside fleet.yaml", "DIR")
 FORCE = Flag("--force", "overwrite what is there")
+SECONDS, REPEAT = {"type": seconds_above_zero}, {"action": "append", "default": []}
 TIMEOUT = Flag("--timeout", "seconds to wait for nodes", "S",
-               {"type": seconds_above_zero, "default": PROBE_TIMEOUT_SECONDS})
-REPEAT = {"action": "append", "default": []}
+               {**SECONDS, "default": PROBE_TIMEOUT_SECONDS})
 
 COMMANDS = (
-    Command("init", cmd_init, "write fleet.yaml with the models your machines have",
-            (Flag("--output", "where to write; .json writes JSON", "FILE",
-                  {"default": "fleet.yaml"}),
-             Flag("--node", "also ask this machine; may be repeated", "NAME=URL", REPEAT),
-             Flag("--offline", "ask nobody, write placeholders"), FORCE),
-            ("init", "init --node mini=http://192.168.1.50:11434")),
-    Command("validate", cmd_validate, "check the config",
-            (CONFIG, Flag("--strict", "warnings are errors"), JSON),
-            ("validate", "validate --config - < fleet.yaml")),
-    Command("generate", cmd_generate, "write what LiteLLM, Claude Code and your shell read",
-            (CONFIG, OUT, Flag("--target", "only these: litellm, claude, env", "LIST", REPEAT),
-             Flag("--litellm-only", "only LiteLLM's config"),
-             Flag("--claude-only", "only Claude Code's agents"),
-             Flag("--check", "write nothing; exit 1 when something would change"),
-             Flag("--diff", "write nothing; show what would change"), FORCE, JSON),
-            ("generate", "generate --check --diff", "generate --target claude,env")),
-    Command("launch", cmd_launch, "run Claude Code on the fleet",
-            (Flag("program", "the program", "PROGRAM", {"choices": ("claude",)}), CONFIG, OUT),
-            ("launch claude", "launch claude -- -p 'say hi'"), "ARGS"),
-    Command("env", cmd_env, "print Claude Code's environment for your shell",
-            (CONFIG, OUT, Flag("--shell", "for whom", "SHELL",
-                               {"default": "sh", "choices": ("sh", "fish", "json")}),
-             Flag("--show-key", "show the key on a terminal, too")),
-            ("env | less", 'eval "$(subagent-fleet env)"')),
-    Command("clean", cmd_clean, "remove the generated files that nobody has changed",
-            (OUT, CONFIG, Flag("--dry-run", "only list them"),
-             Flag("--force", "changed ones too, after a copy")), ("clean --dry-run", "clean")),
-    Command("discover", cmd_discover, "show what every node has",
-            (CONFIG, Flag("--write", f"also write {STATE_DIRECTORY}/discovery.json"),
-             Flag("--check", "exit 1 when a node is offline or a model missing"), TIMEOUT,
-             Flag("--verbose", "say more, and why a node is offline", short="-v"), JSON),
-            ("discover", "discover --verbose --timeout 2")),
-    Command("warmup", cmd_warmup, "load models before you need them",
-            (CONFIG, Flag("--model", "only this model; may be repeated", "MODEL", REPEAT),
-             Flag("--agent", "only the model of this agent; may be repeated", "AGENT", REPEAT),
-             Flag("--pull", "download what a node does not have"),
-             Flag("--unload", "take models out of memory instead"),
-             Flag("--timeout", "seconds for each model; else the model's own timeout", "S",
-                  {"type": seconds_above_zero}), JSON),
-            ("warmup", "warmup --agent implementer", "warmup --pull")),
-    Command("status", cmd_status, "show nodes, loaded models and routes",
-            (CONFIG, Flag("--watch", "again every S seconds, until Ctrl-C", "S",
-                          {"type": seconds_above_zero, "nargs": "?", "const": 2.0}),
-             Flag("--check", "exit 1 when a route is not ready"), TIMEOUT, JSON),
-            ("status", "status --watch", "status --check")),
-    Command("serve", cmd_serve, "serve the fleet to Claude Code",
-            (CONFIG, OUT, Flag("--host", "listen there instead", "HOST"),
-             Flag("--port", "listen there instead; 0 takes any that is free", "PORT"),
-             Flag("--no-receipts", "keep no record of requests"),
-             Flag("--verbose", "print a line for each request", short="-v")),
-            ("serve", "serve -v --port 4001")),
+    Command("init", cmd_init, "write fleet.yaml with the models your machines have", (
+        Flag("--output", "where to write; .json writes JSON", "FILE", {"default": "fleet.yaml"}),
+        Flag("--node", "also ask this machine; may be repeated", "NAME=URL", REPEAT),
+        Flag("--offline", "ask nobody, write placeholders"), FORCE),
+        ("init", "init --node mini=http://192.168.1.50:11434")),
+    Command("validate", cmd_validate, "check the config", (
+        CONFIG, Flag("--strict", "warnings are errors"), JSON),
+        ("validate", "validate --config - < fleet.yaml")),
+    Command("generate", cmd_generate, "write what LiteLLM, Claude Code and your shell read", (
+        CONFIG, OUT, Flag("--target", "only these: litellm, claude, env", "LIST", REPEAT),
+        Flag("--litellm-only", "only LiteLLM's config"),
+        Flag("--claude-only", "only Claude Code's agents"),
+        Flag("--check", "write nothing; exit 1 when something would change"),
+        Flag("--diff", "write nothing; show what would change"), FORCE, JSON),
+        ("generate", "generate --check --diff", "generate --target claude,env")),
+    Command("launch", cmd_launch, "run Claude Code on the fleet", (
+        Flag("program", "the program", "PROGRAM", {"choices": ("claude",)}), CONFIG, OUT),
+        ("launch claude", "launch claude -- -p 'say hi'"), "ARGS"),
+    Command("env", cmd_env, "print Claude Code's environment for your shell", (
+        CONFIG, OUT,
+        Flag("--shell", "for whom", "SHELL", {"default": "sh", "choices": ("sh", "fish", "json")}),
+        Flag("--show-key", "show the key on a terminal, too")),
+        ("env | less", 'eval "$(subagent-fleet env)"')),
+    Command("clean", cmd_clean, "remove the generated files that nobody has changed", (
+        OUT, CONFIG, Flag("--dry-run", "only list them"),
+        Flag("--force", "changed ones too, after a copy")), ("clean --dry-run", "clean")),
+    Command("discover", cmd_discover, "show what every node has", (
+        CONFIG, Flag("--write", f"also write {STATE_DIRECTORY}/discovery.json"),
+        Flag("--check", "exit 1 when a node is offline or a model missing"), TIMEOUT,
+        Flag("--verbose", "say more, and why a node is offline", short="-v"), JSON),
+        ("discover", "discover --verbose --timeout 2")),
+    Command("warmup", cmd_warmup, "load models before you need them", (
+        CONFIG, Flag("--model", "only this model; may be repeated", "MODEL", REPEAT),
+        Flag("--agent", "only the model of this agent; may be repeated", "AGENT", REPEAT),
+        Flag("--pull", "download what a node does not have"),
+        Flag("--unload", "take models out of memory instead"), Flag(
+            "--timeout", "seconds for each model; else the model's own timeout", "S", SECONDS),
+        JSON), ("warmup", "warmup --agent implementer", "warmup --pull")),
+    Command("status", cmd_status, "show nodes, loaded models and routes", (
+        CONFIG, Flag("--watch", "again every S seconds, until Ctrl-C", "S",
+                     {**SECONDS, "nargs": "?", "const": 2.0}),
+        Flag("--check", "exit 1 when a route is not ready"), TIMEOUT, JSON),
+        ("status", "status --watch", "status --check")),
+    Command("serve", cmd_serve, "serve the fleet to Claude Code", (
+        CONFIG, OUT, Flag("--host", "listen there instead", "HOST"),
+        Flag("--port", "listen there instead; 0 takes any that is free", "PORT"),
+        Flag("--no-receipts", "keep no record of requests"),
+        Flag("--verbose", "print a line for each request", short="-v")),
+        ("serve", "serve -v --port 4001")),
     Command("up", cmd_up, "do the whole job: find, generate, warm, serve, run Claude Code",
             (CONFIG, OUT), ("up", "up -- -p 'say hi'"), "ARGS"),
     Command("schema", cmd_schema, "print the JSON Schema of the fleet file", (),
             ("schema > fleet.schema.json",)),
-    Command("completion", cmd_completion, "print a completion script for your shell",
-            (Flag("shell", "your shell", "SHELL", {"choices": ("bash", "zsh", "fish")}),),
-            ("completion zsh > ~/.zfunc/_subagent-fleet",)),
-    Command("doctor", cmd_doctor, "find what is wrong, and say what mends it",
-            (CONFIG, OUT, Flag("--fix", "mend what is safe: permissions, stale generated files"),
-             TIMEOUT, JSON), ("doctor", "doctor --fix", "doctor --json")),
+    Command("completion", cmd_completion, "print a completion script for your shell", (
+        Flag("shell", "your shell", "SHELL", {"choices": ("bash", "zsh", "fish")}),),
+        ("completion zsh > ~/.zfunc/_subagent-fleet",)),
+    Command("doctor", cmd_doctor, "find what is wrong, and say what mends it", (
+        CONFIG, OUT, Flag("--fix", "mend what is safe: permissions, stale generated files"),
+        TIMEOUT, JSON), ("doctor", "doctor --fix", "doctor --json")),
     Command("worker", cmd_worker, "say how this machine becomes a node", (TIMEOUT, JSON),
             ("worker",)),
     Command("help", cmd_help, "say how a command is used",
