@@ -2627,8 +2627,10 @@ def weigh_chat(chat, encoded):
 # Every effect of this program is a method of World: nothing else reads or writes a file, opens a
 # socket, asks the clock or the environment, or starts a process.
 
-contextlib, errno, resource, select, signal, socket, ssl, stat, subprocess = map(_Late, (
-    "contextlib", "errno", "resource", "select", "signal", "socket", "ssl", "stat", "subprocess"))
+(_thread, contextlib, errno, glob, os, queue, resource, select, shutil, signal, socket, ssl, stat,
+ subprocess, time) = map(_Late, (
+     "_thread contextlib errno glob os queue resource select shutil signal socket ssl stat "
+     "subprocess time").split())
 
 
 class NodeFailure(FleetError):
@@ -2640,7 +2642,6 @@ class NodeFailure(FleetError):
 
 
 def _name_failure(error):
-    """Return the NodeFailure for what a socket or TLS raised."""
     text = getattr(error, "strerror", None) or str(error)
     if isinstance(error, socket.timeout):
         return NodeFailure("timeout", "no answer in time")
@@ -2671,20 +2672,12 @@ class Exchange:
         self.fileno = connection.fileno  # for select, which does not see what is buffered here
 
     @property
-    def status(self):
-        """The status of the answer; waits for it."""
+    def status(self):  # this and the next wait for the answer
         return self._read_head()[0]
 
     @property
     def headers(self):
-        """The headers of the answer, names in lower case; waits for them."""
         return self._read_head()[1]
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
 
     def close(self):
         """Let go, from any thread: whoever reads fails at once."""
@@ -2694,7 +2687,6 @@ class Exchange:
         self._socket.close()
 
     def send(self, request):
-        """Send the bytes of a request."""
         self._within_time(self._socket.sendall, request)
 
     def _within_time(self, call, *words):
@@ -2717,7 +2709,6 @@ class Exchange:
         return bool(found)
 
     def _line(self):
-        """Return the next line of the head or of the chunk sizes."""
         while b"\n" not in self._buffer:
             if len(self._buffer) > HEADER_LIMIT_BYTES:
                 raise NodeFailure("bad answer", "a line of its answer does not end")
@@ -2842,7 +2833,6 @@ class Visitor(Exchange):
         return line[1].decode(), line[2].decode(), self.headers
 
     def read_body(self, limit, seconds):
-        """Return the body of the request."""
         coding, length = map(self.headers.get, ("transfer-encoding", "content-length"))
         if not coding and not length:
             return b""
@@ -2917,7 +2907,6 @@ class Signal:
             self._far.send(b"!")
 
     def close(self):
-        """Let go of its sockets."""
         self._near.close()
         self._far.close()
 
@@ -2945,14 +2934,10 @@ def _error_words(exchange, body):
         return body.decode("utf-8", "replace").strip().split("\n")[0][:200]
 
 
-def _count_marks(text):
-    """Return what makes JSON large in memory: 8 MiB of `[[],[],…` become 180 MB of lists."""
-    return sum(map(text.count, (b"[", b"{", b":", b",")))
-
-
 def parse_answer(body):
     """Return the JSON value of an answer; refuse what would grow in memory or take long."""
-    if _count_marks(body) > JSON_MARKS:
+    # 8 MiB of `[[],[],…` become 180 MB of lists.
+    if sum(map(body.count, (b"[", b"{", b":", b","))) > JSON_MARKS:
         raise NodeFailure("bad answer", "far more in it than any Ollama answers")
     begins = re.match(rb"\s*[\[{]", body)
     try:  # NaN and Infinity are no integers; one of a million digits takes minutes on Python 3.9
@@ -2971,8 +2956,6 @@ def run_together(world, jobs, *, until=float("inf"), threads=512):
     them past `until`: concurrent.futures joins its threads at exit, so one silent node would
     hold the process.
     """
-    import queue
-
     threads, left = min(len(jobs), threads), len(jobs)
     todo, done = queue.SimpleQueue(), queue.SimpleQueue()
     for item in [*jobs.items(), *[None] * threads]:
@@ -3021,13 +3004,9 @@ class World:
     """The disk, the network, the environment, the clock and the terminal."""
 
     def __init__(self):
-        import _thread
-        import os
-        import time
-
         self.environ = dict(os.environ)
         self.clock, self.now, self.sleep = time.monotonic, time.time, time.sleep
-        self._os, self.path = os, os.path.join
+        self._os, self.path, self.connect_seconds = os, os.path.join, CONNECT_SECONDS
         self._large, self._parsing = _thread.allocate_lock(), _thread.allocate_lock()
         self._tls, self._alive = None, {}
         for stream in (sys.stdout, sys.stderr):
@@ -3062,11 +3041,7 @@ class World:
     @property
     def columns(self):
         """Width to wrap tables at; 0 in a pipe, where nothing is wrapped."""
-        if not self.is_terminal():
-            return 0
-        given = self.environ.get("COLUMNS", "")
-        return int(given) if given.isdigit() and given != "0" else \
-            self._os.get_terminal_size(sys.stdout.fileno()).columns or 80
+        return (shutil.get_terminal_size().columns or 80) if self.is_terminal() else 0
 
     def discard_output(self):
         """Send what is still to be written nowhere: the reader has gone."""
@@ -3076,7 +3051,6 @@ class World:
 
     @property
     def directory(self):
-        """The working directory."""
         try:
             return self._os.getcwd()
         except OSError:
@@ -3085,7 +3059,6 @@ class World:
 
 
     def parent(self, path):
-        """Return the directory that holds a path."""
         return self._os.path.dirname(path) or "."
 
     def kind_of(self, path, *, follow=True):
@@ -3113,7 +3086,6 @@ class World:
         return found
 
     def make_directory(self, path):
-        """Make a directory and its parents."""
         with Trying("make", path):
             self._os.makedirs(path, exist_ok=True)
 
@@ -3181,8 +3153,6 @@ class World:
     # -- programs --
 
     def which(self, name):
-        """Return where a program is on the PATH, or None."""
-        import shutil
         return shutil.which(name, path=self.environ.get("PATH"))
 
     def run(self, argv, environ):
@@ -3218,8 +3188,6 @@ class World:
 
     # -- network --
 
-    connect_seconds = CONNECT_SECONDS
-
     def open_exchange(self, method, url, *, body=None, headers=None, deadline):
         """Connect and send a request; return the Exchange that reads its answer.
 
@@ -3252,13 +3220,12 @@ class World:
         Many hostile answers at once must not fill the memory: large ones are read one at a time,
         and one is parsed at a time.
         """
-        large, found, marks = False, bytearray(), 0
+        large, found = False, bytearray()
         try:
-            with self._open_json(url, payload, deadline) as exchange:
+            with contextlib.closing(self._open_json(url, payload, deadline)) as exchange:
                 for piece in exchange.pieces():
                     found += piece
-                    marks += _count_marks(piece)
-                    if len(found) > PROBE_LIMIT_BYTES or marks > JSON_MARKS:
+                    if len(found) > PROBE_LIMIT_BYTES:
                         raise NodeFailure("bad answer", "far more in it than any Ollama answers")
                     if len(found) > FREE_ANSWER_BYTES and not large:
                         large = self._large.acquire(timeout=max(0, deadline - self.clock()))
@@ -3273,7 +3240,8 @@ class World:
 
     def ask_lines(self, url, payload, stall_seconds):
         """Yield the JSON values of an answer in lines; each has `stall_seconds` to come."""
-        with self._open_json(url, payload, self.clock() + stall_seconds) as exchange:
+        until = self.clock() + stall_seconds
+        with contextlib.closing(self._open_json(url, payload, until)) as exchange:
             if exchange.status != 200:
                 found = exchange.read_all(HEADER_LIMIT_BYTES)
                 raise NodeFailure(f"http {exchange.status}", _error_words(exchange, found))
@@ -3283,7 +3251,6 @@ class World:
                     yield parse_answer(line)
 
     def _open_json(self, url, payload, deadline):
-        """Send a POST of the payload; without one, a GET."""
         body = None if payload is None else json.dumps(payload).encode()
         return self.open_exchange("POST" if body else "GET", url, body=body, deadline=deadline)
 
@@ -3296,7 +3263,6 @@ class World:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
     def listen(self, host, port):
-        """Return a socket that listens."""
         self.allow_files(2048)
         try:
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -3327,7 +3293,6 @@ class World:
             return None
 
     def token(self, size):
-        """Return random bytes as hexadecimal digits."""
         return self._os.urandom(size).hex()
 
     def on_stop(self, callback):
@@ -3393,7 +3358,6 @@ class World:
 
     def names_near(self, program, pattern):
         """Return the names that match a pattern, seen from where a program really lies."""
-        import glob
         place = glob.escape(self.parent(self._os.path.realpath(program)))
         return [self._os.path.basename(path) for path in glob.glob(self.path(place, pattern))]
 
@@ -3421,7 +3385,6 @@ class World:
             return None
 
     def addresses_of(self, host, deadline):
-        """Return every address a host name stands for."""
         return tuple(sorted({found[4][0] for found in self._resolve(host, 0, deadline)}))
 
     def own_addresses(self):
@@ -3435,7 +3398,6 @@ class World:
         return tuple(found)
 
     def own_name(self):
-        """Return what this machine calls itself."""
         return socket.gethostname()
 
 
@@ -3573,17 +3535,17 @@ def warm_nodes(world, warmths, options):
     nodes = {}
     for warmth in dict.fromkeys(warmths.values()):
         nodes.setdefault(warmth.node.name, []).append(warmth)
-    return run_together(world, {name: lambda queue=queue: _warm_node(queue, world, options)
-                                for name, queue in nodes.items()})
+    return run_together(world, {name: lambda group=group: _warm_node(group, world, options)
+                                for name, group in nodes.items()})
 
 
-def _warm_node(queue, world, options):
+def _warm_node(group, world, options):
     """Load one model after another, then see which of them are in memory together."""
-    for warmth in queue:
+    for warmth in group:
         warmth.began = world.clock()
         warmth.attempt(_load, world, options)
         warmth.stage, warmth.ended = "done", world.clock()
-    kept = [warmth for warmth in queue if warmth.ok and warmth.model.keep_alive != 0
+    kept = [warmth for warmth in group if warmth.ok and warmth.model.keep_alive != 0
             and not warmth.model.cloud and not options.unload]
     for warmth in kept:
         warmth.attempt(_see_loaded, world, warmth is kept[-1])
@@ -3920,9 +3882,9 @@ class Service:
         model, clock, size = ticket.model, self._world.clock, 0
         if self._tries or model is not self._planned:
             self._prepare(model)
-        with self._world.open_exchange(
-                "POST", self._server.fleet.nodes[model.node].endpoint + "/api/chat",
-                body=self._body, deadline=clock() + model.timeout) as exchange:
+        url = self._server.fleet.nodes[model.node].endpoint + "/api/chat"
+        with contextlib.closing(self._world.open_exchange(
+                "POST", url, body=self._body, deadline=clock() + model.timeout)) as exchange:
             exchange.before_read = lambda: self._wait(exchange, exchange.deadline)
             if exchange.status != 200:
                 raise self._answer.refusal(exchange.status,
