@@ -2791,13 +2791,13 @@ class Exchange:
         return bytes(found)
 
     def lines(self):
-        """Yield the lines of the body as they come, without their ends."""
+        """Yield the lines of the body as they come, without their ends; empty ones are left."""
         rest = bytearray()
         for piece in self.pieces():
             rest += piece
             if b"\n" in piece:
                 *whole, rest = rest.split(b"\n")
-                yield from whole
+                yield from filter(None, whole)
             if len(rest) > ANSWER_LIMIT_BYTES:
                 raise NodeFailure("bad answer", "a line of its answer does not end")
         if rest:
@@ -2872,12 +2872,10 @@ class Visitor(Exchange):
             watched = [other, self] if len(self._buffer) <= HEADER_LIMIT_BYTES else [other]
             ready = _readable(watched, until - self._clock())
             if self in ready:
-                self.deadline = self._clock() + 1.0
-                try:
-                    goes = not self._fill()
-                except NodeFailure:
-                    goes = True
-                if goes:
+                self.deadline, came = self._clock() + 1.0, False
+                with contextlib.suppress(NodeFailure):
+                    came = self._fill()
+                if not came:
                     raise ClientGone()
             if other in ready or self._clock() >= until:
                 return other in ready
@@ -3057,7 +3055,6 @@ class World:
             raise FleetError("no-directory", "the working directory no longer exists",
                              fix="cd to one that does") from None
 
-
     def parent(self, path):
         return self._os.path.dirname(path) or "."
 
@@ -3222,7 +3219,7 @@ class World:
         """
         large, found = False, bytearray()
         try:
-            with contextlib.closing(self._open_json(url, payload, deadline)) as exchange:
+            with contextlib.closing(self.open_json(url, payload, deadline)) as exchange:
                 for piece in exchange.pieces():
                     found += piece
                     if len(found) > PROBE_LIMIT_BYTES:
@@ -3238,19 +3235,8 @@ class World:
             if large:
                 self._large.release()
 
-    def ask_lines(self, url, payload, stall_seconds):
-        """Yield the JSON values of an answer in lines; each has `stall_seconds` to come."""
-        until = self.clock() + stall_seconds
-        with contextlib.closing(self._open_json(url, payload, until)) as exchange:
-            if exchange.status != 200:
-                found = exchange.read_all(HEADER_LIMIT_BYTES)
-                raise NodeFailure(f"http {exchange.status}", _error_words(exchange, found))
-            for line in exchange.lines():
-                exchange.deadline = self.clock() + stall_seconds
-                if line.strip():
-                    yield parse_answer(line)
-
-    def _open_json(self, url, payload, deadline):
+    def open_json(self, url, payload, deadline):
+        """Send a POST of the payload; without one, a GET."""
         body = None if payload is None else json.dumps(payload).encode()
         return self.open_exchange("POST" if body else "GET", url, body=body, deadline=deadline)
 
@@ -3461,7 +3447,6 @@ def _get(value, key, kind=str):
     return found if type(found) is kind and (kind is not int or found > 0) else kind()
 
 
-
 def _entries(value, path):
     """Return the entries of a `models` list, each with its name; null is an empty list."""
     found = value.get("models", "") if isinstance(value, dict) else ""
@@ -3572,35 +3557,40 @@ def _load(warmth, world, options):
             return
         except NodeFailure as failure:
             is_missing = failure.reason == "http 404"
-            if failure.reason == "http 400" and not payload["messages"]:
-                payload["messages"].append({"role": "user", "content": "Reply with ok."})
-                payload["options"]["num_predict"] = 16
-                continue
             if is_missing and options.unload:
                 warmth.detail = "not there"
                 return
             if is_missing and may_pull:
                 may_pull = False
                 _pull(warmth, world)
-                continue
-            if is_missing:
-                failure.fix = f"ollama pull {model.ollama_model} on {warmth.node.name}, or " \
-                              "warmup --pull"
-            if failure.reason == "timeout":
-                failure.detail = f"not {warmth.stage[:-3]}ed within {seconds:g} s"
-                failure.fix = "look at Ollama's log there, or give it longer: --timeout 900"
-            raise
+            elif failure.reason == "http 400" and not payload["messages"]:
+                payload["messages"].append({"role": "user", "content": "Reply with ok."})
+                payload["options"]["num_predict"] = 16
+            else:
+                if is_missing:
+                    failure.fix = f"ollama pull {model.ollama_model} on {warmth.node.name}, or " \
+                                  "warmup --pull"
+                if failure.reason == "timeout":
+                    failure.detail = f"not {warmth.stage[:-3]}ed within {seconds:g} s"
+                    failure.fix = "look at Ollama's log there, or give it longer: --timeout 900"
+                raise
 
 
 def _pull(warmth, world):
     """Have the node download the model: only `success` counts, errors come under 200 too."""
     warmth.stage, layers, said = "pulling", {}, {}
-    for said in world.ask_lines(warmth.node.endpoint + "/api/pull",
-                                {"model": warmth.model.ollama_model}, PULL_STALL_SECONDS):
-        _check_error(said)
-        if _get(said, "total", int):
-            layers[_get(said, "digest")] = _get(said, "completed", int), said["total"]
-            warmth.pulled, warmth.size = map(sum, zip(*layers.values()))
+    with contextlib.closing(world.open_json(
+            warmth.node.endpoint + "/api/pull", {"model": warmth.model.ollama_model},
+            world.clock() + PULL_STALL_SECONDS)) as exchange:
+        if exchange.status != 200:
+            words = _error_words(exchange, exchange.read_all(HEADER_LIMIT_BYTES))
+            raise NodeFailure(f"http {exchange.status}", words)
+        for line in exchange.lines():
+            exchange.deadline = world.clock() + PULL_STALL_SECONDS
+            said = _check_error(parse_answer(line))
+            if _get(said, "total", int):
+                layers[_get(said, "digest")] = _get(said, "completed", int), said["total"]
+                warmth.pulled, warmth.size = map(sum, zip(*layers.values()))
     if _get(said, "status") != "success":
         raise NodeFailure("bad answer", "the download ended without `success`")
 
@@ -3670,7 +3660,7 @@ class Scheduler:
     """Who may ask which node when: slots, one line, rests. Pure but for a lock and a clock."""
 
     def __init__(self, fleet, clock):
-        self._lock, self._clock = threading.Lock(), clock
+        self._lock, self._clock = threading.RLock(), clock
         models, chains = list(fleet.models.values()), plan_fallbacks(fleet)
         self.tiers = {first.alias: [[model for model in models if model.alias == alias]
                                     for alias in (first.alias, *chains.get(first.alias, ()))]
@@ -3693,13 +3683,8 @@ class Scheduler:
             self._number += 1
             ticket = Ticket(self._number, self.tiers[alias], conversation)
             self._line.append(ticket)
-            self._serve_line()
+            self.serve_line()
         return ticket
-
-    def retry(self):
-        """Look again: a rest may have ended."""
-        with self._lock:
-            self._serve_line()
 
     def leave(self, ticket):
         """Give up the wait or the slot; nothing is said about the node."""
@@ -3707,7 +3692,7 @@ class Scheduler:
             if ticket in self._line:
                 self._line.remove(ticket)
             self._release(ticket)
-            self._serve_line()
+            self.serve_line()
 
     def succeed(self, ticket):
         """Note that the node answered: its rest ends and the conversation will prefer it."""
@@ -3717,10 +3702,10 @@ class Scheduler:
             self._last[ticket.conversation] = ticket.model.name
             if len(self._last) > CONVERSATION_LIMIT:
                 del self._last[next(iter(self._last))]
-            self._serve_line()
+            self.serve_line()
 
     def fail(self, ticket, *, is_missing=False):
-        """Let the node, or only the model that it lacks, rest; line up again."""
+        """Let the node, or only the model that it lacks, rest; line up for another."""
         with self._lock:
             slot, rest = self.slot(ticket.model), self._rest_of(ticket.model)
             seconds = REST_SECONDS if rest.probe is not ticket else \
@@ -3729,8 +3714,11 @@ class Scheduler:
             self._rests.update(dict.fromkeys(resting, Rest(self._clock() + seconds, seconds)))
             ticket.tried.add(ticket.model.name)
             self._release(ticket)
-            self._line.append(ticket)
-            self._serve_line()
+            ticket.is_hopeless = ticket.tried.issuperset(
+                model.name for tier in ticket.tiers for model in tier)
+            if not ticket.is_hopeless:
+                self._line.append(ticket)
+            self.serve_line()
 
     def show(self):
         """Return running and rests by slot, and how many wait."""
@@ -3747,25 +3735,23 @@ class Scheduler:
                 rest.probe = None
             ticket.model = None
 
-    def _serve_line(self):
-        """Give what is free to who waits, in order."""
-        for ticket in sorted(self._line, key=lambda waiting: waiting.number):
-            model = self._choose(ticket)
-            if model is None:
-                continue
-            self._line.remove(ticket)
-            if model:
-                slot = self.slot(model)
-                self.running[slot] += 1
-                self._used[slot] = ticket.number
-                if slot in self._rests:
-                    self._rests[slot].probe = ticket
-            ticket.model, ticket.is_hopeless = model or None, not model
-            if ticket.wake:
-                ticket.wake()
+    def serve_line(self):
+        """Give what is free to who waits, in order; a rest may have ended by itself."""
+        with self._lock:
+            for ticket in sorted(self._line, key=lambda waiting: waiting.number):
+                ticket.model = self._choose(ticket)
+                if ticket.model:
+                    self._line.remove(ticket)
+                    slot = self.slot(ticket.model)
+                    self.running[slot] += 1
+                    self._used[slot] = ticket.number
+                    if slot in self._rests:
+                        self._rests[slot].probe = ticket
+                    if ticket.wake:
+                        ticket.wake()
 
     def _choose(self, ticket):
-        """Return a model, None to wait, False when nobody is left to ask."""
+        """Return the model to ask, None to wait."""
         now, asleep = self._clock(), []
         for tier in ticket.tiers:
             fresh = [model for model in tier if model.name not in ticket.tried]
@@ -3775,8 +3761,6 @@ class Scheduler:
                 return min(filter(self._has_room, awake), default=None,
                            key=lambda model: self._rank(model, ticket))
             asleep += fresh
-        if not asleep:
-            return False
         # Everyone rests: to try is better than to refuse, one request at a time.
         free = [model for model in asleep if not self._rest_of(model).probe]
         return min(filter(self._has_room, free), default=None,
@@ -3805,8 +3789,7 @@ class Service:
         self._id, self._began = self._world.token(12), self._world.clock()
         self._ping_at = self._began + (QUIET_SECONDS if self._is_stream else float("inf"))
         self._out, self._has_headers, self._has_content = bytearray(), False, False
-        self._model = self._error = None
-        self._tries, self._outcome = [], "error"
+        self._model, self._tries, self._outcome = None, [], "error"
         self._seconds = dict.fromkeys(("waited", "first_byte", "total"))
 
     def run(self):
@@ -3853,11 +3836,9 @@ class Service:
         granted = Signal()
         ticket.wake = granted.set
         with contextlib.closing(granted):
-            while not ticket.model and not ticket.is_hopeless:
+            while not ticket.model:
                 if not self._wait(granted, self._world.clock() + REST_SECONDS):
-                    self._server.scheduler.retry()
-        if ticket.is_hopeless:
-            raise self._error
+                    self._server.scheduler.serve_line()
         self._mark("waited")
         self._model = ticket.model
         try:
@@ -3866,15 +3847,15 @@ class Service:
         except ApiError as error:
             if error.http == 400:
                 raise
-            why, self._error = error.kind, error
+            why, problem = error.kind, error
         except NodeFailure as failure:
             why, node = failure.reason, self._model.node
-            self._error = ApiError(500, f"node {node}: {why}, in mid answer") \
+            problem = ApiError(500, f"node {node}: {why}, in mid answer") \
                 if self._has_content else ApiError(529, f"node {node}: {why}; no other is left")
         self._tries.append({"node": self._model.node, "why": why})
-        self._server.scheduler.fail(ticket, is_missing=self._error.http == 404)
-        if self._has_content:
-            raise self._error
+        self._server.scheduler.fail(ticket, is_missing=problem.http == 404)
+        if self._has_content or ticket.is_hopeless:
+            raise problem
         return False
 
     def _ask(self, ticket):
@@ -3904,7 +3885,10 @@ class Service:
                     raise NodeFailure("bad answer", "it does not end")
                 if self._answer.message["stop_reason"]:
                     tokens = self._answer.message["usage"]["input_tokens"]
-                    return self._server.learn(model, self._weight, tokens)
+                    # Who counts only uncached tokens teaches nothing.
+                    if tokens and 0.5 <= self._weight / tokens <= 16:
+                        self._server.ratios[model.name] = self._weight / tokens
+                    return
                 exchange.deadline = clock() + model.timeout
             raise NodeFailure("bad answer", "it ended before it was done")
 
@@ -3939,7 +3923,6 @@ class Service:
                 self._flush()
         return True
 
-
     def _receipt(self):
         """Return what happened as plain values: no prompt, no answer, no words of a node."""
         model, usage = self._model, self._answer.message["usage"]
@@ -3960,7 +3943,7 @@ class Server:
         self._receipts, self.log = receipts, None
         self._lock, self._wake, self.stops = threading.Lock(), Signal(), []
         self._visitors, self._hosts = {}, set()  # visitor: is it being answered?
-        self._ratios = {}  # bytes a token took, by model
+        self.ratios = {}  # bytes a token took, by model
         self.totals = {name: dict.fromkeys(TOTALS, 0) for name in fleet.nodes}
         models = [{"type": "model", "object": "model", "id": alias, "display_name": alias,
                    "created_at": "1970-01-01T00:00:00Z", "created": 0, "owned_by": "subagent-fleet"}
@@ -4092,12 +4075,7 @@ class Server:
         chat = plan_chat(request, model)
         body = render_json(chat)
         weight = weigh_chat(chat, body)
-        return chat, body, weight, round(weight / self._ratios.get(model.name, BYTES_A_TOKEN))
-
-    def learn(self, model, weight, tokens):
-        """Keep the bytes a token took; who counts only uncached tokens teaches nothing."""
-        if tokens and 0.5 <= weight / tokens <= 16:
-            self._ratios[model.name] = weight / tokens
+        return chat, body, weight, round(weight / self.ratios.get(model.name, BYTES_A_TOKEN))
 
     def file_receipt(self, receipt):
         """Count, log and keep what a request came to."""
@@ -4117,17 +4095,13 @@ class Server:
                 self._receipts = ""
                 self.world.err(f"warning: no receipts from here on: {error.what}\n")
         if self.log:
-            self.log(format_receipt(receipt))
-
-
-def format_receipt(receipt):
-    """Return one line about a request: who, where, how long, how many tokens."""
-    where = f"{receipt['model']}@{receipt['node']}" if receipt["node"] else "nowhere"
-    tries = "".join(f", {tried['node']}: {tried['why']}" for tried in receipt["tries"])
-    return (f"{receipt['agent'] or 'main'} {receipt['alias']} -> {where} {receipt['outcome']} in "
-            f"{receipt['total']:.2f} s (waited {receipt['waited'] or 0:.2f}, first byte "
-            f"{receipt['first_byte'] or 0:.2f}), {receipt['input_tokens']} tokens in, "
-            f"{receipt['output_tokens']} out{tries}\n")
+            where = f"{receipt['model']}@{receipt['node']}" if receipt["node"] else "nowhere"
+            tries = "".join(f", {tried['node']}: {tried['why']}" for tried in receipt["tries"])
+            self.log(f"{receipt['agent'] or 'main'} {receipt['alias']} -> {where} "
+                     f"{receipt['outcome']} in {receipt['total']:.2f} s (waited "
+                     f"{receipt['waited'] or 0:.2f}, first byte {receipt['first_byte'] or 0:.2f}), "
+                     f"{receipt['input_tokens']} tokens in, {receipt['output_tokens']} out"
+                     f"{tries}\n")
 
 
 # == 11. Commands =============================================================

@@ -247,7 +247,7 @@ def test_a_retry_finds_the_node_whose_rest_has_ended():
     waiting = desk.enter(conversation=("w", ""))
     assert waiting.model is None
     desk.now += 3
-    desk.scheduler.retry()
+    desk.scheduler.serve_line()
     assert waiting.model
 
 
