@@ -2679,6 +2679,12 @@ class Exchange:
     def headers(self):
         return self._read_head()[1]
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
     def close(self):
         """Let go, from any thread: whoever reads fails at once."""
         with contextlib.suppress(OSError):  # nobody is connected any more
@@ -3219,7 +3225,7 @@ class World:
         """
         large, found = False, bytearray()
         try:
-            with contextlib.closing(self.open_json(url, payload, deadline)) as exchange:
+            with self.open_json(url, payload, deadline) as exchange:
                 for piece in exchange.pieces():
                     found += piece
                     if len(found) > PROBE_LIMIT_BYTES:
@@ -3579,9 +3585,8 @@ def _load(warmth, world, options):
 def _pull(warmth, world):
     """Have the node download the model: only `success` counts, errors come under 200 too."""
     warmth.stage, layers, said = "pulling", {}, {}
-    with contextlib.closing(world.open_json(
-            warmth.node.endpoint + "/api/pull", {"model": warmth.model.ollama_model},
-            world.clock() + PULL_STALL_SECONDS)) as exchange:
+    with world.open_json(warmth.node.endpoint + "/api/pull", {"model": warmth.model.ollama_model},
+                         world.clock() + PULL_STALL_SECONDS) as exchange:
         if exchange.status != 200:
             words = _error_words(exchange, exchange.read_all(HEADER_LIMIT_BYTES))
             raise NodeFailure(f"http {exchange.status}", words)
@@ -3646,14 +3651,8 @@ class Ticket:
         self.tried, self.model, self.is_hopeless, self.wake = set(), None, False, None
 
 
-class Rest:
-    """A pause of a node, or of one model on it, after a failure; one request at a time ends it."""
-
-    def __init__(self, until, seconds):
-        self.until, self.seconds, self.probe = until, seconds, None
-
-
-NO_REST = Rest(0, 0)
+# A node, or one model on it, rests after a failure; one request at a time, the probe, may end it.
+NO_REST = SimpleNamespace(until=0, seconds=0, probe=None)
 
 
 class Scheduler:
@@ -3670,7 +3669,7 @@ class Scheduler:
             slot = self.slot(model)
             self.slots[slot] = max(model.max_parallel, self.slots.get(slot, 1))
         self.running, self._rests = dict.fromkeys(self.slots, 0), {}
-        self._line, self._last, self._used, self._number = [], {}, {}, 0
+        self._line, self._last, self._used, self._number = {}, {}, {}, 0
 
     @staticmethod
     def slot(model):
@@ -3682,15 +3681,14 @@ class Scheduler:
         with self._lock:
             self._number += 1
             ticket = Ticket(self._number, self.tiers[alias], conversation)
-            self._line.append(ticket)
+            self._line[ticket.number] = ticket
             self.serve_line()
         return ticket
 
     def leave(self, ticket):
         """Give up the wait or the slot; nothing is said about the node."""
         with self._lock:
-            if ticket in self._line:
-                self._line.remove(ticket)
+            self._line.pop(ticket.number, None)
             self._release(ticket)
             self.serve_line()
 
@@ -3711,13 +3709,14 @@ class Scheduler:
             seconds = REST_SECONDS if rest.probe is not ticket else \
                 min(rest.seconds * 2, REST_LIMIT_SECONDS)
             resting = [slot] if is_missing else [one for one in self.slots if one[0] == slot[0]]
-            self._rests.update(dict.fromkeys(resting, Rest(self._clock() + seconds, seconds)))
+            self._rests.update(dict.fromkeys(resting, SimpleNamespace(
+                until=self._clock() + seconds, seconds=seconds, probe=None)))
             ticket.tried.add(ticket.model.name)
             self._release(ticket)
             ticket.is_hopeless = ticket.tried.issuperset(
                 model.name for tier in ticket.tiers for model in tier)
             if not ticket.is_hopeless:
-                self._line.append(ticket)
+                self._line[ticket.number] = ticket
             self.serve_line()
 
     def show(self):
@@ -3738,10 +3737,10 @@ class Scheduler:
     def serve_line(self):
         """Give what is free to who waits, in order; a rest may have ended by itself."""
         with self._lock:
-            for ticket in sorted(self._line, key=lambda waiting: waiting.number):
+            for number, ticket in sorted(self._line.items()):
                 ticket.model = self._choose(ticket)
                 if ticket.model:
-                    self._line.remove(ticket)
+                    del self._line[number]
                     slot = self.slot(ticket.model)
                     self.running[slot] += 1
                     self._used[slot] = ticket.number
@@ -3752,19 +3751,17 @@ class Scheduler:
 
     def _choose(self, ticket):
         """Return the model to ask, None to wait."""
-        now, asleep = self._clock(), []
+        now, rest, asleep = self._clock(), self._rest_of, []
         for tier in ticket.tiers:
             fresh = [model for model in tier if model.name not in ticket.tried]
-            rests = [(model, self._rest_of(model)) for model in fresh]
-            awake = [model for model, rest in rests if rest.until <= now and not rest.probe]
+            awake = [model for model in fresh if rest(model).until <= now and not rest(model).probe]
             if awake:
                 return min(filter(self._has_room, awake), default=None,
                            key=lambda model: self._rank(model, ticket))
             asleep += fresh
         # Everyone rests: to try is better than to refuse, one request at a time.
-        free = [model for model in asleep if not self._rest_of(model).probe]
-        return min(filter(self._has_room, free), default=None,
-                   key=lambda model: self._rest_of(model).until)
+        free = [model for model in asleep if self._has_room(model) and not rest(model).probe]
+        return min(free, default=None, key=lambda model: rest(model).until)
 
     def _rest_of(self, model):
         return self._rests.get(self.slot(model), NO_REST)
@@ -3864,8 +3861,8 @@ class Service:
         if self._tries or model is not self._planned:
             self._prepare(model)
         url = self._server.fleet.nodes[model.node].endpoint + "/api/chat"
-        with contextlib.closing(self._world.open_exchange(
-                "POST", url, body=self._body, deadline=clock() + model.timeout)) as exchange:
+        with self._world.open_exchange("POST", url, body=self._body,
+                                       deadline=clock() + model.timeout) as exchange:
             exchange.before_read = lambda: self._wait(exchange, exchange.deadline)
             if exchange.status != 200:
                 raise self._answer.refusal(exchange.status,
