@@ -4256,7 +4256,7 @@ def cmd_up(options, world):
             raise FleetError("nothing-ready", "no model of this fleet could be loaded",
                              fix="subagent-fleet doctor")
         world.err("Going on with what is ready.\n")
-    stop, names, status = start_gateway(fleet, world, out), [], EXIT_OK
+    steps, names, status = start_gateway(fleet, world, out), [], EXIT_OK
     try:
         before = ask_gateway(fleet, world, out)
         if world.which("claude"):
@@ -4270,7 +4270,8 @@ def cmd_up(options, world):
                 world.sleep(TICK_SECONDS)
         world.err(format_served(before, ask_gateway(fleet, world, out), world.columns))
     finally:
-        stop()
+        for stop in steps:
+            stop()
     return EXIT_INTERRUPTED if "SIGINT" in names else status
 
 
@@ -4296,50 +4297,41 @@ def ask_gateway(fleet, world, out):
 
 
 def start_gateway(fleet, world, out):
-    """Start what serves the fleet, or find that it runs; return what stops it."""
+    """Start what serves the fleet, or find that it runs; return the steps that stop it."""
     name, url = clean_line(fleet.name), gateway_url(fleet.gateway)
     is_litellm = fleet.gateway.provider == "litellm"
     if who_listens(world, fleet.gateway, world.clock() + CONNECT_SECONDS) == "LiteLLM" \
             if is_litellm else ask_gateway(fleet, world, out):
         world.err(f"A gateway for {name} runs at {url}: it is used.\n")
-        return lambda: None
+        return []
     if is_litellm:
         return start_litellm(fleet, world, out)
     server, listener = open_gateway(fleet, world, out)
     serving = threading.Thread(target=server.run, args=(listener,), daemon=True)
     serving.start()
     world.err(f"Serving {name} at {url}.\n")
-
-    def stop():
-        server.stop("up")
-        serving.join(GRACE_SECONDS + 1)
-
-    return stop
+    return [lambda: server.stop("up"), lambda: serving.join(GRACE_SECONDS + 1)]
 
 
 def start_litellm(fleet, world, out):
-    """Start the installed LiteLLM on the generated config; return what stops it."""
+    """Start the installed LiteLLM on the generated config; return the steps that stop it."""
     program, key = world.which("litellm"), read_key(world, fleet, out)
     if not program:
         raise FleetError("litellm-missing", "the gateway is LiteLLM and it is not on the PATH",
                          fix=f"{LITELLM_INSTALL}, or write `provider: builtin`")
     gateway, log = fleet.gateway, world.path(out, STATE_DIRECTORY, "litellm.log")
     child = world.start([program, "--config", world.path(out, LITELLM_FILE), "--host", gateway.host,
-                         "--port", str(gateway.port)], log=log, environ={
-        **merge_environment(world.environ, fleet, key), gateway.master_key_env: key})
-
-    def stop():
-        child.kill()  # it keeps nothing that a softer end would save
-        child.wait()
-
+                         "--port", str(gateway.port)], log=log,
+                        environ=merge_environment(world.environ, fleet, key))
     until = world.clock() + LITELLM_START_SECONDS
     while who_listens(world, gateway, until) != "LiteLLM":
         if child.poll() is not None or world.clock() > until:
-            stop()
+            child.kill()
+            child.wait()
             raise FleetError("litellm-failed", "LiteLLM did not start", fix=f"see {log}")
         world.sleep(TICK_SECONDS)
     world.err(f"LiteLLM serves {clean_line(fleet.name)} at {gateway_url(gateway)}.\n")
-    return stop
+    return [child.kill, child.wait]  # it keeps nothing that a softer end would save
 
 
 def format_served(before, after, columns):
@@ -4479,7 +4471,6 @@ def tell_findings(world, findings):
 
 
 def cmd_generate(options, world):
-    """Write the files that LiteLLM, Claude Code and a shell read."""
     targets = parse_targets(options)
     fleet, findings = load_config(options, world)
     findings = [*findings, *lint_key(fleet, world.environ)]
@@ -4498,7 +4489,9 @@ def cmd_generate(options, world):
             "out": out, "written": not looks and not refused, "findings": findings,
             "files": [{"path": path, "action": action} for path, action in listed],
             "diff": format_diff(changes, fleet) if options.diff else None,
-            "routes": [show_route(*route) for route in plan_routes(fleet).items()]}))
+            "routes": [{"agent": agent, "node": model.node, "model": model.name,
+                        "ollama_model": model.ollama_model, "alias": model.alias}
+                       for agent, model in plan_routes(fleet).items()]}))
     elif refused:
         world.err(format_diff(edited, fleet))
     elif options.diff:
@@ -4604,12 +4597,6 @@ def show_record(record):
     return vars(record)
 
 
-def show_route(agent, model):
-    """Return a route as JSON has it."""
-    return {"agent": agent, "node": model.node, "model": model.name,
-            "ollama_model": model.ollama_model, "alias": model.alias}
-
-
 def cmd_discover(options, world):
     fleet, _ = load_config(options, world)
     states = probe_fleet(world, fleet, options.timeout)
@@ -4680,14 +4667,15 @@ def cmd_status(options, world):
         following = plan_next_step(fleet, states, routes)
         ready = all(route.state == "ready" for route in routes.values())
         if options.json:
-            models = [{"name": name, "node": model.node, "ollama_model": model.ollama_model,
-                       "alias": model.alias, "context": model.context, **vars(routes[name])}
-                      for name, model in fleet.models.items()]
+            models = {name: {"node": model.node, "ollama_model": model.ollama_model,
+                             "alias": model.alias, "context": model.context, **vars(routes[name])}
+                      for name, model in fleet.models.items()}
             world.out(render_report("status", {
                 "fleet": fleet.name, "ready": ready, "next": following,
-                "nodes": [*states.values()], "models": models,
-                "routes": [{**show_route(agent, model), **vars(routes[model.name])}
-                           for agent, model in plan_routes(fleet).items()]}))
+                "nodes": [*states.values()],
+                "models": [{"name": name, **model} for name, model in models.items()],
+                "routes": [{"agent": agent.name, "model": agent.model, **models[agent.model]}
+                           for agent in fleet.agents.values()]}))
         else:
             text = format_status(fleet, states, routes, columns=world.columns, now=world.now())
             # home and clear: a redraw that does not scroll what stood there before
@@ -4828,10 +4816,9 @@ def observe(world, fleet, problems, options):
     until = world.clock() + options.timeout  # at which every job ends by itself
     facts = Facts(problems=tuple(problems), litellm=find_litellm(world),
                   agents=world.read_tree(".claude/agents", ".md"))
-    claude, jobs = world.which("claude"), {}
-    if claude:
-        jobs["claude"] = lambda: ((world.read_program([claude, "--version"], until) or "").split()
-                                  or ["?"])[0][:40]
+    words, jobs = [world.which("claude"), "--version"], {}
+    if words[0]:
+        jobs["claude"] = lambda: f"{world.read_program(words, until) or ''} ?".split()[0][:40]
     if fleet:
         facts = facts.replace(problems=(*problems, *lint_key(fleet, world.environ)),
                               settings=find_settings(world),
