@@ -4106,17 +4106,8 @@ class Server:
 # What a command does stands in COMMANDS, in the next section.
 
 def load_config(options, world):
-    """Return the Fleet of the chosen config and its warnings."""
-    return read_fleet(find_config(options, world), world)
-
-
-def load_fleet(path):
-    """Return the Fleet of a file; for people who import this module."""
-    return read_fleet(str(path), World())[0]
-
-
-def read_fleet(path, world):
-    """Return (Fleet, warnings) of a file; any error refuses it, all of them at once."""
+    """Return (Fleet, warnings) of the chosen config; any error refuses it, all of them at once."""
+    path = find_config(options, world)
     source, found = "<stdin>" if path == "-" else path, world.read_bytes(path)
     try:
         fleet, findings = check_fleet(Document(found.decode("utf-8"), source))
@@ -4130,6 +4121,11 @@ def read_fleet(path, world):
     if fleet is None:
         raise FleetError("invalid-config", source, findings=findings)
     return fleet, list(lint_fleet(fleet))
+
+
+def load_fleet(path):
+    """Return the Fleet of a file; for people who import this module."""
+    return load_config(SimpleNamespace(config=str(path)), World())[0]
 
 
 def find_config(options, world):
@@ -4245,7 +4241,7 @@ def cmd_up(options, world):
     if path == "-":
         raise FleetError("usage", "up: reads the config more than once, so it must be in a file",
                          status=EXIT_USAGE, fix="subagent-fleet up --config fleet.yaml")
-    fleet, findings = read_fleet(path, world)
+    fleet, findings = load_config(options, world)
     tell_findings(world, [*findings, *lint_key(fleet, world.environ)])
     out = find_output(options, world)
     update_files(world, fleet, out)
@@ -4447,6 +4443,15 @@ def write_changes(world, out, changes):
     world.make_private(world.enter(out, ENVIRONMENT_FILE))
 
 
+def check_names(kind, names, known, owner):
+    """Refuse names of a command that its owner does not have."""
+    for name in names:
+        if name not in known:
+            raise FleetError(f"unknown-{kind}", f"{owner}: unknown {kind} `{name}`",
+                             status=EXIT_USAGE, fix=nearest(name, known)
+                             or f"known {kind}s: " + ", ".join(known))
+
+
 def parse_targets(options):
     """Return the chosen targets; --litellm-only and --claude-only are short for one."""
     words = [word for text in options.target for word in text.split(",") if word]
@@ -4454,11 +4459,7 @@ def parse_targets(options):
     if options.litellm_only and options.claude_only:
         raise FleetError("usage", "generate: --litellm-only and --claude-only exclude each other",
                          status=EXIT_USAGE, fix="subagent-fleet generate --target litellm,claude")
-    for word in words:
-        if word not in TARGETS:
-            raise FleetError("unknown-target", f"generate: unknown target `{word}`; there are "
-                             f"{', '.join(TARGETS)}", status=EXIT_USAGE,
-                             fix=nearest(word, TARGETS) or "subagent-fleet generate --help")
+    check_names("target", words, TARGETS, "generate")
     return tuple(name for name in TARGETS if name in words) or TARGETS
 
 
@@ -4720,23 +4721,14 @@ def format_expiry(expires, now):
         f"{left / 3600:.0f} h"
 
 
-def choose_models(fleet, options):
-    """Return the models that --model and --agent name; all of them without."""
-    for kind, names, known in (("agent", options.agent, fleet.agents),
-                               ("model", options.model, fleet.models)):
-        for name in names:
-            if name not in known:
-                raise FleetError(f"unknown-{kind}", f"{fleet.name} has no {kind} `{name}`",
-                                 status=EXIT_USAGE, fix=nearest(name, known)
-                                 or f"known {kind}s: " + ", ".join(known))
-    names = options.model + [fleet.agents[name].model for name in options.agent]
-    return [model for model in fleet.models.values() if model.name in names or not names]
-
-
 def cmd_warmup(options, world):
     """Load models as their routes will ask for them, and see that they are loaded."""
     fleet, _ = load_config(options, world)
-    warmths = plan_warmths(fleet, choose_models(fleet, options))
+    check_names("agent", options.agent, fleet.agents, fleet.name)
+    check_names("model", options.model, fleet.models, fleet.name)
+    names = options.model + [fleet.agents[name].model for name in options.agent]
+    warmths = plan_warmths(fleet, [model for name, model in fleet.models.items()
+                                   if name in names or not names])
     columns = zip(*((name, warmth.node.name, warmth.model.ollama_model)
                     for name, warmth in warmths.items()))
     widths = [max(len(clean_line(cell)) for cell in column) for column in columns]

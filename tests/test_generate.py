@@ -169,7 +169,7 @@ def test_a_target_leaves_the_other_files_and_what_is_known_of_them(generated, qu
 
 @pytest.mark.parametrize("words, message", [
     (["--target", "claude,litelm"], "did you mean `litellm`?"),
-    (["--target", "x"], "unknown target `x`; there are litellm, claude, env"),
+    (["--target", "x"], "known targets: litellm, claude, env"),
     (["--litellm-only", "--claude-only"], "exclude each other")])
 def test_targets_that_cannot_be_exit_2(fleet, quick, words, message):
     done = quick("generate", *words)

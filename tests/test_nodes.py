@@ -319,12 +319,10 @@ def test_warmup_unknown_names_are_usage_errors(fleet, command):
     assert done.returncode == 2 and "did you mean `planner`?" in done.stderr
     done = command("warmup", "--model", "hevy")
     assert done.returncode == 2 and "did you mean `heavy`?" in done.stderr
-    fleet = types.SimpleNamespace(name="f", agents={"x": 1}, models={"y": 1})
-    for options, slug in ((types.SimpleNamespace(agent=["?"], model=[]), "unknown-agent"),
-                          (types.SimpleNamespace(agent=[], model=["?"]), "unknown-model")):
+    for kind, slug in (("agent", "unknown-agent"), ("model", "unknown-model")):
         with pytest.raises(sf.FleetError) as caught:
-            sf.choose_models(fleet, options)
-        assert caught.value.slug == slug
+            sf.check_names(kind, ["x", "?"], {"x": 1}, "f")
+        assert (caught.value.slug, caught.value.status) == (slug, 2)
 
 
 def test_warmup_loads_each_model_as_its_route_asks_for_it(fleet, command):
