@@ -4294,31 +4294,25 @@ def ask_gateway(fleet, world, out):
 
 def start_gateway(fleet, world, out):
     """Start what serves the fleet, or find that it runs; return the steps that stop it."""
-    name, url = clean_line(fleet.name), gateway_url(fleet.gateway)
-    is_litellm = fleet.gateway.provider == "litellm"
-    if who_listens(world, fleet.gateway, world.clock() + CONNECT_SECONDS) == "LiteLLM" \
-            if is_litellm else ask_gateway(fleet, world, out):
+    gateway, name, url = fleet.gateway, clean_line(fleet.name), gateway_url(fleet.gateway)
+    is_litellm, until = gateway.provider == "litellm", world.clock() + CONNECT_SECONDS
+    if who_listens(world, gateway, until) == "LiteLLM" if is_litellm else \
+            ask_gateway(fleet, world, out):
         world.err(f"A gateway for {name} runs at {url}: it is used.\n")
         return []
-    if is_litellm:
-        return start_litellm(fleet, world, out)
-    server, listener = open_gateway(fleet, world, out)
-    serving = threading.Thread(target=server.run, args=(listener,), daemon=True)
-    serving.start()
-    world.err(f"Serving {name} at {url}.\n")
-    return [lambda: server.stop("up"), lambda: serving.join(GRACE_SECONDS + 1)]
-
-
-def start_litellm(fleet, world, out):
-    """Start the installed LiteLLM on the generated config; return the steps that stop it."""
-    program, key = world.which("litellm"), read_key(world, fleet, out)
+    if not is_litellm:
+        server, listener = open_gateway(fleet, world, out)
+        serving = threading.Thread(target=server.run, args=(listener,), daemon=True)
+        serving.start()
+        world.err(f"Serving {name} at {url}.\n")
+        return [lambda: server.stop("up"), lambda: serving.join(GRACE_SECONDS + 1)]
+    program, log = world.which("litellm"), world.path(out, STATE_DIRECTORY, "litellm.log")
     if not program:
         raise FleetError("litellm-missing", "the gateway is LiteLLM and it is not on the PATH",
                          fix=f"{LITELLM_INSTALL}, or write `provider: builtin`")
-    gateway, log = fleet.gateway, world.path(out, STATE_DIRECTORY, "litellm.log")
+    environ = merge_environment(world.environ, fleet, read_key(world, fleet, out))
     child = world.start([program, "--config", world.path(out, LITELLM_FILE), "--host", gateway.host,
-                         "--port", str(gateway.port)], log=log,
-                        environ=merge_environment(world.environ, fleet, key))
+                         "--port", str(gateway.port)], environ=environ, log=log)
     until = world.clock() + LITELLM_START_SECONDS
     while who_listens(world, gateway, until) != "LiteLLM":
         if child.poll() is not None or world.clock() > until:
@@ -4326,7 +4320,7 @@ def start_litellm(fleet, world, out):
             child.wait()
             raise FleetError("litellm-failed", "LiteLLM did not start", fix=f"see {log}")
         world.sleep(TICK_SECONDS)
-    world.err(f"LiteLLM serves {clean_line(fleet.name)} at {gateway_url(gateway)}.\n")
+    world.err(f"LiteLLM serves {name} at {url}.\n")
     return [child.kill, child.wait]  # it keeps nothing that a softer end would save
 
 
