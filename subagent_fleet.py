@@ -189,8 +189,7 @@ _NUMBER = _Pattern(
     r"(?:\.[0-9]*)?(?:[ \t]*(?:Z|[-+][0-9][0-9]?(?::[0-9][0-9])?))?)?")
 
 # Surrogates, controls, and the line breaks and byte order marks that programs disagree on.
-_ODD_CHARACTER = _Pattern(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
+_ODD = _Pattern("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 _OUTSIDE = {
     "&": ("anchors (`&x`)", "repeat the value, or quote the text"),
     "*": ("aliases (`*x`)", "repeat the value, or quote the text"),
@@ -215,7 +214,7 @@ _QUOTED = {
 _SPACES = _Pattern(" *")
 _LINE = _Pattern("[^\n]*")
 _BLANKS = _Pattern("[ \n]*")
-_MARKER = _Pattern(r"(?:---|\.\.\.)(?=[ \t\n]|\Z)")
+_MARKER = _Pattern(r"(?m)^(?:---|\.\.\.)(?=[ \t\n]|\Z)")
 _DASH = _Pattern(r"-(?=[ \t\n]|\Z)")
 _SAFE_START = r"[^ \t\n\-?:,\[\]{}#&*!|>'\"%@`]"
 _BLOCK_START = _Pattern(rf"{_SAFE_START}|[-?:](?![ \t\n]|\Z)")
@@ -249,8 +248,7 @@ class Document:
     def __init__(self, text, source):
         from array import array  # 16 bytes an entry; tuples would take 30 times the text
         if not isinstance(text, str):
-            raise FleetError("yaml-input", f"expected text, not {type(text).__name__}",
-                             where=source)
+            raise FleetError("yaml-input", f"not text, but {type(text).__name__}", where=source)
         if len(text) > TEXT_LIMIT_BYTES:
             raise FleetError("yaml-limit", f"the text has {len(text):,} characters, more than "
                              f"{TEXT_LIMIT_BYTES:,}", where=source)
@@ -308,7 +306,6 @@ class Document:
         raise FleetError(slug, what, where=where, excerpt=excerpt, fix=fix)
 
     def fail_outside(self, feature, at):
-        """Refuse what the subset leaves out."""
         named, fix = _OUTSIDE[feature]
         self.fail("yaml-unsupported", f"{named} are outside the YAML subset", at=at,
                   size=len(feature), fix=fix)
@@ -339,8 +336,7 @@ class Document:
                   if len(rest) > 60 else f"quote it: {quote_yaml(rest)}")
 
     def read(self):
-        """Read the whole text."""
-        odd = _ODD_CHARACTER.search(self.text)
+        odd = _ODD.search(self.text)
         if odd:
             self.fail("yaml-character", f"U+{ord(odd.group()):04X} does not belong in YAML text",
                       at=odd.start(), fix="end lines with LF or CRLF" if odd.group() == "\r" else
@@ -374,8 +370,7 @@ class Document:
         """Go to the first token at or behind `at`; tell whether it is on the same line."""
         self.at = self.skip(at)
         self.column = self.at - self.text.rfind("\n", 0, self.at) - 1
-        if self.at == len(self.text) or (
-                self.column == 0 and _MARKER.match(self.text, self.at)):
+        if self.at == len(self.text) or (self.column == 0 and _MARKER.match(self.text, self.at)):
             self.column = -1
         return self.column >= 0 and "\n" not in self.text[at:self.at]
 
@@ -387,7 +382,6 @@ class Document:
             self.fail_unexpected("the end of the line", fix="quote the whole value")
 
     def enter(self):
-        """Begin a container."""
         self.open.append(self.array("I"))
         if len(self.open) > DEPTH_LIMIT:
             self.fail("yaml-limit", f"more than {DEPTH_LIMIT} levels deep")
@@ -403,7 +397,6 @@ class Document:
         return container
 
     def check_new(self, mapping, key, at):
-        """Refuse a key that the mapping has."""
         if key in mapping:
             line = self.line_of(self.open[-1][4 * list(mapping).index(key)])
             self.fail("yaml-duplicate", f"the key `{_visible(str(key))}` is already on line {line}",
@@ -424,28 +417,23 @@ class Document:
             return self.read_inline(indent)
         self.enter()
         while self.column == column:
-            start, key = self.at, self.read_key()
+            start, found, char = self.at, self.find_key(), self.text[self.at]
+            if not found:
+                if char not in "\"'" and not _BLOCK_START.match(self.text, start):
+                    self.fail_unexpected("a key")
+                self.fail("yaml-syntax", "expected `key: value`", fix="put `: ` after the key",
+                          size=_LINE.match(self.text, start).end() - start)
+            key = self.read_quoted() if char in "\"'" else self.resolve(found[1].rstrip(" "), start)
             self.check_new(mapping, key, start)
-            end = self.at - 1
+            self.at = found.end()
             mapping[key] = self.read_value(column)
-            self.mark(start, end)
+            self.mark(start, found.end() - 1)
         return self.leave(mapping)
 
     def find_key(self):
         """Match a key of block style with its colon."""
         match = _KEY.match(self.text, self.at, self.at + KEY_LIMIT + 2)
         return match if match and match.end() <= self.at + KEY_LIMIT + 1 else None
-
-    def read_key(self):
-        char, match = self.text[self.at], self.find_key()
-        if not match:
-            if char not in "\"'" and not _BLOCK_START.match(self.text, self.at):
-                self.fail_unexpected("a key")
-            self.fail("yaml-syntax", "expected `key: value`", fix="put `: ` after the key",
-                      size=_LINE.match(self.text, self.at).end() - self.at)
-        key = self.read_quoted() if char in "\"'" else self.resolve(match[1].rstrip(" "), self.at)
-        self.at = match.end()
-        return key
 
     def read_value(self, column, *, dash=False):
         """Read what follows `key:`, `---` or a dash, on this line or below."""
@@ -472,7 +460,7 @@ class Document:
         elif text[start] in "\"'":
             value = self.read_quoted()
         elif starts.match(text, start) and not (
-                text[start - 1:start] == "\n" and _MARKER.match(text, start)):
+                text[start] in "-." and _MARKER.match(text, start)):
             value = self.resolve(self.read_plain(indent, stops), start)
         else:
             self.fail_unexpected("a value")
@@ -491,13 +479,12 @@ class Document:
             gap = _BLANKS.match(text, self.at).group()
             at, column = self.at + len(gap), len(gap) - gap.rfind("\n") - 1
             if (column <= indent or text[at:at + 1] in ("", "#") or stops.match(text, at)
-                    or (column == 0 and _MARKER.match(text, at))):
+                    or _MARKER.match(text, at)):
                 break
             parts.append("\n" * (gap.count("\n") - 1) or " ")
         return "".join(parts)
 
     def resolve(self, text, at):
-        """Return the value of a plain scalar."""
         value = _WORDS.get(text, text)
         number = value is text and text[0] in "+-.0123456789" and _NUMBER.fullmatch(text)
         if number and number[1]:
@@ -516,7 +503,6 @@ class Document:
         return value
 
     def read_quoted(self):
-        """Return the text of a quoted scalar."""
         text, start, parts = self.text, self.at, []
         at = start + 1
         for token in _QUOTED[text[start]].finditer(text, at):
@@ -592,7 +578,6 @@ class Document:
         return self.text[self.at]
 
     def read_flow(self):
-        """Read `[...]` or `{...}`."""
         opener, is_list = self.at, self.text[self.at] == "["
         container, closer = ([], "]") if is_list else ({}, "}")
         self.enter()
@@ -649,22 +634,19 @@ def dump_yaml(value):
 
 def _dump_lines(value, depth):
     """Yield the lines of a value that is nested in `depth` others."""
-    if not isinstance(value, (dict, list, tuple)):
-        yield _dump_scalar(value)
-        return
-    if depth == DEPTH_LIMIT:
+    is_mapping, containers = isinstance(value, dict), (dict, list, tuple)
+    if isinstance(value, containers) and depth == DEPTH_LIMIT:
         raise FleetError("yaml-dump", f"the value is more than {DEPTH_LIMIT} levels deep")
-    if not value:
-        yield "{}" if isinstance(value, dict) else "[]"
-    for key in value if isinstance(value, dict) else range(len(value)):
-        margin, child = "- ", value[key]
-        if isinstance(value, dict):
-            margin = _dump_scalar(key) + ": "
-            if len(margin) > KEY_LIMIT + 2:
-                raise FleetError("yaml-dump", f"a key has more than {KEY_LIMIT:,} characters")
-            if isinstance(child, (dict, list, tuple)) and child:
-                yield margin[:-1]
-                margin = "  "
+    if not isinstance(value, containers) or not value:
+        yield json.dumps(value) if isinstance(value, containers) else _dump_scalar(value)
+        return
+    for key, child in value.items() if is_mapping else enumerate(value):
+        margin = _dump_scalar(key) + ": " if is_mapping else "- "
+        if len(margin) > KEY_LIMIT + 2:
+            raise FleetError("yaml-dump", f"a key has more than {KEY_LIMIT:,} characters")
+        if is_mapping and isinstance(child, containers) and child:
+            yield margin[:-1]
+            margin = "  "
         for line in _dump_lines(child, depth + 1):
             yield margin + line
             margin = "  "
@@ -674,7 +656,7 @@ def _dump_scalar(value):
     if isinstance(value, str):
         return quote_yaml(value)
     if value is None or isinstance(value, bool):
-        return str(value).lower().replace("none", "null")
+        return json.dumps(value)
     if isinstance(value, int) and value.bit_length() < 3000:  # as many as the reader takes
         return int.__repr__(value)
     if isinstance(value, float):
