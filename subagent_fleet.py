@@ -780,8 +780,7 @@ FINDINGS_LIMIT = 100  # a file with more of them is no fleet file
 
 def split_endpoint(endpoint):
     """Return (scheme, host, port, path) of an endpoint, or a sentence that says what is wrong."""
-    match = re.fullmatch(r"(https?)://(\[[^\]/]*\]|[^/:\[\]]*)(?::([^/:]*))?(/\S*)?", endpoint,
-                         re.IGNORECASE)
+    match = re.fullmatch(r"(?i)(https?)://(\[[^\]/]*\]|[^/:\[\]]*)(?::([^/:]*))?(/\S*)?", endpoint)
     if not match:
         return "not of the form scheme://host:port"
     scheme, host, port, path = match.groups()
@@ -829,20 +828,17 @@ NORMAL = {"endpoint": _normal_endpoint, "description": _normal_description, "tag
           "tools": tuple, "fallback": tuple, "keep_alive": _normal_keep_alive}
 
 
-def _record(title, kind, purpose):
+def _record(kind):
     """Make the Record of a section: its name, its keys, and their defaults."""
     keys = [key.replace("litellm_", "") for key in FIELDS[kind]]
     fields = dict.fromkeys(["name", *keys] if kind in KEY_RULES else keys, object)
     defaults = {key: () if spec.default == [] else spec.default
                 for key, spec in FIELDS[kind].items() if spec.default is not REQUIRED}
-    return type(title, (Record,), {"__doc__": purpose, "__annotations__": fields, **defaults})
+    return type(kind.title(), (Record,), {"__annotations__": fields, **defaults})
 
 
-Gateway = _record("Gateway", "gateway", "Who serves the fleet, and where.")
-Node = _record("Node", "node", "A machine that runs Ollama.")
-Model = _record("Model", "model", "An Ollama model on a node, under an alias.")
-Agent = _record("Agent", "agent", "A Claude Code subagent.")
-RECORDS = {"gateway": Gateway, "node": Node, "model": Model, "agent": Agent}
+RECORDS = {kind: _record(kind) for kind in ("gateway", "node", "model", "agent")}
+Gateway, Node, Model, Agent = RECORDS.values()
 
 
 class Fleet(Record):
@@ -1037,7 +1033,19 @@ def check_fleet(document):
                                 f"agents.{name}.frontmatter cannot hold the key {show_value(key)}",
                                 key=True, fix=f"write `{key}:` one level up" if is_own else
                                 "rename it")
-        _check_models(check, models, nodes)
+        for name, model in models.items():
+            at, alias = ("models", name), model.alias or ""
+            check.reference(at + ("node",), model.node, nodes, "node")
+            for index, other in enumerate(model.fallback or ()):
+                check.reference(at + ("fallback", index), other, models, "model")
+            if alias.lower() in CLAUDE_WORDS:
+                check.error("reserved-alias", at + ("litellm_alias",), f"is `{alias}`: Claude Code "
+                            f"reads `{alias}` as a word of its own",
+                            fix=f"write `claude-{alias.lower()}-local`")
+            if leaves_house(model.ollama_model or "") and not model.cloud:
+                check.error("cloud-model", at + ("ollama_model",), f"is `{model.ollama_model}`: "
+                            "Ollama sends this to ollama.com; it does not run on your machine",
+                            fix="choose a local model, or add `cloud: true`")
         _check_cycles(check, models)
     except FleetError as error:  # too many
         last = [error.finding]
@@ -1050,22 +1058,6 @@ def check_fleet(document):
 def leaves_house(ollama_model):
     """Tell whether Ollama sends requests for this name to ollama.com."""
     return ollama_model.lower().endswith((":cloud", "-cloud"))
-
-
-def _check_models(check, models, nodes):
-    for name, model in models.items():
-        at, alias = ("models", name), model.alias or ""
-        check.reference(at + ("node",), model.node, nodes, "node")
-        if alias.lower() in CLAUDE_WORDS:
-            check.error("reserved-alias", at + ("litellm_alias",), f"is `{alias}`: Claude Code "
-                        f"reads `{alias}` as a word of its own",
-                        fix=f"write `claude-{alias.lower()}-local`")
-        if leaves_house(model.ollama_model or "") and not model.cloud:
-            check.error("cloud-model", at + ("ollama_model",), f"is `{model.ollama_model}`: Ollama "
-                        "sends this to ollama.com; it does not run on your machine",
-                        fix="choose a local model, or add `cloud: true`")
-        for index, other in enumerate(model.fallback or ()):
-            check.reference(at + ("fallback", index), other, models, "model")
 
 
 def _check_cycles(check, models):
