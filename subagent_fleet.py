@@ -2176,7 +2176,6 @@ REQUEST_FIELDS = {"model": "text", "messages": "a list", "tools": "a list",
 SCHEMA_TYPES = {"type": (str, list), "description": str, "enum": list, "anyOf": list,
                 "properties": dict, "required": list}
 TURN_PARTS = ("reminder", "text", "thinking", "image", "call", "result", "found")
-NO_DOCUMENT = "(a document of which only the bytes were sent was left out)"
 IMAGE_WEIGHT = 4_000  # bytes of JSON that take as many tokens as an image
 BYTES_A_TOKEN = 4.0  # of JSON; learned per model from its first answer on
 _TOO_LONG = (r"(?:\((\d+) tokens\) )?exceeds the available context size \((\d+) tokens\)"
@@ -2190,11 +2189,8 @@ class ApiError(FleetError):
     def __init__(self, http, what):
         super().__init__("api-error", what)
         self.http, self.kind = http, API_ERROR_KINDS.get(http, "api_error")
-
-    @property
-    def event(self):
-        """The error as a body and as an event of a stream: one shape."""
-        return {"type": "error", "error": {"type": self.kind, "message": self.what}}
+        # Both a body and an event of a stream.
+        self.event = {"type": "error", "error": {"type": self.kind, "message": what}}
 
 
 def _parse_object(text):
@@ -2228,8 +2224,7 @@ def parse_messages_request(body):
         value = request.get(name)
         if value is None and name not in ("model", "messages"):
             continue
-        if type(value) not in REQUEST_TYPES[words] \
-                or (words.endswith("number") and not -1e9 < value < 1e9):
+        if type(value) not in REQUEST_TYPES[words] or ("number" in words and not abs(value) < 1e9):
             raise ApiError(400, f"{name}: expected {words}")
         if name == "max_tokens" and value < 1:
             raise ApiError(400, "max_tokens: must be at least 1")
@@ -2302,8 +2297,8 @@ def _read_parts(content, where):
             source = block.get("source") if kind == "document" else block
             source = source if isinstance(source, dict) else {}
             inside = source.get("data" if source.get("type") == "text" else "content")
-            parts += [("text", _text(block, "title", where)),
-                      *(_read_parts(inside, where) or [("text", NO_DOCUMENT)])]
+            parts += [("text", _text(block, "title", where)), *(_read_parts(inside, where) or [
+                ("text", "(a document of which only the bytes were sent was left out)")])]
         elif kind == "tool_reference":
             name = _text(block, "tool_name", where)
             parts += [("found", name), ("text", f"The tool `{name}` can be called now.")]
@@ -2334,7 +2329,6 @@ def _text(block, name, where):
 
 def _read_image(block, where):
     import base64
-
     source = block.get("source")
     if not isinstance(source, dict) or source.get("type") != "base64":
         raise ApiError(400, f"{where}: a local model can only be shown base64 images, not URLs")
@@ -2424,17 +2418,16 @@ def _mend_schema(schema):
     """Return a schema without what Ollama's typed reader would refuse it for."""
     if not isinstance(schema, dict):
         return {}
-    mended = {key: value for key, value in schema.items()
-              if isinstance(value, SCHEMA_TYPES.get(key, object))}
+    kept = {key: value for key, value in schema.items()
+            if isinstance(value, SCHEMA_TYPES.get(key, object))}
     for key in ("type", "required"):
-        if isinstance(mended.get(key), list):
-            mended[key] = [word for word in mended[key] if isinstance(word, str)]
-    if "anyOf" in mended:
-        mended["anyOf"] = [_mend_schema(part) for part in mended["anyOf"]]
-    if "properties" in mended:
-        mended["properties"] = {key: _mend_schema(part)
-                                for key, part in mended["properties"].items()}
-    return mended
+        if isinstance(kept.get(key), list):
+            kept[key] = [word for word in kept[key] if isinstance(word, str)]
+    if "anyOf" in kept:
+        kept["anyOf"] = [_mend_schema(part) for part in kept["anyOf"]]
+    if "properties" in kept:
+        kept["properties"] = {key: _mend_schema(part) for key, part in kept["properties"].items()}
+    return kept
 
 
 class Answer:
@@ -2448,8 +2441,7 @@ class Answer:
                         "stop_sequence": None, "usage": usage}
         self._taken = {call["id"] for m in chat["messages"] for call in m.get("tool_calls", ())}
         self._context, self._estimate = chat["options"]["num_ctx"], estimate
-        choice = request.get("tool_choice") or {}
-        self._one_call = choice.get("disable_parallel_tool_use") is True
+        self._one_call = (request.get("tool_choice") or {}).get("disable_parallel_tool_use") is True
         self._stops = [stop for stop in request.get("stop_sequences") or () if stop]
         self._stopped, self._lines, self._calls = "", 0, 0
         self._open, self._pieces = None, []  # the kind of the block that grows, and its text
