@@ -131,9 +131,6 @@ class Record(SimpleNamespace):
     def __setattr__(self, name, value):
         raise AttributeError(f"{type(self).__name__} is frozen")
 
-    def __hash__(self):
-        return hash(repr(self))
-
 
 class Finding(Record):
     """One thing that is true of a config, a node or a file, and what mends it."""
