@@ -251,10 +251,29 @@ class Document:
                              f"{TEXT_LIMIT_BYTES:,}", where=source)
         self.text = (text[1:] if text.startswith("\ufeff") else text).replace("\r\n", "\n")
         self.source, self.marks, self.open, self.array = source, {}, [], array
-        self.at = self.column = 0
         self.span = None  # of the value read last; None when it has no line of its own
         self.last_line, self.orders = (0, 1), {}
-        self.value = self.read()
+        odd = _ODD.search(self.text)
+        if odd:
+            self.fail("yaml-character", f"U+{ord(odd.group()):04X} does not belong in YAML text",
+                      at=odd.start(), fix="end lines with LF or CRLF" if odd.group() == "\r" else
+                      "remove it, or escape it inside double quotes")
+        self.seek(0)
+        self.marks[None] = array("I", (self.at, self.at + 1))
+        self.value, begun = None, self.column >= 0
+        if begun:
+            self.value = self.read_block(-1)
+        elif self.text.startswith("---", self.at):
+            self.at, begun = self.at + 3, True
+            self.value = self.read_value(-1)
+        if self.column >= 0:
+            self.fail("yaml-indent", "this line belongs to nothing above it",
+                      fix="align it with its neighbours")
+        if begun and self.text.startswith("...", self.at):
+            self.at += 3
+            self.end_line()
+        if self.at < len(self.text):
+            self.fail_outside("---", self.at)
 
     def locate(self, path, *, key=False):
         """Return where (`source:line:column`) and the excerpt of what `path` leads to.
@@ -331,30 +350,6 @@ class Document:
         rest = _LINE.match(self.text, start, start + 80).group().split(" #")[0].rstrip(" ")
         self.fail("yaml-syntax", "`: ` inside plain text", fix="quote the whole value"
                   if len(rest) > 60 else f"quote it: {quote_yaml(rest)}")
-
-    def read(self):
-        odd = _ODD.search(self.text)
-        if odd:
-            self.fail("yaml-character", f"U+{ord(odd.group()):04X} does not belong in YAML text",
-                      at=odd.start(), fix="end lines with LF or CRLF" if odd.group() == "\r" else
-                      "remove it, or escape it inside double quotes")
-        self.seek(0)
-        self.marks[None] = self.array("I", (self.at, self.at + 1))
-        value, begun = None, self.column >= 0
-        if begun:
-            value = self.read_block(-1)
-        elif self.text.startswith("---", self.at):
-            self.at, begun = self.at + 3, True
-            value = self.read_value(-1)
-        if self.column >= 0:
-            self.fail("yaml-indent", "this line belongs to nothing above it",
-                      fix="align it with its neighbours")
-        if begun and self.text.startswith("...", self.at):
-            self.at += 3
-            self.end_line()
-        if self.at < len(self.text):
-            self.fail_outside("---", self.at)
-        return value
 
     def skip(self, at):
         """Return where the first token at or behind `at` begins."""
