@@ -78,6 +78,7 @@ PROBE_LIMIT_BYTES = 1024 * 1024  # 2,400 models; as text and values it takes fiv
 FREE_ANSWER_BYTES = 256 * 1024  # larger answers are read one at a time
 HEADER_LIMIT_BYTES = 64 * 1024
 JSON_MARKS = 100_000  # `[`, `{`, `:` and `,` in one answer
+LEAVE_SECONDS = 0.02  # for a byte to arrive before the connection closes
 PROBE_GRACE_SECONDS = 0.2  # for what a node said in time to reach the main thread
 PULL_STALL_SECONDS = 120.0
 TICK_SECONDS = 0.2
@@ -2629,6 +2630,23 @@ class Exchange:
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
         self._socket.close()
 
+    def leave(self):
+        """Close in mid answer, so that Ollama does not notice at the wrong moment.
+
+        It never frees the slot of a model whose client it sees go while a token waits to be sent
+        (0.32.15, its issue 17131). A byte ahead keeps it from looking: a write that fails then
+        tells it, which is safe. Where nothing comes, no token waits.
+        """
+        self.before_read, self.deadline = None, self._clock() + 1.0
+        with contextlib.suppress(NodeFailure):
+            if self.fileno() >= 0 and _readable([self], LEAVE_SECONDS):
+                self.send(b"\n")
+                until = self._clock() + LEAVE_SECONDS
+                while self._clock() < until and _readable([self], until - self._clock()) \
+                        and self._fill():
+                    self._buffer.clear()
+        self.close()
+
     def send(self, request):
         self._within_time(self._socket.sendall, request)
 
@@ -3798,8 +3816,9 @@ class Service:
         if self._tries or model is not self._planned:
             self._prepare(model)
         url = self._server.fleet.nodes[model.node].endpoint + "/api/chat"
-        with self._world.open_exchange("POST", url, body=self._body,
-                                       deadline=clock() + model.timeout) as exchange:
+        exchange = self._world.open_exchange("POST", url, body=self._body,
+                                             deadline=clock() + model.timeout)
+        try:
             exchange.before_read = lambda: self._wait(exchange, exchange.deadline)
             if exchange.status != 200:
                 raise self._answer.refusal(exchange.status,
@@ -3818,6 +3837,8 @@ class Service:
                 if size > 1_000_000 + 1_000 * model.max_output:
                     raise NodeFailure("bad answer", "it does not end")
                 if self._answer.message["stop_reason"]:
+                    if not self._answer.message["stop_sequence"]:
+                        exchange.close()  # the node has said all
                     tokens = self._answer.message["usage"]["input_tokens"]
                     # Who counts only uncached tokens teaches nothing.
                     if tokens and 0.5 <= self._weight / tokens <= 16:
@@ -3825,6 +3846,8 @@ class Service:
                     return
                 exchange.deadline = clock() + model.timeout
             raise NodeFailure("bad answer", "it ended before it was done")
+        finally:
+            exchange.leave()
 
     def _reply(self, status, value):
         self._visitor.reply(status, render_json(value), head=f"request-id: req_{self._id}\r\n")

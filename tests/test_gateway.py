@@ -815,6 +815,40 @@ def test_a_node_that_talks_again_rests_no_more_though_its_answer_is_long(rig):
     first.close()
 
 
+@pytest.mark.parametrize("pause, stops, seen", [
+    (0.002, [], b"\n"), (0.002, ["word 9"], b"\n"), (1.0, [], b""), (0.0, ["never"], b"")])
+def test_leaving_in_mid_flow_sends_a_byte_ahead(rig, pause, stops, seen):
+    """Ollama 0.32.15 must learn of it by a failed write, or it never frees the model's slot."""
+    heard = []
+
+    def listen(node, connection):
+        with contextlib.suppress(OSError):
+            heard.extend(iter(lambda: connection.recv(9), b""))
+        node.gone.set()
+
+    def play(node, connection):
+        threading.Thread(target=listen, args=(node, connection)).start()
+        with contextlib.suppress(OSError):
+            connection.sendall(HEAD)
+            for number in range(2000 if pause else 20):
+                connection.sendall(line(f"word {number} "))
+                if node.gone.wait(pause):
+                    break
+            connection.sendall(DONE)
+            time.sleep(0.005)
+            connection.sendall(b"\n")  # as the end of a chunked body follows the last line
+        assert node.gone.wait(5)
+
+    served = rig(play)
+    with served.connect() as connection:
+        connection.sendall(served.post(request_of(stream=True, stop_sequences=stops)))
+        wait_until(lambda: b"word" in connection.recv(65536))
+        if not stops:
+            connection.close()
+        assert served.nodes[0].gone.wait(5)
+    assert b"".join(heard) == seen
+
+
 @pytest.mark.parametrize("play, stream", [(hangs, True), (hangs, False), (says_and_hangs, True),
                                           (says_and_hangs, False)])
 def test_a_client_that_leaves_takes_its_request_off_the_node(rig, play, stream):
