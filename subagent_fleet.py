@@ -1153,9 +1153,9 @@ def plan_fallbacks(fleet):
 class RouteState(Record):
     """What is true of a model's route now, and who answers instead while it is not ready."""
 
-    state: str       # ready, cold, model missing, node offline
-    loaded: object   # LoadedModel or None
-    fallback: object  # model name, or None
+    state: str  # ready, cold, model missing, node offline
+    loaded: object = None  # a LoadedModel
+    fallback: object = None  # a model's name
 
     def __str__(self):
         other = self.loaded and self.state == "cold"
@@ -1174,11 +1174,10 @@ def plan_route_state(fleet, states, model):
         others = [fleet.models[name] for name in model.fallback]
         others += [one for one in fleet.models.values() if one.alias == model.alias]
         instead = next((one.name for one in others if one is not model and is_there(one)), None)
-        return RouteState("model missing" if node.online else "node offline", None, instead)
+        return RouteState("model missing" if node.online else "node offline", fallback=instead)
     loaded = [one for one in node.loaded if same_model(one.name, model.ollama_model)]
     fitting = [one for one in loaded if one.context in (0, model.context)]  # 0: before Ollama 0.10
-    return RouteState("ready" if fitting or model.cloud else "cold",
-                      (fitting + loaded + [None])[0], None)
+    return RouteState("ready" if fitting or model.cloud else "cold", (fitting + loaded + [None])[0])
 
 
 def plan_next_step(fleet, states, routes):
@@ -1312,9 +1311,8 @@ def show_host(host):
 
 def gateway_url(gateway):
     """Return the address at which a program on this machine reaches the gateway."""
-    host = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}.get(
-        gateway.host, gateway.host)
-    return f"http://{show_host(host)}:{gateway.port}"
+    reached = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}
+    return f"http://{show_host(reached.get(gateway.host, gateway.host))}:{gateway.port}"
 
 
 def plan_environment(fleet):
@@ -1813,7 +1811,6 @@ $agents"""
 def render_starter(tree):
     """Return a fleet.yaml that teaches by its comments."""
     from string import Template
-
     blocks = {}
     for kind, parts in tree.items():
         lines, known = [], FIELDS[kind[:-1]]
@@ -1916,8 +1913,7 @@ def render_agent(agent, alias):
     lines = [f"{key}: {quote_frontmatter(text) if text else '[]'}" for key, text in values.items()]
     lines += [dump_yaml({key: value}).rstrip("\n") for key, value in agent.frontmatter.items()]
     prompt = agent.prompt if (agent.prompt or "").strip() else PROMPTS.get(agent.name, PROMPTS[""])
-    head = "\n".join(lines)
-    return f"---\n{_HEADLINE}{head}\n---\n\n{prompt.rstrip()}\n"
+    return f"---\n{_HEADLINE}" + "\n".join(lines) + f"\n---\n\n{prompt.rstrip()}\n"
 
 
 def quote_frontmatter(text):
@@ -2005,7 +2001,6 @@ def format_finding(finding, *, indent=""):
 def format_table(headers, rows, *, columns=0):
     """Return an aligned table; with `columns` the last column wraps to fit, nothing is cut."""
     import textwrap
-
     rows = [[clean_line(str(cell)) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in [list(headers)] + rows) for i in range(len(headers))]
     left = sum(widths[:-1]) + 2 * (len(headers) - 1)
@@ -2034,7 +2029,6 @@ def format_pairs(rows):
 def format_diff(changes, fleet):
     """Return what would change as a unified diff; keys are never shown."""
     import difflib
-
     names = rf"(?:KEY|TOKEN|SECRET|PASS|\b{fleet.gateway.master_key_env})\w*"
     secret = re.compile(rf"({names}[ =]).+|sk-[\w-]+", re.IGNORECASE)
     pieces = []
@@ -4971,7 +4965,7 @@ COMMANDS = (
             "--timeout", "seconds for each model; else the model's own timeout", "S", SECONDS),
         JSON), ("warmup", "warmup --agent implementer", "warmup --pull")),
     Command("status", cmd_status, "show nodes, loaded models and routes", (
-        CONFIG, Flag("--watch", "again every S seconds, until Ctrl-C", "S",
+        CONFIG, Flag("--watch", "again every S seconds, until Ctrl-C", "[S]",
                      {**SECONDS, "nargs": "?", "const": 2.0}),
         Flag("--check", "exit 1 when a route is not ready"), TIMEOUT, JSON),
         ("status", "status --watch", "status --check")),
@@ -4994,7 +4988,7 @@ COMMANDS = (
     Command("worker", cmd_worker, "say how this machine becomes a node", (TIMEOUT, JSON),
             ("worker",)),
     Command("help", cmd_help, "say how a command is used",
-            (Flag("command", "the command", "COMMAND", {"nargs": "?"}),), ("help validate",)),
+            (Flag("command", "the command", "[COMMAND]", {"nargs": "?"}),), ("help validate",)),
 )
 
 
@@ -5018,7 +5012,6 @@ def format_help(command=None):
     rows = []
     for flag in command.flags:
         value = "|".join(flag.more.get("choices", ())) or flag.metavar
-        value = f"[{value}]" if "nargs" in flag.more else value
         name = f"{flag.short}, {flag.name}" if flag.short else flag.name
         rows.append((f"{name} {value}".rstrip() if name.startswith("-") else value, flag.note))
     if command.passes:
