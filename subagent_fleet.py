@@ -4214,8 +4214,7 @@ def cmd_up(options, world):
                                 *options.passed], world)
         else:
             world.on_stop(names.append)
-            world.err(f"Claude Code is not on the PATH: {CLAUDE_INSTALL}\n"
-                      "Serving until Ctrl-C.\n")
+            world.err(f"Claude Code is not on the PATH: {CLAUDE_INSTALL}\nServing until Ctrl-C.\n")
             while not names:
                 world.sleep(TICK_SECONDS)
         world.err(format_served(before, ask_gateway(fleet, world, out), world.columns))
@@ -4250,8 +4249,9 @@ def start_gateway(fleet, world, out):
     """Start what serves the fleet, or find that it runs; return the steps that stop it."""
     gateway, name, url = fleet.gateway, clean_line(fleet.name), gateway_url(fleet.gateway)
     is_litellm, until = gateway.provider == "litellm", world.clock() + CONNECT_SECONDS
-    if who_listens(world, gateway, until) == "LiteLLM" if is_litellm else \
-            ask_gateway(fleet, world, out):
+    runs = who_listens(world, gateway, until) == "LiteLLM" if is_litellm \
+        else ask_gateway(fleet, world, out)
+    if runs:
         world.err(f"A gateway for {name} runs at {url}: it is used.\n")
         return []
     if not is_litellm:
@@ -4495,8 +4495,7 @@ def cmd_env(options, world):
             "set": merge_environment({}, fleet, key if shown else "(--show-key shows it)"),
             "unset": [name for name, value, _ in plan_environment(fleet) if value is None]}))
     else:  # a key of the environment stays where it is
-        world.out(render_environment(fleet, kept_key(world, out) if shown else None,
-                                     options.shell))
+        world.out(render_environment(fleet, kept_key(world, out) if shown else None, options.shell))
     return EXIT_OK
 
 
@@ -4620,8 +4619,7 @@ def cmd_status(options, world):
                              "alias": model.alias, "context": model.context, **vars(routes[name])}
                       for name, model in fleet.models.items()}
             world.out(render_report("status", {
-                "fleet": fleet.name, "ready": ready, "next": following,
-                "nodes": [*states.values()],
+                "fleet": fleet.name, "ready": ready, "next": following, "nodes": [*states.values()],
                 "models": [{"name": name, **model} for name, model in models.items()],
                 "routes": [{"agent": agent.name, "model": agent.model, **models[agent.model]}
                            for agent in fleet.agents.values()]}))
@@ -4756,8 +4754,9 @@ def observe(world, fleet, problems, options):
     until = world.clock() + options.timeout  # at which every job ends by itself
     facts = Facts(problems=tuple(problems), litellm=find_litellm(world),
                   agents=world.read_tree(".claude/agents", ".md"))
-    words, jobs = [world.which("claude"), "--version"], {}
-    if words[0]:
+    claude, jobs = world.which("claude"), {}
+    if claude:  # its version, or `?`
+        words = [claude, "--version"]
         jobs["claude"] = lambda: f"{world.read_program(words, until) or ''} ?".split()[0][:40]
     if fleet:
         facts = facts.replace(problems=(*problems, *lint_key(fleet, world.environ)),
