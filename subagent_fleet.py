@@ -112,11 +112,9 @@ class FleetError(Exception):
 
 
 class Record(SimpleNamespace):
-    """A frozen value with named fields, their defaults in the class body.
+    """A frozen value with named fields, their defaults in the class body."""
 
-    A frozen dataclass, but importing dataclasses takes three times as long as starting Python.
-    """
-
+    # Importing dataclasses takes three times as long as starting Python.
     def __init__(self, *values, **named):
         fields = type(self).__annotations__
         named.update(zip(fields, values))
