@@ -275,10 +275,7 @@ class Document:
             self.fail_outside("---", self.at)
 
     def locate(self, path, *, key=False):
-        """Return where (`source:line:column`) and the excerpt of what `path` leads to.
-
-        A path that does not exist leads to the key of its nearest existing ancestor.
-        """
+        """Return (`source:line:column`, excerpt) of a value, or of the nearest key above it."""
         node, spans = self.value, self.marks[None] * 2
         for step in path:
             if id(node) not in self.orders:
@@ -646,15 +643,11 @@ def _dump_lines(value, depth):
 def _dump_scalar(value):
     if isinstance(value, str):
         return quote_yaml(value)
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    if isinstance(value, int) and value.bit_length() < 3000:  # as many as the reader takes
-        return int.__repr__(value)
     if isinstance(value, float):
-        text = float.__repr__(value)
-        if text[-1].isalpha():
-            return text.replace("inf", ".inf").replace("nan", ".nan")
+        text = float.__repr__(value).replace("inf", ".inf").replace("nan", ".nan")
         return text if "." in text else text.replace("e", ".0e")
+    if value is None or (isinstance(value, int) and value.bit_length() < 3000):  # reader's limit
+        return json.dumps(value)
     raise FleetError("yaml-dump", f"no YAML for a value of type {type(value).__name__}")
 
 
