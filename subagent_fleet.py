@@ -730,7 +730,7 @@ FIELDS = {
                            f"model behind `{tier}`") for tier in TIERS},
     "node": {
         "endpoint": Field("endpoint", REQUIRED, "where its Ollama answers"),
-        "tags": Field("tags", [], "your own words for it"),
+        "tags": Field("tags", (), "your own words for it"),
         "memory_gb": Field("gigabytes", None, "memory for models; lets `validate` warn"),
     },
     "model": {
@@ -743,7 +743,7 @@ FIELDS = {
         "keep_alive": Field("keep alive", -1, "how long it stays loaded"),
         "thinking": Field("boolean", False, "let a model that can think do so"),
         "max_output": Field("tokens", 8192, "longest answer in tokens"),
-        "fallback": Field("names", [], "models that answer when this one cannot"),
+        "fallback": Field("names", (), "models that answer when this one cannot"),
         "cloud": Field("boolean", False, "allow a name that Ollama sends to ollama.com"),
     },
     "agent": {
@@ -816,8 +816,8 @@ def _record(kind):
     """Make the Record of a section: its name, its keys, and their defaults."""
     keys = [key.replace("litellm_", "") for key in FIELDS[kind]]
     fields = dict.fromkeys(["name", *keys] if kind in KEY_RULES else keys, object)
-    defaults = {key: () if spec.default == [] else spec.default
-                for key, spec in FIELDS[kind].items() if spec.default is not REQUIRED}
+    defaults = {key: spec.default for key, spec in FIELDS[kind].items()
+                if spec.default is not REQUIRED}
     return type(kind.title(), (Record,), {"__annotations__": fields, **defaults})
 
 
@@ -956,8 +956,8 @@ class _Checker:
             return self.error("missing-key", path, "is missing", fix=f"add `{key}:` ({spec.note})")
         if rule in FIELDS:
             return (self.named if rule in KEY_RULES else self.section)(rule, path, value)
-        if value is None and key not in parent:
-            return None
+        if key not in parent:
+            return value
         (fragment, words), fix = RULES[rule], ""
         kind, shown = fragment.get("type"), show_value(value)
         if isinstance(value, str) and kind != "string":
