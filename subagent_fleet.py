@@ -186,26 +186,20 @@ _NUMBER = _Pattern(
 
 # Surrogates, controls, and the line breaks and byte order marks that programs disagree on.
 _ODD = _Pattern("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
-_OUTSIDE = {
-    "&": ("anchors (`&x`)", "repeat the value, or quote the text"),
-    "*": ("aliases (`*x`)", "repeat the value, or quote the text"),
-    "!": ("tags (`!x`)", "remove the tag, or quote the text"),
-    "?": ("`?` keys", "write `key: value`, or quote the text"),
-    "%": ("directives (`%YAML`)", "remove the line, or quote the text"),
-    "<<": ("merge keys (`<<`)", "repeat the values"),
-    "---": ("several documents", "keep one document per file"),
-}
-_ESCAPES = {
-    "0": "\0", "a": "\a", "b": "\b", "t": "\t", "\t": "\t", "n": "\n", "v": "\v", "f": "\f",
-    "r": "\r", "e": "\x1b", " ": " ", '"': '"', "/": "/", "\\": "\\",
-    "N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029",
-}
+_OUTSIDE = {"&": ("anchors (`&x`)", "repeat the value, or quote the text"),
+            "*": ("aliases (`*x`)", "repeat the value, or quote the text"),
+            "!": ("tags (`!x`)", "remove the tag, or quote the text"),
+            "?": ("`?` keys", "write `key: value`, or quote the text"),
+            "%": ("directives (`%YAML`)", "remove the line, or quote the text"),
+            "<<": ("merge keys (`<<`)", "repeat the values"),
+            "---": ("several documents", "keep one document per file")}
+_ESCAPES = {"0": "\0", "a": "\a", "b": "\b", "t": "\t", "\t": "\t", "n": "\n", "v": "\v",
+            "f": "\f", "r": "\r", "e": "\x1b", " ": " ", '"': '"', "/": "/", "\\": "\\",
+            "N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029"}
 # What ends or changes quoted text. A run of blanks is passed whole, which keeps this linear.
-_QUOTED = {
-    "'": _Pattern(r"''?|[ \t]*\n[ \t\n]*|[ \t]{2,}"),
-    '"': _Pattern(r'"|\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|\n[ \t\n]*|[^\n])'
-                  r"|[ \t]*\n[ \t\n]*|[ \t]{2,}"),
-}
+_BREAK = r"|[ \t]*\n[ \t\n]*|[ \t]{2,}"
+_QUOTED = {"'": _Pattern("''?" + _BREAK), '"': _Pattern(
+    r'"|\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|\n[ \t\n]*|[^\n])' + _BREAK)}
 
 _SPACES = _Pattern(" *")
 _LINE = _Pattern("[^\n]*")
