@@ -896,10 +896,9 @@ def _fits(value, rule):
 
 def show_value(value):
     """Return a value as it may stand in a message: short, in backticks."""
-    if value is None:
-        return "nothing"
-    if isinstance(value, (dict, list)):
-        return "a mapping" if isinstance(value, dict) else "a list"
+    words = {type(None): "nothing", dict: "a mapping", list: "a list"}
+    if type(value) in words:
+        return words[type(value)]
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return f"`{text[:60]}…`" if len(text) > 60 else f"`{text}`"
 
@@ -909,12 +908,8 @@ def count_of(things, noun):
     return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
 
 
-class _Checker:
-    """Collects the problems of one document while its sections are read."""
-
-    def __init__(self, document):
-        self.document = document
-        self.findings = []
+class _Checker(SimpleNamespace):
+    """Collects the `findings` about one `document` while its sections are read."""
 
     def error(self, slug, path, what, *, fix="", key=False):
         """Report what is wrong with a value; `what` goes on after its path, unless with a key."""
@@ -995,7 +990,7 @@ class _Checker:
 
 def check_fleet(document):
     """Return (Fleet, []) for a file that has been read, or (None, everything that is wrong)."""
-    check, last = _Checker(document), []
+    check, last = _Checker(document=document, findings=[]), []
     try:
         tree = check.section("", (), document.value)
         project, nodes, models, agents = (tree[key] or {} for key in FIELDS[""])
