@@ -2539,10 +2539,10 @@ def weigh_chat(chat, encoded):
 # Every effect of this program is a method of World: nothing else reads or writes a file, opens a
 # socket, asks the clock or the environment, or starts a process.
 
-(_thread, contextlib, errno, glob, os, queue, resource, select, shutil, signal, socket, ssl, stat,
- subprocess, time) = map(_Late, (
-     "_thread contextlib errno glob os queue resource select shutil signal socket ssl stat "
-     "subprocess time").split())
+(_thread, contextlib, errno, glob, hmac, os, queue, resource, select, shutil, signal, socket, ssl,
+ stat, subprocess, time, traceback) = map(_Late, (
+     "_thread contextlib errno glob hmac os queue resource select shutil signal socket ssl "
+     "stat subprocess time traceback").split())
 
 
 class NodeFailure(FleetError):
@@ -2872,14 +2872,13 @@ def parse_answer(body):
     # 8 MiB of `[[],[],…` become 180 MB of lists.
     if sum(map(body.count, (b"[", b"{", b":", b","))) > JSON_MARKS:
         raise NodeFailure("bad answer", "far more in it than any Ollama answers")
-    begins = re.match(rb"\s*[\[{]", body)
-    try:  # NaN and Infinity are no integers; one of a million digits takes minutes on Python 3.9
+    with contextlib.suppress(ValueError, RecursionError):  # which hold the whole text
+        # NaN and Infinity are no integers; one of a million digits takes minutes on Python 3.9.
         return json.loads(body.decode("utf-8"), parse_constant=int,
                           parse_int=lambda digits: int(digits) if len(digits) < 20 else 0)
-    except (ValueError, RecursionError):
-        pass  # it holds the whole text: a failure raised here would keep it in memory
-    raise NodeFailure("bad answer" if begins else "not ollama",
-                      "its JSON is broken" if begins else "it does not answer with JSON")
+    if re.match(rb"\s*[\[{]", body):
+        raise NodeFailure("bad answer", "its JSON is broken")
+    raise NodeFailure("not ollama", "it does not answer with JSON")
 
 
 def run_together(world, jobs, *, until=float("inf"), threads=512):
@@ -2926,7 +2925,7 @@ class Trying:
     def __enter__(self):
         return self
 
-    def __exit__(self, kind, error, traceback):
+    def __exit__(self, kind, error, _):
         if isinstance(error, (OSError, ValueError)):  # ValueError: a NUL in the path
             reason = getattr(error, "strerror", None) or error
             raise FleetError(self._slug, f"cannot {self._verb} {self._path}: {reason}",
@@ -3287,23 +3286,21 @@ class World:
         found = {}
         for place, _, names in self._os.walk(directory):
             for path in (self.path(place, name) for name in names if name.endswith(ending)):
-                try:
+                found[path] = None
+                with contextlib.suppress(FleetError):
                     found[path] = self.read_bytes(path).decode("utf-8", "replace")
-                except FleetError:
-                    found[path] = None
         return dict(sorted(found.items()))
 
     # -- this machine --
 
     def read_program(self, words, until):
         """Return what a program prints; None when it is absent, fails or takes too long."""
-        try:
+        with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
             done = subprocess.run(words, check=True, stdin=subprocess.DEVNULL, env=self.environ,
                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                                   timeout=max(0.1, until - self.clock()))
             return done.stdout.decode("utf-8", "replace")
-        except (OSError, ValueError, subprocess.SubprocessError):
-            return None
+        return None
 
     def addresses_of(self, host, deadline):
         return tuple(sorted({found[4][0] for found in self._resolve(host, 0, deadline)}))
@@ -3937,7 +3934,6 @@ class Server:
         except ApiError as error:
             problem = error
         except Exception as error:  # a bug; its message may quote a prompt, its place does not
-            import traceback
             place = traceback.extract_tb(error.__traceback__)[-1]
             self.world.err(f"error: {type(error).__name__} in {place.name}, line {place.lineno}; "
                            f"this is a bug, please report it at {HOME_URL}/issues\n")
@@ -3975,8 +3971,6 @@ class Server:
 
     def _check_door(self, headers, path):
         """Refuse who has no key, and who a web page may have sent; both take the same time."""
-        import hmac
-
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = [token.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
         fits = [hmac.compare_digest(key.encode("latin-1"), self._key) for key in given]
