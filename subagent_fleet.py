@@ -3590,17 +3590,14 @@ class Scheduler:
         self.tiers = {first.alias: [[model for model in models if model.alias == alias]
                                     for alias in (first.alias, *chains.get(first.alias, ()))]
                       for first in models}
-        self.slots = {}
+        self.places, shared = {}, {}  # by model; two that are one Ollama model on a node share it
         for model in models:
-            slot = self.slot(model)
-            self.slots[slot] = max(model.max_parallel, self.slots.get(slot, 1))
-        self.running, self._rests = dict.fromkeys(self.slots, 0), {}
-        self._line, self._last, self._used, self._number = {}, {}, {}, 0
-
-    @staticmethod
-    def slot(model):
-        """Return what two fleet models share that are one Ollama model on one node."""
-        return model.node, _full_model_name(model.ollama_model)
+            place = self.places[model.name] = shared.setdefault(
+                (model.node, _full_model_name(model.ollama_model)),
+                SimpleNamespace(node=model.node, slots=1, running=0, used=0, rest=NO_REST))
+            place.slots = max(place.slots, model.max_parallel)
+        self._busy = dict.fromkeys(fleet.nodes, 0)
+        self._line, self._last, self._number = {}, {}, 0
 
     def enter(self, alias, conversation):
         """Line up for an alias; the ticket may have its model at once."""
@@ -3622,7 +3619,9 @@ class Scheduler:
         """Note that the node answered: its rest ends and the conversation will prefer it."""
         with self._lock:
             ended = self._rest_of(ticket.model)
-            self._rests = {slot: rest for slot, rest in self._rests.items() if rest is not ended}
+            for place in self.places.values():
+                if place.rest is ended:
+                    place.rest = NO_REST
             self._last[ticket.conversation] = ticket.model.name
             if len(self._last) > CONVERSATION_LIMIT:
                 del self._last[next(iter(self._last))]
@@ -3631,12 +3630,13 @@ class Scheduler:
     def fail(self, ticket, *, is_missing=False):
         """Let the node, or only the model that it lacks, rest; line up for another."""
         with self._lock:
-            slot, rest = self.slot(ticket.model), self._rest_of(ticket.model)
-            seconds = REST_SECONDS if rest.probe is not ticket else \
-                min(rest.seconds * 2, REST_LIMIT_SECONDS)
-            resting = [slot] if is_missing else [one for one in self.slots if one[0] == slot[0]]
-            self._rests.update(dict.fromkeys(resting, SimpleNamespace(
-                until=self._clock() + seconds, seconds=seconds, probe=None)))
+            failed = self.places[ticket.model.name]
+            seconds = REST_SECONDS if failed.rest.probe is not ticket else \
+                min(failed.rest.seconds * 2, REST_LIMIT_SECONDS)
+            rest = SimpleNamespace(until=self._clock() + seconds, seconds=seconds, probe=None)
+            for place in [failed] if is_missing else self.places.values():
+                if place.node == failed.node:
+                    place.rest = rest
             ticket.tried.add(ticket.model.name)
             self._release(ticket)
             ticket.is_hopeless = ticket.tried.issuperset(
@@ -3646,18 +3646,20 @@ class Scheduler:
             self.serve_line()
 
     def show(self):
-        """Return running and rests by slot, and how many wait."""
+        """Return what is true of each model's place, and how many wait."""
         with self._lock:
             now = self._clock()
-            rests = {slot: round(max(rest.until - now, 0), 1) for slot, rest in self._rests.items()}
-            return dict(self.running), rests, len(self._line)
+            return {name: {"running": place.running, "slots": place.slots,
+                           "rests_seconds": round(max(place.rest.until - now, 0), 1)}
+                    for name, place in self.places.items()}, len(self._line)
 
     def _release(self, ticket):
         if ticket.model:
-            self.running[self.slot(ticket.model)] -= 1
-            rest = self._rest_of(ticket.model)
-            if rest.probe is ticket:
-                rest.probe = None
+            place = self.places[ticket.model.name]
+            place.running -= 1
+            self._busy[place.node] -= 1
+            if place.rest.probe is ticket:
+                place.rest.probe = None
             ticket.model = None
 
     def serve_line(self):
@@ -3667,39 +3669,37 @@ class Scheduler:
                 ticket.model = self._choose(ticket)
                 if ticket.model:
                     del self._line[number]
-                    slot = self.slot(ticket.model)
-                    self.running[slot] += 1
-                    self._used[slot] = ticket.number
-                    if slot in self._rests:
-                        self._rests[slot].probe = ticket
+                    place = self.places[ticket.model.name]
+                    place.running, place.used = place.running + 1, number
+                    self._busy[place.node] += 1
+                    if place.rest is not NO_REST:
+                        place.rest.probe = ticket
                     if ticket.wake:
                         ticket.wake()
 
     def _choose(self, ticket):
-        """Return the model to ask, None to wait."""
+        """Return the model to ask, None to wait.
+
+        Best is the less busy node, then the one that knows the prompt, then the longest idle.
+        """
         now, rest, asleep = self._clock(), self._rest_of, []
         for tier in ticket.tiers:
             fresh = [model for model in tier if model.name not in ticket.tried]
             awake = [model for model in fresh if rest(model).until <= now and not rest(model).probe]
             if awake:
-                return min(filter(self._has_room, awake), default=None,
-                           key=lambda model: self._rank(model, ticket))
+                knows = self._last.get(ticket.conversation)
+                return min(filter(self._has_room, awake), default=None, key=lambda model: (
+                    self._busy[model.node], model.name != knows, self.places[model.name].used))
             asleep += fresh
         # Everyone rests: to try is better than to refuse, one request at a time.
         free = [model for model in asleep if self._has_room(model) and not rest(model).probe]
         return min(free, default=None, key=lambda model: rest(model).until)
 
     def _rest_of(self, model):
-        return self._rests.get(self.slot(model), NO_REST)
+        return self.places[model.name].rest
 
     def _has_room(self, model):
-        return self.running[self.slot(model)] < self.slots[self.slot(model)]
-
-    def _rank(self, model, ticket):
-        """Order candidates: the less busy node, the one that knows the prompt, the longest idle."""
-        busy = sum(count for (node, _), count in self.running.items() if node == model.node)
-        return (busy, self._last.get(ticket.conversation) != model.name,
-                self._used.get(self.slot(model), 0))
+        return self.places[model.name].running < self.places[model.name].slots
 
 
 class Service:
@@ -3982,14 +3982,10 @@ class Server:
 
     def show(self):
         """Return nodes, slots, the line and totals as plain values."""
-        running, rests, waiting = self.scheduler.show()
-        models = []
-        for model in self.fleet.models.values():
-            slot = self.scheduler.slot(model)
-            models.append({"name": model.name, "node": model.node, "alias": model.alias,
-                           "ollama_model": model.ollama_model, "context": model.context,
-                           "running": running[slot], "slots": self.scheduler.slots[slot],
-                           "rests_seconds": rests.get(slot, 0)})
+        places, waiting = self.scheduler.show()
+        models = [{"name": model.name, "node": model.node, "alias": model.alias,
+                   "ollama_model": model.ollama_model, "context": model.context,
+                   **places[model.name]} for model in self.fleet.models.values()]
         nodes = [{"name": node.name, "endpoint": node.endpoint, **self.totals[node.name]}
                  for node in self.fleet.nodes.values()]
         return {"schema": "subagent-fleet/fleet/1", "fleet": self.fleet.name, "waiting": waiting,
