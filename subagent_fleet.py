@@ -3569,14 +3569,6 @@ LITELLM_START_SECONDS = 90.0
 TOTALS = ("requests", "input_tokens", "output_tokens", "waited_seconds", "failures")
 
 
-class Ticket:
-    """A request's place in the line and, once `model` is set, its slot on that model's node."""
-
-    def __init__(self, number, tiers, conversation):
-        self.number, self.tiers, self.conversation = number, tiers, conversation
-        self.tried, self.model, self.is_hopeless, self.wake = set(), None, False, None
-
-
 # A node, or one model on it, rests after a failure; one request at a time, the probe, may end it.
 NO_REST = SimpleNamespace(until=0, seconds=0, probe=None)
 
@@ -3600,11 +3592,12 @@ class Scheduler:
         self._line, self._last, self._number = {}, {}, 0
 
     def enter(self, alias, conversation):
-        """Line up for an alias; the ticket may have its model at once."""
+        """Return a place in the line for an alias and, once it has a `model`, on its node."""
         with self._lock:
             self._number += 1
-            ticket = Ticket(self._number, self.tiers[alias], conversation)
-            self._line[ticket.number] = ticket
+            ticket = self._line[self._number] = SimpleNamespace(
+                number=self._number, tiers=self.tiers[alias], conversation=conversation,
+                tried=set(), model=None, is_hopeless=False, wake=None)
             self.serve_line()
         return ticket
 
