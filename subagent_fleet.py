@@ -2938,7 +2938,7 @@ class World:
     def __init__(self):
         self.environ = dict(os.environ)
         self.clock, self.now, self.sleep = time.monotonic, time.time, time.sleep
-        self._os, self.path, self.connect_seconds = os, os.path.join, CONNECT_SECONDS
+        self.path, self.connect_seconds = os.path.join, CONNECT_SECONDS
         self._large, self._parsing = _thread.allocate_lock(), _thread.allocate_lock()
         self._tls, self._alive = None, {}
         for stream in (sys.stdout, sys.stderr):
@@ -2966,7 +2966,6 @@ class World:
             sys.stderr.flush()
 
     def is_terminal(self, stream="stdout"):
-        """Tell whether a person looks at the stream."""
         found = getattr(sys, stream)
         return found is not None and not found.closed and found.isatty()
 
@@ -2977,26 +2976,26 @@ class World:
 
     def discard_output(self):
         """Send what is still to be written nowhere: the reader has gone."""
-        self._os.dup2(self._os.open(self._os.devnull, self._os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     # -- disk --
 
     @property
     def directory(self):
         try:
-            return self._os.getcwd()
+            return os.getcwd()
         except OSError:
             raise FleetError("no-directory", "the working directory no longer exists",
                              fix="cd to one that does") from None
 
     def parent(self, path):
-        return self._os.path.dirname(path) or "."
+        return os.path.dirname(path) or "."
 
     def kind_of(self, path, *, follow=True):
         """Return file, directory, symlink, device or pipe, or absent."""
         with Trying("read", path, slug="unreadable"):
             try:
-                mode = (self._os.stat if follow else self._os.lstat)(path).st_mode
+                mode = (os.stat if follow else os.lstat)(path).st_mode
             except (FileNotFoundError, NotADirectoryError):
                 return "absent"
         kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
@@ -3018,15 +3017,15 @@ class World:
 
     def make_directory(self, path):
         with Trying("make", path):
-            self._os.makedirs(path, exist_ok=True)
+            os.makedirs(path, exist_ok=True)
 
     def enter(self, root, path):
         """Return root/path; refuse when links lead it out of root or something else is there."""
         place = self.path(root, path)
-        real, inside = self._os.path.realpath(root), self._os.path.realpath(self.parent(place))
+        real, inside = os.path.realpath(root), os.path.realpath(self.parent(place))
         kind = self.kind_of(place, follow=False)
         what = "" if kind in ("file", "absent") else f"is a {kind}"
-        if self._os.path.commonpath([real, inside]) != real:
+        if os.path.commonpath([real, inside]) != real:
             what = "lies outside, behind a symbolic link"
         if what:
             raise FleetError("in-the-way", f"{place} {what}; nothing is written there",
@@ -3043,43 +3042,42 @@ class World:
             self.make_directory(directory)
         try:
             for path, content, mode in files:
-                temporary = self.path(self.parent(path), f".{self._os.path.basename(path)}.new")
-                flags = self._os.O_WRONLY | self._os.O_CREAT | self._os.O_EXCL
+                temporary = self.path(self.parent(path), f".{os.path.basename(path)}.new")
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
                 with Trying("write", path):
                     with contextlib.suppress(FileNotFoundError):  # of a run that was cut off
-                        self._os.unlink(temporary)
+                        os.unlink(temporary)
                     staged.append((temporary, path))
-                    with open(self._os.open(temporary, flags, mode), "wb") as stream:
+                    with open(os.open(temporary, flags, mode), "wb") as stream:
                         stream.write(content)
             for temporary, path in staged:
                 with Trying("write", path):
-                    self._os.replace(temporary, path)
+                    os.replace(temporary, path)
         except FleetError:
             for temporary, _ in staged:
                 with contextlib.suppress(OSError):
-                    self._os.unlink(temporary)
+                    os.unlink(temporary)
             raise
 
     def others_may_read(self, path):
-        """Tell whether a file's permissions let others read it."""
-        return self._os.name == "posix" and self.kind_of(path) == "file" and \
-            bool(self._os.stat(path).st_mode & 0o077)
+        return os.name == "posix" and self.kind_of(path) == "file" and \
+            bool(os.stat(path).st_mode & 0o077)
 
     def make_private(self, path):
         """Let nobody but the owner read a file."""
         with Trying("protect", path):
             if self.others_may_read(path):
-                self._os.chmod(path, 0o600)
+                os.chmod(path, 0o600)
 
     def remove(self, path):
         """Remove a file that may be gone already."""
         with Trying("remove", path), contextlib.suppress(FileNotFoundError):
-            self._os.unlink(path)
+            os.unlink(path)
 
     def remove_empty(self, path):
         """Remove a directory if nothing is in it."""
         with contextlib.suppress(OSError):  # it is used, or was never there
-            self._os.rmdir(path)
+            os.rmdir(path)
 
     # -- programs --
 
@@ -3213,7 +3211,7 @@ class World:
             return None
 
     def token(self, size):
-        return self._os.urandom(size).hex()
+        return os.urandom(size).hex()
 
     def on_stop(self, callback):
         """Call back with the name of Ctrl-C or SIGTERM when one comes."""
@@ -3222,12 +3220,11 @@ class World:
 
     def append_line(self, path, line, *, limit):
         """Add a line to a file only its owner can read; past the limit it turns over to `.1`."""
-        flags = self._os.O_WRONLY | self._os.O_CREAT | self._os.O_APPEND
-        flags |= getattr(self._os, "O_NOFOLLOW", 0)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
         with Trying("write", path):
-            if self.kind_of(path) == "file" and self._os.path.getsize(path) > limit:
-                self._os.replace(path, f"{path}.1")
-            with open(self._os.open(path, flags, 0o600), "ab", buffering=0) as stream:
+            if self.kind_of(path) == "file" and os.path.getsize(path) > limit:
+                os.replace(path, f"{path}.1")
+            with open(os.open(path, flags, 0o600), "ab", buffering=0) as stream:
                 stream.write(line)
 
     def _connect(self, parts, port, until):
@@ -3278,13 +3275,13 @@ class World:
 
     def names_near(self, program, pattern):
         """Return the names that match a pattern, seen from where a program really lies."""
-        place = glob.escape(self.parent(self._os.path.realpath(program)))
-        return [self._os.path.basename(path) for path in glob.glob(self.path(place, pattern))]
+        place = glob.escape(self.parent(os.path.realpath(program)))
+        return [os.path.basename(path) for path in glob.glob(self.path(place, pattern))]
 
     def read_tree(self, directory, ending):
         """Return {path: text, None: unreadable} of the files in a tree whose names end so."""
         found = {}
-        for place, _, names in self._os.walk(directory):
+        for place, _, names in os.walk(directory):
             for path in (self.path(place, name) for name in names if name.endswith(ending)):
                 found[path] = None
                 with contextlib.suppress(FleetError):

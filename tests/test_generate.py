@@ -372,11 +372,12 @@ def test_a_disk_that_fails_leaves_whole_files_and_the_next_run_mends(
         monkeypatch.delenv(name)
     before = tree(generated)
     rewrite(generated, OTHER)
-    world = sf.World()
-    world._os = FaultyOs(call, number, code)
-    status = sf.main(["generate"], world)
+    faulty = FaultyOs(call, number, code)
+    monkeypatch.setattr(sf, "os", faulty)
+    status = sf.main(["generate"])
+    monkeypatch.setattr(sf, "os", os)
     said, between = capsys.readouterr(), tree(generated)
-    assert status == sf.EXIT_PROBLEM if world._os.left < 1 else status == sf.EXIT_OK
+    assert status == sf.EXIT_PROBLEM if faulty.left < 1 else status == sf.EXIT_OK
     if status:
         assert said.out == "" and said.err.count("error: cannot ") == 1
         assert os.strerror(code) in said.err
@@ -420,9 +421,8 @@ def generate_in_child(directory, number):
         try:
             os.chdir(directory)
             sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")
-            world = sf.World()
-            world._os = KillingOs("", number, 0)
-            status = sf.main(["generate"], world)
+            sf.os = KillingOs("", number, 0)
+            status = sf.main(["generate"])
         finally:
             os._exit(status)
     _, status = os.waitpid(child, 0)
