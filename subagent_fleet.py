@@ -2861,10 +2861,9 @@ def _error_words(exchange, body):
         return f"it redirects to {exchange.headers.get('location', 'elsewhere')}; not followed"
     if exchange.status == 400 and b" HTTPS " in body:  # what Go and nginx say on a TLS port
         raise NodeFailure("tls", "it speaks TLS; write https://")
-    try:
+    with contextlib.suppress(NodeFailure, KeyError, TypeError):
         return str(parse_answer(body)["error"])[:500]
-    except (NodeFailure, KeyError, TypeError):
-        return body.decode("utf-8", "replace").strip().split("\n")[0][:200]
+    return body.decode("utf-8", "replace").strip().split("\n")[0][:200]
 
 
 def parse_answer(body):
@@ -3150,8 +3149,9 @@ class World:
         and one is parsed at a time.
         """
         large, found = False, bytearray()
+        method, body = ("POST", json.dumps(payload).encode()) if payload else ("GET", None)
         try:
-            with self.open_json(url, payload, deadline) as exchange:
+            with self.open_exchange(method, url, body=body, deadline=deadline) as exchange:
                 for piece in exchange.pieces():
                     found += piece
                     if len(found) > PROBE_LIMIT_BYTES:
@@ -3167,10 +3167,6 @@ class World:
             if large:
                 self._large.release()
 
-    def open_json(self, url, payload, deadline):
-        """Send a POST of the payload; without one, a GET."""
-        body = None if payload is None else json.dumps(payload).encode()
-        return self.open_exchange("POST" if body else "GET", url, body=body, deadline=deadline)
 
     def allow_files(self, count):
         """Let the process open so many files, where the system lets it: macOS begins with 256."""
@@ -3508,8 +3504,9 @@ def _load(warmth, world, options):
 def _pull(warmth, world):
     """Have the node download the model: only `success` counts, errors come under 200 too."""
     warmth.stage, layers, said = "pulling", {}, {}
-    with world.open_json(warmth.node.endpoint + "/api/pull", {"model": warmth.model.ollama_model},
-                         world.clock() + PULL_STALL_SECONDS) as exchange:
+    body = json.dumps({"model": warmth.model.ollama_model}).encode()
+    with world.open_exchange("POST", warmth.node.endpoint + "/api/pull", body=body,
+                             deadline=world.clock() + PULL_STALL_SECONDS) as exchange:
         if exchange.status != 200:
             words = _error_words(exchange, exchange.read_all(HEADER_LIMIT_BYTES))
             raise NodeFailure(f"http {exchange.status}", words)
@@ -3700,6 +3697,7 @@ class Service:
         self._request, self._conversation = request, conversation
         self._is_stream = request.get("stream") is True
         self._id, self._began = self._world.token(12), self._world.clock()
+        self._id_header = f"request-id: req_{self._id}\r\n"
         self._ping_at = self._began + (QUIET_SECONDS if self._is_stream else float("inf"))
         self._out, self._has_headers, self._has_content = bytearray(), False, False
         self._model, self._tries, self._outcome = None, [], "error"
@@ -3716,7 +3714,7 @@ class Service:
             if self._is_stream:
                 self._flush(last=True)
             else:
-                self._reply(200, self._answer.message)
+                self._visitor.reply(200, render_json(self._answer.message), head=self._id_header)
             self._outcome = "ok"
         except ClientGone:
             self._outcome = "left"
@@ -3727,7 +3725,7 @@ class Service:
                 self._out += render_event(error.event)
                 self._flush(last=True)
             else:
-                self._reply(error.http, error.event)
+                self._visitor.reply(error.http, render_json(error.event), head=self._id_header)
         finally:
             scheduler.leave(ticket)
             self._mark("total")
@@ -3810,8 +3808,6 @@ class Service:
         finally:
             exchange.leave()
 
-    def _reply(self, status, value):
-        self._visitor.reply(status, render_json(value), head=f"request-id: req_{self._id}\r\n")
 
     def _flush(self, *, last=False):
         """Send what has gathered; the first time with the headers and the opening event."""
@@ -3821,7 +3817,7 @@ class Service:
         if not self._has_headers:
             self._has_headers = True
             head = ("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
-                    f"Cache-Control: no-cache\r\nrequest-id: req_{self._id}\r\n"
+                    f"Cache-Control: no-cache\r\n{self._id_header}"
                     "Transfer-Encoding: chunked\r\n\r\n")
             chunk = self._opening + chunk
         if chunk:
