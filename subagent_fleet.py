@@ -1552,19 +1552,6 @@ def find_model(found, ollama_model):
     return next((one for one in found if same_model(one.name, ollama_model)), None)
 
 
-def _doctor_machine(fleet, facts):
-    yield _say("python", version=sys.version.split()[0])
-    version = facts.claude
-    yield _say("claude-missing" if not version else
-               "claude-old" if is_older(version, "2.1.198") else "claude", version=version)
-    needed, version = fleet and fleet.gateway.provider == "litellm", facts.litellm
-    if version or needed:
-        slug = "litellm-missing" if not version else \
-            "litellm-poisoned" if re.match(r"1\.82\.[78]$|.*litellm_init\.pth", version) else \
-            "litellm-old" if is_older(version, "1.104.0") else "litellm"
-        yield _say(slug, "warning" if slug == "litellm-old" and not needed else "", version=version)
-
-
 def _doctor_nodes(fleet, facts):
     for name, state in facts.states.items():
         who, wanted = f"node `{name}`", [m for m in fleet.models.values() if m.node == name]
@@ -1649,15 +1636,26 @@ def _doctor_claude(fleet, facts):
 def read_agent(text):
     """Return (name, why Claude Code will not use the agent, or "").
 
-    As 2.1.197 and 2.1.327 list them: YAML whose `name` and `description` are texts. With none of
-    its tools known it is listed, and refused when it is called.
+    As 2.1.197 and 2.1.327 list them: YAML whose `name` and `description` are texts, odd values
+    are texts too, and of two equal keys one goes. With none of its tools known it is refused.
     """
+    def quote(found):
+        odd = re.search(r"[{}\[\]*&#!|>%@`]|: ", found[2])
+        return found[1] + quote_yaml(found[2]) if odd else found[0]
+
     found = re.match(r"\ufeff?---[ \t]*\r?\n(.*?\n?)---", text, re.DOTALL)
     if not found:
         return "", "its frontmatter is not closed" if text.startswith("---") else \
             "something stands before the first `---`" if "\n---" in text else \
             "it has no frontmatter"
-    values = _read_frontmatter(found[1])
+    quoted = re.sub(r"(?m)^([A-Za-z_-]+:[ \t]+)([^\s\"'|>].*)$", quote, found[1])
+    once = {line.partition(":")[0]: line for line in quoted.splitlines()}
+    values = {}
+    for head in (found[1], quoted, "\n".join(once.values())):
+        try:
+            values = values or dict(parse_yaml(head))
+        except (FleetError, TypeError, ValueError):
+            pass  # no mapping: what cannot be read is a finding, not an error
     name, description, tools = map(values.get, ("name", "description", "tools"))
     tools = re.findall(r"([A-Za-z_*][\w*-]*)(?:\([^)]*\))?", str(tools or ""))
     if not values:
@@ -1669,22 +1667,6 @@ def read_agent(text):
     if tools and not any(tool in KNOWN_TOOLS or tool.startswith(("*", "mcp__")) for tool in tools):
         return name, f"none of its tools is known here ({', '.join(tools)})"
     return name, ""
-
-
-def _read_frontmatter(head):
-    """Return the keys of a frontmatter: odd values are texts, one of two equal keys goes."""
-    def quote(found):
-        odd = re.search(r"[{}\[\]*&#!|>%@`]|: ", found[2])
-        return found[1] + quote_yaml(found[2]) if odd else found[0]
-
-    quoted = re.sub(r"(?m)^([A-Za-z_-]+:[ \t]+)([^\s\"'|>].*)$", quote, head)
-    once = {line.partition(":")[0]: line for line in quoted.splitlines()}
-    for text in (head, quoted, "\n".join(once.values())):
-        try:
-            return dict(parse_yaml(text))
-        except (FleetError, TypeError, ValueError):
-            pass  # no mapping: what cannot be read is a finding, not an error
-    return {}
 
 
 def _doctor_files(facts):
@@ -1702,16 +1684,28 @@ def _doctor_files(facts):
 
 def plan_doctor(fleet, facts):
     """Return (topic, Finding) for everything the checks have to say, in their order."""
+    claude, litellm = facts.claude, facts.litellm
+    machine = [_say("python", version=sys.version.split()[0]),
+               _say("claude-missing" if not claude else
+                    "claude-old" if is_older(claude, "2.1.198") else "claude", version=claude)]
+    needed = fleet and fleet.gateway.provider == "litellm"
+    if litellm or needed:
+        slug = "litellm-missing" if not litellm else \
+            "litellm-poisoned" if re.match(r"1\.82\.[78]$|.*litellm_init\.pth", litellm) else \
+            "litellm-old" if is_older(litellm, "1.104.0") else "litellm"
+        level = "warning" if slug == "litellm-old" and not needed else ""
+        machine.append(_say(slug, level, version=litellm))
     valid = [_say("config", source=fleet.document.source)] if fleet else []
-    topics = {"This machine": _doctor_machine(fleet, facts), "Config": [*valid, *facts.problems]}
+    topics = {"This machine": machine, "Config": [*valid, *facts.problems]}
     if fleet:
-        at = f"{fleet.gateway.host}:{fleet.gateway.port}"
         slug = {"": "port-free", "another program": "port-taken"}.get(facts.holder, "gateway-up")
-        topics.update({
-            "Nodes": _doctor_nodes(fleet, facts), "Routes": _doctor_routes(fleet, facts),
-            "Gateway": [_say(slug, "", fleet.document.locate(("project", "gateway", "port"))[0],
-                             at=at, holder=facts.holder)]})
-    topics.update({"Claude Code": _doctor_claude(fleet, facts), "Files": _doctor_files(facts)})
+        place = fleet.document.locate(("project", "gateway", "port"))[0]
+        topics["Nodes"] = _doctor_nodes(fleet, facts)
+        topics["Routes"] = _doctor_routes(fleet, facts)
+        topics["Gateway"] = [_say(slug, "", place, holder=facts.holder,
+                                  at=f"{fleet.gateway.host}:{fleet.gateway.port}")]
+    topics["Claude Code"] = _doctor_claude(fleet, facts)
+    topics["Files"] = _doctor_files(facts)
     return [(topic, finding) for topic, findings in topics.items() for finding in findings]
 
 
