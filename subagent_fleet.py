@@ -220,6 +220,8 @@ _KEY = _Pattern(
 _BLOCK_HEADER = _Pattern(r"[|>](?:([-+])([1-9])?|([1-9])([-+])?)?(?: *| +#[^\n]*)(?:\n|\Z)")
 # Two lines of a `>` scalar that are joined: neither begins with a blank.
 _FOLDED = _Pattern(r"(?m)^([^ \t\n][^\n]*)\n(\n*)(?=[^ \t\n])")
+# Text that is written without quotes.
+_BARE = _Pattern(r"(?a)[A-Za-z_/][\w./@%+=();-]*(?:[ :][\w./@%+=();-]+)*")
 
 
 def parse_yaml(text, source="<text>"):
@@ -545,9 +547,8 @@ class Document:
         self.seek(line)
         body = "".join(lines)
         kept = body.rstrip("\n")
-        tail = body[len(kept):]
-        if chomping != "+":
-            tail = tail[:1] if kept and not chomping else ""
+        breaks = {"+": len(body), "-": 0, None: 1 if kept else 0}[chomping]
+        tail = body[len(kept):][:breaks]
         if text[start] == ">":
             kept = _FOLDED.sub(lambda match: match[1] + (match[2] or " "), kept)
         return kept + tail
@@ -594,9 +595,6 @@ class Document:
 def _visible(text):
     """Escape what a terminal would obey or hide."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
-
-
-_BARE = _Pattern(r"(?a)[A-Za-z_/][\w./@%+=();-]*(?:[ :][\w./@%+=();-]+)*")
 
 
 def quote_yaml(text):
