@@ -2220,12 +2220,11 @@ def _read_turns(messages):
 
 def _read_parts(content, where):
     """Return (kind, value) for all of a content that a local model can be shown."""
-    if isinstance(content, str):
-        content = [{"type": "text", "text": content}]
-    if not isinstance(content or [], list) or not all(isinstance(b, dict) for b in content or ()):
+    content = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
         raise ApiError(400, f"{where}: expected text or a list of content blocks")
     parts = []
-    for block in content or ():
+    for block in content:
         kind = block.get("type")
         if kind in ("text", "thinking"):
             parts.append((kind, _text(block, kind, where)))
@@ -2511,10 +2510,9 @@ class Answer:
             str(part.get("done_reason") or "stop"), "stop_sequence")
         reason = "stop_sequence" if self._stopped else "tool_use" if self._calls else reason
         delta = {"stop_reason": reason, "stop_sequence": self._stopped or None}
-        usage = {}
-        for name, theirs in (("input", "prompt_eval_count"), ("output", "eval_count")):
-            count = part.get(theirs)
-            usage[f"{name}_tokens"] = count if type(count) is int and count > 0 else 0
+        counts = map(part.get, ("prompt_eval_count", "eval_count"))
+        usage = {name: count if type(count) is int and count > 0 else 0
+                 for name, count in zip(("input_tokens", "output_tokens"), counts)}
         self.message.update(delta, usage={**self.message["usage"], **usage})
         return events + [{"type": "message_delta", "delta": delta, "usage": usage},
                          {"type": "message_stop"}]
