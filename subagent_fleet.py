@@ -1431,7 +1431,7 @@ def best_models(states):
 
 LITELLM_INSTALL = "uv tool install --python 3.12 'litellm[proxy]==1.106.2' (or pipx install …)"
 CLAUDE_INSTALL = "npm install -g @anthropic-ai/claude-code@latest"
-OLLAMA_HOLES = (  # mended in; what an older one does (golang/vulndb, Ollama's own history)
+OLLAMA_HOLES = (  # mended in; what an older one does, worst first (golang/vulndb, its history)
     ("0.1.34", "error", "lets whoever reaches it run code on it (CVE-2024-37032)"),
     ("0.17.1", "error", "lets whoever reaches it read its memory (CVE-2026-7482)"),
     ("0.31.2", "warning", "takes harmful model files without checking them"),
@@ -1581,11 +1581,9 @@ def _doctor_nodes(fleet, facts):
 
 
 def _ollama_findings(state, who):
-    for mended, level, hole in OLLAMA_HOLES:
-        if is_older(state.version, mended):
-            return [_say("ollama-old", level, who=who, version=state.version,
-                         hole=f"{hole}; mended in {mended}")]
-    return []
+    return [_say("ollama-old", level, who=who, version=state.version,
+                 hole=f"{hole}; mended in {mended}")
+            for mended, level, hole in OLLAMA_HOLES if is_older(state.version, mended)][:1]
 
 
 def _doctor_routes(fleet, facts):
@@ -4867,8 +4865,7 @@ JSON = Flag("--json", "print one JSON object")
 OUT = Flag("--out", "where generated files are; else here (--config) or beside fleet.yaml", "DIR")
 FORCE = Flag("--force", "overwrite what is there")
 SECONDS, REPEAT = {"type": seconds_above_zero}, {"action": "append", "default": []}
-TIMEOUT = Flag("--timeout", "seconds to wait for nodes", "S",
-               {**SECONDS, "default": PROBE_TIMEOUT_SECONDS})
+TIMEOUT = Flag("--timeout", "seconds to wait", "S", {**SECONDS, "default": PROBE_TIMEOUT_SECONDS})
 
 COMMANDS = (
     Command("init", cmd_init, "write fleet.yaml with the models your machines have", (
@@ -4881,8 +4878,7 @@ COMMANDS = (
         ("validate", "validate --config - < fleet.yaml")),
     Command("generate", cmd_generate, "write what LiteLLM, Claude Code and your shell read", (
         CONFIG, OUT, Flag("--target", "only these: litellm, claude, env", "LIST", REPEAT),
-        Flag("--litellm-only", "only LiteLLM's config"),
-        Flag("--claude-only", "only Claude Code's agents"),
+        Flag("--litellm-only", "only LiteLLM's config"), Flag("--claude-only", "only the agents"),
         Flag("--check", "write nothing; exit 1 when something would change"),
         Flag("--diff", "write nothing; show what would change"), FORCE, JSON),
         ("generate", "generate --check --diff", "generate --target claude,env")),
@@ -4905,10 +4901,9 @@ COMMANDS = (
     Command("warmup", cmd_warmup, "load models before you need them", (
         CONFIG, Flag("--model", "only this model; may be repeated", "MODEL", REPEAT),
         Flag("--agent", "only the model of this agent; may be repeated", "AGENT", REPEAT),
-        Flag("--pull", "download what a node does not have"),
-        Flag("--unload", "take models out of memory instead"), Flag(
-            "--timeout", "seconds for each model; else the model's own timeout", "S", SECONDS),
-        JSON), ("warmup", "warmup --agent implementer", "warmup --pull")),
+        Flag("--pull", "download what a node lacks"), Flag("--unload", "take models out of memory"),
+        Flag("--timeout", "seconds for each model; else its own `timeout`", "S", SECONDS), JSON),
+        ("warmup", "warmup --agent implementer", "warmup --pull")),
     Command("status", cmd_status, "show nodes, loaded models and routes", (
         CONFIG, Flag("--watch", "again every S seconds, until Ctrl-C", "[S]",
                      {**SECONDS, "nargs": "?", "const": 2.0}),
