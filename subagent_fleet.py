@@ -3546,7 +3546,7 @@ CONNECTION_LIMIT = 256
 CONVERSATION_LIMIT = 4096
 GRACE_SECONDS = 10.0
 RECEIPTS_LIMIT_BYTES = 10 * 1024 * 1024
-OPEN_PATHS = ("/", "/health/liveliness")
+
 LITELLM_START_SECONDS = 90.0
 TOTALS = ("requests", "input_tokens", "output_tokens", "waited_seconds", "failures")
 
@@ -3578,8 +3578,8 @@ class Scheduler:
         with self._lock:
             self._number += 1
             ticket = self._line[self._number] = SimpleNamespace(
-                number=self._number, tiers=self.tiers[alias], conversation=conversation,
-                tried=set(), model=None, is_hopeless=False, wake=None)
+                number=self._number, conversation=conversation, model=None, wake=None,
+                tiers=self.tiers[alias])  # who can still be asked
             self.serve_line()
         return ticket
 
@@ -3612,11 +3612,10 @@ class Scheduler:
             for place in [failed] if is_missing else self.places.values():
                 if place.node == failed.node:
                     place.rest = rest
-            ticket.tried.add(ticket.model.name)
+            ticket.tiers = [[model for model in tier if model is not ticket.model]
+                            for tier in ticket.tiers]
             self._release(ticket)
-            ticket.is_hopeless = ticket.tried.issuperset(
-                model.name for tier in ticket.tiers for model in tier)
-            if not ticket.is_hopeless:
+            if any(ticket.tiers):
                 self._line[ticket.number] = ticket
             self.serve_line()
 
@@ -3659,13 +3658,12 @@ class Scheduler:
         """
         now, rest, asleep = self._clock(), self._rest_of, []
         for tier in ticket.tiers:
-            fresh = [model for model in tier if model.name not in ticket.tried]
-            awake = [model for model in fresh if rest(model).until <= now and not rest(model).probe]
+            awake = [model for model in tier if rest(model).until <= now and not rest(model).probe]
             if awake:
                 knows = self._last.get(ticket.conversation)
                 return min(filter(self._has_room, awake), default=None, key=lambda model: (
                     self._busy[model.node], model.name != knows, self.places[model.name].used))
-            asleep += fresh
+            asleep += tier
         # Everyone rests: to try is better than to refuse, one request at a time.
         free = [model for model in asleep if self._has_room(model) and not rest(model).probe]
         return min(free, default=None, key=lambda model: rest(model).until)
@@ -3753,7 +3751,7 @@ class Service:
                 if self._has_content else ApiError(529, f"node {node}: {why}; no other is left")
         self._tries.append({"node": self._model.node, "why": why})
         self._server.scheduler.fail(ticket, is_missing=problem.http == 404)
-        if self._has_content or ticket.is_hopeless:
+        if self._has_content or not any(ticket.tiers):
             raise problem
         return False
 
@@ -3887,10 +3885,9 @@ class Server:
     def _serve(self, visitor):
         """Answer one request after the other on a connection."""
         try:
-            while not self.stops and self._serve_next(visitor):
-                self._visitors[visitor] = False
-        except ClientGone:
-            pass
+            with contextlib.suppress(ClientGone):
+                while not self.stops and self._serve_next(visitor):
+                    self._visitors[visitor] = False
         finally:
             visitor.part()
             del self._visitors[visitor]
@@ -3950,7 +3947,7 @@ class Server:
         fits = [hmac.compare_digest(key.encode("latin-1"), self._key) for key in given]
         if headers.get("host", "").lower() not in self._hosts or "origin" in headers:
             raise ApiError(403, "only programs that name this gateway's own address are served")
-        if not any(fits) and path not in OPEN_PATHS:
+        if not any(fits) and path not in ("/", "/health/liveliness"):
             raise ApiError(401, "the key is missing or wrong; send it as `Authorization: Bearer "
                            "KEY` or `x-api-key: KEY`")
 
