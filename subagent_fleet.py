@@ -2727,8 +2727,8 @@ class Exchange:
             yield rest
 
 
-class ClientGone(Exception):
-    """The client has closed its connection: nobody waits for the answer any more."""
+class ClientGone(BaseException):
+    """The client has closed its connection: no failure, but nobody waits any more."""
 
 
 class Visitor(Exchange):
@@ -3815,12 +3815,10 @@ class Service:
         """Wait while the client stays; pings keep it from giving up."""
         self._flush()
         while not self._visitor.wait(readable, min(until, self._ping_at) - self._world.clock()):
-            now = self._world.clock()
-            if now >= until:
+            if self._world.clock() >= until:
                 return False
-            if now >= self._ping_at:
-                self._out += render_event({"type": "ping"})
-                self._flush()
+            self._out += render_event({"type": "ping"})
+            self._flush()
         return True
 
     def _receipt(self):
@@ -3900,8 +3898,6 @@ class Server:
                 self._visitors[visitor] = True
                 self._respond(visitor, *asked)
             return asked and visitor.stays
-        except ClientGone:
-            raise
         except ApiError as error:
             problem = error
         except Exception as error:  # a bug; its message may quote a prompt, its place does not
