@@ -2869,11 +2869,10 @@ def parse_answer(body):
 
 
 def run_together(world, jobs, *, until=float("inf"), threads=512):
-    """Yield (key, outcome) of each job as it ends, and (None, None) while none does.
+    """Yield (key, value or NodeFailure) of each job as it ends, (None, None) while none does.
 
-    An outcome is the job's value or its NodeFailure. The threads are daemons and nobody waits for
-    them past `until`: concurrent.futures joins its threads at exit, so one silent node would
-    hold the process.
+    Nobody waits for its threads past `until`. concurrent.futures joins its threads at exit, so one
+    silent node would hold the process.
     """
     threads, left = min(len(jobs), threads), len(jobs)
     todo, done = queue.SimpleQueue(), queue.SimpleQueue()
@@ -3020,10 +3019,7 @@ class World:
         return place
 
     def replace_files(self, files):
-        """Replace (path, bytes, mode) files in their order, all of them written beside it before.
-
-        A reader and a crash see the old bytes of each or the new ones.
-        """
+        """Replace (path, bytes, mode) files in their order; at any moment each is old or new."""
         staged = []
         for directory in {self.parent(path) for path, _, _ in files}:
             self.make_directory(directory)
@@ -3105,10 +3101,9 @@ class World:
     # -- network --
 
     def open_exchange(self, method, url, *, body=None, headers=None, deadline):
-        """Connect and send a request; return the Exchange that reads its answer.
+        """Send a request; return the Exchange that reads its answer.
 
-        Proxies of the environment are not used and redirects not followed: a node is where the
-        fleet file says. Connecting takes at most `connect_seconds`.
+        No proxies are used and no redirects followed: a node is where the fleet file says.
         """
         from urllib.parse import quote, urlsplit
 
@@ -3131,11 +3126,7 @@ class World:
         return exchange
 
     def ask(self, url, *, payload=None, deadline, extract):
-        """Return what `extract` makes of the JSON that a node answers with.
-
-        Many hostile answers at once must not fill the memory: large ones are read one at a time,
-        and one is parsed at a time.
-        """
+        """Return what `extract` makes of a node's JSON; hostile answers fill no memory together."""
         large, found = False, bytearray()
         method, body = ("POST", json.dumps(payload).encode()) if payload else ("GET", None)
         try:
@@ -3146,7 +3137,7 @@ class World:
                         raise NodeFailure("bad answer", "far more in it than any Ollama answers")
                     if len(found) > FREE_ANSWER_BYTES and not large:
                         large = self._large.acquire(timeout=max(0, deadline - self.clock()))
-                with self._parsing:
+                with self._parsing:  # one at a time, as large ones are read
                     if exchange.status != 200:
                         raise NodeFailure(f"http {exchange.status}", _error_words(exchange, found))
                     return extract(parse_answer(found))
@@ -3212,12 +3203,9 @@ class World:
                 stream.write(line)
 
     def _connect(self, parts, port, until):
-        """Return a socket to the endpoint: every address of the name gets its share of the time.
-
-        A name has addresses of two families and one may be dead; what answered last goes first.
-        """
-        failures = []
-        addresses = self._resolve(parts.hostname, port, until)
+        """Return a socket to the endpoint: every address of the name gets its share of the time."""
+        failures, addresses = [], self._resolve(parts.hostname, port, until)
+        # They are of two families and one may be dead; what answered last goes first.
         addresses.sort(key=lambda found: found[4] != self._alive.get(parts.netloc))
         for index, (family, kind, protocol, _, address) in enumerate(addresses):
             connection, left = None, max(until - self.clock(), 0.01)
@@ -3652,15 +3640,13 @@ class Scheduler:
                         ticket.wake()
 
     def _choose(self, ticket):
-        """Return the model to ask, None to wait.
-
-        Best is the less busy node, then the one that knows the prompt, then the longest idle.
-        """
+        """Return the model to ask, None to wait."""
         now, rest, asleep = self._clock(), self._rest_of, []
         for tier in ticket.tiers:
             awake = [model for model in tier if rest(model).until <= now and not rest(model).probe]
             if awake:
                 knows = self._last.get(ticket.conversation)
+                # The least busy node, then the one that knows the prompt, then the longest idle.
                 return min(filter(self._has_room, awake), default=None, key=lambda model: (
                     self._busy[model.node], model.name != knows, self.places[model.name].used))
             asleep += tier
