@@ -3418,23 +3418,21 @@ def plan_warmths(fleet, models):
 
 def warm_nodes(world, warmths, options):
     """Run all warmths, nodes in parallel; yield as `run_together` does."""
+    def warm(group):
+        for warmth in group:
+            warmth.began = world.clock()
+            warmth.attempt(_load, world, options)
+            warmth.stage, warmth.ended = "done", world.clock()
+        kept = [warmth for warmth in group if warmth.ok and warmth.model.keep_alive != 0
+                and not warmth.model.cloud and not options.unload]
+        for warmth in kept:  # only now it shows what is in memory together
+            warmth.attempt(_see_loaded, world, warmth is kept[-1])
+
     nodes = {}
     for warmth in dict.fromkeys(warmths.values()):
         nodes.setdefault(warmth.node.name, []).append(warmth)
-    return run_together(world, {name: lambda group=group: _warm_node(group, world, options)
+    return run_together(world, {name: lambda group=group: warm(group)
                                 for name, group in nodes.items()})
-
-
-def _warm_node(group, world, options):
-    """Load one model after another, then see which of them are in memory together."""
-    for warmth in group:
-        warmth.began = world.clock()
-        warmth.attempt(_load, world, options)
-        warmth.stage, warmth.ended = "done", world.clock()
-    kept = [warmth for warmth in group if warmth.ok and warmth.model.keep_alive != 0
-            and not warmth.model.cloud and not options.unload]
-    for warmth in kept:
-        warmth.attempt(_see_loaded, world, warmth is kept[-1])
 
 
 def _load(warmth, world, options):
@@ -3716,9 +3714,8 @@ class Service:
 
     def _attempt(self, ticket):
         """Wait in line, ask the next model; False when another should be asked."""
-        granted = Signal()
-        ticket.wake = granted.set
-        with contextlib.closing(granted):
+        with contextlib.closing(Signal()) as granted:
+            ticket.wake = granted.set
             while not ticket.model:
                 if not self._wait(granted, self._world.clock() + REST_SECONDS):
                     self._server.scheduler.serve_line()
