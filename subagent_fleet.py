@@ -3146,7 +3146,6 @@ class World:
             if large:
                 self._large.release()
 
-
     def allow_files(self, count):
         """Let the process open so many files, where the system lets it: macOS begins with 256."""
         with contextlib.suppress(ImportError):  # Windows has no such limit
@@ -3776,7 +3775,6 @@ class Service:
             raise NodeFailure("bad answer", "it ended before it was done")
         finally:
             exchange.leave()
-
 
     def _flush(self, *, last=False):
         """Send what has gathered; the first time with the headers and the opening event."""
