@@ -1496,7 +1496,8 @@ DOCTOR_TEXTS = {  # id: level, what is so, what mends it
     "env-readable": ("error", "others may read the key in {path}", "subagent-fleet doctor --fix"),
     "env-tracked": ("error", "the key in {path} is in git",
                     "git rm --cached {path}; rm {path}; subagent-fleet generate"),
-    "env-unignored": ("warning", "git would take the key in {path}", "echo {path} >> .gitignore"),
+    "env-unignored": ("warning", "git would take the key in {path}",  # `./` or `../` ignore nothing
+                      "printf '\\n{file}\\n' >> {ignore}"),
     "ollama-absent": ("error", "Ollama is not installed", "install it from ollama.com/download"),
     "ollama-stopped": ("error", "Ollama is at {program}, but: {state.reason} ({state.endpoint})",
                        "start its app or its service, or: ollama serve"),
@@ -1674,8 +1675,10 @@ def _doctor_files(facts):
         more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
         yield _say(f"files-{action}", paths=", ".join(paths[:5]) + more,
                    count=count_of(paths, "generated file"))
+    ignore = facts.env_path.replace(ENVIRONMENT_FILE, ".gitignore")
     for slug in facts.leaks:
-        yield _say(slug, path=facts.env_path)
+        yield _say(slug, path=quote_shell(facts.env_path), file=ENVIRONMENT_FILE,
+                   ignore=quote_shell(ignore))
 
 
 def plan_doctor(fleet, facts):
@@ -1999,8 +2002,8 @@ def format_pairs(rows):
 def format_diff(changes, fleet):
     """Return what would change as a unified diff; keys are never shown."""
     import difflib
-    names = rf"(?:KEY|TOKEN|SECRET|PASS|\b{fleet.gateway.master_key_env})\w*"
-    secret = re.compile(rf"({names}[ =]).+|sk-[\w-]+", re.IGNORECASE)
+    names = rf"KEY|TOKEN|SECRET|PASS(?:W(?:OR)?D)?|\b{fleet.gateway.master_key_env}"
+    secret = re.compile(rf"((?:{names})(?: |:?=|:-)).+|sk-\S+", re.IGNORECASE)
     pieces = []
     for change in changes:
         old, new = [(text or b"").decode("utf-8", "backslashreplace")

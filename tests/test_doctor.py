@@ -420,8 +420,18 @@ def test_agents_are_read_from_folders_below_too(tmp_path, monkeypatch):
 def test_git_says_whether_it_has_the_secret(doctor):
     git = ["git", "-C", str(doctor.path)]
     subprocess.run([*git, "init", "-q"], check=True)
+    (doctor.path / ".gitignore").write_text("*.pyc")  # editors leave out the last line's end
+    below = doctor.path / "below it"
+    below.mkdir()
     assert doctor.ask() == {"env-unignored": "warning"}
-    (doctor.path / ".gitignore").write_text(".env*\n")
+    for place, wanted in ((doctor.path, "./.env.sub"), (below, "../.env.sub")):
+        facts = sf.Facts(env_path=wanted + "agent-fleet", leaks=["env-unignored"])
+        fix, = [finding.fix for finding in sf._doctor_files(facts)]
+        (doctor.path / ".gitignore").write_text("*.pyc")
+        subprocess.run(fix, shell=True, cwd=place, check=True)
+        assert doctor.ask() == {}
+        ignored = subprocess.run([*git, "check-ignore", "a.pyc"], capture_output=True)
+        assert ignored.stdout == b"a.pyc\n"
     assert doctor.ask() == {}
     subprocess.run([*git, "add", "-f", ".env.subagent-fleet"], check=True)
     assert doctor.ask() == {"env-tracked": "error"}

@@ -300,6 +300,12 @@ def test_a_diff_shows_no_secret():
                        sf.render_environment(fleet, KEY).encode(), False)
     text = sf.format_diff([change], fleet)
     assert not re.search("abc|def'|ghi|jkl|0123456789", text) and "-line\n" in text
+    for line in ("my_token=a:b", 'export "DB_PASSWD=a:b"', ': "${MY_FLEET:=a:b}"',
+                 'set -gx HF_TOKEN a:b', "echo ${MY_FLEET:-a:b}", "A_SECRET= a:b sk-c:b"):
+        shown = sf.format_diff([change.replace(found=line.encode())], fleet)
+        assert "(hidden)" in shown and ":b" not in shown, line
+    window = change.replace(found=change.wanted.replace(b"_TOKENS=", b"_TOKENS=1"))
+    assert "-export CLAUDE_CODE_MAX_CONTEXT_TOKENS=1" in sf.format_diff([window], fleet)
     other = change.replace(found=change.wanted.replace(b"sk-0", b"sk-1"))
     assert "only hidden values differ" in sf.format_diff([other], fleet)
     assert sf.format_diff([change.replace(found=change.wanted)], fleet) == ""
