@@ -84,6 +84,7 @@ PULL_STALL_SECONDS = 120.0
 TICK_SECONDS = 0.2
 SHOW_LIMIT = 64  # models of one node that are asked for their capabilities
 STATE_DIRECTORY = ".subagent-fleet"
+LITELLM_FILE, ENVIRONMENT_FILE = "litellm_config.yaml", ".env.subagent-fleet"
 HOME_URL = "https://github.com/adityak74/subagent-fleet"
 
 OLLAMA_PORT = 11434
@@ -746,6 +747,8 @@ FIELDS = {
         "frontmatter": Field("frontmatter", {}, "further keys for Claude Code, such as maxTurns"),
     },
 }
+UNITS = {"tokens": {"k": 1024}, "seconds": {"s": 1, "m": 60, "h": 3600},
+         "gigabytes": {"g": 1, "gb": 1}}  # which people write and no rule takes
 KEY_RULES = {"node": "name", "model": "name", "agent": "agent name"}
 
 # Claude Code resolves these words itself, so an alias must not be one (2.1.326).
@@ -773,6 +776,13 @@ def split_endpoint(endpoint):
         return f"`{port}` is not a port (1 to 65535)"
     number = int(port) if port else {"http": 80, "https": 443}[scheme]
     return scheme, host.lower(), number, (path or "").rstrip("/")
+
+
+def full_endpoint(address):
+    """Return an address with http and Ollama's port where it lacks them."""
+    url = address if "://" in address else f"http://{address}"
+    lacks_port = re.fullmatch(r"http://(\[[^\]/]*\]|[^/:\[\]]+)/?", url)
+    return f"{url.rstrip('/')}:{OLLAMA_PORT}" if lacks_port else url
 
 
 def _normal_endpoint(endpoint):
@@ -906,6 +916,24 @@ def count_of(things, noun):
     return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
 
 
+def suggest_value(key, rule, value):
+    """Return what to write instead of a value that its rule refuses, or an empty string."""
+    fragment, better = RULES[rule][0], None
+    kind, is_text = fragment.get("type"), isinstance(value, str)
+    number = re.fullmatch(r"(\d{1,12})(?:\.0)? ?([a-z]*)(?: *//.*)?", str(value).lower())
+    if value is None:
+        return f"write a value, or remove the line `{key}:`"
+    if "enum" in fragment:
+        return nearest(value, fragment["enum"])
+    if kind == "array" and is_text:
+        return f"write `{key}: [{value[:80]}]`"
+    if kind in ("integer", "number") and number:
+        better = int(number[1]) * {"": 1, **UNITS.get(rule, {})}.get(number[2], 0)
+    elif rule == "endpoint" and is_text and isinstance(split_endpoint(full_endpoint(value)), tuple):
+        better = full_endpoint(value)
+    return f"write `{key}: {better}`" if _fits(better, fragment) else ""
+
+
 class _Checker(SimpleNamespace):
     """Collects the `findings` about one `document` while its sections are read."""
 
@@ -922,6 +950,8 @@ class _Checker(SimpleNamespace):
         """Check a mapping of known keys; return its Record, or a dict where it has none."""
         fields = FIELDS[kind]
         known, found = "known keys: " + ", ".join(fields), dict.fromkeys(fields)
+        if kind in KEY_RULES and path[-1] in fields:  # it may be a name, but then it holds keys
+            known = f"indent `{path[-1]}:` deeper, under its {kind}"
         if not isinstance(value, dict):
             self.error("not-mapping", path, f"must hold keys, not {show_value(value)}", fix=known)
         else:
@@ -945,22 +975,16 @@ class _Checker(SimpleNamespace):
             return (self.named if rule in KEY_RULES else self.section)(rule, path, value)
         if key not in parent:
             return value
-        (fragment, words), fix = RULES[rule], ""
-        kind, shown = fragment.get("type"), show_value(value)
-        if isinstance(value, str) and kind != "string":
+        (fragment, words), shown = RULES[rule], show_value(value)
+        if isinstance(value, str) and fragment.get("type") != "string":
             shown = f'`"{value[:60]}"`'
         try:
             if _fits(value, fragment):
                 return NORMAL[key](value) if key in NORMAL else value
         except FleetError as error:
             return self.error(error.slug, path, f"is {shown}: {error.what}", fix=error.fix)
-        if value is None:
-            fix = f"write a value, or remove the line `{key}:`"
-        elif kind == "array" and isinstance(value, str):
-            fix = f"write `{key}: [{value[:80]}]`"
-        elif kind == "integer" and re.fullmatch(r"\d{1,12}(\.0)?", str(value)):
-            fix = f"write `{key}: {str(value).split('.')[0]}`"
-        return self.error("bad-value", path, f"is {shown}; accepted: {words}", fix=fix)
+        return self.error("bad-value", path, f"is {shown}; accepted: {words}",
+                          fix=suggest_value(key, rule, value))
 
     def named(self, kind, path, value):
         """Check a mapping of names to sections; return {name: checked section}."""
@@ -1530,6 +1554,13 @@ class Facts(Record):
     leaks: tuple = ()           # ids of what is wrong with that file
 
 
+def quote_shell(text):
+    """Return text as one word of every shell; of fish only if it holds no quote or backslash."""
+    if re.fullmatch("(?a)[\\w./:-]+", text):
+        return text
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
 def plan_verdict(findings):
     """Return the one sentence a person wants, and what to type first."""
     counted = {level: [f for f in findings if f.level == level] for level in ("error", "warning")}
@@ -1802,7 +1833,6 @@ def render_starter(tree):
 # Every value passes its format's one quoting function: quote_yaml (quote_frontmatter), quote_shell.
 # The texts name no path and no date, so the same fleet gives the same bytes anywhere.
 
-LITELLM_FILE, ENVIRONMENT_FILE = "litellm_config.yaml", ".env.subagent-fleet"
 TARGETS = ("litellm", "claude", "env")
 _HEADLINE = "# Generated by subagent-fleet from the fleet file: change that, then\n" \
           "# `subagent-fleet generate`.\n"
@@ -1919,13 +1949,6 @@ def parse_key(text):
     """Return the key that an environment file keeps, or an empty string."""
     found = re.search(r'^export (\w+)="\$\{\1:-([A-Za-z0-9_-]{16,200})\}"$', text, re.MULTILINE)
     return found[2] if found else ""
-
-
-def quote_shell(text):
-    """Return text as one word of every shell; of fish only if it holds no quote or backslash."""
-    if re.fullmatch("(?a)[\\w./:-]+", text):
-        return text
-    return "'" + text.replace("'", "'\\''") + "'"
 
 
 def render_manifest(known):
@@ -4027,10 +4050,7 @@ def cmd_init(options, world):
                          fix="edit it, or `subagent-fleet init --force` to replace it")
     for text in options.node:  # NAME=URL; http and the port of Ollama may be left out
         name, _, url = text.partition("=")
-        url = url if "://" in url else "http://" + url
-        if re.fullmatch(r"http://(\[[^\]/]*\]|[^/:\[\]]+)/?", url):
-            url = f"{url.rstrip('/')}:{OLLAMA_PORT}"
-        parts = split_endpoint(url)
+        parts = split_endpoint(full_endpoint(url))
         if isinstance(parts, str) or not _fits(name, RULES["name"][0]):
             wrong = parts if isinstance(parts, str) else "not of the form NAME=URL"
             raise FleetError("usage", f"init: `{text}`: {wrong}", status=EXIT_USAGE,

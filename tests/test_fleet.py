@@ -202,6 +202,49 @@ def test_a_wrong_name_gets_the_nearest_known_one():
     assert "known: " not in fixes["unknown-key"]
 
 
+@pytest.mark.parametrize("old, new, fix", [
+    ("context: 65536", "context: 64k", "write `context: 65536`"),
+    ("context: 65536", "context: 64 K", "write `context: 65536`"),
+    ("context: 65536", "timeout: 10m", "write `timeout: 600`"),
+    ("context: 65536", "timeout: 10k", ""),
+    ("context: 65536", "context: 0", ""),
+    ("tags: [heavy]", "memory_gb: 64GB", "write `memory_gb: 64`"),
+    ("tags: [heavy]", "tags: heavy", "write `tags: [heavy]`"),
+    ("port: 4000", "port: 4000.0", "write `port: 4000`"),
+    ("port: 4000", "port: 4000 // for us", "write `port: 4000`"),
+    ("port: 4000", "port: 70000", ""),
+    ("port: 4000", "port:", "write a value, or remove the line `port:`"),
+    ("provider: litellm", "provider: buildin", "did you mean `builtin`?"),
+    ("http://localhost:11434", "localhost:11434", "write `endpoint: http://localhost:11434`"),
+    ("http://localhost:11434", "10.0.0.7", "write `endpoint: http://10.0.0.7:11434`"),
+    ("http://localhost:11434", "my mac", ""), ("http://localhost:11434", "[11434]", ""),
+])
+def test_a_wrong_value_gets_the_one_that_was_meant(old, new, fix):
+    _, findings = check(edited((old, new)))
+    assert [f.fix for f in findings] == [fix]
+    if fix.startswith("write `"):
+        key = old if ": " in old else "endpoint: " + old
+        assert check(edited((key, fix.split("`")[1])))[0] is not None
+
+
+@pytest.mark.parametrize("old, new, fix", [
+    ("    tools: [", "  tools: [", "indent `tools:` deeper, under its agent"),
+    ("    description: Use for code", "  description: Use for code",
+     "indent `description:` deeper, under its agent"),
+    ("    tools: [Read, Grep]", "  frontmatter:\n    color: red",
+     "indent `frontmatter:` deeper, under its agent"),
+    ("    context: 65536", "  context: 65536", "indent `context:` deeper, under its model"),
+    ("    tags: [", "  tags: [", "indent `tags:` deeper, under its node"),
+])
+def test_a_key_among_the_names_is_told_where_it_belongs(old, new, fix):
+    _, findings = check(edited((old, new)))
+    assert fix in [f.fix for f in findings]
+
+
+def test_an_agent_may_be_called_as_a_key_is():
+    assert check(edited(("  planner:", "  tools:")))[1] == []
+
+
 def test_fallback_cycles_are_reported_once_each():
     chain = "".join(f"  m{i}: {{node: mini, ollama_model: a, litellm_alias: a{i}, context: 65536, "
                     f"fallback: [m{(i + 1) % 5}]}}\n" for i in range(5))
