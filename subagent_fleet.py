@@ -219,6 +219,8 @@ _KEY = _Pattern(
     rf"|(?:{_BLOCK_START.pattern})[^\t\n:#]*(?:(?::(?![ \t\n]|\Z)|(?<! )#)[^\t\n:#]*)*)"
     r":(?=[ \t\n]|\Z)")
 _BLOCK_HEADER = _Pattern(r"[|>](?:([-+])([1-9])?|([1-9])([-+])?)?(?: *| +#[^\n]*)(?:\n|\Z)")
+# A line up to `//` where a token may begin, outside double quotes.
+_SLASHES = _Pattern(r'(?:[^"\n#]|"[^"\n]*")*?(?<![^ ,\[\]{}"\n])(?=//)')
 # Two lines of a `>` scalar that are joined: neither begins with a blank.
 _FOLDED = _Pattern(r"(?m)^([^ \t\n][^\n]*)\n(\n*)(?=[^ \t\n])")
 # Text that is written without quotes.
@@ -321,7 +323,13 @@ class Document:
 
     def fail_unexpected(self, expected, *, fix=""):
         """Say why the character here cannot stand here."""
-        char = self.text[self.at]
+        char, (start, end) = self.text[self.at], self.span or (self.at, self.at)
+        if "\n" in self.text[start:end] and not self.text[end:self.at].strip(" "):
+            self.check_slashes(start)
+            if self.text[start] in "\"'":
+                self.fail("yaml-syntax", f"this quoted text ends on line {self.line_of(end)}, "
+                          "where more follows it", at=start, fix="close the quote on its line")
+        self.check_slashes(self.at)
         if char in _OUTSIDE:
             self.fail_outside(char, self.at)
         if _DASH.match(self.text, self.at):
@@ -330,9 +338,18 @@ class Document:
             fix = "quote the text"
         self.fail("yaml-syntax", f"expected {expected}, found `{_visible(char)}`", fix=fix)
 
+    def check_slashes(self, at):
+        """Refuse a line that was read as text because its comment begins as JavaScript's do."""
+        line_start = self.text.rfind("\n", 0, at) + 1
+        found = _SLASHES.match(self.text, line_start, line_start + KEY_LIMIT)
+        if found:
+            self.fail("yaml-syntax", "`//` begins no comment", at=found.end(), size=2,
+                      fix="remove it; in YAML write `#`")
+
     def fail_colon(self, start):
         """Say why the colon here does not make a key of the text from `start`."""
         if "\n" in self.text[start:self.at]:
+            self.check_slashes(start)
             self.fail("yaml-indent", f"a key inside the value of line {self.line_of(start)}",
                       fix="align it with its neighbours, or put the missing `: ` after a key above")
         if self.at - start > KEY_LIMIT:
@@ -406,6 +423,7 @@ class Document:
             if not found:
                 if char not in "\"'" and not _BLOCK_START.match(self.text, start):
                     self.fail_unexpected("a key")
+                self.check_slashes(start)
                 self.fail("yaml-syntax", "expected `key: value`", fix="put `: ` after the key",
                           size=_LINE.match(self.text, start).end() - start)
             key = self.read_quoted() if char in "\"'" else self.resolve(found[1].rstrip(" "), start)
