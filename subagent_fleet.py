@@ -1305,6 +1305,9 @@ def _lint_agents(fleet, warn):
             elif spelled.get(bare.lower(), bare) != bare:
                 yield warn("tool-case", at, f"Claude Code does not know `{bare}`",
                            f"write `{spelled[bare.lower()]}`")
+            elif bare not in KNOWN_TOOLS and "__" not in bare and nearest(bare, KNOWN_TOOLS):
+                yield warn("tool-unknown", at, f"`{bare}` is not known here as a tool",
+                           nearest(bare, KNOWN_TOOLS))
         for key in agent.frontmatter:
             if key not in KNOWN_FRONTMATTER:
                 yield warn("unknown-frontmatter", ("agents", name, "frontmatter", key),
