@@ -879,6 +879,20 @@ class NodeModel(Record):
     remote: str = ""
 
 
+REASON_FIXES = {
+    "refused": "start Ollama there; if it runs, `subagent-fleet worker`, typed there, says how to "
+               "open it",
+    "timeout": "wake the machine, and check its firewall",
+    "dns": "check the name, or write the address of the machine",
+    "unreachable": "join its network; on a Mac see also Privacy & Security > Local Network",
+    "tls": "write http:// in its endpoint, or give it a certificate this machine trusts",
+    "http 401": "remove the login in front of it: Ollama has none, and none is sent",
+    "not ollama": "check its endpoint (Ollama's own port is 11434); if it is right, stop what "
+                  "answers there, then start Ollama",
+    "bad answer": "check what listens there; restart Ollama",
+}
+
+
 class NodeState(Record):
     """What one node answered, or why it did not."""
 
@@ -894,6 +908,14 @@ class NodeState(Record):
     @property
     def online(self):
         return not self.reason
+
+    @property
+    def why(self):
+        return f"{self.reason}: {self.detail}".rstrip(": ")
+
+    @property
+    def mend(self):
+        return REASON_FIXES.get(self.reason, REASON_FIXES["bad answer"])
 
 
 def nearest(word, choices):
@@ -1203,8 +1225,7 @@ def plan_route_state(fleet, states, model):
 def plan_next_step(fleet, states, routes):
     """Return the sentence a person wants: ready, or the one next thing to type."""
     steps = {  # the worst first
-        "node offline": "start Ollama on {node.name} ({node.endpoint}: {node.reason}); "
-                        "`subagent-fleet doctor` says more.",
+        "node offline": "{node.name} ({node.endpoint}) is offline, {node.reason}: {node.mend}.",
         "model missing": "`ollama pull {model.ollama_model}` on {node.name}, or from here "
                          "`subagent-fleet warmup --pull`.",
         "cold": "`subagent-fleet warmup`"}
@@ -1481,16 +1502,6 @@ OLLAMA_HOLES = (  # mended in; what an older one does, worst first (golang/vulnd
     ("0.17.1", "error", "lets whoever reaches it read its memory (CVE-2026-7482)"),
     ("0.31.2", "warning", "takes harmful model files without checking them"),
 )
-REASON_FIXES = {
-    "refused": "start Ollama there; if it runs, `subagent-fleet worker`, typed there, opens it",
-    "timeout": "wake the machine, and check its firewall",
-    "dns": "check the name, or write the address of the machine",
-    "unreachable": "join its network; on a Mac see also Privacy & Security > Local Network",
-    "tls": "write http:// in its endpoint, or give it a certificate this machine trusts",
-    "http 401": "remove the login in front of it: Ollama has none, and none is sent",
-    "not ollama": "check the port in its endpoint; Ollama's own is 11434",
-    "bad answer": "check what listens there; restart Ollama",
-}
 DOCTOR_TEXTS = {  # id: level, what is so, what mends it
     "python": ("ok", "Python {version}", ""),
     "claude": ("ok", "Claude Code {version}", ""),
@@ -1504,7 +1515,8 @@ DOCTOR_TEXTS = {  # id: level, what is so, what mends it
     "litellm-old": ("error", "LiteLLM {version} without its key is an open proxy", LITELLM_INSTALL),
     "config": ("ok", "{source} is valid", ""),
     "node-online": ("ok", "{state.name}: Ollama {state.version} at {state.endpoint}, {count}", ""),
-    "node-offline": ("error", "node `{state.name}`: {why} ({state.endpoint}){alone}", "{mend}"),
+    "node-offline": ("error", "node `{state.name}`: {state.why} ({state.endpoint}){alone}",
+                     "{state.mend}"),
     "ollama-old": ("error", "{who}: Ollama {version} {hole}", "update it: ollama.com/download"),
     "open-origin": ("warning", "{who} answers every web page that a browser near it opens",
                     "remove OLLAMA_ORIGINS on `{name}`, then restart Ollama"),
@@ -1612,9 +1624,7 @@ def _doctor_nodes(fleet, facts):
             alone = ", ".join(model.name for model in wanted
                               if not plan_route_state(fleet, facts.states, model).fallback)
             yield _say("node-offline", "" if alone else "warning", state=state,
-                       why=f"{state.reason}: {state.detail}".rstrip(": "),
-                       alone=f"; nobody else answers for {alone}" if alone else "",
-                       mend=REASON_FIXES.get(state.reason, REASON_FIXES["bad answer"]))
+                       alone=f"; nobody else answers for {alone}" if alone else "")
         yield from _ollama_findings(state, who)
         addresses, any_page = facts.looks.get(name, ((), False))
         if any_page:
@@ -3186,7 +3196,10 @@ class World:
                         large = self._large.acquire(timeout=max(0, deadline - self.clock()))
                 with self._parsing:  # one at a time, as large ones are read
                     if exchange.status != 200:
-                        raise NodeFailure(f"http {exchange.status}", _error_words(exchange, found))
+                        words = _error_words(exchange, found)
+                        if exchange.status == 404 and "model" not in words.lower():
+                            raise NodeFailure("not ollama", f"it does not know {url}")
+                        raise NodeFailure(f"http {exchange.status}", words)
                     return extract(parse_answer(found))
         finally:
             found.clear()  # a failure's traceback would keep it
@@ -3373,8 +3386,7 @@ def _probe_node(world, node, *, deadline, wanted):
         latency = round((world.clock() - began) * 1000, 1)
         models = ask("/api/tags", _parse_tags)
     except NodeFailure as failure:
-        reason = "not ollama" if failure.reason == "http 404" else failure.reason
-        return NodeState(node.name, node.endpoint, reason, failure.detail)
+        return NodeState(node.name, node.endpoint, failure.reason, failure.detail)
     names = [model.name for model in models
              if wanted is None or _full_model_name(model.name) in wanted]
     # only /api/show knows for sure what a model can do
@@ -4554,9 +4566,9 @@ def format_details(states):
     for state in states.values():
         lines += ["", f"{state.name} ({state.endpoint}): " + (
             f"Ollama {state.version}, {state.latency_ms} ms" if state.online else
-            f"{state.reason}: {state.detail}")]
+            state.why)]
         if not state.online:
-            lines.append("  fix: " + REASON_FIXES.get(state.reason, REASON_FIXES["bad answer"]))
+            lines.append(f"  fix: {state.mend}")
         for model in state.models:
             parts = [f"{model.size / 1e9:.1f} GB", model.parameters, model.quantization,
                      model.trained_context and f"trained for {model.trained_context}",

@@ -241,7 +241,22 @@ def test_status_offline_node_names_the_fallback(fleet, command):
     fleet[1].close()
     done = command("status")
     assert routes_of(done)[0].endswith("light-local: node offline \u2192 fallback heavy")
-    assert done.stdout.splitlines()[-1].startswith("Next: start Ollama on m5 (")
+    assert done.stdout.splitlines()[-1] == \
+        f"Next: m5 ({fleet[1].endpoint}) is offline, refused: {sf.REASON_FIXES['refused']}."
+
+
+@pytest.mark.parametrize("words", [b"404 page not found", b"", {"detail": "Not Found"}])
+def test_a_404_that_speaks_of_no_model_is_no_ollama_to_every_command(fleet, command, words):
+    fleet[1].answers = dict.fromkeys(
+        ("/api/version", "/api/tags", "/api/ps", "/api/chat"), (404, words))
+    fix, url = sf.REASON_FIXES["not ollama"], fleet[1].endpoint
+    assert f"m5 ({url}): not ollama: it does not know {url}/api/version\n  fix: {fix}\n" \
+        in command("discover", "-v").stdout
+    assert f"failed: it does not know {url}/api/chat\n    fix: {fix}\n" \
+        in command("warmup", "--model", "light").stdout
+    fleet[0].loaded["big:32b"] = 32768
+    assert command("status").stdout.splitlines()[-1] \
+        == f"Next: m5 ({url}) is offline, not ollama: {fix}."
 
 
 def test_status_missing_model_says_what_to_pull(fleet, command):
@@ -392,7 +407,7 @@ def test_warmup_name_that_ps_lists_twice_is_seen_with_its_context(fleet, command
 def test_warmup_pull_may_take_long_while_it_goes_on(command, tmp_path, monkeypatch, piece, told):
     def behave(connection, path):
         if path != "/api/pull":
-            connection.sendall(hostile_nodes.whole(b'{"error":"none"}', b"HTTP/1.1 404 No\r\n"))
+            connection.sendall(hostile_nodes.whole(b'{"error":"no model"}', b"HTTP/1.1 404 No\r\n"))
             return
         connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
         for _ in range(4):
