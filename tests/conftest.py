@@ -2,6 +2,7 @@
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 
@@ -11,6 +12,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "subagent_fleet.py"
 sys.path.insert(0, str(ROOT))
 sys.dont_write_bytecode = True
+# A shell's background job ignores Ctrl-C, and so would every program that the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HOSTED_VARIABLES = ("ANTHROPIC_", "CLAUDE", "LITELLM_", "OLLAMA_", "SUBAGENT_FLEET_CONFIG", "http_",
                     "https_", "HTTP_", "HTTPS_", "ALL_PROXY", "NO_COLOR", "COLUMNS")
