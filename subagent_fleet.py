@@ -2146,8 +2146,8 @@ def format_worker(worker, *, block, columns=0):
     for finding in check_worker(worker):
         text += format_finding(finding) + "\n"
     return text + (f"The settings of a good node, open to the fleet:\n\n{format_setup(worker)}\n"
-                   f"{SECURITY_WARNING}\nPaste into fleet.yaml on the machine that has the fleet:"
-                   f"\n\n{block}")
+                   f"{SECURITY_WARNING}\nOn the machine that has the fleet, put these lines under "
+                   f"the `nodes:` and `models:` of its fleet.yaml:\n\n{block}")
 
 
 # == 7b. Translation ==========================================================
@@ -2963,7 +2963,7 @@ class Trying:
     """Around what the system may refuse: says in plain words what could not be done, and why."""
 
     def __init__(self, verb, path, *, slug="unwritable"):
-        self._verb, self._path, self._slug = verb, path, slug
+        self._verb, self._path, self._slug = verb, path or "''", slug
 
     def __enter__(self):
         return self
@@ -4061,8 +4061,8 @@ def load_fleet(path):
 
 def find_config(options, world):
     """Return --config, else the variable, else the nearest fleet file up to the git root."""
-    given = options.config or world.environ.get(CONFIG_VARIABLE)
-    if given:
+    given = world.environ.get(CONFIG_VARIABLE) or None if options.config is None else options.config
+    if given is not None:
         return given
     directory, shown = world.directory, ""
     while True:

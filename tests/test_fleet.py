@@ -430,6 +430,16 @@ def test_load_fleet_gives_the_fleet_or_one_error(tmp_path):
     assert caught.value.slug == "invalid-config" and len(caught.value.findings) == 1
 
 
+def test_load_fleet_of_no_path_asks_no_environment(tmp_path, monkeypatch):
+    path = tmp_path / "fleet.yaml"
+    path.write_text(EXAMPLE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(sf.CONFIG_VARIABLE, str(path))
+    with pytest.raises(sf.FleetError) as caught:
+        sf.load_fleet("")
+    assert caught.value.slug == "unreadable"
+
+
 def state(name, *models, reason=""):
     """A node as `init` sees it."""
     return sf.NodeState(name, f"http://{name}:11434", reason, models=models)
