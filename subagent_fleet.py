@@ -2636,12 +2636,6 @@ class Exchange:
     def headers(self):
         return self._read_head()[1]
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
-
     def close(self):
         """Let go, from any thread: whoever reads fails at once."""
         with contextlib.suppress(OSError):  # nobody is connected any more
@@ -3187,7 +3181,8 @@ class World:
         large, found = False, bytearray()
         method, body = ("POST", json.dumps(payload).encode()) if payload else ("GET", None)
         try:
-            with self.open_exchange(method, url, body=body, deadline=deadline) as exchange:
+            with contextlib.closing(self.open_exchange(method, url, body=body,
+                                                       deadline=deadline)) as exchange:
                 for piece in exchange.pieces():
                     found += piece
                     if len(found) > PROBE_LIMIT_BYTES:
@@ -3537,8 +3532,9 @@ def _pull(warmth, world):
     """Have the node download the model: only `success` counts, errors come under 200 too."""
     warmth.stage, layers, said = "pulling", {}, {}
     body = json.dumps({"model": warmth.model.ollama_model}).encode()
-    with world.open_exchange("POST", warmth.node.endpoint + "/api/pull", body=body,
-                             deadline=world.clock() + PULL_STALL_SECONDS) as exchange:
+    with contextlib.closing(world.open_exchange(
+            "POST", warmth.node.endpoint + "/api/pull", body=body,
+            deadline=world.clock() + PULL_STALL_SECONDS)) as exchange:
         if exchange.status != 200:
             words = _error_words(exchange, exchange.read_all(HEADER_LIMIT_BYTES))
             raise NodeFailure(f"http {exchange.status}", words)
@@ -4777,7 +4773,8 @@ def find_litellm(world):
 
 def look(world, url, until, **headers):
     """Return (headers, body) of a GET."""
-    with world.open_exchange("GET", url, headers=headers, deadline=until) as exchange:
+    with contextlib.closing(world.open_exchange("GET", url, headers=headers,
+                                                deadline=until)) as exchange:
         return exchange.headers, exchange.read_all()
 
 
@@ -5053,7 +5050,6 @@ def main(argv=None, world=None):
         world.discard_output()  # `| head` has read enough
         return EXIT_OK
     except Exception:
-        import traceback
         world.err(f"subagent-fleet {__version__}, Python {sys.version.split()[0]}: this is a bug; "
                   f"please report it with these lines at {HOME_URL}/issues\n"
                   + clean_text(traceback.format_exc()))
