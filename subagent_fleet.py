@@ -108,7 +108,6 @@ class FleetError(Exception):
 
     @property
     def finding(self):
-        """The same failure as a finding of level `error`."""
         return Finding(self.slug, "error", self.what, self.where, self.fix, self.excerpt)
 
 
@@ -125,7 +124,6 @@ class Record(SimpleNamespace):
                             for name in fields})
 
     def replace(self, **changes):
-        """Return a copy with some fields changed."""
         return type(self)(**dict(self.__dict__, **changes))
 
     def __setattr__(self, name, value):
@@ -921,8 +919,9 @@ class NodeState(Record):
 def nearest(word, choices):
     """Return ``did you mean `x`?`` for the closest choice, or an empty string."""
     import difflib  # only after a mistake
-    found = difflib.get_close_matches(str(word)[:64], [str(c) for c in choices], 1, 0.6)
-    return f"did you mean `{found[0]}`?" if found else ""
+    spelled = {str(choice).lower(): choice for choice in choices}
+    found = difflib.get_close_matches(str(word)[:64].lower(), spelled, 1, 0.6)
+    return f"did you mean `{spelled[found[0]]}`?" if found else ""
 
 
 def _fits(value, rule):
@@ -958,18 +957,17 @@ def count_of(things, noun):
 
 def suggest_value(key, rule, value):
     """Return what to write instead of a value that its rule refuses, or an empty string."""
-    fragment, better = RULES[rule][0], None
-    kind, is_text = fragment.get("type"), isinstance(value, str)
+    fragment, is_text, better = RULES[rule][0], isinstance(value, str), None
     number = re.fullmatch(r"(\d{1,12})(?:\.0)? ?([a-z]*)(?: *//.*)?", str(value).lower())
     if value is None:
         return f"write a value, or remove the line `{key}:`"
     if "enum" in fragment:
         return nearest(value, fragment["enum"])
-    if kind == "array" and is_text:
+    if is_text and fragment.get("type") == "array":
         return f"write `{key}: [{value[:80]}]`"
-    if kind in ("integer", "number") and number:
+    if number:
         better = int(number[1]) * {"": 1, **UNITS.get(rule, {})}.get(number[2], 0)
-    elif rule == "endpoint" and is_text and isinstance(split_endpoint(full_endpoint(value)), tuple):
+    elif is_text and rule == "endpoint" and isinstance(split_endpoint(full_endpoint(value)), tuple):
         better = full_endpoint(value)
     return f"write `{key}: {better}`" if _fits(better, fragment) else ""
 
@@ -1316,18 +1314,14 @@ def _lint_models(fleet, warn):
 
 
 def _lint_agents(fleet, warn):
-    spelled = {tool.lower(): tool for tool in KNOWN_TOOLS}
     for name, agent in fleet.agents.items():
         for index, tool in enumerate(agent.tools or ()):
             at, bare = ("agents", name, "tools", index), tool.split("(")[0]
             if bare in GONE_TOOLS:
                 yield warn("tool-gone", at, f"Claude Code dropped `{bare}`; generate mends it",
                            f"write `{GONE_TOOLS[bare]}`" if GONE_TOOLS[bare] else "remove it")
-            elif spelled.get(bare.lower(), bare) != bare:
-                yield warn("tool-case", at, f"Claude Code does not know `{bare}`",
-                           f"write `{spelled[bare.lower()]}`")
             elif bare not in KNOWN_TOOLS and "__" not in bare and nearest(bare, KNOWN_TOOLS):
-                yield warn("tool-unknown", at, f"`{bare}` is not known here as a tool",
+                yield warn("tool-unknown", at, f"Claude Code is not known to have `{bare}`",
                            nearest(bare, KNOWN_TOOLS))
         for key in agent.frontmatter:
             if key not in KNOWN_FRONTMATTER:
