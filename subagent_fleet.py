@@ -4874,10 +4874,11 @@ class Command(Record):
 
 
 def seconds_above_zero(text):
-    """Return a number of seconds that can be waited; argparse names it when it is none."""
-    number = float(text)
-    if not 0 < number <= 86400:  # which `nan` is not either
-        raise ValueError(text)
+    """Return a number of seconds that can be waited, a day at most."""
+    import argparse
+    number = float(text) if re.fullmatch(r"\d+\.?\d*|\.\d+", text) else 0
+    if not 0 < number <= 86400:
+        raise argparse.ArgumentTypeError(f"expected seconds above zero, not `{text}`")
     return number
 
 
@@ -4942,14 +4943,14 @@ COMMANDS = (
             ("schema > fleet.schema.json",)),
     Command("completion", cmd_completion, "print a completion script for your shell", (
         Flag("shell", "your shell", "SHELL", {"choices": ("bash", "zsh", "fish")}),),
-        ("completion zsh > ~/.zfunc/_subagent-fleet",)),
+        ('eval "$(subagent-fleet completion zsh)"',)),
     Command("doctor", cmd_doctor, "find what is wrong, and say what mends it", (
         CONFIG, OUT, Flag("--fix", "mend what is safe: permissions, stale generated files"),
         TIMEOUT, JSON), ("doctor", "doctor --fix", "doctor --json")),
     Command("worker", cmd_worker, "say how this machine becomes a node", (TIMEOUT, JSON),
             ("worker",)),
     Command("help", cmd_help, "say how a command is used",
-            (Flag("command", "the command", "[COMMAND]", {"nargs": "?"}),), ("help validate",)),
+            (Flag("command", "which command", "[COMMAND]", {"nargs": "?"}),), ("help validate",)),
 )
 
 
@@ -5001,7 +5002,12 @@ def parse_arguments(command, words):
     options, unknown = parser.parse_known_args(words[:cut])
     if unknown:
         known = [flag.name for flag in command.flags if flag.name.startswith("-")]
-        parser.error(f"unknown argument `{unknown[0]}`", nearest(unknown[0].split("=")[0], known))
+        hint = nearest(unknown[0].split("=")[0], known)
+        if command.passes and not hint:
+            own = [word for word in words[:cut] if word not in unknown]
+            hint = " ".join(map(quote_shell, ("subagent-fleet", command.name, *own, "--",
+                                              *unknown, *words[cut + 1:])))
+        parser.error(f"unknown argument `{unknown[0]}`", hint)
     options.passed = words[cut + 1:]
     return options
 
@@ -5019,7 +5025,8 @@ def format_completion(shell):
                   f"-a '{found}'" for name, found in words.items() if found]
         return "\n".join(lines) + "\n"
     cases = "".join(f"    {name}) words='{found}' ;;\n" for name, found in words.items())
-    start = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
+    start = "whence compdef >/dev/null || { autoload -U compinit && compinit; }\n" \
+            "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
     return (f"{start}_subagent_fleet() {{\n  local words='{names}'\n"
             '  [ "$COMP_CWORD" -gt 1 ] && case "${COMP_WORDS[1]}" in\n' + cases
             + "    *) words='' ;;\n  esac\n"

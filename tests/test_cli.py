@@ -394,6 +394,9 @@ def test_no_words_is_usage(run_cli):
     (("help", "validat"), "did you mean `validate`?"),
     (("--jsn",), "subagent-fleet --help"),
     (("validate", "--json=1"), "subagent-fleet validate --help"),
+    (("up", "-p", "hi"), "subagent-fleet up -- -p hi"), (("up", "--ou", "x"), "did you mean `--out`?"),
+    (("launch", "claude", "--out", "a", "-p", "say hi"),
+     "subagent-fleet launch claude --out a -- -p 'say hi'"),
 ])
 def test_wrong_words_are_usage_errors_with_a_fix(run_cli, words, fix):
     done = run_cli(*words)
@@ -468,6 +471,32 @@ def test_completion_completes_in_bash(run_cli, typed, expected):
                'printf "%s\\n" "${COMPREPLY[@]}"')
     done = subprocess.run(["bash", "-c", program], stdout=subprocess.PIPE)
     assert done.stdout.decode().split() == expected
+
+
+@pytest.mark.skipif(not shutil.which("zsh"), reason="zsh is not here")
+def test_completion_completes_in_zsh_as_help_says(run_cli, tmp_path):
+    pty = pytest.importorskip("pty")
+    example = sf.find_command("completion").examples[0]
+    assert f"  {example}\n" in run_cli("completion", "--help").stdout
+    (tmp_path / "subagent-fleet").write_text(f'#!/bin/sh\nexec "{sys.executable}" "{SCRIPT}" "$@"\n')
+    (tmp_path / "subagent-fleet").chmod(0o755)
+    (tmp_path / ".zshrc").write_text(f"ZSH_DISABLE_COMPFIX=true; {example}; PROMPT=READY; ZLE_RPROMPT=")
+    child, master = pty.fork()
+    if child == 0:
+        os.execvpe("zsh", ["zsh", "-d", "-i"], clean_environment(
+            PATH=f"{tmp_path}:{os.environ['PATH']}", ZDOTDIR=tmp_path, TERM="dumb"))
+    shown, typed = b"", [(b"READY", b"subagent-fleet val\t"), (b"validate ", b"--js\t"),
+                         (b"--json ", b"\x15exit\n")]
+    try:
+        while True:
+            shown += os.read(master, 65536)
+            if typed and typed[0][0] in shown:
+                os.write(master, typed.pop(0)[1])
+    except OSError:  # Linux says so at the end
+        pass
+    os.close(master)
+    os.waitpid(child, 0)
+    assert not typed, shown
 
 
 def test_schema_is_json(run_cli):
