@@ -2066,21 +2066,19 @@ def format_diff(changes, fleet):
     return clean_text("".join(line + "\n" for line in pieces))
 
 
-def format_start(fleet, out, config):
+def format_start(fleet, out):
     """Return what a person types next."""
     here = out if out.startswith(("/", ".")) else f"./{out}"
-    more = "".join(f" {flag} {quote_shell(value)}" for flag, value in
-                   (("--config", config), ("--out", "" if out == "." else out)) if value)
     place = [quote_shell(f"{here}/{name}") for name in (ENVIRONMENT_FILE, LITELLM_FILE)]
     gateway = fleet.gateway
-    serve = f"subagent-fleet serve{more}" if gateway.provider == "builtin" else \
+    serve = "subagent-fleet serve" if gateway.provider == "builtin" else \
         f". {place[0]}\n  litellm --config {place[1]} --host {gateway.host} --port {gateway.port}"
     width = max(map(len, fleet.agents), default=0)
     routes = [f"  {format_route(name.ljust(width), model)}\n"
               for name, model in plan_routes(fleet).items()]
     return (f"\nYour fleet is ready.\n{''.join(routes)}\n"
             f"Start the gateway:\n  {serve}\n\nStart Claude Code, in another terminal:\n"
-            f"  subagent-fleet launch claude{more}\n"
+            "  subagent-fleet launch claude\n"
             f"(or: . {place[0]}; claude)\n")
 
 
@@ -4161,21 +4159,21 @@ def cmd_up(options, world):
                          status=EXIT_USAGE, fix="subagent-fleet up --config fleet.yaml")
     fleet, findings = load_config(options, world)
     tell_findings(world, [*findings, *lint_key(fleet, world.environ)])
-    out = find_output(options, world)
+    out, typed = find_output(options, world), [f"--config={options.config}"] * bool(options.config)
     update_files(world, fleet, out)
-    if run_words(["warmup", f"--config={path}"], world):
+    if run_words(["warmup", *typed], world):
         states = probe_fleet(world, fleet, PROBE_TIMEOUT_SECONDS)
         if not any(plan_route_state(fleet, states, model).state == "ready"
                    for model in fleet.models.values()):
             raise FleetError("nothing-ready", "no model of this fleet could be loaded",
                              fix="subagent-fleet doctor")
         world.err("Going on with what is ready.\n")
+    typed += [f"--out={options.out}"] * bool(options.out)
     steps, names, status = start_gateway(fleet, world, out), [], EXIT_OK
     try:
         before = ask_gateway(fleet, world, out)
         if world.which("claude"):
-            status = run_words(["launch", "claude", f"--config={path}", f"--out={out}", "--",
-                                *options.passed], world)
+            status = run_words(["launch", "claude", *typed, "--", *options.passed], world)
         else:
             world.on_stop(names.append)
             world.err(f"Claude Code is not on the PATH: {CLAUDE_INSTALL}\nServing until Ctrl-C.\n")
@@ -4307,8 +4305,9 @@ def read_key(world, fleet, out):
     """Return the gateway's key: the environment's, else the generated one."""
     key = world.environ.get(fleet.gateway.master_key_env) or kept_key(world, out)
     if not key:
+        path = world.path(out, ENVIRONMENT_FILE)
         raise FleetError("no-key", f"no key: ${fleet.gateway.master_key_env} is not set and "
-                         f"{ENVIRONMENT_FILE} is not there", fix="subagent-fleet generate")
+                         f"{path} is not there", fix="subagent-fleet generate")
     return key
 
 
@@ -4412,7 +4411,7 @@ def cmd_generate(options, world):
     else:
         world.out(("Would generate:\n" if options.check else "Generated:\n") + format_pairs(listed))
         if not looks and targets == TARGETS:
-            world.out(format_start(fleet, out, options.config))
+            world.out(keep_places(format_start(fleet, out), options))
             if (ENVIRONMENT_FILE, "created") in listed:
                 world.out(f"\nKeep the key out of git: add {ENVIRONMENT_FILE} and "
                           f"{STATE_DIRECTORY}/ to .gitignore.\n")
@@ -4576,7 +4575,7 @@ def cmd_status(options, world):
         states = probe_fleet(world, fleet, options.timeout)
         routes = {model.name: plan_route_state(fleet, states, model)
                   for model in fleet.models.values()}
-        following = plan_next_step(fleet, states, routes)
+        following = keep_places(plan_next_step(fleet, states, routes), options)
         ready = all(route.state == "ready" for route in routes.values())
         if options.json:
             models = {name: {"node": model.node, "ollama_model": model.ollama_model,
@@ -4812,7 +4811,8 @@ def cmd_doctor(options, world):
             out = find_output(options, world)
             write_changes(world, out, stale)
             facts = facts.replace(**observe_files(world, fleet, out))
-    pairs = plan_doctor(fleet, facts)
+    pairs = [(topic, found.replace(fix=keep_places(found.fix, options)))
+             for topic, found in plan_doctor(fleet, facts)]
     findings = [finding for _, finding in pairs]
     if options.json:
         world.out(render_report("doctor", {
@@ -5067,8 +5067,26 @@ def run_words(words, world):
         named = [word for word in own[:1] if not word.startswith("-")]
         world.out(format_help(*map(find_command, named)))
         return EXIT_OK if words else EXIT_USAGE
-    command = find_command(words[0])
-    return command.run(parse_arguments(command, words[1:]), world)
+    command, options = find_command(words[0]), None
+    try:
+        options = parse_arguments(command, words[1:])
+        return command.run(options, world)
+    except FleetError as error:
+        error.fix = keep_places(error.fix, options)
+        raise
+
+
+def keep_places(text, options):
+    """Return text whose commands name the files and the directory that were typed."""
+    def name_them(found):
+        takes = {flag.name for command in COMMANDS if command.name == found[1]
+                 for flag in command.flags}
+        return found[0] + "".join(f" {flag} {quote_shell(value)}" for flag, value in typed
+                                  if flag in takes and value not in (None, "", "-"))
+
+    typed = [(f"--{name}", getattr(options, name, "")) for name in ("config", "out", "output")]
+    return re.sub(r"(?<![\w./-])subagent-fleet ([a-z]+)( claude)?\b(?! --(?:config|out)| claude)",
+                  name_them, text)
 
 
 if __name__ == "__main__":

@@ -601,8 +601,11 @@ def test_env_shows_no_key_on_a_terminal_unless_asked(generated, shell):
 @pytest.mark.parametrize("words", [["env"], ["env", "--shell", "json"], ["launch", "claude"]])
 def test_without_a_key_it_says_what_to_type(fleet, quick, words, fake_claude):
     done = quick(*words, env=fake_claude(""))
-    assert done.returncode == 1 and done.stdout == "" and "fix: subagent-fleet generate" in \
+    assert done.returncode == 1 and done.stdout == "" and "fix: subagent-fleet generate\n" in \
         done.stderr
+    done = quick(*words, "--out", "non ex", "--config", "fleet.yaml", env=fake_claude(""))
+    assert "and non ex/.env.subagent-fleet is not there\n" in done.stderr
+    assert "fix: subagent-fleet generate --config fleet.yaml --out 'non ex'\n" in done.stderr
 
 
 # -- launch --
