@@ -1458,8 +1458,9 @@ STARTER_AGENTS = {
 
 def plan_starter(states):
     """Return what `init` writes, largest model heavy and smallest small, and if they are there."""
-    online = [state for state in states if state.online]
-    nodes = {state.name: {"endpoint": state.endpoint, "tags": []} for state in online or states}
+    unasked, anybody = ("local", OLLAMA_ENDPOINT), any(state.online for state in states)
+    nodes = {state.name: {"endpoint": state.endpoint, "tags": []} for state in states
+             if state.online or not anybody or (state.name, state.endpoint) != unasked}
     found = best_models(states)
     chosen = found or [(node, NodeModel(name)) for node, name in
                        zip((list(nodes)[0], list(nodes)[-1]), PLACEHOLDERS)]
@@ -4065,10 +4066,11 @@ def find_config(options, world):
 
 
 def cmd_init(options, world):
-    output, nodes = options.output, [Node("local", OLLAMA_ENDPOINT)]
+    output, nodes = options.output or CONFIG_NAMES[0], [Node("local", OLLAMA_ENDPOINT)]
     if world.kind_of(output, follow=False) != "absent" and not options.force:
         raise FleetError("exists", f"{output} is there already", status=EXIT_REFUSED,
-                         fix="edit it, or `subagent-fleet init --force` to replace it")
+                         fix="edit it, or `subagent-fleet init --force` to replace it (a copy "
+                         "is kept)")
     for text in options.node:  # NAME=URL; http and the port of Ollama may be left out
         name, _, url = text.partition("=")
         parts = split_endpoint(full_endpoint(url))
@@ -4083,18 +4085,28 @@ def cmd_init(options, world):
     return EXIT_OK
 
 
-def write_starter(world, output, nodes, *, offline=False):
+def write_starter(world, output, nodes, *, offline=False, placeholders=True):
     """Write a fleet file with the models that these nodes have; return what was found."""
     states = [NodeState(node.name, node.endpoint, "not asked") for node in nodes] if offline else \
         [*probe_nodes(world, nodes, seconds=INIT_TIMEOUT_SECONDS).values()]
     tree, found = plan_starter(states)
+    if not found and not placeholders:
+        asked = ", ".join(f"{state.endpoint}: {state.reason or 'no model'}" for state in states)
+        raise FleetError("no-model", f"no fleet.yaml, and no model to write one with ({asked})",
+                         fix=f"start Ollama, `ollama pull {PLACEHOLDERS[0]}`, then "
+                         "`subagent-fleet up`")
     text, schema = render_starter(tree), "fleet.schema.json"
     if output.lower().endswith(".json"):
         text = json.dumps(parse_yaml(text), indent=2, ensure_ascii=False) + "\n"
     elif world.kind_of(world.path(world.parent(output), schema)) == "file":
         text = f"# yaml-language-server: $schema={schema}\n{text}"
-    world.replace_files([(output, text.encode("utf-8"), 0o644)])
-    lines = [f"Created {output}"]
+    files, lines = [(output, text.encode("utf-8"), 0o644)], [f"Created {output}"]
+    if world.kind_of(output) == "file":
+        old, place = world.read_bytes(output), world.parent(output)
+        name = f"{output.removeprefix(place).strip('/')}.{digest(old)[:12]}"
+        files.insert(0, (world.enter(place, f"{STATE_DIRECTORY}/backup/{name}"), old, 0o600))
+        lines.append(f"The old one is kept: {files[0][0]}")
+    world.replace_files(files)
     for state in states:
         has = count_of(state.models, "model") if state.online else state.reason
         lines.append(f"  {state.name} ({state.endpoint}): {has}")
@@ -4153,7 +4165,7 @@ def cmd_up(options, world):
         path = find_config(options, world)
     except FleetError:
         path = CONFIG_NAMES[0]
-        world.err(write_starter(world, path, [Node("local", OLLAMA_ENDPOINT)]))
+        world.err(write_starter(world, path, [Node("local", OLLAMA_ENDPOINT)], placeholders=False))
     if path == "-":
         raise FleetError("usage", "up: reads the config more than once, so it must be in a file",
                          status=EXIT_USAGE, fix="subagent-fleet up --config fleet.yaml")
@@ -4891,7 +4903,7 @@ TIMEOUT = Flag("--timeout", "seconds to wait", "S", {**SECONDS, "default": PROBE
 
 COMMANDS = (
     Command("init", cmd_init, "write fleet.yaml with the models your machines have", (
-        Flag("--output", "where to write; .json writes JSON", "FILE", {"default": "fleet.yaml"}),
+        Flag("--output", "where to write, else fleet.yaml; .json writes JSON", "FILE"),
         Flag("--node", "also ask this machine; may be repeated", "NAME=URL", REPEAT),
         Flag("--offline", "ask nobody, write placeholders"), FORCE),
         ("init", "init --node mini=http://192.168.1.50:11434")),

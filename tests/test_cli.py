@@ -521,9 +521,15 @@ def test_init_never_overwrites_without_force(run_cli, tmp_path):
     done = run_cli("init", "--offline")
     assert done.returncode == 3 and "--force" in done.stderr
     assert (tmp_path / "fleet.yaml").read_text(encoding="utf-8") == "mine"
-    assert run_cli("init", "--offline", "--force").returncode == 0
+    done = run_cli("init", "--offline", "--force")
+    kept, = (tmp_path / ".subagent-fleet/backup").iterdir()
+    assert done.returncode == 0 and kept.read_text(encoding="utf-8") == "mine"
+    assert f"The old one is kept: {kept.relative_to(tmp_path)}\n" in done.stdout.replace("./", "")
+    assert kept.stat().st_mode & 0o777 == 0o600
     os.symlink("nowhere", str(tmp_path / "link.yaml"))
-    assert run_cli("init", "--offline", "--output", "link.yaml").returncode == 3
+    done = run_cli("init", "--offline", "--output", "link.yaml")
+    assert done.returncode == 3
+    assert "`subagent-fleet init --output link.yaml --force`" in done.stderr
 
 
 def test_init_makes_parents_and_json(run_cli, tmp_path):

@@ -487,9 +487,12 @@ def test_starter_without_anybody_has_placeholders():
                                                     "summarizer"}
 
 
-def test_starter_leaves_out_nodes_that_are_not_there():
-    tree, _ = sf.plan_starter([state("local", reason="refused"), state("b", model("x:3b", 3))])
-    assert list(tree["nodes"]) == ["b"]
+def test_starter_leaves_out_only_who_was_not_named():
+    local = state("local", reason="refused").replace(endpoint=sf.OLLAMA_ENDPOINT)
+    here, asleep = state("b", model("x:3b", 3)), state("mini", reason="timeout")
+    assert list(sf.plan_starter([local, here, asleep])[0]["nodes"]) == ["b", "mini"]
+    assert list(sf.plan_starter([local, asleep])[0]["nodes"]) == ["local", "mini"]
+    assert list(sf.plan_starter([local.replace(reason=""), asleep])[0]["nodes"]) == ["local", "mini"]
 
 
 def test_starter_survives_hostile_model_names():

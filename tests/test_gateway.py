@@ -1289,15 +1289,23 @@ http.server.HTTPServer((sys.argv[4], int(sys.argv[6])), Handler).serve_forever()
         socket.create_connection(("127.0.0.1", project.port), timeout=1)
 
 
-def test_up_writes_a_fleet_file_where_there_is_none(tmp_path, monkeypatch, capsys):
+def test_up_writes_a_fleet_file_where_there_is_none(tmp_path, monkeypatch, capsys, fake_node):
     (tmp_path / ".git").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sf, "OLLAMA_ENDPOINT", f"http://127.0.0.1:{free_port()}")
     monkeypatch.delenv("SUBAGENT_FLEET_CONFIG", raising=False)
     assert sf.main(["up"]) == 1
     said = capsys.readouterr()
-    assert said.out == "" and said.err.startswith("Created fleet.yaml\n  local (http://127.")
-    assert "placeholders" in said.err and "Edit it" not in said.err
+    assert said.out == "" and said.err.startswith("error: no fleet.yaml, and no model to write one "
+                                                  "with (http://127.0.0.1:")
+    assert ": refused)\n  fix: start Ollama, `ollama pull qwen3:8b`, then" in said.err
+    assert not (tmp_path / "fleet.yaml").exists()
+    node = fake_node({"tiny": {}})
+    node.answers["/api/chat"] = 500, {"error": "out of memory"}
+    monkeypatch.setattr(sf, "OLLAMA_ENDPOINT", node.endpoint)
+    assert sf.main(["up"]) == 1
+    said = capsys.readouterr()
+    assert said.err.startswith("Created fleet.yaml\n  local (http://127.") and "Edit it" not in said.err
     assert "no model of this fleet could be loaded" in said.err
     assert (tmp_path / "fleet.yaml").exists()
 
@@ -1313,5 +1321,5 @@ def test_up_wants_its_config_in_a_file(project, words, env):
     assert project.node.asked("/api/chat") == []
 
 
-SLUGS = ("nothing-ready", "litellm-missing", "litellm-failed", "cannot-listen", "no-key",
+SLUGS = ("no-model", "nothing-ready", "litellm-missing", "litellm-failed", "cannot-listen", "no-key",
          "port-taken", "weak-key", "usage")
