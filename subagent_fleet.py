@@ -1497,6 +1497,8 @@ OLLAMA_HOLES = (  # mended in; what an older one does, worst first (golang/vulnd
     ("0.17.1", "error", "lets whoever reaches it read its memory (CVE-2026-7482)"),
     ("0.31.2", "warning", "takes harmful model files without checking them"),
 )
+OUR_GATEWAY = "this fleet's gateway"
+OTHER_PORT = "stop it, or write another `port:` under project.gateway"
 DOCTOR_TEXTS = {  # id: level, what is so, what mends it
     "python": ("ok", "Python {version}", ""),
     "claude": ("ok", "Claude Code {version}", ""),
@@ -1530,10 +1532,12 @@ DOCTOR_TEXTS = {  # id: level, what is so, what mends it
     "context-untrained": ("warning", "{model} was made for {wanted}", "write `context: {wanted}`"),
     "context-short": ("warning", "{model} is loaded with context {context}, not {wanted}",
                       "subagent-fleet warmup --model {name}"),
-    "port-free": ("ok", "{at} is free for the gateway", ""),
+    "port-free": ("info", "no gateway runs at {at}",
+                  "`subagent-fleet serve` in another terminal, or `subagent-fleet up`"),
     "gateway-up": ("ok", "{holder} answers at {at}", ""),
-    "port-taken": ("error", "{at} is taken by another program; LiteLLM would take another port",
-                   "stop it, or write another `port:` under project.gateway"),
+    "gateway-other": ("error", "another fleet's gateway ({holder}) answers at {at}: it refuses "
+                      "this fleet's key or lacks its aliases", OTHER_PORT),
+    "port-taken": ("error", "another program answers at {at}{also}", OTHER_PORT),
     "settings-override": ("warning", "{path} sets {names} under `env`, which beats the fleet's "
                           "environment", "remove them from {path}"),
     "agent-unloadable": ("warning", "{path}: {defect}; newer Claude Code will not run it",
@@ -1571,7 +1575,7 @@ class Facts(Record):
     problems: tuple = ()        # the config's own findings
     states: dict = {}           # node name -> NodeState
     looks: dict = {}            # node name -> (its host's addresses, whether it answers any page)
-    holder: str = ""            # who holds the gateway's port
+    holder: str = ""            # who holds the gateway's port; see check_gateway
     claude: object = None       # its version; None: not found
     litellm: object = None      # the same, and whether a litellm_init.pth lies beside it
     settings: dict = {}         # path -> what that settings file puts into the environment
@@ -1738,6 +1742,15 @@ def _doctor_files(facts):
                    ignore=quote_shell(ignore))
 
 
+def check_gateway(fleet, holder):
+    """Return the Finding on who holds the gateway's port: OUR_GATEWAY, a name, or nobody."""
+    gateway, place = fleet.gateway, fleet.document.locate(("project", "gateway", "port"))[0]
+    slug = {"": "port-free", OUR_GATEWAY: "gateway-up",
+            "another program": "port-taken"}.get(holder, "gateway-other")
+    return _say(slug, "", place, holder=holder, at=gateway_url(gateway), also="; LiteLLM would "
+                "take another port" if gateway.provider == "litellm" else "")
+
+
 def plan_doctor(fleet, facts):
     """Return (topic, Finding) for everything the checks have to say, in their order."""
     claude, litellm = facts.claude, facts.litellm
@@ -1754,12 +1767,9 @@ def plan_doctor(fleet, facts):
     valid = [_say("config", source=fleet.document.source)] if fleet else []
     topics = {"This machine": machine, "Config": [*valid, *facts.problems]}
     if fleet:
-        slug = {"": "port-free", "another program": "port-taken"}.get(facts.holder, "gateway-up")
-        place = fleet.document.locate(("project", "gateway", "port"))[0]
         topics["Nodes"] = _doctor_nodes(fleet, facts)
         topics["Routes"] = _doctor_routes(fleet, facts)
-        topics["Gateway"] = [_say(slug, "", place, holder=facts.holder,
-                                  at=f"{fleet.gateway.host}:{fleet.gateway.port}")]
+        topics["Gateway"] = [check_gateway(fleet, facts.holder)]
     topics["Claude Code"] = _doctor_claude(fleet, facts)
     topics["Files"] = _doctor_files(facts)
     return [(topic, finding) for topic, findings in topics.items() for finding in findings]
@@ -3216,8 +3226,8 @@ class World:
             reason, _, _ = str(error.strerror or error).partition(" (while ")  # the address again
             raise FleetError("port-taken" if is_taken else "cannot-listen",
                              f"cannot listen on {host}:{port}: {reason}",
-                             fix=f"see who does: lsof -nP -iTCP:{port} -sTCP:LISTEN" if is_taken
-                             else "choose another with --host or --port") from None
+                             fix=f"{OTHER_PORT} (lsof -nP -iTCP:{port} -sTCP:LISTEN shows it)"
+                             if is_taken else "choose another with --host or --port") from None
 
     def accept(self, listener, wake, seconds):
         """Return the next Visitor; None when the signal `wake` was raised or the time is up."""
@@ -4219,16 +4229,22 @@ def ask_gateway(fleet, world, out):
         if isinstance(page, dict) and page.get("fleet") == fleet.name else {}
 
 
+def see_gateway(world, fleet, out):
+    """Return the Finding on the gateway's port; refuse who answers there for somebody else."""
+    holder = who_serves(world, fleet, out, world.clock() + CONNECT_SECONDS)
+    found = check_gateway(fleet, holder)
+    if found.level == "error":
+        raise FleetError(found.slug, found.what, fix=found.fix)
+    return found
+
+
 def start_gateway(fleet, world, out):
     """Start what serves the fleet, or find that it runs; return the steps that stop it."""
     gateway, name, url = fleet.gateway, clean_line(fleet.name), gateway_url(fleet.gateway)
-    is_litellm, until = gateway.provider == "litellm", world.clock() + CONNECT_SECONDS
-    runs = who_listens(world, gateway, until) == "LiteLLM" if is_litellm \
-        else ask_gateway(fleet, world, out)
-    if runs:
+    if see_gateway(world, fleet, out).slug == "gateway-up":
         world.err(f"A gateway for {name} runs at {url}: it is used.\n")
         return []
-    if not is_litellm:
+    if gateway.provider == "builtin":
         server, listener = open_gateway(fleet, world, out)
         serving = threading.Thread(target=server.run, args=(listener,), daemon=True)
         serving.start()
@@ -4242,7 +4258,7 @@ def start_gateway(fleet, world, out):
     child = world.start([program, "--config", world.path(out, LITELLM_FILE), "--host", gateway.host,
                          "--port", str(gateway.port)], environ=environ, log=log)
     until = world.clock() + LITELLM_START_SECONDS
-    while who_listens(world, gateway, until) != "LiteLLM":
+    while who_serves(world, fleet, out, until) != OUR_GATEWAY:
         if child.poll() is not None or world.clock() > until:
             child.kill()
             child.wait()
@@ -4485,7 +4501,11 @@ def cmd_launch(options, world):
     facts = Facts(settings=find_settings(world), **observe_files(world, fleet, out))
     seen = [*_doctor_files(facts), *_doctor_claude(fleet, facts)]
     tell_findings(world, [*lint_key(fleet, world.environ), *(
-        found.replace(level="warning") for found in seen if found.level in ("warning", "error"))])
+        found.replace(level="warning", fix=keep_places(found.fix, options)) for found in seen
+        if found.level in ("warning", "error"))])
+    gateway = see_gateway(world, fleet, out)
+    if gateway.slug != "gateway-up":
+        raise FleetError(gateway.slug, gateway.what, fix=gateway.fix)
     words = options.passed
     if not any(word.split("=")[0] == "--settings" for word in words):
         # Auto mode asks a server of Anthropic before every action, which no gateway has (2.1.326).
@@ -4734,14 +4754,14 @@ def observe(world, fleet, problems, options):
         words = [claude, "--version"]
         jobs["claude"] = lambda: f"{world.read_program(words, until) or ''} ?".split()[0][:40]
     if fleet:
+        out = find_output(options, world)
         facts = facts.replace(problems=(*problems, *lint_key(fleet, world.environ)),
-                              settings=find_settings(world),
-                              **observe_files(world, fleet, find_output(options, world)))
+                              settings=find_settings(world), **observe_files(world, fleet, out))
         looks = {name: lambda node=node: look_at_node(world, node, until)
                  for name, node in fleet.nodes.items()}
         jobs.update(states=lambda: probe_fleet(world, fleet, options.timeout),
                     looks=lambda: dict(run_together(world, looks)),
-                    holder=lambda: who_listens(world, fleet.gateway, until))
+                    holder=lambda: who_serves(world, fleet, out, until))
     return facts.replace(**{key: seen for key, seen in run_together(world, jobs) if key})
 
 
@@ -4806,6 +4826,19 @@ def who_listens(world, gateway, until):
         if failure.reason in ("refused", "unreachable", "dns"):
             return ""
     return "another program"
+
+
+def who_serves(world, fleet, out, until):
+    """Return OUR_GATEWAY when one takes this fleet's key and has its aliases, else who listens."""
+    url, aliases = gateway_url(fleet.gateway), {model.alias for model in fleet.models.values()}
+    try:
+        headers = {"Authorization": f"Bearer {read_key(world, fleet, out)}"}
+        page = parse_answer(look(world, f"{url}/v1/models", until, **headers)[1])
+        if aliases <= {model["id"] for model in page["data"]}:
+            return OUR_GATEWAY
+    except (FleetError, KeyError, TypeError, ValueError):
+        pass  # no key, or whoever answers there is no gateway of this fleet
+    return who_listens(world, fleet.gateway, until)
 
 
 def cmd_doctor(options, world):
@@ -4945,10 +4978,10 @@ COMMANDS = (
         ("status", "status --watch", "status --check")),
     Command("serve", cmd_serve, "serve the fleet to Claude Code", (
         CONFIG, OUT, Flag("--host", "listen there instead", "HOST"),
-        Flag("--port", "listen there instead; 0 takes any that is free", "PORT"),
+        Flag("--port", "listen there instead, where `launch` does not ask; 0: any", "PORT"),
         Flag("--no-receipts", "keep no record of requests"),
         Flag("--verbose", "print a line for each request", short="-v")),
-        ("serve", "serve -v --port 4001")),
+        ("serve", "serve --verbose")),
     Command("up", cmd_up, "do the whole job: find, generate, warm, serve, run Claude Code",
             (CONFIG, OUT), ("up", "up -- -p 'say hi'"), "ARGS"),
     Command("schema", cmd_schema, "print the JSON Schema of the fleet file", (),

@@ -22,7 +22,7 @@ class FakeNode:
     `delay`: seconds before each answer, `any_origin`: as under OLLAMA_ORIGINS=*. `requests` holds (path, payload) of all that came.
     """
 
-    def __init__(self, models=None, host="127.0.0.1"):
+    def __init__(self, models=None, host="127.0.0.1", port=0):
         self.models = {full_name(name): dict(told) for name, told in (models or {}).items()}
         self.loaded, self.pullable, self.answers = {}, set(), {}
         self.version, self.reply, self.delay = "0.32.15", ["PO", "NG"], 0
@@ -32,7 +32,7 @@ class FakeNode:
         kind = type("Server", (http.server.ThreadingHTTPServer,), {
             "address_family": family, "daemon_threads": True, "request_queue_size": 128,
             "handle_error": lambda *_: None})
-        self.server = kind((host, 0), type("Handler", (_Handler,), {"node": self}))
+        self.server = kind((host, port), type("Handler", (_Handler,), {"node": self}))
         self.port = self.server.server_address[1]
         self.endpoint = f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
         threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.005},

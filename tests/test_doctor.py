@@ -44,7 +44,7 @@ def changes(action, *paths):
 
 GOOD_FACTS = sf.Facts(
     states={"mini": GOOD_STATE}, looks={"mini": (("192.168.1.50",), False)},
-    litellm="1.106.2", claude="2.1.327",
+    litellm="1.106.2", claude="2.1.327", holder=sf.OUR_GATEWAY,
     agents={"a.md": "---\nname: planner\ndescription: Use it.\ntools: Read\n---\n\nPlan.\n"},
     settings={"s.json": {"EDITOR": "vi"}},
     changes=changes("unchanged", "litellm_config.yaml"), env_path=".env.subagent-fleet")
@@ -78,7 +78,7 @@ def test_everything_in_order_is_quiet_and_ready():
     findings = [f for _, f in sf.plan_doctor(make_fleet(), GOOD_FACTS)]
     assert {f.level for f in findings} == {"ok"}
     assert [f.slug for f in findings] == ["python", "claude", "litellm", "config", "node-online",
-                                          "route", "port-free", "files-unchanged"]
+                                          "route", "gateway-up", "files-unchanged"]
     assert sf.plan_verdict(findings) == "Ready: everything is in order."
 
 
@@ -159,8 +159,9 @@ CASES = [
     ("on the CPU", (make_fleet(TWO), facts_with(
         states=state_with(models=TWO_HELD, loaded=loaded(32768, 0)))), {}),
     ("port taken", on(holder="another program"), {"port-taken": "error"}),
-    ("port ours", on(holder="subagent-fleet"), {}),
-    ("port LiteLLM's", on(LITELLM, holder="LiteLLM"), {}),
+    ("port free", on(holder=""), {"port-free": "info"}),
+    ("port another fleet's", on(holder="subagent-fleet"), {"gateway-other": "error"}),
+    ("port another LiteLLM's", on(LITELLM, holder="LiteLLM"), {"gateway-other": "error"}),
     ("no LiteLLM, unneeded", on(litellm=None), {}),
     ("no LiteLLM, needed", on(LITELLM, litellm=None), {"litellm-missing": "error"}),
     ("LiteLLM 1.82.7", on(litellm="1.82.7"), {"litellm-poisoned": "error"}),
@@ -269,8 +270,10 @@ def test_public_address_that_the_config_names_is_not_said_twice():
 
 
 def test_port_taken_names_who_and_what_litellm_would_do():
-    said = the("port-taken", make_fleet(), facts_with(holder="another program")).what
-    assert "taken by another program" in said and "LiteLLM would" in said
+    facts = facts_with(holder="another program")
+    assert the("port-taken", make_fleet(), facts).what == \
+        "another program answers at http://127.0.0.1:4000"
+    assert "LiteLLM would take another port" in the("port-taken", LITELLM, facts).what
 
 
 def test_many_files_are_named_briefly():
@@ -516,7 +519,8 @@ def doctor(tmp_path, fake_node, run_here):
         assert all(set(f) == {"topic", "id", "level", "what", "where", "fix"}
                    for f in answer["findings"])
         place.answer, place.status = answer, done.returncode
-        return {f["id"]: f["level"] for f in answer["findings"] if f["level"] != "ok"}
+        return {f["id"]: f["level"] for f in answer["findings"]
+                if f["level"] != "ok" and f["id"] != "port-free"}
 
     write()
     place.write, place.run, place.ask = write, run, ask
@@ -630,9 +634,29 @@ def test_doctor_knows_its_own_gateway(doctor):
         assert b"Serving" in serving.stdout.readline()
         assert doctor.ask() == {}
         assert "gateway-up" in [finding["id"] for finding in doctor.answer["findings"]]
+        doctor.env["LITELLM_MASTER_KEY"] = "sk-of-another-fleet-9"
+        assert doctor.ask() == {"gateway-other": "error"}
     finally:
         serving.kill()
         serving.communicate()
+
+
+@pytest.mark.parametrize("answer", [
+    {"data": [{"id": "qwen3-8b"}, {"id": "more"}]}, {"data": [{"id": "other"}]}, {"data": [{}]},
+    {"data": [{"id": []}]}, {"data": 1}, ["data"], {}, b"qwen3-8b", b"\xff"])
+def test_gateway_is_ours_when_it_has_every_alias(doctor, fake_node, answer):
+    node = fake_node(port=doctor.fleet["project"]["gateway"]["port"])
+    node.answers.update({"/v1/models": (200, answer), "/health/liveliness": (200, "I'm alive!")})
+    ours = isinstance(answer, dict) and len(answer.get("data") or ()) == 2 if answer != {"data": 1} \
+        else False
+    assert doctor.ask() == ({} if ours else {"gateway-other": "error"})
+
+
+def test_doctor_names_the_places_that_were_typed(doctor):
+    (doctor.path / "my fleet.json").write_text(json.dumps(doctor.fleet), encoding="utf-8")
+    done = doctor.run("--config", "my fleet.json", "--out", "nonex")
+    assert "  fix: subagent-fleet generate --config 'my fleet.json' --out nonex\n" in done.stdout
+    assert "`subagent-fleet serve --config 'my fleet.json' --out nonex` in another" in done.stdout
 
 
 def test_doctor_port_that_is_taken_is_an_error(doctor, fake_node):

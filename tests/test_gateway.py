@@ -1135,7 +1135,8 @@ def test_a_taken_port_is_said(tmp_path):
     status, told = Program(tmp_path, "--port", str(other.port)).end()
     other.close()
     assert status == 1 and f"cannot listen on 127.0.0.1:{other.port}: " in told
-    assert "already in use, by another program" in told and "fix: " in told
+    assert "already in use, by another program" in told
+    assert "fix: stop it, or write another `port:` under project.gateway (lsof " in told
 
 
 def test_a_port_that_another_of_us_has_is_said(tmp_path):
@@ -1272,7 +1273,8 @@ def test_up_starts_litellm_or_says_how_to_install_it(project):
     litellm.write_text(f"#!{sys.executable} -S\n" + r"""
 import http.server, json, sys
 class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self): self.say('"I\'m alive!"')
+    def do_GET(self):
+        self.say('{"data": [{"id": "x"}]}' if "models" in self.path else '"I\'m alive!"')
     def do_POST(self): self.say('{"content": [{"text": "FROM LITELLM"}]}')
     def say(self, text):
         self.send_response(200); self.end_headers(); self.wfile.write(text.encode())
@@ -1308,6 +1310,13 @@ def test_up_writes_a_fleet_file_where_there_is_none(tmp_path, monkeypatch, capsy
     assert said.err.startswith("Created fleet.yaml\n  local (http://127.") and "Edit it" not in said.err
     assert "no model of this fleet could be loaded" in said.err
     assert (tmp_path / "fleet.yaml").exists()
+
+
+def test_up_refuses_a_port_that_is_not_its_fleets(project, fake_node):
+    fake_node(port=project.port)
+    done = project("up")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"error: another program answers at http://127.0.0.1:{project.port}\n" in done.stderr
 
 
 @pytest.mark.parametrize("words, env", [

@@ -9,6 +9,7 @@ import random
 import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,10 +19,13 @@ import subagent_fleet as sf
 
 from conftest import SCRIPT, clean_environment, keys_near
 
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    PORT = free.getsockname()[1]
 FLEET = """\
 project:
   name: local-dev
-  gateway: {provider: litellm}
+  gateway: {port: PORT, provider: litellm}
 nodes:
   big: {endpoint: "http://192.168.1.50:11434"}
   small: {endpoint: "http://192.168.1.51:11434"}
@@ -32,7 +36,7 @@ models:
 agents:
   planner: {model: light, description: Plans., tools: [Read, Grep, Glob]}
   implementer: {model: heavy, description: Writes.}
-"""
+""".replace("PORT", str(PORT))
 OTHER = FLEET.replace("context: 65536", "context: 131072").replace("Plans.", "Thinks.") \
     .replace("implementer:", "reviewer:")
 FILES = ["litellm_config.yaml", ".claude/agents/planner.md", ".claude/agents/implementer.md",
@@ -114,7 +118,7 @@ def test_generate_lists_every_file_in_order(fleet, run_cli):
 def test_generate_says_what_to_type_next(fleet, quick):
     done = quick("generate")
     assert "  planner     -> small -> qwen3:8b -> claude-haiku-local\n" in done.stdout
-    assert "  litellm --config ./litellm_config.yaml --host 127.0.0.1 --port 4000\n" in done.stdout
+    assert f"  litellm --config ./litellm_config.yaml --host 127.0.0.1 --port {PORT}\n" in done.stdout
     assert "  subagent-fleet launch claude\n" in done.stdout
     rewrite(fleet, FLEET.replace("litellm}", "builtin}"))
     done = quick("generate", "--out", "some where", "--config", "fleet.yaml")
@@ -611,7 +615,16 @@ def test_without_a_key_it_says_what_to_type(fleet, quick, words, fake_claude):
 # -- launch --
 
 @pytest.fixture
-def fake_claude(tmp_path):
+def gateway(fake_node):
+    """What answers at the fleet's port as its gateway does."""
+    node = fake_node(port=PORT)
+    node.answers["/v1/models"] = 200, {"data": [{"id": "claude-sonnet-local"},
+                                                {"id": "claude-haiku-local"}]}
+    return node
+
+
+@pytest.fixture
+def fake_claude(tmp_path, gateway):
     """Put a `claude` on the PATH that runs some shell lines; gives the environment."""
     def make(lines):
         place = tmp_path / "programs"
@@ -644,6 +657,26 @@ def test_launch_gives_the_environment_and_returns_the_exit_code(generated, run_c
 def test_launch_leaves_your_own_settings(generated, run_cli, fake_claude, given):
     done = run_cli("launch", "claude", "--", *given, env=fake_claude('echo "$@"\n'))
     assert done.stdout == " ".join(given) + "\n"
+
+
+def test_launch_asks_for_the_gateway_first(generated, quick, gateway, fake_claude):
+    environ, url = fake_claude("touch ran\n"), f"http://127.0.0.1:{PORT}"
+    (generated / "x.yaml").write_text(FLEET, encoding="utf-8")
+    gateway.answers["/v1/models"] = 401, {"error": "the key is wrong"}
+    gateway.answers["/health/liveliness"] = 200, "I'm alive!"
+    done = quick("launch", "claude", env=environ)
+    assert done.returncode == 1 and done.stderr == (
+        f"error: another fleet's gateway (LiteLLM) answers at {url}: it refuses this fleet's key "
+        "or lacks its aliases\n  fix: stop it, or write another `port:` under project.gateway\n")
+    del gateway.answers["/health/liveliness"]
+    assert f"error: another program answers at {url}; LiteLLM would take another port\n  fix: stop" \
+        in quick("launch", "claude", env=environ).stderr
+    gateway.close()
+    done = quick("launch", "claude", "--config", "x.yaml", env=environ)
+    assert done.returncode == 1 and done.stderr == (
+        f"error: no gateway runs at {url}\n  fix: `subagent-fleet serve --config x.yaml` in another "
+        "terminal, or `subagent-fleet up --config x.yaml`\n")
+    assert not (generated / "ran").exists()
 
 
 def test_launch_without_claude_says_how_to_install_it(generated, quick):
