@@ -100,11 +100,12 @@ class FleetError(Exception):
     """An expected failure: what, where and what to type. Only `main` prints it."""
 
     def __init__(self, slug, what, *, where="", fix="", excerpt="", status=EXIT_PROBLEM,
-                 findings=()):
+                 findings=(), report=()):
         super().__init__(what)
         self.slug, self.what, self.where = slug, what, where
         self.fix, self.excerpt, self.status = fix, excerpt, status
         self.findings = tuple(findings)  # one error may carry every problem of a config
+        self.report = dict(report)  # what `--json` shows beside it
 
     @property
     def finding(self):
@@ -4049,7 +4050,8 @@ def load_config(options, world):
     except FleetError as error:
         fleet, findings = None, [error.finding]
     if fleet is None:
-        raise FleetError("invalid-config", source, findings=findings)
+        raise FleetError("invalid-config", f"{source} is not valid", where=source,
+                         findings=findings)
     return fleet, list(lint_fleet(fleet))
 
 
@@ -4283,7 +4285,7 @@ def cmd_validate(options, world):
     except FleetError as error:
         if not options.json or not error.findings:
             raise
-        source, findings = error.what, error.findings
+        source, findings = error.where, error.findings
     valid = not any(options.strict or finding.level == "error" for finding in findings)
     if options.json:
         world.out(render_report("validate", {"file": source, "valid": valid, "findings": findings}))
@@ -4424,16 +4426,19 @@ def cmd_generate(options, world):
         write_changes(world, out, changes)
         changes = [change.replace(ours=True) for change in changes]
     listed = [(c.path, c.action) for c in changes if c.found or c.wanted]
+    report = {"out": out, "written": not looks and not refused, "findings": findings,
+              "files": [{"path": path, "action": action} for path, action in listed],
+              "diff": format_diff(changes, fleet) if options.diff else None,
+              "routes": [{"agent": agent, "node": model.node, "model": model.name,
+                          "ollama_model": model.ollama_model, "alias": model.alias}
+                         for agent, model in plan_routes(fleet).items()]}
+    if refused:
+        world.err("" if options.json else format_diff(edited, fleet))
+        error = refusal([change.path for change in edited], "generate", "nothing was written")
+        error.report = report
+        raise error
     if options.json:
-        world.out(render_report("generate", {
-            "out": out, "written": not looks and not refused, "findings": findings,
-            "files": [{"path": path, "action": action} for path, action in listed],
-            "diff": format_diff(changes, fleet) if options.diff else None,
-            "routes": [{"agent": agent, "node": model.node, "model": model.name,
-                        "ollama_model": model.ollama_model, "alias": model.alias}
-                       for agent, model in plan_routes(fleet).items()]}))
-    elif refused:
-        world.err(format_diff(edited, fleet))
+        world.out(render_report("generate", report))
     elif options.diff:
         world.out(format_diff(changes, fleet))
     else:
@@ -4443,8 +4448,6 @@ def cmd_generate(options, world):
             if (ENVIRONMENT_FILE, "created") in listed:
                 world.out(f"\nKeep the key out of git: add {ENVIRONMENT_FILE} and "
                           f"{STATE_DIRECTORY}/ to .gitignore.\n")
-    if refused:
-        raise refusal([change.path for change in edited], "generate", "nothing was written")
     differs = any(action != "unchanged" for _, action in listed)
     return EXIT_PROBLEM if options.check and differs else EXIT_OK
 
@@ -5086,7 +5089,7 @@ def main(argv=None, world=None):
         return run_words(list(sys.argv[1:] if argv is None else argv), world)
     except FleetError as error:
         told = "".join(format_finding(finding, indent="  ") for finding in error.findings)
-        world.err(f"Invalid {clean_line(error.what)}:\n{told}" if told else
+        world.err(f"Invalid {clean_line(error.where)}:\n{told}" if told else
                   format_finding(error.finding))
         return error.status
     except KeyboardInterrupt:
@@ -5118,6 +5121,9 @@ def run_words(words, world):
         return command.run(options, world)
     except FleetError as error:
         error.fix = keep_places(error.fix, options)
+        if "--json" in own:
+            world.out(render_report(command.name, {
+                "error": error.finding, "findings": error.findings, **error.report}))
         raise
 
 

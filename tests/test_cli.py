@@ -404,6 +404,49 @@ def test_wrong_words_are_usage_errors_with_a_fix(run_cli, words, fix):
     assert done.stderr.startswith("error: ") and done.stderr.endswith(f"  fix: {fix}\n")
 
 
+@pytest.mark.parametrize("seconds", ["abc", "0", "-1", "nan", "inf", "86401", "1e999", ""])
+def test_wrong_seconds_are_said_plainly(run_cli, seconds):
+    done = run_cli("status", f"--timeout={seconds}")
+    assert done.returncode == 2 and done.stderr.startswith(
+        f"error: status: argument --timeout: expected seconds above zero, not `{seconds}`\n")
+
+
+@pytest.mark.parametrize("command", [c.name for c in sf.COMMANDS if sf.JSON in c.flags])
+def test_json_of_an_error_is_one_object(run_cli, command):
+    words = ("--timeout", "0") if command == "worker" else ("--config", "nowhere.yaml")
+    done = run_cli(command, "--json", *words, env={"PATH": "/nowhere"})
+    found = json.loads(done.stdout)
+    assert found["schema"] == f"subagent-fleet/{command}/1"
+    if command == "doctor":  # whose findings such an error is one of
+        assert "unreadable" in [finding["id"] for finding in found["findings"]]
+        return
+    assert found["error"]["id"] == ("usage" if command == "worker" else "unreadable")
+    assert set(found["error"]) == {"id", "level", "what", "where", "fix"} and not found["findings"]
+    assert found["error"]["what"] in done.stderr and found["error"]["fix"] in done.stderr
+
+
+def test_json_of_an_invalid_config_has_every_finding(run_cli, fleet_file):
+    fleet_file.write_text(edited(("node: mini", "node: mni")), encoding="utf-8")
+    done = run_cli("generate", "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 1 and done.stderr.startswith("Invalid fleet.yaml:\n")
+    assert found["error"]["what"] == "fleet.yaml is not valid"
+    assert [finding["id"] for finding in found["findings"]] == ["unknown-node"]
+
+
+@pytest.mark.parametrize("text, shown", [
+    ("`subagent-fleet init --force`, then `subagent-fleet up`",
+     "`subagent-fleet init --output o --force`, then `subagent-fleet up --config 'a b' --out c`"),
+    ("subagent-fleet launch claude", "subagent-fleet launch claude --config 'a b' --out c"),
+    ("subagent-fleet warmup --pull", "subagent-fleet warmup --config 'a b' --pull"),
+    *[(same, same) for same in ("subagent-fleet up --config x", "subagent-fleet schema",
+                                "subagent-fleet launch claude --out y",
+                                "echo .env.subagent-fleet up", "subagent-fleet --help")]])
+def test_fixes_keep_the_places_that_were_typed(text, shown):
+    assert sf.keep_places(text, Options(config="a b", out="c", output="o")) == shown
+    assert sf.keep_places(text, Options(config="-", out=None)) == text
+
+
 @pytest.mark.parametrize("command", [c.name for c in sf.COMMANDS])
 def test_help_has_examples_first_and_every_flag(run_cli, command):
     done = run_cli(command, "--help")
