@@ -879,15 +879,13 @@ class NodeModel(Record):
 
 
 REASON_FIXES = {
-    "refused": "start Ollama there; if it runs, `subagent-fleet worker`, typed there, says how to "
-               "open it",
+    "refused": "start Ollama there; `subagent-fleet worker`, typed there, says how to open it",
     "timeout": "wake the machine, and check its firewall",
     "dns": "check the name, or write the address of the machine",
     "unreachable": "join its network; on a Mac see also Privacy & Security > Local Network",
     "tls": "write http:// in its endpoint, or give it a certificate this machine trusts",
     "http 401": "remove the login in front of it: Ollama has none, and none is sent",
-    "not ollama": "check its endpoint (Ollama's own port is 11434); if it is right, stop what "
-                  "answers there, then start Ollama",
+    "not ollama": "correct its endpoint, or stop what answers there and start Ollama (port 11434)",
     "bad answer": "check what listens there; restart Ollama",
 }
 
