@@ -100,12 +100,12 @@ class FleetError(Exception):
     """An expected failure: what, where and what to type. Only `main` prints it."""
 
     def __init__(self, slug, what, *, where="", fix="", excerpt="", status=EXIT_PROBLEM,
-                 findings=(), report=()):
+                 findings=()):
         super().__init__(what)
         self.slug, self.what, self.where = slug, what, where
         self.fix, self.excerpt, self.status = fix, excerpt, status
         self.findings = tuple(findings)  # one error may carry every problem of a config
-        self.report = dict(report)  # what `--json` shows beside it
+        self.report = {}  # what `--json` shows beside it
 
     @property
     def finding(self):
@@ -4090,8 +4090,9 @@ def cmd_init(options, world):
                              fix="subagent-fleet init --node mini=http://192.168.1.50:11434")
         nodes.append(Node(name, "{}://{}:{}{}".format(*parts)))
     world.out(write_starter(world, output, nodes, offline=options.offline))
-    world.out("Edit it with your Ollama node endpoints, then run:\n  subagent-fleet discover\n"
-              "  subagent-fleet generate\n")
+    world.out(keep_places("Edit it with your Ollama node endpoints, then run:\n"
+                          "  subagent-fleet discover\n  subagent-fleet generate\n",
+                          SimpleNamespace(config=options.output)))
     return EXIT_OK
 
 
@@ -4113,7 +4114,7 @@ def write_starter(world, output, nodes, *, offline=False, placeholders=True):
     files, lines = [(output, text.encode("utf-8"), 0o644)], [f"Created {output}"]
     if world.kind_of(output) == "file":
         old, place = world.read_bytes(output), world.parent(output)
-        name = f"{output.removeprefix(place).strip('/')}.{digest(old)[:12]}"
+        name = output.removeprefix(place).strip("/\\") + "." + digest(old)[:12]
         files.insert(0, (world.enter(place, f"{STATE_DIRECTORY}/backup/{name}"), old, 0o600))
         lines.append(f"The old one is kept: {files[0][0]}")
     world.replace_files(files)
@@ -4229,19 +4230,18 @@ def ask_gateway(fleet, world, out):
         if isinstance(page, dict) and page.get("fleet") == fleet.name else {}
 
 
-def see_gateway(world, fleet, out):
-    """Return the Finding on the gateway's port; refuse who answers there for somebody else."""
-    holder = who_serves(world, fleet, out, world.clock() + CONNECT_SECONDS)
-    found = check_gateway(fleet, holder)
-    if found.level == "error":
+def find_gateway(world, fleet, out, *, needed=False):
+    """Tell whether this fleet's gateway runs; refuse somebody else, and nobody where needed."""
+    found = check_gateway(fleet, who_serves(world, fleet, out, world.clock() + CONNECT_SECONDS))
+    if found.level == "error" or needed and found.slug != "gateway-up":
         raise FleetError(found.slug, found.what, fix=found.fix)
-    return found
+    return found.slug == "gateway-up"
 
 
 def start_gateway(fleet, world, out):
     """Start what serves the fleet, or find that it runs; return the steps that stop it."""
     gateway, name, url = fleet.gateway, clean_line(fleet.name), gateway_url(fleet.gateway)
-    if see_gateway(world, fleet, out).slug == "gateway-up":
+    if find_gateway(world, fleet, out):
         world.err(f"A gateway for {name} runs at {url}: it is used.\n")
         return []
     if gateway.provider == "builtin":
@@ -4504,9 +4504,7 @@ def cmd_launch(options, world):
     tell_findings(world, [*lint_key(fleet, world.environ), *(
         found.replace(level="warning", fix=keep_places(found.fix, options)) for found in seen
         if found.level in ("warning", "error"))])
-    gateway = see_gateway(world, fleet, out)
-    if gateway.slug != "gateway-up":
-        raise FleetError(gateway.slug, gateway.what, fix=gateway.fix)
+    find_gateway(world, fleet, out, needed=True)
     words = options.passed
     if not any(word.split("=")[0] == "--settings" for word in words):
         # Auto mode asks a server of Anthropic before every action, which no gateway has (2.1.326).

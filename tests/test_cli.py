@@ -3,6 +3,7 @@ import json
 import os
 import re
 import resource
+import select
 import shutil
 import signal
 import stat
@@ -404,13 +405,6 @@ def test_wrong_words_are_usage_errors_with_a_fix(run_cli, words, fix):
     assert done.stderr.startswith("error: ") and done.stderr.endswith(f"  fix: {fix}\n")
 
 
-@pytest.mark.parametrize("seconds", ["abc", "0", "-1", "nan", "inf", "86401", "1e999", ""])
-def test_wrong_seconds_are_said_plainly(run_cli, seconds):
-    done = run_cli("status", f"--timeout={seconds}")
-    assert done.returncode == 2 and done.stderr.startswith(
-        f"error: status: argument --timeout: expected seconds above zero, not `{seconds}`\n")
-
-
 @pytest.mark.parametrize("command", [c.name for c in sf.COMMANDS if sf.JSON in c.flags])
 def test_json_of_an_error_is_one_object(run_cli, command):
     words = ("--timeout", "0") if command == "worker" else ("--config", "nowhere.yaml")
@@ -531,13 +525,13 @@ def test_completion_completes_in_zsh_as_help_says(run_cli, tmp_path):
     shown, typed = b"", [(b"READY", b"subagent-fleet val\t"), (b"validate ", b"--js\t"),
                          (b"--json ", b"\x15exit\n")]
     try:
-        while True:
+        while select.select([master], [], [], 20)[0]:
             shown += os.read(master, 65536)
             if typed and typed[0][0] in shown:
                 os.write(master, typed.pop(0)[1])
     except OSError:  # Linux says so at the end
         pass
-    os.close(master)
+    os.close(master)  # which ends a zsh that waits for more
     os.waitpid(child, 0)
     assert not typed, shown
 
@@ -580,6 +574,7 @@ def test_init_makes_parents_and_json(run_cli, tmp_path):
     assert done.returncode == 0
     found = json.loads((tmp_path / "a/b/fleet.json").read_text(encoding="utf-8"))
     assert found["nodes"]["mini"]["endpoint"] == "http://10.0.0.5:11434"
+    assert "  subagent-fleet generate --config a/b/fleet.json\n" in done.stdout
     assert run_cli("validate", "--config", "a/b/fleet.json").returncode == 0
 
 

@@ -699,6 +699,15 @@ def test_launch_names_stale_files_and_goes_on(generated, run_cli, fake_claude):
     assert f"warning: litellm_config.yaml, {PLANNER}, {ENV}" in done.stderr
     assert ": behind the config\n" in done.stderr
     assert "warning: .claude/agents/reviewer.md: not generated yet\n" in done.stderr
+    done = run_cli("launch", "claude", "--config", "fleet.yaml", env=fake_claude("exit 0\n"))
+    assert "  fix: subagent-fleet generate --config fleet.yaml\n" in done.stderr
+
+
+def test_status_names_the_config_that_was_typed(fleet, quick, fake_node):
+    node = fake_node({"qwen3:8b": {}, "qwen3-coder:30b": {}})
+    rewrite(fleet, re.sub('"http:[^"]*"', node.endpoint, FLEET))
+    done = quick("status", "--config", "fleet.yaml")
+    assert "\nNext: `subagent-fleet warmup --config fleet.yaml`\n" in done.stdout
 
 
 def test_launch_names_settings_that_beat_the_environment(generated, quick, fake_claude):
