@@ -77,6 +77,7 @@ ANSWER_LIMIT_BYTES = 8 * 1024 * 1024
 PROBE_LIMIT_BYTES = 1024 * 1024  # 2,400 models; as text and values it takes five times that
 FREE_ANSWER_BYTES = 256 * 1024  # larger answers are read one at a time
 HEADER_LIMIT_BYTES = 64 * 1024
+RECEIPTS_LIMIT_BYTES = 10 * 1024 * 1024
 JSON_MARKS = 100_000  # `[`, `{`, `:` and `,` in one answer
 LEAVE_SECONDS = 0.02  # for a byte to arrive before the connection closes
 PROBE_GRACE_SECONDS = 0.2  # for what a node said in time to reach the main thread
@@ -3040,7 +3041,7 @@ class World:
         kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
         return kinds.get(stat.S_IFMT(mode), "device or pipe")
 
-    def read_bytes(self, path, *, limit=TEXT_LIMIT_BYTES):
+    def read_bytes(self, path):
         """Read a regular file, or standard input for `-`; refuse what is larger than the limit."""
         kind = "file" if path == "-" else self.kind_of(path)
         if kind not in ("file", "absent"):
@@ -3048,10 +3049,10 @@ class World:
                              fix="name a file, or `-` for standard input")
         with Trying("read", path, slug="unreadable"), \
                 open(0 if path == "-" else path, "rb", closefd=path != "-") as stream:
-            found = stream.read(limit + 1)
-        if len(found) > limit:
-            raise FleetError("too-large", f"{path} is larger than {limit // 1048576} MiB",
-                             fix="name the right file")
+            found = stream.read(TEXT_LIMIT_BYTES + 1)
+        if len(found) > TEXT_LIMIT_BYTES:
+            raise FleetError("too-large", fix="name the right file",
+                             what=f"{path} is larger than {TEXT_LIMIT_BYTES // 1048576} MiB")
         return found
 
     def make_directory(self, path):
@@ -3079,10 +3080,9 @@ class World:
         try:
             for path, content, mode in files:
                 temporary = self.path(self.parent(path), f".{os.path.basename(path)}.new")
+                self.remove(temporary)  # of a run that was cut off
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
                 with Trying("write", path):
-                    with contextlib.suppress(FileNotFoundError):  # of a run that was cut off
-                        os.unlink(temporary)
                     staged.append((temporary, path))
                     with open(os.open(temporary, flags, mode), "wb") as stream:
                         stream.write(content)
@@ -3106,12 +3106,10 @@ class World:
                 os.chmod(path, 0o600)
 
     def remove(self, path):
-        """Remove a file that may be gone already."""
         with Trying("remove", path), contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 
     def remove_empty(self, path):
-        """Remove a directory if nothing is in it."""
         with contextlib.suppress(OSError):  # it is used, or was never there
             os.rmdir(path)
 
@@ -3153,8 +3151,8 @@ class World:
 
     # -- network --
 
-    def open_exchange(self, method, url, *, body=None, headers=None, deadline):
-        """Send a request; return the Exchange that reads its answer.
+    def open_exchange(self, url, *, body=None, headers=None, deadline):
+        """Send a GET, or a POST of `body`; return the Exchange that reads its answer.
 
         No proxies are used and no redirects followed: a node is where the fleet file says.
         """
@@ -3167,6 +3165,7 @@ class World:
         if body is not None:
             fields.update({"Content-Type": "application/json", "Content-Length": len(body)})
         target = quote(parts.path or "/", safe="/%:@!$&'()*+,;=")
+        method = "GET" if body is None else "POST"
         lines = [f"{name}: {value}\r\n" for name, value in {**fields, **(headers or {})}.items()]
         connection = self._connect(parts, port, min(deadline, self.clock() + self.connect_seconds))
         exchange = Exchange(connection, deadline, self.clock)
@@ -3181,9 +3180,9 @@ class World:
     def ask(self, url, *, payload=None, deadline, extract):
         """Return what `extract` makes of a node's JSON; hostile answers fill no memory together."""
         large, found = False, bytearray()
-        method, body = ("POST", json.dumps(payload).encode()) if payload else ("GET", None)
+        body = json.dumps(payload).encode() if payload else None
         try:
-            with contextlib.closing(self.open_exchange(method, url, body=body,
+            with contextlib.closing(self.open_exchange(url, body=body,
                                                        deadline=deadline)) as exchange:
                 for piece in exchange.pieces():
                     found += piece
@@ -3221,12 +3220,12 @@ class World:
             listener.setblocking(False)
             return listener
         except OSError as error:
-            is_taken = error.errno == errno.EADDRINUSE
+            slug, fix = "cannot-listen", "choose another with --host or --port"
+            if error.errno == errno.EADDRINUSE:
+                slug = "port-taken"
+                fix = f"{OTHER_PORT} (lsof -nP -iTCP:{port} -sTCP:LISTEN shows it)"
             reason, _, _ = str(error.strerror or error).partition(" (while ")  # the address again
-            raise FleetError("port-taken" if is_taken else "cannot-listen",
-                             f"cannot listen on {host}:{port}: {reason}",
-                             fix=f"{OTHER_PORT} (lsof -nP -iTCP:{port} -sTCP:LISTEN shows it)"
-                             if is_taken else "choose another with --host or --port") from None
+            raise FleetError(slug, f"cannot listen on {host}:{port}: {reason}", fix=fix) from None
 
     def accept(self, listener, wake, seconds):
         """Return the next Visitor; None when the signal `wake` was raised or the time is up."""
@@ -3249,11 +3248,11 @@ class World:
         for name in ("SIGINT", "SIGTERM"):
             signal.signal(getattr(signal, name), lambda *_, name=name: callback(name))
 
-    def append_line(self, path, line, *, limit):
+    def append_line(self, path, line):
         """Add a line to a file only its owner can read; past the limit it turns over to `.1`."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
         with Trying("write", path):
-            if self.kind_of(path) == "file" and os.path.getsize(path) > limit:
+            if self.kind_of(path) == "file" and os.path.getsize(path) > RECEIPTS_LIMIT_BYTES:
                 os.replace(path, f"{path}.1")
             with open(os.open(path, flags, 0o600), "ab", buffering=0) as stream:
                 stream.write(line)
@@ -3535,7 +3534,7 @@ def _pull(warmth, world):
     warmth.stage, layers, said = "pulling", {}, {}
     body = json.dumps({"model": warmth.model.ollama_model}).encode()
     with contextlib.closing(world.open_exchange(
-            "POST", warmth.node.endpoint + "/api/pull", body=body,
+            warmth.node.endpoint + "/api/pull", body=body,
             deadline=world.clock() + PULL_STALL_SECONDS)) as exchange:
         if exchange.status != 200:
             words = _error_words(exchange, exchange.read_all(HEADER_LIMIT_BYTES))
@@ -3587,7 +3586,6 @@ BODY_LIMIT_BYTES = 64 * 1024 * 1024
 CONNECTION_LIMIT = 256
 CONVERSATION_LIMIT = 4096
 GRACE_SECONDS = 10.0
-RECEIPTS_LIMIT_BYTES = 10 * 1024 * 1024
 
 LITELLM_START_SECONDS = 90.0
 TOTALS = ("requests", "input_tokens", "output_tokens", "waited_seconds", "failures")
@@ -3755,10 +3753,16 @@ class Service:
         finally:
             scheduler.leave(ticket)
             self._mark("total")
-            self._server.file_receipt(self._receipt())
+            model, usage = self._model, self._answer.message["usage"]
+            session, agent = self._conversation
+            self._server.file_receipt({  # no prompt, no answer, no words of a node
+                "time": round(self._world.now(), 3), "id": f"req_{self._id}", "session": session,
+                "agent": agent, "alias": alias, "model": model and model.name,
+                "node": model and model.node, "context": model and model.context,
+                "tries": self._tries, **self._seconds, "input_tokens": usage["input_tokens"],
+                "output_tokens": usage["output_tokens"], "outcome": self._outcome})
 
     def _prepare(self, model):
-        """Plan the request for a model, and begin its answer."""
         chat, self._body, self._weight, estimate = self._server.plan(self._request, model)
         self._planned = model
         self._answer = Answer(f"msg_{self._id}", self._request, chat, estimate=estimate)
@@ -3800,8 +3804,7 @@ class Service:
         if self._tries or model is not self._planned:
             self._prepare(model)
         url = self._server.fleet.nodes[model.node].endpoint + "/api/chat"
-        exchange = self._world.open_exchange("POST", url, body=self._body,
-                                             deadline=clock() + model.timeout)
+        exchange = self._world.open_exchange(url, body=self._body, deadline=clock() + model.timeout)
         try:
             exchange.before_read = lambda: self._wait(exchange, exchange.deadline)
             if exchange.status != 200:
@@ -3859,16 +3862,6 @@ class Service:
             self._flush()
         return True
 
-    def _receipt(self):
-        """Return what happened as plain values: no prompt, no answer, no words of a node."""
-        model, usage = self._model, self._answer.message["usage"]
-        session, agent = self._conversation
-        return {"time": round(self._world.now(), 3), "id": f"req_{self._id}", "session": session,
-                "agent": agent, "alias": self._request["model"], "model": model and model.name,
-                "node": model and model.node, "context": model and model.context,
-                "tries": self._tries, **self._seconds, "input_tokens": usage["input_tokens"],
-                "output_tokens": usage["output_tokens"], "outcome": self._outcome}
-
 
 class Server:
     """The gateway: connections, the closed door, routes, receipts."""
@@ -3881,12 +3874,11 @@ class Server:
         self._visitors, self._hosts = {}, set()  # visitor: is it being answered?
         self.ratios = {}  # bytes a token took, by model
         self.totals = {name: dict.fromkeys(TOTALS, 0) for name in fleet.nodes}
-        models = [{"type": "model", "object": "model", "id": alias, "display_name": alias,
-                   "created_at": "1970-01-01T00:00:00Z", "created": 0, "owned_by": "subagent-fleet"}
-                  for alias in self.scheduler.tiers]
+        models = [{"type": "model", "id": alias, "display_name": alias,
+                   "created_at": "1970-01-01T00:00:00Z"} for alias in self.scheduler.tiers]
         self._pages = {"/": {"name": "subagent-fleet", "version": __version__},
                        "/health/liveliness": "I'm alive!",
-                       "/v1/models": {"object": "list", "data": models, "has_more": False,
+                       "/v1/models": {"data": models, "has_more": False,
                                       "first_id": models[0]["id"], "last_id": models[-1]["id"]},
                        **{f"/v1/models/{model['id']}": model for model in models}}
 
@@ -3920,32 +3912,30 @@ class Server:
 
     def _serve(self, visitor):
         """Answer one request after the other on a connection."""
+        problem = None
         try:
-            with contextlib.suppress(ClientGone):
-                while not self.stops and self._serve_next(visitor):
+            try:
+                while not self.stops and (asked := visitor.read_request(REQUEST_SECONDS)):
+                    self._visitors[visitor] = True
+                    self._respond(visitor, *asked)
+                    if not visitor.stays:
+                        break
                     self._visitors[visitor] = False
+            except ApiError as error:
+                problem = error
+            except Exception as error:  # a bug; its message may quote a prompt, its place does not
+                place = traceback.extract_tb(error.__traceback__)[-1]
+                self.world.err(f"error: {type(error).__name__} in {place.name}, line {place.lineno}"
+                               f"; this is a bug, please report it at {HOME_URL}/issues\n")
+                problem = ApiError(500, "a bug in the gateway")
+            if problem:  # the body may not have been read, so the connection ends with it
+                visitor.reply(problem.http, render_json(problem.event),
+                              head="Connection: close\r\n")
+        except ClientGone:
+            pass
         finally:
             visitor.part()
             del self._visitors[visitor]
-
-    def _serve_next(self, visitor):
-        """Answer the next request; tell whether another may follow."""
-        try:
-            asked = visitor.read_request(REQUEST_SECONDS)
-            if asked:
-                self._visitors[visitor] = True
-                self._respond(visitor, *asked)
-            return asked and visitor.stays
-        except ApiError as error:
-            problem = error
-        except Exception as error:  # a bug; its message may quote a prompt, its place does not
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            self.world.err(f"error: {type(error).__name__} in {place.name}, line {place.lineno}; "
-                           f"this is a bug, please report it at {HOME_URL}/issues\n")
-            problem = ApiError(500, "a bug in the gateway")
-        # Its body may not have been read, so the connection ends with it.
-        visitor.reply(problem.http, render_json(problem.event), head="Connection: close\r\n")
-        return False
 
     def _respond(self, visitor, method, target, headers):
         """Answer one request, or raise what it is refused with."""
@@ -3959,10 +3949,9 @@ class Server:
                 raise ApiError(404, f"model: this fleet has no `{request['model'][:128]}`; it has "
                                + ", ".join(f"`{alias}`" for alias in self.scheduler.tiers))
             if path == "/v1/messages":
-                words = (headers.get(f"x-claude-code-{name}-id", "") for name in
-                         ("session", "agent"))
-                conversation = tuple(w if re.fullmatch("[A-Za-z0-9_.-]{1,64}", w) else ""
-                                     for w in words)
+                given = (headers.get(f"x-claude-code-{of}-id", "") for of in ("session", "agent"))
+                conversation = tuple(one if re.fullmatch("[A-Za-z0-9_.-]{1,64}", one) else ""
+                                     for one in given)
                 Service(self, visitor, request, conversation).run()
                 return
             model = self.scheduler.tiers[request["model"]][0][0]
@@ -4015,8 +4004,7 @@ class Server:
                     total[name] = round(total[name] + counts[name], 3)
             try:
                 if self._receipts:
-                    self.world.append_line(self._receipts, render_json(receipt) + b"\n",
-                                           limit=RECEIPTS_LIMIT_BYTES)
+                    self.world.append_line(self._receipts, render_json(receipt) + b"\n")
             except FleetError as error:
                 self._receipts = ""
                 self.world.err(f"warning: no receipts from here on: {error.what}\n")
@@ -4797,8 +4785,7 @@ def find_litellm(world):
 
 def look(world, url, until, **headers):
     """Return (headers, body) of a GET."""
-    with contextlib.closing(world.open_exchange("GET", url, headers=headers,
-                                                deadline=until)) as exchange:
+    with contextlib.closing(world.open_exchange(url, headers=headers, deadline=until)) as exchange:
         return exchange.headers, exchange.read_all()
 
 

@@ -201,7 +201,7 @@ def test_ollamas_words_are_the_detail(world):
 def exchange(world, answer_or_port, *, seconds=5.0):
     """Open an exchange with a server of one answer."""
     port = answer_or_port if isinstance(answer_or_port, int) else serve(answer_or_port)
-    return world.open_exchange("GET", f"http://127.0.0.1:{port}/",
+    return world.open_exchange(f"http://127.0.0.1:{port}/",
                                deadline=world.clock() + seconds)
 
 
