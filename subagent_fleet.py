@@ -1409,7 +1409,8 @@ def lint_key(fleet, environ):
     if why:
         why += ", and the gateway listens beyond this machine" if exposed else ""
         yield Finding("weak-key", "error" if exposed else "warning",
-                      f"the key in ${variable} is weak: {why}", fix=f"unset {variable}")
+                      f"the key in ${variable} is weak: {why}",
+                      fix=f"unset {variable}; subagent-fleet generate")
 
 
 class Change(Record):
@@ -1995,7 +1996,9 @@ def render_manifest(known):
 
 
 def parse_manifest(content):
-    """Return {path: hashes}; None when it cannot be read."""
+    """Return {path: hashes}; none where no manifest is, None when it cannot be read."""
+    if content is None:
+        return {}
     try:
         return {path: hashes.split() for path, hashes in json.loads(content)["files"].items()
                 if target_of(path)}
@@ -4106,9 +4109,8 @@ def write_starter(world, output, nodes, *, offline=False, placeholders=True):
         files.insert(0, (world.enter(place, f"{STATE_DIRECTORY}/backup/{name}"), old, 0o600))
         lines.append(f"The old one is kept: {files[0][0]}")
     world.replace_files(files)
-    for state in states:
-        has = count_of(state.models, "model") if state.online else state.reason
-        lines.append(f"  {state.name} ({state.endpoint}): {has}")
+    lines += [f"  {state.name} ({state.endpoint}): "
+              + (state.reason or count_of(state.models, "model")) for state in states]
     lines.append(", ".join(f"{name} is {model['ollama_model']} on {model['node']}"
                            for name, model in tree["models"].items()) + "." if found else
                  "No model that can be used was found: the models in it are placeholders.")
@@ -4140,10 +4142,8 @@ def open_gateway(fleet, world, out, *, receipts=True):
     gateway, key = fleet.gateway, read_key(world, fleet, out)
     # `localhost` may be ::1 first, and the environment names 127.0.0.1
     host = "127.0.0.1" if gateway.host == "localhost" else gateway.host
-    if host not in LOOPBACK_HOSTS and weak_key(key):
-        raise FleetError("weak-key", f"{host} can be reached from other machines and the key is "
-                         f"weak: {weak_key(key)}", status=EXIT_REFUSED,
-                         fix=f"unset {gateway.master_key_env}; subagent-fleet generate")
+    if host not in LOOPBACK_HOSTS:
+        tell_findings(world, lint_key(fleet, {gateway.master_key_env: key}))
     try:
         listener = world.listen(host, gateway.port)
     except FleetError as error:
@@ -4180,8 +4180,8 @@ def cmd_up(options, world):
                              fix="subagent-fleet doctor")
         world.err("Going on with what is ready.\n")
     typed += [f"--out={options.out}"] * bool(options.out)
-    steps, names, status = start_gateway(fleet, world, out), [], EXIT_OK
-    try:
+    names, status = [], EXIT_OK
+    with start_gateway(fleet, world, out):
         before = ask_gateway(fleet, world, out)
         if world.which("claude"):
             status = run_words(["launch", "claude", *typed, "--", *options.passed], world)
@@ -4191,9 +4191,6 @@ def cmd_up(options, world):
             while not names:
                 world.sleep(TICK_SECONDS)
         world.err(format_served(before, ask_gateway(fleet, world, out), world.columns))
-    finally:
-        for stop in steps:
-            stop()
     return EXIT_INTERRUPTED if "SIGINT" in names else status
 
 
@@ -4227,17 +4224,20 @@ def find_gateway(world, fleet, out, *, needed=False):
 
 
 def start_gateway(fleet, world, out):
-    """Start what serves the fleet, or find that it runs; return the steps that stop it."""
+    """Start what serves the fleet, or find that it runs; return the ExitStack that stops it."""
     gateway, name, url = fleet.gateway, clean_line(fleet.name), gateway_url(fleet.gateway)
+    stops = contextlib.ExitStack()  # the last one first
     if find_gateway(world, fleet, out):
         world.err(f"A gateway for {name} runs at {url}: it is used.\n")
-        return []
+        return stops
     if gateway.provider == "builtin":
         server, listener = open_gateway(fleet, world, out)
         serving = threading.Thread(target=server.run, args=(listener,), daemon=True)
         serving.start()
         world.err(f"Serving {name} at {url}.\n")
-        return [lambda: server.stop("up"), lambda: serving.join(GRACE_SECONDS + 1)]
+        stops.callback(serving.join, GRACE_SECONDS + 1)
+        stops.callback(server.stop, "up")
+        return stops
     program, log = world.which("litellm"), world.path(out, STATE_DIRECTORY, "litellm.log")
     if not program:
         raise FleetError("litellm-missing", "the gateway is LiteLLM and it is not on the PATH",
@@ -4253,7 +4253,9 @@ def start_gateway(fleet, world, out):
             raise FleetError("litellm-failed", "LiteLLM did not start", fix=f"see {log}")
         world.sleep(TICK_SECONDS)
     world.err(f"LiteLLM serves {name} at {url}.\n")
-    return [child.kill, child.wait]  # it keeps nothing that a softer end would save
+    stops.callback(child.wait)
+    stops.callback(child.kill)  # it keeps nothing that a softer end would save
+    return stops
 
 
 def format_served(before, after, columns):
@@ -4292,24 +4294,16 @@ MANIFEST_FILE = f"{STATE_DIRECTORY}/manifest.json"
 def find_output(options, world):
     """Return where the generated files are: --out, else beside the fleet file that was found."""
     out = getattr(options, "out", None)
-    if out or options.config or world.environ.get(CONFIG_VARIABLE):
-        return out or "."
-    try:
-        return world.parent(find_config(options, world))
-    except FleetError:
-        return "."
+    if not (out or options.config or world.environ.get(CONFIG_VARIABLE)):
+        with contextlib.suppress(FleetError):
+            return world.parent(find_config(options, world))
+    return out or "."
 
 
 def read_file(world, out, path):
     """Return a file's bytes, None if it is absent; what is no file inside `out` is refused."""
     place = world.enter(out, path)
     return world.read_bytes(place) if world.kind_of(place) == "file" else None
-
-
-def read_manifest(world, out):
-    """Return the hashes of what was written there before; None when they cannot be read."""
-    content = read_file(world, out, MANIFEST_FILE)
-    return {} if content is None else parse_manifest(content)
 
 
 def kept_key(world, out):
@@ -4329,7 +4323,7 @@ def read_key(world, fleet, out):
 
 def compare_output(world, out, fleet, targets=TARGETS):
     """Return the Changes that shall be made to the files there; without a fleet, all go."""
-    known = read_manifest(world, out)
+    known = parse_manifest(read_file(world, out, MANIFEST_FILE))
     if known is None:
         world.err(format_finding(Finding("manifest-broken", "warning", f"{MANIFEST_FILE} cannot be "
                                          "read; files that differ count as yours")))
@@ -4344,20 +4338,17 @@ def compare_output(world, out, fleet, targets=TARGETS):
 
 def write_changes(world, out, changes):
     """Make the changes; a run that is cut off leaves a manifest that knows its files."""
-    def staged(path, content, mode=0o644):
-        return world.enter(out, path), content, mode
-
-    known = read_manifest(world, out) or {}
+    known = parse_manifest(read_file(world, out, MANIFEST_FILE)) or {}
     todo = [change for change in changes if change.action != "unchanged"]
     if todo:
         new = {c.path: c.wanted for c in todo if c.wanted is not None}
         either = {path: [*known.get(path, ()), digest(content)] for path, content in new.items()}
-        world.replace_files([
-            *(staged(f"{STATE_DIRECTORY}/backup/{c.path}.{digest(c.found)[:12]}", c.found, 0o600)
-              for c in todo if c.action == "edited"),
-            staged(MANIFEST_FILE, render_manifest({**known, **either})),
-            *(staged(path, content, 0o600 if path == ENVIRONMENT_FILE else 0o644)
-              for path, content in new.items())])
+        files = [(f"{STATE_DIRECTORY}/backup/{c.path}.{digest(c.found)[:12]}", c.found, 0o600)
+                 for c in todo if c.action == "edited"]
+        files.append((MANIFEST_FILE, render_manifest({**known, **either}), 0o644))
+        files += [(path, content, 0o600 if path == ENVIRONMENT_FILE else 0o644)
+                  for path, content in new.items()]
+        world.replace_files([(world.enter(out, path), *rest) for path, *rest in files])
     written = dict(known)
     for change in changes:
         written[change.path] = [digest(change.wanted)]
@@ -4366,7 +4357,7 @@ def write_changes(world, out, changes):
             del written[change.path]
     manifest = render_manifest(written)
     if read_file(world, out, MANIFEST_FILE) != manifest:
-        world.replace_files([staged(MANIFEST_FILE, manifest)])
+        world.replace_files([(world.enter(out, MANIFEST_FILE), manifest, 0o644)])
     world.make_private(world.enter(out, ENVIRONMENT_FILE))
 
 
@@ -4408,11 +4399,12 @@ def cmd_generate(options, world):
     edited = [change for change in changes if change.action == "edited"]
     looks = options.check or options.diff
     refused = edited and not looks and not options.force
-    if not looks and not refused:
+    written = not looks and not refused
+    if written:
         write_changes(world, out, changes)
         changes = [change.replace(ours=True) for change in changes]
     listed = [(c.path, c.action) for c in changes if c.found or c.wanted]
-    report = {"out": out, "written": not looks and not refused, "findings": findings,
+    report = {"out": out, "written": written, "findings": findings,
               "files": [{"path": path, "action": action} for path, action in listed],
               "diff": format_diff(changes, fleet) if options.diff else None,
               "routes": [{"agent": agent, "node": model.node, "model": model.name,
@@ -4504,11 +4496,11 @@ def find_settings(world):
     """Return {path: what it sets under `env`} of the settings files Claude Code reads here."""
     home = world.environ.get("HOME") or world.environ.get("USERPROFILE", "")
     user = world.environ.get("CLAUDE_CONFIG_DIR") or world.path(home, ".claude")
-    managed = {"darwin": "/Library/Application Support/ClaudeCode/managed-settings.json",
-               "win32": "C:\\Program Files\\ClaudeCode\\managed-settings.json"}.get(
-                   sys.platform, "/etc/claude-code/managed-settings.json")
+    managed = ("/Library/Application Support/ClaudeCode", "/etc/claude-code",
+               "C:\\Program Files\\ClaudeCode")  # two of these are nowhere
     found = {}
-    for path in (managed, world.path(user, "settings.json"), ".claude/settings.json",
+    for path in (*(f"{place}/managed-settings.json" for place in managed),
+                 world.path(user, "settings.json"), ".claude/settings.json",
                  ".claude/settings.local.json"):
         try:
             found[path] = dict(json.loads(world.read_bytes(path))["env"])
@@ -4522,9 +4514,8 @@ def show_record(record):
     if isinstance(record, Finding):
         return {"id": record.slug, "level": record.level, "what": record.what,
                 "where": record.where, "fix": record.fix}
-    if isinstance(record, NodeState):
-        return {**vars(record), "online": record.online}
-    return vars(record)
+    online = {"online": record.online} if isinstance(record, NodeState) else {}
+    return {**vars(record), **online}
 
 
 def cmd_discover(options, world):
@@ -4560,10 +4551,9 @@ def format_nodes(fleet, states, headers, columns):
     """Return the name of a fleet and a table of its nodes: models, or why there are none."""
     rows = []
     for state in states.values():
-        models = ", ".join(model.name for model in state.models) or "(none)"
+        models = ", ".join(model.name for model in state.models) or f"({state.reason or 'none'})"
         cells = {"Node": state.name, "Status": "online" if state.online else "offline",
-                 "Endpoint": state.endpoint, "Models": models if state.online else
-                 f"({state.reason})"}
+                 "Endpoint": state.endpoint, "Models": models}
         rows.append([cells[header] for header in headers])
     return f"Fleet: {clean_line(fleet.name)}\n\n" + format_table(headers, rows, columns=columns)
 
@@ -4572,11 +4562,9 @@ def format_details(states):
     """Return what each node said of itself and its models, or why it said nothing."""
     lines = []
     for state in states.values():
-        lines += ["", f"{state.name} ({state.endpoint}): " + (
-            f"Ollama {state.version}, {state.latency_ms} ms" if state.online else
-            state.why)]
-        if not state.online:
-            lines.append(f"  fix: {state.mend}")
+        told = [f"Ollama {state.version}, {state.latency_ms} ms"] if state.online else \
+            [state.why, f"  fix: {state.mend}"]
+        lines += ["", f"{state.name} ({state.endpoint}): {told[0]}", *told[1:]]
         for model in state.models:
             parts = [f"{model.size / 1e9:.1f} GB", model.parameters, model.quantization,
                      model.trained_context and f"trained for {model.trained_context}",
@@ -4606,26 +4594,22 @@ def cmd_status(options, world):
                 "routes": [{"agent": agent.name, "model": agent.model, **models[agent.model]}
                            for agent in fleet.agents.values()]}))
         else:
-            text = format_status(fleet, states, routes, columns=world.columns, now=world.now())
             # home and clear: a redraw that does not scroll what stood there before
-            world.out(("\x1b[H\x1b[2J" if options.watch and world.is_terminal() else "")
-                      + text + clean_line(following) + "\n")
+            text = "\x1b[H\x1b[2J" if options.watch and world.is_terminal() else ""
+            text += format_nodes(fleet, states, ("Node", "Status", "Endpoint", "Models"),
+                                 world.columns)
+            rows = [(state.name, one.name, one.context or "?", format_share(one),
+                     format_expiry(one.expires, world.now()))
+                    for state in states.values() for one in state.loaded]
+            if rows:
+                headers = ("Node", "Loaded", "Context", "Where", "Until")
+                text += "\n" + format_table(headers, rows, columns=world.columns)
+            lines = [f"{format_route(agent, model)}: {clean_line(str(routes[model.name]))}\n"
+                     for agent, model in plan_routes(fleet).items()]
+            world.out(f"{text}\nAgent routing:\n{''.join(lines)}\n{clean_line(following)}\n")
         if not options.watch:
             return EXIT_PROBLEM if options.check and not ready else EXIT_OK
         world.sleep(options.watch)
-
-
-def format_status(fleet, states, routes, *, columns, now):
-    """Return the nodes, what is loaded on them, and the routes of the agents."""
-    text = format_nodes(fleet, states, ("Node", "Status", "Endpoint", "Models"), columns)
-    rows = [(state.name, one.name, one.context or "?", format_share(one),
-             format_expiry(one.expires, now)) for state in states.values() for one in state.loaded]
-    if rows:
-        text += "\n" + format_table(("Node", "Loaded", "Context", "Where", "Until"), rows,
-                                    columns=columns)
-    return text + "\nAgent routing:\n" + "".join(
-        f"{format_route(agent, model)}: {clean_line(str(routes[model.name]))}\n"
-        for agent, model in plan_routes(fleet).items()) + "\n"
 
 
 def format_share(loaded):
@@ -4637,7 +4621,6 @@ def format_share(loaded):
 def format_expiry(expires, now):
     """Return when a model leaves memory, from what `/api/ps` says."""
     import datetime
-
     text = re.sub(r"\.\d+", "", expires).replace("Z", "+00:00")  # 3.9 reads neither
     try:
         left = datetime.datetime.fromisoformat(text).timestamp() - now
@@ -4657,9 +4640,9 @@ def cmd_warmup(options, world):
     names = options.model + [fleet.agents[name].model for name in options.agent]
     warmths = plan_warmths(fleet, [model for name, model in fleet.models.items()
                                    if name in names or not names])
-    columns = zip(*((name, warmth.node.name, warmth.model.ollama_model)
-                    for name, warmth in warmths.items()))
-    widths = [max(len(clean_line(cell)) for cell in column) for column in columns]
+    rows = {name: [clean_line(text) for text in (name, one.node.name, one.model.ollama_model)]
+            for name, one in warmths.items()}
+    widths = [max(map(len, column)) for column in zip(*rows.values())]
     if not options.json:
         world.out("Unloading models:\n" if options.unload else "Warming models:\n")
     ended, waiting = set(), [] if options.json else list(warmths)
@@ -4670,7 +4653,8 @@ def cmd_warmup(options, world):
             world.err(clear)
             while waiting and warmths[waiting[0]].node.name in ended:
                 name = waiting.pop(0)
-                world.out(format_warmth(name, warmths[name], widths))
+                cells = (cell.ljust(width) for cell, width in zip(rows[name], widths))
+                world.out("  " + "  ".join(cells) + format_warmth(warmths[name]))
             if clear:
                 world.err(format_progress(warmths.values(), world.clock(), world.columns))
     finally:
@@ -4684,17 +4668,15 @@ def cmd_warmup(options, world):
     return EXIT_OK if all(warmth.ok for warmth in warmths.values()) else EXIT_PROBLEM
 
 
-def format_warmth(name, warmth, widths):
-    """Return the line of one model, in columns; a failure in the node's words and what to type."""
-    cells = (name, warmth.node.name, warmth.model.ollama_model)
-    line = "".join("  " + clean_line(cell).ljust(width) for cell, width in zip(cells, widths))
+def format_warmth(warmth):
+    """Return how it ended; a failure in the node's words and what to type."""
     if not warmth.ok:
         fix = f"    fix: {clean_line(warmth.fix)}\n" if warmth.fix else ""
-        return f"{line}  failed: {clean_line(warmth.detail)}\n{fix}"
+        return f"  failed: {clean_line(warmth.detail)}\n{fix}"
     loaded = warmth.loaded
     more = [f"context {loaded.context or '?'}", format_share(loaded)] if loaded else []
     more += [f"{warmth.ended - warmth.began:.1f} s", clean_line(warmth.detail)]
-    return f"{line}  ok  ({', '.join(filter(None, more))})\n"
+    return f"  ok  ({', '.join(filter(None, more))})\n"
 
 
 def format_progress(warmths, now, columns):
@@ -4720,12 +4702,47 @@ def cmd_schema(options, world):
 
 
 def cmd_completion(options, world):
-    world.out(format_completion(options.shell))
+    words = {c.name: " ".join([f.name for f in c.flags if f.name.startswith("-")]
+                              + [choice for f in c.flags for choice in f.more.get("choices", ())])
+             for c in COMMANDS}
+    words["help"] = names = " ".join(words)
+    if options.shell == "fish":
+        lines = [f"complete -c subagent-fleet -n __fish_use_subcommand -f -a {c.name} "
+                 f'-d "{c.summary}"' for c in COMMANDS]
+        lines += [f"complete -c subagent-fleet -n '__fish_seen_subcommand_from {name}' "
+                  f"-a '{found}'" for name, found in words.items() if found]
+        world.out("\n".join(lines) + "\n")
+        return EXIT_OK
+    cases = "".join(f"    {name}) words='{found}' ;;\n" for name, found in words.items())
+    start = "whence compdef >/dev/null || { autoload -U compinit && compinit; }\n" \
+            "autoload -U +X bashcompinit && bashcompinit\n" if options.shell == "zsh" else ""
+    world.out(f"{start}_subagent_fleet() {{\n  local words='{names}'\n"
+              '  [ "$COMP_CWORD" -gt 1 ] && case "${COMP_WORDS[1]}" in\n' + cases
+              + "    *) words='' ;;\n  esac\n"
+              '  COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))\n}\n'
+              "complete -o default -F _subagent_fleet subagent-fleet\n")
     return EXIT_OK
 
 
 def cmd_help(options, world):
-    world.out(format_help(find_command(options.command) if options.command else None))
+    if not options.command:
+        head = f"subagent-fleet {__version__}: run Claude Code-style subagents across your local " \
+               "model fleet.\n\nStart:\n  subagent-fleet up\n\nCommands:\n"
+        tail = "\nsubagent-fleet COMMAND --help says more. Exit codes: 0 done, 1 a problem was " \
+               "found,\n2 usage, 3 refused (--force overrides), 130 interrupted.\n"
+        world.out(head + format_pairs([(c.name, c.summary) for c in COMMANDS]) + tail)
+        return EXIT_OK
+    command, rows = find_command(options.command), []
+    for flag in command.flags:
+        value = "|".join(flag.more.get("choices", ())) or flag.metavar
+        name = f"{flag.short}, {flag.name}" if flag.short else flag.name
+        rows.append((f"{name} {value}".rstrip() if name.startswith("-") else value, flag.note))
+    if command.passes:
+        rows.append(("-- " + command.passes, "handed on as it is"))
+    examples = [f"  subagent-fleet {text}\n" if text.startswith(command.name) else f"  {text}\n"
+                for text in command.examples]
+    world.out(f"subagent-fleet {command.name}: {command.summary}.\n\nExamples:\n"
+              + "".join(examples) + ("\nOptions:\n" + format_pairs(rows) if rows else ""))
     return EXIT_OK
 
 
@@ -4734,9 +4751,14 @@ def cmd_help(options, world):
 def observe(world, fleet, problems, options):
     """Return the Facts of this machine and, where there is a fleet, of its nodes and files."""
     until = world.clock() + options.timeout  # at which every job ends by itself
-    facts = Facts(problems=tuple(problems), litellm=find_litellm(world),
-                  agents=world.read_tree(".claude/agents", ".md"))
-    claude, jobs = world.which("claude"), {}
+    facts = Facts(problems=tuple(problems), agents=world.read_tree(".claude/agents", ".md"))
+    claude, litellm, jobs = world.which("claude"), world.which("litellm"), {}
+    if litellm:  # not run: `--version` takes 10 s and calls out (1.106.2), a .pth may do harm
+        names = [name for place in ("lib/python*", "Lib")
+                 for name in world.names_near(litellm, f"../{place}/*-packages/litellm*")]
+        versions = re.findall(r"^litellm-(\d.*)\.dist-info$", "\n".join(names), re.M)
+        facts = facts.replace(litellm=(versions or ["?"])[-1] + " with litellm_init.pth"
+                              * ("litellm_init.pth" in names))
     if claude:  # its version, or `?`
         words = [claude, "--version"]
         jobs["claude"] = lambda: f"{world.read_program(words, until) or ''} ?".split()[0][:40]
@@ -4766,21 +4788,6 @@ def observe_files(world, fleet, out):
     leaks = ["env-readable"] * world.others_may_read(path)
     leaks += ["env-unignored" if printed[0] == "?" else "env-tracked"] if printed else []
     return {"changes": changes, "env_path": path, "leaks": leaks}
-
-
-def find_litellm(world):
-    """Return the version of the LiteLLM on the PATH, None where there is none; it is not run.
-
-    `litellm --version` takes 10 s and calls out (1.106.2), and with a litellm_init.pth beside it
-    any start of its Python is one too many.
-    """
-    path = world.which("litellm")
-    if not path:
-        return None
-    names = [name for place in ("lib/python*", "Lib")
-             for name in world.names_near(path, f"../{place}/*-packages/litellm*")]
-    versions = re.findall(r"^litellm-(\d.*)\.dist-info$", "\n".join(names), re.M)
-    return (versions or ["?"])[-1] + " with litellm_init.pth" * ("litellm_init.pth" in names)
 
 
 def look(world, url, until, **headers):
@@ -4994,28 +5001,6 @@ def find_command(name):
     return known[name]
 
 
-def format_help(command=None):
-    """Return the help text: examples first, then what there is."""
-    if command is None:
-        head = f"subagent-fleet {__version__}: run Claude Code-style subagents across your local " \
-               "model fleet.\n\nStart:\n  subagent-fleet up\n\nCommands:\n"
-        tail = "\nsubagent-fleet COMMAND --help says more. Exit codes: 0 done, 1 a problem was " \
-               "found,\n2 usage, 3 refused (--force overrides), 130 interrupted.\n"
-        return head + format_pairs([(c.name, c.summary) for c in COMMANDS]) + tail
-    rows = []
-    for flag in command.flags:
-        value = "|".join(flag.more.get("choices", ())) or flag.metavar
-        name = f"{flag.short}, {flag.name}" if flag.short else flag.name
-        rows.append((f"{name} {value}".rstrip() if name.startswith("-") else value, flag.note))
-    if command.passes:
-        rows.append(("-- " + command.passes, "handed on as it is"))
-    examples = [f"subagent-fleet {text}" if text.startswith(command.name) else text
-                for text in command.examples]
-    return (f"subagent-fleet {command.name}: {command.summary}.\n\nExamples:\n"
-            + "".join(f"  {text}\n" for text in examples)
-            + ("\nOptions:\n" + format_pairs(rows) if rows else ""))
-
-
 def parse_arguments(command, words):
     """Return the options of a command; what is wrong is said in one line."""
     import argparse
@@ -5041,28 +5026,6 @@ def parse_arguments(command, words):
         parser.error(f"unknown argument `{unknown[0]}`", hint)
     options.passed = words[cut + 1:]
     return options
-
-
-def format_completion(shell):
-    """Return a completion script made from COMMANDS."""
-    words = {c.name: " ".join([f.name for f in c.flags if f.name.startswith("-")]
-                              + [choice for f in c.flags for choice in f.more.get("choices", ())])
-             for c in COMMANDS}
-    words["help"] = names = " ".join(words)
-    if shell == "fish":
-        lines = [f"complete -c subagent-fleet -n __fish_use_subcommand -f -a {c.name} "
-                 f'-d "{c.summary}"' for c in COMMANDS]
-        lines += [f"complete -c subagent-fleet -n '__fish_seen_subcommand_from {name}' "
-                  f"-a '{found}'" for name, found in words.items() if found]
-        return "\n".join(lines) + "\n"
-    cases = "".join(f"    {name}) words='{found}' ;;\n" for name, found in words.items())
-    start = "whence compdef >/dev/null || { autoload -U compinit && compinit; }\n" \
-            "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
-    return (f"{start}_subagent_fleet() {{\n  local words='{names}'\n"
-            '  [ "$COMP_CWORD" -gt 1 ] && case "${COMP_WORDS[1]}" in\n' + cases
-            + "    *) words='' ;;\n  esac\n"
-            '  COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))\n}\n'
-            "complete -o default -F _subagent_fleet subagent-fleet\n")
 
 
 def main(argv=None, world=None):
@@ -5096,7 +5059,7 @@ def run_words(words, world):
     own = words[:words.index("--")] if "--" in words else words
     if not words or "-h" in own or "--help" in own:
         named = [word for word in own[:1] if not word.startswith("-")]
-        world.out(format_help(*map(find_command, named)))
+        cmd_help(SimpleNamespace(command="".join(named)), world)
         return EXIT_OK if words else EXIT_USAGE
     command, options = find_command(words[0]), None
     try:

@@ -366,10 +366,11 @@ def test_litellm_is_known_from_disk_without_running_it(tmp_path, packages, versi
     program = write_program(tmp_path / "venv" / "bin", "litellm", f"touch {tmp_path}/was-run")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "litellm").symlink_to(program)  # as uv and pipx do
-    found = sf.find_litellm(world_with(PATH=tmp_path / "bin"))
+    options = types.SimpleNamespace(timeout=0.2)
+    found = sf.observe(world_with(PATH=tmp_path / "bin"), None, (), options).litellm
     assert found == version + " with litellm_init.pth" * poisoned
     assert not (tmp_path / "was-run").exists()
-    assert sf.find_litellm(world_with(PATH=tmp_path)) is None
+    assert sf.observe(world_with(PATH=tmp_path), None, (), options).litellm is None
 
 
 @pytest.mark.parametrize("script,version", [

@@ -1150,7 +1150,7 @@ def test_a_port_that_another_of_us_has_is_said(tmp_path):
 @pytest.mark.parametrize("words, env, status, told", [
     (("--port", "http"), {}, 2, "`http` is not a port"),
     (("--port", "70000"), {}, 2, "`70000` is not a port"),
-    (("--host", "0.0.0.0"), {"LITELLM_MASTER_KEY": "sk-1234"}, 3, "the key is weak"),
+    (("--host", "0.0.0.0"), {"LITELLM_MASTER_KEY": "sk-1234"}, 3, "is weak: it has"),
     (("--host", "no.such.host.invalid", "--port", "0"), {}, 1, "cannot listen on"),
     ((), {"LITELLM_MASTER_KEY": ""}, 1, "no key"),
 ])
