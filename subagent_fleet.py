@@ -4171,7 +4171,12 @@ def cmd_up(options, world):
     fleet, findings = load_config(options, world)
     tell_findings(world, [*findings, *lint_key(fleet, world.environ)])
     out, typed = find_output(options, world), [f"--config={options.config}"] * bool(options.config)
-    update_files(world, fleet, out)
+    changes = compare_output(world, out, fleet)
+    write_changes(world, out, [change for change in changes if change.action != "edited"])
+    for change in changes:
+        if change.action != "unchanged":
+            done = "kept, as you have edited it" if change.action == "edited" else change.action
+            world.err(f"{clean_line(change.path)}: {done}\n")
     if run_words(["warmup", *typed], world):
         states = probe_fleet(world, fleet, PROBE_TIMEOUT_SECONDS)
         if not any(plan_route_state(fleet, states, model).state == "ready"
@@ -4194,25 +4199,14 @@ def cmd_up(options, world):
     return EXIT_INTERRUPTED if "SIGINT" in names else status
 
 
-def update_files(world, fleet, out):
-    """Write what `generate` would; what a person has edited stays, and is named."""
-    changes = compare_output(world, out, fleet)
-    write_changes(world, out, [change for change in changes if change.action != "edited"])
-    for change in changes:
-        if change.action != "unchanged":
-            done = "kept, as you have edited it" if change.action == "edited" else change.action
-            world.err(f"{clean_line(change.path)}: {done}\n")
-
-
 def ask_gateway(fleet, world, out):
     """Return {node: what it has served} from a gateway of ours that serves this fleet."""
     headers, until = {"x-api-key": read_key(world, fleet, out)}, world.clock() + CONNECT_SECONDS
-    try:
+    with contextlib.suppress(NodeFailure, KeyError, TypeError):  # nobody, or no page of ours
         page = parse_answer(look(world, gateway_url(fleet.gateway) + "/fleet", until, **headers)[1])
-    except NodeFailure:
-        return {}
-    return {node["name"]: node for node in page["nodes"]} \
-        if isinstance(page, dict) and page.get("fleet") == fleet.name else {}
+        if page["fleet"] == fleet.name:
+            return {node["name"]: node for node in page["nodes"]}
+    return {}
 
 
 def find_gateway(world, fleet, out, *, needed=False):
@@ -4502,10 +4496,9 @@ def find_settings(world):
     for path in (*(f"{place}/managed-settings.json" for place in managed),
                  world.path(user, "settings.json"), ".claude/settings.json",
                  ".claude/settings.local.json"):
-        try:
+        # else it is absent, or Claude Code ignores it as well
+        with contextlib.suppress(FleetError, KeyError, TypeError, ValueError, RecursionError):
             found[path] = dict(json.loads(world.read_bytes(path))["env"])
-        except (FleetError, KeyError, TypeError, ValueError, RecursionError):
-            pass  # it is absent, or Claude Code ignores it as well
     return found
 
 
@@ -4799,12 +4792,10 @@ def look(world, url, until, **headers):
 def look_at_node(world, node, until):
     """Return (every address of a node's host, whether it answers a foreign web page)."""
     addresses, allowed, foreign = (), "", "https://fleet-doctor.invalid"
-    try:
+    with contextlib.suppress(NodeFailure):  # how a node fails is in its state
         addresses = world.addresses_of(split_endpoint(node.endpoint)[1].strip("[]"), until)
         headers = look(world, node.endpoint + "/api/version", until, Origin=foreign)[0]
         allowed = headers.get("access-control-allow-origin", "")
-    except NodeFailure:
-        pass  # how a node fails is in its state
     return addresses, allowed in ("*", foreign)
 
 
@@ -4824,13 +4815,12 @@ def who_listens(world, gateway, until):
 def who_serves(world, fleet, out, until):
     """Return OUR_GATEWAY when one takes this fleet's key and has its aliases, else who listens."""
     url, aliases = gateway_url(fleet.gateway), {model.alias for model in fleet.models.values()}
-    try:
+    # no key, or whoever answers there is no gateway of this fleet
+    with contextlib.suppress(FleetError, KeyError, TypeError, ValueError):
         headers = {"Authorization": f"Bearer {read_key(world, fleet, out)}"}
         page = parse_answer(look(world, f"{url}/v1/models", until, **headers)[1])
         if aliases <= {model["id"] for model in page["data"]}:
             return OUR_GATEWAY
-    except (FleetError, KeyError, TypeError, ValueError):
-        pass  # no key, or whoever answers there is no gateway of this fleet
     return who_listens(world, fleet.gateway, until)
 
 
