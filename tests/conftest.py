@@ -1,8 +1,10 @@
 """Fixtures: the module, the command line as a black box, golden comparison."""
 import os
 import pathlib
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 
@@ -17,6 +19,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HOSTED_VARIABLES = ("ANTHROPIC_", "CLAUDE", "LITELLM_", "OLLAMA_", "SUBAGENT_FLEET_CONFIG", "http_",
                     "https_", "HTTP_", "HTTPS_", "ALL_PROXY", "NO_COLOR", "COLUMNS")
+
+
+_PORTS = iter(random.sample(range(20000, 30000), 10000))  # none is given twice
+
+
+def free_port():
+    """Find a port nobody has, below those that systems give to whoever calls out."""
+    for port in _PORTS:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                return port
 
 
 def clean_environment(**more):

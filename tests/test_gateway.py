@@ -16,7 +16,7 @@ import time
 import pytest
 
 import subagent_fleet as sf
-from conftest import SCRIPT, clean_environment
+from conftest import SCRIPT, clean_environment, free_port
 
 WIRE = pathlib.Path(__file__).parent / "cases" / "wire"
 KEY = "sk-0123456789abcdef0123456789abcdef"
@@ -1172,12 +1172,6 @@ opener = urllib.request.build_opener(urllib.request.ProxyHandler({{}}))
 print(json.load(opener.open(request))["content"][0]["text"], *sys.argv[3:])
 sys.exit(7)
 """
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import random
 import re
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,11 +16,9 @@ import time
 import pytest
 import subagent_fleet as sf
 
-from conftest import SCRIPT, clean_environment, keys_near
+from conftest import SCRIPT, clean_environment, free_port, keys_near
 
-with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    PORT = free.getsockname()[1]
+PORT = free_port()
 FLEET = """\
 project:
   name: local-dev
