@@ -87,6 +87,7 @@ SHOW_LIMIT = 64  # models of one node that are asked for their capabilities
 STATE_DIRECTORY = ".subagent-fleet"
 LITELLM_FILE, ENVIRONMENT_FILE = "litellm_config.yaml", ".env.subagent-fleet"
 HOME_URL = "https://github.com/adityak74/subagent-fleet"
+OTHER_PORT = "stop it, or write another `port:` under project.gateway"
 
 OLLAMA_PORT = 11434
 OLLAMA_ENDPOINT = "http://localhost:11434"
@@ -1493,7 +1494,6 @@ OLLAMA_HOLES = (  # mended in; what an older one does, worst first (golang/vulnd
     ("0.31.2", "warning", "takes harmful model files without checking them"),
 )
 OUR_GATEWAY = "this fleet's gateway"
-OTHER_PORT = "stop it, or write another `port:` under project.gateway"
 DOCTOR_TEXTS = {  # id: level, what is so, what mends it
     "python": ("ok", "Python {version}", ""),
     "claude": ("ok", "Claude Code {version}", ""),
@@ -4233,16 +4233,18 @@ def start_gateway(fleet, world, out):
     environ = merge_environment(world.environ, fleet, read_key(world, fleet, out))
     child = world.start([program, "--config", world.path(out, LITELLM_FILE), "--host", gateway.host,
                          "--port", str(gateway.port)], environ=environ, log=log)
-    until = world.clock() + LITELLM_START_SECONDS
-    while who_serves(world, fleet, out, until) != OUR_GATEWAY:
-        if child.poll() is not None or world.clock() > until:
-            child.kill()
-            child.wait()
-            raise FleetError("litellm-failed", "LiteLLM did not start", fix=f"see {log}")
-        world.sleep(TICK_SECONDS)
-    world.err(f"LiteLLM serves {name} at {url}.\n")
     stops.callback(child.wait)
     stops.callback(child.kill)  # it keeps nothing that a softer end would save
+    until = world.clock() + LITELLM_START_SECONDS
+    try:
+        while who_serves(world, fleet, out, until) != OUR_GATEWAY:
+            if child.poll() is not None or world.clock() > until:
+                raise FleetError("litellm-failed", "LiteLLM did not start", fix=f"see {log}")
+            world.sleep(TICK_SECONDS)
+    except BaseException:  # Ctrl-C too
+        stops.close()
+        raise
+    world.err(f"LiteLLM serves {name} at {url}.\n")
     return stops
 
 
@@ -4900,7 +4902,8 @@ def seconds_above_zero(text):
     import argparse
     number = float(text) if re.fullmatch(r"\d+\.?\d*|\.\d+", text) else 0
     if not 0 < number <= 86400:
-        raise argparse.ArgumentTypeError(f"expected seconds above zero, not `{text}`")
+        raise argparse.ArgumentTypeError(f"expected seconds, above zero and at most 86400, "
+                                         f"not `{text}`")
     return number
 
 

@@ -1254,6 +1254,25 @@ def answers_nobody(port):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a script stands in for LiteLLM")
+def test_up_interrupted_while_litellm_starts_leaves_nothing_running(project):
+    config = project.place / "fleet.yaml"
+    config.write_text(config.read_text().replace("builtin", "litellm"))
+    litellm = project.claude.with_name("litellm")
+    litellm.write_text("#!/bin/sh\necho $$ > pid\nexec sleep 60\n")
+    litellm.chmod(0o755)
+    process = started(
+        [sys.executable, "-I", "-S", str(SCRIPT), "up"], cwd=str(project.place),
+        env=clean_environment(PATH=f"{litellm.parent}:{os.defpath}", HOME=project.place),
+        stderr=subprocess.PIPE)
+    wait_until(lambda: (project.place / "pid").exists() and (project.place / "pid").read_text())
+    process.send_signal(signal.SIGINT)  # to it alone: on a terminal LiteLLM would get its own
+    _, said = process.communicate(timeout=15)
+    assert process.returncode == 130 and said.endswith(b"interrupted\n")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((project.place / "pid").read_text()), 0)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a script stands in for LiteLLM")
 def test_up_starts_litellm_or_says_how_to_install_it(project):
     config = project.place / "fleet.yaml"
     config.write_text(config.read_text().replace("builtin", "litellm"))
