@@ -1277,7 +1277,10 @@ def lint_fleet(fleet):
 
 def address_kind(host):
     """Return what an address is good for: public, LAN, Tailscale; "" for none, or this machine."""
-    import ipaddress
+    usual = re.fullmatch(r"((?:10\.\d{1,3}|192\.168)(?:\.\d{1,3}){2})|[A-Za-z_][^:]*", host)
+    if usual:
+        return "LAN" if usual[1] else ""
+    import ipaddress  # which takes as long as reading a fleet file
     try:
         found = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
@@ -4998,7 +5001,9 @@ def parse_arguments(command, words):
                              fix=fix or f"subagent-fleet {command.name} --help")
 
     cut = words.index("--") if command.passes and "--" in words else len(words)
-    parser = Parser(prog="subagent-fleet", add_help=False, allow_abbrev=False)
+    parser = Parser(prog="subagent-fleet", add_help=False, allow_abbrev=False,
+                    # without a width it imports shutil, and with it three packers
+                    formatter_class=lambda prog: argparse.HelpFormatter(prog, width=80))
     for flag in command.flags:
         more = {"metavar": flag.metavar, **flag.more} if flag.metavar else {"action": "store_true"}
         parser.add_argument(*filter(None, (flag.short, flag.name)), **more)

@@ -694,7 +694,8 @@ def test_system_decides_the_setup(monkeypatch, platform, programs, online, syste
 @pytest.mark.parametrize("address,kind", [
     ("192.168.1.50", "LAN"), ("10.1.2.3", "LAN"), ("172.20.0.4", "LAN"), ("fd00::1", "LAN"),
     ("100.101.102.103", "Tailscale"), ("100.64.0.1", "Tailscale"), ("127.0.0.1", ""),
-    ("169.254.3.4", ""), ("8.8.8.8", "public"), ("100.128.0.1", "public")])
+    ("169.254.3.4", ""), ("8.8.8.8", "public"), ("100.128.0.1", "public"), ("localhost", ""),
+    ("10.example.com", ""), ("192.168.1", ""), ("fe80::1", ""), ("[2606:4700::1111]", "public")])
 def test_addresses_have_a_kind(address, kind):
     assert sf.address_kind(address) == kind
 

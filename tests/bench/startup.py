@@ -34,6 +34,17 @@ def side_by_side(commands):
     return {name: statistics.median(found) for name, found in times.items()}
 
 
+def peak_of(command):
+    """Megabytes that one run takes at its largest."""
+    # The peak of the process that starts it counts too, so that one is as small as can be.
+    program = ("import os, resource, sys; "
+               "os.waitpid(os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ), 0); "
+               "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)")
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", program, *command],
+                          stdout=subprocess.PIPE, check=True)
+    return int(done.stdout.split()[-1]) / (1048576 if sys.platform == "darwin" else 1024)
+
+
 def imports_of(words):
     """The standard modules that a command loads beyond a bare interpreter."""
     program = (f"import sys; bare = set(sys.modules); sys.path.insert(0, {str(ROOT)!r}); "
@@ -64,21 +75,16 @@ def main():
             commands["script " + name] = python + [str(SCRIPT)] + words
             commands["installed " + name] = python + ["-c", run]
         found = side_by_side(commands)
+        peaks = {name: peak_of(commands[name]) for name in (
+            "bare", "floor of validate", "script validate", "installed validate")}
     for name, seconds in found.items():
         print(f"  {name:24} {seconds * 1000:7.1f} ms")
     for name, script_goal, installed_goal in (("--version", 1.15, 2.0), ("validate", 1.25, 4.0)):
         print(f"{name}: script ÷ floor {found['script ' + name] / found['floor of ' + name]:.2f} "
               f"(goal {script_goal}), installed ÷ bare "
               f"{found['installed ' + name] / found['bare']:.2f} (goal {installed_goal})")
-    subprocess.run(python + [str(SCRIPT)] + COMMANDS["validate"], stdout=subprocess.DEVNULL)
-    program = ("import resource, subprocess, sys; subprocess.run(sys.argv[1:], "
-               "stdout=subprocess.DEVNULL); "
-               "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)")
-    for label, command in (("validate", python + [str(SCRIPT)] + COMMANDS["validate"]),
-                           ("bare", python + ["-c", "pass"])):
-        done = subprocess.run([sys.executable, "-c", program] + command, stdout=subprocess.PIPE)
-        peak = int(done.stdout) / (1024 if sys.platform != "darwin" else 1048576)
-        print(f"peak memory of {label}: {peak:.1f} MB" + (" (goal 22)" * (label == "validate")))
+    for name, peak in peaks.items():
+        print(f"peak memory of {name}: {peak:.1f} MB" + " (goal 22)" * (name[:2] in ("sc", "in")))
 
 
 if __name__ == "__main__":
