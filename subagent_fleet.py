@@ -2192,7 +2192,7 @@ class ApiError(FleetError):
 def _parse_object(text):
     """Return the JSON object in a text, or None."""
     try:
-        found = json.loads(text)
+        found = json.loads(text if isinstance(text, str) else text.decode("utf-8"))
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
@@ -3138,6 +3138,7 @@ class World:
 
     def start(self, argv, *, environ, log):
         """Start a program in the background, its output in a file; return its process."""
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # what ends us ends it as well
         with Trying("run", argv[0], slug="cannot-run"), open(log, "ab") as stream:
             return subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL,
                                     stdout=stream, stderr=stream)

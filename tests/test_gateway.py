@@ -1254,7 +1254,8 @@ def answers_nobody(port):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a script stands in for LiteLLM")
-def test_up_interrupted_while_litellm_starts_leaves_nothing_running(project):
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_up_ended_while_litellm_starts_leaves_nothing_running(project, sent):
     config = project.place / "fleet.yaml"
     config.write_text(config.read_text().replace("builtin", "litellm"))
     litellm = project.claude.with_name("litellm")
@@ -1265,7 +1266,7 @@ def test_up_interrupted_while_litellm_starts_leaves_nothing_running(project):
         env=clean_environment(PATH=f"{litellm.parent}:{os.defpath}", HOME=project.place),
         stderr=subprocess.PIPE)
     wait_until(lambda: (project.place / "pid").exists() and (project.place / "pid").read_text())
-    process.send_signal(signal.SIGINT)  # to it alone: on a terminal LiteLLM would get its own
+    process.send_signal(sent)  # to it alone: on a terminal LiteLLM would get its own
     _, said = process.communicate(timeout=15)
     assert process.returncode == 130 and said.endswith(b"interrupted\n")
     with pytest.raises(ProcessLookupError):
