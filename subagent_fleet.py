@@ -45,7 +45,10 @@ class _Late:
         return getattr(module, key)
 
 
-json, re, threading = map(_Late, ("json", "re", "threading"))
+(argparse, array, base64, datetime, difflib, hashlib, ipaddress, json, re, string, textwrap,
+ threading) = map(_Late, (
+     "argparse array base64 datetime difflib hashlib ipaddress json re string textwrap "
+     "threading").split())
 
 
 class _Pattern:
@@ -242,14 +245,13 @@ class Document:
     """
 
     def __init__(self, text, source):
-        from array import array  # 16 bytes an entry; tuples would take 30 times the text
         if not isinstance(text, str):
             raise FleetError("yaml-input", f"not text, but {type(text).__name__}", where=source)
         if len(text) > TEXT_LIMIT_BYTES:
             raise FleetError("yaml-limit", f"the text has {len(text):,} characters, more than "
                              f"{TEXT_LIMIT_BYTES:,}", where=source)
         self.text = (text[1:] if text.startswith("\ufeff") else text).replace("\r\n", "\n")
-        self.source, self.marks, self.open, self.array = source, {}, [], array
+        self.source, self.marks, self.open = source, {}, []
         self.span = None  # of the value read last; None when it has no line of its own
         self.last_line, self.orders = (0, 1), {}
         odd = _ODD.search(self.text)
@@ -258,7 +260,7 @@ class Document:
                       at=odd.start(), fix="end lines with LF or CRLF" if odd.group() == "\r" else
                       "remove it, or escape it inside double quotes")
         self.seek(0)
-        self.marks[None] = array("I", (self.at, self.at + 1))
+        self.marks[None] = array.array("I", (self.at, self.at + 1))
         self.value, begun = None, self.column >= 0
         if begun:
             self.value = self.read_block(-1)
@@ -385,7 +387,7 @@ class Document:
             self.fail_unexpected("the end of the line", fix="quote the whole value")
 
     def enter(self):
-        self.open.append(self.array("I"))
+        self.open.append(array.array("I"))  # 16 bytes an entry; tuples take 30 times the text
         if len(self.open) > DEPTH_LIMIT:
             self.fail("yaml-limit", f"more than {DEPTH_LIMIT} levels deep")
 
@@ -710,60 +712,50 @@ RULES = {
 }
 
 REQUIRED = object()
-
-
-class Field(Record):
-    """One key of the fleet file: its rule or section, its default, and what it is for."""
-
-    rule: str
-    default: object
-    note: str
-
-
-FIELDS = {
+FIELDS = {  # section: key: its rule or its own section, its default, what it is for
     "": {
-        "project": Field("project", REQUIRED, "the fleet's name, its gateway, Claude Code's tiers"),
-        "nodes": Field("node", REQUIRED, "machines that run Ollama"),
-        "models": Field("model", REQUIRED, "which model runs on which node, under which alias"),
-        "agents": Field("agent", REQUIRED, "Claude Code subagents and the model each one uses"),
+        "project": ("project", REQUIRED, "the fleet's name, its gateway, Claude Code's tiers"),
+        "nodes": ("node", REQUIRED, "machines that run Ollama"),
+        "models": ("model", REQUIRED, "which model runs on which node, under which alias"),
+        "agents": ("agent", REQUIRED, "Claude Code subagents and the model each one uses"),
     },
     "project": {
-        "name": Field("line", REQUIRED, "shown in tables"),
-        "gateway": Field("gateway", {}, "where Claude Code finds the fleet"),
-        "claude": Field("claude", {}, "which model answers for each of Claude Code's tiers"),
+        "name": ("line", REQUIRED, "shown in tables"),
+        "gateway": ("gateway", {}, "where Claude Code finds the fleet"),
+        "claude": ("claude", {}, "which model answers for each of Claude Code's tiers"),
     },
     "gateway": {
-        "provider": Field("provider", "litellm", "who serves: this program or LiteLLM"),
-        "host": Field("host", "127.0.0.1", "address the gateway listens on"),
-        "port": Field("port", 4000, "port the gateway listens on"),
-        "master_key_env": Field("variable", "LITELLM_MASTER_KEY", "variable that holds the key"),
+        "provider": ("provider", "litellm", "who serves: this program or LiteLLM"),
+        "host": ("host", "127.0.0.1", "address the gateway listens on"),
+        "port": ("port", 4000, "port the gateway listens on"),
+        "master_key_env": ("variable", "LITELLM_MASTER_KEY", "variable that holds the key"),
     },
-    "claude": {tier: Field("name", None, "model of the main session" if tier == "main" else
-                           f"model behind `{tier}`") for tier in TIERS},
+    "claude": {tier: ("name", None, "model of the main session" if tier == "main" else
+                      f"model behind `{tier}`") for tier in TIERS},
     "node": {
-        "endpoint": Field("endpoint", REQUIRED, "where its Ollama answers"),
-        "tags": Field("tags", (), "your own words for it"),
-        "memory_gb": Field("gigabytes", None, "memory for models; lets `validate` warn"),
+        "endpoint": ("endpoint", REQUIRED, "where its Ollama answers"),
+        "tags": ("tags", (), "your own words for it"),
+        "memory_gb": ("gigabytes", None, "memory for models; lets `validate` warn"),
     },
     "model": {
-        "node": Field("name", REQUIRED, "the node it runs on"),
-        "ollama_model": Field("line", REQUIRED, "its name in `ollama list`"),
-        "litellm_alias": Field("alias", REQUIRED, "the name Claude Code asks for"),
-        "context": Field("tokens", 8192, "context window in tokens"),
-        "timeout": Field("seconds", 300, "seconds to wait for its first token"),
-        "max_parallel": Field("parallel", 1, "requests at the same time"),
-        "keep_alive": Field("keep alive", -1, "how long it stays loaded"),
-        "thinking": Field("boolean", False, "let a model that can think do so"),
-        "max_output": Field("tokens", 8192, "longest answer in tokens"),
-        "fallback": Field("names", (), "models that answer when this one cannot"),
-        "cloud": Field("boolean", False, "allow a name that Ollama sends to ollama.com"),
+        "node": ("name", REQUIRED, "the node it runs on"),
+        "ollama_model": ("line", REQUIRED, "its name in `ollama list`"),
+        "litellm_alias": ("alias", REQUIRED, "the name Claude Code asks for"),
+        "context": ("tokens", 8192, "context window in tokens"),
+        "timeout": ("seconds", 300, "seconds to wait for its first token"),
+        "max_parallel": ("parallel", 1, "requests at the same time"),
+        "keep_alive": ("keep alive", -1, "how long it stays loaded"),
+        "thinking": ("boolean", False, "let a model that can think do so"),
+        "max_output": ("tokens", 8192, "longest answer in tokens"),
+        "fallback": ("names", (), "models that answer when this one cannot"),
+        "cloud": ("boolean", False, "allow a name that Ollama sends to ollama.com"),
     },
     "agent": {
-        "model": Field("name", REQUIRED, "the model it uses"),
-        "description": Field("text", REQUIRED, "when Claude Code should call it; one paragraph"),
-        "tools": Field("tools", None, "tools it may use; absent: all, []: none"),
-        "prompt": Field("text", None, "its system prompt; absent: the role's default"),
-        "frontmatter": Field("frontmatter", {}, "further keys for Claude Code, such as maxTurns"),
+        "model": ("name", REQUIRED, "the model it uses"),
+        "description": ("text", REQUIRED, "when Claude Code should call it; one paragraph"),
+        "tools": ("tools", None, "tools it may use; absent: all, []: none"),
+        "prompt": ("text", None, "its system prompt; absent: the role's default"),
+        "frontmatter": ("frontmatter", {}, "further keys for Claude Code, such as maxTurns"),
     },
 }
 UNITS = {"tokens": {"k": 1024}, "seconds": {"s": 1, "m": 60, "h": 3600},
@@ -784,7 +776,6 @@ def split_endpoint(endpoint):
     scheme, host, port, path = match.groups()
     scheme = scheme.lower()
     if host.startswith("["):
-        import ipaddress
         try:
             ipaddress.IPv6Address(host[1:-1])
         except ValueError:
@@ -837,8 +828,8 @@ def _record(kind):
     """Make the Record of a section: its name, its keys, and their defaults."""
     keys = [key.replace("litellm_", "") for key in FIELDS[kind]]
     fields = dict.fromkeys(["name", *keys] if kind in KEY_RULES else keys, object)
-    defaults = {key: spec.default for key, spec in FIELDS[kind].items()
-                if spec.default is not REQUIRED}
+    defaults = {key: default for key, (_, default, _) in FIELDS[kind].items()
+                if default is not REQUIRED}
     return type(kind.title(), (Record,), {"__annotations__": fields, **defaults})
 
 
@@ -919,7 +910,6 @@ class NodeState(Record):
 
 def nearest(word, choices):
     """Return ``did you mean `x`?`` for the closest choice, or an empty string."""
-    import difflib  # only after a mistake
     spelled = {str(choice).lower(): choice for choice in choices}
     found = difflib.get_close_matches(str(word)[:64].lower(), spelled, 1, 0.6)
     return f"did you mean `{spelled[found[0]]}`?" if found else ""
@@ -1006,10 +996,10 @@ class _Checker(SimpleNamespace):
 
     def value(self, spec, path, parent):
         """Check one key of a section; return its value in normal form, or None when wrong."""
-        key, rule = path[-1], spec.rule
-        value = parent.get(key, spec.default)
+        key, (rule, default, note) = path[-1], spec
+        value = parent.get(key, default)
         if value is REQUIRED:
-            return self.error("missing-key", path, "is missing", fix=f"add `{key}:` ({spec.note})")
+            return self.error("missing-key", path, "is missing", fix=f"add `{key}:` ({note})")
         if rule in FIELDS:
             return (self.named if rule in KEY_RULES else self.section)(rule, path, value)
         if key not in parent:
@@ -1116,18 +1106,17 @@ def _check_cycles(check, models):
 def render_schema(kind=""):
     """Return the JSON Schema of the fleet file, or of a section, from the tables that check it."""
     properties = {}
-    for key, spec in FIELDS[kind].items():
-        rule = spec.rule
+    for key, (rule, default, note) in FIELDS[kind].items():
         found = render_schema(rule) if rule in FIELDS else dict(RULES[rule][0])
         if rule in KEY_RULES:
             found = {"type": "object", "propertyNames": RULES[KEY_RULES[rule]][0],
                      "additionalProperties": found, "minProperties": int(rule != "agent")}
-        elif rule not in FIELDS and spec.default not in (REQUIRED, None):
-            found["default"] = spec.default
-        properties[key] = {"description": spec.note, **found}
+        elif rule not in FIELDS and default not in (REQUIRED, None):
+            found["default"] = default
+        properties[key] = {"description": note, **found}
     head = {} if kind else {"$schema": "https://json-schema.org/draft/2020-12/schema",
                             "title": "subagent-fleet"}
-    required = [key for key, spec in FIELDS[kind].items() if spec.default is REQUIRED]
+    required = [key for key, (_, default, _) in FIELDS[kind].items() if default is REQUIRED]
     return {**head, "type": "object", "additionalProperties": False, "properties": properties,
             "required": required}
 
@@ -1277,10 +1266,10 @@ def lint_fleet(fleet):
 
 def address_kind(host):
     """Return what an address is good for: public, LAN, Tailscale; "" for none, or this machine."""
+    # loading ipaddress takes as long as reading a fleet file
     usual = re.fullmatch(r"((?:10\.\d{1,3}|192\.168)(?:\.\d{1,3}){2})|[A-Za-z_][^:]*", host)
     if usual:
         return "LAN" if usual[1] else ""
-    import ipaddress  # which takes as long as reading a fleet file
     try:
         found = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
@@ -1437,7 +1426,6 @@ def plan_changes(wanted, found, known):
 
 def digest(content):
     """Return the SHA-256 of a file's bytes."""
-    import hashlib
     return hashlib.sha256(content or b"").hexdigest()
 
 
@@ -1848,19 +1836,18 @@ $agents"""
 
 def render_starter(tree):
     """Return a fleet.yaml that teaches by its comments."""
-    from string import Template
     blocks = {}
     for kind, parts in tree.items():
-        lines, known = [], FIELDS[kind[:-1]]
+        lines, notes = [], {key: note for key, (_, _, note) in FIELDS[kind[:-1]].items()}
         for name, fields in parts.items():
             lines.append(f"  {quote_yaml(name)}:")
             for key, value in fields.items():
                 shown = f"[{', '.join(value)}]" if isinstance(value, list) else _dump_scalar(value)
                 line = f"    {key}: {shown}"
                 is_new = kind != "agents" and name == next(iter(parts))
-                lines.append(f"{line:44} # {known[key].note}" if is_new else line)
+                lines.append(f"{line:44} # {notes[key]}" if is_new else line)
         blocks[kind] = "\n".join(lines) + "\n"
-    return Template(_STARTER).substitute(blocks)
+    return string.Template(_STARTER).substitute(blocks)
 
 
 # -- generated files --
@@ -2032,7 +2019,6 @@ def format_finding(finding, *, indent=""):
 
 def format_table(headers, rows, *, columns=0):
     """Return an aligned table; with `columns` the last column wraps to fit, nothing is cut."""
-    import textwrap
     rows = [[clean_line(str(cell)) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in [list(headers)] + rows) for i in range(len(headers))]
     left = sum(widths[:-1]) + 2 * (len(headers) - 1)
@@ -2060,7 +2046,6 @@ def format_pairs(rows):
 
 def format_diff(changes, fleet):
     """Return what would change as a unified diff; keys are never shown."""
-    import difflib
     names = rf"KEY|TOKEN|SECRET|PASS(?:W(?:OR)?D)?|\b{fleet.gateway.master_key_env}"
     secret = re.compile(rf"((?:{names})(?: |:?=|:-)).+|sk-\S+", re.IGNORECASE)
     pieces = []
@@ -2323,7 +2308,6 @@ def _text(block, name, where):
 
 
 def _read_image(block, where):
-    import base64
     source = block.get("source")
     if not isinstance(source, dict) or source.get("type") != "base64":
         raise ApiError(400, f"{where}: a local model can only be shown base64 images, not URLs")
@@ -4613,7 +4597,6 @@ def format_share(loaded):
 
 def format_expiry(expires, now):
     """Return when a model leaves memory, from what `/api/ps` says."""
-    import datetime
     text = re.sub(r"\.\d+", "", expires).replace("Z", "+00:00")  # 3.9 reads neither
     try:
         left = datetime.datetime.fromisoformat(text).timestamp() - now
@@ -4903,7 +4886,6 @@ class Command(Record):
 
 def seconds_above_zero(text):
     """Return a number of seconds that can be waited, a day at most."""
-    import argparse
     number = float(text) if re.fullmatch(r"\d+\.?\d*|\.\d+", text) else 0
     if not 0 < number <= 86400:
         raise argparse.ArgumentTypeError(f"expected seconds, above zero and at most 86400, "
@@ -4994,8 +4976,6 @@ def find_command(name):
 
 def parse_arguments(command, words):
     """Return the options of a command; what is wrong is said in one line."""
-    import argparse
-
     class Parser(argparse.ArgumentParser):
         def error(self, message, fix=""):
             raise FleetError("usage", f"{command.name}: {message}", status=EXIT_USAGE,

@@ -633,14 +633,14 @@ def test_readme_defaults_are_the_defaults():
     kinds = {"nodes": "node", "models": "model", "agents": "agent"}
     seen = 0
     for first, second, key, default, note in rows:
-        spec = sf.FIELDS[kinds.get(first) or (second or first)][key]
-        assert spec.note == note
-        if spec.default is sf.REQUIRED:
+        _, wanted, text = sf.FIELDS[kinds.get(first) or (second or first)][key]
+        assert text == note
+        if wanted is sf.REQUIRED:
             assert default == "required"
-        elif spec.default in (None, {}):
+        elif wanted in (None, {}):
             assert default == ""
         else:
-            shown = json.dumps(spec.default) if isinstance(spec.default, (bool, tuple)) else spec.default
+            shown = json.dumps(wanted) if isinstance(wanted, (bool, tuple)) else wanted
             assert default.strip("`") == str(shown)
         seen += 1
     assert seen > 25
