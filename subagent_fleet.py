@@ -3759,10 +3759,10 @@ class Service:
 
     def _attempt(self, ticket):
         """Wait in line, ask the next model; False when another should be asked."""
-        with contextlib.closing(Signal()) as granted:
-            ticket.wake = granted.set
-            while not ticket.model:
-                if not self._wait(granted, self._world.clock() + REST_SECONDS):
+        while not ticket.model:
+            with contextlib.closing(Signal()) as granted:
+                ticket.wake = granted.set  # and only then, whether it came before
+                if not ticket.model and not self._wait(granted, self._world.clock() + REST_SECONDS):
                     self._server.scheduler.serve_line()
         self._mark("waited")
         self._model = ticket.model
