@@ -814,8 +814,8 @@ def _normal_keep_alive(duration):
     """Return it as seconds: numbers stay, `1h30m` is added up, negative is for ever."""
     if isinstance(duration, int):
         return duration
-    units = {"h": 3600, "m": 60, "s": 1}
-    total = sum(int(n) * units[unit] for n, unit in re.findall("([0-9]+)([hms])", duration))
+    parts = re.findall("([0-9]+)([hms])", duration)
+    total = sum(int(number) * UNITS["seconds"][unit] for number, unit in parts)
     return -1 if duration.startswith("-") else total
 
 
@@ -1418,12 +1418,6 @@ class Change(Record):
         return "edited" if not self.ours else "removed" if self.wanted is None else "updated"
 
 
-def plan_changes(wanted, found, known):
-    """Compare what shall be with what is; `known` holds the hashes of what was written."""
-    return [Change(path, found[path], text, digest(found[path]) in known.get(path, ()))
-            for path, text in wanted.items()]
-
-
 def digest(content):
     """Return the SHA-256 of a file's bytes."""
     return hashlib.sha256(content or b"").hexdigest()
@@ -1761,23 +1755,16 @@ def plan_doctor(fleet, facts):
     return [(topic, finding) for topic, findings in topics.items() for finding in findings]
 
 
-class Worker(Record):
-    """What `worker` saw of the machine it was typed on."""
+# A worker is the machine that `worker` was typed on: its `state` as a node of its own, and
+# `reached`, the same at each address that other machines may use, which is the name there.
 
-    system: str      # a key of WORKER_SETUPS
-    name: str        # what the machine calls itself
-    program: str     # where Ollama's program is; "" is nowhere
-    state: NodeState
-    reached: tuple   # its NodeState at each address that other machines may use, by that name
-
-
-def plan_worker_block(worker):
+def plan_worker_block(name, state, reached):
     """Return the `nodes:` and `models:` to paste into the controller's fleet file."""
     # The names of the kinds sort as they should be preferred.
-    places = [(not one.online, address_kind(one.name), one.endpoint) for one in worker.reached]
-    *_, endpoint = min(places, default=(worker.state.endpoint.replace("127.0.0.1", worker.name),))
-    node, models = _slug(worker.name.split(".")[0], "worker"), {}
-    for number, (_, model) in enumerate(best_models([worker.state])):
+    places = [(not one.online, address_kind(one.name), one.endpoint) for one in reached]
+    *_, endpoint = min(places, default=(state.endpoint.replace("127.0.0.1", name),))
+    node, models = _slug(name.split(".")[0], "worker"), {}
+    for number, (_, model) in enumerate(best_models([state])):
         name = _slug(re.sub(":latest$", "", model.name), "model")
         name = f"{name[:56]}-{number}" if name in models else name
         models[name] = {
@@ -1792,13 +1779,12 @@ def _slug(text, otherwise):
     return re.sub("[^A-Za-z0-9._]+", "-", text).strip("-._")[:64].lower() or otherwise
 
 
-def check_worker(worker):
+def check_worker(program, state, reached):
     """Return what keeps this machine from being a node, and what mends it."""
-    state = worker.state
     if not state.online:
-        return [_say("ollama-stopped" if worker.program else "ollama-absent", state=state,
-                     program=worker.program)]
-    places = {address_kind(one.name): one.name for one in worker.reached if one.online}
+        return [_say("ollama-stopped" if program else "ollama-absent", state=state,
+                     program=program)]
+    places = {address_kind(one.name): one.name for one in reached if one.online}
     found = [_say(slug, level, who="this machine", address=places.get("public"))
              for slug, level, is_so in (("no-model", "", not best_models([state])),
                                         ("closed-node", "", not places),
@@ -2112,28 +2098,28 @@ Do not expose Ollama or LiteLLM to the public internet. Use LAN, firewall, Tails
 """
 
 
-def format_setup(worker):
+def format_setup(system, state, reached):
     """Return what to type on this system to open its Ollama to the fleet."""
-    before, line, after = WORKER_SETUPS[worker.system]
-    words = {"port": split_endpoint(worker.state.endpoint)[2],
-             "models": len(best_models([worker.state])) or 1,
-             "address": worker.reached[0].name if worker.reached else "0.0.0.0"}
+    before, line, after = WORKER_SETUPS[system]
+    words = {"port": split_endpoint(state.endpoint)[2], "models": len(best_models([state])) or 1,
+             "address": reached[0].name if reached else "0.0.0.0"}
     return before + "".join(line.format(name=name, value=value.format(**words))
                             for name, value in WORKER_SETTINGS.items()) + after.format(**words)
 
 
-def format_worker(worker, *, block, columns=0):
+def format_worker(report, columns):
     """Return everything `worker` has to say, the part to paste last."""
-    state, text = worker.state, ""
+    state, text = report["ollama"], ""
     if state.online:
         names = ", ".join(model.name for model in state.models) or "no model"
         text = clean_line(f"Ollama {state.version} runs here with {names}") + "\n\n"
     text += format_table(("Address", "Kind", "Ollama answers there"), [
-        (one.name, address_kind(one.name), "yes" if one.online else "no")
-        for one in worker.reached], columns=columns) + "\n"
-    for finding in check_worker(worker):
+        (one["address"], one["kind"], "yes" if one["open"] else "no")
+        for one in report["addresses"]], columns=columns) + "\n"
+    for finding in report["findings"]:
         text += format_finding(finding) + "\n"
-    return text + (f"The settings of a good node, open to the fleet:\n\n{format_setup(worker)}\n"
+    block = dump_yaml({key: value for key, value in report["fleet"].items() if value})
+    return text + (f"The settings of a good node, open to the fleet:\n\n{report['setup']}\n"
                    f"{SECURITY_WARNING}\nOn the machine that has the fleet, put these lines under "
                    f"the `nodes:` and `models:` of its fleet.yaml:\n\n{block}")
 
@@ -4311,7 +4297,8 @@ def compare_output(world, out, fleet, targets=TARGETS):
     wanted.update((path, None) for path in known
                   if target_of(path) in targets and path not in wanted)
     found = {path: read_file(world, out, path) for path in wanted}
-    return plan_changes(wanted, found, known)
+    return [Change(path, found[path], content, digest(found[path]) in known.get(path, ()))
+            for path, content in wanted.items()]
 
 
 def write_changes(world, out, changes):
@@ -4846,18 +4833,14 @@ def cmd_worker(options, world):
     system = "docker" if here.online and not program and world.which("docker") else {
         "darwin": "darwin", "win32": "windows"}.get(
         sys.platform, "systemd" if world.which("systemctl") else "shell")
-    worker = Worker(system, world.own_name(), program, here, tuple(reached))
-    block, findings = plan_worker_block(worker), check_worker(worker)
-    if options.json:
-        world.out(render_report("worker", {
-            "system": system, "name": worker.name, "program": program, "ollama": here,
-            "addresses": [{"address": one.name, "kind": address_kind(one.name), "open": one.online}
-                          for one in reached],
-            "findings": findings, "setup": format_setup(worker), "security": SECURITY_WARNING,
-            "fleet": block}))
-    else:
-        world.out(format_worker(worker, columns=world.columns, block=dump_yaml(
-            {key: value for key, value in block.items() if value})))
+    name, findings = world.own_name(), check_worker(program, here, reached)
+    report = {"system": system, "name": name, "program": program, "ollama": here,
+              "addresses": [{"address": one.name, "kind": address_kind(one.name),
+                             "open": one.online} for one in reached],
+              "findings": findings, "setup": format_setup(system, here, reached),
+              "security": SECURITY_WARNING, "fleet": plan_worker_block(name, here, reached)}
+    world.out(render_report("worker", report) if options.json else
+              format_worker(report, world.columns))
     return EXIT_PROBLEM if any(found.level == "error" for found in findings) else EXIT_OK
 
 

@@ -707,15 +707,22 @@ def reached(*addresses, reason=""):
     return tuple(sf.NodeState(address, f"http://{address}:11434", reason) for address in addresses)
 
 
-WORKER = sf.Worker("systemd", "Mac-mini.local", "/bin/ollama", LOCAL,
-                   reached("192.168.1.50", "100.101.102.103"))
+REACHED = reached("192.168.1.50", "100.101.102.103")
+
+
+def check_worker(program="/bin/ollama", state=LOCAL, reached=REACHED):
+    return sf.check_worker(program, state, reached)
+
+
+def plan_block(name="Mac-mini.local", state=LOCAL, reached=REACHED):
+    return sf.plan_worker_block(name, state, reached)
 
 
 @pytest.mark.parametrize("system", sorted(sf.WORKER_SETUPS))
 def test_setup_names_every_setting_and_how_to_start(system):
     state = LOCAL.replace(endpoint="http://127.0.0.1:12000")
-    text = sf.format_setup(WORKER.replace(system=system, state=state.replace(
-        models=(GOOD_MODEL, GOOD_MODEL.replace(name="qwen3:4b")))))
+    text = sf.format_setup(system, state.replace(
+        models=(GOOD_MODEL, GOOD_MODEL.replace(name="qwen3:4b"))), REACHED)
     for name, value in sf.WORKER_SETTINGS.items():
         assert name in text and value.format(port=12000, models=2) in text
     assert {"darwin": "Expose Ollama to the network", "systemd": "systemctl edit ollama",
@@ -725,11 +732,7 @@ def test_setup_names_every_setting_and_how_to_start(system):
 
 
 def test_setup_on_a_mac_says_that_launchctl_is_lost():
-    assert "lost at every restart" in sf.format_setup(WORKER.replace(system="darwin"))
-
-
-def worker_findings(**changed):
-    return {f.slug: f.level for f in sf.check_worker(WORKER.replace(**changed))}
+    assert "lost at every restart" in sf.format_setup("darwin", LOCAL, REACHED)
 
 
 WORKER_CASES = [
@@ -749,8 +752,8 @@ WORKER_CASES = [
 
 @pytest.mark.parametrize("changed,wanted", WORKER_CASES)
 def test_worker_finds_exactly(changed, wanted):
-    assert worker_findings(**changed) == wanted
-    assert all(f.fix for f in sf.check_worker(WORKER.replace(**changed)))
+    assert {f.slug: f.level for f in check_worker(**changed)} == wanted
+    assert all(f.fix for f in check_worker(**changed))
 
 
 def fleet_of(block):
@@ -762,7 +765,7 @@ def fleet_of(block):
 
 
 def test_worker_block_is_a_part_of_a_valid_fleet():
-    fleet = fleet_of(sf.plan_worker_block(WORKER))
+    fleet = fleet_of(plan_block())
     assert fleet.nodes["mac-mini"].endpoint == "http://192.168.1.50:11434"
     model = fleet.models["qwen3-8b"]
     assert (model.ollama_model, model.alias, model.context) == ("qwen3:8b", "qwen3-8b", 32768)
@@ -777,7 +780,7 @@ def test_worker_block_is_a_part_of_a_valid_fleet():
     ({"reached": (), "state": LOCAL.replace(endpoint="http://127.0.0.1:12000")},
      "http://Mac-mini.local:12000")])
 def test_worker_block_prefers_an_address_that_answers_then_the_lan(changed, endpoint):
-    block = sf.plan_worker_block(WORKER.replace(**changed))
+    block = plan_block(**changed)
     assert block["nodes"]["mac-mini"]["endpoint"] == endpoint
 
 
@@ -786,8 +789,7 @@ def test_worker_block_survives_hostile_names():
              "\u202eevil", "x" * 200, "x" * 201, "é", "\n", "", "q:cloud", "'\"#{}", "-", "y: z")
     models = tuple(sf.NodeModel(name, 1, capabilities=("completion", "tools"),
                                 trained_context=n * 50000) for n, name in enumerate(names))
-    worker = WORKER.replace(name="\x1b[2J Bad name:" + "n" * 90, state=LOCAL.replace(models=models))
-    fleet = fleet_of(sf.plan_worker_block(worker))
+    fleet = fleet_of(plan_block("\x1b[2J Bad name:" + "n" * 90, LOCAL.replace(models=models)))
     kept = {model.ollama_model for model in fleet.models.values()}
     assert {"opus", "a/b:c", "a-b:c", "é", "y: z"} <= kept
     assert not kept & {"q:cloud", "", "\n", "a.b\x1b[31m"}
@@ -797,10 +799,8 @@ def test_worker_block_prefers_models_that_call_tools():
     models = (GOOD_MODEL, sf.NodeModel("phi:1b", 1, capabilities=("completion",)),
               sf.NodeModel("embed", 1, capabilities=("embedding",)),
               sf.NodeModel("stub", 1, capabilities=("completion", "tools"), remote="ollama.com"))
-    assert list(sf.plan_worker_block(WORKER.replace(state=LOCAL.replace(models=models)))[
-        "models"]) == ["qwen3-8b"]
-    only = WORKER.replace(state=LOCAL.replace(models=models[1:]))
-    assert list(sf.plan_worker_block(only)["models"]) == ["phi-1b"]
+    assert list(plan_block(state=LOCAL.replace(models=models))["models"]) == ["qwen3-8b"]
+    assert list(plan_block(state=LOCAL.replace(models=models[1:]))["models"]) == ["phi-1b"]
 
 
 def test_worker_sees_itself_only_when_it_listens_beyond_loopback(run_here, fake_node):
@@ -862,8 +862,7 @@ def test_own_addresses_are_addresses_of_this_machine():
 
 def test_every_text_is_said_somewhere():
     said = {f.slug for _, observed, _ in CASES for _, f in sf.plan_doctor(*observed)}
-    said |= {f.slug for changed, _ in WORKER_CASES for f in sf.check_worker(
-        WORKER.replace(**changed))}
+    said |= {f.slug for changed, _ in WORKER_CASES for f in check_worker(**changed)}
     assert set(sf.DOCTOR_TEXTS) - said == set()
     assert all("{" not in f.what + f.fix for _, observed, _ in CASES
                for _, f in sf.plan_doctor(*observed))
