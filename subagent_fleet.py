@@ -2134,12 +2134,10 @@ def format_worker(report, columns):
 API_ERROR_KINDS = {400: "invalid_request_error", 401: "authentication_error",
                    403: "permission_error", 404: "not_found_error", 408: "timeout_error",
                    413: "request_too_large", 529: "overloaded_error"}
-REQUEST_TYPES = {"text": (str,), "a list": (list,), "an object": (dict,),
-                 "true or false": (bool,), "a whole number": (int,), "a number": (int, float)}
-REQUEST_FIELDS = {"model": "text", "messages": "a list", "tools": "a list",
-                  "tool_choice": "an object", "stop_sequences": "a list", "stream": "true or false",
-                  "max_tokens": "a whole number", "temperature": "a number", "top_p": "a number",
-                  "top_k": "a whole number"}
+REQUEST_FIELDS = {  # what is expected: its types, the fields
+    "text": ((str,), "model"), "a list": ((list,), "messages tools stop_sequences"),
+    "an object": ((dict,), "tool_choice"), "true or false": ((bool,), "stream"),
+    "a whole number": ((int,), "max_tokens top_k"), "a number": ((int, float), "temperature top_p")}
 SCHEMA_TYPES = {"type": (str, list), "description": str, "enum": list, "anyOf": list,
                 "properties": dict, "required": list}
 TURN_PARTS = ("reminder", "text", "thinking", "image", "call", "result", "found")
@@ -2187,14 +2185,15 @@ def parse_messages_request(body):
     request = _parse_object(body)
     if request is None:
         raise ApiError(400, "body: expected a JSON object")
-    for name, words in REQUEST_FIELDS.items():
-        value = request.get(name)
-        if value is None and name not in ("model", "messages"):
-            continue
-        if type(value) not in REQUEST_TYPES[words] or ("number" in words and not abs(value) < 1e9):
-            raise ApiError(400, f"{name}: expected {words}")
-        if name == "max_tokens" and value < 1:
-            raise ApiError(400, "max_tokens: must be at least 1")
+    for words, (types, names) in REQUEST_FIELDS.items():
+        for name in names.split():
+            value = request.get(name)
+            if value is None and name not in ("model", "messages"):
+                continue
+            if type(value) not in types or ("number" in words and not abs(value) < 1e9):
+                raise ApiError(400, f"{name}: expected {words}")
+            if name == "max_tokens" and value < 1:
+                raise ApiError(400, "max_tokens: must be at least 1")
     if not all(isinstance(text, str) for text in request.get("stop_sequences") or ()):
         raise ApiError(400, "stop_sequences: expected a list of texts")
     return request
@@ -2412,10 +2411,6 @@ class Answer:
         self._open, self._pieces = None, []  # the kind of the block that grows, and its text
         self._phase, self._held = "start", ""  # of a model that prints <think>
 
-    def start(self):
-        """Return the event that opens a stream; tokens are known only at its end."""
-        return {"type": "message_start", "message": {**self.message, "content": []}}
-
     def feed(self, line):
         """Return the events that one line of the node stands for."""
         part = _parse_object(line)
@@ -2544,12 +2539,6 @@ class Answer:
         self.message.update(delta, usage={**self.message["usage"], **usage})
         return events + [{"type": "message_delta", "delta": delta, "usage": usage},
                          {"type": "message_stop"}]
-
-
-def weigh_chat(chat, encoded):
-    """Return the bytes that a chat request weighs on the context: an image counts as text."""
-    images = [image for message in chat["messages"] for image in message.get("images", ())]
-    return len(encoded) - sum(map(len, images)) + len(images) * IMAGE_WEIGHT
 
 
 # == 8. World =================================================================
@@ -3737,7 +3726,8 @@ class Service:
         chat, self._body, self._weight, estimate = self._server.plan(self._request, model)
         self._planned = model
         self._answer = Answer(f"msg_{self._id}", self._request, chat, estimate=estimate)
-        self._opening = render_event(self._answer.start())
+        # Tokens are known only at the end.
+        self._opening = render_event({"type": "message_start", "message": self._answer.message})
 
     def _mark(self, name):
         if self._seconds[name] is None:
@@ -3960,7 +3950,8 @@ class Server:
         """Return a chat request, its bytes, its weight, and the tokens it should take."""
         chat = plan_chat(request, model)
         body = render_json(chat)
-        weight = weigh_chat(chat, body)
+        images = [image for message in chat["messages"] for image in message.get("images", ())]
+        weight = len(body) - sum(map(len, images)) + len(images) * IMAGE_WEIGHT
         return chat, body, weight, round(weight / self.ratios.get(model.name, BYTES_A_TOKEN))
 
     def file_receipt(self, receipt):
