@@ -2587,16 +2587,8 @@ class Exchange:
     def __init__(self, connection, deadline, clock):
         self.deadline = deadline
         self._socket, self._clock = connection, clock
-        self._buffer, self._head = bytearray(), None
+        self._buffer = bytearray()
         self.fileno = connection.fileno  # for select, which does not see what is buffered here
-
-    @property
-    def status(self):  # this and the next wait for the answer
-        return self._read_head()[0]
-
-    @property
-    def headers(self):
-        return self._read_head()[1]
 
     def close(self):
         """Let go, from any thread: whoever reads fails at once."""
@@ -2655,10 +2647,12 @@ class Exchange:
         del self._buffer[:end + 1]  # partition would copy all the rest
         return line.rstrip(b"\r")
 
-    def _read_head(self):
-        """Return (status, headers), read when first asked for."""
-        answers = 0
-        while self._head is None:
+    def __getattr__(self, name):
+        """Wait for the answer's `status` and `headers` when one of them is first asked for."""
+        if name not in ("status", "headers"):
+            raise AttributeError(name)
+        answers, status = 0, 0
+        while status < 200:
             answers += 1  # a few below 200 may come before the real one
             while len(self._buffer) < 5 and self._fill():
                 pass
@@ -2668,10 +2662,9 @@ class Exchange:
                 re.fullmatch(rb"HTTP/1\.[01] +([1-5]\d\d)( .*)?", self._line())
             if not found:
                 raise NodeFailure("not ollama", "it does not speak HTTP/1.1")
-            headers = self._fields()
-            if found[1] >= b"200":
-                self._head = int(found[1]), headers
-        return self._head
+            status, headers = int(found[1]), self._fields()
+        self.status, self.headers = status, headers
+        return getattr(self, name)
 
     def _fields(self):
         """Return the headers up to the empty line, names in lower case."""
@@ -2686,7 +2679,7 @@ class Exchange:
 
     def pieces(self):
         """Yield the body as it comes; one that ends early is a failure, trailers are left."""
-        status, headers = self._read_head()
+        headers = self.headers
         coding, length = headers.get("transfer-encoding", ""), headers.get("content-length", "")
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise NodeFailure("bad answer", "it compressed what was asked for in clear")
@@ -2702,7 +2695,7 @@ class Exchange:
                     raise NodeFailure("bad answer", "a chunk is longer than it said")
         elif coding.lower() not in ("", "identity") or not re.fullmatch("[0-9]{0,18}", length):
             raise NodeFailure("bad answer", "nothing tells how long its answer is")
-        elif status not in (204, 304):
+        elif self.status not in (204, 304):
             yield from self._take(int(length) if length else None)
 
     def _take(self, count):
@@ -2758,7 +2751,7 @@ class Visitor(Exchange):
             line = re.fullmatch(rb"([A-Z]{1,16}) ([!-~]{1,4096}) HTTP/1\.([01])", self._line())
             if not line:
                 raise ApiError(400, "not an HTTP/1.1 request")
-            self._head = 0, self._fields()  # where an answer has its status, and its headers
+            self.status, self.headers = 0, self._fields()  # a request has no status
         except NodeFailure as failure:
             if not self._buffer:
                 return None
@@ -3551,12 +3544,11 @@ LITELLM_START_SECONDS = 90.0
 TOTALS = ("requests", "input_tokens", "output_tokens", "waited_seconds", "failures")
 
 
-# A node, or one model on it, rests after a failure; one request at a time, the probe, may end it.
-NO_REST = SimpleNamespace(until=0, seconds=0, probe=None)
-
-
 class Scheduler:
-    """Who may ask which node when: slots, one line, rests. Pure but for a lock and a clock."""
+    """Who may ask which node when: slots, one line, rests. Pure but for a lock and a clock.
+
+    A node, or one model on it, rests after a failure; one request at a time, the probe, may end it.
+    """
 
     def __init__(self, fleet, clock):
         self._lock, self._clock = threading.RLock(), clock
@@ -3568,7 +3560,8 @@ class Scheduler:
         for model in models:
             place = self.places[model.name] = shared.setdefault(
                 (model.node, _full_model_name(model.ollama_model)),
-                SimpleNamespace(node=model.node, slots=1, running=0, used=0, rest=NO_REST))
+                SimpleNamespace(node=model.node, slots=1, running=0, used=0,
+                                rest=SimpleNamespace(until=0, probe=None)))
             place.slots = max(place.slots, model.max_parallel)
         self._busy = dict.fromkeys(fleet.nodes, 0)
         self._line, self._last, self._number = {}, {}, 0
@@ -3593,10 +3586,8 @@ class Scheduler:
     def succeed(self, ticket):
         """Note that the node answered: its rest ends and the conversation will prefer it."""
         with self._lock:
-            ended = self._rest_of(ticket.model)
-            for place in self.places.values():
-                if place.rest is ended:
-                    place.rest = NO_REST
+            ended = self._rest_of(ticket.model)  # which the node's other models may share
+            ended.until, ended.probe = 0, None
             self._last[ticket.conversation] = ticket.model.name
             if len(self._last) > CONVERSATION_LIMIT:
                 del self._last[next(iter(self._last))]
@@ -3646,7 +3637,7 @@ class Scheduler:
                     place = self.places[ticket.model.name]
                     place.running, place.used = place.running + 1, number
                     self._busy[place.node] += 1
-                    if place.rest is not NO_REST:
+                    if place.rest.until:
                         place.rest.probe = ticket
                     if ticket.wake:
                         ticket.wake()

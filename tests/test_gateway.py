@@ -66,7 +66,7 @@ def running(scheduler):
 def rests(scheduler):
     """The models that rest, and for how many seconds."""
     return {name: place["rests_seconds"] for name, place in scheduler.show()[0].items()
-            if scheduler.places[name].rest is not sf.NO_REST}
+            if scheduler.places[name].rest.until}
 
 
 def test_a_slot_is_one_of_a_models_parallel_requests():
@@ -920,7 +920,7 @@ def test_a_node_that_refuses_or_is_slow_costs_no_answer(rig):
     assert [served.ask()[0] for _ in range(2)] == [200, 200]
     nodes["n0"] = nodes["n0"].replace(endpoint=f"http://127.0.0.1:{free_port()}")
     for place in served.server.scheduler.places.values():
-        place.rest = sf.NO_REST
+        place.rest.until = 0
     assert served.ask(headers={"x_claude_code_session_id": "new"})[0] == 200
     assert [receipt["tries"] for receipt in served.receipts(3)] == [
         [{"node": "n0", "why": "timeout"}], [], [{"node": "n0", "why": "refused"}]]
