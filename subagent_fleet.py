@@ -3212,7 +3212,7 @@ class World:
 
     def _connect(self, parts, port, until):
         """Return a socket to the endpoint: every address of the name gets its share of the time."""
-        failures, addresses = [], self._resolve(parts.hostname, port, until)
+        failures, addresses = [], self.resolve(parts.hostname, port, until)
         # They are of two families and one may be dead; what answered last goes first.
         addresses.sort(key=lambda found: found[4] != self._alive.get(parts.netloc))
         for index, (family, kind, protocol, _, address) in enumerate(addresses):
@@ -3236,7 +3236,7 @@ class World:
                 failures.append(_name_failure(error))
         raise failures.pop()  # a name for it would keep its frame, and all in it, in a cycle
 
-    def _resolve(self, host, port, until):
+    def resolve(self, host, port, until):
         """Return the addresses of a name, looked up in a thread: nothing can interrupt it."""
         def look_up(flags=0):
             try:
@@ -3279,9 +3279,6 @@ class World:
             return done.stdout.decode("utf-8", "replace")
         return None
 
-    def addresses_of(self, host, deadline):
-        return tuple(sorted({found[4][0] for found in self._resolve(host, 0, deadline)}))
-
     def own_addresses(self):
         """Return this machine's IPv4 addresses: those it would call from. Nothing is sent."""
         found = {}
@@ -3301,25 +3298,20 @@ class World:
 # What a node says is not trusted: a field of the wrong type counts as absent; only an answer
 # without its list makes the node `bad answer`.
 
-def probe_fleet(world, fleet, seconds):
-    """Return {name: NodeState} of a fleet, with the capabilities of its configured models."""
-    return probe_nodes(world, fleet.nodes.values(), seconds=seconds,
-                       show=[model.ollama_model for model in fleet.models.values()])
-
-
-def probe_nodes(world, nodes, *, seconds=PROBE_TIMEOUT_SECONDS, show=None):
+def probe_nodes(world, nodes, seconds, models=()):
     """Return {name: NodeState}: every node asked at once, no answer awaited past `seconds`.
 
-    `show` names the models whose capabilities are wanted; None: all of them.
+    The capabilities of the fleet's `models` are asked for; without any, those of all there are.
     """
-    nodes, deadline = list(nodes), world.clock() + seconds
-    wanted = None if show is None else {_full_model_name(name) for name in show}
+    deadline = world.clock() + seconds
+    wanted = {_full_model_name(models[name].ollama_model) for name in models}
     world.allow_files(4 * len(nodes) + 256)
-    jobs = {node.name: lambda node=node: _probe_node(world, node, deadline=deadline, wanted=wanted)
-            for node in nodes}
+    jobs = {name: lambda node=node: _probe_node(world, node, deadline=deadline, wanted=wanted)
+            for name, node in nodes.items()}
     found = dict(run_together(world, jobs, until=deadline + PROBE_GRACE_SECONDS))
-    return {node.name: found.get(node.name) or NodeState(
-        node.name, node.endpoint, "timeout", f"no answer within {seconds:g} s") for node in nodes}
+    late = f"no answer within {seconds:g} s"
+    return {name: found.get(name) or NodeState(name, node.endpoint, "timeout", late)
+            for name, node in nodes.items()}
 
 
 def _probe_node(world, node, *, deadline, wanted):
@@ -3337,7 +3329,7 @@ def _probe_node(world, node, *, deadline, wanted):
     except NodeFailure as failure:
         return NodeState(node.name, node.endpoint, failure.reason, failure.detail)
     names = [model.name for model in models
-             if wanted is None or _full_model_name(model.name) in wanted]
+             if not wanted or _full_model_name(model.name) in wanted]
     # only /api/show knows for sure what a model can do
     jobs = {"": lambda: ask("/api/ps", _parse_loaded)}
     jobs.update({name: lambda name=name: ask("/api/show", _parse_show, {"model": name})
@@ -4017,7 +4009,7 @@ def find_config(options, world):
 
 
 def cmd_init(options, world):
-    output, nodes = options.output or CONFIG_NAMES[0], [Node("local", OLLAMA_ENDPOINT)]
+    output, nodes = options.output or CONFIG_NAMES[0], {}
     if world.kind_of(output, follow=False) != "absent" and not options.force:
         raise FleetError("exists", f"{output} is there already", status=EXIT_REFUSED,
                          fix="edit it, or `subagent-fleet init --force` to replace it (a copy "
@@ -4029,7 +4021,7 @@ def cmd_init(options, world):
             wrong = parts if isinstance(parts, str) else "not of the form NAME=URL"
             raise FleetError("usage", f"init: `{text}`: {wrong}", status=EXIT_USAGE,
                              fix="subagent-fleet init --node mini=http://192.168.1.50:11434")
-        nodes.append(Node(name, "{}://{}:{}{}".format(*parts)))
+        nodes[name] = Node(name, "{}://{}:{}{}".format(*parts))
     world.out(write_starter(world, output, nodes, offline=options.offline))
     world.out(keep_places("Edit it with your Ollama node endpoints, then run:\n"
                           "  subagent-fleet discover\n  subagent-fleet generate\n",
@@ -4038,9 +4030,10 @@ def cmd_init(options, world):
 
 
 def write_starter(world, output, nodes, *, offline=False, placeholders=True):
-    """Write a fleet file with the models that these nodes have; return what was found."""
-    states = [NodeState(node.name, node.endpoint, "not asked") for node in nodes] if offline else \
-        [*probe_nodes(world, nodes, seconds=INIT_TIMEOUT_SECONDS).values()]
+    """Write a fleet file with the models that this machine and these nodes have; tell them."""
+    nodes = {"local": Node("local", OLLAMA_ENDPOINT), **nodes}
+    states = [NodeState(name, node.endpoint, "not asked") for name, node in nodes.items()] \
+        if offline else [*probe_nodes(world, nodes, INIT_TIMEOUT_SECONDS).values()]
     tree, found = plan_starter(states)
     if not found and not placeholders:
         asked = ", ".join(f"{state.endpoint}: {state.reason or 'no model'}" for state in states)
@@ -4114,7 +4107,7 @@ def cmd_up(options, world):
         path = find_config(options, world)
     except FleetError:
         path = CONFIG_NAMES[0]
-        world.err(write_starter(world, path, [Node("local", OLLAMA_ENDPOINT)], placeholders=False))
+        world.err(write_starter(world, path, {}, placeholders=False))
     if path == "-":
         raise FleetError("usage", "up: reads the config more than once, so it must be in a file",
                          status=EXIT_USAGE, fix="subagent-fleet up --config fleet.yaml")
@@ -4128,7 +4121,7 @@ def cmd_up(options, world):
             done = "kept, as you have edited it" if change.action == "edited" else change.action
             world.err(f"{clean_line(change.path)}: {done}\n")
     if run_words(["warmup", *typed], world):
-        states = probe_fleet(world, fleet, PROBE_TIMEOUT_SECONDS)
+        states = probe_nodes(world, fleet.nodes, PROBE_TIMEOUT_SECONDS, fleet.models)
         if not any(plan_route_state(fleet, states, model).state == "ready"
                    for model in fleet.models.values()):
             raise FleetError("nothing-ready", "no model of this fleet could be loaded",
@@ -4223,13 +4216,13 @@ def cmd_validate(options, world):
     valid = not any(options.strict or finding.level == "error" for finding in findings)
     if options.json:
         world.out(render_report("validate", {"file": source, "valid": valid, "findings": findings}))
-        return EXIT_OK if valid else EXIT_PROBLEM
-    tell_findings(world, findings)
-    if not valid:
-        raise FleetError("strict", f"{count_of(findings, 'warning')} and --strict",
-                         fix="mend them, or leave out --strict")
-    world.out(f"{clean_line(source)} is valid.\n")
-    return EXIT_OK
+    else:
+        tell_findings(world, findings)
+        if not valid:
+            raise FleetError("strict", f"{count_of(findings, 'warning')} and --strict",
+                             fix="mend them, or leave out --strict")
+        world.out(f"{clean_line(source)} is valid.\n")
+    return EXIT_OK if valid else EXIT_PROBLEM
 
 
 # -- generated files: read the world, decide, write --
@@ -4285,14 +4278,15 @@ def compare_output(world, out, fleet, targets=TARGETS):
 
 def write_changes(world, out, changes):
     """Make the changes; a run that is cut off leaves a manifest that knows its files."""
-    known = parse_manifest(read_file(world, out, MANIFEST_FILE)) or {}
+    known = noted = parse_manifest(read_file(world, out, MANIFEST_FILE)) or {}
     todo = [change for change in changes if change.action != "unchanged"]
     if todo:
         new = {c.path: c.wanted for c in todo if c.wanted is not None}
-        either = {path: [*known.get(path, ()), digest(content)] for path, content in new.items()}
+        noted = {**known, **{path: [*known.get(path, ()), digest(content)]
+                             for path, content in new.items()}}
         files = [(f"{STATE_DIRECTORY}/backup/{c.path}.{digest(c.found)[:12]}", c.found, 0o600)
                  for c in todo if c.action == "edited"]
-        files.append((MANIFEST_FILE, render_manifest({**known, **either}), 0o644))
+        files.append((MANIFEST_FILE, render_manifest(noted), 0o644))
         files += [(path, content, 0o600 if path == ENVIRONMENT_FILE else 0o644)
                   for path, content in new.items()]
         world.replace_files([(world.enter(out, path), *rest) for path, *rest in files])
@@ -4302,9 +4296,8 @@ def write_changes(world, out, changes):
         if change.wanted is None:
             world.remove(world.enter(out, change.path))
             del written[change.path]
-    manifest = render_manifest(written)
-    if read_file(world, out, MANIFEST_FILE) != manifest:
-        world.replace_files([(world.enter(out, MANIFEST_FILE), manifest, 0o644)])
+    if written != noted:
+        world.replace_files([(world.enter(out, MANIFEST_FILE), render_manifest(written), 0o644)])
     world.make_private(world.enter(out, ENVIRONMENT_FILE))
 
 
@@ -4466,7 +4459,7 @@ def show_record(record):
 
 def cmd_discover(options, world):
     fleet, _ = load_config(options, world)
-    states = probe_fleet(world, fleet, options.timeout)
+    states = probe_nodes(world, fleet.nodes, options.timeout, fleet.models)
     words = {"node offline": "unknown", "model missing": "missing"}
     models = [{"name": name, "node": model.node, "ollama_model": model.ollama_model,
                "state": words.get(plan_route_state(fleet, states, model).state, "present")}
@@ -4525,7 +4518,7 @@ def cmd_status(options, world):
         raise FleetError("usage", "status: --watch is for people, --json for programs",
                          status=EXIT_USAGE, fix="subagent-fleet status --json")
     while True:
-        states = probe_fleet(world, fleet, options.timeout)
+        states = probe_nodes(world, fleet.nodes, options.timeout, fleet.models)
         routes = {model.name: plan_route_state(fleet, states, model)
                   for model in fleet.models.values()}
         following = keep_places(plan_next_step(fleet, states, routes), options)
@@ -4713,7 +4706,7 @@ def observe(world, fleet, problems, options):
                               settings=find_settings(world), **observe_files(world, fleet, out))
         looks = {name: lambda node=node: look_at_node(world, node, until)
                  for name, node in fleet.nodes.items()}
-        jobs.update(states=lambda: probe_fleet(world, fleet, options.timeout),
+        jobs.update(states=lambda: probe_nodes(world, fleet.nodes, options.timeout, fleet.models),
                     looks=lambda: dict(run_together(world, looks)),
                     holder=lambda: who_serves(world, fleet, out, until))
     return facts.replace(**{key: seen for key, seen in run_together(world, jobs) if key})
@@ -4745,7 +4738,8 @@ def look_at_node(world, node, until):
     """Return (every address of a node's host, whether it answers a foreign web page)."""
     addresses, allowed, foreign = (), "", "https://fleet-doctor.invalid"
     with contextlib.suppress(NodeFailure):  # how a node fails is in its state
-        addresses = world.addresses_of(split_endpoint(node.endpoint)[1].strip("[]"), until)
+        found = world.resolve(split_endpoint(node.endpoint)[1].strip("[]"), 0, until)
+        addresses = tuple(sorted({address[0] for *_, address in found}))
         headers = look(world, node.endpoint + "/api/version", until, Origin=foreign)[0]
         allowed = headers.get("access-control-allow-origin", "")
     return addresses, allowed in ("*", foreign)
@@ -4808,8 +4802,9 @@ def cmd_worker(options, world):
     found = re.search(r":([1-9]\d{0,4})/?$", world.environ.get("OLLAMA_HOST", ""))
     port = min(int(found[1]), 65535) if found else OLLAMA_PORT
     addresses = [address for address in world.own_addresses() if address_kind(address)]
-    nodes = [Node(address, f"http://{address}:{port}") for address in ("127.0.0.1", *addresses)]
-    here, *reached = probe_nodes(world, nodes, seconds=options.timeout).values()
+    nodes = {address: Node(address, f"http://{address}:{port}")
+             for address in ("127.0.0.1", *addresses)}
+    here, *reached = probe_nodes(world, nodes, options.timeout).values()
     app = "/Applications/Ollama.app"
     program = world.which("ollama") or (app if world.kind_of(app) == "directory" else "")
     system = "docker" if here.online and not program and world.which("docker") else {

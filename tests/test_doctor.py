@@ -685,9 +685,9 @@ def test_system_decides_the_setup(monkeypatch, platform, programs, online, syste
     world = sf.World()
     monkeypatch.setattr(world, "which", lambda name: name if name in programs else None)
     monkeypatch.setattr(sf.sys, "platform", platform)
-    monkeypatch.setattr(sf, "probe_nodes", lambda _, nodes, **__: {
+    monkeypatch.setattr(sf, "probe_nodes", lambda _, nodes, __: {
         node.name: sf.NodeState(node.name, node.endpoint, "" if online else "refused")
-        for node in nodes})
+        for node in nodes.values()})
     assert told_by_worker(world, monkeypatch)["system"] == system
 
 

@@ -28,10 +28,12 @@ def write_fleet(directory, nodes, models, agents=None):
     (directory / "fleet.json").write_text(json.dumps(tree), encoding="utf-8")
 
 
-def probe(*nodes, seconds=2, show=None):
+def probe(*nodes, seconds=2, show=()):
     """Probe fake nodes by endpoint; give their states in order."""
-    named = [sf.Node(f"n{i}", getattr(node, "endpoint", node)) for i, node in enumerate(nodes)]
-    return list(sf.probe_nodes(sf.World(), named, seconds=seconds, show=show).values())
+    named = {f"n{i}": sf.Node(f"n{i}", getattr(node, "endpoint", node))
+             for i, node in enumerate(nodes)}
+    models = {name: types.SimpleNamespace(ollama_model=name) for name in show}
+    return list(sf.probe_nodes(sf.World(), named, seconds, models).values())
 
 
 def test_probe_online_node_tells_models_and_what_is_loaded(fake_node):
