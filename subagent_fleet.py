@@ -2223,10 +2223,9 @@ def plan_chat(request, model):
                "num_predict": min(request.get("max_tokens") or model.max_output, model.max_output)}
     options.update((name, request[name]) for name in ("temperature", "top_p", "top_k")
                    if request.get(name) is not None)
-    chat = {"model": model.ollama_model, "stream": True, "truncate": False,
+    return {"model": model.ollama_model, "stream": True, "truncate": False,
             "think": model.thinking, "keep_alive": model.keep_alive, "options": options,
-            "messages": messages}
-    return {**chat, "tools": tools} if tools else chat
+            "messages": messages, **({"tools": tools} if tools else {})}
 
 
 def _read_turns(messages):
@@ -2740,7 +2739,7 @@ class ClientGone(BaseException):
 class Visitor(Exchange):
     """A client's connection: its requests one after the other, and whether it is still there."""
 
-    stays = _bodiless = False
+    stays, _bodiless = True, False
 
     def read_request(self, seconds):
         """Return (method, target, headers), or None when the client has nothing more to say."""
@@ -3859,11 +3858,10 @@ class Server:
         problem = None
         try:
             try:
-                while not self.stops and (asked := visitor.read_request(REQUEST_SECONDS)):
+                while visitor.stays and not self.stops \
+                        and (asked := visitor.read_request(REQUEST_SECONDS)):
                     self._visitors[visitor] = True
                     self._respond(visitor, *asked)
-                    if not visitor.stays:
-                        break
                     self._visitors[visitor] = False
             except ApiError as error:
                 problem = error
@@ -4091,7 +4089,7 @@ def open_gateway(fleet, world, out, *, receipts=True):
         listener = world.listen(host, gateway.port)
     except FleetError as error:
         if error.slug == "port-taken":
-            holder = who_listens(world, gateway, world.clock() + 1.0)
+            holder = who_serves(world, fleet, out, world.clock() + 1.0)
             error.what += f", by {holder}" if holder else ""
         raise
     path = world.path(out, STATE_DIRECTORY, "requests.jsonl") if receipts else ""
@@ -4745,19 +4743,6 @@ def look_at_node(world, node, until):
     return addresses, allowed in ("*", foreign)
 
 
-def who_listens(world, gateway, until):
-    """Return who holds the gateway's port, or ""."""
-    try:
-        for name, path, mark in (("subagent-fleet", "/", b'"subagent-fleet"'),
-                                 ("LiteLLM", "/health/liveliness", b"I'm alive!")):
-            if mark in look(world, gateway_url(gateway) + path, until)[1]:
-                return name
-    except NodeFailure as failure:
-        if failure.reason in ("refused", "unreachable", "dns"):
-            return ""
-    return "another program"
-
-
 def who_serves(world, fleet, out, until):
     """Return OUR_GATEWAY when one takes this fleet's key and has its aliases, else who listens."""
     url, aliases = gateway_url(fleet.gateway), {model.alias for model in fleet.models.values()}
@@ -4767,7 +4752,15 @@ def who_serves(world, fleet, out, until):
         page = parse_answer(look(world, f"{url}/v1/models", until, **headers)[1])
         if aliases <= {model["id"] for model in page["data"]}:
             return OUR_GATEWAY
-    return who_listens(world, fleet.gateway, until)
+    try:
+        for name, path, mark in (("subagent-fleet", "/", b'"subagent-fleet"'),
+                                 ("LiteLLM", "/health/liveliness", b"I'm alive!")):
+            if mark in look(world, url + path, until)[1]:
+                return name
+    except NodeFailure as failure:
+        if failure.reason in ("refused", "unreachable", "dns"):
+            return ""
+    return "another program"
 
 
 def cmd_doctor(options, world):

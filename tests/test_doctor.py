@@ -450,7 +450,8 @@ def test_who_holds_the_gateways_port_is_asked(fake_node, pages, wanted):
                     for path in ("/", "/health/liveliness")}
     gateway = sf.Gateway("builtin", "0.0.0.0", node.port, "KEY")
     world = world_with(PATH="/nowhere")
-    assert sf.who_listens(world, gateway, world.clock() + 3) == wanted
+    fleet = types.SimpleNamespace(gateway=gateway, models={})
+    assert sf.who_serves(world, fleet, "/nowhere", world.clock() + 3) == wanted
 
 
 def test_free_port_is_nobodys():
@@ -458,7 +459,8 @@ def test_free_port_is_nobodys():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, not listening: refused
         gateway = sf.Gateway("builtin", "127.0.0.1", taken.getsockname()[1], "KEY")
-        assert sf.who_listens(world, gateway, world.clock() + 3) == ""
+        fleet = types.SimpleNamespace(gateway=gateway, models={})
+        assert sf.who_serves(world, fleet, "/nowhere", world.clock() + 3) == ""
 
 
 def test_node_that_answers_any_web_page_is_seen(fake_node):

@@ -1144,7 +1144,7 @@ def test_a_port_that_another_of_us_has_is_said(tmp_path):
     status, told = Program(tmp_path, "--port", str(first.port)).end()
     first.process.terminate()
     assert first.end()[0] == 0
-    assert status == 1 and "already in use, by subagent-fleet" in told
+    assert status == 1 and "already in use, by this fleet's gateway" in told
 
 
 @pytest.mark.parametrize("words, env, status, told", [
