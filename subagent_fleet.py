@@ -114,7 +114,7 @@ class FleetError(Exception):
 
     @property
     def finding(self):
-        return Finding(self.slug, "error", self.what, self.where, self.fix, self.excerpt)
+        return Finding(self.slug, "error", self.what, self.where, self.excerpt, self.fix)
 
 
 class Record(SimpleNamespace):
@@ -143,8 +143,8 @@ class Finding(Record):
     level: str  # error, warning, info or ok
     what: str
     where: str = ""
-    fix: str = ""
     excerpt: str = ""
+    fix: str = ""
 
 
 # == 3. YAML subset ===========================================================
@@ -418,28 +418,25 @@ class Document:
                 items.append(self.read_value(column, dash=True))
                 self.mark(dash, dash + 1)
             return self.leave(items)
-        if not self.find_key():
-            return self.read_inline(indent)
-        self.enter()
         while self.column == column:
-            start, found, char = self.at, self.find_key(), self.text[self.at]
-            if not found:
+            start, char = self.at, self.text[self.at]
+            found = _KEY.match(self.text, start, start + KEY_LIMIT + 2)
+            if not found or found.end() > start + KEY_LIMIT + 1:
+                if not mapping:
+                    return self.read_inline(indent)
                 if char not in "\"'" and not _BLOCK_START.match(self.text, start):
                     self.fail_unexpected("a key")
                 self.check_slashes(start)
                 self.fail("yaml-syntax", "expected `key: value`", fix="put `: ` after the key",
                           size=_LINE.match(self.text, start).end() - start)
+            if not mapping:
+                self.enter()
             key = self.read_quoted() if char in "\"'" else self.resolve(found[1].rstrip(" "), start)
             self.check_new(mapping, key, start)
             self.at = found.end()
             mapping[key] = self.read_value(column)
             self.mark(start, found.end() - 1)
         return self.leave(mapping)
-
-    def find_key(self):
-        """Match a key of block style with its colon."""
-        match = _KEY.match(self.text, self.at, self.at + KEY_LIMIT + 2)
-        return match if match and match.end() <= self.at + KEY_LIMIT + 1 else None
 
     def read_value(self, column, *, dash=False):
         """Read what follows `key:`, `---` or a dash, on this line or below."""
@@ -970,10 +967,10 @@ class _Checker(SimpleNamespace):
         """Report what is wrong with a value; `what` goes on after its path, unless with a key."""
         if len(self.findings) == FINDINGS_LIMIT:
             raise FleetError("too-many", "and more; mend these first")
-        where, excerpt = self.document.locate(path, key=key)
         dotted = ".".join(str(part) for part in path if not isinstance(part, int)) or "the file"
         what = what if key else f"{dotted} {what}"
-        self.findings.append(Finding(slug, "error", what, where, fix, excerpt))
+        place = self.document.locate(path, key=key)
+        self.findings.append(Finding(slug, "error", what, *place, fix))
 
     def section(self, kind, path, value):
         """Check a mapping of known keys; return its Record, or a dict where it has none."""
@@ -1197,7 +1194,7 @@ def plan_route_state(fleet, states, model):
     """Return the RouteState of a model; what counts as ready is that no request will load it."""
     def is_there(one):
         node = states[one.node]
-        return node.online and (one.cloud or find_model(node.models, one.ollama_model))
+        return node.online and (one.cloud or find_models(node.models, one.ollama_model))
 
     node = states[model.node]
     if not is_there(model):
@@ -1205,7 +1202,7 @@ def plan_route_state(fleet, states, model):
         others += [one for one in fleet.models.values() if one.alias == model.alias]
         instead = next((one.name for one in others if one is not model and is_there(one)), None)
         return RouteState("model missing" if node.online else "node offline", fallback=instead)
-    loaded = [one for one in node.loaded if same_model(one.name, model.ollama_model)]
+    loaded = find_models(node.loaded, model.ollama_model)
     fitting = [one for one in loaded if one.context in (0, model.context)]  # 0: before Ollama 0.10
     return RouteState("ready" if fitting or model.cloud else "cold", (fitting + loaded + [None])[0])
 
@@ -1226,12 +1223,14 @@ def plan_next_step(fleet, states, routes):
     return "Next: " + steps[order[step]].format(model=model, node=states[model.node])
 
 
-def same_model(one, other):
-    """Compare two names as Ollama does: tag, library and registry have defaults."""
-    return _full_model_name(one) == _full_model_name(other)
+def find_models(found, ollama_model):
+    """Return the NodeModels or LoadedModels of that name."""
+    full_name = _full_model_name(ollama_model)
+    return [one for one in found if _full_model_name(one.name) == full_name]
 
 
 def _full_model_name(name):
+    """Return a name as Ollama compares it: tag, library and registry have defaults."""
     name = name.lower().removeprefix("registry.ollama.ai/").removeprefix("library/")
     return name if ":" in name.rsplit("/", 1)[-1] else name + ":latest"
 
@@ -1239,9 +1238,8 @@ def _full_model_name(name):
 def lint_fleet(fleet):
     """Yield a warning for each thing that is allowed and will disappoint."""
     def warn(slug, path, what, fix, *, key=False):
-        where, excerpt = fleet.document.locate(path, key=key)
-        dotted = ".".join(step for step in path if isinstance(step, str))
-        return Finding(slug, "warning", f"{dotted}: {what}", where, fix, excerpt)
+        what = ".".join(step for step in path if isinstance(step, str)) + f": {what}"
+        return Finding(slug, "warning", what, *fleet.document.locate(path, key=key), fix)
 
     host = fleet.gateway.host
     if host not in LOOPBACK_HOSTS:
@@ -1286,12 +1284,13 @@ def _lint_models(fleet, warn):
         del tiers["haiku"]
     for name, model in fleet.models.items():
         at = ("models", name)
+        full_name = _full_model_name(model.ollama_model)
         first = aliases.setdefault(model.alias, model)
-        if not same_model(first.ollama_model, model.ollama_model):
+        if _full_model_name(first.ollama_model) != full_name:
             yield warn("alias-collision", at + ("litellm_alias",), f"`{model.alias}` is also the "
                        f"alias of {first.name}, a different model: {first.ollama_model}, "
                        f"{model.ollama_model}", "give each its own alias")
-        twin = contexts.setdefault((model.node, _full_model_name(model.ollama_model)), model)
+        twin = contexts.setdefault((model.node, full_name), model)
         if twin.context != model.context:
             yield warn("context-thrash", at + ("context",), f"{model.context}, but {twin.context} "
                        f"in models.{twin.name}, the same model: each switch reloads it",
@@ -1546,7 +1545,7 @@ def _say(slug, level="", where="", **words):
     """Return the Finding of DOCTOR_TEXTS with its words filled in; what is right has no place."""
     usual, what, fix = DOCTOR_TEXTS[slug]
     return Finding(slug, level or usual, what.format(**words), where if fix else "",
-                   fix.format(**words))
+                   fix=fix.format(**words))
 
 
 class Facts(Record):
@@ -1589,11 +1588,6 @@ def is_older(version, than):
     return any(numbers[0]) and numbers[0] < numbers[1]
 
 
-def find_model(found, ollama_model):
-    """Return the NodeModel or LoadedModel of that name, or None."""
-    return next((one for one in found if same_model(one.name, ollama_model)), None)
-
-
 def _doctor_nodes(fleet, facts):
     for name, state in facts.states.items():
         who, wanted = f"node `{name}`", [m for m in fleet.models.values() if m.node == name]
@@ -1612,8 +1606,8 @@ def _doctor_nodes(fleet, facts):
             # One that the config itself names is a warning of the config.
             if address_kind(address) == "public" and address not in state.endpoint:
                 yield _say("public-address", who=who, address=address)
-        held = [one for one in state.models
-                if any(same_model(one.name, model.ollama_model) for model in wanted)]
+        names = {_full_model_name(model.ollama_model) for model in wanted}
+        held = [one for one in state.models if _full_model_name(one.name) in names]
         need = sum(one.size for one in held) / 1e9
         full = any(0 < (one.gpu_percent or 0) < 100 for one in state.loaded)
         said = any(found.slug == "memory-short" for found in facts.problems)
@@ -1633,7 +1627,7 @@ def _doctor_routes(fleet, facts):
     for name, model in fleet.models.items():
         state = facts.states[model.node]
         route = plan_route_state(fleet, facts.states, model)
-        held = find_model(state.models, model.ollama_model) or NodeModel("")
+        held, *_ = find_models(state.models, model.ollama_model) or [NodeModel("")]
         users = [agent.name for agent in fleet.agents.values()
                  if agent.model == name and agent.tools != ()]
         users += [tier for tier, used in tiers.items() if used == name]
@@ -3498,7 +3492,7 @@ def _see_loaded(warmth, world, is_last):
     model, wanted = warmth.model, warmth.model.context
     loaded = world.ask(warmth.node.endpoint + "/api/ps", extract=_parse_loaded,
                        deadline=world.clock() + PROBE_TIMEOUT_SECONDS)
-    found = [one for one in loaded if same_model(one.name, model.ollama_model)]
+    found = find_models(loaded, model.ollama_model)
     warmth.loaded = min(found, key=lambda one: one.context != wanted, default=None)
     if not found:
         raise NodeFailure("not loaded", "Ollama loaded it, but /api/ps does not show it" if is_last

@@ -317,7 +317,7 @@ def test_verdict(levels, verdict):
 
 
 def test_verdict_says_where():
-    findings = [sf.Finding("x", "error", "no fix"), sf.Finding("x", "error", "y", "f:1:2", "mend")]
+    findings = [sf.Finding("x", "error", "no fix"), sf.Finding("x", "error", "y", "f:1:2", fix="mend")]
     assert sf.plan_verdict(findings) == "Not ready: 2 errors. Begin with: f:1:2: mend"
     assert sf.plan_verdict(findings[:1]) == "Not ready: 1 error."
 

@@ -386,7 +386,8 @@ def test_billions_in_a_name(name, size):
     ("registry.ollama.ai/library/x:7b", "x:7b", True), ("x:7b", "x", False), ("a/x", "x", False),
     ("host:5000/x", "host:5000/x:latest", True)])
 def test_model_names_compare_as_ollama_does(one, other, same):
-    assert sf.same_model(one, other) is same
+    found = [sf.NodeModel(one)]
+    assert sf.find_models(found, other) == (found if same else [])
 
 
 def test_schema_is_the_table_that_checks():
