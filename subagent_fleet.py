@@ -823,10 +823,9 @@ NORMAL = {"endpoint": _normal_endpoint, "description": _normal_description, "tag
 
 def _record(kind):
     """Make the Record of a section: its name, its keys, and their defaults."""
-    keys = [key.replace("litellm_", "") for key in FIELDS[kind]]
-    fields = dict.fromkeys(["name", *keys] if kind in KEY_RULES else keys, object)
-    defaults = {key: default for key, (_, default, _) in FIELDS[kind].items()
-                if default is not REQUIRED}
+    values = {key.replace("litellm_", ""): row[1] for key, row in FIELDS[kind].items()}
+    fields = dict.fromkeys(["name", *values] if kind in KEY_RULES else values, object)
+    defaults = {key: value for key, value in values.items() if value is not REQUIRED}
     return type(kind.title(), (Record,), {"__annotations__": fields, **defaults})
 
 
@@ -1671,16 +1670,13 @@ def read_agent(text):
     As 2.1.197 and 2.1.327 list them: YAML whose `name` and `description` are texts, odd values
     are texts too, and of two equal keys one goes. With none of its tools known it is refused.
     """
-    def quote(found):
-        odd = re.search(r"[{}\[\]*&#!|>%@`]|: ", found[2])
-        return found[1] + quote_yaml(found[2]) if odd else found[0]
-
     found = re.match(r"\ufeff?---[ \t]*\r?\n(.*?\n?)---", text, re.DOTALL)
     if not found:
         return "", "its frontmatter is not closed" if text.startswith("---") else \
             "something stands before the first `---`" if "\n---" in text else \
             "it has no frontmatter"
-    quoted = re.sub(r"(?m)^([A-Za-z_-]+:[ \t]+)([^\s\"'|>].*)$", quote, found[1])
+    quoted = re.sub(r"(?m)^([A-Za-z_-]+:[ \t]+)(?=.*(?:[{}\[\]*&#!|>%@`]|: ))([^\s\"'|>].*)$",
+                    lambda line: line[1] + quote_yaml(line[2]), found[1])
     once = {line.partition(":")[0]: line for line in quoted.splitlines()}
     values = {}
     for head in (found[1], quoted, "\n".join(once.values())):
@@ -1749,11 +1745,11 @@ def plan_doctor(fleet, facts):
     return [(topic, finding) for topic, findings in topics.items() for finding in findings]
 
 
-# A worker is the machine that `worker` was typed on: its `state` as a node of its own, and
-# `reached`, the same at each address that other machines may use, which is the name there.
-
 def plan_worker_block(name, state, reached):
-    """Return the `nodes:` and `models:` to paste into the controller's fleet file."""
+    """Return the `nodes:` and `models:` to paste into the controller's fleet file.
+
+    `state` is the worker as a node of its own, `reached` at each address that others may use.
+    """
     # The names of the kinds sort as they should be preferred.
     places = [(not one.online, address_kind(one.name), one.endpoint) for one in reached]
     *_, endpoint = min(places, default=(state.endpoint.replace("127.0.0.1", name),))
@@ -1922,8 +1918,7 @@ def render_agent(agent, alias):
 
 def quote_frontmatter(text):
     """Return text as a value of an agent's frontmatter: plain where it is words and commas."""
-    bare = "---" not in text and all(quote_yaml(part) == part for part in text.split(", "))
-    return text if bare else quote_yaml(text)
+    return text if all(quote_yaml(part) == part for part in text.split(", ")) else quote_yaml(text)
 
 
 def render_environment(fleet, key, shell="sh"):
@@ -1989,12 +1984,11 @@ def clean_line(text):
 def format_finding(finding, *, indent=""):
     """Return a finding as lines: what, where, the line with a caret, what to type."""
     if indent:
-        lines = [finding.what] + ([f"  at {finding.where}"] if finding.where else [])
+        lines = [finding.what, finding.where and f"  at {finding.where}"]
     else:
-        place = f"{finding.where}: " if finding.where else ""
-        lines = [f"{finding.level}: {place}{finding.what}"]
-    lines += finding.excerpt.splitlines() + ([f"  fix: {finding.fix}"] if finding.fix else [])
-    return "".join(f"{indent}{clean_line(line)}\n" for line in lines)
+        lines = [": ".join(filter(None, (finding.level, finding.where, finding.what)))]
+    lines += [*finding.excerpt.splitlines(), finding.fix and f"  fix: {finding.fix}"]
+    return "".join(f"{indent}{clean_line(line)}\n" for line in lines if line)
 
 
 def format_table(headers, rows, *, columns=0):
@@ -2030,13 +2024,12 @@ def format_diff(changes, fleet):
     secret = re.compile(rf"((?:{names})(?: |:?=|:-)).+|sk-\S+", re.IGNORECASE)
     pieces = []
     for change in changes:
-        old, new = [(text or b"").decode("utf-8", "backslashreplace")
-                    for text in (change.found, change.wanted)]
+        texts = [(content or b"").decode("utf-8", "backslashreplace")
+                 for content in (change.found, change.wanted)]
         if change.path == ENVIRONMENT_FILE:
-            old, new = [secret.sub(lambda found: (found[1] or "") + "(hidden)", text)
-                        for text in (old, new)]
-        lines = list(difflib.unified_diff(old.splitlines(), new.splitlines(), change.path,
-                                          change.path, change.action, "generated", lineterm=""))
+            texts = [secret.sub(lambda at: (at[1] or "") + "(hidden)", text) for text in texts]
+        lines = list(difflib.unified_diff(*map(str.splitlines, texts), change.path, change.path,
+                                          change.action, "generated", lineterm=""))
         pieces += lines or [f"--- {change.path}: only hidden values differ"] \
             if change.found != change.wanted else []
     return clean_text("".join(line + "\n" for line in pieces))
