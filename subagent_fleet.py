@@ -1159,10 +1159,9 @@ def plan_tiers(fleet):
     tiers = {}
     for tier in TIERS:
         named = [m.name for m in by_size if tier in re.split("[^a-z]+", m.alias.lower())]
-        roles = SMALL_ROLES if tier == "haiku" else HEAVY_ROLES
+        roles, sized = (SMALL_ROLES, by_size[0]) if tier == "haiku" else (HEAVY_ROLES, by_size[-1])
         used = [fleet.agents[role].model for role in roles if role in fleet.agents]
-        sized = [by_size[0].name if tier == "haiku" else by_size[-1].name]
-        tiers[tier] = fleet.claude.get(tier) or (named[-1:] or used or sized)[0]
+        tiers[tier] = fleet.claude.get(tier) or (named[-1:] or used or [sized.name])[0]
     return tiers
 
 
@@ -1996,9 +1995,8 @@ def format_table(headers, rows, *, columns=0):
     rows = [[clean_line(str(cell)) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in [list(headers)] + rows) for i in range(len(headers))]
     left = sum(widths[:-1]) + 2 * (len(headers) - 1)
-    room = max(columns - left, 16) if columns and left + widths[-1] > columns else widths[-1]
-    lines = ["  ".join(h.ljust(w) for h, w in zip(headers, widths)).rstrip()]
-    lines.append("-" * min(left + room, left + widths[-1]))
+    room = min(max(columns - left, 16), widths[-1]) if columns else widths[-1]
+    lines = ["  ".join(h.ljust(w) for h, w in zip(headers, widths)).rstrip(), "-" * (left + room)]
     for row in rows:
         start = "".join(cell.ljust(width + 2) for cell, width in zip(row[:-1], widths))
         for piece in textwrap.wrap(row[-1], room, break_on_hyphens=False) or [""]:
