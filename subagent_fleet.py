@@ -2313,7 +2313,14 @@ def _render_turns(turns, thinking):
                 "tool_calls": [{"id": call["unique"], "function": {
                     "name": call["name"], "arguments": call["input"]}} for call in calls]})
             continue
-        results = [_render_result(call, turn["result"]) for call in calls]
+        results = []
+        for call in calls:  # its own result, or one without an id
+            fitting = [r for wanted in (call["id"], "") for r in turn["result"]
+                       if r["id"] == wanted] or [{"text": "(no result)", "images": []}]
+            turn["result"] = [r for r in turn["result"] if r is not fitting[0]]
+            results.append({"role": "tool", "tool_call_id": call["unique"],
+                            "tool_name": call["name"], "content": fitting[0]["text"],
+                            "images": fitting[0]["images"]})
         calls, orphans = [], turn["result"]  # those that no call was waiting for
         reminders = [f"<system-reminder>\n{text}\n</system-reminder>" for text in turn["reminder"]]
         words = [f"[result of an earlier call]\n{o['text']}" for o in orphans] + turn["text"]
@@ -2328,16 +2335,6 @@ def _render_turns(turns, thinking):
     messages = [{name: value for name, value in message.items() if value or name == "content"}
                 for message in messages]
     return [message for message in messages if message["content"] or len(message) > 2]
-
-
-def _render_result(call, results):
-    """Take a call's result out of the list, one without an id if need be, and render it."""
-    fitting = [r for wanted in (call["id"], "") for r in results if r["id"] == wanted]
-    result = fitting[0] if fitting else {"text": "(no result)", "images": []}
-    if fitting:
-        results.remove(result)
-    return {"role": "tool", "tool_call_id": call["unique"], "tool_name": call["name"],
-            "content": result["text"], "images": result["images"]}
 
 
 def _render_tools(request, turns):
@@ -3060,17 +3057,15 @@ class World:
         # Functions, not SIG_IGN, which the child would inherit. Ctrl-C reaches it anyway.
         handlers = {signal.SIGINT: lambda *_: None,
                     signal.SIGTERM: lambda *_: child.terminate() if child else early.append(1)}
-        before = {number: signal.signal(number, take) for number, take in handlers.items()}
-        try:
+        with contextlib.ExitStack() as restoring:
+            for number, take in handlers.items():
+                restoring.callback(signal.signal, number, signal.signal(number, take))
             with Trying("run", argv[0], slug="cannot-run"):
                 child = subprocess.Popen(argv, env=environ)
             if early:
                 child.terminate()
             code = child.wait()
             return code if code >= 0 else 128 - code
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def start(self, argv, *, environ, log):
         """Start a program in the background, its output in a file; return its process."""
@@ -3465,9 +3460,6 @@ def _pull(warmth, world):
     with contextlib.closing(world.open_exchange(
             warmth.node.endpoint + "/api/pull", body=body,
             deadline=world.clock() + PULL_STALL_SECONDS)) as exchange:
-        if exchange.status != 200:
-            words = _error_words(exchange, exchange.read_all(HEADER_LIMIT_BYTES))
-            raise NodeFailure(f"http {exchange.status}", words)
         for line in exchange.lines():
             exchange.deadline = world.clock() + PULL_STALL_SECONDS
             said = _check_error(parse_answer(line))
@@ -4112,7 +4104,8 @@ def cmd_up(options, world):
         world.err("Going on with what is ready.\n")
     typed += [f"--out={options.out}"] * bool(options.out)
     names, status = [], EXIT_OK
-    with start_gateway(fleet, world, out):
+    with contextlib.ExitStack() as stops:
+        start_gateway(fleet, world, out, stops)
         before = ask_gateway(fleet, world, out)
         if world.which("claude"):
             status = run_words(["launch", "claude", *typed, "--", *options.passed], world)
@@ -4143,21 +4136,20 @@ def find_gateway(world, fleet, out, *, needed=False):
     return found.slug == "gateway-up"
 
 
-def start_gateway(fleet, world, out):
-    """Start what serves the fleet, or find that it runs; return the ExitStack that stops it."""
+def start_gateway(fleet, world, out, stops):
+    """Start what serves the fleet, or find that it runs; `stops`, an ExitStack, will stop it."""
     gateway, name, url = fleet.gateway, clean_line(fleet.name), gateway_url(fleet.gateway)
-    stops = contextlib.ExitStack()  # the last one first
     if find_gateway(world, fleet, out):
         world.err(f"A gateway for {name} runs at {url}: it is used.\n")
-        return stops
+        return
     if gateway.provider == "builtin":
         server, listener = open_gateway(fleet, world, out)
         serving = threading.Thread(target=server.run, args=(listener,), daemon=True)
         serving.start()
         world.err(f"Serving {name} at {url}.\n")
-        stops.callback(serving.join, GRACE_SECONDS + 1)
+        stops.callback(serving.join, GRACE_SECONDS + 1)  # the last one comes first
         stops.callback(server.stop, "up")
-        return stops
+        return
     program, log = world.which("litellm"), world.path(out, STATE_DIRECTORY, "litellm.log")
     if not program:
         raise FleetError("litellm-missing", "the gateway is LiteLLM and it is not on the PATH",
@@ -4168,16 +4160,11 @@ def start_gateway(fleet, world, out):
     stops.callback(child.wait)
     stops.callback(child.kill)  # it keeps nothing that a softer end would save
     until = world.clock() + LITELLM_START_SECONDS
-    try:
-        while who_serves(world, fleet, out, until) != OUR_GATEWAY:
-            if child.poll() is not None or world.clock() > until:
-                raise FleetError("litellm-failed", "LiteLLM did not start", fix=f"see {log}")
-            world.sleep(TICK_SECONDS)
-    except BaseException:  # Ctrl-C too
-        stops.close()
-        raise
+    while who_serves(world, fleet, out, until) != OUR_GATEWAY:
+        if child.poll() is not None or world.clock() > until:
+            raise FleetError("litellm-failed", "LiteLLM did not start", fix=f"see {log}")
+        world.sleep(TICK_SECONDS)
     world.err(f"LiteLLM serves {name} at {url}.\n")
-    return stops
 
 
 def format_served(before, after, columns):
@@ -4321,8 +4308,7 @@ def cmd_generate(options, world):
     changes = compare_output(world, out, fleet, targets)
     edited = [change for change in changes if change.action == "edited"]
     looks = options.check or options.diff
-    refused = edited and not looks and not options.force
-    written = not looks and not refused
+    written = not looks and (options.force or not edited)
     if written:
         write_changes(world, out, changes)
         changes = [change.replace(ours=True) for change in changes]
@@ -4333,7 +4319,7 @@ def cmd_generate(options, world):
               "routes": [{"agent": agent, "node": model.node, "model": model.name,
                           "ollama_model": model.ollama_model, "alias": model.alias}
                          for agent, model in plan_routes(fleet).items()]}
-    if refused:
+    if not looks and not written:
         world.err("" if options.json else format_diff(edited, fleet))
         error = refusal([change.path for change in edited], "generate", "nothing was written")
         error.report = report
