@@ -88,6 +88,7 @@ PULL_STALL_SECONDS = 120.0
 TICK_SECONDS = 0.2
 SHOW_LIMIT = 64  # models of one node that are asked for their capabilities
 STATE_DIRECTORY = ".subagent-fleet"
+MANIFEST_FILE = f"{STATE_DIRECTORY}/manifest.json"
 LITELLM_FILE, ENVIRONMENT_FILE = "litellm_config.yaml", ".env.subagent-fleet"
 HOME_URL = "https://github.com/adityak74/subagent-fleet"
 OTHER_PORT = "stop it, or write another `port:` under project.gateway"
@@ -2726,18 +2727,15 @@ class Visitor(Exchange):
     def read_request(self, seconds):
         """Return (method, target, headers), or None when the client has nothing more to say."""
         self.deadline = self._clock() + seconds
-        try:
-            if not self._buffer and not self._fill():
-                return None
-            line = re.fullmatch(rb"([A-Z]{1,16}) ([!-~]{1,4096}) HTTP/1\.([01])", self._line())
-            if not line:
-                raise ApiError(400, "not an HTTP/1.1 request")
-            self.status, self.headers = 0, self._fields()  # a request has no status
-        except NodeFailure as failure:
+        with contextlib.suppress(NodeFailure):  # nothing was asked yet
             if not self._buffer:
-                return None
-            raise ApiError(408 if failure.reason == "timeout" else 400,
-                           "headers: too slow or too long") from None
+                self._fill()
+        if not self._buffer:
+            return None
+        line = re.fullmatch(rb"([A-Z]{1,16}) ([!-~]{1,4096}) HTTP/1\.([01])", self._line())
+        if not line:
+            raise ApiError(400, "not an HTTP/1.1 request")
+        self.status, self.headers = 0, self._fields()  # a request has no status
         self.stays = line[3] == b"1" and self.headers.get("connection", "").lower() != "close"
         self._bodiless = line[1] == b"HEAD"
         return line[1].decode(), line[2].decode(), self.headers
@@ -2748,16 +2746,12 @@ class Visitor(Exchange):
             return b""
         if length and re.fullmatch("[0-9]{1,18}", length) and int(length) > limit:
             raise ApiError(413, f"body: longer than {limit} bytes")
+        if self.headers.get("expect", "").lower() == "100-continue":
+            self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
         self.deadline = self._clock() + seconds
-        try:
-            if self.headers.get("expect", "").lower() == "100-continue":
-                self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
-            body = self.read_all(limit)
-            if coding:
-                self._fields()  # the trailers, or the next request would begin with them
-        except NodeFailure as failure:
-            raise ApiError(408 if failure.reason == "timeout" else 400,
-                           f"body: {failure.detail}") from None
+        body = self.read_all(limit)
+        if coding:
+            self._fields()  # the trailers, or the next request would begin with them
         return body
 
     def reply(self, status, body, *, head=""):
@@ -3842,6 +3836,9 @@ class Server:
                     self._visitors[visitor] = False
             except ApiError as error:
                 problem = error
+            except NodeFailure as failure:  # of this client
+                problem = ApiError(408 if failure.reason == "timeout" else 400, "request: too slow, "
+                                   f"too long or broken ({failure.detail})")
             except Exception as error:  # a bug; its message may quote a prompt, its place does not
                 place = traceback.extract_tb(error.__traceback__)[-1]
                 self.world.err(f"error: {type(error).__name__} in {place.name}, line {place.lineno}"
@@ -4196,9 +4193,6 @@ def cmd_validate(options, world):
 
 
 # -- generated files: read the world, decide, write --
-
-MANIFEST_FILE = f"{STATE_DIRECTORY}/manifest.json"
-
 
 def find_output(options, world):
     """Return where the generated files are: --out, else beside the fleet file that was found."""
