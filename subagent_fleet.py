@@ -3380,14 +3380,6 @@ class Warmth:
             self.fix = failure.fix or REASON_FIXES.get(failure.reason, "")
 
 
-def plan_warmths(fleet, models):
-    """Return {model name: Warmth}; one Warmth for one node, Ollama model and context."""
-    shared = {}
-    return {model.name: shared.setdefault(
-        (model.node, _full_model_name(model.ollama_model), model.context),
-        Warmth(fleet.nodes[model.node], model)) for model in models}
-
-
 def warm_nodes(world, warmths, options):
     """Run all warmths, nodes in parallel; yield as `run_together` does."""
     def warm(group):
@@ -3533,7 +3525,7 @@ class Scheduler:
         with self._lock:
             self._number += 1
             ticket = self._line[self._number] = SimpleNamespace(
-                number=self._number, conversation=conversation, model=None, wake=None,
+                number=self._number, conversation=conversation, model=None, wake=lambda: None,
                 tiers=self.tiers[alias])  # who can still be asked
             self.serve_line()
         return ticket
@@ -3601,8 +3593,7 @@ class Scheduler:
                     self._busy[place.node] += 1
                     if place.rest.until:
                         place.rest.probe = ticket
-                    if ticket.wake:
-                        ticket.wake()
+                    ticket.wake()
 
     def _choose(self, ticket):
         """Return the model to ask, None to wait."""
@@ -3837,8 +3828,8 @@ class Server:
             except ApiError as error:
                 problem = error
             except NodeFailure as failure:  # of this client
-                problem = ApiError(408 if failure.reason == "timeout" else 400, "request: too slow, "
-                                   f"too long or broken ({failure.detail})")
+                problem = ApiError(408 if failure.reason == "timeout" else 400,
+                                   f"request: too slow, too long or broken ({failure.detail})")
             except Exception as error:  # a bug; its message may quote a prompt, its place does not
                 place = traceback.extract_tb(error.__traceback__)[-1]
                 self.world.err(f"error: {type(error).__name__} in {place.name}, line {place.lineno}"
@@ -4539,8 +4530,11 @@ def cmd_warmup(options, world):
     check_names("agent", options.agent, fleet.agents, fleet.name)
     check_names("model", options.model, fleet.models, fleet.name)
     names = options.model + [fleet.agents[name].model for name in options.agent]
-    warmths = plan_warmths(fleet, [model for name, model in fleet.models.items()
-                                   if name in names or not names])
+    shared = {}  # what is one Ollama model with one context on a node is loaded once
+    warmths = {name: shared.setdefault(
+        (model.node, _full_model_name(model.ollama_model), model.context),
+        Warmth(fleet.nodes[model.node], model))
+        for name, model in fleet.models.items() if name in names or not names}
     rows = {name: [clean_line(text) for text in (name, one.node.name, one.model.ollama_model)]
             for name, one in warmths.items()}
     widths = [max(map(len, column)) for column in zip(*rows.values())]
