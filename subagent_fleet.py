@@ -762,7 +762,6 @@ KEY_RULES = {"node": "name", "model": "name", "agent": "agent name"}
 
 # Claude Code resolves these words itself, so an alias must not be one (2.1.326).
 CLAUDE_WORDS = ("sonnet", "opus", "haiku", "fable", "best", "inherit", "default", "opusplan")
-OWN_FRONTMATTER = ("name", "description", "model", "tools")
 FINDINGS_LIMIT = 100  # a file with more of them is no fleet file
 
 
@@ -1048,7 +1047,7 @@ def check_fleet(document):
         for name, agent in agents.items():
             check.reference(("agents", name, "model"), agent.model, models, "model")
             for key in agent.frontmatter or {}:
-                is_own = key in OWN_FRONTMATTER
+                is_own = key in ("name", "description", "model", "tools")
                 if is_own or not re.fullmatch("[A-Za-z][A-Za-z0-9_-]{0,63}", str(key)):
                     check.error("bad-frontmatter", ("agents", name, "frontmatter", key),
                                 f"agents.{name}.frontmatter cannot hold the key {show_value(key)}",
@@ -1941,12 +1940,6 @@ def render_environment(fleet, key, shell="sh"):
     return "\n".join(lines) + "\n"
 
 
-def parse_key(text):
-    """Return the key that an environment file keeps, or an empty string."""
-    found = re.search(r'^export (\w+)="\$\{\1:-([A-Za-z0-9_-]{16,200})\}"$', text, re.MULTILINE)
-    return found[2] if found else ""
-
-
 def render_manifest(known):
     """Return the manifest: the hash of each written file; two while a run may yet be cut off."""
     files = {path: " ".join(hashes) for path, hashes in known.items()}
@@ -2048,15 +2041,6 @@ def format_start(fleet, out):
             f"Start the gateway:\n  {serve}\n\nStart Claude Code, in another terminal:\n"
             "  subagent-fleet launch claude\n"
             f"(or: . {place[0]}; claude)\n")
-
-
-def format_doctor(pairs):
-    """Return doctor's findings under their topics, and the verdict as the last line."""
-    topics = {}
-    for topic, finding in pairs:
-        topics[topic] = topics.get(topic, f"{topic}\n") + format_finding(finding)
-    verdict = clean_line(plan_verdict([finding for _, finding in pairs]))
-    return "\n".join([*topics.values(), f"{verdict}\n"])
 
 
 WORKER_SETTINGS = {
@@ -4202,7 +4186,9 @@ def read_file(world, out, path):
 
 def kept_key(world, out):
     """Return the key that the environment file keeps, or an empty string."""
-    return parse_key((read_file(world, out, ENVIRONMENT_FILE) or b"").decode("utf-8", "replace"))
+    text = (read_file(world, out, ENVIRONMENT_FILE) or b"").decode("utf-8", "replace")
+    found = re.search(r'^export (\w+)="\$\{\1:-([A-Za-z0-9_-]{16,200})\}"$', text, re.MULTILINE)
+    return found[2] if found else ""
 
 
 def read_key(world, fleet, out):
@@ -4740,13 +4726,16 @@ def cmd_doctor(options, world):
     pairs = [(topic, found.replace(fix=keep_places(found.fix, options)))
              for topic, found in plan_doctor(fleet, facts)]
     findings = [finding for _, finding in pairs]
+    verdict = plan_verdict(findings)
     if options.json:
         world.out(render_report("doctor", {
-            "verdict": plan_verdict(findings), "mended": mended,
+            "verdict": verdict, "mended": mended,
             "findings": [{"topic": topic, **show_record(found)} for topic, found in pairs]}))
     else:
-        world.out("".join(f"mended: {clean_line(text)}\n" for text in mended) + "\n" * bool(mended)
-                  + format_doctor(pairs))
+        told = {"": "".join(f"mended: {clean_line(text)}\n" for text in mended)} if mended else {}
+        for topic, found in pairs:
+            told[topic] = told.get(topic, f"{topic}\n") + format_finding(found)
+        world.out("\n".join([*told.values(), f"{clean_line(verdict)}\n"]))
     return EXIT_PROBLEM if any(found.level == "error" for found in findings) else EXIT_OK
 
 

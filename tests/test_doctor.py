@@ -322,17 +322,30 @@ def test_verdict_says_where():
     assert sf.plan_verdict(findings[:1]) == "Not ready: 1 error."
 
 
-def test_doctor_text_groups_and_ends_with_the_verdict():
-    text = sf.format_doctor(sf.plan_doctor(*on(states={"mini": OFFLINE})))
+@pytest.fixture
+def told_by_doctor(monkeypatch):
+    """What `doctor` prints about a fleet and what was seen of it."""
+    def tell(fleet, facts):
+        told, world = [], sf.World()
+        monkeypatch.setattr(sf, "load_config", lambda options, world: (fleet, []))
+        monkeypatch.setattr(sf, "observe", lambda *seen: facts)
+        monkeypatch.setattr(world, "out", told.append)
+        sf.cmd_doctor(types.SimpleNamespace(fix=False, json=False), world)
+        return "".join(told)
+    return tell
+
+
+def test_doctor_text_groups_and_ends_with_the_verdict(told_by_doctor):
+    text = told_by_doctor(*on(states={"mini": OFFLINE}))
     blocks = text.split("\n\n")
     assert [block.split("\n")[0] for block in blocks[:3]] == ["This machine", "Config", "Nodes"]
     assert "\nok: Python 3." in blocks[0] and f"\n  fix: {sf.REASON_FIXES['refused']}" in blocks[2]
     assert blocks[-1] == f"Not ready: 1 error. Begin with: {sf.REASON_FIXES['refused']}\n"
 
 
-def test_doctor_text_shows_what_a_node_said_without_its_controls():
+def test_doctor_text_shows_what_a_node_said_without_its_controls(told_by_doctor):
     state = sf.NodeState("mini", "http://mini:11434", "bad answer", "\x1b[2J\nevil\u202e")
-    text = sf.format_doctor(sf.plan_doctor(*on(states={"mini": state})))
+    text = told_by_doctor(*on(states={"mini": state}))
     assert "\x1b" not in text and "\u202e" not in text and "\nevil" not in text
 
 
@@ -578,7 +591,7 @@ def test_doctor_fix_does_what_is_safe_and_says_each(doctor):
     doctor.fleet["models"]["small"]["context"] = 40000
     doctor.write()
     before = environment.read_bytes()
-    key = sf.parse_key(before.decode())
+    key = sf.kept_key(sf.World(), str(doctor.path))
     assert doctor.ask() == {"env-readable": "error", "files-updated": "warning"}
     assert environment.stat().st_mode & 0o777 == 0o644 and environment.read_bytes() == before
     assert doctor.ask("--fix") == {} and doctor.status == 0

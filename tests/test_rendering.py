@@ -277,13 +277,17 @@ def test_missing_prompt_becomes_the_roles(name, prompt):
     assert body == "\n" + sf.PROMPTS.get(name, sf.PROMPTS[""])
 
 
-def test_kept_key_is_read_back_whatever_its_variable_is_called():
-    fleet = build(variable="OLD_NAME")
-    assert sf.parse_key(sf.render_environment(fleet, KEY)) == KEY
+def test_kept_key_is_read_back_whatever_its_variable_is_called(tmp_path):
+    def kept(text):
+        (tmp_path / sf.ENVIRONMENT_FILE).write_text(text, encoding="utf-8")
+        return sf.kept_key(sf.World(), str(tmp_path))
+
+    assert sf.kept_key(sf.World(), str(tmp_path)) == ""
+    assert kept(sf.render_environment(build(variable="OLD_NAME"), KEY)) == KEY
     for text in ("", "export A_KEY=sk-1", 'export A="${B:-sk-0123456789abc}"',
                  'export A="${A:-sk-1}"',
                  'export A="${A:-sk-0123456789abc d}"', 'export A="${A:-$(id)0123456789ab}"'):
-        assert sf.parse_key(text) == ""
+        assert kept(text) == ""
 
 
 def test_a_hidden_key_is_nowhere():
