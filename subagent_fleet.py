@@ -4063,10 +4063,9 @@ def cmd_up(options, world):
     out, typed = find_output(options, world), [f"--config={options.config}"] * bool(options.config)
     changes = compare_output(world, out, fleet)
     write_changes(world, out, [change for change in changes if change.action != "edited"])
-    for change in changes:
-        if change.action != "unchanged":
-            done = "kept, as you have edited it" if change.action == "edited" else change.action
-            world.err(f"{clean_line(change.path)}: {done}\n")
+    words = {"edited": "kept, as you have edited it"}
+    world.err("".join(f"{clean_line(change.path)}: {words.get(change.action, change.action)}\n"
+                      for change in changes if change.action != "unchanged"))
     if run_words(["warmup", *typed], world):
         states = probe_nodes(world, fleet.nodes, PROBE_TIMEOUT_SECONDS, fleet.models)
         if not any(plan_route_state(fleet, states, model).state == "ready"
