@@ -2361,16 +2361,20 @@ def _mend_schema(schema):
 
 
 class Answer:
-    """An answer on its way back: lines of the node in, events out, the whole Message at the end."""
+    """What a model is asked, and its answer: lines of the node in, events and a Message out."""
 
-    def __init__(self, message_id, request, chat, *, estimate=0):
+    def __init__(self, message_id, request, model, ratio):
+        chat = plan_chat(request, model)
+        images = [image for message in chat["messages"] for image in message.get("images", ())]
+        self.model, self.body = model, render_json(chat)
+        self.weight = len(self.body) - sum(map(len, images)) + len(images) * IMAGE_WEIGHT
+        self.estimate = round(self.weight / ratio)  # of its tokens
         usage = dict.fromkeys(("input_tokens", "output_tokens", "cache_creation_input_tokens",
                                "cache_read_input_tokens"), 0)
         self.message = {"id": message_id, "type": "message", "role": "assistant",
                         "model": request["model"], "content": [], "stop_reason": None,
                         "stop_sequence": None, "usage": usage}
         self._taken = {call["id"] for m in chat["messages"] for call in m.get("tool_calls", ())}
-        self._context, self._estimate = chat["options"]["num_ctx"], estimate
         self._one_call = (request.get("tool_choice") or {}).get("disable_parallel_tool_use") is True
         self._stops = [stop for stop in request.get("stop_sequences") or () if stop]
         self._stopped, self._lines, self._calls = "", 0, 0
@@ -2395,7 +2399,7 @@ class Answer:
         if isinstance(text, str) and text:
             events += self._grow_text(text)
         if self._stopped:
-            return events + self._finish({"prompt_eval_count": self._estimate,
+            return events + self._finish({"prompt_eval_count": self.estimate,
                                           "eval_count": self._lines})
         for call in calls if isinstance(calls, list) else ():
             events += self._add_call(call)
@@ -2406,8 +2410,8 @@ class Answer:
         words = words[:1000]
         too_long = re.search(_TOO_LONG, words)
         if too_long:  # Claude Code 2.1.326 compacts on exactly these words
-            maximum = int(too_long[2] or self._context)
-            tokens = max(int(too_long[1] or self._estimate), maximum + 1)
+            maximum = int(too_long[2] or self.model.context)
+            tokens = max(int(too_long[1] or self.estimate), maximum + 1)
             return ApiError(400, f"prompt is too long: {tokens} tokens > {maximum} maximum")
         http = {400: 400, 404: 404, 503: 529}.get(status, 500)
         return ApiError(400 if re.search(_NOT_ABLE, words) else http,
@@ -3651,9 +3655,8 @@ class Service:
                 "output_tokens": usage["output_tokens"], "outcome": self._outcome})
 
     def _prepare(self, model):
-        chat, self._body, self._weight, estimate = self._server.plan(self._request, model)
-        self._planned = model
-        self._answer = Answer(f"msg_{self._id}", self._request, chat, estimate=estimate)
+        self._answer = Answer(f"msg_{self._id}", self._request, model,
+                              self._server.ratios[model.name])
         # Tokens are known only at the end.
         self._opening = render_event({"type": "message_start", "message": self._answer.message})
 
@@ -3689,19 +3692,20 @@ class Service:
 
     def _ask(self, ticket):
         """Send the request to the model's node and its answer to the client."""
-        model, clock, size = ticket.model, self._world.clock, 0
-        if self._tries or model is not self._planned:
+        model, world, size = ticket.model, self._world, 0
+        if self._tries or model is not self._answer.model:
             self._prepare(model)
+        answer = self._answer
         url = self._server.fleet.nodes[model.node].endpoint + "/api/chat"
-        exchange = self._world.open_exchange(url, body=self._body, deadline=clock() + model.timeout)
+        exchange = world.open_exchange(url, body=answer.body,
+                                       deadline=world.clock() + model.timeout)
         try:
             exchange.before_read = lambda: self._wait(exchange, exchange.deadline)
             if exchange.status != 200:
-                raise self._answer.refusal(exchange.status,
-                                           _error_words(exchange, exchange.read_all()))
+                raise answer.refusal(exchange.status, _error_words(exchange, exchange.read_all()))
             for line in exchange.lines():
                 self._mark("first_byte")
-                events = self._answer.feed(line)
+                events = answer.feed(line)
                 if events and self._is_stream:
                     self._has_content = True
                     self._out += b"".join(map(render_event, events))
@@ -3712,15 +3716,15 @@ class Service:
                 size += len(line)
                 if size > 1_000_000 + 1_000 * model.max_output:
                     raise NodeFailure("bad answer", "it does not end")
-                if self._answer.message["stop_reason"]:
-                    if not self._answer.message["stop_sequence"]:
+                if answer.message["stop_reason"]:
+                    if not answer.message["stop_sequence"]:
                         exchange.close()  # the node has said all
-                    tokens = self._answer.message["usage"]["input_tokens"]
+                    tokens = answer.message["usage"]["input_tokens"]
                     # Who counts only uncached tokens teaches nothing.
-                    if tokens and 0.5 <= self._weight / tokens <= 16:
-                        self._server.ratios[model.name] = self._weight / tokens
+                    if tokens and 0.5 <= answer.weight / tokens <= 16:
+                        self._server.ratios[model.name] = answer.weight / tokens
                     return
-                exchange.deadline = clock() + model.timeout
+                exchange.deadline = world.clock() + model.timeout
             raise NodeFailure("bad answer", "it ended before it was done")
         finally:
             exchange.leave()
@@ -3761,7 +3765,7 @@ class Server:
         self._receipts, self.log = receipts, None
         self._lock, self._wake, self.stops = threading.Lock(), Signal(), []
         self._visitors, self._hosts = {}, set()  # visitor: is it being answered?
-        self.ratios = {}  # bytes a token took, by model
+        self.ratios = dict.fromkeys(fleet.models, BYTES_A_TOKEN)  # learned from their answers
         self.totals = {name: dict.fromkeys(TOTALS, 0) for name in fleet.nodes}
         models = [{"type": "model", "id": alias, "display_name": alias,
                    "created_at": "1970-01-01T00:00:00Z"} for alias in self.scheduler.tiers]
@@ -3846,7 +3850,7 @@ class Server:
                 Service(self, visitor, request, conversation).run()
                 return
             model = self.scheduler.tiers[request["model"]][0][0]
-            page = {"input_tokens": self.plan(request, model)[3]}
+            page = {"input_tokens": Answer("", request, model, self.ratios[model.name]).estimate}
         else:
             page = self.show() if path == "/fleet" else self._pages.get(unquote(path))
             if page is None or method not in ("GET", "HEAD"):
@@ -3875,14 +3879,6 @@ class Server:
                  for node in self.fleet.nodes.values()]
         return {"schema": "subagent-fleet/fleet/1", "fleet": self.fleet.name, "waiting": waiting,
                 "nodes": nodes, "models": models}
-
-    def plan(self, request, model):
-        """Return a chat request, its bytes, its weight, and the tokens it should take."""
-        chat = plan_chat(request, model)
-        body = render_json(chat)
-        images = [image for message in chat["messages"] for image in message.get("images", ())]
-        weight = len(body) - sum(map(len, images)) + len(images) * IMAGE_WEIGHT
-        return chat, body, weight, round(weight / self.ratios.get(model.name, BYTES_A_TOKEN))
 
     def file_receipt(self, receipt):
         """Count, log and keep what a request came to."""

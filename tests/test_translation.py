@@ -30,6 +30,14 @@ def plan(*messages, chosen=None, **more):
     return sf.plan_chat(sf.parse_messages_request(body), chosen or model())
 
 
+def answer_to(*messages, chosen=None, estimate=99, **more):
+    """The Answer to a request, with another estimate of its tokens."""
+    request = {"model": "alias", "messages": list(messages), "max_tokens": 64, **more}
+    answer = sf.Answer("msg_0", request, chosen or model(), 4.0)
+    answer.estimate = estimate
+    return answer
+
+
 def user(*content):
     return {"role": "user", "content": content_of(content)}
 
@@ -227,11 +235,11 @@ def test_images_travel_beside_the_text():
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png",
                                          "data": PIXELS[:8] + "\n" + PIXELS[8:]}}
     messages = [user(text("what is it?"), image), assistant(call("a")), user(result("a", [image]))]
-    chat, _, weight, _ = sf.Server.plan(SimpleNamespace(ratios={}), {"messages": messages},
-                                        model(name="m"))
+    asked = answer_to(*messages)
+    chat = json.loads(asked.body)
     assert chat["messages"][0]["images"] == [PIXELS]
     assert chat["messages"][2]["images"] == [PIXELS]
-    assert weight > 2 * 4000
+    assert asked.weight > 2 * 4000
 
 
 @pytest.mark.parametrize("messages, more, words", [
@@ -350,7 +358,7 @@ def started(answer):
 
 
 def answer_of(*lines, before=(), **more):
-    answer = sf.Answer("msg_0", {"model": "alias", **more}, plan(user("hi"), *before), estimate=99)
+    answer = answer_to(user("hi"), *before, **more)
     events = [started(answer)] + [event for item in lines for event in answer.feed(item)]
     check_grammar(events)
     assert fold(events) == answer.message
@@ -437,8 +445,7 @@ def test_stop_reasons(reason, calls, wanted):
 ])
 def test_stop_sequences_end_the_text_wherever_the_chunks_end(stops, words, text, stopped):
     for size in (1, 2, 3, 100):
-        answer = sf.Answer("msg_0", {"model": "a", "stop_sequences": stops}, plan(user("hi")),
-                           estimate=99)
+        answer = answer_to(user("hi"), stop_sequences=stops)
         events = [started(answer)]
         for item in [line(words[at:at + size]) for at in range(0, len(words), size)] \
                 + [line(done=True)]:
@@ -523,8 +530,7 @@ def test_odd_lines_say_nothing(sent):
     (302, "odd", 500, "api_error", "odd"),
 ])
 def test_what_a_node_says_becomes_what_the_client_acts_on(status, words, http, kind, told):
-    answer = sf.Answer("msg_0", {"model": "a"}, plan(user("hi"), chosen=model(context=4096)),
-                       estimate=50000)
+    answer = answer_to(user("hi"), chosen=model(context=4096), estimate=50000)
     error = answer.refusal(status, words)
     assert (error.http, error.kind) == (http, kind) and error.what.startswith(told)
 
@@ -601,7 +607,7 @@ def test_mutated_answers_are_translated_or_refused_cleanly():
         line(thinking="t"), line("<think>x</think>"), line("text"),
         line(calls=[made_call(a=1), made_call("b", "2")]), line(done=True))]
     for number in range(1000):
-        answer = sf.Answer("msg_1", {"model": "a", "stop_sequences": ["xt"]}, plan(user("hi")))
+        answer = answer_to(user("hi"), stop_sequences=["xt"])
         try:
             for part in mutate(chance, copy.deepcopy(seed)):
                 for event in answer.feed(json.dumps(part).encode()):
