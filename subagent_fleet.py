@@ -1922,7 +1922,7 @@ def quote_frontmatter(text):
 
 def render_environment(fleet, key, shell="sh"):
     """Return the environment as a script; a key of None is not shown."""
-    set_to, unset, set_key = {  # the last: if there is none
+    set_to, unset, set_key = {  # the last: if there is none; kept_key reads it back
         "sh": ("export {}={}", "unset {}", 'export {0}="${{{0}:-{1}}}"'),
         "fish": ("set -gx {} {}", "set -e {}",
                  'test -n "${0}"; or set -g {0} \'{1}\'\nset -gx {0} "${0}"')}[shell]
