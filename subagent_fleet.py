@@ -3240,18 +3240,15 @@ class World:
             return done.stdout.decode("utf-8", "replace")
         return None
 
-    def own_addresses(self):
-        """Return this machine's IPv4 addresses: those it would call from. Nothing is sent."""
+    def own_names(self):
+        """Return this machine's name and the IPv4 addresses it would call from. Nothing is sent."""
         found = {}
         for target in ROUTE_TARGETS:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as caller, \
                     contextlib.suppress(OSError):  # no route leads there
                 caller.connect((target, 9))
                 found[caller.getsockname()[0]] = True
-        return tuple(found)
-
-    def own_name(self):
-        return socket.gethostname()
+        return socket.gethostname(), tuple(found)
 
 
 # == 9. Nodes =================================================================
@@ -3783,11 +3780,10 @@ class Server:
     def run(self, listener):
         """Serve until `stop`, then let what is being answered end."""
         host, port = listener.getsockname()[:2]
-        name = self.world.own_name()
+        name, addresses = self.world.own_names()
         # A web page can make a name of its own point here, so only names of this machine count.
         self._hosts = {f"{own}:{port}".lower() for own in (
-            show_host(host), "localhost", "127.0.0.1", "[::1]", name, f"{name}.local",
-            *self.world.own_addresses())}
+            show_host(host), "localhost", "127.0.0.1", "[::1]", name, f"{name}.local", *addresses)}
         while not self.stops:
             if len(self._visitors) >= CONNECTION_LIMIT:
                 self.world.sleep(TICK_SECONDS)  # who comes now waits to be accepted
@@ -4737,16 +4733,16 @@ def cmd_doctor(options, world):
 def cmd_worker(options, world):
     found = re.search(r":([1-9]\d{0,4})/?$", world.environ.get("OLLAMA_HOST", ""))
     port = min(int(found[1]), 65535) if found else OLLAMA_PORT
-    addresses = [address for address in world.own_addresses() if address_kind(address)]
+    name, addresses = world.own_names()
     nodes = {address: Node(address, f"http://{address}:{port}")
-             for address in ("127.0.0.1", *addresses)}
+             for address in ("127.0.0.1", *filter(address_kind, addresses))}
     here, *reached = probe_nodes(world, nodes, options.timeout).values()
     app = "/Applications/Ollama.app"
     program = world.which("ollama") or (app if world.kind_of(app) == "directory" else "")
     system = "docker" if here.online and not program and world.which("docker") else {
         "darwin": "darwin", "win32": "windows"}.get(
         sys.platform, "systemd" if world.which("systemctl") else "shell")
-    name, findings = world.own_name(), check_worker(program, here, reached)
+    findings = check_worker(program, here, reached)
     report = {"system": system, "name": name, "program": program, "ollama": here,
               "addresses": [{"address": one.name, "kind": address_kind(one.name),
                              "open": one.online} for one in reached],

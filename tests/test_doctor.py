@@ -820,7 +820,7 @@ def test_worker_block_prefers_models_that_call_tools():
 
 def test_worker_sees_itself_only_when_it_listens_beyond_loopback(run_here, fake_node):
     closed, opened = fake_node({"qwen3:8b": {}}), fake_node({"qwen3:8b": {}}, host="0.0.0.0")
-    own = sf.World().own_addresses()
+    _, own = sf.World().own_names()
 
     def ask(node):
         done = run_here("worker", "--json", env={"OLLAMA_HOST": f"0.0.0.0:{node.port}"})
@@ -861,8 +861,8 @@ def test_worker_without_ollama_says_where_to_get_it(run_here):
 
 def test_worker_tells_only_the_addresses_that_others_can_use(fake_node, monkeypatch):
     world = world_with(PATH="/nowhere", OLLAMA_HOST=f"http://0.0.0.0:{fake_node().port}")
-    monkeypatch.setattr(world, "own_addresses", lambda: (
-        "192.0.2.7", "127.0.0.1", "169.254.1.1", "100.101.102.103"))
+    monkeypatch.setattr(world, "own_names", lambda: ("here", (
+        "192.0.2.7", "127.0.0.1", "169.254.1.1", "100.101.102.103")))
     monkeypatch.setattr(world, "connect_seconds", 0.2)
     worker = told_by_worker(world, monkeypatch)
     assert [one["address"] for one in worker["addresses"]] == ["192.0.2.7", "100.101.102.103"]
@@ -870,7 +870,7 @@ def test_worker_tells_only_the_addresses_that_others_can_use(fake_node, monkeypa
 
 
 def test_own_addresses_are_addresses_of_this_machine():
-    for address in sf.World().own_addresses():
+    for address in sf.World().own_names()[1]:
         with socket.socket() as listener:
             listener.bind((address, 0))
 

@@ -646,8 +646,7 @@ def test_refusals_take_the_same_time(rig):
 
 
 def test_only_names_and_addresses_of_this_machine_count_as_hosts(rig, monkeypatch):
-    monkeypatch.setattr(sf.World, "own_name", lambda world: "Studio")
-    monkeypatch.setattr(sf.World, "own_addresses", lambda world: ("192.168.1.5",))
+    monkeypatch.setattr(sf.World, "own_names", lambda world: ("Studio", ("192.168.1.5",)))
     served = rig(says("x"))
     names = ("127.0.0.1", "LOCALHOST", "[::1]", "studio", "studio.local", "192.168.1.5")
     for name in names:
