@@ -1565,9 +1565,8 @@ class Facts(Record):
 
 def quote_shell(text):
     """Return text as one word of every shell; of fish only if it holds no quote or backslash."""
-    if re.fullmatch("(?a)[\\w./:-]+", text):
-        return text
-    return "'" + text.replace("'", "'\\''") + "'"
+    is_bare = re.fullmatch("(?a)[\\w./:-]+", text)
+    return text if is_bare else "'" + text.replace("'", "'\\''") + "'"
 
 
 def plan_verdict(findings):
@@ -1976,10 +1975,8 @@ def clean_line(text):
 
 def format_finding(finding, *, indent=""):
     """Return a finding as lines: what, where, the line with a caret, what to type."""
-    if indent:
-        lines = [finding.what, finding.where and f"  at {finding.where}"]
-    else:
-        lines = [": ".join(filter(None, (finding.level, finding.where, finding.what)))]
+    lines = [finding.what, finding.where and f"  at {finding.where}"] if indent else [
+        ": ".join(filter(None, (finding.level, finding.where, finding.what)))]
     lines += [*finding.excerpt.splitlines(), finding.fix and f"  fix: {finding.fix}"]
     return "".join(f"{indent}{clean_line(line)}\n" for line in lines if line)
 
