@@ -1281,25 +1281,24 @@ def _lint_models(fleet, warn):
     if "haiku" not in fleet.claude:  # one that was only planned never sees the main prompt
         del tiers["haiku"]
     for name, model in fleet.models.items():
-        at = ("models", name)
         full_name = _full_model_name(model.ollama_model)
         first = aliases.setdefault(model.alias, model)
         if _full_model_name(first.ollama_model) != full_name:
-            yield warn("alias-collision", at + ("litellm_alias",), f"`{model.alias}` is also the "
-                       f"alias of {first.name}, a different model: {first.ollama_model}, "
-                       f"{model.ollama_model}", "give each its own alias")
+            yield warn("alias-collision", ("models", name, "litellm_alias"),
+                       f"`{model.alias}` is also the alias of {first.name}, a different model: "
+                       f"{first.ollama_model}, {model.ollama_model}", "give each its own alias")
         twin = contexts.setdefault((model.node, full_name), model)
         if twin.context != model.context:
-            yield warn("context-thrash", at + ("context",), f"{model.context}, but {twin.context} "
-                       f"in models.{twin.name}, the same model: each switch reloads it",
-                       f"write `{max(twin.context, model.context)}` for both")
+            yield warn("context-thrash", ("models", name, "context"), f"{model.context}, but "
+                       f"{twin.context} in models.{twin.name}, the same model: each switch "
+                       "reloads it", f"write `{max(twin.context, model.context)}` for both")
         serves = ", ".join(tier for tier in tiers if tiers[tier] == name)
         least, why = SMALL_CONTEXT_TOKENS, "a subagent's first request alone takes 2,000 tokens"
         if serves:
             least = MAIN_CONTEXT_TOKENS
             why = f"it serves {serves}, and Claude Code's own prompt takes 10,000 to 18,000 tokens"
         if model.context < least:
-            yield warn("small-context", at + ("context",), f"{model.context}; {why}",
+            yield warn("small-context", ("models", name, "context"), f"{model.context}; {why}",
                        f"write `context: {least}` or more")
 
 
@@ -1782,7 +1781,6 @@ def check_worker(program, state, reached):
 
 # == 6. Rendering =============================================================
 
-
 _STARTER = """\
 # Which role runs on which model on which machine. After a change:
 # `subagent-fleet validate`, then `subagent-fleet generate`.
@@ -2036,8 +2034,7 @@ def format_start(fleet, out):
               for name, model in plan_routes(fleet).items()]
     return (f"\nYour fleet is ready.\n{''.join(routes)}\n"
             f"Start the gateway:\n  {serve}\n\nStart Claude Code, in another terminal:\n"
-            "  subagent-fleet launch claude\n"
-            f"(or: . {place[0]}; claude)\n")
+            f"  subagent-fleet launch claude\n(or: . {place[0]}; claude)\n")
 
 
 WORKER_SETTINGS = {
