@@ -3478,11 +3478,9 @@ TOTALS = ("requests", "input_tokens", "output_tokens", "waited_seconds", "failur
 
 
 class Scheduler:
-    """Who may ask which node when: slots, one line, rests. Pure but for a lock and a clock.
+    """Who may ask which node when: slots, one line, rests. Pure but for a lock and a clock."""
 
-    A node, or one model on it, rests after a failure; one request at a time, the probe, may end it.
-    """
-
+    # A node, or one model on it, rests after a failure; one request, the probe, may end it.
     def __init__(self, fleet, clock):
         self._lock, self._clock = threading.RLock(), clock
         models, chains = list(fleet.models.values()), plan_fallbacks(fleet)
