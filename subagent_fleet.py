@@ -3137,16 +3137,15 @@ class World:
 
     def accept(self, listener, wake, seconds):
         """Return the next Visitor; None when the signal `wake` was raised or the time is up."""
-        if listener not in _readable([listener, wake], seconds):
-            return None
         try:
-            connection, _ = listener.accept()
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return Visitor(connection, self.clock(), self.clock)
+            if listener in _readable([listener, wake], seconds):
+                connection, _ = listener.accept()
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                return Visitor(connection, self.clock(), self.clock)
         except OSError as error:
             if not isinstance(error, (BlockingIOError, ConnectionError)):
                 self.sleep(0.05)  # out of files: what is being served will give some back
-            return None
+        return None
 
     def token(self, size):
         return os.urandom(size).hex()
@@ -3721,8 +3720,6 @@ class Service:
     def _flush(self, *, last=False):
         """Send what has gathered; the first time with the headers and the opening event."""
         chunk, self._out, head = bytes(self._out), bytearray(), ""
-        if not chunk and not last:
-            return
         if not self._has_headers:
             self._has_headers = True
             head = ("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
@@ -3736,7 +3733,8 @@ class Service:
 
     def _wait(self, readable, until):
         """Wait while the client stays; pings keep it from giving up."""
-        self._flush()
+        if self._out:
+            self._flush()
         while not self._visitor.wait(readable, min(until, self._ping_at) - self._world.clock()):
             if self._world.clock() >= until:
                 return False
@@ -3779,9 +3777,7 @@ class Server:
         while not self.stops:
             if len(self._visitors) >= CONNECTION_LIMIT:
                 self.world.sleep(TICK_SECONDS)  # who comes now waits to be accepted
-                continue
-            visitor = self.world.accept(listener, self._wake, 1.0)
-            if visitor:
+            elif visitor := self.world.accept(listener, self._wake, 1.0):
                 self._visitors[visitor] = False
                 threading.Thread(target=self._serve, args=(visitor,), daemon=True).start()
         listener.close()
