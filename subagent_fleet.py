@@ -2102,8 +2102,14 @@ REQUEST_FIELDS = {  # what is expected: its types, the fields
     "text": ((str,), "model"), "a list": ((list,), "messages tools stop_sequences"),
     "an object": ((dict,), "tool_choice"), "true or false": ((bool,), "stream"),
     "a whole number": ((int,), "max_tokens top_k"), "a number": ((int, float), "temperature top_p")}
-SCHEMA_TYPES = {"type": (str, list), "description": str, "enum": list, "anyOf": list,
-                "properties": dict, "required": list}
+# What Ollama or its engine takes of a tool's schema; one other word can fail the whole request.
+SCHEMA_TYPES = {"type": (str, list), "description": str, "enum": list, "required": list,
+                "anyOf": list, "allOf": list, "properties": dict, "$defs": dict, "$ref": str,
+                "items": object, "const": object, "default": object, "format": str,
+                "additionalProperties": bool}
+SCHEMA_NAMES = (("oneOf", "anyOf"), ("definitions", "$defs"))  # of other drafts
+ANY_VALUE = {"description": "anything"}  # an empty schema would be an object
+JSON_TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
 TURN_PARTS = ("reminder", "text", "thinking", "image", "call", "result", "found")
 IMAGE_WEIGHT = 4_000  # bytes of JSON that take as many tokens as an image
 BYTES_A_TOKEN = 4.0  # of JSON; learned per model from its first answer on
@@ -2330,28 +2336,38 @@ def _render_tools(request, turns):
                 or (choice.get("type") == "tool" and name != choice.get("name")):
             continue
         description = tool.get("description")
+        schema = tool.get("input_schema")
         # One schema without "type": "object" and Ollama refuses the whole request.
-        parameters = {"properties": {}, **_mend_schema(tool.get("input_schema")), "type": "object"}
+        schema = {**(schema if isinstance(schema, dict) else {}), "type": "object"}
+        parameters = {"properties": {}, **_mend_schema(schema)}
         tools.setdefault(name, {"type": "function", "function": {
             "name": name, "description": description if isinstance(description, str) else "",
             "parameters": parameters}})
     return list(tools.values())
 
 
-def _mend_schema(schema):
-    """Return a schema without what Ollama's typed reader would refuse it for."""
-    if not isinstance(schema, dict):
-        return {}
+def _mend_schema(schema, root=None):
+    """Return what is left of a schema when nothing in it can fail the request."""
+    schema = schema if isinstance(schema, dict) else {}
+    schema = {**{new: schema[old] for old, new in SCHEMA_NAMES if old in schema}, **schema}
+    root = schema if root is None else root
     kept = {key: value for key, value in schema.items()
-            if isinstance(value, SCHEMA_TYPES.get(key, object))}
-    for key in ("type", "required"):
-        if isinstance(kept.get(key), list):
-            kept[key] = [word for word in kept[key] if isinstance(word, str)]
-    if "anyOf" in kept:
-        kept["anyOf"] = [_mend_schema(part) for part in kept["anyOf"]]
-    if "properties" in kept:
-        kept["properties"] = {key: _mend_schema(part) for key, part in kept["properties"].items()}
-    return kept
+            if isinstance(value, SCHEMA_TYPES.get(key, ()))}
+    types = kept.pop("type", [])
+    types = [word for word in ([types] if isinstance(types, str) else types) if word in JSON_TYPES]
+    kept["type"] = types[0] if len(types) == 1 else types
+    kept["required"] = [word for word in kept.get("required", ()) if isinstance(word, str)]
+    for key in kept.keys() & {"anyOf", "allOf"}:
+        kept[key] = [_mend_schema(part, root) for part in kept[key]]
+    for key in kept.keys() & {"properties", "$defs"}:
+        kept[key] = {name: _mend_schema(part, root) for name, part in kept[key].items()}
+    if "items" in kept:
+        kept["items"] = _mend_schema(kept["items"], root)
+    found = re.fullmatch(r"#/(\$defs|properties)/([^/]+)",
+                         kept.pop("$ref", "").replace("#/definitions/", "#/$defs/"))
+    if found and isinstance(root.get(found[1]), dict) and found[2] in root[found[1]]:
+        kept["$ref"] = found[0]
+    return {key: value for key, value in kept.items() if value not in ([], "")} or ANY_VALUE
 
 
 class Answer:

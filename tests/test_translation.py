@@ -301,21 +301,46 @@ def tools_of(*tools, messages=(), **more):
 
 
 OBJECT = {"type": "object", "properties": {}}
+TEXT, ANY = {"type": "string"}, {"description": "anything"}
 
 
 @pytest.mark.parametrize("schema, wanted", [
     (None, OBJECT), ({}, OBJECT), ("x", OBJECT), ({"type": ["object", "null"]}, OBJECT),
     ({"type": "string"}, OBJECT), ({"properties": None}, OBJECT),
     ({"properties": {"a": True, "b": {"type": 5, "description": 5, "enum": "x"}}},
-     {"type": "object", "properties": {"a": {}, "b": {}}}),
+     {"type": "object", "properties": {"a": ANY, "b": ANY}}),
     ({"required": ["a", 5], "properties": {"a": {"type": ["string", 5]}}},
-     {"type": "object", "required": ["a"], "properties": {"a": {"type": ["string"]}}}),
-    ({"required": "a", "properties": {"a": {"anyOf": [{"type": "string"}, None]}}},
-     {"type": "object", "properties": {"a": {"anyOf": [{"type": "string"}, {}]}}}),
+     {"type": "object", "required": ["a"], "properties": {"a": TEXT}}),
+    ({"required": "a", "properties": {"a": {"anyOf": [TEXT, None]}}},
+     {"type": "object", "properties": {"a": {"anyOf": [TEXT, ANY]}}}),
 ])
 def test_one_bad_schema_does_not_fail_the_request(schema, wanted):
     shown = tools_of({"name": "bad", "input_schema": schema}, {"name": "good"}, {"name": ""}, 5)
     assert shown == {"bad": wanted, "good": OBJECT}
+
+
+@pytest.mark.parametrize("part, wanted", [
+    ({"type": "date"}, ANY), ({"type": ["date", "null"]}, {"type": "null"}), ({"type": []}, ANY),
+    ({"type": ["string", "null"]}, {"type": ["string", "null"]}),
+    ({**TEXT, "pattern": "a+"}, TEXT), ({**TEXT, "minLength": 5, "maxLength": 1}, TEXT),
+    ({"oneOf": [True, TEXT]}, {"anyOf": [ANY, TEXT]}), ({"anyOf": []}, ANY),
+    ({"const": "x", "format": 5}, {"const": "x"}), ({"items": {"items": False}}, {"items": {
+        "items": ANY}}),
+    ({"properties": {"y": True}, "required": [5]}, {"properties": {"y": ANY}}),
+    ({"type": "object", "additionalProperties": {"type": "date"}}, {"type": "object"}),
+    ({"$ref": "#/$defs/d"}, {"$ref": "#/$defs/d"}), ({"$ref": "#/properties/x"},) * 2,
+    ({"$ref": "#/definitions/d"}, {"$ref": "#/$defs/d"}), ({"$ref": "#/$defs/lost"}, ANY),
+    ({"$ref": "other.json"}, ANY), ({"$ref": 5}, ANY), (True, ANY), ("string", ANY), ([TEXT], ANY),
+])
+@pytest.mark.parametrize("definitions", ["$defs", "definitions"])
+def test_a_schema_is_mended_wherever_it_stands(part, wanted, definitions):
+    """What Ollama 0.32.15 or its engine answers 400 to; tests/live asks the real one."""
+    array = {"type": "array", "items": part}
+    shown = tools_of({"name": "a", "input_schema": {
+        definitions: {"d": TEXT, "e": part}, "properties": {"x": array, "y": {"anyOf": [array]}}}})
+    mended = {"type": "array", "items": wanted}
+    assert shown["a"] == {"type": "object", "$defs": {"d": TEXT, "e": wanted}, "properties": {
+        "x": mended, "y": {"anyOf": [mended]}}}
 
 
 def test_server_tools_stay_out_and_deferred_ones_until_found_or_called():

@@ -162,6 +162,26 @@ def test_the_door_is_closed_and_no_node_hears_of_it(warm):
     assert loads == {name: node.loads() for name, node in warm.nodes.items()}, "a reload"
 
 
+TEXT = {"type": "string"}
+SCHEMAS = [  # each of which fails the whole request when Ollama is sent it as it is
+    True, False, "string", {**TEXT, "pattern": "a+"}, {**TEXT, "pattern": r"^\d+$"},
+    {**TEXT, "minLength": "1"}, {**TEXT, "minLength": 5, "maxLength": 1}, {"oneOf": [True]},
+    {"oneOf": []}, {"type": []}, {"type": "date"}, {"type": ["date", "null"]}, {"format": 5},
+    {"type": "integer", "minimum": 1e30}, {"items": True}, {"prefixItems": [True]},
+    {"properties": [1]}, {"additionalProperties": {"type": "date"}}, {"$ref": "other.json"},
+    {"$ref": "#/$defs/lost"}, {"$ref": "#/definitions/d"}, {"$ref": "#/$defs/bad"}]
+
+
+def test_no_schema_of_a_tool_fails_the_request(warm):
+    tools = [{"name": f"t{number}", "input_schema": {
+        "type": ["object"], "required": "x", "$defs": {"d": TEXT, "bad": {"type": "date"}},
+        "properties": {"w": schema, "x": {"type": "array", "items": schema}, "y": {"anyOf": [schema]},
+                       "z": {"type": "array", "items": {"$ref": "#/$defs/d"}}}}}
+        for number, schema in enumerate(SCHEMAS)]
+    status, body = warm.gateway.say("claude-haiku-local", tools=tools)
+    assert (status, body["content"]) == (200, [{"type": "text", "text": "PONG"}])
+
+
 @pytest.mark.parametrize("which", sorted(install.CLAUDES))
 def test_claude_code_dispatches_to_the_nodes_of_its_agents(warm, tmp_path, which):
     marks, before = warm.marks(), warm.recorder.mark()
