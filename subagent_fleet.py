@@ -673,7 +673,7 @@ _ONE_LINE = "^[^\\u000a\\u2028\\u2029" + _CONTROL + "\\u0009]{1,%d}$"
 _TOOL = "^[A-Za-z_*][A-Za-z0-9_*:.-]*([(][^()\\u000a\\u0009" + _CONTROL + "]*[)])?$"
 # Not what shells (zsh: every lower-case word), loaders and the generated file itself use.
 _VARIABLE = ("^(?!(_|[a-z]+|PATH|HOME|USER|USERNAME|SHELL|PWD|OLDPWD|IFS|ENV|TERM|LANG|E?[UG]ID|"
-             "PPID|RANDOM|SECONDS|LINENO|COLUMNS|LINES|PROMPT|PS[1-4]|(BASH|ZSH|PYTHON).*|"
+             "no_proxy|PPID|RANDOM|SECONDS|LINENO|COLUMNS|LINES|PROMPT|PS[1-4]|(BASH|ZSH|PYTHON).*|"
              "(ANTHROPIC|CLAUDE|API|NO|LC|LD|DYLD|FISH|NODE|LITELLM_LOCAL)_.*)$)"
              "[A-Za-z_][A-Za-z0-9_]{0,127}$")
 _NAME = {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$"}
@@ -1136,6 +1136,8 @@ KNOWN_TOOLS = """
 KNOWN_FRONTMATTER = ("color", "maxTurns", "effort", "permissionMode", "disallowedTools", "skills",
                      "memory", "isolation", "background", "omitClaudeMd")
 KEY = object()  # stands for the gateway's key in a plan, so that a plan can be shown
+CLOUDS = ("BEDROCK", "VERTEX", "FOUNDRY", "MANTLE", "ANTHROPIC_AWS", "ANTHROPIC_GOOGLE_CLOUD")
+EXEMPT = ("NO_PROXY", "no_proxy")  # to what they hold already, ours is added
 
 
 def plan_routes(fleet):
@@ -1347,12 +1349,16 @@ def plan_environment(fleet):
     tiers = plan_tiers(fleet)
     session = fleet.models[tiers["main"]]
     patience = max(model.timeout for model in fleet.models.values()) * 1000
+    urls = [gateway_url(fleet.gateway), *(node.endpoint for node in fleet.nodes.values())]
+    hosts = dict.fromkeys(split_endpoint(url)[1].strip("[]") for url in urls)
     planned = [
         (fleet.gateway.master_key_env, KEY, "the gateway's key; one that is set already is kept"),
         ("ANTHROPIC_BASE_URL", gateway_url(fleet.gateway), "the gateway, which stands for Claude"),
         ("ANTHROPIC_AUTH_TOKEN", KEY, "how Claude Code shows the key"),
         ("ANTHROPIC_API_KEY", None, "would be shown as well"),
         ("CLAUDE_CODE_SUBAGENT_MODEL", None, "would beat the model of every agent"),
+        *((f"CLAUDE_CODE_USE_{cloud}", None, "would ask a cloud instead") for cloud in CLOUDS),
+        *((name, ",".join(hosts), "no proxy sees the key and the prompts") for name in EXEMPT),
         ("ANTHROPIC_MODEL", session.alias, "the main session"),
         *((f"ANTHROPIC_DEFAULT_{tier.upper()}_MODEL", fleet.models[tiers[tier]].alias,
            f"what `{tier}` means") for tier in TIERS[1:]),
@@ -1381,6 +1387,8 @@ def plan_environment(fleet):
 def merge_environment(environ, fleet, key):
     """Return an environment with the fleet's variables set, and those unset that disturb."""
     planned = {name: key if value is KEY else value for name, value, _ in plan_environment(fleet)}
+    for name in EXEMPT:
+        planned[name] = ",".join(filter(None, (environ.get(name), planned[name])))
     return {name: value for name, value in {**environ, **planned}.items() if value is not None}
 
 
@@ -1417,6 +1425,11 @@ class Change(Record):
 def digest(content):
     """Return the SHA-256 of a file's bytes."""
     return hashlib.sha256(content or b"").hexdigest()
+
+
+def fleet_digest(fleet):
+    """Return what tells two configs apart whose models are not served alike."""
+    return digest(repr([*fleet.nodes.values(), *fleet.models.values()]).encode("utf-8"))[:16]
 
 
 PLACEHOLDERS = ("qwen3:8b", "qwen3-coder:30b")
@@ -1474,7 +1487,7 @@ OLLAMA_HOLES = (  # mended in; what an older one does, worst first (golang/vulnd
     ("0.17.1", "error", "lets whoever reaches it read its memory (CVE-2026-7482)"),
     ("0.31.2", "warning", "takes harmful model files without checking them"),
 )
-OUR_GATEWAY = "this fleet's gateway"
+OUR_GATEWAY, OLD_GATEWAY = "this fleet's gateway", "a gateway with an older config"
 DOCTOR_TEXTS = {  # id: level, what is so, what mends it
     "python": ("ok", "Python {version}", ""),
     "claude": ("ok", "Claude Code {version}", ""),
@@ -1513,6 +1526,8 @@ DOCTOR_TEXTS = {  # id: level, what is so, what mends it
     "gateway-up": ("ok", "{holder} answers at {at}", ""),
     "gateway-other": ("error", "another fleet's gateway ({holder}) answers at {at}: it refuses "
                       "this fleet's key or lacks its aliases", OTHER_PORT),
+    "gateway-old": ("error", "the gateway at {at} serves this fleet as it was before a change",
+                    "stop it and start it anew"),
     "port-taken": ("error", "another program answers at {at}{also}", OTHER_PORT),
     "settings-override": ("warning", "{path} sets {names} under `env`, which beats the fleet's "
                           "environment", "remove them from {path}"),
@@ -1712,7 +1727,7 @@ def _doctor_files(facts):
 def check_gateway(fleet, holder):
     """Return the Finding on who holds the gateway's port: OUR_GATEWAY, a name, or nobody."""
     gateway, place = fleet.gateway, fleet.document.locate(("project", "gateway", "port"))[0]
-    slug = {"": "port-free", OUR_GATEWAY: "gateway-up",
+    slug = {"": "port-free", OUR_GATEWAY: "gateway-up", OLD_GATEWAY: "gateway-old",
             "another program": "port-taken"}.get(holder, "gateway-other")
     return _say(slug, "", place, holder=holder, at=gateway_url(gateway), also="; LiteLLM would "
                 "take another port" if gateway.provider == "litellm" else "")
@@ -1919,12 +1934,13 @@ def quote_frontmatter(text):
 
 def render_environment(fleet, key, shell="sh"):
     """Return the environment as a script; a key of None is not shown."""
-    set_to, unset, set_key = {  # the last: if there is none; kept_key reads it back
-        "sh": ("export {}={}", "unset {}", 'export {0}="${{{0}:-{1}}}"'),
-        "fish": ("set -gx {} {}", "set -e {}",
+    set_to, unset, add, set_key = {  # the last: if there is none; kept_key reads it back
+        "sh": ("export {}={}", "unset {}", 'export {0}="${{{0}:+${0},}}"{1}',
+               'export {0}="${{{0}:-{1}}}"'),
+        "fish": ("set -gx {} {}", "set -e {}", 'set -gx {0} (string join , ${0} {1})',
                  'test -n "${0}"; or set -g {0} \'{1}\'\nset -gx {0} "${0}"')}[shell]
     variable = fleet.gateway.master_key_env
-    lines = [f"{_HEADLINE}# Holds the gateway's key: keep it out of git.\n"]
+    lines, said = [f"{_HEADLINE}# Holds the gateway's key: keep it out of git.\n"], ""
     for name, value, why in plan_environment(fleet):
         if name == variable:
             line = f"# {name} is not shown on a terminal; --show-key shows it" \
@@ -1932,8 +1948,10 @@ def render_environment(fleet, key, shell="sh"):
         elif value is None:
             line = unset.format(name)
         else:
-            line = set_to.format(name, f'"${variable}"' if value is KEY else quote_shell(value))
-        lines += [f"# {why}", line]
+            line = (add if name in EXEMPT else set_to).format(
+                name, f'"${variable}"' if value is KEY else quote_shell(value))
+        lines += [line] if why == said else [f"# {why}", line]
+        said = why
     return "\n".join(lines) + "\n"
 
 
@@ -3137,6 +3155,8 @@ class World:
     def listen(self, host, port):
         self.allow_files(2048)
         try:
+            # `localhost` may be ::1 first, and the environment names 127.0.0.1
+            host = "127.0.0.1" if host == "localhost" else host
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             listener = socket.create_server(
                 (host, port), family=family, backlog=512,
@@ -3784,7 +3804,14 @@ class Server:
         self._wake.set()
 
     def run(self, listener):
-        """Serve until `stop`, then let what is being answered end."""
+        """Serve until `stop`, then let what is being answered end; None waits for the port."""
+        while not listener and not self.stops:  # it is another `up`'s, which may end before this
+            self.world.sleep(TICK_SECONDS)
+            with contextlib.suppress(FleetError):
+                listener = self.world.listen(self.fleet.gateway.host, self.fleet.gateway.port)
+        if not listener:
+            self._wake.close()
+            return
         host, port = listener.getsockname()[:2]
         name, addresses = self.world.own_names()
         # A web page can make a name of its own point here, so only names of this machine count.
@@ -3878,7 +3905,7 @@ class Server:
         nodes = [{"name": node.name, "endpoint": node.endpoint, **self.totals[node.name]}
                  for node in self.fleet.nodes.values()]
         return {"schema": "subagent-fleet/fleet/1", "fleet": self.fleet.name, "waiting": waiting,
-                "nodes": nodes, "models": models}
+                "config": fleet_digest(self.fleet), "nodes": nodes, "models": models}
 
     def file_receipt(self, receipt):
         """Count, log and keep what a request came to."""
@@ -4023,15 +4050,14 @@ def cmd_serve(options, world):
     return EXIT_INTERRUPTED if server.stops[0] == "SIGINT" else EXIT_OK
 
 
-def open_gateway(fleet, world, out, *, receipts=True):
+def open_gateway(fleet, world, out, *, receipts=True, listens=True):
     """Return a Server and the socket it will serve; refuse an open door and a taken one."""
-    gateway, key = fleet.gateway, read_key(world, fleet, out)
-    # `localhost` may be ::1 first, and the environment names 127.0.0.1
-    host = "127.0.0.1" if gateway.host == "localhost" else gateway.host
-    if host not in LOOPBACK_HOSTS:
+    gateway, key, listener = fleet.gateway, read_key(world, fleet, out), None
+    if gateway.host not in LOOPBACK_HOSTS:
         tell_findings(world, lint_key(fleet, {gateway.master_key_env: key}))
     try:
-        listener = world.listen(host, gateway.port)
+        if listens:
+            listener = world.listen(gateway.host, gateway.port)
     except FleetError as error:
         if error.slug == "port-taken":
             holder = who_serves(world, fleet, out, world.clock() + 1.0)
@@ -4059,20 +4085,20 @@ def cmd_up(options, world):
     out, typed = find_output(options, world), [f"--config={options.config}"] * bool(options.config)
     changes = compare_output(world, out, fleet)
     write_changes(world, out, [change for change in changes if change.action != "edited"])
-    words = {"edited": "kept, as you have edited it"}
+    words = {"edited": "kept, as it is yours"}
     world.err("".join(f"{clean_line(change.path)}: {words.get(change.action, change.action)}\n"
                       for change in changes if change.action != "unchanged"))
-    if run_words(["warmup", *typed], world):
-        states = probe_nodes(world, fleet.nodes, PROBE_TIMEOUT_SECONDS, fleet.models)
-        if not any(plan_route_state(fleet, states, model).state == "ready"
-                   for model in fleet.models.values()):
-            raise FleetError("nothing-ready", "no model of this fleet could be loaded",
-                             fix="subagent-fleet doctor")
-        world.err("Going on with what is ready.\n")
-    typed += [f"--out={options.out}"] * bool(options.out)
     names, status = [], EXIT_OK
     with contextlib.ExitStack() as stops:
-        start_gateway(fleet, world, out, stops)
+        start_gateway(fleet, world, out, stops)  # what it refuses is told before models load
+        if run_words(["warmup", *typed], world):
+            states = probe_nodes(world, fleet.nodes, PROBE_TIMEOUT_SECONDS, fleet.models)
+            if not any(plan_route_state(fleet, states, model).state == "ready"
+                       for model in fleet.models.values()):
+                raise FleetError("nothing-ready", "no model of this fleet could be loaded",
+                                 fix="subagent-fleet doctor")
+            world.err("Going on with what is ready.\n")
+        typed += [f"--out={options.out}"] * bool(options.out)
         before = ask_gateway(fleet, world, out)
         if world.which("claude"):
             status = run_words(["launch", "claude", *typed, "--", *options.passed], world)
@@ -4106,16 +4132,16 @@ def find_gateway(world, fleet, out, *, needed=False):
 def start_gateway(fleet, world, out, stops):
     """Start what serves the fleet, or find that it runs; `stops`, an ExitStack, will stop it."""
     gateway, name, url = fleet.gateway, clean_line(fleet.name), gateway_url(fleet.gateway)
-    if find_gateway(world, fleet, out):
-        world.err(f"A gateway for {name} runs at {url}: it is used.\n")
-        return
+    runs = find_gateway(world, fleet, out)
     if gateway.provider == "builtin":
-        server, listener = open_gateway(fleet, world, out)
+        server, listener = open_gateway(fleet, world, out, listens=not runs)
         serving = threading.Thread(target=server.run, args=(listener,), daemon=True)
         serving.start()
-        world.err(f"Serving {name} at {url}.\n")
         stops.callback(serving.join, GRACE_SECONDS + 1)  # the last one comes first
         stops.callback(server.stop, "up")
+    if runs or gateway.provider == "builtin":
+        world.err(f"A gateway for {name} runs at {url}: it is used.\n" if runs else
+                  f"Serving {name} at {url}.\n")
         return
     program, log = world.which("litellm"), world.path(out, STATE_DIRECTORY, "litellm.log")
     if not program:
@@ -4136,10 +4162,16 @@ def start_gateway(fleet, world, out, stops):
 
 def format_served(before, after, columns):
     """Return what each node has served in between."""
+    if not after:  # LiteLLM has no such page
+        return "\nThe gateway does not tell which node served what.\n"
     headers = ("Node", "Requests", "Tokens in", "Tokens out", "Seconds waited", "Failures")
-    rows = [(name, *(round(node[total] - before.get(name, node)[total], 1) for total in TOTALS))
-            for name, node in after.items()]
-    return "\nServed:\n" + format_table(headers, rows, columns=columns) if rows else ""
+    zeros = dict.fromkeys(TOTALS, 0)
+    pairs = {name: (before.get(name, zeros), node) for name, node in after.items()}
+    if any(old["requests"] > new["requests"] for old, new in pairs.values()):
+        pairs = {name: (zeros, new) for name, (_, new) in pairs.items()}  # of one that took over
+    rows = [(name, *(round(new[total] - old[total], 1) for total in TOTALS))
+            for name, (old, new) in pairs.items()]
+    return "\nServed:\n" + format_table(headers, rows, columns=columns)
 
 
 def cmd_validate(options, world):
@@ -4179,20 +4211,25 @@ def read_file(world, out, path):
     return world.read_bytes(place) if world.kind_of(place) == "file" else None
 
 
-def kept_key(world, out):
+def kept_key(world, fleet, out):
     """Return the key that the environment file keeps, or an empty string."""
     text = (read_file(world, out, ENVIRONMENT_FILE) or b"").decode("utf-8", "replace")
-    found = re.search(r'^export (\w+)="\$\{\1:-([A-Za-z0-9_-]{16,200})\}"$', text, re.MULTILINE)
-    return found[2] if found else ""
+    found = re.search(  # as it was generated, or as a person writes it
+        r'(?m)^export (\w+)="\$\{\1:-([A-Za-z0-9_-]{16,200})\}"$|'
+        rf'^(?:export )?{fleet.gateway.master_key_env}=(["\']?)([\w.:/+=@%-]+)\3[ \t]*$', text)
+    return found[2] or found[4] if found else ""
 
 
 def read_key(world, fleet, out):
     """Return the gateway's key: the environment's, else the generated one."""
-    key = world.environ.get(fleet.gateway.master_key_env) or kept_key(world, out)
+    key = world.environ.get(fleet.gateway.master_key_env) or kept_key(world, fleet, out)
     if not key:
         path = world.path(out, ENVIRONMENT_FILE)
-        raise FleetError("no-key", f"no key: ${fleet.gateway.master_key_env} is not set and "
-                         f"{path} is not there", fix="subagent-fleet generate")
+        found, fix = "is not there", "subagent-fleet generate"
+        if world.kind_of(path) != "absent":
+            found, fix = "holds no line that sets it", fix + " --force"
+        raise FleetError("no-key", f"no key: ${fleet.gateway.master_key_env} is not set, and "
+                         f"{path} {found}", fix=fix)
     return key
 
 
@@ -4203,7 +4240,7 @@ def compare_output(world, out, fleet, targets=TARGETS):
         world.err(format_finding(Finding("manifest-broken", "warning", f"{MANIFEST_FILE} cannot be "
                                          "read; files that differ count as yours")))
         known = {}
-    wanted = render_files(fleet, kept_key(world, out) or f"sk-{world.token(32)}", targets) \
+    wanted = render_files(fleet, kept_key(world, fleet, out) or f"sk-{world.token(32)}", targets) \
         if fleet else {}
     wanted.update((path, None) for path in known
                   if target_of(path) in targets and path not in wanted)
@@ -4342,7 +4379,8 @@ def cmd_env(options, world):
             "set": merge_environment({}, fleet, key if shown else "(--show-key shows it)"),
             "unset": [name for name, value, _ in plan_environment(fleet) if value is None]}))
     else:  # a key of the environment stays where it is
-        world.out(render_environment(fleet, kept_key(world, out) if shown else None, options.shell))
+        world.out(render_environment(
+            fleet, kept_key(world, fleet, out) if shown else None, options.shell))
     return EXIT_OK
 
 
@@ -4684,23 +4722,25 @@ def look_at_node(world, node, until):
 
 
 def who_serves(world, fleet, out, until):
-    """Return OUR_GATEWAY when one takes this fleet's key and has its aliases, else who listens."""
-    url, aliases = gateway_url(fleet.gateway), {model.alias for model in fleet.models.values()}
-    # no key, or whoever answers there is no gateway of this fleet
+    """Return OUR_GATEWAY when one serves this fleet with its key, else who listens, or ""."""
+    url, name, path = gateway_url(fleet.gateway), "subagent-fleet", "/fleet"
+    try:
+        if b'"subagent-fleet"' not in look(world, url + "/", until)[1]:
+            name, path = "LiteLLM", "/v1/models"
+            if b"I'm alive!" not in look(world, url + "/health/liveliness", until)[1]:
+                return "another program"  # which is not shown the key
+    except NodeFailure as failure:
+        return "" if failure.reason in ("refused", "unreachable", "dns") else "another program"
+    # no key, or it is not of this fleet
     with contextlib.suppress(FleetError, KeyError, TypeError, ValueError):
         headers = {"Authorization": f"Bearer {read_key(world, fleet, out)}"}
-        page = parse_answer(look(world, f"{url}/v1/models", until, **headers)[1])
-        if aliases <= {model["id"] for model in page["data"]}:
-            return OUR_GATEWAY
-    try:
-        for name, path, mark in (("subagent-fleet", "/", b'"subagent-fleet"'),
-                                 ("LiteLLM", "/health/liveliness", b"I'm alive!")):
-            if mark in look(world, url + path, until)[1]:
-                return name
-    except NodeFailure as failure:
-        if failure.reason in ("refused", "unreachable", "dns"):
-            return ""
-    return "another program"
+        page = parse_answer(look(world, url + path, until, **headers)[1])
+        if name == "LiteLLM":
+            aliases = {model.alias for model in fleet.models.values()}
+            return OUR_GATEWAY if aliases <= {model["id"] for model in page["data"]} else name
+        if page["fleet"] == fleet.name:
+            return OUR_GATEWAY if page["config"] == fleet_digest(fleet) else OLD_GATEWAY
+    return name
 
 
 def cmd_doctor(options, world):

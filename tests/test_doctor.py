@@ -161,6 +161,7 @@ CASES = [
     ("port taken", on(holder="another program"), {"port-taken": "error"}),
     ("port free", on(holder=""), {"port-free": "info"}),
     ("port another fleet's", on(holder="subagent-fleet"), {"gateway-other": "error"}),
+    ("port of an older fleet", on(holder=sf.OLD_GATEWAY), {"gateway-old": "error"}),
     ("port another LiteLLM's", on(LITELLM, holder="LiteLLM"), {"gateway-other": "error"}),
     ("no LiteLLM, unneeded", on(litellm=None), {}),
     ("no LiteLLM, needed", on(LITELLM, litellm=None), {"litellm-missing": "error"}),
@@ -591,7 +592,7 @@ def test_doctor_fix_does_what_is_safe_and_says_each(doctor):
     doctor.fleet["models"]["small"]["context"] = 40000
     doctor.write()
     before = environment.read_bytes()
-    key = sf.kept_key(sf.World(), str(doctor.path))
+    key = sf.kept_key(sf.World(), sf.load_fleet(doctor.path / "fleet.json"), str(doctor.path))
     assert doctor.ask() == {"env-readable": "error", "files-updated": "warning"}
     assert environment.stat().st_mode & 0o777 == 0o644 and environment.read_bytes() == before
     assert doctor.ask("--fix") == {} and doctor.status == 0

@@ -1167,8 +1167,8 @@ request = urllib.request.Request(os.environ["ANTHROPIC_BASE_URL"] + "/v1/message
     "model": os.environ["ANTHROPIC_MODEL"], "max_tokens": 9,
     "messages": [{{"role": "user", "content": "hi"}}]}}).encode(),
     {{"Authorization": "Bearer " + os.environ["ANTHROPIC_AUTH_TOKEN"]}})
-opener = urllib.request.build_opener(urllib.request.ProxyHandler({{}}))
-print(json.load(opener.open(request))["content"][0]["text"], *sys.argv[3:])
+print(json.load(urllib.request.urlopen(request))["content"][0]["text"], *sys.argv[3:])
+print(*sorted(name for name in os.environ if name.startswith("CLAUDE_CODE_USE_")), end="")
 sys.exit(7)
 """
 
@@ -1205,6 +1205,59 @@ def test_up_does_the_whole_job(project):
     assert options == {"32768"}
 
 
+def test_up_goes_past_proxies_and_clouds(project):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # bound, not listening: what goes there fails
+        proxy = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        done = project("up", http_proxy=proxy, HTTP_PROXY=proxy, no_proxy="example.com",
+                       CLAUDE_CODE_USE_BEDROCK="1", CLAUDE_CODE_USE_VERTEX="1")
+    assert (done.returncode, done.stdout) == (7, "PONG\n")
+
+
+def test_up_refuses_before_it_loads_models(project):
+    with socket.create_server(("127.0.0.1", project.port)):
+        done = project("up")
+    assert done.returncode == 1 and "another program answers" in done.stderr
+    assert not project.node.asked("/api/chat")
+
+
+def test_a_gateway_that_serves_an_older_config_is_not_used(project):
+    project("generate")
+    process = started([sys.executable, "-I", "-S", str(SCRIPT), "serve"], cwd=str(project.place),
+                      env=clean_environment(), stdout=subprocess.PIPE)
+    process.stdout.readline()
+    config = project.place / "fleet.yaml"
+    config.write_text(config.read_text().replace("32768", "40000"))
+    for words in (["up"], ["launch", "claude"], ["doctor"]):
+        done = project(*words)
+        assert done.returncode == 1 and not project.node.asked("/api/chat")
+        assert "serves this fleet as it was before a change" in done.stdout + done.stderr
+        assert "fix: stop it and start it anew" in done.stdout + done.stderr
+    process.terminate()
+    assert process.wait(10) == 0
+    process.stdout.close()
+
+
+def test_second_up_serves_on_when_the_first_ends(project):
+    def start(seconds):
+        return started(
+            [sys.executable, "-I", "-S", str(SCRIPT), "up", "--", str(seconds)],
+            cwd=str(project.place), stderr=subprocess.PIPE, stdout=subprocess.PIPE,
+            env=clean_environment(PATH=f"{project.claude.parent}:{os.defpath}", HOME=project.place))
+
+    project.claude.write_text(
+        f"#!/bin/sh\neval sleep '$3'\n: > done$3\nexec '{sys.executable}' -S talk\n")
+    (project.place / "talk").write_text(CLAUDE.format(python=sys.executable))
+    first = start(1)
+    wait_until(lambda: not answers_nobody(project.port))
+    second = start(4)
+    _, said = first.communicate(timeout=15)
+    assert first.returncode == 7 and not (project.place / "done4").exists()
+    told, said = second.communicate(timeout=15)
+    assert (second.returncode, told) == (7, b"PONG\n") and b"it is used" in said
+    assert re.search(rb"(?m)^a +1 +7 +2 ", said)
+
+
 def test_up_keeps_what_a_person_has_edited(project):
     project("generate")
     agent = project.place / ".claude" / "agents" / "planner.md"
@@ -1212,7 +1265,7 @@ def test_up_keeps_what_a_person_has_edited(project):
     agent.write_text(edited)
     done = project("up")
     assert done.returncode == 7 and agent.read_text() == edited
-    assert ".claude/agents/planner.md: kept, as you have edited it" in done.stderr
+    assert ".claude/agents/planner.md: kept, as it is yours" in done.stderr
 
 
 def test_up_uses_the_gateway_that_runs_already(project):

@@ -575,7 +575,8 @@ def test_env_json_and_fish_hold_the_same(generated, quick):
     value = json.loads(quick("env", "--shell", "json").stdout)
     wanted = sf.merge_environment({}, sf.load_fleet(generated / "fleet.yaml"), key)
     assert value["set"] == wanted and value["schema"] == "subagent-fleet/env/1"
-    assert value["unset"] == ["ANTHROPIC_API_KEY", "CLAUDE_CODE_SUBAGENT_MODEL"]
+    assert value["unset"] == ["ANTHROPIC_API_KEY", "CLAUDE_CODE_SUBAGENT_MODEL", *(
+        f"CLAUDE_CODE_USE_{cloud}" for cloud in sf.CLOUDS)]
     assert f"set -g LITELLM_MASTER_KEY '{key}'" in quick("env", "--shell", "fish").stdout
     found = quick("env", "--shell", "json", env={"LITELLM_MASTER_KEY": "sk-0123456789abcdef"})
     assert json.loads(found.stdout)["set"]["ANTHROPIC_AUTH_TOKEN"] == "sk-0123456789abcdef"
@@ -615,8 +616,8 @@ def test_without_a_key_it_says_what_to_type(fleet, quick, words, fake_claude):
 def gateway(fake_node):
     """What answers at the fleet's port as its gateway does."""
     node = fake_node(port=PORT)
-    node.answers["/v1/models"] = 200, {"data": [{"id": "claude-sonnet-local"},
-                                                {"id": "claude-haiku-local"}]}
+    models = {"data": [{"id": "claude-sonnet-local"}, {"id": "claude-haiku-local"}]}
+    node.answers.update({"/health/liveliness": (200, "I'm alive!"), "/v1/models": (200, models)})
     return node
 
 

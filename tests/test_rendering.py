@@ -178,8 +178,13 @@ def test_environment_file_is_the_same_in_every_shell(shape, tmp_path):
         assert variables_of(source, tmp_path, **given) == \
             sf.merge_environment({}, fleet, *given.values())
         assert variables_of(source, tmp_path, **{fleet.gateway.master_key_env: ""}) == wanted
+        given = {"NO_PROXY": "a.example,b.example", "CLAUDE_CODE_USE_BEDROCK": "1"}
+        assert variables_of(source, tmp_path, **given) == sf.merge_environment(given, fleet, KEY)
     if shutil.which("fish"):
-        assert variables_of(["fish", "-N", "-c", "source env.fish; eval $argv"], tmp_path) == wanted
+        source = ["fish", "-N", "-c", "source env.fish; eval $argv"]
+        assert variables_of(source, tmp_path) == wanted
+        given = {"no_proxy": "a.example,b.example", "CLAUDE_CODE_USE_VERTEX": "1"}
+        assert variables_of(source, tmp_path, **given) == sf.merge_environment(given, fleet, KEY)
 
 
 @pytest.mark.parametrize("name", [name for name in SHELLS if name in ("bash", "zsh")])
@@ -280,11 +285,13 @@ def test_missing_prompt_becomes_the_roles(name, prompt):
 def test_kept_key_is_read_back_whatever_its_variable_is_called(tmp_path):
     def kept(text):
         (tmp_path / sf.ENVIRONMENT_FILE).write_text(text, encoding="utf-8")
-        return sf.kept_key(sf.World(), str(tmp_path))
+        return sf.kept_key(sf.World(), build(variable="A_KEY"), str(tmp_path))
 
-    assert sf.kept_key(sf.World(), str(tmp_path)) == ""
+    assert sf.kept_key(sf.World(), build(), str(tmp_path)) == ""
     assert kept(sf.render_environment(build(variable="OLD_NAME"), KEY)) == KEY
-    for text in ("", "export A_KEY=sk-1", 'export A="${B:-sk-0123456789abc}"',
+    for line in ("A_KEY=sk-1", "export A_KEY=sk-1", 'export A_KEY="sk-1" ', "export A_KEY='sk-1'"):
+        assert kept(f"export B=x\n{line}\nexport C=y\n") == "sk-1"
+    for text in ("", "export OTHER=sk-1", "export A_KEY=$(id)", "export A_KEY='sk-1\"", 'export A="${B:-sk-0123456789abc}"',
                  'export A="${A:-sk-1}"',
                  'export A="${A:-sk-0123456789abc d}"', 'export A="${A:-$(id)0123456789ab}"'):
         assert kept(text) == ""

@@ -466,8 +466,10 @@ class Project:
 
     def environment(self, **more):
         path = f"{self.bin}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        # A proxy for everything and a cloud: what the product sets must beat both.
         return bare_environment(self.home, self.trap, PATH=path, PYTHONDONTWRITEBYTECODE="1",
-                                **more)
+                                **{"CLAUDE_CODE_USE_BEDROCK": "1", "NO_PROXY": "", "no_proxy": "",
+                                   **more})
 
     def argv(self, *words):
         return [sys.executable, "-I", "-S", str(self.script), *map(str, words)]

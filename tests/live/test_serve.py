@@ -359,7 +359,7 @@ def test_the_official_sdk_gets_what_it_expects(warm):
     script = pathlib.Path(__file__).with_name("sdk_talk.py")
     done = subprocess.run(
         [str(install.SDK_PYTHON), str(script)], capture_output=True, encoding="utf-8", timeout=120,
-        env=warm.project.environment(ANTHROPIC_BASE_URL=warm.gateway.url,
+        env=warm.project.environment(ANTHROPIC_BASE_URL=warm.gateway.url, NO_PROXY="127.0.0.1",
                                      ANTHROPIC_API_KEY=warm.gateway.key))
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
