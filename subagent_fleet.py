@@ -1349,7 +1349,8 @@ def plan_environment(fleet):
     tiers = plan_tiers(fleet)
     session = fleet.models[tiers["main"]]
     patience = max(model.timeout for model in fleet.models.values()) * 1000
-    urls = [gateway_url(fleet.gateway), *(node.endpoint for node in fleet.nodes.values())]
+    # LiteLLM asks a model's abilities of localhost, whatever its node (1.106.2)
+    urls = [gateway_url(fleet.gateway), OLLAMA_ENDPOINT, *(node.endpoint for node in fleet.nodes.values())]
     hosts = dict.fromkeys(split_endpoint(url)[1].strip("[]") for url in urls)
     planned = [
         (fleet.gateway.master_key_env, KEY, "the gateway's key; one that is set already is kept"),
