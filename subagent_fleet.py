@@ -1349,8 +1349,8 @@ def plan_environment(fleet):
     tiers = plan_tiers(fleet)
     session = fleet.models[tiers["main"]]
     patience = max(model.timeout for model in fleet.models.values()) * 1000
-    # LiteLLM asks a model's abilities of localhost, whatever its node (1.106.2)
-    urls = [gateway_url(fleet.gateway), OLLAMA_ENDPOINT, *(node.endpoint for node in fleet.nodes.values())]
+    urls = [node.endpoint for node in fleet.nodes.values()]
+    urls += [gateway_url(fleet.gateway), OLLAMA_ENDPOINT]  # which LiteLLM asks, too (1.106.2)
     hosts = dict.fromkeys(split_endpoint(url)[1].strip("[]") for url in urls)
     planned = [
         (fleet.gateway.master_key_env, KEY, "the gateway's key; one that is set already is kept"),
