@@ -2545,10 +2545,10 @@ class Answer:
 # Every effect of this program is a method of World: nothing else reads or writes a file, opens a
 # socket, asks the clock or the environment, or starts a process.
 
-(_thread, contextlib, errno, glob, hmac, os, queue, resource, select, shutil, signal, socket, ssl,
- stat, subprocess, time, traceback) = map(_Late, (
-     "_thread contextlib errno glob hmac os queue resource select shutil signal socket ssl "
-     "stat subprocess time traceback").split())
+(_thread, contextlib, errno, glob, hmac, os, queue, resource, select, shlex, shutil, signal,
+ socket, ssl, stat, subprocess, time, traceback) = map(_Late, (
+     "_thread contextlib errno glob hmac os queue resource select shlex shutil signal "
+     "socket ssl stat subprocess time traceback").split())
 
 
 class NodeFailure(FleetError):
@@ -2912,8 +2912,10 @@ class Trying:
     def __exit__(self, kind, error, _):
         if isinstance(error, (OSError, ValueError)):  # ValueError: a NUL in the path
             reason = getattr(error, "strerror", None) or error
+            seen = next(filter(os.path.lexists, (self._path, os.path.dirname(self._path))), ".")
             raise FleetError(self._slug, f"cannot {self._verb} {self._path}: {reason}",
-                             fix=f"check it: `ls -ld {self._path}`") from None
+                             fix=f"check it: `ls -la {shlex.quote(seen)}`"
+                             if self._path != "-" else "name a file instead of `-`") from None
 
 
 class World:
@@ -3012,8 +3014,9 @@ class World:
         if os.path.commonpath([real, inside]) != real:
             what = "lies outside, behind a symbolic link"
         if what:
+            fix = "name its target" if kind == "symlink" else "move it away"
             raise FleetError("in-the-way", f"{place} {what}; nothing is written there",
-                             fix=f"move it away: `ls -ld {place}`", status=EXIT_REFUSED)
+                             fix=f"{fix}: `ls -ld {shlex.quote(place)}`", status=EXIT_REFUSED)
         return place
 
     def replace_files(self, files):

@@ -4,6 +4,7 @@ import os
 import re
 import resource
 import select
+import shlex
 import shutil
 import signal
 import stat
@@ -262,6 +263,11 @@ def test_what_is_not_a_file_is_named(run_cli, tmp_path):
     for name, word in (("d", "directory"), ("pipe", "pipe"), ("absent", "No such file")):
         done = run_cli("validate", "--config", name)
         assert done.returncode == 1 and word in done.stderr and name in done.stderr
+    done = run_cli("validate", "--config", "no dir/x/y.yaml")
+    assert done.stderr.endswith("No such file or directory\n  fix: check it: `ls -la .`\n")
+    (tmp_path / "no dir").mkdir()
+    done = run_cli("validate", "--config", "no dir/x")
+    assert done.stderr.endswith("  fix: check it: `ls -la 'no dir'`\n")
     done = run_cli("validate", "--config", "/dev/null/x")
     assert done.returncode == 1 and "cannot read" in done.stderr
     done = run_cli("validate", "--config", "")
