@@ -4620,7 +4620,7 @@ def cmd_schema(options, world):
 
 
 def cmd_completion(options, world):
-    words = {c.name: " ".join([f.name for f in c.flags if f.name.startswith("-")]
+    words = {c.name: " ".join(["--help", *(f.name for f in c.flags if f.name.startswith("-"))]
                               + [choice for f in c.flags for choice in f.more.get("choices", ())])
              for c in COMMANDS}
     words["help"] = names = " ".join(words)
@@ -4631,12 +4631,12 @@ def cmd_completion(options, world):
                   f"-a '{found}'" for name, found in words.items() if found]
         world.out("\n".join(lines) + "\n")
         return EXIT_OK
-    cases = "".join(f"    {name}) words='{found}' ;;\n" for name, found in words.items())
+    cases = "".join(f"    *' {name}') words='{found}' ;;\n" for name, found in words.items())
     start = "whence compdef >/dev/null || { autoload -U compinit && compinit; }\n" \
             "autoload -U +X bashcompinit && bashcompinit\n" if options.shell == "zsh" else ""
     world.out(f"{start}_subagent_fleet() {{\n  local words='{names}'\n"
-              '  [ "$COMP_CWORD" -gt 1 ] && case "${COMP_WORDS[1]}" in\n' + cases
-              + "    *) words='' ;;\n  esac\n"
+              '  [ "$COMP_CWORD" -gt 1 ] && case "$3 ${COMP_WORDS[1]}" in\n'
+              "    --config*|--out*) words='' ;;\n" + cases + "    *) words='' ;;\n  esac\n"
               '  COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))\n}\n'
               "complete -o default -F _subagent_fleet subagent-fleet\n")
     return EXIT_OK
@@ -4909,7 +4909,8 @@ def find_command(name):
     """Return the command of that name; an unknown one is refused with the nearest."""
     known = {command.name: command for command in COMMANDS}
     if name not in known:
-        raise FleetError("unknown-command", f"unknown command `{name}`", status=EXIT_USAGE,
+        behind = "; flags come after the command" if name.startswith("-") else ""
+        raise FleetError("unknown-command", f"unknown command `{name}`{behind}", status=EXIT_USAGE,
                          fix=nearest(name, known) or "subagent-fleet --help")
     return known[name]
 
@@ -4932,10 +4933,12 @@ def parse_arguments(command, words):
     if unknown:
         known = [flag.name for flag in command.flags if flag.name.startswith("-")]
         hint = nearest(unknown[0].split("=")[0], known)
-        if command.passes and not hint:
-            own = [word for word in words[:cut] if word not in unknown]
-            hint = " ".join(map(quote_shell, ("subagent-fleet", command.name, *own, "--",
-                                              *unknown, *words[cut + 1:])))
+        own = [word for word in words[:cut] if word not in unknown]
+        better = [*own, "--config", unknown[0], *words[cut:]] if "--config" in known \
+            and "--config" not in words and unknown[0].endswith((".yaml", ".yml", ".json")) else \
+            [*own, "--", *unknown, *words[cut + 1:]] if command.passes and not hint else []
+        if better:
+            hint = " ".join(map(quote_shell, ("subagent-fleet", command.name, *better)))
         parser.error(f"unknown argument `{unknown[0]}`", hint)
     options.passed = words[cut + 1:]
     return options

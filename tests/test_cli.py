@@ -401,12 +401,20 @@ def test_no_words_is_usage(run_cli):
     (("help", "validat"), "did you mean `validate`?"),
     (("--jsn",), "subagent-fleet --help"),
     (("validate", "--json=1"), "subagent-fleet validate --help"),
+    (("validate", "fleet.yaml"), "subagent-fleet validate --config fleet.yaml"),
+    (("validate", "--strict", "a b.json"), "subagent-fleet validate --strict --config 'a b.json'"),
+    (("launch", "claude", "f.yml", "--", "-p"), "subagent-fleet launch claude --config f.yml -- -p"),
+    (("validate", "--config", "x.yaml", "x.yaml"), "subagent-fleet validate --help"),
+    (("worker", "fleet.yaml"), "subagent-fleet worker --help"),
+    (("--config", "f", "validate"), "subagent-fleet --help"),
+    (("init", "--output", "-"), "subagent-fleet init --output fleet.yaml"),
     (("up", "-p", "hi"), "subagent-fleet up -- -p hi"), (("up", "--ou", "x"), "did you mean `--out`?"),
     (("launch", "claude", "--out", "a", "-p", "say hi"),
      "subagent-fleet launch claude --out a -- -p 'say hi'"),
 ])
 def test_wrong_words_are_usage_errors_with_a_fix(run_cli, words, fix):
     done = run_cli(*words)
+    assert ("flags come after the command" in done.stderr) == words[0].startswith("-")
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("error: ") and done.stderr.endswith(f"  fix: {fix}\n")
 
@@ -506,11 +514,17 @@ def test_completion_is_a_script_of_that_shell(run_cli, shell, tmp_path):
     (["subagent-fleet", "val"], ["validate"]),
     (["subagent-fleet", "validate", "--js"], ["--json"]),
     (["subagent-fleet", "completion", "z"], ["zsh"]),
+    (["subagent-fleet", "schema", "--h"], ["--help"]),
+    (["subagent-fleet", "validate", "--config", ""], []),  # file names, then
+    (["subagent-fleet", "init", "--output", "--"], []),
+    (["subagent-fleet", "generate", "--out", "--j"], []),
 ])
 def test_completion_completes_in_bash(run_cli, typed, expected):
     script = run_cli("completion", "bash").stdout
-    words = " ".join(typed)
-    program = (f"{script}\nCOMP_WORDS=({words}); COMP_CWORD={len(typed) - 1}; _subagent_fleet; "
+    words = " ".join(map(shlex.quote, typed))
+    asked = " ".join(map(shlex.quote, (typed[0], typed[-1], typed[-2])))  # as bash and zsh ask
+    program = (f"{script}\nCOMP_WORDS=({words}); COMP_CWORD={len(typed) - 1}; "
+               f"_subagent_fleet {asked}; "
                'printf "%s\\n" "${COMPREPLY[@]}"')
     done = subprocess.run(["bash", "-c", program], stdout=subprocess.PIPE)
     assert done.stdout.decode().split() == expected
