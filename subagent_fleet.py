@@ -3949,9 +3949,9 @@ def load_config(options, world):
         fleet, findings = check_fleet(Document(found.decode("utf-8"), source))
     except UnicodeDecodeError as error:
         line = found.count(b"\n", 0, error.start) + 1
-        what = f"{source} is UTF-16 text" if found[:2] in (b"\xff\xfe", b"\xfe\xff") else \
-            f"{source}, line {line}: byte 0x{found[error.start]:02x} is not UTF-8 text"
-        raise FleetError("not-utf8", what, fix="save it as UTF-8") from None
+        what = "UTF-16, not UTF-8 text" if found[:2] in (b"\xff\xfe", b"\xfe\xff") else \
+            f"line {line}: byte 0x{found[error.start]:02x} is not UTF-8 text"
+        raise FleetError("not-utf8", what, where=source, fix="save it as UTF-8") from None
     except FleetError as error:
         fleet, findings = None, [error.finding]
     if fleet is None:
@@ -4184,6 +4184,7 @@ def cmd_validate(options, world):
         source = fleet.document.source
     except FleetError as error:
         if not options.json or not error.findings:
+            error.report = {"file": error.where or options.config, "valid": False}
             raise
         source, findings = error.where, error.findings
     valid = not any(options.strict or finding.level == "error" for finding in findings)

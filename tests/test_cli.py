@@ -433,6 +433,27 @@ def test_json_of_an_error_is_one_object(run_cli, command):
     assert found["error"]["what"] in done.stderr and found["error"]["fix"] in done.stderr
 
 
+@pytest.mark.parametrize("words, file", [
+    (("--config", "nope.yaml"), "nope.yaml"), (("--config", "latin.yaml"), "latin.yaml"),
+    (("--config", "d"), "d"), ((), None)])
+def test_validate_json_of_what_cannot_be_read_is_not_valid(run_cli, tmp_path, words, file):
+    (tmp_path / "latin.yaml").write_bytes(b"\n# \xe9")
+    (tmp_path / "d").mkdir()
+    (tmp_path / ".git").mkdir()
+    done = run_cli("validate", "--json", *words)
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["valid"], found["file"], found["findings"]) == (1, False, file, [])
+    if file == "latin.yaml":
+        assert done.stderr.startswith("error: latin.yaml: line 2: byte 0xe9 is not UTF-8 text\n")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX shells")
+def test_a_closed_standard_input_is_named(tmp_path):
+    done = subprocess.run(["sh", "-c", '"$0" "$1" validate --config - <&-', sys.executable, str(SCRIPT)],
+                          cwd=str(tmp_path), stderr=subprocess.PIPE, env=clean_environment())
+    assert done.returncode == 1 and done.stderr.endswith(b"\n  fix: name a file instead of `-`\n")
+
+
 def test_json_of_an_invalid_config_has_every_finding(run_cli, fleet_file):
     fleet_file.write_text(edited(("node: mini", "node: mni")), encoding="utf-8")
     done = run_cli("generate", "--json")
