@@ -749,7 +749,7 @@ FIELDS = {  # section: key: its rule or its own section, its default, what it is
         "cloud": ("boolean", False, "allow a name that Ollama sends to ollama.com"),
     },
     "agent": {
-        "model": ("name", REQUIRED, "the model it uses"),
+        "model": ("name", REQUIRED, "the one of `models` that it uses"),
         "description": ("text", REQUIRED, "when Claude Code should call it; one paragraph"),
         "tools": ("tools", None, "tools it may use; absent: all, []: none"),
         "prompt": ("text", None, "its system prompt; absent: the role's default"),
@@ -1448,7 +1448,7 @@ STARTER_AGENTS = {
 
 
 def plan_starter(states):
-    """Return what `init` writes, largest model heavy and smallest small, and if they are there."""
+    """Return what `init` writes, whether its models were found, and what the best one lacks."""
     unasked, anybody = ("local", OLLAMA_ENDPOINT), any(state.online for state in states)
     nodes = {state.name: {"endpoint": state.endpoint, "tags": []} for state in states
              if state.online or not anybody or (state.name, state.endpoint) != unasked}
@@ -1457,26 +1457,39 @@ def plan_starter(states):
                        zip((list(nodes)[0], list(nodes)[-1]), PLACEHOLDERS)]
     models = {f"{size}-coder": {
         "node": node, "ollama_model": model.name, "litellm_alias": alias, "timeout": timeout,
-        "context": min(model.trained_context or context, context), "max_parallel": 1}
+        "context": max(256, min(model.trained_context or context, context)), "max_parallel": 1}
         for (size, alias, context, timeout), (node, model)
         in zip(STARTER_MODELS, chosen[-1:] + chosen[:-1])}
     agents = {name: {"model": "small-coder" if name in SMALL_ROLES and len(models) > 1
                      else "heavy-coder", "description": text, "tools": tools.split()}
               for name, (text, tools) in STARTER_AGENTS.items()}
-    return {"nodes": nodes, "models": models, "agents": agents}, bool(found)
+    seen = found[-1:] or [(state.name, model) for state in states for model in state.models]
+    flaws = [f"{model.name} {rate_model(model)[1]}" for _, model in seen if rate_model(model)[1]]
+    return {"nodes": nodes, "models": models, "agents": agents}, bool(found), "".join(flaws[:1])
 
 
 def best_models(states):
     """Return [(node name, model)] by size, of the best kind: calls tools, then holds the prompt."""
     ranks = {}
-    for state, model in ((state, model) for state in states for model in state.models):
-        if _fits(model.name, RULES["line"][0]) and not (model.remote or leaves_house(model.name)) \
-                and (model.capabilities is None or "completion" in model.capabilities):
-            able = "tools" in (model.capabilities or ()) and \
-                "qwen2.5-coder" not in model.name.lower()
-            fits = (model.trained_context or MAIN_CONTEXT_TOKENS) >= MAIN_CONTEXT_TOKENS
-            ranks.setdefault((able, fits), []).append((state.name, model))
-    return sorted(ranks[max(ranks)] if ranks else (), key=lambda found: found[1].size)
+    for state in states:
+        for model in state.models:
+            ranks.setdefault(rate_model(model)[0], []).append((state.name, model))
+    return sorted(ranks[max(ranks)] if any(ranks) else (), key=lambda found: found[1].size)
+
+
+def rate_model(model):
+    """Return how well a model serves Claude Code, 0 for not at all, and what it lacks."""
+    name, able = model.name.lower(), model.capabilities
+    context, prints = model.trained_context or MAIN_CONTEXT_TOKENS, "qwen2.5-coder" in name
+    if model.remote or leaves_house(name):
+        return 0, "does not run there"
+    if not _fits(model.name, RULES["line"][0]) or (
+            re.search("embed|minilm|bge-", name) if able is None else "completion" not in able):
+        return 0, "cannot chat"
+    calls, fits = "tools" in (able or ()) and not prints, context >= MAIN_CONTEXT_TOKENS
+    return 1 + 2 * calls + fits, "prints tool calls as text" if prints else \
+        "cannot call tools" if able and not calls else \
+        "" if fits else f"holds {context} tokens; Claude Code's own prompt takes 10,000 to 18,000"
 
 
 # -- doctor and worker: findings about what was seen --
@@ -1808,32 +1821,35 @@ project:
     host: 127.0.0.1         # only this machine; 0.0.0.0 offers your models to the whole network
     port: 4000
     master_key_env: LITELLM_MASTER_KEY  # variable that holds the key; `generate` makes the key
+  # claude: {haiku: heavy-coder}  # which model answers for each of Claude Code's tiers
 
 # Machines that run Ollama. `subagent-fleet worker`, run on another machine, prints its lines.
 nodes:
-$nodes
-# What runs where. Two models with one litellm_alias share the load; `fallback: [other-model]`
-# names who answers when this one cannot. More keys: `subagent-fleet schema`.
-models:
+$nodes  # mini: {endpoint: http://192.168.1.50:11434}
+
+# What runs where. Two models with one litellm_alias share the load. `# key:` shows a default.
+${mark}models:
 $models
-# Claude Code's subagents. `prompt: |` gives an agent your own words; without it, it gets its
-# role's. `tools: []` is none, no `tools` line at all is every tool Claude Code has.
+# Claude Code's subagents.
 agents:
 $agents"""
 
 
-def render_starter(tree):
-    """Return a fleet.yaml that teaches by its comments."""
-    blocks = {}
+def render_starter(tree, found):
+    """Return a fleet.yaml that teaches by its comments; they tell if its models were not found."""
+    blocks = {"mark": "" if found else "# Placeholders: write in what `ollama list` shows.\n"}
     for kind, parts in tree.items():
-        lines, notes = [], {key: note for key, (_, _, note) in FIELDS[kind[:-1]].items()}
-        for name, fields in parts.items():
+        lines = []
+        for number, (name, values) in enumerate(parts.items()):
             lines.append(f"  {quote_yaml(name)}:")
-            for key, value in fields.items():
-                shown = f"[{', '.join(value)}]" if isinstance(value, list) else _dump_scalar(value)
-                line = f"    {key}: {shown}"
-                is_new = kind != "agents" and name == next(iter(parts))
-                lines.append(f"{line:44} # {notes[key]}" if is_new else line)
+            for key, (_, default, note) in FIELDS[kind[:-1]].items():
+                value, mark = values.get(key, default), "" if key in values else "# "
+                shown = f"[{', '.join(value)}]" if isinstance(value, list) else \
+                    "" if value is None else next(_dump_lines(value, 0))
+                line = f"    {mark}{key}: {shown}".rstrip()
+                if number == 0 and (kind != "agents" or len(line) < 44):
+                    line = f"{line:44} # {note}"
+                lines += [line] if number == 0 or not mark else []
         blocks[kind] = "\n".join(lines) + "\n"
     return string.Template(_STARTER).substitute(blocks)
 
@@ -2924,7 +2940,7 @@ class World:
     def __init__(self):
         self.environ = dict(os.environ)
         self.clock, self.now, self.sleep = time.monotonic, time.time, time.sleep
-        self.path, self.connect_seconds = os.path.join, CONNECT_SECONDS
+        self.path, self.split, self.connect_seconds = os.path.join, os.path.split, CONNECT_SECONDS
         self._large, self._parsing = _thread.allocate_lock(), _thread.allocate_lock()
         self._tls, self._alive = None, {}
         for stream in (sys.stdout, sys.stderr):
@@ -3351,7 +3367,8 @@ def _parse_tags(value):
     details = [(entry, _get(entry, "details", dict)) for entry in _entries(value, "/api/tags")]
     return tuple(NodeModel(
         entry["name"], _get(entry, "size", int), _get(told, "parameter_size"),
-        _get(told, "quantization_level"), None, _get(told, "context_length", int) or None,
+        _get(told, "quantization_level"), ("embedding",) if "bert" in _get(told, "family") else
+        None, _get(told, "context_length", int) or None,
         _get(entry, "remote_host") or _get(entry, "remote_model")) for entry, told in details)
 
 
@@ -3984,22 +4001,25 @@ def find_config(options, world):
 
 def cmd_init(options, world):
     output, nodes = options.output or CONFIG_NAMES[0], {}
-    if world.kind_of(output, follow=False) != "absent" and not options.force:
+    if output == "-":
+        raise FleetError("usage", "init: it writes a file, not to standard output",
+                         status=EXIT_USAGE, fix="subagent-fleet init --output fleet.yaml")
+    if read_file(world, *world.split(output)) is not None and not options.force:
         raise FleetError("exists", f"{output} is there already", status=EXIT_REFUSED,
-                         fix="edit it, or `subagent-fleet init --force` to replace it (a copy "
-                         "is kept)")
+                         fix="edit it, or `subagent-fleet init --force` (a copy is kept)")
     for text in options.node:  # NAME=URL; http and the port of Ollama may be left out
         name, _, url = text.partition("=")
         parts = split_endpoint(full_endpoint(url))
-        if isinstance(parts, str) or not _fits(name, RULES["name"][0]):
-            wrong = parts if isinstance(parts, str) else "not of the form NAME=URL"
+        wrong = "not of the form NAME=URL" if not url or not _fits(name, RULES["name"][0]) else \
+            parts if isinstance(parts, str) else f"a second `{name}`" if name in nodes else ""
+        if wrong:
             raise FleetError("usage", f"init: `{text}`: {wrong}", status=EXIT_USAGE,
                              fix="subagent-fleet init --node mini=http://192.168.1.50:11434")
         nodes[name] = Node(name, "{}://{}:{}{}".format(*parts))
-    world.out(write_starter(world, output, nodes, offline=options.offline))
-    world.out(keep_places("Edit it with your Ollama node endpoints, then run:\n"
-                          "  subagent-fleet discover\n  subagent-fleet generate\n",
-                          SimpleNamespace(config=options.output)))
+    text = write_starter(world, output, nodes, offline=options.offline) + "Edit it with your " \
+        "Ollama node endpoints, then run:\n  subagent-fleet discover\n  subagent-fleet generate\n"
+    options.config = options.output
+    world.out(clean_text(keep_places(text, options)))
     return EXIT_OK
 
 
@@ -4008,30 +4028,32 @@ def write_starter(world, output, nodes, *, offline=False, placeholders=True):
     nodes = {"local": Node("local", OLLAMA_ENDPOINT), **nodes}
     states = [NodeState(name, node.endpoint, "not asked") for name, node in nodes.items()] \
         if offline else [*probe_nodes(world, nodes, INIT_TIMEOUT_SECONDS).values()]
-    tree, found = plan_starter(states)
+    tree, found, flaw = plan_starter(states)
+    told = [f"{state.name} ({state.endpoint}): "
+            + (state.reason or count_of(state.models, "model")) for state in states]
     if not found and not placeholders:
-        asked = ", ".join(f"{state.endpoint}: {state.reason or 'no model'}" for state in states)
-        raise FleetError("no-model", f"no fleet.yaml, and no model to write one with ({asked})",
-                         fix=f"start Ollama, `ollama pull {PLACEHOLDERS[0]}`, then "
-                         "`subagent-fleet up`")
-    text, schema = render_starter(tree), "fleet.schema.json"
+        raise FleetError("no-model", "no fleet.yaml, and no model to write one with: "
+                         + "; ".join(filter(None, (*told, flaw))), fix="start Ollama, "
+                         f"`ollama pull {PLACEHOLDERS[0]}`, then `subagent-fleet up`")
+    text, (place, name) = render_starter(tree, found), world.split(output)
     if output.lower().endswith(".json"):
         text = json.dumps(parse_yaml(text), indent=2, ensure_ascii=False) + "\n"
-    elif world.kind_of(world.path(world.parent(output), schema)) == "file":
-        text = f"# yaml-language-server: $schema={schema}\n{text}"
+    elif world.kind_of(world.path(place, "fleet.schema.json")) == "file":
+        text = f"# yaml-language-server: $schema=fleet.schema.json\n{text}"
     files, lines = [(output, text.encode("utf-8"), 0o644)], [f"Created {output}"]
-    if world.kind_of(output) == "file":
-        old, place = world.read_bytes(output), world.parent(output)
-        name = output.removeprefix(place).strip("/\\") + "." + digest(old)[:12]
-        files.insert(0, (world.enter(place, f"{STATE_DIRECTORY}/backup/{name}"), old, 0o600))
-        lines.append(f"The old one is kept: {files[0][0]}")
+    old = read_file(world, place, name)
+    if old is not None:
+        kept = world.enter(place, f"{STATE_DIRECTORY}/backup/{name}.{digest(old)[:12]}")
+        files.insert(0, (kept, old, 0o600))
+        lines.append(f"The old one is kept: {kept}")
     world.replace_files(files)
-    lines += [f"  {state.name} ({state.endpoint}): "
-              + (state.reason or count_of(state.models, "model")) for state in states]
+    lines += [f"  {line}" for line in told]
     lines.append(", ".join(f"{name} is {model['ollama_model']} on {model['node']}"
                            for name, model in tree["models"].items()) + "." if found else
-                 "No model that can be used was found: the models in it are placeholders.")
-    return "".join(clean_line(line) + "\n" for line in lines)
+                 f"{'Nobody was asked' if offline else 'No model that can be used was found'}: "
+                 "the models in it are placeholders.")
+    lines.append(flaw and f"{flaw}: `ollama pull {PLACEHOLDERS[0]}`, `subagent-fleet init --force`")
+    return "".join(clean_line(line) + "\n" for line in lines if line)
 
 
 def cmd_serve(options, world):
@@ -4339,7 +4361,7 @@ def cmd_generate(options, world):
     else:
         world.out(("Would generate:\n" if options.check else "Generated:\n") + format_pairs(listed))
         if not looks and targets == TARGETS:
-            world.out(keep_places(format_start(fleet, out), options))
+            world.out(clean_text(keep_places(format_start(fleet, out), options)))
             if (ENVIRONMENT_FILE, "created") in listed:
                 world.out(f"\nKeep the key out of git: add {ENVIRONMENT_FILE} and "
                           f"{STATE_DIRECTORY}/ to .gitignore.\n")
@@ -4843,7 +4865,7 @@ TIMEOUT = Flag("--timeout", "seconds to wait", "S", {**SECONDS, "default": PROBE
 
 COMMANDS = (
     Command("init", cmd_init, "write fleet.yaml with the models your machines have", (
-        Flag("--output", "where to write, else fleet.yaml; .json writes JSON", "FILE"),
+        Flag("--output", "where to write, else fleet.yaml; .json writes JSON; not `-`", "FILE"),
         Flag("--node", "also ask this machine; may be repeated", "NAME=URL", REPEAT),
         Flag("--offline", "ask nobody, write placeholders"), FORCE),
         ("init", "init --node mini=http://192.168.1.50:11434")),

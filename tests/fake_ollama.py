@@ -16,7 +16,7 @@ def full_name(name):
 class FakeNode:
     """What a test may set before and look at after.
 
-    `models` {name: {capabilities, context, size, …}}, `loaded` {name: context}, `pullable` names,
+    `models` {name: {capabilities, context, size, family, …}}, `loaded` {name: context}, `pullable` names,
     `answers` {path: (status, value)} or {path: function(payload) -> (status, value)} in place of
     what Ollama would say (a list is sent as NDJSON lines), `reply`: the text pieces of a chat,
     `delay`: seconds before each answer, `any_origin`: as under OLLAMA_ORIGINS=*. `requests` holds (path, payload) of all that came.
@@ -72,7 +72,8 @@ class FakeNode:
         told = self.models[name]
         found = {"name": name, "model": name, "modified_at": "2026-08-21T10:00:00Z",
                  "size": told.get("size", 4_700_000_000), "digest": "0" * 64,
-                 "details": {"parent_model": "", "format": "gguf", "family": "llama",
+                 "details": {"parent_model": "", "format": "gguf",
+                             "family": told.get("family", "llama"),
                              "families": None, "parameter_size": told.get("parameters", "7.6B"),
                              "quantization_level": told.get("quantization", "Q4_K_M")},
                  "capabilities": ["completion"]}  # the real one misses the tools here, too

@@ -15,7 +15,7 @@ import time
 import pytest
 import subagent_fleet as sf
 
-from conftest import ROOT, SCRIPT, clean_environment
+from conftest import ROOT, SCRIPT, clean_environment, free_port
 from test_fleet import EXAMPLE, edited
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -285,10 +285,13 @@ def test_control_characters_never_reach_the_terminal(run_cli, tmp_path):
     name = "a\x1b[31m\u202eb.yaml"
     (tmp_path / name).write_text(EXAMPLE.replace("  mini:", '  "m\\e[2J\\u202Ei":'),
                                  encoding="utf-8")
+    (tmp_path / "fleet.yaml").write_text(EXAMPLE, encoding="utf-8")
     for words in (("validate", "--config", name), ("validate", "--config", "x\x1b[0m"),
-                  ("x\x1b[0m",), ("validate", "--x\x1b[0m"), ("init", "--node", "\x1b[0m")):
+                  ("x\x1b[0m",), ("validate", "--x\x1b[0m"), ("init", "--output", "y", "--node", "\x1b[0m"),
+                  ("init", "--offline", "--output", "o\x1b]0;x\x07.yaml"),
+                  ("generate", "--out", "o\x1b[2J")):
         done = run_cli(*words)
-        assert done.returncode in (1, 2)
+        assert done.returncode in ((0,) if "o\x1b" in words[-1] else (1, 2))
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", done.stdout + done.stderr)
 
 
@@ -589,7 +592,7 @@ def test_init_offline_writes_a_fleet_that_validates(run_cli, tmp_path):
     assert done.stdout.startswith("Created fleet.yaml\n")
     assert done.stdout.endswith("Edit it with your Ollama node endpoints, then run:\n"
                                 "  subagent-fleet discover\n  subagent-fleet generate\n")
-    assert "placeholders" in done.stdout
+    assert "\nNobody was asked: the models in it are placeholders.\n" in done.stdout
     done = run_cli("validate", "--strict")
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -602,12 +605,52 @@ def test_init_never_overwrites_without_force(run_cli, tmp_path):
     done = run_cli("init", "--offline", "--force")
     kept, = (tmp_path / ".subagent-fleet/backup").iterdir()
     assert done.returncode == 0 and kept.read_text(encoding="utf-8") == "mine"
-    assert f"The old one is kept: {kept.relative_to(tmp_path)}\n" in done.stdout.replace("./", "")
+    assert f"The old one is kept: {kept.relative_to(tmp_path)}\n" in done.stdout
     assert kept.stat().st_mode & 0o777 == 0o600
-    os.symlink("nowhere", str(tmp_path / "link.yaml"))
-    done = run_cli("init", "--offline", "--output", "link.yaml")
-    assert done.returncode == 3
-    assert "`subagent-fleet init --output link.yaml --force`" in done.stderr
+    done = run_cli("init", "--offline", "--output", "./fleet.yaml")
+    assert "`subagent-fleet init --output ./fleet.yaml --force` (a copy is kept)" in done.stderr
+
+
+@pytest.mark.parametrize("words", [(), ("--force",)])
+@pytest.mark.parametrize("kind, fix", [
+    ("pipe", "move it away: `ls -ld 'a b.yaml'`"), ("directory", "move it away: `ls -ld 'a b.yaml'`"),
+    ("link", "name its target: `ls -ld 'a b.yaml'`"), ("dangling", "name its target: `ls -ld 'a b.yaml'`")])
+def test_init_replaces_nothing_but_a_regular_file(run_cli, tmp_path, kind, fix, words):
+    place = tmp_path / "a b.yaml"
+    (tmp_path / "real.yaml").write_text("mine", encoding="utf-8")
+    {"pipe": lambda: os.mkfifo(str(place)), "directory": place.mkdir,
+     "link": lambda: place.symlink_to("real.yaml"),
+     "dangling": lambda: place.symlink_to("nowhere")}[kind]()
+    before = os.lstat(str(place))[:7]  # all but the times
+    done = run_cli("init", "--offline", "--output", place.name, *words)
+    assert done.returncode == 3 and done.stdout == "" and done.stderr.endswith(f"  fix: {fix}\n")
+    assert done.stderr.startswith("error: a b.yaml is a ") and os.lstat(str(place))[:7] == before
+    assert sorted(os.listdir(str(tmp_path))) == ["a b.yaml", "real.yaml"]
+    assert (tmp_path / "real.yaml").read_text(encoding="utf-8") == "mine"
+
+
+def test_init_tells_what_it_found_and_what_that_lacks(tmp_path, monkeypatch, capsys, fake_node):
+    nothing = fake_node({"nomic-embed-text": {"size": 300}, "qwen3:8b": {}, "qwen3:14b": {"size": 9**12},
+                         "paraphrase-multilingual": {"size": 200, "family": "bert"}})
+    nothing.answers["/api/show"] = 500, {"error": "broken"}
+    short = fake_node({"tiny:1b": {"context": 2048}})
+    embeds = fake_node({"bge-m3": {"capabilities": ["embedding"]}})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sf, "OLLAMA_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    for node, lines in (
+            (nothing, ["heavy-coder is qwen3:14b on n, small-coder is qwen3:8b on n."]),
+            (short, ["heavy-coder is tiny:1b on n.",
+                     "tiny:1b holds 2048 tokens; Claude Code's own prompt takes 10,000 to 18,000: "
+                     "`ollama pull qwen3:8b`, `subagent-fleet init --output o/f.yaml --force`"]),
+            (embeds, ["No model that can be used was found: the models in it are placeholders.",
+                      "bge-m3:latest cannot chat: `ollama pull qwen3:8b`, "
+                      "`subagent-fleet init --output o/f.yaml --force`"])):
+        assert sf.main(["init", "--output", "o/f.yaml", "--force", "--node", f"n={node.endpoint}"]) == 0
+        said = capsys.readouterr().out.splitlines()
+        assert said[-3 - len(lines):-3] == lines
+        assert sf.main(["validate", "--config", "o/f.yaml"]) == 0
+        assert ("# Placeholders:" in (tmp_path / "o/f.yaml").read_text()) == (node is embeds)
+        capsys.readouterr()
 
 
 def test_init_makes_parents_and_json(run_cli, tmp_path):
@@ -630,10 +673,13 @@ def test_init_names_the_schema_only_where_it_is(run_cli, tmp_path):
 
 
 @pytest.mark.parametrize("node", ["mini", "=http://x", "a b=http://x", "a=ftp://x", "a=http://",
-                                  "a=http://x:0", "a=http://u@x", "a="])
+                                  "a=http://x:0", "a=http://u@x", "a=", "127.0.0.1:11435", "10.0.0.5"])
 def test_init_refuses_a_wrong_node(run_cli, tmp_path, node):
     done = run_cli("init", "--offline", "--node", node)
     assert done.returncode == 2 and "fix: subagent-fleet init --node" in done.stderr
+    assert ("NAME=URL" in done.stderr) == (node[:2] != "a=" or node == "a=")
+    done = run_cli("init", "--offline", "--node", "a=x", "--node", "a=y")
+    assert done.returncode == 2 and done.stderr.startswith("error: init: `a=y`: a second `a`\n")
     assert os.listdir(str(tmp_path)) == []
 
 

@@ -468,11 +468,15 @@ def model(name, size, capabilities=("completion", "tools"), context=131072, remo
      ("a", "x:3b", 65536), ("a", "x:3b", 32768)),
     ([state("a", model("short:70b", 70, context=8192), model("x:3b", 3, context=40960))],
      ("a", "x:3b", 40960), ("a", "x:3b", 32768)),
+    ([state("a", model("q:14b", 14, None), model("q:8b", 8, None), *(model(name, 1, None) for name in (
+        "nomic-embed-text", "mxbai-embed-large", "bge-m3", "all-minilm", "me/Snowflake-Arctic-Embed")))],
+     ("a", "q:14b", 65536), ("a", "q:8b", 32768)),
 ])
 def test_starter_takes_what_is_there(states, heavy, small):
-    tree, found = sf.plan_starter(states)
-    fleet, findings = check(sf.render_starter(tree))
-    assert found and findings == []
+    tree, found, flaw = sf.plan_starter(states)
+    fleet, findings = check(sf.render_starter(tree, found))
+    assert found and findings == [] and flaw == ""
+    assert "laceholder" not in fleet.document.text
     read = sf.parse_yaml(fleet.document.text)
     assert {key: read[key] for key in tree} == tree
     chosen = [(model.node, model.ollama_model, model.context) for model in fleet.models.values()]
@@ -481,9 +485,11 @@ def test_starter_takes_what_is_there(states, heavy, small):
 
 
 def test_starter_without_anybody_has_placeholders():
-    tree, found = sf.plan_starter([state("local", reason="refused"), state("mini", reason="timeout")])
-    assert not found and list(tree["nodes"]) == ["local", "mini"]
-    fleet, findings = check(sf.render_starter(tree))
+    tree, found, flaw = sf.plan_starter([state("local", reason="refused"),
+                                         state("mini", reason="timeout")])
+    assert (found, flaw) == (False, "") and list(tree["nodes"]) == ["local", "mini"]
+    fleet, findings = check(sf.render_starter(tree, found))
+    assert re.search("^# Placeholders: .*`ollama list`.*\nmodels:$", fleet.document.text, re.M)
     assert findings == [] and set(fleet.agents) == {"planner", "implementer", "reviewer",
                                                     "summarizer"}
 
@@ -498,6 +504,46 @@ def test_starter_leaves_out_only_who_was_not_named():
 
 def test_starter_survives_hostile_model_names():
     for name in ("a: b", "x # y", "- z", "'q'", '"q"', "{a}", "yes", "1:30", "é:1b", "a\\b"):
-        tree, _ = sf.plan_starter([state("a", model(name, 3))])
-        read = sf.parse_yaml(sf.render_starter(tree))
+        tree, found, _ = sf.plan_starter([state("a", model(name, 3))])
+        read = sf.parse_yaml(sf.render_starter(tree, found))
         assert {key: read[key] for key in tree} == tree
+
+
+@pytest.mark.parametrize("told, kept, flaw, warned", [
+    (model("x:1b", 1, context=100), 256, "x:1b holds 100 tokens; Claude Code's own", "small-context"),
+    (model("x:1b", 1, context=8192), 8192, "x:1b holds 8192 tokens; Claude", "small-context"),
+    (model("x:1b", 1, ("completion",)), 65536, "x:1b cannot call tools", None),
+    (model("qwen2.5-coder:7b", 7), 65536, "qwen2.5-coder:7b prints tool", "prints-tool-calls"),
+    (model("qwen2.5-coder:7b", 7, None, None), 65536, "qwen2.5-coder:7b prints", "prints-tool-calls"),
+    (model("x:1b", 1, None, None), 65536, "", None),
+])
+def test_starter_is_valid_and_says_what_its_model_lacks(told, kept, flaw, warned):
+    tree, found, said = sf.plan_starter([state("a", told)])
+    fleet, findings = check(sf.render_starter(tree, found))
+    assert found and fleet.models["heavy-coder"].context == kept
+    assert said.startswith(flaw) and bool(said) == bool(flaw)
+    assert {finding.slug for finding in findings} == {warned} - {None}
+
+
+@pytest.mark.parametrize("told, why", [
+    (model("nomic-embed-text", 1, ("embedding",)), "cannot chat"),
+    (model("all-minilm:33m", 1, None), "cannot chat"), (model("a\nb", 1), "cannot chat"),
+    (model("gpt-oss:120b-cloud", 1), "does not run there"),
+    (model("mine", 1, remote="https://ollama.com:443"), "does not run there")])
+def test_starter_says_why_no_model_will_do(told, why):
+    tree, found, flaw = sf.plan_starter([state("a", told), state("b", told)])
+    assert not found and flaw == f"{told.name} {why}"
+    assert [m["ollama_model"] for m in tree["models"].values()] == ["qwen3-coder:30b", "qwen3:8b"]
+
+
+def test_starter_shows_every_key_and_each_default_may_be_uncommented():
+    tree, found, _ = sf.plan_starter([state("a", model("x:3b", 3))])
+    text = sf.render_starter(tree, found)
+    for kind in ("gateway", "node", "model", "agent"):
+        for key in sf.FIELDS[kind]:
+            assert re.search(rf"^ +(# )?{key}:", text, re.M), key
+    assert len(text.splitlines()) <= 70 and max(map(len, text.splitlines())) <= 100
+    more, count = re.subn("(?m)^( +)# (?=[a-z_]+: *[^# ])", r"\1", text)
+    fleet, findings = check(more)
+    assert count >= 8 and findings == [] and "mini" in fleet.nodes
+    assert fleet.claude == {"haiku": "heavy-coder"}

@@ -1365,10 +1365,18 @@ def test_up_writes_a_fleet_file_where_there_is_none(tmp_path, monkeypatch, capsy
     assert sf.main(["up"]) == 1
     said = capsys.readouterr()
     assert said.out == "" and said.err.startswith("error: no fleet.yaml, and no model to write one "
-                                                  "with (http://127.0.0.1:")
-    assert ": refused)\n  fix: start Ollama, `ollama pull qwen3:8b`, then" in said.err
+                                                  "with: local (http://127.0.0.1:")
+    assert "): refused\n  fix: start Ollama, `ollama pull qwen3:8b`, then" in said.err
     assert not (tmp_path / "fleet.yaml").exists()
-    node = fake_node({"tiny": {}})
+    node = fake_node({"nomic-embed-text": {"capabilities": ["embedding"]}})
+    monkeypatch.setattr(sf, "OLLAMA_ENDPOINT", node.endpoint)
+    assert sf.main(["up"]) == 1
+    assert "): 1 model; nomic-embed-text:latest cannot chat\n" in capsys.readouterr().err
+    os.symlink("elsewhere.yaml", "fleet.yaml")
+    node.models["tiny:latest"] = {}
+    assert sf.main(["up"]) == 3 and os.listdir(str(tmp_path)) == [".git", "fleet.yaml"]
+    assert capsys.readouterr().err.startswith("error: fleet.yaml is a symlink; nothing is written")
+    os.unlink("fleet.yaml")
     node.answers["/api/chat"] = 500, {"error": "out of memory"}
     monkeypatch.setattr(sf, "OLLAMA_ENDPOINT", node.endpoint)
     assert sf.main(["up"]) == 1
