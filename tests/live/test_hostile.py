@@ -42,7 +42,8 @@ def test_litellm_validates_the_config(hostile):
     done = subprocess.run(
         [str(install.LITELLM_BIN), "--config", "litellm_config.yaml", "--validate_config"],
         cwd=hostile.folder, capture_output=True, timeout=120, encoding="utf-8",
-        env=hostile.environment(X_1="sk-made-up-0123456789", LITELLM_LOCAL_MODEL_COST_MAP="True"))
+        env=hostile.environment(X_1="sk-made-up-0123456789", LITELLM_LOCAL_MODEL_COST_MAP="True",
+                                no_proxy="localhost"))
     assert done.returncode == 0, done.stderr[-1500:]
     assert f"config OK ({len(hostile.fleet['models'])} models)" in done.stdout + done.stderr
 
