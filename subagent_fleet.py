@@ -501,7 +501,7 @@ class Document:
             fix = f'quote it: "{text[:80]}"'
             if text != "=" and text[4:5] != "-":  # a date
                 plain = {"yes": "true", "on": "true", "no": "false", "off": "false"}
-                fix += f", or write {plain.get(text.lower(), 'a plain decimal number')}"
+                fix = f"write {plain.get(text.lower(), 'a plain decimal number')}, or {fix}"
             self.fail("yaml-ambiguous", f"YAML programs disagree about `{text[:80]}`", at=at,
                       size=len(text), fix=fix)
         return value
