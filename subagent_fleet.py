@@ -677,20 +677,26 @@ _VARIABLE = ("^(?!(_|[a-z]+|PATH|HOME|USER|USERNAME|SHELL|PWD|OLDPWD|IFS|ENV|TER
              "(ANTHROPIC|CLAUDE|API|NO|LC|LD|DYLD|FISH|NODE|LITELLM_LOCAL)_.*)$)"
              "[A-Za-z_][A-Za-z0-9_]{0,127}$")
 _NAME = {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$"}
+_OCTET, _LABEL = "(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])", "[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?"
+_HOST = f"({_OCTET}([.]{_OCTET}){{3}}|(?!.{{254}}|[0-9._]+$){_LABEL}([.]{_LABEL})*[.]?)"
+_HEX = "[0-9A-Fa-f]{1,4}"
+_IPV6 = f"(({_HEX}:){{7}}{_HEX}|(?!([^:]*:){{8}})({_HEX}(:{_HEX})*)?::({_HEX}(:{_HEX})*)?)"
 
 RULES = {
-    "name": (_NAME, "letters, digits, `.`, `_` and `-`, at most 64"),
+    "name": (_NAME, "text of letters, digits, `.`, `_` and `-`, at most 64"),
     "agent name": ({"type": "string", "pattern": "^[a-z0-9][a-z0-9_-]{0,63}$"},
                    "lower case letters, digits, `-` and `_`, at most 64, a letter or digit first"),
-    "line": ({"type": "string", "pattern": _ONE_LINE % 256}, "1 to 256 printable characters"),
+    "line": ({"type": "string", "pattern": _ONE_LINE % 256}, "text, 1 to 256 printable characters"),
     "text": ({"type": "string", "pattern": f"^[^{_CONTROL}]*$"}, "text without control characters"),
+    "paragraph": ({"type": "string", "pattern": f"^(?!\\s*$|[\\s\\S]*\\n\\s*\\n)[^{_CONTROL}]*$"},
+                  "one paragraph that says when to use the agent, without blank lines"),
     "endpoint": ({"type": "string", "pattern": "^[Hh][Tt][Tt][Pp][Ss]?://[^\\s@?#]+$"},
                  "an address such as `http://192.168.1.50:11434`"),
-    "host": ({"type": "string", "pattern": "^[A-Za-z0-9.:_-]{1,253}$"}, "an address or host name"),
-    "variable": ({"type": "string", "pattern": _VARIABLE}, "a variable name nothing else uses"),
+    "host": ({"type": "string", "pattern": f"^({_HOST}|{_IPV6})$"}, "an address or host name"),
+    "variable": ({"type": "string", "pattern": _VARIABLE}, "letters, digits and `_`, not in use"),
     # LiteLLM reads `os.environ/NAME` as that variable's value, wherever it stands.
     "alias": ({"type": "string", "pattern": "^(?!os[.]environ/)[A-Za-z0-9._:/@-]{1,128}$"},
-              "letters, digits and `. _ : / @ -`, at most 128"),
+              "text of letters, digits and `. _ : / @ -`, at most 128"),
     "port": ({"type": "integer", "minimum": 1, "maximum": 65535}, "a whole number, 1 to 65535"),
     "provider": ({"enum": ["builtin", "litellm"]}, "`builtin` or `litellm`"),
     "tokens": ({"type": "integer", "minimum": 256, "maximum": 16777216}, "256 to 16777216 tokens"),
@@ -698,16 +704,15 @@ RULES = {
     "parallel": ({"type": "integer", "minimum": 1, "maximum": 64}, "a whole number, 1 to 64"),
     "gigabytes": ({"type": "number", "minimum": 0.5, "maximum": 65536}, "a number of GB"),
     "keep alive": ({"anyOf": [{"type": "integer", "minimum": -1, "maximum": 31536000},
-                              {"type": "string", "pattern": "^-?([0-9]{1,6}(h|m|s))+$"}]},
+                              {"type": "string", "pattern": "^-?([0-9]{1,4}h|[0-9]{1,6}[ms])+$"}]},
                    "seconds, a duration such as `24h`, or -1 for ever"),
     "boolean": ({"type": "boolean"}, "`true` or `false`"),
-    "tags": ({"type": "array", "items": {"type": "string", "pattern": _ONE_LINE % 64}},
-             "a list of short words"),
-    "names": ({"type": "array", "items": _NAME}, "a list of model names"),
-    "tools": ({"type": "array", "items": {"type": "string", "pattern": _TOOL}},
-              "a list of tool names such as `[Read, Grep, \"Bash(git *)\"]`"),
+    "tag": ({"type": "string", "pattern": _ONE_LINE % 64}, "text, 1 to 64 printable characters"),
+    "tool": ({"type": "string", "pattern": _TOOL}, "a name such as `Read` or `\"Bash(git *)\"`"),
     "frontmatter": ({"type": "object"}, "keys and values"),
 }
+RULES.update({f"{item}s": ({"type": "array", "items": RULES[item][0]}, f"a list, each item {words}")
+              for item, (_, words) in list(RULES.items()) if item in ("tag", "name", "tool")})
 
 REQUIRED = object()
 FIELDS = {  # section: key: its rule or its own section, its default, what it is for
@@ -750,14 +755,16 @@ FIELDS = {  # section: key: its rule or its own section, its default, what it is
     },
     "agent": {
         "model": ("name", REQUIRED, "the one of `models` that it uses"),
-        "description": ("text", REQUIRED, "when Claude Code should call it; one paragraph"),
+        "description": ("paragraph", REQUIRED, "when Claude Code should call it; one paragraph"),
         "tools": ("tools", None, "tools it may use; absent: all, []: none"),
         "prompt": ("text", None, "its system prompt; absent: the role's default"),
         "frontmatter": ("frontmatter", {}, "further keys for Claude Code, such as maxTurns"),
     },
 }
-UNITS = {"tokens": {"k": 1024}, "seconds": {"s": 1, "m": 60, "h": 3600},
-         "gigabytes": {"g": 1, "gb": 1}}  # which people write and no rule takes
+UNITS = {"tokens": {"k": 1024, "m": 1024 * 1024}, "gigabytes": {"g": 1},  # which people write
+         "seconds": {"s": 1, "m": 60, "h": 3600, "d": 86400}}
+KEY_WORDS = {"alias": "litellm_alias", "url": "endpoint", "api_base": "endpoint",  # these too
+             "model": "ollama_model", "num_ctx": "context", "max_tokens": "max_output"}
 KEY_RULES = {"node": "name", "model": "name", "agent": "agent name"}
 
 # Claude Code resolves these words itself, so an alias must not be one (2.1.326).
@@ -772,13 +779,8 @@ def split_endpoint(endpoint):
         return "not of the form scheme://host:port"
     scheme, host, port, path = match.groups()
     scheme = scheme.lower()
-    if host.startswith("["):
-        try:
-            ipaddress.IPv6Address(host[1:-1])
-        except ValueError:
-            return f"{host} is not an IPv6 address"
-    elif not re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_.])?", host):
-        return f"`{host}` is not a host name" if host else "the host is missing"
+    if not re.fullmatch(rf"{_HOST}|\[{_IPV6}(%.+)?\]", host):
+        return f"`{host}` is not a host name or address" if host else "the host is missing"
     if port is not None and not (re.fullmatch(r"[0-9]{1,5}", port) and 1 <= int(port) <= 65535):
         return f"`{port}` is not a port (1 to 65535)"
     number = int(port) if port else {"http": 80, "https": 443}[scheme]
@@ -799,14 +801,6 @@ def _normal_endpoint(endpoint):
     return "{}://{}:{}{}".format(*parts)
 
 
-def _normal_description(text):
-    text = text.strip()
-    if not text or re.search(r"\n\s*\n", text):
-        raise FleetError("bad-description", "it must be one paragraph that says when to use the "
-                         "agent", fix="remove the blank line" if text else "write a sentence")
-    return re.sub(r"\s*[\n\u2028\u2029]\s*", " ", text)
-
-
 def _normal_keep_alive(duration):
     """Return it as seconds: numbers stay, `1h30m` is added up, negative is for ever."""
     if isinstance(duration, int):
@@ -816,9 +810,9 @@ def _normal_keep_alive(duration):
     return -1 if duration.startswith("-") else total
 
 
-# What a key's value becomes once it fits its rule; some say here what no rule can.
-NORMAL = {"endpoint": _normal_endpoint, "description": _normal_description, "tags": tuple,
-          "tools": tuple, "fallback": tuple, "keep_alive": _normal_keep_alive}
+# What a key's value becomes once it fits its rule; an endpoint says there what no rule can.
+NORMAL = {"endpoint": _normal_endpoint, "keep_alive": _normal_keep_alive, "host": str.lower,
+          "description": lambda text: re.sub(r"\s*[\n\u2028\u2029]\s*", " ", text.strip())}
 
 
 def _record(kind):
@@ -906,9 +900,18 @@ class NodeState(Record):
 
 def nearest(word, choices):
     """Return ``did you mean `x`?`` for the closest choice, or an empty string."""
-    spelled = {str(choice).lower(): choice for choice in choices}
+    key, colon, value = str(word).partition(":")
+    if colon and key in choices:
+        return f"put a space after the colon: `{key}: {value}`"
+    spelled = {str(choice).lower(): choice for choice in list(choices)[:100]}  # 3 ms
     found = difflib.get_close_matches(str(word)[:64].lower(), spelled, 1, 0.6)
     return f"did you mean `{spelled[found[0]]}`?" if found else ""
+
+
+def some_of(names, limit=12):
+    """Return `a, b and 3 more`."""
+    more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
+    return ", ".join(map(str, list(names)[:limit])) + more
 
 
 def _fits(value, rule):
@@ -942,21 +945,41 @@ def count_of(things, noun):
     return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
 
 
-def suggest_value(key, rule, value):
+def suggest_value(key, spec, value):
     """Return what to write instead of a value that its rule refuses, or an empty string."""
-    fragment, is_text, better = RULES[rule][0], isinstance(value, str), None
-    number = re.fullmatch(r"(\d{1,12})(?:\.0)? ?([a-z]*)(?: *//.*)?", str(value).lower())
-    if value is None:
-        return f"write a value, or remove the line `{key}:`"
-    if "enum" in fragment:
-        return nearest(value, fragment["enum"])
-    if is_text and fragment.get("type") == "array":
-        return f"write `{key}: [{value[:80]}]`"
-    if number:
-        better = int(number[1]) * {"": 1, **UNITS.get(rule, {})}.get(number[2], 0)
-    elif is_text and rule == "endpoint" and isinstance(split_endpoint(full_endpoint(value)), tuple):
-        better = full_endpoint(value)
-    return f"write `{key}: {better}`" if _fits(better, fragment) else ""
+    (rule, default, note), fragment = spec, RULES[spec[0]][0]
+    text = value if isinstance(value, str) else json.dumps(value)
+    if value in (None, ""):
+        return "write a value" + (f" ({note})" if default is REQUIRED else
+                                  f", or remove the line `{key}:`")
+    if rule == "tool" and re.search("[()]", text):
+        return "quote the whole tool, up to its `)`"  # a comma cut it in two
+    meant = [text] if isinstance(value, int) else difflib.get_close_matches(
+        text.lower(), fragment.get("enum", ()))
+    if rule in ("endpoint", "host"):
+        full = full_endpoint(re.sub("(?i)^(https?):?/+", r"\1://", text))
+        parts = split_endpoint(full)
+        meant = [full, parts[1].strip("[]")] if isinstance(parts, tuple) else []
+    elif rule == "variable":
+        meant = [re.sub("[^A-Za-z0-9_]", "_", text.strip("${}[]\"")).upper()]
+    elif "items" in fragment and isinstance(value, (str, int)):
+        meant = [[word.strip() for word in words] for words in (
+            text.strip("[] ").split(","), [text], text.split())]
+    elif not {"pattern", "enum"} & fragment.keys():
+        meant = _other_spellings(text.lower(), {"": 1, **UNITS.get(rule, {})})
+    best = next((one for one in meant if len(text) < 200 and _fits(one, fragment)), None)
+    shown = f"[{', '.join(map(quote_yaml, best))}]" if type(best) is list else _dump_scalar(best)
+    name = "" if isinstance(key, int) else f"{key}: "
+    return "" if best is None else f"write `{name}{shown}`"
+
+
+def _other_spellings(text, units):
+    """Return the word, number and duration that a text may mean."""
+    found = re.fullmatch(r"(\d{1,3}(?:,\d{3})+|\d{1,12})(?:\.0)? ?([a-z]?)(?:ec(?:ond)?s?"
+                         r"|in(?:ute)?s?|(?:ou)?rs?|ays?|i?b)?(?: *//.*)?", text)
+    number, unit = (int(found[1].replace(",", "")), found[2]) if found else (0, "?")
+    return [_WORDS.get(text), number * units.get(unit, 0) or None,
+            f"{number * 24}h" if unit == "d" else f"{number}{unit}"]
 
 
 class _Checker(SimpleNamespace):
@@ -966,7 +989,7 @@ class _Checker(SimpleNamespace):
         """Report what is wrong with a value; `what` goes on after its path, unless with a key."""
         if len(self.findings) == FINDINGS_LIMIT:
             raise FleetError("too-many", "and more; mend these first")
-        dotted = ".".join(str(part) for part in path if not isinstance(part, int)) or "the file"
+        dotted = ".".join(map(str, path[:3])) or "the file"  # no places in lists
         what = what if key else f"{dotted} {what}"
         place = self.document.locate(path, key=key)
         self.findings.append(Finding(slug, "error", what, *place, fix))
@@ -978,13 +1001,15 @@ class _Checker(SimpleNamespace):
         if kind in KEY_RULES and path[-1] in fields:  # it may be a name, but then it holds keys
             known = f"indent `{path[-1]}:` deeper, under its {kind}"
         if not isinstance(value, dict):
+            if isinstance(value, str):
+                known = nearest(value, fields) or known
             self.error("not-mapping", path, f"must hold keys, not {show_value(value)}", fix=known)
         else:
             for key in value:
                 if key not in fields:
                     self.error("unknown-key", path + (key,), f"unknown key {show_value(key)} in "
-                               f"{'.'.join(path) or 'the file'}", key=True,
-                               fix=nearest(key, fields) or known)
+                               f"{'.'.join(map(str, path)) or 'the file'}", key=True,
+                               fix=nearest(KEY_WORDS.get(key, key), fields.keys() - value) or known)
             found = {key: self.value(spec, path + (key,), value) for key, spec in fields.items()}
         if kind not in RECORDS:
             return found
@@ -1000,6 +1025,9 @@ class _Checker(SimpleNamespace):
             return (self.named if rule in KEY_RULES else self.section)(rule, path, value)
         if key not in parent:
             return value
+        if isinstance(value, list) and "items" in RULES[rule][0]:
+            item, items = (rule[:-1], REQUIRED, note), dict(enumerate(value))
+            return tuple(self.value(item, path + (index,), items) for index in items)
         (fragment, words), shown = RULES[rule], show_value(value)
         if isinstance(value, str) and fragment.get("type") != "string":
             shown = f'`"{value[:60]}"`'
@@ -1008,8 +1036,9 @@ class _Checker(SimpleNamespace):
                 return NORMAL[key](value) if key in NORMAL else value
         except FleetError as error:
             return self.error(error.slug, path, f"is {shown}: {error.what}", fix=error.fix)
-        return self.error("bad-value", path, f"is {shown}; accepted: {words}",
-                          fix=suggest_value(key, rule, value))
+        verb = "holds" if isinstance(key, int) else "is"
+        return self.error("bad-value", path, f"{verb} {shown}; accepted: {words}",
+                          fix=suggest_value(key, spec, value))
 
     def named(self, kind, path, value):
         """Check a mapping of names to sections; return {name: checked section}."""
@@ -1020,19 +1049,19 @@ class _Checker(SimpleNamespace):
                        fix=f"write `{path[0]}:`, below it a name, below that its keys")
             value = {}
         for name, part in value.items():
-            if _fits(name, fragment):
-                checked[name] = self.section(kind, path + (name,), part)
-            else:
+            if not _fits(name, fragment):
                 self.error("bad-name", path + (name,), f"{path[0]}: {show_value(name)} is not "
                            f"a name for one; accepted: {words}", key=True,
                            fix="quote it" if not isinstance(name, str) else "rename it")
+            if isinstance(part, dict) or _fits(name, fragment):
+                checked[name] = self.section(kind, path + (name,), part)
         return checked
 
     def reference(self, path, name, known, kind):
         """Report a name that no section of that kind has."""
-        if name is not None and name not in known:
+        if name is not None and name not in known and name not in map(str, known):
             self.error(f"unknown-{kind}", path, f"references unknown {kind}: {name}",
-                       fix=nearest(name, known) or f"known {kind}s: " + ", ".join(known))
+                       fix=nearest(name, known) or f"known {kind}s: {some_of(known)}")
 
 
 def check_fleet(document):
@@ -1729,8 +1758,7 @@ def _doctor_files(facts):
     for change in facts.changes:
         found.setdefault(change.action, []).append(change.path)
     for action, paths in found.items():
-        more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
-        yield _say(f"files-{action}", paths=", ".join(paths[:5]) + more,
+        yield _say(f"files-{action}", paths=some_of(paths, 5),
                    count=count_of(paths, "generated file"))
     ignore = facts.env_path.replace(ENVIRONMENT_FILE, ".gitignore")
     for slug in facts.leaks:
@@ -4307,7 +4335,7 @@ def check_names(kind, names, known, owner):
         if name not in known:
             raise FleetError(f"unknown-{kind}", f"{owner}: unknown {kind} `{name}`",
                              status=EXIT_USAGE, fix=nearest(name, known)
-                             or f"known {kind}s: " + ", ".join(known))
+                             or f"known {kind}s: {some_of(known)}")
 
 
 def parse_targets(options):
@@ -4371,8 +4399,7 @@ def cmd_generate(options, world):
 
 def refusal(paths, command, done):
     """Return the error for files that are the user's."""
-    shown = ", ".join(paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
-    return FleetError("edited", f"{shown}: not as this program wrote it; {done}",
+    return FleetError("edited", f"{some_of(paths, 5)}: not as this program wrote it; {done}",
                       fix=f"move it away, or `subagent-fleet {command} --force` (what is there is "
                       f"copied to {STATE_DIRECTORY}/backup first)", status=EXIT_REFUSED)
 

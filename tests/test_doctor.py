@@ -564,11 +564,11 @@ def test_doctor_without_a_config_checks_the_machine(run_here, tmp_path):
 
 
 def test_doctor_with_an_invalid_config_shows_the_line(doctor):
-    doctor.fleet["models"]["small"]["contxt"] = 1
+    doctor.fleet["models"]["small"]["timeot"] = 1
     doctor.write()
     done = doctor.run()
     assert done.returncode == 1 and "^^^" in done.stdout
-    assert "fleet.json:1:250: did you mean `context`?" in done.stdout.splitlines()[-1]
+    assert "fleet.json:1:250: did you mean `timeout`?" in done.stdout.splitlines()[-1]
     assert doctor.ask() == {"unknown-key": "error"}
 
 
