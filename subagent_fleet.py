@@ -1152,7 +1152,7 @@ MAIN_CONTEXT_TOKENS = 32768  # Claude Code's own prompt is 10-18k tokens, before
 SMALL_CONTEXT_TOKENS = 8192
 LEAN_CONTEXT_TOKENS = 65536  # up to here Claude Code is asked for its shorter prompt
 SMALL_ROLES, HEAVY_ROLES = ("planner", "summarizer"), ("implementer", "reviewer")
-LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
+LOOPBACK = _Pattern(r"(?i)localhost[.]?|127([.][0-9]{1,3}){3}|::1")
 EDIT_TOOLS = {"Edit", "Write", "NotebookEdit"}
 GONE_TOOLS = {"MultiEdit": "Edit", "LS": "", "TodoWrite": "", "NotebookRead": ""}
 KNOWN_TOOLS = """
@@ -1163,7 +1163,9 @@ KNOWN_TOOLS = """
     TaskUpdate ToolSearch WebFetch WebSearch Workflow Write
 """.split()
 KNOWN_FRONTMATTER = ("color", "maxTurns", "effort", "permissionMode", "disallowedTools", "skills",
-                     "memory", "isolation", "background", "omitClaudeMd")
+                     "memory", "isolation", "background", "omitClaudeMd", "mcpServers", "hooks",
+                     "initialPrompt", "autoCompactWindow", "observer", "observerMessage",
+                     "observeSubagents", "experimental")
 KEY = object()  # stands for the gateway's key in a plan, so that a plan can be shown
 CLOUDS = ("BEDROCK", "VERTEX", "FOUNDRY", "MANTLE", "ANTHROPIC_AWS", "ANTHROPIC_GOOGLE_CLOUD")
 EXEMPT = ("NO_PROXY", "no_proxy")  # to what they hold already, ours is added
@@ -1271,7 +1273,7 @@ def lint_fleet(fleet):
         return Finding(slug, "warning", what, *fleet.document.locate(path, key=key), fix)
 
     host = fleet.gateway.host
-    if host not in LOOPBACK_HOSTS:
+    if not LOOPBACK.fullmatch(host):
         yield warn("exposed-gateway", ("project", "gateway", "host"),
                    f"`{host}` offers your models to the network; only the key protects them",
                    "write `host: 127.0.0.1`, or keep it on a private network with a strong key")
@@ -1340,14 +1342,15 @@ def _lint_agents(fleet, warn):
             if bare in GONE_TOOLS:
                 yield warn("tool-gone", at, f"Claude Code dropped `{bare}`; generate mends it",
                            f"write `{GONE_TOOLS[bare]}`" if GONE_TOOLS[bare] else "remove it")
-            elif bare not in KNOWN_TOOLS and "__" not in bare and nearest(bare, KNOWN_TOOLS):
+            elif bare not in KNOWN_TOOLS and "__" not in bare and (
+                    bare[0].islower() or nearest(bare, KNOWN_TOOLS)):
                 yield warn("tool-unknown", at, f"Claude Code is not known to have `{bare}`",
-                           nearest(bare, KNOWN_TOOLS))
+                           nearest(bare, KNOWN_TOOLS) or f"known: {some_of(KNOWN_TOOLS)}")
         for key in agent.frontmatter:
             if key not in KNOWN_FRONTMATTER:
                 yield warn("unknown-frontmatter", ("agents", name, "frontmatter", key),
                            "Claude Code is not known to read it", nearest(key, KNOWN_FRONTMATTER)
-                           or "known: " + ", ".join(KNOWN_FRONTMATTER), key=True)
+                           or f"known: {some_of(KNOWN_FRONTMATTER)}", key=True)
         model = fleet.models[agent.model].ollama_model
         edits = agent.tools is None or EDIT_TOOLS & set(plan_tools(agent.tools))
         if edits and "qwen2.5-coder" in model.lower():
@@ -1424,8 +1427,8 @@ def merge_environment(environ, fleet, key):
 
 def lint_key(fleet, environ):
     """Yield a finding when the environment holds a weak key, which beats the one generated."""
-    variable, exposed = fleet.gateway.master_key_env, fleet.gateway.host not in LOOPBACK_HOSTS
-    key = environ.get(variable)
+    variable, host = fleet.gateway.master_key_env, fleet.gateway.host
+    key, exposed = environ.get(variable), not LOOPBACK.fullmatch(host)
     if key is not None and (len(key) < 16 or len(set(key)) < 8):  # sk-local-dev and the like
         why = "it has fewer than 16 characters" if len(key) < 16 else "it is easy to guess"
         why += ", and the gateway listens beyond this machine" if exposed else ""
@@ -4107,7 +4110,7 @@ def cmd_serve(options, world):
 def open_gateway(fleet, world, out, *, receipts=True, listens=True):
     """Return a Server and the socket it will serve; refuse an open door and a taken one."""
     gateway, key, listener = fleet.gateway, read_key(world, fleet, out), None
-    if gateway.host not in LOOPBACK_HOSTS:
+    if not LOOPBACK.fullmatch(gateway.host):
         tell_findings(world, lint_key(fleet, {gateway.master_key_env: key}))
     try:
         if listens:

@@ -97,6 +97,9 @@ ERRORS = [
     ("port: 4000", "port: \"4000\"", "bad-value", "project.gateway.port is `\"4000\"`", "6:11"),
     ("port: 4000", "port:", "bad-value", "project.gateway.port is nothing", "6:5"),
     ("host: 127.0.0.1", "host: 'a b'", "bad-value", "project.gateway.host is `a b`", "5:11"),
+    *(("host: 127.0.0.1", f"host: '{host}'", "bad-value", f"project.gateway.host is `{host[:60]}", "5:11")
+      for host in ("127.0.0.1:4000", "a:b", ":::::", "-", "...", "_", "256.256.256.256", "1.2.3",
+                   "1::2::3", "::1:", "12345::", "1:2:3:4:5:6:7", "a..b", "-a", "a-.b", "a" * 254)),
     ("port: 4000", "master_key_env: A-B", "bad-value", "master_key_env is `A-B`", "6:21"),
     ("port: 4000", "master_key_env: 9A", "bad-value", "master_key_env is `9A`", "6:21"),
     ("http://192.168.1.50:11434", "192.168.1.50:11434", "bad-value", "nodes.mini.endpoint is", "9:15"),
@@ -110,7 +113,8 @@ ERRORS = [
     ("http://192.168.1.50:11434", "'http://h:'", "bad-endpoint", "`` is not a port", "9:15"),
     ("http://192.168.1.50:11434", "http://:80", "bad-endpoint", "the host is missing", "9:15"),
     ("http://192.168.1.50:11434", "http://ä:1", "bad-endpoint", "`ä` is not a host name", "9:15"),
-    ("http://192.168.1.50:11434", "\"http://[::g]:1\"", "bad-endpoint", "is not an IPv6 address", "9:15"),
+    ("http://192.168.1.50:11434", "\"http://[::g]:1\"", "bad-endpoint", "is not a host name or address", "9:15"),
+    ("http://192.168.1.50:11434", "http://256.1.1.1:80", "bad-endpoint", "is not a host name or address", "9:15"),
     ("http://192.168.1.50:11434", "http://a:b:c", "bad-endpoint", "not of the form", "9:15"),
     ("tags: [heavy]", "tags: heavy", "bad-value", "nodes.mini.tags is `\"heavy\"`", "10:11"),
     ("tags: [heavy]", "memory_gb: lots", "bad-value", "nodes.mini.memory_gb is", "10:16"),
@@ -124,6 +128,7 @@ ERRORS = [
     ("context: 65536", "max_parallel: 0", "bad-value", "max_parallel is `0`", "18:19"),
     ("context: 65536", "keep_alive: forever", "bad-value", "keep_alive is", "18:17"),
     ("context: 65536", "keep_alive: '300'", "bad-value", "keep_alive is", "18:17"),
+    ("context: 65536", "keep_alive: 999999h", "bad-value", "keep_alive is", "18:17"),
     ("context: 65536", "thinking: 1", "bad-value", "thinking is `1`", "18:15"),
     ("context: 65536", "fallback: small-coder", "bad-value", "fallback is `\"small-coder\"`", "18:15"),
     ("context: 65536", "fallback: [smal-coder]", "unknown-model",
@@ -143,11 +148,17 @@ ERRORS = [
     ("  planner:", "  " + "p" * 65 + ":", "bad-name", "is not", "24:3"),
     ("model: small-coder", "model: smal-coder", "unknown-model",
      "agents.planner.model references unknown model: smal-coder", "25:12"),
-    ("Use for planning.", "''", "bad-description", "must be one paragraph", "26:18"),
-    ("Use for planning.", "\"a\\n\\nb\"", "bad-description", "must be one paragraph", "26:18"),
+    ("Use for planning.", "''", "bad-value", "agents.planner.description is", "26:18"),
+    ("Use for planning.", "'  '", "bad-value", "agents.planner.description is `  `", "26:18"),
+    ("Use for planning.", "\"a\\n\\nb\"", "bad-value", "without blank lines", "26:18"),
     ("Use for planning.", "[a]", "bad-value", "agents.planner.description is a list", "26:18"),
     ("tools: [Read, Grep]", "tools: Read", "bad-value", "agents.planner.tools is", "27:12"),
-    ("tools: [Read, Grep]", "tools: ['a b']", "bad-value", "agents.planner.tools is a list", "27:12"),
+    ("tools: [Read, Grep]", "tools: ['a b']", "bad-value", "agents.planner.tools holds `a b`", "27:13"),
+    ("tools: [Read, Grep]", "tools: [Read, null]", "bad-value", "agents.planner.tools holds nothing", "27:19"),
+    ("tools: [Read, Grep]", "tools: [Read, [Grep]]", "bad-value", "agents.planner.tools holds a list", "27:19"),
+    ("tags: [heavy]", "tags: [gb, 64]", "bad-value", "nodes.mini.tags holds `64`", "10:16"),
+    ("context: 65536", "fallback: [1, x]", "bad-value", "fallback holds `1`", "18:16"),
+    ("context: 65536", "fallback: [1, x]", "unknown-model", "unknown model: x", "18:19"),
     ("tools: [Read, Grep]", "prompt: \"a\\0b\"", "bad-value", "agents.planner.prompt is", "27:13"),
     ("tools: [Read, Grep]", "frontmatter: {model: x}", "bad-frontmatter", "cannot hold the key `model`",
      "27:19"),
@@ -206,25 +217,122 @@ def test_a_wrong_name_gets_the_nearest_known_one():
     ("context: 65536", "context: 64k", "write `context: 65536`"),
     ("context: 65536", "context: 64 K", "write `context: 65536`"),
     ("context: 65536", "timeout: 10m", "write `timeout: 600`"),
-    ("context: 65536", "timeout: 10k", ""),
+    ("context: 65536", "timeout: 10k", ""), ("context: 65536", "timeout: 500ms", ""),
+    ("context: 65536", "timeout: 10min", "write `timeout: 600`"),
+    ("context: 65536", "context: 65,536", "write `context: 65536`"),
+    ("context: 65536", "context: 1M", "write `context: 1048576`"),
     ("context: 65536", "context: 0", ""),
+    ("context: 65536", "keep_alive: 1d", 'write `keep_alive: "24h"`'),
+    ("context: 65536", "keep_alive: 5 minutes", 'write `keep_alive: "5m"`'),
+    ("context: 65536", "keep_alive: '5 m'", 'write `keep_alive: "5m"`'),
+    ("context: 65536", "keep_alive: 30min", 'write `keep_alive: "30m"`'),
+    ("context: 65536", "keep_alive: '300'", "write `keep_alive: 300`"),
+    ("context: 65536", "keep_alive: 500ms", ""), ("context: 65536", "keep_alive: 99999999h", ""),
+    ("context: 65536", "thinking: 'true'", "write `thinking: true`"),
+    ("context: 65536", "thinking: 'False'", "write `thinking: false`"),
+    ("name: local-dev", "name: 42", 'write `name: "42"`'),
+    ("name: local-dev", "name: 1.10", ""), ("name: local-dev", "name: [a, b]", ""),
+    ("name: local-dev", "name:", "write a value (shown in tables)"),
+    ("name: local-dev", "name: ''", "write a value (shown in tables)"),
+    ("qwen3-coder:30b", "7", 'write `ollama_model: "7"`'),
+    ("Use for planning.", "true", 'write `description: "true"`'),
+    ("host: 127.0.0.1", "host: http://127.0.0.1/", 'write `host: "127.0.0.1"`'),
+    ("host: 127.0.0.1", "host: localhost:4000", "write `host: localhost`"),
+    ("host: 127.0.0.1", "host: 'http://[::1]:4000'", 'write `host: "::1"`'),
+    ("port: 4000", "master_key_env: my-key", "write `master_key_env: MY_KEY`"),
+    ("port: 4000", "master_key_env: ${KEY}", "write `master_key_env: KEY`"),
+    ("port: 4000", "master_key_env: PATH", ""),
     ("tags: [heavy]", "memory_gb: 64GB", "write `memory_gb: 64`"),
     ("tags: [heavy]", "tags: heavy", "write `tags: [heavy]`"),
+    ("tags: [heavy]", "tags: '[heavy, my mac]'", "write `tags: [heavy, my mac]`"),
+    ("tags: [heavy]", "tags: 64", 'write `tags: ["64"]`'), ("tags: [heavy]", "tags: {a: b}", ""),
+    ("tags: [heavy]", "tags: " + "x" * 65, ""),
+    ("tools: [Read, Grep]", "tools: '*'", 'write `tools: ["*"]`'),
+    ("tools: [Read, Grep]", "tools: Read Grep", "write `tools: [Read, Grep]`"),
+    ("tools: [Read, Grep]", "tools: Read, Bash(git *)", 'write `tools: [Read, "Bash(git *)"]`'),
+    ("tools: [Read, Grep]", "tools: Bash(a, b)", 'write `tools: ["Bash(a, b)"]`'),
     ("port: 4000", "port: 4000.0", "write `port: 4000`"),
     ("port: 4000", "port: 4000 // for us", "write `port: 4000`"),
-    ("port: 4000", "port: 70000", ""),
+    ("port: 4000", "port: 70000", ""), ("port: 4000", "port: 4,000", "write `port: 4000`"),
     ("port: 4000", "port:", "write a value, or remove the line `port:`"),
-    ("provider: litellm", "provider: buildin", "did you mean `builtin`?"),
+    ("provider: litellm", "provider: buildin", "write `provider: builtin`"),
     ("http://localhost:11434", "localhost:11434", "write `endpoint: http://localhost:11434`"),
     ("http://localhost:11434", "10.0.0.7", "write `endpoint: http://10.0.0.7:11434`"),
+    ("http://localhost:11434", "http//mac", "write `endpoint: http://mac:11434`"),
     ("http://localhost:11434", "my mac", ""), ("http://localhost:11434", "[11434]", ""),
 ])
 def test_a_wrong_value_gets_the_one_that_was_meant(old, new, fix):
     _, findings = check(edited((old, new)))
     assert [f.fix for f in findings] == [fix]
     if fix.startswith("write `"):
-        key = old if ": " in old else "endpoint: " + old
-        assert check(edited((key, fix.split("`")[1])))[0] is not None
+        line = next(line.strip() for line in EXAMPLE.splitlines() if old in line)
+        assert check(edited((line, fix.split("`")[1])))[0] is not None
+
+
+@pytest.mark.parametrize("old, items, fixes", [
+    ("tags: [heavy]", "[gb, 64, true]", ['write `"64"`', 'write `"true"`']),
+    ("tags: [heavy]", "['']", ["write a value (your own words for it)"]),
+    ("context: 65536", "[[small-coder], 1.5]", ["", ""]),
+    ("tools: [Read, Grep]", "[Read, Bash(git diff, git log)]",
+     ["quote the whole tool, up to its `)`"] * 2),
+])
+def test_each_wrong_item_of_a_list_gets_its_own_fix(old, items, fixes):
+    key = old.split(":")[0].replace("context", "fallback")
+    _, findings = check(edited((old, f"{key}: {items}")))
+    assert [f.fix for f in findings] == fixes
+    assert all(f" {key.split(':')[0]} holds " in f.what.replace(".", " ") for f in findings)
+
+
+def test_what_is_under_a_wrong_name_is_checked_and_referred_to():
+    _, findings = check(edited(("  planner:", "  Planner:\n    colour: red"),
+                               ("  mini:\n", "  17:\n"), ("node: mini", "node: '17'"),
+                               ("endpoint: http://192", "endpont: http://192")))
+    assert [f.slug for f in findings] == ["bad-name", "missing-key", "unknown-key", "bad-name",
+                                          "unknown-key"]
+    assert "in nodes.17" in findings[2].what and findings[1].what == "nodes.17.endpoint is missing"
+    assert "in agents.Planner" in findings[4].what
+
+
+def test_a_wrong_name_without_a_section_is_one_problem():
+    _, findings = check(edited(("  planner:", "  maxTurns: 3\n  planner:")))
+    assert [f.slug for f in findings] == ["bad-name"]
+
+
+def test_many_wrong_names_in_a_large_file_cost_little(monkeypatch):
+    compared = []
+    monkeypatch.setattr(sf.difflib, "get_close_matches",
+                        lambda word, choices, *_: compared.append(len(choices)))
+    nodes = "".join(f"  machine-{i}: {{endpoint: http://h{i}}}\n" for i in range(1000))
+    models = "".join(f"  m{i}: {{node: zzz{i}, ollama_model: a, litellm_alias: a}}\n"
+                     for i in range(50))
+    _, findings = check("project: {name: a}\nnodes:\n" + nodes + "models:\n" + models
+                        + "agents: {}\n")
+    assert len(findings) == 50 == len(compared) and max(compared) <= 100
+    assert findings[0].fix.endswith("machine-11 and 988 more") and "machine-12" not in findings[0].fix
+
+
+@pytest.mark.parametrize("count, text", [
+    (1, "0"), (3, "0, 1, 2"), (4, "0, 1, 2 and 1 more"), (5003, "0, 1, 2 and 5,000 more")])
+def test_long_lists_end(count, text):
+    assert sf.some_of(range(count), 3) == text
+
+
+@pytest.mark.parametrize("old, new, fix", [
+    ("node: mini", "model: qwen3:8b\n    node: mini", "known keys: node, "),
+    ("ollama_model: qwen3-coder:30b", "model: qwen3:8b", "did you mean `ollama_model`?"),
+    ("litellm_alias: claude-sonnet-local", "alias: a", "did you mean `litellm_alias`?"),
+    ("context: 65536", "num_ctx: 65536", "did you mean `context`?"),
+    ("context: 65536", "max_tokens: 65536", "did you mean `max_output`?"),
+    ("endpoint: http://localhost:11434", "url: http://x", "did you mean `endpoint`?"),
+    ("endpoint: http://localhost:11434", "'endpoint:http://x': ",
+     "put a space after the colon: `endpoint: http://x`"),
+    ("endpoint: http://localhost:11434", "endpoint:http://x",
+     "put a space after the colon: `endpoint: http://x`"),
+    ("claude-haiku-local\nagents:", "a\n  more:\nagents:", "known keys: node, "),
+])
+def test_a_wrong_key_gets_the_one_that_is_absent(old, new, fix):
+    _, findings = check(edited((old, new)))
+    assert [f.fix for f in findings if f.slug != "missing-key" and f.fix.startswith(fix)]
 
 
 @pytest.mark.parametrize("old, new, fix", [
@@ -277,11 +385,17 @@ WARNINGS = [
     ("tools: [Read, Grep]", "tools: [read]", "tool-unknown", "27:13"),
     ("tools: [Read, Grep]", "tools: [Raed]", "tool-unknown", "27:13"),
     ("tools: [Read, Grep]", "tools: [lsp]", "tool-unknown", "27:13"),
+    ("tools: [Read, Grep]", "tools: [all]", "tool-unknown", "27:13"),
+    ("host: 127.0.0.1", "host: 127.evil.com", "exposed-gateway", "5:11"),
+    ("host: 127.0.0.1", "host: '::'", "exposed-gateway", "5:11"),
+    *(("host: 127.0.0.1", f"host: '{host}'", None, "")
+      for host in ("127.0.0.2", "Localhost", "::1", "localhost.")),
     ("tools: [Read, Grep]", "tools: [Grep, 'Bsah(git *)']", "tool-unknown", "27:19"),
     ("tools: [Read, Grep]", "tools: [mcp__github__search, 'Bash(git *)', '*']", None, ""),
     ("tools: [Read, Grep]", "tools: [mcp__read, Gardener]", None, ""),
     ("tools: [Read, Grep]", "frontmatter: {maxTurn: 3}", "unknown-frontmatter", "27:19"),
-    ("tools: [Read, Grep]", "frontmatter: {maxTurns: 3}", None, ""),
+    *(("tools: [Read, Grep]", f"frontmatter: {{{key}: 3}}", None, "")
+      for key in ("maxTurns", "mcpServers", "hooks", "initialPrompt")),
     ("qwen3-coder:30b", "qwen2.5-coder:32b", "prints-tool-calls", "29:12"),
     ("qwen3:8b", "qwen2.5-coder:7b", None, ""),  # its only agent cannot edit
 ]
