@@ -2173,8 +2173,6 @@ SCHEMA_TYPES = {"type": (str, list), "description": str, "enum": list, "required
                 "anyOf": list, "allOf": list, "properties": dict, "$defs": dict, "$ref": str,
                 "items": object, "const": object, "default": object, "format": str,
                 "additionalProperties": bool}
-SCHEMA_NAMES = (("oneOf", "anyOf"), ("definitions", "$defs"))  # of other drafts
-ANY_VALUE = {"description": "anything"}  # an empty schema would be an object
 JSON_TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
 TURN_PARTS = ("reminder", "text", "thinking", "image", "call", "result", "found")
 IMAGE_WEIGHT = 4_000  # bytes of JSON that take as many tokens as an image
@@ -2402,23 +2400,20 @@ def _render_tools(request, turns):
                 or (choice.get("type") == "tool" and name != choice.get("name")):
             continue
         description = tool.get("description")
-        schema = tool.get("input_schema")
-        # One schema without "type": "object" and Ollama refuses the whole request.
-        schema = {**(schema if isinstance(schema, dict) else {}), "type": "object"}
-        parameters = {"properties": {}, **_mend_schema(schema)}
         tools.setdefault(name, {"type": "function", "function": {
             "name": name, "description": description if isinstance(description, str) else "",
-            "parameters": parameters}})
+            "parameters": {"properties": {}, **_mend_schema(tool.get("input_schema"))}}})
     return list(tools.values())
 
 
 def _mend_schema(schema, root=None):
     """Return what is left of a schema when nothing in it can fail the request."""
-    schema = schema if isinstance(schema, dict) else {}
-    schema = {**{new: schema[old] for old, new in SCHEMA_NAMES if old in schema}, **schema}
-    root = schema if root is None else root
-    kept = {key: value for key, value in schema.items()
-            if isinstance(value, SCHEMA_TYPES.get(key, ()))}
+    kept = {{"oneOf": "anyOf", "definitions": "$defs"}.get(key, key): value
+            for key, value in (schema if isinstance(schema, dict) else {}).items()}
+    if root is None:  # one tool that is not called an object and Ollama refuses the whole request
+        root = kept = {**kept, "type": "object"}
+    kept = {key: _mend_schema(value, root) if key == "items" else value
+            for key, value in kept.items() if isinstance(value, SCHEMA_TYPES.get(key, ()))}
     types = kept.pop("type", [])
     types = [word for word in ([types] if isinstance(types, str) else types) if word in JSON_TYPES]
     kept["type"] = types[0] if len(types) == 1 else types
@@ -2427,13 +2422,12 @@ def _mend_schema(schema, root=None):
         kept[key] = [_mend_schema(part, root) for part in kept[key]]
     for key in kept.keys() & {"properties", "$defs"}:
         kept[key] = {name: _mend_schema(part, root) for name, part in kept[key].items()}
-    if "items" in kept:
-        kept["items"] = _mend_schema(kept["items"], root)
     found = re.fullmatch(r"#/(\$defs|properties)/([^/]+)",
                          kept.pop("$ref", "").replace("#/definitions/", "#/$defs/"))
     if found and isinstance(root.get(found[1]), dict) and found[2] in root[found[1]]:
         kept["$ref"] = found[0]
-    return {key: value for key, value in kept.items() if value not in ([], "")} or ANY_VALUE
+    kept = {key: value for key, value in kept.items() if value not in ([], "")}
+    return kept or {"description": "anything"}  # an empty one would be an object
 
 
 class Answer:
