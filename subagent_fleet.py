@@ -3222,7 +3222,9 @@ class World:
             if listener in _readable([listener, wake], seconds):
                 connection, _ = listener.accept()
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                return Visitor(connection, self.clock(), self.clock)
+                visitor = Visitor(connection, self.clock(), self.clock)
+                visitor.reached = connection.getsockname()[:2]
+                return visitor
         except OSError as error:
             if not isinstance(error, (BlockingIOError, ConnectionError)):
                 self.sleep(0.05)  # out of files: what is being served will give some back
@@ -3833,8 +3835,11 @@ class Server:
         self.scheduler = Scheduler(fleet, world.clock)
         self._receipts, self.log = receipts, None
         self._lock, self._wake, self.stops = threading.Lock(), Signal(), []
-        self._visitors, self._hosts = {}, set()  # visitor: is it being answered?
-        self.ratios = dict.fromkeys(fleet.models, BYTES_A_TOKEN)  # learned from their answers
+        self._visitors, name = {}, world.own_names()[0]  # visitor: is it being answered?
+        # A web page can make a name of its own point here, so only names of this machine count.
+        self._names = {own.lower() for own in (show_host(fleet.gateway.host), "localhost",
+                                               "127.0.0.1", "[::1]", name, f"{name}.local")}
+        self.ratios, self.blind = dict.fromkeys(fleet.models, BYTES_A_TOKEN), set()  # learned
         self.totals = {name: dict.fromkeys(TOTALS, 0) for name in fleet.nodes}
         models = [{"type": "model", "id": alias, "display_name": alias,
                    "created_at": "1970-01-01T00:00:00Z"} for alias in self.scheduler.tiers]
@@ -3858,11 +3863,6 @@ class Server:
         if not listener:
             self._wake.close()
             return
-        host, port = listener.getsockname()[:2]
-        name, addresses = self.world.own_names()
-        # A web page can make a name of its own point here, so only names of this machine count.
-        self._hosts = {f"{own}:{port}".lower() for own in (
-            show_host(host), "localhost", "127.0.0.1", "[::1]", name, f"{name}.local", *addresses)}
         while not self.stops:
             if len(self._visitors) >= CONNECTION_LIMIT:
                 self.world.sleep(TICK_SECONDS)  # who comes now waits to be accepted
@@ -3910,7 +3910,7 @@ class Server:
         from urllib.parse import unquote
 
         path = target.partition("?")[0]
-        self._check_door(headers, path)
+        self._check_door(visitor.reached, headers, path)
         if method == "POST" and path in ("/v1/messages", "/v1/messages/count_tokens"):
             request = parse_messages_request(visitor.read_body(BODY_LIMIT_BYTES, BODY_SECONDS))
             if request["model"] not in self.scheduler.tiers:
@@ -3931,13 +3931,17 @@ class Server:
             visitor.read_body(HEADER_LIMIT_BYTES, REQUEST_SECONDS)
         visitor.reply(200, render_json(page))
 
-    def _check_door(self, headers, path):
+    def _check_door(self, reached, headers, path):
         """Refuse who has no key, and who a web page may have sent; both take the same time."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = [token.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
         fits = [hmac.compare_digest(key.encode("latin-1"), self._key) for key in given]
-        if headers.get("host", "").lower() not in self._hosts or "origin" in headers:
-            raise ApiError(403, "only programs that name this gateway's own address are served")
+        # IPv4 on a socket of both families, and an IPv6 zone, are not part of an address.
+        address, port = re.sub(r"^::ffff:(?=.*\.)|%.*", "", reached[0]), reached[1]
+        host, own = headers.get("host", "").lower(), {*self._names, show_host(address)}
+        if not {f"{name}:{port}" for name in own} & {host, f"{host}:80"} or "origin" in headers:
+            raise ApiError(403, "only programs that name this gateway's own address are served: "
+                           f"http://{show_host(address)}:{port}")
         if not any(fits) and path not in ("/", "/health/liveliness"):
             raise ApiError(401, "the key is missing or wrong; send it as `Authorization: Bearer "
                            "KEY` or `x-api-key: KEY`")

@@ -646,13 +646,29 @@ def test_refusals_take_the_same_time(rig):
 
 
 def test_only_names_and_addresses_of_this_machine_count_as_hosts(rig, monkeypatch):
-    monkeypatch.setattr(sf.World, "own_names", lambda world: ("Studio", ("192.168.1.5",)))
+    monkeypatch.setattr(sf.World, "own_names", lambda world: ("Studio", ()))
     served = rig(says("x"))
-    names = ("127.0.0.1", "LOCALHOST", "[::1]", "studio", "studio.local", "192.168.1.5")
+    names = ("127.0.0.1", "LOCALHOST", "[::1]", "studio", "studio.local")
     for name in names:
         assert served.get("/", Host=f"{name}:{served.port}")[0] == 200, name
     for host in (*names, "", f"studio.example:{served.port}", f"192.168.1.6:{served.port}"):
-        assert served.get("/", Host=host)[0] == 403, host
+        status, _, words = error_of(served.get("/", Host=host))
+        assert status == 403 and words.endswith(f" are served: http://127.0.0.1:{served.port}"), host
+
+
+@pytest.mark.parametrize("reached, host, counts", [
+    (("192.168.1.5", 4000), "192.168.1.5:4000", True), (("::1", 80), "[::1]", True),
+    (("192.168.1.5", 4000), "192.168.1.6:4000", False), (("::1", 80), "localhost:80", True),
+    (("::ffff:192.168.1.5", 4000), "192.168.1.5:4000", True), (("::1", 4000), "[::1]", False),
+    (("fd00::5", 4000), "[fd00::5]:4000", True), (("fe80::5%eth0", 80), "[fe80::5]", True),
+    (("10.0.0.1", 4000), "MyGate.lan:4000", True), (("10.0.0.1", 80), "mygate.lan", True),
+    (("10.0.0.1", 4000), "mygate.lan", False), (("10.0.0.1", 80), "gate.lan", False)])
+def test_the_address_a_client_reached_and_the_configured_host_count(reached, host, counts):
+    fleet = fleet_of(("m", "a", "x", {}))
+    server = sf.Server(fleet.replace(gateway=fleet.gateway.replace(host="myGate.lan")), KEY,
+                       sf.World())
+    with contextlib.nullcontext() if counts else pytest.raises(sf.ApiError, match=" are served: "):
+        server._check_door(reached, {"host": host, "x-api-key": KEY}, "/")
 
 
 # -- broken and hostile clients --
