@@ -2569,8 +2569,7 @@ class Answer:
 
     def _finish(self, part):
         events = ([] if self._stopped else self._grow_text("", last=True)) + self._end()
-        reason = {"stop": "end_turn", "length": "max_tokens"}.get(
-            str(part.get("done_reason") or "stop"), "stop_sequence")
+        reason = "max_tokens" if part.get("done_reason") == "length" else "end_turn"
         reason = "stop_sequence" if self._stopped else "tool_use" if self._calls else reason
         delta = {"stop_reason": reason, "stop_sequence": self._stopped or None}
         counts = map(part.get, ("prompt_eval_count", "eval_count"))
@@ -2713,8 +2712,10 @@ class Exchange:
             size += len(line)
             if size > HEADER_LIMIT_BYTES:
                 raise NodeFailure("bad answer", "its headers do not end")
-            name, _, value = line.decode("latin-1").partition(":")
-            headers[name.strip().lower()] = value.strip()
+            name, _, value = map(str.strip, line.decode("latin-1").partition(":"))
+            if headers.setdefault(name.lower(), value) != value \
+                    and name.lower() in ("host", "content-length"):
+                raise NodeFailure("bad answer", f"two different `{name}` in its headers")
         return headers
 
     def pieces(self):

@@ -453,8 +453,8 @@ def test_usage_and_stop_reason_arrive_at_the_end():
 
 @pytest.mark.parametrize("reason, calls, wanted", [
     ("stop", (), "end_turn"), ("length", (), "max_tokens"), ("stop", [made_call()], "tool_use"),
-    ("length", [made_call()], "tool_use"), ("stop_sequence", (), "stop_sequence"),
-    (None, (), "end_turn"), (5, (), "stop_sequence")])
+    ("length", [made_call()], "tool_use"), ("load", (), "end_turn"),
+    (None, (), "end_turn"), (5, (), "end_turn")])
 def test_stop_reasons(reason, calls, wanted):
     message, _ = answer_of(line(calls=calls, done=True, done_reason=reason))
     assert message["stop_reason"] == wanted
