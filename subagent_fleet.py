@@ -2617,7 +2617,7 @@ def _name_failure(error):
 class Exchange:
     """One HTTP/1.1 request on a connection of its own, and its answer as it arrives.
 
-    Every wait ends at `deadline`, which may be set anew; `close` from any thread aborts it.
+    Every wait ends at `deadline`, which may be set anew; `cut` from any thread aborts it.
     http.client has no such end: a byte a second in its headers holds it for ever.
     """
 
@@ -2629,11 +2629,14 @@ class Exchange:
         self._buffer = bytearray()
         self.fileno = connection.fileno  # for select, which does not see what is buffered here
 
-    def close(self):
-        """Let go, from any thread: whoever reads fails at once."""
+    def cut(self):
+        """End the connection, from any thread: whoever waits for it or reads finds its end."""
         with contextlib.suppress(OSError):  # nobody is connected any more
             # The base class's shutdown wakes a reader in another thread, with TLS too.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def close(self):
+        self.cut()
         self._socket.close()
 
     def leave(self):
@@ -3706,7 +3709,7 @@ class Service:
                 self._visitor.reply(200, render_json(self._answer.message), head=self._id_header)
             self._outcome = "ok"
         except ClientGone:
-            self._outcome = "left"
+            self._outcome = "stopped" if self._server.stops else "left"
             raise
         except ApiError as error:
             self._outcome = error.kind
@@ -3872,8 +3875,12 @@ class Server:
                 threading.Thread(target=self._serve, args=(visitor,), daemon=True).start()
         listener.close()
         until = self.world.clock() + GRACE_SECONDS
-        while any(list(self._visitors.values())) and len(self.stops) < 2 \
-                and self.world.clock() < until:
+        while self._visitors and self.world.clock() < until + 0.5:
+            if len(self.stops) > 1:
+                until = min(until, self.world.clock())
+            for visitor, is_answered in list(self._visitors.items()):
+                if not is_answered or self.world.clock() >= until:
+                    visitor.cut()  # its thread leaves the node and files the receipt
             self.world.sleep(0.02)
         self._wake.close()
 

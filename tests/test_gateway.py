@@ -1114,6 +1114,13 @@ class Program:
         return self.process.returncode, told.decode()
 
 
+def waiting(program):
+    """How many requests wait in line."""
+    with program.connect() as connection:
+        connection.sendall(program.head("GET", "/fleet"))
+        return json.loads(read_answer(connection.makefile("rb"))[2])["waiting"]
+
+
 def test_serve_says_where_and_answers_until_it_is_told_to_stop(tmp_path):
     node = Node(says("PO", "NG", pause=0.2))
     program = Program(tmp_path, "--port", "0", "-v", endpoint=node.endpoint)
@@ -1132,19 +1139,28 @@ def test_serve_says_where_and_answers_until_it_is_told_to_stop(tmp_path):
         program.connect()
 
 
-def test_a_second_signal_ends_at_once(tmp_path):
+@pytest.mark.parametrize("words", [("--no-receipts",), ("-v",)])
+def test_a_second_signal_ends_at_once_and_tells_what_it_cut_off(tmp_path, words):
     node = Node(hangs)
-    program = Program(tmp_path, "--port", "0", "--no-receipts", endpoint=node.endpoint)
-    with program.connect() as connection:
+    program = Program(tmp_path, "--port", "0", *words, endpoint=node.endpoint)
+    with program.connect() as connection, program.connect() as second:
         connection.sendall(program.post(request_of()))
         wait_until(lambda: node.requests)
+        second.sendall(program.post(request_of()))
+        wait_until(lambda: waiting(program) == 1)
         program.process.send_signal(signal.SIGINT)
         time.sleep(0.15)
         assert program.process.poll() is None
         began = time.monotonic()
         program.process.send_signal(signal.SIGINT)
-        assert program.end()[0] == 130 and time.monotonic() - began < 2
-    assert not (tmp_path / ".subagent-fleet").exists()
+        status, told = program.end()
+        assert status == 130 and time.monotonic() - began < 2 and node.gone.wait(1)
+    assert told.count("stopped in 0.") == (2 if words == ("-v",) else 0)
+    if words == ("-v",):
+        kept = (tmp_path / ".subagent-fleet" / "requests.jsonl").read_text().splitlines()
+        assert [json.loads(receipt)["outcome"] for receipt in kept] == ["stopped", "stopped"]
+    else:
+        assert not (tmp_path / ".subagent-fleet").exists()
 
 
 def test_a_taken_port_is_said(tmp_path):
