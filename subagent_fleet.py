@@ -3837,7 +3837,7 @@ class Server:
     def __init__(self, fleet, key, world, *, receipts=""):
         self.fleet, self.world, self._key = fleet, world, key.encode("utf-8")
         self.scheduler = Scheduler(fleet, world.clock)
-        self._receipts, self.log = receipts, None
+        self._receipts, self.log = receipts, lambda line: None
         self._lock, self._wake, self.stops = threading.Lock(), Signal(), []
         self._visitors, name = {}, world.own_names()[0]  # visitor: is it being answered?
         # A web page can make a name of its own point here, so only names of this machine count.
@@ -3905,6 +3905,7 @@ class Server:
                                f"; this is a bug, please report it at {HOME_URL}/issues\n")
                 problem = ApiError(500, "a bug in the gateway")
             if problem:  # the body may not have been read, so the connection ends with it
+                self.log(f"refused: {problem.http}, {clean_line(problem.what)}\n")
                 visitor.reply(problem.http, render_json(problem.event),
                               head="Connection: close\r\n")
         except ClientGone:
@@ -3922,7 +3923,8 @@ class Server:
         if method == "POST" and path in ("/v1/messages", "/v1/messages/count_tokens"):
             request = parse_messages_request(visitor.read_body(BODY_LIMIT_BYTES, BODY_SECONDS))
             if request["model"] not in self.scheduler.tiers:
-                raise ApiError(404, f"model: this fleet has no `{request['model'][:128]}`; it has "
+                told = re.sub(r"(?s).*[^\w.:/@[\]-].*", "…", request["model"][:128])  # it is logged
+                raise ApiError(404, f"model: this fleet has no `{told}`; it has "
                                + ", ".join(f"`{alias}`" for alias in self.scheduler.tiers))
             if path == "/v1/messages":
                 given = (headers.get(f"x-claude-code-{of}-id", "") for of in ("session", "agent"))
@@ -3981,14 +3983,12 @@ class Server:
             except FleetError as error:
                 self._receipts = ""
                 self.world.err(f"warning: no receipts from here on: {error.what}\n")
-        if self.log:
-            where = f"{receipt['model']}@{receipt['node']}" if receipt["node"] else "nowhere"
-            tries = "".join(f", {tried['node']}: {tried['why']}" for tried in receipt["tries"])
-            self.log(f"{receipt['agent'] or 'main'} {receipt['alias']} -> {where} "
-                     f"{receipt['outcome']} in {receipt['total']:.2f} s (waited "
-                     f"{receipt['waited'] or 0:.2f}, first byte {receipt['first_byte'] or 0:.2f}), "
-                     f"{receipt['input_tokens']} tokens in, {receipt['output_tokens']} out"
-                     f"{tries}\n")
+        where = f"{receipt['model']}@{receipt['node']}" if receipt["node"] else "nowhere"
+        tries = "".join(f", {tried['node']}: {tried['why']}" for tried in receipt["tries"])
+        self.log(f"{receipt['agent'] or 'main'} {receipt['alias']} -> {where} "
+                 f"{receipt['outcome']} in {receipt['total']:.2f} s (waited "
+                 f"{receipt['waited'] or 0:.2f}, first byte {receipt['first_byte'] or 0:.2f}), "
+                 f"{receipt['input_tokens']} tokens in, {receipt['output_tokens']} out{tries}\n")
 
 
 # == 11. Commands =============================================================
@@ -4103,7 +4103,7 @@ def cmd_serve(options, world):
     gateway = gateway.replace(host=options.host or gateway.host, port=int(port))
     server, listener = open_gateway(fleet.replace(gateway=gateway), world, out,
                                     receipts=not options.no_receipts)
-    server.log = world.err if options.verbose else None
+    server.log = world.err if options.verbose else server.log
     world.on_stop(server.stop)
     host, port = listener.getsockname()[:2]
     world.out(f"Serving {clean_line(fleet.name)} at http://{show_host(host)}:{port}: "

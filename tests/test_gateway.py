@@ -1026,6 +1026,25 @@ def test_receipts_say_what_happened(rig):
         assert stat.S_IMODE(served.receipts_path.stat().st_mode) == 0o600
 
 
+def test_each_refusal_is_one_line_of_the_log(rig):
+    served = rig(says("x"))
+    for headers in ({"x_api_key": "sk-wrong"}, {"Host": "evil.example\x1b[2J"}):
+        served.ask(headers=headers)
+    for alias in ("claude-opus-9[1m]", PROMPT, "\x1b[2J"):
+        served.ask(alias)
+    served.ask(max_tokens=0)
+    served.raw(b"\x1b\r\n\r\n")
+    assert served.said == [
+        "refused: 401, the key is missing or wrong; send it as `Authorization: Bearer KEY` or "
+        "`x-api-key: KEY`\n",
+        "refused: 403, only programs that name this gateway's own address are served: "
+        f"http://127.0.0.1:{served.port}\n",
+        "refused: 404, model: this fleet has no `claude-opus-9[1m]`; it has `x`\n",
+        "refused: 404, model: this fleet has no `…`; it has `x`\n",
+        "refused: 404, model: this fleet has no `…`; it has `x`\n",
+        "refused: 400, max_tokens: must be at least 1\n", "refused: 400, not an HTTP/1.1 request\n"]
+
+
 def test_receipts_turn_over(rig, monkeypatch):
     monkeypatch.setattr(sf, "RECEIPTS_LIMIT_BYTES", 300)
     served = rig(says("x"))
