@@ -2174,6 +2174,7 @@ SCHEMA_TYPES = {"type": (str, list), "description": str, "enum": list, "required
                 "items": object, "const": object, "default": object, "format": str,
                 "additionalProperties": bool}
 JSON_TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
+PROMPT_MARKS = 500_000  # `[`, `{`, `:` and `,` in one request; 60 MB of `[],` become 1.5 GB
 TURN_PARTS = ("reminder", "text", "thinking", "image", "call", "result", "found")
 IMAGE_WEIGHT = 4_000  # bytes of JSON that take as many tokens as an image
 BYTES_A_TOKEN = 4.0  # of JSON; learned per model from its first answer on
@@ -2216,6 +2217,8 @@ def render_event(event):
 
 def parse_messages_request(body):
     """Return a Messages request whose fields have the types that translation relies on."""
+    if len(body) > PROMPT_MARKS < sum(map(body.count, (b"[", b"{", b":", b","))):
+        raise ApiError(413, "body: far more in it than any prompt has")
     request = _parse_object(body)
     if request is None:
         raise ApiError(400, "body: expected a JSON object")
@@ -2761,7 +2764,7 @@ class Exchange:
             found += piece
             if len(found) > limit:
                 raise NodeFailure("bad answer", f"its answer is longer than {limit} bytes")
-        return bytes(found)
+        return found
 
     def lines(self):
         """Yield the lines of the body as they come, without their ends; empty ones are left."""

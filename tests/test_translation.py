@@ -276,6 +276,14 @@ def test_broken_bodies_are_refused(body):
     assert caught.value.http == 400
 
 
+def test_a_body_of_nothing_but_marks_is_refused_before_it_is_read():
+    lists = b"[]," * (sf.PROMPT_MARKS // 2)
+    for extra, http in ((b"[" + b"," * 99, 413), (b"x" * 999, 400)):
+        with pytest.raises(sf.ApiError) as caught:
+            sf.parse_messages_request(lists + extra)
+        assert caught.value.http == http
+
+
 def test_infinity_deep_inside_and_endless_nesting_are_refused():
     body = b'{"model":"a","messages":[{"role":"assistant","content":[{"type":"tool_use","id":"x",' \
            b'"name":"y","input":{"n":1e999}}]}]}'
