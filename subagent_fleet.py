@@ -2180,7 +2180,9 @@ IMAGE_WEIGHT = 4_000  # bytes of JSON that take as many tokens as an image
 BYTES_A_TOKEN = 4.0  # of JSON; learned per model from its first answer on
 _TOO_LONG = (r"(?:\((\d+) tokens\) )?exceeds the available context size \((\d+) tokens\)"
              r"|input (length|after truncation) exceeds|longer than the context")
-_NOT_ABLE = r"does not support|image input is not supported"
+_NO_IMAGES = r"does not support (?:vision|image)|image input"
+_NOT_ABLE = "does not support|image input"
+NO_IMAGE = "(an image was left out: this model takes none)"
 
 
 class ApiError(FleetError):
@@ -2436,10 +2438,13 @@ def _mend_schema(schema, root=None):
 class Answer:
     """What a model is asked, and its answer: lines of the node in, events and a Message out."""
 
-    def __init__(self, message_id, request, model, ratio):
+    def __init__(self, message_id, request, model, ratio, *, blind=False):
         chat = plan_chat(request, model)
+        for message in chat["messages"]:
+            if blind and message.pop("images", ()):
+                message["content"] = _join([message["content"], NO_IMAGE])
         images = [image for message in chat["messages"] for image in message.get("images", ())]
-        self.model, self.body = model, render_json(chat)
+        self.model, self.body, self.has_images = model, render_json(chat), bool(images)
         self.weight = len(self.body) - sum(map(len, images)) + len(images) * IMAGE_WEIGHT
         self.estimate = round(self.weight / ratio)  # of its tokens
         usage = dict.fromkeys(("input_tokens", "output_tokens", "cache_creation_input_tokens",
@@ -3734,8 +3739,9 @@ class Service:
                 "output_tokens": usage["output_tokens"], "outcome": self._outcome})
 
     def _prepare(self, model):
-        self._answer = Answer(f"msg_{self._id}", self._request, model,
-                              self._server.ratios[model.name])
+        self._out, server = bytearray(), self._server  # what gathered was of one that has failed
+        self._answer = Answer(f"msg_{self._id}", self._request, model, server.ratios[model.name],
+                              blind=model.name in server.blind)
         # Tokens are known only at the end.
         self._opening = render_event({"type": "message_start", "message": self._answer.message})
 
@@ -3756,6 +3762,10 @@ class Service:
             self._ask(ticket)
             return True
         except ApiError as error:
+            if self._answer.has_images and re.search(_NO_IMAGES, error.what):
+                self._server.blind.add(self._model.name)
+                self._prepare(self._model)
+                return False  # it is asked again, without them
             if error.http == 400:
                 raise
             why, problem = error.kind, error
