@@ -2204,6 +2204,15 @@ def _parse_object(text):
     return found if isinstance(found, dict) else None
 
 
+def error_text(error):
+    """Return a node's own words, out of the JSON that its engine wraps them in."""
+    while True:
+        inner = error if isinstance(error, dict) else _parse_object(str(error)[:4000])
+        if not inner:
+            return str(error)[:500]
+        error = inner.get("error", inner.get("message", "an error without words"))
+
+
 def render_json(value):
     """Return compact ASCII JSON, in which lone surrogates survive and infinity does not."""
     try:
@@ -2466,7 +2475,7 @@ class Answer:
             raise ApiError(500, "the node sent something that is not an answer")
         if "error" in part:
             status = part["status"] if type(part.get("status")) is int else 500
-            raise self.refusal(status, str(part["error"]))
+            raise self.refusal(status, error_text(part["error"]))
         self._lines += 1
         message = part.get("message") if isinstance(part.get("message"), dict) else {}
         thinking, text, calls = map(message.get, ("thinking", "content", "tool_calls"))
@@ -2485,15 +2494,17 @@ class Answer:
 
     def refusal(self, status, words):
         """Return what the client is told when the node refuses, in the words it acts on."""
-        words = words[:1000]
-        too_long = re.search(_TOO_LONG, words)
+        model, too_long = self.model, re.search(_TOO_LONG, words)
         if too_long:  # Claude Code 2.1.326 compacts on exactly these words
-            maximum = int(too_long[2] or self.model.context)
+            maximum = int(too_long[2] or model.context)
             tokens = max(int(too_long[1] or self.estimate), maximum + 1)
             return ApiError(400, f"prompt is too long: {tokens} tokens > {maximum} maximum")
-        http = {400: 400, 404: 404, 503: 529}.get(status, 500)
-        return ApiError(400 if re.search(_NOT_ABLE, words) else http,
-                        words or f"the node answered {status}")
+        http = 400 if re.search(_NOT_ABLE, words) else \
+            {400: 400, 404: 404, 503: 529}.get(status, 500)
+        fix = {404: f"; there, `ollama pull {model.ollama_model}`",
+               500: "; Ollama's log there says more"}.get(http, "")
+        return ApiError(http, f"node {model.node}, model {model.ollama_model}: "
+                        f"{words or f'it answered {status}'}{fix}")
 
     def _grow_text(self, text, *, last=False):
         """Tell thinking from text; a <think> section counts only at the very beginning."""
@@ -2900,9 +2911,7 @@ def _error_words(exchange, body):
         return f"it redirects to {exchange.headers.get('location', 'elsewhere')}; not followed"
     if exchange.status == 400 and b" HTTPS " in body:  # what Go and nginx say on a TLS port
         raise NodeFailure("tls", "it speaks TLS; write https://")
-    with contextlib.suppress(NodeFailure, KeyError, TypeError):
-        return str(parse_answer(body)["error"])[:500]
-    return body.decode("utf-8", "replace").strip().split("\n")[0][:200]
+    return error_text(body.decode("utf-8", "replace").strip()).split("\n")[0]
 
 
 def parse_answer(body):
@@ -3550,7 +3559,7 @@ def _see_loaded(warmth, world, is_last):
 def _check_error(value):
     """Return an answer; refuse an error, which Ollama also sends under HTTP 200."""
     if isinstance(value, dict) and "error" in value:
-        raise NodeFailure("error", str(value["error"])[:500])
+        raise NodeFailure("error", error_text(value["error"]))
     return value
 
 

@@ -949,7 +949,27 @@ def test_when_nobody_is_left_the_client_is_told_to_come_back(rig):
     assert (status, kind) == (529, "overloaded_error") and "n0: bad answer" in words
     assert served.receipts()[0]["outcome"] == "overloaded_error"
     busy = rig(answers(404, "model 'tiny' not found"))
-    assert error_of(busy.ask(stream=True)) == (404, "not_found_error", "model 'tiny' not found")
+    assert error_of(busy.ask(stream=True)) == (
+        404, "not_found_error",
+        "node n0, model tiny: model 'tiny' not found; there, `ollama pull tiny`")
+
+
+@pytest.mark.parametrize("words", [
+    "image input is not supported - hint: you may need to provide the mmproj",
+    "this model is missing data required for image input", '"tiny" does not support vision'])
+def test_a_model_that_takes_no_images_is_asked_again_without_them(rig, words):
+    def play(node, connection):
+        asked = node.requests[-1]["messages"]
+        (answers(500, words) if "images" in asked[0] else says("PONG"))(node, connection)
+    served = rig(play)
+    image = {"type": "image", "source": {"type": "base64", "data": "aGk="}}
+    for _ in range(2):
+        status, _, body = served.ask(messages=[{"role": "user", "content": [image]}])
+        assert status == 200 and json.loads(body)["content"][0]["text"] == "PONG"
+    assert ["images" in asked["messages"][0] for asked in served.nodes[0].requests] \
+        == [True, False, False], "it is learned once"
+    assert [receipt["tries"] for receipt in served.receipts(2)] == [[], []]
+    assert rests(served.server.scheduler) == {}
 
 
 def test_what_only_the_client_can_mend_is_not_tried_elsewhere(rig):

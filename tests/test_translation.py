@@ -16,7 +16,7 @@ PIXELS = base64.b64encode(b"\x89PNG not really").decode()
 
 
 def model(**more):
-    return SimpleNamespace(**{**dict(ollama_model="coder:7b", context=32768, max_output=4096,
+    return SimpleNamespace(**{**dict(node="mini", ollama_model="coder:7b", context=32768, max_output=4096,
                                      keep_alive=-1, thinking=False), **more})
 
 
@@ -555,17 +555,43 @@ def test_odd_lines_say_nothing(sent):
      "prompt is too long: 50000 tokens > 32768 maximum"),
     (400, "the input length exceeds the context length", 400, "invalid_request_error",
      "prompt is too long: 50000 tokens > 4096 maximum"),
-    (400, '"x" does not support tools', 400, "invalid_request_error", '"x" does not support tools'),
-    (500, "image input is not supported - hint", 400, "invalid_request_error", "image input"),
-    (404, "model 'x' not found", 404, "not_found_error", "model 'x' not found"),
-    (503, "server busy", 529, "overloaded_error", "server busy"),
-    (500, "", 500, "api_error", "the node answered 500"),
-    (302, "odd", 500, "api_error", "odd"),
+    (400, '"x" does not support tools', 400, "invalid_request_error",
+     'node mini, model coder:7b: "x" does not support tools'),
+    (500, "image input is not supported - hint", 400, "invalid_request_error",
+     "node mini, model coder:7b: image input is not supported - hint"),
+    (404, "model 'x' not found", 404, "not_found_error",
+     "node mini, model coder:7b: model 'x' not found; there, `ollama pull coder:7b`"),
+    (503, "server busy", 529, "overloaded_error", "node mini, model coder:7b: server busy"),
+    (500, "", 500, "api_error",
+     "node mini, model coder:7b: it answered 500; Ollama's log there says more"),
+    (302, "odd", 500, "api_error", "node mini, model coder:7b: odd; Ollama's log there says more"),
 ])
 def test_what_a_node_says_becomes_what_the_client_acts_on(status, words, http, kind, told):
     answer = answer_to(user("hi"), chosen=model(context=4096), estimate=50000)
     error = answer.refusal(status, words)
-    assert (error.http, error.kind) == (http, kind) and error.what.startswith(told)
+    assert (error.http, error.kind, error.what) == (http, kind, told)
+
+
+def test_the_words_of_an_engine_are_taken_out_of_their_json():
+    wrapped = json.dumps({"error": {"code": 400, "message": "no room", "type": "x"}})
+    for error in ("no room", {"message": "no room"}, wrapped, json.dumps({"error": wrapped})):
+        assert sf.error_text(error) == "no room"
+    assert sf.error_text({}) == "{}" and sf.error_text('{"x": 1}') == "an error without words"
+    assert sf.error_text(5) == "5" and len(sf.error_text("x" * 9999)) == 500
+    with pytest.raises(sf.ApiError, match="node mini, model coder:7b: no room; "):
+        answer_of(json.dumps({"error": wrapped}).encode())
+
+
+def test_a_model_that_takes_no_images_is_told_where_they_were():
+    image = {"type": "image", "source": {"type": "base64", "data": PIXELS}}
+    request = {"model": "x", "messages": [user(text("see"), image), assistant(call("a")),
+                                          user(result("a", [image, image])), assistant("so"),
+                                          user("on")]}
+    seeing, blind = (sf.Answer("", request, model(), 4.0, blind=blind) for blind in (False, True))
+    assert seeing.has_images and not blind.has_images and b"images" not in blind.body
+    note = "(an image was left out: this model takes none)"
+    assert [content for _, content in said(json.loads(blind.body))] \
+        == [f"see\n\n{note}", "", note, "so", "on"]
 
 
 # -- whatever arrives --
