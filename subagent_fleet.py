@@ -3708,7 +3708,7 @@ class Service:
         self._id, self._began = self._world.token(12), self._world.clock()
         self._id_header = f"request-id: req_{self._id}\r\n"
         self._ping_at = self._began + (QUIET_SECONDS if self._is_stream else float("inf"))
-        self._out, self._has_headers, self._has_content = bytearray(), False, False
+        self._has_headers, self._has_content = False, False
         self._model, self._tries, self._outcome = None, [], "error"
         self._seconds = dict.fromkeys(("waited", "first_byte", "total"))
 
@@ -3805,7 +3805,6 @@ class Service:
                 self._mark("first_byte")
                 events = answer.feed(line)
                 if events and self._is_stream:
-                    self._has_content = True
                     self._out += b"".join(map(render_event, events))
                     if len(self._out) > HEADER_LIMIT_BYTES:
                         self._flush()
@@ -3830,6 +3829,7 @@ class Service:
     def _flush(self, *, last=False):
         """Send what has gathered; the first time with the headers and the opening event."""
         chunk, self._out, head = bytes(self._out), bytearray(), ""
+        self._has_content = bool(self._answer.message["content"])
         if not self._has_headers:
             self._has_headers = True
             head = ("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"

@@ -917,6 +917,8 @@ def test_a_client_that_leaves_the_line_never_reaches_the_node(rig):
     (sends(b"garbage\r\n\r\n"), "not ollama"), (sends(HEAD), "bad answer"),
     (sends(HEAD + b"garbage\n"), "api_error"), (sends(HEAD + b'{"error":"boom"}\n'), "api_error"),
     (sends(HEAD + b"{" * 300_000), "bad answer"),
+    (sends(HEAD + line("never ") + line("sent ") + b'{"error":"boom"}\n'), "api_error"),
+    (sends(HEAD + line("never sent ") + b"garbage\n"), "api_error"),
 ])
 @pytest.mark.parametrize("stream", [True, False])
 def test_before_any_content_another_node_answers(rig, monkeypatch, play, why, stream):
@@ -924,7 +926,7 @@ def test_before_any_content_another_node_answers(rig, monkeypatch, play, why, st
     served = rig(play, says("PONG"))
     for _ in range(2):  # one of the two begins at the failing node
         status, _, body = served.ask(stream=stream)
-        assert status == 200 and "PONG" in body.decode()
+        assert status == 200 and "PONG" in body.decode() and b"sent" not in body
     receipts = served.receipts(2)
     assert sorted(len(r["tries"]) for r in receipts) == [0, 1]
     assert {"node": "n0", "why": why} in [tried for r in receipts for tried in r["tries"]]
