@@ -3442,41 +3442,31 @@ def _parse_loaded(value):
 
 # -- warm-up --
 
-class Warmth:
-    """One model on one node: what is done with it now, and how that ended."""
+class Warmth(SimpleNamespace):
+    """One `model` on one `node`: what is done with it now, and how that ended."""
 
     stage = "waiting"  # loading, unloading, pulling, done
-    began = ended = 0.0
+    began = seconds = 0.0
     pulled = size = 0  # bytes of a download
-    ok, detail, fix, loaded = False, "", "", None
-
-    def __init__(self, node, model):
-        self.node, self.model = node, model
-
-    def attempt(self, step, *words):
-        """Take a step; what the node says against it is kept in its own words."""
-        try:
-            step(self, *words)
-            self.ok = True
-        except NodeFailure as failure:
-            self.ok, self.detail = False, failure.detail or failure.reason
-            self.fix = failure.fix or REASON_FIXES.get(failure.reason, "")
+    ok, detail, fix, loaded = True, "", "", None
 
 
 def warm_nodes(world, warmths, options):
     """Run all warmths, nodes in parallel; yield as `run_together` does."""
     def warm(group):
-        for warmth in group:
-            warmth.began = world.clock()
-            warmth.attempt(_load, world, options)
-            warmth.stage, warmth.ended = "done", world.clock()
-        kept = [warmth for warmth in group if warmth.ok and warmth.model.keep_alive != 0
-                and not warmth.model.cloud and not options.unload]
-        for warmth in kept:  # only now it shows what is in memory together
-            warmth.attempt(_see_loaded, world, warmth is kept[-1])
+        for step in (_load, _see_loaded):  # only at the end it shows what is in memory together
+            for warmth in (warmth for warmth in group if warmth.ok):
+                warmth.began = world.clock()
+                try:
+                    step(warmth, world, options)
+                except NodeFailure as failure:
+                    warmth.ok, warmth.detail = False, failure.detail or failure.reason
+                    warmth.fix = failure.fix or REASON_FIXES.get(failure.reason, "")
+                warmth.stage = "done"
+                warmth.seconds += world.clock() - warmth.began
 
     nodes = {}
-    for warmth in dict.fromkeys(warmths.values()):
+    for warmth in warmths:
         nodes.setdefault(warmth.node.name, []).append(warmth)
     return run_together(world, {name: lambda group=group: warm(group)
                                 for name, group in nodes.items()})
@@ -3539,16 +3529,18 @@ def _pull(warmth, world):
         raise NodeFailure("bad answer", "the download ended without `success`")
 
 
-def _see_loaded(warmth, world, is_last):
+def _see_loaded(warmth, world, options):
     """Hold what the node says is loaded against what was wanted."""
     model, wanted = warmth.model, warmth.model.context
+    if model.cloud or options.unload or model.keep_alive == 0:
+        return
     loaded = world.ask(warmth.node.endpoint + "/api/ps", extract=_parse_loaded,
                        deadline=world.clock() + PROBE_TIMEOUT_SECONDS)
     found = find_models(loaded, model.ollama_model)
     warmth.loaded = min(found, key=lambda one: one.context != wanted, default=None)
     if not found:
-        raise NodeFailure("not loaded", "Ollama loaded it, but /api/ps does not show it" if is_last
-                          else "pushed out of memory by what was loaded after it",
+        raise NodeFailure("not loaded", "pushed out of memory by what was loaded after it" if loaded
+                          else "Ollama loaded it, but /api/ps does not show it",
                           fix="move it to another node, or write a smaller `context:`")
     context = warmth.loaded.context
     if context not in (0, wanted):
@@ -4637,7 +4629,7 @@ def cmd_warmup(options, world):
     shared = {}  # what is one Ollama model with one context on a node is loaded once
     warmths = {name: shared.setdefault(
         (model.node, _full_model_name(model.ollama_model), model.context),
-        Warmth(fleet.nodes[model.node], model))
+        Warmth(node=fleet.nodes[model.node], model=model))
         for name, model in fleet.models.items() if name in names or not names}
     rows = {name: [clean_line(text) for text in (name, one.node.name, one.model.ollama_model)]
             for name, one in warmths.items()}
@@ -4647,7 +4639,7 @@ def cmd_warmup(options, world):
     ended, waiting = set(), [] if options.json else list(warmths)
     clear = "\r\x1b[K" if world.is_terminal("stderr") else ""
     try:
-        for node, _ in warm_nodes(world, warmths, options):
+        for node, _ in warm_nodes(world, shared.values(), options):
             ended.add(node)
             world.err(clear)
             while waiting and warmths[waiting[0]].node.name in ended:
@@ -4655,13 +4647,13 @@ def cmd_warmup(options, world):
                 cells = (cell.ljust(width) for cell, width in zip(rows[name], widths))
                 world.out("  " + "  ".join(cells) + format_warmth(warmths[name]))
             if clear:
-                world.err(format_progress(warmths.values(), world.clock(), world.columns))
+                world.err(format_progress(shared.values(), world.clock(), world.columns))
     finally:
         world.err(clear)
     if options.json:
         world.out(render_report("warmup", {"results": [
             {"model": name, "node": warmth.node.name, "ollama_model": warmth.model.ollama_model,
-             "ok": warmth.ok, "seconds": round(warmth.ended - warmth.began, 1),
+             "ok": warmth.ok, "seconds": round(warmth.seconds, 1),
              "loaded": warmth.loaded, "pulled_bytes": warmth.pulled, "detail": warmth.detail,
              "fix": warmth.fix} for name, warmth in warmths.items()]}))
     return EXIT_OK if all(warmth.ok for warmth in warmths.values()) else EXIT_PROBLEM
@@ -4674,14 +4666,14 @@ def format_warmth(warmth):
         return f"  failed: {clean_line(warmth.detail)}\n{fix}"
     loaded = warmth.loaded
     more = [f"context {loaded.context or '?'}", format_share(loaded)] if loaded else []
-    more += [f"{warmth.ended - warmth.began:.1f} s", clean_line(warmth.detail)]
+    more += [f"{warmth.seconds:.1f} s", clean_line(warmth.detail)]
     return f"  ok  ({', '.join(filter(None, more))})\n"
 
 
 def format_progress(warmths, now, columns):
     """Return one line about what is going on, for a terminal."""
     parts = []
-    for warmth in dict.fromkeys(warmths):
+    for warmth in warmths:
         if warmth.stage not in ("waiting", "done"):
             amount = f"{100 * warmth.pulled // warmth.size} % of {warmth.size / 1e9:.1f} GB, " \
                 if warmth.stage == "pulling" and warmth.size else ""
