@@ -262,12 +262,10 @@ class Document:
                       "remove it, or escape it inside double quotes")
         self.seek(0)
         self.marks[None] = array.array("I", (self.at, self.at + 1))
-        self.value, begun = None, self.column >= 0
-        if begun:
-            self.value = self.read_block(-1)
-        elif self.text.startswith("---", self.at):
-            self.at, begun = self.at + 3, True
-            self.value = self.read_value(-1)
+        marked = self.column < 0 and self.text.startswith("---", self.at)
+        begun = marked or self.column >= 0
+        self.at += 3 * marked
+        self.value = self.read_value(-1, nests=not marked)
         if self.column >= 0:
             self.fail("yaml-indent", "this line belongs to nothing above it",
                       fix="align it with its neighbours")
@@ -282,9 +280,8 @@ class Document:
         node, spans = self.value, self.marks[None] * 2
         for step in path:
             if id(node) not in self.orders:
-                keys = node if isinstance(node, dict) else range(len(node)) if isinstance(
-                    node, list) else ()
-                self.orders[id(node)] = {key: place for place, key in enumerate(keys)}
+                keys = range(len(node)) if isinstance(node, list) else node
+                self.orders[id(node)] = dict(zip(keys, range(len(node))))
             place = self.orders[id(node)].get(step)
             if place is None:
                 key = True
@@ -416,7 +413,7 @@ class Document:
             while self.column == column and _DASH.match(self.text, self.at):
                 dash = self.at
                 self.at += 1
-                items.append(self.read_value(column, dash=True))
+                items.append(self.read_value(column, nests=True))
                 self.mark(dash, dash + 1)
             return self.leave(items)
         while self.column == column:
@@ -439,13 +436,13 @@ class Document:
             self.mark(start, found.end() - 1)
         return self.leave(mapping)
 
-    def read_value(self, column, *, dash=False):
-        """Read what follows `key:`, `---` or a dash, on this line or below."""
+    def read_value(self, column, *, nests=False):
+        """Read what follows `key:` or `---`; where it `nests`, a dash or nothing."""
         self.span = None
-        if self.seek(self.at) and not dash:
+        if self.seek(self.at) and not nests:
             return self.read_inline(column)
         if self.column > column or (
-                self.column == column and not dash and _DASH.match(self.text, self.at)):
+                self.column == column and not nests and _DASH.match(self.text, self.at)):
             return self.read_block(column)
         return None
 
