@@ -1915,14 +1915,13 @@ def target_of(path):
     return found.lastgroup if found else None
 
 
-def render_files(fleet, key, targets=TARGETS):
+def render_files(fleet, key):
     """Return {path: bytes} of everything that is generated."""
     files = {LITELLM_FILE: render_litellm(fleet)}
     files.update((f".claude/agents/{name}.md", render_agent(fleet.agents[name], model.alias))
                  for name, model in plan_routes(fleet).items())
     files[ENVIRONMENT_FILE] = render_environment(fleet, key)
-    return {path: text.encode("utf-8") for path, text in files.items()
-            if target_of(path) in targets}
+    return {path: text.encode("utf-8") for path, text in files.items()}
 
 
 def render_litellm(fleet):
@@ -2002,8 +2001,7 @@ def render_environment(fleet, key, shell="sh"):
 
 def render_manifest(known):
     """Return the manifest: the hash of each written file; two while a run may yet be cut off."""
-    files = {path: " ".join(hashes) for path, hashes in known.items()}
-    value = {"schema": "subagent-fleet/manifest/1", "files": files}
+    value = {"schema": "subagent-fleet/manifest/1", "files": known}
     return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode("utf-8")
 
 
@@ -2012,7 +2010,7 @@ def parse_manifest(content):
     if content is None:
         return {}
     try:
-        return {path: hashes.split() for path, hashes in json.loads(content)["files"].items()
+        return {path: hashes.strip() for path, hashes in json.loads(content)["files"].items()
                 if target_of(path)}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
@@ -4315,32 +4313,28 @@ def compare_output(world, out, fleet, targets=TARGETS):
         world.err(format_finding(Finding("manifest-broken", "warning", f"{MANIFEST_FILE} cannot be "
                                          "read; files that differ count as yours")))
         known = {}
-    wanted = render_files(fleet, kept_key(world, fleet, out) or f"sk-{world.token(32)}", targets) \
+    wanted = render_files(fleet, kept_key(world, fleet, out) or f"sk-{world.token(32)}") \
         if fleet else {}
-    wanted.update((path, None) for path in known
-                  if target_of(path) in targets and path not in wanted)
-    found = {path: read_file(world, out, path) for path in wanted}
-    return [Change(path, found[path], content, digest(found[path]) in known.get(path, ()))
-            for path, content in wanted.items()]
+    found = {path: read_file(world, out, path) for path in (*wanted, *known)
+             if target_of(path) in targets}
+    return [Change(path, content, wanted.get(path), digest(content) in known.get(path, ""))
+            for path, content in found.items()]
 
 
 def write_changes(world, out, changes):
     """Make the changes; a run that is cut off leaves a manifest that knows its files."""
-    known = noted = parse_manifest(read_file(world, out, MANIFEST_FILE)) or {}
-    todo = [change for change in changes if change.action != "unchanged"]
-    if todo:
-        new = {c.path: c.wanted for c in todo if c.wanted is not None}
-        noted = {**known, **{path: [*known.get(path, ()), digest(content)]
-                             for path, content in new.items()}}
-        files = [(f"{STATE_DIRECTORY}/backup/{c.path}.{digest(c.found)[:12]}", c.found, 0o600)
-                 for c in todo if c.action == "edited"]
-        files.append((MANIFEST_FILE, render_manifest(noted), 0o644))
-        files += [(path, content, 0o600 if path == ENVIRONMENT_FILE else 0o644)
-                  for path, content in new.items()]
+    known = parse_manifest(read_file(world, out, MANIFEST_FILE)) or {}
+    new = [c for c in changes if c.action != "unchanged" and c.wanted is not None]
+    noted = {**known, **{c.path: f"{known.get(c.path, '')} {digest(c.wanted)}" for c in new}}
+    files = [(f"{STATE_DIRECTORY}/backup/{c.path}.{digest(c.found)[:12]}", c.found, 0o600)
+             for c in changes if c.action == "edited"]
+    files.append((MANIFEST_FILE, render_manifest(noted), 0o644))
+    files += [(c.path, c.wanted, 0o600 if c.path == ENVIRONMENT_FILE else 0o644) for c in new]
+    if len(files) > 1:
         world.replace_files([(world.enter(out, path), *rest) for path, *rest in files])
     written = dict(known)
     for change in changes:
-        written[change.path] = [digest(change.wanted)]
+        written[change.path] = digest(change.wanted)
         if change.wanted is None:
             world.remove(world.enter(out, change.path))
             del written[change.path]
