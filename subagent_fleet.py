@@ -949,10 +949,10 @@ def suggest_value(key, spec, value):
     if value in (None, ""):
         return "write a value" + (f" ({note})" if default is REQUIRED else
                                   f", or remove the line `{key}:`")
-    if rule == "tool" and re.search("[()]", text):
+    if rule == "tool" and text.count("(") != text.count(")"):
         return "quote the whole tool, up to its `)`"  # a comma cut it in two
     meant = [text] if isinstance(value, int) else difflib.get_close_matches(
-        text.lower(), fragment.get("enum", ()))
+        text[:64].lower(), fragment.get("enum", ()))
     if rule in ("endpoint", "host"):
         full = full_endpoint(re.sub("(?i)^(https?):?/+", r"\1://", text))
         parts = split_endpoint(full)

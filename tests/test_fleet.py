@@ -99,7 +99,7 @@ ERRORS = [
     ("host: 127.0.0.1", "host: 'a b'", "bad-value", "project.gateway.host is `a b`", "5:11"),
     *(("host: 127.0.0.1", f"host: '{host}'", "bad-value", f"project.gateway.host is `{host[:60]}", "5:11")
       for host in ("127.0.0.1:4000", "a:b", ":::::", "-", "...", "_", "256.256.256.256", "1.2.3",
-                   "1::2::3", "::1:", "12345::", "1:2:3:4:5:6:7", "a..b", "-a", "a-.b", "a" * 254)),
+                   "1::2::3", "::1:", "12345::", "1:2:3:4:5:6:7", "1:2:3:4:5:6::7:8", "a..b", "-a", "a-.b", "a" * 254)),
     ("port: 4000", "master_key_env: A-B", "bad-value", "master_key_env is `A-B`", "6:21"),
     ("port: 4000", "master_key_env: 9A", "bad-value", "master_key_env is `9A`", "6:21"),
     ("http://192.168.1.50:11434", "192.168.1.50:11434", "bad-value", "nodes.mini.endpoint is", "9:15"),
@@ -219,6 +219,7 @@ def test_a_wrong_name_gets_the_nearest_known_one():
     ("context: 65536", "timeout: 10m", "write `timeout: 600`"),
     ("context: 65536", "timeout: 10k", ""), ("context: 65536", "timeout: 500ms", ""),
     ("context: 65536", "timeout: 10min", "write `timeout: 600`"),
+    ("context: 65536", "timeout: 1 day", "write `timeout: 86400`"),
     ("context: 65536", "context: 65,536", "write `context: 65536`"),
     ("context: 65536", "context: 1M", "write `context: 1048576`"),
     ("context: 65536", "context: 0", ""),
@@ -246,7 +247,7 @@ def test_a_wrong_name_gets_the_nearest_known_one():
     ("tags: [heavy]", "tags: heavy", "write `tags: [heavy]`"),
     ("tags: [heavy]", "tags: '[heavy, my mac]'", "write `tags: [heavy, my mac]`"),
     ("tags: [heavy]", "tags: 64", 'write `tags: ["64"]`'), ("tags: [heavy]", "tags: {a: b}", ""),
-    ("tags: [heavy]", "tags: " + "x" * 65, ""),
+    ("tags: [heavy]", "tags: " + "x" * 65, ""), ("tags: [heavy]", "tags: " + "x, " * 99 + "x", ""),
     ("tools: [Read, Grep]", "tools: '*'", 'write `tools: ["*"]`'),
     ("tools: [Read, Grep]", "tools: Read Grep", "write `tools: [Read, Grep]`"),
     ("tools: [Read, Grep]", "tools: Read, Bash(git *)", 'write `tools: [Read, "Bash(git *)"]`'),
@@ -275,6 +276,7 @@ def test_a_wrong_value_gets_the_one_that_was_meant(old, new, fix):
     ("context: 65536", "[[small-coder], 1.5]", ["", ""]),
     ("tools: [Read, Grep]", "[Read, Bash(git diff, git log)]",
      ["quote the whole tool, up to its `)`"] * 2),
+    ("tools: [Read, Grep]", "['Bash (git diff)']", [""]),
 ])
 def test_each_wrong_item_of_a_list_gets_its_own_fix(old, items, fixes):
     key = old.split(":")[0].replace("context", "fallback")
@@ -411,6 +413,12 @@ def test_warning_never_stops(old, new, slug, position):
         assert findings[0].where == f"fleet.yaml:{position}"
 
 
+def test_a_host_is_this_machine_however_it_is_written():
+    assert check(edited(("host: 127.0.0.1", "host: LocalHost")))[0].gateway.host == "localhost"
+    assert all(sf.LOOPBACK.fullmatch(host) for host in ("LOCALHOST", "127.1.2.3", "::1"))
+    assert not any(sf.LOOPBACK.fullmatch(host) for host in ("127.a.b.c", "::", "0.0.0.0"))
+
+
 def test_two_contexts_of_one_model_on_one_node_warn():
     _, findings = check(edited(("node: laptop", "node: mini"), ("qwen3:8b", "Qwen3-Coder:30b")))
     assert [f.slug for f in findings] == ["context-thrash"]
@@ -426,7 +434,8 @@ def test_models_that_exceed_the_stated_memory_warn():
 @pytest.mark.parametrize("endpoint, normal", [
     ("http://h", "http://h:80"), ("https://h", "https://h:443"), ("HTTP://H:1", "http://h:1"),
     ("http://h:11434/", "http://h:11434"), ("http://h:1/ollama/", "http://h:1/ollama"),
-    ("http://[::1]:11434", "http://[::1]:11434"), ("http://mini.local:1", "http://mini.local:1"),
+    ("http://[::1]:11434", "http://[::1]:11434"),
+    ("http://[fe80::1%en0]:1", "http://[fe80::1%en0]:1"), ("http://mini.local:1", "http://mini.local:1"),
     ("http://my_host:1", "http://my_host:1"), ("http://h.:1", "http://h.:1"),
 ])
 def test_endpoint_is_normalised(endpoint, normal):
