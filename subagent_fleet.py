@@ -4950,7 +4950,7 @@ COMMANDS = (
         CONFIG, OUT, Flag("--host", "listen there instead", "HOST"),
         Flag("--port", "listen there instead, where `launch` does not ask; 0: any", "PORT"),
         Flag("--no-receipts", "keep no record of requests"),
-        Flag("--verbose", "print a line for each request", short="-v")),
+        Flag("--verbose", "print a line for each request and each refusal", short="-v")),
         ("serve", "serve --verbose")),
     Command("up", cmd_up, "do the whole job: find, generate, warm, serve, run Claude Code",
             (CONFIG, OUT), ("up", "up -- -p 'say hi'"), "ARGS"),
