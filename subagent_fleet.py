@@ -2496,7 +2496,7 @@ class Answer:
             return ApiError(400, f"prompt is too long: {tokens} tokens > {maximum} maximum")
         http = 400 if re.search(_NOT_ABLE, words) else \
             {400: 400, 404: 404, 503: 529}.get(status, 500)
-        fix = {404: f"; there, `ollama pull {model.ollama_model}`",
+        fix = {404: f"; type `ollama pull {model.ollama_model}` there",
                500: "; Ollama's log there says more"}.get(http, "")
         return ApiError(http, f"node {model.node}, model {model.ollama_model}: "
                         f"{words or f'it answered {status}'}{fix}")

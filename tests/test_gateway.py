@@ -953,7 +953,7 @@ def test_when_nobody_is_left_the_client_is_told_to_come_back(rig):
     busy = rig(answers(404, "model 'tiny' not found"))
     assert error_of(busy.ask(stream=True)) == (
         404, "not_found_error",
-        "node n0, model tiny: model 'tiny' not found; there, `ollama pull tiny`")
+        "node n0, model tiny: model 'tiny' not found; type `ollama pull tiny` there")
 
 
 @pytest.mark.parametrize("words", [

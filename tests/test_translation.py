@@ -560,7 +560,7 @@ def test_odd_lines_say_nothing(sent):
     (500, "image input is not supported - hint", 400, "invalid_request_error",
      "node mini, model coder:7b: image input is not supported - hint"),
     (404, "model 'x' not found", 404, "not_found_error",
-     "node mini, model coder:7b: model 'x' not found; there, `ollama pull coder:7b`"),
+     "node mini, model coder:7b: model 'x' not found; type `ollama pull coder:7b` there"),
     (503, "server busy", 529, "overloaded_error", "node mini, model coder:7b: server busy"),
     (500, "", 500, "api_error",
      "node mini, model coder:7b: it answered 500; Ollama's log there says more"),
