@@ -674,9 +674,8 @@ _VARIABLE = ("^(?!(_|[a-z]+|PATH|HOME|USER|USERNAME|SHELL|PWD|OLDPWD|IFS|ENV|TER
              "(ANTHROPIC|CLAUDE|API|NO|LC|LD|DYLD|FISH|NODE|LITELLM_LOCAL)_.*)$)"
              "[A-Za-z_][A-Za-z0-9_]{0,127}$")
 _NAME = {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$"}
-_OCTET, _LABEL = "(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])", "[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?"
-_HOST = f"({_OCTET}([.]{_OCTET}){{3}}|(?!.{{254}}|[0-9._]+$){_LABEL}([.]{_LABEL})*[.]?)"
-_HEX = "[0-9A-Fa-f]{1,4}"
+_OCTET, _HEX, _WORD = "(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])", "[0-9A-Fa-f]{1,4}", "[A-Za-z0-9_]+"
+_HOST = f"({_OCTET}([.]{_OCTET}){{3}}|(?!.{{254}}|[0-9._]+$){_WORD}((-+|[.]){_WORD})*[.]?)"
 _IPV6 = f"(({_HEX}:){{7}}{_HEX}|(?!([^:]*:){{8}})({_HEX}(:{_HEX})*)?::({_HEX}(:{_HEX})*)?)"
 
 RULES = {
@@ -897,12 +896,15 @@ class NodeState(Record):
 
 def nearest(word, choices):
     """Return ``did you mean `x`?`` for the closest choice, or an empty string."""
-    key, colon, value = str(word).partition(":")
-    if colon and key in choices:
-        return f"put a space after the colon: `{key}: {value}`"
     spelled = {str(choice).lower(): choice for choice in list(choices)[:100]}  # 3 ms
     found = difflib.get_close_matches(str(word)[:64].lower(), spelled, 1, 0.6)
     return f"did you mean `{spelled[found[0]]}`?" if found else ""
+
+
+def put_space(text, keys):
+    """Return what mends a key and a value without a blank between them, or an empty string."""
+    key, _, value = str(text).partition(":")
+    return f"put a space after the colon: `{key}: {value}`" if key in keys else ""
 
 
 def some_of(names, limit=12):
@@ -954,9 +956,8 @@ def suggest_value(key, spec, value):
     meant = [text] if isinstance(value, int) else difflib.get_close_matches(
         text[:64].lower(), fragment.get("enum", ()))
     if rule in ("endpoint", "host"):
-        full = full_endpoint(re.sub("(?i)^(https?):?/+", r"\1://", text))
-        parts = split_endpoint(full)
-        meant = [full, parts[1].strip("[]")] if isinstance(parts, tuple) else []
+        url = split_endpoint(full_endpoint(re.sub("(?i)^(https?):?/+", r"\1://", text)))
+        meant = [] if isinstance(url, str) else ["{}://{}:{}{}".format(*url), url[1].strip("[]")]
     elif rule == "variable":
         meant = [re.sub("[^A-Za-z0-9_]", "_", text.strip("${}[]\"")).upper()]
     elif "items" in fragment and isinstance(value, (str, int)):
@@ -986,7 +987,7 @@ class _Checker(SimpleNamespace):
         """Report what is wrong with a value; `what` goes on after its path, unless with a key."""
         if len(self.findings) == FINDINGS_LIMIT:
             raise FleetError("too-many", "and more; mend these first")
-        dotted = ".".join(map(str, path[:3])) or "the file"  # no places in lists
+        dotted = ".".join(map(str, path)) or "the file"
         what = what if key else f"{dotted} {what}"
         place = self.document.locate(path, key=key)
         self.findings.append(Finding(slug, "error", what, *place, fix))
@@ -998,15 +999,15 @@ class _Checker(SimpleNamespace):
         if kind in KEY_RULES and path[-1] in fields:  # it may be a name, but then it holds keys
             known = f"indent `{path[-1]}:` deeper, under its {kind}"
         if not isinstance(value, dict):
-            if isinstance(value, str):
-                known = nearest(value, fields) or known
-            self.error("not-mapping", path, f"must hold keys, not {show_value(value)}", fix=known)
+            self.error("not-mapping", path, f"must hold keys, not {show_value(value)}",
+                       fix=put_space(value, fields) or known)
         else:
             for key in value:
                 if key not in fields:
                     self.error("unknown-key", path + (key,), f"unknown key {show_value(key)} in "
                                f"{'.'.join(map(str, path)) or 'the file'}", key=True,
-                               fix=nearest(KEY_WORDS.get(key, key), fields.keys() - value) or known)
+                               fix=put_space(key, fields) or nearest(
+                                   KEY_WORDS.get(key, key), fields.keys() - value) or known)
             found = {key: self.value(spec, path + (key,), value) for key, spec in fields.items()}
         if kind not in RECORDS:
             return found
@@ -1033,8 +1034,7 @@ class _Checker(SimpleNamespace):
                 return NORMAL[key](value) if key in NORMAL else value
         except FleetError as error:
             return self.error(error.slug, path, f"is {shown}: {error.what}", fix=error.fix)
-        verb = "holds" if isinstance(key, int) else "is"
-        return self.error("bad-value", path, f"{verb} {shown}; accepted: {words}",
+        return self.error("bad-value", path, f"is {shown}; accepted: {words}",
                           fix=suggest_value(key, spec, value))
 
     def named(self, kind, path, value):

@@ -132,7 +132,7 @@ ERRORS = [
     ("context: 65536", "thinking: 1", "bad-value", "thinking is `1`", "18:15"),
     ("context: 65536", "fallback: small-coder", "bad-value", "fallback is `\"small-coder\"`", "18:15"),
     ("context: 65536", "fallback: [smal-coder]", "unknown-model",
-     "models.heavy-coder.fallback references unknown model: smal-coder", "18:16"),
+     "models.heavy-coder.fallback.0 references unknown model: smal-coder", "18:16"),
     ("context: 65536", "fallback: [heavy-coder]", "fallback-cycle", "cycle: heavy-coder → heavy-coder", "18:16"),
     ("context: 65536", "contex: 65536", "unknown-key", "unknown key `contex` in models.heavy-coder",
      "18:5"),
@@ -153,11 +153,11 @@ ERRORS = [
     ("Use for planning.", "\"a\\n\\nb\"", "bad-value", "without blank lines", "26:18"),
     ("Use for planning.", "[a]", "bad-value", "agents.planner.description is a list", "26:18"),
     ("tools: [Read, Grep]", "tools: Read", "bad-value", "agents.planner.tools is", "27:12"),
-    ("tools: [Read, Grep]", "tools: ['a b']", "bad-value", "agents.planner.tools holds `a b`", "27:13"),
-    ("tools: [Read, Grep]", "tools: [Read, null]", "bad-value", "agents.planner.tools holds nothing", "27:19"),
-    ("tools: [Read, Grep]", "tools: [Read, [Grep]]", "bad-value", "agents.planner.tools holds a list", "27:19"),
-    ("tags: [heavy]", "tags: [gb, 64]", "bad-value", "nodes.mini.tags holds `64`", "10:16"),
-    ("context: 65536", "fallback: [1, x]", "bad-value", "fallback holds `1`", "18:16"),
+    ("tools: [Read, Grep]", "tools: ['a b']", "bad-value", "agents.planner.tools.0 is `a b`", "27:13"),
+    ("tools: [Read, Grep]", "tools: [Read, null]", "bad-value", "agents.planner.tools.1 is nothing", "27:19"),
+    ("tools: [Read, Grep]", "tools: [Read, [Grep]]", "bad-value", "agents.planner.tools.1 is a list", "27:19"),
+    ("tags: [heavy]", "tags: [gb, 64]", "bad-value", "nodes.mini.tags.1 is `64`", "10:16"),
+    ("context: 65536", "fallback: [1, x]", "bad-value", "fallback.0 is `1`", "18:16"),
     ("context: 65536", "fallback: [1, x]", "unknown-model", "unknown model: x", "18:19"),
     ("tools: [Read, Grep]", "prompt: \"a\\0b\"", "bad-value", "agents.planner.prompt is", "27:13"),
     ("tools: [Read, Grep]", "frontmatter: {model: x}", "bad-frontmatter", "cannot hold the key `model`",
@@ -282,7 +282,11 @@ def test_each_wrong_item_of_a_list_gets_its_own_fix(old, items, fixes):
     key = old.split(":")[0].replace("context", "fallback")
     _, findings = check(edited((old, f"{key}: {items}")))
     assert [f.fix for f in findings] == fixes
-    assert all(f" {key.split(':')[0]} holds " in f.what.replace(".", " ") for f in findings)
+    assert all(re.search(rf"[.]{key}[.][0-2] is ", f.what) for f in findings)
+
+
+def test_a_tag_of_a_name_is_no_missing_space():
+    assert sf.nearest("qwen3:8b", ["qwen3"]) == "did you mean `qwen3`?"
 
 
 def test_what_is_under_a_wrong_name_is_checked_and_referred_to():
