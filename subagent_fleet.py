@@ -4511,17 +4511,15 @@ def cmd_discover(options, world):
         path = world.enter(find_output(options, world), f"{STATE_DIRECTORY}/discovery.json")
         world.replace_files([(path, render_report("discover", report).encode("utf-8"), 0o644)])
         written = path.removeprefix("./")
-    if options.json:
-        world.out(render_report("discover", {**report, "written": written}))
-    else:
-        hint = "missing: `ollama pull {ollama_model}` on {node}"
-        rows = [(model["name"], model["node"], model["ollama_model"], hint.format(**model)
-                 if model["state"] == "missing" else model["state"]) for model in models]
-        headers = ("Model", "Node", "Ollama model", "Found")
-        world.out(format_nodes(fleet, states, ("Node", "Status", "Models"), world.columns) + "\n"
-                  + format_table(headers, rows, columns=world.columns)
-                  + (format_details(states) if options.verbose else "")
-                  + (f"\nWrote {written}\n" if written else ""))
+    hint = "missing: `ollama pull {ollama_model}` on {node}"
+    rows = [(model["name"], model["node"], model["ollama_model"], hint.format(**model)
+             if model["state"] == "missing" else model["state"]) for model in models]
+    headers = ("Model", "Node", "Ollama model", "Found")
+    world.out(render_report("discover", {**report, "written": written}) if options.json else
+              format_nodes(fleet, states, ("Node", "Status", "Models"), world.columns) + "\n"
+              + format_table(headers, rows, columns=world.columns)
+              + (format_details(states) if options.verbose else "")
+              + (f"\nWrote {written}\n" if written else ""))
     whole = all(model["state"] == "present" for model in models) \
         and all(state.online for state in states.values())
     return EXIT_PROBLEM if options.check and not whole else EXIT_OK
@@ -4564,29 +4562,26 @@ def cmd_status(options, world):
                   for model in fleet.models.values()}
         following = keep_places(plan_next_step(fleet, states, routes), options)
         ready = all(route.state == "ready" for route in routes.values())
-        if options.json:
-            models = {name: {"node": model.node, "ollama_model": model.ollama_model,
-                             "alias": model.alias, "context": model.context, **vars(routes[name])}
-                      for name, model in fleet.models.items()}
-            world.out(render_report("status", {
-                "fleet": fleet.name, "ready": ready, "next": following, "nodes": [*states.values()],
-                "models": [{"name": name, **model} for name, model in models.items()],
-                "routes": [{"agent": agent.name, "model": agent.model, **models[agent.model]}
-                           for agent in fleet.agents.values()]}))
-        else:
-            # home and clear: a redraw that does not scroll what stood there before
-            text = "\x1b[H\x1b[2J" if options.watch and world.is_terminal() else ""
-            text += format_nodes(fleet, states, ("Node", "Status", "Endpoint", "Models"),
-                                 world.columns)
-            rows = [(state.name, one.name, one.context or "?", format_share(one),
-                     format_expiry(one.expires, world.now()))
-                    for state in states.values() for one in state.loaded]
-            if rows:
-                headers = ("Node", "Loaded", "Context", "Where", "Until")
-                text += "\n" + format_table(headers, rows, columns=world.columns)
-            lines = [f"{format_route(agent, model)}: {clean_line(str(routes[model.name]))}\n"
-                     for agent, model in plan_routes(fleet).items()]
-            world.out(f"{text}\nAgent routing:\n{''.join(lines)}\n{clean_line(following)}\n")
+        models = {name: {"name": name, "node": model.node, "ollama_model": model.ollama_model,
+                         "alias": model.alias, "context": model.context, **vars(routes[name])}
+                  for name, model in fleet.models.items()}
+        report = {"fleet": fleet.name, "ready": ready, "next": following,
+                  "nodes": [*states.values()], "models": [*models.values()],
+                  "routes": [{"agent": agent.name, "model": agent.model, **models[agent.model]}
+                             for agent in fleet.agents.values()]}
+        # home and clear: a redraw that does not scroll what stood there before
+        text = "\x1b[H\x1b[2J" if options.watch and world.is_terminal() else ""
+        text += format_nodes(fleet, states, ("Node", "Status", "Endpoint", "Models"), world.columns)
+        rows = [(state.name, one.name, one.context or "?", format_share(one),
+                 format_expiry(one.expires, world.now()))
+                for state in states.values() for one in state.loaded]
+        if rows:
+            headers = ("Node", "Loaded", "Context", "Where", "Until")
+            text += "\n" + format_table(headers, rows, columns=world.columns)
+        lines = [f"{format_route(agent, model)}: {clean_line(str(routes[model.name]))}\n"
+                 for agent, model in plan_routes(fleet).items()]
+        world.out(render_report("status", report) if options.json else
+                  f"{text}\nAgent routing:\n{''.join(lines)}\n{clean_line(following)}\n")
         if not options.watch:
             return EXIT_PROBLEM if options.check and not ready else EXIT_OK
         world.sleep(options.watch)
@@ -4733,27 +4728,27 @@ def cmd_help(options, world):
 def observe(world, fleet, problems, options):
     """Return the Facts of this machine and, where there is a fleet, of its nodes and files."""
     until = world.clock() + options.timeout  # at which every job ends by itself
-    facts = Facts(problems=tuple(problems), agents=world.read_tree(".claude/agents", ".md"))
+    seen = {"problems": problems, "agents": world.read_tree(".claude/agents", ".md")}
     claude, litellm, jobs = world.which("claude"), world.which("litellm"), {}
     if litellm:  # not run: `--version` takes 10 s and calls out (1.106.2), a .pth may do harm
         names = [name for place in ("lib/python*", "Lib")
                  for name in world.names_near(litellm, f"../{place}/*-packages/litellm*")]
         versions = re.findall(r"^litellm-(\d.*)\.dist-info$", "\n".join(names), re.M)
-        facts = facts.replace(litellm=(versions or ["?"])[-1] + " with litellm_init.pth"
-                              * ("litellm_init.pth" in names))
+        seen["litellm"] = (versions or ["?"])[-1] \
+            + " with litellm_init.pth" * ("litellm_init.pth" in names)
     if claude:  # its version, or `?`
         words = [claude, "--version"]
         jobs["claude"] = lambda: f"{world.read_program(words, until) or ''} ?".split()[0][:40]
     if fleet:
         out = find_output(options, world)
-        facts = facts.replace(problems=(*problems, *lint_key(fleet, world.environ)),
-                              settings=find_settings(world), **observe_files(world, fleet, out))
+        seen.update(observe_files(world, fleet, out), settings=find_settings(world),
+                    problems=[*problems, *lint_key(fleet, world.environ)])
         looks = {name: lambda node=node: look_at_node(world, node, until)
                  for name, node in fleet.nodes.items()}
         jobs.update(states=lambda: probe_nodes(world, fleet.nodes, options.timeout, fleet.models),
                     looks=lambda: dict(run_together(world, looks)),
                     holder=lambda: who_serves(world, fleet, out, until))
-    return facts.replace(**{key: seen for key, seen in run_together(world, jobs) if key})
+    return Facts(**seen, **{key: told for key, told in run_together(world, jobs) if key})
 
 
 def observe_files(world, fleet, out):
@@ -4830,15 +4825,13 @@ def cmd_doctor(options, world):
              for topic, found in plan_doctor(fleet, facts)]
     findings = [finding for _, finding in pairs]
     verdict = plan_verdict(findings)
-    if options.json:
-        world.out(render_report("doctor", {
-            "verdict": verdict, "mended": mended,
-            "findings": [{"topic": topic, **show_record(found)} for topic, found in pairs]}))
-    else:
-        told = {"": "".join(f"mended: {clean_line(text)}\n" for text in mended)} if mended else {}
-        for topic, found in pairs:
-            told[topic] = told.get(topic, f"{topic}\n") + format_finding(found)
-        world.out("\n".join([*told.values(), f"{clean_line(verdict)}\n"]))
+    report = {"verdict": verdict, "mended": mended,
+              "findings": [{"topic": topic, **show_record(found)} for topic, found in pairs]}
+    told = {"": "".join(f"mended: {clean_line(text)}\n" for text in mended)} if mended else {}
+    for topic, found in pairs:
+        told[topic] = told.get(topic, f"{topic}\n") + format_finding(found)
+    world.out(render_report("doctor", report) if options.json else
+              "\n".join([*told.values(), f"{clean_line(verdict)}\n"]))
     return EXIT_PROBLEM if any(found.level == "error" for found in findings) else EXIT_OK
 
 
