@@ -172,11 +172,10 @@ DEPTH_LIMIT = 64
 KEY_LIMIT = 1024  # from the start of a key to its colon: YAML's own limit
 
 _CLASH = object()  # a word that programs read differently
-_WORDS = {form: value for word, value in (
-    ("null", None), ("true", True), ("false", False), (".inf", float("inf")),
-    ("+.inf", float("inf")), ("-.inf", float("-inf")),
-    ("yes", _CLASH), ("no", _CLASH), ("on", _CLASH), ("off", _CLASH),
-) for form in (word, word.title(), word.upper())}
+_WORDS = {form: value for words, value in (
+    ("null", None), ("true", True), ("false", False), (".inf +.inf", float("inf")),
+    ("-.inf", float("-inf")), ("yes no on off", _CLASH),
+) for word in words.split() for form in (word, word.title(), word.upper())}
 _WORDS.update(dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")))
 _WORDS.update({"": None, "~": None, "=": _CLASH, "<<": _CLASH})
 # An integer and a float of every YAML, then what is a number or a date in 1.1 or in 1.2 only.
@@ -4442,13 +4441,11 @@ def cmd_env(options, world):
     out = find_output(options, world)
     key = read_key(world, fleet, out)
     shown = options.show_key or not world.is_terminal()
-    if options.shell == "json":
-        world.out(render_report("env", {
-            "set": merge_environment({}, fleet, key if shown else "(--show-key shows it)"),
-            "unset": [name for name, value, _ in plan_environment(fleet) if value is None]}))
-    else:  # a key of the environment stays where it is
-        world.out(render_environment(
-            fleet, kept_key(world, fleet, out) if shown else None, options.shell))
+    report = {"set": merge_environment({}, fleet, key if shown else "(--show-key shows it)"),
+              "unset": [name for name, value, _ in plan_environment(fleet) if value is None]}
+    kept = kept_key(world, fleet, out) if shown else None  # the environment's stays where it is
+    world.out(render_report("env", report) if options.shell == "json" else
+              render_environment(fleet, kept, options.shell))
     return EXIT_OK
 
 
@@ -4600,10 +4597,9 @@ def format_expiry(expires, now):
         left = datetime.datetime.fromisoformat(text).timestamp() - now
     except (ValueError, OverflowError):
         return "?"
-    if left > 366 * 86400:
-        return "stays"  # keep_alive: -1 is a date in the year 2318
+    # keep_alive: -1 is a date in the year 2318
     return "leaving, or busy" if left < 0 else f"{left / 60:.0f} min" if left < 7200 else \
-        f"{left / 3600:.0f} h"
+        f"{left / 3600:.0f} h" if left < 366 * 86400 else "stays"
 
 
 def cmd_warmup(options, world):
