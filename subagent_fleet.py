@@ -3734,7 +3734,7 @@ class Service:
                 "output_tokens": usage["output_tokens"], "outcome": self._outcome})
 
     def _prepare(self, model):
-        self._out, server = bytearray(), self._server  # what gathered was of one that has failed
+        self._out, server = bytearray(), self._server
         self._answer = Answer(f"msg_{self._id}", self._request, model, server.ratios[model.name],
                               blind=model.name in server.blind)
         # Tokens are known only at the end.
@@ -3772,12 +3772,13 @@ class Service:
         self._server.scheduler.fail(ticket, is_missing=problem.http == 404)
         if self._has_content or not any(ticket.tiers):
             raise problem
+        self._prepare(self._model)  # in line, nothing of what failed is sent
         return False
 
     def _ask(self, ticket):
         """Send the request to the model's node and its answer to the client."""
         model, world, size = ticket.model, self._world, 0
-        if self._tries or model is not self._answer.model:
+        if model is not self._answer.model:
             self._prepare(model)
         answer = self._answer
         url = self._server.fleet.nodes[model.node].endpoint + "/api/chat"

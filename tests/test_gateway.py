@@ -933,6 +933,29 @@ def test_before_any_content_another_node_answers(rig, monkeypatch, play, why, st
     assert served.server.totals["n0"]["failures"] == 1
 
 
+def test_what_a_failed_node_said_is_not_sent_while_the_next_is_busy(rig, monkeypatch):
+    monkeypatch.setattr(sf, "QUIET_SECONDS", 0.1)
+    gate = threading.Event()
+
+    def fails(node, connection):
+        gate.wait(10)
+        connection.sendall(HEAD + line("never sent ") + b'{"error":"boom"}\n')
+        node.gone.set()
+    served = rig(fails, lambda node, connection: (gate.wait(10), node.gone.wait(10),
+                                                  says("PONG")(node, connection)))
+    with served.connect() as first, served.connect() as second:
+        for connection in (first, second):
+            connection.sendall(served.post(request_of(stream=True)))
+            wait_until(lambda: first is not connection or served.nodes[0].requests)
+        wait_until(lambda: served.nodes[1].requests)
+        gate.set()
+        wait_until(lambda: rests(served.server.scheduler))
+        time.sleep(0.3)  # until it is pinged in line
+        served.nodes[1].gone.set()
+        assert [text_of(read_answer(each.makefile("rb"))[2]) for each in (first, second)] \
+            == ["PONG", "PONG"]
+
+
 def test_a_node_that_refuses_or_is_slow_costs_no_answer(rig):
     served = rig(hangs, says("PONG"), timeout=0.3)
     nodes = served.server.fleet.nodes
