@@ -182,6 +182,18 @@ def test_no_schema_of_a_tool_fails_the_request(warm):
     assert (status, body["content"]) == (200, [{"type": "text", "text": "PONG"}])
 
 
+def test_an_image_does_not_end_a_conversation_with_a_model_that_takes_none(warm):
+    marks, pixel = warm.marks(), ("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGNgYGAA"
+                                  "AAAEAAH2FzhVAAAAAElFTkSuQmCC")
+    for _ in range(2):
+        status, body = warm.gateway.post({"model": "claude-tight-local", "max_tokens": 9, "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "@play pong"}, {
+                "type": "image", "source": {"type": "base64", "data": pixel}}]}]})
+        assert (status, body["content"]) == (200, [{"type": "text", "text": "PONG"}])
+    assert ["images" in chat.body["messages"][0] for chat in warm.chats(marks)["mini"]] \
+        == [True, False, False]
+
+
 @pytest.mark.parametrize("which", sorted(install.CLAUDES))
 def test_claude_code_dispatches_to_the_nodes_of_its_agents(warm, tmp_path, which):
     marks, before = warm.marks(), warm.recorder.mark()
