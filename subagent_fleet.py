@@ -2429,7 +2429,8 @@ def _mend_schema(schema, root=None):
     for key in kept.keys() & {"anyOf", "allOf"}:
         kept[key] = [_mend_schema(part, root) for part in kept[key]]
     for key in kept.keys() & {"properties", "$defs"}:
-        kept[key] = {name: _mend_schema(part, root) for name, part in kept[key].items()}
+        kept[key] = {name: _mend_schema(part, root) for name, part in kept[key].items()
+                     if name != "$ref"}  # which the engine would follow
     found = re.fullmatch(r"#/(\$defs|properties)/([^/]+)",
                          kept.pop("$ref", "").replace("#/definitions/", "#/$defs/"))
     if found and isinstance(root.get(found[1]), dict) and found[2] in root[found[1]]:
@@ -2493,8 +2494,8 @@ class Answer:
             maximum = int(too_long[2] or model.context)
             tokens = max(int(too_long[1] or self.estimate), maximum + 1)
             return ApiError(400, f"prompt is too long: {tokens} tokens > {maximum} maximum")
-        http = 400 if re.search(_NOT_ABLE, words) else \
-            {400: 400, 404: 404, 503: 529}.get(status, 500)
+        status = 400 if re.search(_NOT_ABLE, words) else status
+        http = {400: 400, 404: 404, 503: 529}.get(status, 500)
         fix = {404: f"; type `ollama pull {model.ollama_model}` there",
                500: "; Ollama's log there says more"}.get(http, "")
         return ApiError(http, f"node {model.node}, model {model.ollama_model}: "

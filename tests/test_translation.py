@@ -335,6 +335,7 @@ def test_one_bad_schema_does_not_fail_the_request(schema, wanted):
     ({"const": "x", "format": 5}, {"const": "x"}), ({"items": {"items": False}}, {"items": {
         "items": ANY}}),
     ({"properties": {"y": True}, "required": [5]}, {"properties": {"y": ANY}}),
+    ({"properties": {"$ref": TEXT, "y": TEXT}}, {"properties": {"y": TEXT}}),
     ({"type": "object", "additionalProperties": {"type": "date"}}, {"type": "object"}),
     ({"$ref": "#/$defs/d"}, {"$ref": "#/$defs/d"}), ({"$ref": "#/properties/x"},) * 2,
     ({"$ref": "#/definitions/d"}, {"$ref": "#/$defs/d"}), ({"$ref": "#/$defs/lost"}, ANY),

@@ -168,8 +168,9 @@ SCHEMAS = [  # each of which fails the whole request when Ollama is sent it as i
     {**TEXT, "minLength": "1"}, {**TEXT, "minLength": 5, "maxLength": 1}, {"oneOf": [True]},
     {"oneOf": []}, {"type": []}, {"type": "date"}, {"type": ["date", "null"]}, {"format": 5},
     {"type": "integer", "minimum": 1e30}, {"items": True}, {"prefixItems": [True]},
-    {"properties": [1]}, {"additionalProperties": {"type": "date"}}, {"$ref": "other.json"},
-    {"$ref": "#/$defs/lost"}, {"$ref": "#/definitions/d"}, {"$ref": "#/$defs/bad"}]
+    {"properties": [1]}, {"properties": {"$ref": TEXT}},
+    {"additionalProperties": {"type": "date"}}, {"$ref": "other.json"}, {"$ref": "#/$defs/lost"},
+    {"$ref": "#/definitions/d"}, {"$ref": "#/$defs/bad"}]
 
 
 def test_no_schema_of_a_tool_fails_the_request(warm):
