@@ -2201,7 +2201,7 @@ def _parse_object(text):
 def error_text(error):
     """Return a node's own words, out of the JSON that its engine wraps them in."""
     while True:
-        inner = error if isinstance(error, dict) else _parse_object(str(error)[:4000])
+        inner = error if isinstance(error, dict) else _parse_object(str(error)[:HEADER_LIMIT_BYTES])
         if not inner:
             return str(error)[:500]
         error = inner.get("error", inner.get("message", "an error without words"))
@@ -3886,8 +3886,7 @@ class Server:
         listener.close()
         until = self.world.clock() + GRACE_SECONDS
         while self._visitors and self.world.clock() < until + 0.5:
-            if len(self.stops) > 1:
-                until = min(until, self.world.clock())
+            until = min(until, self.world.clock()) if len(self.stops) > 1 else until
             for visitor, is_answered in list(self._visitors.items()):
                 if not is_answered or self.world.clock() >= until:
                     visitor.cut()  # its thread leaves the node and files the receipt
