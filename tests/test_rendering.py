@@ -71,7 +71,7 @@ def test_descriptions_are_read_back_to_the_letter():
         head, body = agent_of(fleet)
         assert list(head) == ["name", "description", "model"]
         assert head["description"] == fleet.agents["ag"].description
-        assert body.strip() == sf.PROMPTS[""].strip()
+        assert body.strip() == sf.OTHER_PROMPT.strip()
         words = re.sub(r"\s*[\n\u2028\u2029]\s*", " ", text.strip())
         assert head["description"] == words
 
@@ -82,7 +82,7 @@ def test_prompts_are_read_back_to_the_letter():
     def check(fleet, text):
         head, body = agent_of(fleet)
         assert head == {"name": "ag", "description": "d", "model": "al"}
-        assert body == "\n" + (text.rstrip() or sf.PROMPTS[""].rstrip()) + "\n"
+        assert body == "\n" + (text.rstrip() or sf.OTHER_PROMPT.rstrip()) + "\n"
 
     assert survivors("prompt", check) > 200
 
@@ -279,7 +279,8 @@ def test_gone_tools_are_replaced_and_no_tools_are_none():
 def test_missing_prompt_becomes_the_roles(name, prompt):
     fleet = build(agent=name, **prompt)
     _, body = read_agent(sf.render_agent(fleet.agents[name], "al"))
-    assert body == "\n" + sf.PROMPTS.get(name, sf.PROMPTS[""])
+    usual = sf.ROLES[name][3] if name in sf.ROLES else sf.OTHER_PROMPT
+    assert body == "\n" + usual
 
 
 def test_kept_key_is_read_back_whatever_its_variable_is_called(tmp_path):
