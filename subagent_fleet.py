@@ -1166,9 +1166,9 @@ ROLES = {  # what an agent of this name is: size of its model, when to use it, t
                    "pointed at and return its essence:\nfacts, names, numbers and open "
                    "questions. Invent nothing.\n"),
 }
-OTHER_PROMPT = "You are a local subagent with one task at a time.\nDo exactly what you are asked, " \
-               "with the tools you have.\nReturn a short report: what you found, what you " \
-               "changed, what is left.\n"
+OTHER_PROMPT = "You are a local subagent with one task at a time.\nDo exactly what you are " \
+               "asked, with the tools you have.\nReturn a short report: what you found, what " \
+               "you changed, what is left.\n"
 LOOPBACK = _Pattern(r"(?i)localhost[.]?|127([.][0-9]{1,3}){3}|::1")
 EDIT_TOOLS = {"Edit", "Write", "NotebookEdit"}
 GONE_TOOLS = {"MultiEdit": "Edit", "LS": "", "TodoWrite": "", "NotebookRead": ""}
