@@ -4330,9 +4330,8 @@ def write_changes(world, out, changes):
     files += [(c.path, c.wanted, 0o600 if c.path == ENVIRONMENT_FILE else 0o644) for c in new]
     if len(files) > 1:
         world.replace_files([(world.enter(out, path), *rest) for path, *rest in files])
-    written = dict(known)
+    written = {**known, **{c.path: digest(c.wanted) for c in changes}}
     for change in changes:
-        written[change.path] = digest(change.wanted)
         if change.wanted is None:
             world.remove(world.enter(out, change.path))
             del written[change.path]
@@ -4523,12 +4522,10 @@ def cmd_discover(options, world):
 
 def format_nodes(fleet, states, headers, columns):
     """Return the name of a fleet and a table of its nodes: models, or why there are none."""
-    rows = []
-    for state in states.values():
-        models = ", ".join(model.name for model in state.models) or f"({state.reason or 'none'})"
-        cells = {"Node": state.name, "Status": "online" if state.online else "offline",
-                 "Endpoint": state.endpoint, "Models": models}
-        rows.append([cells[header] for header in headers])
+    cells = [{"Node": state.name, "Status": "online" if state.online else "offline",
+              "Endpoint": state.endpoint, "Models": ", ".join(model.name for model in state.models)
+              or f"({state.reason or 'none'})"} for state in states.values()]
+    rows = [[of_node[header] for header in headers] for of_node in cells]
     return f"Fleet: {clean_line(fleet.name)}\n\n" + format_table(headers, rows, columns=columns)
 
 
