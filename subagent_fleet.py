@@ -4609,8 +4609,7 @@ def cmd_warmup(options, world):
         (model.node, _full_model_name(model.ollama_model), model.context),
         Warmth(node=fleet.nodes[model.node], model=model))
         for name, model in fleet.models.items() if name in names or not names}
-    rows = {name: [clean_line(text) for text in (name, one.node.name, one.model.ollama_model)]
-            for name, one in warmths.items()}
+    rows = {name: (name, one.node.name, one.model.ollama_model) for name, one in warmths.items()}
     widths = [max(map(len, column)) for column in zip(*rows.values())]
     if not options.json:
         world.out("Unloading models:\n" if options.unload else "Warming models:\n")
@@ -4622,8 +4621,8 @@ def cmd_warmup(options, world):
             world.err(clear)
             while waiting and warmths[waiting[0]].node.name in ended:
                 name = waiting.pop(0)
-                cells = (cell.ljust(width) for cell, width in zip(rows[name], widths))
-                world.out("  " + "  ".join(cells) + format_warmth(warmths[name]))
+                cells = map(str.ljust, rows[name], widths)
+                world.out("  " + clean_line("  ".join(cells)) + format_warmth(warmths[name]))
             if clear:
                 world.err(format_progress(shared.values(), world.clock(), world.columns))
     finally:
