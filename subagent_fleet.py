@@ -3444,11 +3444,11 @@ class Warmth(SimpleNamespace):
     ok, detail, fix, loaded = True, "", "", None
 
 
-def warm_nodes(world, warmths, options):
-    """Run all warmths, nodes in parallel; yield as `run_together` does."""
+def warm_nodes(world, groups, options):
+    """Run the Warmths of each node, nodes in parallel; yield as `run_together` does."""
     def warm(group):
         for step in (_load, _see_loaded):  # only at the end it shows what is in memory together
-            for warmth in (warmth for warmth in group if warmth.ok):
+            for warmth in (warmth for warmth in group.values() if warmth.ok):
                 warmth.began = world.clock()
                 try:
                     step(warmth, world, options)
@@ -3458,11 +3458,8 @@ def warm_nodes(world, warmths, options):
                 warmth.stage = "done"
                 warmth.seconds += world.clock() - warmth.began
 
-    nodes = {}
-    for warmth in warmths:
-        nodes.setdefault(warmth.node.name, []).append(warmth)
     return run_together(world, {name: lambda group=group: warm(group)
-                                for name, group in nodes.items()})
+                                for name, group in groups.items()})
 
 
 def _load(warmth, world, options):
@@ -4604,9 +4601,9 @@ def cmd_warmup(options, world):
     check_names("agent", options.agent, fleet.agents, fleet.name)
     check_names("model", options.model, fleet.models, fleet.name)
     names = options.model + [fleet.agents[name].model for name in options.agent]
-    shared = {}  # what is one Ollama model with one context on a node is loaded once
-    warmths = {name: shared.setdefault(
-        (model.node, _full_model_name(model.ollama_model), model.context),
+    groups = {}  # what is one Ollama model with one context on a node is loaded once
+    warmths = {name: groups.setdefault(model.node, {}).setdefault(
+        (_full_model_name(model.ollama_model), model.context),
         Warmth(node=fleet.nodes[model.node], model=model))
         for name, model in fleet.models.items() if name in names or not names}
     rows = {name: (name, one.node.name, one.model.ollama_model) for name, one in warmths.items()}
@@ -4616,7 +4613,7 @@ def cmd_warmup(options, world):
     ended, waiting = set(), [] if options.json else list(warmths)
     clear = "\r\x1b[K" if world.is_terminal("stderr") else ""
     try:
-        for node, _ in warm_nodes(world, shared.values(), options):
+        for node, _ in warm_nodes(world, groups, options):
             ended.add(node)
             world.err(clear)
             while waiting and warmths[waiting[0]].node.name in ended:
@@ -4624,7 +4621,7 @@ def cmd_warmup(options, world):
                 cells = map(str.ljust, rows[name], widths)
                 world.out("  " + clean_line("  ".join(cells)) + format_warmth(warmths[name]))
             if clear:
-                world.err(format_progress(shared.values(), world.clock(), world.columns))
+                world.err(format_progress(groups, world.clock(), world.columns))
     finally:
         world.err(clear)
     if options.json:
@@ -4647,10 +4644,10 @@ def format_warmth(warmth):
     return f"  ok  ({', '.join(filter(None, more))})\n"
 
 
-def format_progress(warmths, now, columns):
+def format_progress(groups, now, columns):
     """Return one line about what is going on, for a terminal."""
     parts = []
-    for warmth in warmths:
+    for warmth in (warmth for group in groups.values() for warmth in group.values()):
         if warmth.stage not in ("waiting", "done"):
             amount = f"{100 * warmth.pulled // warmth.size} % of {warmth.size / 1e9:.1f} GB, " \
                 if warmth.stage == "pulling" and warmth.size else ""
