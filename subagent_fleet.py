@@ -2068,15 +2068,14 @@ def format_diff(changes, fleet):
     names = rf"KEY|TOKEN|SECRET|PASS(?:W(?:OR)?D)?|\b{fleet.gateway.master_key_env}"
     secret = re.compile(rf"((?:{names})(?: |:?=|:-)).+|sk-\S+", re.IGNORECASE)
     pieces = []
-    for change in changes:
+    for change in (change for change in changes if change.found != change.wanted):
         texts = [(content or b"").decode("utf-8", "backslashreplace")
                  for content in (change.found, change.wanted)]
         if change.path == ENVIRONMENT_FILE:
             texts = [secret.sub(lambda at: (at[1] or "") + "(hidden)", text) for text in texts]
         lines = list(difflib.unified_diff(*map(str.splitlines, texts), change.path, change.path,
                                           change.action, "generated", lineterm=""))
-        pieces += lines or [f"--- {change.path}: only hidden values differ"] \
-            if change.found != change.wanted else []
+        pieces += lines or [f"--- {change.path}: only hidden values differ"]
     return clean_text("".join(line + "\n" for line in pieces))
 
 
@@ -4328,10 +4327,9 @@ def write_changes(world, out, changes):
     if len(files) > 1:
         world.replace_files([(world.enter(out, path), *rest) for path, *rest in files])
     written = {**known, **{c.path: digest(c.wanted) for c in changes}}
-    for change in changes:
-        if change.wanted is None:
-            world.remove(world.enter(out, change.path))
-            del written[change.path]
+    for gone in (c.path for c in changes if c.wanted is None):
+        world.remove(world.enter(out, gone))
+        del written[gone]
     if written != noted:
         world.replace_files([(world.enter(out, MANIFEST_FILE), render_manifest(written), 0o644)])
     world.make_private(world.enter(out, ENVIRONMENT_FILE))
