@@ -223,8 +223,6 @@ _KEY = _Pattern(
     rf"|(?:{_BLOCK_START.pattern})[^\t\n:#]*(?:(?::(?![ \t\n]|\Z)|(?<! )#)[^\t\n:#]*)*)"
     r":(?=[ \t\n]|\Z)")
 _BLOCK_HEADER = _Pattern(r"[|>](?:([-+])([1-9])?|([1-9])([-+])?)?(?: *| +#[^\n]*)(?:\n|\Z)")
-# A line up to `//` where a token may begin, outside double quotes.
-_SLASHES = _Pattern(r'(?:[^"\n#]|"[^"\n]*")*?(?<![^ ,\[\]{}"\n])(?=//)')
 # Two lines of a `>` scalar that are joined: neither begins with a blank.
 _FOLDED = _Pattern(r"(?m)^([^ \t\n][^\n]*)\n(\n*)(?=[^ \t\n])")
 # Text that is written without quotes.
@@ -324,37 +322,28 @@ class Document:
     def fail_unexpected(self, expected, *, fix=""):
         """Say why the character here cannot stand here."""
         char, (start, end) = self.text[self.at], self.span or (self.at, self.at)
-        if "\n" in self.text[start:end] and not self.text[end:self.at].strip(" "):
-            self.check_slashes(start)
-            if self.text[start] in "\"'":
-                self.fail("yaml-syntax", f"this quoted text ends on line {self.line_of(end)}, "
-                          "where more follows it", at=start, fix="close the quote on its line")
-        self.check_slashes(self.at)
+        if "\n" in self.text[start:end] and not self.text[end:self.at].strip(" ") \
+                and self.text[start] in "\"'":
+            self.fail("yaml-syntax", f"this quoted text ends on line {self.line_of(end)}, "
+                      "where more follows it", at=start, fix="close the quote on its line")
         if char in _OUTSIDE:
             self.fail_outside(char, self.at)
         if _DASH.match(self.text, self.at):
             fix = "start the list on the line below its key"
+        elif char == "/":
+            fix = "begin a comment with `#`"
         elif not fix and char in "@`|>":
             fix = "quote the text"
         self.fail("yaml-syntax", f"expected {expected}, found `{_visible(char)}`", fix=fix)
 
-    def check_slashes(self, at):
-        """Refuse a line that was read as text because its comment begins as JavaScript's do."""
-        line_start = self.text.rfind("\n", 0, at) + 1
-        found = _SLASHES.match(self.text, line_start, line_start + KEY_LIMIT)
-        if found:
-            self.fail("yaml-syntax", "`//` begins no comment", at=found.end(), size=2,
-                      fix="remove it; in YAML write `#`")
-
     def fail_colon(self, start):
         """Say why the colon here does not make a key of the text from `start`."""
         if "\n" in self.text[start:self.at]:
-            self.check_slashes(start)
             self.fail("yaml-indent", f"a key inside the value of line {self.line_of(start)}",
-                      fix="align it with its neighbours, or put the missing `: ` after a key above")
+                      fix="align it with its neighbours, or put the missing `: ` after a key "
+                      "above, or begin a comment with `#`")
         if self.at - start > KEY_LIMIT:
-            self.fail("yaml-limit", f"a key of more than {KEY_LIMIT:,} characters",
-                      fix="shorten the key")
+            self.fail("yaml-limit", f"a key of over {KEY_LIMIT:,} characters", fix="shorten it")
         if self.text[start] in "[{\"'":
             self.fail_unexpected("the end of the line", fix="write `key: value`, one a line")
         rest = _LINE.match(self.text, start, start + 80).group().split(" #")[0].rstrip(" ")
@@ -423,9 +412,8 @@ class Document:
                     return self.read_inline(indent)
                 if char not in "\"'" and not _BLOCK_START.match(self.text, start):
                     self.fail_unexpected("a key")
-                self.check_slashes(start)
-                self.fail("yaml-syntax", "expected `key: value`", fix="put `: ` after the key",
-                          size=_LINE.match(self.text, start).end() - start)
+                self.fail("yaml-syntax", "expected `key: value`", size=_LINE.match(
+                    self.text, start).end() - start, fix="put `: ` after the key, or `#` before it")
             if not mapping:
                 self.enter()
             key = self.read_quoted() if char in "\"'" else self.resolve(found[1].rstrip(" "), start)
@@ -704,58 +692,44 @@ RULES = {
     "boolean": ({"type": "boolean"}, "`true` or `false`"),
     "tag": ({"type": "string", "pattern": _ONE_LINE % 64}, "text, 1 to 64 printable characters"),
     "tool": ({"type": "string", "pattern": _TOOL}, "a name such as `Read` or `\"Bash(git *)\"`"),
-    "frontmatter": ({"type": "object"}, "keys and values"),
-}
+    "frontmatter": ({"type": "object"}, "keys and values")}
 RULES.update({f"{item}s": ({"type": "array", "items": RULES[item][0]}, f"a list, each item {words}")
               for item, (_, words) in list(RULES.items()) if item in ("tag", "name", "tool")})
 
 REQUIRED = object()
 FIELDS = {  # section: key: its rule or its own section, its default, what it is for
-    "": {
-        "project": ("project", REQUIRED, "the fleet's name, its gateway, Claude Code's tiers"),
-        "nodes": ("node", REQUIRED, "machines that run Ollama"),
-        "models": ("model", REQUIRED, "which model runs on which node, under which alias"),
-        "agents": ("agent", REQUIRED, "Claude Code subagents and the model each one uses"),
-    },
-    "project": {
-        "name": ("line", REQUIRED, "shown in tables"),
-        "gateway": ("gateway", {}, "where Claude Code finds the fleet"),
-        "claude": ("claude", {}, "which model answers for each of Claude Code's tiers"),
-    },
-    "gateway": {
-        "provider": ("provider", "litellm", "who serves: this program or LiteLLM"),
-        "host": ("host", "127.0.0.1", "address the gateway listens on"),
-        "port": ("port", 4000, "port the gateway listens on"),
-        "master_key_env": ("variable", "LITELLM_MASTER_KEY", "variable that holds the key"),
-    },
+    "": {"project": ("project", REQUIRED, "the fleet's name, its gateway, Claude Code's tiers"),
+         "nodes": ("node", REQUIRED, "machines that run Ollama"),
+         "models": ("model", REQUIRED, "which model runs on which node, under which alias"),
+         "agents": ("agent", REQUIRED, "Claude Code subagents and the model each one uses")},
+    "project": {"name": ("line", REQUIRED, "shown in tables"),
+                "gateway": ("gateway", {}, "where Claude Code finds the fleet"),
+                "claude": ("claude", {}, "which model answers for each of Claude Code's tiers")},
+    "gateway": {"provider": ("provider", "litellm", "who serves: this program or LiteLLM"),
+                "host": ("host", "127.0.0.1", "address the gateway listens on"),
+                "port": ("port", 4000, "port the gateway listens on"),
+                "master_key_env": ("variable", "LITELLM_MASTER_KEY", "variable with the key")},
     "claude": {tier: ("name", None, "model of the main session" if tier == "main" else
                       f"model behind `{tier}`") for tier in TIERS},
-    "node": {
-        "endpoint": ("endpoint", REQUIRED, "where its Ollama answers"),
-        "tags": ("tags", (), "your own words for it"),
-        "memory_gb": ("gigabytes", None, "memory for models; lets `validate` warn"),
-    },
-    "model": {
-        "node": ("name", REQUIRED, "the node it runs on"),
-        "ollama_model": ("line", REQUIRED, "its name in `ollama list`"),
-        "litellm_alias": ("alias", REQUIRED, "the name Claude Code asks for"),
-        "context": ("tokens", 8192, "context window in tokens"),
-        "timeout": ("seconds", 300, "seconds to wait for its first token"),
-        "max_parallel": ("parallel", 1, "requests at the same time"),
-        "keep_alive": ("keep alive", -1, "how long it stays loaded"),
-        "thinking": ("boolean", False, "let a model that can think do so"),
-        "max_output": ("tokens", 8192, "longest answer in tokens"),
-        "fallback": ("names", (), "models that answer when this one cannot"),
-        "cloud": ("boolean", False, "allow a name that Ollama sends to ollama.com"),
-    },
-    "agent": {
-        "model": ("name", REQUIRED, "the one of `models` that it uses"),
-        "description": ("paragraph", REQUIRED, "when Claude Code should call it; one paragraph"),
-        "tools": ("tools", None, "tools it may use; absent: all, []: none"),
-        "prompt": ("text", None, "its system prompt; absent: the role's default"),
-        "frontmatter": ("frontmatter", {}, "further keys for Claude Code, such as maxTurns"),
-    },
-}
+    "node": {"endpoint": ("endpoint", REQUIRED, "where its Ollama answers"),
+             "tags": ("tags", (), "your own words for it"),
+             "memory_gb": ("gigabytes", None, "memory for models; lets `validate` warn")},
+    "model": {"node": ("name", REQUIRED, "the node it runs on"),
+              "ollama_model": ("line", REQUIRED, "its name in `ollama list`"),
+              "litellm_alias": ("alias", REQUIRED, "the name Claude Code asks for"),
+              "context": ("tokens", 8192, "context window in tokens"),
+              "timeout": ("seconds", 300, "seconds to wait for its first token"),
+              "max_parallel": ("parallel", 1, "requests at the same time"),
+              "keep_alive": ("keep alive", -1, "how long it stays loaded"),
+              "thinking": ("boolean", False, "let a model that can think do so"),
+              "max_output": ("tokens", 8192, "longest answer in tokens"),
+              "fallback": ("names", (), "models that answer when this one cannot"),
+              "cloud": ("boolean", False, "allow a name that Ollama sends to ollama.com")},
+    "agent": {"model": ("name", REQUIRED, "the one of `models` that it uses"),
+              "description": ("paragraph", REQUIRED, "when Claude Code calls it; one paragraph"),
+              "tools": ("tools", None, "tools it may use; absent: all, []: none"),
+              "prompt": ("text", None, "its system prompt; absent: the role's default"),
+              "frontmatter": ("frontmatter", {}, "further keys for Claude Code, such as maxTurns")}}
 UNITS = {"tokens": {"k": 1024, "m": 1024 * 1024}, "gigabytes": {"g": 1},  # which people write
          "seconds": {"s": 1, "m": 60, "h": 3600, "d": 86400}}
 KEY_WORDS = {"alias": "litellm_alias", "url": "endpoint", "api_base": "endpoint",  # these too
@@ -864,8 +838,7 @@ REASON_FIXES = {
     "tls": "write http:// in its endpoint, or give it a certificate this machine trusts",
     "http 401": "remove the login in front of it: Ollama has none, and none is sent",
     "not ollama": "correct its endpoint, or stop what answers there and start Ollama (port 11434)",
-    "bad answer": "check what listens there; restart Ollama",
-}
+    "bad answer": "check what listens there; restart Ollama"}
 
 
 class NodeState(Record):
@@ -1057,7 +1030,7 @@ class _Checker(SimpleNamespace):
         """Report a name that no section of that kind has."""
         if name is not None and name not in known and name not in map(str, known):
             self.error(f"unknown-{kind}", path, f"references unknown {kind}: {name}",
-                       fix=nearest(name, known) or f"known {kind}s: {some_of(known)}")
+                       fix=nearest(name, known) or f"known {kind}s: {some_of(known) or 'none'}")
 
 
 def check_fleet(document):
@@ -1164,8 +1137,7 @@ ROLES = {  # what an agent of this name is: size of its model, when to use it, t
     "summarizer": ("small", "Use to summarize files, logs and long outputs.", "Read",
                    "You are a fast summarizing agent.\nDo not edit files.\nRead what you are "
                    "pointed at and return its essence:\nfacts, names, numbers and open "
-                   "questions. Invent nothing.\n"),
-}
+                   "questions. Invent nothing.\n")}
 OTHER_PROMPT = "You are a local subagent with one task at a time.\nDo exactly what you are " \
                "asked, with the tools you have.\nReturn a short report: what you found, what " \
                "you changed, what is left.\n"
@@ -1423,8 +1395,7 @@ def plan_environment(fleet):
         # A request waits for its turn, then for a first token, then for the next candidate's.
         ("API_FORCE_IDLE_TIMEOUT", "0", "a local model may need minutes for its first token"),
         ("CLAUDE_STREAM_IDLE_TIMEOUT_MS", str(patience * 3), "thrice the slowest timeout"),
-        ("API_TIMEOUT_MS", str(patience * 5), "five times, for a whole answer"),
-    ]
+        ("API_TIMEOUT_MS", str(patience * 5), "five times, for a whole answer")]
     if session.context <= LEAN_CONTEXT_TOKENS:
         planned.append(("CLAUDE_CODE_SIMPLE_SYSTEM_PROMPT", "1", "a shorter prompt, small window"))
     if len({model.node for model in fleet.models.values()}) == 1:
@@ -1449,10 +1420,9 @@ def lint_key(fleet, environ):
     key, exposed = environ.get(variable), not LOOPBACK.fullmatch(host)
     if key is not None and (len(key) < 16 or len(set(key)) < 8):  # sk-local-dev and the like
         why = "it has fewer than 16 characters" if len(key) < 16 else "it is easy to guess"
-        why += ", and the gateway listens beyond this machine" if exposed else ""
-        yield Finding("weak-key", "error" if exposed else "warning",
-                      f"the key in ${variable} is weak: {why}",
-                      fix=f"unset {variable}; subagent-fleet generate")
+        why += ", and the gateway listens beyond this machine" * exposed
+        yield Finding("weak-key", "error" if exposed else "warning", fix=f"unset {variable}; "
+                      "subagent-fleet generate", what=f"the key in ${variable} is weak: {why}")
 
 
 class Change(Record):
@@ -1541,8 +1511,7 @@ CLAUDE_INSTALL = "npm install -g @anthropic-ai/claude-code@latest"
 OLLAMA_HOLES = (  # mended in; what an older one does, worst first (golang/vulndb, its history)
     ("0.1.34", "error", "lets whoever reaches it run code on it (CVE-2024-37032)"),
     ("0.17.1", "error", "lets whoever reaches it read its memory (CVE-2026-7482)"),
-    ("0.31.2", "warning", "takes harmful model files without checking them"),
-)
+    ("0.31.2", "warning", "takes harmful model files without checking them"))
 OUR_GATEWAY, OLD_GATEWAY = "this fleet's gateway", "a gateway with an older config"
 DOCTOR_TEXTS = {  # id: level, what is so, what mends it
     "python": ("ok", "Python {version}", ""),
@@ -1580,8 +1549,8 @@ DOCTOR_TEXTS = {  # id: level, what is so, what mends it
     "port-free": ("info", "no gateway runs at {at}",
                   "`subagent-fleet serve` in another terminal, or `subagent-fleet up`"),
     "gateway-up": ("ok", "{holder} answers at {at}", ""),
-    "gateway-other": ("error", "another fleet's gateway ({holder}) answers at {at}: it refuses "
-                      "this fleet's key or lacks its aliases", OTHER_PORT),
+    "gateway-other": ("error", "another fleet's gateway ({holder}) answers at {at}, or this "
+                      "one's, which has an older key or lacks aliases", OTHER_PORT),
     "gateway-old": ("error", "the gateway at {at} serves this fleet as it was before a change",
                     "stop it and start it anew"),
     "port-taken": ("error", "another program answers at {at}{also}", OTHER_PORT),
@@ -1589,8 +1558,6 @@ DOCTOR_TEXTS = {  # id: level, what is so, what mends it
                           "environment", "remove them from {path}"),
     "agent-unloadable": ("warning", "{path}: {defect}; newer Claude Code will not run it",
                          "begin with `---`, `name:`, `description:`, `tools: Read, Grep`, `---`"),
-    "agent-duplicate": ("warning", "{path} and {other} are both `{name}`; the last one read wins",
-                        "rename one, or remove it"),
     "files-unchanged": ("ok", "{count} up to date", ""),
     "files-created": ("warning", "{paths}: not generated yet", "subagent-fleet generate"),
     "files-updated": ("warning", "{paths}: behind the config", "subagent-fleet doctor --fix"),
@@ -1605,8 +1572,7 @@ DOCTOR_TEXTS = {  # id: level, what is so, what mends it
     "ollama-stopped": ("error", "Ollama is at {program}, but: {state.reason} ({state.endpoint})",
                        "start its app or its service, or: ollama serve"),
     "no-model": ("warning", "no model here can answer an agent", "ollama pull " + PLACEHOLDERS[0]),
-    "closed-node": ("warning", "Ollama answers this machine only", "open it as shown below"),
-}
+    "closed-node": ("warning", "Ollama answers this machine only", "open it as shown below")}
 
 
 def _say(slug, level="", where="", **words):
@@ -1716,20 +1682,16 @@ def _doctor_routes(fleet, facts):
 
 def _doctor_claude(fleet, facts):
     planned = {name: value for name, value, _ in plan_environment(fleet)} if fleet else {}
-    for path, settings in facts.settings.items():
-        names = [name for name, value in settings.items()
-                 if str(value) != planned.get(name, str(value))]
+    for path, given in facts.settings.items():
+        names = [name for name, text in given.items() if str(text) != planned.get(name, str(text))]
         if names:
-            elsewhere = {"ANTHROPIC_BASE_URL", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_API_KEY"}
-            yield _say("settings-override", "error" if elsewhere & set(names) else "", path=path,
-                       names=", ".join(names))
-    paths = {}
+            told = ", ".join(names)
+            leaves = re.search("ANTHROPIC_(BASE_URL|AUTH|API_)|CLAUDE_CODE_USE", told)
+            yield _say("settings-override", "error" if leaves else "", path=path, names=told)
     for path, text in facts.agents.items():
-        name, defect = read_agent(text) if text is not None else ("", "it cannot be read")
+        _, defect = read_agent(text) if text is not None else ("", "it cannot be read")
         if defect:
             yield _say("agent-unloadable", path=path, defect=defect)
-        elif paths.setdefault(name, path) != path:
-            yield _say("agent-duplicate", path=path, other=paths[name], name=name)
 
 
 def read_agent(text):
@@ -1813,10 +1775,7 @@ def plan_doctor(fleet, facts):
 
 
 def plan_worker_block(name, state, reached):
-    """Return the `nodes:` and `models:` to paste into the controller's fleet file.
-
-    `state` is the worker as a node of its own, `reached` at each address that others may use.
-    """
+    """Return the `nodes:` and `models:` to paste: a worker's `state`, `reached` at each address."""
     # The names of the kinds sort as they should be preferred.
     places = [(not one.online, address_kind(one.name), one.endpoint) for one in reached]
     *_, endpoint = min(places, default=(state.endpoint.replace("127.0.0.1", name),))
@@ -1896,7 +1855,7 @@ def render_starter(tree, found):
 
 
 # -- generated files --
-# Every value passes its format's one quoting function: quote_yaml (quote_frontmatter), quote_shell.
+# Every value passes its format's one quoting function: quote_yaml or quote_shell.
 # The texts name no path and no date, so the same fleet gives the same bytes anywhere.
 
 TARGETS = ("litellm", "claude", "env")
@@ -1961,16 +1920,14 @@ def render_agent(agent, alias):
     values = {"name": agent.name, "description": agent.description, "model": alias}
     if agent.tools is not None:
         values["tools"] = ", ".join(plan_tools(agent.tools))
-    lines = [f"{key}: {quote_frontmatter(text) if text else '[]'}" for key, text in values.items()]
+    lines = []
+    for key, text in values.items():  # plain where it is words and commas
+        bare = all(quote_yaml(part) == part for part in text.split(", "))
+        lines.append(f"{key}: {'[]' if not text else text if bare else quote_yaml(text)}")
     lines += [dump_yaml({key: value}).rstrip("\n") for key, value in agent.frontmatter.items()]
     *_, usual = ROLES.get(agent.name, (OTHER_PROMPT,))
     prompt = agent.prompt if (agent.prompt or "").strip() else usual
     return f"---\n{_HEADLINE}" + "\n".join(lines) + f"\n---\n\n{prompt.rstrip()}\n"
-
-
-def quote_frontmatter(text):
-    """Return text as a value of an agent's frontmatter: plain where it is words and commas."""
-    return text if all(quote_yaml(part) == part for part in text.split(", ")) else quote_yaml(text)
 
 
 def render_environment(fleet, key, shell="sh"):
@@ -2096,9 +2053,8 @@ def format_start(fleet, out):
 
 WORKER_SETTINGS = {
     "OLLAMA_HOST": "0.0.0.0:{port}", "OLLAMA_CONTEXT_LENGTH": str(MAIN_CONTEXT_TOKENS),
-    "OLLAMA_KEEP_ALIVE": "-1", "OLLAMA_NUM_PARALLEL": "1", "OLLAMA_MAX_LOADED_MODELS": "{models}",
-    "OLLAMA_NO_CLOUD": "1",
-}
+    "OLLAMA_KEEP_ALIVE": "-1", "OLLAMA_NUM_PARALLEL": "1", "OLLAMA_NO_CLOUD": "1",
+    "OLLAMA_MAX_LOADED_MODELS": "{models}"}
 WORKER_SETUPS = {  # what to do, one setting, what ends it
     "darwin": ("In the Ollama app: Settings > Expose Ollama to the network. Or in Terminal on the "
                "Mac itself,\nlost at every restart of the Mac:\n\n",
@@ -2111,8 +2067,7 @@ WORKER_SETUPS = {  # what to do, one setting, what ends it
                "  docker run -d --name ollama --restart unless-stopped -v ollama:/ollama \\\n"
                "    -e OLLAMA_MODELS=/ollama/models \\\n", "    -e {name}={value} \\\n",
                "    -p {address}:{port}:{port} ollama/ollama\n"),
-    "shell": ("Stop Ollama, and start it so:\n\n", "  {name}={value} \\\n", "  ollama serve\n"),
-}
+    "shell": ("Stop Ollama, and start it so:\n\n", "  {name}={value} \\\n", "  ollama serve\n")}
 SECURITY_WARNING = """\
 Ollama has no login: whoever reaches it can use, change and delete its models.
 Do not expose Ollama or LiteLLM to the public internet. Use LAN, firewall, Tailscale, or WireGuard.
@@ -2384,8 +2339,7 @@ def _render_turns(turns, thinking):
             # A message after the results would read as the user's next question.
             results[-1]["content"] = _join([results[-1]["content"], *reminders])
         else:
-            messages.append({"role": "user", "content": _join(reminders + words),
-                             "images": images})
+            messages.append({"role": "user", "content": _join(reminders + words), "images": images})
     messages = [{name: value for name, value in message.items() if value or name == "content"}
                 for message in messages]
     return [message for message in messages if message["content"] or len(message) > 2]
@@ -3157,7 +3111,6 @@ class World:
         No proxies are used and no redirects followed: a node is where the fleet file says.
         """
         from urllib.parse import quote, urlsplit
-
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         fields = {"Host": re.sub(r"%[^]]*", "", parts.netloc),  # an IPv6 zone means nothing there
@@ -3375,8 +3328,7 @@ def _probe_node(world, node, *, deadline, wanted):
         models = ask("/api/tags", _parse_tags)
     except NodeFailure as failure:
         return NodeState(node.name, node.endpoint, failure.reason, failure.detail)
-    names = [model.name for model in models
-             if not wanted or _full_model_name(model.name) in wanted]
+    names = [model.name for model in models if not wanted or _full_model_name(model.name) in wanted]
     # only /api/show knows for sure what a model can do
     jobs = {"": lambda: ask("/api/ps", _parse_loaded)}
     jobs.update({name: lambda name=name: ask("/api/show", _parse_show, {"model": name})
@@ -3493,8 +3445,8 @@ def _load(warmth, world, options):
                 payload["options"]["num_predict"] = 16
             else:
                 if is_missing:
-                    failure.fix = f"ollama pull {model.ollama_model} on {warmth.node.name}, or " \
-                                  "warmup --pull"
+                    failure.fix = f"`ollama pull {model.ollama_model}` on {warmth.node.name}, or " \
+                                  "`subagent-fleet warmup --pull`"
                 if failure.reason == "timeout":
                     failure.detail = f"not {warmth.stage[:-3]}ed within {seconds:g} s"
                     failure.fix = "look at Ollama's log there, or give it longer: --timeout 900"
@@ -3602,7 +3554,7 @@ class Scheduler:
     def succeed(self, ticket):
         """Note that the node answered: its rest ends and the conversation will prefer it."""
         with self._lock:
-            ended = self._rest_of(ticket.model)  # which the node's other models may share
+            ended = self.places[ticket.model.name].rest  # which the node's other models may share
             ended.until, ended.probe = 0, None
             self._last[ticket.conversation] = ticket.model.name
             if len(self._last) > CONVERSATION_LIMIT:
@@ -3868,16 +3820,14 @@ class Server:
             self.world.sleep(TICK_SECONDS)
             with contextlib.suppress(FleetError):
                 listener = self.world.listen(self.fleet.gateway.host, self.fleet.gateway.port)
-        if not listener:
-            self._wake.close()
-            return
         while not self.stops:
             if len(self._visitors) >= CONNECTION_LIMIT:
                 self.world.sleep(TICK_SECONDS)  # who comes now waits to be accepted
             elif visitor := self.world.accept(listener, self._wake, 1.0):
                 self._visitors[visitor] = False
                 threading.Thread(target=self._serve, args=(visitor,), daemon=True).start()
-        listener.close()
+        if listener:
+            listener.close()
         until = self.world.clock() + GRACE_SECONDS
         while self._visitors and self.world.clock() < until + 0.5:
             until = min(until, self.world.clock()) if len(self.stops) > 1 else until
@@ -3920,7 +3870,6 @@ class Server:
     def _respond(self, visitor, method, target, headers):
         """Answer one request, or raise what it is refused with."""
         from urllib.parse import unquote
-
         path = target.partition("?")[0]
         self._check_door(visitor.reached, headers, path)
         if method == "POST" and path in ("/v1/messages", "/v1/messages/count_tokens"):
@@ -4159,10 +4108,15 @@ def cmd_up(options, world):
         start_gateway(fleet, world, out, stops)  # what it refuses is told before models load
         if run_words(["warmup", *typed], world):
             states = probe_nodes(world, fleet.nodes, PROBE_TIMEOUT_SECONDS, fleet.models)
-            if not any(plan_route_state(fleet, states, model).state == "ready"
-                       for model in fleet.models.values()):
-                raise FleetError("nothing-ready", "no model of this fleet could be loaded",
-                                 fix="subagent-fleet doctor")
+            routes = {name: plan_route_state(fleet, states, model)
+                      for name, model in fleet.models.items()}
+            main, what = plan_tiers(fleet)["main"], ""
+            if all(route.state != "ready" for route in routes.values()):
+                what = "no model of this fleet could be loaded"
+            elif routes[main].state not in ("ready", "cold") and not routes[main].fallback:
+                what = f"nobody can answer for {main}, the main session's model: {routes[main]}"
+            if what:
+                raise FleetError("nothing-ready", what, fix="subagent-fleet doctor")
             world.err("Going on with what is ready.\n")
         typed += [f"--out={options.out}"] * bool(options.out)
         before = ask_gateway(fleet, world, out)
@@ -4282,7 +4236,7 @@ def kept_key(world, fleet, out):
     """Return the key that the environment file keeps, or an empty string."""
     text = (read_file(world, out, ENVIRONMENT_FILE) or b"").decode("utf-8", "replace")
     found = re.search(  # as it was generated, or as a person writes it
-        r'(?m)^export (\w+)="\$\{\1:-([A-Za-z0-9_-]{16,200})\}"$|'
+        r'(?m)^export (\w+)="\$\{\1:-([A-Za-z0-9_-]{1,200})\}"$|'
         rf'^(?:export )?{fleet.gateway.master_key_env}=(["\']?)([\w.:/+=@%-]+)\3[ \t]*$', text)
     return found[2] or found[4] if found else ""
 
@@ -4292,11 +4246,10 @@ def read_key(world, fleet, out):
     key = world.environ.get(fleet.gateway.master_key_env) or kept_key(world, fleet, out)
     if not key:
         path = world.path(out, ENVIRONMENT_FILE)
-        found, fix = "is not there", "subagent-fleet generate"
-        if world.kind_of(path) != "absent":
-            found, fix = "holds no line that sets it", fix + " --force"
-        raise FleetError("no-key", f"no key: ${fleet.gateway.master_key_env} is not set, and "
-                         f"{path} {found}", fix=fix)
+        is_there = world.kind_of(path) != "absent"
+        raise FleetError("no-key", f"no key: ${fleet.gateway.master_key_env} is not set, and {path}"
+                         f" {'holds no line that sets it' if is_there else 'is not there'}",
+                         fix="subagent-fleet generate" + " --force" * is_there)
     return key
 
 
@@ -4341,16 +4294,13 @@ def check_names(kind, names, known, owner):
         if name not in known:
             raise FleetError(f"unknown-{kind}", f"{owner}: unknown {kind} `{name}`",
                              status=EXIT_USAGE, fix=nearest(name, known)
-                             or f"known {kind}s: {some_of(known)}")
+                             or f"known {kind}s: {some_of(known) or 'none'}")
 
 
 def parse_targets(options):
     """Return the chosen targets; --litellm-only and --claude-only are short for one."""
     words = [word for text in options.target for word in text.split(",") if word]
     words += [name for name in ("litellm", "claude") if getattr(options, f"{name}_only")]
-    if options.litellm_only and options.claude_only:
-        raise FleetError("usage", "generate: --litellm-only and --claude-only exclude each other",
-                         status=EXIT_USAGE, fix="subagent-fleet generate --target litellm,claude")
     check_names("target", words, TARGETS, "generate")
     return tuple(name for name in TARGETS if name in words) or TARGETS
 
@@ -4742,6 +4692,8 @@ def observe_files(world, fleet, out):
     try:
         changes = compare_output(world, out, fleet)
         path = world.enter(out, ENVIRONMENT_FILE)
+        if world.kind_of(path) != "absent":
+            read_key(world, fleet, out)
     except FleetError as error:
         return {"file_problems": (error.finding,)}
     # fsmonitor would run a program that the checkout names
@@ -4899,13 +4851,13 @@ COMMANDS = (
         Flag("--diff", "write nothing; show what would change"), FORCE, JSON),
         ("generate", "generate --check --diff", "generate --target claude,env")),
     Command("launch", cmd_launch, "run Claude Code on the fleet", (
-        Flag("program", "the program", "PROGRAM", {"choices": ("claude",)}), CONFIG, OUT),
+        Flag("program", "the program", "claude", {"choices": ("claude",)}), CONFIG, OUT),
         ("launch claude", "launch claude -- -p 'say hi'"), "ARGS"),
     Command("env", cmd_env, "print Claude Code's environment for your shell", (
         CONFIG, OUT,
         Flag("--shell", "for whom", "SHELL", {"default": "sh", "choices": ("sh", "fish", "json")}),
         Flag("--show-key", "show the key on a terminal, too")),
-        ("env | less", 'eval "$(subagent-fleet env)"')),
+        ("env", 'eval "$(subagent-fleet env)"')),
     Command("clean", cmd_clean, "remove the generated files that nobody has changed", (
         OUT, CONFIG, Flag("--dry-run", "only list them"),
         Flag("--force", "changed ones too, after a copy")), ("clean --dry-run", "clean")),
@@ -4944,8 +4896,7 @@ COMMANDS = (
     Command("worker", cmd_worker, "say how this machine becomes a node", (TIMEOUT, JSON),
             ("worker",)),
     Command("help", cmd_help, "say how a command is used",
-            (Flag("command", "which command", "[COMMAND]", {"nargs": "?"}),), ("help validate",)),
-)
+            (Flag("command", "which command", "[COMMAND]", {"nargs": "?"}),), ("help validate",)))
 
 
 def find_command(name):

@@ -183,13 +183,13 @@ CASES = [
         "ANTHROPIC_BASE_URL": "http://127.0.0.1:4000", "EDITOR": "vi"}}), {}),
     ("settings with a token", on(settings={"s": {"ANTHROPIC_AUTH_TOKEN": "k"}}),
      {"settings-override": "error"}),
+    ("settings with a cloud", on(settings={"s": {"CLAUDE_CODE_USE_BEDROCK": "1"}}),
+     {"settings-override": "error"}),
     ("settings with a subagent model", on(settings={"s": {
         "CLAUDE_CODE_SUBAGENT_MODEL": "x"}}), {"settings-override": "warning"}),
     ("agent unloadable", on(agents={"a.md": "no frontmatter"}),
      {"agent-unloadable": "warning"}),
     ("agent unreadable", on(agents={"a.md": None}), {"agent-unloadable": "warning"}),
-    ("agent twice", on(agents=dict.fromkeys(
-        ("a.md", "b.md"), GOOD_FACTS.agents["a.md"])), {"agent-duplicate": "warning"}),
     ("files missing", on(changes=changes("created", "a")), {"files-created": "warning"}),
     ("files stale", on(changes=changes("updated", "a")), {"files-updated": "warning"}),
     ("files removed", on(changes=changes("removed", "a")), {"files-removed": "warning"}),
@@ -433,6 +433,15 @@ def test_agents_are_read_from_folders_below_too(tmp_path, monkeypatch):
     (below / "gone.md").symlink_to("nowhere")
     found = sf.World().read_tree(".claude/agents", ".md")
     assert found == {".claude/agents/team/a.md": "\ufffd", ".claude/agents/team/gone.md": None}
+
+
+def test_environment_file_without_a_key_is_found(doctor):
+    environment = doctor.path / ".env.subagent-fleet"
+    environment.write_text("")
+    environment.chmod(0o600)
+    assert doctor.ask() == {"no-key": "error"}
+    environment.write_text("export LITELLM_MASTER_KEY=mine\n")
+    assert doctor.ask() == {"files-edited": "info"}
 
 
 def test_git_says_whether_it_has_the_secret(doctor):

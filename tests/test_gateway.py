@@ -1319,6 +1319,21 @@ def test_up_refuses_before_it_loads_models(project):
     assert not project.node.asked("/api/chat")
 
 
+def test_up_refuses_when_nobody_answers_for_the_main_session(project):
+    config = project.place / "fleet.yaml"
+    text = config.read_text().replace("agents:", "  far: {node: gone, ollama_model: big:70b, "
+                                      "litellm_alias: y, context: 32768}\nagents:")
+    text = text.replace("nodes: {", f"nodes: {{gone: {{endpoint: 'http://127.0.0.1:{free_port()}'}}, ")
+    text = text.replace("models: {m:", "models:\n  m:").replace("context: 32768}}", "context: 32768}")
+    config.write_text(text.replace("project: {name: shop", "project: {claude: {main: far}, name: shop"))
+    assert project("validate").returncode == 0, project("validate").stderr
+    done = project("up")
+    assert done.returncode == 1 and done.stdout == ""
+    assert "error: nobody can answer for far, the main session's model: node offline\n" in done.stderr
+    config.write_text(config.read_text().replace("alias: y", "alias: y, fallback: [m]"))
+    assert project("up").returncode == 7
+
+
 def test_a_gateway_that_serves_an_older_config_is_not_used(project):
     project("generate")
     process = started([sys.executable, "-I", "-S", str(SCRIPT), "serve"], cwd=str(project.place),
@@ -1460,6 +1475,7 @@ def test_up_writes_a_fleet_file_where_there_is_none(tmp_path, monkeypatch, capsy
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sf, "OLLAMA_ENDPOINT", f"http://127.0.0.1:{free_port()}")
     monkeypatch.delenv("SUBAGENT_FLEET_CONFIG", raising=False)
+    monkeypatch.setattr(sf, "_STARTER", sf._STARTER.replace("4000", str(free_port())))
     assert sf.main(["up"]) == 1
     said = capsys.readouterr()
     assert said.out == "" and said.err.startswith("error: no fleet.yaml, and no model to write one "

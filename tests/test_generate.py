@@ -153,6 +153,7 @@ def test_generate_works_on_the_fleet_of_the_directory_above(generated, quick):
 
 @pytest.mark.parametrize("words, written", [
     (["--target", "claude"], FILES[1:3]), (["--claude-only"], FILES[1:3]),
+    (["--litellm-only", "--claude-only"], FILES[:3]),
     (["--target", "litellm,env"], [FILES[0], ENV]), (["--litellm-only"], FILES[:1]),
     (["--target", "env", "--target", "claude"], FILES[1:])])
 def test_targets_are_chosen(fleet, quick, words, written):
@@ -170,8 +171,7 @@ def test_a_target_leaves_the_other_files_and_what_is_known_of_them(generated, qu
 
 @pytest.mark.parametrize("words, message", [
     (["--target", "claude,litelm"], "did you mean `litellm`?"),
-    (["--target", "x"], "known targets: litellm, claude, env"),
-    (["--litellm-only", "--claude-only"], "exclude each other")])
+    (["--target", "x"], "known targets: litellm, claude, env")])
 def test_targets_that_cannot_be_exit_2(fleet, quick, words, message):
     done = quick("generate", *words)
     assert done.returncode == 2 and done.stdout == "" and message in done.stderr
@@ -664,8 +664,8 @@ def test_launch_asks_for_the_gateway_first(generated, quick, gateway, fake_claud
     gateway.answers["/health/liveliness"] = 200, "I'm alive!"
     done = quick("launch", "claude", env=environ)
     assert done.returncode == 1 and done.stderr == (
-        f"error: another fleet's gateway (LiteLLM) answers at {url}: it refuses this fleet's key "
-        "or lacks its aliases\n  fix: stop it, or write another `port:` under project.gateway\n")
+        f"error: another fleet's gateway (LiteLLM) answers at {url}, or this one's, which has an "
+        "older key or lacks aliases\n  fix: stop it, or write another `port:` under project.gateway\n")
     del gateway.answers["/health/liveliness"]
     assert f"error: another program answers at {url}; LiteLLM would take another port\n  fix: stop" \
         in quick("launch", "claude", env=environ).stderr

@@ -441,7 +441,7 @@ def test_warmup_refused_empty_chat_is_tried_with_words(fleet, command):
 
 @pytest.mark.parametrize("answer, told", [
     ((404, {"error": "model 'small:7b' not found"}),
-     "model 'small:7b' not found\n    fix: ollama pull small:7b on m5, or warmup --pull"),
+     "model 'small:7b' not found\n    fix: `ollama pull small:7b` on m5, or `subagent-fleet warmup --pull`"),
     ((500, {"error": "model requires more system memory (9.3 GiB) than is available (2.1 GiB)"}),
      "model requires more system memory (9.3 GiB) than is available (2.1 GiB)"),
     ((400, {"error": "\"small:7b\" does not support chat"}), '"small:7b" does not support chat'),

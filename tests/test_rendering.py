@@ -290,10 +290,9 @@ def test_kept_key_is_read_back_whatever_its_variable_is_called(tmp_path):
 
     assert sf.kept_key(sf.World(), build(), str(tmp_path)) == ""
     assert kept(sf.render_environment(build(variable="OLD_NAME"), KEY)) == KEY
-    for line in ("A_KEY=sk-1", "export A_KEY=sk-1", 'export A_KEY="sk-1" ', "export A_KEY='sk-1'"):
+    for line in ("A_KEY=sk-1", 'export A="${A:-sk-1}"', "export A_KEY=sk-1", 'export A_KEY="sk-1" ', "export A_KEY='sk-1'"):
         assert kept(f"export B=x\n{line}\nexport C=y\n") == "sk-1"
     for text in ("", "export OTHER=sk-1", "export A_KEY=$(id)", "export A_KEY='sk-1\"", 'export A="${B:-sk-0123456789abc}"',
-                 'export A="${A:-sk-1}"',
                  'export A="${A:-sk-0123456789abc d}"', 'export A="${A:-$(id)0123456789ab}"'):
         assert kept(text) == ""
 
