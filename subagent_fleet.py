@@ -979,7 +979,7 @@ class _Checker(SimpleNamespace):
                     self.error("unknown-key", path + (key,), f"unknown key {show_value(key)} in "
                                f"{'.'.join(map(str, path)) or 'the file'}", key=True,
                                fix=put_space(key, fields) or nearest(
-                                   KEY_WORDS.get(key, key), fields.keys() - value) or known)
+                                   KEY_WORDS.get(key, key), sorted(fields.keys() - value)) or known)
             found = {key: self.value(spec, path + (key,), value) for key, spec in fields.items()}
         if kind not in RECORDS:
             return found
@@ -1421,8 +1421,9 @@ def lint_key(fleet, environ):
     if key is not None and (len(key) < 16 or len(set(key)) < 8):  # sk-local-dev and the like
         why = "it has fewer than 16 characters" if len(key) < 16 else "it is easy to guess"
         why += ", and the gateway listens beyond this machine" * exposed
-        yield Finding("weak-key", "error" if exposed else "warning", fix=f"unset {variable}; "
-                      "subagent-fleet generate", what=f"the key in ${variable} is weak: {why}")
+        yield Finding("weak-key", "error" if exposed else "warning",
+                      f"the key in ${variable} is weak: {why}", fix=f"unset {variable}; "
+                      f"rm -f {ENVIRONMENT_FILE}; subagent-fleet generate")
 
 
 class Change(Record):
@@ -1798,8 +1799,8 @@ def _slug(text, otherwise):
 def check_worker(program, state, reached):
     """Return what keeps this machine from being a node, and what mends it."""
     if not state.online:
-        return [_say("ollama-stopped" if program else "ollama-absent", state=state,
-                     program=program)]
+        slug = "ollama-stopped" if program else "ollama-absent"
+        return [_say(slug, state=state, program=program)]
     places = {address_kind(one.name): one.name for one in reached if one.online}
     found = [_say(slug, level, who="this machine", address=places.get("public"))
              for slug, level, is_so in (("no-model", "", not best_models([state])),
@@ -3480,8 +3481,8 @@ def _see_loaded(warmth, world, options):
     found = find_models(loaded, model.ollama_model)
     warmth.loaded = min(found, key=lambda one: one.context != wanted, default=None)
     if not found:
-        raise NodeFailure("not loaded", "pushed out of memory by what was loaded after it" if loaded
-                          else "Ollama loaded it, but /api/ps does not show it",
+        raise NodeFailure("not loaded", "Ollama loaded it, but /api/ps shows only "
+                          + (some_of([one.name for one in loaded], 5) or "an empty list"),
                           fix="move it to another node, or write a smaller `context:`")
     context = warmth.loaded.context
     if context not in (0, wanted):
@@ -4004,7 +4005,7 @@ def cmd_init(options, world):
         if wrong:
             raise FleetError("usage", f"init: `{text}`: {wrong}", status=EXIT_USAGE,
                              fix="subagent-fleet init --node mini=http://192.168.1.50:11434")
-        nodes[name] = Node(name, "{}://{}:{}{}".format(*parts))
+        nodes[name] = Node(name, _normal_endpoint(full_endpoint(url)))
     text = write_starter(world, output, nodes, offline=options.offline) + "Edit it with your " \
         "Ollama node endpoints, then run:\n  subagent-fleet discover\n  subagent-fleet generate\n"
     options.config = options.output
@@ -4823,8 +4824,7 @@ def seconds_above_zero(text):
     """Return a number of seconds that can be waited, a day at most."""
     number = float(text) if re.fullmatch(r"\d+\.?\d*|\.\d+", text) else 0
     if not 0 < number <= 86400:
-        raise argparse.ArgumentTypeError(f"expected seconds, above zero and at most 86400, "
-                                         f"not `{text}`")
+        raise argparse.ArgumentTypeError(f"expected seconds, above 0, at most 86400, not `{text}`")
     return number
 
 

@@ -1303,6 +1303,19 @@ def test_up_does_the_whole_job(project):
     assert options == {"32768"}
 
 
+def test_fix_of_a_weak_key_mends_it_wherever_it_stands(project):
+    config, environment = project.place / "fleet.yaml", project.place / ".env.subagent-fleet"
+    config.write_text(config.read_text().replace("builtin", "builtin, host: 0.0.0.0"))
+    environment.write_text("export LITELLM_MASTER_KEY=mine\n")
+    said = project("serve").stderr
+    assert "is weak" in said
+    typed, = re.findall("fix: (unset .*)", said)
+    python = f"{sys.executable} {SCRIPT}"
+    subprocess.run(["sh", "-c", typed.replace("subagent-fleet generate", f"{python} generate")],
+                   cwd=str(project.place), check=True, stdout=subprocess.DEVNULL)
+    assert len(re.findall("sk-[0-9a-f]{64}", environment.read_text())) == 1
+
+
 def test_up_goes_past_proxies_and_clouds(project):
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # bound, not listening: what goes there fails

@@ -200,7 +200,7 @@ def test_discover_write_says_where(fleet, command):
 def test_timeout_that_is_no_time_is_a_usage_error(fleet, command, text):
     done = command("discover", "--timeout", text)
     assert done.returncode == 2 and done.stdout == "" and done.stderr.startswith(
-        "error: discover: argument --timeout: expected seconds, above zero and at most 86400, "
+        "error: discover: argument --timeout: expected seconds, above 0, at most 86400, "
         f"not `{text}`\n")
 
 
@@ -449,7 +449,7 @@ def test_warmup_refused_empty_chat_is_tried_with_words(fleet, command):
      "llama runner process has terminated: exit status 2"),
     ((200, {"hello": "world"}), "its answer to a load is not Ollama's"),
     ((200, b"<html>"), "it does not answer with JSON"),
-    ((200, {"done": True}), "Ollama loaded it, but /api/ps does not show it"),
+    ((200, {"done": True}), "Ollama loaded it, but /api/ps shows only an empty list"),
 ])
 def test_warmup_failure_is_told_in_ollamas_words(fleet, command, answer, told):
     fleet[1].answers["/api/chat"] = answer
@@ -473,7 +473,7 @@ def test_warmup_model_pushed_out_by_the_next_is_told(fake_node, command, tmp_pat
                  "b": {"node": "n", "ollama_model": "b:1b"}})
     done = command("warmup")
     assert done.returncode == 1
-    assert "a  n  a:1b  failed: pushed out of memory by what was loaded after it" in done.stdout
+    assert "a:1b  failed: Ollama loaded it, but /api/ps shows only b:1b\n" in done.stdout
     assert "b  n  b:1b  ok" in done.stdout
 
 
