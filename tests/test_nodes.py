@@ -595,11 +595,11 @@ def measure(directory, *words, environment=None):
 def measure_in_time(directory, *words, seconds, **more):
     """Measure, without the time the file takes to start; a second try where others slowed it."""
     for _ in range(2):
-        _, start, _ = measure(directory, "--version")
+        _, start, idle = measure(directory, "--version")
         done, took, peak = measure(directory, *words, **more)
         if took - start < seconds:
             break
-    return done, took - start, peak
+    return done, took - start, peak, peak - idle
 
 
 @pytest.fixture(scope="module")
@@ -613,9 +613,9 @@ def hostile(tmp_path_factory):
     wanted["honest"] = honest.endpoint, list(honest.models)
     write_fleet(directory, {name: endpoint for name, (endpoint, _) in wanted.items()},
                 {"m": {"node": "honest", "ollama_model": "model-7:1b"}}, {"a": "m"})
-    done, seconds, peak = measure_in_time(directory, "discover", "--json", "--timeout", "1.5",
-                                          seconds=2.0)
-    yield types.SimpleNamespace(directory=directory, wanted=wanted, done=done, peak=peak,
+    done, seconds, _, grown = measure_in_time(directory, "discover", "--json", "--timeout", "1.5",
+                                               seconds=2.0)
+    yield types.SimpleNamespace(directory=directory, wanted=wanted, done=done, grown=grown,
                                 seconds=seconds)
     honest.close()
     assert held
@@ -640,7 +640,7 @@ def test_hostile_nodes_hold_nobody_up(hostile):
 
 
 def test_hostile_nodes_take_little_memory(hostile):
-    assert hostile.peak < 50
+    assert hostile.grown < 24  # beyond a `--version`: to compile the file takes Python 27 to 30 MB
 
 
 def test_hostile_nodes_leave_every_json_readable(hostile):
@@ -682,7 +682,7 @@ def test_two_hundred_nodes_half_of_them_black_holes(fake_node, tmp_path):
                 {f"m{i}": {"node": f"n{i}", "ollama_model": "m1:1b"} for i in range(200)})
     dead = {name: "http://127.0.0.1:1" for name in
             ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY")}
-    done, seconds, peak = measure_in_time(tmp_path, "discover", "--json", "--timeout", "2",
+    done, seconds, peak, _ = measure_in_time(tmp_path, "discover", "--json", "--timeout", "2",
                                           seconds=3.0, environment=dead)
     nodes = json.loads(done.stdout)["nodes"]
     assert [node["reason"] for node in nodes] == ["timeout"] * 100 + [""] * 100
