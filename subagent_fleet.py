@@ -8,30 +8,56 @@
 
 One fleet.yaml says which role runs on which model on which machine; this file finds what the
 machines have, writes what LiteLLM and Claude Code read, warms the models, serves the fleet and
-says truthfully whether it will work. Everything it does to the world is in section 8.
+says truthfully whether it will work. Everything it does to the world is in section 13.
+
+A section uses only what stands above it; parts A to D touch nothing but their arguments.
 
 Contents
-     1. Constants            literals, limits, tables
-     2. Errors               what can go wrong, and how it is said
-     3. YAML subset          text to values, and back
-     4. Fleet                what a fleet.yaml may say
-     5. Planning             decisions: routes, tiers, fallbacks, warnings
-     6. Rendering            the generated files, as text
-     7. Terminal text        tables and messages, as text
-     7b. Translation         Claude Code's requests to Ollama's, and back
-     8. World                disk, network, environment, clock, terminal: the only door
-     9. Nodes                what is asked of a machine
-    10. Gateway              the fleet behind one address
-    11. Commands             what each command does
-    12. Command line         flags, help, main
+  A. Foundations
+     1. Start and constants   what is loaded when, literals, limits
+     2. Errors and records    what can go wrong, and what is passed around
+     3. YAML subset           text to values, and back
+  B. What a fleet is (pure)
+     4. Fleet file            what a fleet.yaml may say
+     5. Planning              decisions: routes, tiers, fallbacks, environment
+     6. Findings              what is worth telling a person, and what mends it
+  C. Words (pure)
+     7. Generated files       what LiteLLM, Claude Code and shells read, as text
+     8. Terminal text         tables and messages, as text
+  D. Speech (pure)
+     9. Talk                  what a client asks and a model answers, in nobody's dialect
+    10. Backends              what a node speaks
+    11. Dialects              what a client speaks
+  E. World
+    12. HTTP                  requests and answers on a connection
+    13. World                 disk, network, programs, clock, terminal: the only door
+  F. The fleet at work
+    14. Nodes                 what is asked of a machine
+    15. Gateway               the fleet behind one address
+  G. Commands
+    16. Workspace             config, key, generated files, settings: as they lie on the disk
+    17. Commands              what each command does
+    18. Command line          flags, help, main
 """
 from __future__ import annotations
 
 import sys
-from types import SimpleNamespace
 
 if sys.version_info < (3, 9):  # noqa: UP036 - this line is what an older Python reaches
     sys.exit("subagent-fleet needs Python 3.9 or newer; this is %s" % sys.version.split()[0])
+
+
+def _end_quietly(kind, error, trace):
+    """Let Ctrl-C end a start without a traceback; `main` does so from then on."""
+    if kind is not KeyboardInterrupt:
+        sys.__excepthook__(kind, error, trace)
+
+
+if __name__ == "__main__":
+    sys.excepthook = _end_quietly
+
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 
 class _Late:
@@ -45,10 +71,25 @@ class _Late:
         return getattr(module, key)
 
 
-(argparse, array, base64, datetime, difflib, hashlib, ipaddress, json, re, string, textwrap,
- threading) = map(_Late, (
-     "argparse array base64 datetime difflib hashlib ipaddress json re string textwrap "
-     "threading").split())
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # what checkers and editors read; the names are those below
+    import argparse
+    import array
+    import base64
+    import datetime
+    import difflib
+    import hashlib
+    import ipaddress
+    import json
+    import re
+    import string
+    import textwrap
+    import threading
+else:
+    (argparse, array, base64, datetime, difflib, hashlib, ipaddress, json, re, string, textwrap,
+     threading) = map(_Late, (
+         "argparse array base64 datetime difflib hashlib ipaddress json re string textwrap "
+         "threading").split())
 
 
 class _Pattern:
@@ -65,10 +106,13 @@ class _Pattern:
 __version__ = "1.0.0"
 
 
-# == 1. Constants =============================================================
+# =============================================================================
+# A. Foundations
+# =============================================================================
+
+# == 1. Start and constants ===================================================
 
 EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, EXIT_REFUSED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
-
 CONFIG_NAMES = ("fleet.yaml", "fleet.yml", "fleet.json")
 CONFIG_VARIABLE = "SUBAGENT_FLEET_CONFIG"
 TEXT_LIMIT_BYTES = 4 * 1024 * 1024
@@ -92,7 +136,6 @@ MANIFEST_FILE = f"{STATE_DIRECTORY}/manifest.json"
 LITELLM_FILE, ENVIRONMENT_FILE = "litellm_config.yaml", ".env.subagent-fleet"
 HOME_URL = "https://github.com/adityak74/subagent-fleet"
 OTHER_PORT = "stop it, or write another `port:` under project.gateway"
-
 OLLAMA_PORT = 11434
 OLLAMA_ENDPOINT = "http://localhost:11434"
 # Where the roads out of a machine lead: anywhere, the private networks, Tailscale's own address.
@@ -100,7 +143,7 @@ ROUTE_TARGETS = ("192.0.2.1", "10.0.0.1", "172.16.0.1", "192.168.0.1", "100.100.
 TIERS = ("main", "opus", "sonnet", "haiku", "fable")
 
 
-# == 2. Errors ================================================================
+# == 2. Errors and records ====================================================
 
 class FleetError(Exception):
     """An expected failure: what, where and what to type. Only `main` prints it."""
@@ -118,26 +161,16 @@ class FleetError(Exception):
         return Finding(self.slug, "error", self.what, self.where, self.excerpt, self.fix)
 
 
-class Record(SimpleNamespace):
-    """A frozen value with named fields, their defaults in the class body."""
+class NodeFailure(FleetError):
+    """Why a node could not be used: a reason class (refused, timeout, …) and the detail."""
 
-    # Importing dataclasses takes three times as long as starting Python.
-    def __init__(self, *values, **named):
-        fields = type(self).__annotations__
-        named.update(zip(fields, values))
-        if len(values) > len(fields) or named.keys() - fields.keys():
-            raise TypeError(f"{type(self).__name__} has the fields {', '.join(fields)}")
-        super().__init__(**{name: named[name] if name in named else getattr(type(self), name)
-                            for name in fields})
-
-    def replace(self, **changes):
-        return type(self)(**dict(self.__dict__, **changes))
-
-    def __setattr__(self, name, value):
-        raise AttributeError(f"{type(self).__name__} is frozen")
+    def __init__(self, reason, detail, *, fix=""):
+        super().__init__("node-failure", f"{reason}: {detail}" if detail else reason, fix=fix)
+        self.reason, self.detail = reason, detail
 
 
-class Finding(Record):
+@dataclass(frozen=True)
+class Finding:
     """One thing that is true of a config, a node or a file, and what mends it."""
 
     slug: str
@@ -146,6 +179,94 @@ class Finding(Record):
     where: str = ""
     excerpt: str = ""
     fix: str = ""
+
+
+@dataclass(frozen=True)
+class NodeModel:
+    """A model that a node has on disk (`/api/tags`, `/api/show`)."""
+
+    name: str
+    size: int = 0
+    parameters: str = ""
+    quantization: str = ""
+    capabilities: tuple[str, ...] | None = None  # None: not known
+    trained_context: int | None = None
+    remote: str = ""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that a node holds in memory now (`/api/ps`)."""
+
+    name: str
+    context: int
+    gpu_percent: int | None  # None: the node does not say
+    size: int
+    expires: str
+
+
+REASON_FIXES = {
+    "refused": "start Ollama there; `subagent-fleet worker`, typed there, says how to open it",
+    "timeout": "wake the machine, and check its firewall",
+    "dns": "check the name, or write the address of the machine",
+    "unreachable": "join its network; on a Mac see also Privacy & Security > Local Network",
+    "tls": "write http:// in its endpoint, or give it a certificate this machine trusts",
+    "http 401": "remove the login in front of it: Ollama has none, and none is sent",
+    "not ollama": "correct its endpoint, or stop what answers there and start Ollama (port 11434)",
+    "bad answer": "check what listens there; restart Ollama"}
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """What one node answered, or why it did not."""
+
+    name: str
+    endpoint: str
+    reason: str = ""  # "" is online, else a class: refused, timeout, dns, …
+    detail: str = ""
+    version: str = ""
+    latency_ms: float | None = None
+    models: tuple[NodeModel, ...] = ()
+    loaded: tuple[LoadedModel, ...] = ()
+
+    @property
+    def online(self):
+        return not self.reason
+
+    @property
+    def why(self):
+        return f"{self.reason}: {self.detail}".rstrip(": ")
+
+    @property
+    def mend(self):
+        return REASON_FIXES.get(self.reason, REASON_FIXES["bad answer"])
+
+
+def nearest(word, choices):
+    """Return ``did you mean `x`?`` for the closest choice, or an empty string."""
+    spelled = {str(choice).lower(): choice for choice in list(choices)[:100]}  # 3 ms
+    found = difflib.get_close_matches(str(word)[:64].lower(), spelled, 1, 0.6)
+    return f"did you mean `{spelled[found[0]]}`?" if found else ""
+
+
+def some_of(names, limit=12):
+    """Return `a, b and 3 more`."""
+    more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
+    return ", ".join(map(str, list(names)[:limit])) + more
+
+
+def count_of(things, noun):
+    """Return `1 warning`, `2 warnings`."""
+    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
+
+
+def show_value(value):
+    """Return a value as it may stand in a message: short, in backticks."""
+    words = {type(None): "nothing", dict: "a mapping", list: "a list"}
+    if type(value) in words:
+        return words[type(value)]
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return f"`{text[:60]}…`" if len(text) > 60 else f"`{text}`"
 
 
 # == 3. YAML subset ===========================================================
@@ -647,10 +768,11 @@ def _dump_scalar(value):
     raise FleetError("yaml-dump", f"no YAML for a value of type {type(value).__name__}")
 
 
-# == 4. Fleet =================================================================
-#
-# A rule is a JSON Schema fragment and the words for it. The same tables check a fleet file, give
-# its defaults, make its records and are printed by `schema`; NORMAL and `check_fleet` say the rest.
+# =============================================================================
+# B. What a fleet is (pure)
+# =============================================================================
+
+# == 4. Fleet file ============================================================
 
 _CONTROL = r"\u0000-\u0008\u000b-\u001f\u007f-\u009f\ud800-\udfff"
 _ONE_LINE = "^[^\\u000a\\u2028\\u2029" + _CONTROL + "\\u0009]{1,%d}$"
@@ -664,7 +786,6 @@ _NAME = {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$"}
 _OCTET, _HEX, _WORD = "(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])", "[0-9A-Fa-f]{1,4}", "[A-Za-z0-9_]+"
 _HOST = f"({_OCTET}([.]{_OCTET}){{3}}|(?!.{{254}}|[0-9._]+$){_WORD}((-+|[.]){_WORD})*[.]?)"
 _IPV6 = f"(({_HEX}:){{7}}{_HEX}|(?!([^:]*:){{8}})({_HEX}(:{_HEX})*)?::({_HEX}(:{_HEX})*)?)"
-
 RULES = {
     "name": (_NAME, "text of letters, digits, `.`, `_` and `-`, at most 64"),
     "agent name": ({"type": "string", "pattern": "^[a-z0-9][a-z0-9_-]{0,63}$"},
@@ -695,7 +816,6 @@ RULES = {
     "frontmatter": ({"type": "object"}, "keys and values")}
 RULES.update({f"{item}s": ({"type": "array", "items": RULES[item][0]}, f"a list, each item {words}")
               for item, (_, words) in list(RULES.items()) if item in ("tag", "name", "tool")})
-
 REQUIRED = object()
 FIELDS = {  # section: key: its rule or its own section, its default, what it is for
     "": {"project": ("project", REQUIRED, "the fleet's name, its gateway, Claude Code's tiers"),
@@ -735,7 +855,6 @@ UNITS = {"tokens": {"k": 1024, "m": 1024 * 1024}, "gigabytes": {"g": 1},  # whic
 KEY_WORDS = {"alias": "litellm_alias", "url": "endpoint", "api_base": "endpoint",  # these too
              "model": "ollama_model", "num_ctx": "context", "max_tokens": "max_output"}
 KEY_RULES = {"node": "name", "model": "name", "agent": "agent name"}
-
 # Claude Code resolves these words itself, so an alias must not be one (2.1.326).
 CLAUDE_WORDS = ("sonnet", "opus", "haiku", "fable", "best", "inherit", "default", "opusplan")
 FINDINGS_LIMIT = 100  # a file with more of them is no fleet file
@@ -784,105 +903,76 @@ NORMAL = {"endpoint": _normal_endpoint, "keep_alive": _normal_keep_alive, "host"
           "description": lambda text: re.sub(r"\s*[\n\u2028\u2029]\s*", " ", text.strip())}
 
 
-def _record(kind):
-    """Make the Record of a section: its name, its keys, and their defaults."""
-    values = {key.replace("litellm_", ""): row[1] for key, row in FIELDS[kind].items()}
-    fields = dict.fromkeys(["name", *values] if kind in KEY_RULES else values, object)
-    defaults = {key: value for key, value in values.items() if value is not REQUIRED}
-    return type(kind.title(), (Record,), {"__annotations__": fields, **defaults})
+@dataclass(frozen=True)
+class Gateway:
+    """Where Claude Code finds the fleet, and who serves it there."""
+
+    provider: str = "litellm"
+    host: str = "127.0.0.1"
+    port: int = 4000
+    master_key_env: str = "LITELLM_MASTER_KEY"
 
 
-RECORDS = {kind: _record(kind) for kind in ("gateway", "node", "model", "agent")}
-Gateway, Node, Model, Agent = RECORDS.values()
-
-
-class Fleet(Record):
-    """A checked fleet file."""
-
-    name: str
-    gateway: object
-    claude: dict  # tier -> model name, only those given
-    nodes: dict
-    models: dict
-    agents: dict
-    document: object
-
-
-class LoadedModel(Record):
-    """A model that a node holds in memory now (`/api/ps`)."""
-
-    name: str
-    context: int
-    gpu_percent: object  # None: the node does not say
-    size: int
-    expires: str
-
-
-class NodeModel(Record):
-    """A model that a node has on disk (`/api/tags`, `/api/show`)."""
-
-    name: str
-    size: int = 0
-    parameters: str = ""
-    quantization: str = ""
-    capabilities: object = None  # None: not known
-    trained_context: object = None
-    remote: str = ""
-
-
-REASON_FIXES = {
-    "refused": "start Ollama there; `subagent-fleet worker`, typed there, says how to open it",
-    "timeout": "wake the machine, and check its firewall",
-    "dns": "check the name, or write the address of the machine",
-    "unreachable": "join its network; on a Mac see also Privacy & Security > Local Network",
-    "tls": "write http:// in its endpoint, or give it a certificate this machine trusts",
-    "http 401": "remove the login in front of it: Ollama has none, and none is sent",
-    "not ollama": "correct its endpoint, or stop what answers there and start Ollama (port 11434)",
-    "bad answer": "check what listens there; restart Ollama"}
-
-
-class NodeState(Record):
-    """What one node answered, or why it did not."""
+@dataclass(frozen=True)
+class Node:
+    """A machine that runs models."""
 
     name: str
     endpoint: str
-    reason: str = ""  # "" is online, else a class: refused, timeout, dns, …
-    detail: str = ""
-    version: str = ""
-    latency_ms: object = None
-    models: tuple = ()
-    loaded: tuple = ()
-
-    @property
-    def online(self):
-        return not self.reason
-
-    @property
-    def why(self):
-        return f"{self.reason}: {self.detail}".rstrip(": ")
-
-    @property
-    def mend(self):
-        return REASON_FIXES.get(self.reason, REASON_FIXES["bad answer"])
+    tags: tuple[str, ...] = ()
+    memory_gb: float | None = None
 
 
-def nearest(word, choices):
-    """Return ``did you mean `x`?`` for the closest choice, or an empty string."""
-    spelled = {str(choice).lower(): choice for choice in list(choices)[:100]}  # 3 ms
-    found = difflib.get_close_matches(str(word)[:64].lower(), spelled, 1, 0.6)
-    return f"did you mean `{spelled[found[0]]}`?" if found else ""
+@dataclass(frozen=True)
+class Model:
+    """A model on a node, under the alias that Claude Code asks for."""
+
+    name: str
+    node: str
+    ollama_model: str
+    alias: str
+    context: int = 8192
+    timeout: int = 300
+    max_parallel: int = 1
+    keep_alive: int = -1
+    thinking: bool = False
+    max_output: int = 8192
+    fallback: tuple[str, ...] = ()
+    cloud: bool = False
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A subagent of Claude Code and the model it uses."""
+
+    name: str
+    model: str
+    description: str
+    tools: tuple[str, ...] | None = None
+    prompt: str | None = None
+    frontmatter: dict[str, object] = field(default_factory=dict)
+
+
+RECORDS = {"gateway": Gateway, "node": Node, "model": Model, "agent": Agent}
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """A checked fleet file."""
+
+    name: str
+    gateway: Gateway
+    claude: dict[str, str]  # tier -> model name, only those given
+    nodes: dict[str, Node]
+    models: dict[str, Model]
+    agents: dict[str, Agent]
+    document: Document
 
 
 def put_space(text, keys):
     """Return what mends a key and a value without a blank between them, or an empty string."""
     key, _, value = str(text).partition(":")
     return f"put a space after the colon: `{key}: {value}`" if key in keys else ""
-
-
-def some_of(names, limit=12):
-    """Return `a, b and 3 more`."""
-    more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
-    return ", ".join(map(str, list(names)[:limit])) + more
 
 
 def _fits(value, rule):
@@ -900,20 +990,6 @@ def _fits(value, rule):
     if "minimum" in rule:
         return rule["minimum"] <= value <= rule["maximum"]
     return "items" not in rule or all(_fits(item, rule["items"]) for item in value)
-
-
-def show_value(value):
-    """Return a value as it may stand in a message: short, in backticks."""
-    words = {type(None): "nothing", dict: "a mapping", list: "a list"}
-    if type(value) in words:
-        return words[type(value)]
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return f"`{text[:60]}…`" if len(text) > 60 else f"`{text}`"
-
-
-def count_of(things, noun):
-    """Return `1 warning`, `2 warnings`."""
-    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
 
 
 def suggest_value(key, spec, value):
@@ -1097,6 +1173,12 @@ def _check_cycles(check, models):
                 trail[following] = None
 
 
+def _full_model_name(name):
+    """Return a name as Ollama compares it: tag, library and registry have defaults."""
+    name = name.lower().removeprefix("registry.ollama.ai/").removeprefix("library/")
+    return name if ":" in name.rsplit("/", 1)[-1] else name + ":latest"
+
+
 def render_schema(kind=""):
     """Return the JSON Schema of the fleet file, or of a section, from the tables that check it."""
     properties = {}
@@ -1198,12 +1280,19 @@ def plan_fallbacks(fleet):
     return {alias: list(chain) for alias, chain in chains.items() if chain}
 
 
-class RouteState(Record):
+def find_models(found, ollama_model):
+    """Return the NodeModels or LoadedModels of that name."""
+    full_name = _full_model_name(ollama_model)
+    return [one for one in found if _full_model_name(one.name) == full_name]
+
+
+@dataclass(frozen=True)
+class RouteState:
     """What is true of a model's route now, and who answers instead while it is not ready."""
 
     state: str  # ready, cold, model missing, node offline
-    loaded: object = None  # a LoadedModel
-    fallback: object = None  # a model's name
+    loaded: LoadedModel | None = None
+    fallback: str | None = None  # a model's name
 
     def __str__(self):
         other = self.loaded and self.state == "cold"
@@ -1244,43 +1333,21 @@ def plan_next_step(fleet, states, routes):
     return "Next: " + steps[order[step]].format(model=model, node=states[model.node])
 
 
-def find_models(found, ollama_model):
-    """Return the NodeModels or LoadedModels of that name."""
-    full_name = _full_model_name(ollama_model)
-    return [one for one in found if _full_model_name(one.name) == full_name]
+def plan_tools(tools):
+    """Return the tools that Claude Code still has, in order, gone ones replaced, none twice."""
+    found = [GONE_TOOLS.get(tool.split("(")[0], tool) for tool in tools]
+    return tuple(dict.fromkeys(tool for tool in found if tool))
 
 
-def _full_model_name(name):
-    """Return a name as Ollama compares it: tag, library and registry have defaults."""
-    name = name.lower().removeprefix("registry.ollama.ai/").removeprefix("library/")
-    return name if ":" in name.rsplit("/", 1)[-1] else name + ":latest"
+def show_host(host):
+    """Return a host as it stands in an address."""
+    return f"[{host}]" if ":" in host else host
 
 
-def lint_fleet(fleet):
-    """Yield a warning for each thing that is allowed and will disappoint."""
-    def warn(slug, path, what, fix, *, key=False):
-        what = ".".join(step for step in path if isinstance(step, str)) + f": {what}"
-        return Finding(slug, "warning", what, *fleet.document.locate(path, key=key), fix)
-
-    host = fleet.gateway.host
-    if not LOOPBACK.fullmatch(host):
-        yield warn("exposed-gateway", ("project", "gateway", "host"),
-                   f"`{host}` offers your models to the network; only the key protects them",
-                   "write `host: 127.0.0.1`, or keep it on a private network with a strong key")
-    for name, node in fleet.nodes.items():
-        scheme, host, _, _ = split_endpoint(node.endpoint)
-        if scheme == "http" and address_kind(host) == "public":
-            yield warn("public-endpoint", ("nodes", name, "endpoint"),
-                       f"{host} is a public address and http sends every prompt in clear",
-                       "use a LAN, Tailscale or WireGuard address, or https")
-        here = {m.ollama_model for m in fleet.models.values() if m.node == name}
-        need = sum(billions(model) * 0.6 + 1 for model in here if billions(model))
-        if node.memory_gb and len(here) > 1 and need > node.memory_gb:
-            yield warn("memory-short", ("nodes", name, "memory_gb"),
-                       f"by their names, its models need about {need:.0f} GB and evict each other",
-                       "move one to another node, or choose a smaller one")
-    yield from _lint_models(fleet, warn)
-    yield from _lint_agents(fleet, warn)
+def gateway_url(gateway):
+    """Return the address at which a program on this machine reaches the gateway."""
+    reached = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}
+    return f"http://{show_host(reached.get(gateway.host, gateway.host))}:{gateway.port}"
 
 
 def address_kind(host):
@@ -1297,73 +1364,6 @@ def address_kind(host):
         return ""
     # Tailscale's 100.64/10 is neither private nor global
     return "public" if found.is_global else "LAN" if found.is_private else "Tailscale"
-
-
-def _lint_models(fleet, warn):
-    aliases, contexts, tiers = {}, {}, plan_tiers(fleet)
-    if "haiku" not in fleet.claude:  # one that was only planned never sees the main prompt
-        del tiers["haiku"]
-    for name, model in fleet.models.items():
-        full_name = _full_model_name(model.ollama_model)
-        first = aliases.setdefault(model.alias, model)
-        if _full_model_name(first.ollama_model) != full_name:
-            yield warn("alias-collision", ("models", name, "litellm_alias"),
-                       f"`{model.alias}` is also the alias of {first.name}, a different model: "
-                       f"{first.ollama_model}, {model.ollama_model}", "give each its own alias")
-        twin = contexts.setdefault((model.node, full_name), model)
-        if twin.context != model.context:
-            yield warn("context-thrash", ("models", name, "context"), f"{model.context}, but "
-                       f"{twin.context} in models.{twin.name}, the same model: each switch "
-                       "reloads it", f"write `{max(twin.context, model.context)}` for both")
-        serves = ", ".join(tier for tier in tiers if tiers[tier] == name)
-        least, why = SMALL_CONTEXT_TOKENS, "a subagent's first request alone takes 2,000 tokens"
-        if serves:
-            least = MAIN_CONTEXT_TOKENS
-            why = f"it serves {serves}, and Claude Code's own prompt takes 10,000 to 18,000 tokens"
-        if model.context < least:
-            yield warn("small-context", ("models", name, "context"), f"{model.context}; {why}",
-                       f"write `context: {least}` or more")
-
-
-def _lint_agents(fleet, warn):
-    for name, agent in fleet.agents.items():
-        for index, tool in enumerate(agent.tools or ()):
-            at, bare = ("agents", name, "tools", index), tool.split("(")[0]
-            if bare in GONE_TOOLS:
-                yield warn("tool-gone", at, f"Claude Code dropped `{bare}`; generate mends it",
-                           f"write `{GONE_TOOLS[bare]}`" if GONE_TOOLS[bare] else "remove it")
-            elif bare not in KNOWN_TOOLS and "__" not in bare and (
-                    bare[0].islower() or nearest(bare, KNOWN_TOOLS)):
-                yield warn("tool-unknown", at, f"Claude Code is not known to have `{bare}`",
-                           nearest(bare, KNOWN_TOOLS) or f"known: {some_of(KNOWN_TOOLS)}")
-        for key in agent.frontmatter:
-            if key not in KNOWN_FRONTMATTER:
-                yield warn("unknown-frontmatter", ("agents", name, "frontmatter", key),
-                           "Claude Code is not known to read it", nearest(key, KNOWN_FRONTMATTER)
-                           or f"known: {some_of(KNOWN_FRONTMATTER)}", key=True)
-        model = fleet.models[agent.model].ollama_model
-        edits = agent.tools is None or EDIT_TOOLS & set(plan_tools(agent.tools))
-        if edits and "qwen2.5-coder" in model.lower():
-            yield warn("prints-tool-calls", ("agents", name, "model"), "it may edit, but "
-                       f"{model} is known to print tool calls as text instead of making them",
-                       "choose a model that calls tools, such as qwen3-coder:30b")
-
-
-def plan_tools(tools):
-    """Return the tools that Claude Code still has, in order, gone ones replaced, none twice."""
-    found = [GONE_TOOLS.get(tool.split("(")[0], tool) for tool in tools]
-    return tuple(dict.fromkeys(tool for tool in found if tool))
-
-
-def show_host(host):
-    """Return a host as it stands in an address."""
-    return f"[{host}]" if ":" in host else host
-
-
-def gateway_url(gateway):
-    """Return the address at which a program on this machine reaches the gateway."""
-    reached = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}
-    return f"http://{show_host(reached.get(gateway.host, gateway.host))}:{gateway.port}"
 
 
 def plan_environment(fleet):
@@ -1414,24 +1414,18 @@ def merge_environment(environ, fleet, key):
     return {name: value for name, value in {**environ, **planned}.items() if value is not None}
 
 
-def lint_key(fleet, environ):
-    """Yield a finding when the environment holds a weak key, which beats the one generated."""
-    variable, host = fleet.gateway.master_key_env, fleet.gateway.host
-    key, exposed = environ.get(variable), not LOOPBACK.fullmatch(host)
-    if key is not None and (len(key) < 16 or len(set(key)) < 8):  # sk-local-dev and the like
-        why = "it has fewer than 16 characters" if len(key) < 16 else "it is easy to guess"
-        why += ", and the gateway listens beyond this machine" * exposed
-        yield Finding("weak-key", "error" if exposed else "warning",
-                      f"the key in ${variable} is weak: {why}", fix=f"unset {variable}; "
-                      f"rm -f {ENVIRONMENT_FILE}; subagent-fleet generate")
+def digest(content):
+    """Return the SHA-256 of a file's bytes."""
+    return hashlib.sha256(content or b"").hexdigest()
 
 
-class Change(Record):
+@dataclass(frozen=True)
+class Change:
     """What there is at a path and what shall be there, as bytes; None is no file."""
 
     path: str
-    found: object
-    wanted: object
+    found: bytes | None
+    wanted: bytes | None
     ours: bool  # what is there is what was last written
 
     @property
@@ -1442,11 +1436,6 @@ class Change(Record):
         if self.found is None:
             return "created"
         return "edited" if not self.ours else "removed" if self.wanted is None else "updated"
-
-
-def digest(content):
-    """Return the SHA-256 of a file's bytes."""
-    return hashlib.sha256(content or b"").hexdigest()
 
 
 def fleet_digest(fleet):
@@ -1505,7 +1494,28 @@ def rate_model(model):
         "" if fits else f"holds {context} tokens; Claude Code's own prompt takes 10,000 to 18,000"
 
 
-# -- doctor and worker: findings about what was seen --
+def plan_worker_block(name, state, reached):
+    """Return the `nodes:` and `models:` to paste: a worker's `state`, `reached` at each address."""
+    # The names of the kinds sort as they should be preferred.
+    places = [(not one.online, address_kind(one.name), one.endpoint) for one in reached]
+    *_, endpoint = min(places, default=(state.endpoint.replace("127.0.0.1", name),))
+    node, models = _slug(name.split(".")[0], "worker"), {}
+    for number, (_, model) in enumerate(best_models([state])):
+        name = _slug(re.sub(":latest$", "", model.name), "model")
+        name = f"{name[:56]}-{number}" if name in models else name
+        models[name] = {
+            "node": node, "ollama_model": model.name,
+            "litellm_alias": name + "-local" * (name in CLAUDE_WORDS),
+            "context": max(256, min(model.trained_context or 1 << 30, MAIN_CONTEXT_TOKENS))}
+    return {"nodes": {node: {"endpoint": endpoint}}, "models": models}
+
+
+def _slug(text, otherwise):
+    """Return text as a name that a fleet file accepts."""
+    return re.sub("[^A-Za-z0-9._]+", "-", text).strip("-._")[:64].lower() or otherwise
+
+
+# == 6. Findings ==============================================================
 
 LITELLM_INSTALL = "uv tool install --python 3.12 'litellm[proxy]==1.106.2' (or pipx install …)"
 CLAUDE_INSTALL = "npm install -g @anthropic-ai/claude-code@latest"
@@ -1514,6 +1524,97 @@ OLLAMA_HOLES = (  # mended in; what an older one does, worst first (golang/vulnd
     ("0.17.1", "error", "lets whoever reaches it read its memory (CVE-2026-7482)"),
     ("0.31.2", "warning", "takes harmful model files without checking them"))
 OUR_GATEWAY, OLD_GATEWAY = "this fleet's gateway", "a gateway with an older config"
+
+
+def lint_fleet(fleet):
+    """Yield a warning for each thing that is allowed and will disappoint."""
+    def warn(slug, path, what, fix, *, key=False):
+        what = ".".join(step for step in path if isinstance(step, str)) + f": {what}"
+        return Finding(slug, "warning", what, *fleet.document.locate(path, key=key), fix)
+
+    host = fleet.gateway.host
+    if not LOOPBACK.fullmatch(host):
+        yield warn("exposed-gateway", ("project", "gateway", "host"),
+                   f"`{host}` offers your models to the network; only the key protects them",
+                   "write `host: 127.0.0.1`, or keep it on a private network with a strong key")
+    for name, node in fleet.nodes.items():
+        scheme, host, _, _ = split_endpoint(node.endpoint)
+        if scheme == "http" and address_kind(host) == "public":
+            yield warn("public-endpoint", ("nodes", name, "endpoint"),
+                       f"{host} is a public address and http sends every prompt in clear",
+                       "use a LAN, Tailscale or WireGuard address, or https")
+        here = {m.ollama_model for m in fleet.models.values() if m.node == name}
+        need = sum(billions(model) * 0.6 + 1 for model in here if billions(model))
+        if node.memory_gb and len(here) > 1 and need > node.memory_gb:
+            yield warn("memory-short", ("nodes", name, "memory_gb"),
+                       f"by their names, its models need about {need:.0f} GB and evict each other",
+                       "move one to another node, or choose a smaller one")
+    yield from _lint_models(fleet, warn)
+    yield from _lint_agents(fleet, warn)
+
+
+def _lint_models(fleet, warn):
+    aliases, contexts, tiers = {}, {}, plan_tiers(fleet)
+    if "haiku" not in fleet.claude:  # one that was only planned never sees the main prompt
+        del tiers["haiku"]
+    for name, model in fleet.models.items():
+        full_name = _full_model_name(model.ollama_model)
+        first = aliases.setdefault(model.alias, model)
+        if _full_model_name(first.ollama_model) != full_name:
+            yield warn("alias-collision", ("models", name, "litellm_alias"),
+                       f"`{model.alias}` is also the alias of {first.name}, a different model: "
+                       f"{first.ollama_model}, {model.ollama_model}", "give each its own alias")
+        twin = contexts.setdefault((model.node, full_name), model)
+        if twin.context != model.context:
+            yield warn("context-thrash", ("models", name, "context"), f"{model.context}, but "
+                       f"{twin.context} in models.{twin.name}, the same model: each switch "
+                       "reloads it", f"write `{max(twin.context, model.context)}` for both")
+        serves = ", ".join(tier for tier in tiers if tiers[tier] == name)
+        least, why = SMALL_CONTEXT_TOKENS, "a subagent's first request alone takes 2,000 tokens"
+        if serves:
+            least = MAIN_CONTEXT_TOKENS
+            why = f"it serves {serves}, and Claude Code's own prompt takes 10,000 to 18,000 tokens"
+        if model.context < least:
+            yield warn("small-context", ("models", name, "context"), f"{model.context}; {why}",
+                       f"write `context: {least}` or more")
+
+
+def _lint_agents(fleet, warn):
+    for name, agent in fleet.agents.items():
+        for index, tool in enumerate(agent.tools or ()):
+            at, bare = ("agents", name, "tools", index), tool.split("(")[0]
+            if bare in GONE_TOOLS:
+                yield warn("tool-gone", at, f"Claude Code dropped `{bare}`; generate mends it",
+                           f"write `{GONE_TOOLS[bare]}`" if GONE_TOOLS[bare] else "remove it")
+            elif bare not in KNOWN_TOOLS and "__" not in bare and (
+                    bare[0].islower() or nearest(bare, KNOWN_TOOLS)):
+                yield warn("tool-unknown", at, f"Claude Code is not known to have `{bare}`",
+                           nearest(bare, KNOWN_TOOLS) or f"known: {some_of(KNOWN_TOOLS)}")
+        for key in agent.frontmatter:
+            if key not in KNOWN_FRONTMATTER:
+                yield warn("unknown-frontmatter", ("agents", name, "frontmatter", key),
+                           "Claude Code is not known to read it", nearest(key, KNOWN_FRONTMATTER)
+                           or f"known: {some_of(KNOWN_FRONTMATTER)}", key=True)
+        model = fleet.models[agent.model].ollama_model
+        edits = agent.tools is None or EDIT_TOOLS & set(plan_tools(agent.tools))
+        if edits and "qwen2.5-coder" in model.lower():
+            yield warn("prints-tool-calls", ("agents", name, "model"), "it may edit, but "
+                       f"{model} is known to print tool calls as text instead of making them",
+                       "choose a model that calls tools, such as qwen3-coder:30b")
+
+
+def lint_key(fleet, environ):
+    """Yield a finding when the environment holds a weak key, which beats the one generated."""
+    variable, host = fleet.gateway.master_key_env, fleet.gateway.host
+    key, exposed = environ.get(variable), not LOOPBACK.fullmatch(host)
+    if key is not None and (len(key) < 16 or len(set(key)) < 8):  # sk-local-dev and the like
+        why = "it has fewer than 16 characters" if len(key) < 16 else "it is easy to guess"
+        why += ", and the gateway listens beyond this machine" * exposed
+        yield Finding("weak-key", "error" if exposed else "warning",
+                      f"the key in ${variable} is weak: {why}", fix=f"unset {variable}; "
+                      f"rm -f {ENVIRONMENT_FILE}; subagent-fleet generate")
+
+
 DOCTOR_TEXTS = {  # id: level, what is so, what mends it
     "python": ("ok", "Python {version}", ""),
     "claude": ("ok", "Claude Code {version}", ""),
@@ -1583,21 +1684,31 @@ def _say(slug, level="", where="", **words):
                    fix=fix.format(**words))
 
 
-class Facts(Record):
+@dataclass(frozen=True)
+class Facts:
     """What doctor saw, gathered once: its checks look at nothing else."""
 
-    problems: tuple = ()        # the config's own findings
-    states: dict = {}           # node name -> NodeState
-    looks: dict = {}            # node name -> (its host's addresses, whether it answers any page)
-    holder: str = ""            # who holds the gateway's port; see check_gateway
-    claude: object = None       # its version; None: not found
-    litellm: object = None      # the same, and whether a litellm_init.pth lies beside it
-    settings: dict = {}         # path -> what that settings file puts into the environment
-    agents: dict = {}           # path -> text, None: unreadable
-    changes: tuple = ()         # what `generate` would do
-    file_problems: tuple = ()   # why that is not known
+    # The config's own findings.
+    problems: tuple[Finding, ...] = ()
+    # By node: what it answered; its host's addresses, and whether it answers any page.
+    states: dict[str, NodeState] = field(default_factory=dict)
+    looks: dict[str, tuple[tuple[str, ...], bool]] = field(default_factory=dict)
+    # Who holds the gateway's port; see check_gateway.
+    holder: str = ""
+    # The versions of the programs, None where they were not found; LiteLLM's also tells whether
+    # a litellm_init.pth lies beside it.
+    claude: str | None = None
+    litellm: str | None = None
+    # By path: what that settings file puts into the environment.
+    settings: dict[str, dict[str, object]] = field(default_factory=dict)
+    # By path: the text of an agent, None where it cannot be read.
+    agents: dict[str, str | None] = field(default_factory=dict)
+    # What `generate` would do, or why that is not known.
+    changes: tuple[Change, ...] = ()
+    file_problems: tuple[Finding, ...] = ()
+    # The environment file, and the ids of what is wrong with it.
     env_path: str = ""
-    leaks: tuple = ()           # ids of what is wrong with that file
+    leaks: tuple[str, ...] = ()
 
 
 def quote_shell(text):
@@ -1775,27 +1886,6 @@ def plan_doctor(fleet, facts):
     return [(topic, finding) for topic, findings in topics.items() for finding in findings]
 
 
-def plan_worker_block(name, state, reached):
-    """Return the `nodes:` and `models:` to paste: a worker's `state`, `reached` at each address."""
-    # The names of the kinds sort as they should be preferred.
-    places = [(not one.online, address_kind(one.name), one.endpoint) for one in reached]
-    *_, endpoint = min(places, default=(state.endpoint.replace("127.0.0.1", name),))
-    node, models = _slug(name.split(".")[0], "worker"), {}
-    for number, (_, model) in enumerate(best_models([state])):
-        name = _slug(re.sub(":latest$", "", model.name), "model")
-        name = f"{name[:56]}-{number}" if name in models else name
-        models[name] = {
-            "node": node, "ollama_model": model.name,
-            "litellm_alias": name + "-local" * (name in CLAUDE_WORDS),
-            "context": max(256, min(model.trained_context or 1 << 30, MAIN_CONTEXT_TOKENS))}
-    return {"nodes": {node: {"endpoint": endpoint}}, "models": models}
-
-
-def _slug(text, otherwise):
-    """Return text as a name that a fleet file accepts."""
-    return re.sub("[^A-Za-z0-9._]+", "-", text).strip("-._")[:64].lower() or otherwise
-
-
 def check_worker(program, state, reached):
     """Return what keeps this machine from being a node, and what mends it."""
     if not state.online:
@@ -1809,7 +1899,11 @@ def check_worker(program, state, reached):
     return [*_ollama_findings(state, "this machine"), *found]
 
 
-# == 6. Rendering =============================================================
+# =============================================================================
+# C. Words (pure)
+# =============================================================================
+
+# == 7. Generated files =======================================================
 
 _STARTER = """\
 # Which role runs on which model on which machine. After a change:
@@ -1854,10 +1948,6 @@ def render_starter(tree, found):
         blocks[kind] = "\n".join(lines) + "\n"
     return string.Template(_STARTER).substitute(blocks)
 
-
-# -- generated files --
-# Every value passes its format's one quoting function: quote_yaml or quote_shell.
-# The texts name no path and no date, so the same fleet gives the same bytes anywhere.
 
 TARGETS = ("litellm", "claude", "env")
 _HEADLINE = "# Generated by subagent-fleet from the fleet file: change that, then\n" \
@@ -1971,7 +2061,7 @@ def parse_manifest(content):
         return None
 
 
-# == 7. Terminal text =========================================================
+# == 8. Terminal text =========================================================
 
 def clean_text(text):
     """Return text with everything that could steer a terminal shown as an escape."""
@@ -2101,12 +2191,104 @@ def format_worker(report, columns):
                    f"the `nodes:` and `models:` of its fleet.yaml:\n\n{block}")
 
 
-# == 7b. Translation ==========================================================
-#
-# A Messages request becomes one /api/chat request, its lines become events (facts: Ollama 0.32.15).
-# Ollama's own /v1/messages cannot carry num_ctx, keep_alive, think or truncate: every request there
-# would reload the model or lose its beginning. What no local model can take (the bytes of a PDF,
-# server tools, citations, cache marks) is left out: a history that was refused stays refused.
+def format_nodes(fleet, states, headers, columns):
+    """Return the name of a fleet and a table of its nodes: models, or why there are none."""
+    cells = [{"Node": state.name, "Status": "online" if state.online else "offline",
+              "Endpoint": state.endpoint, "Models": ", ".join(model.name for model in state.models)
+              or f"({state.reason or 'none'})"} for state in states.values()]
+    rows = [[of_node[header] for header in headers] for of_node in cells]
+    return f"Fleet: {clean_line(fleet.name)}\n\n" + format_table(headers, rows, columns=columns)
+
+
+def format_details(states):
+    """Return what each node said of itself and its models, or why it said nothing."""
+    lines = []
+    for state in states.values():
+        told = [f"Ollama {state.version}, {state.latency_ms} ms"] if state.online else \
+            [state.why, f"  fix: {state.mend}"]
+        lines += ["", f"{state.name} ({state.endpoint}): {told[0]}", *told[1:]]
+        for model in state.models:
+            parts = [f"{model.size / 1e9:.1f} GB", model.parameters, model.quantization,
+                     model.trained_context and f"trained for {model.trained_context}",
+                     *(model.capabilities or ()), model.remote and f"at {model.remote}"]
+            lines.append(f"  {model.name}: " + ", ".join(filter(None, parts)))
+    return "".join(clean_line(line) + "\n" for line in lines)
+
+
+def format_share(loaded):
+    """Return which part of a loaded model is on the GPU."""
+    percent = loaded.gpu_percent
+    return "" if percent is None else f"{percent} % on GPU" if percent else "on CPU"
+
+
+def format_expiry(expires, now):
+    """Return when a model leaves memory, from what `/api/ps` says."""
+    text = re.sub(r"\.\d+", "", expires).replace("Z", "+00:00")  # 3.9 reads neither
+    try:
+        left = datetime.datetime.fromisoformat(text).timestamp() - now
+    except (ValueError, OverflowError):
+        return "?"
+    # keep_alive: -1 is a date in the year 2318
+    return "leaving, or busy" if left < 0 else f"{left / 60:.0f} min" if left < 7200 else \
+        f"{left / 3600:.0f} h" if left < 366 * 86400 else "stays"
+
+
+def format_warmth(warmth):
+    """Return how it ended; a failure in the node's words and what to type."""
+    if not warmth.ok:
+        fix = f"    fix: {clean_line(warmth.fix)}\n" if warmth.fix else ""
+        return f"  failed: {clean_line(warmth.detail)}\n{fix}"
+    loaded = warmth.loaded
+    more = [f"context {loaded.context or '?'}", format_share(loaded)] if loaded else []
+    more += [f"{warmth.seconds:.1f} s", clean_line(warmth.detail)]
+    return f"  ok  ({', '.join(filter(None, more))})\n"
+
+
+def format_progress(groups, now, columns):
+    """Return one line about what is going on, for a terminal."""
+    parts = []
+    for warmth in (warmth for group in groups.values() for warmth in group.values()):
+        if warmth.stage not in ("waiting", "done"):
+            amount = f"{100 * warmth.pulled // warmth.size} % of {warmth.size / 1e9:.1f} GB, " \
+                if warmth.stage == "pulling" and warmth.size else ""
+            parts.append(f"{warmth.model.name} {warmth.stage} {amount}{now - warmth.began:.0f} s")
+    return clean_line("  " + " | ".join(parts))[:(columns or 80) - 1]
+
+
+def format_served(before, after, columns):
+    """Return what each node has served in between."""
+    if not after:  # LiteLLM has no such page
+        return "\nThe gateway does not tell which node served what.\n"
+    headers = ("Node", "Requests", "Tokens in", "Tokens out", "Seconds waited", "Failures")
+    zeros = dict.fromkeys(TOTALS, 0)
+    pairs = {name: (before.get(name, zeros), node) for name, node in after.items()}
+    if any(old["requests"] > new["requests"] for old, new in pairs.values()):
+        pairs = {name: (zeros, new) for name, (_, new) in pairs.items()}  # of one that took over
+    rows = [(name, *(round(new[total] - old[total], 1) for total in TOTALS))
+            for name, (old, new) in pairs.items()]
+    return "\nServed:\n" + format_table(headers, rows, columns=columns)
+
+
+def show_record(record):
+    """Return a record as JSON has it: a finding without the drawn excerpt."""
+    if isinstance(record, Finding):
+        return {"id": record.slug, "level": record.level, "what": record.what,
+                "where": record.where, "fix": record.fix}
+    online = {"online": record.online} if isinstance(record, NodeState) else {}
+    return {**vars(record), **online}
+
+
+def render_report(command, fields):
+    """Return the JSON object of a command: plain ASCII, whatever a node calls its models."""
+    return json.dumps({"schema": f"subagent-fleet/{command}/1", **fields}, indent=2,
+                      default=show_record) + "\n"
+
+
+# =============================================================================
+# D. Speech (pure)
+# =============================================================================
+
+# == 9. Talk ==================================================================
 
 API_ERROR_KINDS = {400: "invalid_request_error", 401: "authentication_error",
                    403: "permission_error", 404: "not_found_error", 408: "timeout_error",
@@ -2168,31 +2350,7 @@ def render_json(value):
         raise ApiError(400, "body: a number or a nesting that JSON cannot carry") from None
 
 
-def render_event(event):
-    """Return an event as it goes down the stream."""
-    return b"event: %b\ndata: %b\n\n" % (event["type"].encode("ascii"), render_json(event))
-
-
-def parse_messages_request(body):
-    """Return a Messages request whose fields have the types that translation relies on."""
-    if len(body) > PROMPT_MARKS < sum(map(body.count, (b"[", b"{", b":", b","))):
-        raise ApiError(413, "body: far more in it than any prompt has")
-    request = _parse_object(body)
-    if request is None:
-        raise ApiError(400, "body: expected a JSON object")
-    for words, (types, names) in REQUEST_FIELDS.items():
-        for name in names.split():
-            value = request.get(name)
-            if value is None and name not in ("model", "messages"):
-                continue
-            if type(value) not in types or ("number" in words and not abs(value) < 1e9):
-                raise ApiError(400, f"{name}: expected {words}")
-            if name == "max_tokens" and value < 1:
-                raise ApiError(400, "max_tokens: must be at least 1")
-    if not all(isinstance(text, str) for text in request.get("stop_sequences") or ()):
-        raise ApiError(400, "stop_sequences: expected a list of texts")
-    return request
-
+# == 10. Backends =============================================================
 
 def plan_chat(request, model):
     """Return the `/api/chat` request that says what a Messages request says."""
@@ -2546,23 +2704,64 @@ class Answer:
                          {"type": "message_stop"}]
 
 
-# == 8. World =================================================================
-#
-# Every effect of this program is a method of World: nothing else reads or writes a file, opens a
-# socket, asks the clock or the environment, or starts a process.
+# == 11. Dialects =============================================================
 
-(_thread, contextlib, errno, glob, hmac, os, queue, resource, select, shlex, shutil, signal,
- socket, ssl, stat, subprocess, time, traceback) = map(_Late, (
-     "_thread contextlib errno glob hmac os queue resource select shlex shutil signal "
-     "socket ssl stat subprocess time traceback").split())
+def render_event(event):
+    """Return an event as it goes down the stream."""
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode("ascii"), render_json(event))
 
 
-class NodeFailure(FleetError):
-    """Why a node could not be used: a reason class (refused, timeout, …) and the detail."""
+def parse_messages_request(body):
+    """Return a Messages request whose fields have the types that translation relies on."""
+    if len(body) > PROMPT_MARKS < sum(map(body.count, (b"[", b"{", b":", b","))):
+        raise ApiError(413, "body: far more in it than any prompt has")
+    request = _parse_object(body)
+    if request is None:
+        raise ApiError(400, "body: expected a JSON object")
+    for words, (types, names) in REQUEST_FIELDS.items():
+        for name in names.split():
+            value = request.get(name)
+            if value is None and name not in ("model", "messages"):
+                continue
+            if type(value) not in types or ("number" in words and not abs(value) < 1e9):
+                raise ApiError(400, f"{name}: expected {words}")
+            if name == "max_tokens" and value < 1:
+                raise ApiError(400, "max_tokens: must be at least 1")
+    if not all(isinstance(text, str) for text in request.get("stop_sequences") or ()):
+        raise ApiError(400, "stop_sequences: expected a list of texts")
+    return request
 
-    def __init__(self, reason, detail, *, fix=""):
-        super().__init__("node-failure", f"{reason}: {detail}" if detail else reason, fix=fix)
-        self.reason, self.detail = reason, detail
+
+# =============================================================================
+# E. World
+# =============================================================================
+
+# == 12. HTTP =================================================================
+
+if TYPE_CHECKING:
+    import _thread
+    import contextlib
+    import errno
+    import glob
+    import hmac
+    import os
+    import queue
+    import resource
+    import select
+    import shlex
+    import shutil
+    import signal
+    import socket
+    import ssl
+    import stat
+    import subprocess
+    import time
+    import traceback
+else:
+    (_thread, contextlib, errno, glob, hmac, os, queue, resource, select, shlex, shutil, signal,
+     socket, ssl, stat, subprocess, time, traceback) = map(_Late, (
+         "_thread contextlib errno glob hmac os queue resource select shlex shutil signal "
+         "socket ssl stat subprocess time traceback").split())
 
 
 def _name_failure(error):
@@ -2874,6 +3073,8 @@ def parse_answer(body):
         raise NodeFailure("bad answer", "its JSON is broken")
     raise NodeFailure("not ollama", "it does not answer with JSON")
 
+
+# == 13. World ================================================================
 
 def run_together(world, jobs, *, until=float("inf"), threads=512):
     """Yield (key, value or NodeFailure) of each job as it ends, (None, None) while none does.
@@ -3294,10 +3495,11 @@ class World:
         return socket.gethostname(), tuple(found)
 
 
-# == 9. Nodes =================================================================
-#
-# What a node says is not trusted: a field of the wrong type counts as absent; only an answer
-# without its list makes the node `bad answer`.
+# =============================================================================
+# F. The fleet at work
+# =============================================================================
+
+# == 14. Nodes ================================================================
 
 def probe_nodes(world, nodes, seconds, models=()):
     """Return {name: NodeState}: every node asked at once, no answer awaited past `seconds`.
@@ -3337,7 +3539,7 @@ def _probe_node(world, node, *, deadline, wanted):
     answers = run_together(world, jobs, until=deadline + PROBE_GRACE_SECONDS, threads=8)
     found = {key: value for key, value in answers if not isinstance(value, NodeFailure)}
     return NodeState(node.name, node.endpoint, "", "", version, latency,
-                     tuple(model.replace(**found.get(model.name, {})) for model in models),
+                     tuple(replace(model, **found.get(model.name, {})) for model in models),
                      found.get("", ()))
 
 
@@ -3384,8 +3586,6 @@ def _parse_loaded(value):
                                   _get(entry, "expires_at")))
     return tuple(loaded)
 
-
-# -- warm-up --
 
 class Warmth(SimpleNamespace):
     """One `model` on one `node`: what is done with it now, and how that ended."""
@@ -3497,10 +3697,7 @@ def _check_error(value):
     return value
 
 
-# == 10. Gateway ==============================================================
-#
-# One thread a client connection. Who waits for a node waits for its client's end of line too, so
-# a client that leaves takes its request off the node at once.
+# == 15. Gateway ==============================================================
 
 QUIET_SECONDS = 10.0  # a stream that waited so long gets its headers, then a ping as often
 REST_SECONDS, REST_LIMIT_SECONDS = 2.0, 60.0
@@ -3510,7 +3707,6 @@ BODY_LIMIT_BYTES = 64 * 1024 * 1024
 CONNECTION_LIMIT = 256
 CONVERSATION_LIMIT = 4096
 GRACE_SECONDS = 10.0
-
 LITELLM_START_SECONDS = 90.0
 TOTALS = ("requests", "input_tokens", "output_tokens", "waited_seconds", "failures")
 
@@ -3944,9 +4140,11 @@ class Server:
                  f"{receipt['input_tokens']} tokens in, {receipt['output_tokens']} out{tries}\n")
 
 
-# == 11. Commands =============================================================
-#
-# What a command does stands in COMMANDS, in the next section.
+# =============================================================================
+# G. Commands
+# =============================================================================
+
+# == 16. Workspace ============================================================
 
 def load_config(options, world):
     """Return (Fleet, warnings) of the chosen config; any error refuses it, all of them at once."""
@@ -3988,235 +4186,6 @@ def find_config(options, world):
                              fix="subagent-fleet init")
         directory, shown = above, world.path(shown, "..")
 
-
-def cmd_init(options, world):
-    output, nodes = options.output or CONFIG_NAMES[0], {}
-    if output == "-":
-        raise FleetError("usage", "init: it writes a file, not to standard output",
-                         status=EXIT_USAGE, fix="subagent-fleet init --output fleet.yaml")
-    if read_file(world, *world.split(output)) is not None and not options.force:
-        raise FleetError("exists", f"{output} is there already", status=EXIT_REFUSED,
-                         fix="edit it, or `subagent-fleet init --force` (a copy is kept)")
-    for text in options.node:  # NAME=URL; http and the port of Ollama may be left out
-        name, _, url = text.partition("=")
-        parts = split_endpoint(full_endpoint(url))
-        wrong = "not of the form NAME=URL" if not url or not _fits(name, RULES["name"][0]) else \
-            parts if isinstance(parts, str) else f"a second `{name}`" if name in nodes else ""
-        if wrong:
-            raise FleetError("usage", f"init: `{text}`: {wrong}", status=EXIT_USAGE,
-                             fix="subagent-fleet init --node mini=http://192.168.1.50:11434")
-        nodes[name] = Node(name, _normal_endpoint(full_endpoint(url)))
-    text = write_starter(world, output, nodes, offline=options.offline) + "Edit it with your " \
-        "Ollama node endpoints, then run:\n  subagent-fleet discover\n  subagent-fleet generate\n"
-    options.config = options.output
-    world.out(clean_text(keep_places(text, options)))
-    return EXIT_OK
-
-
-def write_starter(world, output, nodes, *, offline=False, placeholders=True):
-    """Write a fleet file with the models that this machine and these nodes have; tell them."""
-    nodes = {"local": Node("local", OLLAMA_ENDPOINT), **nodes}
-    states = [NodeState(name, node.endpoint, "not asked") for name, node in nodes.items()] \
-        if offline else [*probe_nodes(world, nodes, INIT_TIMEOUT_SECONDS).values()]
-    tree, found, flaw = plan_starter(states)
-    told = [f"{state.name} ({state.endpoint}): "
-            + (state.reason or count_of(state.models, "model")) for state in states]
-    if not found and not placeholders:
-        raise FleetError("no-model", "no fleet.yaml, and no model to write one with: "
-                         + "; ".join(filter(None, (*told, flaw))), fix="start Ollama, "
-                         f"`ollama pull {PLACEHOLDERS[0]}`, then `subagent-fleet up`")
-    text, (place, name) = render_starter(tree, found), world.split(output)
-    if output.lower().endswith(".json"):
-        text = json.dumps(parse_yaml(text), indent=2, ensure_ascii=False) + "\n"
-    elif world.kind_of(world.path(place, "fleet.schema.json")) == "file":
-        text = f"# yaml-language-server: $schema=fleet.schema.json\n{text}"
-    files, lines = [(output, text.encode("utf-8"), 0o644)], [f"Created {output}"]
-    old = read_file(world, place, name)
-    if old is not None:
-        kept = world.enter(place, f"{STATE_DIRECTORY}/backup/{name}.{digest(old)[:12]}")
-        files.insert(0, (kept, old, 0o600))
-        lines.append(f"The old one is kept: {kept}")
-    world.replace_files(files)
-    lines += [f"  {line}" for line in told]
-    lines.append(", ".join(f"{name} is {model['ollama_model']} on {model['node']}"
-                           for name, model in tree["models"].items()) + "." if found else
-                 f"{'Nobody was asked' if offline else 'No model that can be used was found'}: "
-                 "the models in it are placeholders.")
-    lines.append(flaw and f"{flaw}: `ollama pull {PLACEHOLDERS[0]}`, `subagent-fleet init --force`")
-    return "".join(clean_line(line) + "\n" for line in lines if line)
-
-
-def cmd_serve(options, world):
-    fleet, _ = load_config(options, world)
-    gateway, out = fleet.gateway, find_output(options, world)
-    port = options.port or str(gateway.port)
-    if not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
-        raise FleetError("usage", f"--port: `{port}` is not a port", status=EXIT_USAGE,
-                         fix="write --port 4000")
-    gateway = gateway.replace(host=options.host or gateway.host, port=int(port))
-    server, listener = open_gateway(fleet.replace(gateway=gateway), world, out,
-                                    receipts=not options.no_receipts)
-    server.log = world.err if options.verbose else server.log
-    world.on_stop(server.stop)
-    host, port = listener.getsockname()[:2]
-    world.out(f"Serving {clean_line(fleet.name)} at http://{show_host(host)}:{port}: "
-              f"{', '.join(server.scheduler.tiers)} on {count_of(fleet.nodes, 'node')}. "
-              "Ctrl-C stops.\n")
-    server.run(listener)
-    return EXIT_INTERRUPTED if server.stops[0] == "SIGINT" else EXIT_OK
-
-
-def open_gateway(fleet, world, out, *, receipts=True, listens=True):
-    """Return a Server and the socket it will serve; refuse an open door and a taken one."""
-    gateway, key, listener = fleet.gateway, read_key(world, fleet, out), None
-    if not LOOPBACK.fullmatch(gateway.host):
-        tell_findings(world, lint_key(fleet, {gateway.master_key_env: key}))
-    try:
-        if listens:
-            listener = world.listen(gateway.host, gateway.port)
-    except FleetError as error:
-        if error.slug == "port-taken":
-            holder = who_serves(world, fleet, out, world.clock() + 1.0)
-            error.what += f", by {holder}" if holder else ""
-        raise
-    path = world.path(out, STATE_DIRECTORY, "requests.jsonl") if receipts else ""
-    if path:
-        world.make_directory(world.parent(path))
-    return Server(fleet, key, world, receipts=path), listener
-
-
-def cmd_up(options, world):
-    """Do the whole job: find, generate, warm, serve, run Claude Code, say what was served."""
-    world.out = world.err  # standard output is Claude Code's
-    try:
-        path = find_config(options, world)
-    except FleetError:
-        path = CONFIG_NAMES[0]
-        world.err(write_starter(world, path, {}, placeholders=False))
-    if path == "-":
-        raise FleetError("usage", "up: reads the config more than once, so it must be in a file",
-                         status=EXIT_USAGE, fix="subagent-fleet up --config fleet.yaml")
-    fleet, findings = load_config(options, world)
-    tell_findings(world, [*findings, *lint_key(fleet, world.environ)])
-    out, typed = find_output(options, world), [f"--config={options.config}"] * bool(options.config)
-    changes = compare_output(world, out, fleet)
-    write_changes(world, out, [change for change in changes if change.action != "edited"])
-    words = {"edited": "kept, as it is yours"}
-    world.err("".join(f"{clean_line(change.path)}: {words.get(change.action, change.action)}\n"
-                      for change in changes if change.action != "unchanged"))
-    names, status = [], EXIT_OK
-    with contextlib.ExitStack() as stops:
-        start_gateway(fleet, world, out, stops)  # what it refuses is told before models load
-        if run_words(["warmup", *typed], world):
-            states = probe_nodes(world, fleet.nodes, PROBE_TIMEOUT_SECONDS, fleet.models)
-            routes = {name: plan_route_state(fleet, states, model)
-                      for name, model in fleet.models.items()}
-            main, what = plan_tiers(fleet)["main"], ""
-            if all(route.state != "ready" for route in routes.values()):
-                what = "no model of this fleet could be loaded"
-            elif routes[main].state not in ("ready", "cold") and not routes[main].fallback:
-                what = f"nobody can answer for {main}, the main session's model: {routes[main]}"
-            if what:
-                raise FleetError("nothing-ready", what, fix="subagent-fleet doctor")
-            world.err("Going on with what is ready.\n")
-        typed += [f"--out={options.out}"] * bool(options.out)
-        before = ask_gateway(fleet, world, out)
-        if world.which("claude"):
-            status = run_words(["launch", "claude", *typed, "--", *options.passed], world)
-        else:
-            world.on_stop(names.append)
-            world.err(f"Claude Code is not on the PATH: {CLAUDE_INSTALL}\nServing until Ctrl-C.\n")
-            while not names:
-                world.sleep(TICK_SECONDS)
-        world.err(format_served(before, ask_gateway(fleet, world, out), world.columns))
-    return EXIT_INTERRUPTED if "SIGINT" in names else status
-
-
-def ask_gateway(fleet, world, out):
-    """Return {node: what it has served} from a gateway of ours that serves this fleet."""
-    headers, until = {"x-api-key": read_key(world, fleet, out)}, world.clock() + CONNECT_SECONDS
-    with contextlib.suppress(NodeFailure, KeyError, TypeError):  # nobody, or no page of ours
-        page = parse_answer(look(world, gateway_url(fleet.gateway) + "/fleet", until, **headers)[1])
-        if page["fleet"] == fleet.name:
-            return {node["name"]: node for node in page["nodes"]}
-    return {}
-
-
-def find_gateway(world, fleet, out, *, needed=False):
-    """Tell whether this fleet's gateway runs; refuse somebody else, and nobody where needed."""
-    found = check_gateway(fleet, who_serves(world, fleet, out, world.clock() + CONNECT_SECONDS))
-    if found.level == "error" or needed and found.slug != "gateway-up":
-        raise FleetError(found.slug, found.what, fix=found.fix)
-    return found.slug == "gateway-up"
-
-
-def start_gateway(fleet, world, out, stops):
-    """Start what serves the fleet, or find that it runs; `stops`, an ExitStack, will stop it."""
-    gateway, name, url = fleet.gateway, clean_line(fleet.name), gateway_url(fleet.gateway)
-    runs = find_gateway(world, fleet, out)
-    if gateway.provider == "builtin":
-        server, listener = open_gateway(fleet, world, out, listens=not runs)
-        serving = threading.Thread(target=server.run, args=(listener,), daemon=True)
-        serving.start()
-        stops.callback(serving.join, GRACE_SECONDS + 1)  # the last one comes first
-        stops.callback(server.stop, "up")
-    if runs or gateway.provider == "builtin":
-        world.err(f"A gateway for {name} runs at {url}: it is used.\n" if runs else
-                  f"Serving {name} at {url}.\n")
-        return
-    program, log = world.which("litellm"), world.path(out, STATE_DIRECTORY, "litellm.log")
-    if not program:
-        raise FleetError("litellm-missing", "the gateway is LiteLLM and it is not on the PATH",
-                         fix=f"{LITELLM_INSTALL}, or write `provider: builtin`")
-    environ = merge_environment(world.environ, fleet, read_key(world, fleet, out))
-    child = world.start([program, "--config", world.path(out, LITELLM_FILE), "--host", gateway.host,
-                         "--port", str(gateway.port)], environ=environ, log=log)
-    stops.callback(child.wait)
-    stops.callback(child.kill)  # it keeps nothing that a softer end would save
-    until = world.clock() + LITELLM_START_SECONDS
-    while who_serves(world, fleet, out, until) != OUR_GATEWAY:
-        if child.poll() is not None or world.clock() > until:
-            raise FleetError("litellm-failed", "LiteLLM did not start", fix=f"see {log}")
-        world.sleep(TICK_SECONDS)
-    world.err(f"LiteLLM serves {name} at {url}.\n")
-
-
-def format_served(before, after, columns):
-    """Return what each node has served in between."""
-    if not after:  # LiteLLM has no such page
-        return "\nThe gateway does not tell which node served what.\n"
-    headers = ("Node", "Requests", "Tokens in", "Tokens out", "Seconds waited", "Failures")
-    zeros = dict.fromkeys(TOTALS, 0)
-    pairs = {name: (before.get(name, zeros), node) for name, node in after.items()}
-    if any(old["requests"] > new["requests"] for old, new in pairs.values()):
-        pairs = {name: (zeros, new) for name, (_, new) in pairs.items()}  # of one that took over
-    rows = [(name, *(round(new[total] - old[total], 1) for total in TOTALS))
-            for name, (old, new) in pairs.items()]
-    return "\nServed:\n" + format_table(headers, rows, columns=columns)
-
-
-def cmd_validate(options, world):
-    try:
-        fleet, findings = load_config(options, world)
-        source = fleet.document.source
-    except FleetError as error:
-        if not options.json or not error.findings:
-            error.report = {"file": error.where or options.config, "valid": False}
-            raise
-        source, findings = error.where, error.findings
-    valid = not any(options.strict or finding.level == "error" for finding in findings)
-    if options.json:
-        world.out(render_report("validate", {"file": source, "valid": valid, "findings": findings}))
-    else:
-        tell_findings(world, findings)
-        if not valid:
-            raise FleetError("strict", f"{count_of(findings, 'warning')} and --strict",
-                             fix="mend them, or leave out --strict")
-        world.out(f"{clean_line(source)} is valid.\n")
-    return EXIT_OK if valid else EXIT_PROBLEM
-
-
-# -- generated files: read the world, decide, write --
 
 def find_output(options, world):
     """Return where the generated files are: --out, else beside the fleet file that was found."""
@@ -4289,6 +4258,81 @@ def write_changes(world, out, changes):
     world.make_private(world.enter(out, ENVIRONMENT_FILE))
 
 
+def find_settings(world):
+    """Return {path: what it sets under `env`} of the settings files Claude Code reads here."""
+    home = world.environ.get("HOME") or world.environ.get("USERPROFILE", "")
+    user = world.environ.get("CLAUDE_CONFIG_DIR") or world.path(home, ".claude")
+    managed = ("/Library/Application Support/ClaudeCode", "/etc/claude-code",
+               "C:\\Program Files\\ClaudeCode")  # two of these are nowhere
+    found = {}
+    for path in (*(f"{place}/managed-settings.json" for place in managed),
+                 world.path(user, "settings.json"), ".claude/settings.json",
+                 ".claude/settings.local.json"):
+        # else it is absent, or Claude Code ignores it as well
+        with contextlib.suppress(FleetError, KeyError, TypeError, ValueError, RecursionError):
+            found[path] = dict(json.loads(world.read_bytes(path))["env"])
+    return found
+
+
+def observe_files(world, fleet, out):
+    """Return the Facts about the generated files; where they cannot be read, that is a problem."""
+    try:
+        changes = compare_output(world, out, fleet)
+        path = world.enter(out, ENVIRONMENT_FILE)
+        if world.kind_of(path) != "absent":
+            read_key(world, fleet, out)
+    except FleetError as error:
+        return {"file_problems": (error.finding,)}
+    # fsmonitor would run a program that the checkout names
+    printed = world.read_program([
+        "git", "-c", "core.fsmonitor=false", "-C", world.parent(path), "ls-files", "-t", "--cached",
+        "--others", "--exclude-standard", "--", ENVIRONMENT_FILE], world.clock() + 1.0)
+    leaks = ["env-readable"] * world.others_may_read(path)
+    leaks += ["env-unignored" if printed[0] == "?" else "env-tracked"] if printed else []
+    return {"changes": changes, "env_path": path, "leaks": leaks}
+
+
+# == 17. Commands =============================================================
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag or, without dashes, a positional word; `more` is in argparse's own words."""
+
+    name: str
+    note: str
+    metavar: str = ""  # without one it is on or off
+    more: dict = field(default_factory=dict)
+    short: str = ""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: what runs, what it says of itself, what it takes, how it is typed."""
+
+    name: str
+    run: object
+    summary: str
+    flags: tuple
+    examples: tuple = ()
+    passes: str = ""  # what may follow `--` and goes to another program
+
+
+def seconds_above_zero(text):
+    """Return a number of seconds that can be waited, a day at most."""
+    number = float(text) if re.fullmatch(r"\d+\.?\d*|\.\d+", text) else 0
+    if not 0 < number <= 86400:
+        raise argparse.ArgumentTypeError(f"expected seconds, above 0, at most 86400, not `{text}`")
+    return number
+
+
+CONFIG = Flag("--config", "the fleet file, `-` for stdin; else the nearest fleet.yaml", "FILE")
+JSON = Flag("--json", "print one JSON object")
+OUT = Flag("--out", "where generated files are; else here (--config) or beside fleet.yaml", "DIR")
+FORCE = Flag("--force", "overwrite what is there")
+SECONDS, REPEAT = {"type": seconds_above_zero}, {"action": "append", "default": []}
+TIMEOUT = Flag("--timeout", "seconds to wait", "S", {**SECONDS, "default": PROBE_TIMEOUT_SECONDS})
+
+
 def check_names(kind, names, known, owner):
     """Refuse names of a command that its owner does not have."""
     for name in names:
@@ -4298,20 +4342,248 @@ def check_names(kind, names, known, owner):
                              or f"known {kind}s: {some_of(known) or 'none'}")
 
 
-def parse_targets(options):
-    """Return the chosen targets; --litellm-only and --claude-only are short for one."""
-    words = [word for text in options.target for word in text.split(",") if word]
-    words += [name for name in ("litellm", "claude") if getattr(options, f"{name}_only")]
-    check_names("target", words, TARGETS, "generate")
-    return tuple(name for name in TARGETS if name in words) or TARGETS
-
-
 def tell_findings(world, findings):
     """Show findings; one that is an error refuses the command."""
     for finding in findings:
         if finding.level == "error":
             raise FleetError(finding.slug, finding.what, fix=finding.fix, status=EXIT_REFUSED)
         world.err(format_finding(finding))
+
+
+def refusal(paths, command, done):
+    """Return the error for files that are the user's."""
+    return FleetError("edited", f"{some_of(paths, 5)}: not as this program wrote it; {done}",
+                      fix=f"move it away, or `subagent-fleet {command} --force` (what is there is "
+                      f"copied to {STATE_DIRECTORY}/backup first)", status=EXIT_REFUSED)
+
+
+def cmd_up(options, world):
+    """Do the whole job: find, generate, warm, serve, run Claude Code, say what was served."""
+    world.out = world.err  # standard output is Claude Code's
+    try:
+        path = find_config(options, world)
+    except FleetError:
+        path = CONFIG_NAMES[0]
+        world.err(write_starter(world, path, {}, placeholders=False))
+    if path == "-":
+        raise FleetError("usage", "up: reads the config more than once, so it must be in a file",
+                         status=EXIT_USAGE, fix="subagent-fleet up --config fleet.yaml")
+    fleet, findings = load_config(options, world)
+    tell_findings(world, [*findings, *lint_key(fleet, world.environ)])
+    out, typed = find_output(options, world), [f"--config={options.config}"] * bool(options.config)
+    changes = compare_output(world, out, fleet)
+    write_changes(world, out, [change for change in changes if change.action != "edited"])
+    words = {"edited": "kept, as it is yours"}
+    world.err("".join(f"{clean_line(change.path)}: {words.get(change.action, change.action)}\n"
+                      for change in changes if change.action != "unchanged"))
+    names, status = [], EXIT_OK
+    with contextlib.ExitStack() as stops:
+        start_gateway(fleet, world, out, stops)  # what it refuses is told before models load
+        if run_words(["warmup", *typed], world):
+            states = probe_nodes(world, fleet.nodes, PROBE_TIMEOUT_SECONDS, fleet.models)
+            routes = {name: plan_route_state(fleet, states, model)
+                      for name, model in fleet.models.items()}
+            main, what = plan_tiers(fleet)["main"], ""
+            if all(route.state != "ready" for route in routes.values()):
+                what = "no model of this fleet could be loaded"
+            elif routes[main].state not in ("ready", "cold") and not routes[main].fallback:
+                what = f"nobody can answer for {main}, the main session's model: {routes[main]}"
+            if what:
+                raise FleetError("nothing-ready", what, fix="subagent-fleet doctor")
+            world.err("Going on with what is ready.\n")
+        typed += [f"--out={options.out}"] * bool(options.out)
+        before = ask_gateway(fleet, world, out)
+        if world.which("claude"):
+            status = run_words(["launch", "claude", *typed, "--", *options.passed], world)
+        else:
+            world.on_stop(names.append)
+            world.err(f"Claude Code is not on the PATH: {CLAUDE_INSTALL}\nServing until Ctrl-C.\n")
+            while not names:
+                world.sleep(TICK_SECONDS)
+        world.err(format_served(before, ask_gateway(fleet, world, out), world.columns))
+    return EXIT_INTERRUPTED if "SIGINT" in names else status
+
+
+def start_gateway(fleet, world, out, stops):
+    """Start what serves the fleet, or find that it runs; `stops`, an ExitStack, will stop it."""
+    gateway, name, url = fleet.gateway, clean_line(fleet.name), gateway_url(fleet.gateway)
+    runs = find_gateway(world, fleet, out)
+    if gateway.provider == "builtin":
+        server, listener = open_gateway(fleet, world, out, listens=not runs)
+        serving = threading.Thread(target=server.run, args=(listener,), daemon=True)
+        serving.start()
+        stops.callback(serving.join, GRACE_SECONDS + 1)  # the last one comes first
+        stops.callback(server.stop, "up")
+    if runs or gateway.provider == "builtin":
+        world.err(f"A gateway for {name} runs at {url}: it is used.\n" if runs else
+                  f"Serving {name} at {url}.\n")
+        return
+    program, log = world.which("litellm"), world.path(out, STATE_DIRECTORY, "litellm.log")
+    if not program:
+        raise FleetError("litellm-missing", "the gateway is LiteLLM and it is not on the PATH",
+                         fix=f"{LITELLM_INSTALL}, or write `provider: builtin`")
+    environ = merge_environment(world.environ, fleet, read_key(world, fleet, out))
+    child = world.start([program, "--config", world.path(out, LITELLM_FILE), "--host", gateway.host,
+                         "--port", str(gateway.port)], environ=environ, log=log)
+    stops.callback(child.wait)
+    stops.callback(child.kill)  # it keeps nothing that a softer end would save
+    until = world.clock() + LITELLM_START_SECONDS
+    while who_serves(world, fleet, out, until) != OUR_GATEWAY:
+        if child.poll() is not None or world.clock() > until:
+            raise FleetError("litellm-failed", "LiteLLM did not start", fix=f"see {log}")
+        world.sleep(TICK_SECONDS)
+    world.err(f"LiteLLM serves {name} at {url}.\n")
+
+
+def find_gateway(world, fleet, out, *, needed=False):
+    """Tell whether this fleet's gateway runs; refuse somebody else, and nobody where needed."""
+    found = check_gateway(fleet, who_serves(world, fleet, out, world.clock() + CONNECT_SECONDS))
+    if found.level == "error" or needed and found.slug != "gateway-up":
+        raise FleetError(found.slug, found.what, fix=found.fix)
+    return found.slug == "gateway-up"
+
+
+def ask_gateway(fleet, world, out):
+    """Return {node: what it has served} from a gateway of ours that serves this fleet."""
+    headers, until = {"x-api-key": read_key(world, fleet, out)}, world.clock() + CONNECT_SECONDS
+    with contextlib.suppress(NodeFailure, KeyError, TypeError):  # nobody, or no page of ours
+        page = parse_answer(look(world, gateway_url(fleet.gateway) + "/fleet", until, **headers)[1])
+        if page["fleet"] == fleet.name:
+            return {node["name"]: node for node in page["nodes"]}
+    return {}
+
+
+def look(world, url, until, **headers):
+    """Return (headers, body) of a GET."""
+    with contextlib.closing(world.open_exchange(url, headers=headers, deadline=until)) as exchange:
+        return exchange.headers, exchange.read_all()
+
+
+def who_serves(world, fleet, out, until):
+    """Return OUR_GATEWAY when one serves this fleet with its key, else who listens, or ""."""
+    url, name, path = gateway_url(fleet.gateway), "subagent-fleet", "/fleet"
+    try:
+        if b'"subagent-fleet"' not in look(world, url + "/", until)[1]:
+            name, path = "LiteLLM", "/v1/models"
+            if b"I'm alive!" not in look(world, url + "/health/liveliness", until)[1]:
+                return "another program"  # which is not shown the key
+    except NodeFailure as failure:
+        return "" if failure.reason in ("refused", "unreachable", "dns") else "another program"
+    # no key, or it is not of this fleet
+    with contextlib.suppress(FleetError, KeyError, TypeError, ValueError):
+        headers = {"Authorization": f"Bearer {read_key(world, fleet, out)}"}
+        page = parse_answer(look(world, url + path, until, **headers)[1])
+        if name == "LiteLLM":
+            aliases = {model.alias for model in fleet.models.values()}
+            return OUR_GATEWAY if aliases <= {model["id"] for model in page["data"]} else name
+        if page["fleet"] == fleet.name:
+            return OUR_GATEWAY if page["config"] == fleet_digest(fleet) else OLD_GATEWAY
+    return name
+
+
+def open_gateway(fleet, world, out, *, receipts=True, listens=True):
+    """Return a Server and the socket it will serve; refuse an open door and a taken one."""
+    gateway, key, listener = fleet.gateway, read_key(world, fleet, out), None
+    if not LOOPBACK.fullmatch(gateway.host):
+        tell_findings(world, lint_key(fleet, {gateway.master_key_env: key}))
+    try:
+        if listens:
+            listener = world.listen(gateway.host, gateway.port)
+    except FleetError as error:
+        if error.slug == "port-taken":
+            holder = who_serves(world, fleet, out, world.clock() + 1.0)
+            error.what += f", by {holder}" if holder else ""
+        raise
+    path = world.path(out, STATE_DIRECTORY, "requests.jsonl") if receipts else ""
+    if path:
+        world.make_directory(world.parent(path))
+    return Server(fleet, key, world, receipts=path), listener
+
+
+def cmd_init(options, world):
+    output, nodes = options.output or CONFIG_NAMES[0], {}
+    if output == "-":
+        raise FleetError("usage", "init: it writes a file, not to standard output",
+                         status=EXIT_USAGE, fix="subagent-fleet init --output fleet.yaml")
+    if read_file(world, *world.split(output)) is not None and not options.force:
+        raise FleetError("exists", f"{output} is there already", status=EXIT_REFUSED,
+                         fix="edit it, or `subagent-fleet init --force` (a copy is kept)")
+    for text in options.node:  # NAME=URL; http and the port of Ollama may be left out
+        name, _, url = text.partition("=")
+        parts = split_endpoint(full_endpoint(url))
+        wrong = "not of the form NAME=URL" if not url or not _fits(name, RULES["name"][0]) else \
+            parts if isinstance(parts, str) else f"a second `{name}`" if name in nodes else ""
+        if wrong:
+            raise FleetError("usage", f"init: `{text}`: {wrong}", status=EXIT_USAGE,
+                             fix="subagent-fleet init --node mini=http://192.168.1.50:11434")
+        nodes[name] = Node(name, _normal_endpoint(full_endpoint(url)))
+    text = write_starter(world, output, nodes, offline=options.offline) + "Edit it with your " \
+        "Ollama node endpoints, then run:\n  subagent-fleet discover\n  subagent-fleet generate\n"
+    options.config = options.output
+    world.out(clean_text(keep_places(text, options)))
+    return EXIT_OK
+
+
+def write_starter(world, output, nodes, *, offline=False, placeholders=True):
+    """Write a fleet file with the models that this machine and these nodes have; tell them."""
+    nodes = {"local": Node("local", OLLAMA_ENDPOINT), **nodes}
+    states = [NodeState(name, node.endpoint, "not asked") for name, node in nodes.items()] \
+        if offline else [*probe_nodes(world, nodes, INIT_TIMEOUT_SECONDS).values()]
+    tree, found, flaw = plan_starter(states)
+    told = [f"{state.name} ({state.endpoint}): "
+            + (state.reason or count_of(state.models, "model")) for state in states]
+    if not found and not placeholders:
+        raise FleetError("no-model", "no fleet.yaml, and no model to write one with: "
+                         + "; ".join(filter(None, (*told, flaw))), fix="start Ollama, "
+                         f"`ollama pull {PLACEHOLDERS[0]}`, then `subagent-fleet up`")
+    text, (place, name) = render_starter(tree, found), world.split(output)
+    if output.lower().endswith(".json"):
+        text = json.dumps(parse_yaml(text), indent=2, ensure_ascii=False) + "\n"
+    elif world.kind_of(world.path(place, "fleet.schema.json")) == "file":
+        text = f"# yaml-language-server: $schema=fleet.schema.json\n{text}"
+    files, lines = [(output, text.encode("utf-8"), 0o644)], [f"Created {output}"]
+    old = read_file(world, place, name)
+    if old is not None:
+        kept = world.enter(place, f"{STATE_DIRECTORY}/backup/{name}.{digest(old)[:12]}")
+        files.insert(0, (kept, old, 0o600))
+        lines.append(f"The old one is kept: {kept}")
+    world.replace_files(files)
+    lines += [f"  {line}" for line in told]
+    lines.append(", ".join(f"{name} is {model['ollama_model']} on {model['node']}"
+                           for name, model in tree["models"].items()) + "." if found else
+                 f"{'Nobody was asked' if offline else 'No model that can be used was found'}: "
+                 "the models in it are placeholders.")
+    lines.append(flaw and f"{flaw}: `ollama pull {PLACEHOLDERS[0]}`, `subagent-fleet init --force`")
+    return "".join(clean_line(line) + "\n" for line in lines if line)
+
+
+def cmd_validate(options, world):
+    try:
+        fleet, findings = load_config(options, world)
+        source = fleet.document.source
+    except FleetError as error:
+        if not options.json or not error.findings:
+            error.report = {"file": error.where or options.config, "valid": False}
+            raise
+        source, findings = error.where, error.findings
+    valid = not any(options.strict or finding.level == "error" for finding in findings)
+    if options.json:
+        world.out(render_report("validate", {"file": source, "valid": valid, "findings": findings}))
+    else:
+        tell_findings(world, findings)
+        if not valid:
+            raise FleetError("strict", f"{count_of(findings, 'warning')} and --strict",
+                             fix="mend them, or leave out --strict")
+        world.out(f"{clean_line(source)} is valid.\n")
+    return EXIT_OK if valid else EXIT_PROBLEM
+
+
+def parse_targets(options):
+    """Return the chosen targets; --litellm-only and --claude-only are short for one."""
+    words = [word for text in options.target for word in text.split(",") if word]
+    words += [name for name in ("litellm", "claude") if getattr(options, f"{name}_only")]
+    check_names("target", words, TARGETS, "generate")
+    return tuple(name for name in TARGETS if name in words) or TARGETS
 
 
 def cmd_generate(options, world):
@@ -4326,7 +4598,7 @@ def cmd_generate(options, world):
     written = not looks and (options.force or not edited)
     if written:
         write_changes(world, out, changes)
-        changes = [change.replace(ours=True) for change in changes]
+        changes = [replace(change, ours=True) for change in changes]
     listed = [(c.path, c.action) for c in changes if c.found or c.wanted]
     report = {"out": out, "written": written, "findings": findings,
               "files": [{"path": path, "action": action} for path, action in listed],
@@ -4354,11 +4626,38 @@ def cmd_generate(options, world):
     return EXIT_PROBLEM if options.check and differs else EXIT_OK
 
 
-def refusal(paths, command, done):
-    """Return the error for files that are the user's."""
-    return FleetError("edited", f"{some_of(paths, 5)}: not as this program wrote it; {done}",
-                      fix=f"move it away, or `subagent-fleet {command} --force` (what is there is "
-                      f"copied to {STATE_DIRECTORY}/backup first)", status=EXIT_REFUSED)
+def cmd_launch(options, world):
+    """Run Claude Code on the fleet; its exit code is ours."""
+    fleet, _ = load_config(options, world)
+    program = world.which("claude")
+    if not program:
+        raise FleetError("claude-missing", "Claude Code is not on the PATH", fix=CLAUDE_INSTALL)
+    out = find_output(options, world)
+    key = read_key(world, fleet, out)
+    facts = Facts(settings=find_settings(world), **observe_files(world, fleet, out))
+    seen = [*_doctor_files(facts), *_doctor_claude(fleet, facts)]
+    tell_findings(world, [*lint_key(fleet, world.environ), *(
+        replace(found, level="warning", fix=keep_places(found.fix, options)) for found in seen
+        if found.level in ("warning", "error"))])
+    find_gateway(world, fleet, out, needed=True)
+    words = options.passed
+    if not any(word.split("=")[0] == "--settings" for word in words):
+        # Auto mode asks a server of Anthropic before every action, which no gateway has (2.1.326).
+        words = ["--settings", '{"permissions":{"disableAutoMode":"disable"}}', *words]
+    return world.run([program, *words], merge_environment(world.environ, fleet, key))
+
+
+def cmd_env(options, world):
+    fleet, _ = load_config(options, world)
+    out = find_output(options, world)
+    key = read_key(world, fleet, out)
+    shown = options.show_key or not world.is_terminal()
+    report = {"set": merge_environment({}, fleet, key if shown else "(--show-key shows it)"),
+              "unset": [name for name, value, _ in plan_environment(fleet) if value is None]}
+    kept = kept_key(world, fleet, out) if shown else None  # the environment's stays where it is
+    world.out(render_report("env", report) if options.shell == "json" else
+              render_environment(fleet, kept, options.shell))
+    return EXIT_OK
 
 
 def cmd_clean(options, world):
@@ -4378,65 +4677,6 @@ def cmd_clean(options, world):
     if kept:
         raise refusal(kept, "clean", "kept")
     return EXIT_OK
-
-
-def cmd_env(options, world):
-    fleet, _ = load_config(options, world)
-    out = find_output(options, world)
-    key = read_key(world, fleet, out)
-    shown = options.show_key or not world.is_terminal()
-    report = {"set": merge_environment({}, fleet, key if shown else "(--show-key shows it)"),
-              "unset": [name for name, value, _ in plan_environment(fleet) if value is None]}
-    kept = kept_key(world, fleet, out) if shown else None  # the environment's stays where it is
-    world.out(render_report("env", report) if options.shell == "json" else
-              render_environment(fleet, kept, options.shell))
-    return EXIT_OK
-
-
-def cmd_launch(options, world):
-    """Run Claude Code on the fleet; its exit code is ours."""
-    fleet, _ = load_config(options, world)
-    program = world.which("claude")
-    if not program:
-        raise FleetError("claude-missing", "Claude Code is not on the PATH", fix=CLAUDE_INSTALL)
-    out = find_output(options, world)
-    key = read_key(world, fleet, out)
-    facts = Facts(settings=find_settings(world), **observe_files(world, fleet, out))
-    seen = [*_doctor_files(facts), *_doctor_claude(fleet, facts)]
-    tell_findings(world, [*lint_key(fleet, world.environ), *(
-        found.replace(level="warning", fix=keep_places(found.fix, options)) for found in seen
-        if found.level in ("warning", "error"))])
-    find_gateway(world, fleet, out, needed=True)
-    words = options.passed
-    if not any(word.split("=")[0] == "--settings" for word in words):
-        # Auto mode asks a server of Anthropic before every action, which no gateway has (2.1.326).
-        words = ["--settings", '{"permissions":{"disableAutoMode":"disable"}}', *words]
-    return world.run([program, *words], merge_environment(world.environ, fleet, key))
-
-
-def find_settings(world):
-    """Return {path: what it sets under `env`} of the settings files Claude Code reads here."""
-    home = world.environ.get("HOME") or world.environ.get("USERPROFILE", "")
-    user = world.environ.get("CLAUDE_CONFIG_DIR") or world.path(home, ".claude")
-    managed = ("/Library/Application Support/ClaudeCode", "/etc/claude-code",
-               "C:\\Program Files\\ClaudeCode")  # two of these are nowhere
-    found = {}
-    for path in (*(f"{place}/managed-settings.json" for place in managed),
-                 world.path(user, "settings.json"), ".claude/settings.json",
-                 ".claude/settings.local.json"):
-        # else it is absent, or Claude Code ignores it as well
-        with contextlib.suppress(FleetError, KeyError, TypeError, ValueError, RecursionError):
-            found[path] = dict(json.loads(world.read_bytes(path))["env"])
-    return found
-
-
-def show_record(record):
-    """Return a record as JSON has it: a finding without the drawn excerpt."""
-    if isinstance(record, Finding):
-        return {"id": record.slug, "level": record.level, "what": record.what,
-                "where": record.where, "fix": record.fix}
-    online = {"online": record.online} if isinstance(record, NodeState) else {}
-    return {**vars(record), **online}
 
 
 def cmd_discover(options, world):
@@ -4464,84 +4704,6 @@ def cmd_discover(options, world):
     whole = all(model["state"] == "present" for model in models) \
         and all(state.online for state in states.values())
     return EXIT_PROBLEM if options.check and not whole else EXIT_OK
-
-
-def format_nodes(fleet, states, headers, columns):
-    """Return the name of a fleet and a table of its nodes: models, or why there are none."""
-    cells = [{"Node": state.name, "Status": "online" if state.online else "offline",
-              "Endpoint": state.endpoint, "Models": ", ".join(model.name for model in state.models)
-              or f"({state.reason or 'none'})"} for state in states.values()]
-    rows = [[of_node[header] for header in headers] for of_node in cells]
-    return f"Fleet: {clean_line(fleet.name)}\n\n" + format_table(headers, rows, columns=columns)
-
-
-def format_details(states):
-    """Return what each node said of itself and its models, or why it said nothing."""
-    lines = []
-    for state in states.values():
-        told = [f"Ollama {state.version}, {state.latency_ms} ms"] if state.online else \
-            [state.why, f"  fix: {state.mend}"]
-        lines += ["", f"{state.name} ({state.endpoint}): {told[0]}", *told[1:]]
-        for model in state.models:
-            parts = [f"{model.size / 1e9:.1f} GB", model.parameters, model.quantization,
-                     model.trained_context and f"trained for {model.trained_context}",
-                     *(model.capabilities or ()), model.remote and f"at {model.remote}"]
-            lines.append(f"  {model.name}: " + ", ".join(filter(None, parts)))
-    return "".join(clean_line(line) + "\n" for line in lines)
-
-
-def cmd_status(options, world):
-    fleet, _ = load_config(options, world)
-    if options.watch and options.json:
-        raise FleetError("usage", "status: --watch is for people, --json for programs",
-                         status=EXIT_USAGE, fix="subagent-fleet status --json")
-    while True:
-        states = probe_nodes(world, fleet.nodes, options.timeout, fleet.models)
-        routes = {model.name: plan_route_state(fleet, states, model)
-                  for model in fleet.models.values()}
-        following = keep_places(plan_next_step(fleet, states, routes), options)
-        ready = all(route.state == "ready" for route in routes.values())
-        models = {name: {"name": name, "node": model.node, "ollama_model": model.ollama_model,
-                         "alias": model.alias, "context": model.context, **vars(routes[name])}
-                  for name, model in fleet.models.items()}
-        report = {"fleet": fleet.name, "ready": ready, "next": following,
-                  "nodes": [*states.values()], "models": [*models.values()],
-                  "routes": [{"agent": agent.name, "model": agent.model, **models[agent.model]}
-                             for agent in fleet.agents.values()]}
-        # home and clear: a redraw that does not scroll what stood there before
-        text = "\x1b[H\x1b[2J" if options.watch and world.is_terminal() else ""
-        text += format_nodes(fleet, states, ("Node", "Status", "Endpoint", "Models"), world.columns)
-        rows = [(state.name, one.name, one.context or "?", format_share(one),
-                 format_expiry(one.expires, world.now()))
-                for state in states.values() for one in state.loaded]
-        if rows:
-            headers = ("Node", "Loaded", "Context", "Where", "Until")
-            text += "\n" + format_table(headers, rows, columns=world.columns)
-        lines = [f"{format_route(agent, model)}: {clean_line(str(routes[model.name]))}\n"
-                 for agent, model in plan_routes(fleet).items()]
-        world.out(render_report("status", report) if options.json else
-                  f"{text}\nAgent routing:\n{''.join(lines)}\n{clean_line(following)}\n")
-        if not options.watch:
-            return EXIT_PROBLEM if options.check and not ready else EXIT_OK
-        world.sleep(options.watch)
-
-
-def format_share(loaded):
-    """Return which part of a loaded model is on the GPU."""
-    percent = loaded.gpu_percent
-    return "" if percent is None else f"{percent} % on GPU" if percent else "on CPU"
-
-
-def format_expiry(expires, now):
-    """Return when a model leaves memory, from what `/api/ps` says."""
-    text = re.sub(r"\.\d+", "", expires).replace("Z", "+00:00")  # 3.9 reads neither
-    try:
-        left = datetime.datetime.fromisoformat(text).timestamp() - now
-    except (ValueError, OverflowError):
-        return "?"
-    # keep_alive: -1 is a date in the year 2318
-    return "leaving, or busy" if left < 0 else f"{left / 60:.0f} min" if left < 7200 else \
-        f"{left / 3600:.0f} h" if left < 366 * 86400 else "stays"
 
 
 def cmd_warmup(options, world):
@@ -4582,32 +4744,60 @@ def cmd_warmup(options, world):
     return EXIT_OK if all(warmth.ok for warmth in warmths.values()) else EXIT_PROBLEM
 
 
-def format_warmth(warmth):
-    """Return how it ended; a failure in the node's words and what to type."""
-    if not warmth.ok:
-        fix = f"    fix: {clean_line(warmth.fix)}\n" if warmth.fix else ""
-        return f"  failed: {clean_line(warmth.detail)}\n{fix}"
-    loaded = warmth.loaded
-    more = [f"context {loaded.context or '?'}", format_share(loaded)] if loaded else []
-    more += [f"{warmth.seconds:.1f} s", clean_line(warmth.detail)]
-    return f"  ok  ({', '.join(filter(None, more))})\n"
+def cmd_status(options, world):
+    fleet, _ = load_config(options, world)
+    if options.watch and options.json:
+        raise FleetError("usage", "status: --watch is for people, --json for programs",
+                         status=EXIT_USAGE, fix="subagent-fleet status --json")
+    while True:
+        states = probe_nodes(world, fleet.nodes, options.timeout, fleet.models)
+        routes = {model.name: plan_route_state(fleet, states, model)
+                  for model in fleet.models.values()}
+        following = keep_places(plan_next_step(fleet, states, routes), options)
+        ready = all(route.state == "ready" for route in routes.values())
+        models = {name: {"name": name, "node": model.node, "ollama_model": model.ollama_model,
+                         "alias": model.alias, "context": model.context, **vars(routes[name])}
+                  for name, model in fleet.models.items()}
+        report = {"fleet": fleet.name, "ready": ready, "next": following,
+                  "nodes": [*states.values()], "models": [*models.values()],
+                  "routes": [{"agent": agent.name, "model": agent.model, **models[agent.model]}
+                             for agent in fleet.agents.values()]}
+        # home and clear: a redraw that does not scroll what stood there before
+        text = "\x1b[H\x1b[2J" if options.watch and world.is_terminal() else ""
+        text += format_nodes(fleet, states, ("Node", "Status", "Endpoint", "Models"), world.columns)
+        rows = [(state.name, one.name, one.context or "?", format_share(one),
+                 format_expiry(one.expires, world.now()))
+                for state in states.values() for one in state.loaded]
+        if rows:
+            headers = ("Node", "Loaded", "Context", "Where", "Until")
+            text += "\n" + format_table(headers, rows, columns=world.columns)
+        lines = [f"{format_route(agent, model)}: {clean_line(str(routes[model.name]))}\n"
+                 for agent, model in plan_routes(fleet).items()]
+        world.out(render_report("status", report) if options.json else
+                  f"{text}\nAgent routing:\n{''.join(lines)}\n{clean_line(following)}\n")
+        if not options.watch:
+            return EXIT_PROBLEM if options.check and not ready else EXIT_OK
+        world.sleep(options.watch)
 
 
-def format_progress(groups, now, columns):
-    """Return one line about what is going on, for a terminal."""
-    parts = []
-    for warmth in (warmth for group in groups.values() for warmth in group.values()):
-        if warmth.stage not in ("waiting", "done"):
-            amount = f"{100 * warmth.pulled // warmth.size} % of {warmth.size / 1e9:.1f} GB, " \
-                if warmth.stage == "pulling" and warmth.size else ""
-            parts.append(f"{warmth.model.name} {warmth.stage} {amount}{now - warmth.began:.0f} s")
-    return clean_line("  " + " | ".join(parts))[:(columns or 80) - 1]
-
-
-def render_report(command, fields):
-    """Return the JSON object of a command: plain ASCII, whatever a node calls its models."""
-    return json.dumps({"schema": f"subagent-fleet/{command}/1", **fields}, indent=2,
-                      default=show_record) + "\n"
+def cmd_serve(options, world):
+    fleet, _ = load_config(options, world)
+    gateway, out = fleet.gateway, find_output(options, world)
+    port = options.port or str(gateway.port)
+    if not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
+        raise FleetError("usage", f"--port: `{port}` is not a port", status=EXIT_USAGE,
+                         fix="write --port 4000")
+    gateway = replace(gateway, host=options.host or gateway.host, port=int(port))
+    server, listener = open_gateway(replace(fleet, gateway=gateway), world, out,
+                                    receipts=not options.no_receipts)
+    server.log = world.err if options.verbose else server.log
+    world.on_stop(server.stop)
+    host, port = listener.getsockname()[:2]
+    world.out(f"Serving {clean_line(fleet.name)} at http://{show_host(host)}:{port}: "
+              f"{', '.join(server.scheduler.tiers)} on {count_of(fleet.nodes, 'node')}. "
+              "Ctrl-C stops.\n")
+    server.run(listener)
+    return EXIT_INTERRUPTED if server.stops[0] == "SIGINT" else EXIT_OK
 
 
 def cmd_schema(options, world):
@@ -4638,30 +4828,6 @@ def cmd_completion(options, world):
     return EXIT_OK
 
 
-def cmd_help(options, world):
-    if not options.command:
-        head = f"subagent-fleet {__version__}: run Claude Code-style subagents across your local " \
-               "model fleet.\n\nStart:\n  subagent-fleet up\n\nCommands:\n"
-        tail = "\nsubagent-fleet COMMAND --help says more. Exit codes: 0 done, 1 a problem was " \
-               "found,\n2 usage, 3 refused (--force overrides), 130 interrupted.\n"
-        world.out(head + format_pairs([(c.name, c.summary) for c in COMMANDS]) + tail)
-        return EXIT_OK
-    command, rows = find_command(options.command), []
-    for flag in command.flags:
-        value = "|".join(flag.more.get("choices", ())) or flag.metavar
-        name = f"{flag.short}, {flag.name}" if flag.short else flag.name
-        rows.append((f"{name} {value}".rstrip() if name.startswith("-") else value, flag.note))
-    if command.passes:
-        rows.append(("-- " + command.passes, "handed on as it is"))
-    examples = [f"  subagent-fleet {text}\n" if text.startswith(command.name) else f"  {text}\n"
-                for text in command.examples]
-    world.out(f"subagent-fleet {command.name}: {command.summary}.\n\nExamples:\n"
-              + "".join(examples) + ("\nOptions:\n" + format_pairs(rows) if rows else ""))
-    return EXIT_OK
-
-
-# -- doctor and worker: look, decide, tell --
-
 def observe(world, fleet, problems, options):
     """Return the Facts of this machine and, where there is a fleet, of its nodes and files."""
     until = world.clock() + options.timeout  # at which every job ends by itself
@@ -4688,30 +4854,6 @@ def observe(world, fleet, problems, options):
     return Facts(**seen, **{key: told for key, told in run_together(world, jobs) if key})
 
 
-def observe_files(world, fleet, out):
-    """Return the Facts about the generated files; where they cannot be read, that is a problem."""
-    try:
-        changes = compare_output(world, out, fleet)
-        path = world.enter(out, ENVIRONMENT_FILE)
-        if world.kind_of(path) != "absent":
-            read_key(world, fleet, out)
-    except FleetError as error:
-        return {"file_problems": (error.finding,)}
-    # fsmonitor would run a program that the checkout names
-    printed = world.read_program([
-        "git", "-c", "core.fsmonitor=false", "-C", world.parent(path), "ls-files", "-t", "--cached",
-        "--others", "--exclude-standard", "--", ENVIRONMENT_FILE], world.clock() + 1.0)
-    leaks = ["env-readable"] * world.others_may_read(path)
-    leaks += ["env-unignored" if printed[0] == "?" else "env-tracked"] if printed else []
-    return {"changes": changes, "env_path": path, "leaks": leaks}
-
-
-def look(world, url, until, **headers):
-    """Return (headers, body) of a GET."""
-    with contextlib.closing(world.open_exchange(url, headers=headers, deadline=until)) as exchange:
-        return exchange.headers, exchange.read_all()
-
-
 def look_at_node(world, node, until):
     """Return (every address of a node's host, whether it answers a foreign web page)."""
     addresses, allowed, foreign = (), "", "https://fleet-doctor.invalid"
@@ -4721,28 +4863,6 @@ def look_at_node(world, node, until):
         headers = look(world, node.endpoint + "/api/version", until, Origin=foreign)[0]
         allowed = headers.get("access-control-allow-origin", "")
     return addresses, allowed in ("*", foreign)
-
-
-def who_serves(world, fleet, out, until):
-    """Return OUR_GATEWAY when one serves this fleet with its key, else who listens, or ""."""
-    url, name, path = gateway_url(fleet.gateway), "subagent-fleet", "/fleet"
-    try:
-        if b'"subagent-fleet"' not in look(world, url + "/", until)[1]:
-            name, path = "LiteLLM", "/v1/models"
-            if b"I'm alive!" not in look(world, url + "/health/liveliness", until)[1]:
-                return "another program"  # which is not shown the key
-    except NodeFailure as failure:
-        return "" if failure.reason in ("refused", "unreachable", "dns") else "another program"
-    # no key, or it is not of this fleet
-    with contextlib.suppress(FleetError, KeyError, TypeError, ValueError):
-        headers = {"Authorization": f"Bearer {read_key(world, fleet, out)}"}
-        page = parse_answer(look(world, url + path, until, **headers)[1])
-        if name == "LiteLLM":
-            aliases = {model.alias for model in fleet.models.values()}
-            return OUR_GATEWAY if aliases <= {model["id"] for model in page["data"]} else name
-        if page["fleet"] == fleet.name:
-            return OUR_GATEWAY if page["config"] == fleet_digest(fleet) else OLD_GATEWAY
-    return name
 
 
 def cmd_doctor(options, world):
@@ -4759,8 +4879,8 @@ def cmd_doctor(options, world):
         if mended:
             out = find_output(options, world)
             write_changes(world, out, stale)
-            facts = facts.replace(**observe_files(world, fleet, out))
-    pairs = [(topic, found.replace(fix=keep_places(found.fix, options)))
+            facts = replace(facts, **observe_files(world, fleet, out))
+    pairs = [(topic, replace(found, fix=keep_places(found.fix, options)))
              for topic, found in plan_doctor(fleet, facts)]
     findings = [finding for _, finding in pairs]
     verdict = plan_verdict(findings)
@@ -4797,43 +4917,29 @@ def cmd_worker(options, world):
     return EXIT_PROBLEM if any(found.level == "error" for found in findings) else EXIT_OK
 
 
-# == 12. Command line =========================================================
-
-class Flag(Record):
-    """A flag or, without dashes, a positional word; `more` is in argparse's own words."""
-
-    name: str
-    note: str
-    metavar: str = ""  # without one it is on or off
-    more: dict = {}
-    short: str = ""
-
-
-class Command(Record):
-    """A command: what runs, what it says of itself, what it takes, how it is typed."""
-
-    name: str
-    run: object
-    summary: str
-    flags: tuple
-    examples: tuple = ()
-    passes: str = ""  # what may follow `--` and goes to another program
-
-
-def seconds_above_zero(text):
-    """Return a number of seconds that can be waited, a day at most."""
-    number = float(text) if re.fullmatch(r"\d+\.?\d*|\.\d+", text) else 0
-    if not 0 < number <= 86400:
-        raise argparse.ArgumentTypeError(f"expected seconds, above 0, at most 86400, not `{text}`")
-    return number
+def cmd_help(options, world):
+    if not options.command:
+        head = f"subagent-fleet {__version__}: run Claude Code-style subagents across your local " \
+               "model fleet.\n\nStart:\n  subagent-fleet up\n\nCommands:\n"
+        tail = "\nsubagent-fleet COMMAND --help says more. Exit codes: 0 done, 1 a problem was " \
+               "found,\n2 usage, 3 refused (--force overrides), 130 interrupted.\n"
+        world.out(head + format_pairs([(c.name, c.summary) for c in COMMANDS]) + tail)
+        return EXIT_OK
+    command, rows = find_command(options.command), []
+    for flag in command.flags:
+        value = "|".join(flag.more.get("choices", ())) or flag.metavar
+        name = f"{flag.short}, {flag.name}" if flag.short else flag.name
+        rows.append((f"{name} {value}".rstrip() if name.startswith("-") else value, flag.note))
+    if command.passes:
+        rows.append(("-- " + command.passes, "handed on as it is"))
+    examples = [f"  subagent-fleet {text}\n" if text.startswith(command.name) else f"  {text}\n"
+                for text in command.examples]
+    world.out(f"subagent-fleet {command.name}: {command.summary}.\n\nExamples:\n"
+              + "".join(examples) + ("\nOptions:\n" + format_pairs(rows) if rows else ""))
+    return EXIT_OK
 
 
-CONFIG = Flag("--config", "the fleet file, `-` for stdin; else the nearest fleet.yaml", "FILE")
-JSON = Flag("--json", "print one JSON object")
-OUT = Flag("--out", "where generated files are; else here (--config) or beside fleet.yaml", "DIR")
-FORCE = Flag("--force", "overwrite what is there")
-SECONDS, REPEAT = {"type": seconds_above_zero}, {"action": "append", "default": []}
-TIMEOUT = Flag("--timeout", "seconds to wait", "S", {**SECONDS, "default": PROBE_TIMEOUT_SECONDS})
+# == 18. Command line =========================================================
 
 COMMANDS = (
     Command("init", cmd_init, "write fleet.yaml with the models your machines have", (

@@ -1,4 +1,5 @@
 """Section 5's doctor checks and section 11's `doctor` and `worker`."""
+from dataclasses import replace
 import json
 import socket
 import subprocess
@@ -51,16 +52,16 @@ GOOD_FACTS = sf.Facts(
 
 
 def facts_with(**changed):
-    return GOOD_FACTS.replace(**changed)
+    return replace(GOOD_FACTS, **changed)
 
 
 def state_with(**changed):
-    return {"mini": GOOD_STATE.replace(**changed)}
+    return {"mini": replace(GOOD_STATE, **changed)}
 
 
 def model_with(**changed):
     """Facts whose node holds the model with something about it changed."""
-    return facts_with(states=state_with(models=(GOOD_MODEL.replace(**changed),)))
+    return facts_with(states=state_with(models=(replace(GOOD_MODEL, **changed),)))
 
 
 def found(fleet, facts):
@@ -103,7 +104,7 @@ def loaded(context, gpu=100):
 LINT = sf.Finding("small-context", "warning", "models.small.context is 4096")
 TWO = [sf.Model("small", "mini", "qwen3:8b", "a", 32768),
        sf.Model("large", "mini", "qwen3-coder:30b", "b", 32768)]
-TWO_HELD = (GOOD_MODEL, GOOD_MODEL.replace(name="qwen3-coder:30b", size=19 * 10**9))
+TWO_HELD = (GOOD_MODEL, replace(GOOD_MODEL, name="qwen3-coder:30b", size=19 * 10**9))
 
 # (case, fleet and facts, everything that must be found)
 CASES = [
@@ -220,16 +221,16 @@ def test_every_reason_has_its_own_fix():
 def test_offline_node_with_a_living_substitute_is_a_warning():
     models = [sf.Model("small", "mini", "qwen3:8b", "a", 32768, fallback=("other",)),
               sf.Model("other", "big", "qwen3:8b", "b", 32768)]
-    states = {"mini": OFFLINE, "big": GOOD_STATE.replace(name="big")}
+    states = {"mini": OFFLINE, "big": replace(GOOD_STATE, name="big")}
     facts = facts_with(states=states)
     assert found(make_fleet(models, nodes=("mini", "big")), facts) == {"node-offline": "warning"}
-    shared = [models[0].replace(fallback=(), alias="b"), models[1]]
+    shared = [replace(models[0], fallback=(), alias="b"), models[1]]
     assert found(make_fleet(shared, nodes=("mini", "big")), facts) == {"node-offline": "warning"}
-    alone = [models[0].replace(fallback=()), models[1]]
+    alone = [replace(models[0], fallback=()), models[1]]
     fleet = make_fleet(alone, nodes=("mini", "big"))
     assert found(fleet, facts) == {"node-offline": "error"}
     assert "nobody else answers for small" in the("node-offline", fleet, facts).what
-    dead = facts_with(states=dict(states, big=OFFLINE.replace(name="big")))
+    dead = facts_with(states=dict(states, big=replace(OFFLINE, name="big")))
     assert found(make_fleet(models, nodes=("mini", "big")), dead) == {"node-offline": "error"}
 
 
@@ -237,12 +238,12 @@ def test_agent_without_tools_needs_no_tools_but_the_main_session_does():
     models = [sf.Model("small", "mini", "gemma:2b", "a", 32768),
               sf.Model("large", "mini", "qwen3:8b", "b", 32768)]
     held = (GOOD_MODEL, sf.NodeModel("gemma:2b", 1, capabilities=("completion",)))
-    fleet = make_fleet(models, tools=()).replace(claude=dict.fromkeys(sf.TIERS, "large"))
+    fleet = replace(make_fleet(models, tools=()), claude=dict.fromkeys(sf.TIERS, "large"))
     facts = facts_with(states=state_with(models=held))
     assert found(fleet, facts) == {}
-    fleet = fleet.replace(agents={"a": sf.Agent("a", "large", "Use it.", ("Read",))})
+    fleet = replace(fleet, agents={"a": sf.Agent("a", "large", "Use it.", ("Read",))})
     assert found(fleet, facts) == {}
-    fleet = fleet.replace(claude=dict.fromkeys(sf.TIERS, "small"))
+    fleet = replace(fleet, claude=dict.fromkeys(sf.TIERS, "small"))
     assert "main, opus" in the("no-tools", fleet, facts).what
 
 
@@ -252,10 +253,10 @@ def test_findings_about_a_model_point_at_its_line():
 
 
 def test_findings_say_what_was_seen():
-    offline = facts_with(states={"mini": OFFLINE.replace(detail="nobody there")})
+    offline = facts_with(states={"mini": replace(OFFLINE, detail="nobody there")})
     assert "refused: nobody there (http://mini:11434)" in the(
         "node-offline", make_fleet(), offline).what
-    offline = facts_with(states={"mini": OFFLINE.replace(detail="")})
+    offline = facts_with(states={"mini": replace(OFFLINE, detail="")})
     assert "`mini`: refused (http://mini:11434)" in the("node-offline", make_fleet(), offline).what
 
 
@@ -745,9 +746,8 @@ def plan_block(name="Mac-mini.local", state=LOCAL, reached=REACHED):
 
 @pytest.mark.parametrize("system", sorted(sf.WORKER_SETUPS))
 def test_setup_names_every_setting_and_how_to_start(system):
-    state = LOCAL.replace(endpoint="http://127.0.0.1:12000")
-    text = sf.format_setup(system, state.replace(
-        models=(GOOD_MODEL, GOOD_MODEL.replace(name="qwen3:4b"))), REACHED)
+    state = replace(LOCAL, endpoint="http://127.0.0.1:12000")
+    text = sf.format_setup(system, replace(state, models=(GOOD_MODEL, replace(GOOD_MODEL, name="qwen3:4b"))), REACHED)
     for name, value in sf.WORKER_SETTINGS.items():
         assert name in text and value.format(port=12000, models=2) in text
     assert {"darwin": "Expose Ollama to the network", "systemd": "systemctl edit ollama",
@@ -767,10 +767,10 @@ WORKER_CASES = [
     ({"program": ""}, {}),
     ({"reached": reached("192.168.1.50", reason="refused")}, {"closed-node": "warning"}),
     ({"reached": ()}, {"closed-node": "warning"}),
-    ({"state": LOCAL.replace(models=())}, {"no-model": "warning"}),
-    ({"state": LOCAL.replace(models=(GOOD_MODEL.replace(capabilities=("embedding",)),))},
+    ({"state": replace(LOCAL, models=())}, {"no-model": "warning"}),
+    ({"state": replace(LOCAL, models=(replace(GOOD_MODEL, capabilities=("embedding",)),))},
      {"no-model": "warning"}),
-    ({"state": LOCAL.replace(version="0.16.0")}, {"ollama-old": "error"}),
+    ({"state": replace(LOCAL, version="0.16.0")}, {"ollama-old": "error"}),
     ({"reached": reached("8.8.8.8")}, {"public-address": "error"}),
     ({"reached": reached("8.8.8.8", reason="timeout")}, {"closed-node": "warning"})]
 
@@ -802,7 +802,7 @@ def test_worker_block_is_a_part_of_a_valid_fleet():
     ({"reached": reached("100.101.102.103", "192.168.1.50", reason="refused")},
      "http://192.168.1.50:11434"),
     ({"reached": reached("8.8.8.8", "100.101.102.103")}, "http://100.101.102.103:11434"),
-    ({"reached": (), "state": LOCAL.replace(endpoint="http://127.0.0.1:12000")},
+    ({"reached": (), "state": replace(LOCAL, endpoint="http://127.0.0.1:12000")},
      "http://Mac-mini.local:12000")])
 def test_worker_block_prefers_an_address_that_answers_then_the_lan(changed, endpoint):
     block = plan_block(**changed)
@@ -814,7 +814,7 @@ def test_worker_block_survives_hostile_names():
              "\u202eevil", "x" * 200, "x" * 201, "é", "\n", "", "q:cloud", "'\"#{}", "-", "y: z")
     models = tuple(sf.NodeModel(name, 1, capabilities=("completion", "tools"),
                                 trained_context=n * 50000) for n, name in enumerate(names))
-    fleet = fleet_of(plan_block("\x1b[2J Bad name:" + "n" * 90, LOCAL.replace(models=models)))
+    fleet = fleet_of(plan_block("\x1b[2J Bad name:" + "n" * 90, replace(LOCAL, models=models)))
     kept = {model.ollama_model for model in fleet.models.values()}
     assert {"opus", "a/b:c", "a-b:c", "é", "y: z"} <= kept
     assert not kept & {"q:cloud", "", "\n", "a.b\x1b[31m"}
@@ -824,8 +824,8 @@ def test_worker_block_prefers_models_that_call_tools():
     models = (GOOD_MODEL, sf.NodeModel("phi:1b", 1, capabilities=("completion",)),
               sf.NodeModel("embed", 1, capabilities=("embedding",)),
               sf.NodeModel("stub", 1, capabilities=("completion", "tools"), remote="ollama.com"))
-    assert list(plan_block(state=LOCAL.replace(models=models))["models"]) == ["qwen3-8b"]
-    assert list(plan_block(state=LOCAL.replace(models=models[1:]))["models"]) == ["phi-1b"]
+    assert list(plan_block(state=replace(LOCAL, models=models))["models"]) == ["qwen3-8b"]
+    assert list(plan_block(state=replace(LOCAL, models=models[1:]))["models"]) == ["phi-1b"]
 
 
 def test_worker_sees_itself_only_when_it_listens_beyond_loopback(run_here, fake_node):

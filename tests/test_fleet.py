@@ -1,4 +1,5 @@
 """Section 4 and the warnings of section 5: what a fleet file may say."""
+from dataclasses import replace
 import json
 import re
 
@@ -622,11 +623,11 @@ def test_starter_without_anybody_has_placeholders():
 
 
 def test_starter_leaves_out_only_who_was_not_named():
-    local = state("local", reason="refused").replace(endpoint=sf.OLLAMA_ENDPOINT)
+    local = replace(state("local", reason="refused"), endpoint=sf.OLLAMA_ENDPOINT)
     here, asleep = state("b", model("x:3b", 3)), state("mini", reason="timeout")
     assert list(sf.plan_starter([local, here, asleep])[0]["nodes"]) == ["b", "mini"]
     assert list(sf.plan_starter([local, asleep])[0]["nodes"]) == ["local", "mini"]
-    assert list(sf.plan_starter([local.replace(reason=""), asleep])[0]["nodes"]) == ["local", "mini"]
+    assert list(sf.plan_starter([replace(local, reason=""), asleep])[0]["nodes"]) == ["local", "mini"]
 
 
 def test_starter_survives_hostile_model_names():

@@ -1,4 +1,5 @@
 """The gateway: who may ask which node when, and what a client sees of it."""
+from dataclasses import replace
 import contextlib
 import json
 import os
@@ -491,7 +492,7 @@ def rig(tmp_path):
         nodes = [Node(play) for play in plays]
         models = [(f"m{i}", f"n{i}", "x", more) for i in range(len(nodes))]
         fleet = fleet_of(*models, nodes={f"n{i}": node.endpoint for i, node in enumerate(nodes)})
-        served = Rig(fleet.replace(models={name: model.replace(timeout=timeout) for name, model
+        served = Rig(replace(fleet, models={name: replace(model, timeout=timeout) for name, model
                                            in fleet.models.items()}), tmp_path)
         served.nodes = nodes
         made.append(served)
@@ -665,7 +666,7 @@ def test_only_names_and_addresses_of_this_machine_count_as_hosts(rig, monkeypatc
     (("10.0.0.1", 4000), "mygate.lan", False), (("10.0.0.1", 80), "gate.lan", False)])
 def test_the_address_a_client_reached_and_the_configured_host_count(reached, host, counts):
     fleet = fleet_of(("m", "a", "x", {}))
-    server = sf.Server(fleet.replace(gateway=fleet.gateway.replace(host="myGate.lan")), KEY,
+    server = sf.Server(replace(fleet, gateway=replace(fleet.gateway, host="myGate.lan")), KEY,
                        sf.World())
     with contextlib.nullcontext() if counts else pytest.raises(sf.ApiError, match=" are served: "):
         server._check_door(reached, {"host": host, "x-api-key": KEY}, "/")
@@ -960,7 +961,7 @@ def test_a_node_that_refuses_or_is_slow_costs_no_answer(rig):
     served = rig(hangs, says("PONG"), timeout=0.3)
     nodes = served.server.fleet.nodes
     assert [served.ask()[0] for _ in range(2)] == [200, 200]
-    nodes["n0"] = nodes["n0"].replace(endpoint=f"http://127.0.0.1:{free_port()}")
+    nodes["n0"] = replace(nodes["n0"], endpoint=f"http://127.0.0.1:{free_port()}")
     for place in served.server.scheduler.places.values():
         place.rest.until = 0
     assert served.ask(headers={"x_claude_code_session_id": "new"})[0] == 200

@@ -1,4 +1,5 @@
 """Generated files, read back by readers that are not ours, and compared as values."""
+from dataclasses import replace
 import json
 import os
 import pathlib
@@ -313,13 +314,13 @@ def test_a_diff_shows_no_secret():
     assert not re.search("abc|def'|ghi|jkl|0123456789", text) and "-line\n" in text
     for line in ("my_token=a:b", 'export "DB_PASSWD=a:b"', ': "${MY_FLEET:=a:b}"',
                  'set -gx HF_TOKEN a:b', "echo ${MY_FLEET:-a:b}", "A_SECRET= a:b sk-c:b"):
-        shown = sf.format_diff([change.replace(found=line.encode())], fleet)
+        shown = sf.format_diff([replace(change, found=line.encode())], fleet)
         assert "(hidden)" in shown and ":b" not in shown, line
-    window = change.replace(found=change.wanted.replace(b"_TOKENS=", b"_TOKENS=1"))
+    window = replace(change, found=change.wanted.replace(b"_TOKENS=", b"_TOKENS=1"))
     assert "-export CLAUDE_CODE_MAX_CONTEXT_TOKENS=1" in sf.format_diff([window], fleet)
-    other = change.replace(found=change.wanted.replace(b"sk-0", b"sk-1"))
+    other = replace(change, found=change.wanted.replace(b"sk-0", b"sk-1"))
     assert "only hidden values differ" in sf.format_diff([other], fleet)
-    assert sf.format_diff([change.replace(found=change.wanted)], fleet) == ""
+    assert sf.format_diff([replace(change, found=change.wanted)], fleet) == ""
 
 
 def test_a_diff_cannot_steer_the_terminal():
