@@ -85,6 +85,8 @@ if TYPE_CHECKING:  # what checkers and editors read; the names are those below
     import string
     import textwrap
     import threading
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from typing import Any
 else:
     (argparse, array, base64, datetime, difflib, hashlib, ipaddress, json, re, string, textwrap,
      threading) = map(_Late, (
@@ -167,6 +169,25 @@ class NodeFailure(FleetError):
     def __init__(self, reason, detail, *, fix=""):
         super().__init__("node-failure", f"{reason}: {detail}" if detail else reason, fix=fix)
         self.reason, self.detail = reason, detail
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A whole HTTP answer of a node."""
+
+    status: int
+    headers: dict[str, str]  # names in lower case
+    body: bytes | bytearray
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request to a node, and how its answer is read; only who makes an Ask knows a path."""
+
+    path: str
+    extract: Callable[[Reply], Any]  # raises NodeFailure where the answer is none
+    payload: object = None  # sent as JSON; None: a GET
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
