@@ -86,7 +86,7 @@ if TYPE_CHECKING:  # what checkers and editors read; the names are those below
     import textwrap
     import threading
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import Any
+    from typing import Any, NoReturn
 else:
     (argparse, array, base64, datetime, difflib, hashlib, ipaddress, json, re, string, textwrap,
      threading) = map(_Late, (
@@ -2305,6 +2305,129 @@ def render_report(command, fields):
                       default=show_record) + "\n"
 
 
+# -- commands, as they were typed --
+
+@dataclass(frozen=True)
+class Typing:
+    """How this program was called, so that messages name commands as they can be typed again."""
+
+    program: str = "subagent-fleet"
+    # By command: the flags that name the places which were typed, such as ` --out build`.
+    places: dict[str, str] = field(default_factory=dict)
+
+
+def as_typed(text: str, typing: Typing) -> str:
+    """Return a message with its commands as they were typed.
+
+    Messages are written with `subagent-fleet COMMAND`. The program becomes what was typed for it,
+    and a command gets the places that were typed, unless the message names one itself.
+    """
+    def retype(call: re.Match[str]) -> str:
+        words = call["words"]
+        rest = text[call.end():]
+        if rest.startswith((" --config", " --out")):
+            return f"{typing.program} {words}"
+        return f"{typing.program} {words}{typing.places.get(call['name'], '')}"
+
+    names = "|".join(typing.places)
+    return re.sub(rf"(?<![\w./-])subagent-fleet (?P<words>(?P<name>{names}|--help)( claude)?)\b"
+                  r"(?! claude)", retype, text)
+
+
+def format_overview(typing: Typing, groups: dict[str, list[tuple[str, str]]]) -> str:
+    """Return what there is to type: every command in its group, in the order of use."""
+    width = max(len(name) for rows in groups.values() for name, _ in rows)
+    text = (f"subagent-fleet {__version__}: run Claude Code-style subagents across your local "
+            f"model fleet.\n\nStart:\n  {typing.program} up\n\nCommands:\n")
+    for heading, rows in groups.items():
+        text += f"\n{heading}\n"
+        text += "".join(f"  {name.ljust(width)}  {summary}\n" for name, summary in rows)
+    return (f"{text}\n{typing.program} COMMAND --help says more. Exit codes: 0 done, 1 a problem "
+            "was found,\n2 usage, 3 refused (--force overrides), 130 interrupted.\n")
+
+
+def format_usage(title: str, examples: Sequence[str], rows: Sequence[tuple[str, str]]) -> str:
+    """Return the help of one command: examples first, then what each word does."""
+    text = f"{title}.\n\nExamples:\n" + "".join(f"  {line}\n" for line in examples)
+    if rows:
+        text += "\nOptions:\n" + format_pairs(rows)
+    return text
+
+
+# -- what commands say --
+
+def format_discovery(fleet: Fleet, states: dict[str, NodeState], models: list[dict[str, str]],
+                     columns: int) -> str:
+    """Return what every node has, and which of the fleet's models it lacks."""
+    rows = []
+    for model in models:
+        state = model["state"]
+        if state == "missing":
+            state = f"missing: `ollama pull {model['ollama_model']}` on {model['node']}"
+        rows.append((model["name"], model["node"], model["ollama_model"], state))
+
+    headers = ("Model", "Node", "Ollama model", "Found")
+    return (format_nodes(fleet, states, ("Node", "Status", "Models"), columns) + "\n"
+            + format_table(headers, rows, columns=columns))
+
+
+def format_loaded(states: dict[str, NodeState], now: float, columns: int) -> str:
+    """Return a table of what the nodes hold in memory; nothing where they hold nothing."""
+    rows = []
+    for state in states.values():
+        for loaded in state.loaded:
+            rows.append((state.name, loaded.name, loaded.context or "?", format_share(loaded),
+                         format_expiry(loaded.expires, now)))
+    if not rows:
+        return ""
+    headers = ("Node", "Loaded", "Context", "Where", "Until")
+    return "\n" + format_table(headers, rows, columns=columns)
+
+
+def format_routing(fleet: Fleet, routes: dict[str, RouteState]) -> str:
+    """Return one line an agent: where its requests go, and whether that is ready."""
+    lines = []
+    for agent, model in plan_routes(fleet).items():
+        state = clean_line(str(routes[model.name]))
+        lines.append(f"{format_route(agent, model)}: {state}\n")
+    return "\nAgent routing:\n" + "".join(lines)
+
+
+def format_doctor(findings: Sequence[tuple[str, Finding]], mended: Sequence[str],
+                  verdict: str) -> str:
+    """Return doctor's report: what was mended, a block for each topic, the verdict last."""
+    blocks = {}
+    if mended:
+        blocks[""] = "".join(f"mended: {clean_line(text)}\n" for text in mended)
+    for topic, finding in findings:
+        blocks[topic] = blocks.get(topic, f"{topic}\n") + format_finding(finding)
+    return "\n".join([*blocks.values(), f"{clean_line(verdict)}\n"])
+
+
+def pad_rows(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return each row as a line, its cells below those of the others."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows)]
+    return [clean_line("  ".join(map(str.ljust, row, widths))) for row in rows]
+
+
+def format_starter(tree: dict[str, dict[str, Any]], states: Sequence[NodeState], *,
+                   found: bool) -> list[str]:
+    """Return the lines that say who was asked for models, and which were chosen."""
+    lines = []
+    for state in states:
+        answer = state.reason or count_of(state.models, "model")
+        lines.append(f"  {state.name} ({state.endpoint}): {answer}")
+    if found:
+        chosen = [f"{name} is {model['ollama_model']} on {model['node']}"
+                  for name, model in tree["models"].items()]
+        return [*lines, ", ".join(chosen) + "."]
+
+    who = "No model that can be used was found"
+    if all(state.reason == "not asked" for state in states):
+        who = "Nobody was asked"
+    return [*lines, f"{who}: the models in it are placeholders."]
+
+
 # =============================================================================
 # D. Speech (pure)
 # =============================================================================
@@ -4167,153 +4290,310 @@ class Server:
 
 # == 16. Workspace ============================================================
 
-def load_config(options, world):
-    """Return (Fleet, warnings) of the chosen config; any error refuses it, all of them at once."""
-    path = find_config(options, world)
-    source, found = "<stdin>" if path == "-" else path, world.read_bytes(path)
+# Takes what was typed and a World; gives the config, the key, the generated files and Claude
+# Code's settings as they lie on the disk. What is there is read here and nowhere else.
+
+@dataclass(frozen=True)
+class Config:
+    """A fleet file that was read and is valid, and what in it will disappoint."""
+
+    fleet: Fleet
+    warnings: tuple[Finding, ...] = ()
+
+
+def load_config(world: World, typed: str | None) -> Config:
+    """Read the chosen config; any error refuses it, all of them at once."""
+    path = find_config(world, typed)
+    source = "<stdin>" if path == "-" else path
+    text = decode_config(world.read_bytes(path), source)
+
     try:
-        fleet, findings = check_fleet(Document(found.decode("utf-8"), source))
-    except UnicodeDecodeError as error:
-        line = found.count(b"\n", 0, error.start) + 1
-        what = "UTF-16, not UTF-8 text" if found[:2] in (b"\xff\xfe", b"\xfe\xff") else \
-            f"line {line}: byte 0x{found[error.start]:02x} is not UTF-8 text"
-        raise FleetError("not-utf8", what, where=source, fix="save it as UTF-8") from None
-    except FleetError as error:
-        fleet, findings = None, [error.finding]
+        fleet, problems = check_fleet(Document(text, source))
+    except FleetError as error:  # of its syntax: nothing more can be said of it
+        fleet, problems = None, [error.finding]
     if fleet is None:
         raise FleetError("invalid-config", f"{source} is not valid", where=source,
-                         findings=findings)
-    return fleet, list(lint_fleet(fleet))
+                         findings=problems)
+
+    return Config(fleet, tuple(lint_fleet(fleet)))
 
 
-def load_fleet(path):
+def load_fleet(path: str) -> Fleet:
     """Return the Fleet of a file; for people who import this module."""
-    return load_config(SimpleNamespace(config=str(path)), World())[0]
+    return load_config(World(), str(path)).fleet
 
 
-def find_config(options, world):
-    """Return --config, else the variable, else the nearest fleet file up to the git root."""
-    given = world.environ.get(CONFIG_VARIABLE) or None if options.config is None else options.config
-    if given is not None:
-        return given
-    directory, shown = world.directory, ""
+def decode_config(content: bytes, source: str) -> str:
+    """Return the text of a config; what is not UTF-8 is refused with its line."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        what = f"line {line}: byte 0x{content[error.start]:02x} is not UTF-8 text"
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        what = "UTF-16, not UTF-8 text"
+    raise FleetError("not-utf8", what, where=source, fix="save it as UTF-8")
+
+
+def find_config(world: World, typed: str | None) -> str:
+    """Return what was typed, else the variable, else the nearest fleet file up to the git root."""
+    if typed is not None:
+        return typed
+    if world.environ.get(CONFIG_VARIABLE):
+        return world.environ[CONFIG_VARIABLE]
+
+    directory = world.directory
+    shown = ""
     while True:
         for name in CONFIG_NAMES:
             if world.kind_of(world.path(directory, name)) != "absent":
                 return world.path(shown, name)
+
         above = world.parent(directory)
-        if above == directory or world.kind_of(world.path(directory, ".git")) != "absent":
+        is_root = world.kind_of(world.path(directory, ".git")) != "absent"
+        if is_root or above == directory:
             raise FleetError("no-config", "no fleet.yaml here or above, up to the git root",
                              fix="subagent-fleet init")
-        directory, shown = above, world.path(shown, "..")
+        directory = above
+        shown = world.path(shown, "..")
 
 
-def find_output(options, world):
-    """Return where the generated files are: --out, else beside the fleet file that was found."""
-    out = getattr(options, "out", None)
-    if not (out or options.config or world.environ.get(CONFIG_VARIABLE)):
-        with contextlib.suppress(FleetError):
-            return world.parent(find_config(options, world))
-    return out or "."
+def find_output(world: World, *, out: str | None, config: str | None) -> str:
+    """Return where the generated files are: what was typed, else beside the fleet file."""
+    if out:
+        return out
+    if config or world.environ.get(CONFIG_VARIABLE):
+        return "."
+    try:
+        return world.parent(find_config(world, config))
+    except FleetError:  # there is none, and `clean` needs none
+        return "."
 
 
-def read_file(world, out, path):
-    """Return a file's bytes, None if it is absent; what is no file inside `out` is refused."""
-    place = world.enter(out, path)
-    return world.read_bytes(place) if world.kind_of(place) == "file" else None
+@dataclass(frozen=True)
+class Workspace:
+    """The directory `out`, and in it what was generated from a fleet."""
+
+    world: World
+    out: str
+
+    def path(self, *names: str) -> str:
+        """Return a path below `out`."""
+        return self.world.path(self.out, *names)
+
+    def enter(self, path: str) -> str:
+        """Return a path below `out`; what leads out of it, or is no file, is refused."""
+        return self.world.enter(self.out, path)
+
+    def read(self, path: str) -> bytes | None:
+        """Return a file's bytes, None where there is none; refuse as `enter` does."""
+        place = self.enter(path)
+        if self.world.kind_of(place) != "file":
+            return None
+        return self.world.read_bytes(place)
+
+    def kept_key(self, fleet: Fleet) -> str:
+        """Return the key that the environment file keeps, or an empty string."""
+        text = (self.read(ENVIRONMENT_FILE) or b"").decode("utf-8", "replace")
+        variable = fleet.gateway.master_key_env
+
+        # As it was generated, under whatever name, or as a person writes it.
+        generated = r'^export (\w+)="\$\{\1:-(?P<generated>[A-Za-z0-9_-]{1,200})\}"$'
+        written = rf'^(?:export )?{variable}=(["\']?)(?P<written>[\w.:/+=@%-]+)\3[ \t]*$'
+        match = re.search(f"(?m){generated}|{written}", text)
+        if not match:
+            return ""
+        return match["generated"] or match["written"]
+
+    def find_key(self, fleet: Fleet) -> str:
+        """Return the gateway's key: the environment's, else the generated one, else nothing."""
+        key = self.world.environ.get(fleet.gateway.master_key_env)
+        return key or self.kept_key(fleet)
+
+    def read_key(self, fleet: Fleet) -> str:
+        """Return the gateway's key; without one nothing can be served or asked."""
+        key = self.find_key(fleet)
+        if key:
+            return key
+
+        path = self.path(ENVIRONMENT_FILE)
+        what = f"no key: ${fleet.gateway.master_key_env} is not set, and {path}"
+        if self.world.kind_of(path) == "absent":
+            raise FleetError("no-key", f"{what} is not there", fix="subagent-fleet generate")
+        raise FleetError("no-key", f"{what} holds no line that sets it",
+                         fix="subagent-fleet generate --force")
+
+    def compare(self, fleet: Fleet | None, targets: Sequence[str] = TARGETS) -> list[Change]:
+        """Return the Changes that shall be made to the files here; without a fleet, all go."""
+        written = parse_manifest(self.read(MANIFEST_FILE))
+        if written is None:
+            self.world.err(format_finding(Finding(
+                "manifest-broken", "warning",
+                f"{MANIFEST_FILE} cannot be read; files that differ count as yours")))
+            written = {}
+
+        wanted: dict[str, bytes] = {}
+        if fleet:
+            key = self.kept_key(fleet) or f"sk-{self.world.token(32)}"
+            wanted = render_files(fleet, key)
+
+        changes = []
+        for path in [*wanted, *(path for path in written if path not in wanted)]:
+            if target_of(path) in targets:
+                content = self.read(path)
+                is_ours = digest(content) in written.get(path, "")
+                changes.append(Change(path, content, wanted.get(path), is_ours))
+        return changes
+
+    def write(self, changes: Sequence[Change]) -> None:
+        """Make the changes; a run that is cut off leaves a manifest that knows its files."""
+        before = parse_manifest(self.read(MANIFEST_FILE)) or {}
+        new = [change for change in changes
+               if change.wanted is not None and change.action != "unchanged"]
+
+        # 1. First copies of what is the user's, then a manifest that knows each new file by its
+        # old and its new hash, then the files: whenever this ends, all that lies there is ours.
+        during = dict(before)
+        for change in new:
+            during[change.path] = f"{before.get(change.path, '')} {digest(change.wanted)}"
+        files = [(backup_of(change.path, change.found), change.found, 0o600)
+                 for change in changes if change.action == "edited"]
+        files.append((MANIFEST_FILE, render_manifest(during), 0o644))
+        for change in new:
+            mode = 0o600 if change.path == ENVIRONMENT_FILE else 0o644
+            files.append((change.path, change.wanted, mode))
+        if len(files) > 1:
+            self._replace(files)
+
+        # 2. What left the fleet goes, and the manifest knows each file by one hash.
+        after = dict(before)
+        for change in changes:
+            if change.wanted is None:
+                self.world.remove(self.enter(change.path))
+                after.pop(change.path, None)
+            else:
+                after[change.path] = digest(change.wanted)
+        if after != during:
+            self._replace([(MANIFEST_FILE, render_manifest(after), 0o644)])
+
+        # 3. Whoever loosened the key's file, it is closed again.
+        self.world.make_private(self.enter(ENVIRONMENT_FILE))
+
+    def _replace(self, files: Sequence[tuple[str, bytes, int]]) -> None:
+        """Replace files below `out`, all or none."""
+        self.world.replace_files([(self.enter(path), content, mode)
+                                  for path, content, mode in files])
 
 
-def kept_key(world, fleet, out):
-    """Return the key that the environment file keeps, or an empty string."""
-    text = (read_file(world, out, ENVIRONMENT_FILE) or b"").decode("utf-8", "replace")
-    found = re.search(  # as it was generated, or as a person writes it
-        r'(?m)^export (\w+)="\$\{\1:-([A-Za-z0-9_-]{1,200})\}"$|'
-        rf'^(?:export )?{fleet.gateway.master_key_env}=(["\']?)([\w.:/+=@%-]+)\3[ \t]*$', text)
-    return found[2] or found[4] if found else ""
+def backup_of(path: str, content: bytes) -> str:
+    """Return where a file is copied to before it is replaced: each version has its own name."""
+    return f"{STATE_DIRECTORY}/backup/{path}.{digest(content)[:12]}"
 
 
-def read_key(world, fleet, out):
-    """Return the gateway's key: the environment's, else the generated one."""
-    key = world.environ.get(fleet.gateway.master_key_env) or kept_key(world, fleet, out)
-    if not key:
-        path = world.path(out, ENVIRONMENT_FILE)
-        is_there = world.kind_of(path) != "absent"
-        raise FleetError("no-key", f"no key: ${fleet.gateway.master_key_env} is not set, and {path}"
-                         f" {'holds no line that sets it' if is_there else 'is not there'}",
-                         fix="subagent-fleet generate" + " --force" * is_there)
-    return key
-
-
-def compare_output(world, out, fleet, targets=TARGETS):
-    """Return the Changes that shall be made to the files there; without a fleet, all go."""
-    known = parse_manifest(read_file(world, out, MANIFEST_FILE))
-    if known is None:
-        world.err(format_finding(Finding("manifest-broken", "warning", f"{MANIFEST_FILE} cannot be "
-                                         "read; files that differ count as yours")))
-        known = {}
-    wanted = render_files(fleet, kept_key(world, fleet, out) or f"sk-{world.token(32)}") \
-        if fleet else {}
-    found = {path: read_file(world, out, path) for path in (*wanted, *known)
-             if target_of(path) in targets}
-    return [Change(path, content, wanted.get(path), digest(content) in known.get(path, ""))
-            for path, content in found.items()]
-
-
-def write_changes(world, out, changes):
-    """Make the changes; a run that is cut off leaves a manifest that knows its files."""
-    known = parse_manifest(read_file(world, out, MANIFEST_FILE)) or {}
-    new = [c for c in changes if c.action != "unchanged" and c.wanted is not None]
-    noted = {**known, **{c.path: f"{known.get(c.path, '')} {digest(c.wanted)}" for c in new}}
-    files = [(f"{STATE_DIRECTORY}/backup/{c.path}.{digest(c.found)[:12]}", c.found, 0o600)
-             for c in changes if c.action == "edited"]
-    files.append((MANIFEST_FILE, render_manifest(noted), 0o644))
-    files += [(c.path, c.wanted, 0o600 if c.path == ENVIRONMENT_FILE else 0o644) for c in new]
-    if len(files) > 1:
-        world.replace_files([(world.enter(out, path), *rest) for path, *rest in files])
-    written = {**known, **{c.path: digest(c.wanted) for c in changes}}
-    for gone in (c.path for c in changes if c.wanted is None):
-        world.remove(world.enter(out, gone))
-        del written[gone]
-    if written != noted:
-        world.replace_files([(world.enter(out, MANIFEST_FILE), render_manifest(written), 0o644)])
-    world.make_private(world.enter(out, ENVIRONMENT_FILE))
-
-
-def find_settings(world):
+def find_settings(world: World) -> dict[str, dict[str, object]]:
     """Return {path: what it sets under `env`} of the settings files Claude Code reads here."""
     home = world.environ.get("HOME") or world.environ.get("USERPROFILE", "")
     user = world.environ.get("CLAUDE_CONFIG_DIR") or world.path(home, ".claude")
     managed = ("/Library/Application Support/ClaudeCode", "/etc/claude-code",
                "C:\\Program Files\\ClaudeCode")  # two of these are nowhere
-    found = {}
-    for path in (*(f"{place}/managed-settings.json" for place in managed),
-                 world.path(user, "settings.json"), ".claude/settings.json",
-                 ".claude/settings.local.json"):
+    paths = [f"{place}/managed-settings.json" for place in managed]
+    paths += [world.path(user, "settings.json"), ".claude/settings.json",
+              ".claude/settings.local.json"]
+
+    settings = {}
+    for path in paths:
         # else it is absent, or Claude Code ignores it as well
         with contextlib.suppress(FleetError, KeyError, TypeError, ValueError, RecursionError):
-            found[path] = dict(json.loads(world.read_bytes(path))["env"])
-    return found
+            settings[path] = dict(json.loads(world.read_bytes(path))["env"])
+    return settings
 
 
-def observe_files(world, fleet, out):
-    """Return the Facts about the generated files; where they cannot be read, that is a problem."""
+def observe_files(workspace: Workspace, fleet: Fleet, facts: Facts) -> Facts:
+    """Add what is so of the generated files; where they cannot be read, that is a problem."""
+    world = workspace.world
     try:
-        changes = compare_output(world, out, fleet)
-        path = world.enter(out, ENVIRONMENT_FILE)
+        changes = workspace.compare(fleet)
+        path = workspace.enter(ENVIRONMENT_FILE)
         if world.kind_of(path) != "absent":
-            read_key(world, fleet, out)
+            workspace.read_key(fleet)
     except FleetError as error:
-        return {"file_problems": (error.finding,)}
+        return replace(facts, file_problems=(error.finding,))
+
+    return replace(facts, changes=tuple(changes), env_path=path, leaks=find_leaks(world, path))
+
+
+def find_leaks(world: World, path: str) -> tuple[str, ...]:
+    """Return the ids of what is wrong with the environment file: who may read it, and git."""
+    leaks = []
+    if world.others_may_read(path):
+        leaks.append("env-readable")
+
     # fsmonitor would run a program that the checkout names
-    printed = world.read_program([
-        "git", "-c", "core.fsmonitor=false", "-C", world.parent(path), "ls-files", "-t", "--cached",
-        "--others", "--exclude-standard", "--", ENVIRONMENT_FILE], world.clock() + 1.0)
-    leaks = ["env-readable"] * world.others_may_read(path)
-    leaks += ["env-unignored" if printed[0] == "?" else "env-tracked"] if printed else []
-    return {"changes": changes, "env_path": path, "leaks": leaks}
+    listed = world.read_program(
+        ["git", "-c", "core.fsmonitor=false", "-C", world.parent(path), "ls-files", "-t",
+         "--cached", "--others", "--exclude-standard", "--", ENVIRONMENT_FILE],
+        world.clock() + 1.0)
+    if listed:
+        leaks.append("env-unignored" if listed.startswith("?") else "env-tracked")
+    return tuple(leaks)
 
 
 # == 17. Commands =============================================================
+
+# A command is a function of what was typed and a World; its row, above it, says how it is typed.
+# `COMMANDS` holds the rows in the order of this section, which is the order of use and of help.
+
+@dataclass(frozen=True)
+class Options:
+    """What was typed after a command; what the command does not take stays as it is here."""
+
+    config: str | None = None
+    out: str | None = None
+    json: bool = False
+    force: bool = False
+    timeout: float = 0.0
+    check: bool = False
+    verbose: bool = False
+    # What follows `--`, for another program.
+    passed: Sequence[str] = ()
+    # How messages shall name the commands they advise.
+    typing: Typing = field(default_factory=Typing)
+    # init
+    output: str | None = None
+    node: Sequence[str] = ()
+    offline: bool = False
+    # validate
+    strict: bool = False
+    # generate
+    target: Sequence[str] = ()
+    litellm_only: bool = False
+    claude_only: bool = False
+    diff: bool = False
+    # env
+    shell: str = "sh"
+    show_key: bool = False
+    # launch
+    program: str = "claude"
+    # discover
+    write: bool = False
+    # status
+    watch: float = 0.0
+    # doctor
+    fix: bool = False
+    # warmup
+    model: Sequence[str] = ()
+    agent: Sequence[str] = ()
+    pull: bool = False
+    unload: bool = False
+    # serve
+    host: str = ""
+    port: str = ""
+    no_receipts: bool = False
+    # clean
+    dry_run: bool = False
+    # help
+    command: str = ""
+
 
 @dataclass(frozen=True)
 class Flag:
@@ -4322,7 +4602,7 @@ class Flag:
     name: str
     note: str
     metavar: str = ""  # without one it is on or off
-    more: dict = field(default_factory=dict)
+    more: dict[str, Any] = field(default_factory=dict)
     short: str = ""
 
 
@@ -4331,750 +4611,1240 @@ class Command:
     """A command: what runs, what it says of itself, what it takes, how it is typed."""
 
     name: str
-    run: object
+    group: str
+    run: Callable[[Options, World], int]
     summary: str
-    flags: tuple
-    examples: tuple = ()
-    passes: str = ""  # what may follow `--` and goes to another program
+    flags: tuple[Flag, ...]
+    examples: tuple[str, ...]
+    passes: str  # what may follow `--` and goes to another program
 
 
-def seconds_above_zero(text):
+COMMANDS: list[Command] = []
+START, SET_UP, LOOK, SERVE, FILES, MORE = "Start", "Set up", "Look", "Serve", "Files", "More"
+
+
+def command(name: str, summary: str, *flags: Flag, group: str, examples: tuple[str, ...],
+            passes: str = "") -> Callable[..., Any]:
+    """Make a function a command: its row stands above it."""
+    def register(run: Callable[[Options, World], int]) -> Callable[[Options, World], int]:
+        COMMANDS.append(Command(name, group, run, summary, flags, examples, passes))
+        return run
+    return register
+
+
+def find_command(name: str) -> Command:
+    """Return the command of that name; an unknown one is refused with the nearest."""
+    known = {row.name: row for row in COMMANDS}
+    if name in known:
+        return known[name]
+
+    behind = "; flags come after the command" if name.startswith("-") else ""
+    raise FleetError("unknown-command", f"unknown command `{name}`{behind}", status=EXIT_USAGE,
+                     fix=nearest(name, known) or "subagent-fleet --help")
+
+
+def parse_seconds(text: str) -> float:
     """Return a number of seconds that can be waited, a day at most."""
-    number = float(text) if re.fullmatch(r"\d+\.?\d*|\.\d+", text) else 0
-    if not 0 < number <= 86400:
-        raise argparse.ArgumentTypeError(f"expected seconds, above 0, at most 86400, not `{text}`")
-    return number
+    number = float(text) if re.fullmatch(r"\d+\.?\d*|\.\d+", text) else 0.0
+    if 0 < number <= 86400:
+        return number
+    raise argparse.ArgumentTypeError(f"expected seconds, above 0, at most 86400, not `{text}`")
 
 
+SECONDS = {"type": parse_seconds}
+REPEAT = {"action": "append", "default": []}
 CONFIG = Flag("--config", "the fleet file, `-` for stdin; else the nearest fleet.yaml", "FILE")
-JSON = Flag("--json", "print one JSON object")
 OUT = Flag("--out", "where generated files are; else here (--config) or beside fleet.yaml", "DIR")
+JSON = Flag("--json", "print one JSON object")
 FORCE = Flag("--force", "overwrite what is there")
-SECONDS, REPEAT = {"type": seconds_above_zero}, {"action": "append", "default": []}
 TIMEOUT = Flag("--timeout", "seconds to wait", "S", {**SECONDS, "default": PROBE_TIMEOUT_SECONDS})
 
 
-def check_names(kind, names, known, owner):
+def open_workspace(options: Options, world: World) -> Workspace:
+    """Return the directory of the generated files that the typed words mean."""
+    return Workspace(world, find_output(world, out=options.out, config=options.config))
+
+
+def check_names(kind: str, names: Iterable[str], known: Iterable[str], owner: str) -> None:
     """Refuse names of a command that its owner does not have."""
     for name in names:
         if name not in known:
+            choices = some_of(list(known)) or "none"
             raise FleetError(f"unknown-{kind}", f"{owner}: unknown {kind} `{name}`",
                              status=EXIT_USAGE, fix=nearest(name, known)
-                             or f"known {kind}s: {some_of(known) or 'none'}")
+                             or f"known {kind}s: {choices}")
 
 
-def tell_findings(world, findings):
+def tell_findings(findings: Iterable[Finding], options: Options, world: World) -> None:
     """Show findings; one that is an error refuses the command."""
     for finding in findings:
         if finding.level == "error":
             raise FleetError(finding.slug, finding.what, fix=finding.fix, status=EXIT_REFUSED)
-        world.err(format_finding(finding))
+        world.err(format_finding(retype(finding, options.typing)))
 
 
-def refusal(paths, command, done):
+def retype(finding: Finding, typing: Typing) -> Finding:
+    """Return a finding whose fix names commands as they were typed."""
+    return replace(finding, fix=as_typed(finding.fix, typing))
+
+
+def refuse_edited(paths: Sequence[str], command: str, outcome: str) -> FleetError:
     """Return the error for files that are the user's."""
-    return FleetError("edited", f"{some_of(paths, 5)}: not as this program wrote it; {done}",
-                      fix=f"move it away, or `subagent-fleet {command} --force` (what is there is "
-                      f"copied to {STATE_DIRECTORY}/backup first)", status=EXIT_REFUSED)
+    return FleetError(
+        "edited", f"{some_of(paths, 5)}: not as this program wrote it; {outcome}",
+        fix=f"move it away, or `subagent-fleet {command} --force` (what is there is copied to "
+            f"{STATE_DIRECTORY}/backup first)", status=EXIT_REFUSED)
 
 
-def cmd_up(options, world):
-    """Do the whole job: find, generate, warm, serve, run Claude Code, say what was served."""
-    world.out = world.err  # standard output is Claude Code's
+# -- the gateway, from outside --
+
+def look(world: World, url: str, until: float, **headers: str) -> Reply:
+    """Return the answer to a GET."""
+    with contextlib.closing(world.open_exchange(url, headers=headers, deadline=until)) as exchange:
+        body = exchange.read_all()
+        return Reply(exchange.status, exchange.headers, body)
+
+
+def who_serves(world: World, fleet: Fleet, key: str, until: float) -> str:
+    """Return OUR_GATEWAY when one serves this fleet with its key, else who listens, or ""."""
+    url = gateway_url(fleet.gateway)
     try:
-        path = find_config(options, world)
-    except FleetError:
-        path = CONFIG_NAMES[0]
-        world.err(write_starter(world, path, {}, placeholders=False))
-    if path == "-":
-        raise FleetError("usage", "up: reads the config more than once, so it must be in a file",
-                         status=EXIT_USAGE, fix="subagent-fleet up --config fleet.yaml")
-    fleet, findings = load_config(options, world)
-    tell_findings(world, [*findings, *lint_key(fleet, world.environ)])
-    out, typed = find_output(options, world), [f"--config={options.config}"] * bool(options.config)
-    changes = compare_output(world, out, fleet)
-    write_changes(world, out, [change for change in changes if change.action != "edited"])
-    words = {"edited": "kept, as it is yours"}
-    world.err("".join(f"{clean_line(change.path)}: {words.get(change.action, change.action)}\n"
-                      for change in changes if change.action != "unchanged"))
-    names, status = [], EXIT_OK
-    with contextlib.ExitStack() as stops:
-        start_gateway(fleet, world, out, stops)  # what it refuses is told before models load
-        if run_words(["warmup", *typed], world):
-            states = probe_nodes(world, fleet.nodes, PROBE_TIMEOUT_SECONDS, fleet.models)
-            routes = {name: plan_route_state(fleet, states, model)
-                      for name, model in fleet.models.items()}
-            main, what = plan_tiers(fleet)["main"], ""
-            if all(route.state != "ready" for route in routes.values()):
-                what = "no model of this fleet could be loaded"
-            elif routes[main].state not in ("ready", "cold") and not routes[main].fallback:
-                what = f"nobody can answer for {main}, the main session's model: {routes[main]}"
-            if what:
-                raise FleetError("nothing-ready", what, fix="subagent-fleet doctor")
-            world.err("Going on with what is ready.\n")
-        typed += [f"--out={options.out}"] * bool(options.out)
-        before = ask_gateway(fleet, world, out)
-        if world.which("claude"):
-            status = run_words(["launch", "claude", *typed, "--", *options.passed], world)
-        else:
-            world.on_stop(names.append)
-            world.err(f"Claude Code is not on the PATH: {CLAUDE_INSTALL}\nServing until Ctrl-C.\n")
-            while not names:
-                world.sleep(TICK_SECONDS)
-        world.err(format_served(before, ask_gateway(fleet, world, out), world.columns))
-    return EXIT_INTERRUPTED if "SIGINT" in names else status
+        if b'"subagent-fleet"' in look(world, url + "/", until).body:
+            return _serves_as_we_do(world, fleet, key, until)
+        if b"I'm alive!" in look(world, url + "/health/liveliness", until).body:
+            return _serves_as_litellm(world, fleet, key, until)
+    except NodeFailure as failure:
+        if failure.reason in ("refused", "unreachable", "dns"):
+            return ""
+    return "another program"  # which is not shown the key
 
 
-def start_gateway(fleet, world, out, stops):
-    """Start what serves the fleet, or find that it runs; `stops`, an ExitStack, will stop it."""
-    gateway, name, url = fleet.gateway, clean_line(fleet.name), gateway_url(fleet.gateway)
-    runs = find_gateway(world, fleet, out)
-    if gateway.provider == "builtin":
-        server, listener = open_gateway(fleet, world, out, listens=not runs)
+def _serves_as_we_do(world: World, fleet: Fleet, key: str, until: float) -> str:
+    """Return whether a gateway of ours serves this fleet, in its present form."""
+    page = _show_key(world, gateway_url(fleet.gateway) + "/fleet", key, until)
+    if page.get("fleet") != fleet.name:
+        return "subagent-fleet"
+    return OUR_GATEWAY if page.get("config") == fleet_digest(fleet) else OLD_GATEWAY
+
+
+def _serves_as_litellm(world: World, fleet: Fleet, key: str, until: float) -> str:
+    """Return whether a LiteLLM has every alias of this fleet."""
+    page = _show_key(world, gateway_url(fleet.gateway) + "/v1/models", key, until)
+    wanted = {model.alias for model in fleet.models.values()}
+    try:
+        aliases = {model["id"] for model in page["data"]}
+    except (KeyError, TypeError):
+        return "LiteLLM"
+    return OUR_GATEWAY if wanted <= aliases else "LiteLLM"
+
+
+def _show_key(world: World, url: str, key: str, until: float) -> dict[str, Any]:
+    """Return the page that a gateway shows to who has its key; to others it is empty."""
+    if not key:
+        return {}
+    try:
+        page = parse_answer(look(world, url, until, Authorization=f"Bearer {key}").body)
+    except (FleetError, ValueError):  # a key that no header can hold
+        return {}
+    return page if isinstance(page, dict) else {}
+
+
+def find_gateway(world: World, fleet: Fleet, key: str, *, needed: bool = False) -> bool:
+    """Tell whether this fleet's gateway runs; refuse somebody else, and nobody where needed."""
+    holder = who_serves(world, fleet, key, world.clock() + CONNECT_SECONDS)
+    finding = check_gateway(fleet, holder)
+    runs = finding.slug == "gateway-up"
+    if finding.level == "error" or (needed and not runs):
+        raise FleetError(finding.slug, finding.what, fix=finding.fix)
+    return runs
+
+
+def ask_gateway(world: World, fleet: Fleet, key: str) -> dict[str, dict[str, Any]]:
+    """Return {node: what it has served} from a gateway of ours that serves this fleet."""
+    url = gateway_url(fleet.gateway) + "/fleet"
+    page = _show_key(world, url, key, world.clock() + CONNECT_SECONDS)
+    if page.get("fleet") != fleet.name:  # nobody, or no page of ours
+        return {}
+    try:
+        return {node["name"]: node for node in page["nodes"]}
+    except (KeyError, TypeError):
+        return {}
+
+
+def start_gateway(world: World, fleet: Fleet, key: str, *, out: str,
+                  stops: contextlib.ExitStack) -> None:
+    """Start what serves the fleet, or find that it runs; `stops` will stop it."""
+    runs = find_gateway(world, fleet, key)
+    name = clean_line(fleet.name)
+    url = gateway_url(fleet.gateway)
+
+    if fleet.gateway.provider == "builtin":
+        listener = None if runs else open_door(world, fleet, key)
+        server = make_server(world, fleet, key, receipts=receipts_path(world, out))
         serving = threading.Thread(target=server.run, args=(listener,), daemon=True)
         serving.start()
         stops.callback(serving.join, GRACE_SECONDS + 1)  # the last one comes first
         stops.callback(server.stop, "up")
-    if runs or gateway.provider == "builtin":
-        world.err(f"A gateway for {name} runs at {url}: it is used.\n" if runs else
-                  f"Serving {name} at {url}.\n")
-        return
-    program, log = world.which("litellm"), world.path(out, STATE_DIRECTORY, "litellm.log")
+
+    if runs:
+        world.err(f"A gateway for {name} runs at {url}: it is used.\n")
+    elif fleet.gateway.provider == "builtin":
+        world.err(f"Serving {name} at {url}.\n")
+    else:
+        start_litellm(world, fleet, key, out=out, stops=stops)
+        world.err(f"LiteLLM serves {name} at {url}.\n")
+
+
+def start_litellm(world: World, fleet: Fleet, key: str, *, out: str,
+                  stops: contextlib.ExitStack) -> None:
+    """Start LiteLLM with the generated config, and wait until it has every alias."""
+    program = world.which("litellm")
     if not program:
         raise FleetError("litellm-missing", "the gateway is LiteLLM and it is not on the PATH",
                          fix=f"{LITELLM_INSTALL}, or write `provider: builtin`")
-    environ = merge_environment(world.environ, fleet, read_key(world, fleet, out))
-    child = world.start([program, "--config", world.path(out, LITELLM_FILE), "--host", gateway.host,
-                         "--port", str(gateway.port)], environ=environ, log=log)
+
+    log = world.path(out, STATE_DIRECTORY, "litellm.log")
+    words = [program, "--config", world.path(out, LITELLM_FILE), "--host", fleet.gateway.host,
+             "--port", str(fleet.gateway.port)]
+    child = world.start(words, environ=merge_environment(world.environ, fleet, key), log=log)
     stops.callback(child.wait)
     stops.callback(child.kill)  # it keeps nothing that a softer end would save
+
     until = world.clock() + LITELLM_START_SECONDS
-    while who_serves(world, fleet, out, until) != OUR_GATEWAY:
+    while who_serves(world, fleet, key, until) != OUR_GATEWAY:
         if child.poll() is not None or world.clock() > until:
             raise FleetError("litellm-failed", "LiteLLM did not start", fix=f"see {log}")
         world.sleep(TICK_SECONDS)
-    world.err(f"LiteLLM serves {name} at {url}.\n")
 
 
-def find_gateway(world, fleet, out, *, needed=False):
-    """Tell whether this fleet's gateway runs; refuse somebody else, and nobody where needed."""
-    found = check_gateway(fleet, who_serves(world, fleet, out, world.clock() + CONNECT_SECONDS))
-    if found.level == "error" or needed and found.slug != "gateway-up":
-        raise FleetError(found.slug, found.what, fix=found.fix)
-    return found.slug == "gateway-up"
-
-
-def ask_gateway(fleet, world, out):
-    """Return {node: what it has served} from a gateway of ours that serves this fleet."""
-    headers, until = {"x-api-key": read_key(world, fleet, out)}, world.clock() + CONNECT_SECONDS
-    with contextlib.suppress(NodeFailure, KeyError, TypeError):  # nobody, or no page of ours
-        page = parse_answer(look(world, gateway_url(fleet.gateway) + "/fleet", until, **headers)[1])
-        if page["fleet"] == fleet.name:
-            return {node["name"]: node for node in page["nodes"]}
-    return {}
-
-
-def look(world, url, until, **headers):
-    """Return (headers, body) of a GET."""
-    with contextlib.closing(world.open_exchange(url, headers=headers, deadline=until)) as exchange:
-        return exchange.headers, exchange.read_all()
-
-
-def who_serves(world, fleet, out, until):
-    """Return OUR_GATEWAY when one serves this fleet with its key, else who listens, or ""."""
-    url, name, path = gateway_url(fleet.gateway), "subagent-fleet", "/fleet"
+def open_door(world: World, fleet: Fleet, key: str) -> Any:
+    """Return the socket at which the fleet will be served; of a taken one, say who has it."""
+    gateway = fleet.gateway
     try:
-        if b'"subagent-fleet"' not in look(world, url + "/", until)[1]:
-            name, path = "LiteLLM", "/v1/models"
-            if b"I'm alive!" not in look(world, url + "/health/liveliness", until)[1]:
-                return "another program"  # which is not shown the key
-    except NodeFailure as failure:
-        return "" if failure.reason in ("refused", "unreachable", "dns") else "another program"
-    # no key, or it is not of this fleet
-    with contextlib.suppress(FleetError, KeyError, TypeError, ValueError):
-        headers = {"Authorization": f"Bearer {read_key(world, fleet, out)}"}
-        page = parse_answer(look(world, url + path, until, **headers)[1])
-        if name == "LiteLLM":
-            aliases = {model.alias for model in fleet.models.values()}
-            return OUR_GATEWAY if aliases <= {model["id"] for model in page["data"]} else name
-        if page["fleet"] == fleet.name:
-            return OUR_GATEWAY if page["config"] == fleet_digest(fleet) else OLD_GATEWAY
-    return name
-
-
-def open_gateway(fleet, world, out, *, receipts=True, listens=True):
-    """Return a Server and the socket it will serve; refuse an open door and a taken one."""
-    gateway, key, listener = fleet.gateway, read_key(world, fleet, out), None
-    if not LOOPBACK.fullmatch(gateway.host):
-        tell_findings(world, lint_key(fleet, {gateway.master_key_env: key}))
-    try:
-        if listens:
-            listener = world.listen(gateway.host, gateway.port)
+        return world.listen(gateway.host, gateway.port)
     except FleetError as error:
-        if error.slug == "port-taken":
-            holder = who_serves(world, fleet, out, world.clock() + 1.0)
-            error.what += f", by {holder}" if holder else ""
-        raise
-    path = world.path(out, STATE_DIRECTORY, "requests.jsonl") if receipts else ""
-    if path:
-        world.make_directory(world.parent(path))
-    return Server(fleet, key, world, receipts=path), listener
+        if error.slug != "port-taken":
+            raise
+        what = error.what
+        fix = error.fix
+
+    holder = who_serves(world, fleet, key, world.clock() + 1.0)
+    if holder:
+        what += f", by {holder}"
+    raise FleetError("port-taken", what, fix=fix)
 
 
-def cmd_init(options, world):
-    output, nodes = options.output or CONFIG_NAMES[0], {}
+def make_server(world: World, fleet: Fleet, key: str, *, receipts: str) -> Server:
+    """Return a Server; without a path for them it keeps no receipts."""
+    if receipts:
+        world.make_directory(world.parent(receipts))
+    return Server(fleet, key, world, receipts=receipts)
+
+
+def receipts_path(world: World, out: str) -> str:
+    """Return where the gateway of a workspace files what each request came to."""
+    return world.path(out, STATE_DIRECTORY, "requests.jsonl")
+
+
+# -- start --
+
+@command("up", "do the whole job: find, generate, warm, serve, run Claude Code", CONFIG, OUT,
+         group=START, examples=("up", "up -- -p 'say hi'"), passes="ARGS")
+def cmd_up(options: Options, world: World) -> int:
+    """Do the whole job. What is said goes to standard error: standard output is Claude Code's."""
+    fleet = find_or_write_fleet(options, world)
+    workspace = open_workspace(options, world)
+    write_unedited(workspace, fleet)
+    key = workspace.read_key(fleet)
+    check_key(fleet, key, options, world)
+
+    signals: list[str] = []
+    with contextlib.ExitStack() as stops:
+        # What it refuses is told before models load.
+        start_gateway(world, fleet, key, out=workspace.out, stops=stops)
+        warm_for_session(fleet, options, world)
+
+        before = ask_gateway(world, fleet, key)
+        if world.which("claude"):
+            status = launch_claude(workspace, fleet, options)
+        else:
+            status = EXIT_OK
+            wait_for_signal(world, signals)
+        after = ask_gateway(world, fleet, key)
+        world.err(format_served(before, after, world.columns))
+
+    return EXIT_INTERRUPTED if "SIGINT" in signals else status
+
+
+def find_or_write_fleet(options: Options, world: World) -> Fleet:
+    """Return the fleet of the nearest file; where there is none, write one and say so."""
+    try:
+        path = find_config(world, options.config)
+    except FleetError:
+        path = CONFIG_NAMES[0]
+        starter = write_starter(world, path, {}, placeholders=False)
+        world.err(as_typed(starter, options.typing))
+    if path == "-":
+        raise FleetError("usage", "up: standard input is Claude Code's, so the config must be in "
+                         "a file", status=EXIT_USAGE,
+                         fix="subagent-fleet up --config fleet.yaml")
+
+    config = load_config(world, options.config)
+    weak = lint_key(config.fleet, world.environ)
+    tell_findings([*config.warnings, *weak], options, world)
+    return config.fleet
+
+
+def write_unedited(workspace: Workspace, fleet: Fleet) -> None:
+    """Write what is generated, keep what a person has edited, and say what became of each."""
+    changes = workspace.compare(fleet)
+    workspace.write([change for change in changes if change.action != "edited"])
+    for change in changes:
+        if change.action == "edited":
+            workspace.world.err(f"{clean_line(change.path)}: kept, as it is yours\n")
+        elif change.action != "unchanged":
+            workspace.world.err(f"{clean_line(change.path)}: {change.action}\n")
+
+
+def check_key(fleet: Fleet, key: str, options: Options, world: World) -> None:
+    """Refuse to serve beyond this machine with a weak key, wherever that stands."""
+    if not LOOPBACK.fullmatch(fleet.gateway.host):
+        tell_findings(lint_key(fleet, {fleet.gateway.master_key_env: key}), options, world)
+
+
+def warm_for_session(fleet: Fleet, options: Options, world: World) -> None:
+    """Load every model; refuse to go on when nobody could answer the main session."""
+    warmths = warm_fleet(fleet, Options(typing=options.typing), world, say=world.err)
+    if all(warmth.ok for warmth in warmths.values()):
+        return
+
+    states = probe_nodes(world, fleet.nodes, PROBE_TIMEOUT_SECONDS, fleet.models)
+    routes = {name: plan_route_state(fleet, states, model)
+              for name, model in fleet.models.items()}
+    main = plan_tiers(fleet)["main"]
+    route = routes[main]
+    if all(one.state != "ready" for one in routes.values()):
+        raise FleetError("nothing-ready", "no model of this fleet could be loaded",
+                         fix="subagent-fleet doctor")
+    if route.state not in ("ready", "cold") and not route.fallback:
+        raise FleetError("nothing-ready", f"nobody can answer for {main}, the main session's "
+                         f"model: {route}", fix="subagent-fleet doctor")
+    world.err("Going on with what is ready.\n")
+
+
+def wait_for_signal(world: World, signals: list[str]) -> None:
+    """Serve who comes until Ctrl-C, whose name is then in `signals`."""
+    world.on_stop(signals.append)
+    world.err(f"Claude Code is not on the PATH: {CLAUDE_INSTALL}\nServing until Ctrl-C.\n")
+    while not signals:
+        world.sleep(TICK_SECONDS)
+
+
+# -- set up --
+
+@command("init", "write fleet.yaml with the models your machines have",
+         Flag("--output", "where to write, else fleet.yaml; .json writes JSON; not `-`", "FILE"),
+         Flag("--node", "also ask this machine; may be repeated", "NAME=URL", REPEAT),
+         Flag("--offline", "ask nobody, write placeholders"), FORCE,
+         group=SET_UP, examples=("init", "init --node mini=http://192.168.1.50:11434"))
+def cmd_init(options: Options, world: World) -> int:
+    output = options.output or CONFIG_NAMES[0]
     if output == "-":
         raise FleetError("usage", "init: it writes a file, not to standard output",
                          status=EXIT_USAGE, fix="subagent-fleet init --output fleet.yaml")
-    if read_file(world, *world.split(output)) is not None and not options.force:
+    directory, name = world.split(output)
+    if Workspace(world, directory).read(name) is not None and not options.force:
         raise FleetError("exists", f"{output} is there already", status=EXIT_REFUSED,
                          fix="edit it, or `subagent-fleet init --force` (a copy is kept)")
-    for text in options.node:  # NAME=URL; http and the port of Ollama may be left out
-        name, _, url = text.partition("=")
-        parts = split_endpoint(full_endpoint(url))
-        wrong = "not of the form NAME=URL" if not url or not _fits(name, RULES["name"][0]) else \
-            parts if isinstance(parts, str) else f"a second `{name}`" if name in nodes else ""
-        if wrong:
-            raise FleetError("usage", f"init: `{text}`: {wrong}", status=EXIT_USAGE,
-                             fix="subagent-fleet init --node mini=http://192.168.1.50:11434")
-        nodes[name] = Node(name, _normal_endpoint(full_endpoint(url)))
-    text = write_starter(world, output, nodes, offline=options.offline) + "Edit it with your " \
-        "Ollama node endpoints, then run:\n  subagent-fleet discover\n  subagent-fleet generate\n"
-    options.config = options.output
-    world.out(clean_text(keep_places(text, options)))
+
+    nodes = parse_nodes(options.node)
+    said = write_starter(world, output, nodes, offline=options.offline)
+    said += ("Edit it with your Ollama node endpoints, then run:\n"
+             "  subagent-fleet discover\n  subagent-fleet generate\n")
+    world.out(clean_text(as_typed(said, options.typing)))
     return EXIT_OK
 
 
-def write_starter(world, output, nodes, *, offline=False, placeholders=True):
+def parse_nodes(texts: Iterable[str]) -> dict[str, Node]:
+    """Return the Nodes of NAME=URL texts; http and the port of Ollama may be left out."""
+    nodes: dict[str, Node] = {}
+    for text in texts:
+        name, _, url = text.partition("=")
+        endpoint = full_endpoint(url)
+        parts = split_endpoint(endpoint)
+        if not url or not _fits(name, RULES["name"][0]):
+            refuse_node(text, "not of the form NAME=URL")
+        if isinstance(parts, str):
+            refuse_node(text, parts)
+        if name in nodes:
+            refuse_node(text, f"a second `{name}`")
+        nodes[name] = Node(name, _normal_endpoint(endpoint))
+    return nodes
+
+
+def refuse_node(text: str, why: str) -> None:
+    """Refuse a --node."""
+    raise FleetError("usage", f"init: `{text}`: {why}", status=EXIT_USAGE,
+                     fix="subagent-fleet init --node mini=http://192.168.1.50:11434")
+
+
+def write_starter(world: World, output: str, nodes: dict[str, Node], *, offline: bool = False,
+                  placeholders: bool = True) -> str:
     """Write a fleet file with the models that this machine and these nodes have; tell them."""
     nodes = {"local": Node("local", OLLAMA_ENDPOINT), **nodes}
-    states = [NodeState(name, node.endpoint, "not asked") for name, node in nodes.items()] \
-        if offline else [*probe_nodes(world, nodes, INIT_TIMEOUT_SECONDS).values()]
-    tree, found, flaw = plan_starter(states)
-    told = [f"{state.name} ({state.endpoint}): "
-            + (state.reason or count_of(state.models, "model")) for state in states]
-    if not found and not placeholders:
-        raise FleetError("no-model", "no fleet.yaml, and no model to write one with: "
-                         + "; ".join(filter(None, (*told, flaw))), fix="start Ollama, "
-                         f"`ollama pull {PLACEHOLDERS[0]}`, then `subagent-fleet up`")
-    text, (place, name) = render_starter(tree, found), world.split(output)
-    if output.lower().endswith(".json"):
-        text = json.dumps(parse_yaml(text), indent=2, ensure_ascii=False) + "\n"
-    elif world.kind_of(world.path(place, "fleet.schema.json")) == "file":
-        text = f"# yaml-language-server: $schema=fleet.schema.json\n{text}"
-    files, lines = [(output, text.encode("utf-8"), 0o644)], [f"Created {output}"]
-    old = read_file(world, place, name)
-    if old is not None:
-        kept = world.enter(place, f"{STATE_DIRECTORY}/backup/{name}.{digest(old)[:12]}")
-        files.insert(0, (kept, old, 0o600))
-        lines.append(f"The old one is kept: {kept}")
-    world.replace_files(files)
-    lines += [f"  {line}" for line in told]
-    lines.append(", ".join(f"{name} is {model['ollama_model']} on {model['node']}"
-                           for name, model in tree["models"].items()) + "." if found else
-                 f"{'Nobody was asked' if offline else 'No model that can be used was found'}: "
-                 "the models in it are placeholders.")
-    lines.append(flaw and f"{flaw}: `ollama pull {PLACEHOLDERS[0]}`, `subagent-fleet init --force`")
-    return "".join(clean_line(line) + "\n" for line in lines if line)
-
-
-def cmd_validate(options, world):
-    try:
-        fleet, findings = load_config(options, world)
-        source = fleet.document.source
-    except FleetError as error:
-        if not options.json or not error.findings:
-            error.report = {"file": error.where or options.config, "valid": False}
-            raise
-        source, findings = error.where, error.findings
-    valid = not any(options.strict or finding.level == "error" for finding in findings)
-    if options.json:
-        world.out(render_report("validate", {"file": source, "valid": valid, "findings": findings}))
+    if offline:
+        states = [NodeState(node.name, node.endpoint, "not asked") for node in nodes.values()]
     else:
-        tell_findings(world, findings)
-        if not valid:
-            raise FleetError("strict", f"{count_of(findings, 'warning')} and --strict",
-                             fix="mend them, or leave out --strict")
-        world.out(f"{clean_line(source)} is valid.\n")
-    return EXIT_OK if valid else EXIT_PROBLEM
+        states = list(probe_nodes(world, nodes, INIT_TIMEOUT_SECONDS).values())
+    tree, found, flaw = plan_starter(states)
+    said = format_starter(tree, states, found=found)
+    if not found and not placeholders:
+        answers = "; ".join(line.strip() for line in said[:-1])
+        what = f"no fleet.yaml, and no model to write one with: {answers}"
+        raise FleetError("no-model", f"{what}; {flaw}" if flaw else what, fix="start Ollama, "
+                         f"`ollama pull {PLACEHOLDERS[0]}`, then `subagent-fleet up`")
+
+    said = [*replace_config(world, output, render_starter(tree, found)), *said]
+    if flaw:
+        said.append(f"{flaw}: `ollama pull {PLACEHOLDERS[0]}`, `subagent-fleet init --force`")
+    return "".join(clean_line(line) + "\n" for line in said)
 
 
-def parse_targets(options):
-    """Return the chosen targets; --litellm-only and --claude-only are short for one."""
-    words = [word for text in options.target for word in text.split(",") if word]
-    words += [name for name in ("litellm", "claude") if getattr(options, f"{name}_only")]
-    check_names("target", words, TARGETS, "generate")
-    return tuple(name for name in TARGETS if name in words) or TARGETS
+def replace_config(world: World, output: str, text: str) -> list[str]:
+    """Write a new fleet file, as YAML or JSON, keep a copy of the old one; say so in lines."""
+    directory, name = world.split(output)
+    beside = Workspace(world, directory)
+    if name.lower().endswith(".json"):
+        text = json.dumps(parse_yaml(text), indent=2, ensure_ascii=False) + "\n"
+    elif world.kind_of(beside.path("fleet.schema.json")) == "file":
+        text = f"# yaml-language-server: $schema=fleet.schema.json\n{text}"
+
+    files = [(output, text.encode("utf-8"), 0o644)]
+    said = [f"Created {output}"]
+    old = beside.read(name)
+    if old is not None:
+        copy = beside.enter(backup_of(name, old))
+        files.insert(0, (copy, old, 0o600))
+        said.append(f"The old one is kept: {copy}")
+    world.replace_files(files)
+    return said
 
 
-def cmd_generate(options, world):
+@command("worker", "say how this machine becomes a node", TIMEOUT, JSON,
+         group=SET_UP, examples=("worker",))
+def cmd_worker(options: Options, world: World) -> int:
+    name, addresses = world.own_names()
+    port = own_ollama_port(world)
+    nodes = {address: Node(address, f"http://{address}:{port}")
+             for address in ("127.0.0.1", *filter(address_kind, addresses))}
+    here, *reached = probe_nodes(world, nodes, options.timeout).values()
+
+    program = find_ollama(world)
+    system = find_system(world, in_docker=here.online and not program)
+    findings = check_worker(program, here, reached)
+    report = {
+        "system": system, "name": name, "program": program, "ollama": here,
+        "addresses": [{"address": state.name, "kind": address_kind(state.name),
+                       "open": state.online} for state in reached],
+        "findings": findings,
+        "setup": format_setup(system, here, reached),
+        "security": SECURITY_WARNING,
+        "fleet": plan_worker_block(name, here, reached)}
+
+    if options.json:
+        world.out(render_report("worker", report))
+    else:
+        world.out(format_worker(report, world.columns))
+    return exit_status(findings)
+
+
+def exit_status(findings: Iterable[Finding]) -> int:
+    """Return the exit status of a command that looks: an error is a problem."""
+    return EXIT_PROBLEM if any(found.level == "error" for found in findings) else EXIT_OK
+
+
+def own_ollama_port(world: World) -> int:
+    """Return the port that OLLAMA_HOST names, else Ollama's own."""
+    match = re.search(r":([1-9]\d{0,4})/?$", world.environ.get("OLLAMA_HOST", ""))
+    return min(int(match[1]), 65535) if match else OLLAMA_PORT
+
+
+def find_ollama(world: World) -> str:
+    """Return where Ollama is installed, or an empty string."""
+    app = "/Applications/Ollama.app"
+    program = world.which("ollama")
+    if not program and world.kind_of(app) == "directory":
+        return app
+    return program or ""
+
+
+def find_system(world: World, *, in_docker: bool) -> str:
+    """Return which of WORKER_SETUPS fits: how Ollama is run on this machine."""
+    if in_docker and world.which("docker"):  # it answers and is not installed
+        return "docker"
+    if sys.platform in ("darwin", "win32"):
+        return {"darwin": "darwin", "win32": "windows"}[sys.platform]
+    return "systemd" if world.which("systemctl") else "shell"
+
+
+@command("generate", "write what LiteLLM, Claude Code and your shell read", CONFIG, OUT,
+         Flag("--target", "only these: litellm, claude, env", "LIST", REPEAT),
+         Flag("--litellm-only", "only LiteLLM's config"), Flag("--claude-only", "only the agents"),
+         Flag("--check", "write nothing; exit 1 when something would change"),
+         Flag("--diff", "write nothing; show what would change"), FORCE, JSON, group=SET_UP,
+         examples=("generate", "generate --check --diff", "generate --target claude,env"))
+def cmd_generate(options: Options, world: World) -> int:
     targets = parse_targets(options)
-    fleet, findings = load_config(options, world)
-    findings = [*findings, *lint_key(fleet, world.environ)]
-    tell_findings(world, findings)
-    out = find_output(options, world)
-    changes = compare_output(world, out, fleet, targets)
+    config = load_config(world, options.config)
+    fleet = config.fleet
+    findings = [*config.warnings, *lint_key(fleet, world.environ)]
+    tell_findings(findings, options, world)
+
+    workspace = open_workspace(options, world)
+    changes = workspace.compare(fleet, targets)
     edited = [change for change in changes if change.action == "edited"]
-    looks = options.check or options.diff
-    written = not looks and (options.force or not edited)
-    if written:
-        write_changes(world, out, changes)
+    writes = not (options.check or options.diff)
+    refuses = bool(edited) and writes and not options.force
+    if writes and not refuses:
+        workspace.write(changes)
         changes = [replace(change, ours=True) for change in changes]
-    listed = [(c.path, c.action) for c in changes if c.found or c.wanted]
-    report = {"out": out, "written": written, "findings": findings,
+
+    listed = [(change.path, change.action) for change in changes if change.found or change.wanted]
+    report = {"out": workspace.out, "written": writes and not refuses, "findings": findings,
               "files": [{"path": path, "action": action} for path, action in listed],
               "diff": format_diff(changes, fleet) if options.diff else None,
-              "routes": [{"agent": agent, "node": model.node, "model": model.name,
-                          "ollama_model": model.ollama_model, "alias": model.alias}
-                         for agent, model in plan_routes(fleet).items()]}
-    if not looks and not written:
-        world.err("" if options.json else format_diff(edited, fleet))
-        error = refusal([change.path for change in edited], "generate", "nothing was written")
+              "routes": report_routes(fleet)}
+    if refuses:
+        if not options.json:
+            world.err(format_diff(edited, fleet))
+        error = refuse_edited([change.path for change in edited], "generate",
+                              "nothing was written")
         error.report = report
         raise error
+
     if options.json:
         world.out(render_report("generate", report))
     elif options.diff:
         world.out(format_diff(changes, fleet))
+    elif options.check:
+        world.out("Would generate:\n" + format_pairs(listed))
     else:
-        world.out(("Would generate:\n" if options.check else "Generated:\n") + format_pairs(listed))
-        if not looks and targets == TARGETS:
-            world.out(clean_text(keep_places(format_start(fleet, out), options)))
-            if (ENVIRONMENT_FILE, "created") in listed:
-                world.out(f"\nKeep the key out of git: add {ENVIRONMENT_FILE} and "
-                          f"{STATE_DIRECTORY}/ to .gitignore.\n")
+        world.out("Generated:\n" + format_pairs(listed))
+        if targets == TARGETS:
+            world.out(format_after_generate(fleet, workspace, listed, options.typing))
+
     differs = any(action != "unchanged" for _, action in listed)
     return EXIT_PROBLEM if options.check and differs else EXIT_OK
 
 
-def cmd_launch(options, world):
-    """Run Claude Code on the fleet; its exit code is ours."""
-    fleet, _ = load_config(options, world)
-    program = world.which("claude")
-    if not program:
-        raise FleetError("claude-missing", "Claude Code is not on the PATH", fix=CLAUDE_INSTALL)
-    out = find_output(options, world)
-    key = read_key(world, fleet, out)
-    facts = Facts(settings=find_settings(world), **observe_files(world, fleet, out))
-    seen = [*_doctor_files(facts), *_doctor_claude(fleet, facts)]
-    tell_findings(world, [*lint_key(fleet, world.environ), *(
-        replace(found, level="warning", fix=keep_places(found.fix, options)) for found in seen
-        if found.level in ("warning", "error"))])
-    find_gateway(world, fleet, out, needed=True)
-    words = options.passed
-    if not any(word.split("=")[0] == "--settings" for word in words):
-        # Auto mode asks a server of Anthropic before every action, which no gateway has (2.1.326).
-        words = ["--settings", '{"permissions":{"disableAutoMode":"disable"}}', *words]
-    return world.run([program, *words], merge_environment(world.environ, fleet, key))
+def report_routes(fleet: Fleet) -> list[dict[str, str]]:
+    """Return what `--json` says of the way of each agent."""
+    return [{"agent": agent, "node": model.node, "model": model.name,
+             "ollama_model": model.ollama_model, "alias": model.alias}
+            for agent, model in plan_routes(fleet).items()]
 
 
-def cmd_env(options, world):
-    fleet, _ = load_config(options, world)
-    out = find_output(options, world)
-    key = read_key(world, fleet, out)
-    shown = options.show_key or not world.is_terminal()
-    report = {"set": merge_environment({}, fleet, key if shown else "(--show-key shows it)"),
-              "unset": [name for name, value, _ in plan_environment(fleet) if value is None]}
-    kept = kept_key(world, fleet, out) if shown else None  # the environment's stays where it is
-    world.out(render_report("env", report) if options.shell == "json" else
-              render_environment(fleet, kept, options.shell))
+def format_after_generate(fleet: Fleet, workspace: Workspace, listed: Sequence[tuple[str, str]],
+                          typing: Typing) -> str:
+    """Return what a person types next and, the first time, how the key stays out of git."""
+    text = clean_text(as_typed(format_start(fleet, workspace.out), typing))
+    if (ENVIRONMENT_FILE, "created") in listed:
+        text += (f"\nKeep the key out of git: add {ENVIRONMENT_FILE} and {STATE_DIRECTORY}/ to "
+                 ".gitignore.\n")
+    return text
+
+
+def parse_targets(options: Options) -> tuple[str, ...]:
+    """Return the chosen targets; --litellm-only and --claude-only are short for one."""
+    if options.litellm_only and options.claude_only:
+        raise FleetError("usage", "generate: --litellm-only and --claude-only exclude each other",
+                         status=EXIT_USAGE, fix="subagent-fleet generate --target litellm,claude")
+
+    words = []
+    for text in options.target:
+        words += [word for word in text.split(",") if word]
+    if options.litellm_only:
+        words.append("litellm")
+    if options.claude_only:
+        words.append("claude")
+    check_names("target", words, TARGETS, "generate")
+    return tuple(name for name in TARGETS if name in words) or TARGETS
+
+
+@command("env", "print Claude Code's environment for your shell", CONFIG, OUT,
+         Flag("--shell", "for whom", "SHELL", {"default": "sh", "choices": ("sh", "fish", "json")}),
+         Flag("--show-key", "show the key on a terminal, too"),
+         group=SET_UP, examples=("env", 'eval "$(subagent-fleet env)"'))
+def cmd_env(options: Options, world: World) -> int:
+    fleet = load_config(world, options.config).fleet
+    workspace = open_workspace(options, world)
+    key = workspace.read_key(fleet)
+    is_shown = options.show_key or not world.is_terminal()
+
+    if options.shell == "json":
+        planned = plan_environment(fleet)
+        shown = key if is_shown else "(--show-key shows it)"
+        world.out(render_report("env", {
+            "set": merge_environment({}, fleet, shown),
+            "unset": [name for name, value, _ in planned if value is None]}))
+    else:
+        # Only what the file keeps: a key of the environment stays where it is.
+        kept = workspace.kept_key(fleet) if is_shown else None
+        world.out(render_environment(fleet, kept, options.shell))
     return EXIT_OK
 
 
-def cmd_clean(options, world):
-    out = find_output(options, world)
-    changes = compare_output(world, out, None)
-    kept = [c.path for c in changes if c.action == "edited" and not options.force]
-    doomed = [c for c in changes if c.path not in kept]
-    shown = [(c.path, "removed") for c in doomed if c.found is not None]
-    heading = "Would remove:\n" if options.dry_run else "Removing:\n"
-    world.out(heading + format_pairs(shown) if shown else "Nothing to remove.\n")
-    if doomed and not options.dry_run and world.confirm(f"Remove {count_of(shown, 'file')}?"):
-        write_changes(world, out, doomed)
-        if not kept:
-            world.remove(world.enter(out, MANIFEST_FILE))
-        for path in (".claude/agents", ".claude", STATE_DIRECTORY):
-            world.remove_empty(world.path(out, path))
-    if kept:
-        raise refusal(kept, "clean", "kept")
+# -- look --
+
+@command("validate", "check the config", CONFIG, Flag("--strict", "warnings are errors"), JSON,
+         group=LOOK, examples=("validate", "validate --config - < fleet.yaml"))
+def cmd_validate(options: Options, world: World) -> int:
+    try:
+        config = load_config(world, options.config)
+    except FleetError as error:
+        if not options.json:
+            raise
+        return refuse_config(error, options, world)
+    source = config.fleet.document.source
+    valid = not (options.strict and config.warnings)
+
+    if options.json:
+        report = {"file": source, "valid": valid, "findings": config.warnings}
+        world.out(render_report("validate", report))
+        return EXIT_OK if valid else EXIT_PROBLEM
+
+    tell_findings(config.warnings, options, world)
+    if not valid:
+        raise FleetError("strict", f"{count_of(config.warnings, 'warning')} and --strict",
+                         fix="mend them, or leave out --strict")
+    world.out(f"{clean_line(source)} is valid.\n")
     return EXIT_OK
 
 
-def cmd_discover(options, world):
-    fleet, _ = load_config(options, world)
+def refuse_config(error: FleetError, options: Options, world: World) -> int:
+    """Print what `validate --json` says of an invalid config; of one that cannot be read, raise."""
+    report = {"file": error.where or options.config, "valid": False}
+    if not error.findings:
+        unread = FleetError(error.slug, error.what, where=error.where, fix=error.fix,
+                            status=error.status)
+        unread.report = report
+        raise unread
+    world.out(render_report("validate", {**report, "findings": error.findings}))
+    return EXIT_PROBLEM
+
+
+@command("discover", "show what every node has", CONFIG,
+         Flag("--write", f"also write {STATE_DIRECTORY}/discovery.json"),
+         Flag("--check", "exit 1 when a node is offline or a model missing"), TIMEOUT,
+         Flag("--verbose", "say more, and why a node is offline", short="-v"), JSON,
+         group=LOOK, examples=("discover", "discover --verbose --timeout 2"))
+def cmd_discover(options: Options, world: World) -> int:
+    fleet = load_config(world, options.config).fleet
     states = probe_nodes(world, fleet.nodes, options.timeout, fleet.models)
-    words = {"node offline": "unknown", "model missing": "missing"}
-    models = [{"name": name, "node": model.node, "ollama_model": model.ollama_model,
-               "state": words.get(plan_route_state(fleet, states, model).state, "present")}
-              for name, model in fleet.models.items()]
-    report = {"fleet": fleet.name, "nodes": [*states.values()], "models": models}
+    models = report_presence(fleet, states)
+    report = {"fleet": fleet.name, "nodes": list(states.values()), "models": models}
+
     written = None
     if options.write:
-        path = world.enter(find_output(options, world), f"{STATE_DIRECTORY}/discovery.json")
-        world.replace_files([(path, render_report("discover", report).encode("utf-8"), 0o644)])
+        path = open_workspace(options, world).enter(f"{STATE_DIRECTORY}/discovery.json")
+        content = render_report("discover", report).encode("utf-8")
+        world.replace_files([(path, content, 0o644)])
         written = path.removeprefix("./")
-    hint = "missing: `ollama pull {ollama_model}` on {node}"
-    rows = [(model["name"], model["node"], model["ollama_model"], hint.format(**model)
-             if model["state"] == "missing" else model["state"]) for model in models]
-    headers = ("Model", "Node", "Ollama model", "Found")
-    world.out(render_report("discover", {**report, "written": written}) if options.json else
-              format_nodes(fleet, states, ("Node", "Status", "Models"), world.columns) + "\n"
-              + format_table(headers, rows, columns=world.columns)
-              + (format_details(states) if options.verbose else "")
-              + (f"\nWrote {written}\n" if written else ""))
-    whole = all(model["state"] == "present" for model in models) \
-        and all(state.online for state in states.values())
-    return EXIT_PROBLEM if options.check and not whole else EXIT_OK
+
+    if options.json:
+        world.out(render_report("discover", {**report, "written": written}))
+    else:
+        text = format_discovery(fleet, states, models, world.columns)
+        if options.verbose:
+            text += as_typed(format_details(states), options.typing)
+        if written:
+            text += f"\nWrote {written}\n"
+        world.out(text)
+
+    is_whole = all(state.online for state in states.values()) \
+        and all(model["state"] == "present" for model in models)
+    return EXIT_PROBLEM if options.check and not is_whole else EXIT_OK
 
 
-def cmd_warmup(options, world):
-    """Load models as their routes will ask for them, and see that they are loaded."""
-    fleet, _ = load_config(options, world)
+def report_presence(fleet: Fleet, states: dict[str, NodeState]) -> list[dict[str, str]]:
+    """Return of each model whether its node has it: present, missing, or unknown."""
+    words = {"node offline": "unknown", "model missing": "missing"}
+    models = []
+    for name, model in fleet.models.items():
+        route = plan_route_state(fleet, states, model)
+        models.append({"name": name, "node": model.node, "ollama_model": model.ollama_model,
+                       "state": words.get(route.state, "present")})
+    return models
+
+
+@command("status", "show nodes, loaded models and routes", CONFIG,
+         Flag("--watch", "again every S seconds, until Ctrl-C", "[S]",
+              {**SECONDS, "nargs": "?", "const": 2.0, "default": 0.0}),
+         Flag("--check", "exit 1 when a route is not ready"), TIMEOUT, JSON,
+         group=LOOK, examples=("status", "status --watch", "status --check"))
+def cmd_status(options: Options, world: World) -> int:
+    fleet = load_config(world, options.config).fleet
+    if options.watch and options.json:
+        raise FleetError("usage", "status: --watch is for people, --json for programs",
+                         status=EXIT_USAGE, fix="subagent-fleet status --json")
+
+    ready = show_status(fleet, options, world)
+    while options.watch:
+        world.sleep(options.watch)
+        ready = show_status(fleet, options, world)
+    return EXIT_PROBLEM if options.check and not ready else EXIT_OK
+
+
+def show_status(fleet: Fleet, options: Options, world: World) -> bool:
+    """Print what is so now; tell whether every route is ready."""
+    states = probe_nodes(world, fleet.nodes, options.timeout, fleet.models)
+    routes = {name: plan_route_state(fleet, states, model)
+              for name, model in fleet.models.items()}
+    following = as_typed(plan_next_step(fleet, states, routes), options.typing)
+    ready = all(route.state == "ready" for route in routes.values())
+
+    if options.json:
+        report = {"fleet": fleet.name, "ready": ready, "next": following,
+                  "nodes": list(states.values()), **report_status(fleet, routes)}
+        world.out(render_report("status", report))
+        return ready
+
+    columns = world.columns
+    text = format_nodes(fleet, states, ("Node", "Status", "Endpoint", "Models"), columns)
+    text += format_loaded(states, world.now(), columns)
+    text += format_routing(fleet, routes)
+    if options.watch and world.is_terminal():
+        # home and clear: a redraw that does not scroll what stood there before
+        text = "\x1b[H\x1b[2J" + text
+    world.out(f"{text}\n{clean_line(following)}\n")
+    return ready
+
+
+def report_status(fleet: Fleet, routes: dict[str, RouteState]) -> dict[str, list[Any]]:
+    """Return what `--json` says of each model, and again of it for each agent."""
+    models = {}
+    for name, model in fleet.models.items():
+        models[name] = {"name": name, "node": model.node, "ollama_model": model.ollama_model,
+                        "alias": model.alias, "context": model.context, **vars(routes[name])}
+    agents = [{"agent": agent.name, "model": agent.model, **models[agent.model]}
+              for agent in fleet.agents.values()]
+    return {"models": list(models.values()), "routes": agents}
+
+
+@command("doctor", "find what is wrong, and say what mends it", CONFIG, OUT,
+         Flag("--fix", "mend what is safe: permissions, stale generated files"), TIMEOUT, JSON,
+         group=LOOK, examples=("doctor", "doctor --fix", "doctor --json"))
+def cmd_doctor(options: Options, world: World) -> int:
+    fleet = None
+    try:
+        config = load_config(world, options.config)
+        fleet = config.fleet
+        problems = config.warnings
+    except FleetError as error:
+        problems = error.findings or (error.finding,)
+
+    workspace = open_workspace(options, world)
+    facts = observe(workspace, fleet, problems=problems, seconds=options.timeout)
+    mended = []
+    if options.fix and fleet:
+        mended = mend_files(workspace, facts)
+    if mended:
+        facts = observe_files(workspace, fleet, facts)
+
+    findings = [(topic, retype(finding, options.typing))
+                for topic, finding in plan_doctor(fleet, facts)]
+    verdict = plan_verdict([finding for _, finding in findings])
+    if options.json:
+        listed = [{"topic": topic, **show_record(finding)} for topic, finding in findings]
+        world.out(render_report("doctor", {
+            "verdict": verdict, "mended": mended, "findings": listed}))
+    else:
+        world.out(format_doctor(findings, mended, verdict))
+    return exit_status(finding for _, finding in findings)
+
+
+def mend_files(workspace: Workspace, facts: Facts) -> list[str]:
+    """Mend what nobody wrote by hand: old generated files, the mode of the key's; say each."""
+    mended = []
+    if "env-readable" in facts.leaks:
+        mended.append(f"{facts.env_path}: only you may read it now")
+    stale = [change for change in facts.changes if change.action in ("updated", "removed")]
+    mended += [f"{change.path}: {change.action}" for change in stale]
+    if mended:
+        workspace.write(stale)
+    return mended
+
+
+def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Finding],
+            seconds: float) -> Facts:
+    """Return the Facts of this machine and, where there is a fleet, of its nodes and files."""
+    world = workspace.world
+    until = world.clock() + seconds  # at which every job ends by itself
+    facts = Facts(problems=tuple(problems), agents=world.read_tree(".claude/agents", ".md"),
+                  litellm=find_litellm(world))
+    jobs: dict[str, Callable[[], Any]] = {}
+
+    program = world.which("claude")
+    if program:
+        jobs["claude"] = lambda: ask_version(world, program, until)
+    if fleet:
+        weak = lint_key(fleet, world.environ)
+        facts = replace(facts, settings=find_settings(world), problems=(*problems, *weak))
+        facts = observe_files(workspace, fleet, facts)
+        key = "" if facts.file_problems else workspace.find_key(fleet)
+        jobs["states"] = lambda: probe_nodes(world, fleet.nodes, seconds, fleet.models)
+        jobs["looks"] = lambda: look_at_nodes(world, fleet, until)
+        jobs["holder"] = lambda: who_serves(world, fleet, key, until)
+
+    answers = {key: answer for key, answer in run_together(world, jobs) if key}
+    return replace(facts, **answers)
+
+
+def find_litellm(world: World) -> str | None:
+    """Return LiteLLM's version and whether litellm_init.pth lies beside it, None without it."""
+    program = world.which("litellm")
+    if not program:
+        return None
+
+    # It is not run: `--version` takes 10 s and calls out (1.106.2), a .pth may do harm.
+    names: list[str] = []
+    for place in ("lib/python*", "Lib"):
+        names += world.names_near(program, f"../{place}/*-packages/litellm*")
+    versions = re.findall(r"^litellm-(\d.*)\.dist-info$", "\n".join(names), re.M)
+    version = versions[-1] if versions else "?"
+    if "litellm_init.pth" in names:
+        version += " with litellm_init.pth"
+    return version
+
+
+def ask_version(world: World, program: str, until: float) -> str:
+    """Return the first word that a program prints of its version, or `?`."""
+    words = (world.read_program([program, "--version"], until) or "").split()
+    return words[0][:40] if words else "?"
+
+
+def look_at_nodes(world: World, fleet: Fleet, until: float) -> dict[str, tuple[Any, bool]]:
+    """Return what `look_at_node` sees of every node, all at once."""
+    jobs = {name: lambda node=node: look_at_node(world, node, until)
+            for name, node in fleet.nodes.items()}
+    return {name: seen for name, seen in run_together(world, jobs) if name}
+
+
+def look_at_node(world: World, node: Node, until: float) -> tuple[tuple[str, ...], bool]:
+    """Return (every address of a node's host, whether it answers a foreign web page)."""
+    host = split_endpoint(node.endpoint)[1].strip("[]")
+    foreign = "https://fleet-doctor.invalid"
+    addresses: tuple[str, ...] = ()
+    allowed = ""
+    with contextlib.suppress(NodeFailure):  # how a node fails is in its state
+        places = world.resolve(host, 0, until)
+        addresses = tuple(sorted({address[0] for *_, address in places}))
+        headers = look(world, node.endpoint + "/api/version", until, Origin=foreign).headers
+        allowed = headers.get("access-control-allow-origin", "")
+    return addresses, allowed in ("*", foreign)
+
+
+# -- serve --
+
+@command("warmup", "load models before you need them", CONFIG,
+         Flag("--model", "only this model; may be repeated", "MODEL", REPEAT),
+         Flag("--agent", "only the model of this agent; may be repeated", "AGENT", REPEAT),
+         Flag("--pull", "download what a node lacks"),
+         Flag("--unload", "take models out of memory"),
+         Flag("--timeout", "seconds for each model; else its own `timeout`", "S",
+              {**SECONDS, "default": 0.0}), JSON,
+         group=SERVE, examples=("warmup", "warmup --agent implementer", "warmup --pull"))
+def cmd_warmup(options: Options, world: World) -> int:
+    fleet = load_config(world, options.config).fleet
     check_names("agent", options.agent, fleet.agents, fleet.name)
     check_names("model", options.model, fleet.models, fleet.name)
-    names = options.model + [fleet.agents[name].model for name in options.agent]
-    groups = {}  # what is one Ollama model with one context on a node is loaded once
-    warmths = {name: groups.setdefault(model.node, {}).setdefault(
-        (_full_model_name(model.ollama_model), model.context),
-        Warmth(node=fleet.nodes[model.node], model=model))
-        for name, model in fleet.models.items() if name in names or not names}
-    rows = {name: (name, one.node.name, one.model.ollama_model) for name, one in warmths.items()}
-    widths = [max(map(len, column)) for column in zip(*rows.values())]
-    if not options.json:
-        world.out("Unloading models:\n" if options.unload else "Warming models:\n")
-    ended, waiting = set(), [] if options.json else list(warmths)
-    clear = "\r\x1b[K" if world.is_terminal("stderr") else ""
+
+    if options.json:
+        warmths = warm_fleet(fleet, options, world, say=lambda text: None)
+        results = [report_warmth(name, warmth, options.typing)
+                   for name, warmth in warmths.items()]
+        world.out(render_report("warmup", {"results": results}))
+    else:
+        warmths = warm_fleet(fleet, options, world, say=world.out)
+    return EXIT_OK if all(warmth.ok for warmth in warmths.values()) else EXIT_PROBLEM
+
+
+def warm_fleet(fleet: Fleet, options: Options, world: World, *,
+               say: Callable[[str], None]) -> dict[str, Warmth]:
+    """Load models as their routes will ask for them; say how each ended, in the file's order."""
+    warmths = plan_warmths(fleet, options)
+    groups: dict[str, dict[str, Warmth]] = {}
+    for warmth in warmths.values():
+        groups.setdefault(warmth.node.name, {})[warmth.model.name] = warmth
+
+    say("Unloading models:\n" if options.unload else "Warming models:\n")
+    lines = pad_rows([(name, warmth.node.name, warmth.model.ollama_model)
+                      for name, warmth in warmths.items()])
+    waiting = list(zip(lines, warmths.values()))
+    is_live = world.is_terminal("stderr")
+    clear = "\r\x1b[K" if is_live else ""
+    ended = set()
     try:
         for node, _ in warm_nodes(world, groups, options):
             ended.add(node)
             world.err(clear)
-            while waiting and warmths[waiting[0]].node.name in ended:
-                name = waiting.pop(0)
-                cells = map(str.ljust, rows[name], widths)
-                world.out("  " + clean_line("  ".join(cells)) + format_warmth(warmths[name]))
-            if clear:
+            while waiting and waiting[0][1].node.name in ended:
+                line, warmth = waiting.pop(0)
+                say(as_typed(f"  {line}{format_warmth(warmth)}", options.typing))
+            if is_live:
                 world.err(format_progress(groups, world.clock(), world.columns))
     finally:
         world.err(clear)
-    if options.json:
-        world.out(render_report("warmup", {"results": [
-            {"model": name, "node": warmth.node.name, "ollama_model": warmth.model.ollama_model,
-             "ok": warmth.ok, "seconds": round(warmth.seconds, 1),
-             "loaded": warmth.loaded, "pulled_bytes": warmth.pulled, "detail": warmth.detail,
-             "fix": warmth.fix} for name, warmth in warmths.items()]}))
-    return EXIT_OK if all(warmth.ok for warmth in warmths.values()) else EXIT_PROBLEM
+    return warmths
 
 
-def cmd_status(options, world):
-    fleet, _ = load_config(options, world)
-    if options.watch and options.json:
-        raise FleetError("usage", "status: --watch is for people, --json for programs",
-                         status=EXIT_USAGE, fix="subagent-fleet status --json")
-    while True:
-        states = probe_nodes(world, fleet.nodes, options.timeout, fleet.models)
-        routes = {model.name: plan_route_state(fleet, states, model)
-                  for model in fleet.models.values()}
-        following = keep_places(plan_next_step(fleet, states, routes), options)
-        ready = all(route.state == "ready" for route in routes.values())
-        models = {name: {"name": name, "node": model.node, "ollama_model": model.ollama_model,
-                         "alias": model.alias, "context": model.context, **vars(routes[name])}
-                  for name, model in fleet.models.items()}
-        report = {"fleet": fleet.name, "ready": ready, "next": following,
-                  "nodes": [*states.values()], "models": [*models.values()],
-                  "routes": [{"agent": agent.name, "model": agent.model, **models[agent.model]}
-                             for agent in fleet.agents.values()]}
-        # home and clear: a redraw that does not scroll what stood there before
-        text = "\x1b[H\x1b[2J" if options.watch and world.is_terminal() else ""
-        text += format_nodes(fleet, states, ("Node", "Status", "Endpoint", "Models"), world.columns)
-        rows = [(state.name, one.name, one.context or "?", format_share(one),
-                 format_expiry(one.expires, world.now()))
-                for state in states.values() for one in state.loaded]
-        if rows:
-            headers = ("Node", "Loaded", "Context", "Where", "Until")
-            text += "\n" + format_table(headers, rows, columns=world.columns)
-        lines = [f"{format_route(agent, model)}: {clean_line(str(routes[model.name]))}\n"
-                 for agent, model in plan_routes(fleet).items()]
-        world.out(render_report("status", report) if options.json else
-                  f"{text}\nAgent routing:\n{''.join(lines)}\n{clean_line(following)}\n")
-        if not options.watch:
-            return EXIT_PROBLEM if options.check and not ready else EXIT_OK
-        world.sleep(options.watch)
+def plan_warmths(fleet: Fleet, options: Options) -> dict[str, Warmth]:
+    """Return {model: Warmth} of the chosen models, all where none is chosen.
+
+    What is one Ollama model with one context on a node is loaded once: it is one Warmth.
+    """
+    names = {*options.model, *(fleet.agents[name].model for name in options.agent)}
+    shared: dict[tuple[str, str, int], Warmth] = {}
+    warmths = {}
+    for name, model in fleet.models.items():
+        if names and name not in names:
+            continue
+        load = (model.node, _full_model_name(model.ollama_model), model.context)
+        if load not in shared:
+            shared[load] = Warmth(node=fleet.nodes[model.node], model=model)
+        warmths[name] = shared[load]
+    return warmths
 
 
-def cmd_serve(options, world):
-    fleet, _ = load_config(options, world)
-    gateway, out = fleet.gateway, find_output(options, world)
-    port = options.port or str(gateway.port)
+def report_warmth(name: str, warmth: Warmth, typing: Typing) -> dict[str, object]:
+    """Return what `warmup --json` says of a model."""
+    return {"model": name, "node": warmth.node.name, "ollama_model": warmth.model.ollama_model,
+            "ok": warmth.ok, "seconds": round(warmth.seconds, 1), "loaded": warmth.loaded,
+            "pulled_bytes": warmth.pulled, "detail": warmth.detail,
+            "fix": as_typed(warmth.fix, typing)}
+
+
+@command("serve", "serve the fleet to Claude Code", CONFIG, OUT,
+         Flag("--host", "listen there instead", "HOST", {"default": ""}),
+         Flag("--port", "listen there instead, where `launch` does not ask; 0: any", "PORT",
+              {"default": ""}),
+         Flag("--no-receipts", "keep no record of requests"),
+         Flag("--verbose", "print a line for each request and each refusal", short="-v"),
+         group=SERVE, examples=("serve", "serve --verbose"))
+def cmd_serve(options: Options, world: World) -> int:
+    fleet = load_config(world, options.config).fleet
+    workspace = open_workspace(options, world)
+    port = options.port or str(fleet.gateway.port)
     if not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
         raise FleetError("usage", f"--port: `{port}` is not a port", status=EXIT_USAGE,
                          fix="write --port 4000")
-    gateway = replace(gateway, host=options.host or gateway.host, port=int(port))
-    server, listener = open_gateway(replace(fleet, gateway=gateway), world, out,
-                                    receipts=not options.no_receipts)
-    server.log = world.err if options.verbose else server.log
+    host = options.host or fleet.gateway.host
+    fleet = replace(fleet, gateway=replace(fleet.gateway, host=host, port=int(port)))
+
+    key = workspace.read_key(fleet)
+    check_key(fleet, key, options, world)
+    listener = open_door(world, fleet, key)
+    receipts = "" if options.no_receipts else receipts_path(world, workspace.out)
+    server = make_server(world, fleet, key, receipts=receipts)
+    if options.verbose:
+        server.log = world.err
     world.on_stop(server.stop)
-    host, port = listener.getsockname()[:2]
-    world.out(f"Serving {clean_line(fleet.name)} at http://{show_host(host)}:{port}: "
+
+    address, number = listener.getsockname()[:2]
+    world.out(f"Serving {clean_line(fleet.name)} at http://{show_host(address)}:{number}: "
               f"{', '.join(server.scheduler.tiers)} on {count_of(fleet.nodes, 'node')}. "
               "Ctrl-C stops.\n")
     server.run(listener)
     return EXIT_INTERRUPTED if server.stops[0] == "SIGINT" else EXIT_OK
 
 
-def cmd_schema(options, world):
+@command("launch", "run Claude Code on the fleet",
+         Flag("program", "the program", "claude", {"choices": ("claude",)}), CONFIG, OUT,
+         group=SERVE, examples=("launch claude", "launch claude -- -p 'say hi'"), passes="ARGS")
+def cmd_launch(options: Options, world: World) -> int:
+    """Run Claude Code on the fleet; its exit code is ours."""
+    fleet = load_config(world, options.config).fleet
+    workspace = open_workspace(options, world)
+    return launch_claude(workspace, fleet, options)
+
+
+def launch_claude(workspace: Workspace, fleet: Fleet, options: Options) -> int:
+    """Say what will disturb Claude Code, see that the fleet is served, run it to its end."""
+    world = workspace.world
+    program = world.which("claude")
+    if not program:
+        raise FleetError("claude-missing", "Claude Code is not on the PATH", fix=CLAUDE_INSTALL)
+    key = workspace.read_key(fleet)
+
+    facts = observe_files(workspace, fleet, Facts(settings=find_settings(world)))
+    findings = list(lint_key(fleet, world.environ))
+    for finding in [*_doctor_files(facts), *_doctor_claude(fleet, facts)]:
+        if finding.level in ("warning", "error"):
+            findings.append(replace(finding, level="warning"))
+    tell_findings(findings, options, world)
+
+    find_gateway(world, fleet, key, needed=True)
+    words = list(options.passed)
+    if not any(word.split("=")[0] == "--settings" for word in words):
+        # Auto mode asks a server of Anthropic before every action, which no gateway has (2.1.326).
+        words = ["--settings", '{"permissions":{"disableAutoMode":"disable"}}', *words]
+    return world.run([program, *words], merge_environment(world.environ, fleet, key))
+
+
+# -- files --
+
+@command("clean", "remove the generated files that nobody has changed", OUT, CONFIG,
+         Flag("--dry-run", "only list them"), Flag("--force", "changed ones too, after a copy"),
+         group=FILES, examples=("clean --dry-run", "clean"))
+def cmd_clean(options: Options, world: World) -> int:
+    workspace = open_workspace(options, world)
+    doomed = []
+    kept = []
+    for change in workspace.compare(None):
+        if change.action == "edited" and not options.force:
+            kept.append(change.path)
+        else:
+            doomed.append(change)
+
+    listed = [(change.path, "removed") for change in doomed if change.found is not None]
+    if not listed:
+        world.out("Nothing to remove.\n")
+    elif options.dry_run:
+        world.out("Would remove:\n" + format_pairs(listed))
+    else:
+        world.out("Removing:\n" + format_pairs(listed))
+
+    if doomed and not options.dry_run and world.confirm(f"Remove {count_of(listed, 'file')}?"):
+        workspace.write(doomed)
+        if not kept:
+            world.remove(workspace.enter(MANIFEST_FILE))
+        for path in (".claude/agents", ".claude", STATE_DIRECTORY):
+            world.remove_empty(workspace.path(path))
+    if kept:
+        raise refuse_edited(kept, "clean", "kept")
+    return EXIT_OK
+
+
+# -- more --
+
+@command("schema", "print the JSON Schema of the fleet file",
+         group=MORE, examples=("schema > fleet.schema.json",))
+def cmd_schema(options: Options, world: World) -> int:
     world.out(json.dumps(render_schema(), indent=2) + "\n")
     return EXIT_OK
 
 
-def cmd_completion(options, world):
-    words = {c.name: " ".join(["--help", *(f.name for f in c.flags if f.name.startswith("-"))]
-                              + [choice for f in c.flags for choice in f.more.get("choices", ())])
-             for c in COMMANDS}
-    words["help"] = names = " ".join(words)
+@command("completion", "print a completion script for your shell",
+         Flag("shell", "your shell", "SHELL", {"choices": ("bash", "zsh", "fish")}),
+         group=MORE, examples=('eval "$(subagent-fleet completion zsh)"',))
+def cmd_completion(options: Options, world: World) -> int:
+    words = {row.name: completion_words(row) for row in COMMANDS}
+    words["help"] = list(words)
     if options.shell == "fish":
-        lines = [f"complete -c subagent-fleet -n __fish_use_subcommand -f -a {c.name} "
-                 f'-d "{c.summary}"' for c in COMMANDS]
-        lines += [f"complete -c subagent-fleet -n '__fish_seen_subcommand_from {name}' "
-                  f"-a '{found}'" for name, found in words.items() if found]
-        world.out("\n".join(lines) + "\n")
-        return EXIT_OK
-    cases = "".join(f"    *' {name}') words='{found}' ;;\n" for name, found in words.items())
-    start = "whence compdef >/dev/null || { autoload -U compinit && compinit; }\n" \
-            "autoload -U +X bashcompinit && bashcompinit\n" if options.shell == "zsh" else ""
-    world.out(f"{start}_subagent_fleet() {{\n  local words='{names}'\n"
-              '  [ "$COMP_CWORD" -gt 1 ] && case "$3 ${COMP_WORDS[1]}" in\n'
-              "    --config*|--out*) words='' ;;\n" + cases + "    *) words='' ;;\n  esac\n"
-              '  COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))\n}\n'
-              "complete -o default -F _subagent_fleet subagent-fleet\n")
+        world.out(render_fish_completion(words))
+    else:
+        world.out(render_bash_completion(words, is_zsh=options.shell == "zsh"))
     return EXIT_OK
 
 
-def observe(world, fleet, problems, options):
-    """Return the Facts of this machine and, where there is a fleet, of its nodes and files."""
-    until = world.clock() + options.timeout  # at which every job ends by itself
-    seen = {"problems": problems, "agents": world.read_tree(".claude/agents", ".md")}
-    claude, litellm, jobs = world.which("claude"), world.which("litellm"), {}
-    if litellm:  # not run: `--version` takes 10 s and calls out (1.106.2), a .pth may do harm
-        names = [name for place in ("lib/python*", "Lib")
-                 for name in world.names_near(litellm, f"../{place}/*-packages/litellm*")]
-        versions = re.findall(r"^litellm-(\d.*)\.dist-info$", "\n".join(names), re.M)
-        seen["litellm"] = (versions or ["?"])[-1] \
-            + " with litellm_init.pth" * ("litellm_init.pth" in names)
-    if claude:  # its version, or `?`
-        words = [claude, "--version"]
-        jobs["claude"] = lambda: f"{world.read_program(words, until) or ''} ?".split()[0][:40]
-    if fleet:
-        out = find_output(options, world)
-        seen.update(observe_files(world, fleet, out), settings=find_settings(world),
-                    problems=[*problems, *lint_key(fleet, world.environ)])
-        looks = {name: lambda node=node: look_at_node(world, node, until)
-                 for name, node in fleet.nodes.items()}
-        jobs.update(states=lambda: probe_nodes(world, fleet.nodes, options.timeout, fleet.models),
-                    looks=lambda: dict(run_together(world, looks)),
-                    holder=lambda: who_serves(world, fleet, out, until))
-    return Facts(**seen, **{key: told for key, told in run_together(world, jobs) if key})
+def completion_words(row: Command) -> list[str]:
+    """Return what may follow a command: its flags and the words it can choose from."""
+    words = ["--help"]
+    words += [flag.name for flag in row.flags if flag.name.startswith("-")]
+    for flag in row.flags:
+        words += flag.more.get("choices", ())
+    return words
 
 
-def look_at_node(world, node, until):
-    """Return (every address of a node's host, whether it answers a foreign web page)."""
-    addresses, allowed, foreign = (), "", "https://fleet-doctor.invalid"
-    with contextlib.suppress(NodeFailure):  # how a node fails is in its state
-        found = world.resolve(split_endpoint(node.endpoint)[1].strip("[]"), 0, until)
-        addresses = tuple(sorted({address[0] for *_, address in found}))
-        headers = look(world, node.endpoint + "/api/version", until, Origin=foreign)[0]
-        allowed = headers.get("access-control-allow-origin", "")
-    return addresses, allowed in ("*", foreign)
+def render_fish_completion(words: dict[str, list[str]]) -> str:
+    """Return the script for fish."""
+    lines = [f"complete -c subagent-fleet -n __fish_use_subcommand -f -a {row.name} "
+             f'-d "{row.summary}"\n' for row in COMMANDS]
+    for name, choices in words.items():
+        lines.append(f"complete -c subagent-fleet -n '__fish_seen_subcommand_from {name}' "
+                     f"-a '{' '.join(choices)}'\n")
+    return "".join(lines)
 
 
-def cmd_doctor(options, world):
-    mended = []
-    try:
-        fleet, problems = load_config(options, world)
-    except FleetError as error:
-        fleet, problems = None, error.findings or (error.finding,)
-    facts = observe(world, fleet, problems, options)
-    if options.fix and fleet:  # nothing that a person wrote is touched
-        stale = [change for change in facts.changes if change.action in ("updated", "removed")]
-        mended = [f"{facts.env_path}: only you may read it now"] * ("env-readable" in facts.leaks)
-        mended += [f"{change.path}: {change.action}" for change in stale]
-        if mended:
-            out = find_output(options, world)
-            write_changes(world, out, stale)
-            facts = replace(facts, **observe_files(world, fleet, out))
-    pairs = [(topic, replace(found, fix=keep_places(found.fix, options)))
-             for topic, found in plan_doctor(fleet, facts)]
-    findings = [finding for _, finding in pairs]
-    verdict = plan_verdict(findings)
-    report = {"verdict": verdict, "mended": mended,
-              "findings": [{"topic": topic, **show_record(found)} for topic, found in pairs]}
-    told = {"": "".join(f"mended: {clean_line(text)}\n" for text in mended)} if mended else {}
-    for topic, found in pairs:
-        told[topic] = told.get(topic, f"{topic}\n") + format_finding(found)
-    world.out(render_report("doctor", report) if options.json else
-              "\n".join([*told.values(), f"{clean_line(verdict)}\n"]))
-    return EXIT_PROBLEM if any(found.level == "error" for found in findings) else EXIT_OK
+_BASH_COMPLETION = """\
+_subagent_fleet() {
+  local words='$names'
+  [ "$$COMP_CWORD" -gt 1 ] && case "$$3 $${COMP_WORDS[1]}" in
+    --config*|--out*) words='' ;;
+$cases    *) words='' ;;
+  esac
+  COMPREPLY=($$(compgen -W "$$words" -- "$${COMP_WORDS[COMP_CWORD]}"))
+}
+complete -o default -F _subagent_fleet subagent-fleet
+"""
+_ZSH_START = """\
+whence compdef >/dev/null || { autoload -U compinit && compinit; }
+autoload -U +X bashcompinit && bashcompinit
+"""
 
 
-def cmd_worker(options, world):
-    found = re.search(r":([1-9]\d{0,4})/?$", world.environ.get("OLLAMA_HOST", ""))
-    port = min(int(found[1]), 65535) if found else OLLAMA_PORT
-    name, addresses = world.own_names()
-    nodes = {address: Node(address, f"http://{address}:{port}")
-             for address in ("127.0.0.1", *filter(address_kind, addresses))}
-    here, *reached = probe_nodes(world, nodes, options.timeout).values()
-    app = "/Applications/Ollama.app"
-    program = world.which("ollama") or (app if world.kind_of(app) == "directory" else "")
-    system = "docker" if here.online and not program and world.which("docker") else {
-        "darwin": "darwin", "win32": "windows"}.get(
-        sys.platform, "systemd" if world.which("systemctl") else "shell")
-    findings = check_worker(program, here, reached)
-    report = {"system": system, "name": name, "program": program, "ollama": here,
-              "addresses": [{"address": one.name, "kind": address_kind(one.name),
-                             "open": one.online} for one in reached],
-              "findings": findings, "setup": format_setup(system, here, reached),
-              "security": SECURITY_WARNING, "fleet": plan_worker_block(name, here, reached)}
-    world.out(render_report("worker", report) if options.json else
-              format_worker(report, world.columns))
-    return EXIT_PROBLEM if any(found.level == "error" for found in findings) else EXIT_OK
+def render_bash_completion(words: dict[str, list[str]], *, is_zsh: bool) -> str:
+    """Return the script for bash, which zsh understands after a start of its own."""
+    cases = [f"    *' {name}') words='{' '.join(choices)}' ;;\n"
+             for name, choices in words.items()]
+    script = string.Template(_BASH_COMPLETION).substitute(
+        names=" ".join(words), cases="".join(cases))
+    return _ZSH_START + script if is_zsh else script
 
 
-def cmd_help(options, world):
-    if not options.command:
-        head = f"subagent-fleet {__version__}: run Claude Code-style subagents across your local " \
-               "model fleet.\n\nStart:\n  subagent-fleet up\n\nCommands:\n"
-        tail = "\nsubagent-fleet COMMAND --help says more. Exit codes: 0 done, 1 a problem was " \
-               "found,\n2 usage, 3 refused (--force overrides), 130 interrupted.\n"
-        world.out(head + format_pairs([(c.name, c.summary) for c in COMMANDS]) + tail)
+@command("help", "say how a command is used",
+         Flag("command", "which command", "[COMMAND]", {"nargs": "?", "default": ""}),
+         group=MORE, examples=("help validate",))
+def cmd_help(options: Options, world: World) -> int:
+    if options.command:
+        world.out(show_usage(find_command(options.command), options.typing))
         return EXIT_OK
-    command, rows = find_command(options.command), []
-    for flag in command.flags:
-        value = "|".join(flag.more.get("choices", ())) or flag.metavar
-        name = f"{flag.short}, {flag.name}" if flag.short else flag.name
-        rows.append((f"{name} {value}".rstrip() if name.startswith("-") else value, flag.note))
-    if command.passes:
-        rows.append(("-- " + command.passes, "handed on as it is"))
-    examples = [f"  subagent-fleet {text}\n" if text.startswith(command.name) else f"  {text}\n"
-                for text in command.examples]
-    world.out(f"subagent-fleet {command.name}: {command.summary}.\n\nExamples:\n"
-              + "".join(examples) + ("\nOptions:\n" + format_pairs(rows) if rows else ""))
+
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for row in COMMANDS:
+        groups.setdefault(row.group, []).append((row.name, row.summary))
+    world.out(format_overview(options.typing, groups))
     return EXIT_OK
+
+
+def show_usage(row: Command, typing: Typing) -> str:
+    """Return the help of a command, its examples as they can be typed here."""
+    examples = []
+    for example in row.examples:
+        if example.startswith(row.name):
+            example = f"subagent-fleet {example}"
+        examples.append(as_typed(example, typing))
+
+    rows = [(show_flag(flag), flag.note) for flag in row.flags]
+    if row.passes:
+        rows.append((f"-- {row.passes}", "handed on as it is"))
+    return format_usage(f"subagent-fleet {row.name}: {row.summary}", examples, rows)
+
+
+def show_flag(flag: Flag) -> str:
+    """Return a flag as it is typed: `-v, --verbose`, `--shell sh|fish|json`, `[COMMAND]`."""
+    value = "|".join(flag.more.get("choices", ())) or flag.metavar
+    if not flag.name.startswith("-"):
+        return value
+    name = f"{flag.short}, {flag.name}" if flag.short else flag.name
+    return f"{name} {value}".rstrip()
 
 
 # == 18. Command line =========================================================
 
-COMMANDS = (
-    Command("init", cmd_init, "write fleet.yaml with the models your machines have", (
-        Flag("--output", "where to write, else fleet.yaml; .json writes JSON; not `-`", "FILE"),
-        Flag("--node", "also ask this machine; may be repeated", "NAME=URL", REPEAT),
-        Flag("--offline", "ask nobody, write placeholders"), FORCE),
-        ("init", "init --node mini=http://192.168.1.50:11434")),
-    Command("validate", cmd_validate, "check the config", (
-        CONFIG, Flag("--strict", "warnings are errors"), JSON),
-        ("validate", "validate --config - < fleet.yaml")),
-    Command("generate", cmd_generate, "write what LiteLLM, Claude Code and your shell read", (
-        CONFIG, OUT, Flag("--target", "only these: litellm, claude, env", "LIST", REPEAT),
-        Flag("--litellm-only", "only LiteLLM's config"), Flag("--claude-only", "only the agents"),
-        Flag("--check", "write nothing; exit 1 when something would change"),
-        Flag("--diff", "write nothing; show what would change"), FORCE, JSON),
-        ("generate", "generate --check --diff", "generate --target claude,env")),
-    Command("launch", cmd_launch, "run Claude Code on the fleet", (
-        Flag("program", "the program", "claude", {"choices": ("claude",)}), CONFIG, OUT),
-        ("launch claude", "launch claude -- -p 'say hi'"), "ARGS"),
-    Command("env", cmd_env, "print Claude Code's environment for your shell", (
-        CONFIG, OUT,
-        Flag("--shell", "for whom", "SHELL", {"default": "sh", "choices": ("sh", "fish", "json")}),
-        Flag("--show-key", "show the key on a terminal, too")),
-        ("env", 'eval "$(subagent-fleet env)"')),
-    Command("clean", cmd_clean, "remove the generated files that nobody has changed", (
-        OUT, CONFIG, Flag("--dry-run", "only list them"),
-        Flag("--force", "changed ones too, after a copy")), ("clean --dry-run", "clean")),
-    Command("discover", cmd_discover, "show what every node has", (
-        CONFIG, Flag("--write", f"also write {STATE_DIRECTORY}/discovery.json"),
-        Flag("--check", "exit 1 when a node is offline or a model missing"), TIMEOUT,
-        Flag("--verbose", "say more, and why a node is offline", short="-v"), JSON),
-        ("discover", "discover --verbose --timeout 2")),
-    Command("warmup", cmd_warmup, "load models before you need them", (
-        CONFIG, Flag("--model", "only this model; may be repeated", "MODEL", REPEAT),
-        Flag("--agent", "only the model of this agent; may be repeated", "AGENT", REPEAT),
-        Flag("--pull", "download what a node lacks"), Flag("--unload", "take models out of memory"),
-        Flag("--timeout", "seconds for each model; else its own `timeout`", "S", SECONDS), JSON),
-        ("warmup", "warmup --agent implementer", "warmup --pull")),
-    Command("status", cmd_status, "show nodes, loaded models and routes", (
-        CONFIG, Flag("--watch", "again every S seconds, until Ctrl-C", "[S]",
-                     {**SECONDS, "nargs": "?", "const": 2.0}),
-        Flag("--check", "exit 1 when a route is not ready"), TIMEOUT, JSON),
-        ("status", "status --watch", "status --check")),
-    Command("serve", cmd_serve, "serve the fleet to Claude Code", (
-        CONFIG, OUT, Flag("--host", "listen there instead", "HOST"),
-        Flag("--port", "listen there instead, where `launch` does not ask; 0: any", "PORT"),
-        Flag("--no-receipts", "keep no record of requests"),
-        Flag("--verbose", "print a line for each request and each refusal", short="-v")),
-        ("serve", "serve --verbose")),
-    Command("up", cmd_up, "do the whole job: find, generate, warm, serve, run Claude Code",
-            (CONFIG, OUT), ("up", "up -- -p 'say hi'"), "ARGS"),
-    Command("schema", cmd_schema, "print the JSON Schema of the fleet file", (),
-            ("schema > fleet.schema.json",)),
-    Command("completion", cmd_completion, "print a completion script for your shell", (
-        Flag("shell", "your shell", "SHELL", {"choices": ("bash", "zsh", "fish")}),),
-        ('eval "$(subagent-fleet completion zsh)"',)),
-    Command("doctor", cmd_doctor, "find what is wrong, and say what mends it", (
-        CONFIG, OUT, Flag("--fix", "mend what is safe: permissions, stale generated files"),
-        TIMEOUT, JSON), ("doctor", "doctor --fix", "doctor --json")),
-    Command("worker", cmd_worker, "say how this machine becomes a node", (TIMEOUT, JSON),
-            ("worker",)),
-    Command("help", cmd_help, "say how a command is used",
-            (Flag("command", "which command", "[COMMAND]", {"nargs": "?"}),), ("help validate",)))
+# Takes the words that were typed; finds the command, reads its flags, runs it, and prints what it
+# was refused with. What is typed again in a message is named here as it was typed.
+
+@dataclass(frozen=True)
+class Call:
+    """A command line that was understood."""
+
+    command: Command
+    options: Options
 
 
-def find_command(name):
-    """Return the command of that name; an unknown one is refused with the nearest."""
-    known = {command.name: command for command in COMMANDS}
-    if name not in known:
-        behind = "; flags come after the command" if name.startswith("-") else ""
-        raise FleetError("unknown-command", f"unknown command `{name}`{behind}", status=EXIT_USAGE,
-                         fix=nearest(name, known) or "subagent-fleet --help")
-    return known[name]
+def name_program(world: World) -> str:
+    """Return what a person types to start this program, as far as that can be known."""
+    usual = Typing().program
+    typed = sys.argv[0]
+    _, name = world.split(typed)
+    if name in ("", "-", "-c", "<stdin>", usual, f"{usual}.exe"):  # piped, or installed
+        return usual
+    if __name__ == "__main__" and __spec__ is not None:
+        return "python3 -m subagent_fleet"
+    if world.which(name) == typed:  # a link on the PATH
+        return quote_shell(name)
+    if world.which(typed) == typed:  # it can be run as it is: a path, and executable
+        return quote_shell(typed)
+    return f"python3 {quote_shell(typed)}"
 
 
-def parse_arguments(command, words):
+def plan_typing(program: str, options: Options) -> Typing:
+    """Return how messages shall name commands: with the places that were typed, where taken."""
+    config = options.config
+    if options.output:  # `init` writes what the next commands read
+        config = options.output
+    values = {"--config": config, "--out": options.out, "--output": options.output}
+
+    places = {}
+    for row in COMMANDS:
+        takes = [flag.name for flag in row.flags]
+        words = [f" {name} {quote_shell(value)}" for name, value in values.items()
+                 if name in takes and value not in (None, "", "-")]
+        places[row.name] = "".join(words)
+    return Typing(program, places)
+
+
+def read_call(words: Sequence[str], program: str) -> Call:
+    """Return the command and its options; what is wrong is said in one line."""
+    row = find_command(words[0])
+    options = parse_arguments(row, list(words[1:]))
+    return Call(row, replace(options, typing=plan_typing(program, options)))
+
+
+def parse_arguments(row: Command, words: list[str]) -> Options:
     """Return the options of a command; what is wrong is said in one line."""
-    class Parser(argparse.ArgumentParser):
-        def error(self, message, fix=""):
-            raise FleetError("usage", f"{command.name}: {message}", status=EXIT_USAGE,
-                             fix=fix or f"subagent-fleet {command.name} --help")
+    own = words
+    passed: list[str] = []
+    if row.passes and "--" in words:
+        cut = words.index("--")
+        own = words[:cut]
+        passed = words[cut + 1:]
 
-    cut = words.index("--") if command.passes and "--" in words else len(words)
+    parser = make_parser(row)
+    options, unknown = parser.parse_known_args(own)
+    if unknown:
+        raise FleetError("usage", f"{row.name}: unknown argument `{unknown[0]}`",
+                         status=EXIT_USAGE, fix=suggest_words(row, own, passed, unknown)
+                         or f"subagent-fleet {row.name} --help")
+    return Options(**vars(options), passed=tuple(passed))
+
+
+def make_parser(row: Command) -> argparse.ArgumentParser:
+    """Return an argparse parser that refuses as this program does."""
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise FleetError("usage", f"{row.name}: {message}", status=EXIT_USAGE,
+                             fix=f"subagent-fleet {row.name} --help")
+
     parser = Parser(prog="subagent-fleet", add_help=False, allow_abbrev=False,
                     # without a width it imports shutil, and with it three packers
                     formatter_class=lambda prog: argparse.HelpFormatter(prog, width=80))
-    for flag in command.flags:
-        more = {"metavar": flag.metavar, **flag.more} if flag.metavar else {"action": "store_true"}
-        parser.add_argument(*filter(None, (flag.short, flag.name)), **more)
-    options, unknown = parser.parse_known_args(words[:cut])
-    if unknown:
-        known = [flag.name for flag in command.flags if flag.name.startswith("-")]
-        hint = nearest(unknown[0].split("=")[0], known)
-        own = [word for word in words[:cut] if word not in unknown]
-        better = [*own, "--config", unknown[0], *words[cut:]] if "--config" in known \
-            and "--config" not in words and unknown[0].endswith((".yaml", ".yml", ".json")) else \
-            [*own, "--", *unknown, *words[cut + 1:]] if command.passes and not hint else []
-        if better:
-            hint = " ".join(map(quote_shell, ("subagent-fleet", command.name, *better)))
-        parser.error(f"unknown argument `{unknown[0]}`", hint)
-    options.passed = words[cut + 1:]
-    return options
+    for flag in row.flags:
+        names = [flag.short, flag.name] if flag.short else [flag.name]
+        if flag.metavar:
+            parser.add_argument(*names, **{"metavar": flag.metavar, **flag.more})
+        else:
+            parser.add_argument(*names, action="store_true")
+    return parser
 
 
-def main(argv=None, world=None):
+def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list[str]) -> str:
+    """Return what was probably meant by words that a command does not take, or nothing."""
+    flags = [flag.name for flag in row.flags if flag.name.startswith("-")]
+    first = unknown[0]
+    hint = nearest(first.split("=")[0], flags)
+    known = [word for word in own if word not in unknown]
+
+    looks_like_config = first.endswith((".yaml", ".yml", ".json"))
+    if looks_like_config and "--config" in flags and "--config" not in own:
+        better = [*known, "--config", first]
+        if passed:
+            better += ["--", *passed]
+    elif row.passes and not hint:
+        better = [*known, "--", *unknown, *passed]
+    else:
+        return hint
+    return " ".join(map(quote_shell, ("subagent-fleet", row.name, *better)))
+
+
+def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
     """Run one command; return its exit status."""
     world = world or World()
     try:
-        return run_words(list(sys.argv[1:] if argv is None else argv), world)
-    except FleetError as error:
-        told = "".join(format_finding(finding, indent="  ") for finding in error.findings)
-        world.err(f"Invalid {clean_line(error.where)}:\n{told}" if told else
-                  format_finding(error.finding))
-        return error.status
+        if argv is None:
+            return run_words(sys.argv[1:], world, program=name_program(world))
+        return run_words(list(argv), world)
     except KeyboardInterrupt:
         world.err("\ninterrupted\n")
         return EXIT_INTERRUPTED
@@ -5088,39 +5858,44 @@ def main(argv=None, world=None):
         return EXIT_PROBLEM
 
 
-def run_words(words, world):
-    """Choose the command, read its flags, run it."""
-    if words[:1] in (["-V"], ["--version"]):
-        world.out(f"subagent-fleet {__version__}\n")
-        return EXIT_OK
+def run_words(words: list[str], world: World, *, program: str = Typing.program) -> int:
+    """Do what was typed, or say why not; return the exit status."""
+    typing = plan_typing(program, Options())
     own = words[:words.index("--")] if "--" in words else words
-    if not words or "-h" in own or "--help" in own:
-        named = [word for word in own[:1] if not word.startswith("-")]
-        cmd_help(SimpleNamespace(command="".join(named)), world)
-        return EXIT_OK if words else EXIT_USAGE
-    command, options = find_command(words[0]), None
     try:
-        options = parse_arguments(command, words[1:])
-        return command.run(options, world)
+        if words[:1] in (["-V"], ["--version"]):
+            world.out(f"subagent-fleet {__version__}\n")
+            return EXIT_OK
+        if not words or "-h" in own or "--help" in own:
+            name = own[0] if own and not own[0].startswith("-") else ""
+            cmd_help(Options(command=name, typing=typing), world)
+            return EXIT_OK if words else EXIT_USAGE
+
+        call = read_call(words, program)
+        typing = call.options.typing
+        return call.command.run(call.options, world)
     except FleetError as error:
-        error.fix = keep_places(error.fix, options)
+        tell_error(error, typing, world)
         if "--json" in own:
-            world.out(render_report(command.name, {
-                "error": error.finding, "findings": error.findings, **error.report}))
-        raise
+            tell_error_as_json(error, words[0], typing, world)
+        return error.status
 
 
-def keep_places(text, options):
-    """Return text whose commands name the files and the directory that were typed."""
-    def name_them(found):
-        takes = {flag.name for command in COMMANDS if command.name == found[1]
-                 for flag in command.flags}
-        return found[0] + "".join(f" {flag} {quote_shell(value)}" for flag, value in typed
-                                  if flag in takes and value not in (None, "", "-"))
+def tell_error(error: FleetError, typing: Typing, world: World) -> None:
+    """Say why a command was refused; of a config everything that is wrong with it."""
+    if not error.findings:
+        world.err(format_finding(retype(error.finding, typing)))
+        return
+    world.err(f"Invalid {clean_line(error.where)}:\n")
+    for finding in error.findings:
+        world.err(format_finding(retype(finding, typing), indent="  "))
 
-    typed = [(f"--{name}", getattr(options, name, "")) for name in ("config", "out", "output")]
-    return re.sub(r"(?<![\w./-])subagent-fleet ([a-z]+)( claude)?\b(?! --(?:config|out)| claude)",
-                  name_them, text)
+
+def tell_error_as_json(error: FleetError, name: str, typing: Typing, world: World) -> None:
+    """Print the same for programs, with what the command knew before it was refused."""
+    findings = [retype(finding, typing) for finding in error.findings]
+    world.out(render_report(name, {
+        "error": retype(error.finding, typing), "findings": findings, **error.report}))
 
 
 if __name__ == "__main__":

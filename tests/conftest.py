@@ -43,9 +43,15 @@ def clean_environment(**more):
 
 @pytest.fixture
 def run_cli(tmp_path):
-    """Run the file as a user does; gives stdout, stderr (text) and returncode."""
+    """Run the file as a user does, installed; gives stdout, stderr (text) and returncode."""
+    program = tmp_path.parent / f"{tmp_path.name}-bin" / "subagent-fleet"
+
     def run(*words, cwd=tmp_path, env=None, input=None, python=(), timeout=30):
-        command = [sys.executable, "-I", "-S", "-W", "error", *python, str(SCRIPT), *map(str, words)]
+        if not program.exists():
+            program.parent.mkdir()
+            program.symlink_to(SCRIPT)
+        command = [sys.executable, "-I", "-S", "-W", "error", *python, str(program),
+                   *map(str, words)]
         done = subprocess.run(command, cwd=str(cwd), env=clean_environment(**(env or {})),
                               input=input, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                               timeout=timeout)

@@ -204,13 +204,6 @@ def test_each_refusal_has_its_slug(tmp_path, make, slug):
     assert caught.value.slug == slug and caught.value.status == 1
 
 
-class Options:
-    """What argparse gives."""
-
-    def __init__(self, **given):
-        self.__dict__.update(given)
-
-
 @pytest.mark.parametrize("words, slug, status", [
     (["validat"], "unknown-command", 2), (["schema", "--x"], "usage", 2),
     (["completion"], "usage", 2), (["validate", "--strict"], "strict", 1),
@@ -222,7 +215,8 @@ def test_each_usage_error_has_its_slug(tmp_path, monkeypatch, words, slug, statu
     (tmp_path / "fleet.yaml").write_text(
         edited(("host: 127.0.0.1", "host: 0.0.0.0")), encoding="utf-8")
     with pytest.raises(sf.FleetError) as caught:
-        sf.run_words(words, sf.World())
+        call = sf.read_call(words, "subagent-fleet")
+        call.command.run(call.options, sf.World())
     assert (caught.value.slug, caught.value.status) == (slug, status)
 
 
@@ -230,13 +224,13 @@ def test_what_the_world_lacks_has_its_slug(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".git").mkdir()
     with pytest.raises(sf.FleetError) as caught:
-        sf.load_config(Options(config=None), sf.World())
+        sf.load_config(sf.World(), None)
     assert caught.value.slug == "no-config" and "subagent-fleet init" in caught.value.fix
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     with pytest.raises(sf.FleetError) as caught:
-        sf.load_config(Options(config=None), sf.World())
+        sf.load_config(sf.World(), None)
     assert caught.value.slug == "no-directory"
 
 
@@ -468,15 +462,62 @@ def test_json_of_an_invalid_config_has_every_finding(run_cli, fleet_file):
 
 @pytest.mark.parametrize("text, shown", [
     ("`subagent-fleet init --force`, then `subagent-fleet up`",
-     "`subagent-fleet init --output o --force`, then `subagent-fleet up --config 'a b' --out c`"),
-    ("subagent-fleet launch claude", "subagent-fleet launch claude --config 'a b' --out c"),
-    ("subagent-fleet warmup --pull", "subagent-fleet warmup --config 'a b' --pull"),
+     "`subagent-fleet init --output o --force`, then `subagent-fleet up --config o --out c`"),
+    ("subagent-fleet launch claude", "subagent-fleet launch claude --config o --out c"),
+    ("subagent-fleet warmup --pull", "subagent-fleet warmup --config o --pull"),
     *[(same, same) for same in ("subagent-fleet up --config x", "subagent-fleet schema",
-                                "subagent-fleet launch claude --out y",
+                                "subagent-fleet launch claude --out y", "a subagent-fleet runs",
                                 "echo .env.subagent-fleet up", "subagent-fleet --help")]])
 def test_fixes_keep_the_places_that_were_typed(text, shown):
-    assert sf.keep_places(text, Options(config="a b", out="c", output="o")) == shown
-    assert sf.keep_places(text, Options(config="-", out=None)) == text
+    typed = sf.Options(config="a b", out="c", output="o")
+    assert sf.as_typed(text, sf.plan_typing("subagent-fleet", typed)) == shown
+    typed = sf.Options(config="a b", out="c")
+    assert sf.as_typed(text, sf.plan_typing("subagent-fleet", typed)) == shown.replace(
+        " --output o", "").replace("--config o", "--config 'a b'")
+    assert sf.as_typed(text, sf.plan_typing("subagent-fleet", sf.Options(config="-"))) == text
+    assert sf.as_typed(text, sf.Typing()) == text
+
+
+@pytest.mark.parametrize("typed, found, shown", [
+    ("-", "", "subagent-fleet"), ("-c", "", "subagent-fleet"), ("", "", "subagent-fleet"),
+    ("/usr/bin/subagent-fleet", "", "subagent-fleet"),
+    ("C:subagent-fleet.exe", "", "python3 C:subagent-fleet.exe"),
+    ("subagent_fleet.py", "", "python3 subagent_fleet.py"),
+    ("./subagent_fleet.py", "./subagent_fleet.py", "./subagent_fleet.py"),
+    ("../a b/subagent_fleet.py", "", "python3 '../a b/subagent_fleet.py'"),
+    ("/home/me/bin/fleet", "/home/me/bin/fleet", "fleet"),
+    ("/opt/fleet", "/opt/fleet", "/opt/fleet")])
+def test_program_is_named_as_it_was_typed(monkeypatch, typed, found, shown):
+    world = sf.World()
+    on_path = {typed: found, "fleet": "/home/me/bin/fleet"}
+    monkeypatch.setattr(world, "which", lambda name: on_path.get(name) or None)
+    monkeypatch.setattr(sf.sys, "argv", [typed])
+    assert sf.name_program(world) == shown
+
+
+@pytest.mark.parametrize("start, shown", [
+    ("{python} subagent_fleet.py {words}", "python3 subagent_fleet.py"),
+    ("./subagent_fleet.py {words}", "./subagent_fleet.py"),
+    ("./'my fleet' {words}", "'./my fleet'"), ("PATH=$PWD:$PATH 'my fleet' {words}", "'my fleet'"),
+    ("cat subagent_fleet.py | {python} - {words}", "subagent-fleet"),
+    ("{python} -m subagent_fleet {words}", "python3 -m subagent_fleet")])
+def test_messages_name_the_command_as_it_was_typed(tmp_path, start, shown):
+    shutil.copy(str(SCRIPT), str(tmp_path / "subagent_fleet.py"))
+    (tmp_path / "my fleet").symlink_to("subagent_fleet.py")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python3").symlink_to(sys.executable)
+    env = clean_environment(PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+
+    def run(words):
+        command = start.format(python=sys.executable, words=words)
+        return subprocess.run(["sh", "-c", command], cwd=str(tmp_path), env=env,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    assert run("validate").stderr.decode().endswith(f"\n  fix: {shown} init\n")
+    said = run("init --offline --output x.yaml").stdout.decode()
+    assert f"\n  {shown} discover --config x.yaml\n" in said
+    assert f"\n  {shown} validate\n" in run("validate --help").stdout.decode()
 
 
 @pytest.mark.parametrize("command", [c.name for c in sf.COMMANDS])

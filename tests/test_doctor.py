@@ -329,10 +329,10 @@ def told_by_doctor(monkeypatch):
     """What `doctor` prints about a fleet and what was seen of it."""
     def tell(fleet, facts):
         told, world = [], sf.World()
-        monkeypatch.setattr(sf, "load_config", lambda options, world: (fleet, []))
-        monkeypatch.setattr(sf, "observe", lambda *seen: facts)
+        monkeypatch.setattr(sf, "load_config", lambda world, typed: sf.Config(fleet))
+        monkeypatch.setattr(sf, "observe", lambda *seen, **more: facts)
         monkeypatch.setattr(world, "out", told.append)
-        sf.cmd_doctor(types.SimpleNamespace(fix=False, json=False), world)
+        sf.cmd_doctor(sf.Options(), world)
         return "".join(told)
     return tell
 
@@ -369,6 +369,11 @@ def world_with(**environ):
     return world
 
 
+def observed(world):
+    """What `doctor` sees of this machine where there is no fleet."""
+    return sf.observe(sf.Workspace(world, "."), None, problems=(), seconds=0.2)
+
+
 @pytest.mark.parametrize("packages,version,poisoned", [
     ("lib/python3.12/site-packages", "1.106.2", False),
     ("lib/python3/dist-packages", "1.82.8", True), ("Lib/site-packages", "1.103.5", False),
@@ -381,11 +386,10 @@ def test_litellm_is_known_from_disk_without_running_it(tmp_path, packages, versi
     program = write_program(tmp_path / "venv" / "bin", "litellm", f"touch {tmp_path}/was-run")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "litellm").symlink_to(program)  # as uv and pipx do
-    options = types.SimpleNamespace(timeout=0.2)
-    found = sf.observe(world_with(PATH=tmp_path / "bin"), None, (), options).litellm
+    found = observed(world_with(PATH=tmp_path / "bin")).litellm
     assert found == version + " with litellm_init.pth" * poisoned
     assert not (tmp_path / "was-run").exists()
-    assert sf.observe(world_with(PATH=tmp_path), None, (), options).litellm is None
+    assert observed(world_with(PATH=tmp_path)).litellm is None
 
 
 @pytest.mark.parametrize("script,version", [
@@ -393,10 +397,9 @@ def test_litellm_is_known_from_disk_without_running_it(tmp_path, packages, versi
 def test_claude_code_is_asked_for_its_version_within_the_deadline(tmp_path, script, version):
     write_program(tmp_path, "claude", script)
     world, began = world_with(PATH=f"{tmp_path}:/bin:/usr/bin"), time.monotonic()
-    options = types.SimpleNamespace(timeout=0.2)
-    assert sf.observe(world, None, (), options).claude == version
+    assert observed(world).claude == version
     assert time.monotonic() - began < 10
-    assert sf.observe(world_with(PATH="/nowhere"), None, (), options).claude is None
+    assert observed(world_with(PATH="/nowhere")).claude is None
 
 
 def write_settings(directory, text):
@@ -602,7 +605,7 @@ def test_doctor_fix_does_what_is_safe_and_says_each(doctor):
     doctor.fleet["models"]["small"]["context"] = 40000
     doctor.write()
     before = environment.read_bytes()
-    key = sf.kept_key(sf.World(), sf.load_fleet(doctor.path / "fleet.json"), str(doctor.path))
+    key = sf.Workspace(sf.World(), str(doctor.path)).kept_key(sf.load_fleet(doctor.path / "fleet.json"))
     assert doctor.ask() == {"env-readable": "error", "files-updated": "warning"}
     assert environment.stat().st_mode & 0o777 == 0o644 and environment.read_bytes() == before
     assert doctor.ask("--fix") == {} and doctor.status == 0
@@ -698,7 +701,7 @@ def told_by_worker(world, monkeypatch):
     """What `worker --json` says in this world."""
     told = []
     monkeypatch.setattr(world, "out", told.append)
-    sf.cmd_worker(types.SimpleNamespace(timeout=1, json=True), world)
+    sf.cmd_worker(sf.Options(timeout=1, json=True), world)
     return json.loads(told[0])
 
 

@@ -153,7 +153,7 @@ def test_generate_works_on_the_fleet_of_the_directory_above(generated, quick):
 
 @pytest.mark.parametrize("words, written", [
     (["--target", "claude"], FILES[1:3]), (["--claude-only"], FILES[1:3]),
-    (["--litellm-only", "--claude-only"], FILES[:3]),
+    (["--target", "claude,litellm"], FILES[:3]),
     (["--target", "litellm,env"], [FILES[0], ENV]), (["--litellm-only"], FILES[:1]),
     (["--target", "env", "--target", "claude"], FILES[1:])])
 def test_targets_are_chosen(fleet, quick, words, written):
@@ -171,7 +171,8 @@ def test_a_target_leaves_the_other_files_and_what_is_known_of_them(generated, qu
 
 @pytest.mark.parametrize("words, message", [
     (["--target", "claude,litelm"], "did you mean `litellm`?"),
-    (["--target", "x"], "known targets: litellm, claude, env")])
+    (["--target", "x"], "known targets: litellm, claude, env"),
+    (["--litellm-only", "--claude-only"], "fix: subagent-fleet generate --target litellm,claude")])
 def test_targets_that_cannot_be_exit_2(fleet, quick, words, message):
     done = quick("generate", *words)
     assert done.returncode == 2 and done.stdout == "" and message in done.stderr
@@ -774,14 +775,15 @@ def slug_of(call, *words):
 def test_refusals_by_their_slugs(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "environ", {"PATH": "/nowhere", "HOME": str(tmp_path)})
     world, out = sf.World(), str(tmp_path)
+    workspace = sf.Workspace(world, out)
     rewrite(tmp_path, FLEET)
     fleet = sf.load_fleet(tmp_path / "fleet.yaml")
-    options = sf.parse_arguments(sf.find_command("generate"), ["--target", "x"])
+    options = sf.Options(target=["x"])
     assert slug_of(sf.parse_targets, options) == ("unknown-target", 2)
-    assert slug_of(sf.read_key, world, fleet, out) == ("no-key", 1)
+    assert slug_of(workspace.read_key, fleet) == ("no-key", 1)
     assert slug_of(world.enter, out, "..") == ("in-the-way", 3)
     assert slug_of(world.run, ["/nowhere/claude"], {}) == ("cannot-run", 1)
-    assert sf.refusal(["a"], "clean", "kept").slug == "edited"
+    assert sf.refuse_edited(["a"], "clean", "kept").slug == "edited"
     options = sf.parse_arguments(sf.find_command("launch"), ["claude", "--out", out, "--config",
                                                              out + "/fleet.yaml"])
     assert slug_of(sf.cmd_launch, options, world) == ("claude-missing", 1)
@@ -790,4 +792,4 @@ def test_refusals_by_their_slugs(tmp_path, monkeypatch):
     (tmp_path / MANIFEST).touch()
     told = []
     monkeypatch.setattr(sf, "format_finding", lambda finding: told.append(finding.slug) or "")
-    assert sf.compare_output(world, out, None) == [] and told == ["manifest-broken"]
+    assert workspace.compare(None) == [] and told == ["manifest-broken"]
