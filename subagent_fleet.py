@@ -4448,6 +4448,8 @@ class Workspace:
     def write(self, changes: Sequence[Change]) -> None:
         """Make the changes; a run that is cut off leaves a manifest that knows its files."""
         before = parse_manifest(self.read(MANIFEST_FILE)) or {}
+        copies = [(backup_of(change.path, change.found), change.found, 0o600)
+                  for change in changes if change.action == "edited"]
         new = [change for change in changes
                if change.wanted is not None and change.action != "unchanged"]
 
@@ -4456,14 +4458,9 @@ class Workspace:
         during = dict(before)
         for change in new:
             during[change.path] = f"{before.get(change.path, '')} {digest(change.wanted)}"
-        files = [(backup_of(change.path, change.found), change.found, 0o600)
-                 for change in changes if change.action == "edited"]
-        files.append((MANIFEST_FILE, render_manifest(during), 0o644))
-        for change in new:
-            mode = 0o600 if change.path == ENVIRONMENT_FILE else 0o644
-            files.append((change.path, change.wanted, mode))
-        if len(files) > 1:
-            self._replace(files)
+        if copies or new:
+            self._replace([*copies, (MANIFEST_FILE, render_manifest(during), 0o644),
+                           *((change.path, change.wanted, mode_of(change.path)) for change in new)])
 
         # 2. What left the fleet goes, and the manifest knows each file by one hash.
         after = dict(before)
@@ -4476,18 +4473,23 @@ class Workspace:
         if after != during:
             self._replace([(MANIFEST_FILE, render_manifest(after), 0o644)])
 
-        # 3. Whoever loosened the key's file, it is closed again.
+        # 3. Whoever loosened the mode of the key's file, it is closed again.
         self.world.make_private(self.enter(ENVIRONMENT_FILE))
 
-    def _replace(self, files: Sequence[tuple[str, bytes, int]]) -> None:
+    def _replace(self, files: Sequence[tuple[str, bytes | None, int]]) -> None:
         """Replace files below `out`, all or none."""
         self.world.replace_files([(self.enter(path), content, mode)
                                   for path, content, mode in files])
 
 
-def backup_of(path: str, content: bytes) -> str:
+def backup_of(path: str, content: bytes | None) -> str:
     """Return where a file is copied to before it is replaced: each version has its own name."""
     return f"{STATE_DIRECTORY}/backup/{path}.{digest(content)[:12]}"
+
+
+def mode_of(path: str) -> int:
+    """Return who may read a generated file: what holds the key, only its owner."""
+    return 0o600 if path == ENVIRONMENT_FILE else 0o644
 
 
 def find_settings(world: World) -> dict[str, dict[str, object]]:
@@ -4982,7 +4984,7 @@ def parse_nodes(texts: Iterable[str]) -> dict[str, Node]:
     return nodes
 
 
-def refuse_node(text: str, why: str) -> None:
+def refuse_node(text: str, why: str) -> NoReturn:
     """Refuse a --node."""
     raise FleetError("usage", f"init: `{text}`: {why}", status=EXIT_USAGE,
                      fix="subagent-fleet init --node mini=http://192.168.1.50:11434")
@@ -5097,58 +5099,89 @@ def cmd_generate(options: Options, world: World) -> int:
     targets = parse_targets(options)
     config = load_config(world, options.config)
     fleet = config.fleet
-    findings = [*config.warnings, *lint_key(fleet, world.environ)]
+    findings = (*config.warnings, *lint_key(fleet, world.environ))
     tell_findings(findings, options, world)
 
     workspace = open_workspace(options, world)
     changes = workspace.compare(fleet, targets)
-    edited = [change for change in changes if change.action == "edited"]
-    writes = not (options.check or options.diff)
-    refuses = bool(edited) and writes and not options.force
-    if writes and not refuses:
-        workspace.write(changes)
-        changes = [replace(change, ours=True) for change in changes]
+    result = Generation(fleet, workspace.out, findings, changes)
+    if options.check or options.diff:
+        show_generation(result, options, world)
+        return EXIT_PROBLEM if options.check and result.differs else EXIT_OK
+    if result.edited and not options.force:
+        refuse_generation(result, options, world)
 
-    listed = [(change.path, change.action) for change in changes if change.found or change.wanted]
-    report = {"out": workspace.out, "written": writes and not refuses, "findings": findings,
-              "files": [{"path": path, "action": action} for path, action in listed],
-              "diff": format_diff(changes, fleet) if options.diff else None,
-              "routes": report_routes(fleet)}
-    if refuses:
-        if not options.json:
-            world.err(format_diff(edited, fleet))
-        error = refuse_edited([change.path for change in edited], "generate",
-                              "nothing was written")
-        error.report = report
-        raise error
+    workspace.write(changes)
+    changes = [replace(change, ours=True) for change in changes]
+    result = replace(result, changes=changes, written=True)
+    show_generation(result, options, world)
+    if targets == TARGETS and not options.json:
+        world.out(format_after_generate(result, options.typing))
+    return EXIT_OK
 
+
+@dataclass(frozen=True)
+class Generation:
+    """What `generate` would write, or has written."""
+
+    fleet: Fleet
+    out: str
+    findings: tuple[Finding, ...]
+    changes: list[Change]
+    written: bool = False
+
+    @property
+    def listed(self) -> list[tuple[str, str]]:
+        """The path of each file that is or was there, and what becomes of it."""
+        return [(change.path, change.action) for change in self.changes
+                if change.found or change.wanted]
+
+    @property
+    def differs(self) -> bool:
+        return any(action != "unchanged" for _, action in self.listed)
+
+    @property
+    def edited(self) -> list[Change]:
+        """The changes that would replace what is the user's."""
+        return [change for change in self.changes if change.action == "edited"]
+
+
+def show_generation(result: Generation, options: Options, world: World) -> None:
+    """Print what was or would be written."""
     if options.json:
-        world.out(render_report("generate", report))
+        world.out(render_report("generate", report_generation(result, options)))
     elif options.diff:
-        world.out(format_diff(changes, fleet))
-    elif options.check:
-        world.out("Would generate:\n" + format_pairs(listed))
+        world.out(format_diff(result.changes, result.fleet))
     else:
-        world.out("Generated:\n" + format_pairs(listed))
-        if targets == TARGETS:
-            world.out(format_after_generate(fleet, workspace, listed, options.typing))
-
-    differs = any(action != "unchanged" for _, action in listed)
-    return EXIT_PROBLEM if options.check and differs else EXIT_OK
+        heading = "Would generate:\n" if options.check else "Generated:\n"
+        world.out(heading + format_pairs(result.listed))
 
 
-def report_routes(fleet: Fleet) -> list[dict[str, str]]:
-    """Return what `--json` says of the way of each agent."""
-    return [{"agent": agent, "node": model.node, "model": model.name,
-             "ollama_model": model.ollama_model, "alias": model.alias}
-            for agent, model in plan_routes(fleet).items()]
+def report_generation(result: Generation, options: Options) -> dict[str, Any]:
+    """Return what `generate --json` says."""
+    routes = [{"agent": agent, "node": model.node, "model": model.name,
+               "ollama_model": model.ollama_model, "alias": model.alias}
+              for agent, model in plan_routes(result.fleet).items()]
+    return {"out": result.out, "written": result.written, "findings": result.findings,
+            "files": [{"path": path, "action": action} for path, action in result.listed],
+            "diff": format_diff(result.changes, result.fleet) if options.diff else None,
+            "routes": routes}
 
 
-def format_after_generate(fleet: Fleet, workspace: Workspace, listed: Sequence[tuple[str, str]],
-                          typing: Typing) -> str:
+def refuse_generation(result: Generation, options: Options, world: World) -> NoReturn:
+    """Refuse to replace what is the user's, and show what would change there."""
+    if not options.json:
+        world.err(format_diff(result.edited, result.fleet))
+    error = refuse_edited([change.path for change in result.edited], "generate",
+                          "nothing was written")
+    error.report = report_generation(result, options)
+    raise error
+
+
+def format_after_generate(result: Generation, typing: Typing) -> str:
     """Return what a person types next and, the first time, how the key stays out of git."""
-    text = clean_text(as_typed(format_start(fleet, workspace.out), typing))
-    if (ENVIRONMENT_FILE, "created") in listed:
+    text = clean_text(as_typed(format_start(result.fleet, result.out), typing))
+    if (ENVIRONMENT_FILE, "created") in result.listed:
         text += (f"\nKeep the key out of git: add {ENVIRONMENT_FILE} and {STATE_DIRECTORY}/ to "
                  ".gitignore.\n")
     return text
@@ -5348,7 +5381,6 @@ def cmd_doctor(options: Options, world: World) -> int:
     mended = []
     if options.fix and fleet:
         mended = mend_files(workspace, facts)
-    if mended:
         facts = observe_files(workspace, fleet, facts)
 
     findings = [(topic, retype(finding, options.typing))
@@ -5598,31 +5630,33 @@ def launch_claude(workspace: Workspace, fleet: Fleet, options: Options) -> int:
          group=FILES, examples=("clean --dry-run", "clean"))
 def cmd_clean(options: Options, world: World) -> int:
     workspace = open_workspace(options, world)
-    doomed = []
+    changes = workspace.compare(None)
     kept = []
-    for change in workspace.compare(None):
-        if change.action == "edited" and not options.force:
-            kept.append(change.path)
-        else:
-            doomed.append(change)
+    if not options.force:
+        kept = [change.path for change in changes if change.action == "edited"]
+    doomed = [change for change in changes if change.path not in kept]
 
     listed = [(change.path, "removed") for change in doomed if change.found is not None]
-    if not listed:
-        world.out("Nothing to remove.\n")
-    elif options.dry_run:
-        world.out("Would remove:\n" + format_pairs(listed))
+    if listed:
+        heading = "Would remove:\n" if options.dry_run else "Removing:\n"
+        world.out(heading + format_pairs(listed))
     else:
-        world.out("Removing:\n" + format_pairs(listed))
+        world.out("Nothing to remove.\n")
 
     if doomed and not options.dry_run and world.confirm(f"Remove {count_of(listed, 'file')}?"):
-        workspace.write(doomed)
-        if not kept:
-            world.remove(workspace.enter(MANIFEST_FILE))
-        for path in (".claude/agents", ".claude", STATE_DIRECTORY):
-            world.remove_empty(workspace.path(path))
+        remove_files(workspace, doomed, is_all=not kept)
     if kept:
         raise refuse_edited(kept, "clean", "kept")
     return EXIT_OK
+
+
+def remove_files(workspace: Workspace, doomed: Sequence[Change], *, is_all: bool) -> None:
+    """Remove files and the directories that are empty then; with the last the manifest goes."""
+    workspace.write(doomed)
+    if is_all:
+        workspace.world.remove(workspace.enter(MANIFEST_FILE))
+    for path in (".claude/agents", ".claude", STATE_DIRECTORY):
+        workspace.world.remove_empty(workspace.path(path))
 
 
 # -- more --

@@ -477,8 +477,8 @@ def test_who_holds_the_gateways_port_is_asked(fake_node, pages, wanted):
                     for path in ("/", "/health/liveliness")}
     gateway = sf.Gateway("builtin", "0.0.0.0", node.port, "KEY")
     world = world_with(PATH="/nowhere")
-    fleet = types.SimpleNamespace(gateway=gateway, models={})
-    assert sf.who_serves(world, fleet, "/nowhere", world.clock() + 3) == wanted
+    fleet = types.SimpleNamespace(name="", gateway=gateway, models={})
+    assert sf.who_serves(world, fleet, "a-key", world.clock() + 3) == wanted
 
 
 def test_free_port_is_nobodys():
@@ -487,7 +487,7 @@ def test_free_port_is_nobodys():
         taken.bind(("127.0.0.1", 0))  # bound, not listening: refused
         gateway = sf.Gateway("builtin", "127.0.0.1", taken.getsockname()[1], "KEY")
         fleet = types.SimpleNamespace(gateway=gateway, models={})
-        assert sf.who_serves(world, fleet, "/nowhere", world.clock() + 3) == ""
+        assert sf.who_serves(world, fleet, "a-key", world.clock() + 3) == ""
 
 
 def test_node_that_answers_any_web_page_is_seen(fake_node):

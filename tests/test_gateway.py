@@ -1527,7 +1527,7 @@ def test_up_wants_its_config_in_a_file(project, words, env):
     done = project("up", *words, input=(project.place / "fleet.yaml").read_bytes(), **env)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "error: up: reads the config more than once, so it must be in a file\n"
+        "error: up: standard input is Claude Code's, so the config must be in a file\n"
         "  fix: subagent-fleet up --config fleet.yaml\n")
     assert project.node.asked("/api/chat") == []
 
