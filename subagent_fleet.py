@@ -1671,6 +1671,8 @@ DOCTOR_TEXTS = {  # id: level, what is so, what mends it
                       "subagent-fleet warmup --model {name}"),
     "port-free": ("info", "no gateway runs at {at}",
                   "`subagent-fleet serve` in another terminal, or `subagent-fleet up`"),
+    "litellm-down": ("info", "no gateway runs at {at}", "`subagent-fleet up` starts LiteLLM; "
+                     "`subagent-fleet generate` says how to start it in another terminal"),
     "gateway-up": ("ok", "{holder} answers at {at}", ""),
     "gateway-other": ("error", "another fleet's gateway ({holder}) answers at {at}, or this "
                       "one's, which has an older key or lacks aliases", OTHER_PORT),
@@ -1879,6 +1881,8 @@ def check_gateway(fleet, holder):
     gateway, place = fleet.gateway, fleet.document.locate(("project", "gateway", "port"))[0]
     slug = {"": "port-free", OUR_GATEWAY: "gateway-up", OLD_GATEWAY: "gateway-old",
             "another program": "port-taken"}.get(holder, "gateway-other")
+    if slug == "port-free" and gateway.provider == "litellm":
+        slug = "litellm-down"
     return _say(slug, "", place, holder=holder, at=gateway_url(gateway), also="; LiteLLM would "
                 "take another port" if gateway.provider == "litellm" else "")
 
@@ -2148,21 +2152,6 @@ def format_diff(changes, fleet):
     return clean_text("".join(line + "\n" for line in pieces))
 
 
-def format_start(fleet, out):
-    """Return what a person types next."""
-    here = out if out.startswith(("/", ".")) else f"./{out}"
-    place = [quote_shell(f"{here}/{name}") for name in (ENVIRONMENT_FILE, LITELLM_FILE)]
-    gateway = fleet.gateway
-    serve = "subagent-fleet serve" if gateway.provider == "builtin" else \
-        f". {place[0]}\n  litellm --config {place[1]} --host {gateway.host} --port {gateway.port}"
-    width = max(map(len, fleet.agents), default=0)
-    routes = [f"  {format_route(name.ljust(width), model)}\n"
-              for name, model in plan_routes(fleet).items()]
-    return (f"\nYour fleet is ready.\n{''.join(routes)}\n"
-            f"Start the gateway:\n  {serve}\n\nStart Claude Code, in another terminal:\n"
-            f"  subagent-fleet launch claude\n(or: . {place[0]}; claude)\n")
-
-
 WORKER_SETTINGS = {
     "OLLAMA_HOST": "0.0.0.0:{port}", "OLLAMA_CONTEXT_LENGTH": str(MAIN_CONTEXT_TOKENS),
     "OLLAMA_KEEP_ALIVE": "-1", "OLLAMA_NUM_PARALLEL": "1", "OLLAMA_NO_CLOUD": "1",
@@ -2355,6 +2344,37 @@ def format_usage(title: str, examples: Sequence[str], rows: Sequence[tuple[str, 
 
 
 # -- what commands say --
+
+def format_next_steps(fleet: Fleet, out: str) -> str:
+    """Return where each agent's work will go, and what a person types next."""
+    width = max(map(len, fleet.agents), default=0)
+    text = "\nAgent routing:\n"
+    for agent, model in plan_routes(fleet).items():
+        text += f"  {format_route(agent.ljust(width), model)}\n"
+
+    here = out if out.startswith(("/", ".")) else f"./{out}"
+    environment = quote_shell(f"{here}/{ENVIRONMENT_FILE}")
+    serve = "  subagent-fleet serve\n"
+    gateway = fleet.gateway
+    if gateway.provider == "litellm":
+        config = quote_shell(f"{here}/{LITELLM_FILE}")
+        serve = (f"  . {environment}\n  litellm --config {config} --host {gateway.host} "
+                 f"--port {gateway.port}\n")
+    return (f"{text}\nNext, load the models, serve them and start Claude Code, all in one:\n"
+            f"  subagent-fleet up\n\nOr the gateway in a terminal of its own:\n{serve}"
+            "and Claude Code in another:\n  subagent-fleet launch claude\n"
+            f"(or: . {environment}; claude)\n")
+
+
+def add_gateway(sentence: str, finding: Finding) -> str:
+    """Return a sentence that says how ready a fleet is; without its gateway it is not."""
+    if finding.level == "ok":
+        return sentence
+    if sentence.startswith("Ready"):
+        start = sentence.partition(":")[0].rstrip(".")
+        return f"{start}, but {finding.what}: {finding.fix}."
+    return f"{sentence} ({finding.what})"
+
 
 def format_discovery(fleet: Fleet, states: dict[str, NodeState], models: list[dict[str, str]],
                      columns: int) -> str:
@@ -5180,7 +5200,7 @@ def refuse_generation(result: Generation, options: Options, world: World) -> NoR
 
 def format_after_generate(result: Generation, typing: Typing) -> str:
     """Return what a person types next and, the first time, how the key stays out of git."""
-    text = clean_text(as_typed(format_start(result.fleet, result.out), typing))
+    text = clean_text(as_typed(format_next_steps(result.fleet, result.out), typing))
     if (ENVIRONMENT_FILE, "created") in result.listed:
         text += (f"\nKeep the key out of git: add {ENVIRONMENT_FILE} and {STATE_DIRECTORY}/ to "
                  ".gitignore.\n")
@@ -5310,7 +5330,7 @@ def report_presence(fleet: Fleet, states: dict[str, NodeState]) -> list[dict[str
     return models
 
 
-@command("status", "show nodes, loaded models and routes", CONFIG,
+@command("status", "show nodes, loaded models and routes", CONFIG, OUT,
          Flag("--watch", "again every S seconds, until Ctrl-C", "[S]",
               {**SECONDS, "nargs": "?", "const": 2.0, "default": 0.0}),
          Flag("--check", "exit 1 when a route is not ready"), TIMEOUT, JSON,
@@ -5330,16 +5350,25 @@ def cmd_status(options: Options, world: World) -> int:
 
 def show_status(fleet: Fleet, options: Options, world: World) -> bool:
     """Print what is so now; tell whether every route is ready."""
-    states = probe_nodes(world, fleet.nodes, options.timeout, fleet.models)
+    key = known_key(open_workspace(options, world), fleet)
+    until = world.clock() + options.timeout
+    jobs = {"states": lambda: probe_nodes(world, fleet.nodes, options.timeout, fleet.models),
+            "holder": lambda: who_serves(world, fleet, key, until)}
+    seen = dict(run_together(world, jobs))
+    states = seen["states"]
+    gateway = check_gateway(fleet, seen["holder"])
+
     routes = {name: plan_route_state(fleet, states, model)
               for name, model in fleet.models.items()}
-    following = as_typed(plan_next_step(fleet, states, routes), options.typing)
     ready = all(route.state == "ready" for route in routes.values())
+    sentence = add_gateway(plan_next_step(fleet, states, routes), gateway)
+    following = as_typed(sentence, options.typing)
 
     if options.json:
-        report = {"fleet": fleet.name, "ready": ready, "next": following,
-                  "nodes": list(states.values()), **report_status(fleet, routes)}
-        world.out(render_report("status", report))
+        world.out(render_report("status", {
+            "fleet": fleet.name, "ready": ready, "next": following,
+            "gateway": retype(gateway, options.typing), "nodes": list(states.values()),
+            **report_status(fleet, routes)}))
         return ready
 
     columns = world.columns
@@ -5351,6 +5380,14 @@ def show_status(fleet: Fleet, options: Options, world: World) -> bool:
         text = "\x1b[H\x1b[2J" + text
     world.out(f"{text}\n{clean_line(following)}\n")
     return ready
+
+
+def known_key(workspace: Workspace, fleet: Fleet) -> str:
+    """Return the gateway's key where it can be read, else nothing: then who serves is unknown."""
+    try:
+        return workspace.find_key(fleet)
+    except FleetError:
+        return ""
 
 
 def report_status(fleet: Fleet, routes: dict[str, RouteState]) -> dict[str, list[Any]]:
@@ -5386,6 +5423,9 @@ def cmd_doctor(options: Options, world: World) -> int:
     findings = [(topic, retype(finding, options.typing))
                 for topic, finding in plan_doctor(fleet, facts)]
     verdict = plan_verdict([finding for _, finding in findings])
+    for _, finding in findings:
+        if finding.slug in ("port-free", "litellm-down"):  # no error: it may be about to start
+            verdict = add_gateway(verdict, finding)
     if options.json:
         listed = [{"topic": topic, **show_record(finding)} for topic, finding in findings]
         world.out(render_report("doctor", {
@@ -5423,7 +5463,7 @@ def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Fin
         weak = lint_key(fleet, world.environ)
         facts = replace(facts, settings=find_settings(world), problems=(*problems, *weak))
         facts = observe_files(workspace, fleet, facts)
-        key = "" if facts.file_problems else workspace.find_key(fleet)
+        key = known_key(workspace, fleet)
         jobs["states"] = lambda: probe_nodes(world, fleet.nodes, seconds, fleet.models)
         jobs["looks"] = lambda: look_at_nodes(world, fleet, until)
         jobs["holder"] = lambda: who_serves(world, fleet, key, until)

@@ -7,7 +7,6 @@ import select
 import shlex
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ import time
 import pytest
 import subagent_fleet as sf
 
-from conftest import ROOT, SCRIPT, clean_environment, free_port
+from conftest import ROOT, SCRIPT, clean_environment
 from test_fleet import EXAMPLE, edited
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -623,115 +622,6 @@ def test_completion_completes_in_zsh_as_help_says(run_cli, tmp_path):
 
 def test_schema_is_json(run_cli):
     assert json.loads(run_cli("schema").stdout) == json.loads(json.dumps(sf.render_schema()))
-
-
-# -- init --
-
-def test_init_offline_writes_a_fleet_that_validates(run_cli, tmp_path):
-    done = run_cli("init", "--offline")
-    assert done.returncode == 0
-    assert done.stdout.startswith("Created fleet.yaml\n")
-    assert done.stdout.endswith("Edit it with your Ollama node endpoints, then run:\n"
-                                "  subagent-fleet discover\n  subagent-fleet generate\n")
-    assert "\nNobody was asked: the models in it are placeholders.\n" in done.stdout
-    done = run_cli("validate", "--strict")
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_init_never_overwrites_without_force(run_cli, tmp_path):
-    (tmp_path / "fleet.yaml").write_text("mine", encoding="utf-8")
-    done = run_cli("init", "--offline")
-    assert done.returncode == 3 and "--force" in done.stderr
-    assert (tmp_path / "fleet.yaml").read_text(encoding="utf-8") == "mine"
-    done = run_cli("init", "--offline", "--force")
-    kept, = (tmp_path / ".subagent-fleet/backup").iterdir()
-    assert done.returncode == 0 and kept.read_text(encoding="utf-8") == "mine"
-    assert f"The old one is kept: {kept.relative_to(tmp_path)}\n" in done.stdout
-    assert kept.stat().st_mode & 0o777 == 0o600
-    done = run_cli("init", "--offline", "--output", "./fleet.yaml")
-    assert "`subagent-fleet init --output ./fleet.yaml --force` (a copy is kept)" in done.stderr
-
-
-@pytest.mark.parametrize("words", [(), ("--force",)])
-@pytest.mark.parametrize("kind, fix", [
-    ("pipe", "move it away: `ls -ld 'a b.yaml'`"), ("directory", "move it away: `ls -ld 'a b.yaml'`"),
-    ("link", "name its target: `ls -ld 'a b.yaml'`"), ("dangling", "name its target: `ls -ld 'a b.yaml'`")])
-def test_init_replaces_nothing_but_a_regular_file(run_cli, tmp_path, kind, fix, words):
-    place = tmp_path / "a b.yaml"
-    (tmp_path / "real.yaml").write_text("mine", encoding="utf-8")
-    {"pipe": lambda: os.mkfifo(str(place)), "directory": place.mkdir,
-     "link": lambda: place.symlink_to("real.yaml"),
-     "dangling": lambda: place.symlink_to("nowhere")}[kind]()
-    before = os.lstat(str(place))[:7]  # all but the times
-    done = run_cli("init", "--offline", "--output", place.name, *words)
-    assert done.returncode == 3 and done.stdout == "" and done.stderr.endswith(f"  fix: {fix}\n")
-    assert done.stderr.startswith("error: a b.yaml is a ") and os.lstat(str(place))[:7] == before
-    assert sorted(os.listdir(str(tmp_path))) == ["a b.yaml", "real.yaml"]
-    assert (tmp_path / "real.yaml").read_text(encoding="utf-8") == "mine"
-
-
-def test_init_tells_what_it_found_and_what_that_lacks(tmp_path, monkeypatch, capsys, fake_node):
-    nothing = fake_node({"nomic-embed-text": {"size": 300}, "qwen3:8b": {}, "qwen3:14b": {"size": 9**12},
-                         "paraphrase-multilingual": {"size": 200, "family": "bert"}})
-    nothing.answers["/api/show"] = 500, {"error": "broken"}
-    short = fake_node({"tiny:1b": {"context": 2048}})
-    embeds = fake_node({"bge-m3": {"capabilities": ["embedding"]}})
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sf, "OLLAMA_ENDPOINT", f"http://127.0.0.1:{free_port()}")
-    for node, lines in (
-            (nothing, ["heavy-coder is qwen3:14b on n, small-coder is qwen3:8b on n."]),
-            (short, ["heavy-coder is tiny:1b on n.",
-                     "tiny:1b holds 2048 tokens; Claude Code's own prompt takes 10,000 to 18,000: "
-                     "`ollama pull qwen3:8b`, `subagent-fleet init --output o/f.yaml --force`"]),
-            (embeds, ["No model that can be used was found: the models in it are placeholders.",
-                      "bge-m3:latest cannot chat: `ollama pull qwen3:8b`, "
-                      "`subagent-fleet init --output o/f.yaml --force`"])):
-        assert sf.main(["init", "--output", "o/f.yaml", "--force", "--node", f"n={node.endpoint}"]) == 0
-        said = capsys.readouterr().out.splitlines()
-        assert said[-3 - len(lines):-3] == lines
-        assert sf.main(["validate", "--config", "o/f.yaml"]) == 0
-        assert ("# Placeholders:" in (tmp_path / "o/f.yaml").read_text()) == (node is embeds)
-        capsys.readouterr()
-
-
-def test_init_makes_parents_and_json(run_cli, tmp_path):
-    done = run_cli("init", "--offline", "--output", "a/b/fleet.json", "--node", "mini=10.0.0.5")
-    assert done.returncode == 0
-    found = json.loads((tmp_path / "a/b/fleet.json").read_text(encoding="utf-8"))
-    assert found["nodes"]["mini"]["endpoint"] == "http://10.0.0.5:11434"
-    assert "  subagent-fleet generate --config a/b/fleet.json\n" in done.stdout
-    assert run_cli("validate", "--config", "a/b/fleet.json").returncode == 0
-
-
-def test_init_names_the_schema_only_where_it_is(run_cli, tmp_path):
-    run_cli("init", "--offline")
-    assert "yaml-language-server" not in (tmp_path / "fleet.yaml").read_text(encoding="utf-8")
-    (tmp_path / "fleet.schema.json").write_text(run_cli("schema").stdout, encoding="utf-8")
-    run_cli("init", "--offline", "--force")
-    text = (tmp_path / "fleet.yaml").read_text(encoding="utf-8")
-    assert text.startswith("# yaml-language-server: $schema=fleet.schema.json\n")
-    assert run_cli("validate").returncode == 0
-
-
-@pytest.mark.parametrize("node", ["mini", "=http://x", "a b=http://x", "a=ftp://x", "a=http://",
-                                  "a=http://x:0", "a=http://u@x", "a=", "127.0.0.1:11435", "10.0.0.5"])
-def test_init_refuses_a_wrong_node(run_cli, tmp_path, node):
-    done = run_cli("init", "--offline", "--node", node)
-    assert done.returncode == 2 and "fix: subagent-fleet init --node" in done.stderr
-    assert ("NAME=URL" in done.stderr) == (node[:2] != "a=" or node == "a=")
-    done = run_cli("init", "--offline", "--node", "a=x", "--node", "a=y")
-    assert done.returncode == 2 and done.stderr.startswith("error: init: `a=y`: a second `a`\n")
-    assert os.listdir(str(tmp_path)) == []
-
-
-@pytest.mark.parametrize("place", ["file/fleet.yaml", "dir", "/proc/fleet.yaml"])
-def test_init_says_where_it_cannot_write(run_cli, tmp_path, place):
-    (tmp_path / "file").write_text("x", encoding="utf-8")
-    (tmp_path / "dir").mkdir()
-    done = run_cli("init", "--offline", "--output", place)
-    assert done.returncode in (1, 3) and place.split("/")[-2 if "file" in place else -1] in done.stderr
-    assert stat.S_ISREG(os.stat(str(tmp_path / "file")).st_mode)
-    assert not [name for name in os.listdir(str(tmp_path)) if name.startswith(".")]
 
 
 # -- README --

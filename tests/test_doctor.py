@@ -161,6 +161,7 @@ CASES = [
         states=state_with(models=TWO_HELD, loaded=loaded(32768, 0)))), {}),
     ("port taken", on(holder="another program"), {"port-taken": "error"}),
     ("port free", on(holder=""), {"port-free": "info"}),
+    ("port free, LiteLLM's", on(LITELLM, holder=""), {"litellm-down": "info"}),
     ("port another fleet's", on(holder="subagent-fleet"), {"gateway-other": "error"}),
     ("port of an older fleet", on(holder=sf.OLD_GATEWAY), {"gateway-old": "error"}),
     ("port another LiteLLM's", on(LITELLM, holder="LiteLLM"), {"gateway-other": "error"}),
@@ -561,7 +562,10 @@ def doctor(tmp_path, fake_node, run_here):
 def test_doctor_on_a_machine_in_order_is_ready_and_changes_nothing(doctor, run_cli):
     done = run_cli("doctor", env=doctor.env)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[-1] == "Ready: everything is in order."
+    port = doctor.fleet["project"]["gateway"]["port"]
+    assert done.stdout.splitlines()[-1] == (
+        f"Ready, but no gateway runs at http://127.0.0.1:{port}: `subagent-fleet serve` in another "
+        "terminal, or `subagent-fleet up`.")
     assert doctor.ask() == {} and doctor.status == 0
     assert doctor.answer["mended"] == []
     assert {path for path, _ in doctor.node.requests} == {
@@ -662,7 +666,7 @@ def test_doctor_knows_its_own_gateway(doctor):
                                stdout=subprocess.PIPE, env=clean_environment(**doctor.env))
     try:
         assert b"Serving" in serving.stdout.readline()
-        assert doctor.ask() == {}
+        assert doctor.ask() == {} and doctor.answer["verdict"] == "Ready: everything is in order."
         assert "gateway-up" in [finding["id"] for finding in doctor.answer["findings"]]
         doctor.env["LITELLM_MASTER_KEY"] = "sk-of-another-fleet-9"
         assert doctor.ask() == {"gateway-other": "error"}
