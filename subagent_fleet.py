@@ -1935,7 +1935,7 @@ _STARTER = """\
 # `subagent-fleet validate`, then `subagent-fleet generate`.
 
 project:
-  name: local-dev
+  name: $name
   gateway:
     provider: builtin       # builtin: this program serves the fleet; litellm: LiteLLM does
     host: 127.0.0.1         # only this machine; 0.0.0.0 offers your models to the whole network
@@ -1955,9 +1955,10 @@ agents:
 $agents"""
 
 
-def render_starter(tree, found):
+def render_starter(tree, found, name="local-dev"):
     """Return a fleet.yaml that teaches by its comments; they tell if its models were not found."""
-    blocks = {"mark": "" if found else "# Placeholders: write in what `ollama list` shows.\n"}
+    blocks = {"mark": "" if found else "# Placeholders: write in what `ollama list` shows.\n",
+              "name": quote_yaml(name)}
     for kind, parts in tree.items():
         lines = []
         for number, (name, values) in enumerate(parts.items()):
@@ -3292,6 +3293,15 @@ class Trying:
                              if self._path != "-" else "name a file instead of `-`") from None
 
 
+@dataclass(frozen=True)
+class PortHolder:
+    """A process that listens on a port of this machine."""
+
+    pid: int
+    program: str
+    directory: str
+
+
 class World:
     """The disk, the network, the environment, the clock and the terminal."""
 
@@ -3348,6 +3358,10 @@ class World:
             raise FleetError("no-directory", "the working directory no longer exists",
                              fix="cd to one that does") from None
 
+    def real_path(self, path: str) -> str:
+        """Return where a path really leads, from the root."""
+        return os.path.realpath(path)
+
     def parent(self, path):
         return os.path.dirname(path) or "."
 
@@ -3374,6 +3388,21 @@ class World:
             raise FleetError("too-large", fix="name the right file",
                              what=f"{path} is larger than {TEXT_LIMIT_BYTES // 1048576} MiB")
         return found
+
+    def size_of(self, path: str) -> int:
+        """Return the size of a regular file in bytes; 0 where there is none."""
+        if self.kind_of(path) != "file":
+            return 0
+        with Trying("read", path, slug="unreadable"):
+            return os.path.getsize(path)
+
+    def read_part(self, path: str, start: int, limit: int) -> bytes:
+        """Return up to `limit` bytes of a regular file from an offset; nothing where it is none."""
+        if self.kind_of(path) != "file":
+            return b""
+        with Trying("read", path, slug="unreadable"), open(path, "rb") as stream:
+            stream.seek(start)
+            return stream.read(limit)
 
     def make_directory(self, path):
         with Trying("make", path):
@@ -3647,6 +3676,52 @@ class World:
                                   timeout=max(0.1, until - self.clock()))
             return done.stdout.decode("utf-8", "replace")
         return None
+
+    def find_holder(self, port: int) -> PortHolder | None:
+        """Return who listens on a port, where the system tells: mostly of one's own processes."""
+        if self.kind_of("/proc/net/tcp") == "file":
+            return self._find_holder_in_proc(port)
+        return self._find_holder_with_lsof(port)
+
+    def _find_holder_in_proc(self, port: int) -> PortHolder | None:
+        """Search Linux's tables: a listening socket has a number, a process has it open."""
+        sockets = set()
+        for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+            with contextlib.suppress(OSError), open(table, encoding="ascii") as lines:
+                for line in lines:
+                    fields = line.split()
+                    if fields[1].endswith(f":{port:04X}") and fields[3] == "0A":  # LISTEN
+                        sockets.add(f"socket:[{fields[9]}]")
+
+        for pid in filter(str.isdigit, os.listdir("/proc") if sockets else ()):
+            place = f"/proc/{pid}"
+            with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+                for name in os.listdir(f"{place}/fd"):
+                    if os.readlink(f"{place}/fd/{name}") in sockets:
+                        program = self.read_part(f"{place}/comm", 0, 64).decode("utf-8", "replace")
+                        return PortHolder(int(pid), program.strip(), os.readlink(f"{place}/cwd"))
+        return None
+
+    def _find_holder_with_lsof(self, port: int) -> PortHolder | None:
+        """Ask lsof, which macOS and the BSDs have; `-F` prints a field a line."""
+        until = self.clock() + 2.0
+        listed = self.read_program(["lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-Fpc"], until)
+        match = re.match(r"p(\d+)\nc(.*)", listed or "")
+        if not match:
+            return None
+
+        pid, program = match.groups()
+        placed = self.read_program(["lsof", "-a", "-p", pid, "-d", "cwd", "-Fn"], until)
+        directory = re.search(r"(?m)^n(.*)", placed or "")
+        return PortHolder(int(pid), program, directory[1] if directory else "?")
+
+    def find_free_port(self, host: str, above: int) -> int:
+        """Return the next port on which nobody listens; 0 where a hundred are taken."""
+        for port in range(above + 1, min(above + 101, 65536)):
+            with contextlib.suppress(FleetError):
+                self.listen(host, port).close()
+                return port
+        return 0
 
     def own_names(self):
         """Return this machine's name and the IPv4 addresses it would call from. Nothing is sent."""
@@ -4362,8 +4437,18 @@ def find_config(world: World, typed: str | None) -> str:
     if world.environ.get(CONFIG_VARIABLE):
         return world.environ[CONFIG_VARIABLE]
 
-    directory = world.directory
-    shown = ""
+    path = search_config(world, world.directory, shown="")
+    if not path:
+        raise FleetError("no-config", "no fleet.yaml here or above, up to the git root",
+                         fix="subagent-fleet init")
+    return path
+
+
+def search_config(world: World, directory: str, *, shown: str) -> str:
+    """Return the nearest fleet file in a directory or above it, up to the git root, or nothing.
+
+    The path begins with what is `shown` for the directory.
+    """
     while True:
         for name in CONFIG_NAMES:
             if world.kind_of(world.path(directory, name)) != "absent":
@@ -4372,8 +4457,7 @@ def find_config(world: World, typed: str | None) -> str:
         above = world.parent(directory)
         is_root = world.kind_of(world.path(directory, ".git")) != "absent"
         if is_root or above == directory:
-            raise FleetError("no-config", "no fleet.yaml here or above, up to the git root",
-                             fix="subagent-fleet init")
+            return ""
         directory = above
         shown = world.path(shown, "..")
 
@@ -4510,6 +4594,39 @@ def backup_of(path: str, content: bytes | None) -> str:
 def mode_of(path: str) -> int:
     """Return who may read a generated file: what holds the key, only its owner."""
     return 0o600 if path == ENVIRONMENT_FILE else 0o644
+
+
+RECEIPTS_FILE = f"{STATE_DIRECTORY}/requests.jsonl"
+RECEIPTS_PART_BYTES = 1024 * 1024  # some 3,000 requests
+
+
+def read_receipts(workspace: Workspace, *, since: float = 0.0) -> list[dict[str, Any]]:
+    """Return the latest receipts of this workspace's gateway, oldest first."""
+    path = workspace.enter(RECEIPTS_FILE)
+    start = max(0, workspace.world.size_of(path) - RECEIPTS_PART_BYTES)
+    content = workspace.world.read_part(path, start, RECEIPTS_PART_BYTES)
+    receipts = parse_receipts(content)
+    return [receipt for receipt in receipts if receipt["time"] >= since]
+
+
+def parse_receipts(content: bytes) -> list[dict[str, Any]]:
+    """Return what the lines of a receipts file say; one that is cut or foreign is passed over."""
+    receipts = []
+    for line in content.splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
+            receipt = json.loads(line)
+            if isinstance(receipt, dict) and isinstance(receipt.get("time"), (int, float)):
+                receipts.append(receipt)
+    return receipts
+
+
+def last_session(receipts: Sequence[dict[str, Any]]) -> str:
+    """Return the id of the session that was served last, or an empty string."""
+    for receipt in reversed(receipts):
+        session = receipt.get("session")
+        if isinstance(session, str) and re.fullmatch("[A-Za-z0-9_.-]{1,64}", session):
+            return session
+    return ""
 
 
 def find_settings(world: World) -> dict[str, dict[str, object]]:
@@ -4776,9 +4893,26 @@ def find_gateway(world: World, fleet: Fleet, key: str, *, needed: bool = False) 
     holder = who_serves(world, fleet, key, world.clock() + CONNECT_SECONDS)
     finding = check_gateway(fleet, holder)
     runs = finding.slug == "gateway-up"
-    if finding.level == "error" or (needed and not runs):
+    if finding.level == "error":
+        what = finding.what + describe_holder(world, fleet.gateway.port)
+        raise FleetError(finding.slug, what, fix=name_free_port(world, fleet, finding.fix))
+    if needed and not runs:
         raise FleetError(finding.slug, finding.what, fix=finding.fix)
     return runs
+
+
+def describe_holder(world: World, port: int) -> str:
+    """Return ` (PROGRAM, pid PID, in DIRECTORY)` of who listens on a port, where that is told."""
+    holder = world.find_holder(port)
+    if not holder:
+        return ""
+    return f" ({holder.program}, pid {holder.pid}, in {holder.directory})"
+
+
+def name_free_port(world: World, fleet: Fleet, fix: str) -> str:
+    """Return a fix that says another `port:` with one that is free."""
+    port = world.find_free_port(fleet.gateway.host, fleet.gateway.port)
+    return fix.replace("another `port:`", f"`port: {port}`") if port else fix
 
 
 def ask_gateway(world: World, fleet: Fleet, key: str) -> dict[str, dict[str, Any]]:
@@ -4848,12 +4982,15 @@ def open_door(world: World, fleet: Fleet, key: str) -> Any:
         if error.slug != "port-taken":
             raise
         what = error.what
-        fix = error.fix
 
-    holder = who_serves(world, fleet, key, world.clock() + 1.0)
-    if holder:
-        what += f", by {holder}"
-    raise FleetError("port-taken", what, fix=fix)
+    server = who_serves(world, fleet, key, world.clock() + 1.0)
+    if server:
+        what += f", by {server}"
+    holder = describe_holder(world, gateway.port)
+    fix = name_free_port(world, fleet, OTHER_PORT)
+    if not holder:
+        fix += f" (lsof -nP -iTCP:{gateway.port} -sTCP:LISTEN shows it)"
+    raise FleetError("port-taken", what + holder, fix=fix)
 
 
 def make_server(world: World, fleet: Fleet, key: str, *, receipts: str) -> Server:
@@ -4865,7 +5002,7 @@ def make_server(world: World, fleet: Fleet, key: str, *, receipts: str) -> Serve
 
 def receipts_path(world: World, out: str) -> str:
     """Return where the gateway of a workspace files what each request came to."""
-    return world.path(out, STATE_DIRECTORY, "requests.jsonl")
+    return world.path(out, RECEIPTS_FILE)
 
 
 # -- start --
@@ -4887,6 +5024,7 @@ def cmd_up(options: Options, world: World) -> int:
         warm_for_session(fleet, options, world)
 
         before = ask_gateway(world, fleet, key)
+        began = world.now()
         if world.which("claude"):
             status = launch_claude(workspace, fleet, options)
         else:
@@ -4895,6 +5033,7 @@ def cmd_up(options: Options, world: World) -> int:
         after = ask_gateway(world, fleet, key)
         world.err(format_served(before, after, world.columns))
 
+    tell_session(workspace, began, "subagent-fleet up", options)
     return EXIT_INTERRUPTED if "SIGINT" in signals else status
 
 
@@ -4980,11 +5119,31 @@ def cmd_init(options: Options, world: World) -> int:
                          fix="edit it, or `subagent-fleet init --force` (a copy is kept)")
 
     nodes = parse_nodes(options.node)
+    if not options.force:
+        ask_for_second(world, output)
     said = write_starter(world, output, nodes, offline=options.offline)
     said += ("Edit it with your Ollama node endpoints, then run:\n"
              "  subagent-fleet discover\n  subagent-fleet generate\n")
     world.out(clean_text(as_typed(said, options.typing)))
     return EXIT_OK
+
+
+def ask_for_second(world: World, output: str) -> None:
+    """Ask whether a fleet file shall hide one above, or another beside it; else refuse."""
+    directory, name = world.split(output)
+    if name not in CONFIG_NAMES:  # it hides none: it is only read when it is named
+        return
+    directory = world.real_path(directory or ".")
+    path = search_config(world, directory, shown=directory)
+    if not path:
+        return
+
+    path = world.real_path(path)
+    what = f"{path} is the fleet of this directory already"
+    is_asked = world.is_terminal("stdin") and world.is_terminal("stderr")
+    if not is_asked or not world.confirm(f"{clean_line(what)}. Write {clean_line(output)}, too?"):
+        raise FleetError("second-fleet", what, status=EXIT_REFUSED, fix="edit that one, or "
+                         "`subagent-fleet init --force` for a second one here")
 
 
 def parse_nodes(texts: Iterable[str]) -> dict[str, Node]:
@@ -5026,10 +5185,17 @@ def write_starter(world: World, output: str, nodes: dict[str, Node], *, offline:
         raise FleetError("no-model", f"{what}; {flaw}" if flaw else what, fix="start Ollama, "
                          f"`ollama pull {PLACEHOLDERS[0]}`, then `subagent-fleet up`")
 
-    said = [*replace_config(world, output, render_starter(tree, found)), *said]
+    text = render_starter(tree, found, name_project(world, output))
+    said = [*replace_config(world, output, text), *said]
     if flaw:
         said.append(f"{flaw}: `ollama pull {PLACEHOLDERS[0]}`, `subagent-fleet init --force`")
     return "".join(clean_line(line) + "\n" for line in said)
+
+
+def name_project(world: World, output: str) -> str:
+    """Return the name of the directory that a fleet file is written to, if a fleet can have it."""
+    _, name = world.split(world.real_path(world.parent(output)))
+    return name if _fits(name, RULES["line"][0]) else "local-dev"
 
 
 def replace_config(world: World, output: str, text: str) -> list[str]:
@@ -5637,7 +5803,10 @@ def cmd_launch(options: Options, world: World) -> int:
     """Run Claude Code on the fleet; its exit code is ours."""
     fleet = load_config(world, options.config).fleet
     workspace = open_workspace(options, world)
-    return launch_claude(workspace, fleet, options)
+    began = world.now()
+    status = launch_claude(workspace, fleet, options)
+    tell_session(workspace, began, "subagent-fleet launch claude", options)
+    return status
 
 
 def launch_claude(workspace: Workspace, fleet: Fleet, options: Options) -> int:
@@ -5661,6 +5830,17 @@ def launch_claude(workspace: Workspace, fleet: Fleet, options: Options) -> int:
         # Auto mode asks a server of Anthropic before every action, which no gateway has (2.1.326).
         words = ["--settings", '{"permissions":{"disableAutoMode":"disable"}}', *words]
     return world.run([program, *words], merge_environment(world.environ, fleet, key))
+
+
+def tell_session(workspace: Workspace, began: float, command: str, options: Options) -> None:
+    """Say how the session that has ended goes on: Claude Code's own words for it lack the fleet."""
+    try:
+        session = last_session(read_receipts(workspace, since=began))
+    except FleetError:  # they cannot be read, which is no reason to fail now
+        return
+    if session:
+        text = f"\nThis session goes on with:\n  {command} -- --resume {session}\n"
+        workspace.world.err(as_typed(text, options.typing))
 
 
 # -- files --

@@ -6,6 +6,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 
 import pytest
 import subagent_fleet as sf
@@ -83,6 +84,46 @@ def test_init_tells_what_it_found_and_what_that_lacks(tmp_path, monkeypatch, cap
         assert sf.main(["validate", "--config", "o/f.yaml"]) == 0
         assert ("# Placeholders:" in (tmp_path / "o/f.yaml").read_text()) == (node is embeds)
         capsys.readouterr()
+
+
+def test_init_names_the_project_after_its_directory(run_cli, tmp_path):
+    (tmp_path / "my 'shop'").mkdir()
+    run_cli("init", "--offline", cwd=tmp_path / "my 'shop'")
+    assert sf.load_fleet(tmp_path / "my 'shop'" / "fleet.yaml").name == "my 'shop'"
+    run_cli("init", "--offline", "--output", "42/fleet.yaml")
+    assert sf.load_fleet(tmp_path / "42/fleet.yaml").name == "42"
+    (tmp_path / "a\x1bb").mkdir()  # no name for a fleet
+    run_cli("init", "--offline", cwd=tmp_path / "a\x1bb")
+    assert sf.load_fleet(tmp_path / "a\x1bb" / "fleet.yaml").name == "local-dev"
+
+
+@pytest.mark.parametrize("there, output, hides", [
+    ("fleet.yaml", "sub/fleet.yaml", True), ("fleet.yml", "fleet.yaml", True),
+    ("fleet.yaml", "fleet.json", True), ("fleet.yaml", "other.yaml", False),
+    ("sub/fleet.yaml", "fleet.yaml", False)])
+def test_init_of_a_second_fleet_is_asked_for(run_cli, tmp_path, there, output, hides):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / there).write_text(FLEET, encoding="utf-8")
+    done = run_cli("init", "--offline", "--output", output)
+    assert done.returncode == (3 if hides else 0)
+    if hides:  # slug "second-fleet"
+        assert done.stderr == (
+            f"error: {tmp_path / there} is the fleet of this directory already\n  fix: edit that "
+            f"one, or `subagent-fleet init --output {output} --force` for a second one here\n")
+        assert not (tmp_path / output).exists()
+        assert run_cli("init", "--offline", "--output", output, "--force").returncode == 0
+    assert (tmp_path / there).read_text(encoding="utf-8") == FLEET
+
+
+def test_init_below_a_fleet_asks_a_person(tmp_path):
+    (tmp_path / "fleet.yaml").write_text(FLEET, encoding="utf-8")
+    (tmp_path / "sub").mkdir()
+    status, shown = on_terminal(["init", "--offline"], tmp_path / "sub", b"n\n")
+    assert status == 3 and f"{tmp_path}/fleet.yaml is the fleet of this directory already. Write " \
+        "fleet.yaml, too? [y/N]" in shown
+    assert os.listdir(tmp_path / "sub") == []
+    assert on_terminal(["init", "--offline"], tmp_path / "sub", b"y\n")[0] == 0
+    assert os.listdir(tmp_path / "sub") == ["fleet.yaml"]
 
 
 def test_init_makes_parents_and_json(run_cli, tmp_path):
@@ -410,11 +451,12 @@ def test_launch_asks_for_the_gateway_first(generated, quick, gateway, fake_claud
     gateway.answers["/v1/models"] = 401, {"error": "the key is wrong"}
     gateway.answers["/health/liveliness"] = 200, "I'm alive!"
     done = quick("launch", "claude", env=environ)
-    assert done.returncode == 1 and done.stderr == (
-        f"error: another fleet's gateway (LiteLLM) answers at {url}, or this one's, which has an "
-        "older key or lacks aliases\n  fix: stop it, or write another `port:` under project.gateway\n")
+    assert done.returncode == 1 and re.fullmatch(
+        f"error: another fleet's gateway \\(LiteLLM\\) answers at {url}, or this one's, which has an "
+        f"older key or lacks aliases \\(.+, pid {os.getpid()}, in .*\\)\n"
+        "  fix: stop it, or write `port: [0-9]+` under project.gateway\n", done.stderr)
     del gateway.answers["/health/liveliness"]
-    assert f"error: another program answers at {url}; LiteLLM would take another port\n  fix: stop" \
+    assert f"error: another program answers at {url}; LiteLLM would take another port (" \
         in quick("launch", "claude", env=environ).stderr
     gateway.close()
     done = quick("launch", "claude", "--config", "x.yaml", env=environ)
@@ -475,6 +517,40 @@ def test_launch_with_a_weak_key_beyond_this_machine_is_refused(generated, quick,
     environ = dict(fake_claude("touch ran\n"), LITELLM_MASTER_KEY="sk-1234")
     done = quick("launch", "claude", env=environ)
     assert done.returncode == 3 and not (generated / "ran").exists()
+
+
+def write_receipts(place, *receipts):
+    """Write what a gateway files; a time is in seconds from now."""
+    (place / ".subagent-fleet").mkdir(exist_ok=True)
+    lines = [json.dumps({**receipt, "time": time.time() + receipt.get("time", 0)})
+             if isinstance(receipt, dict) else receipt for receipt in receipts]
+    (place / ".subagent-fleet/requests.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def test_launch_ends_with_how_the_session_goes_on(generated, quick, fake_claude):
+    resume = "This session goes on with:\n  subagent-fleet launch claude{} -- --resume {}\n"
+    environ = fake_claude("exit 0\n")
+    write_receipts(generated, {"session": "old", "time": -60})
+    assert "goes on" not in quick("launch", "claude", env=environ).stderr
+    write_receipts(generated, {"session": "5b1c-a", "time": 60}, {"session": "", "time": 61},
+                   {"session": "$(id)", "time": 62}, '{"time": "x"}', "[]", '{"cut')
+    assert resume.format("", "5b1c-a") in quick("launch", "claude", env=environ).stderr
+    done = quick("launch", "claude", "--config", "fleet.yaml", env=environ)
+    assert resume.format(" --config fleet.yaml", "5b1c-a") in done.stderr
+
+
+def test_status_is_ready_only_with_its_gateway(generated, quick, fake_node, gateway):
+    node = fake_node({"qwen3:8b": {}, "qwen3-coder:30b": {}})
+    rewrite(generated, re.sub('"http:[^"]*"', node.endpoint, FLEET))
+    node.loaded.update({"qwen3:8b": 32768, "qwen3-coder:30b": 65536})
+    assert quick("status").stdout.endswith("\nReady: every model is loaded as its route wants it.\n")
+    assert json.loads(quick("status", "--json").stdout)["gateway"]["id"] == "gateway-up"
+    gateway.close()
+    assert quick("status").stdout.endswith(
+        f"\nReady, but no gateway runs at http://127.0.0.1:{PORT}: `subagent-fleet up` starts "
+        "LiteLLM; `subagent-fleet generate` says how to start it in another terminal.\n")
+    del node.models["qwen3:8b"]
+    assert quick("status").stdout.endswith(f" (no gateway runs at http://127.0.0.1:{PORT})\n")
 
 
 def start_launch(generated, environ):
