@@ -4709,7 +4709,7 @@ class Options:
     claude_only: bool = False
     diff: bool = False
     # env
-    shell: str = "sh"
+    shell: str | None = "sh"
     show_key: bool = False
     # launch
     program: str = "claude"
@@ -4730,6 +4730,8 @@ class Options:
     no_receipts: bool = False
     # clean
     dry_run: bool = False
+    # completion
+    names: str = ""
     # help
     command: str = ""
 
@@ -4743,6 +4745,8 @@ class Flag:
     metavar: str = ""  # without one it is on or off
     more: dict[str, Any] = field(default_factory=dict)
     short: str = ""
+    # What completion offers: words, or one of NAME_KINDS, whose names the fleet file gives.
+    offers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -4759,6 +4763,7 @@ class Command:
 
 
 COMMANDS: list[Command] = []
+NAME_KINDS = ("models", "agents", "nodes")
 START, SET_UP, LOOK, SERVE, FILES, MORE = "Start", "Set up", "Look", "Serve", "Files", "More"
 
 
@@ -4793,7 +4798,7 @@ def parse_seconds(text: str) -> float:
 SECONDS = {"type": parse_seconds}
 REPEAT = {"action": "append", "default": []}
 CONFIG = Flag("--config", "the fleet file, `-` for stdin; else the nearest fleet.yaml", "FILE")
-OUT = Flag("--out", "where generated files are; else here (--config) or beside fleet.yaml", "DIR")
+OUT = Flag("--out", "where generated files are; else here (--config) or by fleet.yaml", "DIR")
 JSON = Flag("--json", "print one JSON object")
 FORCE = Flag("--force", "overwrite what is there")
 TIMEOUT = Flag("--timeout", "seconds to wait", "S", {**SECONDS, "default": PROBE_TIMEOUT_SECONDS})
@@ -5159,6 +5164,9 @@ def parse_nodes(texts: Iterable[str]) -> dict[str, Node]:
             refuse_node(text, parts)
         if name in nodes:
             refuse_node(text, f"a second `{name}`")
+        for other in nodes.values():
+            if other.endpoint == _normal_endpoint(endpoint):
+                refuse_node(text, f"the machine of `{other.name}`")
         nodes[name] = Node(name, _normal_endpoint(endpoint))
     return nodes
 
@@ -5172,7 +5180,9 @@ def refuse_node(text: str, why: str) -> NoReturn:
 def write_starter(world: World, output: str, nodes: dict[str, Node], *, offline: bool = False,
                   placeholders: bool = True) -> str:
     """Write a fleet file with the models that this machine and these nodes have; tell them."""
-    nodes = {"local": Node("local", OLLAMA_ENDPOINT), **nodes}
+    here = own_endpoint(world)
+    if not any(is_same_machine(world, node.endpoint, here) for node in nodes.values()):
+        nodes = {"local": Node("local", here), **nodes}
     if offline:
         states = [NodeState(node.name, node.endpoint, "not asked") for node in nodes.values()]
     else:
@@ -5190,6 +5200,35 @@ def write_starter(world: World, output: str, nodes: dict[str, Node], *, offline:
     if flaw:
         said.append(f"{flaw}: `ollama pull {PLACEHOLDERS[0]}`, `subagent-fleet init --force`")
     return "".join(clean_line(line) + "\n" for line in said)
+
+
+def own_endpoint(world: World) -> str:
+    """Return where Ollama answers on this machine: OLLAMA_HOST says where it listens."""
+    text = world.environ.get("OLLAMA_HOST", "").strip(" \"'")
+    scheme, _, rest = text.rpartition("://")
+    host, _, port = rest.rpartition(":") if re.search(r":\d*$", rest) else (rest, "", "")
+    if not text or scheme not in ("", "http", "https"):
+        return OLLAMA_ENDPOINT
+    if host in ("", "0.0.0.0", "[::]", "::"):  # everywhere is here, too
+        host = "localhost"
+    usual = {"": OLLAMA_PORT, "http": 80, "https": 443}[scheme]  # as Ollama reads it (0.32.15)
+    endpoint = f"{scheme or 'http'}://{host}:{port or usual}"
+    return OLLAMA_ENDPOINT if isinstance(split_endpoint(endpoint), str) else endpoint
+
+
+def is_same_machine(world: World, endpoint: str, here: str) -> bool:
+    """Tell whether an endpoint is another name for the Ollama of this machine."""
+    if endpoint == here:
+        return True
+    name, addresses = world.own_names()
+    own = {"localhost", name.lower(), f"{name.lower()}.local", *addresses}
+    hosts = []
+    for url in (endpoint, here):
+        scheme, host, port, path = split_endpoint(url)
+        if host in own or LOOPBACK.fullmatch(host.strip("[]")):
+            host = "localhost"
+        hosts.append((scheme, host, port, path))
+    return hosts[0] == hosts[1]
 
 
 def name_project(world: World, output: str) -> str:
@@ -5222,7 +5261,7 @@ def replace_config(world: World, output: str, text: str) -> list[str]:
          group=SET_UP, examples=("worker",))
 def cmd_worker(options: Options, world: World) -> int:
     name, addresses = world.own_names()
-    port = own_ollama_port(world)
+    port = split_endpoint(own_endpoint(world))[2]
     nodes = {address: Node(address, f"http://{address}:{port}")
              for address in ("127.0.0.1", *filter(address_kind, addresses))}
     here, *reached = probe_nodes(world, nodes, options.timeout).values()
@@ -5251,12 +5290,6 @@ def exit_status(findings: Iterable[Finding]) -> int:
     return EXIT_PROBLEM if any(found.level == "error" for found in findings) else EXIT_OK
 
 
-def own_ollama_port(world: World) -> int:
-    """Return the port that OLLAMA_HOST names, else Ollama's own."""
-    match = re.search(r":([1-9]\d{0,4})/?$", world.environ.get("OLLAMA_HOST", ""))
-    return min(int(match[1]), 65535) if match else OLLAMA_PORT
-
-
 def find_ollama(world: World) -> str:
     """Return where Ollama is installed, or an empty string."""
     app = "/Applications/Ollama.app"
@@ -5276,7 +5309,8 @@ def find_system(world: World, *, in_docker: bool) -> str:
 
 
 @command("generate", "write what LiteLLM, Claude Code and your shell read", CONFIG, OUT,
-         Flag("--target", "only these: litellm, claude, env", "LIST", REPEAT),
+         Flag("--target", "only these: litellm, claude, env", "LIST", REPEAT,
+              offers=TARGETS),
          Flag("--litellm-only", "only LiteLLM's config"), Flag("--claude-only", "only the agents"),
          Flag("--check", "write nothing; exit 1 when something would change"),
          Flag("--diff", "write nothing; show what would change"), FORCE, JSON, group=SET_UP,
@@ -5391,7 +5425,8 @@ def parse_targets(options: Options) -> tuple[str, ...]:
 
 
 @command("env", "print Claude Code's environment for your shell", CONFIG, OUT,
-         Flag("--shell", "for whom", "SHELL", {"default": "sh", "choices": ("sh", "fish", "json")}),
+         Flag("--shell", "for whom", "SHELL",
+              {"default": "sh", "choices": ("sh", "bash", "zsh", "fish", "json")}),
          Flag("--show-key", "show the key on a terminal, too"),
          group=SET_UP, examples=("env", 'eval "$(subagent-fleet env)"'))
 def cmd_env(options: Options, world: World) -> int:
@@ -5409,7 +5444,8 @@ def cmd_env(options: Options, world: World) -> int:
     else:
         # Only what the file keeps: a key of the environment stays where it is.
         kept = workspace.kept_key(fleet) if is_shown else None
-        world.out(render_environment(fleet, kept, options.shell))
+        shell = "fish" if options.shell == "fish" else "sh"  # which bash and zsh understand
+        world.out(render_environment(fleet, kept, shell))
     return EXIT_OK
 
 
@@ -5455,7 +5491,7 @@ def refuse_config(error: FleetError, options: Options, world: World) -> int:
 @command("discover", "show what every node has", CONFIG,
          Flag("--write", f"also write {STATE_DIRECTORY}/discovery.json"),
          Flag("--check", "exit 1 when a node is offline or a model missing"), TIMEOUT,
-         Flag("--verbose", "say more, and why a node is offline", short="-v"), JSON,
+         Flag("--verbose", "say more of what each node has", short="-v"), JSON,
          group=LOOK, examples=("discover", "discover --verbose --timeout 2"))
 def cmd_discover(options: Options, world: World) -> int:
     fleet = load_config(world, options.config).fleet
@@ -5474,8 +5510,10 @@ def cmd_discover(options: Options, world: World) -> int:
         world.out(render_report("discover", {**report, "written": written}))
     else:
         text = format_discovery(fleet, states, models, world.columns)
-        if options.verbose:
-            text += as_typed(format_details(states), options.typing)
+        described = states
+        if not options.verbose:
+            described = {name: state for name, state in states.items() if not state.online}
+        text += as_typed(format_details(described), options.typing)
         if written:
             text += f"\nWrote {written}\n"
         world.out(text)
@@ -5685,8 +5723,9 @@ def look_at_node(world: World, node: Node, until: float) -> tuple[tuple[str, ...
 # -- serve --
 
 @command("warmup", "load models before you need them", CONFIG,
-         Flag("--model", "only this model; may be repeated", "MODEL", REPEAT),
-         Flag("--agent", "only the model of this agent; may be repeated", "AGENT", REPEAT),
+         Flag("--model", "only this model; may be repeated", "MODEL", REPEAT, offers=("models",)),
+         Flag("--agent", "only the model of this agent; may be repeated", "AGENT", REPEAT,
+              offers=("agents",)),
          Flag("--pull", "download what a node lacks"),
          Flag("--unload", "take models out of memory"),
          Flag("--timeout", "seconds for each model; else its own `timeout`", "S",
@@ -5793,6 +5832,8 @@ def cmd_serve(options: Options, world: World) -> int:
               f"{', '.join(server.scheduler.tiers)} on {count_of(fleet.nodes, 'node')}. "
               "Ctrl-C stops.\n")
     server.run(listener)
+    zeros = {name: dict.fromkeys(TOTALS, 0) for name in server.totals}
+    world.out(format_served(zeros, server.totals, world.columns))
     return EXIT_INTERRUPTED if server.stops[0] == "SIGINT" else EXIT_OK
 
 
@@ -5889,45 +5930,76 @@ def cmd_schema(options: Options, world: World) -> int:
 
 
 @command("completion", "print a completion script for your shell",
-         Flag("shell", "your shell", "SHELL", {"choices": ("bash", "zsh", "fish")}),
+         # argparse would check a default that is a text against the choices
+         Flag("shell", "your shell", "SHELL", {"nargs": "?", "default": None,
+                                               "choices": ("bash", "zsh", "fish")}),
+         Flag("--names", "print names of the fleet instead, as the script asks for them", "KIND",
+              {"choices": NAME_KINDS, "default": ""}), CONFIG,
          group=MORE, examples=('eval "$(subagent-fleet completion zsh)"',))
 def cmd_completion(options: Options, world: World) -> int:
-    words = {row.name: completion_words(row) for row in COMMANDS}
-    words["help"] = list(words)
-    if options.shell == "fish":
-        world.out(render_fish_completion(words))
+    if options.names:
+        fleet = load_config(world, options.config).fleet
+        world.out("".join(f"{name}\n" for name in getattr(fleet, options.names)))
+    elif options.shell == "fish":
+        world.out(render_fish_completion())
+    elif options.shell:
+        world.out(render_bash_completion(is_zsh=options.shell == "zsh"))
     else:
-        world.out(render_bash_completion(words, is_zsh=options.shell == "zsh"))
+        raise FleetError("usage", "completion: name your shell: bash, zsh or fish",
+                         status=EXIT_USAGE, fix="subagent-fleet completion --help")
     return EXIT_OK
+
+
+def offered_words(flag: Flag) -> tuple[str, ...]:
+    """Return the words that may follow a flag, or one of NAME_KINDS, or nothing known."""
+    return flag.offers or tuple(flag.more.get("choices", ()))
 
 
 def completion_words(row: Command) -> list[str]:
     """Return what may follow a command: its flags and the words it can choose from."""
     words = ["--help"]
-    words += [flag.name for flag in row.flags if flag.name.startswith("-")]
     for flag in row.flags:
-        words += flag.more.get("choices", ())
+        if flag.name.startswith("-"):
+            words.append(flag.name)
+        else:
+            words += offered_words(flag)
+    if row.name == "help":
+        words += [other.name for other in COMMANDS]
     return words
 
 
-def render_fish_completion(words: dict[str, list[str]]) -> str:
+def render_fish_completion() -> str:
     """Return the script for fish."""
-    lines = [f"complete -c subagent-fleet -n __fish_use_subcommand -f -a {row.name} "
-             f'-d "{row.summary}"\n' for row in COMMANDS]
-    for name, choices in words.items():
-        lines.append(f"complete -c subagent-fleet -n '__fish_seen_subcommand_from {name}' "
-                     f"-a '{' '.join(choices)}'\n")
+    start = "complete -c subagent-fleet"
+    lines = [f'{start} -n __fish_use_subcommand -f -a {row.name} -d "{row.summary}"\n'
+             for row in COMMANDS]
+    for row in COMMANDS:
+        seen = f"{start} -n '__fish_seen_subcommand_from {row.name}'"
+        lines.append(f"{seen} -a '{' '.join(completion_words(row))}'\n")
+        for flag in row.flags:
+            words = offered_words(flag)
+            if flag.name.startswith("--") and words:
+                offered = " ".join(words)
+                if words[0] in NAME_KINDS and len(words) == 1:
+                    offered = f"(subagent-fleet completion --names {offered} 2>/dev/null)"
+                lines.append(f"{seen} -l {flag.name.strip('-')} -xa '{offered}'\n")
     return "".join(lines)
 
 
 _BASH_COMPLETION = """\
+_subagent_fleet_names() {
+  local program=$1 kind=$2 config= at
+  for ((at = 1; at < COMP_CWORD; at++)); do
+    [ "${COMP_WORDS[at]}" = --config ] && config=${COMP_WORDS[at + 1]}
+  done
+  "$program" completion --names "$kind" ${config:+--config "$config"} 2>/dev/null
+}
 _subagent_fleet() {
-  local words='$names'
-  [ "$$COMP_CWORD" -gt 1 ] && case "$$3 $${COMP_WORDS[1]}" in
-    --config*|--out*) words='' ;;
-$cases    *) words='' ;;
+  local words='@COMMANDS@'
+  [ "$COMP_CWORD" -gt 1 ] && case "$3 ${COMP_WORDS[1]}" in
+@FLAGS@@CASES@    *) words='' ;;
   esac
-  COMPREPLY=($$(compgen -W "$$words" -- "$${COMP_WORDS[COMP_CWORD]}"))
+  COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))
 }
 complete -o default -F _subagent_fleet subagent-fleet
 """
@@ -5937,13 +6009,33 @@ autoload -U +X bashcompinit && bashcompinit
 """
 
 
-def render_bash_completion(words: dict[str, list[str]], *, is_zsh: bool) -> str:
+def render_bash_completion(*, is_zsh: bool) -> str:
     """Return the script for bash, which zsh understands after a start of its own."""
-    cases = [f"    *' {name}') words='{' '.join(choices)}' ;;\n"
-             for name, choices in words.items()]
-    script = string.Template(_BASH_COMPLETION).substitute(
-        names=" ".join(words), cases="".join(cases))
+    cases = [f"    *' {row.name}') words='{' '.join(completion_words(row))}' ;;\n"
+             for row in COMMANDS]
+    script = _BASH_COMPLETION.replace("@COMMANDS@", " ".join(row.name for row in COMMANDS))
+    script = script.replace("@FLAGS@", "".join(bash_flag_cases()))
+    script = script.replace("@CASES@", "".join(cases))
     return _ZSH_START + script if is_zsh else script
+
+
+def bash_flag_cases() -> list[str]:
+    """Return the lines for the flags that a value follows; else bash offers file names."""
+    lines = []
+    others = []
+    for row in COMMANDS:
+        for flag in row.flags:
+            words = offered_words(flag)
+            if not flag.name.startswith("--") or not flag.metavar:
+                continue
+            if len(words) == 1 and words[0] in NAME_KINDS:
+                names = f'$(_subagent_fleet_names "$1" {words[0]})'
+                lines.append(f"    '{flag.name} {row.name}') words={names} ;;\n")
+            elif words:
+                lines.append(f"    '{flag.name} {row.name}') words='{' '.join(words)}' ;;\n")
+            elif "nargs" not in flag.more and f"'{flag.name} '*" not in others:
+                others.append(f"'{flag.name} '*")
+    return [*lines, f"    {'|'.join(others)}) words='' ;;\n"]
 
 
 @command("help", "say how a command is used",

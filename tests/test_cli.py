@@ -582,15 +582,28 @@ def test_completion_is_a_script_of_that_shell(run_cli, shell, tmp_path):
     (["subagent-fleet", "validate", "--config", ""], []),  # file names, then
     (["subagent-fleet", "init", "--output", "--"], []),
     (["subagent-fleet", "generate", "--out", "--j"], []),
+    (["subagent-fleet", "generate", "--target", "l"], ["litellm"]),
+    (["subagent-fleet", "env", "--shell", ""], ["sh", "bash", "zsh", "fish", "json"]),
+    (["subagent-fleet", "warmup", "--model", ""], ["heavy-coder", "small-coder"]),
+    (["subagent-fleet", "warmup", "--pull", "--agent", "im"], ["implementer"]),
+    (["subagent-fleet", "warmup", "--config", "my fleet.yaml", "--agent", ""], ["other"]),
+    (["subagent-fleet", "warmup", "--config", "none.yaml", "--model", ""], []),
+    (["subagent-fleet", "help", "do"], ["doctor"]),
 ])
-def test_completion_completes_in_bash(run_cli, typed, expected):
+def test_completion_completes_in_bash(run_cli, tmp_path, typed, expected):
     script = run_cli("completion", "bash").stdout
+    (tmp_path / "fleet.yaml").write_text(EXAMPLE, encoding="utf-8")
+    (tmp_path / "my fleet.yaml").write_text(
+        re.sub(r"(?s)agents:.*", "agents:\n  other: {model: small-coder, description: x}\n", EXAMPLE))
+    (tmp_path / "subagent-fleet").write_text(f'#!/bin/sh\nexec "{sys.executable}" "{SCRIPT}" "$@"\n')
+    (tmp_path / "subagent-fleet").chmod(0o755)
     words = " ".join(map(shlex.quote, typed))
     asked = " ".join(map(shlex.quote, (typed[0], typed[-1], typed[-2])))  # as bash and zsh ask
     program = (f"{script}\nCOMP_WORDS=({words}); COMP_CWORD={len(typed) - 1}; "
                f"_subagent_fleet {asked}; "
                'printf "%s\\n" "${COMPREPLY[@]}"')
-    done = subprocess.run(["bash", "-c", program], stdout=subprocess.PIPE)
+    done = subprocess.run(["bash", "-c", program], stdout=subprocess.PIPE, cwd=str(tmp_path),
+                          env=clean_environment(PATH=f"{tmp_path}:{os.environ['PATH']}"))
     assert done.stdout.decode().split() == expected
 
 
@@ -602,12 +615,15 @@ def test_completion_completes_in_zsh_as_help_says(run_cli, tmp_path):
     (tmp_path / "subagent-fleet").write_text(f'#!/bin/sh\nexec "{sys.executable}" "{SCRIPT}" "$@"\n')
     (tmp_path / "subagent-fleet").chmod(0o755)
     (tmp_path / ".zshrc").write_text(f"ZSH_DISABLE_COMPFIX=true; {example}; PROMPT=READY; ZLE_RPROMPT=")
+    (tmp_path / "fleet.yaml").write_text(EXAMPLE, encoding="utf-8")
     child, master = pty.fork()
     if child == 0:
+        os.chdir(tmp_path)
         os.execvpe("zsh", ["zsh", "-d", "-i"], clean_environment(
             PATH=f"{tmp_path}:{os.environ['PATH']}", ZDOTDIR=tmp_path, TERM="dumb"))
     shown, typed = b"", [(b"READY", b"subagent-fleet val\t"), (b"validate ", b"--js\t"),
-                         (b"--json ", b"\x15exit\n")]
+                         (b"--json ", b"\x15subagent-fleet warmup --agent impl\t"),
+                         (b"implementer ", b"\x15exit\n")]
     try:
         while select.select([master], [], [], 20)[0]:
             shown += os.read(master, 65536)

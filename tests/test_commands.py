@@ -126,6 +126,42 @@ def test_init_below_a_fleet_asks_a_person(tmp_path):
     assert os.listdir(tmp_path / "sub") == ["fleet.yaml"]
 
 
+@pytest.mark.parametrize("text, endpoint", [
+    ("", "http://localhost:11434"), ("0.0.0.0", "http://localhost:11434"),
+    ("0.0.0.0:12000", "http://localhost:12000"), (":12000", "http://localhost:12000"),
+    ("192.168.1.7", "http://192.168.1.7:11434"), ("http://mini:12000", "http://mini:12000"),
+    ("https://mini", "https://mini:443"), ("http://mini", "http://mini:80"),
+    ("'[::]:12000'", "http://localhost:12000"), ("[fd00::1]:1", "http://[fd00::1]:1"),
+    ("ftp://x", "http://localhost:11434"), ("a b", "http://localhost:11434")])
+def test_own_endpoint_is_what_ollama_host_says(text, endpoint):
+    world = sf.World()
+    world.environ = {"OLLAMA_HOST": text}
+    assert sf.own_endpoint(world) == endpoint
+
+
+def test_init_asks_where_ollama_host_says(run_cli, tmp_path, fake_node):
+    node = fake_node({"qwen3:8b": {}})
+    done = run_cli("init", env={"OLLAMA_HOST": f"0.0.0.0:{node.port}"})
+    assert done.returncode == 0 and f"  local (http://localhost:{node.port}): 1 model\n" in done.stdout
+
+
+@pytest.mark.parametrize("given, names", [
+    ("localhost", ["mini"]), ("127.0.0.1", ["mini"]), ("HERE.local", ["mini"]), ("here", ["mini"]),
+    ("10.1.2.3", ["mini"]), ("10.1.2.4", ["local", "mini"]), ("here:1", ["local", "mini"])])
+def test_init_knows_this_machine_by_another_name(monkeypatch, tmp_path, capsys, given, names):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OLLAMA_HOST", raising=False)
+    monkeypatch.setattr(sf.World, "own_names", lambda world: ("Here", ("10.1.2.3",)))
+    assert sf.main(["init", "--offline", "--node", f"mini={given}"]) == 0
+    assert list(sf.load_fleet("fleet.yaml").nodes) == names
+
+
+def test_init_refuses_a_machine_that_is_named_twice(run_cli):
+    done = run_cli("init", "--offline", "--node", "a=mini", "--node", "b=http://mini:11434")
+    assert done.returncode == 2 and "error: init: `b=http://mini:11434`: the machine of `a`\n" \
+        in done.stderr
+
+
 def test_init_makes_parents_and_json(run_cli, tmp_path):
     done = run_cli("init", "--offline", "--output", "a/b/fleet.json", "--node", "mini=10.0.0.5")
     assert done.returncode == 0
@@ -366,6 +402,8 @@ def test_env_json_and_fish_hold_the_same(generated, quick):
     assert value["unset"] == ["ANTHROPIC_API_KEY", "CLAUDE_CODE_SUBAGENT_MODEL", *(
         f"CLAUDE_CODE_USE_{cloud}" for cloud in sf.CLOUDS)]
     assert f"set -g LITELLM_MASTER_KEY '{key}'" in quick("env", "--shell", "fish").stdout
+    for shell in ("bash", "zsh"):
+        assert quick("env", "--shell", shell).stdout == quick("env").stdout
     found = quick("env", "--shell", "json", env={"LITELLM_MASTER_KEY": "sk-0123456789abcdef"})
     assert json.loads(found.stdout)["set"]["ANTHROPIC_AUTH_TOKEN"] == "sk-0123456789abcdef"
 

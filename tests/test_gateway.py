@@ -1196,8 +1196,9 @@ def test_serve_says_where_and_answers_until_it_is_told_to_stop(tmp_path):
         wait_until(lambda: node.requests)
         program.process.send_signal(signal.SIGTERM)
         assert text_of(read_answer(connection.makefile("rb"))[2]) == "PONG"
-    status, told = program.end()
-    assert status == 0 and "main x -> m@a ok" in told
+    stdout, told = program.process.communicate(timeout=15)
+    assert program.process.returncode == 0 and b"main x -> m@a ok" in told
+    assert re.search(rb"(?m)^Served:\nNode +Requests .*\n-+\na +1 +12 +3 ", stdout)
     receipt = json.loads((tmp_path / ".subagent-fleet" / "requests.jsonl").read_text())
     assert receipt["outcome"] == "ok"
     with pytest.raises(OSError):

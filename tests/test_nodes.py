@@ -165,6 +165,15 @@ def test_discover_marks_missing_models_with_what_to_type(fleet, command):
                      re.M)
     assert re.search(r"^light +m5 +small:7b +unknown$", done.stdout, re.M)
     assert re.search(r"^m5 +offline +\(refused\)$", done.stdout, re.M)
+    assert done.stdout.endswith(
+        f"\nm5 ({m5.endpoint}): refused: nothing listens there; is Ollama running?\n  fix: {sf.REASON_FIXES['refused']}\n")
+
+
+def test_discover_says_of_every_broken_node_what_mends_it(fleet, command):
+    for node in fleet:
+        node.close()
+    said = command("discover").stdout
+    assert said.count(": refused: ") == said.count("  fix: ") == 2
 
 
 @pytest.mark.parametrize("broken, status", [(False, 0), (True, 1)])
