@@ -2425,6 +2425,46 @@ def format_doctor(findings: Sequence[tuple[str, Finding]], mended: Sequence[str]
     return "\n".join([*blocks.values(), f"{clean_line(verdict)}\n"])
 
 
+LOG_HEADERS = ("Time", "Agent", "Model", "Machine", "Seconds", "Outcome")
+
+
+def log_widths(requests: Sequence[dict[str, Any]]) -> list[int]:
+    """Return how wide the columns of a log are; lines that come later have to do with them."""
+    names = [max([10, *(len(clean_line(request[key])) for request in requests)])
+             for key in ("name", "model", "node")]
+    return [8, *names, 7]
+
+
+def format_log_head(widths: Sequence[int]) -> str:
+    """Return the line above a log."""
+    cells = [header.ljust(width) for header, width in zip(LOG_HEADERS, widths)]
+    return "  ".join([*cells, LOG_HEADERS[-1]]) + "\n"
+
+
+def format_log_line(request: dict[str, Any], widths: Sequence[int], now: float) -> str:
+    """Return a request in one line: when, who, which model where, how long, how it ended."""
+    outcome = request["outcome"]
+    if request["failures"]:
+        tries = [f"{failure['node']}: {failure['why']}" for failure in request["failures"]]
+        outcome += f" after {', '.join(tries)}"
+    seconds = "-" if request["total"] is None else f"{request['total']:.1f}"
+    cells = [format_clock(request["time"], now), request["name"], request["model"] or "-",
+             request["node"] or "-", seconds.rjust(widths[-1])]
+    padded = [clean_line(cell).ljust(width) for cell, width in zip(cells, widths)]
+    return "  ".join([*padded, clean_line(outcome)]) + "\n"
+
+
+def format_clock(seconds: float, now: float) -> str:
+    """Return the local time of day; of another day its date."""
+    try:
+        then = datetime.datetime.fromtimestamp(seconds)
+    except (ValueError, OverflowError, OSError):
+        return "?"
+    if then.date() == datetime.datetime.fromtimestamp(now).date():
+        return then.strftime("%H:%M:%S")
+    return then.strftime("%m-%d %Hh")
+
+
 def pad_rows(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Return each row as a line, its cells below those of the others."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows)]
@@ -3656,6 +3696,10 @@ class World:
         place = glob.escape(self.parent(os.path.realpath(program)))
         return [os.path.basename(path) for path in glob.glob(self.path(place, pattern))]
 
+    def paths_below(self, directory: str, pattern: str) -> list[str]:
+        """Return the paths in a directory that match a pattern."""
+        return sorted(glob.glob(self.path(glob.escape(directory), pattern)))
+
     def read_tree(self, directory, ending):
         """Return {path: text, None: unreadable} of the files in a tree whose names end so."""
         found = {}
@@ -4600,39 +4644,74 @@ RECEIPTS_FILE = f"{STATE_DIRECTORY}/requests.jsonl"
 RECEIPTS_PART_BYTES = 1024 * 1024  # some 3,000 requests
 
 
-def read_receipts(workspace: Workspace, *, since: float = 0.0) -> list[dict[str, Any]]:
-    """Return the latest receipts of this workspace's gateway, oldest first."""
-    path = workspace.enter(RECEIPTS_FILE)
-    start = max(0, workspace.world.size_of(path) - RECEIPTS_PART_BYTES)
-    content = workspace.world.read_part(path, start, RECEIPTS_PART_BYTES)
-    receipts = parse_receipts(content)
-    return [receipt for receipt in receipts if receipt["time"] >= since]
+class ReceiptsReader:
+    """Reads what a gateway files: the latest part first, then what has come since."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._world = workspace.world
+        self._path = workspace.enter(RECEIPTS_FILE)
+        self._at = max(0, self._world.size_of(self._path) - RECEIPTS_PART_BYTES)
+        self._begun = b""  # a line whose end is still to come
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the receipts that have come, oldest first."""
+        if self._world.size_of(self._path) < self._at:  # it has turned over and is new
+            self._at = 0
+            self._begun = b""
+        content = self._world.read_part(self._path, self._at, RECEIPTS_PART_BYTES)
+        self._at += len(content)
+        *lines, self._begun = (self._begun + content).split(b"\n")
+        return parse_receipts(lines)
 
 
-def parse_receipts(content: bytes) -> list[dict[str, Any]]:
+def parse_receipts(lines: Iterable[bytes]) -> list[dict[str, Any]]:
     """Return what the lines of a receipts file say; one that is cut or foreign is passed over."""
     receipts = []
-    for line in content.splitlines():
+    for line in lines:
         with contextlib.suppress(ValueError, RecursionError):
             receipt = json.loads(line)
-            if isinstance(receipt, dict) and isinstance(receipt.get("time"), (int, float)):
+            if isinstance(receipt, dict) and is_number(receipt.get("time")):
                 receipts.append(receipt)
     return receipts
 
 
-def last_session(receipts: Sequence[dict[str, Any]]) -> str:
-    """Return the id of the session that was served last, or an empty string."""
+def is_number(value: object) -> bool:
+    """Tell whether a value is a number that can be a time, a size or a count."""
+    return isinstance(value, (int, float)) and abs(value) < 1e12  # NaN is not
+
+
+_ID = _Pattern("[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # a part of a path, too
+
+
+def last_session(receipts: Sequence[dict[str, Any]], *, since: float) -> str:
+    """Return the id of the session that was served last since then, or an empty string."""
     for receipt in reversed(receipts):
-        session = receipt.get("session")
-        if isinstance(session, str) and re.fullmatch("[A-Za-z0-9_.-]{1,64}", session):
+        session = str(receipt.get("session"))
+        if receipt["time"] >= since and _ID.fullmatch(session) and receipt.get("session"):
             return session
     return ""
 
 
+def find_agent_type(world: World, session: str, agent: str) -> str:
+    """Return what Claude Code calls a subagent of a session, where it has kept that (2.1.326)."""
+    if not (_ID.fullmatch(session) and _ID.fullmatch(agent)):
+        return ""
+    pattern = f"projects/*/{session}/subagents/agent-{agent}.meta.json"
+    for path in world.paths_below(claude_directory(world), pattern):
+        with contextlib.suppress(FleetError, ValueError, KeyError, TypeError, RecursionError):
+            return str(json.loads(world.read_bytes(path))["agentType"])
+    return ""
+
+
+def claude_directory(world: World) -> str:
+    """Return where Claude Code keeps a person's settings and sessions."""
+    home = world.environ.get("HOME") or world.environ.get("USERPROFILE", "")
+    return world.environ.get("CLAUDE_CONFIG_DIR") or world.path(home, ".claude")
+
+
 def find_settings(world: World) -> dict[str, dict[str, object]]:
     """Return {path: what it sets under `env`} of the settings files Claude Code reads here."""
-    home = world.environ.get("HOME") or world.environ.get("USERPROFILE", "")
-    user = world.environ.get("CLAUDE_CONFIG_DIR") or world.path(home, ".claude")
+    user = claude_directory(world)
     managed = ("/Library/Application Support/ClaudeCode", "/etc/claude-code",
                "C:\\Program Files\\ClaudeCode")  # two of these are nowhere
     paths = [f"{place}/managed-settings.json" for place in managed]
@@ -4730,6 +4809,10 @@ class Options:
     no_receipts: bool = False
     # clean
     dry_run: bool = False
+    # logs
+    follow: bool = False
+    lines: int = 20
+    failed: bool = False
     # completion
     names: str = ""
     # help
@@ -4793,6 +4876,13 @@ def parse_seconds(text: str) -> float:
     if 0 < number <= 86400:
         return number
     raise argparse.ArgumentTypeError(f"expected seconds, above 0, at most 86400, not `{text}`")
+
+
+def parse_count(text: str) -> int:
+    """Return a number of lines."""
+    if re.fullmatch(r"[1-9]\d{0,3}", text):
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected a number, 1 to 9999, not `{text}`")
 
 
 SECONDS = {"type": parse_seconds}
@@ -5720,6 +5810,95 @@ def look_at_node(world: World, node: Node, until: float) -> tuple[tuple[str, ...
     return addresses, allowed in ("*", foreign)
 
 
+@command("logs", "show the latest requests: which machine answered which agent", CONFIG, OUT,
+         Flag("--follow", "go on as requests end, until Ctrl-C", short="-f"),
+         Flag("--lines", "how many", "N", {"type": parse_count, "default": 20}, short="-n"),
+         Flag("--failed", "only what failed, or failed on one machine before another"), JSON,
+         group=LOOK, examples=("logs", "logs --follow --failed"))
+def cmd_logs(options: Options, world: World) -> int:
+    if options.follow and options.json:
+        raise FleetError("usage", "logs: --follow is for people, --json for programs",
+                         status=EXIT_USAGE, fix="subagent-fleet logs --json")
+    workspace = open_workspace(options, world)
+    reader = ReceiptsReader(workspace)
+    names = AgentNames(world, known_agents(options, world))
+    receipts = choose_receipts(reader.read(), options)[-options.lines:]
+    requests = [report_receipt(receipt, names) for receipt in receipts]
+
+    if options.json:
+        world.out(render_report("logs", {"requests": requests}))
+        return EXIT_OK
+    if not requests:
+        path = clean_line(workspace.path(RECEIPTS_FILE))
+        world.err(as_typed(f"No such request in {path}; `subagent-fleet up` and `subagent-fleet "
+                           "serve` keep them there.\n", options.typing))
+
+    widths = log_widths(requests)
+    world.out(format_log_head(widths))
+    while True:
+        for request in requests:
+            world.out(format_log_line(request, widths, world.now()))
+        if not options.follow:
+            return EXIT_OK
+        world.sleep(TICK_SECONDS)
+        requests = [report_receipt(receipt, names)
+                    for receipt in choose_receipts(reader.read(), options)]
+
+
+def choose_receipts(receipts: Sequence[dict[str, Any]], options: Options) -> list[dict[str, Any]]:
+    """Return all of them, or those in which something failed."""
+    return [receipt for receipt in receipts if not options.failed
+            or receipt.get("outcome") != "ok" or receipt.get("tries")]
+
+
+def known_agents(options: Options, world: World) -> dict[str, list[str]]:
+    """Return {alias: the agents whose model has it}; nothing where there is no valid fleet."""
+    try:
+        fleet = load_config(world, options.config).fleet
+    except FleetError:
+        if options.config:
+            raise
+        return {}  # what was asked can be told without a fleet
+    agents: dict[str, list[str]] = {}
+    for agent, model in plan_routes(fleet).items():
+        agents.setdefault(model.alias, []).append(agent)
+    return agents
+
+
+class AgentNames:
+    """Who asked: the name of an agent is not on the wire, only its id (2.1.326)."""
+
+    def __init__(self, world: World, agents: dict[str, list[str]]) -> None:
+        self._world = world
+        self._agents = agents  # by alias
+        self._kept: dict[tuple[str, str], str] = {}
+
+    def find(self, session: str, agent: str, alias: str) -> str:
+        """Return a name, `NAME?` where only its alias tells it, else the id."""
+        if not agent:
+            return "main"
+        if (session, agent) not in self._kept:
+            self._kept[session, agent] = find_agent_type(self._world, session, agent)
+        name = self._kept[session, agent]
+        if name:
+            return name
+        candidates = self._agents.get(alias, [])
+        return f"{candidates[0]}?" if len(candidates) == 1 else agent
+
+
+def report_receipt(receipt: dict[str, Any], names: AgentNames) -> dict[str, Any]:
+    """Return what is shown of a request: its receipt, who asked, and why a machine failed."""
+    texts = {key: str(receipt.get(key) or "")
+             for key in ("id", "session", "agent", "alias", "model", "node", "outcome")}
+    tries = receipt.get("tries")
+    failures = [{"node": str(tried.get("node")), "why": str(tried.get("why"))}
+                for tried in tries if isinstance(tried, dict)] if isinstance(tries, list) else []
+    numbers = {key: receipt.get(key) if is_number(receipt.get(key)) else None
+               for key in ("waited", "first_byte", "total", "input_tokens", "output_tokens")}
+    name = names.find(texts["session"], texts["agent"], texts["alias"])
+    return {"time": receipt["time"], "name": name, **texts, "failures": failures, **numbers}
+
+
 # -- serve --
 
 @command("warmup", "load models before you need them", CONFIG,
@@ -5876,7 +6055,7 @@ def launch_claude(workspace: Workspace, fleet: Fleet, options: Options) -> int:
 def tell_session(workspace: Workspace, began: float, command: str, options: Options) -> None:
     """Say how the session that has ended goes on: Claude Code's own words for it lack the fleet."""
     try:
-        session = last_session(read_receipts(workspace, since=began))
+        session = last_session(ReceiptsReader(workspace).read(), since=began)
     except FleetError:  # they cannot be read, which is no reason to fail now
         return
     if session:

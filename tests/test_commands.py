@@ -577,6 +577,113 @@ def test_launch_ends_with_how_the_session_goes_on(generated, quick, fake_claude)
     assert resume.format(" --config fleet.yaml", "5b1c-a") in done.stderr
 
 
+# -- logs --
+
+ONE = {"time": 0, "id": "req_1", "session": "s-1", "agent": "", "alias": "claude-sonnet-local",
+       "model": "heavy", "node": "big", "tries": [], "waited": 0.5, "first_byte": 1, "total": 61.25,
+       "input_tokens": 900, "output_tokens": 7, "outcome": "ok"}
+TWO = {**ONE, "time": 1, "agent": "a1", "tries": [{"node": "big", "why": "refused"}], "node": "small",
+       "model": "light", "total": 2}
+THREE = {**ONE, "time": 2, "agent": "a2", "model": None, "node": None, "outcome": "overloaded_error",
+         "tries": [{"node": "big", "why": "timeout"}, {"node": "small", "why": "refused"}],
+         "first_byte": None}
+
+
+def lines_of(done):
+    """The lines of a log without the clock."""
+    assert done.returncode == 0
+    return [re.sub(r"^\d\d:\d\d:\d\d  ", "", line) for line in done.stdout.splitlines()]
+
+
+def write_meta(place, session, agent, text):
+    """Write what Claude Code keeps of a subagent."""
+    path = place / f"config/projects/-a-b/{session}/subagents/agent-{agent}.meta.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return {"CLAUDE_CONFIG_DIR": str(place / "config")}
+
+
+def test_logs_name_agent_model_machine_and_reason(fleet, quick):
+    write_receipts(fleet, ONE, TWO, THREE)
+    env = write_meta(fleet, "s-1", "a2", '{"agentType": "explorer"}')
+    assert lines_of(quick("logs", env=env)) == [
+        "Time      Agent         Model       Machine     Seconds  Outcome",
+        "main          heavy       big            61.2  ok",
+        "implementer?  light       small           2.0  ok after big: refused",
+        "explorer      -           -              61.2  overloaded_error after big: timeout, "
+        "small: refused"]
+    assert lines_of(quick("logs", "-n", "2", "--failed", env=env))[1].startswith("implementer?")
+    assert len(lines_of(quick("logs", "--failed", env=env))) == 3
+    assert len(lines_of(quick("logs", "-n", "1", env=env))) == 2
+
+
+def test_logs_json_is_one_object(fleet, quick):
+    write_receipts(fleet, ONE, THREE)
+    found = json.loads(quick("logs", "--json").stdout)
+    assert found["schema"] == "subagent-fleet/logs/1"
+    first, second = found["requests"]
+    assert first == {**{key: value for key, value in ONE.items() if key != "tries"},
+                     "time": first["time"], "name": "main", "failures": []}
+    assert second["failures"] == THREE["tries"] and second["node"] == second["model"] == ""
+    assert quick("logs", "--json", "--follow").returncode == 2
+
+
+def test_logs_without_fleet_or_name_show_the_id(tmp_path, quick):
+    (tmp_path / ".git").mkdir()
+    write_receipts(tmp_path, TWO)
+    for text in ("{", "[]", '{"agentType": 1', "[" * 100_000):
+        env = write_meta(tmp_path, "s-1", "a1", text)
+        assert lines_of(quick("logs", env=env))[1].split()[:2] == ["a1", "light"]
+
+
+@pytest.mark.parametrize("receipt", [
+    "{}", "[]", "nonsense", '{"time": "x"}', '{"time": 1e999}', '{"time": NaN}', '{"time": -1e18}',
+    '{"time": 5, "tries": 3, "total": NaN, "agent": {}, "session": ["../.."]}', "[" * 100_000,
+    '{"time": 5, "tries": [1, {"node": {}}], "agent": "../../x", "session": ".."}',
+    '{"time": 5, "agent": "\\u001b[2J", "model": "\\u202e", "outcome": "\\n\\u001b]0;x"}'])
+def test_logs_survive_any_receipt(tmp_path, quick, receipt):
+    (tmp_path / ".git").mkdir()
+    write_receipts(tmp_path, receipt, ONE)
+    done = quick("logs")
+    assert lines_of(done)[-1].startswith("main ") and "\x1b" not in done.stdout
+    found = json.loads(quick("logs", "--json").stdout, parse_constant=pytest.fail)
+    assert len(found["requests"]) in (1, 2)
+
+
+def test_logs_without_any_say_who_keeps_them(fleet, quick):
+    done = quick("logs", "--out", "x")
+    assert done.returncode == 0 and done.stderr == (
+        "No such request in x/.subagent-fleet/requests.jsonl; `subagent-fleet up --out x` and "
+        "`subagent-fleet serve --out x` keep them there.\n")
+
+
+@pytest.mark.parametrize("words", [("-n", "0"), ("-n", "x"), ("-n", "10000")])
+def test_logs_want_a_number_of_lines(fleet, quick, words):
+    assert quick("logs", *words).returncode == 2
+
+
+def test_logs_follow_a_file_that_grows_and_turns_over(fleet):
+    write_receipts(fleet, ONE)
+    path = fleet / ".subagent-fleet/requests.jsonl"
+    child = subprocess.Popen([sys.executable, str(SCRIPT), "logs", "-f"], cwd=fleet,
+                             env=clean_environment(), stdout=subprocess.PIPE)
+    try:
+        assert b"Time " in child.stdout.readline() and b" main " in child.stdout.readline()
+        line = json.dumps({**ONE, "agent": "second-one", "alias": "?"}) + "\n"
+        edit(path, line[:40])
+        time.sleep(0.3)
+        edit(path, line[40:])
+        assert b" second-one " in child.stdout.readline()
+        path.rename(f"{path}.1")
+        path.write_text(json.dumps({**ONE, "agent": "third", "alias": "?"}) + "\n")
+        assert b" third " in child.stdout.readline()
+        child.send_signal(signal.SIGINT)
+        assert child.wait(10) == 130
+    finally:
+        child.kill()
+        child.communicate()
+
+
 def test_status_is_ready_only_with_its_gateway(generated, quick, fake_node, gateway):
     node = fake_node({"qwen3:8b": {}, "qwen3-coder:30b": {}})
     rewrite(generated, re.sub('"http:[^"]*"', node.endpoint, FLEET))
