@@ -56,7 +56,9 @@ def _end_quietly(kind, error, trace):
 if __name__ == "__main__":
     sys.excepthook = _end_quietly
 
-from dataclasses import dataclass, field, replace
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from types import SimpleNamespace
 
 
@@ -169,6 +171,46 @@ class NodeFailure(FleetError):
     def __init__(self, reason, detail, *, fix=""):
         super().__init__("node-failure", f"{reason}: {detail}" if detail else reason, fix=fix)
         self.reason, self.detail = reason, detail
+
+
+@dataclass(frozen=True)
+class Try:
+    """A node that was asked in vain."""
+
+    node: str
+    why: str  # a class of reasons
+
+
+TOTALS = ("requests", "input_tokens", "output_tokens", "waited_seconds", "failures")
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What one request came to: no prompt, no answer, no words of a node."""
+
+    time: float
+    id: str
+    session: str
+    agent: str
+    alias: str
+    model: str | None  # who answered; None: nobody was asked
+    node: str | None
+    context: int | None
+    tries: tuple[Try, ...]
+    waited: float | None  # seconds for a slot
+    first_byte: float | None
+    total: float
+    input_tokens: int
+    output_tokens: int
+    outcome: str  # ok, left, stopped, or the kind of the error
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A request that was refused before it was anybody's."""
+
+    http: int
+    what: str
 
 
 @dataclass(frozen=True)
@@ -789,6 +831,74 @@ def _dump_scalar(value):
     raise FleetError("yaml-dump", f"no YAML for a value of type {type(value).__name__}")
 
 
+# -- JSON, which programs send --
+
+NUMBER_LIMIT_DIGITS = 100  # int() of millions of digits takes minutes (Python before 3.10.7)
+
+
+def parse_json(text: str | bytes | bytearray) -> Any:
+    """Return the value of a JSON text from outside; ValueError says why it is none.
+
+    NaN, infinities and endless numbers are refused as well: no other program takes them back.
+    """
+    try:
+        if not isinstance(text, str):
+            text = text.decode("utf-8")
+        return _json_decoder().decode(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+@lru_cache(maxsize=1)
+def _json_decoder() -> json.JSONDecoder:
+    return json.JSONDecoder(parse_int=_bounded_int, parse_float=_finite_float,
+                            parse_constant=_no_constant)
+
+
+def _bounded_int(digits: str) -> int:
+    if len(digits) > NUMBER_LIMIT_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _finite_float(digits: str) -> float:
+    number = float(digits)
+    if number in (float("inf"), float("-inf")):
+        raise ValueError("a number that no program can hold")
+    return number
+
+
+def _no_constant(word: str) -> float:
+    raise ValueError(f"{word} is not JSON")
+
+
+def parse_object(text: str | bytes | bytearray) -> dict[str, Any] | None:
+    """Return the JSON object in a text, None where there is none."""
+    try:
+        value = parse_json(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def count_marks(body: bytes | bytearray) -> int:
+    """Return how many values a JSON text may hold, at the most; 8 MiB of `[],` become 180 MB."""
+    return sum(map(body.count, (b"[", b"{", b":", b",")))
+
+
+def render_json(value: object) -> bytes:
+    """Return compact ASCII JSON, in which lone surrogates survive; ValueError where it is none."""
+    try:
+        return _json_encoder().encode(value).encode("ascii")
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+@lru_cache(maxsize=1)
+def _json_encoder() -> json.JSONEncoder:
+    return json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
+
 # =============================================================================
 # B. What a fleet is (pure)
 # =============================================================================
@@ -942,6 +1052,7 @@ class Node:
     endpoint: str
     tags: tuple[str, ...] = ()
     memory_gb: float | None = None
+    provider: str = "ollama"
 
 
 @dataclass(frozen=True)
@@ -1194,7 +1305,7 @@ def _check_cycles(check, models):
                 trail[following] = None
 
 
-def _full_model_name(name):
+def full_model_name(name):
     """Return a name as Ollama compares it: tag, library and registry have defaults."""
     name = name.lower().removeprefix("registry.ollama.ai/").removeprefix("library/")
     return name if ":" in name.rsplit("/", 1)[-1] else name + ":latest"
@@ -1303,8 +1414,8 @@ def plan_fallbacks(fleet):
 
 def find_models(found, ollama_model):
     """Return the NodeModels or LoadedModels of that name."""
-    full_name = _full_model_name(ollama_model)
-    return [one for one in found if _full_model_name(one.name) == full_name]
+    full_name = full_model_name(ollama_model)
+    return [one for one in found if full_model_name(one.name) == full_name]
 
 
 @dataclass(frozen=True)
@@ -1579,9 +1690,9 @@ def _lint_models(fleet, warn):
     if "haiku" not in fleet.claude:  # one that was only planned never sees the main prompt
         del tiers["haiku"]
     for name, model in fleet.models.items():
-        full_name = _full_model_name(model.ollama_model)
+        full_name = full_model_name(model.ollama_model)
         first = aliases.setdefault(model.alias, model)
-        if _full_model_name(first.ollama_model) != full_name:
+        if full_model_name(first.ollama_model) != full_name:
             yield warn("alias-collision", ("models", name, "litellm_alias"),
                        f"`{model.alias}` is also the alias of {first.name}, a different model: "
                        f"{first.ollama_model}, {model.ollama_model}", "give each its own alias")
@@ -1772,8 +1883,8 @@ def _doctor_nodes(fleet, facts):
             # One that the config itself names is a warning of the config.
             if address_kind(address) == "public" and address not in state.endpoint:
                 yield _say("public-address", who=who, address=address)
-        names = {_full_model_name(model.ollama_model) for model in wanted}
-        held = [one for one in state.models if _full_model_name(one.name) in names]
+        names = {full_model_name(model.ollama_model) for model in wanted}
+        held = [one for one in state.models if full_model_name(one.name) in names]
         need = sum(one.size for one in held) / 1e9
         full = any(0 < (one.gpu_percent or 0) < 100 for one in state.loaded)
         said = any(found.slug == "memory-short" for found in facts.problems)
@@ -2121,6 +2232,24 @@ def format_table(headers, rows, *, columns=0):
     return "\n".join(lines) + "\n"
 
 
+def format_receipt(receipt: Receipt) -> str:
+    """Return what a request came to, in one line."""
+    where = f"{receipt.model}@{receipt.node}" if receipt.node else "nowhere"
+    tries = "".join(f", {attempt.node}: {attempt.why}" for attempt in receipt.tries)
+    return clean_line(
+        f"{receipt.agent or 'main'} {receipt.alias} -> {where} {receipt.outcome} in "
+        f"{receipt.total:.2f} s (waited {receipt.waited or 0:.2f}, first byte "
+        f"{receipt.first_byte or 0:.2f}), {receipt.input_tokens} tokens in, "
+        f"{receipt.output_tokens} out{tries}") + "\n"
+
+
+def format_event(event: Receipt | Rejection) -> str:
+    """Return what `serve --verbose` says of an event."""
+    if isinstance(event, Rejection):
+        return f"refused: {event.http}, {clean_line(event.what)}\n"
+    return format_receipt(event)
+
+
 def format_route(agent, model):
     """Return a route in one line: agent, node, model, alias."""
     return clean_line(f"{agent} -> {model.node} -> {model.ollama_model} -> {model.alias}")
@@ -2310,447 +2439,1287 @@ def render_report(command, fields):
 # =============================================================================
 
 # == 9. Talk ==================================================================
+#
+# What a client asks and a model answers, in nobody's dialect. A Dialect makes a Talk of a request
+# and bytes of Deltas; a Backend makes an Ask of a Talk and Deltas of what a node says. So there
+# are as many translations as there are dialects and backends, never one for each pair.
 
-API_ERROR_KINDS = {400: "invalid_request_error", 401: "authentication_error",
-                   403: "permission_error", 404: "not_found_error", 408: "timeout_error",
-                   413: "request_too_large", 529: "overloaded_error"}
-REQUEST_FIELDS = {  # what is expected: its types, the fields
-    "text": ((str,), "model"), "a list": ((list,), "messages tools stop_sequences"),
-    "an object": ((dict,), "tool_choice"), "true or false": ((bool,), "stream"),
-    "a whole number": ((int,), "max_tokens top_k"), "a number": ((int, float), "temperature top_p")}
-# What Ollama or its engine takes of a tool's schema; one other word can fail the whole request.
-SCHEMA_TYPES = {"type": (str, list), "description": str, "enum": list, "required": list,
-                "anyOf": list, "allOf": list, "properties": dict, "$defs": dict, "$ref": str,
-                "items": object, "const": object, "default": object, "format": str,
-                "additionalProperties": bool}
-JSON_TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
-PROMPT_MARKS = 500_000  # `[`, `{`, `:` and `,` in one request; 60 MB of `[],` become 1.5 GB
-TURN_PARTS = ("reminder", "text", "thinking", "image", "call", "result", "found")
 IMAGE_WEIGHT = 4_000  # bytes of JSON that take as many tokens as an image
 BYTES_A_TOKEN = 4.0  # of JSON; learned per model from its first answer on
-_TOO_LONG = (r"(?:\((\d+) tokens\) )?exceeds the available context size \((\d+) tokens\)"
-             r"|input (length|after truncation) exceeds|longer than the context")
-_NO_IMAGES = r"does not support (?:vision|image)|image input"
-_NOT_ABLE = "does not support|image input"
+REFUSAL_KINDS = {400: "invalid_request_error", 401: "authentication_error",
+                 403: "permission_error", 404: "not_found_error", 408: "timeout_error",
+                 413: "request_too_large", 529: "overloaded_error"}
 NO_IMAGE = "(an image was left out: this model takes none)"
+STOPS_LIMIT = 64  # more stop sequences, or longer ones than this, no client sends
+STOP_LIMIT_CHARACTERS = 1_000
 
 
-class ApiError(FleetError):
-    """A refusal that reaches the client in the Messages API's own shape."""
+class Refusal(FleetError):
+    """Why a request is not answered. Each dialect says it in its own shape and words."""
 
-    def __init__(self, http, what):
+    def __init__(self, http: int, what: str, *, retry_seconds: int = 0) -> None:
         super().__init__("api-error", what)
-        self.http, self.kind = http, API_ERROR_KINDS.get(http, "api_error")
-        # Both a body and an event of a stream.
-        self.event = {"type": "error", "error": {"type": self.kind, "message": what}}
+        self.http = http
+        self.kind = REFUSAL_KINDS.get(http, "api_error")  # in the words of the Messages API
+        self.retry_seconds = retry_seconds  # above 0: when the client should come back
 
 
-def _parse_object(text):
-    """Return the JSON object in a text, or None."""
-    try:
-        found = json.loads(text if isinstance(text, str) else text.decode("utf-8"))
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+class PromptTooLong(Refusal):
+    """A prompt of more tokens than the model's context holds, as its node counted or we did."""
+
+    def __init__(self, tokens: int, maximum: int) -> None:
+        # Claude Code 2.1.326 compacts on exactly these words.
+        super().__init__(400, f"prompt is too long: {tokens} tokens > {maximum} maximum")
+        self.tokens, self.maximum = tokens, maximum
 
 
-def error_text(error):
-    """Return a node's own words, out of the JSON that its engine wraps them in."""
-    while True:
-        inner = error if isinstance(error, dict) else _parse_object(str(error)[:HEADER_LIMIT_BYTES])
-        if not inner:
-            return str(error)[:500]
-        error = inner.get("error", inner.get("message", "an error without words"))
+class NoImages(Refusal):
+    """The model takes no images, which the request holds."""
 
 
-def render_json(value):
-    """Return compact ASCII JSON, in which lone surrogates survive and infinity does not."""
-    try:
-        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
-    except (ValueError, RecursionError):
-        raise ApiError(400, "body: a number or a nesting that JSON cannot carry") from None
+@dataclass(frozen=True)
+class Call:
+    """A tool call that a model made."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a call."""
+
+    call_id: str
+    text: str
+    images: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one side said in its turn, sorted by kind. Images are base64 text."""
+
+    role: str  # user or assistant
+    reminders: tuple[str, ...] = ()  # of the client's program, not the person's own words
+    texts: tuple[str, ...] = ()
+    thoughts: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+    calls: tuple[Call, ...] = ()
+    results: tuple[Result, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool that the model may call; its schema is as the client sent it."""
+
+    name: str
+    description: str
+    schema: object
+
+
+@dataclass(frozen=True)
+class Talk:
+    """A request: what was said so far, in turns that alternate, and how to go on."""
+
+    alias: str
+    turns: tuple[Turn, ...]
+    system: tuple[str, ...] = ()
+    tools: tuple[Tool, ...] = ()
+    choice: str = "auto"  # any: some tool must be called; tool: this one; none
+    chosen_tool: str = ""
+    one_call: bool = False
+    max_tokens: int | None = None
+    sampling: dict[str, float] = field(default_factory=dict)  # temperature, top_p, top_k
+    stops: tuple[str, ...] = ()
+    is_stream: bool = False
+
+    def images(self) -> list[str]:
+        """Return every image in it."""
+        images: list[str] = []
+        for turn in self.turns:
+            images += turn.images
+            for result in turn.results:
+                images += result.images
+        return images
+
+    def without_images(self) -> Talk:
+        """Return the talk with a note where images were."""
+        return replace(self, turns=tuple(map(_without_images, self.turns)))
+
+
+def _without_images(turn: Turn) -> Turn:
+    results = []
+    for result in turn.results:
+        if result.images:
+            result = Result(result.call_id, join_texts([result.text, NO_IMAGE]))
+        results.append(result)
+
+    texts = (*turn.texts, NO_IMAGE) if turn.images else turn.texts
+    return replace(turn, texts=texts, images=(), results=tuple(results))
+
+
+def join_texts(texts: Iterable[str]) -> str:
+    """Return blocks of text as one; glued together, the last word of one runs into the next."""
+    pieces: list[str] = []
+    for text in filter(None, texts):
+        if pieces and not pieces[-1].endswith("\n") and not text.startswith("\n"):
+            pieces.append("\n\n")
+        pieces.append(text)
+    return "".join(pieces)
+
+
+def weigh(body: bytes, talk: Talk) -> int:
+    """Return the bytes of a rendered request that tell how many tokens it has."""
+    images = talk.images()
+    return len(body) - sum(map(len, images)) + len(images) * IMAGE_WEIGHT
+
+
+# -- the answer --
+
+@dataclass(frozen=True)
+class End:
+    """How an answer ended, and what it took."""
+
+    reason: str  # end_turn, max_tokens, stop_sequence or tool_use
+    stop: str = ""  # the stop sequence it ended at
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Delta:
+    """One step of an answer: thinking or text that grows, a call, or the end."""
+
+    kind: str  # thinking, text, call or end
+    text: str = ""
+    call: Call | None = None
+    end: End | None = None
+
+
+class Sieve:
+    """Tells thinking from text in what a model prints, and ends the text at a stop sequence.
+
+    Text that may yet grow to a mark is held back until more comes. A <think> section counts only
+    at the very beginning.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.stop = ""  # the stop sequence that ended the text
+        self._stops = [stop for stop in stops if stop]
+        self._phase, self._held = "start", ""
+
+    def skip_thinking(self) -> None:
+        """Note that the model tells its thinking apart: what it prints is text."""
+        self._phase = "text"
+
+    def feed(self, text: str, *, last: bool = False) -> list[Delta]:
+        """Return what can be told now; with `last`, nothing is held back."""
+        text, self._held = self._held + text, ""
+        if self._phase == "start":
+            text = self._begin(text, last)
+
+        deltas = []
+        if self._phase == "think":
+            thought, mark, text = self._part(text, ["</think>"], last)
+            deltas.append(Delta("thinking", thought))
+            self._phase = "after" if mark else "think"
+        if self._phase == "after":
+            text = text.lstrip()
+            self._phase = "text" if text else "after"
+        if self._stops and self._phase == "text":
+            text, self.stop, _ = self._part(text, self._stops, last)
+
+        deltas.append(Delta("text", text))
+        return [delta for delta in deltas if delta.text]
+
+    def _begin(self, text: str, last: bool) -> str:
+        """Choose the first phase once enough was printed; return what belongs to it."""
+        bare = text.lstrip()
+        if bare.startswith("<think>"):
+            self._phase = "think"
+            return bare[len("<think>"):]
+
+        if "<think>".startswith(bare) and not last:
+            self._held = text
+            return ""
+
+        self._phase = "text"
+        return text
+
+    def _part(self, text: str, marks: list[str], last: bool) -> tuple[str, str, str]:
+        """Return what stands before the first mark, the mark, and what stands behind it."""
+        places = [(text.index(mark), mark) for mark in marks if mark in text]
+        if places:
+            at, mark = min(places)
+            return text[:at], mark, text[at + len(mark):]
+
+        if not last:
+            at = len(text) - max(_growing_tail(text, mark) for mark in marks)
+            self._held = text[at:]
+            text = text[:at]
+        return text, "", ""
+
+
+def _growing_tail(text: str, mark: str) -> int:
+    """Return the length of the longest end of a text that may yet grow to the mark."""
+    at = text.find(mark[0], max(0, len(text) - len(mark) + 1))
+    while at >= 0 and not mark.startswith(text[at:]):
+        at = text.find(mark[0], at + 1)
+    return len(text) - at if at >= 0 else 0
 
 
 # == 10. Backends =============================================================
+#
+# What a node speaks. A Backend makes Asks and reads Replies; it knows no socket and no clock. What
+# a node says is not trusted: a field of the wrong type counts as absent, only an answer without
+# its list makes the node `bad answer`, and what is wrong in an answer is the node's fault.
 
-def plan_chat(request, model):
-    """Return the `/api/chat` request that says what a Messages request says."""
-    choice = request.get("tool_choice") or {}
+ANSWER_MARKS = 100_000  # values in one answer of a node; see count_marks
+TOKENS_LIMIT = 10 ** 9  # a higher count is none
+ARGUMENTS_DEPTH_LIMIT = 64
+# An engine's words for a prompt that its context does not hold (Ollama 0.32.15, llama.cpp).
+_TOO_LONG = _Pattern(
+    r"(?:\((\d{1,9}) tokens\) )?exceeds the available context size \((\d{1,9}) tokens\)"
+    r"|input (?:length|after truncation) exceeds|longer than the context")
+_NO_IMAGES = _Pattern(r"does not support (?:vision|image)|image input")
+_NOT_ABLE = _Pattern(r"does not support|image input")
+
+
+class Backend(ABC):
+    """What one kind of node speaks: what to ask of it, and how to read what it says."""
+
+    name = ""  # as `provider:` and a node's reason have it
+    title = ""  # as people call it
+
+    @abstractmethod
+    def identify(self) -> Ask:
+        """Ask for its version; the quickest thing that only this kind answers."""
+
+    @abstractmethod
+    def list_models(self) -> Ask:
+        """Ask for the NodeModels on its disk."""
+
+    @abstractmethod
+    def list_loaded(self) -> Ask:
+        """Ask for the LoadedModels in its memory."""
+
+    @abstractmethod
+    def describe(self, model_name: str) -> Ask:
+        """Ask for what a NodeModel's list entry does not tell, as a dict of its fields."""
+
+    @abstractmethod
+    def load(self, model: Model, *, unload: bool = False, words: str = "") -> Ask:
+        """Ask to load a model as its route will use it, or to unload it."""
+
+    @abstractmethod
+    def pull(self, model: Model) -> Ask:
+        """Ask to download a model; each line of the answer is read as a PullStep."""
+
+    @abstractmethod
+    def chat(self, talk: Talk, model: Model) -> Ask:
+        """Ask a model to go on with a talk; `extract` reads the words of a refusal."""
+
+    @abstractmethod
+    def reader(self, talk: Talk, model: Model, estimate: int) -> Reader:
+        """Return what reads the answer to `chat`; `estimate` is what the prompt may take."""
+
+
+class Reader(ABC):
+    """Reads one answer of a model, line by line."""
+
+    @abstractmethod
+    def feed(self, line: bytes | bytearray) -> list[Delta]:
+        """Return what a line says; NodeFailure or Refusal where it is no answer."""
+
+    @abstractmethod
+    def refusal(self, status: int, words: str) -> Refusal:
+        """Return what the client is told when the node refuses, in the words it acts on."""
+
+
+@dataclass(frozen=True)
+class PullStep:
+    """One line of a download: how far a layer is, and whether all is done."""
+
+    layer: str = ""
+    completed: int = 0
+    total: int = 0
+    is_done: bool = False
+
+
+# -- reading what a node says --
+
+def read_field(value: object, key: str, kind: type[Any] = str) -> Any:
+    """Return a field of an answer; absent, of another type or below 0 it is empty."""
+    field_value = value.get(key) if isinstance(value, dict) else None
+    if type(field_value) is not kind or (kind is int and field_value < 0):
+        return kind()
+    return field_value
+
+
+def error_text(error: object) -> str:
+    """Return a node's own words, out of the JSON that its engine wraps them in."""
+    while True:
+        if isinstance(error, dict):
+            wrapped: dict[str, Any] | None = error
+        else:
+            wrapped = parse_object(str(error)[:HEADER_LIMIT_BYTES])
+        if not wrapped:
+            return str(error)[:500]
+        error = wrapped.get("error", wrapped.get("message", "an error without words"))
+
+
+def error_words(reply: Reply) -> str:
+    """Return what a node says about a request it refused, in its own words."""
+    if 300 <= reply.status < 400:
+        return f"it redirects to {reply.headers.get('location', 'elsewhere')}; not followed"
+    if reply.status == 400 and b" HTTPS " in reply.body:  # what Go and nginx say on a TLS port
+        raise NodeFailure("tls", "it speaks TLS; write https://")
+    return error_text(reply.body.decode("utf-8", "replace").strip()).split("\n")[0]
+
+
+def parse_answer(body: bytes | bytearray, backend: Backend) -> Any:
+    """Return the JSON value of an answer; refuse what would grow in memory or take long."""
+    if count_marks(body) > ANSWER_MARKS:
+        raise NodeFailure("bad answer", f"far more in it than any {backend.title} answers")
+    try:
+        return parse_json(body)
+    except ValueError:
+        pass  # its own exception would hold the whole text
+    if re.match(rb"\s*[\[{]", body):
+        raise NodeFailure("bad answer", "its JSON is broken")
+    raise NodeFailure(f"not {backend.name}", "it does not answer with JSON")
+
+
+def refuse_error(value: Any) -> Any:
+    """Return an answer; refuse an error, which Ollama also sends under HTTP 200."""
+    if isinstance(value, dict) and "error" in value:
+        raise NodeFailure("error", error_text(value["error"]))
+    return value
+
+
+# -- Ollama --
+#
+# Facts: Ollama 0.32.15. Its own /v1/messages cannot carry num_ctx, keep_alive, think or truncate:
+# every request there would reload the model or lose its beginning.
+
+# What Ollama or its engine takes of a tool's schema; one other word can fail the whole request.
+SCHEMA_TYPES: dict[str, Any] = {
+    "type": (str, list), "description": str, "enum": list, "required": list, "anyOf": list,
+    "allOf": list, "properties": dict, "$defs": dict, "$ref": str, "items": object,
+    "const": object, "default": object, "format": str, "additionalProperties": bool}
+SCHEMA_SYNONYMS = {"oneOf": "anyOf", "definitions": "$defs"}
+JSON_TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
+
+
+class Ollama(Backend):
+    """Ollama's own API, translated."""
+
+    name, title = "ollama", "Ollama"
+
+    def identify(self) -> Ask:
+        return self._ask("/api/version", self._parse_version)
+
+    def list_models(self) -> Ask:
+        return self._ask("/api/tags", self._parse_tags)
+
+    def list_loaded(self) -> Ask:
+        return self._ask("/api/ps", self._parse_loaded)
+
+    def describe(self, model_name: str) -> Ask:
+        return self._ask("/api/show", self._parse_show, {"model": model_name})
+
+    def load(self, model: Model, *, unload: bool = False, words: str = "") -> Ask:
+        # With another num_ctx than the route's, the route's first request would load it again.
+        options: dict[str, object] = {"num_ctx": model.context}
+        messages = []
+        if words:
+            messages.append({"role": "user", "content": words})
+            options["num_predict"] = 16
+        return self._ask("/api/chat", self._parse_loading, {
+            "model": model.ollama_model, "messages": messages, "stream": False,
+            "think": model.thinking, "keep_alive": 0 if unload else model.keep_alive,
+            "options": options})
+
+    def pull(self, model: Model) -> Ask:
+        return self._ask("/api/pull", self._parse_pull, {"model": model.ollama_model})
+
+    def chat(self, talk: Talk, model: Model) -> Ask:
+        messages = _chat_messages(_wished_turns(talk), model.thinking)
+        if not messages:  # which Ollama would take for "load the model" and answer nothing
+            raise Refusal(400, "messages: at least one message with content is required")
+        if talk.system:
+            messages.insert(0, {"role": "system", "content": join_texts(talk.system)})
+
+        # num_ctx must be what warm-up sent, else Ollama loads the model again.
+        most = min(talk.max_tokens or model.max_output, model.max_output)
+        options = {"num_ctx": model.context, "num_predict": most, **talk.sampling}
+        payload = {"model": model.ollama_model, "stream": True, "truncate": False,
+                   "think": model.thinking, "keep_alive": model.keep_alive,
+                   "options": options, "messages": messages}
+        tools = _chat_tools(talk)
+        if tools:
+            payload["tools"] = tools
+        return Ask("/api/chat", error_words, payload)
+
+    def reader(self, talk: Talk, model: Model, estimate: int) -> Reader:
+        return OllamaReader(talk, model, estimate)
+
+    def _ask(self, path: str, parse: Callable[[Any], Any], payload: object = None) -> Ask:
+        """Return an Ask whose refusal is a NodeFailure and whose JSON is read by `parse`."""
+        def extract(reply: Reply) -> Any:
+            if reply.status != 200:
+                words = error_words(reply)
+                if reply.status == 404 and "model" not in words.lower():
+                    raise NodeFailure(f"not {self.name}", f"it does not know {path}")
+                raise NodeFailure(f"http {reply.status}", words)
+            return parse(parse_answer(reply.body, self))
+
+        return Ask(path, extract, payload)
+
+    def _parse_version(self, value: Any) -> str:
+        version: str = read_field(value, "version")
+        if not version:
+            raise NodeFailure(f"not {self.name}", "/api/version does not answer as Ollama does")
+        return version
+
+    def _entries(self, value: Any, path: str) -> list[dict[str, Any]]:
+        """Return the entries of a `models` list, each with its name; null is an empty list."""
+        entries = value.get("models", "") if isinstance(value, dict) else ""
+        entries = [] if entries is None else entries
+        if not isinstance(entries, list) or not all(read_field(entry, "name") for entry in entries):
+            raise NodeFailure("bad answer", f"{path} holds no list of models")
+        return sorted(entries, key=lambda entry: entry["name"])  # Ollama's own order changes by ask
+
+    def _parse_tags(self, value: Any) -> tuple[NodeModel, ...]:
+        models = []
+        for entry in self._entries(value, "/api/tags"):
+            details = read_field(entry, "details", dict)
+            # Only /api/show knows what a model can do; but these can do nothing else.
+            is_embedding = "bert" in read_field(details, "family")
+            models.append(NodeModel(
+                name=entry["name"],
+                size=read_field(entry, "size", int),
+                parameters=read_field(details, "parameter_size"),
+                quantization=read_field(details, "quantization_level"),
+                capabilities=("embedding",) if is_embedding else None,
+                trained_context=read_field(details, "context_length", int) or None,
+                remote=read_field(entry, "remote_host") or read_field(entry, "remote_model")))
+        return tuple(models)
+
+    def _parse_show(self, value: Any) -> dict[str, object]:
+        """Return what /api/show adds to a model: what it can do and what it was trained for."""
+        info = read_field(value, "model_info", dict)
+        length_key = read_field(info, "general.architecture") + ".context_length"
+        words = read_field(value, "capabilities", list)
+        facts = {"capabilities": tuple(word for word in words if isinstance(word, str)),
+                 "trained_context": read_field(info, length_key, int)}
+        return {key: fact for key, fact in facts.items() if fact}
+
+    def _parse_loaded(self, value: Any) -> tuple[LoadedModel, ...]:
+        loaded = []
+        for entry in self._entries(value, "/api/ps"):
+            size = read_field(entry, "size", int)
+            percent = None
+            if size and "size_vram" in entry:
+                percent = min(100, round(100 * read_field(entry, "size_vram", int) / size))
+            loaded.append(LoadedModel(
+                name=entry["name"], context=read_field(entry, "context_length", int),
+                gpu_percent=percent, size=size, expires=read_field(entry, "expires_at")))
+        return tuple(loaded)
+
+    def _parse_loading(self, value: Any) -> None:
+        if not read_field(refuse_error(value), "done", bool):
+            raise NodeFailure("bad answer", "its answer to a load is not Ollama's")
+
+    def _parse_pull(self, value: Any) -> PullStep:
+        step = refuse_error(value)
+        return PullStep(
+            layer=read_field(step, "digest"), completed=read_field(step, "completed", int),
+            total=read_field(step, "total", int),
+            is_done=read_field(step, "status") == "success")  # errors come under 200, too
+
+
+def _wished_turns(talk: Talk) -> tuple[Turn, ...]:
+    """Return the turns, with the client's choice of tools as words in the last one."""
     # Ollama ignores tool_choice: showing fewer tools and a word in the last turn is all there is.
     wishes = {"any": "Answer by calling one of your tools.",
-              "tool": f"Answer by calling the tool `{choice.get('name')}`."}
-    wish = {"role": "system", "content": wishes.get(str(choice.get("type")))}
-    try:
-        turns = _read_turns([*request["messages"], wish])
-        messages, tools = _render_turns(turns, model.thinking), _render_tools(request, turns)
-        system = [value for name, value in _read_parts(request.get("system"), "system")
-                  # Claude Code's billing line always differs and would spoil the prompt cache.
-                  if name == "text" and not value.startswith("x-anthropic-billing-header:")]
-    except RecursionError:
-        raise ApiError(400, "body: nested too deeply") from None
-    if not messages:  # which Ollama would take for "load the model" and answer nothing
-        raise ApiError(400, "messages: at least one message with content is required")
-    if system:
-        messages.insert(0, {"role": "system", "content": _join(system)})
-    # num_ctx must be what warm-up sent, else Ollama loads the model again.
-    options = {"num_ctx": model.context,
-               "num_predict": min(request.get("max_tokens") or model.max_output, model.max_output)}
-    options.update((name, request[name]) for name in ("temperature", "top_p", "top_k")
-                   if request.get(name) is not None)
-    return {"model": model.ollama_model, "stream": True, "truncate": False,
-            "think": model.thinking, "keep_alive": model.keep_alive, "options": options,
-            "messages": messages, **({"tools": tools} if tools else {})}
+              "tool": f"Answer by calling the tool `{talk.chosen_tool}`."}
+    wish = wishes.get(talk.choice)
+    if not wish:
+        return talk.turns
+
+    last = talk.turns[-1] if talk.turns else None
+    if last is None or last.role != "user":
+        return (*talk.turns, Turn("user", reminders=(wish,)))
+    return (*talk.turns[:-1], replace(last, reminders=(*last.reminders, wish)))
 
 
-def _read_turns(messages):
-    """Return turns in strict alternation: {role, and a list for each kind of part}."""
-    turns = []
-    for number, message in enumerate(messages):
-        role = message.get("role") if isinstance(message, dict) else None
-        if role not in ("user", "assistant", "system"):
-            raise ApiError(400, f"messages.{number}: expected the role user, assistant or system")
-        parts = _read_parts(message.get("content"), f"messages.{number}")
-        if role == "system":  # which many templates take only at the very beginning
-            role, parts = "user", [("reminder", value) for name, value in parts if name == "text"]
-        if parts and (not turns or turns[-1]["role"] != role):
-            turns.append({"role": role, **{name: [] for name in TURN_PARTS}})
-        for name, value in parts:
-            turns[-1][name].append(value)
-    return turns
-
-
-def _read_parts(content, where):
-    """Return (kind, value) for all of a content that a local model can be shown."""
-    content = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
-    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
-        raise ApiError(400, f"{where}: expected text or a list of content blocks")
-    parts = []
-    for block in content:
-        kind = block.get("type")
-        if kind in ("text", "thinking"):
-            parts.append((kind, _text(block, kind, where)))
-        elif kind == "image":
-            parts.append((kind, _read_image(block, where)))
-        elif kind in ("document", "search_result"):
-            source = block.get("source") if kind == "document" else block
-            source = source if isinstance(source, dict) else {}
-            inside = source.get("data" if source.get("type") == "text" else "content")
-            parts += [("text", _text(block, "title", where)), *(_read_parts(inside, where) or [
-                ("text", "(a document of which only the bytes were sent was left out)")])]
-        elif kind == "tool_reference":
-            name = _text(block, "tool_name", where)
-            parts += [("found", name), ("text", f"The tool `{name}` can be called now.")]
-        elif kind == "tool_use":
-            given = block.get("input") or {}
-            # Ollama answers 400 to arguments that are not an object.
-            given = given if isinstance(given, dict) else {"input": given}
-            parts.append(("call", {"id": _text(block, "id", where), "input": given,
-                                   "name": _text(block, "name", where) or "unknown"}))
-        elif kind == "tool_result":
-            inside = _read_parts(block.get("content"), where)
-            text = _join([value for name, value in inside if name == "text"])
-            if block.get("is_error") is True and not text.startswith(("Error", "<tool_use_error>")):
-                text = f"Error: {text}"
-            parts.append(("result", {"id": _text(block, "tool_use_id", where), "text": text,
-                                     "images": [value for name, value in inside
-                                                if name == "image"]}))
-            parts += [part for part in inside if part[0] == "found"]
-    return [(name, value) for name, value in parts if value]
-
-
-def _text(block, name, where):
-    value = block.get(name)
-    if value is not None and not isinstance(value, str):
-        raise ApiError(400, f"{where}: `{name}` of a block must be text")
-    return value or ""
-
-
-def _read_image(block, where):
-    source = block.get("source")
-    if not isinstance(source, dict) or source.get("type") != "base64":
-        raise ApiError(400, f"{where}: a local model can only be shown base64 images, not URLs")
-    try:  # one character that Ollama cannot decode costs the whole request
-        pixels = base64.b64decode("".join(_text(source, "data", where).split()), validate=True)
-    except ValueError:
-        raise ApiError(400, f"{where}: the image is not valid base64") from None
-    return base64.b64encode(pixels).decode("ascii")
-
-
-def _join(texts):
-    # Blocks are separate to the client; glued together, the last word of one runs into the next.
-    joined = ""
-    for text in texts:
-        glued = joined and not joined.endswith("\n") and not text.startswith("\n")
-        joined += f"\n\n{text}" if glued else text
-    return joined
-
-
-def _render_turns(turns, thinking):
+def _chat_messages(turns: Iterable[Turn], thinking: bool) -> list[dict[str, Any]]:
     """Return chat messages in which every call has an id of its own and one result."""
-    messages, calls, taken = [], [], set()
+    messages: list[dict[str, Any]] = []
+    ids = _CallIds()
+    calls: list[tuple[str, Call]] = []  # of the turn before, each with its own id
     for turn in turns:
-        if turn["role"] == "assistant":
-            calls = turn["call"]
-            for call in calls:
-                call["unique"] = call["id"] or f"call_{len(taken)}"
-                while call["unique"] in taken:
-                    call["unique"] += "_"
-                taken.add(call["unique"])
-            messages.append({
-                "role": "assistant", "content": _join(turn["text"]),
-                "thinking": _join(turn["thinking"]) if thinking else "",
-                "tool_calls": [{"id": call["unique"], "function": {
-                    "name": call["name"], "arguments": call["input"]}} for call in calls]})
-            continue
-        results = []
-        for call in calls:  # its own result, or one without an id
-            fitting = [r for wanted in (call["id"], "") for r in turn["result"]
-                       if r["id"] == wanted] or [{"text": "(no result)", "images": []}]
-            turn["result"] = [r for r in turn["result"] if r is not fitting[0]]
-            results.append({"role": "tool", "tool_call_id": call["unique"],
-                            "tool_name": call["name"], "content": fitting[0]["text"],
-                            "images": fitting[0]["images"]})
-        calls, orphans = [], turn["result"]  # those that no call was waiting for
-        reminders = [f"<system-reminder>\n{text}\n</system-reminder>" for text in turn["reminder"]]
-        words = [f"[result of an earlier call]\n{o['text']}" for o in orphans] + turn["text"]
-        images = [image for o in orphans for image in o["images"]] + turn["image"]
-        messages += results
-        if results and not words and not images:
-            # A message after the results would read as the user's next question.
-            results[-1]["content"] = _join([results[-1]["content"], *reminders])
+        if turn.role == "assistant":
+            calls = [(ids.take(call.id), call) for call in turn.calls]
+            messages.append(_assistant_message(turn, calls, thinking))
         else:
-            messages.append({"role": "user", "content": _join(reminders + words), "images": images})
-    messages = [{name: value for name, value in message.items() if value or name == "content"}
-                for message in messages]
-    return [message for message in messages if message["content"] or len(message) > 2]
+            messages += _user_messages(turn, calls)
+            calls = []
+
+    kept = []
+    for message in messages:
+        message = {name: value for name, value in message.items() if value or name == "content"}
+        if message["content"] or len(message) > 2:
+            kept.append(message)
+    return kept
 
 
-def _render_tools(request, turns):
-    """Return the client's tools; deferred ones once they were found or called."""
-    choice, tools = request.get("tool_choice") or {}, {}
-    wanted = {name for turn in turns for name in turn["found"]}
-    wanted |= {call["name"] for turn in turns for call in turn["call"]}
-    for tool in request.get("tools") or ():
-        name = tool.get("name") if isinstance(tool, dict) else None
-        # Any other type is a tool that Anthropic's servers run or describe.
-        if not isinstance(name, str) or not name or tool.get("type") not in (None, "custom") \
-                or (tool.get("defer_loading") is True and name not in wanted) \
-                or choice.get("type") == "none" \
-                or (choice.get("type") == "tool" and name != choice.get("name")):
+class _CallIds:
+    """Makes every id of a call its own, in linear time."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+        self._repeats: dict[str, int] = {}
+
+    def take(self, wanted: str) -> str:
+        unique = wanted or f"call_{len(self._taken)}"
+        while unique in self._taken:
+            self._repeats[wanted] = self._repeats.get(wanted, 0) + 1
+            unique = f"{wanted or 'call'}_{self._repeats[wanted]}"
+        self._taken.add(unique)
+        return unique
+
+
+def _assistant_message(turn: Turn, calls: list[tuple[str, Call]],
+                       thinking: bool) -> dict[str, Any]:
+    return {"role": "assistant", "content": join_texts(turn.texts),
+            "thinking": join_texts(turn.thoughts) if thinking else "",
+            "tool_calls": [{"id": own_id, "function": {
+                "name": call.name, "arguments": call.arguments}} for own_id, call in calls]}
+
+
+def _user_messages(turn: Turn, calls: list[tuple[str, Call]]) -> list[dict[str, Any]]:
+    """Return the results of the calls before this turn, then what the user says."""
+    waiting: dict[str, list[Result]] = {}  # by the id of their call, the first one last
+    for result in reversed(turn.results):
+        waiting.setdefault(result.call_id, []).append(result)
+
+    messages = []
+    for own_id, call in calls:  # its own result, or one without an id
+        results = waiting.get(call.id) or waiting.get("")
+        result = results.pop() if results else Result(call.id, "(no result)")
+        messages.append({"role": "tool", "tool_call_id": own_id, "tool_name": call.name,
+                         "content": result.text, "images": list(result.images)})
+
+    left = {id(result) for results in waiting.values() for result in results}
+    orphans = [result for result in turn.results if id(result) in left]
+    words = [f"[result of an earlier call]\n{orphan.text}" for orphan in orphans]
+    words += turn.texts
+    images = [image for orphan in orphans for image in orphan.images] + list(turn.images)
+    reminders = [f"<system-reminder>\n{text}\n</system-reminder>" for text in turn.reminders]
+
+    if messages and not words and not images:
+        # A message after the results would read as the user's next question.
+        messages[-1]["content"] = join_texts([messages[-1]["content"], *reminders])
+    else:
+        content = join_texts([*reminders, *words])
+        messages.append({"role": "user", "content": content, "images": images})
+    return messages
+
+
+def _chat_tools(talk: Talk) -> list[dict[str, Any]]:
+    if talk.choice == "none":
+        return []
+    tools = []
+    for tool in talk.tools:
+        if talk.choice == "tool" and tool.name != talk.chosen_tool:
             continue
-        description = tool.get("description")
-        tools.setdefault(name, {"type": "function", "function": {
-            "name": name, "description": description if isinstance(description, str) else "",
-            "parameters": {"properties": {}, **_mend_schema(tool.get("input_schema"))}}})
-    return list(tools.values())
+        # One tool whose schema is not called an object and Ollama refuses the whole request.
+        root = tool.schema if isinstance(tool.schema, dict) else {}
+        root = _renamed_words({**root, "type": "object"})
+        parameters = {"properties": {}, **_mend_schema(root, root)}
+        tools.append({"type": "function", "function": {
+            "name": tool.name, "description": tool.description, "parameters": parameters}})
+    return tools
 
 
-def _mend_schema(schema, root=None):
+def _renamed_words(schema: object) -> dict[str, Any]:
+    if not isinstance(schema, dict):
+        return {}
+    return {SCHEMA_SYNONYMS.get(word, word): value for word, value in schema.items()}
+
+
+def _mend_schema(schema: object, root: dict[str, Any]) -> dict[str, Any]:
     """Return what is left of a schema when nothing in it can fail the request."""
-    kept = {{"oneOf": "anyOf", "definitions": "$defs"}.get(key, key): value
-            for key, value in (schema if isinstance(schema, dict) else {}).items()}
-    if root is None:  # one tool that is not called an object and Ollama refuses the whole request
-        root = kept = {**kept, "type": "object"}
-    kept = {key: _mend_schema(value, root) if key == "items" else value
-            for key, value in kept.items() if isinstance(value, SCHEMA_TYPES.get(key, ()))}
-    types = kept.pop("type", [])
-    types = [word for word in ([types] if isinstance(types, str) else types) if word in JSON_TYPES]
-    kept["type"] = types[0] if len(types) == 1 else types
-    kept["required"] = [word for word in kept.get("required", ()) if isinstance(word, str)]
-    for key in kept.keys() & {"anyOf", "allOf"}:
-        kept[key] = [_mend_schema(part, root) for part in kept[key]]
-    for key in kept.keys() & {"properties", "$defs"}:
-        kept[key] = {name: _mend_schema(part, root) for name, part in kept[key].items()
-                     if name != "$ref"}  # which the engine would follow
-    found = re.fullmatch(r"#/(\$defs|properties)/([^/]+)",
-                         kept.pop("$ref", "").replace("#/definitions/", "#/$defs/"))
-    if found and isinstance(root.get(found[1]), dict) and found[2] in root[found[1]]:
-        kept["$ref"] = found[0]
-    kept = {key: value for key, value in kept.items() if value not in ([], "")}
-    return kept or {"description": "anything"}  # an empty one would be an object
+    words = {word: value for word, value in _renamed_words(schema).items()
+             if isinstance(value, SCHEMA_TYPES.get(word, ()))}
+
+    if "type" in words:
+        words["type"] = _known_types(words["type"])
+    if "required" in words:
+        words["required"] = [name for name in words["required"] if isinstance(name, str)]
+    if "$ref" in words:
+        words["$ref"] = _known_reference(words["$ref"], root)
+
+    if "items" in words:
+        words["items"] = _mend_schema(words["items"], root)
+    for word in ("anyOf", "allOf"):
+        if word in words:
+            words[word] = [_mend_schema(part, root) for part in words[word]]
+    for word in ("properties", "$defs"):
+        if word in words:
+            words[word] = {name: _mend_schema(part, root) for name, part in words[word].items()
+                           if name != "$ref"}  # which the engine would follow
+
+    words = {word: value for word, value in words.items() if value not in ([], "")}
+    return words or {"description": "anything"}  # an empty one would be an object
 
 
-class Answer:
-    """What a model is asked, and its answer: lines of the node in, events and a Message out."""
+def _known_types(types: str | list[Any]) -> str | list[str]:
+    names = [types] if isinstance(types, str) else types
+    known = [name for name in names if name in JSON_TYPES]
+    return known[0] if len(known) == 1 else known
 
-    def __init__(self, message_id, request, model, ratio, *, blind=False):
-        chat = plan_chat(request, model)
-        for message in chat["messages"]:
-            if blind and message.pop("images", ()):
-                message["content"] = _join([message["content"], NO_IMAGE])
-        images = [image for message in chat["messages"] for image in message.get("images", ())]
-        self.model, self.body, self.has_images = model, render_json(chat), bool(images)
-        self.weight = len(self.body) - sum(map(len, images)) + len(images) * IMAGE_WEIGHT
-        self.estimate = round(self.weight / ratio)  # of its tokens
-        usage = dict.fromkeys(("input_tokens", "output_tokens", "cache_creation_input_tokens",
-                               "cache_read_input_tokens"), 0)
-        self.message = {"id": message_id, "type": "message", "role": "assistant",
-                        "model": request["model"], "content": [], "stop_reason": None,
-                        "stop_sequence": None, "usage": usage}
-        self._taken = {call["id"] for m in chat["messages"] for call in m.get("tool_calls", ())}
-        self._one_call = (request.get("tool_choice") or {}).get("disable_parallel_tool_use") is True
-        self._stops = [stop for stop in request.get("stop_sequences") or () if stop]
-        self._stopped, self._lines, self._calls = "", 0, 0
-        self._open, self._pieces = None, []  # the kind of the block that grows, and its text
-        self._phase, self._held = "start", ""  # of a model that prints <think>
 
-    def feed(self, line):
-        """Return the events that one line of the node stands for."""
-        part = _parse_object(line)
+def _known_reference(reference: str, root: dict[str, Any]) -> str:
+    """Return a reference to a definition that is there, else an empty text."""
+    reference = reference.replace("#/definitions/", "#/$defs/")
+    match = re.fullmatch(r"#/(\$defs|properties)/([^/]+)", reference)
+    if not match:
+        return ""
+    place = root.get(match[1])
+    return reference if isinstance(place, dict) and match[2] in place else ""
+
+
+class OllamaReader(Reader):
+    """Reads the lines of /api/chat."""
+
+    def __init__(self, talk: Talk, model: Model, estimate: int) -> None:
+        self._model, self._estimate = model, estimate
+        self._one_call, self._calls, self._lines = talk.one_call, 0, 0
+        self._sieve = Sieve(talk.stops)
+        self._kind = ""  # of the Delta before
+
+    def feed(self, line: bytes | bytearray) -> list[Delta]:
+        part = parse_object(line)
         if part is None:
-            raise ApiError(500, "the node sent something that is not an answer")
+            raise NodeFailure("bad answer", "it sent something that is not an answer")
         if "error" in part:
             status = part["status"] if type(part.get("status")) is int else 500
             raise self.refusal(status, error_text(part["error"]))
         self._lines += 1
-        message = part.get("message") if isinstance(part.get("message"), dict) else {}
-        thinking, text, calls = map(message.get, ("thinking", "content", "tool_calls"))
-        events = []
-        if isinstance(thinking, str) and thinking:
-            self._phase = "text"
-            events += self._grow("thinking", thinking)
-        if isinstance(text, str) and text:
-            events += self._grow_text(text)
-        if self._stopped:
-            return events + self._finish({"prompt_eval_count": self.estimate,
-                                          "eval_count": self._lines})
-        for call in calls if isinstance(calls, list) else ():
-            events += self._add_call(call)
-        return events + self._finish(part) if part.get("done") is True else events
 
-    def refusal(self, status, words):
-        """Return what the client is told when the node refuses, in the words it acts on."""
-        model, too_long = self.model, re.search(_TOO_LONG, words)
-        if too_long:  # Claude Code 2.1.326 compacts on exactly these words
-            maximum = int(too_long[2] or model.context)
-            tokens = max(int(too_long[1] or self.estimate), maximum + 1)
-            return ApiError(400, f"prompt is too long: {tokens} tokens > {maximum} maximum")
-        status = 400 if re.search(_NOT_ABLE, words) else status
-        http = {400: 400, 404: 404, 503: 529}.get(status, 500)
-        fix = {404: f"; type `ollama pull {model.ollama_model}` there",
-               500: "; Ollama's log there says more"}.get(http, "")
-        return ApiError(http, f"node {model.node}, model {model.ollama_model}: "
-                        f"{words or f'it answered {status}'}{fix}")
+        message = read_field(part, "message", dict)
+        deltas = self._growth(message)
+        if self._sieve.stop:
+            return [*deltas, self._end("stop_sequence", self._estimate, self._lines)]
+        for call in read_field(message, "tool_calls", list):
+            deltas += self._call(call)
+        if part.get("done") is True:
+            deltas += self._last(part)
+        return deltas
 
-    def _grow_text(self, text, *, last=False):
-        """Tell thinking from text; a <think> section counts only at the very beginning."""
-        text, self._held, events = self._held + text, "", []
-        if self._phase == "start":
-            bare = text.lstrip()
-            if bare.startswith("<think>"):
-                self._phase, text = "think", bare[7:]
-            elif "<think>".startswith(bare) and not last:
-                self._held = text
-                return []
-            else:
-                self._phase = "text"
-        if self._phase == "think":
-            thought, end, text = self._split(text, ["</think>"], last)
-            events = self._grow("thinking", thought)
-            self._phase = "after" if end else "think"
-        if self._phase == "after":
-            text = text.lstrip()
-            self._phase = "text" if text else "after"
-        if self._stops:  # Ollama would end there too, but not say that it did
-            text, self._stopped, _ = self._split(text, self._stops, last)
-        return events + self._grow("text", text)
+    def _growth(self, message: dict[str, Any]) -> list[Delta]:
+        """Return the thinking and the text of a line; blank thinking begins no thought."""
+        deltas = []
+        thinking: str = read_field(message, "thinking")
+        if thinking:
+            self._sieve.skip_thinking()
+            deltas.append(Delta("thinking", thinking))
+        text: str = read_field(message, "content")
+        if text:
+            deltas += self._sieve.feed(text)
+        return self._without_blank_thoughts(deltas)
 
-    def _split(self, text, marks, last):
-        """Part a text at its first mark; an end that may grow to one is held until more comes."""
-        at, mark = min(((text.index(mark), mark) for mark in marks if mark in text),
-                       default=(len(text), ""))
-        if not mark and not last:
-            at -= max((count for mark in marks for count in range(1, len(mark))
-                       if text.endswith(mark[:count])), default=0)
-            self._held += text[at:]
-            return text[:at], "", ""
-        return text[:at], mark, text[at + len(mark):]
+    def _without_blank_thoughts(self, deltas: list[Delta]) -> list[Delta]:
+        kept = []
+        for delta in deltas:
+            begins = delta.kind == "thinking" and self._kind != "thinking"
+            if begins and not delta.text.strip():
+                continue
+            self._kind = delta.kind
+            kept.append(delta)
+        return kept
 
-    def _grow(self, kind, piece):
-        """Return the events by which the block of a kind grows; blank thinking opens none."""
-        if not piece or (kind == "thinking" and self._open != kind and not piece.strip()):
-            return []
-        events = []
-        if self._open != kind:
-            block = {"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {})}
-            events = self._end()
-            self.message["content"].append(dict(block))
-            events.append(self._event("start", content_block=block))
-            self._open = kind
-        self._pieces.append(piece)
-        return events + [self._event("delta", delta={"type": f"{kind}_delta", kind: piece})]
-
-    def _event(self, name, **more):
-        return {"type": f"content_block_{name}", "index": len(self.message["content"]) - 1, **more}
-
-    def _end(self):
-        if not self._open:
-            return []
-        self.message["content"][-1][self._open] = "".join(self._pieces)
-        self._open, self._pieces = None, []
-        return [self._event("stop")]
-
-    def _add_call(self, call):
-        function = call.get("function") if isinstance(call, dict) else None
-        name = function.get("name") if isinstance(function, dict) else None
-        if not isinstance(name, str) or (self._one_call and self._calls):
+    def _call(self, value: object) -> list[Delta]:
+        function = read_field(value, "function", dict)
+        name: str = read_field(function, "name")
+        if not name or (self._one_call and self._calls):
             return []
         self._calls += 1
-        given, wanted = call.get("id"), function.get("arguments")
-        if not isinstance(given, str) or not given or given in self._taken:
-            # Some templates number their calls from zero in every answer; the client joins by id.
-            given = f"toolu_{self.message['id'][4:]}_{self._calls}"
-        self._taken.add(given)
-        if not isinstance(wanted, dict):
-            wanted = isinstance(wanted, str) and _parse_object(wanted) or {}
-        events = self._grow_text("", last=True) + self._end()
-        block = {"type": "tool_use", "id": given, "name": name, "input": wanted}
-        self.message["content"].append(block)
-        return events + [
-            self._event("start", content_block={**block, "input": {}}),
-            self._event("delta", delta={"type": "input_json_delta",
-                                        "partial_json": render_json(wanted).decode("ascii")}),
-            self._event("stop")]
 
-    def _finish(self, part):
-        events = ([] if self._stopped else self._grow_text("", last=True)) + self._end()
-        reason = "max_tokens" if part.get("done_reason") == "length" else "end_turn"
-        reason = "stop_sequence" if self._stopped else "tool_use" if self._calls else reason
-        delta = {"stop_reason": reason, "stop_sequence": self._stopped or None}
-        counts = map(part.get, ("prompt_eval_count", "eval_count"))
-        usage = {name: count if type(count) is int and count > 0 else 0
-                 for name, count in zip(("input_tokens", "output_tokens"), counts)}
-        self.message.update(delta, usage={**self.message["usage"], **usage})
-        return events + [{"type": "message_delta", "delta": delta, "usage": usage},
-                         {"type": "message_stop"}]
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            arguments = parse_object(arguments)
+        if not isinstance(arguments, dict):
+            arguments = {}
+        if is_deeper(arguments, ARGUMENTS_DEPTH_LIMIT):
+            raise NodeFailure("bad answer", "the arguments of a call are nested too deeply")
+
+        deltas = self._without_blank_thoughts(self._sieve.feed("", last=True))
+        self._kind = "call"
+        return [*deltas, Delta("call", call=Call(read_field(value, "id"), name, arguments))]
+
+    def _last(self, part: dict[str, Any]) -> list[Delta]:
+        deltas = self._without_blank_thoughts(self._sieve.feed("", last=True))
+        reason = "end_turn"
+        if self._sieve.stop:
+            reason = "stop_sequence"
+        elif self._calls:
+            reason = "tool_use"
+        elif part.get("done_reason") == "length":
+            reason = "max_tokens"
+        counts = [read_field(part, name, int) for name in ("prompt_eval_count", "eval_count")]
+        return [*deltas, self._end(reason, *counts)]
+
+    def _end(self, reason: str, tokens_in: int, tokens_out: int) -> Delta:
+        counts = [count if count < TOKENS_LIMIT else 0 for count in (tokens_in, tokens_out)]
+        return Delta("end", end=End(reason, self._sieve.stop, *counts))
+
+    def refusal(self, status: int, words: str) -> Refusal:
+        model = self._model
+        too_long = _TOO_LONG.search(words)
+        if too_long:
+            maximum = int(too_long[2] or model.context)
+            tokens = int(too_long[1] or self._estimate)
+            return PromptTooLong(max(tokens, maximum + 1), maximum)
+
+        who = f"node {model.node}, model {model.ollama_model}"
+        words = words or f"it answered {status}"
+        if _NO_IMAGES.search(words):
+            return NoImages(400, f"{who}: {words}")
+        if status == 400 or _NOT_ABLE.search(words):
+            return Refusal(400, f"{who}: {words}")
+        if status == 404:
+            return Refusal(404, f"{who}: {words}; type `ollama pull {model.ollama_model}` there")
+        if status == 503:
+            return Refusal(529, f"{who}: {words}")
+        return Refusal(500, f"{who}: {words}; Ollama's log there says more")
+
+
+def is_deeper(value: object, limit: int) -> bool:
+    """Tell whether a JSON value has more levels than the limit."""
+    level = [value]
+    for _ in range(limit + 1):
+        if not level:
+            return False
+        inner = [child for child in level if isinstance(child, (dict, list))]
+        level = [item for child in inner
+                 for item in (child.values() if isinstance(child, dict) else child)]
+    return bool(level)
+
+
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Ollama(),)}
+
+
+def backend_of(node: Node) -> Backend:
+    """Return what a node speaks."""
+    return BACKENDS[node.provider]
 
 
 # == 11. Dialects =============================================================
+#
+# What a client speaks. A Dialect makes a Talk of a request; its Writers make bytes of Deltas.
 
-def render_event(event):
-    """Return an event as it goes down the stream."""
+PROMPT_MARKS = 500_000  # values in one request; see count_marks
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Whose request it is: what one session and agent say belongs together."""
+
+    session: str = ""
+    agent: str = ""
+
+
+class Dialect(ABC):
+    """What one kind of client speaks: its requests, and how it is answered."""
+
+    path = ""  # where its requests go
+    count_path = ""  # where it asks how many tokens a request has; "" where it never does
+
+    @abstractmethod
+    def parse(self, body: bytes | bytearray) -> Talk:
+        """Return the Talk of a request, or raise a Refusal."""
+
+    @abstractmethod
+    def conversation(self, headers: Mapping[str, str]) -> Conversation:
+        """Return whose request it is, as its headers (names in lower case) tell."""
+
+    @abstractmethod
+    def writer(self, talk: Talk, answer_id: str) -> Writer:
+        """Return what writes the answer; its `is_stream` tells whether as it comes."""
+
+    @abstractmethod
+    def refuse(self, refusal: Refusal) -> bytes:
+        """Return the whole body of an answer that refuses."""
+
+    def count(self, tokens: int) -> bytes:
+        """Return the whole body of an answer to how many tokens a request has."""
+        raise Refusal(404, "there is nothing at this path")
+
+
+class Writer(ABC):
+    """Writes one answer. Where it `is_stream`, each method returns what is sent now."""
+
+    is_stream = True
+
+    @abstractmethod
+    def begin(self) -> bytes:
+        """Return what opens the stream; it may be sent long before the first Delta."""
+
+    @abstractmethod
+    def write(self, delta: Delta) -> bytes:
+        """Return what says a Delta that is not the end."""
+
+    @abstractmethod
+    def ping(self) -> bytes:
+        """Return what keeps the client waiting."""
+
+    @abstractmethod
+    def fail(self, refusal: Refusal) -> bytes:
+        """Return what ends the stream with an error."""
+
+    @abstractmethod
+    def end(self, end: End) -> bytes:
+        """Return what ends the answer; of a Writer that is no stream, the whole body."""
+
+
+# -- Messages: Claude Code, and whoever uses Anthropic's SDK --
+#
+# What no local model can take (the bytes of a PDF, server tools, citations, cache marks) is left
+# out: a history that was refused stays refused.
+
+class Messages(Dialect):
+    """Anthropic's Messages API."""
+
+    path = "/v1/messages"
+    count_path = "/v1/messages/count_tokens"
+
+    def parse(self, body: bytes | bytearray) -> Talk:
+        if len(body) > PROMPT_MARKS and count_marks(body) > PROMPT_MARKS:
+            raise Refusal(413, "body: far more in it than any prompt has")
+        request = parse_object(body)
+        if request is None:
+            raise Refusal(400, "body: expected a JSON object, its numbers no larger than JSON's")
+        _check_fields(request)
+        return self.talk_of(request)
+
+    def talk_of(self, request: dict[str, Any]) -> Talk:
+        """Return the Talk of a request whose fields have their types."""
+        try:
+            return self._read(request)
+        except RecursionError:
+            raise Refusal(400, "body: nested too deeply") from None
+
+    def _read(self, request: dict[str, Any]) -> Talk:
+        turns = _read_turns(request["messages"])
+        choice = request.get("tool_choice") or {}
+        kind = choice.get("type")
+        sampling = {name: request[name] for name in ("temperature", "top_p", "top_k")
+                    if request.get(name) is not None}
+        return Talk(
+            alias=request["model"],
+            turns=turns.turns,
+            system=_read_system(request.get("system")),
+            tools=_read_tools(request.get("tools") or (), turns.usable_tools),
+            choice=kind if kind in ("any", "tool", "none") else "auto",
+            chosen_tool=str(choice.get("name") or ""),
+            one_call=choice.get("disable_parallel_tool_use") is True,
+            max_tokens=request.get("max_tokens"),
+            sampling=sampling,
+            stops=tuple(stop for stop in request.get("stop_sequences") or () if stop),
+            is_stream=request.get("stream") is True)
+
+    def conversation(self, headers: Mapping[str, str]) -> Conversation:
+        ids = []
+        for header in ("x-claude-code-session-id", "x-claude-code-agent-id"):
+            value = headers.get(header, "")
+            ids.append(value if re.fullmatch("[A-Za-z0-9_.-]{1,64}", value) else "")
+        return Conversation(*ids)
+
+    def writer(self, talk: Talk, answer_id: str) -> Writer:
+        if talk.is_stream:
+            return MessagesStream(talk, answer_id)
+        return MessagesBody(talk, answer_id)
+
+    def refuse(self, refusal: Refusal) -> bytes:
+        return render_json(_error_event(refusal))
+
+    def count(self, tokens: int) -> bytes:
+        return render_json({"input_tokens": tokens})
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e9  # type: ignore[operator]
+
+
+# What is expected of a field: how it is said, and how it is checked.
+_FIELD_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "text": ("text", lambda value: isinstance(value, str)),
+    "list": ("a list", lambda value: isinstance(value, list)),
+    "object": ("an object", lambda value: isinstance(value, dict)),
+    "boolean": ("true or false", lambda value: isinstance(value, bool)),
+    "whole": ("a whole number", lambda value: type(value) is int and _is_number(value)),
+    "number": ("a number", _is_number)}
+_MESSAGES_FIELDS = {
+    "model": "text", "messages": "list", "tools": "list", "stop_sequences": "list",
+    "tool_choice": "object", "stream": "boolean", "max_tokens": "whole", "top_k": "whole",
+    "temperature": "number", "top_p": "number"}
+
+
+def _check_fields(request: dict[str, Any]) -> None:
+    """Refuse a request whose fields have not the types that translation relies on."""
+    for name, kind in _MESSAGES_FIELDS.items():
+        value = request.get(name)
+        if value is None and name not in ("model", "messages"):
+            continue
+        words, fits = _FIELD_KINDS[kind]
+        if not fits(value):
+            raise Refusal(400, f"{name}: expected {words}")
+
+    most = request.get("max_tokens")
+    if most is not None and most < 1:
+        raise Refusal(400, "max_tokens: must be at least 1")
+    stops = request.get("stop_sequences") or ()
+    if not all(isinstance(stop, str) for stop in stops):
+        raise Refusal(400, "stop_sequences: expected a list of texts")
+    if len(stops) > STOPS_LIMIT or any(len(stop) > STOP_LIMIT_CHARACTERS for stop in stops):
+        raise Refusal(400, f"stop_sequences: at most {STOPS_LIMIT}, each of at most "
+                      f"{STOP_LIMIT_CHARACTERS:,} characters")
+
+
+@dataclass(frozen=True)
+class _History:
+    """The turns of a request, and the names of the deferred tools that it may use."""
+
+    turns: tuple[Turn, ...]
+    usable_tools: frozenset[str]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One thing that was said: which field of a Turn it belongs to (or `found`), and what."""
+
+    kind: str
+    value: Any
+
+
+class _Draft:
+    """A Turn that grows."""
+
+    def __init__(self, role: str) -> None:
+        self.role = role
+        self.parts: dict[str, list[Any]] = {}
+
+    def add(self, part: _Part) -> None:
+        self.parts.setdefault(part.kind, []).append(part.value)
+
+    def turn(self) -> Turn:
+        lists = {kind: tuple(values) for kind, values in self.parts.items() if kind != "found"}
+        return Turn(self.role, **lists)
+
+
+def _read_turns(messages: list[Any]) -> _History:
+    """Return the turns in strict alternation, however the client cut them."""
+    drafts: list[_Draft] = []
+    usable = set()
+    for number, message in enumerate(messages):
+        role = message.get("role") if isinstance(message, dict) else None
+        if role not in ("user", "assistant", "system"):
+            raise Refusal(400, f"messages.{number}: expected the role user, assistant or system")
+
+        parts = _read_content(message.get("content"), f"messages.{number}")
+        if role == "system":  # which many templates take only at the very beginning
+            role = "user"
+            parts = [_Part("reminders", part.value) for part in parts if part.kind == "texts"]
+        if parts and (not drafts or drafts[-1].role != role):
+            drafts.append(_Draft(role))
+        for part in parts:
+            drafts[-1].add(part)
+            if part.kind == "found":
+                usable.add(part.value)
+            elif part.kind == "calls":
+                usable.add(part.value.name)
+    return _History(tuple(draft.turn() for draft in drafts), frozenset(usable))
+
+
+def _read_system(content: object) -> tuple[str, ...]:
+    texts = [part.value for part in _read_content(content, "system") if part.kind == "texts"]
+    # Claude Code's billing line always differs and would spoil the prompt cache.
+    return tuple(text for text in texts if not text.startswith("x-anthropic-billing-header:"))
+
+
+def _read_content(content: object, where: str) -> list[_Part]:
+    """Return all of a content that a local model can be shown."""
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    blocks = content or []
+    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
+        raise Refusal(400, f"{where}: expected text or a list of content blocks")
+
+    parts: list[_Part] = []
+    for block in blocks:
+        kind = block.get("type")
+        read = _BLOCK_READERS.get(kind) if isinstance(kind, str) else None
+        if read:
+            parts += read(block, where)
+    return [part for part in parts if part.value]
+
+
+def _block_text(block: dict[str, Any], name: str, where: str) -> str:
+    value = block.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise Refusal(400, f"{where}: `{name}` of a block must be text")
+    return value
+
+
+def _read_text(block: dict[str, Any], where: str) -> list[_Part]:
+    return [_Part("texts", _block_text(block, "text", where))]
+
+
+def _read_thinking(block: dict[str, Any], where: str) -> list[_Part]:
+    return [_Part("thoughts", _block_text(block, "thinking", where))]
+
+
+def _read_image(block: dict[str, Any], where: str) -> list[_Part]:
+    source = block.get("source")
+    if not isinstance(source, dict) or source.get("type") != "base64":
+        raise Refusal(400, f"{where}: a local model can only be shown base64 images, not URLs")
+    text = "".join(_block_text(source, "data", where).split())
+    try:  # one character that a node cannot decode costs the whole request
+        pixels = base64.b64decode(text, validate=True)
+    except ValueError:
+        raise Refusal(400, f"{where}: the image is not valid base64") from None
+    return [_Part("images", base64.b64encode(pixels).decode("ascii"))]
+
+
+def _read_document(block: dict[str, Any], where: str) -> list[_Part]:
+    source = block.get("source")
+    if not isinstance(source, dict):
+        source = {}
+    inside = source.get("data" if source.get("type") == "text" else "content")
+    return _read_found_text(block, inside, where)
+
+
+def _read_search_result(block: dict[str, Any], where: str) -> list[_Part]:
+    return _read_found_text(block, block.get("content"), where)
+
+
+def _read_found_text(block: dict[str, Any], inside: object, where: str) -> list[_Part]:
+    title = _Part("texts", _block_text(block, "title", where))
+    bytes_only = _Part("texts", "(a document of which only the bytes were sent was left out)")
+    return [title, *(_read_content(inside, where) or [bytes_only])]
+
+
+def _read_tool_reference(block: dict[str, Any], where: str) -> list[_Part]:
+    name = _block_text(block, "tool_name", where)
+    return [_Part("found", name), _Part("texts", f"The tool `{name}` can be called now.")]
+
+
+def _read_tool_use(block: dict[str, Any], where: str) -> list[_Part]:
+    arguments = block.get("input") or {}
+    if not isinstance(arguments, dict):  # Ollama answers 400 to any other
+        arguments = {"input": arguments}
+    name = _block_text(block, "name", where) or "unknown"
+    return [_Part("calls", Call(_block_text(block, "id", where), name, arguments))]
+
+
+def _read_tool_result(block: dict[str, Any], where: str) -> list[_Part]:
+    inside = _read_content(block.get("content"), where)
+    text = join_texts(part.value for part in inside if part.kind == "texts")
+    if block.get("is_error") is True and not text.startswith(("Error", "<tool_use_error>")):
+        text = f"Error: {text}"
+    images = tuple(part.value for part in inside if part.kind == "images")
+    result = Result(_block_text(block, "tool_use_id", where), text, images)
+    return [_Part("results", result), *(part for part in inside if part.kind == "found")]
+
+
+# Blocks of any other type are left out.
+_BLOCK_READERS: dict[str, Callable[[dict[str, Any], str], list[_Part]]] = {
+    "text": _read_text, "thinking": _read_thinking, "image": _read_image,
+    "document": _read_document, "search_result": _read_search_result,
+    "tool_reference": _read_tool_reference, "tool_use": _read_tool_use,
+    "tool_result": _read_tool_result}
+
+
+def _read_tools(tools: Iterable[Any], usable: frozenset[str]) -> tuple[Tool, ...]:
+    """Return the client's own tools; deferred ones once they were found or called."""
+    shown: dict[str, Tool] = {}
+    for tool in tools:
+        if not isinstance(tool, dict) or tool.get("type") not in (None, "custom"):
+            continue  # any other type is a tool that Anthropic's servers run or describe
+        name, description = tool.get("name"), tool.get("description")
+        if not isinstance(name, str) or not name:
+            continue
+        if tool.get("defer_loading") is True and name not in usable:
+            continue
+        if not isinstance(description, str):
+            description = ""
+        shown.setdefault(name, Tool(name, description, tool.get("input_schema")))
+    return tuple(shown.values())
+
+
+def render_event(event: dict[str, Any]) -> bytes:
+    """Return an event as it goes down a stream of Messages."""
     return b"event: %b\ndata: %b\n\n" % (event["type"].encode("ascii"), render_json(event))
 
 
-def parse_messages_request(body):
-    """Return a Messages request whose fields have the types that translation relies on."""
-    if len(body) > PROMPT_MARKS < sum(map(body.count, (b"[", b"{", b":", b","))):
-        raise ApiError(413, "body: far more in it than any prompt has")
-    request = _parse_object(body)
-    if request is None:
-        raise ApiError(400, "body: expected a JSON object")
-    for words, (types, names) in REQUEST_FIELDS.items():
-        for name in names.split():
-            value = request.get(name)
-            if value is None and name not in ("model", "messages"):
-                continue
-            if type(value) not in types or ("number" in words and not abs(value) < 1e9):
-                raise ApiError(400, f"{name}: expected {words}")
-            if name == "max_tokens" and value < 1:
-                raise ApiError(400, "max_tokens: must be at least 1")
-    if not all(isinstance(text, str) for text in request.get("stop_sequences") or ()):
-        raise ApiError(400, "stop_sequences: expected a list of texts")
-    return request
+def _error_event(refusal: Refusal) -> dict[str, Any]:
+    """Return both a body and an event of a stream."""
+    return {"type": "error", "error": {"type": refusal.kind, "message": refusal.what}}
+
+
+class _CallNames:
+    """Gives each call of an answer an id that the whole talk has once."""
+
+    # Some templates number their calls from zero in every answer; the client joins by id.
+    def __init__(self, talk: Talk, prefix: str) -> None:
+        self._taken = {call.id for turn in talk.turns for call in turn.calls}
+        self._prefix, self._count = prefix, 0
+
+    def name(self, call: Call) -> str:
+        self._count += 1
+        own_id = call.id
+        if not own_id or own_id in self._taken:
+            own_id = f"{self._prefix}_{self._count}"
+        self._taken.add(own_id)
+        return own_id
+
+
+def _empty_message(talk: Talk, answer_id: str) -> dict[str, Any]:
+    """Return the Message as it begins; its tokens are known only at the end."""
+    return {"id": f"msg_{answer_id}", "type": "message", "role": "assistant",
+            "model": talk.alias, "content": [], "stop_reason": None, "stop_sequence": None,
+            "usage": {"input_tokens": 0, "output_tokens": 0, "cache_creation_input_tokens": 0,
+                      "cache_read_input_tokens": 0}}
+
+
+class MessagesStream(Writer):
+    """Writes the events of a Message."""
+
+    def __init__(self, talk: Talk, answer_id: str) -> None:
+        self._message = _empty_message(talk, answer_id)
+        self._names = _CallNames(talk, f"toolu_{answer_id}")
+        self._index = -1  # of the block that was opened last
+        self._open = ""  # its kind while it grows
+
+    def begin(self) -> bytes:
+        return render_event({"type": "message_start", "message": self._message})
+
+    def write(self, delta: Delta) -> bytes:
+        if delta.call:
+            return self._close() + self._call(delta.call)
+
+        opening = b""
+        if self._open != delta.kind:
+            block = {"type": delta.kind, delta.kind: ""}
+            if delta.kind == "thinking":
+                block["signature"] = ""
+            opening = self._close() + self._start(block)
+            self._open = delta.kind
+        # Once a token: a template costs a third of rendering the event.
+        words = json.encoder.encode_basestring_ascii(delta.text)
+        growth = (f'event: content_block_delta\ndata: {{"type":"content_block_delta","index":'
+                  f'{self._index},"delta":{{"type":"{delta.kind}_delta","{delta.kind}":{words}}}}}'
+                  "\n\n")
+        return opening + growth.encode("ascii")
+
+    def _start(self, block: dict[str, Any]) -> bytes:
+        self._index += 1
+        return render_event({"type": "content_block_start", "index": self._index,
+                             "content_block": block})
+
+    def _close(self) -> bytes:
+        if not self._open:
+            return b""
+        self._open = ""
+        return render_event({"type": "content_block_stop", "index": self._index})
+
+    def _call(self, call: Call) -> bytes:
+        block = {"type": "tool_use", "id": self._names.name(call), "name": call.name, "input": {}}
+        arguments = render_json(call.arguments).decode("ascii")
+        return self._start(block) + render_event({
+            "type": "content_block_delta", "index": self._index,
+            "delta": {"type": "input_json_delta", "partial_json": arguments},
+        }) + render_event({"type": "content_block_stop", "index": self._index})
+
+    def ping(self) -> bytes:
+        return render_event({"type": "ping"})
+
+    def fail(self, refusal: Refusal) -> bytes:
+        return render_event(_error_event(refusal))
+
+    def end(self, end: End) -> bytes:
+        usage = {"input_tokens": end.input_tokens, "output_tokens": end.output_tokens}
+        delta = {"stop_reason": end.reason, "stop_sequence": end.stop or None}
+        return self._close() + render_event({
+            "type": "message_delta", "delta": delta, "usage": usage,
+        }) + render_event({"type": "message_stop"})
+
+
+class MessagesBody(Writer):
+    """Gathers a whole Message."""
+
+    is_stream = False
+
+    def __init__(self, talk: Talk, answer_id: str) -> None:
+        self._message = _empty_message(talk, answer_id)
+        self._names = _CallNames(talk, f"toolu_{answer_id}")
+        self._pieces: list[str] = []  # of the block that grows
+
+    def begin(self) -> bytes:
+        return b""
+
+    def write(self, delta: Delta) -> bytes:
+        blocks = self._message["content"]
+        if delta.call:
+            self._close()
+            blocks.append({"type": "tool_use", "id": self._names.name(delta.call),
+                           "name": delta.call.name, "input": delta.call.arguments})
+            return b""
+
+        if not self._pieces or blocks[-1]["type"] != delta.kind:
+            self._close()
+            block = {"type": delta.kind, delta.kind: ""}
+            if delta.kind == "thinking":
+                block["signature"] = ""
+            blocks.append(block)
+        self._pieces.append(delta.text)
+        return b""
+
+    def _close(self) -> None:
+        if self._pieces:
+            block = self._message["content"][-1]
+            block[block["type"]] = "".join(self._pieces)
+            self._pieces = []
+
+    def ping(self) -> bytes:
+        return b""
+
+    def fail(self, refusal: Refusal) -> bytes:
+        return render_json(_error_event(refusal))
+
+    def end(self, end: End) -> bytes:
+        self._close()
+        self._message["stop_reason"], self._message["stop_sequence"] = end.reason, end.stop or None
+        self._message["usage"].update(input_tokens=end.input_tokens,
+                                      output_tokens=end.output_tokens)
+        return render_json(self._message)
+
+
+DIALECTS: dict[str, Dialect] = {dialect.path: dialect for dialect in (Messages(),)}
+
+
+def dialect_of(path: str) -> Dialect | None:
+    """Return what is spoken at a path; None where nothing is."""
+    for dialect in DIALECTS.values():
+        if path and path in (dialect.path, dialect.count_path):
+            return dialect
+    return None
 
 
 # =============================================================================
@@ -2794,10 +3763,16 @@ def _name_failure(error):
         plain = re.search("WRONG_VERSION|HTTP_REQUEST|RECORD_LAYER", text)
         return NodeFailure("tls", "it does not speak TLS; write http://" if plain else text)
     if isinstance(error, ConnectionRefusedError):
-        return NodeFailure("refused", "nothing listens there; is Ollama running?")
+        return NodeFailure("refused", "nothing listens there")
     if getattr(error, "errno", 0) in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN):
         return NodeFailure("unreachable", text)
     return NodeFailure("bad answer", text)
+
+
+class BadRequest(FleetError):
+    def __init__(self, http, what):
+        super().__init__("bad-request", what)
+        self.http = http
 
 
 class Exchange:
@@ -2889,10 +3864,13 @@ class Exchange:
             found = b"HTTP/".startswith(bytes(self._buffer[:5])) and answers < 9 and \
                 re.fullmatch(rb"HTTP/1\.[01] +([1-5]\d\d)( .*)?", self._line())
             if not found:
-                raise NodeFailure("not ollama", "it does not speak HTTP/1.1")
+                raise NodeFailure("not http", "it does not speak HTTP/1.1")
             status, headers = int(found[1]), self._fields()
         self.status, self.headers = status, headers
         return getattr(self, name)
+
+    def read_head(self):
+        self.status
 
     def _fields(self):
         """Return the headers up to the empty line, names in lower case."""
@@ -2972,17 +3950,18 @@ class Visitor(Exchange):
 
     stays, _bodiless = True, False
 
-    def read_request(self, seconds):
+    def read_request(self, seconds, first_byte_seconds=0.0):
         """Return (method, target, headers), or None when the client has nothing more to say."""
-        self.deadline = self._clock() + seconds
+        self.deadline = self._clock() + first_byte_seconds
         with contextlib.suppress(NodeFailure):  # nothing was asked yet
             if not self._buffer:
                 self._fill()
+        self.deadline = self._clock() + seconds
         if not self._buffer:
             return None
         line = re.fullmatch(rb"([A-Z]{1,16}) ([!-~]{1,4096}) HTTP/1\.([01])", self._line())
         if not line:
-            raise ApiError(400, "not an HTTP/1.1 request")
+            raise BadRequest(400, "not an HTTP/1.1 request")
         self.status, self.headers = 0, self._fields()  # a request has no status
         self.stays = line[3] == b"1" and self.headers.get("connection", "").lower() != "close"
         self._bodiless = line[1] == b"HEAD"
@@ -2993,7 +3972,7 @@ class Visitor(Exchange):
         if not coding and not length:
             return b""
         if length and re.fullmatch("[0-9]{1,18}", length) and int(length) > limit:
-            raise ApiError(413, f"body: longer than {limit} bytes")
+            raise BadRequest(413, f"body: longer than {limit} bytes")
         if self.headers.get("expect", "").lower() == "100-continue":
             self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
         self.deadline = self._clock() + seconds
@@ -3070,29 +4049,6 @@ def _readable(things, seconds):
         poll.register(thing, select.POLLIN)
     found = {number for number, _ in poll.poll(max(seconds, 0) * 1000)}
     return [thing for thing in things if thing.fileno() in found]
-
-
-def _error_words(exchange, body):
-    """Return what a node says about a request it refused, in its own words."""
-    if 300 <= exchange.status < 400:
-        return f"it redirects to {exchange.headers.get('location', 'elsewhere')}; not followed"
-    if exchange.status == 400 and b" HTTPS " in body:  # what Go and nginx say on a TLS port
-        raise NodeFailure("tls", "it speaks TLS; write https://")
-    return error_text(body.decode("utf-8", "replace").strip()).split("\n")[0]
-
-
-def parse_answer(body):
-    """Return the JSON value of an answer; refuse what would grow in memory or take long."""
-    # 8 MiB of `[[],[],…` become 180 MB of lists.
-    if sum(map(body.count, (b"[", b"{", b":", b","))) > JSON_MARKS:
-        raise NodeFailure("bad answer", "far more in it than any Ollama answers")
-    with contextlib.suppress(ValueError, RecursionError):  # which hold the whole text
-        # NaN and Infinity are no integers; one of a million digits takes minutes on Python 3.9.
-        return json.loads(body.decode("utf-8"), parse_constant=int,
-                          parse_int=lambda digits: int(digits) if len(digits) < 20 else 0)
-    if re.match(rb"\s*[\[{]", body):
-        raise NodeFailure("bad answer", "its JSON is broken")
-    raise NodeFailure("not ollama", "it does not answer with JSON")
 
 
 # == 13. World ================================================================
@@ -3353,12 +4309,12 @@ class World:
             raise
         return exchange
 
-    def ask(self, url, *, payload=None, deadline, extract):
-        """Return what `extract` makes of a node's JSON; hostile answers fill no memory together."""
+    def ask(self, endpoint, ask, *, deadline):
+        """Return what `extract` makes of a node's answer; hostile ones fill no memory together."""
         large, found = False, bytearray()
-        body = json.dumps(payload).encode() if payload else None
+        body = json.dumps(ask.payload).encode() if ask.payload else None
         try:
-            with contextlib.closing(self.open_exchange(url, body=body,
+            with contextlib.closing(self.open_exchange(endpoint + ask.path, body=body,
                                                        deadline=deadline)) as exchange:
                 for piece in exchange.pieces():
                     found += piece
@@ -3367,16 +4323,20 @@ class World:
                     if len(found) > FREE_ANSWER_BYTES and not large:
                         large = self._large.acquire(timeout=max(0, deadline - self.clock()))
                 with self._parsing:  # one at a time, as large ones are read
-                    if exchange.status != 200:
-                        words = _error_words(exchange, found)
-                        if exchange.status == 404 and "model" not in words.lower():
-                            raise NodeFailure("not ollama", f"it does not know {url}")
-                        raise NodeFailure(f"http {exchange.status}", words)
-                    return extract(parse_answer(found))
+                    return ask.extract(Reply(exchange.status, exchange.headers, found))
         finally:
             found.clear()  # a failure's traceback would keep it
             if large:
                 self._large.release()
+
+    def ask_lines(self, endpoint, ask, *, stall_seconds):
+        """Yield the lines of an answer, each awaited for so long."""
+        exchange = self.open_exchange(endpoint + ask.path, body=json.dumps(ask.payload).encode(),
+                                      deadline=self.clock() + stall_seconds)
+        with contextlib.closing(exchange):
+            for line in exchange.lines():
+                exchange.deadline = self.clock() + stall_seconds
+                yield line
 
     def allow_files(self, count):
         """Let the process open so many files, where the system lets it: macOS begins with 256."""
@@ -3521,644 +4481,1014 @@ class World:
 # =============================================================================
 
 # == 14. Nodes ================================================================
+#
+# What is asked of machines: all at once, each with a deadline that holds whatever they do.
 
-def probe_nodes(world, nodes, seconds, models=()):
+def probe_nodes(world: World, nodes: Mapping[str, Node], seconds: float,
+                models: Mapping[str, Model] | None = None) -> dict[str, NodeState]:
     """Return {name: NodeState}: every node asked at once, no answer awaited past `seconds`.
 
     The capabilities of the fleet's `models` are asked for; without any, those of all there are.
     """
     deadline = world.clock() + seconds
-    wanted = {_full_model_name(models[name].ollama_model) for name in models}
+    wanted = {full_model_name(model.ollama_model) for model in (models or {}).values()}
     world.allow_files(4 * len(nodes) + 256)
-    jobs = {name: lambda node=node: _probe_node(world, node, deadline=deadline, wanted=wanted)
-            for name, node in nodes.items()}
-    found = dict(run_together(world, jobs, until=deadline + PROBE_GRACE_SECONDS))
+    jobs = {}
+    for name, node in nodes.items():
+        probe = Probe(world, node, deadline)
+        jobs[name] = lambda probe=probe: probe.run(wanted)
+
+    states = dict(run_together(world, jobs, until=deadline + PROBE_GRACE_SECONDS))
     late = f"no answer within {seconds:g} s"
-    return {name: found.get(name) or NodeState(name, node.endpoint, "timeout", late)
+    return {name: states.get(name) or NodeState(name, node.endpoint, "timeout", late)
             for name, node in nodes.items()}
 
 
-def _probe_node(world, node, *, deadline, wanted):
-    """Return the NodeState of one node: who it is, what it has, then the rest at once."""
-    def ask(path, extract, payload=None):
-        return world.ask(node.endpoint + path, payload=payload, deadline=deadline, extract=extract)
+class Probe:
+    """Asks one node who it is, what it has, then all the rest at once."""
 
-    began = world.clock()
-    try:
-        version = ask("/api/version", lambda value: _get(value, "version"))
-        if not version:
-            raise NodeFailure("not ollama", "/api/version does not answer as Ollama does")
-        latency = round((world.clock() - began) * 1000, 1)
-        models = ask("/api/tags", _parse_tags)
-    except NodeFailure as failure:
-        return NodeState(node.name, node.endpoint, failure.reason, failure.detail)
-    names = [model.name for model in models if not wanted or _full_model_name(model.name) in wanted]
-    # only /api/show knows for sure what a model can do
-    jobs = {"": lambda: ask("/api/ps", _parse_loaded)}
-    jobs.update({name: lambda name=name: ask("/api/show", _parse_show, {"model": name})
-                 for name in names[:SHOW_LIMIT]})
-    answers = run_together(world, jobs, until=deadline + PROBE_GRACE_SECONDS, threads=8)
-    found = {key: value for key, value in answers if not isinstance(value, NodeFailure)}
-    return NodeState(node.name, node.endpoint, "", "", version, latency,
-                     tuple(replace(model, **found.get(model.name, {})) for model in models),
-                     found.get("", ()))
+    def __init__(self, world: World, node: Node, deadline: float) -> None:
+        self._world, self._node, self._deadline = world, node, deadline
+        self._backend = backend_of(node)
 
+    def run(self, wanted: set[str]) -> NodeState:
+        """Return what the node answered, with what its `wanted` models (none: all) can do."""
+        node, backend = self._node, self._backend
+        began = self._world.clock()
+        try:
+            version = self._ask(backend.identify())
+            latency = round((self._world.clock() - began) * 1000, 1)
+            models = self._ask(backend.list_models())
+        except NodeFailure as failure:
+            failure = explain_failure(failure, backend)
+            return NodeState(node.name, node.endpoint, failure.reason, failure.detail)
 
-def _get(value, key, kind=str):
-    """Return a field of an answer; what is absent or of another type is empty, and 0 not below."""
-    found = value.get(key) if isinstance(value, dict) else None
-    return found if type(found) is kind and (kind is not int or found > 0) else kind()
+        names = [model.name for model in models
+                 if not wanted or full_model_name(model.name) in wanted]
+        details = self._ask_details(names[:SHOW_LIMIT])
+        described = tuple(replace(model, **details.get(model.name, {})) for model in models)
+        return NodeState(node.name, node.endpoint, version=version, latency_ms=latency,
+                         models=described, loaded=details.get("", ()))
 
+    def _ask(self, ask: Ask) -> Any:
+        return self._world.ask(self._node.endpoint, ask, deadline=self._deadline)
 
-def _entries(value, path):
-    """Return the entries of a `models` list, each with its name; null is an empty list."""
-    found = value.get("models", "") if isinstance(value, dict) else ""
-    found = [] if found is None else found
-    if not isinstance(found, list) or not all(_get(entry, "name") for entry in found):
-        raise NodeFailure("bad answer", f"{path} holds no list of models")
-    return sorted(found, key=lambda entry: entry["name"])  # Ollama's own order changes by ask
+    def _ask_details(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return {model: what describes it, "": what is loaded}, without what was not told."""
+        asks = {"": self._backend.list_loaded()}
+        asks.update((name, self._backend.describe(name)) for name in names)
+        jobs = {key: lambda ask=ask: self._ask(ask) for key, ask in asks.items()}
+        answers = run_together(self._world, jobs, threads=8,
+                               until=self._deadline + PROBE_GRACE_SECONDS)
+        return {key: answer for key, answer in answers if not isinstance(answer, NodeFailure)}
 
 
-def _parse_tags(value):
-    details = [(entry, _get(entry, "details", dict)) for entry in _entries(value, "/api/tags")]
-    return tuple(NodeModel(
-        entry["name"], _get(entry, "size", int), _get(told, "parameter_size"),
-        _get(told, "quantization_level"), ("embedding",) if "bert" in _get(told, "family") else
-        None, _get(told, "context_length", int) or None,
-        _get(entry, "remote_host") or _get(entry, "remote_model")) for entry, told in details)
+def explain_failure(failure: NodeFailure, backend: Backend) -> NodeFailure:
+    """Return a failure of the connection in the words of who should have answered."""
+    if failure.reason == "not http":
+        return NodeFailure(f"not {backend.name}", failure.detail)
+    if failure.reason == "refused":
+        return NodeFailure("refused", f"{failure.detail}; is {backend.title} running?")
+    return failure
 
 
-def _parse_show(value):
-    """Return what /api/show adds to a model: what it can do and what it was trained for."""
-    known = _get(value, "model_info", dict)
-    length = _get(known, "general.architecture") + ".context_length"
-    found = {"capabilities": tuple(word for word in _get(value, "capabilities", list)
-                                   if isinstance(word, str)),
-             "trained_context": _get(known, length, int)}
-    return {key: told for key, told in found.items() if told}
+# -- warm-up --
 
-
-def _parse_loaded(value):
-    loaded = []
-    for entry in _entries(value, "/api/ps"):
-        size, share = _get(entry, "size", int), _get(entry, "size_vram", int)
-        percent = min(100, round(100 * share / size)) if size and "size_vram" in entry else None
-        loaded.append(LoadedModel(entry["name"], _get(entry, "context_length", int), percent, size,
-                                  _get(entry, "expires_at")))
-    return tuple(loaded)
-
-
-class Warmth(SimpleNamespace):
+class Warmth:
     """One `model` on one `node`: what is done with it now, and how that ended."""
 
-    stage = "waiting"  # loading, unloading, pulling, done
-    began = seconds = 0.0
-    pulled = size = 0  # bytes of a download
-    ok, detail, fix, loaded = True, "", "", None
+    def __init__(self, node: Node, model: Model) -> None:
+        self.node, self.model = node, model
+        self.stage = "waiting"  # loading, unloading, pulling, done
+        self.began = self.seconds = 0.0
+        self.pulled = self.size = 0  # bytes of a download
+        self.ok, self.detail, self.fix = True, "", ""
+        self.loaded: LoadedModel | None = None
+
+    def fail(self, failure: NodeFailure) -> None:
+        """Note what went wrong and what mends it."""
+        self.ok = False
+        self.detail = failure.detail or failure.reason
+        self.fix = failure.fix or REASON_FIXES.get(failure.reason, "")
 
 
-def warm_nodes(world, groups, options):
+@dataclass(frozen=True)
+class WarmUp:
+    """How models are warmed: for how long each may take, and what is done instead."""
+
+    seconds: float | None = None  # None: the model's own timeout
+    pull: bool = False
+    unload: bool = False
+
+
+def warm_nodes(world: World, groups: Mapping[str, Sequence[Warmth]],
+               how: WarmUp) -> Iterator[tuple[Any, Any]]:
     """Run the Warmths of each node, nodes in parallel; yield as `run_together` does."""
-    def warm(group):
-        for step in (_load, _see_loaded):  # only at the end it shows what is in memory together
-            for warmth in (warmth for warmth in group.values() if warmth.ok):
-                warmth.began = world.clock()
-                try:
-                    step(warmth, world, options)
-                except NodeFailure as failure:
-                    warmth.ok, warmth.detail = False, failure.detail or failure.reason
-                    warmth.fix = failure.fix or REASON_FIXES.get(failure.reason, "")
-                warmth.stage = "done"
-                warmth.seconds += world.clock() - warmth.began
+    def warm(warmths: Sequence[Warmth]) -> None:
+        # What is in memory together shows only when all are loaded.
+        for step in (_load, _see_loaded):
+            for warmth in warmths:
+                if warmth.ok:
+                    _time_step(step, warmth, world, how)
 
-    return run_together(world, {name: lambda group=group: warm(group)
-                                for name, group in groups.items()})
+    jobs = {name: lambda warmths=warmths: warm(warmths) for name, warmths in groups.items()}
+    return run_together(world, jobs)
 
 
-def _load(warmth, world, options):
-    """Load or unload a model by an empty chat; where that is refused, with three words."""
-    model, seconds = warmth.model, options.timeout or warmth.model.timeout
-    if model.cloud:
+def _time_step(step: Callable[[Warmth, World, WarmUp], None], warmth: Warmth, world: World,
+               how: WarmUp) -> None:
+    warmth.began = world.clock()
+    try:
+        step(warmth, world, how)
+    except NodeFailure as failure:
+        warmth.fail(explain_failure(failure, backend_of(warmth.node)))
+    warmth.stage = "done"
+    warmth.seconds += world.clock() - warmth.began
+
+
+def _load(warmth: Warmth, world: World, how: WarmUp) -> None:
+    """Load or unload a model; one that its node lacks is downloaded first, where that is wished."""
+    if warmth.model.cloud:
         warmth.detail = "runs at ollama.com, nothing to load"
         return
-    # With another num_ctx than the route's, the route's first request would load it again.
-    payload = {"model": model.ollama_model, "messages": [], "stream": False,
-               "think": model.thinking, "keep_alive": 0 if options.unload else model.keep_alive,
-               "options": {"num_ctx": model.context}}
-    may_pull = options.pull
-    while True:
-        warmth.stage = "unloading" if options.unload else "loading"
-        try:
-            said = world.ask(warmth.node.endpoint + "/api/chat", extract=_check_error,
-                             payload=payload, deadline=world.clock() + seconds)
-            if not _get(said, "done", bool):
-                raise NodeFailure("bad answer", "its answer to a load is not Ollama's")
+
+    try:
+        _ask_to_load(warmth, world, how)
+    except NodeFailure as failure:
+        if failure.reason != "http 404":
+            raise
+        if how.unload:
+            warmth.detail = "not there"
             return
+        if not how.pull:
+            raise NodeFailure(failure.reason, failure.detail, fix=_pull_fix(warmth)) from None
+        _pull(warmth, world)
+        _ask_to_load(warmth, world, how)
+
+
+def _pull_fix(warmth: Warmth) -> str:
+    return (f"`ollama pull {warmth.model.ollama_model}` on {warmth.node.name}, or "
+            "`subagent-fleet warmup --pull`")
+
+
+def _ask_to_load(warmth: Warmth, world: World, how: WarmUp) -> None:
+    """Load by an empty chat; where that is refused, with three words."""
+    seconds = how.seconds or warmth.model.timeout
+    backend, endpoint = backend_of(warmth.node), warmth.node.endpoint
+    warmth.stage = "unloading" if how.unload else "loading"
+
+    def ask(words: str) -> None:
+        request = backend.load(warmth.model, unload=how.unload, words=words)
+        world.ask(endpoint, request, deadline=world.clock() + seconds)
+
+    try:
+        try:
+            ask("")
         except NodeFailure as failure:
-            is_missing = failure.reason == "http 404"
-            if is_missing and options.unload:
-                warmth.detail = "not there"
-                return
-            if is_missing and may_pull:
-                may_pull = False
-                _pull(warmth, world)
-            elif failure.reason == "http 400" and not payload["messages"]:
-                payload["messages"].append({"role": "user", "content": "Reply with ok."})
-                payload["options"]["num_predict"] = 16
-            else:
-                if is_missing:
-                    failure.fix = f"`ollama pull {model.ollama_model}` on {warmth.node.name}, or " \
-                                  "`subagent-fleet warmup --pull`"
-                if failure.reason == "timeout":
-                    failure.detail = f"not {warmth.stage[:-3]}ed within {seconds:g} s"
-                    failure.fix = "look at Ollama's log there, or give it longer: --timeout 900"
+            if failure.reason != "http 400":
                 raise
+            ask("Reply with ok.")
+    except NodeFailure as failure:
+        if failure.reason != "timeout":
+            raise
+        verb = "unloaded" if how.unload else "loaded"
+        fix = f"look at {backend.title}'s log there, or give it longer: --timeout 900"
+        raise NodeFailure("timeout", f"not {verb} within {seconds:g} s", fix=fix) from None
 
 
-def _pull(warmth, world):
-    """Have the node download the model: only `success` counts, errors come under 200 too."""
-    warmth.stage, layers, said = "pulling", {}, {}
-    body = json.dumps({"model": warmth.model.ollama_model}).encode()
-    with contextlib.closing(world.open_exchange(
-            warmth.node.endpoint + "/api/pull", body=body,
-            deadline=world.clock() + PULL_STALL_SECONDS)) as exchange:
-        for line in exchange.lines():
-            exchange.deadline = world.clock() + PULL_STALL_SECONDS
-            said = _check_error(parse_answer(line))
-            if _get(said, "total", int):
-                layers[_get(said, "digest")] = _get(said, "completed", int), said["total"]
-                warmth.pulled, warmth.size = map(sum, zip(*layers.values()))
-    if _get(said, "status") != "success":
+def _pull(warmth: Warmth, world: World) -> None:
+    """Have the node download the model."""
+    warmth.stage = "pulling"
+    ask = backend_of(warmth.node).pull(warmth.model)
+    layers: dict[str, PullStep] = {}
+    step = PullStep()
+    for line in world.ask_lines(warmth.node.endpoint, ask, stall_seconds=PULL_STALL_SECONDS):
+        step = ask.extract(Reply(200, {}, line))
+        if step.total:
+            layers[step.layer] = step
+            warmth.pulled = sum(layer.completed for layer in layers.values())
+            warmth.size = sum(layer.total for layer in layers.values())
+    if not step.is_done:
         raise NodeFailure("bad answer", "the download ended without `success`")
 
 
-def _see_loaded(warmth, world, options):
+def _see_loaded(warmth: Warmth, world: World, how: WarmUp) -> None:
     """Hold what the node says is loaded against what was wanted."""
-    model, wanted = warmth.model, warmth.model.context
-    if model.cloud or options.unload or model.keep_alive == 0:
+    model = warmth.model
+    if model.cloud or how.unload or model.keep_alive == 0:
         return
-    loaded = world.ask(warmth.node.endpoint + "/api/ps", extract=_parse_loaded,
+
+    backend = backend_of(warmth.node)
+    ask = backend.list_loaded()
+    loaded = world.ask(warmth.node.endpoint, ask,
                        deadline=world.clock() + PROBE_TIMEOUT_SECONDS)
-    found = find_models(loaded, model.ollama_model)
-    warmth.loaded = min(found, key=lambda one: one.context != wanted, default=None)
-    if not found:
-        raise NodeFailure("not loaded", "Ollama loaded it, but /api/ps shows only "
-                          + (some_of([one.name for one in loaded], 5) or "an empty list"),
+    matches = find_models(loaded, model.ollama_model)
+    if not matches:
+        shown = some_of([other.name for other in loaded], 5) or "an empty list"
+        raise NodeFailure("not loaded", f"{backend.title} loaded it, but "
+                          f"{ask.path} shows only {shown}",
                           fix="move it to another node, or write a smaller `context:`")
+
+    warmth.loaded = min(matches, key=lambda match: match.context != model.context)
     context = warmth.loaded.context
-    if context not in (0, wanted):
-        raise NodeFailure("context", f"loaded with context {context}, not {wanted}",
+    if context not in (0, model.context):
+        raise NodeFailure("context", f"loaded with context {context}, not {model.context}",
                           fix=f"write `context: {context}` in models.{model.name}")
 
 
-def _check_error(value):
-    """Return an answer; refuse an error, which Ollama also sends under HTTP 200."""
-    if isinstance(value, dict) and "error" in value:
-        raise NodeFailure("error", error_text(value["error"]))
-    return value
-
-
 # == 15. Gateway ==============================================================
+#
+# The fleet behind one address. One thread a client connection. Who waits for a node waits for its
+# client's end of the connection, too: a client that leaves takes its request off the node at once.
 
 QUIET_SECONDS = 10.0  # a stream that waited so long gets its headers, then a ping as often
+SILENCE_SECONDS = 10.0  # a node that says nothing for so long is asked whether it still answers
 REST_SECONDS, REST_LIMIT_SECONDS = 2.0, 60.0
 REQUEST_SECONDS = 10.0  # for the headers; also how long an idle connection is kept
+FIRST_BYTE_SECONDS = 2.0  # of a new connection
 BODY_SECONDS = 120.0
 BODY_LIMIT_BYTES = 64 * 1024 * 1024
+BODIES_LIMIT_BYTES = 512 * 1024 * 1024  # of all requests that are held at once
 CONNECTION_LIMIT = 256
 CONVERSATION_LIMIT = 4096
 GRACE_SECONDS = 10.0
 LITELLM_START_SECONDS = 90.0
-TOTALS = ("requests", "input_tokens", "output_tokens", "waited_seconds", "failures")
+
+
+# -- who may ask which node when --
+
+class Rest:
+    """A node, or one model on it, is left alone after a failure; one request may end it."""
+
+    def __init__(self, until: float = 0.0, seconds: float = 0.0) -> None:
+        self.until, self.seconds = until, seconds
+        self.probe: Ticket | None = None
+
+
+class Place:
+    """What a model has on its node: slots, and a rest that other models there may share."""
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self.slots, self.running = 1, 0
+        self.last_number = 0  # of the request that came last
+        self.rest = Rest()
+
+
+class Ticket:
+    """A request in the queue; once it holds a slot it has a `model`."""
+
+    def __init__(self, number: int, alias: str, conversation: Conversation) -> None:
+        self.number, self.alias, self.conversation = number, alias, conversation
+        self.candidates: list[list[Model]] = []  # who can still be asked: the alias, its fallbacks
+        self.model: Model | None = None
+        self.is_closed = False  # the gateway stops, there will be no slot
+        self.wake: Callable[[], None] = lambda: None
 
 
 class Scheduler:
-    """Who may ask which node when: slots, one line, rests. Pure but for a lock and a clock."""
+    """Slots, the queue, rests. Pure but for a lock and a clock; any thread may call."""
 
-    # A node, or one model on it, rests after a failure; one request, the probe, may end it.
-    def __init__(self, fleet, clock):
+    def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
         self._lock, self._clock = threading.RLock(), clock
-        models, chains = list(fleet.models.values()), plan_fallbacks(fleet)
-        self.tiers = {first.alias: [[model for model in models if model.alias == alias]
-                                    for alias in (first.alias, *chains.get(first.alias, ()))]
-                      for first in models}
-        self.places, shared = {}, {}  # by model; two that are one Ollama model on a node share it
-        for model in models:
-            place = self.places[model.name] = shared.setdefault(
-                (model.node, _full_model_name(model.ollama_model)),
-                SimpleNamespace(node=model.node, slots=1, running=0, used=0,
-                                rest=SimpleNamespace(until=0, probe=None)))
-            place.slots = max(place.slots, model.max_parallel)
-        self._busy = dict.fromkeys(fleet.nodes, 0)
-        self._line, self._last, self._number = {}, {}, 0
+        self.candidates = _plan_candidates(fleet)
+        self.places = _plan_places(fleet)
+        self._busy = dict.fromkeys(fleet.nodes, 0)  # slots in use, by node
+        self._queue: dict[int, Ticket] = {}
+        self._number = 0
+        self._is_closed = False
+        # Which model served a conversation last, the one asked longest ago first.
+        self._served: dict[tuple[Conversation, str], str] = {}
 
-    def enter(self, alias, conversation):
-        """Return a place in the line for an alias and, once it has a `model`, on its node."""
+    def enter(self, alias: str, conversation: Conversation) -> Ticket:
+        """Return a ticket in the queue of an alias; it may hold a slot at once."""
         with self._lock:
             self._number += 1
-            ticket = self._line[self._number] = SimpleNamespace(
-                number=self._number, conversation=conversation, model=None, wake=lambda: None,
-                tiers=self.tiers[alias])  # who can still be asked
-            self.serve_line()
+            ticket = Ticket(self._number, alias, conversation)
+            ticket.candidates = self.candidates[alias]
+            ticket.is_closed = self._is_closed
+            self._queue[ticket.number] = ticket
+            self.serve_queue()
         return ticket
 
-    def leave(self, ticket):
+    def leave(self, ticket: Ticket) -> None:
         """Give up the wait or the slot; nothing is said about the node."""
         with self._lock:
-            self._line.pop(ticket.number, None)
+            self._queue.pop(ticket.number, None)
             self._release(ticket)
-            self.serve_line()
+            self.serve_queue()
 
-    def succeed(self, ticket):
-        """Note that the node answered: its rest ends and the conversation will prefer it."""
+    def close(self) -> None:
+        """Let who waits wait no longer."""
         with self._lock:
-            ended = self.places[ticket.model.name].rest  # which the node's other models may share
-            ended.until, ended.probe = 0, None
-            self._last[ticket.conversation] = ticket.model.name
-            if len(self._last) > CONVERSATION_LIMIT:
-                del self._last[next(iter(self._last))]
-            self.serve_line()
+            self._is_closed = True
+            for ticket in self._queue.values():
+                ticket.is_closed = True
+                ticket.wake()
 
-    def fail(self, ticket, *, is_missing=False):
-        """Let the node, or only the model that it lacks, rest; line up for another."""
+    def succeed(self, ticket: Ticket) -> None:
+        """Note that the node answered: its rest ends and the conversation will prefer it."""
+        assert ticket.model
+        with self._lock:
+            rest = self.places[ticket.model.name].rest
+            rest.until, rest.probe = 0, None
+
+            key = (ticket.conversation, ticket.alias)
+            self._served.pop(key, None)
+            self._served[key] = ticket.model.name
+            if len(self._served) > CONVERSATION_LIMIT:
+                del self._served[next(iter(self._served))]
+            self.serve_queue()
+
+    def fail(self, ticket: Ticket, *, is_missing: bool = False) -> None:
+        """Let the node, or only the model that it lacks, rest; queue for another."""
+        assert ticket.model
         with self._lock:
             failed = self.places[ticket.model.name]
-            seconds = REST_SECONDS if failed.rest.probe is not ticket else \
-                min(failed.rest.seconds * 2, REST_LIMIT_SECONDS)
-            rest = SimpleNamespace(until=self._clock() + seconds, seconds=seconds, probe=None)
-            for place in [failed] if is_missing else self.places.values():
-                if place.node == failed.node:
+            seconds = REST_SECONDS
+            if failed.rest.probe is ticket:
+                seconds = min(failed.rest.seconds * 2, REST_LIMIT_SECONDS)
+            rest = Rest(self._clock() + seconds, seconds)
+            for place in self.places.values():
+                if place is failed or (place.node == failed.node and not is_missing):
                     place.rest = rest
-            ticket.tiers = [[model for model in tier if model is not ticket.model]
-                            for tier in ticket.tiers]
-            self._release(ticket)
-            if any(ticket.tiers):
-                self._line[ticket.number] = ticket
-            self.serve_line()
 
-    def show(self):
+            ticket.candidates = [[model for model in group if model is not ticket.model]
+                                 for group in ticket.candidates]
+            self._release(ticket)
+            if any(ticket.candidates):
+                self._queue[ticket.number] = ticket
+            self.serve_queue()
+
+    def show(self) -> tuple[dict[str, dict[str, Any]], int]:
         """Return what is true of each model's place, and how many wait."""
         with self._lock:
             now = self._clock()
-            return {name: {"running": place.running, "slots": place.slots,
-                           "rests_seconds": round(max(place.rest.until - now, 0), 1)}
-                    for name, place in self.places.items()}, len(self._line)
+            places = {}
+            for name, place in self.places.items():
+                rests = round(max(place.rest.until - now, 0), 1)
+                places[name] = {"running": place.running, "slots": place.slots,
+                                "rests_seconds": rests}
+            return places, len(self._queue)
 
-    def _release(self, ticket):
-        if ticket.model:
-            place = self.places[ticket.model.name]
-            place.running -= 1
-            self._busy[place.node] -= 1
-            if place.rest.probe is ticket:
-                place.rest.probe = None
-            ticket.model = None
-
-    def serve_line(self):
+    def serve_queue(self) -> None:
         """Give what is free to who waits, in order; a rest may have ended by itself."""
         with self._lock:
-            for number, ticket in sorted(self._line.items()):
-                ticket.model = self._choose(ticket)
-                if ticket.model:
-                    del self._line[number]
-                    place = self.places[ticket.model.name]
-                    place.running, place.used = place.running + 1, number
-                    self._busy[place.node] += 1
-                    if place.rest.until:
-                        place.rest.probe = ticket
-                    ticket.wake()
+            for ticket in sorted(self._queue.values(), key=lambda ticket: ticket.number):
+                model = self._choose(ticket)
+                if model:
+                    self._grant(ticket, model)
 
-    def _choose(self, ticket):
+    def _grant(self, ticket: Ticket, model: Model) -> None:
+        del self._queue[ticket.number]
+        place = self.places[model.name]
+        place.running += 1
+        place.last_number = ticket.number
+        self._busy[place.node] += 1
+        if place.rest.until:
+            place.rest.probe = ticket
+        ticket.model = model
+        ticket.wake()
+
+    def _release(self, ticket: Ticket) -> None:
+        if not ticket.model:
+            return
+        place = self.places[ticket.model.name]
+        place.running -= 1
+        self._busy[place.node] -= 1
+        if place.rest.probe is ticket:
+            place.rest.probe = None
+        ticket.model = None
+
+    def _choose(self, ticket: Ticket) -> Model | None:
         """Return the model to ask, None to wait."""
-        now, rest, asleep = self._clock(), self._rest_of, []
-        for tier in ticket.tiers:
-            awake = [model for model in tier if rest(model).until <= now and not rest(model).probe]
+        resting: list[Model] = []
+        for group in ticket.candidates:
+            awake = [model for model in group if self._is_awake(model)]
             if awake:
-                knows = self._last.get(ticket.conversation)
-                # The least busy node, then the one that knows the prompt, then the longest idle.
-                return min(filter(self._has_room, awake), default=None, key=lambda model: (
-                    self._busy[model.node], model.name != knows, self.places[model.name].used))
-            asleep += tier
+                free = [model for model in awake if self._has_room(model)]
+                return min(free, default=None, key=lambda model: self._rank(model, ticket))
+            resting += group
+
         # Everyone rests: to try is better than to refuse, one request at a time.
-        free = [model for model in asleep if self._has_room(model) and not rest(model).probe]
-        return min(free, default=None, key=lambda model: rest(model).until)
+        free = [model for model in resting
+                if self._has_room(model) and not self.places[model.name].rest.probe]
+        return min(free, default=None, key=lambda model: self.places[model.name].rest.until)
 
-    def _rest_of(self, model):
-        return self.places[model.name].rest
+    def _rank(self, model: Model, ticket: Ticket) -> tuple[int, bool, int]:
+        """Order who may answer: the least busy node, who knows the prompt, the longest idle."""
+        knows = self._served.get((ticket.conversation, ticket.alias))
+        return self._busy[model.node], model.name != knows, self.places[model.name].last_number
 
-    def _has_room(self, model):
-        return self.places[model.name].running < self.places[model.name].slots
+    def _is_awake(self, model: Model) -> bool:
+        rest = self.places[model.name].rest
+        return rest.until <= self._clock() and not rest.probe
+
+    def _has_room(self, model: Model) -> bool:
+        place = self.places[model.name]
+        return place.running < place.slots
+
+
+def _plan_candidates(fleet: Fleet) -> dict[str, list[list[Model]]]:
+    """Return {alias: groups of models}: its own, then those of each alias it falls back on."""
+    by_alias: dict[str, list[Model]] = {}
+    for model in fleet.models.values():
+        by_alias.setdefault(model.alias, []).append(model)
+    chains = plan_fallbacks(fleet)
+    return {alias: [by_alias[name] for name in (alias, *chains.get(alias, ()))]
+            for alias in by_alias}
+
+
+def _plan_places(fleet: Fleet) -> dict[str, Place]:
+    """Return each model's Place; two that are one model on a node share it."""
+    places: dict[str, Place] = {}
+    shared: dict[tuple[str, str], Place] = {}
+    for model in fleet.models.values():
+        key = (model.node, full_model_name(model.ollama_model))
+        place = shared.setdefault(key, Place(model.node))
+        place.slots = max(place.slots, model.max_parallel)
+        places[model.name] = place
+    return places
+
+
+# -- one request --
+
+@dataclass(frozen=True)
+class Translation:
+    """A talk as one candidate is asked it."""
+
+    model: Model
+    talk: Talk
+    ask: Ask
+    body: bytes
+    weight: int
+    estimate: int  # of its tokens
 
 
 class Service:
-    """One Messages request, from its body to the last byte of its answer."""
+    """Answers one request, from its Talk to the last byte."""
 
-    def __init__(self, server, visitor, request, conversation):
+    def __init__(self, server: Server, visitor: Visitor, dialect: Dialect, talk: Talk,
+                 conversation: Conversation) -> None:
         self._server, self._world, self._visitor = server, server.world, visitor
-        self._request, self._conversation = request, conversation
-        self._is_stream = request.get("stream") is True
+        self._dialect, self._talk, self._conversation = dialect, talk, conversation
         self._id, self._began = self._world.token(12), self._world.clock()
         self._id_header = f"request-id: req_{self._id}\r\n"
-        self._ping_at = self._began + (QUIET_SECONDS if self._is_stream else float("inf"))
-        self._has_headers, self._has_content = False, False
-        self._model, self._tries, self._outcome = None, [], "error"
-        self._seconds = dict.fromkeys(("waited", "first_byte", "total"))
+        self._translations: dict[str, Translation] = {}  # by model
 
-    def run(self):
-        """Answer the request; the receipt is written however it ends."""
-        scheduler, alias = self._server.scheduler, self._request["model"]
-        self._prepare(scheduler.tiers[alias][0][0])  # refused before it waits
+        self._writer = dialect.writer(talk, self._id)
+        self._out = bytearray()  # what was written and not yet sent
+        self._ping_at = self._began + QUIET_SECONDS if talk.is_stream else float("inf")
+        # What the client has: the headers, and some of an answer that cannot be taken back.
+        self._has_headers = self._has_content = False
+        self._holds_content = False  # in _out
+
+        self._model: Model | None = None  # who was asked last
+        self._tries: list[Try] = []
+        self._marks: dict[str, float] = {}  # seconds from the beginning
+        self._end = End("")
+        self._outcome = "error"
+
+    def run(self) -> None:
+        """Answer the request; the receipt is filed however it ends."""
+        scheduler, alias = self._server.scheduler, self._talk.alias
+        self._translate(scheduler.candidates[alias][0][0])  # refused before it waits
         ticket = scheduler.enter(alias, self._conversation)
         try:
-            while not self._attempt(ticket):
-                pass
-            if self._is_stream:
-                self._flush(last=True)
-            else:
-                self._visitor.reply(200, render_json(self._answer.message), head=self._id_header)
+            self._answer(ticket)
             self._outcome = "ok"
         except ClientGone:
             self._outcome = "stopped" if self._server.stops else "left"
             raise
-        except ApiError as error:
-            self._outcome = error.kind
-            if self._has_headers:  # there is no HTTP status left to give
-                self._out += render_event(error.event)
-                self._flush(last=True)
-            else:
-                self._visitor.reply(error.http, render_json(error.event), head=self._id_header)
+        except Refusal as refusal:
+            self._outcome = "stopped" if ticket.is_closed else refusal.kind
+            self._refuse(refusal)
         finally:
             scheduler.leave(ticket)
             self._mark("total")
-            model, usage = self._model, self._answer.message["usage"]
-            session, agent = self._conversation
-            self._server.file_receipt({  # no prompt, no answer, no words of a node
-                "time": round(self._world.now(), 3), "id": f"req_{self._id}", "session": session,
-                "agent": agent, "alias": alias, "model": model and model.name,
-                "node": model and model.node, "context": model and model.context,
-                "tries": self._tries, **self._seconds, "input_tokens": usage["input_tokens"],
-                "output_tokens": usage["output_tokens"], "outcome": self._outcome})
+            self._server.hub.publish(self._receipt())
 
-    def _prepare(self, model):
-        self._out, server = bytearray(), self._server
-        self._answer = Answer(f"msg_{self._id}", self._request, model, server.ratios[model.name],
-                              blind=model.name in server.blind)
-        # Tokens are known only at the end.
-        self._opening = render_event({"type": "message_start", "message": self._answer.message})
+    def _answer(self, ticket: Ticket) -> None:
+        """Ask one candidate after the other until one has answered; send what is left to send."""
+        while True:
+            model = self._await_slot(ticket)
+            try:
+                self._ask(ticket, self._translate(model))
+                break
+            except NoImages:
+                if self._has_content or model.name in self._server.blind:
+                    raise
+                self._server.blind.add(model.name)  # it is asked again, without them
+                del self._translations[model.name]
+            except Refusal as refusal:
+                if refusal.http == 400:
+                    raise
+                self._go_on(ticket, refusal.kind, refusal)
+            except NodeFailure as failure:
+                node = self._server.fleet.nodes[model.node]
+                failure = explain_failure(failure, backend_of(node))
+                where = f"node {model.node}: {failure.reason}"
+                refusal = Refusal(529, f"{where}; no other is left")
+                if self._has_content:
+                    refusal = Refusal(500, f"{where}, in mid answer")
+                self._go_on(ticket, failure.reason, refusal)
+            self._discard()
 
-    def _mark(self, name):
-        if self._seconds[name] is None:
-            self._seconds[name] = round(self._world.clock() - self._began, 3)
+        if self._talk.is_stream:
+            self._flush(last=True)
+        else:
+            self._visitor.reply(200, bytes(self._out), head=self._id_header)
 
-    def _attempt(self, ticket):
-        """Wait in line, ask the next model; False when another should be asked."""
+    def _go_on(self, ticket: Ticket, why: str, refusal: Refusal) -> None:
+        """Leave a model that failed for the next; where none is left, refuse."""
+        assert ticket.model
+        self._tries.append(Try(ticket.model.node, why))
+        self._server.scheduler.fail(ticket, is_missing=refusal.http == 404)
+        if self._has_content or not any(ticket.candidates):
+            raise refusal
+
+    def _discard(self) -> None:
+        """Forget what of a failed answer was not sent."""
+        self._out, self._holds_content = bytearray(), False
+
+    def _translate(self, model: Model) -> Translation:
+        """Return the talk as this model is asked it; made once for each candidate."""
+        if model.name not in self._translations:
+            talk = self._talk
+            if model.name in self._server.blind:
+                talk = talk.without_images()
+            ask = backend_of(self._server.fleet.nodes[model.node]).chat(talk, model)
+            body = render_json(ask.payload)
+            weight = weigh(body, talk)
+            estimate = round(weight / self._server.ratios[model.name])
+            self._translations[model.name] = Translation(model, talk, ask, body, weight, estimate)
+        return self._translations[model.name]
+
+    def _await_slot(self, ticket: Ticket) -> Model:
+        """Wait in the queue; return the model that may be asked."""
         while not ticket.model:
+            if ticket.is_closed:
+                raise Refusal(529, "the gateway is stopping")
             with contextlib.closing(Signal()) as granted:
                 ticket.wake = granted.set  # and only then, whether it came before
-                if not ticket.model and not self._wait(granted, self._world.clock() + REST_SECONDS):
-                    self._server.scheduler.serve_line()
+                if ticket.model or ticket.is_closed:
+                    continue
+                if not self._wait(granted, self._world.clock() + REST_SECONDS):
+                    self._server.scheduler.serve_queue()
         self._mark("waited")
-        self._model = ticket.model
-        try:
-            self._ask(ticket)
-            return True
-        except ApiError as error:
-            if self._answer.has_images and re.search(_NO_IMAGES, error.what):
-                self._server.blind.add(self._model.name)
-                self._prepare(self._model)
-                return False  # it is asked again, without them
-            if error.http == 400:
-                raise
-            why, problem = error.kind, error
-        except NodeFailure as failure:
-            why, node = failure.reason, self._model.node
-            problem = ApiError(500, f"node {node}: {why}, in mid answer") \
-                if self._has_content else ApiError(529, f"node {node}: {why}; no other is left")
-        self._tries.append({"node": self._model.node, "why": why})
-        self._server.scheduler.fail(ticket, is_missing=problem.http == 404)
-        if self._has_content or not any(ticket.tiers):
-            raise problem
-        self._prepare(self._model)  # in line, nothing of what failed is sent
-        return False
+        return ticket.model
 
-    def _ask(self, ticket):
-        """Send the request to the model's node and its answer to the client."""
-        model, world, size = ticket.model, self._world, 0
-        if model is not self._answer.model:
-            self._prepare(model)
-        answer = self._answer
-        url = self._server.fleet.nodes[model.node].endpoint + "/api/chat"
-        exchange = world.open_exchange(url, body=answer.body,
-                                       deadline=world.clock() + model.timeout)
+    def _ask(self, ticket: Ticket, translation: Translation) -> None:
+        """Send the request to the model's node, and its answer to the client."""
+        model, ask = translation.model, translation.ask
+        self._model = model
+        self._writer = self._dialect.writer(self._talk, self._id)
+        if self._has_headers:
+            self._writer.begin()  # which the client has
+        node = self._server.fleet.nodes[model.node]
+        reader = backend_of(node).reader(translation.talk, model, translation.estimate)
+        exchange = self._world.open_exchange(
+            node.endpoint + ask.path, body=translation.body, headers=ask.headers,
+            deadline=self._world.clock() + model.timeout)
         try:
-            exchange.before_read = lambda: self._wait(exchange, exchange.deadline)
+            exchange.before_read = lambda: self._await_node(exchange, node)
+            exchange.read_head()
             if exchange.status != 200:
-                raise answer.refusal(exchange.status, _error_words(exchange, exchange.read_all()))
-            for line in exchange.lines():
-                self._mark("first_byte")
-                events = answer.feed(line)
-                if events and self._is_stream:
-                    self._out += b"".join(map(render_event, events))
-                    if len(self._out) > HEADER_LIMIT_BYTES:
-                        self._flush()
-                if not size:  # it talks: its rest ends now, the last word may be minutes away
-                    self._server.scheduler.succeed(ticket)
-                size += len(line)
-                if size > 1_000_000 + 1_000 * model.max_output:
-                    raise NodeFailure("bad answer", "it does not end")
-                if answer.message["stop_reason"]:
-                    if not answer.message["stop_sequence"]:
-                        exchange.close()  # the node has said all
-                    tokens = answer.message["usage"]["input_tokens"]
-                    # Who counts only uncached tokens teaches nothing.
-                    if tokens and 0.5 <= answer.weight / tokens <= 16:
-                        self._server.ratios[model.name] = answer.weight / tokens
-                    return
-                exchange.deadline = world.clock() + model.timeout
-            raise NodeFailure("bad answer", "it ended before it was done")
+                body = exchange.read_all()
+                words = ask.extract(Reply(exchange.status, exchange.headers, body))
+                raise reader.refusal(exchange.status, words)
+            self._relay(exchange, reader, ticket, translation)
         finally:
             exchange.leave()
 
-    def _flush(self, *, last=False):
-        """Send what has gathered; the first time with the headers and the opening event."""
-        chunk, self._out, head = bytes(self._out), bytearray(), ""
-        self._has_content = bool(self._answer.message["content"])
+    def _relay(self, exchange: Exchange, reader: Reader, ticket: Ticket,
+               translation: Translation) -> None:
+        """Take the node's lines until the answer ends; write them for the client."""
+        model, size = translation.model, 0
+        for line in exchange.lines():
+            self._mark("first_byte")
+            end = self._write(reader.feed(line))
+            if not size:  # it talks: its rest ends now, the last word may be minutes away
+                self._server.scheduler.succeed(ticket)
+
+            size += len(line)
+            if size > 1_000_000 + 1_000 * model.max_output:
+                raise NodeFailure("bad answer", "it does not end")
+            if end:
+                if not end.stop:
+                    exchange.close()  # the node has said all
+                self._learn(translation, end)
+                return
+            exchange.deadline = self._world.clock() + model.timeout
+        raise NodeFailure("bad answer", "it ended before it was done")
+
+    def _write(self, deltas: list[Delta]) -> End | None:
+        """Write what was said; return the End when that was it."""
+        for delta in deltas:
+            if delta.end:
+                self._end = delta.end
+                self._out += self._writer.end(delta.end)
+                return delta.end
+            self._out += self._writer.write(delta)
+            self._holds_content = True
+        if len(self._out) > HEADER_LIMIT_BYTES:
+            self._flush()
+        return None
+
+    def _learn(self, translation: Translation, end: End) -> None:
+        """Learn how many bytes a token has; who counts only uncached tokens teaches nothing."""
+        tokens = end.input_tokens
+        if tokens and not end.stop and 0.5 <= translation.weight / tokens <= 16:
+            self._server.ratios[translation.model.name] = translation.weight / tokens
+
+    def _flush(self, *, last: bool = False) -> None:
+        """Send what was written; the first time with the headers and what opens the stream."""
+        chunk, head = bytes(self._out), ""
+        self._has_content = self._has_content or self._holds_content
+        self._discard()
         if not self._has_headers:
             self._has_headers = True
             head = ("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
                     f"Cache-Control: no-cache\r\n{self._id_header}"
                     "Transfer-Encoding: chunked\r\n\r\n")
-            chunk = self._opening + chunk
+            chunk = self._writer.begin() + chunk
         if chunk:
             chunk = b"%x\r\n%b\r\n" % (len(chunk), chunk)
-        self._visitor.send(head.encode("ascii") + chunk + b"0\r\n\r\n" * last)
+        if last:
+            chunk += b"0\r\n\r\n"
+        self._visitor.send(head.encode("ascii") + chunk)
         self._ping_at = self._world.clock() + QUIET_SECONDS
 
-    def _wait(self, readable, until):
+    def _refuse(self, refusal: Refusal) -> None:
+        if self._has_headers:  # there is no HTTP status left to give
+            self._out += self._writer.fail(refusal)
+            self._flush(last=True)
+        else:
+            head = self._id_header + retry_header(refusal)
+            self._visitor.reply(refusal.http, self._dialect.refuse(refusal), head=head)
+
+    def _await_node(self, exchange: Exchange, node: Node) -> None:
+        """Wait for more from a node; one that is silent is asked whether it answers at all.
+
+        A slow model is waited for, a hung machine is not.
+        """
+        while "first_byte" not in self._marks:
+            look_at = self._world.clock() + SILENCE_SECONDS
+            if look_at >= exchange.deadline:
+                break
+            if self._wait(exchange, look_at):
+                return
+            self._check_alive(node)
+        self._wait(exchange, exchange.deadline)
+
+    def _check_alive(self, node: Node) -> None:
+        until = self._world.clock() + PROBE_TIMEOUT_SECONDS
+        try:
+            self._world.ask(node.endpoint, backend_of(node).identify(), deadline=until)
+        except NodeFailure as failure:
+            if failure.reason == "timeout":
+                raise NodeFailure("timeout", "it took the request and answers nothing") from None
+
+    def _wait(self, readable: Exchange | Signal, until: float) -> bool:
         """Wait while the client stays; pings keep it from giving up."""
         if self._out:
             self._flush()
         while not self._visitor.wait(readable, min(until, self._ping_at) - self._world.clock()):
             if self._world.clock() >= until:
                 return False
-            self._out += render_event({"type": "ping"})
+            self._out += self._writer.ping()
             self._flush()
         return True
 
+    def _mark(self, name: str) -> None:
+        """Note when something happened for the first time."""
+        if name not in self._marks:
+            self._marks[name] = round(self._world.clock() - self._began, 3)
+
+    def _receipt(self) -> Receipt:
+        model = self._model
+        return Receipt(
+            time=round(self._world.now(), 3), id=f"req_{self._id}",
+            session=self._conversation.session, agent=self._conversation.agent,
+            alias=self._talk.alias,
+            model=model.name if model else None,
+            node=model.node if model else None,
+            context=model.context if model else None,
+            tries=tuple(self._tries),
+            waited=self._marks.get("waited"), first_byte=self._marks.get("first_byte"),
+            total=self._marks["total"],
+            input_tokens=self._end.input_tokens, output_tokens=self._end.output_tokens,
+            outcome=self._outcome)
+
+
+def retry_header(refusal: Refusal) -> str:
+    """Return the header line that says when to come back, where that helps."""
+    if not refusal.retry_seconds:
+        return ""
+    return f"Retry-After: {refusal.retry_seconds}\r\n"
+
+
+# -- what becomes of receipts --
+
+class Hub:
+    """Hands each event to all who subscribed, in the order it came."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._listeners: list[Callable[[Any], None]] = []
+
+    def subscribe(self, listener: Callable[[Any], None]) -> None:
+        """Call `listener` with each event from now on; it must neither wait nor raise."""
+        with self._lock:
+            self._listeners.append(listener)
+
+    def publish(self, event: Receipt | Rejection) -> None:
+        """Hand an event to everyone; events of several threads come one after the other."""
+        with self._lock:
+            for listener in self._listeners:
+                listener(event)
+
+
+class Ledger:
+    """Adds up what each node has served."""
+
+    def __init__(self, nodes: Iterable[str]) -> None:
+        self.totals: dict[str, dict[str, Any]] = {
+            name: dict.fromkeys(TOTALS, 0) for name in nodes}
+
+    def take(self, event: Receipt | Rejection) -> None:
+        if isinstance(event, Rejection):
+            return
+        for attempt in event.tries:
+            self.totals[attempt.node]["failures"] += 1
+        if event.node is None:
+            return
+        total = self.totals[event.node]
+        total["requests"] += 1
+        total["input_tokens"] += event.input_tokens
+        total["output_tokens"] += event.output_tokens
+        total["waited_seconds"] = round(total["waited_seconds"] + (event.waited or 0.0), 3)
+
+
+class ReceiptFile:
+    """Keeps receipts as lines of JSON; while it cannot, it has said so once."""
+
+    def __init__(self, world: World, path: str) -> None:
+        self._world, self._path = world, path
+        self._is_broken = False
+
+    def take(self, event: Receipt | Rejection) -> None:
+        if isinstance(event, Rejection):
+            return
+        try:
+            self._world.append_line(self._path, render_json(asdict(event)) + b"\n")
+            self._is_broken = False
+        except FleetError as error:
+            if not self._is_broken:
+                self._world.err(f"warning: no receipts for now: {error.what}\n")
+            self._is_broken = True
+
+
+# -- connections --
+
+class Allowance:
+    """Bounds the sum of what is held at once."""
+
+    def __init__(self, limit: int) -> None:
+        self._lock, self._left = threading.Lock(), limit
+
+    def take(self, size: int) -> bool:
+        """Tell whether so much more may be held, and count it."""
+        with self._lock:
+            if size > self._left:
+                return False
+            self._left -= size
+            return True
+
+    def give_back(self, size: int) -> None:
+        with self._lock:
+            self._left += size
+
 
 class Server:
-    """The gateway: connections, the closed door, routes, receipts."""
+    """The gateway: connections, the closed door, routes."""
 
-    def __init__(self, fleet, key, world, *, receipts=""):
+    def __init__(self, fleet: Fleet, key: str, world: World, *, receipts: str = "") -> None:
         self.fleet, self.world, self._key = fleet, world, key.encode("utf-8")
         self.scheduler = Scheduler(fleet, world.clock)
-        self._receipts, self.log = receipts, lambda line: None
-        self._lock, self._wake, self.stops = threading.Lock(), Signal(), []
-        self._visitors, name = {}, world.own_names()[0]  # visitor: is it being answered?
+        self.hub, self.ledger = Hub(), Ledger(fleet.nodes)
+        self.hub.subscribe(self.ledger.take)
+        if receipts:
+            self.hub.subscribe(ReceiptFile(world, receipts).take)
+
+        # Learned: bytes a token, and who takes no images.
+        self.ratios = dict.fromkeys(fleet.models, BYTES_A_TOKEN)
+        self.blind: set[str] = set()
+
+        self.stops: list[str] = []
+        self._wake, self._bodies = Signal(), Allowance(BODIES_LIMIT_BYTES)
+        self._visitors: dict[Visitor, str] = {}  # silent, asking, idle or cut; the oldest first
+        name, _ = world.own_names()
         # A web page can make a name of its own point here, so only names of this machine count.
         self._names = {own.lower() for own in (show_host(fleet.gateway.host), "localhost",
                                                "127.0.0.1", "[::1]", name, f"{name}.local")}
-        self.ratios, self.blind = dict.fromkeys(fleet.models, BYTES_A_TOKEN), set()  # learned
-        self.totals = {name: dict.fromkeys(TOTALS, 0) for name in fleet.nodes}
-        models = [{"type": "model", "id": alias, "display_name": alias,
-                   "created_at": "1970-01-01T00:00:00Z"} for alias in self.scheduler.tiers]
-        self._pages = {"/": {"name": "subagent-fleet", "version": __version__},
-                       "/health/liveliness": "I'm alive!",
-                       "/v1/models": {"data": models, "has_more": False,
-                                      "first_id": models[0]["id"], "last_id": models[-1]["id"]},
-                       **{f"/v1/models/{model['id']}": model for model in models}}
+        self._pages = self._plan_pages()
 
-    def stop(self, name):
+    def _plan_pages(self) -> dict[str, object]:
+        """Return the pages that never change, by path."""
+        models = [{"type": "model", "id": alias, "display_name": alias,
+                   "created_at": "1970-01-01T00:00:00Z"} for alias in self.scheduler.candidates]
+        pages: dict[str, object] = {
+            "/": {"name": "subagent-fleet", "version": __version__},
+            "/health/liveliness": "I'm alive!",
+            "/v1/models": {"data": models, "has_more": False,
+                           "first_id": models[0]["id"], "last_id": models[-1]["id"]}}
+        pages.update((f"/v1/models/{model['id']}", model) for model in models)
+        return pages
+
+    def stop(self, name: str) -> None:
         """Take nothing new; a second time, end at once. Safe in a signal handler."""
         self.stops.append(name)
         self._wake.set()
 
-    def run(self, listener):
+    def run(self, listener: Any | None) -> None:
         """Serve until `stop`, then let what is being answered end; None waits for the port."""
         while not listener and not self.stops:  # it is another `up`'s, which may end before this
             self.world.sleep(TICK_SECONDS)
             with contextlib.suppress(FleetError):
                 listener = self.world.listen(self.fleet.gateway.host, self.fleet.gateway.port)
-        while not self.stops:
-            if len(self._visitors) >= CONNECTION_LIMIT:
-                self.world.sleep(TICK_SECONDS)  # who comes now waits to be accepted
-            elif visitor := self.world.accept(listener, self._wake, 1.0):
-                self._visitors[visitor] = False
-                threading.Thread(target=self._serve, args=(visitor,), daemon=True).start()
+        while listener and not self.stops:
+            self._accept(listener)
         if listener:
             listener.close()
-        until = self.world.clock() + GRACE_SECONDS
-        while self._visitors and self.world.clock() < until + 0.5:
-            until = min(until, self.world.clock()) if len(self.stops) > 1 else until
-            for visitor, is_answered in list(self._visitors.items()):
-                if not is_answered or self.world.clock() >= until:
-                    visitor.cut()  # its thread leaves the node and files the receipt
-            self.world.sleep(0.02)
+        self._end_visits()
         self._wake.close()
 
-    def _serve(self, visitor):
+    def _accept(self, listener: Any) -> None:
+        """Take the next connection; where there are too many, the oldest silent one makes room."""
+        states = list(self._visitors.values())
+        is_full = len(states) - states.count("cut") >= CONNECTION_LIMIT
+        if is_full and "silent" not in states and "idle" not in states:
+            self.world.sleep(TICK_SECONDS)  # who comes now waits to be accepted
+            return
+
+        visitor = self.world.accept(listener, self._wake, 1.0)
+        if not visitor:
+            return
+        if is_full:
+            self._make_room()
+        self._visitors[visitor] = "silent"
+        threading.Thread(target=self._serve, args=(visitor,), daemon=True).start()
+
+    def _make_room(self) -> None:
+        """Close the connection that said nothing for longest, else one that is idle."""
+        visitors = self._visitors.copy()
+        for wanted in ("silent", "idle"):
+            for visitor, state in visitors.items():
+                if state == wanted:
+                    self._visitors[visitor] = "cut"
+                    visitor.cut()
+                    return
+
+    def _end_visits(self) -> None:
+        """Let what is being answered end; who waits in the queue is refused at once."""
+        self.scheduler.close()
+        until = self.world.clock() + GRACE_SECONDS
+        while self._visitors and self.world.clock() < until + 0.5:
+            if len(self.stops) > 1:
+                until = min(until, self.world.clock())
+            for visitor, state in self._visitors.copy().items():
+                if state != "asking" or self.world.clock() >= until:
+                    visitor.cut()  # its thread leaves the node and files the receipt
+            self.world.sleep(0.02)
+
+    def _serve(self, visitor: Visitor) -> None:
         """Answer one request after the other on a connection."""
-        problem = None
         try:
-            try:
-                while visitor.stays and not self.stops \
-                        and (asked := visitor.read_request(REQUEST_SECONDS)):
-                    self._visitors[visitor] = True
-                    self._respond(visitor, *asked)
-                    self._visitors[visitor] = False
-            except ApiError as error:
-                problem = error
-            except NodeFailure as failure:  # of this client
-                problem = ApiError(408 if failure.reason == "timeout" else 400,
-                                   f"request: too slow, too long or broken ({failure.detail})")
-            except Exception as error:  # a bug; its message may quote a prompt, its place does not
-                place = traceback.extract_tb(error.__traceback__)[-1]
-                self.world.err(f"error: {type(error).__name__} in {place.name}, line {place.lineno}"
-                               f"; this is a bug, please report it at {HOME_URL}/issues\n")
-                problem = ApiError(500, "a bug in the gateway")
-            if problem:  # the body may not have been read, so the connection ends with it
-                self.log(f"refused: {problem.http}, {clean_line(problem.what)}\n")
-                visitor.reply(problem.http, render_json(problem.event),
-                              head="Connection: close\r\n")
+            self._serve_requests(visitor)
         except ClientGone:
             pass
         finally:
             visitor.part()
             del self._visitors[visitor]
 
-    def _respond(self, visitor, method, target, headers):
+    def _serve_requests(self, visitor: Visitor) -> None:
+        path, seconds = "", FIRST_BYTE_SECONDS
+        try:
+            while visitor.stays and not self.stops:
+                request = visitor.read_request(REQUEST_SECONDS, first_byte_seconds=seconds)
+                if request is None:
+                    break
+                method, target, headers = request
+                path = target.partition("?")[0]
+                self._visitors[visitor] = "asking"
+                self._respond(visitor, method, path, headers)
+                self._visitors[visitor] = "idle"
+                seconds = REQUEST_SECONDS
+        except Exception as error:
+            # The body may not have been read, so the connection ends with it.
+            refusal = self._refusal_of(error)
+            self.hub.publish(Rejection(refusal.http, refusal.what))
+            dialect = dialect_of(path) or DIALECTS[Messages.path]
+            visitor.reply(refusal.http, dialect.refuse(refusal),
+                          head="Connection: close\r\n" + retry_header(refusal))
+
+    def _refusal_of(self, error: Exception) -> Refusal:
+        """Return what a client is told of an error; a bug is reported here, too."""
+        if isinstance(error, Refusal):
+            return error
+        if isinstance(error, BadRequest):
+            return Refusal(error.http, error.what)
+        if isinstance(error, NodeFailure):  # of this client
+            return Refusal(408 if error.reason == "timeout" else 400,
+                           f"request: too slow, too long or broken ({error.detail})")
+        # A bug; its message may quote a prompt, its place does not.
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        self.world.err(f"error: {type(error).__name__} in {place.name}, line {place.lineno}"
+                       f"; this is a bug, please report it at {HOME_URL}/issues\n")
+        return Refusal(500, "a bug in the gateway")
+
+    def _respond(self, visitor: Visitor, method: str, path: str, headers: dict[str, str]) -> None:
         """Answer one request, or raise what it is refused with."""
         from urllib.parse import unquote
-        path = target.partition("?")[0]
-        self._check_door(visitor.reached, headers, path)
-        if method == "POST" and path in ("/v1/messages", "/v1/messages/count_tokens"):
-            request = parse_messages_request(visitor.read_body(BODY_LIMIT_BYTES, BODY_SECONDS))
-            if request["model"] not in self.scheduler.tiers:
-                told = re.sub(r"(?s).*[^\w.:/@[\]-].*", "…", request["model"][:128])  # it is logged
-                raise ApiError(404, f"model: this fleet has no `{told}`; it has "
-                               + ", ".join(f"`{alias}`" for alias in self.scheduler.tiers))
-            if path == "/v1/messages":
-                given = (headers.get(f"x-claude-code-{of}-id", "") for of in ("session", "agent"))
-                conversation = tuple(one if re.fullmatch("[A-Za-z0-9_.-]{1,64}", one) else ""
-                                     for one in given)
-                Service(self, visitor, request, conversation).run()
-                return
-            model = self.scheduler.tiers[request["model"]][0][0]
-            page = {"input_tokens": Answer("", request, model, self.ratios[model.name]).estimate}
-        else:
-            page = self.show() if path == "/fleet" else self._pages.get(unquote(path))
-            if page is None or method not in ("GET", "HEAD"):
-                raise ApiError(404, "there is nothing at this path")
-            visitor.read_body(HEADER_LIMIT_BYTES, REQUEST_SECONDS)
+        self._check_door(visitor, headers, path)
+        dialect = dialect_of(path)
+        if method == "POST" and dialect:
+            self._respond_to_talk(visitor, headers, path, dialect)
+            return
+
+        page = self.show() if path == "/fleet" else self._pages.get(unquote(path))
+        if page is None or method not in ("GET", "HEAD"):
+            raise Refusal(404, "there is nothing at this path")
+        visitor.read_body(HEADER_LIMIT_BYTES, REQUEST_SECONDS)
         visitor.reply(200, render_json(page))
 
-    def _check_door(self, reached, headers, path):
+    def _respond_to_talk(self, visitor: Visitor, headers: dict[str, str], path: str,
+                         dialect: Dialect) -> None:
+        """Answer a request for an answer, or for how many tokens it would take."""
+        size = self._body_size(headers)
+        if not self._bodies.take(size):
+            raise Refusal(503, "too much is being asked at once", retry_seconds=2)
+        try:
+            talk = dialect.parse(visitor.read_body(BODY_LIMIT_BYTES, BODY_SECONDS))
+            self._check_alias(talk.alias)
+            if path == dialect.count_path:
+                visitor.reply(200, dialect.count(self._estimate(talk)))
+                return
+            Service(self, visitor, dialect, talk, dialect.conversation(headers)).run()
+        finally:
+            self._bodies.give_back(size)
+
+    def _body_size(self, headers: dict[str, str]) -> int:
+        """Return how much memory a body may take; one that does not say may take all."""
+        length = headers.get("content-length", "")
+        if re.fullmatch("[0-9]{1,18}", length):
+            return min(int(length), BODY_LIMIT_BYTES)
+        return BODY_LIMIT_BYTES if "transfer-encoding" in headers else 0
+
+    def _check_alias(self, alias: str) -> None:
+        if alias in self.scheduler.candidates:
+            return
+        shown = re.sub(r"(?s).*[^\w.:/@[\]-].*", "…", alias[:128])  # it is logged
+        known = ", ".join(f"`{name}`" for name in self.scheduler.candidates)
+        raise Refusal(404, f"model: this fleet has no `{shown}`; it has {known}")
+
+    def _estimate(self, talk: Talk) -> int:
+        """Return how many tokens a talk may take, from what the model's last answers taught."""
+        model = self.scheduler.candidates[talk.alias][0][0]
+        ask = backend_of(self.fleet.nodes[model.node]).chat(talk, model)
+        return round(weigh(render_json(ask.payload), talk) / self.ratios[model.name])
+
+    def _check_door(self, visitor: Visitor, headers: dict[str, str], path: str) -> None:
         """Refuse who has no key, and who a web page may have sent; both take the same time."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = [token.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
-        fits = [hmac.compare_digest(key.encode("latin-1"), self._key) for key in given]
-        # IPv4 on a socket of both families, and an IPv6 zone, are not part of an address.
-        address, port = re.sub(r"^::ffff:(?=.*\.)|%.*", "", reached[0]), reached[1]
-        host, own = headers.get("host", "").lower(), {*self._names, show_host(address)}
-        if not {f"{name}:{port}" for name in own} & {host, f"{host}:80"} or "origin" in headers:
-            raise ApiError(403, "only programs that name this gateway's own address are served: "
-                           f"http://{show_host(address)}:{port}")
-        if not any(fits) and path not in ("/", "/health/liveliness"):
-            raise ApiError(401, "the key is missing or wrong; send it as `Authorization: Bearer "
-                           "KEY` or `x-api-key: KEY`")
+        keys = [headers.get("x-api-key", "")]
+        if scheme.lower() == "bearer":
+            keys.append(token.strip())
+        fits = [hmac.compare_digest(key.encode("latin-1"), self._key) for key in keys]
 
-    def show(self):
-        """Return nodes, slots, the line and totals as plain values."""
+        # IPv4 on a socket of both families, and an IPv6 zone, are not part of an address.
+        address, port = visitor.reached
+        own = show_host(re.sub(r"^::ffff:(?=.*\.)|%.*", "", address))
+        host = headers.get("host", "").lower()
+        names = {f"{name}:{port}" for name in {*self._names, own}}
+        if not names & {host, f"{host}:80"} or "origin" in headers:
+            raise Refusal(403, "only programs that name this gateway's own address are served: "
+                          f"http://{own}:{port}")
+        if not any(fits) and path not in ("/", "/health/liveliness"):
+            raise Refusal(401, "the key is missing or wrong; send it as `Authorization: Bearer "
+                          "KEY` or `x-api-key: KEY`")
+
+    def show(self) -> dict[str, Any]:
+        """Return nodes, slots, the queue and totals as plain values."""
         places, waiting = self.scheduler.show()
         models = [{"name": model.name, "node": model.node, "alias": model.alias,
                    "ollama_model": model.ollama_model, "context": model.context,
                    **places[model.name]} for model in self.fleet.models.values()]
-        nodes = [{"name": node.name, "endpoint": node.endpoint, **self.totals[node.name]}
+        nodes = [{"name": node.name, "endpoint": node.endpoint, **self.ledger.totals[node.name]}
                  for node in self.fleet.nodes.values()]
         return {"schema": "subagent-fleet/fleet/1", "fleet": self.fleet.name, "waiting": waiting,
                 "config": fleet_digest(self.fleet), "nodes": nodes, "models": models}
-
-    def file_receipt(self, receipt):
-        """Count, log and keep what a request came to."""
-        with self._lock:
-            for tried in receipt["tries"]:
-                self.totals[tried["node"]]["failures"] += 1
-            if receipt["node"]:
-                total = self.totals[receipt["node"]]
-                counts = {**receipt, "requests": 1, "waited_seconds": receipt["waited"]}
-                for name in set(TOTALS) - {"failures"}:
-                    total[name] = round(total[name] + counts[name], 3)
-            try:
-                if self._receipts:
-                    self.world.append_line(self._receipts, render_json(receipt) + b"\n")
-            except FleetError as error:
-                self._receipts = ""
-                self.world.err(f"warning: no receipts from here on: {error.what}\n")
-        where = f"{receipt['model']}@{receipt['node']}" if receipt["node"] else "nowhere"
-        tries = "".join(f", {tried['node']}: {tried['why']}" for tried in receipt["tries"])
-        self.log(f"{receipt['agent'] or 'main'} {receipt['alias']} -> {where} "
-                 f"{receipt['outcome']} in {receipt['total']:.2f} s (waited "
-                 f"{receipt['waited'] or 0:.2f}, first byte {receipt['first_byte'] or 0:.2f}), "
-                 f"{receipt['input_tokens']} tokens in, {receipt['output_tokens']} out{tries}\n")
 
 
 # =============================================================================
@@ -4468,7 +5798,7 @@ def ask_gateway(fleet, world, out):
     """Return {node: what it has served} from a gateway of ours that serves this fleet."""
     headers, until = {"x-api-key": read_key(world, fleet, out)}, world.clock() + CONNECT_SECONDS
     with contextlib.suppress(NodeFailure, KeyError, TypeError):  # nobody, or no page of ours
-        page = parse_answer(look(world, gateway_url(fleet.gateway) + "/fleet", until, **headers)[1])
+        page = parse_json(look(world, gateway_url(fleet.gateway) + "/fleet", until, **headers)[1])
         if page["fleet"] == fleet.name:
             return {node["name"]: node for node in page["nodes"]}
     return {}
@@ -4493,7 +5823,7 @@ def who_serves(world, fleet, out, until):
     # no key, or it is not of this fleet
     with contextlib.suppress(FleetError, KeyError, TypeError, ValueError):
         headers = {"Authorization": f"Bearer {read_key(world, fleet, out)}"}
-        page = parse_answer(look(world, url + path, until, **headers)[1])
+        page = parse_json(look(world, url + path, until, **headers)[1])
         if name == "LiteLLM":
             aliases = {model.alias for model in fleet.models.values()}
             return OUR_GATEWAY if aliases <= {model["id"] for model in page["data"]} else name
@@ -4735,7 +6065,7 @@ def cmd_warmup(options, world):
     names = options.model + [fleet.agents[name].model for name in options.agent]
     groups = {}  # what is one Ollama model with one context on a node is loaded once
     warmths = {name: groups.setdefault(model.node, {}).setdefault(
-        (_full_model_name(model.ollama_model), model.context),
+        (full_model_name(model.ollama_model), model.context),
         Warmth(node=fleet.nodes[model.node], model=model))
         for name, model in fleet.models.items() if name in names or not names}
     rows = {name: (name, one.node.name, one.model.ollama_model) for name, one in warmths.items()}
@@ -4745,7 +6075,9 @@ def cmd_warmup(options, world):
     ended, waiting = set(), [] if options.json else list(warmths)
     clear = "\r\x1b[K" if world.is_terminal("stderr") else ""
     try:
-        for node, _ in warm_nodes(world, groups, options):
+        how = WarmUp(options.timeout, pull=options.pull, unload=options.unload)
+        waiting_by_node = {name: list(group.values()) for name, group in groups.items()}
+        for node, _ in warm_nodes(world, waiting_by_node, how):
             ended.add(node)
             world.err(clear)
             while waiting and warmths[waiting[0]].node.name in ended:
@@ -4811,11 +6143,12 @@ def cmd_serve(options, world):
     gateway = replace(gateway, host=options.host or gateway.host, port=int(port))
     server, listener = open_gateway(replace(fleet, gateway=gateway), world, out,
                                     receipts=not options.no_receipts)
-    server.log = world.err if options.verbose else server.log
+    if options.verbose:
+        server.hub.subscribe(lambda event: world.err(format_event(event)))
     world.on_stop(server.stop)
     host, port = listener.getsockname()[:2]
     world.out(f"Serving {clean_line(fleet.name)} at http://{show_host(host)}:{port}: "
-              f"{', '.join(server.scheduler.tiers)} on {count_of(fleet.nodes, 'node')}. "
+              f"{', '.join(server.scheduler.candidates)} on {count_of(fleet.nodes, 'node')}. "
               "Ctrl-C stops.\n")
     server.run(listener)
     return EXIT_INTERRUPTED if server.stops[0] == "SIGINT" else EXIT_OK

@@ -254,9 +254,9 @@ def test_a_404_that_speaks_of_no_model_is_no_ollama_to_every_command(fleet, comm
     fleet[1].answers = dict.fromkeys(
         ("/api/version", "/api/tags", "/api/ps", "/api/chat"), (404, words))
     fix, url = sf.REASON_FIXES["not ollama"], fleet[1].endpoint
-    assert f"m5 ({url}): not ollama: it does not know {url}/api/version\n  fix: {fix}\n" \
+    assert f"m5 ({url}): not ollama: it does not know /api/version\n  fix: {fix}\n" \
         in command("discover", "-v").stdout
-    assert f"failed: it does not know {url}/api/chat\n    fix: {fix}\n" \
+    assert f"failed: it does not know /api/chat\n    fix: {fix}\n" \
         in command("warmup", "--model", "light").stdout
     fleet[0].loaded["big:32b"] = 32768
     assert command("status").stdout.splitlines()[-1] \
@@ -353,7 +353,8 @@ def test_warmup_loads_each_model_as_its_route_asks_for_it(fleet, command):
     assert lines[1][:4] == ["heavy", "m4", "big:32b", "ok"]
     assert lines[2][:4] == ["light", "m5", "small:7b", "ok"]
     model = sf.Model("heavy", "m4", "big:32b", "heavy-local", context=32768)
-    route = sf.plan_chat({"messages": [{"role": "user", "content": "hi"}]}, model)
+    talk = sf.Talk("heavy-local", (sf.Turn("user", texts=("hi",)),))
+    route = sf.Ollama().chat(talk, model).payload
     sent, = m4.asked("/api/chat")
     assert sent["messages"] == [] and sent["options"]["num_ctx"] == route["options"]["num_ctx"]
     assert {key: sent[key] for key in ("model", "keep_alive", "think")} \
