@@ -1,4 +1,4 @@
-"""Section 8: HTTP with an end to every wait. Disk and terminal are tested in test_cli."""
+"""Sections 12 and 13: HTTP with an end to every wait. Terminal: test_cli; clients: test_http."""
 import errno
 import os
 import pathlib
@@ -20,9 +20,11 @@ def world():
     return found
 
 
-def ask(world, url, *, seconds=1.0, **more):
+def ask(world, url, *, seconds=1.0, payload=None):
     """Ask and return the value."""
-    return world.ask(url, deadline=world.clock() + seconds, extract=lambda value: value, **more)
+    path = "/" + url.split("/", 3)[3]
+    question = sf.Ask(path, lambda reply: sf.read_json(reply, url), payload)
+    return world.ask(url[:-len(path)], question, deadline=world.clock() + seconds)
 
 
 def failure(world, url, **more):
@@ -124,7 +126,7 @@ def test_one_dead_family_does_not_matter(world, monkeypatch, dead):
 
 def test_closed_port_is_refused(world):
     reason, detail = failure(world, f"http://127.0.0.1:{hostile_nodes.closed_port()}/")
-    assert (reason, detail) == ("refused", "nothing listens there; is Ollama running?")
+    assert (reason, detail) == ("refused", "nothing listens there")
 
 
 @pytest.mark.parametrize("error, reason", [
@@ -198,11 +200,13 @@ def test_ollamas_words_are_the_detail(world):
 
 # -- the exchange itself --
 
-def exchange(world, answer_or_port, *, seconds=5.0):
+def exchange(world, answer_or_port, *, seconds=5.0, reads_head=True):
     """Open an exchange with a server of one answer."""
     port = answer_or_port if isinstance(answer_or_port, int) else serve(answer_or_port)
-    return world.open_exchange(f"http://127.0.0.1:{port}/",
-                               deadline=world.clock() + seconds)
+    found = world.open_exchange(f"http://127.0.0.1:{port}/", deadline=world.clock() + seconds)
+    if reads_head:
+        found.read_head()
+    return found
 
 
 def test_lines_come_as_they_are_sent_and_the_last_may_lack_its_end(world):
@@ -235,11 +239,12 @@ def test_read_all_refuses_more_than_its_limit(world):
 
 
 def test_close_from_another_thread_ends_a_wait_at_once(world):
-    found = exchange(world, hostile_nodes.listen(hostile_nodes.silence), seconds=30)
+    found = exchange(world, hostile_nodes.listen(hostile_nodes.silence), seconds=30,
+                     reads_head=False)
     threading.Timer(0.1, found.close).start()
     began = time.monotonic()
     with pytest.raises(sf.NodeFailure):
-        found.status
+        found.read_head()
     assert time.monotonic() - began < 2
 
 
