@@ -3727,6 +3727,11 @@ def dialect_of(path: str) -> Dialect | None:
 # =============================================================================
 
 # == 12. HTTP =================================================================
+#
+# Connections and HTTP/1.1 on them, from both sides: an Exchange asks a node, a Visitor is a client
+# that asks us. No wait is longer than its deadline. It is transport and knows no product: what a
+# node does wrong is a NodeFailure, what a client does wrong a BadRequest, both in words of HTTP.
+# It may use sockets and the clock; only section 13 opens connections.
 
 if TYPE_CHECKING:
     import _thread
@@ -3747,187 +3752,231 @@ if TYPE_CHECKING:
     import subprocess
     import time
     import traceback
+    from urllib.parse import SplitResult
 else:
     (_thread, contextlib, errno, glob, hmac, os, queue, resource, select, shlex, shutil, signal,
      socket, ssl, stat, subprocess, time, traceback) = map(_Late, (
          "_thread contextlib errno glob hmac os queue resource select shlex shutil signal "
          "socket ssl stat subprocess time traceback").split())
 
-
-def _name_failure(error):
-    text = getattr(error, "strerror", None) or str(error)
-    if isinstance(error, socket.timeout):
-        return NodeFailure("timeout", "no answer in time")
-    if type(error).__name__.startswith("SSL"):  # ssl is not imported to name it
-        text = getattr(error, "verify_message", "") or getattr(error, "reason", None) or text
-        plain = re.search("WRONG_VERSION|HTTP_REQUEST|RECORD_LAYER", text)
-        return NodeFailure("tls", "it does not speak TLS; write http://" if plain else text)
-    if isinstance(error, ConnectionRefusedError):
-        return NodeFailure("refused", "nothing listens there")
-    if getattr(error, "errno", 0) in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN):
-        return NodeFailure("unreachable", text)
-    return NodeFailure("bad answer", text)
+_STATUS_LINE = _Pattern(r"HTTP/1\.[01] +([1-5][0-9][0-9])( .*)?")
+_REQUEST_LINE = _Pattern(r"([A-Z]{1,16}) ([!-~]{1,4096}) HTTP/1\.([01])")
+_CHUNK_LINE = _Pattern(r"\s*([0-9A-Fa-f]{1,8})\s*(;.*)?")
 
 
 class BadRequest(FleetError):
-    def __init__(self, http, what):
-        super().__init__("bad-request", what)
-        self.http = http
+    """What a client sent cannot be served; `status` is the HTTP status of the refusal."""
+
+    def __init__(self, status: int, what: str) -> None:
+        super().__init__("bad-request", what, status=status)
 
 
-class Exchange:
-    """One HTTP/1.1 request on a connection of its own, and its answer as it arrives.
+class ClientGone(BaseException):
+    """The client has closed its connection: no failure, but nobody waits any more."""
 
-    Every wait ends at `deadline`, which may be set anew; `cut` from any thread aborts it.
+
+def _name_failure(error: Exception) -> NodeFailure:
+    """Return what a failed call on a socket says about who is at its other end."""
+    if isinstance(error, socket.timeout):
+        return NodeFailure("timeout", "no answer in time")
+    if isinstance(error, ConnectionRefusedError):
+        return NodeFailure("refused", "nothing listens there")
+
+    words = getattr(error, "strerror", None) or str(error)
+    if type(error).__name__.startswith("SSL"):  # ssl is not imported to name it
+        words = getattr(error, "verify_message", "") or getattr(error, "reason", None) or words
+        if re.search("WRONG_VERSION|HTTP_REQUEST|RECORD_LAYER", words):
+            words = "it does not speak TLS; write http://"
+        return NodeFailure("tls", words)
+
+    far = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
+    if getattr(error, "errno", 0) in far:
+        return NodeFailure("unreachable", words)
+    return NodeFailure("bad answer", words)
+
+
+class Wire:
+    """One connection: bytes come and go, and no wait is longer than `deadline`.
+
+    The deadline may be set anew; `cut` from any thread aborts whatever waits.
     http.client has no such end: a byte a second in its headers holds it for ever.
     """
 
-    before_read = None  # called when all that has come was taken; may raise to stop waiting
+    speech = "answer"  # what the other side sends
+    before_read: Callable[[], object] | None = None  # when all that came was taken; may raise
 
-    def __init__(self, connection, deadline, clock):
+    def __init__(self, connection: socket.socket, deadline: float,
+                 clock: Callable[[], float]) -> None:
         self.deadline = deadline
-        self._socket, self._clock = connection, clock
+        self.headers: dict[str, str] = {}  # names in lower case
+        self._socket = connection
+        self._clock = clock
         self._buffer = bytearray()
-        self.fileno = connection.fileno  # for select, which does not see what is buffered here
 
-    def cut(self):
+    def fileno(self) -> int:
+        """Return the descriptor, for `_readable`, which does not see what is buffered here."""
+        return self._socket.fileno()
+
+    def cut(self) -> None:
         """End the connection, from any thread: whoever waits for it or reads finds its end."""
         with contextlib.suppress(OSError):  # nobody is connected any more
             # The base class's shutdown wakes a reader in another thread, with TLS too.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
-    def close(self):
+    def close(self) -> None:
+        """End the connection and give its descriptor back."""
         self.cut()
         self._socket.close()
 
-    def leave(self):
-        """Close in mid answer, so that Ollama does not notice at the wrong moment.
+    def send(self, message: bytes) -> None:
+        """Send all of these bytes."""
+        self._within_time(self._socket.sendall, message)
 
-        It never frees the slot of a model whose client it sees go while a token waits to be sent
-        (0.32.15, its issue 17131). A byte ahead keeps it from looking: a write that fails then
-        tells it, which is safe. Where nothing comes, no token waits.
-        """
-        self.before_read, self.deadline = None, self._clock() + 1.0
-        with contextlib.suppress(NodeFailure):
-            if self.fileno() >= 0 and _readable([self], LEAVE_SECONDS):
-                self.send(b"\n")
-                until = self._clock() + LEAVE_SECONDS
-                while self._clock() < until and _readable([self], until - self._clock()) \
-                        and self._fill():
-                    self._buffer.clear()
-        self.close()
-
-    def send(self, request):
-        self._within_time(self._socket.sendall, request)
-
-    def _within_time(self, call, *words):
+    def _within_time(self, call: Callable[..., Any], argument: object) -> Any:
         """Make one socket call that ends at the deadline; name its failure."""
         left = self.deadline - self._clock()
         if left <= 0:
             raise NodeFailure("timeout", "no answer in time")
+
         try:
             self._socket.settimeout(left)
-            return call(*words)
+            return call(argument)
         except (OSError, ValueError) as error:  # ValueError: TLS on a socket just closed
             raise _name_failure(error) from None
 
-    def _fill(self):
-        """Add what comes next to the buffer; False when the node has closed."""
-        if self.before_read and not getattr(self._socket, "pending", int)():
+    def _fill(self) -> bool:
+        """Add what comes next to the buffer; False when the other side has closed."""
+        has_more = getattr(self._socket, "pending", int)  # TLS has read ahead
+        if self.before_read and not has_more():
             self.before_read()
-        found = self._within_time(self._socket.recv, 32768)
-        self._buffer += found
-        return bool(found)
 
-    def _line(self):
+        piece = self._within_time(self._socket.recv, 32768)
+        self._buffer += piece
+        return bool(piece)
+
+    def _read_line(self) -> str:
+        """Return the next line of the head, without its end."""
         while b"\n" not in self._buffer:
             if len(self._buffer) > HEADER_LIMIT_BYTES:
-                raise NodeFailure("bad answer", "a line of its answer does not end")
+                raise NodeFailure("bad answer", f"a line of its {self.speech} does not end")
             if not self._fill():
-                raise NodeFailure("bad answer", "it closed the connection in mid answer")
+                raise NodeFailure("bad answer", f"it closed the connection in mid {self.speech}")
+
         end = self._buffer.index(b"\n")
         line = bytes(self._buffer[:end])
         del self._buffer[:end + 1]  # partition would copy all the rest
-        return line.rstrip(b"\r")
+        return line.rstrip(b"\r").decode("latin-1")
 
-    def __getattr__(self, name):
-        """Wait for the answer's `status` and `headers` when one of them is first asked for."""
-        if name not in ("status", "headers"):
-            raise AttributeError(name)
-        answers, status = 0, 0
-        while status < 200:
-            answers += 1  # a few below 200 may come before the real one
-            while len(self._buffer) < 5 and self._fill():
-                pass
-            if self._buffer[:2] == b"\x15\x03":  # a TLS alert
-                raise NodeFailure("tls", "it speaks TLS; write https://")
-            found = b"HTTP/".startswith(bytes(self._buffer[:5])) and answers < 9 and \
-                re.fullmatch(rb"HTTP/1\.[01] +([1-5]\d\d)( .*)?", self._line())
-            if not found:
-                raise NodeFailure("not http", "it does not speak HTTP/1.1")
-            status, headers = int(found[1]), self._fields()
-        self.status, self.headers = status, headers
-        return getattr(self, name)
-
-    def read_head(self):
-        self.status
-
-    def _fields(self):
-        """Return the headers up to the empty line, names in lower case."""
-        headers, size = {}, 0
-        for line in iter(self._line, b""):
+    def _read_fields(self) -> dict[str, str]:
+        """Return the header fields up to the empty line, names in lower case."""
+        fields: dict[str, str] = {}
+        size = 0
+        for line in iter(self._read_line, ""):
             size += len(line)
             if size > HEADER_LIMIT_BYTES:
                 raise NodeFailure("bad answer", "its headers do not end")
-            name, _, value = map(str.strip, line.decode("latin-1").partition(":"))
-            if headers.setdefault(name.lower(), value) != value \
-                    and name.lower() in ("host", "content-length"):
+
+            name, _, value = line.partition(":")
+            name = name.strip().lower()
+            value = value.strip()
+            if fields.setdefault(name, value) != value and name in ("host", "content-length"):
                 raise NodeFailure("bad answer", f"two different `{name}` in its headers")
-        return headers
+        return fields
 
-    def pieces(self):
-        """Yield the body as it comes; one that ends early is a failure, trailers are left."""
-        headers = self.headers
-        coding, length = headers.get("transfer-encoding", ""), headers.get("content-length", "")
-        if headers.get("content-encoding", "identity").lower() != "identity":
-            raise NodeFailure("bad answer", "it compressed what was asked for in clear")
-        if coding.lower() == "chunked":
-            size = None
-            while size != 0:
-                found = re.match(rb"\s*([0-9A-Fa-f]{1,8})\s*(;|$)", self._line())
-                if not found:
-                    raise NodeFailure("bad answer", "its chunks have no readable size")
-                size = int(found[1], 16)
-                yield from self._take(size)
-                if size and self._line():
-                    raise NodeFailure("bad answer", "a chunk is longer than it said")
-        elif coding.lower() not in ("", "identity") or not re.fullmatch("[0-9]{0,18}", length):
-            raise NodeFailure("bad answer", "nothing tells how long its answer is")
-        elif self.status not in (204, 304):
-            yield from self._take(int(length) if length else None)
+    def _read_chunk_size(self) -> int:
+        """Return how many bytes the next chunk has; 0 ends the body."""
+        match = _CHUNK_LINE.fullmatch(self._read_line())
+        if not match:
+            raise NodeFailure("bad answer", "its chunks have no readable size")
+        return int(match[1], 16)
 
-    def _take(self, count):
-        """Yield `count` bytes as they come; None takes all until the node closes."""
-        while count is None or count > 0:
+    def _take_chunk(self, size: int) -> Iterator[bytes]:
+        """Yield the bytes of one chunk and pass its end."""
+        yield from self._take(size)
+        if self._read_line():
+            raise NodeFailure("bad answer", "a chunk is longer than it said")
+
+    def _take(self, count: int) -> Iterator[bytes]:
+        """Yield `count` bytes as they come."""
+        while count > 0:
             if not self._buffer and not self._fill():
-                if count is None:
-                    return
                 raise NodeFailure("bad answer", f"it closed the connection {count} bytes early")
             piece = bytes(self._buffer[:count])
             del self._buffer[:count]
-            count = None if count is None else count - len(piece)
+            count -= len(piece)
             yield piece
 
-    def read_all(self, limit=ANSWER_LIMIT_BYTES):
-        """Return the whole body; more than `limit` bytes are a failure."""
-        found = bytearray()
-        for piece in self.pieces():
-            found += piece
-            if len(found) > limit:
-                raise NodeFailure("bad answer", f"its answer is longer than {limit} bytes")
-        return found
+    def _take_rest(self) -> Iterator[bytes]:
+        """Yield what comes until the other side closes."""
+        while self._buffer or self._fill():
+            piece = bytes(self._buffer)
+            self._buffer.clear()
+            yield piece
 
-    def lines(self):
+
+class Exchange(Wire):
+    """One request to a node on a connection of its own, and its answer as it arrives."""
+
+    status = 0  # until `read_head`
+
+    def read_head(self) -> None:
+        """Wait for the answer's status line and headers; sets `status` and `headers`."""
+        for _ in range(8):  # a few below 200 may come before the real one
+            status = self._read_status()
+            headers = self._read_fields()
+            if status >= 200:
+                self.status = status
+                self.headers = headers
+                return
+        raise NodeFailure("not http", "it does not speak HTTP/1.1")
+
+    def _read_status(self) -> int:
+        """Return the number in the status line; name those who speak something else."""
+        while len(self._buffer) < 5 and self._fill():
+            pass
+        start = bytes(self._buffer[:5])
+        if start.startswith(b"\x15\x03"):  # a TLS alert
+            raise NodeFailure("tls", "it speaks TLS; write https://")
+
+        # Who speaks something else may never end a line, so none is awaited.
+        match = None
+        if b"HTTP/".startswith(start):
+            match = _STATUS_LINE.fullmatch(self._read_line())
+        if not match:
+            raise NodeFailure("not http", "it does not speak HTTP/1.1")
+        return int(match[1])
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the body as it comes; one that ends early is a failure, trailers are left."""
+        coding = self.headers.get("transfer-encoding", "identity").lower()
+        length = self.headers.get("content-length", "")
+        if self.headers.get("content-encoding", "identity").lower() != "identity":
+            raise NodeFailure("bad answer", "it compressed what was asked for in clear")
+
+        if coding == "chunked":
+            size = self._read_chunk_size()
+            while size:
+                yield from self._take_chunk(size)
+                size = self._read_chunk_size()
+        elif coding not in ("", "identity") or not re.fullmatch("[0-9]{0,18}", length):
+            raise NodeFailure("bad answer", "nothing tells how long its answer is")
+        elif self.status in (204, 304):
+            return
+        elif length:
+            yield from self._take(int(length))
+        else:
+            yield from self._take_rest()
+
+    def read_all(self, limit: int = ANSWER_LIMIT_BYTES) -> bytearray:
+        """Return the whole body; more than `limit` bytes are a failure."""
+        body = bytearray()
+        for piece in self.pieces():
+            body += piece
+            if len(body) > limit:
+                raise NodeFailure("bad answer", f"its answer is longer than {limit} bytes")
+        return body
+
+    def lines(self) -> Iterator[bytes | bytearray]:
         """Yield the lines of the body as they come, without their ends; empty ones are left."""
         rest = bytearray()
         for piece in self.pieces():
@@ -3940,78 +3989,150 @@ class Exchange:
         if rest:
             yield rest
 
+    def leave(self) -> None:
+        """Close in mid answer, so that the node does not notice at the wrong moment.
 
-class ClientGone(BaseException):
-    """The client has closed its connection: no failure, but nobody waits any more."""
+        One (Ollama 0.32.15, its issue 17131) never frees the slot of a model whose client it sees
+        go while a token waits to be sent. A byte ahead keeps it from looking: a write that fails
+        then tells it, which is safe. Where nothing comes, no token waits.
+        """
+        self.before_read = None
+        self.deadline = self._clock() + 1.0
+        with contextlib.suppress(NodeFailure):
+            if self.fileno() >= 0 and _readable([self], LEAVE_SECONDS):
+                self.send(b"\n")
+                self._swallow(LEAVE_SECONDS)
+        self.close()
+
+    def _swallow(self, seconds: float) -> None:
+        """Read what comes within the time, and forget it."""
+        until = self._clock() + seconds
+        while self._clock() < until and _readable([self], until - self._clock()):
+            if not self._fill():
+                return
+            self._buffer.clear()
 
 
-class Visitor(Exchange):
+class Visitor(Wire):
     """A client's connection: its requests one after the other, and whether it is still there."""
 
-    stays, _bodiless = True, False
+    speech = "request"
+    stays = True  # whether another request may follow on this connection
+    _wants_body = True  # HEAD asks for the head of an answer only
 
-    def read_request(self, seconds, first_byte_seconds=0.0):
+    def __init__(self, connection: socket.socket, clock: Callable[[], float]) -> None:
+        super().__init__(connection, clock(), clock)
+        self.reached: tuple[str, int] = connection.getsockname()[:2]  # which address of ours
+
+    def read_request(self, seconds: float, *,
+                     first_byte_seconds: float) -> tuple[str, str, dict[str, str]] | None:
         """Return (method, target, headers), or None when the client has nothing more to say."""
         self.deadline = self._clock() + first_byte_seconds
         with contextlib.suppress(NodeFailure):  # nothing was asked yet
             if not self._buffer:
                 self._fill()
-        self.deadline = self._clock() + seconds
         if not self._buffer:
             return None
-        line = re.fullmatch(rb"([A-Z]{1,16}) ([!-~]{1,4096}) HTTP/1\.([01])", self._line())
-        if not line:
-            raise BadRequest(400, "not an HTTP/1.1 request")
-        self.status, self.headers = 0, self._fields()  # a request has no status
-        self.stays = line[3] == b"1" and self.headers.get("connection", "").lower() != "close"
-        self._bodiless = line[1] == b"HEAD"
-        return line[1].decode(), line[2].decode(), self.headers
 
-    def read_body(self, limit, seconds):
-        coding, length = map(self.headers.get, ("transfer-encoding", "content-length"))
+        self.deadline = self._clock() + seconds
+        try:
+            return self._read_head()
+        except NodeFailure as failure:
+            raise _refusal(failure) from None
+
+    def _read_head(self) -> tuple[str, str, dict[str, str]]:
+        match = _REQUEST_LINE.fullmatch(self._read_line())
+        if not match:
+            raise BadRequest(400, "not an HTTP/1.1 request")
+        method, target, minor = match.groups()
+
+        self.headers = self._read_fields()
+        self.stays = minor == "1" and self.headers.get("connection", "").lower() != "close"
+        self._wants_body = method != "HEAD"
+        return method, target, self.headers
+
+    def read_body(self, limit: int, seconds: float) -> bytearray:
+        """Return the body of the request just read; refuse more than `limit` bytes."""
+        coding = self.headers.get("transfer-encoding", "")
+        length = self.headers.get("content-length", "")
         if not coding and not length:
-            return b""
-        if length and re.fullmatch("[0-9]{1,18}", length) and int(length) > limit:
+            return bytearray()
+        if re.fullmatch("[0-9]{1,18}", length) and int(length) > limit:
             raise BadRequest(413, f"body: longer than {limit} bytes")
+
         if self.headers.get("expect", "").lower() == "100-continue":
             self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
         self.deadline = self._clock() + seconds
-        body = self.read_all(limit)
-        if coding:
-            self._fields()  # the trailers, or the next request would begin with them
+        try:
+            return self._read_framed(coding, length, limit)
+        except NodeFailure as failure:
+            raise _refusal(failure) from None
+
+    def _read_framed(self, coding: str, length: str, limit: int) -> bytearray:
+        """Return a body that comes in chunks, or of a length."""
+        if self.headers.get("content-encoding", "identity").lower() != "identity":
+            raise NodeFailure("bad answer", "it is compressed, which nobody asked for")
+        body = bytearray()
+        if coding.lower() == "chunked":
+            size = self._read_chunk_size()
+            while size:
+                for piece in self._take_chunk(size):
+                    body += piece
+                if len(body) > limit:
+                    raise NodeFailure("bad answer", f"its body is longer than {limit} bytes")
+                size = self._read_chunk_size()
+            self._read_fields()  # the trailers, or the next request would begin with them
+        elif coding.lower() in ("", "identity") and re.fullmatch("[0-9]{1,18}", length):
+            for piece in self._take(int(length)):
+                body += piece
+        else:
+            raise NodeFailure("bad answer", "nothing tells how long its body is")
         return body
 
-    def reply(self, status, body, *, head=""):
+    def reply(self, status: int, body: bytes, *, head: str = "") -> None:
         """Send a whole JSON answer; `head` holds further header lines."""
-        head = (f"HTTP/1.1 {status} {'OK' if status == 200 else 'Refused'}\r\n{head}Content-Type: "
-                f"application/json\r\nContent-Length: {len(body)}\r\n\r\n").encode("ascii")
-        self.send(head + (b"" if self._bodiless else body))
+        reason = "OK" if status == 200 else "Refused"
+        lines = (f"HTTP/1.1 {status} {reason}\r\n{head}Content-Type: application/json\r\n"
+                 f"Content-Length: {len(body)}\r\n\r\n")
+        answer = lines.encode("ascii")
+        if self._wants_body:
+            answer += body
+        self.send(answer)
 
-    def send(self, answer):
+    def send(self, message: bytes) -> None:
         """Send bytes; a client that takes none of them for a minute has left."""
         self.deadline = self._clock() + SEND_SECONDS
         try:
-            super().send(answer)
+            super().send(message)
         except NodeFailure:
             raise ClientGone() from None
 
-    def wait(self, other, seconds):
+    def wait(self, other: Wire | Signal, seconds: float) -> bool:
         """Tell whether `other` becomes readable in time; raise ClientGone when the client goes."""
         until = self._clock() + seconds
         while True:
+            watched: list[Wire | Signal] = [other]
             # What a client sends ahead waits here; beyond a limit it is left in its socket, unseen.
-            watched = [other, self] if len(self._buffer) <= HEADER_LIMIT_BYTES else [other]
+            if len(self._buffer) <= HEADER_LIMIT_BYTES:
+                watched.append(self)
             ready = _readable(watched, until - self._clock())
             if self in ready:
-                self.deadline, came = self._clock() + 1.0, False
-                with contextlib.suppress(NodeFailure):
-                    came = self._fill()
-                if not came:
-                    raise ClientGone()
-            if other in ready or self._clock() >= until:
-                return other in ready
+                self._take_what_came()
+            if other in ready:
+                return True
+            if self._clock() >= until:
+                return False
 
-    def part(self):
+    def _take_what_came(self) -> None:
+        """Keep what the client sent ahead of its answer; its end means that it has left."""
+        self.deadline = self._clock() + 1.0
+        came = False
+        with contextlib.suppress(NodeFailure):
+            came = self._fill()
+        if not came:
+            raise ClientGone()
+
+    def part(self) -> None:
         """Close so that the last answer still arrives: unread bytes would make it a reset."""
         with contextlib.suppress(OSError):  # it has gone, or sends for ever
             self._socket.shutdown(socket.SHUT_WR)
@@ -4022,63 +4143,111 @@ class Visitor(Exchange):
         self.close()
 
 
+def _refusal(failure: NodeFailure) -> BadRequest:
+    """Return a failure on a client's connection as the refusal of its request."""
+    status = 408 if failure.reason == "timeout" else 400
+    return BadRequest(status, f"request: too slow, too long or broken ({failure.detail})")
+
+
+class Listener:
+    """A port at which clients call."""
+
+    def __init__(self, listening: socket.socket, clock: Callable[[], float]) -> None:
+        self._socket = listening
+        self._clock = clock
+        self.host: str = listening.getsockname()[0]
+        self.port: int = listening.getsockname()[1]
+
+    def accept(self, wake: Signal, seconds: float) -> Visitor | None:
+        """Return the next client; None when `wake` was raised or the time is up."""
+        try:
+            if self._socket not in _readable([self._socket, wake], seconds):
+                return None
+            connection, _ = self._socket.accept()
+        except (BlockingIOError, ConnectionError):
+            return None  # it has gone already
+        except OSError:
+            time.sleep(0.05)  # out of files: what is being served will give some back
+            return None
+
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return Visitor(connection, self._clock)
+        except OSError:  # it has gone already
+            connection.close()
+            return None
+
+    def close(self) -> None:
+        """Take no more clients."""
+        self._socket.close()
+
+
 class Signal:
     """A flag that any thread raises and another waits for beside its sockets."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._near, self._far = socket.socketpair()
         self._far.setblocking(False)
-        self.fileno = self._near.fileno
 
-    def set(self):
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable, for `_readable`."""
+        return self._near.fileno()
+
+    def set(self) -> None:
         """Raise it; from a signal handler too, and after `close`."""
         with contextlib.suppress(OSError):  # full is as good as set; closed: nobody waits
             self._far.send(b"!")
 
-    def close(self):
+    def close(self) -> None:
+        """Give its descriptors back."""
         self._near.close()
         self._far.close()
 
 
-def _readable(things, seconds):
-    """Return those of `things` that can be read within the time."""
+def _readable(things: Sequence[Any], seconds: float) -> list[Any]:
+    """Return those of `things`, which have a `fileno`, that can be read within the time."""
+    seconds = max(seconds, 0)
     if not hasattr(select, "poll"):  # Windows
-        return select.select(things, [], [], max(seconds, 0))[0]
+        return select.select(things, [], [], seconds)[0]
+
     poll = select.poll()  # select.select fails on descriptors above 1023
     for thing in things:
         poll.register(thing, select.POLLIN)
-    found = {number for number, _ in poll.poll(max(seconds, 0) * 1000)}
-    return [thing for thing in things if thing.fileno() in found]
+    ready = {descriptor for descriptor, _ in poll.poll(seconds * 1000)}
+    return [thing for thing in things if thing.fileno() in ready]
 
 
 # == 13. World ================================================================
+#
+# The only door: terminal, disk, programs, signals, network and what this machine is called. It
+# gives out text, bytes and objects of its own or of section 12, never a socket, a process or a
+# descriptor. What the system refuses becomes a FleetError in plain words.
 
-def run_together(world, jobs, *, until=float("inf"), threads=512):
+def run_together(world: World, jobs: Mapping[Any, Callable[[], Any]], *,
+                 until: float = float("inf"), threads: int = 512) -> Iterator[tuple[Any, Any]]:
     """Yield (key, value or NodeFailure) of each job as it ends, (None, None) while none does.
 
     Nobody waits for its threads past `until`. concurrent.futures joins its threads at exit, so one
     silent node would hold the process.
     """
-    threads, left = min(len(jobs), threads), len(jobs)
-    todo, done = queue.SimpleQueue(), queue.SimpleQueue()
-    for item in [*jobs.items(), *[None] * threads]:
-        todo.put(item)
-
-    def work():
-        for key, job in iter(todo.get, None):
-            try:
-                done.put((key, job()))
-            except Exception as error:
-                done.put((key, error))
-
+    threads = min(len(jobs), threads)
+    todo: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    done: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    for job in jobs.items():
+        todo.put(job)
     for _ in range(threads):
-        threading.Thread(target=work, daemon=True).start()
+        todo.put(None)  # one worker's end
+        threading.Thread(target=_work, args=(todo, done), daemon=True).start()
+
+    left = len(jobs)
     while left and world.clock() < until:
+        pause = min(TICK_SECONDS, until - world.clock())
         try:
-            key, outcome = done.get(timeout=max(0, min(TICK_SECONDS, until - world.clock())))
+            key, outcome = done.get(timeout=max(0, pause))
         except queue.Empty:
             yield None, None
             continue
+
         left -= 1
         if isinstance(outcome, NodeFailure):
             outcome.with_traceback(None)  # its frames hold what was read
@@ -4087,40 +4256,117 @@ def run_together(world, jobs, *, until=float("inf"), threads=512):
         yield key, outcome
 
 
+def _work(todo: queue.SimpleQueue[Any], done: queue.SimpleQueue[Any]) -> None:
+    """Do jobs until there is a None."""
+    for key, job in iter(todo.get, None):
+        try:
+            done.put((key, job()))
+        except Exception as error:
+            done.put((key, error))
+
+
 class Trying:
     """Around what the system may refuse: says in plain words what could not be done, and why."""
 
-    def __init__(self, verb, path, *, slug="unwritable"):
-        self._verb, self._path, self._slug = verb, path or "''", slug
+    def __init__(self, verb: str, path: str, *, slug: str = "unwritable") -> None:
+        self._verb = verb
+        self._path = path or "''"
+        self._slug = slug
 
-    def __enter__(self):
-        return self
+    def __enter__(self) -> None:
+        pass
 
-    def __exit__(self, kind, error, _):
-        if isinstance(error, (OSError, ValueError)):  # ValueError: a NUL in the path
-            reason = getattr(error, "strerror", None) or error
-            seen = next(filter(os.path.lexists, (self._path, os.path.dirname(self._path))), ".")
-            raise FleetError(self._slug, f"cannot {self._verb} {self._path}: {reason}",
-                             fix=f"check it: `ls -la {shlex.quote(seen)}`"
-                             if self._path != "-" else "name a file instead of `-`") from None
+    def __exit__(self, kind: object, error: object, _: object) -> None:
+        if not isinstance(error, (OSError, ValueError)):  # ValueError: a NUL in the path
+            return
+        reason = getattr(error, "strerror", None) or error
+        raise FleetError(self._slug, f"cannot {self._verb} {self._path}: {reason}",
+                         fix=self._fix()) from None
+
+    def _fix(self) -> str:
+        """Return what to type to see why."""
+        if self._path == "-":
+            return "name a file instead of `-`"
+        for path in (self._path, os.path.dirname(self._path)):
+            if os.path.lexists(path):
+                return f"check it: `ls -la {shlex.quote(path)}`"
+        return "check it: `ls -la .`"
+
+
+class Child:
+    """A program that runs in the background."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def ended(self) -> bool:
+        """Tell whether it has ended by itself."""
+        return self._process.poll() is not None
+
+    def stop(self) -> None:
+        """End it at once: it keeps nothing that a softer end would save."""
+        self._process.kill()
+        self._process.wait()
+
+
+def _render_request(parts: SplitResult, body: bytes | None, headers: Mapping[str, str]) -> bytes:
+    """Return a GET, or a POST of `body`, as it goes over the wire."""
+    from urllib.parse import quote
+    fields: dict[str, object] = {
+        "Host": re.sub(r"%[^]]*", "", parts.netloc),  # an IPv6 zone means nothing there
+        "User-Agent": f"subagent-fleet/{__version__}",
+        "Connection": "close"}
+    method = "GET"
+    if body is not None:
+        method = "POST"
+        fields["Content-Type"] = "application/json"
+        fields["Content-Length"] = len(body)
+    fields.update(headers)
+
+    target = quote(parts.path or "/", safe="/%:@!$&'()*+,;=")
+    lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    return f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1") + (body or b"")
+
+
+def _look_up(host: str, port: int, flags: int = 0) -> list[Any]:
+    """Return the addresses of a name as the system has them."""
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise NodeFailure("dns", f"{host}: {reason}") from None
+
+
+def _refused_port(host: str, port: int, error: OSError) -> FleetError:
+    """Return why a port could not be listened at."""
+    reason, _, _ = str(error.strerror or error).partition(" (while ")  # the address again
+    what = f"cannot listen on {host}:{port}: {reason}"
+    if error.errno == errno.EADDRINUSE:
+        return FleetError("port-taken", what, fix=f"{OTHER_PORT} "
+                          f"(lsof -nP -iTCP:{port} -sTCP:LISTEN shows it)")
+    return FleetError("cannot-listen", what, fix="choose another with --host or --port")
 
 
 class World:
     """The disk, the network, the environment, the clock and the terminal."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.environ = dict(os.environ)
-        self.clock, self.now, self.sleep = time.monotonic, time.time, time.sleep
-        self.path, self.split, self.connect_seconds = os.path.join, os.path.split, CONNECT_SECONDS
-        self._large, self._parsing = _thread.allocate_lock(), _thread.allocate_lock()
-        self._tls, self._alive = None, {}
+        self.clock: Callable[[], float] = time.monotonic
+        self.now: Callable[[], float] = time.time
+        self.sleep: Callable[[float], None] = time.sleep
+        self.connect_seconds = CONNECT_SECONDS
+        self._large = _thread.allocate_lock()  # who reads a large answer
+        self._parsing = _thread.allocate_lock()  # who makes values of an answer
+        self._tls: ssl.SSLContext | None = None
+        self._alive: dict[str, object] = {}  # the address that answered last, by host and port
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):  # a C locale shows the rest
                 stream.reconfigure(errors="backslashreplace")
 
     # -- terminal --
 
-    def out(self, text):
+    def out(self, text: str) -> None:
         """Write what was asked for; a full disk is an error, a reader that has gone is not."""
         try:
             if sys.stdout is not None:  # None: closed before the start
@@ -4132,70 +4378,80 @@ class World:
             self.discard_output()
             raise FleetError("output", f"cannot write the output: {error.strerror}") from None
 
-    def err(self, text):
+    def err(self, text: str) -> None:
         """Write talk: errors, hints, progress."""
         if sys.stderr is not None:
             sys.stderr.write(text)
             sys.stderr.flush()
 
-    def is_terminal(self, stream="stdout"):
+    def is_terminal(self, stream: str = "stdout") -> bool:
+        """Tell whether a person reads what goes to this stream."""
         found = getattr(sys, stream)
         return found is not None and not found.closed and found.isatty()
 
     @property
-    def columns(self):
+    def columns(self) -> int:
         """Width to wrap tables at; 0 in a pipe, where nothing is wrapped."""
-        return (shutil.get_terminal_size().columns or 80) if self.is_terminal() else 0
+        if not self.is_terminal():
+            return 0
+        return shutil.get_terminal_size().columns or 80
 
-    def discard_output(self):
+    def discard_output(self) -> None:
         """Send what is still to be written nowhere: the reader has gone."""
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
-    # -- disk --
+    def confirm(self, question: str) -> bool:
+        """Return a person's yes; off a terminal nobody is asked, and the answer is yes."""
+        if not (sys.stdin and sys.stdin.isatty() and self.is_terminal("stderr")):
+            return True
+        self.err(f"{question} [y/N] ")
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+    # -- disk: paths --
 
     @property
-    def directory(self):
+    def directory(self) -> str:
+        """The working directory."""
         try:
             return os.getcwd()
         except OSError:
             raise FleetError("no-directory", "the working directory no longer exists",
                              fix="cd to one that does") from None
 
-    def parent(self, path):
+    def path(self, *parts: str) -> str:
+        """Return the parts as one path."""
+        return os.path.join(*parts)
+
+    def split(self, path: str) -> tuple[str, str]:
+        """Return the directory and the name of a path."""
+        return os.path.split(path)
+
+    def parent(self, path: str) -> str:
+        """Return the directory of a path."""
         return os.path.dirname(path) or "."
 
-    def kind_of(self, path, *, follow=True):
+    def kind_of(self, path: str, *, follow: bool = True) -> str:
         """Return file, directory, symlink, device or pipe, or absent."""
+        look = os.stat if follow else os.lstat
         with Trying("read", path, slug="unreadable"):
             try:
-                mode = (os.stat if follow else os.lstat)(path).st_mode
+                mode = look(path).st_mode
             except (FileNotFoundError, NotADirectoryError):
                 return "absent"
         kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
         return kinds.get(stat.S_IFMT(mode), "device or pipe")
 
-    def read_bytes(self, path):
-        """Read a regular file, or standard input for `-`; refuse what is larger than the limit."""
-        kind = "file" if path == "-" else self.kind_of(path)
-        if kind not in ("file", "absent"):
-            raise FleetError("not-file", f"{path} is a {kind}, not a file",
-                             fix="name a file, or `-` for standard input")
-        with Trying("read", path, slug="unreadable"), \
-                open(0 if path == "-" else path, "rb", closefd=path != "-") as stream:
-            found = stream.read(TEXT_LIMIT_BYTES + 1)
-        if len(found) > TEXT_LIMIT_BYTES:
-            raise FleetError("too-large", fix="name the right file",
-                             what=f"{path} is larger than {TEXT_LIMIT_BYTES // 1048576} MiB")
-        return found
+    def others_may_read(self, path: str) -> bool:
+        """Tell whether a file is there that not only its owner can read."""
+        if os.name != "posix" or self.kind_of(path) != "file":
+            return False
+        return bool(os.stat(path).st_mode & 0o077)
 
-    def make_directory(self, path):
-        with Trying("make", path):
-            os.makedirs(path, exist_ok=True)
-
-    def enter(self, root, path):
+    def enter(self, root: str, path: str) -> str:
         """Return root/path; refuse when links lead it out of root or something else is there."""
         place = self.path(root, path)
-        real, inside = os.path.realpath(root), os.path.realpath(self.parent(place))
+        real = os.path.realpath(root)
+        inside = os.path.realpath(self.parent(place))
         kind = self.kind_of(place, follow=False)
         what = "" if kind in ("file", "absent") else f"is a {kind}"
         if os.path.commonpath([real, inside]) != real:
@@ -4206,7 +4462,47 @@ class World:
                              fix=f"{fix}: `ls -ld {shlex.quote(place)}`", status=EXIT_REFUSED)
         return place
 
-    def replace_files(self, files):
+    # -- disk: reading --
+
+    def read_bytes(self, path: str) -> bytes:
+        """Read a regular file, or standard input for `-`; refuse what is larger than the limit."""
+        kind = "file" if path == "-" else self.kind_of(path)
+        if kind not in ("file", "absent"):
+            raise FleetError("not-file", f"{path} is a {kind}, not a file",
+                             fix="name a file, or `-` for standard input")
+        with Trying("read", path, slug="unreadable"), \
+                open(0 if path == "-" else path, "rb", closefd=path != "-") as stream:
+            content = stream.read(TEXT_LIMIT_BYTES + 1)
+        if len(content) > TEXT_LIMIT_BYTES:
+            raise FleetError("too-large", fix="name the right file",
+                             what=f"{path} is larger than {TEXT_LIMIT_BYTES // 1048576} MiB")
+        return content
+
+    def read_tree(self, directory: str, ending: str) -> dict[str, str | None]:
+        """Return {path: text, None: unreadable} of the files in a tree whose names end so."""
+        texts: dict[str, str | None] = {}
+        for place, _, names in os.walk(directory):
+            for name in names:
+                if name.endswith(ending):
+                    path = self.path(place, name)
+                    texts[path] = None
+                    with contextlib.suppress(FleetError):
+                        texts[path] = self.read_bytes(path).decode("utf-8", "replace")
+        return dict(sorted(texts.items()))
+
+    def names_near(self, program: str, pattern: str) -> list[str]:
+        """Return the names that match a pattern, seen from where a program really lies."""
+        place = glob.escape(self.parent(os.path.realpath(program)))
+        return [os.path.basename(path) for path in glob.glob(self.path(place, pattern))]
+
+    # -- disk: writing --
+
+    def make_directory(self, path: str) -> None:
+        """Make a directory and those above it, where they are absent."""
+        with Trying("make", path):
+            os.makedirs(path, exist_ok=True)
+
+    def replace_files(self, files: Sequence[tuple[str, bytes, int]]) -> None:
         """Replace (path, bytes, mode) files in their order; at any moment each is old or new."""
         staged = []
         for directory in {self.parent(path) for path, _, _ in files}:
@@ -4229,165 +4525,7 @@ class World:
                     os.unlink(temporary)
             raise
 
-    def others_may_read(self, path):
-        return os.name == "posix" and self.kind_of(path) == "file" and \
-            bool(os.stat(path).st_mode & 0o077)
-
-    def make_private(self, path):
-        """Let nobody but the owner read a file."""
-        with Trying("protect", path):
-            if self.others_may_read(path):
-                os.chmod(path, 0o600)
-
-    def remove(self, path):
-        with Trying("remove", path), contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-
-    def remove_empty(self, path):
-        with contextlib.suppress(OSError):  # it is used, or was never there
-            os.rmdir(path)
-
-    # -- programs --
-
-    def which(self, name):
-        return shutil.which(name, path=self.environ.get("PATH"))
-
-    def run(self, argv, environ):
-        """Run a program on this terminal to its end; return its exit code as a shell has it."""
-        child, early = None, []
-        # Functions, not SIG_IGN, which the child would inherit. Ctrl-C reaches it anyway.
-        handlers = {signal.SIGINT: lambda *_: None,
-                    signal.SIGTERM: lambda *_: child.terminate() if child else early.append(1)}
-        with contextlib.ExitStack() as restoring:
-            for number, take in handlers.items():
-                restoring.callback(signal.signal, number, signal.signal(number, take))
-            with Trying("run", argv[0], slug="cannot-run"):
-                child = subprocess.Popen(argv, env=environ)
-            if early:
-                child.terminate()
-            code = child.wait()
-            return code if code >= 0 else 128 - code
-
-    def start(self, argv, *, environ, log):
-        """Start a program in the background, its output in a file; return its process."""
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # what ends us ends it as well
-        with Trying("run", argv[0], slug="cannot-run"), open(log, "ab") as stream:
-            return subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL,
-                                    stdout=stream, stderr=stream)
-
-    def confirm(self, question):
-        """Return a person's yes; off a terminal nobody is asked, and the answer is yes."""
-        if not (sys.stdin and sys.stdin.isatty() and self.is_terminal("stderr")):
-            return True
-        self.err(f"{question} [y/N] ")
-        return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-    # -- network --
-
-    def open_exchange(self, url, *, body=None, headers=None, deadline):
-        """Send a GET, or a POST of `body`; return the Exchange that reads its answer.
-
-        No proxies are used and no redirects followed: a node is where the fleet file says.
-        """
-        from urllib.parse import quote, urlsplit
-        parts = urlsplit(url)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        fields = {"Host": re.sub(r"%[^]]*", "", parts.netloc),  # an IPv6 zone means nothing there
-                  "User-Agent": f"subagent-fleet/{__version__}", "Connection": "close"}
-        if body is not None:
-            fields.update({"Content-Type": "application/json", "Content-Length": len(body)})
-        target = quote(parts.path or "/", safe="/%:@!$&'()*+,;=")
-        method = "GET" if body is None else "POST"
-        lines = [f"{name}: {value}\r\n" for name, value in {**fields, **(headers or {})}.items()]
-        connection = self._connect(parts, port, min(deadline, self.clock() + self.connect_seconds))
-        exchange = Exchange(connection, deadline, self.clock)
-        try:
-            exchange.send(f"{method} {target} HTTP/1.1\r\n{''.join(lines)}\r\n".encode("latin-1")
-                          + (body or b""))
-        except BaseException:
-            exchange.close()
-            raise
-        return exchange
-
-    def ask(self, endpoint, ask, *, deadline):
-        """Return what `extract` makes of a node's answer; hostile ones fill no memory together."""
-        large, found = False, bytearray()
-        body = json.dumps(ask.payload).encode() if ask.payload else None
-        try:
-            with contextlib.closing(self.open_exchange(endpoint + ask.path, body=body,
-                                                       deadline=deadline)) as exchange:
-                for piece in exchange.pieces():
-                    found += piece
-                    if len(found) > PROBE_LIMIT_BYTES:
-                        raise NodeFailure("bad answer", "far more in it than any Ollama answers")
-                    if len(found) > FREE_ANSWER_BYTES and not large:
-                        large = self._large.acquire(timeout=max(0, deadline - self.clock()))
-                with self._parsing:  # one at a time, as large ones are read
-                    return ask.extract(Reply(exchange.status, exchange.headers, found))
-        finally:
-            found.clear()  # a failure's traceback would keep it
-            if large:
-                self._large.release()
-
-    def ask_lines(self, endpoint, ask, *, stall_seconds):
-        """Yield the lines of an answer, each awaited for so long."""
-        exchange = self.open_exchange(endpoint + ask.path, body=json.dumps(ask.payload).encode(),
-                                      deadline=self.clock() + stall_seconds)
-        with contextlib.closing(exchange):
-            for line in exchange.lines():
-                exchange.deadline = self.clock() + stall_seconds
-                yield line
-
-    def allow_files(self, count):
-        """Let the process open so many files, where the system lets it: macOS begins with 256."""
-        with contextlib.suppress(ImportError):  # Windows has no such limit
-            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
-            if soft != resource.RLIM_INFINITY and soft < wanted:
-                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-    def listen(self, host, port):
-        self.allow_files(2048)
-        try:
-            # `localhost` may be ::1 first, and the environment names 127.0.0.1
-            host = "127.0.0.1" if host == "localhost" else host
-            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-            listener = socket.create_server(
-                (host, port), family=family, backlog=512,
-                dualstack_ipv6=family == socket.AF_INET6 and socket.has_dualstack_ipv6())
-            listener.setblocking(False)
-            return listener
-        except OSError as error:
-            slug, fix = "cannot-listen", "choose another with --host or --port"
-            if error.errno == errno.EADDRINUSE:
-                slug = "port-taken"
-                fix = f"{OTHER_PORT} (lsof -nP -iTCP:{port} -sTCP:LISTEN shows it)"
-            reason, _, _ = str(error.strerror or error).partition(" (while ")  # the address again
-            raise FleetError(slug, f"cannot listen on {host}:{port}: {reason}", fix=fix) from None
-
-    def accept(self, listener, wake, seconds):
-        """Return the next Visitor; None when the signal `wake` was raised or the time is up."""
-        try:
-            if listener in _readable([listener, wake], seconds):
-                connection, _ = listener.accept()
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                visitor = Visitor(connection, self.clock(), self.clock)
-                visitor.reached = connection.getsockname()[:2]
-                return visitor
-        except OSError as error:
-            if not isinstance(error, (BlockingIOError, ConnectionError)):
-                self.sleep(0.05)  # out of files: what is being served will give some back
-        return None
-
-    def token(self, size):
-        return os.urandom(size).hex()
-
-    def on_stop(self, callback):
-        """Call back with the name of Ctrl-C or SIGTERM when one comes."""
-        for name in ("SIGINT", "SIGTERM"):
-            signal.signal(getattr(signal, name), lambda *_, name=name: callback(name))
-
-    def append_line(self, path, line):
+    def append_line(self, path: str, line: bytes) -> None:
         """Add a line to a file only its owner can read; past the limit it turns over to `.1`."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
         with Trying("write", path):
@@ -4396,13 +4534,138 @@ class World:
             with open(os.open(path, flags, 0o600), "ab", buffering=0) as stream:
                 stream.write(line)
 
-    def _connect(self, parts, port, until):
+    def make_private(self, path: str) -> None:
+        """Let nobody but the owner read a file."""
+        with Trying("protect", path):
+            if self.others_may_read(path):
+                os.chmod(path, 0o600)
+
+    def remove(self, path: str) -> None:
+        """Remove a file, where there is one."""
+        with Trying("remove", path), contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+    def remove_empty(self, path: str) -> None:
+        """Remove a directory in which nothing is left."""
+        with contextlib.suppress(OSError):  # it is used, or was never there
+            os.rmdir(path)
+
+    # -- programs --
+
+    def which(self, name: str) -> str | None:
+        """Return where a program lies on the PATH."""
+        return shutil.which(name, path=self.environ.get("PATH"))
+
+    def read_program(self, words: Sequence[str], until: float) -> str | None:
+        """Return what a program prints; None when it is absent, fails or takes too long."""
+        seconds = max(0.1, until - self.clock())
+        with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+            done = subprocess.run(words, check=True, timeout=seconds, env=self.environ,
+                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                  stderr=subprocess.DEVNULL)
+            return done.stdout.decode("utf-8", "replace")
+        return None
+
+    def run(self, argv: Sequence[str], environ: Mapping[str, str]) -> int:
+        """Run a program on this terminal to its end; return its exit code as a shell has it."""
+        children: list[subprocess.Popen[bytes]] = []
+        requests_to_end = []
+
+        def hand_on(*_: object) -> None:
+            requests_to_end.append(True)  # it may come before there is a child
+            for started in children:
+                started.terminate()
+
+        # Functions, not SIG_IGN, which the child would inherit. Ctrl-C reaches it anyway.
+        with self._take_signals({signal.SIGINT: lambda *_: None, signal.SIGTERM: hand_on}):
+            with Trying("run", argv[0], slug="cannot-run"):
+                child = subprocess.Popen(argv, env=environ)
+            children.append(child)
+            if requests_to_end:
+                child.terminate()
+            code = child.wait()
+        return code if code >= 0 else 128 - code
+
+    def start(self, argv: Sequence[str], *, environ: Mapping[str, str], log: str) -> Child:
+        """Start a program in the background, its output in a file."""
+        self._end_by_interrupt()
+        with Trying("run", argv[0], slug="cannot-run"), open(log, "ab") as stream:
+            return Child(subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL,
+                                          stdout=stream, stderr=stream))
+
+    # -- network --
+
+    def open_exchange(self, url: str, *, body: bytes | None = None,
+                      headers: Mapping[str, str] | None = None, deadline: float) -> Exchange:
+        """Send a GET, or a POST of `body`; return the Exchange that reads its answer.
+
+        No proxies are used and no redirects followed: a node is where the fleet file says.
+        """
+        from urllib.parse import urlsplit
+        parts = urlsplit(url)
+        connection = self._connect(parts, min(deadline, self.clock() + self.connect_seconds))
+        exchange = Exchange(connection, deadline, self.clock)
+        try:
+            exchange.send(_render_request(parts, body, headers or {}))
+        except BaseException:
+            exchange.close()
+            raise
+        return exchange
+
+    def ask(self, endpoint: str, ask: Ask, *, deadline: float) -> Any:
+        """Return what an Ask makes of a node's whole answer; its body is gone afterwards.
+
+        Hostile answers fill no memory together: large ones are read one at a time, and only one
+        is made into values at a time.
+        """
+        payload = None if ask.payload is None else json.dumps(ask.payload).encode("utf-8")
+        body = bytearray()
+        with contextlib.ExitStack() as ending:
+            ending.callback(body.clear)  # a failure's traceback would keep it
+            exchange = self.open_exchange(endpoint + ask.path, body=payload, headers=ask.headers,
+                                          deadline=deadline)
+            ending.callback(exchange.close)
+            exchange.read_head()
+            self._read_into(body, exchange, ending)
+            with self._parsing:
+                return ask.extract(Reply(exchange.status, exchange.headers, body))
+
+    def ask_lines(self, endpoint: str, ask: Ask, *, stall_seconds: float) -> Iterator[Any]:
+        """Yield what an Ask makes of each line of an answer, none awaited for longer than that."""
+        payload = json.dumps(ask.payload).encode("utf-8")
+        exchange = self.open_exchange(endpoint + ask.path, body=payload, headers=ask.headers,
+                                      deadline=self.clock() + stall_seconds)
+        with contextlib.closing(exchange):
+            exchange.read_head()
+            for line in exchange.lines():
+                yield ask.extract(Reply(exchange.status, exchange.headers, line))
+                exchange.deadline = self.clock() + stall_seconds
+
+    def _read_into(self, body: bytearray, exchange: Exchange, ending: contextlib.ExitStack) -> None:
+        """Read an answer's body; from a size on, alone until `ending` ends."""
+        is_alone = False
+        for piece in exchange.pieces():
+            body += piece
+            if len(body) > PROBE_LIMIT_BYTES:
+                raise NodeFailure("bad answer",
+                                  f"its answer is longer than {PROBE_LIMIT_BYTES} bytes")
+            if len(body) > FREE_ANSWER_BYTES and not is_alone:
+                left = max(0, exchange.deadline - self.clock())
+                is_alone = self._large.acquire(timeout=left)
+                if not is_alone:
+                    raise NodeFailure("timeout", "no answer in time")
+                ending.callback(self._large.release)
+
+    def _connect(self, parts: SplitResult, until: float) -> socket.socket:
         """Return a socket to the endpoint: every address of the name gets its share of the time."""
-        failures, addresses = [], self.resolve(parts.hostname, port, until)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        addresses = self.resolve(parts.hostname or "", port, until)
         # They are of two families and one may be dead; what answered last goes first.
-        addresses.sort(key=lambda found: found[4] != self._alive.get(parts.netloc))
+        addresses.sort(key=lambda entry: entry[4] != self._alive.get(parts.netloc))
+        failures = []
         for index, (family, kind, protocol, _, address) in enumerate(addresses):
-            connection, left = None, max(until - self.clock(), 0.01)
+            connection = None
+            left = max(until - self.clock(), 0.01)
             try:
                 connection = socket.socket(family, kind, protocol)
                 connection.settimeout(left / (len(addresses) - index))
@@ -4410,11 +4673,7 @@ class World:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._alive[parts.netloc] = address
                 if parts.scheme == "https":
-                    with self._parsing:
-                        self._tls = self._tls or ssl.create_default_context()  # 7 MB: one for all
-                    connection.settimeout(max(until - self.clock(), 0.01))
-                    connection = self._tls.wrap_socket(
-                        connection, server_hostname=parts.hostname.split("%")[0])
+                    connection = self._wrap_tls(connection, parts, until)
                 return connection
             except OSError as error:
                 if connection:
@@ -4422,58 +4681,86 @@ class World:
                 failures.append(_name_failure(error))
         raise failures.pop()  # a name for it would keep its frame, and all in it, in a cycle
 
-    def resolve(self, host, port, until):
-        """Return the addresses of a name, looked up in a thread: nothing can interrupt it."""
-        def look_up(flags=0):
-            try:
-                return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
-            except (OSError, UnicodeError) as error:
-                reason = getattr(error, "strerror", None) or error
-                raise NodeFailure("dns", f"{host}: {reason}") from None
+    def _wrap_tls(self, connection: socket.socket, parts: SplitResult,
+                  until: float) -> ssl.SSLSocket:
+        """Return the connection behind TLS, with the certificates this machine trusts."""
+        with self._parsing:
+            self._tls = self._tls or ssl.create_default_context()  # 7 MB: one for all
+        connection.settimeout(max(until - self.clock(), 0.01))
+        name = (parts.hostname or "").split("%")[0]
+        return self._tls.wrap_socket(connection, server_hostname=name)
 
+    def resolve(self, host: str, port: int, until: float) -> list[Any]:
+        """Return the addresses of a name, looked up in a thread: nothing can interrupt it."""
         with contextlib.suppress(NodeFailure):  # an address needs no thread
-            return look_up(socket.AI_NUMERICHOST)
+            return _look_up(host, port, socket.AI_NUMERICHOST)
+
+        job = {host: lambda: _look_up(host, port)}
         late = NodeFailure("dns", f"{host}: nobody could tell its address in time")
-        answer = dict(run_together(self, {host: look_up}, until=until)).get(host, late)
+        answer = dict(run_together(self, job, until=until)).get(host, late)
         if isinstance(answer, NodeFailure):
             raise answer
         return answer
 
-    def names_near(self, program, pattern):
-        """Return the names that match a pattern, seen from where a program really lies."""
-        place = glob.escape(self.parent(os.path.realpath(program)))
-        return [os.path.basename(path) for path in glob.glob(self.path(place, pattern))]
+    def listen(self, host: str, port: int) -> Listener:
+        """Return the Listener of a port; port 0 is any that is free."""
+        self.allow_files(2048)
+        try:
+            # `localhost` may be ::1 first, and the environment names 127.0.0.1
+            host = "127.0.0.1" if host == "localhost" else host
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+            listening = socket.create_server((host, port), family=family, backlog=512,
+                                             dualstack_ipv6=both)
+            listening.setblocking(False)
+            return Listener(listening, self.clock)
+        except OSError as error:
+            raise _refused_port(host, port, error) from None
 
-    def read_tree(self, directory, ending):
-        """Return {path: text, None: unreadable} of the files in a tree whose names end so."""
-        found = {}
-        for place, _, names in os.walk(directory):
-            for path in (self.path(place, name) for name in names if name.endswith(ending)):
-                found[path] = None
-                with contextlib.suppress(FleetError):
-                    found[path] = self.read_bytes(path).decode("utf-8", "replace")
-        return dict(sorted(found.items()))
+    def allow_files(self, count: int) -> None:
+        """Let the process open so many files, where the system lets it: macOS begins with 256."""
+        with contextlib.suppress(ImportError):  # Windows has no such limit
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+            if soft != resource.RLIM_INFINITY and soft < wanted:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
     # -- this machine --
 
-    def read_program(self, words, until):
-        """Return what a program prints; None when it is absent, fails or takes too long."""
-        with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-            done = subprocess.run(words, check=True, stdin=subprocess.DEVNULL, env=self.environ,
-                                  stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                                  timeout=max(0.1, until - self.clock()))
-            return done.stdout.decode("utf-8", "replace")
-        return None
+    def token(self, size: int) -> str:
+        """Return so many random bytes, in hexadecimal."""
+        return os.urandom(size).hex()
 
-    def own_names(self):
+    def own_names(self) -> tuple[str, tuple[str, ...]]:
         """Return this machine's name and the IPv4 addresses it would call from. Nothing is sent."""
-        found = {}
+        addresses = []
         for target in ROUTE_TARGETS:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as caller, \
                     contextlib.suppress(OSError):  # no route leads there
                 caller.connect((target, 9))
-                found[caller.getsockname()[0]] = True
-        return socket.gethostname(), tuple(found)
+                address = caller.getsockname()[0]
+                if address not in addresses:
+                    addresses.append(address)
+        return socket.gethostname(), tuple(addresses)
+
+    # -- signals: only the main thread may take them --
+
+    def on_stop(self, callback: Callable[[str], object]) -> None:
+        """Call back with the name of Ctrl-C or SIGTERM when one comes."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, _: callback(signal.Signals(number).name))
+
+    def _end_by_interrupt(self) -> None:
+        """Let SIGTERM end us as Ctrl-C does: with every child that was started."""
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    def _take_signals(self, handlers: Mapping[signal.Signals, Callable[..., object]]
+                      ) -> contextlib.ExitStack:
+        """Handle these signals until the returned stack is left."""
+        restoring = contextlib.ExitStack()
+        for number, handler in handlers.items():
+            restoring.callback(signal.signal, number, signal.signal(number, handler))
+        return restoring
 
 
 # =============================================================================
@@ -4662,8 +4949,7 @@ def _pull(warmth: Warmth, world: World) -> None:
     ask = backend_of(warmth.node).pull(warmth.model)
     layers: dict[str, PullStep] = {}
     step = PullStep()
-    for line in world.ask_lines(warmth.node.endpoint, ask, stall_seconds=PULL_STALL_SECONDS):
-        step = ask.extract(Reply(200, {}, line))
+    for step in world.ask_lines(warmth.node.endpoint, ask, stall_seconds=PULL_STALL_SECONDS):
         if step.total:
             layers[step.layer] = step
             warmth.pulled = sum(layer.completed for layer in layers.values())
@@ -5311,7 +5597,7 @@ class Server:
         self.stops.append(name)
         self._wake.set()
 
-    def run(self, listener: Any | None) -> None:
+    def run(self, listener: Listener | None) -> None:
         """Serve until `stop`, then let what is being answered end; None waits for the port."""
         while not listener and not self.stops:  # it is another `up`'s, which may end before this
             self.world.sleep(TICK_SECONDS)
@@ -5324,7 +5610,7 @@ class Server:
         self._end_visits()
         self._wake.close()
 
-    def _accept(self, listener: Any) -> None:
+    def _accept(self, listener: Listener) -> None:
         """Take the next connection; where there are too many, the oldest silent one makes room."""
         states = list(self._visitors.values())
         is_full = len(states) - states.count("cut") >= CONNECTION_LIMIT
@@ -5332,7 +5618,7 @@ class Server:
             self.world.sleep(TICK_SECONDS)  # who comes now waits to be accepted
             return
 
-        visitor = self.world.accept(listener, self._wake, 1.0)
+        visitor = listener.accept(self._wake, 1.0)
         if not visitor:
             return
         if is_full:
@@ -5398,10 +5684,7 @@ class Server:
         if isinstance(error, Refusal):
             return error
         if isinstance(error, BadRequest):
-            return Refusal(error.http, error.what)
-        if isinstance(error, NodeFailure):  # of this client
-            return Refusal(408 if error.reason == "timeout" else 400,
-                           f"request: too slow, too long or broken ({error.detail})")
+            return Refusal(error.status, error.what)
         # A bug; its message may quote a prompt, its place does not.
         place = traceback.extract_tb(error.__traceback__)[-1]
         self.world.err(f"error: {type(error).__name__} in {place.name}, line {place.lineno}"
@@ -5776,11 +6059,10 @@ def start_gateway(fleet, world, out, stops):
     environ = merge_environment(world.environ, fleet, read_key(world, fleet, out))
     child = world.start([program, "--config", world.path(out, LITELLM_FILE), "--host", gateway.host,
                          "--port", str(gateway.port)], environ=environ, log=log)
-    stops.callback(child.wait)
-    stops.callback(child.kill)  # it keeps nothing that a softer end would save
+    stops.callback(child.stop)
     until = world.clock() + LITELLM_START_SECONDS
     while who_serves(world, fleet, out, until) != OUR_GATEWAY:
-        if child.poll() is not None or world.clock() > until:
+        if child.ended() or world.clock() > until:
             raise FleetError("litellm-failed", "LiteLLM did not start", fix=f"see {log}")
         world.sleep(TICK_SECONDS)
     world.err(f"LiteLLM serves {name} at {url}.\n")
@@ -5807,6 +6089,7 @@ def ask_gateway(fleet, world, out):
 def look(world, url, until, **headers):
     """Return (headers, body) of a GET."""
     with contextlib.closing(world.open_exchange(url, headers=headers, deadline=until)) as exchange:
+        exchange.read_head()
         return exchange.headers, exchange.read_all()
 
 
@@ -5833,7 +6116,7 @@ def who_serves(world, fleet, out, until):
 
 
 def open_gateway(fleet, world, out, *, receipts=True, listens=True):
-    """Return a Server and the socket it will serve; refuse an open door and a taken one."""
+    """Return a Server and the Listener it will serve; refuse an open door and a taken one."""
     gateway, key, listener = fleet.gateway, read_key(world, fleet, out), None
     if not LOOPBACK.fullmatch(gateway.host):
         tell_findings(world, lint_key(fleet, {gateway.master_key_env: key}))
@@ -6146,8 +6429,8 @@ def cmd_serve(options, world):
     if options.verbose:
         server.hub.subscribe(lambda event: world.err(format_event(event)))
     world.on_stop(server.stop)
-    host, port = listener.getsockname()[:2]
-    world.out(f"Serving {clean_line(fleet.name)} at http://{show_host(host)}:{port}: "
+    address = f"{show_host(listener.host)}:{listener.port}"
+    world.out(f"Serving {clean_line(fleet.name)} at http://{address}: "
               f"{', '.join(server.scheduler.candidates)} on {count_of(fleet.nodes, 'node')}. "
               "Ctrl-C stops.\n")
     server.run(listener)

@@ -380,7 +380,7 @@ class Rig:
         self.server = sf.Server(fleet, KEY, self.world, receipts=str(self.receipts_path))
         self.server.hub.subscribe(lambda event: self.said.append(sf.format_event(event)))
         listener = self.world.listen("127.0.0.1", 0)
-        self.port = listener.getsockname()[1]
+        self.port = listener.port
         self.thread = threading.Thread(target=self.server.run, args=(listener,), daemon=True)
         self.thread.start()
 

@@ -170,6 +170,29 @@ def test_sections_use_only_what_stands_above():
                    ("keep_places", "17", "18"), ("run_words", "17", "18")}  # mended one by one
 
 
+def test_what_the_world_gives_out_is_no_socket_process_or_descriptor():
+    """Their methods are called in 12 and 13 only; `wait` and `close` are other objects' too."""
+    inner = {"getsockname", "setsockopt", "getsockopt", "settimeout", "setblocking", "recv",
+             "sendall", "shutdown", "connect", "fileno", "poll", "kill", "terminate", "pid",
+             "returncode", "communicate"}
+    uses = [(node.attr, node.lineno) for node in ast.walk(TREE) if isinstance(node, ast.Attribute)
+            and node.attr in inner]
+    assert len(uses) > 20
+    assert [use for use in uses if section_of(use[1]) not in ("12", "13")] == []
+
+
+def test_http_knows_no_product():
+    """Section 12 is transport: no words of it name one (comments and docstrings may)."""
+    docs = {id(node.body[0].value) for node in ast.walk(TREE)
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node)}
+    words = [node.value for node in ast.walk(TREE) if isinstance(node, ast.Constant)
+             and isinstance(node.value, str) and id(node) not in docs
+             and section_of(node.lineno) == "12"]
+    assert len(words) > 30
+    assert [word for word in words if re.search("(?i)ollama|litellm|claude|anthropic|fleet", word)] \
+        == []
+
+
 def test_functions_are_short():
     sizes = sorted((node.end_lineno - node.lineno + 1, node.name) for node in FUNCTIONS)
     assert sizes[-1][0] <= 60, sizes[-1]
