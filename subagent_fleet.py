@@ -171,15 +171,37 @@ class Finding(Record):
 DEPTH_LIMIT = 64
 KEY_LIMIT = 1024  # from the start of a key to its colon: YAML's own limit
 
-_CLASH = object()  # a word that programs read differently
-_WORDS = {form: value for words, value in (
-    ("null", None), ("true", True), ("false", False), (".inf +.inf", float("inf")),
-    ("-.inf", float("-inf")), ("yes no on off", _CLASH),
-) for word in words.split() for form in (word, word.title(), word.upper())}
-_WORDS.update(dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")))
-_WORDS.update({"": None, "~": None, "=": _CLASH, "<<": _CLASH})
-# An integer and a float of every YAML, then what is a number or a date in 1.1 or in 1.2 only.
-# Python 3.11 refuses integers of more than 4,300 digits.
+_CLASH = object()  # the meaning of a word that programs read differently
+
+
+def _word_meanings() -> dict[str, object]:
+    """Return what each plain word that is no text means, in the spellings that YAML knows."""
+    meanings = {
+        "null": None,
+        "true": True,
+        "false": False,
+        ".inf": float("inf"),
+        "+.inf": float("inf"),
+        "-.inf": float("-inf"),
+        "yes": _CLASH,
+        "no": _CLASH,
+        "on": _CLASH,
+        "off": _CLASH,
+    }
+    words: dict[str, object] = {"": None, "~": None, "=": _CLASH, "<<": _CLASH}
+    for word, meaning in meanings.items():
+        words[word] = meaning
+        words[word.title()] = meaning
+        words[word.upper()] = meaning
+
+    for word in (".nan", ".NaN", ".NAN"):
+        words[word] = float("nan")
+    return words
+
+
+_WORDS = _word_meanings()
+# The first group is an integer, the second a float of every YAML; then comes what is a number or
+# a date in 1.1 or in 1.2 only. Python 3.11 refuses integers of more than 4,300 digits.
 _NUMBER = _Pattern(
     r"([-+]?(?:0|[1-9][0-9]{0,999})|0x[0-9a-fA-F]{1,999})"
     r"|([-+]?[0-9]+\.[0-9]*(?:[eE][-+][0-9]+)?|\.[0-9]+(?:[eE][-+][0-9]+)?)"
@@ -188,29 +210,38 @@ _NUMBER = _Pattern(
     r"|[-+]?[0-9][0-9_]*(?::[0-5]?[0-9]){1,99}(?:\.[0-9_]*)?|[-+]?[0-9][0-9_:.]{200,}"
     r"|[0-9]{4}-[0-9][0-9]?-[0-9][0-9]?(?:(?:[Tt]|[ \t]+)[0-9][0-9]?:[0-9][0-9]:[0-9][0-9]"
     r"(?:\.[0-9]*)?(?:[ \t]*(?:Z|[-+][0-9][0-9]?(?::[0-9][0-9])?))?)?")
+_NUMBER_START = "+-.0123456789"
 
 # Surrogates, controls, and the line breaks and byte order marks that programs disagree on.
 _ODD = _Pattern("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
-_OUTSIDE = {"&": ("anchors (`&x`)", "repeat the value, or quote the text"),
-            "*": ("aliases (`*x`)", "repeat the value, or quote the text"),
-            "!": ("tags (`!x`)", "remove the tag, or quote the text"),
-            "?": ("`?` keys", "write `key: value`, or quote the text"),
-            "%": ("directives (`%YAML`)", "remove the line, or quote the text"),
-            "<<": ("merge keys (`<<`)", "repeat the values"),
-            "---": ("several documents", "keep one document per file")}
-_ESCAPES = {"0": "\0", "a": "\a", "b": "\b", "t": "\t", "\t": "\t", "n": "\n", "v": "\v",
-            "f": "\f", "r": "\r", "e": "\x1b", " ": " ", '"': '"', "/": "/", "\\": "\\",
-            "N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029"}
+_OUTSIDE = {
+    "&": ("anchors (`&x`)", "repeat the value, or quote the text"),
+    "*": ("aliases (`*x`)", "repeat the value, or quote the text"),
+    "!": ("tags (`!x`)", "remove the tag, or quote the text"),
+    "?": ("`?` keys", "write `key: value`, or quote the text"),
+    "%": ("directives (`%YAML`)", "remove the line, or quote the text"),
+    "<<": ("merge keys (`<<`)", "repeat the values"),
+    "---": ("several documents", "keep one document per file"),
+}
+_ESCAPES = {
+    "0": "\0", "a": "\a", "b": "\b", "t": "\t", "\t": "\t", "n": "\n", "v": "\v", "f": "\f",
+    "r": "\r", "e": "\x1b", " ": " ", '"': '"', "/": "/", "\\": "\\",
+    "N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029",
+}
 # What ends or changes quoted text. A run of blanks is passed whole, which keeps this linear.
 _BREAK = r"|[ \t]*\n[ \t\n]*|[ \t]{2,}"
-_QUOTED = {"'": _Pattern("''?" + _BREAK), '"': _Pattern(
-    r'"|\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|\n[ \t\n]*|[^\n])' + _BREAK)}
+_ESCAPE = r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|\n[ \t\n]*|[^\n])"
+_QUOTED = {
+    "'": _Pattern("''?" + _BREAK),
+    '"': _Pattern('"|' + _ESCAPE + _BREAK),
+}
 
 _SPACES = _Pattern(" *")
 _LINE = _Pattern("[^\n]*")
 _BLANKS = _Pattern("[ \n]*")
 _MARKER = _Pattern(r"(?m)^(?:---|\.\.\.)(?=[ \t\n]|\Z)")
 _DASH = _Pattern(r"-(?=[ \t\n]|\Z)")
+# How plain text begins, and what may end it, in block style and between brackets.
 _SAFE_START = r"[^ \t\n\-?:,\[\]{}#&*!|>'\"%@`]"
 _BLOCK_START = _Pattern(rf"{_SAFE_START}|[-?:](?![ \t\n]|\Z)")
 _BLOCK_STOP = _Pattern(r":(?=[ \t\n]|\Z)| #|\t|\n")
@@ -222,6 +253,7 @@ _KEY = _Pattern(
     r"(\"[^\"\\\n]*(?:\\.[^\"\\\n]*)*\" *|'[^'\n]*(?:''[^'\n]*)*' *"
     rf"|(?:{_BLOCK_START.pattern})[^\t\n:#]*(?:(?::(?![ \t\n]|\Z)|(?<! )#)[^\t\n:#]*)*)"
     r":(?=[ \t\n]|\Z)")
+# The sign and the digit of `|` and `>` come in either order.
 _BLOCK_HEADER = _Pattern(r"[|>](?:([-+])([1-9])?|([1-9])([-+])?)?(?: *| +#[^\n]*)(?:\n|\Z)")
 # Two lines of a `>` scalar that are joined: neither begins with a blank.
 _FOLDED = _Pattern(r"(?m)^([^ \t\n][^\n]*)\n(\n*)(?=[^ \t\n])")
@@ -229,7 +261,7 @@ _FOLDED = _Pattern(r"(?m)^([^ \t\n][^\n]*)\n(\n*)(?=[^ \t\n])")
 _BARE = _Pattern(r"(?a)[A-Za-z_/][\w./@%+=();-]*(?:[ :][\w./@%+=();-]+)*")
 
 
-def parse_yaml(text, source="<text>"):
+def parse_yaml(text: str, source: str = "<text>") -> object:
     """Return the plain value of a YAML or JSON text, as PyYAML's safe_load does, or refuse."""
     return Document(text, source).value
 
@@ -242,92 +274,494 @@ class Document:
     id, four offsets an entry: start and end of the key, start and end of the value.
     """
 
-    def __init__(self, text, source):
+    def __init__(self, text: str, source: str) -> None:
         if not isinstance(text, str):
             raise FleetError("yaml-input", f"not text, but {type(text).__name__}", where=source)
         if len(text) > TEXT_LIMIT_BYTES:
             raise FleetError("yaml-limit", f"the text has {len(text):,} characters, more than "
                              f"{TEXT_LIMIT_BYTES:,}", where=source)
-        self.text = (text[1:] if text.startswith("\ufeff") else text).replace("\r\n", "\n")
-        self.source, self.marks, self.open = source, {}, []
-        self.span = None  # of the value read last; None when it has no line of its own
-        self.last_line, self.orders = (0, 1), {}
-        odd = _ODD.search(self.text)
-        if odd:
-            self.fail("yaml-character", f"U+{ord(odd.group()):04X} does not belong in YAML text",
-                      at=odd.start(), fix="end lines with LF or CRLF" if odd.group() == "\r" else
-                      "remove it, or escape it inside double quotes")
+        if text.startswith("\ufeff"):
+            text = text[1:]
+
+        self.text = text.replace("\r\n", "\n")
+        self.source = source
+        self.marks: dict[int | None, array.array] = {}
+
+        # Where the reader stands, and what it is inside of.
+        self.at = 0
+        self.column = -1
+        self.span: tuple[int, int] | None = None  # of the value read last, if it has its own
+        self.open: list[array.array] = []  # the marks of the containers that are not over
+        self.opener: int | None = None  # the innermost bracket
+
+        # What `locate` remembers, so that many problems are located in linear time.
+        self.last_line = (0, 1)
+        self.orders: dict[int, dict] = {}
+
+        self.check_characters()
+        self.value = self.read_document()
+
+    # -- positions --
+
+    def locate(self, path: tuple, *, key: bool = False) -> tuple[str, str]:
+        """Return (`source:line:column`, excerpt) of a value, or of the nearest key above it."""
+        node = self.value
+        spans = self.marks[None] * 2
+        for step in path:
+            place = self.place_of(step, node)
+            if place is None:
+                key = True
+                break
+            spans = self.marks[id(node)][4 * place:4 * place + 4]
+            node = node[step]
+
+        if key:
+            return self.show(spans[0], spans[1])
+        return self.show(spans[2], spans[3])
+
+    def place_of(self, step: object, node: object) -> int | None:
+        """Return the how manieth entry of a container a key or an index is, if it has it."""
+        if not isinstance(node, (dict, list)):
+            return None
+
+        order = self.orders.get(id(node))
+        if order is None:
+            steps = node if isinstance(node, dict) else range(len(node))
+            order = {own: place for place, own in enumerate(steps)}
+            self.orders[id(node)] = order
+        return order.get(step)
+
+    def show(self, start: int, end: int) -> tuple[str, str]:
+        """Return `source:line:column` of a span of text, and its line with the span underlined."""
+        line = self.line_of(start)
+        line_start = self.line_start(start)
+        line_end = self.line_end(start)
+
+        # A long line is cut to what stands around the span.
+        left = max(line_start, start - 60)
+        right = min(line_end, start + 60)
+        end = start + len(self.text[start:min(end, right)].rstrip())
+
+        before = _visible(self.text[left:start])
+        if left > line_start:
+            before = "…" + before
+        token = _visible(self.text[start:end])
+        after = _visible(self.text[end:right])
+        if right < line_end:
+            after += "…"
+
+        caret = " " * len(before) + "^" * max(1, len(token))
+        where = f"{self.source}:{line}:{start - line_start + 1}"
+        return where, f"{line:>5} | {before}{token}{after}\n{'':>5} | {caret}"
+
+    def line_of(self, at: int) -> int:
+        """Return the number of a line. Counting from the last one keeps many problems linear."""
+        offset, line = self.last_line
+        line += self.text.count("\n", offset, at)
+        line -= self.text.count("\n", at, offset)
+        self.last_line = at, line
+        return line
+
+    def line_start(self, at: int) -> int:
+        return self.text.rfind("\n", 0, at) + 1
+
+    def line_end(self, at: int) -> int:
+        return _LINE.match(self.text, at).end()
+
+    def mark(self, start: int, end: int) -> None:
+        """Keep where the key and the value of an entry stand; the key where a value has no line."""
+        self.open[-1].extend((start, end))
+        self.open[-1].extend(self.span or (start, end))
+
+    # -- from token to token --
+
+    def skip(self, at: int) -> int:
+        """Return where the first token at or behind `at` begins."""
+        at = _BLANKS.match(self.text, at).end()
+        while self.text[at:at + 1] == "#":
+            at = _BLANKS.match(self.text, _LINE.match(self.text, at).end()).end()
+        return at
+
+    def seek(self, at: int) -> bool:
+        """Go to the first token at or behind `at`; tell whether it is on the same line."""
+        text = self.text
+        self.at = self.skip(at)
+        self.column = self.at - text.rfind("\n", 0, self.at) - 1
+        if self.at == len(text) or (self.column == 0 and _MARKER.match(text, self.at)):
+            self.column = -1
+            return False
+        return "\n" not in text[at:self.at]
+
+    def end_line(self) -> None:
+        """Pass the rest of a line that must be empty, and go to the next token."""
+        if not self.seek(self.at):
+            return
+        if self.text[self.at] == ":" and self.span:
+            self.fail_colon(self.span[0])
+        self.fail_unexpected("the end of the line", fix="quote the whole value")
+
+    def enter(self) -> None:
+        """Begin the marks of a container."""
+        self.open.append(array.array("I"))  # 16 bytes an entry; tuples take 30 times the text
+        if len(self.open) > DEPTH_LIMIT:
+            self.fail("yaml-limit", f"more than {DEPTH_LIMIT} levels deep")
+
+    def leave(self, container: dict | list) -> dict | list:
+        """Keep the marks of a container that is over, and return it."""
+        marks = self.open.pop()
+        if marks:
+            self.marks[id(container)] = marks
+        self.span = None
+        return container
+
+    # -- block style --
+
+    def read_document(self) -> object:
+        """Read the value of the whole text, with the marks of a document around it."""
         self.seek(0)
         self.marks[None] = array.array("I", (self.at, self.at + 1))
-        marked = self.column < 0 and self.text.startswith("---", self.at)
-        begun = marked or self.column >= 0
-        self.at += 3 * marked
-        self.value = self.read_value(-1, nests=not marked)
+        has_marker = self.column < 0 and self.text.startswith("---", self.at)
+        is_empty = self.column < 0 and not has_marker
+        if has_marker:
+            self.at += 3
+
+        value = self.read_value(-1, may_nest=not has_marker)
         if self.column >= 0:
             self.fail("yaml-indent", "this line belongs to nothing above it",
                       fix="align it with its neighbours")
-        if begun and self.text.startswith("...", self.at):
+
+        if not is_empty and self.text.startswith("...", self.at):
             self.at += 3
             self.end_line()
         if self.at < len(self.text):
             self.fail_outside("---", self.at)
+        return value
 
-    def locate(self, path, *, key=False):
-        """Return (`source:line:column`, excerpt) of a value, or of the nearest key above it."""
-        node, spans = self.value, self.marks[None] * 2
-        for step in path:
-            if id(node) not in self.orders:
-                keys = range(len(node)) if isinstance(node, list) else node
-                self.orders[id(node)] = dict(zip(keys, range(len(node))))
-            place = self.orders[id(node)].get(step)
-            if place is None:
-                key = True
+    def read_value(self, column: int, *, may_nest: bool = False) -> object:
+        """Read what follows a key, a dash or `---` at `column`: nothing, or a value.
+
+        On the same line, a list or a mapping `may_nest` behind a dash only.
+        """
+        self.span = None
+        is_same_line = self.seek(self.at)
+        if is_same_line and not may_nest:
+            return self.read_inline(column)
+        if self.column > column:
+            return self.read_block(column)
+        # The list of a key may stand at the column of that key.
+        if self.column == column and not may_nest and _DASH.match(self.text, self.at):
+            return self.read_block(column)
+        return None
+
+    def read_block(self, indent: int) -> object:
+        """Read the value at `self.column`; what it belongs to is at column `indent`."""
+        if _DASH.match(self.text, self.at):
+            return self.read_sequence()
+        first_key = self.match_key()
+        if first_key:
+            return self.read_mapping(first_key)
+        return self.read_inline(indent)
+
+    def read_sequence(self) -> list:
+        column = self.column
+        items: list = []
+        self.enter()
+        while self.column == column and _DASH.match(self.text, self.at):
+            dash = self.at
+            self.at += 1
+            items.append(self.read_value(column, may_nest=True))
+            self.mark(dash, dash + 1)
+        return self.leave(items)
+
+    def read_mapping(self, match: re.Match | None) -> dict:
+        """Read a mapping whose first key is matched."""
+        column = self.column
+        mapping: dict = {}
+        self.enter()
+        while self.column == column:
+            if mapping:
+                match = self.match_key()
+            if not match:
+                self.fail_key()
+
+            start = self.at
+            key = self.read_key(match)
+            if key in mapping:
+                self.fail_duplicate(mapping, key, start)
+
+            self.at = match.end()
+            mapping[key] = self.read_value(column)
+            self.mark(start, match.end() - 1)
+        return self.leave(mapping)
+
+    def match_key(self) -> re.Match | None:
+        """Match a key with its colon; the end of what is searched looks like the end of a line."""
+        end = self.at + KEY_LIMIT + 2
+        match = _KEY.match(self.text, self.at, end)
+        if match and match.end() < end:
+            return match
+        return None
+
+    def read_key(self, match: re.Match) -> object:
+        if self.text[self.at] in "\"'":
+            return self.read_quoted()
+        return self.resolve(match[1].rstrip(" "), self.at)
+
+    def read_inline(self, indent: int) -> object:
+        """Read a scalar or flow style, and the end of its line."""
+        if self.text[self.at] in "|>":
+            return self.read_lines(indent)
+        value = self.read_token(indent, _BLOCK_START, _BLOCK_STOP)
+        self.end_line()
+        return value
+
+    # -- scalars --
+
+    def read_token(self, indent: int, starts: _Pattern, stops: _Pattern) -> object:
+        """Read what is in brackets, in quotes, or plain: how that `starts` and what stops it."""
+        text = self.text
+        start = self.at
+        char = text[start]
+        if char in "[{":
+            value = self.read_flow()
+        elif char in "\"'":
+            value = self.read_quoted()
+        elif not starts.match(text, start) or (char in "-." and _MARKER.match(text, start)):
+            self.fail_unexpected("a value")
+        else:
+            value = self.resolve(self.read_plain(indent, stops), start)
+        self.span = start, self.at
+        return value
+
+    def read_plain(self, indent: int, stops: _Pattern) -> str:
+        """Return the text of a plain scalar, its lines folded."""
+        text = self.text
+        at = self.at
+        parts = []
+        while True:
+            stop = stops.search(text, at)
+            self.at = stop.start() if stop else len(text)
+            parts.append(text[at:self.at].rstrip(" "))
+            if text[self.at:self.at + 1] != "\n":
                 break
-            spans, node = self.marks[id(node)][4 * place:4 * place + 4], node[step]
-        return self.show(*spans[:2] if key else spans[2:])
 
-    def show(self, start, end):
-        """Return `source:line:column` of a span of text, and its line with the span underlined."""
-        line, line_start = self.line_of(start), self.text.rfind("\n", 0, start) + 1
-        line_end = _LINE.match(self.text, start).end()
-        left, right = max(line_start, start - 60), min(line_end, start + 60)
-        end = start + len(self.text[start:min(end, right)].rstrip())
-        before = ("…" if left > line_start else "") + _visible(self.text[left:start])
-        token = _visible(self.text[start:end])
-        after = _visible(self.text[end:right]) + ("…" if right < line_end else "")
-        caret = " " * len(before) + "^" * max(1, len(token))
-        return (f"{self.source}:{line}:{start - line_start + 1}",
-                f"{line:>5} | {before}{token}{after}\n{'':>5} | {caret}")
+            # The text goes on below, unless a line is not deeper, or begins as text does not.
+            gap = _BLANKS.match(text, self.at).group()
+            at = self.at + len(gap)
+            column = len(gap) - gap.rfind("\n") - 1
+            if column <= indent or text[at:at + 1] in ("", "#"):
+                break
+            if stops.match(text, at) or _MARKER.match(text, at):
+                break
+            parts.append("\n" * (gap.count("\n") - 1) or " ")
+        return "".join(parts)
 
-    def line_of(self, at):
-        """Return the number of a line. Counting from the last one keeps many problems linear."""
-        offset, line = self.last_line
-        line += self.text.count("\n", offset, at) - self.text.count("\n", at, offset)
-        self.last_line = at, line
-        return line
+    def resolve(self, text: str, at: int) -> object:
+        """Return what the plain text at `at` means."""
+        value = _WORDS.get(text, text)
+        if value is text and text[0] in _NUMBER_START:
+            value = _resolve_number(text)
+        if value is _CLASH:
+            self.fail_clash(text, at)
+        return value
 
-    def fail(self, slug, what, *, at=None, size=1, fix=""):
-        at = self.at if at is None else at
+    def read_quoted(self) -> str:
+        """Return the text between quotes."""
+        text = self.text
+        start = self.at
+        quote = text[start]
+        parts = []
+        at = start + 1
+        for token in _QUOTED[quote].finditer(text, at):
+            parts.append(text[at:token.start()])
+            at = token.end()
+            if token.group() == quote:
+                self.at = at
+                return "".join(parts)
+
+            parts.append(self.unquote(token.group(), token.start()))
+            if text[at - 1] == "\n" and _MARKER.match(text, at):
+                self.fail("yaml-syntax", f"`{text[at:at + 3]}` ends the document inside quotes",
+                          at=at, size=3, fix="indent the line")
+        self.fail("yaml-syntax", f"this `{quote}` is never closed", at=start)
+
+    def unquote(self, token: str, at: int) -> str:
+        """Return what an escape, a pair of apostrophes or a break stands for inside quotes."""
+        if "\n" in token:
+            # One break is a space, or nothing when escaped; the others are kept.
+            more = "\n" * (token.count("\n") - 1)
+            if more or token[0] == "\\":
+                return more
+            return " "
+        if token == "''":
+            return "'"
+        if token[0] != "\\":
+            return token
+
+        code = token[1:]
+        if len(code) == 1:
+            if code not in _ESCAPES:
+                self.fail_escape(token, at, "double the backslash")
+            return _ESCAPES[code]
+        number = int(code[1:], 16)
+        if 0xD800 <= number <= 0xDFFF or number > 0x10FFFF:
+            self.fail_escape(token, at, "write the character itself, or \\U and its 8 digits")
+        return chr(number)
+
+    def read_lines(self, indent: int) -> str:
+        """Read a `|` or `>` scalar; `indent` is the column of what it belongs to."""
+        text = self.text
+        start = self.at
+        header = _BLOCK_HEADER.match(text, start)
+        if not header:
+            self.fail("yaml-syntax", f"`{text[start]}` takes `+`, `-` and a digit from 1 to 9, "
+                      "then the line must end", fix="put the text on the lines below")
+        chomping = header[1] or header[4]
+        digit = header[2] or header[3]
+        if digit:
+            width = max(indent, 0) + int(digit)
+        else:
+            width = self.measure_lines(header.end(), indent)
+
+        # The lines that are indented as deep, or hold nothing at all.
+        lines = []
+        line = header.end()
+        while line < len(text):
+            inner = _SPACES.match(text, line, line + width).end()
+            end = _LINE.match(text, inner).end()
+            is_shallow = inner - line < width and inner < end
+            if is_shallow or inner == len(text):
+                break
+            lines.append(text[inner:end + 1])
+            line = end + 1
+        self.span = start, start + 1
+        self.seek(line)
+
+        body = _chomp("".join(lines), chomping)
+        if text[start] == ">":
+            body = _fold(body)
+        return body
+
+    def measure_lines(self, at: int, indent: int) -> int:
+        """Return how deep the first line of a `|` or `>` scalar is that holds text."""
+        blank = _BLANKS.match(self.text, at)
+        widths = [len(row) for row in blank.group().split("\n")]
+        if indent < widths[-1] < max(widths):
+            self.fail("yaml-indent", "a blank line above is indented deeper than this line",
+                      at=blank.end(), fix="remove the spaces of the blank line")
+        return max(indent + 1, 1, *widths)
+
+    # -- flow style --
+
+    def read_flow(self) -> dict | list:
+        """Read what stands in brackets or braces, over any number of lines."""
+        outer = self.opener
+        self.opener = self.at
+        self.enter()
+        self.at += 1
+        if self.text[self.opener] == "[":
+            container = self.read_flow_list()
+        else:
+            container = self.read_flow_mapping()
+        self.at += 1
+        self.opener = outer
+        return self.leave(container)
+
+    def read_flow_list(self) -> list:
+        items: list = []
+        while self.peek() != "]":
+            start = self.at
+            items.append(self.read_token(-1, _FLOW_START, _FLOW_STOP))
+            self.mark(start, self.at)
+            self.end_item("]")
+        return items
+
+    def read_flow_mapping(self) -> dict:
+        mapping: dict = {}
+        while self.peek() != "}":
+            if self.text[self.at] in "[{":
+                self.fail_unexpected("a key")
+            start = self.at
+            key = self.read_token(-1, _FLOW_START, _FLOW_STOP)
+            end = self.at
+            if key in mapping:
+                self.fail_duplicate(mapping, key, start)
+
+            mapping[key] = self.read_flow_value(start)
+            self.mark(start, end)
+            self.end_item("}")
+        return mapping
+
+    def read_flow_value(self, start: int) -> object:
+        """Read a colon and a value, if they follow the key that began at `start`."""
+        self.span = None
+        if self.peek() != ":":
+            return None
+        if "\n" in self.text[start:self.at] or self.at - start > KEY_LIMIT:
+            self.fail_colon(start)
+
+        self.at += 1
+        if self.peek() in ",}":
+            return None
+        return self.read_token(-1, _FLOW_START, _FLOW_STOP)
+
+    def peek(self) -> str:
+        """Go to the next token inside brackets and return its first character."""
+        self.at = self.skip(self.at)
+        if self.at == len(self.text):
+            self.fail("yaml-syntax", f"this `{self.text[self.opener]}` is never closed",
+                      at=self.opener)
+        return self.text[self.at]
+
+    def end_item(self, closer: str) -> None:
+        """Pass the comma behind an item; the last item needs none."""
+        char = self.peek()
+        if char == ",":
+            self.at += 1
+        elif char != closer:
+            self.fail_unexpected(f"`,` or the `{closer}` of line {self.line_of(self.opener)}",
+                                 fix="look for a missing comma or bracket")
+
+    # -- what is wrong --
+
+    def fail(self, slug: str, what: str, *, at: int | None = None, size: int = 1,
+             fix: str = "") -> None:
+        """Refuse the text, on account of `size` characters `at` a place or where the reader is."""
+        if at is None:
+            at = self.at
         if self.text[at:at + 1] == "\t":
-            slug, what = "yaml-tab", "a tab where YAML takes only spaces"
+            slug = "yaml-tab"
+            what = "a tab where YAML takes only spaces"
             fix = "replace the tab by spaces"
         where, excerpt = self.show(at, at + size)
         raise FleetError(slug, what, where=where, excerpt=excerpt, fix=fix)
 
-    def fail_outside(self, feature, at):
+    def check_characters(self) -> None:
+        odd = _ODD.search(self.text)
+        if not odd:
+            return
+        fix = "remove it, or escape it inside double quotes"
+        if odd.group() == "\r":
+            fix = "end lines with LF or CRLF"
+        self.fail("yaml-character", f"U+{ord(odd.group()):04X} does not belong in YAML text",
+                  at=odd.start(), fix=fix)
+
+    def fail_outside(self, feature: str, at: int) -> None:
         named, fix = _OUTSIDE[feature]
         self.fail("yaml-unsupported", f"{named} are outside the YAML subset", at=at,
                   size=len(feature), fix=fix)
 
-    def fail_unexpected(self, expected, *, fix=""):
+    def fail_unexpected(self, expected: str, *, fix: str = "") -> None:
         """Say why the character here cannot stand here."""
-        char, (start, end) = self.text[self.at], self.span or (self.at, self.at)
-        if "\n" in self.text[start:end] and not self.text[end:self.at].strip(" ") \
-                and self.text[start] in "\"'":
+        char = self.text[self.at]
+        start, end = self.span or (self.at, self.at)
+        is_behind = not self.text[end:self.at].strip(" ")
+        if self.text[start] in "\"'" and "\n" in self.text[start:end] and is_behind:
             self.fail("yaml-syntax", f"this quoted text ends on line {self.line_of(end)}, "
                       "where more follows it", at=start, fix="close the quote on its line")
         if char in _OUTSIDE:
             self.fail_outside(char, self.at)
+
         if _DASH.match(self.text, self.at):
             fix = "start the list on the line below its key"
         elif char == "/":
@@ -336,7 +770,7 @@ class Document:
             fix = "quote the text"
         self.fail("yaml-syntax", f"expected {expected}, found `{_visible(char)}`", fix=fix)
 
-    def fail_colon(self, start):
+    def fail_colon(self, start: int) -> None:
         """Say why the colon here does not make a key of the text from `start`."""
         if "\n" in self.text[start:self.at]:
             self.fail("yaml-indent", f"a key inside the value of line {self.line_of(start)}",
@@ -346,303 +780,159 @@ class Document:
             self.fail("yaml-limit", f"a key of over {KEY_LIMIT:,} characters", fix="shorten it")
         if self.text[start] in "[{\"'":
             self.fail_unexpected("the end of the line", fix="write `key: value`, one a line")
-        rest = _LINE.match(self.text, start, start + 80).group().split(" #")[0].rstrip(" ")
-        self.fail("yaml-syntax", "`: ` inside plain text", fix="quote the whole value"
-                  if len(rest) > 60 else f"quote it: {quote_yaml(rest)}")
 
-    def skip(self, at):
-        """Return where the first token at or behind `at` begins."""
-        at = _BLANKS.match(self.text, at).end()
-        while self.text[at:at + 1] == "#":
-            at = _BLANKS.match(self.text, _LINE.match(self.text, at).end()).end()
-        return at
+        line = _LINE.match(self.text, start, start + 80).group()
+        value = line.split(" #")[0].rstrip(" ")
+        fix = f"quote it: {quote_yaml(value)}"
+        if len(value) > 60:
+            fix = "quote the whole value"
+        self.fail("yaml-syntax", "`: ` inside plain text", fix=fix)
 
-    def seek(self, at):
-        """Go to the first token at or behind `at`; tell whether it is on the same line."""
-        self.at = self.skip(at)
-        self.column = self.at - self.text.rfind("\n", 0, self.at) - 1
-        if self.at == len(self.text) or (self.column == 0 and _MARKER.match(self.text, self.at)):
-            self.column = -1
-        return self.column >= 0 and "\n" not in self.text[at:self.at]
+    def fail_key(self) -> None:
+        """Say why what stands here, at the column of a mapping, is no key."""
+        char = self.text[self.at]
+        if char not in "\"'" and not _BLOCK_START.match(self.text, self.at):
+            self.fail_unexpected("a key")
+        self.fail("yaml-syntax", "expected `key: value`", size=self.line_end(self.at) - self.at,
+                  fix="put `: ` after the key, or `#` before it")
 
-    def end_line(self):
-        """Pass the rest of a line that must be empty, and go to the next token."""
-        if self.seek(self.at):
-            if self.text[self.at] == ":" and self.span:
-                self.fail_colon(self.span[0])
-            self.fail_unexpected("the end of the line", fix="quote the whole value")
+    def fail_duplicate(self, mapping: dict, key: object, at: int) -> None:
+        place = list(mapping).index(key)
+        line = self.line_of(self.open[-1][4 * place])
+        name = str(key)
+        self.fail("yaml-duplicate", f"the key `{_visible(name)}` is already on line {line}",
+                  at=at, size=len(name), fix="remove or rename one of them")
 
-    def enter(self):
-        self.open.append(array.array("I"))  # 16 bytes an entry; tuples take 30 times the text
-        if len(self.open) > DEPTH_LIMIT:
-            self.fail("yaml-limit", f"more than {DEPTH_LIMIT} levels deep")
+    def fail_clash(self, text: str, at: int) -> None:
+        """Say how to write what programs read differently."""
+        if text == "<<":
+            self.fail_outside(text, at)
+        fix = f'quote it: "{text[:80]}"'
+        is_date = text[4:5] == "-"
+        if text != "=" and not is_date:
+            words = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+            plain = words.get(text.lower(), "a plain decimal number")
+            fix = f"write {plain}, or {fix}"
+        self.fail("yaml-ambiguous", f"YAML programs disagree about `{text[:80]}`", at=at,
+                  size=len(text), fix=fix)
 
-    def mark(self, start, end):
-        """Keep where the key and the value of an entry stand; the key where a value has no line."""
-        self.open[-1].extend((start, end) + (self.span or (start, end)))
-
-    def leave(self, container):
-        marks, self.span = self.open.pop(), None
-        if marks:
-            self.marks[id(container)] = marks
-        return container
-
-    def check_new(self, mapping, key, at):
-        if key in mapping:
-            line = self.line_of(self.open[-1][4 * list(mapping).index(key)])
-            self.fail("yaml-duplicate", f"the key `{_visible(str(key))}` is already on line {line}",
-                      at=at, size=len(str(key)), fix="remove or rename one of them")
-
-    def read_block(self, indent):
-        """Read a node at `self.column`; what it belongs to is at column `indent`."""
-        column, items, mapping = self.column, [], {}
-        if _DASH.match(self.text, self.at):
-            self.enter()
-            while self.column == column and _DASH.match(self.text, self.at):
-                dash = self.at
-                self.at += 1
-                items.append(self.read_value(column, nests=True))
-                self.mark(dash, dash + 1)
-            return self.leave(items)
-        while self.column == column:
-            start, char = self.at, self.text[self.at]
-            found = _KEY.match(self.text, start, start + KEY_LIMIT + 2)
-            if not found or found.end() > start + KEY_LIMIT + 1:
-                if not mapping:
-                    return self.read_inline(indent)
-                if char not in "\"'" and not _BLOCK_START.match(self.text, start):
-                    self.fail_unexpected("a key")
-                self.fail("yaml-syntax", "expected `key: value`", size=_LINE.match(
-                    self.text, start).end() - start, fix="put `: ` after the key, or `#` before it")
-            if not mapping:
-                self.enter()
-            key = self.read_quoted() if char in "\"'" else self.resolve(found[1].rstrip(" "), start)
-            self.check_new(mapping, key, start)
-            self.at = found.end()
-            mapping[key] = self.read_value(column)
-            self.mark(start, found.end() - 1)
-        return self.leave(mapping)
-
-    def read_value(self, column, *, nests=False):
-        """Read what follows `key:` or `---`; where it `nests`, a dash or nothing."""
-        self.span = None
-        if self.seek(self.at) and not nests:
-            return self.read_inline(column)
-        if self.column > column or (
-                self.column == column and not nests and _DASH.match(self.text, self.at)):
-            return self.read_block(column)
-        return None
-
-    def read_inline(self, indent):
-        """Read a scalar or flow style, and the end of its line."""
-        if self.text[self.at] in "|>":
-            return self.read_lines(indent)
-        value = self.read_token(indent, _BLOCK_START, _BLOCK_STOP)
-        self.end_line()
-        return value
-
-    def read_token(self, indent, starts, stops):
-        text, start = self.text, self.at
-        if text[start] in "[{":
-            value = self.read_flow()
-        elif text[start] in "\"'":
-            value = self.read_quoted()
-        elif starts.match(text, start) and not (
-                text[start] in "-." and _MARKER.match(text, start)):
-            value = self.resolve(self.read_plain(indent, stops), start)
-        else:
-            self.fail_unexpected("a value")
-        self.span = start, self.at
-        return value
-
-    def read_plain(self, indent, stops):
-        """Return the text of a plain scalar, its lines folded."""
-        text, at, parts = self.text, self.at, []
-        while True:
-            stop = stops.search(text, at)
-            self.at = stop.start() if stop else len(text)
-            parts.append(text[at:self.at].rstrip(" "))
-            if text[self.at:self.at + 1] != "\n":
-                break
-            gap = _BLANKS.match(text, self.at).group()
-            at, column = self.at + len(gap), len(gap) - gap.rfind("\n") - 1
-            if (column <= indent or text[at:at + 1] in ("", "#") or stops.match(text, at)
-                    or _MARKER.match(text, at)):
-                break
-            parts.append("\n" * (gap.count("\n") - 1) or " ")
-        return "".join(parts)
-
-    def resolve(self, text, at):
-        value = _WORDS.get(text, text)
-        number = value is text and text[0] in "+-.0123456789" and _NUMBER.fullmatch(text)
-        if number and number[1]:
-            value = int(text, 16 if "x" in text else 10)
-        elif number:
-            value = float(text) if number[2] and abs(float(text)) < float("inf") else _CLASH
-        if value is _CLASH:
-            if text == "<<":
-                self.fail_outside(text, at)
-            fix = f'quote it: "{text[:80]}"'
-            if text != "=" and text[4:5] != "-":  # a date
-                plain = {"yes": "true", "on": "true", "no": "false", "off": "false"}
-                fix = f"write {plain.get(text.lower(), 'a plain decimal number')}, or {fix}"
-            self.fail("yaml-ambiguous", f"YAML programs disagree about `{text[:80]}`", at=at,
-                      size=len(text), fix=fix)
-        return value
-
-    def read_quoted(self):
-        text, start, parts = self.text, self.at, []
-        at = start + 1
-        for token in _QUOTED[text[start]].finditer(text, at):
-            parts.append(text[at:token.start()])
-            at = token.end()
-            if token.group() == text[start]:
-                self.at = at
-                return "".join(parts)
-            parts.append(self.unquote(token.group(), token.start()))
-            if text[at - 1] == "\n" and _MARKER.match(text, at):
-                self.fail("yaml-syntax", f"`{text[at:at + 3]}` ends the document inside quotes",
-                          at=at, size=3, fix="indent the line")
-        self.fail("yaml-syntax", f"this `{text[start]}` is never closed", at=start)
-
-    def unquote(self, token, at):
-        """Return what an escape, a pair of apostrophes or a break stands for inside quotes."""
-        if "\n" in token:  # one break is a space, or nothing when escaped; the others are kept
-            return "\n" * (token.count("\n") - 1) or ("" if token[0] == "\\" else " ")
-        if token[0] != "\\":
-            return "'" if token == "''" else token
-        code, fix = token[1:], "double the backslash"
-        if len(code) > 1:
-            number = int(code[1:], 16)
-            if number < 0xD800 or 0xDFFF < number < 0x110000:
-                return chr(number)
-            fix = "write the character itself, or \\U and its 8 digits"
-        if code not in _ESCAPES:
-            self.fail("yaml-escape", f"`{_visible(token)}` is no character", at=at,
-                      size=len(token), fix=fix)
-        return _ESCAPES[code]
-
-    def read_lines(self, indent):
-        """Read a `|` or `>` scalar; `indent` is the column of what it belongs to."""
-        text, start = self.text, self.at
-        header = _BLOCK_HEADER.match(text, start)
-        if not header:
-            self.fail("yaml-syntax", f"`{text[start]}` takes `+`, `-` and a digit from 1 to 9, "
-                      "then the line must end", fix="put the text on the lines below")
-        chomping, digit, line = header[1] or header[4], header[2] or header[3], header.end()
-        if digit:
-            width = max(indent, 0) + int(digit)
-        else:
-            blank = _BLANKS.match(text, line)
-            widths = [len(row) for row in blank.group().split("\n")]
-            if indent < widths[-1] < max(widths):
-                self.fail("yaml-indent", "a blank line above is indented deeper than this line",
-                          at=blank.end(), fix="remove the spaces of the blank line")
-            width = max(indent + 1, 1, *widths)
-        lines = []
-        while line < len(text):
-            inner = _SPACES.match(text, line, line + width).end()
-            end = _LINE.match(text, inner).end()
-            if inner == len(text) or inner - line < width and inner < end:
-                break
-            lines.append(text[inner:end + 1])
-            line = end + 1
-        self.span = start, start + 1
-        self.seek(line)
-        body = "".join(lines)
-        kept = body.rstrip("\n")
-        breaks = {"+": len(body), "-": 0, None: 1 if kept else 0}[chomping]
-        tail = body[len(kept):][:breaks]
-        if text[start] == ">":
-            kept = _FOLDED.sub(lambda match: match[1] + (match[2] or " "), kept)
-        return kept + tail
-
-    def peek(self, opener):
-        """Go to the next token inside brackets and return its first character."""
-        self.at = self.skip(self.at)
-        if self.at == len(self.text):
-            self.fail("yaml-syntax", f"this `{self.text[opener]}` is never closed", at=opener)
-        return self.text[self.at]
-
-    def read_flow(self):
-        opener, is_list = self.at, self.text[self.at] == "["
-        container, closer = ([], "]") if is_list else ({}, "}")
-        self.enter()
-        self.at += 1
-        while self.peek(opener) != closer:
-            start = self.at
-            if not is_list and self.text[start] in "[{":
-                self.fail_unexpected("a key")
-            item = self.read_token(-1, _FLOW_START, _FLOW_STOP)
-            end = self.at
-            if is_list:
-                container.append(item)
-            else:
-                self.check_new(container, item, start)
-                container[item] = self.span = None
-                if self.peek(opener) == ":":
-                    if "\n" in self.text[start:self.at] or self.at - start > KEY_LIMIT:
-                        self.fail_colon(start)
-                    self.at += 1
-                    if self.peek(opener) not in ",}":
-                        container[item] = self.read_token(-1, _FLOW_START, _FLOW_STOP)
-            self.mark(start, end)
-            if self.peek(opener) == ",":
-                self.at += 1
-            elif self.text[self.at] != closer:
-                self.fail_unexpected(f"`,` or the `{closer}` of line {self.line_of(opener)}",
-                                     fix="look for a missing comma or bracket")
-        self.at += 1
-        return self.leave(container)
+    def fail_escape(self, token: str, at: int, fix: str) -> None:
+        self.fail("yaml-escape", f"`{_visible(token)}` is no character", at=at,
+                  size=len(token), fix=fix)
 
 
-def _visible(text):
+def _resolve_number(text: str) -> object:
+    """Return the number that a plain text is, the text where it is none, or _CLASH."""
+    match = _NUMBER.fullmatch(text)
+    if not match:
+        return text
+    if match[1]:
+        return int(text, 16 if "x" in text else 10)
+    if match[2]:
+        number = float(text)
+        if abs(number) < float("inf"):
+            return number
+    return _CLASH
+
+
+def _chomp(body: str, chomping: str | None) -> str:
+    """Return the lines of a `|` or `>` scalar with the breaks at their end that it keeps."""
+    kept = body.rstrip("\n")
+    if chomping == "+":
+        return body
+    if chomping == "-" or not kept:
+        return kept
+    return body[:len(kept) + 1]
+
+
+def _fold(body: str) -> str:
+    """Join the lines of a `>` scalar; the breaks at its end stay."""
+    kept = body.rstrip("\n")
+    return _FOLDED.sub(_join_lines, kept) + body[len(kept):]
+
+
+def _join_lines(match: re.Match) -> str:
+    """Join two lines: one break is a space, the others are kept."""
+    return match[1] + (match[2] or " ")
+
+
+def _visible(text: str) -> str:
     """Escape what a terminal would obey or hide."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
-def quote_yaml(text):
+def quote_yaml(text: str) -> str:
     """Return `text` as a scalar of one line, plain where every YAML reads it as that text."""
-    if (_BARE.fullmatch(text) and text.lower() not in (*_WORDS, "y", "n") and "---" not in text):
+    word = text.lower()
+    is_word = word in _WORDS or word in ("y", "n")
+    if _BARE.fullmatch(text) and not is_word and "---" not in text:
         return text
     if re.search("[\ud800-\udfff]", text):
         raise FleetError("yaml-dump", f"no file can hold the half character in {text[:60]!a}")
+
+    escaped = _visible(re.sub(r'(["\\])', r"\\\1", text))
     # Claude Code ends an agent's frontmatter at any `---`, even a quoted one (2.1.197, 2.1.326).
-    return '"' + _visible(re.sub(r'(["\\])', r"\\\1", text)).replace("---", "-\\x2d\\x2d") + '"'
+    escaped = escaped.replace("---", "-\\x2d\\x2d")
+    return f'"{escaped}"'
 
 
-def dump_yaml(value):
+def dump_yaml(value: object) -> str:
     """Return block style text that parse_yaml and PyYAML's safe_load read as `value`."""
     return "".join(f"{line}\n" for line in _dump_lines(value, 0))
 
 
-def _dump_lines(value, depth):
+def _dump_lines(value: object, depth: int) -> Iterator[str]:
     """Yield the lines of a value that is nested in `depth` others."""
-    is_mapping, containers = isinstance(value, dict), (dict, list, tuple)
-    if isinstance(value, containers) and depth == DEPTH_LIMIT:
-        raise FleetError("yaml-dump", f"the value is more than {DEPTH_LIMIT} levels deep")
-    if not isinstance(value, containers) or not value:
-        yield json.dumps(value) if isinstance(value, containers) else _dump_scalar(value)
+    if not isinstance(value, (dict, list, tuple)):
+        yield _dump_scalar(value)
         return
-    for key, child in value.items() if is_mapping else enumerate(value):
-        margin = _dump_scalar(key) + ": " if is_mapping else "- "
-        if len(margin) > KEY_LIMIT + 2:
+
+    if depth == DEPTH_LIMIT:
+        raise FleetError("yaml-dump", f"the value is more than {DEPTH_LIMIT} levels deep")
+    if isinstance(value, dict):
+        yield from _dump_mapping(value, depth)
+    else:
+        yield from _dump_sequence(value, depth)
+
+
+def _dump_mapping(mapping: dict, depth: int) -> Iterator[str]:
+    if not mapping:
+        yield "{}"
+    for key, child in mapping.items():
+        label = _dump_scalar(key) + ":"
+        if len(label) > KEY_LIMIT + 1:
             raise FleetError("yaml-dump", f"a key has more than {KEY_LIMIT:,} characters")
-        if is_mapping and isinstance(child, containers) and child:
-            yield margin[:-1]
-            margin = "  "
+
+        lines = _dump_lines(child, depth + 1)
+        if isinstance(child, (dict, list, tuple)) and child:
+            yield label
+            for line in lines:
+                yield f"  {line}"
+        else:
+            yield f"{label} {next(lines)}"
+
+
+def _dump_sequence(items: list | tuple, depth: int) -> Iterator[str]:
+    if not items:
+        yield "[]"
+    for child in items:
+        margin = "- "
         for line in _dump_lines(child, depth + 1):
             yield margin + line
             margin = "  "
 
 
-def _dump_scalar(value):
+def _dump_scalar(value: object) -> str:
     if isinstance(value, str):
         return quote_yaml(value)
     if isinstance(value, float):
         text = float.__repr__(value).replace("inf", ".inf").replace("nan", ".nan")
-        return text if "." in text else text.replace("e", ".0e")
-    if value is None or (isinstance(value, int) and value.bit_length() < 3000):  # reader's limit
+        if "." not in text:
+            text = text.replace("e", ".0e")
+        return text
+
+    is_short = isinstance(value, int) and value.bit_length() < 3000  # the reader's limit
+    if value is None or is_short:
         return json.dumps(value)
     raise FleetError("yaml-dump", f"no YAML for a value of type {type(value).__name__}")
 
