@@ -167,6 +167,7 @@ class Finding(Record):
 #   yes, 012, 1:30, 2001-01-01    YAML 1.1 and 1.2 disagree on what they are
 #   tabs before a token           no two programs agree on their width
 #   escaped surrogates (\ud83d)   PyYAML makes two broken characters of a pair
+#   plain text after `// `        it is meant as a comment
 
 DEPTH_LIMIT = 64
 KEY_LIMIT = 1024  # from the start of a key to its colon: YAML's own limit
@@ -255,6 +256,13 @@ _KEY = _Pattern(
     r":(?=[ \t\n]|\Z)")
 # The sign and the digit of `|` and `>` come in either order.
 _BLOCK_HEADER = _Pattern(r"[|>](?:([-+])([1-9])?|([1-9])([-+])?)?(?: *| +#[^\n]*)(?:\n|\Z)")
+# What other formats begin a comment with, where a token may begin; quotes and remarks are passed.
+_SLASHES = _Pattern(
+    r"""(?<![^ ,\[\]{}"'\n])(?:"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|#[^\n]*|((?<![:-] )//|//(?= )|/\*))""")
+_SLASHES_LINE = _Pattern(r"(?m)^ *(//|/\*)")
+# What git writes between the two sides of a conflict, and its two lines that nobody else writes.
+_CONFLICT = _Pattern(r"(?:<{7}|={7}|>{7}|\|{7})(?= |\n|\Z)")
+_CONFLICT_EDGE = _Pattern(r"(?m)^(?:<{7}|>{7})(?= )")
 # Two lines of a `>` scalar that are joined: neither begins with a blank.
 _FOLDED = _Pattern(r"(?m)^([^ \t\n][^\n]*)\n(\n*)(?=[^ \t\n])")
 # Text that is written without quotes.
@@ -559,10 +567,17 @@ class Document:
     def resolve(self, text: str, at: int) -> object:
         """Return what the plain text at `at` means."""
         value = _WORDS.get(text, text)
-        if value is text and text[0] in _NUMBER_START:
+        if value is not text:
+            if value is _CLASH:
+                self.fail_clash(text, at)
+            return value
+
+        if text[0] in _NUMBER_START:
             value = _resolve_number(text)
-        if value is _CLASH:
-            self.fail_clash(text, at)
+            if value is _CLASH:
+                self.fail_clash(text, at)
+        elif text[0] == "/":
+            self.check_remark(text, at)
         return value
 
     def read_quoted(self) -> str:
@@ -679,9 +694,11 @@ class Document:
     def read_flow_mapping(self) -> dict:
         mapping: dict = {}
         while self.peek() != "}":
-            if self.text[self.at] in "[{":
-                self.fail_unexpected("a key")
             start = self.at
+            if self.text[start] in "[{":
+                self.fail_unexpected("a key")
+            if self.text.startswith("//", start):
+                self.refuse_slashes(start)
             key = self.read_token(-1, _FLOW_START, _FLOW_STOP)
             end = self.at
             if key in mapping:
@@ -729,12 +746,44 @@ class Document:
         """Refuse the text, on account of `size` characters `at` a place or where the reader is."""
         if at is None:
             at = self.at
+        self.check_conflict(at)
         if self.text[at:at + 1] == "\t":
             slug = "yaml-tab"
             what = "a tab where YAML takes only spaces"
             fix = "replace the tab by spaces"
+        self.refuse(slug, what, at, size=size, fix=fix)
+
+    def refuse(self, slug: str, what: str, at: int, *, size: int = 1, fix: str = "") -> None:
+        """Refuse the text for exactly this."""
         where, excerpt = self.show(at, at + size)
         raise FleetError(slug, what, where=where, excerpt=excerpt, fix=fix)
+
+    def check_conflict(self, at: int) -> None:
+        """Refuse the marks of a merge, on the line that cannot be read or anywhere."""
+        marker = _CONFLICT.match(self.text, self.line_start(at))
+        if not marker:
+            marker = _CONFLICT_EDGE.search(self.text)
+        if marker:
+            self.refuse("yaml-syntax", f"git left a merge conflict here (`{marker.group()}`)",
+                        marker.start(), size=7, fix="keep one of the two sides, and remove the "
+                        "lines that begin with `<<<<<<<`, `=======` and `>>>>>>>`")
+
+    def check_slashes(self, at: int) -> None:
+        """Refuse the line of `at` when it has a comment that begins as those of JavaScript do."""
+        start = self.line_start(at)
+        for token in _SLASHES.finditer(self.text, start, min(self.line_end(at), start + KEY_LIMIT)):
+            if token[1]:
+                self.refuse_slashes(token.start(1))
+
+    def check_remark(self, text: str, at: int) -> None:
+        """Refuse plain text that is meant as a comment: nobody reads it as YAML does."""
+        is_line = not self.text[self.line_start(at):at].strip(" ")
+        if text[:2] in ("//", "/*") and (is_line or text[2:3] in ("", " ")):
+            self.refuse_slashes(at, fix="begin a comment with `#`, or quote the text")
+
+    def refuse_slashes(self, at: int, *, fix: str = "begin a comment with `#`") -> None:
+        slashes = self.text[at:at + 2]
+        self.refuse("yaml-syntax", f"`{slashes}` begins no comment", at, size=2, fix=fix)
 
     def check_characters(self) -> None:
         odd = _ODD.search(self.text)
@@ -759,19 +808,22 @@ class Document:
         if self.text[start] in "\"'" and "\n" in self.text[start:end] and is_behind:
             self.fail("yaml-syntax", f"this quoted text ends on line {self.line_of(end)}, "
                       "where more follows it", at=start, fix="close the quote on its line")
+        self.check_slashes(self.at)
         if char in _OUTSIDE:
             self.fail_outside(char, self.at)
 
         if _DASH.match(self.text, self.at):
             fix = "start the list on the line below its key"
-        elif char == "/":
-            fix = "begin a comment with `#`"
         elif not fix and char in "@`|>":
             fix = "quote the text"
         self.fail("yaml-syntax", f"expected {expected}, found `{_visible(char)}`", fix=fix)
 
     def fail_colon(self, start: int) -> None:
         """Say why the colon here does not make a key of the text from `start`."""
+        remark = _SLASHES_LINE.search(self.text, self.line_start(start), self.at)
+        if remark:
+            self.refuse_slashes(remark.start(1))
+        self.check_slashes(start)
         if "\n" in self.text[start:self.at]:
             self.fail("yaml-indent", f"a key inside the value of line {self.line_of(start)}",
                       fix="align it with its neighbours, or put the missing `: ` after a key "
@@ -793,6 +845,7 @@ class Document:
         char = self.text[self.at]
         if char not in "\"'" and not _BLOCK_START.match(self.text, self.at):
             self.fail_unexpected("a key")
+        self.check_slashes(self.at)
         self.fail("yaml-syntax", "expected `key: value`", size=self.line_end(self.at) - self.at,
                   fix="put `: ` after the key, or `#` before it")
 
