@@ -256,6 +256,8 @@ _KEY = _Pattern(
     r":(?=[ \t\n]|\Z)")
 # The sign and the digit of `|` and `>` come in either order.
 _BLOCK_HEADER = _Pattern(r"[|>](?:([-+])([1-9])?|([1-9])([-+])?)?(?: *| +#[^\n]*)(?:\n|\Z)")
+# A key that misses the quote at its end.
+_OPEN_KEY = _Pattern(r"[\w.-]+(?=:(?:[ \n]|\Z))")
 # What other formats begin a comment with, where a token may begin; quotes and remarks are passed.
 _SLASHES = _Pattern(
     r"""(?<![^ ,\[\]{}"'\n])(?:"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|#[^\n]*|((?<![:-] )//|//(?= )|/\*))""")
@@ -598,7 +600,8 @@ class Document:
             if text[at - 1] == "\n" and _MARKER.match(text, at):
                 self.fail("yaml-syntax", f"`{text[at:at + 3]}` ends the document inside quotes",
                           at=at, size=3, fix="indent the line")
-        self.fail("yaml-syntax", f"this `{quote}` is never closed", at=start)
+        self.fail("yaml-syntax", f"this `{quote}` is never closed", at=start,
+                  fix=self.closing_fix(start))
 
     def unquote(self, token: str, at: int) -> str:
         """Return what an escape, a pair of apostrophes or a break stands for inside quotes."""
@@ -726,8 +729,10 @@ class Document:
         """Go to the next token inside brackets and return its first character."""
         self.at = self.skip(self.at)
         if self.at == len(self.text):
-            self.fail("yaml-syntax", f"this `{self.text[self.opener]}` is never closed",
-                      at=self.opener)
+            opener = self.text[self.opener]
+            closer = "]" if opener == "[" else "}"
+            self.fail("yaml-syntax", f"this `{opener}` is never closed", at=self.opener,
+                      fix=f"write `{closer}` where it ends")
         return self.text[self.at]
 
     def end_item(self, closer: str) -> None:
@@ -736,8 +741,7 @@ class Document:
         if char == ",":
             self.at += 1
         elif char != closer:
-            self.fail_unexpected(f"`,` or the `{closer}` of line {self.line_of(self.opener)}",
-                                 fix="look for a missing comma or bracket")
+            self.fail_item(closer)
 
     # -- what is wrong --
 
@@ -803,11 +807,8 @@ class Document:
     def fail_unexpected(self, expected: str, *, fix: str = "") -> None:
         """Say why the character here cannot stand here."""
         char = self.text[self.at]
-        start, end = self.span or (self.at, self.at)
-        is_behind = not self.text[end:self.at].strip(" ")
-        if self.text[start] in "\"'" and "\n" in self.text[start:end] and is_behind:
-            self.fail("yaml-syntax", f"this quoted text ends on line {self.line_of(end)}, "
-                      "where more follows it", at=start, fix="close the quote on its line")
+        if self.span:
+            self.check_quote(*self.span)
         self.check_slashes(self.at)
         if char in _OUTSIDE:
             self.fail_outside(char, self.at)
@@ -820,11 +821,17 @@ class Document:
 
     def fail_colon(self, start: int) -> None:
         """Say why the colon here does not make a key of the text from `start`."""
+        key = self.text[start:self.at].rstrip(" \n")
+        end = start + len(key)
+        if "\n" in self.text[end:self.at]:
+            self.fail("yaml-syntax", "a colon below its key", fix=f"write `:` {self.place(end)}")
+        if "\n" in key:
+            self.check_quote(start, end)
         remark = _SLASHES_LINE.search(self.text, self.line_start(start), self.at)
         if remark:
             self.refuse_slashes(remark.start(1))
         self.check_slashes(start)
-        if "\n" in self.text[start:self.at]:
+        if "\n" in key:
             self.fail("yaml-indent", f"a key inside the value of line {self.line_of(start)}",
                       fix="align it with its neighbours, or put the missing `: ` after a key "
                       "above, or begin a comment with `#`")
@@ -848,6 +855,74 @@ class Document:
         self.check_slashes(self.at)
         self.fail("yaml-syntax", "expected `key: value`", size=self.line_end(self.at) - self.at,
                   fix="put `: ` after the key, or `#` before it")
+
+    def check_quote(self, start: int, end: int) -> None:
+        """Refuse quoted text that ended in the wrong place, when more stands right behind it."""
+        quote = self.text[start]
+        if quote not in "\"'" or self.text[end:self.at].strip(" "):
+            return
+        if "\n" in self.text[start:end]:
+            self.fail("yaml-syntax", f"this `{quote}` is closed on line {self.line_of(end)} only, "
+                      "where more follows it", at=start, fix=self.closing_fix(start))
+
+        if end < self.at or self.text[end] in ":,]}":
+            return
+        inside = 'write `\\"` for a quote'
+        if quote == "'":
+            inside = "write `''` for an apostrophe"
+        self.fail("yaml-syntax", f"this `{quote}` ends the text, and more follows it", at=end - 1,
+                  fix=f"{inside} inside the text, or close the text before it")
+
+    def closing_fix(self, start: int) -> str:
+        """Say where the quote at `start` was most likely meant to be closed: on its own line."""
+        text = self.text
+        line_start = self.line_start(start)
+        before = text[:start].rstrip(" \n")[-1:]
+        is_key = not text[line_start:start].strip(" -")
+        if self.opener is not None:
+            is_key = text[self.opener] == "{" and before in "{,"
+
+        key = _OPEN_KEY.match(text, start + 1)
+        if key and is_key:
+            end = key.end()
+        else:
+            line = text[start + 1:self.line_end(start)].split(" #")[0]
+            # What is closed or separated behind the quote is no part of the text.
+            line = line.rstrip(" " if self.opener is None else " ,]}")
+            end = start + 1 + len(line)
+        return f"write `{text[start]}` {self.place(end)}"
+
+    def fail_item(self, closer: str) -> None:
+        """Say why neither a comma nor the end of the brackets follows an item."""
+        text = self.text
+        start, end = self.open[-1][-2:]
+        self.check_quote(start, end)
+
+        # Where what comes next begins: a key has been read already when its colon is unexpected.
+        begin = self.at
+        if text[begin] == ":":
+            self.check_slashes(start)
+            begin = max(start, self.skip(self.line_start(begin)))
+        line_start = self.line_start(begin)
+        if not text[line_start:begin].strip(" "):
+            end = min(end, len(text[:line_start].rstrip(" \n,")))
+            self.check_closed(begin - line_start, end, closer)
+            if begin > start:
+                self.fail("yaml-syntax", "no `,` between this item and the next", at=end - 1,
+                          fix=f"write `,` {self.place(end)}")
+        self.fail_unexpected(f"`,` or the `{closer}` of line {self.line_of(self.opener)}",
+                             fix="look for a missing comma or bracket")
+
+    def check_closed(self, column: int, end: int, closer: str) -> None:
+        """Refuse brackets behind a key, when a line no deeper than that key follows in them."""
+        line_start = self.line_start(self.opener)
+        before = self.text[line_start:self.opener].lstrip(" ")
+        if before.rstrip(" ").endswith(":") and column <= self.opener - line_start - len(before):
+            self.fail("yaml-syntax", f"this `{self.text[self.opener]}` is not closed",
+                      at=self.opener, fix=f"write `{closer}` {self.place(end)}")
+
+    def place(self, at: int) -> str:
+        return f"on line {self.line_of(at)}, in column {at - self.line_start(at) + 1}"
 
     def fail_duplicate(self, mapping: dict, key: object, at: int) -> None:
         place = list(mapping).index(key)
