@@ -256,6 +256,10 @@ _KEY = _Pattern(
     r":(?=[ \t\n]|\Z)")
 # The sign and the digit of `|` and `>` come in either order.
 _BLOCK_HEADER = _Pattern(r"[|>](?:([-+])([1-9])?|([1-9])([-+])?)?(?: *| +#[^\n]*)(?:\n|\Z)")
+# The spaces before what a line holds, unless that is a remark.
+_INDENTATION = _Pattern(r"(?m)^( *)[^ \n#]")
+# A key whose value follows its colon without a space; `http://` is no key.
+_GLUED_KEY = _Pattern(r"""(?:"[^"\n]*"|'[^'\n]*'|[\w.-]+):(?=[^ \n])(?!//)""")
 # A key that misses the quote at its end.
 _OPEN_KEY = _Pattern(r"[\w.-]+(?=:(?:[ \n]|\Z))")
 # What other formats begin a comment with, where a token may begin; quotes and remarks are passed.
@@ -402,12 +406,15 @@ class Document:
             return False
         return "\n" not in text[at:self.at]
 
-    def end_line(self) -> None:
-        """Pass the rest of a line that must be empty, and go to the next token."""
+    def end_line(self, column: int = -1) -> None:
+        """Pass the rest of a line that must be empty, and go to the next token.
+
+        What stood on the line belongs to what is at `column`.
+        """
         if not self.seek(self.at):
             return
         if self.text[self.at] == ":" and self.span:
-            self.fail_colon(self.span[0])
+            self.fail_colon(self.span[0], column)
         self.fail_unexpected("the end of the line", fix="quote the whole value")
 
     def enter(self) -> None:
@@ -466,13 +473,13 @@ class Document:
     def read_block(self, indent: int) -> object:
         """Read the value at `self.column`; what it belongs to is at column `indent`."""
         if _DASH.match(self.text, self.at):
-            return self.read_sequence()
+            return self.read_sequence(indent)
         first_key = self.match_key()
         if first_key:
-            return self.read_mapping(first_key)
+            return self.read_mapping(indent, first_key)
         return self.read_inline(indent)
 
-    def read_sequence(self) -> list:
+    def read_sequence(self, indent: int) -> list:
         column = self.column
         items: list = []
         self.enter()
@@ -481,9 +488,11 @@ class Document:
             self.at += 1
             items.append(self.read_value(column, may_nest=True))
             self.mark(dash, dash + 1)
+        if self.column > indent:
+            self.fail_neighbour(column, indent)
         return self.leave(items)
 
-    def read_mapping(self, match: re.Match | None) -> dict:
+    def read_mapping(self, indent: int, match: re.Match | None) -> dict:
         """Read a mapping whose first key is matched."""
         column = self.column
         mapping: dict = {}
@@ -492,7 +501,7 @@ class Document:
             if mapping:
                 match = self.match_key()
             if not match:
-                self.fail_key()
+                self.fail_key(self.at)
 
             start = self.at
             key = self.read_key(match)
@@ -502,6 +511,8 @@ class Document:
             self.at = match.end()
             mapping[key] = self.read_value(column)
             self.mark(start, match.end() - 1)
+        if self.column > indent:
+            self.fail_neighbour(column, indent)
         return self.leave(mapping)
 
     def match_key(self) -> re.Match | None:
@@ -522,7 +533,7 @@ class Document:
         if self.text[self.at] in "|>":
             return self.read_lines(indent)
         value = self.read_token(indent, _BLOCK_START, _BLOCK_STOP)
-        self.end_line()
+        self.end_line(indent)
         return value
 
     # -- scalars --
@@ -751,10 +762,7 @@ class Document:
         if at is None:
             at = self.at
         self.check_conflict(at)
-        if self.text[at:at + 1] == "\t":
-            slug = "yaml-tab"
-            what = "a tab where YAML takes only spaces"
-            fix = "replace the tab by spaces"
+        self.check_blank(at)
         self.refuse(slug, what, at, size=size, fix=fix)
 
     def refuse(self, slug: str, what: str, at: int, *, size: int = 1, fix: str = "") -> None:
@@ -771,6 +779,12 @@ class Document:
             self.refuse("yaml-syntax", f"git left a merge conflict here (`{marker.group()}`)",
                         marker.start(), size=7, fix="keep one of the two sides, and remove the "
                         "lines that begin with `<<<<<<<`, `=======` and `>>>>>>>`")
+
+    def check_blank(self, at: int) -> None:
+        """Refuse a blank that is no space."""
+        if self.text[at:at + 1] == "\t":
+            self.refuse("yaml-tab", "a tab where YAML takes only spaces", at,
+                        fix="replace the tab by spaces")
 
     def check_slashes(self, at: int) -> None:
         """Refuse the line of `at` when it has a comment that begins as those of JavaScript do."""
@@ -819,42 +833,173 @@ class Document:
             fix = "quote the text"
         self.fail("yaml-syntax", f"expected {expected}, found `{_visible(char)}`", fix=fix)
 
-    def fail_colon(self, start: int) -> None:
-        """Say why the colon here does not make a key of the text from `start`."""
+    def fail_colon(self, start: int, column: int = -1) -> None:
+        """Say why the colon here does not make a key of the text from `start`.
+
+        The text is the value of what stands at `column`.
+        """
         key = self.text[start:self.at].rstrip(" \n")
         end = start + len(key)
         if "\n" in self.text[end:self.at]:
             self.fail("yaml-syntax", "a colon below its key", fix=f"write `:` {self.place(end)}")
-        if "\n" in key:
-            self.check_quote(start, end)
-        remark = _SLASHES_LINE.search(self.text, self.line_start(start), self.at)
-        if remark:
-            self.refuse_slashes(remark.start(1))
+        if "\n" in key and key[0] not in "[{":
+            self.fail_folded_key(start, column)
         self.check_slashes(start)
-        if "\n" in key:
-            self.fail("yaml-indent", f"a key inside the value of line {self.line_of(start)}",
-                      fix="align it with its neighbours, or put the missing `: ` after a key "
-                      "above, or begin a comment with `#`")
-        if self.at - start > KEY_LIMIT:
+        if len(key) > KEY_LIMIT:
             self.fail("yaml-limit", f"a key of over {KEY_LIMIT:,} characters", fix="shorten it")
-        if self.text[start] in "[{\"'":
+        if key[0] in "[{":
+            self.fail_unexpected("the end of the line", fix="write `key: value`, one a line")
+        if key[0] in "\"'":
+            self.check_space(start)
             self.fail_unexpected("the end of the line", fix="write `key: value`, one a line")
 
-        line = _LINE.match(self.text, start, start + 80).group()
-        value = line.split(" #")[0].rstrip(" ")
+        value = self.rest_of_line(start)
         fix = f"quote it: {quote_yaml(value)}"
         if len(value) > 60:
             fix = "quote the whole value"
         self.fail("yaml-syntax", "`: ` inside plain text", fix=fix)
 
-    def fail_key(self) -> None:
-        """Say why what stands here, at the column of a mapping, is no key."""
-        char = self.text[self.at]
-        if char not in "\"'" and not _BLOCK_START.match(self.text, self.at):
-            self.fail_unexpected("a key")
+    def fail_folded_key(self, start: int, column: int) -> None:
+        """Say why the text from `start` has its colon on another line than its beginning."""
+        text = self.text
+        self.check_quote(start, self.at)
+        remark = _SLASHES_LINE.search(text, self.line_start(start), self.at)
+        if remark:
+            self.refuse_slashes(remark.start(1))
+        self.check_slashes(start)
+
+        # A word where a key may stand is a key without a colon, or without a space behind it.
+        is_value = text[self.line_start(start):start].strip(" -")
+        if not is_value and " " not in self.rest_of_line(start):
+            self.fail_key(start)
+
+        # A key right below a value belongs to another column; further below, it is text.
+        begin = self.skip(self.line_start(self.at))
+        is_key = text.count("\n", start, begin) == 1 and " " not in text[begin:self.at].strip(" ")
+        if is_key and is_value and column >= 0:
+            self.fail_alignment(column, self.line_start(start) + column, begin)
+        fix = "quote the whole text, or put the missing `: ` after a key above"
+        if self.opener is not None:
+            fix = "look for a missing comma or colon above"
+        self.fail("yaml-syntax", f"`: ` inside the text that begins on line {self.line_of(start)}",
+                  fix=fix)
+
+    def fail_neighbour(self, column: int, indent: int) -> None:
+        """Say why the line here does not follow the entries at `column`.
+
+        What they belong to is at `indent`, and the line is deeper.
+        """
+        self.check_blank(self.at)
         self.check_slashes(self.at)
-        self.fail("yaml-syntax", "expected `key: value`", size=self.line_end(self.at) - self.at,
+        last = self.open[-1][-4]
+        is_dash = bool(_DASH.match(self.text, self.at))
+        if not is_dash and not self.match_key():
+            self.check_space(self.at)
+            self.check_lines(self.open[-1][-2])
+            self.fail("yaml-indent", "this line belongs to nothing above it",
+                      fix="put `: ` after the key, or `#` before it")
+
+        is_list = bool(_DASH.match(self.text, last))
+        if self.column == column:
+            fix = "begin it with `- `"
+            if indent >= 0:
+                fix += f", or move it to column {indent + 1}"
+            self.fail("yaml-indent", "this is no item of the list that begins on line "
+                      f"{self.line_of(self.open[-1][0])}", fix=fix)
+        if indent >= 0 and (is_dash != is_list or self.is_like_parent()):
+            self.refuse_column(self.at, indent)
+        self.fail_alignment(column, last, self.at)
+
+    def check_lines(self, start: int) -> None:
+        """Refuse the line here when it is not as deep as the `|` or `>` scalar above it."""
+        if self.text[start] not in "|>":
+            return
+        first = _BLANKS.match(self.text, self.line_end(start)).end()
+        column = first - self.line_start(first)
+        self.fail("yaml-indent", f"less deep than the text that begins on line "
+                  f"{self.line_of(first)}", fix=f"begin its line with {_spaces(column)}")
+
+    def is_like_parent(self) -> bool:
+        """Tell whether more follows below the line here, but not below the entry above it."""
+        key_start, key_end, value_start, value_end = self.open[-1][-4:]
+        has_line = (key_start, key_end) != (value_start, value_end)
+        return has_line and self.rest_of_line(self.at).endswith(":")
+
+    def fail_alignment(self, column: int, last: int, at: int) -> None:
+        """Say which of two is in a wrong column: the entries up to `last`, or what is `at`."""
+        self.check_blank(at)
+        starts = [start for start in self.open[-1][::4] if start < last]
+        starts.append(last)
+        own = at - self.line_start(at)
+        if self.is_above_wrong(column, own, len(starts), at):
+            self.refuse_column(starts[0], own, neighbour=at)
+        self.refuse_column(at, column, neighbour=last)
+
+    def is_above_wrong(self, column: int, own: int, count: int, at: int) -> bool:
+        """Tell whether the `count` entries at `column` are wrong, or what is `at` its `own`.
+
+        The larger number is right; of the same numbers, an even column.
+        """
+        below = self.count_lines(at, own)
+        if own == 0:
+            return below >= count
+        if own > column:
+            if column == 0 or own > column + 1:
+                return False
+            count += self.count_lines(at, column)
+        if below != count:
+            return below > count
+        return column % 2 == 1 and own % 2 == 0
+
+    def count_lines(self, at: int, column: int) -> int:
+        """Count the lines that begin at `column`, from that of `at` to one less deep."""
+        count = 0
+        for line in _INDENTATION.finditer(self.text, self.line_start(at)):
+            width = len(line[1])
+            if width < column:
+                break
+            if width == column:
+                count += 1
+        return count
+
+    def refuse_column(self, at: int, column: int, *, neighbour: int | None = None) -> None:
+        """Refuse what is `at` a place, because its neighbours stand at `column`."""
+        line_start = self.line_start(at)
+        neighbours = "its neighbours"
+        if neighbour is not None:
+            neighbours += f" (line {self.line_of(neighbour)})"
+        fix = f"move it to column {column + 1}"
+        if not self.text[line_start:at].strip(" ") and column > 0:
+            fix = f"begin its line with {_spaces(column)}"
+        self.refuse("yaml-indent", f"this stands in column {at - line_start + 1}, "
+                    f"{neighbours} in column {column + 1}", at, fix=fix)
+
+    def rest_of_line(self, at: int) -> str:
+        """Return the text from `at` to the end of its line, without a remark."""
+        return self.text[at:self.line_end(at)].split(" #")[0].rstrip(" ")
+
+    def fail_key(self, at: int) -> None:
+        """Say why what stands here, at the column of a mapping, is no key."""
+        self.at = at
+        char = self.text[at]
+        if char not in "\"'" and not _BLOCK_START.match(self.text, at):
+            self.fail_unexpected("a key")
+        self.check_slashes(at)
+        self.check_space(at)
+        self.fail("yaml-syntax", "expected `key: value`", size=self.line_end(at) - at,
                   fix="put `: ` after the key, or `#` before it")
+
+    def check_space(self, at: int) -> None:
+        """Refuse a key `at` a place with its value right behind its colon."""
+        key = _GLUED_KEY.match(self.text, at)
+        if not key:
+            return
+        self.check_blank(key.end())
+        fix = "put a space after the colon"
+        value = self.rest_of_line(key.end())
+        if len(value) <= 60:
+            fix += f": `{key.group()} {value}`"
+        self.fail("yaml-syntax", "no space after the colon", at=key.end() - 1, fix=fix)
 
     def check_quote(self, start: int, end: int) -> None:
         """Refuse quoted text that ended in the wrong place, when more stands right behind it."""
@@ -947,6 +1092,10 @@ class Document:
     def fail_escape(self, token: str, at: int, fix: str) -> None:
         self.fail("yaml-escape", f"`{_visible(token)}` is no character", at=at,
                   size=len(token), fix=fix)
+
+
+def _spaces(count: int) -> str:
+    return "1 space" if count == 1 else f"{count} spaces"
 
 
 def _resolve_number(text: str) -> object:
