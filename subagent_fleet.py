@@ -166,6 +166,7 @@ class Finding(Record):
 #   several documents             one file, one fleet
 #   yes, 012, 1:30, 2001-01-01    YAML 1.1 and 1.2 disagree on what they are
 #   tabs before a token           no two programs agree on their width
+#   odd blanks around plain text  U+00A0 looks like a space and is read as a letter
 #   escaped surrogates (\ud83d)   PyYAML makes two broken characters of a pair
 #   plain text after `// `        it is meant as a comment
 
@@ -256,6 +257,33 @@ _KEY = _Pattern(
     r":(?=[ \t\n]|\Z)")
 # The sign and the digit of `|` and `>` come in either order.
 _BLOCK_HEADER = _Pattern(r"[|>](?:([-+])([1-9])?|([1-9])([-+])?)?(?: *| +#[^\n]*)(?:\n|\Z)")
+# Blanks that look like a space or like nothing; YAML takes them for letters.
+_ODD_BLANKS = {
+    "\xa0": "no-break space",
+    "\u1680": "ogham space mark",
+    "\u2000": "en quad",
+    "\u2001": "em quad",
+    "\u2002": "en space",
+    "\u2003": "em space",
+    "\u2004": "three-per-em space",
+    "\u2005": "four-per-em space",
+    "\u2006": "six-per-em space",
+    "\u2007": "figure space",
+    "\u2008": "punctuation space",
+    "\u2009": "thin space",
+    "\u200a": "hair space",
+    "\u200b": "zero width space",
+    "\u202f": "narrow no-break space",
+    "\u205f": "medium mathematical space",
+    "\u2060": "word joiner",
+    "\u3000": "ideographic space",
+}
+_NO_WIDTH = "\u200b\u2060"
+_BLANK_RUN = _Pattern("\t+|[" + "".join(_ODD_BLANKS) + "]+")
+# Where such a blank hides before text, behind a dash or behind the colon of a key.
+_BLANK_BEFORE = _Pattern("(-?|[\\w.-]+:)[" + "".join(_ODD_BLANKS) + "]")
+# The spaces and dashes before what a line holds.
+_NESTING = _Pattern("( *)(?:- +)*")
 # The spaces before what a line holds, unless that is a remark.
 _INDENTATION = _Pattern(r"(?m)^( *)[^ \n#]")
 # A key whose value follows its colon without a space; `http://` is no key.
@@ -354,7 +382,7 @@ class Document:
         # A long line is cut to what stands around the span.
         left = max(line_start, start - 60)
         right = min(line_end, start + 60)
-        end = start + len(self.text[start:min(end, right)].rstrip())
+        end = start + len(self.text[start:min(end, right)].rstrip(" \n"))
 
         before = _visible(self.text[left:start])
         if left > line_start:
@@ -585,6 +613,8 @@ class Document:
                 self.fail_clash(text, at)
             return value
 
+        if not text.isascii():
+            self.check_edges(text, at)
         if text[0] in _NUMBER_START:
             value = _resolve_number(text)
             if value is _CLASH:
@@ -780,11 +810,70 @@ class Document:
                         marker.start(), size=7, fix="keep one of the two sides, and remove the "
                         "lines that begin with `<<<<<<<`, `=======` and `>>>>>>>`")
 
+    def check_edges(self, text: str, at: int) -> None:
+        """Refuse plain text with an odd blank around it, where nobody sees that it belongs to it."""
+        before = _BLANK_BEFORE.match(text)
+        if before:
+            is_line = not self.text[self.line_start(at):at].strip(" -")
+            if is_line or ":" not in before[1]:
+                self.check_blank(at + before.end(1))
+
+        kept = text.rstrip("".join(_ODD_BLANKS))
+        if kept != text:
+            run = text[len(kept):]
+            # The place of a key is where the reader stands; other text ends there.
+            end = max(self.at, at + len(text))
+            self.check_blank(self.text.rfind(run, at, end))
+
     def check_blank(self, at: int) -> None:
-        """Refuse a blank that is no space."""
-        if self.text[at:at + 1] == "\t":
-            self.refuse("yaml-tab", "a tab where YAML takes only spaces", at,
-                        fix="replace the tab by spaces")
+        """Refuse a blank that is no space, and say what to write for it."""
+        run = _BLANK_RUN.match(self.text, at)
+        if not run:
+            return
+        char = run.group()[0]
+        slug = "yaml-tab"
+        name = "a tab"
+        if char != "\t":
+            slug = "yaml-character"
+            name = f"{_ODD_BLANKS[char]} (U+{ord(char):04X})"
+        self.refuse(slug, f"{name} where YAML takes only spaces", at, size=len(run.group()),
+                    fix=self.blank_fix(at, run.end()))
+
+    def blank_fix(self, at: int, end: int) -> str:
+        """Say what to write for the tabs or odd blanks between two places."""
+        odd = "\t" + "".join(_ODD_BLANKS)
+        is_tab = self.text[at] == "\t"
+        line_start = self.line_start(at)
+        line = self.text[line_start:self.line_end(at)]
+        content = line.lstrip(" " + odd)
+        if not self.text[end:line_start + len(line)].strip(" " + odd):
+            return "remove it"
+
+        if line[:at - line_start].strip(" "):
+            fix = "write a space instead"
+            if self.text[at] in _NO_WIDTH:
+                fix = "remove it"
+            return fix if is_tab else f"{fix}, or quote the text"
+
+        # What is indented by a tab has its neighbours' depth, as nobody knows how wide a tab is.
+        blanks = line[:len(line) - len(content)]
+        width = sum(blank not in _NO_WIDTH for blank in blanks)
+        if "\t" in blanks:
+            width = self.depth_above(line_start, content)
+        return f"begin its line with {_spaces(width)}" if width else "remove it"
+
+    def depth_above(self, line_start: int, content: str) -> int:
+        """Return how deep the next line is to be, after what the lines above it hold."""
+        for line in reversed(self.text[:line_start].split("\n")):
+            line = line.split(" #")[0].rstrip(" ")
+            if not line or line.lstrip(" ").startswith("#"):
+                continue
+            nesting = _NESTING.match(line)
+            depth = len(nesting[1] if content.startswith("- ") else nesting.group())
+            if line.endswith((":", "{", "[")):
+                depth += 2
+            return depth
+        return 0
 
     def check_slashes(self, at: int) -> None:
         """Refuse the line of `at` when it has a comment that begins as those of JavaScript do."""
@@ -821,6 +910,7 @@ class Document:
     def fail_unexpected(self, expected: str, *, fix: str = "") -> None:
         """Say why the character here cannot stand here."""
         char = self.text[self.at]
+        self.check_blank(self.at)
         if self.span:
             self.check_quote(*self.span)
         self.check_slashes(self.at)
@@ -868,13 +958,14 @@ class Document:
             self.refuse_slashes(remark.start(1))
         self.check_slashes(start)
 
+        begin = self.skip(self.line_start(self.at))
+        self.check_blank(begin)
         # A word where a key may stand is a key without a colon, or without a space behind it.
         is_value = text[self.line_start(start):start].strip(" -")
         if not is_value and " " not in self.rest_of_line(start):
             self.fail_key(start)
 
         # A key right below a value belongs to another column; further below, it is text.
-        begin = self.skip(self.line_start(self.at))
         is_key = text.count("\n", start, begin) == 1 and " " not in text[begin:self.at].strip(" ")
         if is_key and is_value and column >= 0:
             self.fail_alignment(column, self.line_start(start) + column, begin)
@@ -1041,6 +1132,7 @@ class Document:
         """Say why neither a comma nor the end of the brackets follows an item."""
         text = self.text
         start, end = self.open[-1][-2:]
+        self.check_blank(self.at)
         self.check_quote(start, end)
 
         # Where what comes next begins: a key has been read already when its colon is unexpected.
