@@ -216,14 +216,12 @@ _NUMBER_START = "+-.0123456789"
 
 # Surrogates, controls, and the line breaks and byte order marks that programs disagree on.
 _ODD = _Pattern("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
+# What plain text cannot begin with because it means more in YAML, and what to do instead.
 _OUTSIDE = {
-    "&": ("anchors (`&x`)", "repeat the value, or quote the text"),
-    "*": ("aliases (`*x`)", "repeat the value, or quote the text"),
-    "!": ("tags (`!x`)", "remove the tag, or quote the text"),
-    "?": ("`?` keys", "write `key: value`, or quote the text"),
-    "%": ("directives (`%YAML`)", "remove the line, or quote the text"),
-    "<<": ("merge keys (`<<`)", "repeat the values"),
-    "---": ("several documents", "keep one document per file"),
+    "&": ("anchors", "remove it, and repeat the value where it is used"),
+    "*": ("aliases", "repeat the value"),
+    "!": ("tags", "remove the tag"),
+    "%": ("directives", "remove the line"),
 }
 _ESCAPES = {
     "0": "\0", "a": "\a", "b": "\b", "t": "\t", "\t": "\t", "n": "\n", "v": "\v", "f": "\f",
@@ -282,6 +280,8 @@ _NO_WIDTH = "\u200b\u2060"
 _BLANK_RUN = _Pattern("\t+|[" + "".join(_ODD_BLANKS) + "]+")
 # Where such a blank hides before text, behind a dash or behind the colon of a key.
 _BLANK_BEFORE = _Pattern("(-?|[\\w.-]+:)[" + "".join(_ODD_BLANKS) + "]")
+# What is meant as plain text between brackets.
+_FLOW_WORD = _Pattern(r"(?:[^\t\n,\[\]{}\"'#:]|:(?![ \n,\[\]{}])){1,99}")
 # The spaces and dashes before what a line holds.
 _NESTING = _Pattern("( *)(?:- +)*")
 # The spaces before what a line holds, unless that is a remark.
@@ -299,8 +299,8 @@ _CONFLICT = _Pattern(r"(?:<{7}|={7}|>{7}|\|{7})(?= |\n|\Z)")
 _CONFLICT_EDGE = _Pattern(r"(?m)^(?:<{7}|>{7})(?= )")
 # Two lines of a `>` scalar that are joined: neither begins with a blank.
 _FOLDED = _Pattern(r"(?m)^([^ \t\n][^\n]*)\n(\n*)(?=[^ \t\n])")
-# Text that is written without quotes.
-_BARE = _Pattern(r"(?a)[A-Za-z_/][\w./@%+=();-]*(?:[ :][\w./@%+=();-]+)*")
+# Text that is written without quotes; what begins with `//` is taken for a comment.
+_BARE = _Pattern(r"(?a)(?!//)[A-Za-z_/][\w./@%+=();-]*(?:[ :][\w./@%+=();-]+)*")
 
 
 def parse_yaml(text: str, source: str = "<text>") -> object:
@@ -479,7 +479,8 @@ class Document:
             self.at += 3
             self.end_line()
         if self.at < len(self.text):
-            self.fail_outside("---", self.at)
+            self.fail_outside("several documents", "keep one document per file", at=self.at,
+                              size=3)
         return value
 
     def read_value(self, column: int, *, may_nest: bool = False) -> object:
@@ -885,7 +886,7 @@ class Document:
     def check_remark(self, text: str, at: int) -> None:
         """Refuse plain text that is meant as a comment: nobody reads it as YAML does."""
         is_line = not self.text[self.line_start(at):at].strip(" ")
-        if text[:2] in ("//", "/*") and (is_line or text[2:3] in ("", " ")):
+        if text[:2] in ("//", "/*") and (is_line or text[2:3] == " "):
             self.refuse_slashes(at, fix="begin a comment with `#`, or quote the text")
 
     def refuse_slashes(self, at: int, *, fix: str = "begin a comment with `#`") -> None:
@@ -902,10 +903,47 @@ class Document:
         self.fail("yaml-character", f"U+{ord(odd.group()):04X} does not belong in YAML text",
                   at=odd.start(), fix=fix)
 
-    def fail_outside(self, feature: str, at: int) -> None:
-        named, fix = _OUTSIDE[feature]
-        self.fail("yaml-unsupported", f"{named} are outside the YAML subset", at=at,
-                  size=len(feature), fix=fix)
+    def fail_outside(self, feature: str, fix: str, *, at: int, size: int) -> None:
+        self.fail("yaml-unsupported", f"{feature} are outside the YAML subset", at=at, size=size,
+                  fix=fix)
+
+    def check_indicator(self) -> None:
+        """Refuse a value or a key that begins as plain text cannot, and quote what was written."""
+        char = self.text[self.at]
+        if char == "?":
+            self.fail_outside("`?` keys", "write `key: value`, or quote the text", at=self.at,
+                              size=1)
+        if char not in "&*!%@`":
+            return
+        text = self.plain_text(self.at)
+        word = text.split(" ")[0][:40]
+        shown = f"`{_visible(word)}`"
+        quoted = "quote the text"
+        if len(text) <= 60 and '"' not in text:
+            quoted += f": {quote_yaml(text)}"
+
+        line_start = self.line_start(self.at)
+        if text.startswith("* ") and not self.text[line_start:self.at].strip(" "):
+            self.fail("yaml-syntax", "`*` begins no item of a list", fix="begin it with `- `")
+        if char == "`":
+            self.fail("yaml-syntax", "plain text cannot begin with a backtick", size=len(word),
+                      fix=quoted)
+        if char == "@" or (char == "%" and self.at > line_start):
+            self.fail("yaml-syntax", f"plain text cannot begin with `{char}`: {shown}",
+                      size=len(word), fix=quoted)
+
+        feature, fix = _OUTSIDE[char]
+        is_alone = char == "&" and text == word  # what follows below cannot be quoted with it
+        if not is_alone:
+            fix += f", or {quoted}"
+        self.fail_outside(f"{feature} ({shown})", fix, at=self.at, size=len(word))
+
+    def plain_text(self, at: int) -> str:
+        """Return what would be plain text from `at` on, if it began with a letter."""
+        stops = _BLOCK_STOP if self.opener is None else _FLOW_STOP
+        stop = stops.search(self.text, at + 1)
+        end = stop.start() if stop else len(self.text)
+        return self.text[at:end].rstrip(" ")
 
     def fail_unexpected(self, expected: str, *, fix: str = "") -> None:
         """Say why the character here cannot stand here."""
@@ -914,13 +952,13 @@ class Document:
         if self.span:
             self.check_quote(*self.span)
         self.check_slashes(self.at)
-        if char in _OUTSIDE:
-            self.fail_outside(char, self.at)
+        if not fix:
+            self.check_indicator()
 
         if _DASH.match(self.text, self.at):
             fix = "start the list on the line below its key"
-        elif not fix and char in "@`|>":
-            fix = "quote the text"
+        elif not fix and char in "|>":
+            fix = f"quote the text: {quote_yaml(self.plain_text(self.at)[:60])}"
         self.fail("yaml-syntax", f"expected {expected}, found `{_visible(char)}`", fix=fix)
 
     def fail_colon(self, start: int, column: int = -1) -> None:
@@ -1140,6 +1178,8 @@ class Document:
         if text[begin] == ":":
             self.check_slashes(start)
             begin = max(start, self.skip(self.line_start(begin)))
+        if text[begin] == "?":
+            self.check_question(start)
         line_start = self.line_start(begin)
         if not text[line_start:begin].strip(" "):
             end = min(end, len(text[:line_start].rstrip(" \n,")))
@@ -1149,6 +1189,13 @@ class Document:
                           fix=f"write `,` {self.place(end)}")
         self.fail_unexpected(f"`,` or the `{closer}` of line {self.line_of(self.opener)}",
                              fix="look for a missing comma or bracket")
+
+    def check_question(self, start: int) -> None:
+        """Refuse the `?` in the plain text from `start` on, which it ends inside brackets."""
+        word = _FLOW_WORD.match(self.text, start)
+        if word and word.end() > self.at:
+            self.fail("yaml-syntax", "`?` inside plain text in brackets",
+                      fix=f"quote it: {quote_yaml(word.group().rstrip(' '))}")
 
     def check_closed(self, column: int, end: int, closer: str) -> None:
         """Refuse brackets behind a key, when a line no deeper than that key follows in them."""
@@ -1171,7 +1218,7 @@ class Document:
     def fail_clash(self, text: str, at: int) -> None:
         """Say how to write what programs read differently."""
         if text == "<<":
-            self.fail_outside(text, at)
+            self.fail_outside("merge keys (`<<`)", "repeat the values", at=at, size=2)
         fix = f'quote it: "{text[:80]}"'
         is_date = text[4:5] == "-"
         if text != "=" and not is_date:

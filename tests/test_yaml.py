@@ -404,6 +404,7 @@ def test_quote_keeps_simple_text_plain(text):
     ("a #b", '"a #b"'), (" a", '" a"'), ("a ", '"a "'), ("a:", '"a:"'),
     ("a, b", '"a, b"'), ("-x", '"-x"'), ('say "hi"', '"say \\"hi\\""'), ("a\\b", '"a\\\\b"'),
     ("a\nb\tc", '"a\\nb\\tc"'), ("\x1b", '"\\x1b"'), ("\ufeff", '"\\ufeff"'), ("é", '"é"'),
+    ("//", '"//"'), ("//a", '"//a"'),
     ("\U000e0001", '"\\U000e0001"'), ("- ---- -", '"- -\\x2d\\x2d- -"')])
 def test_quote_quotes_what_another_yaml_might_misread(text, wanted):
     assert sf.quote_yaml(text) == wanted
