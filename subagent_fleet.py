@@ -473,7 +473,7 @@ class Document:
         value = self.read_value(-1, may_nest=not has_marker)
         if self.column >= 0:
             self.fail("yaml-indent", "this line belongs to nothing above it",
-                      fix="align it with its neighbours")
+                      fix="remove it, or begin it with `#`")
 
         if not is_empty and self.text.startswith("...", self.at):
             self.at += 3
@@ -891,6 +891,8 @@ class Document:
 
     def refuse_slashes(self, at: int, *, fix: str = "begin a comment with `#`") -> None:
         slashes = self.text[at:at + 2]
+        if slashes == "/*":
+            fix = "begin each line of a comment with `#`"
         self.refuse("yaml-syntax", f"`{slashes}` begins no comment", at, size=2, fix=fix)
 
     def check_characters(self) -> None:
@@ -924,7 +926,7 @@ class Document:
 
         line_start = self.line_start(self.at)
         if text.startswith("* ") and not self.text[line_start:self.at].strip(" "):
-            self.fail("yaml-syntax", "`*` begins no item of a list", fix="begin it with `- `")
+            self.fail("yaml-syntax", "`*` begins no item of a list", fix="write `-` instead")
         if char == "`":
             self.fail("yaml-syntax", "plain text cannot begin with a backtick", size=len(word),
                       fix=quoted)
@@ -933,8 +935,8 @@ class Document:
                       size=len(word), fix=quoted)
 
         feature, fix = _OUTSIDE[char]
-        is_alone = char == "&" and text == word  # what follows below cannot be quoted with it
-        if not is_alone:
+        # A directive, and an anchor whose value stands below, are no text.
+        if char != "%" and (char != "&" or text != word):
             fix += f", or {quoted}"
         self.fail_outside(f"{feature} ({shown})", fix, at=self.at, size=len(word))
 
@@ -957,6 +959,14 @@ class Document:
 
         if _DASH.match(self.text, self.at):
             fix = "start the list on the line below its key"
+        elif not fix and _MARKER.match(self.text, self.at):
+            fix = "close the brackets above it, or indent the line"
+        elif not fix and char in ",]}":
+            fix = "remove it, or quote the text"
+        elif not fix and char == ":":
+            fix = "write a key before it, or quote the text"
+        elif not fix and char in "[{":
+            fix = "write a key that is text"
         elif not fix and char in "|>":
             fix = f"quote the text: {quote_yaml(self.plain_text(self.at)[:60])}"
         self.fail("yaml-syntax", f"expected {expected}, found `{_visible(char)}`", fix=fix)
@@ -969,7 +979,7 @@ class Document:
         key = self.text[start:self.at].rstrip(" \n")
         end = start + len(key)
         if "\n" in self.text[end:self.at]:
-            self.fail("yaml-syntax", "a colon below its key", fix=f"write `:` {self.place(end)}")
+            self.fail("yaml-syntax", "a colon below its key", fix=f"write it {self.place(end)}")
         if "\n" in key and key[0] not in "[{":
             self.fail_folded_key(start, column)
         self.check_slashes(start)
@@ -1023,6 +1033,7 @@ class Document:
         last = self.open[-1][-4]
         is_dash = bool(_DASH.match(self.text, self.at))
         if not is_dash and not self.match_key():
+            self.check_indicator()
             self.check_space(self.at)
             self.check_lines(self.open[-1][-2])
             self.fail("yaml-indent", "this line belongs to nothing above it",
@@ -1182,8 +1193,9 @@ class Document:
             self.check_question(start)
         line_start = self.line_start(begin)
         if not text[line_start:begin].strip(" "):
-            end = min(end, len(text[:line_start].rstrip(" \n,")))
-            self.check_closed(begin - line_start, end, closer)
+            above = text[:line_start].rstrip(" \n")
+            self.check_closed(begin - line_start, len(above), closer)
+            end = min(end, len(above))
             if begin > start:
                 self.fail("yaml-syntax", "no `,` between this item and the next", at=end - 1,
                           fix=f"write `,` {self.place(end)}")
@@ -1219,7 +1231,9 @@ class Document:
         """Say how to write what programs read differently."""
         if text == "<<":
             self.fail_outside("merge keys (`<<`)", "repeat the values", at=at, size=2)
-        fix = f'quote it: "{text[:80]}"'
+        fix = f'quote it: "{text}"'
+        if len(text) > 80:
+            fix = "quote it"
         is_date = text[4:5] == "-"
         if text != "=" and not is_date:
             words = {"yes": "true", "on": "true", "no": "false", "off": "false"}
