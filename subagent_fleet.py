@@ -350,20 +350,44 @@ def show_value(value):
 #   several documents             one file, one fleet
 #   yes, 012, 1:30, 2001-01-01    YAML 1.1 and 1.2 disagree on what they are
 #   tabs before a token           no two programs agree on their width
+#   odd blanks around plain text  U+00A0 looks like a space and is read as a letter
 #   escaped surrogates (\ud83d)   PyYAML makes two broken characters of a pair
+#   plain text after `// `        it is meant as a comment
 
 DEPTH_LIMIT = 64
 KEY_LIMIT = 1024  # from the start of a key to its colon: YAML's own limit
 
-_CLASH = object()  # a word that programs read differently
-_WORDS = {form: value for words, value in (
-    ("null", None), ("true", True), ("false", False), (".inf +.inf", float("inf")),
-    ("-.inf", float("-inf")), ("yes no on off", _CLASH),
-) for word in words.split() for form in (word, word.title(), word.upper())}
-_WORDS.update(dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")))
-_WORDS.update({"": None, "~": None, "=": _CLASH, "<<": _CLASH})
-# An integer and a float of every YAML, then what is a number or a date in 1.1 or in 1.2 only.
-# Python 3.11 refuses integers of more than 4,300 digits.
+_CLASH = object()  # the meaning of a word that programs read differently
+
+
+def _word_meanings() -> dict[str, object]:
+    """Return what each plain word that is no text means, in the spellings that YAML knows."""
+    meanings = {
+        "null": None,
+        "true": True,
+        "false": False,
+        ".inf": float("inf"),
+        "+.inf": float("inf"),
+        "-.inf": float("-inf"),
+        "yes": _CLASH,
+        "no": _CLASH,
+        "on": _CLASH,
+        "off": _CLASH,
+    }
+    words: dict[str, object] = {"": None, "~": None, "=": _CLASH, "<<": _CLASH}
+    for word, meaning in meanings.items():
+        words[word] = meaning
+        words[word.title()] = meaning
+        words[word.upper()] = meaning
+
+    for word in (".nan", ".NaN", ".NAN"):
+        words[word] = float("nan")
+    return words
+
+
+_WORDS = _word_meanings()
+# The first group is an integer, the second a float of every YAML; then comes what is a number or
+# a date in 1.1 or in 1.2 only. Python 3.11 refuses integers of more than 4,300 digits.
 _NUMBER = _Pattern(
     r"([-+]?(?:0|[1-9][0-9]{0,999})|0x[0-9a-fA-F]{1,999})"
     r"|([-+]?[0-9]+\.[0-9]*(?:[eE][-+][0-9]+)?|\.[0-9]+(?:[eE][-+][0-9]+)?)"
@@ -372,29 +396,36 @@ _NUMBER = _Pattern(
     r"|[-+]?[0-9][0-9_]*(?::[0-5]?[0-9]){1,99}(?:\.[0-9_]*)?|[-+]?[0-9][0-9_:.]{200,}"
     r"|[0-9]{4}-[0-9][0-9]?-[0-9][0-9]?(?:(?:[Tt]|[ \t]+)[0-9][0-9]?:[0-9][0-9]:[0-9][0-9]"
     r"(?:\.[0-9]*)?(?:[ \t]*(?:Z|[-+][0-9][0-9]?(?::[0-9][0-9])?))?)?")
+_NUMBER_START = "+-.0123456789"
 
 # Surrogates, controls, and the line breaks and byte order marks that programs disagree on.
 _ODD = _Pattern("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
-_OUTSIDE = {"&": ("anchors (`&x`)", "repeat the value, or quote the text"),
-            "*": ("aliases (`*x`)", "repeat the value, or quote the text"),
-            "!": ("tags (`!x`)", "remove the tag, or quote the text"),
-            "?": ("`?` keys", "write `key: value`, or quote the text"),
-            "%": ("directives (`%YAML`)", "remove the line, or quote the text"),
-            "<<": ("merge keys (`<<`)", "repeat the values"),
-            "---": ("several documents", "keep one document per file")}
-_ESCAPES = {"0": "\0", "a": "\a", "b": "\b", "t": "\t", "\t": "\t", "n": "\n", "v": "\v",
-            "f": "\f", "r": "\r", "e": "\x1b", " ": " ", '"': '"', "/": "/", "\\": "\\",
-            "N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029"}
+# What plain text cannot begin with because it means more in YAML, and what to do instead.
+_OUTSIDE = {
+    "&": ("anchors", "remove it, and repeat the value where it is used"),
+    "*": ("aliases", "repeat the value"),
+    "!": ("tags", "remove the tag"),
+    "%": ("directives", "remove the line"),
+}
+_ESCAPES = {
+    "0": "\0", "a": "\a", "b": "\b", "t": "\t", "\t": "\t", "n": "\n", "v": "\v", "f": "\f",
+    "r": "\r", "e": "\x1b", " ": " ", '"': '"', "/": "/", "\\": "\\",
+    "N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029",
+}
 # What ends or changes quoted text. A run of blanks is passed whole, which keeps this linear.
 _BREAK = r"|[ \t]*\n[ \t\n]*|[ \t]{2,}"
-_QUOTED = {"'": _Pattern("''?" + _BREAK), '"': _Pattern(
-    r'"|\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|\n[ \t\n]*|[^\n])' + _BREAK)}
+_ESCAPE = r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|\n[ \t\n]*|[^\n])"
+_QUOTED = {
+    "'": _Pattern("''?" + _BREAK),
+    '"': _Pattern('"|' + _ESCAPE + _BREAK),
+}
 
 _SPACES = _Pattern(" *")
 _LINE = _Pattern("[^\n]*")
 _BLANKS = _Pattern("[ \n]*")
 _MARKER = _Pattern(r"(?m)^(?:---|\.\.\.)(?=[ \t\n]|\Z)")
 _DASH = _Pattern(r"-(?=[ \t\n]|\Z)")
+# How plain text begins, and what may end it, in block style and between brackets.
 _SAFE_START = r"[^ \t\n\-?:,\[\]{}#&*!|>'\"%@`]"
 _BLOCK_START = _Pattern(rf"{_SAFE_START}|[-?:](?![ \t\n]|\Z)")
 _BLOCK_STOP = _Pattern(r":(?=[ \t\n]|\Z)| #|\t|\n")
@@ -406,14 +437,57 @@ _KEY = _Pattern(
     r"(\"[^\"\\\n]*(?:\\.[^\"\\\n]*)*\" *|'[^'\n]*(?:''[^'\n]*)*' *"
     rf"|(?:{_BLOCK_START.pattern})[^\t\n:#]*(?:(?::(?![ \t\n]|\Z)|(?<! )#)[^\t\n:#]*)*)"
     r":(?=[ \t\n]|\Z)")
+# The sign and the digit of `|` and `>` come in either order.
 _BLOCK_HEADER = _Pattern(r"[|>](?:([-+])([1-9])?|([1-9])([-+])?)?(?: *| +#[^\n]*)(?:\n|\Z)")
+# Blanks that look like a space or like nothing; YAML takes them for letters.
+_ODD_BLANKS = {
+    "\xa0": "no-break space",
+    "\u1680": "ogham space mark",
+    "\u2000": "en quad",
+    "\u2001": "em quad",
+    "\u2002": "en space",
+    "\u2003": "em space",
+    "\u2004": "three-per-em space",
+    "\u2005": "four-per-em space",
+    "\u2006": "six-per-em space",
+    "\u2007": "figure space",
+    "\u2008": "punctuation space",
+    "\u2009": "thin space",
+    "\u200a": "hair space",
+    "\u200b": "zero width space",
+    "\u202f": "narrow no-break space",
+    "\u205f": "medium mathematical space",
+    "\u2060": "word joiner",
+    "\u3000": "ideographic space",
+}
+_NO_WIDTH = "\u200b\u2060"
+_BLANK_RUN = _Pattern("\t+|[" + "".join(_ODD_BLANKS) + "]+")
+# Where such a blank hides before text, behind a dash or behind the colon of a key.
+_BLANK_BEFORE = _Pattern("(-?|[\\w.-]+:)[" + "".join(_ODD_BLANKS) + "]")
+# What is meant as plain text between brackets.
+_FLOW_WORD = _Pattern(r"(?:[^\t\n,\[\]{}\"'#:]|:(?![ \n,\[\]{}])){1,99}")
+# The spaces and dashes before what a line holds.
+_NESTING = _Pattern("( *)(?:- +)*")
+# The spaces before what a line holds, unless that is a remark.
+_INDENTATION = _Pattern(r"(?m)^( *)[^ \n#]")
+# A key whose value follows its colon without a space; `http://` is no key.
+_GLUED_KEY = _Pattern(r"""(?:"[^"\n]*"|'[^'\n]*'|[\w.-]+):(?=[^ \n])(?!//)""")
+# A key that misses the quote at its end.
+_OPEN_KEY = _Pattern(r"[\w.-]+(?=:(?:[ \n]|\Z))")
+# What other formats begin a comment with, where a token may begin; quotes and remarks are passed.
+_SLASHES = _Pattern(
+    r"""(?<![^ ,\[\]{}"'\n])(?:"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|#[^\n]*|((?<![:-] )//|//(?= )|/\*))""")
+_SLASHES_LINE = _Pattern(r"(?m)^ *(//|/\*)")
+# What git writes between the two sides of a conflict, and its two lines that nobody else writes.
+_CONFLICT = _Pattern(r"(?:<{7}|={7}|>{7}|\|{7})(?= |\n|\Z)")
+_CONFLICT_EDGE = _Pattern(r"(?m)^(?:<{7}|>{7})(?= )")
 # Two lines of a `>` scalar that are joined: neither begins with a blank.
 _FOLDED = _Pattern(r"(?m)^([^ \t\n][^\n]*)\n(\n*)(?=[^ \t\n])")
-# Text that is written without quotes.
-_BARE = _Pattern(r"(?a)[A-Za-z_/][\w./@%+=();-]*(?:[ :][\w./@%+=();-]+)*")
+# Text that is written without quotes; what begins with `//` is taken for a comment.
+_BARE = _Pattern(r"(?a)(?!//)[A-Za-z_/][\w./@%+=();-]*(?:[ :][\w./@%+=();-]+)*")
 
 
-def parse_yaml(text, source="<text>"):
+def parse_yaml(text: str, source: str = "<text>") -> object:
     """Return the plain value of a YAML or JSON text, as PyYAML's safe_load does, or refuse."""
     return Document(text, source).value
 
@@ -426,407 +500,1053 @@ class Document:
     id, four offsets an entry: start and end of the key, start and end of the value.
     """
 
-    def __init__(self, text, source):
+    def __init__(self, text: str, source: str) -> None:
         if not isinstance(text, str):
             raise FleetError("yaml-input", f"not text, but {type(text).__name__}", where=source)
         if len(text) > TEXT_LIMIT_BYTES:
             raise FleetError("yaml-limit", f"the text has {len(text):,} characters, more than "
                              f"{TEXT_LIMIT_BYTES:,}", where=source)
-        self.text = (text[1:] if text.startswith("\ufeff") else text).replace("\r\n", "\n")
-        self.source, self.marks, self.open = source, {}, []
-        self.span = None  # of the value read last; None when it has no line of its own
-        self.last_line, self.orders = (0, 1), {}
-        odd = _ODD.search(self.text)
-        if odd:
-            self.fail("yaml-character", f"U+{ord(odd.group()):04X} does not belong in YAML text",
-                      at=odd.start(), fix="end lines with LF or CRLF" if odd.group() == "\r" else
-                      "remove it, or escape it inside double quotes")
-        self.seek(0)
-        self.marks[None] = array.array("I", (self.at, self.at + 1))
-        marked = self.column < 0 and self.text.startswith("---", self.at)
-        begun = marked or self.column >= 0
-        self.at += 3 * marked
-        self.value = self.read_value(-1, nests=not marked)
-        if self.column >= 0:
-            self.fail("yaml-indent", "this line belongs to nothing above it",
-                      fix="align it with its neighbours")
-        if begun and self.text.startswith("...", self.at):
-            self.at += 3
-            self.end_line()
-        if self.at < len(self.text):
-            self.fail_outside("---", self.at)
+        if text.startswith("\ufeff"):
+            text = text[1:]
 
-    def locate(self, path, *, key=False):
+        self.text = text.replace("\r\n", "\n")
+        self.source = source
+        self.marks: dict[int | None, array.array] = {}
+
+        # Where the reader stands, and what it is inside of.
+        self.at = 0
+        self.column = -1
+        self.span: tuple[int, int] | None = None  # of the value read last, if it has its own
+        self.open: list[array.array] = []  # the marks of the containers that are not over
+        self.opener: int | None = None  # the innermost bracket
+
+        # What `locate` remembers, so that many problems are located in linear time.
+        self.last_line = (0, 1)
+        self.orders: dict[int, dict] = {}
+
+        self.check_characters()
+        self.value = self.read_document()
+
+    # -- positions --
+
+    def locate(self, path: tuple, *, key: bool = False) -> tuple[str, str]:
         """Return (`source:line:column`, excerpt) of a value, or of the nearest key above it."""
-        node, spans = self.value, self.marks[None] * 2
+        node = self.value
+        spans = self.marks[None] * 2
         for step in path:
-            if id(node) not in self.orders:
-                keys = range(len(node)) if isinstance(node, list) else node
-                self.orders[id(node)] = dict(zip(keys, range(len(node))))
-            place = self.orders[id(node)].get(step)
+            place = self.place_of(step, node)
             if place is None:
                 key = True
                 break
-            spans, node = self.marks[id(node)][4 * place:4 * place + 4], node[step]
-        return self.show(*spans[:2] if key else spans[2:])
+            spans = self.marks[id(node)][4 * place:4 * place + 4]
+            node = node[step]
 
-    def show(self, start, end):
+        if key:
+            return self.show(spans[0], spans[1])
+        return self.show(spans[2], spans[3])
+
+    def place_of(self, step: object, node: object) -> int | None:
+        """Return the how manieth entry of a container a key or an index is, if it has it."""
+        if not isinstance(node, (dict, list)):
+            return None
+
+        order = self.orders.get(id(node))
+        if order is None:
+            steps = node if isinstance(node, dict) else range(len(node))
+            order = {own: place for place, own in enumerate(steps)}
+            self.orders[id(node)] = order
+        return order.get(step)
+
+    def show(self, start: int, end: int) -> tuple[str, str]:
         """Return `source:line:column` of a span of text, and its line with the span underlined."""
-        line, line_start = self.line_of(start), self.text.rfind("\n", 0, start) + 1
-        line_end = _LINE.match(self.text, start).end()
-        left, right = max(line_start, start - 60), min(line_end, start + 60)
-        end = start + len(self.text[start:min(end, right)].rstrip())
-        before = ("…" if left > line_start else "") + _visible(self.text[left:start])
-        token = _visible(self.text[start:end])
-        after = _visible(self.text[end:right]) + ("…" if right < line_end else "")
-        caret = " " * len(before) + "^" * max(1, len(token))
-        return (f"{self.source}:{line}:{start - line_start + 1}",
-                f"{line:>5} | {before}{token}{after}\n{'':>5} | {caret}")
+        line = self.line_of(start)
+        line_start = self.line_start(start)
+        line_end = self.line_end(start)
 
-    def line_of(self, at):
+        # A long line is cut to what stands around the span.
+        left = max(line_start, start - 60)
+        right = min(line_end, start + 60)
+        end = start + len(self.text[start:min(end, right)].rstrip(" \n"))
+
+        before = _visible(self.text[left:start])
+        if left > line_start:
+            before = "…" + before
+        token = _visible(self.text[start:end])
+        after = _visible(self.text[end:right])
+        if right < line_end:
+            after += "…"
+
+        caret = " " * len(before) + "^" * max(1, len(token))
+        where = f"{self.source}:{line}:{start - line_start + 1}"
+        return where, f"{line:>5} | {before}{token}{after}\n{'':>5} | {caret}"
+
+    def line_of(self, at: int) -> int:
         """Return the number of a line. Counting from the last one keeps many problems linear."""
         offset, line = self.last_line
-        line += self.text.count("\n", offset, at) - self.text.count("\n", at, offset)
+        line += self.text.count("\n", offset, at)
+        line -= self.text.count("\n", at, offset)
         self.last_line = at, line
         return line
 
-    def fail(self, slug, what, *, at=None, size=1, fix=""):
-        at = self.at if at is None else at
-        if self.text[at:at + 1] == "\t":
-            slug, what = "yaml-tab", "a tab where YAML takes only spaces"
-            fix = "replace the tab by spaces"
-        where, excerpt = self.show(at, at + size)
-        raise FleetError(slug, what, where=where, excerpt=excerpt, fix=fix)
+    def line_start(self, at: int) -> int:
+        return self.text.rfind("\n", 0, at) + 1
 
-    def fail_outside(self, feature, at):
-        named, fix = _OUTSIDE[feature]
-        self.fail("yaml-unsupported", f"{named} are outside the YAML subset", at=at,
-                  size=len(feature), fix=fix)
+    def line_end(self, at: int) -> int:
+        return _LINE.match(self.text, at).end()
 
-    def fail_unexpected(self, expected, *, fix=""):
-        """Say why the character here cannot stand here."""
-        char, (start, end) = self.text[self.at], self.span or (self.at, self.at)
-        if "\n" in self.text[start:end] and not self.text[end:self.at].strip(" ") \
-                and self.text[start] in "\"'":
-            self.fail("yaml-syntax", f"this quoted text ends on line {self.line_of(end)}, "
-                      "where more follows it", at=start, fix="close the quote on its line")
-        if char in _OUTSIDE:
-            self.fail_outside(char, self.at)
-        if _DASH.match(self.text, self.at):
-            fix = "start the list on the line below its key"
-        elif char == "/":
-            fix = "begin a comment with `#`"
-        elif not fix and char in "@`|>":
-            fix = "quote the text"
-        self.fail("yaml-syntax", f"expected {expected}, found `{_visible(char)}`", fix=fix)
+    def mark(self, start: int, end: int) -> None:
+        """Keep where the key and the value of an entry stand; the key where a value has no line."""
+        self.open[-1].extend((start, end))
+        self.open[-1].extend(self.span or (start, end))
 
-    def fail_colon(self, start):
-        """Say why the colon here does not make a key of the text from `start`."""
-        if "\n" in self.text[start:self.at]:
-            self.fail("yaml-indent", f"a key inside the value of line {self.line_of(start)}",
-                      fix="align it with its neighbours, or put the missing `: ` after a key "
-                      "above, or begin a comment with `#`")
-        if self.at - start > KEY_LIMIT:
-            self.fail("yaml-limit", f"a key of over {KEY_LIMIT:,} characters", fix="shorten it")
-        if self.text[start] in "[{\"'":
-            self.fail_unexpected("the end of the line", fix="write `key: value`, one a line")
-        rest = _LINE.match(self.text, start, start + 80).group().split(" #")[0].rstrip(" ")
-        self.fail("yaml-syntax", "`: ` inside plain text", fix="quote the whole value"
-                  if len(rest) > 60 else f"quote it: {quote_yaml(rest)}")
+    # -- from token to token --
 
-    def skip(self, at):
+    def skip(self, at: int) -> int:
         """Return where the first token at or behind `at` begins."""
         at = _BLANKS.match(self.text, at).end()
         while self.text[at:at + 1] == "#":
             at = _BLANKS.match(self.text, _LINE.match(self.text, at).end()).end()
         return at
 
-    def seek(self, at):
+    def seek(self, at: int) -> bool:
         """Go to the first token at or behind `at`; tell whether it is on the same line."""
+        text = self.text
         self.at = self.skip(at)
-        self.column = self.at - self.text.rfind("\n", 0, self.at) - 1
-        if self.at == len(self.text) or (self.column == 0 and _MARKER.match(self.text, self.at)):
+        self.column = self.at - text.rfind("\n", 0, self.at) - 1
+        if self.at == len(text) or (self.column == 0 and _MARKER.match(text, self.at)):
             self.column = -1
-        return self.column >= 0 and "\n" not in self.text[at:self.at]
+            return False
+        return "\n" not in text[at:self.at]
 
-    def end_line(self):
-        """Pass the rest of a line that must be empty, and go to the next token."""
-        if self.seek(self.at):
-            if self.text[self.at] == ":" and self.span:
-                self.fail_colon(self.span[0])
-            self.fail_unexpected("the end of the line", fix="quote the whole value")
+    def end_line(self, column: int = -1) -> None:
+        """Pass the rest of a line that must be empty, and go to the next token.
 
-    def enter(self):
+        What stood on the line belongs to what is at `column`.
+        """
+        if not self.seek(self.at):
+            return
+        if self.text[self.at] == ":" and self.span:
+            self.fail_colon(self.span[0], column)
+        self.fail_unexpected("the end of the line", fix="quote the whole value")
+
+    def enter(self) -> None:
+        """Begin the marks of a container."""
         self.open.append(array.array("I"))  # 16 bytes an entry; tuples take 30 times the text
         if len(self.open) > DEPTH_LIMIT:
             self.fail("yaml-limit", f"more than {DEPTH_LIMIT} levels deep")
 
-    def mark(self, start, end):
-        """Keep where the key and the value of an entry stand; the key where a value has no line."""
-        self.open[-1].extend((start, end) + (self.span or (start, end)))
-
-    def leave(self, container):
-        marks, self.span = self.open.pop(), None
+    def leave(self, container: dict | list) -> dict | list:
+        """Keep the marks of a container that is over, and return it."""
+        marks = self.open.pop()
         if marks:
             self.marks[id(container)] = marks
+        self.span = None
         return container
 
-    def check_new(self, mapping, key, at):
-        if key in mapping:
-            line = self.line_of(self.open[-1][4 * list(mapping).index(key)])
-            self.fail("yaml-duplicate", f"the key `{_visible(str(key))}` is already on line {line}",
-                      at=at, size=len(str(key)), fix="remove or rename one of them")
+    # -- block style --
 
-    def read_block(self, indent):
-        """Read a node at `self.column`; what it belongs to is at column `indent`."""
-        column, items, mapping = self.column, [], {}
-        if _DASH.match(self.text, self.at):
-            self.enter()
-            while self.column == column and _DASH.match(self.text, self.at):
-                dash = self.at
-                self.at += 1
-                items.append(self.read_value(column, nests=True))
-                self.mark(dash, dash + 1)
-            return self.leave(items)
-        while self.column == column:
-            start, char = self.at, self.text[self.at]
-            found = _KEY.match(self.text, start, start + KEY_LIMIT + 2)
-            if not found or found.end() > start + KEY_LIMIT + 1:
-                if not mapping:
-                    return self.read_inline(indent)
-                if char not in "\"'" and not _BLOCK_START.match(self.text, start):
-                    self.fail_unexpected("a key")
-                self.fail("yaml-syntax", "expected `key: value`", size=_LINE.match(
-                    self.text, start).end() - start, fix="put `: ` after the key, or `#` before it")
-            if not mapping:
-                self.enter()
-            key = self.read_quoted() if char in "\"'" else self.resolve(found[1].rstrip(" "), start)
-            self.check_new(mapping, key, start)
-            self.at = found.end()
-            mapping[key] = self.read_value(column)
-            self.mark(start, found.end() - 1)
-        return self.leave(mapping)
+    def read_document(self) -> object:
+        """Read the value of the whole text, with the marks of a document around it."""
+        self.seek(0)
+        self.marks[None] = array.array("I", (self.at, self.at + 1))
+        has_marker = self.column < 0 and self.text.startswith("---", self.at)
+        is_empty = self.column < 0 and not has_marker
+        if has_marker:
+            self.at += 3
 
-    def read_value(self, column, *, nests=False):
-        """Read what follows `key:` or `---`; where it `nests`, a dash or nothing."""
+        value = self.read_value(-1, may_nest=not has_marker)
+        if self.column >= 0:
+            self.fail("yaml-indent", "this line belongs to nothing above it",
+                      fix="remove it, or begin it with `#`")
+
+        if not is_empty and self.text.startswith("...", self.at):
+            self.at += 3
+            self.end_line()
+        if self.at < len(self.text):
+            self.fail_outside("several documents", "keep one document per file", at=self.at,
+                              size=3)
+        return value
+
+    def read_value(self, column: int, *, may_nest: bool = False) -> object:
+        """Read what follows a key, a dash or `---` at `column`: nothing, or a value.
+
+        On the same line, a list or a mapping `may_nest` behind a dash only.
+        """
         self.span = None
-        if self.seek(self.at) and not nests:
+        is_same_line = self.seek(self.at)
+        if is_same_line and not may_nest:
             return self.read_inline(column)
-        if self.column > column or (
-                self.column == column and not nests and _DASH.match(self.text, self.at)):
+        if self.column > column:
+            return self.read_block(column)
+        # The list of a key may stand at the column of that key.
+        if self.column == column and not may_nest and _DASH.match(self.text, self.at):
             return self.read_block(column)
         return None
 
-    def read_inline(self, indent):
+    def read_block(self, indent: int) -> object:
+        """Read the value at `self.column`; what it belongs to is at column `indent`."""
+        if _DASH.match(self.text, self.at):
+            return self.read_sequence(indent)
+        first_key = self.match_key()
+        if first_key:
+            return self.read_mapping(indent, first_key)
+        return self.read_inline(indent)
+
+    def read_sequence(self, indent: int) -> list:
+        column = self.column
+        items: list = []
+        self.enter()
+        while self.column == column and _DASH.match(self.text, self.at):
+            dash = self.at
+            self.at += 1
+            items.append(self.read_value(column, may_nest=True))
+            self.mark(dash, dash + 1)
+        if self.column > indent:
+            self.fail_neighbour(column, indent)
+        return self.leave(items)
+
+    def read_mapping(self, indent: int, match: re.Match | None) -> dict:
+        """Read a mapping whose first key is matched."""
+        column = self.column
+        mapping: dict = {}
+        self.enter()
+        while self.column == column:
+            if mapping:
+                match = self.match_key()
+            if not match:
+                self.fail_key(self.at)
+
+            start = self.at
+            key = self.read_key(match)
+            if key in mapping:
+                self.fail_duplicate(mapping, key, start)
+
+            self.at = match.end()
+            mapping[key] = self.read_value(column)
+            self.mark(start, match.end() - 1)
+        if self.column > indent:
+            self.fail_neighbour(column, indent)
+        return self.leave(mapping)
+
+    def match_key(self) -> re.Match | None:
+        """Match a key with its colon; the end of what is searched looks like the end of a line."""
+        end = self.at + KEY_LIMIT + 2
+        match = _KEY.match(self.text, self.at, end)
+        if match and match.end() < end:
+            return match
+        return None
+
+    def read_key(self, match: re.Match) -> object:
+        if self.text[self.at] in "\"'":
+            return self.read_quoted()
+        return self.resolve(match[1].rstrip(" "), self.at)
+
+    def read_inline(self, indent: int) -> object:
         """Read a scalar or flow style, and the end of its line."""
         if self.text[self.at] in "|>":
             return self.read_lines(indent)
         value = self.read_token(indent, _BLOCK_START, _BLOCK_STOP)
-        self.end_line()
+        self.end_line(indent)
         return value
 
-    def read_token(self, indent, starts, stops):
-        text, start = self.text, self.at
-        if text[start] in "[{":
+    # -- scalars --
+
+    def read_token(self, indent: int, starts: _Pattern, stops: _Pattern) -> object:
+        """Read what is in brackets, in quotes, or plain: how that `starts` and what stops it."""
+        text = self.text
+        start = self.at
+        char = text[start]
+        if char in "[{":
             value = self.read_flow()
-        elif text[start] in "\"'":
+        elif char in "\"'":
             value = self.read_quoted()
-        elif starts.match(text, start) and not (
-                text[start] in "-." and _MARKER.match(text, start)):
-            value = self.resolve(self.read_plain(indent, stops), start)
-        else:
+        elif not starts.match(text, start) or (char in "-." and _MARKER.match(text, start)):
             self.fail_unexpected("a value")
+        else:
+            value = self.resolve(self.read_plain(indent, stops), start)
         self.span = start, self.at
         return value
 
-    def read_plain(self, indent, stops):
+    def read_plain(self, indent: int, stops: _Pattern) -> str:
         """Return the text of a plain scalar, its lines folded."""
-        text, at, parts = self.text, self.at, []
+        text = self.text
+        at = self.at
+        parts = []
         while True:
             stop = stops.search(text, at)
             self.at = stop.start() if stop else len(text)
             parts.append(text[at:self.at].rstrip(" "))
             if text[self.at:self.at + 1] != "\n":
                 break
+
+            # The text goes on below, unless a line is not deeper, or begins as text does not.
             gap = _BLANKS.match(text, self.at).group()
-            at, column = self.at + len(gap), len(gap) - gap.rfind("\n") - 1
-            if (column <= indent or text[at:at + 1] in ("", "#") or stops.match(text, at)
-                    or _MARKER.match(text, at)):
+            at = self.at + len(gap)
+            column = len(gap) - gap.rfind("\n") - 1
+            if column <= indent or text[at:at + 1] in ("", "#"):
+                break
+            if stops.match(text, at) or _MARKER.match(text, at):
                 break
             parts.append("\n" * (gap.count("\n") - 1) or " ")
         return "".join(parts)
 
-    def resolve(self, text, at):
+    def resolve(self, text: str, at: int) -> object:
+        """Return what the plain text at `at` means."""
         value = _WORDS.get(text, text)
-        number = value is text and text[0] in "+-.0123456789" and _NUMBER.fullmatch(text)
-        if number and number[1]:
-            value = int(text, 16 if "x" in text else 10)
-        elif number:
-            value = float(text) if number[2] and abs(float(text)) < float("inf") else _CLASH
-        if value is _CLASH:
-            if text == "<<":
-                self.fail_outside(text, at)
-            fix = f'quote it: "{text[:80]}"'
-            if text != "=" and text[4:5] != "-":  # a date
-                plain = {"yes": "true", "on": "true", "no": "false", "off": "false"}
-                fix = f"write {plain.get(text.lower(), 'a plain decimal number')}, or {fix}"
-            self.fail("yaml-ambiguous", f"YAML programs disagree about `{text[:80]}`", at=at,
-                      size=len(text), fix=fix)
+        if value is not text:
+            if value is _CLASH:
+                self.fail_clash(text, at)
+            return value
+
+        if not text.isascii():
+            self.check_edges(text, at)
+        if text[0] in _NUMBER_START:
+            value = _resolve_number(text)
+            if value is _CLASH:
+                self.fail_clash(text, at)
+        elif text[0] == "/":
+            self.check_remark(text, at)
         return value
 
-    def read_quoted(self):
-        text, start, parts = self.text, self.at, []
+    def read_quoted(self) -> str:
+        """Return the text between quotes."""
+        text = self.text
+        start = self.at
+        quote = text[start]
+        parts = []
         at = start + 1
-        for token in _QUOTED[text[start]].finditer(text, at):
+        for token in _QUOTED[quote].finditer(text, at):
             parts.append(text[at:token.start()])
             at = token.end()
-            if token.group() == text[start]:
+            if token.group() == quote:
                 self.at = at
                 return "".join(parts)
+
             parts.append(self.unquote(token.group(), token.start()))
             if text[at - 1] == "\n" and _MARKER.match(text, at):
                 self.fail("yaml-syntax", f"`{text[at:at + 3]}` ends the document inside quotes",
                           at=at, size=3, fix="indent the line")
-        self.fail("yaml-syntax", f"this `{text[start]}` is never closed", at=start)
+        self.fail("yaml-syntax", f"this `{quote}` is never closed", at=start,
+                  fix=self.closing_fix(start))
 
-    def unquote(self, token, at):
+    def unquote(self, token: str, at: int) -> str:
         """Return what an escape, a pair of apostrophes or a break stands for inside quotes."""
-        if "\n" in token:  # one break is a space, or nothing when escaped; the others are kept
-            return "\n" * (token.count("\n") - 1) or ("" if token[0] == "\\" else " ")
+        if "\n" in token:
+            # One break is a space, or nothing when escaped; the others are kept.
+            more = "\n" * (token.count("\n") - 1)
+            if more or token[0] == "\\":
+                return more
+            return " "
+        if token == "''":
+            return "'"
         if token[0] != "\\":
-            return "'" if token == "''" else token
-        code, fix = token[1:], "double the backslash"
-        if len(code) > 1:
-            number = int(code[1:], 16)
-            if number < 0xD800 or 0xDFFF < number < 0x110000:
-                return chr(number)
-            fix = "write the character itself, or \\U and its 8 digits"
-        if code not in _ESCAPES:
-            self.fail("yaml-escape", f"`{_visible(token)}` is no character", at=at,
-                      size=len(token), fix=fix)
-        return _ESCAPES[code]
+            return token
 
-    def read_lines(self, indent):
+        code = token[1:]
+        if len(code) == 1:
+            if code not in _ESCAPES:
+                self.fail_escape(token, at, "double the backslash")
+            return _ESCAPES[code]
+        number = int(code[1:], 16)
+        if 0xD800 <= number <= 0xDFFF or number > 0x10FFFF:
+            self.fail_escape(token, at, "write the character itself, or \\U and its 8 digits")
+        return chr(number)
+
+    def read_lines(self, indent: int) -> str:
         """Read a `|` or `>` scalar; `indent` is the column of what it belongs to."""
-        text, start = self.text, self.at
+        text = self.text
+        start = self.at
         header = _BLOCK_HEADER.match(text, start)
         if not header:
             self.fail("yaml-syntax", f"`{text[start]}` takes `+`, `-` and a digit from 1 to 9, "
                       "then the line must end", fix="put the text on the lines below")
-        chomping, digit, line = header[1] or header[4], header[2] or header[3], header.end()
+        chomping = header[1] or header[4]
+        digit = header[2] or header[3]
         if digit:
             width = max(indent, 0) + int(digit)
         else:
-            blank = _BLANKS.match(text, line)
-            widths = [len(row) for row in blank.group().split("\n")]
-            if indent < widths[-1] < max(widths):
-                self.fail("yaml-indent", "a blank line above is indented deeper than this line",
-                          at=blank.end(), fix="remove the spaces of the blank line")
-            width = max(indent + 1, 1, *widths)
+            width = self.measure_lines(header.end(), indent)
+
+        # The lines that are indented as deep, or hold nothing at all.
         lines = []
+        line = header.end()
         while line < len(text):
             inner = _SPACES.match(text, line, line + width).end()
             end = _LINE.match(text, inner).end()
-            if inner == len(text) or inner - line < width and inner < end:
+            is_shallow = inner - line < width and inner < end
+            if is_shallow or inner == len(text):
                 break
             lines.append(text[inner:end + 1])
             line = end + 1
         self.span = start, start + 1
         self.seek(line)
-        body = "".join(lines)
-        kept = body.rstrip("\n")
-        breaks = {"+": len(body), "-": 0, None: 1 if kept else 0}[chomping]
-        tail = body[len(kept):][:breaks]
-        if text[start] == ">":
-            kept = _FOLDED.sub(lambda match: match[1] + (match[2] or " "), kept)
-        return kept + tail
 
-    def peek(self, opener):
+        body = _chomp("".join(lines), chomping)
+        if text[start] == ">":
+            body = _fold(body)
+        return body
+
+    def measure_lines(self, at: int, indent: int) -> int:
+        """Return how deep the first line of a `|` or `>` scalar is that holds text."""
+        blank = _BLANKS.match(self.text, at)
+        widths = [len(row) for row in blank.group().split("\n")]
+        if indent < widths[-1] < max(widths):
+            self.fail("yaml-indent", "a blank line above is indented deeper than this line",
+                      at=blank.end(), fix="remove the spaces of the blank line")
+        return max(indent + 1, 1, *widths)
+
+    # -- flow style --
+
+    def read_flow(self) -> dict | list:
+        """Read what stands in brackets or braces, over any number of lines."""
+        outer = self.opener
+        self.opener = self.at
+        self.enter()
+        self.at += 1
+        if self.text[self.opener] == "[":
+            container = self.read_flow_list()
+        else:
+            container = self.read_flow_mapping()
+        self.at += 1
+        self.opener = outer
+        return self.leave(container)
+
+    def read_flow_list(self) -> list:
+        items: list = []
+        while self.peek() != "]":
+            start = self.at
+            items.append(self.read_token(-1, _FLOW_START, _FLOW_STOP))
+            self.mark(start, self.at)
+            self.end_item("]")
+        return items
+
+    def read_flow_mapping(self) -> dict:
+        mapping: dict = {}
+        while self.peek() != "}":
+            start = self.at
+            if self.text[start] in "[{":
+                self.fail_unexpected("a key")
+            if self.text.startswith("//", start):
+                self.refuse_slashes(start)
+            key = self.read_token(-1, _FLOW_START, _FLOW_STOP)
+            end = self.at
+            if key in mapping:
+                self.fail_duplicate(mapping, key, start)
+
+            mapping[key] = self.read_flow_value(start)
+            self.mark(start, end)
+            self.end_item("}")
+        return mapping
+
+    def read_flow_value(self, start: int) -> object:
+        """Read a colon and a value, if they follow the key that began at `start`."""
+        self.span = None
+        if self.peek() != ":":
+            return None
+        if "\n" in self.text[start:self.at] or self.at - start > KEY_LIMIT:
+            self.fail_colon(start)
+
+        self.at += 1
+        if self.peek() in ",}":
+            return None
+        return self.read_token(-1, _FLOW_START, _FLOW_STOP)
+
+    def peek(self) -> str:
         """Go to the next token inside brackets and return its first character."""
         self.at = self.skip(self.at)
         if self.at == len(self.text):
-            self.fail("yaml-syntax", f"this `{self.text[opener]}` is never closed", at=opener)
+            opener = self.text[self.opener]
+            closer = "]" if opener == "[" else "}"
+            self.fail("yaml-syntax", f"this `{opener}` is never closed", at=self.opener,
+                      fix=f"write `{closer}` where it ends")
         return self.text[self.at]
 
-    def read_flow(self):
-        opener, is_list = self.at, self.text[self.at] == "["
-        container, closer = ([], "]") if is_list else ({}, "}")
-        self.enter()
-        self.at += 1
-        while self.peek(opener) != closer:
-            start = self.at
-            if not is_list and self.text[start] in "[{":
-                self.fail_unexpected("a key")
-            item = self.read_token(-1, _FLOW_START, _FLOW_STOP)
-            end = self.at
-            if is_list:
-                container.append(item)
-            else:
-                self.check_new(container, item, start)
-                container[item] = self.span = None
-                if self.peek(opener) == ":":
-                    if "\n" in self.text[start:self.at] or self.at - start > KEY_LIMIT:
-                        self.fail_colon(start)
-                    self.at += 1
-                    if self.peek(opener) not in ",}":
-                        container[item] = self.read_token(-1, _FLOW_START, _FLOW_STOP)
-            self.mark(start, end)
-            if self.peek(opener) == ",":
-                self.at += 1
-            elif self.text[self.at] != closer:
-                self.fail_unexpected(f"`,` or the `{closer}` of line {self.line_of(opener)}",
-                                     fix="look for a missing comma or bracket")
-        self.at += 1
-        return self.leave(container)
+    def end_item(self, closer: str) -> None:
+        """Pass the comma behind an item; the last item needs none."""
+        char = self.peek()
+        if char == ",":
+            self.at += 1
+        elif char != closer:
+            self.fail_item(closer)
+
+    # -- what is wrong --
+
+    def fail(self, slug: str, what: str, *, at: int | None = None, size: int = 1,
+             fix: str = "") -> None:
+        """Refuse the text, on account of `size` characters `at` a place or where the reader is."""
+        if at is None:
+            at = self.at
+        self.check_conflict(at)
+        self.check_blank(at)
+        self.refuse(slug, what, at, size=size, fix=fix)
+
+    def refuse(self, slug: str, what: str, at: int, *, size: int = 1, fix: str = "") -> None:
+        """Refuse the text for exactly this."""
+        where, excerpt = self.show(at, at + size)
+        raise FleetError(slug, what, where=where, excerpt=excerpt, fix=fix)
+
+    def check_conflict(self, at: int) -> None:
+        """Refuse the marks of a merge, on the line that cannot be read or anywhere."""
+        marker = _CONFLICT.match(self.text, self.line_start(at))
+        if not marker:
+            marker = _CONFLICT_EDGE.search(self.text)
+        if marker:
+            self.refuse("yaml-syntax", f"git left a merge conflict here (`{marker.group()}`)",
+                        marker.start(), size=7, fix="keep one of the two sides, and remove the "
+                        "lines that begin with `<<<<<<<`, `=======` and `>>>>>>>`")
+
+    def check_edges(self, text: str, at: int) -> None:
+        """Refuse plain text with an odd blank around it, where nobody sees that it belongs to it."""
+        before = _BLANK_BEFORE.match(text)
+        if before:
+            is_line = not self.text[self.line_start(at):at].strip(" -")
+            if is_line or ":" not in before[1]:
+                self.check_blank(at + before.end(1))
+
+        kept = text.rstrip("".join(_ODD_BLANKS))
+        if kept != text:
+            run = text[len(kept):]
+            # The place of a key is where the reader stands; other text ends there.
+            end = max(self.at, at + len(text))
+            self.check_blank(self.text.rfind(run, at, end))
+
+    def check_blank(self, at: int) -> None:
+        """Refuse a blank that is no space, and say what to write for it."""
+        run = _BLANK_RUN.match(self.text, at)
+        if not run:
+            return
+        char = run.group()[0]
+        slug = "yaml-tab"
+        name = "a tab"
+        if char != "\t":
+            slug = "yaml-character"
+            name = f"{_ODD_BLANKS[char]} (U+{ord(char):04X})"
+        self.refuse(slug, f"{name} where YAML takes only spaces", at, size=len(run.group()),
+                    fix=self.blank_fix(at, run.end()))
+
+    def blank_fix(self, at: int, end: int) -> str:
+        """Say what to write for the tabs or odd blanks between two places."""
+        odd = "\t" + "".join(_ODD_BLANKS)
+        is_tab = self.text[at] == "\t"
+        line_start = self.line_start(at)
+        line = self.text[line_start:self.line_end(at)]
+        content = line.lstrip(" " + odd)
+        if not self.text[end:line_start + len(line)].strip(" " + odd):
+            return "remove it"
+
+        if line[:at - line_start].strip(" "):
+            fix = "write a space instead"
+            if self.text[at] in _NO_WIDTH:
+                fix = "remove it"
+            return fix if is_tab else f"{fix}, or quote the text"
+
+        # What is indented by a tab has its neighbours' depth, as nobody knows how wide a tab is.
+        blanks = line[:len(line) - len(content)]
+        width = sum(blank not in _NO_WIDTH for blank in blanks)
+        if "\t" in blanks:
+            width = self.depth_above(line_start, content)
+        return f"begin its line with {_spaces(width)}" if width else "remove it"
+
+    def depth_above(self, line_start: int, content: str) -> int:
+        """Return how deep the next line is to be, after what the lines above it hold."""
+        for line in reversed(self.text[:line_start].split("\n")):
+            line = line.split(" #")[0].rstrip(" ")
+            if not line or line.lstrip(" ").startswith("#"):
+                continue
+            nesting = _NESTING.match(line)
+            depth = len(nesting[1] if content.startswith("- ") else nesting.group())
+            if line.endswith((":", "{", "[")):
+                depth += 2
+            return depth
+        return 0
+
+    def check_slashes(self, at: int) -> None:
+        """Refuse the line of `at` when it has a comment that begins as those of JavaScript do."""
+        start = self.line_start(at)
+        for token in _SLASHES.finditer(self.text, start, min(self.line_end(at), start + KEY_LIMIT)):
+            if token[1]:
+                self.refuse_slashes(token.start(1))
+
+    def check_remark(self, text: str, at: int) -> None:
+        """Refuse plain text that is meant as a comment: nobody reads it as YAML does."""
+        is_line = not self.text[self.line_start(at):at].strip(" ")
+        if text[:2] in ("//", "/*") and (is_line or text[2:3] == " "):
+            self.refuse_slashes(at, fix="begin a comment with `#`, or quote the text")
+
+    def refuse_slashes(self, at: int, *, fix: str = "begin a comment with `#`") -> None:
+        slashes = self.text[at:at + 2]
+        if slashes == "/*":
+            fix = "begin each line of a comment with `#`"
+        self.refuse("yaml-syntax", f"`{slashes}` begins no comment", at, size=2, fix=fix)
+
+    def check_characters(self) -> None:
+        odd = _ODD.search(self.text)
+        if not odd:
+            return
+        fix = "remove it, or escape it inside double quotes"
+        if odd.group() == "\r":
+            fix = "end lines with LF or CRLF"
+        self.fail("yaml-character", f"U+{ord(odd.group()):04X} does not belong in YAML text",
+                  at=odd.start(), fix=fix)
+
+    def fail_outside(self, feature: str, fix: str, *, at: int, size: int) -> None:
+        self.fail("yaml-unsupported", f"{feature} are outside the YAML subset", at=at, size=size,
+                  fix=fix)
+
+    def check_indicator(self) -> None:
+        """Refuse a value or a key that begins as plain text cannot, and quote what was written."""
+        char = self.text[self.at]
+        if char == "?":
+            self.fail_outside("`?` keys", "write `key: value`, or quote the text", at=self.at,
+                              size=1)
+        if char not in "&*!%@`":
+            return
+        text = self.plain_text(self.at)
+        word = text.split(" ")[0][:40]
+        shown = f"`{_visible(word)}`"
+        quoted = "quote the text"
+        if len(text) <= 60 and '"' not in text:
+            quoted += f": {quote_yaml(text)}"
+
+        line_start = self.line_start(self.at)
+        if text.startswith("* ") and not self.text[line_start:self.at].strip(" "):
+            self.fail("yaml-syntax", "`*` begins no item of a list", fix="write `-` instead")
+        if char == "`":
+            self.fail("yaml-syntax", "plain text cannot begin with a backtick", size=len(word),
+                      fix=quoted)
+        if char == "@" or (char == "%" and self.at > line_start):
+            self.fail("yaml-syntax", f"plain text cannot begin with `{char}`: {shown}",
+                      size=len(word), fix=quoted)
+
+        feature, fix = _OUTSIDE[char]
+        # A directive, and an anchor whose value stands below, are no text.
+        if char != "%" and (char != "&" or text != word):
+            fix += f", or {quoted}"
+        self.fail_outside(f"{feature} ({shown})", fix, at=self.at, size=len(word))
+
+    def plain_text(self, at: int) -> str:
+        """Return what would be plain text from `at` on, if it began with a letter."""
+        stops = _BLOCK_STOP if self.opener is None else _FLOW_STOP
+        stop = stops.search(self.text, at + 1)
+        end = stop.start() if stop else len(self.text)
+        return self.text[at:end].rstrip(" ")
+
+    def fail_unexpected(self, expected: str, *, fix: str = "") -> None:
+        """Say why the character here cannot stand here."""
+        char = self.text[self.at]
+        self.check_blank(self.at)
+        if self.span:
+            self.check_quote(*self.span)
+        self.check_slashes(self.at)
+        if not fix:
+            self.check_indicator()
+
+        if _DASH.match(self.text, self.at):
+            fix = "start the list on the line below its key"
+        elif not fix and _MARKER.match(self.text, self.at):
+            fix = "close the brackets above it, or indent the line"
+        elif not fix and char in ",]}":
+            fix = "remove it, or quote the text"
+        elif not fix and char == ":":
+            fix = "write a key before it, or quote the text"
+        elif not fix and char in "[{":
+            fix = "write a key that is text"
+        elif not fix and char in "|>":
+            fix = f"quote the text: {quote_yaml(self.plain_text(self.at)[:60])}"
+        self.fail("yaml-syntax", f"expected {expected}, found `{_visible(char)}`", fix=fix)
+
+    def fail_colon(self, start: int, column: int = -1) -> None:
+        """Say why the colon here does not make a key of the text from `start`.
+
+        The text is the value of what stands at `column`.
+        """
+        key = self.text[start:self.at].rstrip(" \n")
+        end = start + len(key)
+        if "\n" in self.text[end:self.at]:
+            self.fail("yaml-syntax", "a colon below its key", fix=f"write it {self.place(end)}")
+        if "\n" in key and key[0] not in "[{":
+            self.fail_folded_key(start, column)
+        self.check_slashes(start)
+        if len(key) > KEY_LIMIT:
+            self.fail("yaml-limit", f"a key of over {KEY_LIMIT:,} characters", fix="shorten it")
+        if key[0] in "[{":
+            self.fail_unexpected("the end of the line", fix="write `key: value`, one a line")
+        if key[0] in "\"'":
+            self.check_space(start)
+            self.fail_unexpected("the end of the line", fix="write `key: value`, one a line")
+
+        value = self.rest_of_line(start)
+        fix = f"quote it: {quote_yaml(value)}"
+        if len(value) > 60:
+            fix = "quote the whole value"
+        self.fail("yaml-syntax", "`: ` inside plain text", fix=fix)
+
+    def fail_folded_key(self, start: int, column: int) -> None:
+        """Say why the text from `start` has its colon on another line than its beginning."""
+        text = self.text
+        self.check_quote(start, self.at)
+        remark = _SLASHES_LINE.search(text, self.line_start(start), self.at)
+        if remark:
+            self.refuse_slashes(remark.start(1))
+        self.check_slashes(start)
+
+        begin = self.skip(self.line_start(self.at))
+        self.check_blank(begin)
+        # A word where a key may stand is a key without a colon, or without a space behind it.
+        is_value = text[self.line_start(start):start].strip(" -")
+        if not is_value and " " not in self.rest_of_line(start):
+            self.fail_key(start)
+
+        # A key right below a value belongs to another column; further below, it is text.
+        is_key = text.count("\n", start, begin) == 1 and " " not in text[begin:self.at].strip(" ")
+        if is_key and is_value and column >= 0:
+            self.fail_alignment(column, self.line_start(start) + column, begin)
+        fix = "quote the whole text, or put the missing `: ` after a key above"
+        if self.opener is not None:
+            fix = "look for a missing comma or colon above"
+        self.fail("yaml-syntax", f"`: ` inside the text that begins on line {self.line_of(start)}",
+                  fix=fix)
+
+    def fail_neighbour(self, column: int, indent: int) -> None:
+        """Say why the line here does not follow the entries at `column`.
+
+        What they belong to is at `indent`, and the line is deeper.
+        """
+        self.check_blank(self.at)
+        self.check_slashes(self.at)
+        last = self.open[-1][-4]
+        is_dash = bool(_DASH.match(self.text, self.at))
+        if not is_dash and not self.match_key():
+            self.check_indicator()
+            self.check_space(self.at)
+            self.check_lines(self.open[-1][-2])
+            self.fail("yaml-indent", "this line belongs to nothing above it",
+                      fix="put `: ` after the key, or `#` before it")
+
+        is_list = bool(_DASH.match(self.text, last))
+        if self.column == column:
+            fix = "begin it with `- `"
+            if indent >= 0:
+                fix += f", or move it to column {indent + 1}"
+            self.fail("yaml-indent", "this is no item of the list that begins on line "
+                      f"{self.line_of(self.open[-1][0])}", fix=fix)
+        if indent >= 0 and (is_dash != is_list or self.is_like_parent()):
+            self.refuse_column(self.at, indent)
+        self.fail_alignment(column, last, self.at)
+
+    def check_lines(self, start: int) -> None:
+        """Refuse the line here when it is not as deep as the `|` or `>` scalar above it."""
+        if self.text[start] not in "|>":
+            return
+        first = _BLANKS.match(self.text, self.line_end(start)).end()
+        column = first - self.line_start(first)
+        self.fail("yaml-indent", f"less deep than the text that begins on line "
+                  f"{self.line_of(first)}", fix=f"begin its line with {_spaces(column)}")
+
+    def is_like_parent(self) -> bool:
+        """Tell whether more follows below the line here, but not below the entry above it."""
+        key_start, key_end, value_start, value_end = self.open[-1][-4:]
+        has_line = (key_start, key_end) != (value_start, value_end)
+        return has_line and self.rest_of_line(self.at).endswith(":")
+
+    def fail_alignment(self, column: int, last: int, at: int) -> None:
+        """Say which of two is in a wrong column: the entries up to `last`, or what is `at`."""
+        self.check_blank(at)
+        starts = [start for start in self.open[-1][::4] if start < last]
+        starts.append(last)
+        own = at - self.line_start(at)
+        if self.is_above_wrong(column, own, len(starts), at):
+            self.refuse_column(starts[0], own, neighbour=at)
+        self.refuse_column(at, column, neighbour=last)
+
+    def is_above_wrong(self, column: int, own: int, count: int, at: int) -> bool:
+        """Tell whether the `count` entries at `column` are wrong, or what is `at` its `own`.
+
+        The larger number is right; of the same numbers, an even column.
+        """
+        below = self.count_lines(at, own)
+        if own == 0:
+            return below >= count
+        if own > column:
+            if column == 0 or own > column + 1:
+                return False
+            count += self.count_lines(at, column)
+        if below != count:
+            return below > count
+        return column % 2 == 1 and own % 2 == 0
+
+    def count_lines(self, at: int, column: int) -> int:
+        """Count the lines that begin at `column`, from that of `at` to one less deep."""
+        count = 0
+        for line in _INDENTATION.finditer(self.text, self.line_start(at)):
+            width = len(line[1])
+            if width < column:
+                break
+            if width == column:
+                count += 1
+        return count
+
+    def refuse_column(self, at: int, column: int, *, neighbour: int | None = None) -> None:
+        """Refuse what is `at` a place, because its neighbours stand at `column`."""
+        line_start = self.line_start(at)
+        neighbours = "its neighbours"
+        if neighbour is not None:
+            neighbours += f" (line {self.line_of(neighbour)})"
+        fix = f"move it to column {column + 1}"
+        if not self.text[line_start:at].strip(" ") and column > 0:
+            fix = f"begin its line with {_spaces(column)}"
+        self.refuse("yaml-indent", f"this stands in column {at - line_start + 1}, "
+                    f"{neighbours} in column {column + 1}", at, fix=fix)
+
+    def rest_of_line(self, at: int) -> str:
+        """Return the text from `at` to the end of its line, without a remark."""
+        return self.text[at:self.line_end(at)].split(" #")[0].rstrip(" ")
+
+    def fail_key(self, at: int) -> None:
+        """Say why what stands here, at the column of a mapping, is no key."""
+        self.at = at
+        char = self.text[at]
+        if char not in "\"'" and not _BLOCK_START.match(self.text, at):
+            self.fail_unexpected("a key")
+        self.check_slashes(at)
+        self.check_space(at)
+        self.fail("yaml-syntax", "expected `key: value`", size=self.line_end(at) - at,
+                  fix="put `: ` after the key, or `#` before it")
+
+    def check_space(self, at: int) -> None:
+        """Refuse a key `at` a place with its value right behind its colon."""
+        key = _GLUED_KEY.match(self.text, at)
+        if not key:
+            return
+        self.check_blank(key.end())
+        fix = "put a space after the colon"
+        value = self.rest_of_line(key.end())
+        if len(value) <= 60:
+            fix += f": `{key.group()} {value}`"
+        self.fail("yaml-syntax", "no space after the colon", at=key.end() - 1, fix=fix)
+
+    def check_quote(self, start: int, end: int) -> None:
+        """Refuse quoted text that ended in the wrong place, when more stands right behind it."""
+        quote = self.text[start]
+        if quote not in "\"'" or self.text[end:self.at].strip(" "):
+            return
+        if "\n" in self.text[start:end]:
+            self.fail("yaml-syntax", f"this `{quote}` is closed on line {self.line_of(end)} only, "
+                      "where more follows it", at=start, fix=self.closing_fix(start))
+
+        if end < self.at or self.text[end] in ":,]}":
+            return
+        inside = 'write `\\"` for a quote'
+        if quote == "'":
+            inside = "write `''` for an apostrophe"
+        self.fail("yaml-syntax", f"this `{quote}` ends the text, and more follows it", at=end - 1,
+                  fix=f"{inside} inside the text, or close the text before it")
+
+    def closing_fix(self, start: int) -> str:
+        """Say where the quote at `start` was most likely meant to be closed: on its own line."""
+        text = self.text
+        line_start = self.line_start(start)
+        before = text[:start].rstrip(" \n")[-1:]
+        is_key = not text[line_start:start].strip(" -")
+        if self.opener is not None:
+            is_key = text[self.opener] == "{" and before in "{,"
+
+        key = _OPEN_KEY.match(text, start + 1)
+        if key and is_key:
+            end = key.end()
+        else:
+            line = text[start + 1:self.line_end(start)].split(" #")[0]
+            # What is closed or separated behind the quote is no part of the text.
+            line = line.rstrip(" " if self.opener is None else " ,]}")
+            end = start + 1 + len(line)
+        return f"write `{text[start]}` {self.place(end)}"
+
+    def fail_item(self, closer: str) -> None:
+        """Say why neither a comma nor the end of the brackets follows an item."""
+        text = self.text
+        start, end = self.open[-1][-2:]
+        self.check_blank(self.at)
+        self.check_quote(start, end)
+
+        # Where what comes next begins: a key has been read already when its colon is unexpected.
+        begin = self.at
+        if text[begin] == ":":
+            self.check_slashes(start)
+            begin = max(start, self.skip(self.line_start(begin)))
+        if text[begin] == "?":
+            self.check_question(start)
+        line_start = self.line_start(begin)
+        if not text[line_start:begin].strip(" "):
+            above = text[:line_start].rstrip(" \n")
+            self.check_closed(begin - line_start, len(above), closer)
+            end = min(end, len(above))
+            if begin > start:
+                self.fail("yaml-syntax", "no `,` between this item and the next", at=end - 1,
+                          fix=f"write `,` {self.place(end)}")
+        self.fail_unexpected(f"`,` or the `{closer}` of line {self.line_of(self.opener)}",
+                             fix="look for a missing comma or bracket")
+
+    def check_question(self, start: int) -> None:
+        """Refuse the `?` in the plain text from `start` on, which it ends inside brackets."""
+        word = _FLOW_WORD.match(self.text, start)
+        if word and word.end() > self.at:
+            self.fail("yaml-syntax", "`?` inside plain text in brackets",
+                      fix=f"quote it: {quote_yaml(word.group().rstrip(' '))}")
+
+    def check_closed(self, column: int, end: int, closer: str) -> None:
+        """Refuse brackets behind a key, when a line no deeper than that key follows in them."""
+        line_start = self.line_start(self.opener)
+        before = self.text[line_start:self.opener].lstrip(" ")
+        if before.rstrip(" ").endswith(":") and column <= self.opener - line_start - len(before):
+            self.fail("yaml-syntax", f"this `{self.text[self.opener]}` is not closed",
+                      at=self.opener, fix=f"write `{closer}` {self.place(end)}")
+
+    def place(self, at: int) -> str:
+        return f"on line {self.line_of(at)}, in column {at - self.line_start(at) + 1}"
+
+    def fail_duplicate(self, mapping: dict, key: object, at: int) -> None:
+        place = list(mapping).index(key)
+        line = self.line_of(self.open[-1][4 * place])
+        name = str(key)
+        self.fail("yaml-duplicate", f"the key `{_visible(name)}` is already on line {line}",
+                  at=at, size=len(name), fix="remove or rename one of them")
+
+    def fail_clash(self, text: str, at: int) -> None:
+        """Say how to write what programs read differently."""
+        if text == "<<":
+            self.fail_outside("merge keys (`<<`)", "repeat the values", at=at, size=2)
+        fix = f'quote it: "{text}"'
+        if len(text) > 80:
+            fix = "quote it"
+        is_date = text[4:5] == "-"
+        if text != "=" and not is_date:
+            words = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+            plain = words.get(text.lower(), "a plain decimal number")
+            fix = f"write {plain}, or {fix}"
+        self.fail("yaml-ambiguous", f"YAML programs disagree about `{text[:80]}`", at=at,
+                  size=len(text), fix=fix)
+
+    def fail_escape(self, token: str, at: int, fix: str) -> None:
+        self.fail("yaml-escape", f"`{_visible(token)}` is no character", at=at,
+                  size=len(token), fix=fix)
 
 
-def _visible(text):
+def _spaces(count: int) -> str:
+    return "1 space" if count == 1 else f"{count} spaces"
+
+
+def _resolve_number(text: str) -> object:
+    """Return the number that a plain text is, the text where it is none, or _CLASH."""
+    match = _NUMBER.fullmatch(text)
+    if not match:
+        return text
+    if match[1]:
+        return int(text, 16 if "x" in text else 10)
+    if match[2]:
+        number = float(text)
+        if abs(number) < float("inf"):
+            return number
+    return _CLASH
+
+
+def _chomp(body: str, chomping: str | None) -> str:
+    """Return the lines of a `|` or `>` scalar with the breaks at their end that it keeps."""
+    kept = body.rstrip("\n")
+    if chomping == "+":
+        return body
+    if chomping == "-" or not kept:
+        return kept
+    return body[:len(kept) + 1]
+
+
+def _fold(body: str) -> str:
+    """Join the lines of a `>` scalar; the breaks at its end stay."""
+    kept = body.rstrip("\n")
+    return _FOLDED.sub(_join_lines, kept) + body[len(kept):]
+
+
+def _join_lines(match: re.Match) -> str:
+    """Join two lines: one break is a space, the others are kept."""
+    return match[1] + (match[2] or " ")
+
+
+def _visible(text: str) -> str:
     """Escape what a terminal would obey or hide."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
-def quote_yaml(text):
+def quote_yaml(text: str) -> str:
     """Return `text` as a scalar of one line, plain where every YAML reads it as that text."""
-    if (_BARE.fullmatch(text) and text.lower() not in (*_WORDS, "y", "n") and "---" not in text):
+    word = text.lower()
+    is_word = word in _WORDS or word in ("y", "n")
+    if _BARE.fullmatch(text) and not is_word and "---" not in text:
         return text
     if re.search("[\ud800-\udfff]", text):
         raise FleetError("yaml-dump", f"no file can hold the half character in {text[:60]!a}")
+
+    escaped = _visible(re.sub(r'(["\\])', r"\\\1", text))
     # Claude Code ends an agent's frontmatter at any `---`, even a quoted one (2.1.197, 2.1.326).
-    return '"' + _visible(re.sub(r'(["\\])', r"\\\1", text)).replace("---", "-\\x2d\\x2d") + '"'
+    escaped = escaped.replace("---", "-\\x2d\\x2d")
+    return f'"{escaped}"'
 
 
-def dump_yaml(value):
+def dump_yaml(value: object) -> str:
     """Return block style text that parse_yaml and PyYAML's safe_load read as `value`."""
     return "".join(f"{line}\n" for line in _dump_lines(value, 0))
 
 
-def _dump_lines(value, depth):
+def _dump_lines(value: object, depth: int) -> Iterator[str]:
     """Yield the lines of a value that is nested in `depth` others."""
-    is_mapping, containers = isinstance(value, dict), (dict, list, tuple)
-    if isinstance(value, containers) and depth == DEPTH_LIMIT:
-        raise FleetError("yaml-dump", f"the value is more than {DEPTH_LIMIT} levels deep")
-    if not isinstance(value, containers) or not value:
-        yield json.dumps(value) if isinstance(value, containers) else _dump_scalar(value)
+    if not isinstance(value, (dict, list, tuple)):
+        yield _dump_scalar(value)
         return
-    for key, child in value.items() if is_mapping else enumerate(value):
-        margin = _dump_scalar(key) + ": " if is_mapping else "- "
-        if len(margin) > KEY_LIMIT + 2:
+
+    if depth == DEPTH_LIMIT:
+        raise FleetError("yaml-dump", f"the value is more than {DEPTH_LIMIT} levels deep")
+    if isinstance(value, dict):
+        yield from _dump_mapping(value, depth)
+    else:
+        yield from _dump_sequence(value, depth)
+
+
+def _dump_mapping(mapping: dict, depth: int) -> Iterator[str]:
+    if not mapping:
+        yield "{}"
+    for key, child in mapping.items():
+        label = _dump_scalar(key) + ":"
+        if len(label) > KEY_LIMIT + 1:
             raise FleetError("yaml-dump", f"a key has more than {KEY_LIMIT:,} characters")
-        if is_mapping and isinstance(child, containers) and child:
-            yield margin[:-1]
-            margin = "  "
+
+        lines = _dump_lines(child, depth + 1)
+        if isinstance(child, (dict, list, tuple)) and child:
+            yield label
+            for line in lines:
+                yield f"  {line}"
+        else:
+            yield f"{label} {next(lines)}"
+
+
+def _dump_sequence(items: list | tuple, depth: int) -> Iterator[str]:
+    if not items:
+        yield "[]"
+    for child in items:
+        margin = "- "
         for line in _dump_lines(child, depth + 1):
             yield margin + line
             margin = "  "
 
 
-def _dump_scalar(value):
+def _dump_scalar(value: object) -> str:
     if isinstance(value, str):
         return quote_yaml(value)
     if isinstance(value, float):
         text = float.__repr__(value).replace("inf", ".inf").replace("nan", ".nan")
-        return text if "." in text else text.replace("e", ".0e")
-    if value is None or (isinstance(value, int) and value.bit_length() < 3000):  # reader's limit
+        if "." not in text:
+            text = text.replace("e", ".0e")
+        return text
+
+    is_short = isinstance(value, int) and value.bit_length() < 3000  # the reader's limit
+    if value is None or is_short:
         return json.dumps(value)
     raise FleetError("yaml-dump", f"no YAML for a value of type {type(value).__name__}")
 

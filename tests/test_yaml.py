@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import time
 
 import pytest
@@ -77,6 +78,87 @@ def test_invalid_case_says_exactly(path):
     if ACCEPT:
         stored.write_bytes(message(caught.value).encode())
     assert message(caught.value) == text_of(stored), HOW_TO_ACCEPT
+
+
+ODD_BLANKS = " \t\xa0\u2003\u3000\u200b"
+
+
+def indent(row, at, match):
+    """Move what is at a column to the one that the fix names."""
+    return row[:at].strip(ODD_BLANKS).ljust(int(match["column"]) - 1) + row[at:].lstrip(ODD_BLANKS)
+
+
+def replace_blanks(row, at, match):
+    new = "" if "remove" in match.group() else " "
+    return row[:at] + new + row[at:].lstrip(ODD_BLANKS[1:])
+
+
+def put(new, size=0):
+    return lambda row, at, match: row[:at] + new + row[at + size:]
+
+
+def quote(row, at, match):
+    """Put the quoted text where the same text stands without quotes."""
+    return row.replace(json.loads(match["text"].replace("\\x2d", "-")), match["text"], 1)
+
+
+# What a person types who follows a fix: its words, and how they change the line of the error.
+MENDS = [(re.compile(words), mend) for words, mend in (
+    (r"begin its line with (?P<depth>\d+) spaces?",
+     lambda row, at, match: " " * int(match["depth"]) + row.lstrip(ODD_BLANKS)),
+    (r"move it to column (?P<column>\d+)", indent),
+    (r"put a space after the colon: .*", lambda row, at, match: row[:at + 1] + " " + row[at + 1:]),
+    (r"write a space instead.*|remove it", replace_blanks),
+    (r"begin a comment with `#`.*", put("#", size=2)),
+    (r"begin it with `- `", put("- ")),
+    (r"write `-` instead", put("-", size=1)),
+    (r"(remove it, or|put `: ` after the key, or) (begin it with )?`#`( before it)?", put("# ")),
+    (r"(.*, or )?quote (it|the text): (?P<text>\".*\")", quote),
+)]
+INSERTION = re.compile(r"write `(?P<new>.)` on line (?P<line>\d+), in column (?P<column>\d+)")
+
+
+def mended(text, error):
+    """The text of a person who typed the fix of an error, or None where the fix needs thought."""
+    lines = text.split("\n")
+    insertion = INSERTION.fullmatch(error.fix)
+    if insertion:
+        line, at = int(insertion["line"]) - 1, int(insertion["column"]) - 1
+        lines[line] = lines[line][:at] + insertion["new"] + lines[line][at:]
+        return "\n".join(lines)
+
+    line, column = map(int, error.where.split(":")[1:])
+    for words, mend in MENDS:
+        match = words.fullmatch(error.fix)
+        if match:
+            lines[line - 1] = mend(lines[line - 1], column - 1, match)
+            return "\n".join(lines)
+    return None
+
+
+# Two mistakes in one file, or text over two lines: the first fix leads to the next.
+MENDED_IN_STEPS = {
+    "blank-indentation-folded", "date-time-folded", "indent-item-between",
+    "indent-literal-between", "indent-two-deeper", "key-over-lines", "key-without-space-shallow",
+    "marker-in-flow-plain", "slashes-trailing-second", "star-item-nested", "tab-json-indent"}
+
+
+def test_fix_of_an_invalid_case_works_when_typed():
+    tried, left = 0, set()
+    for path in INVALID:
+        text = text_of(path).replace("\r\n", "\n")
+        error, _ = read(text)
+        mended_text = mended(text, error)
+        if mended_text is None:
+            continue
+        tried += 1
+        value, fine = read(mended_text)
+        if not fine:
+            left.add(path.stem)
+            has_moved = (value.what, value.where) != (error.what, error.where)
+            assert has_moved or path.stem == "date-time-folded"
+    assert tried > 150
+    assert left == MENDED_IN_STEPS
 
 
 @pytest.mark.parametrize("path", VALID, ids=lambda path: path.stem)
@@ -404,6 +486,7 @@ def test_quote_keeps_simple_text_plain(text):
     ("a #b", '"a #b"'), (" a", '" a"'), ("a ", '"a "'), ("a:", '"a:"'),
     ("a, b", '"a, b"'), ("-x", '"-x"'), ('say "hi"', '"say \\"hi\\""'), ("a\\b", '"a\\\\b"'),
     ("a\nb\tc", '"a\\nb\\tc"'), ("\x1b", '"\\x1b"'), ("\ufeff", '"\\ufeff"'), ("é", '"é"'),
+    ("//", '"//"'), ("//a", '"//a"'),
     ("\U000e0001", '"\\U000e0001"'), ("- ---- -", '"- -\\x2d\\x2d- -"')])
 def test_quote_quotes_what_another_yaml_might_misread(text, wanted):
     assert sf.quote_yaml(text) == wanted
