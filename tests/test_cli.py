@@ -15,8 +15,7 @@ import time
 import pytest
 import subagent_fleet as sf
 
-from conftest import ROOT, SCRIPT, clean_environment, free_port
-from test_fleet import EXAMPLE, edited
+from tools import EXAMPLE, ROOT, SCRIPT, clean_environment, edited, free_port
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMAND_TABLE = README[README.index("## Commands"):README.index("## Generated files")]

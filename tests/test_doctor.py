@@ -10,7 +10,7 @@ import pytest
 import subagent_fleet as sf
 
 from agent_cases import AGENTS
-from conftest import SCRIPT, clean_environment, keys_near
+from tools import SCRIPT, clean_environment, free_port, keys_near
 
 
 class Placed:
@@ -522,11 +522,8 @@ def doctor(tmp_path, fake_node, run_here):
     write_program(programs, "claude", "echo '2.1.327 (Claude Code)'")
     write_program(programs, "litellm", "exit 1")
     (tmp_path / "venv/lib/python3.12/site-packages/litellm-1.106.2.dist-info").mkdir(parents=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     place.fleet = {
-        "project": {"name": "t", "gateway": {"provider": "builtin", "port": port}},
+        "project": {"name": "t", "gateway": {"provider": "builtin", "port": free_port()}},
         "nodes": {"mini": {"endpoint": place.node.endpoint}},
         "models": {"small": {"node": "mini", "ollama_model": "qwen3:8b",
                              "litellm_alias": "qwen3-8b", "context": 32768}}, "agents": AGENT}

@@ -16,7 +16,7 @@ import time
 import pytest
 
 import subagent_fleet as sf
-from conftest import SCRIPT, clean_environment, free_port
+from tools import SCRIPT, clean_environment, free_port
 
 WIRE = pathlib.Path(__file__).parent / "cases" / "wire"
 KEY = "sk-0123456789abcdef0123456789abcdef"

@@ -14,7 +14,7 @@ import pytest
 import subagent_fleet as sf
 
 import hostile_nodes
-from conftest import ROOT, SCRIPT, clean_environment
+from tools import ROOT, SCRIPT, clean_environment
 
 
 def write_fleet(directory, nodes, models, agents=None):

@@ -10,6 +10,7 @@ import pytest
 import subagent_fleet as sf
 
 import hostile_nodes
+from tools import free_port
 
 
 @pytest.fixture
@@ -123,7 +124,7 @@ def test_one_dead_family_does_not_matter(world, monkeypatch, dead):
 # -- failures --
 
 def test_closed_port_is_refused(world):
-    reason, detail = failure(world, f"http://127.0.0.1:{hostile_nodes.closed_port()}/")
+    reason, detail = failure(world, f"http://127.0.0.1:{free_port()}/")
     assert (reason, detail) == ("refused", "nothing listens there; is Ollama running?")
 
 
@@ -294,10 +295,10 @@ def test_nothing_is_left_open(world):
     listing = pathlib.Path("/proc/self/fd")
     if not listing.exists():
         pytest.skip("no /proc here")
-    port = serve(hostile_nodes.VERSION)
+    port, closed = serve(hostile_nodes.VERSION), free_port()
     ask(world, f"http://127.0.0.1:{port}/")
     before = len(os.listdir(listing))
     for _ in range(20):
         ask(world, f"http://127.0.0.1:{port}/")
-        failure(world, f"http://127.0.0.1:{hostile_nodes.closed_port()}/")
+        failure(world, f"http://127.0.0.1:{closed}/")
     assert len(os.listdir(listing)) <= before + 3
