@@ -10,7 +10,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 
 import pytest
 import subagent_fleet as sf
@@ -152,10 +151,8 @@ HOSTILE = {
 @pytest.mark.parametrize("name", sorted(HOSTILE))
 def test_any_bytes_get_one_message(run_cli, tmp_path, name):
     (tmp_path / "fleet.yaml").write_bytes(HOSTILE[name])
-    started = time.monotonic()
     done = run_cli("validate")
     assert done.returncode == 1 and done.stdout == ""
-    assert time.monotonic() - started < 5  # generous: the bench measures, this only bounds
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", done.stderr)
     assert len(done.stderr) < (60_000 if "many" in name else 4000)
     assert ("and more; mend these first" in done.stderr) == ("many" in name)

@@ -4,13 +4,12 @@ import os
 import pathlib
 import socket
 import threading
-import time
 
 import pytest
 import subagent_fleet as sf
 
 import hostile_nodes
-from tools import free_port
+from tools import free_port, not_held_up
 
 
 @pytest.fixture
@@ -103,6 +102,17 @@ def names(monkeypatch, *addresses):
          else (address, port, 0, 0)) for family, address in addresses])
 
 
+def calls(monkeypatch):
+    """The (address, timeout) of what is connected to from now on."""
+    called = []
+
+    def connect(self, address):
+        called.append((address[0], self.gettimeout()))
+        return socket.SocketType.connect(self, address)
+    monkeypatch.setattr(socket, "socket", type("Socket", (socket.socket,), {"connect": connect}))
+    return called
+
+
 @needs_ipv6
 @pytest.mark.parametrize("dead", ["refuses", "silent"])
 def test_one_dead_family_does_not_matter(world, monkeypatch, dead):
@@ -114,11 +124,12 @@ def test_one_dead_family_does_not_matter(world, monkeypatch, dead):
             held[-1].setblocking(False)
             held[-1].connect_ex(("::1", port))
     names(monkeypatch, (socket.AF_INET6, "::1"), (socket.AF_INET, "127.0.0.1"))
-    began = time.monotonic()
-    assert ask(world, f"http://studio.local:{port}/") == {}
-    first, began = time.monotonic() - began, time.monotonic()
-    assert ask(world, f"http://studio.local:{port}/") == {}
-    assert first < 0.9 and time.monotonic() - began < 0.3, "what answered last goes first"
+    called = calls(monkeypatch)
+    for _ in range(2):
+        assert ask(world, f"http://studio.local:{port}/", seconds=20) == {}
+    addresses, timeouts = zip(*called)
+    assert addresses == ("::1", "127.0.0.1", "127.0.0.1"), "what answered last goes first"
+    assert timeouts[0] <= world.connect_seconds / 2, "the other family gets its share of the time"
 
 
 # -- failures --
@@ -153,17 +164,17 @@ def test_name_server_that_never_answers_is_dns_in_time(world, monkeypatch):
             raise socket.gaierror("not an address")
         gone.wait(20)
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    began = time.monotonic()
-    assert failure(world, "http://studio.local:1/", seconds=0.3)[0] == "dns"
-    assert time.monotonic() - began < 5  # the look-up itself takes 20
+    with not_held_up(20):
+        assert failure(world, "http://studio.local:1/", seconds=0.3)[0] == "dns"
     gone.set()
 
 
 def test_connecting_ends_before_the_whole_deadline(world):
     port, held = hostile_nodes.black_hole()
-    world.connect_seconds, began = 0.3, time.monotonic()
-    assert failure(world, f"http://127.0.0.1:{port}/", seconds=20)[0] == "timeout"
-    assert time.monotonic() - began < 5 and held
+    world.connect_seconds = 0.3
+    with not_held_up(20):
+        assert failure(world, f"http://127.0.0.1:{port}/", seconds=20)[0] == "timeout"
+    assert held
 
 
 def test_redirect_is_named_not_followed(world):
@@ -238,10 +249,8 @@ def test_read_all_refuses_more_than_its_limit(world):
 def test_close_from_another_thread_ends_a_wait_at_once(world):
     found = exchange(world, hostile_nodes.listen(hostile_nodes.silence), seconds=30)
     threading.Timer(0.1, found.close).start()
-    began = time.monotonic()
-    with pytest.raises(sf.NodeFailure):
+    with not_held_up(30), pytest.raises(sf.NodeFailure):
         found.status
-    assert time.monotonic() - began < 2
 
 
 def test_deadline_may_be_set_anew_between_lines(world):
@@ -274,9 +283,8 @@ def test_answer_that_is_no_json_or_too_much_of_it(text, reason):
 
 
 def test_integer_of_a_million_digits_costs_nothing():
-    began = time.process_time()
+    # The 0 is the proof: the number itself takes Python 3.9 seconds, and 3.11 refuses it.
     assert sf.parse_answer(b'{"a": ' + b"7" * 900_000 + b', "b": 12}') == {"a": 0, "b": 12}
-    assert time.process_time() - began < 1
 
 
 def test_allow_files_raises_the_limit_as_far_as_it_may(world):

@@ -1,10 +1,12 @@
-"""What tests share: where things are, a clean environment, ports, keys, golden files, a fleet file."""
+"""What tests share: places, ports, time, environments, keys, golden files, a fleet file."""
+import contextlib
 import itertools
 import os
 import pathlib
 import random
 import re
 import socket
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "subagent_fleet.py"
@@ -45,6 +47,36 @@ def is_silent(port):
     """Say whether nothing listens on a port of loopback."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+# -- time --
+
+@contextlib.contextmanager
+def not_held_up(seconds):
+    """Fail where the block waits for what would hold it up for that many seconds.
+
+    No claim about speed: half of the hold is far above what a busy machine adds.
+    """
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < seconds / 2, f"it was held up for {seconds} s"
+
+
+def grows_linearly(work, small, large):
+    """Say whether four times as much takes work() the processor time of linear growth.
+
+    Linear is 4 times, quadratic 16: 8 is in between. Under 0.2 s nothing is told from noise,
+    and what is quadratic is so in each of three tries.
+    """
+    return any(processor_seconds(work, large) < 8 * processor_seconds(work, small) + 0.2
+               for _ in range(3))
+
+
+def processor_seconds(work, value):
+    """The processor time of work(value): what else the machine does is not in it."""
+    began = time.process_time()
+    work(value)
+    return time.process_time() - began
 
 
 # -- environments and keys --

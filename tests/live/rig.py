@@ -167,7 +167,6 @@ class Exchange:
     last_byte: float = 0.0
     done_at: float = 0.0  # when a node's last line was passed on; the end of the body follows it
     closed_by: str = ""
-    closed_at: float = 0.0
 
     @property
     def body(self):
@@ -269,7 +268,7 @@ class _Conversation:
             except OSError:
                 closed_by = "client" if self.client in ready else "node"
         if self.current and not self.current.closed_by:
-            self.current.closed_by, self.current.closed_at = closed_by, time.monotonic()
+            self.current.closed_by = closed_by
 
     def _move(self, source, target, note):
         try:
