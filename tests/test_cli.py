@@ -10,13 +10,11 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 
 import pytest
 import subagent_fleet as sf
 
-from conftest import ROOT, SCRIPT, clean_environment, free_port
-from test_fleet import EXAMPLE, edited
+from tools import EXAMPLE, ROOT, SCRIPT, clean_environment, edited, free_port
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMAND_TABLE = README[README.index("## Commands"):README.index("## Generated files")]
@@ -153,10 +151,8 @@ HOSTILE = {
 @pytest.mark.parametrize("name", sorted(HOSTILE))
 def test_any_bytes_get_one_message(run_cli, tmp_path, name):
     (tmp_path / "fleet.yaml").write_bytes(HOSTILE[name])
-    started = time.monotonic()
     done = run_cli("validate")
     assert done.returncode == 1 and done.stdout == ""
-    assert time.monotonic() - started < 5  # generous: the bench measures, this only bounds
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", done.stderr)
     assert len(done.stderr) < (60_000 if "many" in name else 4000)
     assert ("and more; mend these first" in done.stderr) == ("many" in name)

@@ -4,14 +4,13 @@ import json
 import socket
 import subprocess
 import sys
-import time
 import types
 
 import pytest
 import subagent_fleet as sf
 
 from agent_cases import AGENTS
-from conftest import SCRIPT, clean_environment, keys_near
+from tools import SCRIPT, clean_environment, free_port, keys_near, not_held_up
 
 
 class Placed:
@@ -389,13 +388,13 @@ def test_litellm_is_known_from_disk_without_running_it(tmp_path, packages, versi
 
 
 @pytest.mark.parametrize("script,version", [
-    ("echo '2.1.327 (Claude Code)'", "2.1.327"), ("exit 3", "?"), ("sleep 30", "?")])
+    ("echo '2.1.327 (Claude Code)'", "2.1.327"), ("exit 3", "?"),
+    ("sleep 30; echo '2.1.327 (Claude Code)'", "?")])  # who waits for it knows the version
 def test_claude_code_is_asked_for_its_version_within_the_deadline(tmp_path, script, version):
     write_program(tmp_path, "claude", script)
-    world, began = world_with(PATH=f"{tmp_path}:/bin:/usr/bin"), time.monotonic()
+    world = world_with(PATH=f"{tmp_path}:/bin:/usr/bin")
     options = types.SimpleNamespace(timeout=0.2)
     assert sf.observe(world, None, (), options).claude == version
-    assert time.monotonic() - began < 10
     assert sf.observe(world_with(PATH="/nowhere"), None, (), options).claude is None
 
 
@@ -523,11 +522,8 @@ def doctor(tmp_path, fake_node, run_here):
     write_program(programs, "claude", "echo '2.1.327 (Claude Code)'")
     write_program(programs, "litellm", "exit 1")
     (tmp_path / "venv/lib/python3.12/site-packages/litellm-1.106.2.dist-info").mkdir(parents=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     place.fleet = {
-        "project": {"name": "t", "gateway": {"provider": "builtin", "port": port}},
+        "project": {"name": "t", "gateway": {"provider": "builtin", "port": free_port()}},
         "nodes": {"mini": {"endpoint": place.node.endpoint}},
         "models": {"small": {"node": "mini", "ollama_model": "qwen3:8b",
                              "litellm_alias": "qwen3-8b", "context": 32768}}, "agents": AGENT}
@@ -648,9 +644,8 @@ def test_doctor_ends_in_time_whatever_hangs(doctor):
         doctor.write()
         for name in ("claude", "git", "lsof", "ss"):
             write_program(doctor.path / "venv" / "bin", name, "sleep 60")
-        began = time.monotonic()
-        found = doctor.ask("--timeout", "1")
-    assert time.monotonic() - began < 6  # what hangs would take 60; a busy machine is no failure
+        with not_held_up(60):
+            found = doctor.ask("--timeout", "1")
     assert found["node-offline"] == "error"
 
 

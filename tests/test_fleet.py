@@ -6,55 +6,13 @@ import re
 import pytest
 import subagent_fleet as sf
 
-from conftest import ROOT
-
-EXAMPLE = """\
-project:
-  name: local-dev
-  gateway:
-    provider: litellm
-    host: 127.0.0.1
-    port: 4000
-nodes:
-  mini:
-    endpoint: http://192.168.1.50:11434
-    tags: [heavy]
-  laptop:
-    endpoint: http://localhost:11434
-models:
-  heavy-coder:
-    node: mini
-    ollama_model: qwen3-coder:30b
-    litellm_alias: claude-sonnet-local
-    context: 65536
-  small-coder:
-    node: laptop
-    ollama_model: qwen3:8b
-    litellm_alias: claude-haiku-local
-agents:
-  planner:
-    model: small-coder
-    description: Use for planning.
-    tools: [Read, Grep]
-  implementer:
-    model: heavy-coder
-    description: Use for code.
-"""
+from tools import EXAMPLE, ROOT, edited
 
 
 def check(text):
     """Return (fleet, findings) of a text: its errors, else its warnings."""
     fleet, findings = sf.check_fleet(sf.Document(text, "fleet.yaml"))
     return fleet, list(sf.lint_fleet(fleet)) if fleet else findings
-
-
-def edited(*changes):
-    """The example with replacements, each of which must apply."""
-    text = EXAMPLE
-    for old, new in changes:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    return text
 
 
 def test_example_is_a_fleet_with_defaults():

@@ -2,13 +2,13 @@
 from dataclasses import replace
 import contextlib
 import json
+import math
 import os
 import pathlib
 import re
 import signal
 import socket
 import stat
-import statistics
 import subprocess
 import sys
 import threading
@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 import subagent_fleet as sf
-from conftest import SCRIPT, clean_environment, free_port
+from tools import SCRIPT, clean_environment, free_port
 
 WIRE = pathlib.Path(__file__).parent / "cases" / "wire"
 KEY = "sk-0123456789abcdef0123456789abcdef"
@@ -637,14 +637,13 @@ def test_refusals_take_the_same_time(rig):
     served = rig(says("x"))
     kinds = {"none": {"x_api_key": None}, "wrong": {"x_api_key": "sk-wrong"},
              "close": {"x_api_key": KEY[:-1] + "0"}, "host": {"Host": "evil.example"}}
-    took = {name: [] for name in kinds}
+    least = dict.fromkeys(kinds, math.inf)  # noise only adds: the least of many runs has none
     for _ in range(40):
         for name, headers in kinds.items():
             began = time.perf_counter()
             served.ask(headers=headers)
-            took[name].append(time.perf_counter() - began)
-    medians = [statistics.median(found) for found in took.values()]
-    assert max(medians) < min(medians) * 2 + 0.002
+            least[name] = min(least[name], time.perf_counter() - began)
+    assert max(least.values()) < min(least.values()) * 2 + 0.002
 
 
 def test_only_names_and_addresses_of_this_machine_count_as_hosts(rig, monkeypatch):
@@ -835,7 +834,7 @@ def test_who_waits_for_a_slot_gets_pings_and_is_served_in_order(rig, monkeypatch
     assert all(text_of(body) == "ok" for _, _, body in found.values())
     assert b"event: ping" in found["3"][2]
     waited = sorted(receipt["waited"] for receipt in served.receipts(4))
-    assert waited[0] < 0.2 < waited[1]
+    assert waited[0] < waited[1] and waited[1] > 0.2  # of the 0.5 s that the gate was shut
 
 
 def test_a_node_that_talks_again_rests_no_more_though_its_answer_is_long(rig):
@@ -855,8 +854,8 @@ def test_a_node_that_talks_again_rests_no_more_though_its_answer_is_long(rig):
     first = served.connect()
     first.sendall(served.post(request_of(stream=True)))
     assert b"message_start" in first.recv(4096)
-    began = time.monotonic()
-    assert served.ask()[0] == 200 and time.monotonic() - began < 1
+    assert rests(served.server.scheduler) == {}
+    assert served.ask()[0] == 200 and not gate.is_set()
     gate.set()
     first.close()
 
@@ -904,9 +903,8 @@ def test_a_client_that_leaves_takes_its_request_off_the_node(rig, play, stream):
     wait_until(lambda: served.nodes[0].requests)
     if play is says_and_hangs and stream:
         connection.recv(10)
-    began = time.monotonic()
     connection.close()
-    assert served.nodes[0].gone.wait(5) and time.monotonic() - began < 0.5
+    assert served.nodes[0].gone.wait(5)  # of the 300 s that the model has
     assert served.receipts()[0]["outcome"] == "left"
     assert set(running(served.server.scheduler).values()) == {0}
 
@@ -1058,14 +1056,17 @@ def test_a_node_that_never_ends_is_cut_off(rig):
 def test_a_node_that_drips_is_left_after_its_timeout(rig):
     def play(node, connection):
         with contextlib.suppress(OSError):
-            for byte in HEAD + line("x"):
+            for byte in slow:
                 connection.sendall(bytes([byte]))
+                sent.append(byte)
                 time.sleep(0.1)
         node.gone.set()
+    slow, sent = HEAD + line("x"), []
     served = rig(play, timeout=0.4)
     began = time.monotonic()
     assert error_of(served.ask())[0] == 529
-    assert 0.4 <= time.monotonic() - began < 5 and served.nodes[0].gone.wait(5)
+    assert time.monotonic() - began >= 0.4 and served.nodes[0].gone.wait(5)
+    assert len(sent) < len(slow)
 
 
 # -- receipts, logs, errors --
@@ -1175,13 +1176,11 @@ class Program:
 
     def __init__(self, tmp_path, *words, endpoint="http://127.0.0.1:1", **env):
         (tmp_path / "fleet.yaml").write_text(CONFIG.format(endpoint=endpoint))
-        began = time.monotonic()
         self.process = started(
             [sys.executable, "-I", "-S", "-W", "error", str(SCRIPT), "serve", *words],
             cwd=str(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=clean_environment(**{"LITELLM_MASTER_KEY": KEY, **env}))
         self.greeting = self.process.stdout.readline().decode()
-        self.ready_seconds = time.monotonic() - began
         found = re.search(r"http://[^:]+:(\d+)", self.greeting)
         self.port = int(found[1]) if found else 0
 
@@ -1231,11 +1230,10 @@ def test_a_second_signal_ends_at_once_and_tells_what_it_cut_off(tmp_path, words)
         program.process.send_signal(signal.SIGINT)
         time.sleep(0.15)
         assert program.process.poll() is None
-        began = time.monotonic()
         program.process.send_signal(signal.SIGINT)
-        status, told = program.end()
-        assert status == 130 and time.monotonic() - began < 2 and node.gone.wait(1)
-    assert told.count("stopped in 0.") == (2 if words == ("-v",) else 0)
+        status, told = program.end(sf.GRACE_SECONDS / 2)  # which one signal gives the answers
+        assert status == 130 and node.gone.wait(5)
+    assert len(re.findall(r"stopped in \d+\.", told)) == (2 if words == ("-v",) else 0)
     if words == ("-v",):
         kept = (tmp_path / ".subagent-fleet" / "requests.jsonl").read_text().splitlines()
         assert [json.loads(receipt)["outcome"] for receipt in kept] == ["stopped", "stopped"]
@@ -1447,6 +1445,16 @@ def answers_nobody(port):
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
+def is_gone(number):
+    """Say whether a process has ended; whoever adopted it may not have looked yet."""
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return True
+    stat = pathlib.Path(f"/proc/{number}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
 @pytest.mark.skipif(os.name != "posix", reason="a script stands in for LiteLLM")
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_up_ended_while_litellm_starts_leaves_nothing_running(project, sent):
@@ -1463,8 +1471,7 @@ def test_up_ended_while_litellm_starts_leaves_nothing_running(project, sent):
     process.send_signal(sent)  # to it alone: on a terminal LiteLLM would get its own
     _, said = process.communicate(timeout=15)
     assert process.returncode == 130 and said.endswith(b"interrupted\n")
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((project.place / "pid").read_text()), 0)
+    wait_until(lambda: is_gone(int((project.place / "pid").read_text())))
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a script stands in for LiteLLM")

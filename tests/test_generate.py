@@ -16,7 +16,7 @@ import time
 import pytest
 import subagent_fleet as sf
 
-from conftest import SCRIPT, clean_environment, free_port, keys_near
+from tools import SCRIPT, clean_environment, free_port, keys_near
 
 PORT = free_port()
 FLEET = """\

@@ -8,7 +8,7 @@ import sys
 import pytest
 import subagent_fleet as sf
 
-from conftest import ROOT, SCRIPT
+from tools import ROOT, SCRIPT
 
 SOURCE = SCRIPT.read_text(encoding="utf-8")
 TREE = ast.parse(SOURCE)

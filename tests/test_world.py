@@ -4,12 +4,12 @@ import os
 import pathlib
 import socket
 import threading
-import time
 
 import pytest
 import subagent_fleet as sf
 
 import hostile_nodes
+from tools import free_port, not_held_up
 
 
 @pytest.fixture
@@ -109,6 +109,17 @@ def names(monkeypatch, *addresses):
          else (address, port, 0, 0)) for family, address in addresses])
 
 
+def calls(monkeypatch):
+    """The (address, timeout) of what is connected to from now on."""
+    called = []
+
+    def connect(self, address):
+        called.append((address[0], self.gettimeout()))
+        return socket.SocketType.connect(self, address)
+    monkeypatch.setattr(socket, "socket", type("Socket", (socket.socket,), {"connect": connect}))
+    return called
+
+
 @needs_ipv6
 @pytest.mark.parametrize("dead", ["refuses", "silent"])
 def test_one_dead_family_does_not_matter(world, monkeypatch, dead):
@@ -120,17 +131,18 @@ def test_one_dead_family_does_not_matter(world, monkeypatch, dead):
             held[-1].setblocking(False)
             held[-1].connect_ex(("::1", port))
     names(monkeypatch, (socket.AF_INET6, "::1"), (socket.AF_INET, "127.0.0.1"))
-    began = time.monotonic()
-    assert ask(world, f"http://studio.local:{port}/") == {}
-    first, began = time.monotonic() - began, time.monotonic()
-    assert ask(world, f"http://studio.local:{port}/") == {}
-    assert first < 0.9 and time.monotonic() - began < 0.3, "what answered last goes first"
+    called = calls(monkeypatch)
+    for _ in range(2):
+        assert ask(world, f"http://studio.local:{port}/", seconds=20) == {}
+    addresses, timeouts = zip(*called)
+    assert addresses == ("::1", "127.0.0.1", "127.0.0.1"), "what answered last goes first"
+    assert timeouts[0] <= world.connect_seconds / 2, "the other family gets its share of the time"
 
 
 # -- failures --
 
 def test_closed_port_is_refused(world):
-    reason, detail = failure(world, f"http://127.0.0.1:{hostile_nodes.closed_port()}/")
+    reason, detail = failure(world, f"http://127.0.0.1:{free_port()}/")
     assert (reason, detail) == ("refused", "nothing listens there")
 
 
@@ -159,17 +171,17 @@ def test_name_server_that_never_answers_is_dns_in_time(world, monkeypatch):
             raise socket.gaierror("not an address")
         gone.wait(20)
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    began = time.monotonic()
-    assert failure(world, "http://studio.local:1/", seconds=0.3)[0] == "dns"
-    assert time.monotonic() - began < 5  # the look-up itself takes 20
+    with not_held_up(20):
+        assert failure(world, "http://studio.local:1/", seconds=0.3)[0] == "dns"
     gone.set()
 
 
 def test_connecting_ends_before_the_whole_deadline(world):
     port, held = hostile_nodes.black_hole()
-    world.connect_seconds, began = 0.3, time.monotonic()
-    assert failure(world, f"http://127.0.0.1:{port}/", seconds=20)[0] == "timeout"
-    assert time.monotonic() - began < 5 and held
+    world.connect_seconds = 0.3
+    with not_held_up(20):
+        assert failure(world, f"http://127.0.0.1:{port}/", seconds=20)[0] == "timeout"
+    assert held
 
 
 def test_redirect_is_named_not_followed(world):
@@ -247,10 +259,8 @@ def test_close_from_another_thread_ends_a_wait_at_once(world):
     found = exchange(world, hostile_nodes.listen(hostile_nodes.silence), seconds=30,
                      reads_head=False)
     threading.Timer(0.1, found.close).start()
-    began = time.monotonic()
-    with pytest.raises(sf.NodeFailure):
+    with not_held_up(30), pytest.raises(sf.NodeFailure):
         found.read_head()
-    assert time.monotonic() - began < 2
 
 
 def test_deadline_may_be_set_anew_between_lines(world):
@@ -312,10 +322,10 @@ def test_nothing_is_left_open(world):
     listing = pathlib.Path("/proc/self/fd")
     if not listing.exists():
         pytest.skip("no /proc here")
-    port = serve(hostile_nodes.VERSION)
+    port, closed = serve(hostile_nodes.VERSION), free_port()
     ask(world, f"http://127.0.0.1:{port}/")
     before = len(os.listdir(listing))
     for _ in range(20):
         ask(world, f"http://127.0.0.1:{port}/")
-        failure(world, f"http://127.0.0.1:{hostile_nodes.closed_port()}/")
+        failure(world, f"http://127.0.0.1:{closed}/")
     assert len(os.listdir(listing)) <= before + 3

@@ -13,7 +13,6 @@ import http.server
 import json
 import os
 import pathlib
-import random
 import re
 import select
 import signal
@@ -27,22 +26,9 @@ import urllib.request
 from dataclasses import dataclass, field
 
 import install
+from tools import free_port
 
 _RUNNING = []
-
-
-_PORTS = iter(random.sample(range(20000, 30000), 10000))  # none is given twice
-
-
-def free_port():
-    """Find a port that nobody has, below those that systems give to whoever calls out.
-
-    Of five digits, so that a recorder can swap it in a Host header.
-    """
-    for port in _PORTS:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)):
-                return port
 
 
 def wait_until(condition, *, seconds=30.0, what="condition"):
@@ -181,7 +167,6 @@ class Exchange:
     last_byte: float = 0.0
     done_at: float = 0.0  # when a node's last line was passed on; the end of the body follows it
     closed_by: str = ""
-    closed_at: float = 0.0
 
     @property
     def body(self):
@@ -283,7 +268,7 @@ class _Conversation:
             except OSError:
                 closed_by = "client" if self.client in ready else "node"
         if self.current and not self.current.closed_by:
-            self.current.closed_by, self.current.closed_at = closed_by, time.monotonic()
+            self.current.closed_by = closed_by
 
     def _move(self, source, target, note):
         try:

@@ -11,7 +11,7 @@ import pathlib
 import install
 import pytest
 import rig
-from conftest import SCRIPT
+from tools import SCRIPT
 
 ACCEPT = "SUBAGENT_FLEET_ACCEPT"
 SESSION = pathlib.Path(__file__).with_name("session.txt")

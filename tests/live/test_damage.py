@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import install
 import pytest
 import rig
-from conftest import SCRIPT
+from tools import SCRIPT
 
 FLEET = """
 project:

@@ -8,7 +8,7 @@ import subprocess
 import install
 import pytest
 import rig
-from conftest import ROOT, SCRIPT
+from tools import ROOT, SCRIPT
 
 FLEET = ROOT / "tests/golden/hostile/fleet.yaml"
 GONE = {"MultiEdit": "Edit", "LS": None, "TodoWrite": None}  # what Claude Code no longer has

@@ -8,7 +8,7 @@ import json
 
 import pytest
 import rig
-from conftest import SCRIPT
+from tools import SCRIPT
 
 FLEET = """
 project: {{name: oracle, gateway: {{provider: builtin, port: {port}}}}}
