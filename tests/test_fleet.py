@@ -543,8 +543,8 @@ def test_schema_agrees_with_the_checks_on_every_example():
 
 
 def test_patterns_mean_the_same_in_javascript():
-    for fragment, _ in sf.RULES.values():
-        for part in (fragment, fragment.get("items", {})):
+    for rule in sf.RULES.values():
+        for part in (rule.schema, rule.schema.get("items", {})):
             if "pattern" in part:
                 assert part["pattern"][0] == "^" and part["pattern"][-1] == "$"
                 assert not re.search(r"\\x|\(\?(?!!)|\\Z|\\A", part["pattern"])
@@ -668,7 +668,7 @@ def test_starter_shows_every_key_and_each_default_may_be_uncommented():
     tree, found, _ = sf.plan_starter([state("a", model("x:3b", 3))])
     text = sf.render_starter(tree, found)
     for kind in ("gateway", "node", "model", "agent"):
-        for key in sf.FIELDS[kind]:
+        for key in sf.FILE_KEYS[kind]:
             assert re.search(rf"^ +(# )?{key}:", text, re.M), key
     assert len(text.splitlines()) <= 70 and max(map(len, text.splitlines())) <= 100
     more, count = re.subn("(?m)^( +)# (?=[a-z_]+: *[^# ])", r"\1", text)
