@@ -2003,6 +2003,9 @@ DOCTOR_TEXTS = {  # id: level, what is so, what mends it
                           "environment", "remove them from {path}"),
     "agent-unloadable": ("warning", "{path}: {defect}; newer Claude Code will not run it",
                          "begin with `---`, `name:`, `description:`, `tools: Read, Grep`, `---`"),
+    # 2.1.326 says so in its debug log alone
+    "agent-duplicate": ("warning", "{path} and {other} are both `{name}`; the last one read wins",
+                        "rename one, or remove it"),
     "files-unchanged": ("ok", "{count} up to date", ""),
     "files-created": ("warning", "{paths}: not generated yet", "subagent-fleet generate"),
     "files-updated": ("warning", "{paths}: behind the config", "subagent-fleet doctor --fix"),
@@ -2147,6 +2150,19 @@ def _doctor_claude(fleet, facts):
         _, defect = read_agent(text) if text is not None else ("", "it cannot be read")
         if defect:
             yield _say("agent-unloadable", path=path, defect=defect)
+    yield from same_named_agents(facts.agents)
+
+
+def same_named_agents(agents: dict[str, str | None]) -> Iterator[Finding]:
+    """Yield a finding for each agent file that carries the name of another."""
+    paths: dict[str, str] = {}
+    for path, text in agents.items():
+        name, defect = read_agent(text or "")
+        if defect:
+            continue  # Claude Code runs neither it nor its name
+        if name in paths:
+            yield _say("agent-duplicate", path=path, other=paths[name], name=name)
+        paths[name] = path
 
 
 def read_agent(text):
