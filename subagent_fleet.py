@@ -1122,7 +1122,7 @@ def key(rule: str, words: str, default: Any = REQUIRED, *, name: str = "") -> An
 class Gateway:
     """Where Claude Code finds the fleet, and who serves it there."""
 
-    provider: str = key("provider", "who serves: this program or LiteLLM", "litellm")
+    provider: str = key("provider", "who serves: this program or LiteLLM", "builtin")
     host: str = key("host", "address the gateway listens on", "127.0.0.1")
     port: int = key("port", "port the gateway listens on", 4000)
     master_key_env: str = key("variable", "variable with the key", "LITELLM_MASTER_KEY")

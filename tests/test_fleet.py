@@ -69,11 +69,11 @@ def test_example_is_a_fleet_with_defaults():
     assert list(fleet.agents) == ["planner", "implementer"]
 
 
-def test_gateway_absent_means_litellm_on_loopback():
+def test_gateway_absent_means_this_program_on_loopback():
     text = EXAMPLE.replace(EXAMPLE[EXAMPLE.index("  gateway:"):EXAMPLE.index("nodes:")], "")
     fleet, findings = check(text)
     assert findings == []
-    assert fleet.gateway == sf.Gateway("litellm", "127.0.0.1", 4000, "LITELLM_MASTER_KEY")
+    assert fleet.gateway == sf.Gateway("builtin", "127.0.0.1", 4000, "LITELLM_MASTER_KEY")
 
 
 def test_shipped_example_has_no_findings():
