@@ -813,11 +813,10 @@ _URL = "^[Hh][Tt][Tt][Pp][Ss]?://[^\\s@?#]+$"  # no credentials, query or fragme
 # LiteLLM reads `os.environ/NAME` as that variable's value, wherever it stands.
 _ALIAS = "^(?!os[.]environ/)[A-Za-z0-9._:/@-]{1,128}$"
 _DURATION = "^-?([0-9]{1,4}h|[0-9]{1,6}[ms])+$"
-# Not what shells (zsh: every lower-case word), loaders and the generated file itself use.
-_VARIABLE = ("^(?!(_|[a-z]+|PATH|HOME|USER|USERNAME|SHELL|PWD|OLDPWD|IFS|ENV|TERM|LANG|E?[UG]ID|"
-             "no_proxy|PPID|RANDOM|SECONDS|LINENO|COLUMNS|LINES|PROMPT|PS[1-4]|(BASH|ZSH|PYTHON).*|"
-             "(ANTHROPIC|CLAUDE|API|NO|LC|LD|DYLD|FISH|NODE|LITELLM_LOCAL)_.*)$)"
-             "[A-Za-z_][A-Za-z0-9_]{0,127}$")
+# The ending keeps a fleet file that somebody else wrote from handing out other secrets of the
+# environment; of what is left, not what shells, loaders and the generated file itself use.
+_VARIABLE = ("^(?!(BASH|ZSH|PYTHON)|(ANTHROPIC|CLAUDE|API|NO|LC|LD|DYLD|FISH|NODE|LITELLM_LOCAL)_)"
+             "[A-Za-z_][A-Za-z0-9_]{0,115}_(MASTER|GATEWAY)_KEY$")
 _OCTET = "(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])"  # a number of an IPv4 address
 _LABEL = "[A-Za-z0-9_]+"  # a part of a host name; one of digits alone is a broken address
 _HOST = f"({_OCTET}([.]{_OCTET}){{3}}|(?!.{{254}}|[0-9._]+$){_LABEL}((-+|[.]){_LABEL})*[.]?)"
@@ -922,8 +921,11 @@ def _meant_address(value: object) -> list[object]:
 
 
 def _meant_variable(value: object) -> list[object]:
-    name = _typed(value).strip("${}[]\"")
-    return [re.sub("[^A-Za-z0-9_]", "_", name).upper()]
+    """Return a name with the ending it needs: of what stands there, or of the fleet."""
+    written = re.sub("^(sk-.*|os[.]environ/)", "", _typed(value).strip("${}[]\"' "))
+    name = re.sub("[^A-Za-z0-9_]", "_", written).upper()
+    stem = re.sub("_?(MASTER|GATEWAY|API|AUTH)?_?(KEY|TOKEN|SECRET|PASSWORD)$", "", name)
+    return [name, f"{stem}_GATEWAY_KEY", "FLEET_GATEWAY_KEY"]
 
 
 def _meant_provider(value: object) -> list[object]:
@@ -1048,7 +1050,8 @@ RULES = {
     "tool": _text_rule(_TOOL, "a name such as `Read` or `\"Bash(git *)\"`"),
     "alias": _text_rule(_ALIAS, "text of letters, digits and `. _ : / @ -`, at most 128"),
     "variable": _text_rule(
-        _VARIABLE, "letters, digits and `_`, not in use", meant=_meant_variable),
+        _VARIABLE, "a variable name that ends in _MASTER_KEY or _GATEWAY_KEY",
+        meant=_meant_variable),
     "endpoint": _text_rule(
         _URL, "an address such as `http://192.168.1.50:11434`",
         meant=_meant_address, normal=_normal_endpoint),
