@@ -57,7 +57,7 @@ if __name__ == "__main__":
     sys.excepthook = _end_quietly
 
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from types import SimpleNamespace
 
@@ -996,7 +996,7 @@ class Document:
                         "lines that begin with `<<<<<<<`, `=======` and `>>>>>>>`")
 
     def check_edges(self, text: str, at: int) -> None:
-        """Refuse plain text with an odd blank around it, where nobody sees that it belongs to it."""
+        """Refuse plain text with an odd blank around it: nobody sees that it belongs to it."""
         before = _BLANK_BEFORE.match(text)
         if before:
             is_line = not self.text[self.line_start(at):at].strip(" -")
@@ -1624,144 +1624,361 @@ def _json_encoder() -> json.JSONEncoder:
 # =============================================================================
 
 # == 4. Fleet file ============================================================
+#
+# Takes a Document (section 3), gives a Fleet, or a Finding for everything that is wrong with it.
+# What a file may say is declared once: each `key(...)` of the records below names the rule of its
+# value, what it is for, and what its absence means. Checking, `schema`, the comments of `init` and
+# README's table are all made of that.
+
+# -- Patterns, each of which means the same in Python and in JSON Schema (JavaScript) --
 
 _CONTROL = r"\u0000-\u0008\u000b-\u001f\u007f-\u009f\ud800-\udfff"
 _ONE_LINE = "^[^\\u000a\\u2028\\u2029" + _CONTROL + "\\u0009]{1,%d}$"
+_TEXT = f"^[^{_CONTROL}]*$"
+_PARAGRAPH = f"^(?!\\s*$|[\\s\\S]*\\n\\s*\\n)[^{_CONTROL}]*$"  # neither empty nor two of them
 _TOOL = "^[A-Za-z_*][A-Za-z0-9_*:.-]*([(][^()\\u000a\\u0009" + _CONTROL + "]*[)])?$"
-# Not what shells (zsh: every lower-case word), loaders and the generated file itself use.
-_VARIABLE = ("^(?!(_|[a-z]+|PATH|HOME|USER|USERNAME|SHELL|PWD|OLDPWD|IFS|ENV|TERM|LANG|E?[UG]ID|"
-             "no_proxy|PPID|RANDOM|SECONDS|LINENO|COLUMNS|LINES|PROMPT|PS[1-4]|(BASH|ZSH|PYTHON).*|"
-             "(ANTHROPIC|CLAUDE|API|NO|LC|LD|DYLD|FISH|NODE|LITELLM_LOCAL)_.*)$)"
-             "[A-Za-z_][A-Za-z0-9_]{0,127}$")
-_NAME = {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$"}
-_OCTET, _HEX, _WORD = "(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])", "[0-9A-Fa-f]{1,4}", "[A-Za-z0-9_]+"
-_HOST = f"({_OCTET}([.]{_OCTET}){{3}}|(?!.{{254}}|[0-9._]+$){_WORD}((-+|[.]){_WORD})*[.]?)"
+_NAME = "^[A-Za-z0-9._-]{1,64}$"
+_AGENT_NAME = "^[a-z0-9][a-z0-9_-]{0,63}$"
+_URL = "^[Hh][Tt][Tt][Pp][Ss]?://[^\\s@?#]+$"  # no credentials, query or fragment
+# LiteLLM reads `os.environ/NAME` as that variable's value, wherever it stands.
+_ALIAS = "^(?!os[.]environ/)[A-Za-z0-9._:/@-]{1,128}$"
+_DURATION = "^-?([0-9]{1,4}h|[0-9]{1,6}[ms])+$"
+# The ending keeps a fleet file that somebody else wrote from handing out other secrets of the
+# environment; of what is left, not what shells, loaders and the generated file itself use.
+_VARIABLE = ("^(?!(BASH|ZSH|PYTHON)|(ANTHROPIC|CLAUDE|API|NO|LC|LD|DYLD|FISH|NODE|LITELLM_LOCAL)_)"
+             "[A-Za-z_][A-Za-z0-9_]{0,115}_(MASTER|GATEWAY)_KEY$")
+_OCTET = "(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])"  # a number of an IPv4 address
+_LABEL = "[A-Za-z0-9_]+"  # a part of a host name; one of digits alone is a broken address
+_HOST = f"({_OCTET}([.]{_OCTET}){{3}}|(?!.{{254}}|[0-9._]+$){_LABEL}((-+|[.]){_LABEL})*[.]?)"
+_HEX = "[0-9A-Fa-f]{1,4}"  # a group of an IPv6 address
 _IPV6 = f"(({_HEX}:){{7}}{_HEX}|(?!([^:]*:){{8}})({_HEX}(:{_HEX})*)?::({_HEX}(:{_HEX})*)?)"
-RULES = {
-    "name": (_NAME, "text of letters, digits, `.`, `_` and `-`, at most 64"),
-    "agent name": ({"type": "string", "pattern": "^[a-z0-9][a-z0-9_-]{0,63}$"},
-                   "lower case letters, digits, `-` and `_`, at most 64, a letter or digit first"),
-    "line": ({"type": "string", "pattern": _ONE_LINE % 256}, "text, 1 to 256 printable characters"),
-    "text": ({"type": "string", "pattern": f"^[^{_CONTROL}]*$"}, "text without control characters"),
-    "paragraph": ({"type": "string", "pattern": f"^(?!\\s*$|[\\s\\S]*\\n\\s*\\n)[^{_CONTROL}]*$"},
-                  "one paragraph that says when to use the agent, without blank lines"),
-    "endpoint": ({"type": "string", "pattern": "^[Hh][Tt][Tt][Pp][Ss]?://[^\\s@?#]+$"},
-                 "an address such as `http://192.168.1.50:11434`"),
-    "host": ({"type": "string", "pattern": f"^({_HOST}|{_IPV6})$"}, "an address or host name"),
-    "variable": ({"type": "string", "pattern": _VARIABLE}, "letters, digits and `_`, not in use"),
-    # LiteLLM reads `os.environ/NAME` as that variable's value, wherever it stands.
-    "alias": ({"type": "string", "pattern": "^(?!os[.]environ/)[A-Za-z0-9._:/@-]{1,128}$"},
-              "text of letters, digits and `. _ : / @ -`, at most 128"),
-    "port": ({"type": "integer", "minimum": 1, "maximum": 65535}, "a whole number, 1 to 65535"),
-    "provider": ({"enum": ["builtin", "litellm"]}, "`builtin` or `litellm`"),
-    "tokens": ({"type": "integer", "minimum": 256, "maximum": 16777216}, "256 to 16777216 tokens"),
-    "seconds": ({"type": "integer", "minimum": 1, "maximum": 86400}, "whole seconds, 1 to 86400"),
-    "parallel": ({"type": "integer", "minimum": 1, "maximum": 64}, "a whole number, 1 to 64"),
-    "gigabytes": ({"type": "number", "minimum": 0.5, "maximum": 65536}, "a number of GB"),
-    "keep alive": ({"anyOf": [{"type": "integer", "minimum": -1, "maximum": 31536000},
-                              {"type": "string", "pattern": "^-?([0-9]{1,4}h|[0-9]{1,6}[ms])+$"}]},
-                   "seconds, a duration such as `24h`, or -1 for ever"),
-    "boolean": ({"type": "boolean"}, "`true` or `false`"),
-    "tag": ({"type": "string", "pattern": _ONE_LINE % 64}, "text, 1 to 64 printable characters"),
-    "tool": ({"type": "string", "pattern": _TOOL}, "a name such as `Read` or `\"Bash(git *)\"`"),
-    "frontmatter": ({"type": "object"}, "keys and values")}
-RULES.update({f"{item}s": ({"type": "array", "items": RULES[item][0]}, f"a list, each item {words}")
-              for item, (_, words) in list(RULES.items()) if item in ("tag", "name", "tool")})
-REQUIRED = object()
-FIELDS = {  # section: key: its rule or its own section, its default, what it is for
-    "": {"project": ("project", REQUIRED, "the fleet's name, its gateway, Claude Code's tiers"),
-         "nodes": ("node", REQUIRED, "machines that run Ollama"),
-         "models": ("model", REQUIRED, "which model runs on which node, under which alias"),
-         "agents": ("agent", REQUIRED, "Claude Code subagents and the model each one uses")},
-    "project": {"name": ("line", REQUIRED, "shown in tables"),
-                "gateway": ("gateway", {}, "where Claude Code finds the fleet"),
-                "claude": ("claude", {}, "which model answers for each of Claude Code's tiers")},
-    "gateway": {"provider": ("provider", "litellm", "who serves: this program or LiteLLM"),
-                "host": ("host", "127.0.0.1", "address the gateway listens on"),
-                "port": ("port", 4000, "port the gateway listens on"),
-                "master_key_env": ("variable", "LITELLM_MASTER_KEY", "variable with the key")},
-    "claude": {tier: ("name", None, "model of the main session" if tier == "main" else
-                      f"model behind `{tier}`") for tier in TIERS},
-    "node": {"endpoint": ("endpoint", REQUIRED, "where its Ollama answers"),
-             "tags": ("tags", (), "your own words for it"),
-             "memory_gb": ("gigabytes", None, "memory for models; lets `validate` warn")},
-    "model": {"node": ("name", REQUIRED, "the node it runs on"),
-              "ollama_model": ("line", REQUIRED, "its name in `ollama list`"),
-              "litellm_alias": ("alias", REQUIRED, "the name Claude Code asks for"),
-              "context": ("tokens", 8192, "context window in tokens"),
-              "timeout": ("seconds", 300, "seconds to wait for its first token"),
-              "max_parallel": ("parallel", 1, "requests at the same time"),
-              "keep_alive": ("keep alive", -1, "how long it stays loaded"),
-              "thinking": ("boolean", False, "let a model that can think do so"),
-              "max_output": ("tokens", 8192, "longest answer in tokens"),
-              "fallback": ("names", (), "models that answer when this one cannot"),
-              "cloud": ("boolean", False, "allow a name that Ollama sends to ollama.com")},
-    "agent": {"model": ("name", REQUIRED, "the one of `models` that it uses"),
-              "description": ("paragraph", REQUIRED, "when Claude Code calls it; one paragraph"),
-              "tools": ("tools", None, "tools it may use; absent: all, []: none"),
-              "prompt": ("text", None, "its system prompt; absent: the role's default"),
-              "frontmatter": ("frontmatter", {}, "further keys for Claude Code, such as maxTurns")}}
-UNITS = {"tokens": {"k": 1024, "m": 1024 * 1024}, "gigabytes": {"g": 1},  # which people write
-         "seconds": {"s": 1, "m": 60, "h": 3600, "d": 86400}}
-KEY_WORDS = {"alias": "litellm_alias", "url": "endpoint", "api_base": "endpoint",  # these too
-             "model": "ollama_model", "num_ctx": "context", "max_tokens": "max_output"}
-KEY_RULES = {"node": "name", "model": "name", "agent": "agent name"}
-# Claude Code resolves these words itself, so an alias must not be one (2.1.326).
-CLAUDE_WORDS = ("sonnet", "opus", "haiku", "fable", "best", "inherit", "default", "opusplan")
-FINDINGS_LIMIT = 100  # a file with more of them is no fleet file
 
 
-def split_endpoint(endpoint):
-    """Return (scheme, host, port, path) of an endpoint, or a sentence that says what is wrong."""
+# -- Endpoints --
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where something answers, taken apart: a URL in normal form."""
+
+    scheme: str  # http or https
+    host: str  # in lower case, IPv6 without its brackets
+    port: int
+    path: str  # without its last slash
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}{self.path}"
+
+
+def split_endpoint(endpoint: str) -> Endpoint:
+    """Take an endpoint apart, or raise a FleetError that says what is wrong with it."""
     match = re.fullmatch(r"(?i)(https?)://(\[[^\]/]*\]|[^/:\[\]]*)(?::([^/:]*))?(/\S*)?", endpoint)
     if not match:
-        return "not of the form scheme://host:port"
+        raise _bad_endpoint("not of the form scheme://host:port")
     scheme, host, port, path = match.groups()
-    scheme = scheme.lower()
+
+    if not host:
+        raise _bad_endpoint("the host is missing")
     if not re.fullmatch(rf"{_HOST}|\[{_IPV6}(%.+)?\]", host):
-        return f"`{host}` is not a host name or address" if host else "the host is missing"
-    if port is not None and not (re.fullmatch(r"[0-9]{1,5}", port) and 1 <= int(port) <= 65535):
-        return f"`{port}` is not a port (1 to 65535)"
-    number = int(port) if port else {"http": 80, "https": 443}[scheme]
-    return scheme, host.lower(), number, (path or "").rstrip("/")
+        raise _bad_endpoint(f"`{host}` is not a host name or address")
+
+    if port is None:
+        number = 443 if scheme.lower() == "https" else 80
+    elif re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= 65535:
+        number = int(port)
+    else:
+        raise _bad_endpoint(f"`{port}` is not a port (1 to 65535)")
+    return Endpoint(scheme.lower(), host.strip("[]").lower(), number, (path or "").rstrip("/"))
 
 
-def full_endpoint(address):
+def _bad_endpoint(what: str) -> FleetError:
+    return FleetError("bad-endpoint", what, fix="write it as `http://192.168.1.50:11434`")
+
+
+def full_endpoint(address: str) -> str:
     """Return an address with http and Ollama's port where it lacks them."""
     url = address if "://" in address else f"http://{address}"
     lacks_port = re.fullmatch(r"http://(\[[^\]/]*\]|[^/:\[\]]+)/?", url)
     return f"{url.rstrip('/')}:{OLLAMA_PORT}" if lacks_port else url
 
 
-def _normal_endpoint(endpoint):
-    parts = split_endpoint(endpoint)
-    if isinstance(parts, str):
-        raise FleetError("bad-endpoint", parts, fix="write it as `http://192.168.1.50:11434`")
-    return "{}://{}:{}{}".format(*parts)
+# -- Normal forms: what a value becomes once it fits its rule --
+
+UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def _normal_keep_alive(duration):
+def _normal_endpoint(endpoint: str) -> str:
+    return split_endpoint(endpoint).url
+
+
+def _normal_keep_alive(duration: int | str) -> int:
     """Return it as seconds: numbers stay, `1h30m` is added up, negative is for ever."""
     if isinstance(duration, int):
         return duration
+    if duration.startswith("-"):
+        return -1
+
     parts = re.findall("([0-9]+)([hms])", duration)
-    total = sum(int(number) * UNITS["seconds"][unit] for number, unit in parts)
-    return -1 if duration.startswith("-") else total
+    return sum(int(number) * UNIT_SECONDS[unit] for number, unit in parts)
 
 
-# What a key's value becomes once it fits its rule; an endpoint says there what no rule can.
-NORMAL = {"endpoint": _normal_endpoint, "keep_alive": _normal_keep_alive, "host": str.lower,
-          "description": lambda text: re.sub(r"\s*[\n\u2028\u2029]\s*", " ", text.strip())}
+def _normal_paragraph(text: str) -> str:
+    """Return it on one line."""
+    return re.sub(r"\s*[\n\u2028\u2029]\s*", " ", text.strip())
+
+
+# -- What people mean: values that may stand behind one that its rule refuses, likeliest first --
+
+def _typed(value: object) -> str:
+    """Return a value as it was written in the file."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _meant_text(value: object) -> list[object]:
+    """Return the text that YAML took for a number or a word; of 1.10 it kept only 1.1."""
+    return [_typed(value)] if isinstance(value, int) else []
+
+
+def _meant_address(value: object) -> list[object]:
+    """Return the endpoint and the host of an address that lacks a scheme, a colon or a slash."""
+    whole = re.sub("(?i)^(https?):?/+", r"\1://", _typed(value))
+    try:
+        endpoint = split_endpoint(full_endpoint(whole))
+    except FleetError:
+        return []
+    return [endpoint.url, endpoint.host]
+
+
+def _meant_variable(value: object) -> list[object]:
+    """Return a name with the ending it needs: of what stands there, or of the fleet."""
+    written = re.sub("^(sk-.*|os[.]environ/)", "", _typed(value).strip("${}[]\"' "))
+    name = re.sub("[^A-Za-z0-9_]", "_", written).upper()
+    stem = re.sub("_?(MASTER|GATEWAY|API|AUTH)?_?(KEY|TOKEN|SECRET|PASSWORD)$", "", name)
+    return [name, f"{stem}_GATEWAY_KEY", "FLEET_GATEWAY_KEY"]
+
+
+def _meant_provider(value: object) -> list[object]:
+    return list(difflib.get_close_matches(_typed(value)[:64].lower(), PROVIDERS))
+
+
+def _meant_list(value: object) -> list[object]:
+    """Return the lists that a text may be: with commas, of one item, with blanks."""
+    if not isinstance(value, (str, int)):
+        return []
+    text = _typed(value)
+    return [[item.strip() for item in text.strip("[] ").split(",")], [text], text.split()]
+
+
+def _meant_boolean(value: object) -> list[object]:
+    return [{"true": True, "false": False}.get(_typed(value).lower())]
+
+
+# `65,536`, `64 K`, `10min`, `4000.0`, and a comment as other languages have them.
+_AMOUNT = _Pattern(r"(\d{1,3}(?:,\d{3})+|\d{1,12})(?:\.0)? ?([a-z]*)(?: *//.*)?")
+_UNIT_WORDS = {
+    "s": "s sec secs second seconds", "m": "m mb mib min mins minute minutes",
+    "h": "h hr hrs hour hours", "d": "d day days", "k": "k kb kib", "g": "g gb gib"}
+
+
+@dataclass(frozen=True)
+class _Amount:
+    """A number and its unit: a letter of _UNIT_WORDS, or nothing."""
+
+    number: int
+    unit: str
+
+
+def _read_amount(value: object) -> _Amount | None:
+    match = _AMOUNT.fullmatch(_typed(value).lower())
+    if not match:
+        return None
+    number = int(match[1].replace(",", ""))
+    if not match[2]:
+        return _Amount(number, "")
+    for unit, words in _UNIT_WORDS.items():
+        if match[2] in words.split():
+            return _Amount(number, unit)
+    return None
+
+
+def _meant_number(value: object, units: Mapping[str, int]) -> list[object]:
+    amount = _read_amount(value)
+    if not amount:
+        return []
+    factor = units.get(amount.unit) if amount.unit else 1
+    return [amount.number * factor] if factor else []
+
+
+def _meant_count(value: object) -> list[object]:
+    return _meant_number(value, {})
+
+
+def _meant_tokens(value: object) -> list[object]:
+    return _meant_number(value, {"k": 1024, "m": 1024 * 1024})
+
+
+def _meant_seconds(value: object) -> list[object]:
+    return _meant_number(value, UNIT_SECONDS)
+
+
+def _meant_gigabytes(value: object) -> list[object]:
+    return _meant_number(value, {"g": 1})
+
+
+def _meant_keep_alive(value: object) -> list[object]:
+    amount = _read_amount(value)
+    if not amount:
+        return []
+    if not amount.unit:
+        return [amount.number]
+    if amount.unit == "d":
+        return [f"{amount.number * 24}h"]
+    return [f"{amount.number}{amount.unit}"]
+
+
+# -- Rules: what a value may be --
+
+@dataclass(frozen=True)
+class Rule:
+    """What a value may be, as a fragment of JSON Schema and in words."""
+
+    schema: dict[str, Any]
+    words: str
+    meant: Callable[[object], list[object]] = _meant_text
+    normal: Callable[[Any], object] | None = None  # what becomes of a value that fits
+    item: str = ""  # of a list: the rule of its items
+
+
+def _text_rule(pattern: str, words: str, **more: Any) -> Rule:
+    return Rule({"type": "string", "pattern": pattern}, words, **more)
+
+
+def _number_rule(least: float, most: float, words: str, meant: Any, *,
+                 kind: str = "integer") -> Rule:
+    return Rule({"type": kind, "minimum": least, "maximum": most}, words, meant)
+
+
+def _list_rule(item: str) -> Rule:
+    """Return the rule of a list whose items obey a rule above."""
+    schema = {"type": "array", "items": RULES[item].schema}
+    return Rule(schema, f"a list, each item {RULES[item].words}", _meant_list, item=item)
+
+
+PROVIDERS = ("builtin", "litellm")
+RULES = {
+    "name": _text_rule(_NAME, "text of letters, digits, `.`, `_` and `-`, at most 64"),
+    "agent name": _text_rule(
+        _AGENT_NAME,
+        "lower case letters, digits, `-` and `_`, at most 64, a letter or digit first"),
+    "line": _text_rule(_ONE_LINE % 256, "text, 1 to 256 printable characters"),
+    "text": _text_rule(_TEXT, "text without control characters"),
+    "paragraph": _text_rule(
+        _PARAGRAPH, "one paragraph that says when to use the agent, without blank lines",
+        normal=_normal_paragraph),
+    "tag": _text_rule(_ONE_LINE % 64, "text, 1 to 64 printable characters"),
+    "tool": _text_rule(_TOOL, "a name such as `Read` or `\"Bash(git *)\"`"),
+    "alias": _text_rule(_ALIAS, "text of letters, digits and `. _ : / @ -`, at most 128"),
+    "variable": _text_rule(
+        _VARIABLE, "a variable name that ends in _MASTER_KEY or _GATEWAY_KEY",
+        meant=_meant_variable),
+    "endpoint": _text_rule(
+        _URL, "an address such as `http://192.168.1.50:11434`",
+        meant=_meant_address, normal=_normal_endpoint),
+    "host": _text_rule(
+        f"^({_HOST}|{_IPV6})$", "an address or host name",
+        meant=_meant_address, normal=str.lower),
+    "port": _number_rule(1, 65535, "a whole number, 1 to 65535", _meant_count),
+    "parallel": _number_rule(1, 64, "a whole number, 1 to 64", _meant_count),
+    "tokens": _number_rule(256, 16777216, "256 to 16777216 tokens", _meant_tokens),
+    "seconds": _number_rule(1, 86400, "whole seconds, 1 to 86400", _meant_seconds),
+    "gigabytes": _number_rule(0.5, 65536, "a number of GB", _meant_gigabytes, kind="number"),
+    "keep alive": Rule(
+        {"anyOf": [{"type": "integer", "minimum": -1, "maximum": 31536000},
+                   {"type": "string", "pattern": _DURATION}]},
+        "seconds, a duration such as `24h`, or -1 for ever",
+        _meant_keep_alive, _normal_keep_alive),
+    "provider": Rule({"enum": list(PROVIDERS)}, "`builtin` or `litellm`", _meant_provider),
+    "boolean": Rule({"type": "boolean"}, "`true` or `false`", _meant_boolean),
+    "frontmatter": Rule({"type": "object"}, "keys and values"),
+}
+RULES["names"] = _list_rule("name")
+RULES["tags"] = _list_rule("tag")
+RULES["tools"] = _list_rule("tool")
+
+_SCHEMA_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,),
+    "array": (list,), "object": (dict,)}
+
+
+def obeys(value: object, rule: str) -> bool:
+    """Tell whether a value obeys a rule of RULES."""
+    return _fits_schema(value, RULES[rule].schema)
+
+
+def _fits_schema(value: Any, schema: dict[str, Any]) -> bool:
+    if "anyOf" in schema:
+        return any(_fits_schema(value, part) for part in schema["anyOf"])
+    if "enum" in schema:
+        return value in schema["enum"]
+
+    if type(value) not in _SCHEMA_TYPES[schema["type"]]:  # to Python, True is an integer
+        return False
+    if "pattern" in schema:
+        return re.fullmatch(schema["pattern"].strip("^$"), value) is not None
+    if "minimum" in schema:
+        return schema["minimum"] <= value <= schema["maximum"]
+    if "items" in schema:
+        return all(_fits_schema(item, schema["items"]) for item in value)
+    return True
+
+
+# -- Records: what a file may say --
+
+REQUIRED = object()
+
+
+def key(rule: str, words: str, default: Any = REQUIRED, *, name: str = "") -> Any:
+    """Declare a key of a section: its rule or own section, what it is for, what absence means.
+
+    Its `name` in the file is the field's own, unless given.
+    """
+    metadata = {"rule": rule, "words": words, "default": default, "name": name}
+    if default is REQUIRED:
+        return field(metadata=metadata)
+    if default == {}:
+        return field(metadata=metadata, default_factory=dict)
+    return field(metadata=metadata, default=default)
 
 
 @dataclass(frozen=True)
 class Gateway:
     """Where Claude Code finds the fleet, and who serves it there."""
 
-    provider: str = "litellm"
-    host: str = "127.0.0.1"
-    port: int = 4000
-    master_key_env: str = "LITELLM_MASTER_KEY"
+    provider: str = key("provider", "who serves: this program or LiteLLM", "builtin")
+    host: str = key("host", "address the gateway listens on", "127.0.0.1")
+    port: int = key("port", "port the gateway listens on", 4000)
+    master_key_env: str = key("variable", "variable with the key", "LITELLM_MASTER_KEY")
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """Which model answers for each of Claude Code's tiers; None: planned."""
+
+    main: str | None = key("name", "model of the main session", None)
+    opus: str | None = key("name", "model behind `opus`", None)
+    sonnet: str | None = key("name", "model behind `sonnet`", None)
+    haiku: str | None = key("name", "model behind `haiku`", None)
+    fable: str | None = key("name", "model behind `fable`", None)
+
+
+@dataclass(frozen=True)
+class Project:
+    """What holds for the whole fleet."""
+
+    name: str = key("line", "shown in tables")
+    gateway: Gateway = key("gateway", "where Claude Code finds the fleet", Gateway())
+    claude: Tiers = key("claude", "which model answers for each of Claude Code's tiers", Tiers())
 
 
 @dataclass(frozen=True)
@@ -1769,10 +1986,10 @@ class Node:
     """A machine that runs models."""
 
     name: str
-    endpoint: str
-    tags: tuple[str, ...] = ()
-    memory_gb: float | None = None
-    provider: str = "ollama"
+    endpoint: str = key("endpoint", "where its Ollama answers")
+    tags: tuple[str, ...] = key("tags", "your own words for it", ())
+    memory_gb: float | None = key("gigabytes", "memory for models; lets `validate` warn", None)
+    provider: str = "ollama"  # what it speaks: a row of BACKENDS
 
 
 @dataclass(frozen=True)
@@ -1780,17 +1997,17 @@ class Model:
     """A model on a node, under the alias that Claude Code asks for."""
 
     name: str
-    node: str
-    ollama_model: str
-    alias: str
-    context: int = 8192
-    timeout: int = 300
-    max_parallel: int = 1
-    keep_alive: int = -1
-    thinking: bool = False
-    max_output: int = 8192
-    fallback: tuple[str, ...] = ()
-    cloud: bool = False
+    node: str = key("name", "the node it runs on")
+    ollama_model: str = key("line", "its name in `ollama list`")
+    alias: str = key("alias", "the name Claude Code asks for", name="litellm_alias")
+    context: int = key("tokens", "context window in tokens", 8192)
+    timeout: int = key("seconds", "seconds to wait for its first token", 300)
+    max_parallel: int = key("parallel", "requests at the same time", 1)
+    keep_alive: int = key("keep alive", "how long it stays loaded", -1)
+    thinking: bool = key("boolean", "let a model that can think do so", False)
+    max_output: int = key("tokens", "longest answer in tokens", 8192)
+    fallback: tuple[str, ...] = key("names", "models that answer when this one cannot", ())
+    cloud: bool = key("boolean", "allow a name that Ollama sends to ollama.com", False)
 
 
 @dataclass(frozen=True)
@@ -1798,14 +2015,22 @@ class Agent:
     """A subagent of Claude Code and the model it uses."""
 
     name: str
-    model: str
-    description: str
-    tools: tuple[str, ...] | None = None
-    prompt: str | None = None
-    frontmatter: dict[str, object] = field(default_factory=dict)
+    model: str = key("name", "the one of `models` that it uses")
+    description: str = key("paragraph", "when Claude Code calls it; one paragraph")
+    tools: tuple[str, ...] | None = key("tools", "tools it may use; absent: all, []: none", None)
+    prompt: str | None = key("text", "its system prompt; absent: the role's default", None)
+    frontmatter: dict[str, object] = key(
+        "frontmatter", "further keys for Claude Code, such as maxTurns", {})
 
 
-RECORDS = {"gateway": Gateway, "node": Node, "model": Model, "agent": Agent}
+@dataclass(frozen=True)
+class FleetFile:
+    """What stands at the left margin of a fleet file."""
+
+    project: Project = key("project", "the fleet's name, its gateway, Claude Code's tiers")
+    nodes: dict[str, Node] = key("node", "machines that run Ollama")
+    models: dict[str, Model] = key("model", "which model runs on which node, under which alias")
+    agents: dict[str, Agent] = key("agent", "Claude Code subagents and the model each one uses")
 
 
 @dataclass(frozen=True)
@@ -1821,232 +2046,332 @@ class Fleet:
     document: Document
 
 
-def put_space(text, keys):
+@dataclass(frozen=True)
+class FileKey:
+    """One key of a section, as `key` declared it."""
+
+    name: str  # as the file spells it
+    attribute: str  # of the record
+    rule: str  # in RULES, or else in SECTIONS
+    words: str
+    default: Any  # REQUIRED, or what its absence means
+
+
+def _keys_of(record: Any) -> dict[str, FileKey]:
+    keys = {}
+    for declared in fields(record):
+        if declared.metadata:  # a `name` has none: it stands above the section
+            words = dict(declared.metadata)
+            name = words.pop("name") or declared.name
+            keys[name] = FileKey(name, declared.name, **words)
+    return keys
+
+
+# Each section by its kind; of those that have names, many stand under one key of the file.
+SECTIONS: dict[str, Any] = {
+    "": FleetFile, "project": Project, "gateway": Gateway, "claude": Tiers,
+    "node": Node, "model": Model, "agent": Agent}
+NAME_RULES = {"node": "name", "model": "name", "agent": "agent name"}
+FILE_KEYS = {kind: _keys_of(record) for kind, record in SECTIONS.items()}
+# What people write for a key, coming from other programs.
+KEY_WORDS = {
+    "alias": "litellm_alias", "url": "endpoint", "api_base": "endpoint",
+    "model": "ollama_model", "num_ctx": "context", "max_tokens": "max_output"}
+
+
+# -- Checking --
+
+# Claude Code resolves these words itself, so an alias must not be one (2.1.326).
+CLAUDE_WORDS = ("sonnet", "opus", "haiku", "fable", "best", "inherit", "default", "opusplan")
+AGENT_OWN_KEYS = ("name", "description", "model", "tools")  # never in `frontmatter`
+FINDINGS_LIMIT = 100  # a file with more of them is no fleet file
+SUGGESTION_CHARACTERS = 200  # longer values get no suggestion
+
+
+def put_space(text: object, keys: Iterable[str]) -> str:
     """Return what mends a key and a value without a blank between them, or an empty string."""
-    key, _, value = str(text).partition(":")
-    return f"put a space after the colon: `{key}: {value}`" if key in keys else ""
+    name, _, value = str(text).partition(":")
+    if name not in keys:
+        return ""
+    return f"put a space after the colon: `{name}: {value}`"
 
 
-def _fits(value, rule):
-    """Tell whether a value obeys a JSON Schema fragment of RULES."""
-    if "anyOf" in rule:
-        return any(_fits(value, part) for part in rule["anyOf"])
-    if "enum" in rule:
-        return value in rule["enum"]
-    kinds = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,),
-             "array": (list,), "object": (dict,)}
-    if type(value) not in kinds[rule["type"]]:
-        return False
-    if "pattern" in rule:
-        return re.fullmatch(rule["pattern"].strip("^$"), value) is not None
-    if "minimum" in rule:
-        return rule["minimum"] <= value <= rule["maximum"]
-    return "items" not in rule or all(_fits(item, rule["items"]) for item in value)
-
-
-def suggest_value(key, spec, value):
+def suggest_value(key: FileKey, value: object) -> str:
     """Return what to write instead of a value that its rule refuses, or an empty string."""
-    (rule, default, note), fragment = spec, RULES[spec[0]][0]
-    text = value if isinstance(value, str) else json.dumps(value)
     if value in (None, ""):
-        return "write a value" + (f" ({note})" if default is REQUIRED else
-                                  f", or remove the line `{key}:`")
-    if rule == "tool" and text.count("(") != text.count(")"):
-        return "quote the whole tool, up to its `)`"  # a comma cut it in two
-    meant = [text] if isinstance(value, int) else difflib.get_close_matches(
-        text[:64].lower(), fragment.get("enum", ()))
-    if rule in ("endpoint", "host"):
-        url = split_endpoint(full_endpoint(re.sub("(?i)^(https?):?/+", r"\1://", text)))
-        meant = [] if isinstance(url, str) else ["{}://{}:{}{}".format(*url), url[1].strip("[]")]
-    elif rule == "variable":
-        meant = [re.sub("[^A-Za-z0-9_]", "_", text.strip("${}[]\"")).upper()]
-    elif "items" in fragment and isinstance(value, (str, int)):
-        meant = [[word.strip() for word in words] for words in (
-            text.strip("[] ").split(","), [text], text.split())]
-    elif not {"pattern", "enum"} & fragment.keys():
-        meant = _other_spellings(text.lower(), {"": 1, **UNITS.get(rule, {})})
-    best = next((one for one in meant if len(text) < 200 and _fits(one, fragment)), None)
-    shown = f"[{', '.join(map(quote_yaml, best))}]" if type(best) is list else _dump_scalar(best)
-    name = "" if isinstance(key, int) else f"{key}: "
-    return "" if best is None else f"write `{name}{shown}`"
+        if key.default is REQUIRED:
+            return f"write a value ({key.words})"
+        return f"write a value, or remove the line `{key.name}:`"
+
+    typed = _typed(value)
+    if key.rule == "tool" and typed.count("(") != typed.count(")"):  # a comma cut it in two
+        return "quote the whole tool, up to its `)`"
+    if len(typed) >= SUGGESTION_CHARACTERS:
+        return ""
+
+    for candidate in RULES[key.rule].meant(value):
+        if obeys(candidate, key.rule):
+            return f"write `{_show_entry(key.name, candidate)}`"
+    return ""
 
 
-def _other_spellings(text, units):
-    """Return the word, number and duration that a text may mean."""
-    found = re.fullmatch(r"(\d{1,3}(?:,\d{3})+|\d{1,12})(?:\.0)? ?([a-z]?)(?:ec(?:ond)?s?"
-                         r"|in(?:ute)?s?|(?:ou)?rs?|ays?|i?b)?(?: *//.*)?", text)
-    number, unit = (int(found[1].replace(",", "")), found[2]) if found else (0, "?")
-    return [_WORDS.get(text), number * units.get(unit, 0) or None,
-            f"{number * 24}h" if unit == "d" else f"{number}{unit}"]
+def _show_entry(name: str, value: Any) -> str:
+    """Return a key with its value, or an item of a list, which has no name, as typed."""
+    if isinstance(value, list):
+        text = f"[{', '.join(map(quote_yaml, value))}]"
+    else:
+        text = dump_yaml(value).rstrip("\n")
+    return f"{name}: {text}" if name else text
 
 
-class _Checker(SimpleNamespace):
-    """Collects the `findings` about one `document` while its sections are read."""
+class _Checker:
+    """Collects the `findings` about one `document` while its sections are read.
 
-    def error(self, slug, path, what, *, fix="", key=False):
+    What is wrong is None in the records that are made, or absent from a mapping of names.
+    """
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.findings: list[Finding] = []
+
+    def error(self, slug: str, path: tuple, what: str, *, fix: str = "", key: bool = False) -> None:
         """Report what is wrong with a value; `what` goes on after its path, unless with a key."""
         if len(self.findings) == FINDINGS_LIMIT:
             raise FleetError("too-many", "and more; mend these first")
-        dotted = ".".join(map(str, path)) or "the file"
-        what = what if key else f"{dotted} {what}"
-        place = self.document.locate(path, key=key)
-        self.findings.append(Finding(slug, "error", what, *place, fix))
+        if not key:
+            what = f"{_dotted(path)} {what}"
+        where, excerpt = self.document.locate(path, key=key)
+        self.findings.append(Finding(slug, "error", what, where, excerpt, fix))
 
-    def section(self, kind, path, value):
-        """Check a mapping of known keys; return its Record, or a dict where it has none."""
-        fields = FIELDS[kind]
-        known, found = "known keys: " + ", ".join(fields), dict.fromkeys(fields)
-        if kind in KEY_RULES and path[-1] in fields:  # it may be a name, but then it holds keys
-            known = f"indent `{path[-1]}:` deeper, under its {kind}"
-        if not isinstance(value, dict):
-            self.error("not-mapping", path, f"must hold keys, not {show_value(value)}",
-                       fix=put_space(value, fields) or known)
+    def section(self, kind: str, path: tuple, value: object) -> Any:
+        """Check a mapping of known keys; return its record."""
+        keys = FILE_KEYS[kind]
+        if isinstance(value, dict):
+            self.check_keys(kind, path, value)
+            entries = {key.attribute: self.entry(key, path, value) for key in keys.values()
+                       if key.name in value or key.default is REQUIRED}
         else:
-            for key in value:
-                if key not in fields:
-                    self.error("unknown-key", path + (key,), f"unknown key {show_value(key)} in "
-                               f"{'.'.join(map(str, path)) or 'the file'}", key=True,
-                               fix=put_space(key, fields) or nearest(
-                                   KEY_WORDS.get(key, key), sorted(fields.keys() - value)) or known)
-            found = {key: self.value(spec, path + (key,), value) for key, spec in fields.items()}
-        if kind not in RECORDS:
-            return found
-        return RECORDS[kind](*path[-1:] if kind in KEY_RULES else (), *found.values())
+            self.error("not-mapping", path, f"must hold keys, not {show_value(value)}",
+                       fix=put_space(value, keys) or _known_keys(kind, path))
+            entries = dict.fromkeys(key.attribute for key in keys.values())
 
-    def value(self, spec, path, parent):
-        """Check one key of a section; return its value in normal form, or None when wrong."""
-        key, (rule, default, note) = path[-1], spec
-        value = parent.get(key, default)
-        if value is REQUIRED:
-            return self.error("missing-key", path, "is missing", fix=f"add `{key}:` ({note})")
-        if rule in FIELDS:
-            return (self.named if rule in KEY_RULES else self.section)(rule, path, value)
-        if key not in parent:
+        if kind in NAME_RULES:
+            entries["name"] = path[-1]
+        return SECTIONS[kind](**entries)
+
+    def check_keys(self, kind: str, path: tuple, section: dict) -> None:
+        """Report each key that the section does not have, with the one that was meant."""
+        keys = FILE_KEYS[kind]
+        absent = sorted(keys.keys() - section)
+        for name in section:
+            if name not in keys:
+                fix = (put_space(name, keys) or nearest(KEY_WORDS.get(name, name), absent)
+                       or _known_keys(kind, path))
+                self.error("unknown-key", path + (name,), key=True, fix=fix,
+                           what=f"unknown key {show_value(name)} in {_dotted(path)}")
+
+    def entry(self, key: FileKey, path: tuple, section: dict) -> Any:
+        """Check what a section says under a key; return it as it stands in the record."""
+        path = path + (key.name,)
+        if key.name not in section:
+            self.error("missing-key", path, "is missing", fix=f"add `{key.name}:` ({key.words})")
+            return None
+        value = section[key.name]
+        if key.rule in NAME_RULES:
+            return self.named(key.rule, path, value)
+        if key.rule in SECTIONS:
+            return self.section(key.rule, path, value)
+        return self.value(key, path, value)
+
+    def value(self, key: FileKey, path: tuple, value: Any) -> Any:
+        """Check a value; return it in normal form."""
+        rule = RULES[key.rule]
+        if rule.item and isinstance(value, list):
+            item = FileKey("", "", rule.item, key.words, REQUIRED)
+            return tuple(self.value(item, path + (index,), each)
+                         for index, each in enumerate(value))
+
+        shown = show_value(value)
+        if isinstance(value, str) and rule.schema.get("type") != "string":
+            shown = f'`"{value[:60]}"`'  # the quotes are what is wrong
+        if not obeys(value, key.rule):
+            self.error("bad-value", path, f"is {shown}; accepted: {rule.words}",
+                       fix=suggest_value(key, value))
+            return None
+        if not rule.normal:
             return value
-        if isinstance(value, list) and "items" in RULES[rule][0]:
-            item, items = (rule[:-1], REQUIRED, note), dict(enumerate(value))
-            return tuple(self.value(item, path + (index,), items) for index in items)
-        (fragment, words), shown = RULES[rule], show_value(value)
-        if isinstance(value, str) and fragment.get("type") != "string":
-            shown = f'`"{value[:60]}"`'
         try:
-            if _fits(value, fragment):
-                return NORMAL[key](value) if key in NORMAL else value
+            return rule.normal(value)
         except FleetError as error:
-            return self.error(error.slug, path, f"is {shown}: {error.what}", fix=error.fix)
-        return self.error("bad-value", path, f"is {shown}; accepted: {words}",
-                          fix=suggest_value(key, spec, value))
+            self.error(error.slug, path, f"is {shown}: {error.what}", fix=error.fix)
+            return None
 
-    def named(self, kind, path, value):
-        """Check a mapping of names to sections; return {name: checked section}."""
-        checked, (fragment, words) = {}, RULES[KEY_RULES[kind]]
-        if not isinstance(value, dict) or not (value or kind == "agent"):
-            self.error("not-mapping", path, f"must hold {kind}s by name, not "
-                       f"{'an empty mapping' if value == {} else show_value(value)}",
+    def named(self, kind: str, path: tuple, value: object) -> dict[str, Any]:
+        """Check a mapping of names to sections; return {name: record}."""
+        if not isinstance(value, dict) or not value and kind != "agent":
+            shown = "an empty mapping" if value == {} else show_value(value)
+            self.error("not-mapping", path, f"must hold {kind}s by name, not {shown}",
                        fix=f"write `{path[0]}:`, below it a name, below that its keys")
-            value = {}
-        for name, part in value.items():
-            if not _fits(name, fragment):
-                self.error("bad-name", path + (name,), f"{path[0]}: {show_value(name)} is not "
-                           f"a name for one; accepted: {words}", key=True,
-                           fix="quote it" if not isinstance(name, str) else "rename it")
-            if isinstance(part, dict) or _fits(name, fragment):
-                checked[name] = self.section(kind, path + (name,), part)
-        return checked
+            return {}
 
-    def reference(self, path, name, known, kind):
+        records = {}
+        for name, section in value.items():
+            is_name = obeys(name, NAME_RULES[kind])
+            if not is_name:
+                accepted = RULES[NAME_RULES[kind]].words
+                self.error("bad-name", path + (name,), key=True,
+                           what=f"{path[0]}: {show_value(name)} is not a name for one; "
+                                f"accepted: {accepted}",
+                           fix="rename it" if isinstance(name, str) else "quote it")
+            if is_name or isinstance(section, dict):
+                records[name] = self.section(kind, path + (name,), section)
+        return records
+
+    def reference(self, path: tuple, name: str | None, records: dict, kind: str) -> None:
         """Report a name that no section of that kind has."""
-        if name is not None and name not in known and name not in map(str, known):
-            self.error(f"unknown-{kind}", path, f"references unknown {kind}: {name}",
-                       fix=nearest(name, known) or f"known {kind}s: {some_of(known) or 'none'}")
+        if name is None or name in records or name in map(str, records):
+            return
+        self.error(f"unknown-{kind}", path, f"references unknown {kind}: {name}",
+                   fix=nearest(name, records) or f"known {kind}s: {some_of(records) or 'none'}")
 
 
-def check_fleet(document):
+def _dotted(path: tuple) -> str:
+    return ".".join(map(str, path)) or "the file"
+
+
+def _known_keys(kind: str, path: tuple) -> str:
+    """Return what a section may hold, where nothing better can be said."""
+    keys = FILE_KEYS[kind]
+    if kind in NAME_RULES and path[-1] in keys:  # it may be a name, but then it holds keys
+        return f"indent `{path[-1]}:` deeper, under its {kind}"
+    return "known keys: " + ", ".join(keys)
+
+
+def check_fleet(document: Document) -> tuple[Fleet | None, list[Finding]]:
     """Return (Fleet, []) for a file that has been read, or (None, everything that is wrong)."""
-    check, last = _Checker(document=document, findings=[]), []
+    check = _Checker(document)
+    last = []
     try:
-        tree = check.section("", (), document.value)
-        project, nodes, models, agents = (tree[key] or {} for key in FIELDS[""])
-        claude = {tier: name for tier, name in (project.get("claude") or {}).items() if name}
-        for tier, name in claude.items():
+        file = check.section("", (), document.value)
+        project = file.project or Project("")
+        tiers = {tier: name for tier, name in vars(project.claude or Tiers()).items() if name}
+        models = file.models or {}
+        for tier, name in tiers.items():
             check.reference(("project", "claude", tier), name, models, "model")
-        for name, agent in agents.items():
-            check.reference(("agents", name, "model"), agent.model, models, "model")
-            for key in agent.frontmatter or {}:
-                is_own = key in ("name", "description", "model", "tools")
-                if is_own or not re.fullmatch("[A-Za-z][A-Za-z0-9_-]{0,63}", str(key)):
-                    check.error("bad-frontmatter", ("agents", name, "frontmatter", key),
-                                f"agents.{name}.frontmatter cannot hold the key {show_value(key)}",
-                                key=True, fix=f"write `{key}:` one level up" if is_own else
-                                "rename it")
-        for name, model in models.items():
-            at, alias = ("models", name), model.alias or ""
-            check.reference(at + ("node",), model.node, nodes, "node")
-            for index, other in enumerate(model.fallback or ()):
-                check.reference(at + ("fallback", index), other, models, "model")
-            if alias.lower() in CLAUDE_WORDS:
-                check.error("reserved-alias", at + ("litellm_alias",), f"is `{alias}`: Claude Code "
-                            f"reads `{alias}` as a word of its own",
-                            fix=f"write `claude-{alias.lower()}-local`")
-            if leaves_house(model.ollama_model or "") and not model.cloud:
-                check.error("cloud-model", at + ("ollama_model",), f"is `{model.ollama_model}`: "
-                            "Ollama sends this to ollama.com; it does not run on your machine",
-                            fix="choose a local model, or add `cloud: true`")
+        for agent in (file.agents or {}).values():
+            _check_agent(check, agent, models)
+        for model in models.values():
+            _check_model(check, model, models, file.nodes or {})
         _check_cycles(check, models)
     except FleetError as error:  # too many
         last = [error.finding]
+
     if check.findings:
-        return None, sorted(check.findings, key=lambda finding: [
-            int(part) for part in finding.where.split(":")[-2:]]) + last
-    return Fleet(project["name"], project["gateway"], claude, nodes, models, agents, document), []
+        return None, sorted(check.findings, key=_place_of) + last
+    return Fleet(project.name, project.gateway, tiers, file.nodes, models, file.agents,
+                 document), []
 
 
-def leaves_house(ollama_model):
+def _place_of(finding: Finding) -> list[int]:
+    """Return line and column, by which findings are sorted."""
+    return [int(number) for number in finding.where.split(":")[-2:]]
+
+
+def _check_agent(check: _Checker, agent: Agent, models: dict[str, Model]) -> None:
+    """Report what an agent refers to, and keys that Claude Code would read twice."""
+    path = ("agents", agent.name)
+    check.reference((*path, "model"), agent.model, models, "model")
+    for key in agent.frontmatter or {}:
+        if key in AGENT_OWN_KEYS:
+            fix = f"write `{key}:` one level up"
+        elif not re.fullmatch("[A-Za-z][A-Za-z0-9_-]{0,63}", str(key)):
+            fix = "rename it"
+        else:
+            continue
+        check.error("bad-frontmatter", (*path, "frontmatter", key), key=True, fix=fix,
+                    what=f"agents.{agent.name}.frontmatter cannot hold the key {show_value(key)}")
+
+
+def _check_model(check: _Checker, model: Model, models: dict[str, Model],
+                 nodes: dict[str, Node]) -> None:
+    """Report what a model refers to, and names that mean something else to other programs."""
+    path = ("models", model.name)
+    check.reference((*path, "node"), model.node, nodes, "node")
+    for index, other in enumerate(model.fallback or ()):
+        check.reference((*path, "fallback", index), other, models, "model")
+
+    alias = model.alias or ""
+    if alias.lower() in CLAUDE_WORDS:
+        check.error("reserved-alias", (*path, "litellm_alias"),
+                    f"is `{alias}`: Claude Code reads `{alias}` as a word of its own",
+                    fix=f"write `claude-{alias.lower()}-local`")
+    if leaves_house(model.ollama_model or "") and not model.cloud:
+        check.error("cloud-model", (*path, "ollama_model"),
+                    f"is `{model.ollama_model}`: Ollama sends this to ollama.com; it does not "
+                    "run on your machine", fix="choose a local model, or add `cloud: true`")
+
+
+def _check_cycles(check: _Checker, models: dict[str, Model]) -> None:
+    """Report each cycle of fallbacks once, at the entry that closes it."""
+    unread = {name: enumerate(model.fallback or ()) for name, model in models.items()}
+    for start in models:
+        trail = [start]  # each the fallback of the one before
+        on_trail = {start}
+        while trail:
+            name = trail[-1]
+            index, fallback = next(unread[name], (0, None))
+            if fallback is None:
+                on_trail.remove(trail.pop())
+            elif fallback in on_trail:
+                cycle = trail[trail.index(fallback):] + [fallback]
+                check.error("fallback-cycle", ("models", name, "fallback", index),
+                            "forms a cycle: " + " → ".join(cycle),
+                            fix=f"remove `{fallback}` from it")
+            elif fallback in models:
+                trail.append(fallback)
+                on_trail.add(fallback)
+
+
+# -- Names of models --
+
+def leaves_house(ollama_model: str) -> bool:
     """Tell whether Ollama sends requests for this name to ollama.com."""
     return ollama_model.lower().endswith((":cloud", "-cloud"))
 
 
-def _check_cycles(check, models):
-    """Report each cycle of fallbacks once, at the entry that closes it."""
-    rest = {name: enumerate(model.fallback or ()) for name, model in models.items()}
-    for start in models:
-        trail = {start: None}  # in this order, each the fallback of the one before
-        while trail:
-            name = next(reversed(trail))
-            index, following = next(rest[name], (0, None))
-            if following is None:
-                trail.popitem()
-            elif following in trail:
-                names = [*trail, following]
-                check.error("fallback-cycle", ("models", name, "fallback", index),
-                            "forms a cycle: " + " → ".join(names[names.index(following):]),
-                            fix=f"remove `{following}` from it")
-            elif following in models:
-                trail[following] = None
-
-
-def full_model_name(name):
+def full_model_name(name: str) -> str:
     """Return a name as Ollama compares it: tag, library and registry have defaults."""
     name = name.lower().removeprefix("registry.ollama.ai/").removeprefix("library/")
-    return name if ":" in name.rsplit("/", 1)[-1] else name + ":latest"
+    has_tag = ":" in name.rsplit("/", 1)[-1]
+    return name if has_tag else name + ":latest"
 
 
-def render_schema(kind=""):
-    """Return the JSON Schema of the fleet file, or of a section, from the tables that check it."""
-    properties = {}
-    for key, (rule, default, note) in FIELDS[kind].items():
-        found = render_schema(rule) if rule in FIELDS else dict(RULES[rule][0])
-        if rule in KEY_RULES:
-            found = {"type": "object", "propertyNames": RULES[KEY_RULES[rule]][0],
-                     "additionalProperties": found, "minProperties": int(rule != "agent")}
-        elif rule not in FIELDS and default not in (REQUIRED, None):
-            found["default"] = default
-        properties[key] = {"description": note, **found}
-    head = {} if kind else {"$schema": "https://json-schema.org/draft/2020-12/schema",
-                            "title": "subagent-fleet"}
-    required = [key for key, (_, default, _) in FIELDS[kind].items() if default is REQUIRED]
-    return {**head, "type": "object", "additionalProperties": False, "properties": properties,
-            "required": required}
+# -- Schema --
+
+def render_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the fleet file, for editors, from the records that check it."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "subagent-fleet",
+            **_section_schema("")}
+
+
+def _section_schema(kind: str) -> dict[str, Any]:
+    keys = FILE_KEYS[kind].values()
+    return {"type": "object", "additionalProperties": False,
+            "properties": {key.name: {"description": key.words, **_key_schema(key)}
+                           for key in keys},
+            "required": [key.name for key in keys if key.default is REQUIRED]}
+
+
+def _key_schema(key: FileKey) -> dict[str, Any]:
+    if key.rule in NAME_RULES:
+        return {"type": "object", "propertyNames": RULES[NAME_RULES[key.rule]].schema,
+                "additionalProperties": _section_schema(key.rule),
+                "minProperties": int(key.rule != "agent")}
+    if key.rule in SECTIONS:
+        return _section_schema(key.rule)
+    if key.default is REQUIRED or key.default is None:
+        return dict(RULES[key.rule].schema)
+    return {**RULES[key.rule].schema, "default": key.default}
 
 
 # == 5. Planning ==============================================================
@@ -2225,7 +2550,7 @@ def plan_environment(fleet):
     patience = max(model.timeout for model in fleet.models.values()) * 1000
     urls = [node.endpoint for node in fleet.nodes.values()]
     urls += [gateway_url(fleet.gateway), OLLAMA_ENDPOINT]  # which LiteLLM asks, too (1.106.2)
-    hosts = dict.fromkeys(split_endpoint(url)[1].strip("[]") for url in urls)
+    hosts = dict.fromkeys(split_endpoint(url).host for url in urls)
     planned = [
         (fleet.gateway.master_key_env, KEY, "the gateway's key; one that is set already is kept"),
         ("ANTHROPIC_BASE_URL", gateway_url(fleet.gateway), "the gateway, which stands for Claude"),
@@ -2337,7 +2662,7 @@ def rate_model(model):
     context, prints = model.trained_context or MAIN_CONTEXT_TOKENS, "qwen2.5-coder" in name
     if model.remote or leaves_house(name):
         return 0, "does not run there"
-    if not _fits(model.name, RULES["line"][0]) or (
+    if not obeys(model.name, "line") or (
             re.search("embed|minilm|bge-", name) if able is None else "completion" not in able):
         return 0, "cannot chat"
     calls, fits = "tools" in (able or ()) and not prints, context >= MAIN_CONTEXT_TOKENS
@@ -2390,10 +2715,10 @@ def lint_fleet(fleet):
                    f"`{host}` offers your models to the network; only the key protects them",
                    "write `host: 127.0.0.1`, or keep it on a private network with a strong key")
     for name, node in fleet.nodes.items():
-        scheme, host, _, _ = split_endpoint(node.endpoint)
-        if scheme == "http" and address_kind(host) == "public":
+        endpoint = split_endpoint(node.endpoint)
+        if endpoint.scheme == "http" and address_kind(endpoint.host) == "public":
             yield warn("public-endpoint", ("nodes", name, "endpoint"),
-                       f"{host} is a public address and http sends every prompt in clear",
+                       f"{endpoint.host} is a public address and http sends every prompt in clear",
                        "use a LAN, Tailscale or WireGuard address, or https")
         here = {m.ollama_model for m in fleet.models.values() if m.node == name}
         need = sum(billions(model) * 0.6 + 1 for model in here if billions(model))
@@ -2512,6 +2837,9 @@ DOCTOR_TEXTS = {  # id: level, what is so, what mends it
                           "environment", "remove them from {path}"),
     "agent-unloadable": ("warning", "{path}: {defect}; newer Claude Code will not run it",
                          "begin with `---`, `name:`, `description:`, `tools: Read, Grep`, `---`"),
+    # 2.1.326 says so in its debug log alone
+    "agent-duplicate": ("warning", "{path} and {other} are both `{name}`; the last one read wins",
+                        "rename one, or remove it"),
     "files-unchanged": ("ok", "{count} up to date", ""),
     "files-created": ("warning", "{paths}: not generated yet", "subagent-fleet generate"),
     "files-updated": ("warning", "{paths}: behind the config", "subagent-fleet doctor --fix"),
@@ -2656,6 +2984,19 @@ def _doctor_claude(fleet, facts):
         _, defect = read_agent(text) if text is not None else ("", "it cannot be read")
         if defect:
             yield _say("agent-unloadable", path=path, defect=defect)
+    yield from same_named_agents(facts.agents)
+
+
+def same_named_agents(agents: dict[str, str | None]) -> Iterator[Finding]:
+    """Yield a finding for each agent file that carries the name of another."""
+    paths: dict[str, str] = {}
+    for path, text in agents.items():
+        name, defect = read_agent(text or "")
+        if defect:
+            continue  # Claude Code runs neither it nor its name
+        if name in paths:
+            yield _say("agent-duplicate", path=path, other=paths[name], name=name)
+        paths[name] = path
 
 
 def read_agent(text):
@@ -2789,13 +3130,13 @@ def render_starter(tree, found):
         lines = []
         for number, (name, values) in enumerate(parts.items()):
             lines.append(f"  {quote_yaml(name)}:")
-            for key, (_, default, note) in FIELDS[kind[:-1]].items():
-                value, mark = values.get(key, default), "" if key in values else "# "
+            for key, declared in FILE_KEYS[kind[:-1]].items():
+                value, mark = values.get(key, declared.default), "" if key in values else "# "
                 shown = f"[{', '.join(value)}]" if isinstance(value, list) else \
                     "" if value is None else next(_dump_lines(value, 0))
                 line = f"    {mark}{key}: {shown}".rstrip()
                 if number == 0 and (kind != "agents" or len(line) < 44):
-                    line = f"{line:44} # {note}"
+                    line = f"{line:44} # {declared.words}"
                 lines += [line] if number == 0 or not mark else []
         blocks[kind] = "\n".join(lines) + "\n"
     return string.Template(_STARTER).substitute(blocks)
@@ -3038,7 +3379,7 @@ Do not expose Ollama or LiteLLM to the public internet. Use LAN, firewall, Tails
 def format_setup(system, state, reached):
     """Return what to type on this system to open its Ollama to the fleet."""
     before, line, after = WORKER_SETUPS[system]
-    words = {"port": split_endpoint(state.endpoint)[2], "models": len(best_models([state])) or 1,
+    words = {"port": split_endpoint(state.endpoint).port, "models": len(best_models([state])) or 1,
              "address": reached[0].name if reached else "0.0.0.0"}
     return before + "".join(line.format(name=name, value=value.format(**words))
                             for name, value in WORKER_SETTINGS.items()) + after.format(**words)
@@ -6864,9 +7205,14 @@ def cmd_init(options, world):
                          fix="edit it, or `subagent-fleet init --force` (a copy is kept)")
     for text in options.node:  # NAME=URL; http and the port of Ollama may be left out
         name, _, url = text.partition("=")
-        parts = split_endpoint(full_endpoint(url))
-        wrong = "not of the form NAME=URL" if not url or not _fits(name, RULES["name"][0]) else \
-            parts if isinstance(parts, str) else f"a second `{name}`" if name in nodes else ""
+        wrong = f"a second `{name}`" if name in nodes else ""
+        if not url or not obeys(name, "name"):
+            wrong = "not of the form NAME=URL"
+        else:
+            try:
+                split_endpoint(full_endpoint(url))
+            except FleetError as error:
+                wrong = error.what
         if wrong:
             raise FleetError("usage", f"init: `{text}`: {wrong}", status=EXIT_USAGE,
                              fix="subagent-fleet init --node mini=http://192.168.1.50:11434")
@@ -7215,7 +7561,7 @@ def look_at_node(world, node, until):
     """Return (every address of a node's host, whether it answers a foreign web page)."""
     addresses, allowed, foreign = (), "", "https://fleet-doctor.invalid"
     with contextlib.suppress(NodeFailure):  # how a node fails is in its state
-        found = world.resolve(split_endpoint(node.endpoint)[1].strip("[]"), 0, until)
+        found = world.resolve(split_endpoint(node.endpoint).host, 0, until)
         addresses = tuple(sorted({address[0] for *_, address in found}))
         headers = look(world, node.endpoint + "/api/version", until, Origin=foreign)[0]
         allowed = headers.get("access-control-allow-origin", "")

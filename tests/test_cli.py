@@ -513,8 +513,8 @@ def test_readme_names_every_flag():
 def test_readme_names_exit_codes_and_config_keys():
     for code in ("0", "1", "2", "3", "130"):
         assert re.search(rf"^\| {code} \|", README, re.M)
-    for kind in sf.FIELDS:
-        for key in sf.FIELDS[kind]:
+    for kind in sf.FILE_KEYS:
+        for key in sf.FILE_KEYS[kind]:
             assert f"`{key}`" in README or f"{key}:" in README, key
 
 
@@ -716,8 +716,9 @@ def test_readme_defaults_are_the_defaults():
     kinds = {"nodes": "node", "models": "model", "agents": "agent"}
     seen = 0
     for first, second, key, default, note in rows:
-        _, wanted, text = sf.FIELDS[kinds.get(first) or (second or first)][key]
-        assert text == note
+        declared = sf.FILE_KEYS[kinds.get(first) or (second or first)][key]
+        wanted = declared.default
+        assert declared.words == note
         if wanted is sf.REQUIRED:
             assert default == "required"
         elif wanted in (None, {}):

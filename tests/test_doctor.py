@@ -190,6 +190,10 @@ CASES = [
     ("agent unloadable", on(agents={"a.md": "no frontmatter"}),
      {"agent-unloadable": "warning"}),
     ("agent unreadable", on(agents={"a.md": None}), {"agent-unloadable": "warning"}),
+    ("agent twice", on(agents=dict.fromkeys(
+        ("a.md", "b.md"), GOOD_FACTS.agents["a.md"])), {"agent-duplicate": "warning"}),
+    ("agents that nobody reads are no twins", on(agents=dict.fromkeys(
+        ("a.md", "b.md"), "no frontmatter")), {"agent-unloadable": "warning"}),
     ("files missing", on(changes=changes("created", "a")), {"files-created": "warning"}),
     ("files stale", on(changes=changes("updated", "a")), {"files-updated": "warning"}),
     ("files removed", on(changes=changes("removed", "a")), {"files-removed": "warning"}),

@@ -27,11 +27,11 @@ def test_example_is_a_fleet_with_defaults():
     assert list(fleet.agents) == ["planner", "implementer"]
 
 
-def test_gateway_absent_means_litellm_on_loopback():
+def test_gateway_absent_means_this_program_on_loopback():
     text = EXAMPLE.replace(EXAMPLE[EXAMPLE.index("  gateway:"):EXAMPLE.index("nodes:")], "")
     fleet, findings = check(text)
     assert findings == []
-    assert fleet.gateway == sf.Gateway("litellm", "127.0.0.1", 4000, "LITELLM_MASTER_KEY")
+    assert fleet.gateway == sf.Gateway("builtin", "127.0.0.1", 4000, "LITELLM_MASTER_KEY")
 
 
 def test_shipped_example_has_no_findings():
@@ -199,9 +199,15 @@ def test_a_wrong_name_gets_the_nearest_known_one():
     ("host: 127.0.0.1", "host: http://127.0.0.1/", 'write `host: "127.0.0.1"`'),
     ("host: 127.0.0.1", "host: localhost:4000", "write `host: localhost`"),
     ("host: 127.0.0.1", "host: 'http://[::1]:4000'", 'write `host: "::1"`'),
-    ("port: 4000", "master_key_env: my-key", "write `master_key_env: MY_KEY`"),
-    ("port: 4000", "master_key_env: ${KEY}", "write `master_key_env: KEY`"),
-    ("port: 4000", "master_key_env: PATH", ""),
+    ("port: 4000", "master_key_env: my-key", "write `master_key_env: MY_GATEWAY_KEY`"),
+    ("port: 4000", "master_key_env: ${KEY}", "write `master_key_env: FLEET_GATEWAY_KEY`"),
+    ("port: 4000", "master_key_env: PATH", "write `master_key_env: PATH_GATEWAY_KEY`"),
+    ("port: 4000", "master_key_env: GITHUB_TOKEN", "write `master_key_env: GITHUB_GATEWAY_KEY`"),
+    ("port: 4000", "master_key_env: sk-local-dev", "write `master_key_env: FLEET_GATEWAY_KEY`"),
+    ("port: 4000", "master_key_env: os.environ/LITELLM_MASTER_KEY",
+     "write `master_key_env: LITELLM_MASTER_KEY`"),
+    ("port: 4000", "master_key_env: litellm_master_key", "write `master_key_env: LITELLM_MASTER_KEY`"),
+    ("port: 4000", "master_key_env: ANTHROPIC_API_KEY", "write `master_key_env: FLEET_GATEWAY_KEY`"),
     ("tags: [heavy]", "memory_gb: 64GB", "write `memory_gb: 64`"),
     ("tags: [heavy]", "tags: heavy", "write `tags: [heavy]`"),
     ("tags: [heavy]", "tags: '[heavy, my mac]'", "write `tags: [heavy, my mac]`"),
@@ -501,8 +507,8 @@ def test_schema_agrees_with_the_checks_on_every_example():
 
 
 def test_patterns_mean_the_same_in_javascript():
-    for fragment, _ in sf.RULES.values():
-        for part in (fragment, fragment.get("items", {})):
+    for rule in sf.RULES.values():
+        for part in (rule.schema, rule.schema.get("items", {})):
             if "pattern" in part:
                 assert part["pattern"][0] == "^" and part["pattern"][-1] == "$"
                 assert not re.search(r"\\x|\(\?(?!!)|\\Z|\\A", part["pattern"])
@@ -626,7 +632,7 @@ def test_starter_shows_every_key_and_each_default_may_be_uncommented():
     tree, found, _ = sf.plan_starter([state("a", model("x:3b", 3))])
     text = sf.render_starter(tree, found)
     for kind in ("gateway", "node", "model", "agent"):
-        for key in sf.FIELDS[kind]:
+        for key in sf.FILE_KEYS[kind]:
             assert re.search(rf"^ +(# )?{key}:", text, re.M), key
     assert len(text.splitlines()) <= 70 and max(map(len, text.splitlines())) <= 100
     more, count = re.subn("(?m)^( +)# (?=[a-z_]+: *[^# ])", r"\1", text)

@@ -461,7 +461,7 @@ def test_a_hundred_kills_leave_every_file_old_or_new(fleet, quick):
 def test_the_key_is_random_private_and_kept(generated, quick, tmp_path):
     assert (generated / ENV).stat().st_mode & 0o777 == 0o600
     key, = keys_near(generated)
-    rewrite(generated, OTHER.replace("litellm}", "litellm, master_key_env: OTHER_NAME}"))
+    rewrite(generated, OTHER.replace("litellm}", "litellm, master_key_env: OTHER_GATEWAY_KEY}"))
     assert quick("generate").returncode == 0 and keys_near(generated) == [key]
     edit(generated / ENV, "export MORE=1\n")
     assert quick("generate", "--force").returncode == 0 and keys_near(generated) == [key]

@@ -75,11 +75,11 @@ def test_environment_keeps_agents_in_turn_where_there_is_one_machine(node, alone
 
 
 def test_environment_says_what_each_line_is_for_and_holds_no_key():
-    planned = sf.plan_environment(fleet_of(master_key_env="MY_KEY"))
+    planned = sf.plan_environment(fleet_of(master_key_env="MY_MASTER_KEY"))
     assert len(planned) > 20 and len({name for name, _, _ in planned}) == len(planned)
     assert all(why.strip() and "\n" not in why for _, _, why in planned)
     assert [name for name, value, _ in planned if value is sf.KEY] == [
-        "MY_KEY", "ANTHROPIC_AUTH_TOKEN"]
+        "MY_MASTER_KEY", "ANTHROPIC_AUTH_TOKEN"]
 
 
 def test_merged_environment_sets_and_unsets():
@@ -97,19 +97,26 @@ def test_merged_environment_sets_and_unsets():
     "BASH_ENV", "ZSH_NAME", "PYTHONPATH", "NODE_OPTIONS", "NO_DOCS", "DYLD_LIBRARY_PATH",
     "LITELLM_LOCAL_MODEL_COST_MAP"])
 def test_key_variable_that_belongs_to_something_else_is_refused(name):
-    rule = sf.RULES["variable"][0]
-    assert not sf._fits(name, rule)
-    assert sf._fits("MY_" + name, rule)
+    assert not sf.obeys(name, "variable")
+    assert sf.obeys(f"MY_{name}_GATEWAY_KEY", "variable")
+
+
+@pytest.mark.parametrize("name", ["ANTHROPIC_MASTER_KEY", "LD_GATEWAY_KEY", "BASH_X_MASTER_KEY",
+                                  "LITELLM_LOCAL_MASTER_KEY", "GITHUB_TOKEN", "MASTER_KEY",
+                                  "AWS_SECRET_ACCESS_KEY", "_GATEWAY_KEY", "A" * 118 + "_MASTER_KEY"])
+def test_key_variable_is_made_for_a_gateway(name):
+    assert not sf.obeys(name, "variable")
+    assert sf.obeys("MY_GATEWAY_KEY", "variable") and sf.obeys("LITELLM_MASTER_KEY", "variable")
 
 
 def test_every_name_the_environment_sets_is_refused_as_key_variable():
     names = [name for name, value, _ in sf.plan_environment(fleet_of()) if value is not sf.KEY]
-    assert names and [n for n in names if sf._fits(n, sf.RULES["variable"][0])] == []
+    assert names and [n for n in names if sf.obeys(n, "variable")] == []
 
 
 def test_alias_that_litellm_would_take_for_a_variable_is_refused():
-    assert not sf._fits("os.environ/HOME", sf.RULES["alias"][0])
-    assert sf._fits("x/os.environ/HOME", sf.RULES["alias"][0])
+    assert not sf.obeys("os.environ/HOME", "alias")
+    assert sf.obeys("x/os.environ/HOME", "alias")
 
 
 @pytest.mark.parametrize("key, weak", [

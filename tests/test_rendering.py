@@ -36,7 +36,7 @@ def build(**fields):
     agent = {"model": "m", "description": fields.get("description", "d")}
     agent.update({key: fields[key] for key in ("prompt", "tools", "frontmatter") if key in fields})
     tree = {"project": {"name": "p", "gateway": {"host": fields.get("host", "127.0.0.1"),
-                                                 "master_key_env": fields.get("variable", "A_KEY")}},
+                                                 "master_key_env": fields.get("variable", "A_MASTER_KEY")}},
             "nodes": {"n": {"endpoint": fields.get("endpoint", "http://h:1")}},
             "models": {"m": model}, "agents": {fields.get("agent", "ag"): agent}}
     try:
@@ -132,7 +132,7 @@ def test_fields_with_a_narrow_rule_let_nothing_through_that_changes_meaning(fiel
         assert head == {"name": name, "description": "d", "model": fleet.models["m"].alias}
         assert not re.search("[^\n -~]", files[".env.subagent-fleet"].decode("utf-8"))
 
-    wraps = {"endpoint": lambda text: f"http://h:1/{text}", "variable": lambda text: f"A_{text}"}
+    wraps = {"endpoint": lambda text: f"http://h:1/{text}", "variable": lambda text: f"A_{text}_GATEWAY_KEY"}
     assert survivors(field, check, wraps.get(field, lambda text: text)) > 3
 
 
@@ -287,13 +287,13 @@ def test_missing_prompt_becomes_the_roles(name, prompt):
 def test_kept_key_is_read_back_whatever_its_variable_is_called(tmp_path):
     def kept(text):
         (tmp_path / sf.ENVIRONMENT_FILE).write_text(text, encoding="utf-8")
-        return sf.kept_key(sf.World(), build(variable="A_KEY"), str(tmp_path))
+        return sf.kept_key(sf.World(), build(variable="A_MASTER_KEY"), str(tmp_path))
 
     assert sf.kept_key(sf.World(), build(), str(tmp_path)) == ""
-    assert kept(sf.render_environment(build(variable="OLD_NAME"), KEY)) == KEY
-    for line in ("A_KEY=sk-1", 'export A="${A:-sk-1}"', "export A_KEY=sk-1", 'export A_KEY="sk-1" ', "export A_KEY='sk-1'"):
+    assert kept(sf.render_environment(build(variable="OLD_MASTER_KEY"), KEY)) == KEY
+    for line in ("A_MASTER_KEY=sk-1", 'export A="${A:-sk-1}"', "export A_MASTER_KEY=sk-1", 'export A_MASTER_KEY="sk-1" ', "export A_MASTER_KEY='sk-1'"):
         assert kept(f"export B=x\n{line}\nexport C=y\n") == "sk-1"
-    for text in ("", "export OTHER=sk-1", "export A_KEY=$(id)", "export A_KEY='sk-1\"", 'export A="${B:-sk-0123456789abc}"',
+    for text in ("", "export OTHER=sk-1", "export A_MASTER_KEY=$(id)", "export A_MASTER_KEY='sk-1\"", 'export A="${B:-sk-0123456789abc}"',
                  'export A="${A:-sk-0123456789abc d}"', 'export A="${A:-$(id)0123456789ab}"'):
         assert kept(text) == ""
 
@@ -306,14 +306,14 @@ def test_a_hidden_key_is_nowhere():
 
 
 def test_a_diff_shows_no_secret():
-    fleet = build(variable="MY_FLEET")
-    mine = "export OPENAI_API_KEY=abc\nexport MY_FLEET='def'\nPASSWORD=ghi\nX=sk-jkl\nline\n"
+    fleet = build(variable="MY_MASTER_KEY")
+    mine = "export OPENAI_API_KEY=abc\nexport MY_MASTER_KEY='def'\nPASSWORD=ghi\nX=sk-jkl\nline\n"
     change = sf.Change(".env.subagent-fleet", mine.encode(),
                        sf.render_environment(fleet, KEY).encode(), False)
     text = sf.format_diff([change], fleet)
     assert not re.search("abc|def'|ghi|jkl|0123456789", text) and "-line\n" in text
-    for line in ("my_token=a:b", 'export "DB_PASSWD=a:b"', ': "${MY_FLEET:=a:b}"',
-                 'set -gx HF_TOKEN a:b', "echo ${MY_FLEET:-a:b}", "A_SECRET= a:b sk-c:b"):
+    for line in ("my_token=a:b", 'export "DB_PASSWD=a:b"', ': "${MY_MASTER_KEY:=a:b}"',
+                 'set -gx HF_TOKEN a:b', "echo ${MY_MASTER_KEY:-a:b}", "A_SECRET= a:b sk-c:b"):
         shown = sf.format_diff([replace(change, found=line.encode())], fleet)
         assert "(hidden)" in shown and ":b" not in shown, line
     window = replace(change, found=change.wanted.replace(b"_TOKENS=", b"_TOKENS=1"))

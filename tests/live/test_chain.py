@@ -16,7 +16,7 @@ from tools import SCRIPT
 ACCEPT = "SUBAGENT_FLEET_ACCEPT"
 SESSION = pathlib.Path(__file__).with_name("session.txt")
 OWN_AGENT = "---\nname: mine\ndescription: my own agent\nmodel: haiku\n---\n\nMine.\n"
-KEY_NAME = "STUDIO_FLEET_KEY"  # not LiteLLM's own variable: that one it reads by itself
+KEY_NAME = "STUDIO_GATEWAY_KEY"  # not LiteLLM's own variable: that one it reads by itself
 
 
 class Chain:
