@@ -86,7 +86,9 @@ if TYPE_CHECKING:  # what checkers and editors read; the names are those below
     import textwrap
     import threading
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import Any
+    from typing import Any, TypeVar
+
+    _Named = TypeVar("_Named", "NodeModel", "LoadedModel")
 else:
     (argparse, array, base64, datetime, difflib, hashlib, ipaddress, json, re, string, textwrap,
      threading) = map(_Late, (
@@ -1219,223 +1221,408 @@ def render_schema(kind=""):
 
 
 # == 5. Planning ==============================================================
+#
+# Takes a Fleet and, where they were asked, what its nodes answered. Gives decisions: which model
+# stands for which tier, what is true of a route, what Claude Code's environment holds, what
+# happens to a file, and what `init` and `worker` propose. It decides; sections 7 and 8 word it.
 
 MAIN_CONTEXT_TOKENS = 32768  # Claude Code's own prompt is 10-18k tokens, before any work
 SMALL_CONTEXT_TOKENS = 8192
 LEAN_CONTEXT_TOKENS = 65536  # up to here Claude Code is asked for its shorter prompt
-ROLES = {  # what an agent of this name is: size of its model, when to use it, tools, prompt
-    "planner": ("small", "Use for planning, file discovery and task decomposition.",
-                "Read Grep Glob", "You are a fast local planning agent.\nDo not edit files.\n\n"
-                "Return a concise response with:\n- plan\n- relevant files\n- risks\n"
-                "- next recommended agent\n"),
-    "implementer": ("heavy", "Use for implementation, bug fixes, refactors and patch creation.",
-                    "Read Grep Glob Edit Write Bash", "You are a senior implementation agent.\n"
-                    "Make minimal, correct changes. Prefer small patches.\n"
-                    "Run relevant checks when possible.\nExplain what changed and why.\n"),
-    "reviewer": ("heavy", "Use after implementation to review diffs, tests and regressions.",
-                 "Read Grep Glob Bash", "You are a strict code reviewer.\nFocus on correctness, "
-                 "regressions, missing tests, security issues,\nover-engineering, and "
-                 "maintainability.\nReview the diff and test output.\n"
-                 "Return only actionable issues.\n"),
-    "summarizer": ("small", "Use to summarize files, logs and long outputs.", "Read",
-                   "You are a fast summarizing agent.\nDo not edit files.\nRead what you are "
-                   "pointed at and return its essence:\nfacts, names, numbers and open "
-                   "questions. Invent nothing.\n")}
-OTHER_PROMPT = "You are a local subagent with one task at a time.\nDo exactly what you are " \
-               "asked, with the tools you have.\nReturn a short report: what you found, what " \
-               "you changed, what is left.\n"
+LEAST_CONTEXT_TOKENS = 256  # a fleet file accepts no less
 LOOPBACK = _Pattern(r"(?i)localhost[.]?|127([.][0-9]{1,3}){3}|::1")
-EDIT_TOOLS = {"Edit", "Write", "NotebookEdit"}
 GONE_TOOLS = {"MultiEdit": "Edit", "LS": "", "TodoWrite": "", "NotebookRead": ""}
-KNOWN_TOOLS = """
-    Agent AskUserQuestion Bash BashOutput CronCreate CronDelete CronList Edit EnterPlanMode
-    EnterWorktree ExitPlanMode ExitWorktree Glob Grep KillShell LSP ListAgents ListMcpResourcesTool
-    Monitor NotebookEdit PowerShell PushNotification Read ReadMcpResourceTool ReportFindings
-    ScheduleWakeup SendMessage Skill Task TaskCreate TaskGet TaskList TaskOutput TaskStop
-    TaskUpdate ToolSearch WebFetch WebSearch Workflow Write
-""".split()
-KNOWN_FRONTMATTER = ("color", "maxTurns", "effort", "permissionMode", "disallowedTools", "skills",
-                     "memory", "isolation", "background", "omitClaudeMd", "mcpServers", "hooks",
-                     "initialPrompt", "autoCompactWindow", "observer", "observerMessage",
-                     "observeSubagents", "experimental")
-KEY = object()  # stands for the gateway's key in a plan, so that a plan can be shown
-CLOUDS = ("BEDROCK", "VERTEX", "FOUNDRY", "MANTLE", "ANTHROPIC_AWS", "ANTHROPIC_GOOGLE_CLOUD")
-EXEMPT = ("NO_PROXY", "no_proxy")  # to what they hold already, ours is added
 
 
-def plan_routes(fleet):
+@dataclass(frozen=True)
+class Role:
+    """What an agent of a well-known name is, where the fleet file does not say."""
+
+    size: str  # of its model: small or heavy
+    description: str
+    tools: tuple[str, ...]
+    prompt: str
+
+
+ROLES = {
+    "planner": Role(
+        size="small",
+        description="Use for planning, file discovery and task decomposition.",
+        tools=("Read", "Grep", "Glob"),
+        prompt="""\
+You are a fast local planning agent.
+Do not edit files.
+
+Return a concise response with:
+- plan
+- relevant files
+- risks
+- next recommended agent
+"""),
+    "implementer": Role(
+        size="heavy",
+        description="Use for implementation, bug fixes, refactors and patch creation.",
+        tools=("Read", "Grep", "Glob", "Edit", "Write", "Bash"),
+        prompt="""\
+You are a senior implementation agent.
+Make minimal, correct changes. Prefer small patches.
+Run relevant checks when possible.
+Explain what changed and why.
+"""),
+    "reviewer": Role(
+        size="heavy",
+        description="Use after implementation to review diffs, tests and regressions.",
+        tools=("Read", "Grep", "Glob", "Bash"),
+        prompt="""\
+You are a strict code reviewer.
+Focus on correctness, regressions, missing tests, security issues,
+over-engineering, and maintainability.
+Review the diff and test output.
+Return only actionable issues.
+"""),
+    "summarizer": Role(
+        size="small",
+        description="Use to summarize files, logs and long outputs.",
+        tools=("Read",),
+        prompt="""\
+You are a fast summarizing agent.
+Do not edit files.
+Read what you are pointed at and return its essence:
+facts, names, numbers and open questions. Invent nothing.
+"""),
+}
+OTHER_PROMPT = """\
+You are a local subagent with one task at a time.
+Do exactly what you are asked, with the tools you have.
+Return a short report: what you found, what you changed, what is left.
+"""
+
+
+def plan_prompt(agent: Agent) -> str:
+    """Return an agent's system prompt: its own, else its role's, never an empty one."""
+    if agent.prompt and agent.prompt.strip():
+        return agent.prompt
+    role = ROLES.get(agent.name)
+    return role.prompt if role else OTHER_PROMPT
+
+
+def plan_tools(tools: Iterable[str]) -> tuple[str, ...]:
+    """Return the tools that Claude Code still has, in order, gone ones replaced, none twice."""
+    kept: list[str] = []
+    for tool in tools:
+        present = GONE_TOOLS.get(tool.split("(")[0], tool)
+        if present and present not in kept:
+            kept.append(present)
+    return tuple(kept)
+
+
+# -- routes --
+
+def plan_routes(fleet: Fleet) -> dict[str, Model]:
     """Return {agent name: its Model}, which knows its alias and its node."""
     return {agent.name: fleet.models[agent.model] for agent in fleet.agents.values()}
 
 
-def billions(ollama_model):
+def billions(ollama_model: str) -> float:
     """Return the parameters in billions that a model's name tells, else 0."""
-    found = re.findall(r"(?:(\d+)x)?(\d+(?:\.\d+)?)b(?![a-z])", ollama_model.lower())
-    return max((int(times or 1) * float(size) for times, size in found), default=0)
+    sizes = re.findall(r"(?:(\d+)x)?(\d+(?:\.\d+)?)b(?![a-z])", ollama_model.lower())
+    return max((int(times or 1) * float(size) for times, size in sizes), default=0)
 
 
-def plan_tiers(fleet):
+def plan_tiers(fleet: Fleet) -> dict[str, str]:
     """Return {tier: model name} for the main session and Claude Code's four tiers.
 
     What the file gives, else the largest model whose alias names the tier, else the model of
     the tier's role (haiku: planner, summarizer; others: implementer, reviewer), else by size.
     """
-    by_size = sorted(fleet.models.values(), key=lambda m: (billions(m.ollama_model), m.context))
-    tiers = {}
-    for tier in TIERS:
-        named = [m.name for m in by_size if tier in re.split("[^a-z]+", m.alias.lower())]
-        size, sized = ("small", by_size[0]) if tier == "haiku" else ("heavy", by_size[-1])
-        used = [fleet.agents[role].model for role, (fitting, *_) in ROLES.items()
-                if fitting == size and role in fleet.agents]
-        tiers[tier] = fleet.claude.get(tier) or (named[-1:] or used or [sized.name])[0]
-    return tiers
+    return {tier: fleet.claude.get(tier) or _plan_tier(fleet, tier) for tier in TIERS}
 
 
-def plan_fallbacks(fleet):
+def _plan_tier(fleet: Fleet, tier: str) -> str:
+    """Return the model of a tier that the file does not give."""
+    by_size = sorted(fleet.models.values(),
+                     key=lambda model: (billions(model.ollama_model), model.context))
+    namesakes = [model for model in by_size
+                 if tier in re.split("[^a-z]+", model.alias.lower())]
+    if namesakes:
+        return namesakes[-1].name
+
+    size = "small" if tier == "haiku" else "heavy"
+    for name, role in ROLES.items():
+        if role.size == size and name in fleet.agents:
+            return fleet.agents[name].model
+
+    sized = by_size[0] if size == "small" else by_size[-1]
+    return sized.name
+
+
+def plan_fallbacks(fleet: Fleet) -> dict[str, list[str]]:
     """Return {alias: [aliases to try next]}; one alias never falls back on itself."""
-    chains = {}
+    chains: dict[str, list[str]] = {}
     for model in fleet.models.values():
-        chain = chains.setdefault(model.alias, {})  # a set that keeps its order
-        chain.update((fleet.models[name].alias, True) for name in model.fallback)
-        chain.pop(model.alias, None)
-    return {alias: list(chain) for alias, chain in chains.items() if chain}
+        for name in model.fallback:
+            alias = fleet.models[name].alias
+            chain = chains.setdefault(model.alias, [])
+            if alias != model.alias and alias not in chain:
+                chain.append(alias)
+    return {alias: chain for alias, chain in chains.items() if chain}
 
 
-def find_models(found, ollama_model):
-    """Return the NodeModels or LoadedModels of that name."""
+def find_models(models: Iterable[_Named], ollama_model: str) -> list[_Named]:
+    """Return those of a node's models, on its disk or in its memory, that have this name."""
     full_name = _full_model_name(ollama_model)
-    return [one for one in found if _full_model_name(one.name) == full_name]
+    return [model for model in models if _full_model_name(model.name) == full_name]
+
+
+ROUTE_STATES = ("node offline", "model missing", "cold", "ready")  # the worst first
 
 
 @dataclass(frozen=True)
 class RouteState:
     """What is true of a model's route now, and who answers instead while it is not ready."""
 
-    state: str  # ready, cold, model missing, node offline
+    state: str  # one of ROUTE_STATES
     loaded: LoadedModel | None = None
     fallback: str | None = None  # a model's name
 
-    def __str__(self):
-        other = self.loaded and self.state == "cold"
-        return (self.state + (f" (loaded with context {self.loaded.context})" if other else "")
-                + (f" \u2192 fallback {self.fallback}" if self.fallback else ""))
 
-
-def plan_route_state(fleet, states, model):
+def plan_route_state(fleet: Fleet, states: Mapping[str, NodeState], model: Model) -> RouteState:
     """Return the RouteState of a model; what counts as ready is that no request will load it."""
-    def is_there(one):
-        node = states[one.node]
-        return node.online and (one.cloud or find_models(node.models, one.ollama_model))
-
     node = states[model.node]
-    if not is_there(model):
-        others = [fleet.models[name] for name in model.fallback]
-        others += [one for one in fleet.models.values() if one.alias == model.alias]
-        instead = next((one.name for one in others if one is not model and is_there(one)), None)
-        return RouteState("model missing" if node.online else "node offline", fallback=instead)
+    if not _can_answer(states, model):
+        state = "model missing" if node.online else "node offline"
+        return RouteState(state, fallback=_plan_substitute(fleet, states, model))
+
     loaded = find_models(node.loaded, model.ollama_model)
-    fitting = [one for one in loaded if one.context in (0, model.context)]  # 0: before Ollama 0.10
-    return RouteState("ready" if fitting or model.cloud else "cold", (fitting + loaded + [None])[0])
+    for resident in loaded:
+        if resident.context in (0, model.context):  # 0: before Ollama 0.10
+            return RouteState("ready", resident)
+
+    state = "ready" if model.cloud else "cold"
+    return RouteState(state, loaded[0] if loaded else None)
 
 
-def plan_next_step(fleet, states, routes):
+def _can_answer(states: Mapping[str, NodeState], model: Model) -> bool:
+    """Tell whether a model's node is there and has it."""
+    node = states[model.node]
+    return node.online and (model.cloud or bool(find_models(node.models, model.ollama_model)))
+
+
+def _plan_substitute(fleet: Fleet, states: Mapping[str, NodeState], model: Model) -> str | None:
+    """Return the name of the first model that answers instead: a fallback, or of its alias."""
+    others = [fleet.models[name] for name in model.fallback]
+    others += [twin for twin in fleet.models.values() if twin.alias == model.alias]
+    for other in others:
+        if other is not model and _can_answer(states, other):
+            return other.name
+    return None
+
+
+def plan_next_step(fleet: Fleet, states: Mapping[str, NodeState],
+                   routes: Mapping[str, RouteState]) -> str:
     """Return the sentence a person wants: ready, or the one next thing to type."""
-    steps = {  # the worst first
-        "node offline": "{node.name} ({node.endpoint}) is offline, {node.reason}: {node.mend}.",
-        "model missing": "`ollama pull {model.ollama_model}` on {node.name}, or from here "
-                         "`subagent-fleet warmup --pull`.",
-        "cold": "`subagent-fleet warmup`"}
-    order = list(steps)
-    waiting = [(bool(route.fallback), order.index(route.state), fleet.models[name])
-               for name, route in routes.items() if route.state in order]
+    def urgency(name: str) -> tuple[bool, int]:
+        route = routes[name]
+        return route.fallback is not None, ROUTE_STATES.index(route.state)
+
+    waiting = [name for name, route in routes.items() if route.state != "ready"]
     if not waiting:
         return "Ready: every model is loaded as its route wants it."
-    _, step, model = min(waiting, key=lambda found: found[:2])
-    return "Next: " + steps[order[step]].format(model=model, node=states[model.node])
+
+    name = min(waiting, key=urgency)
+    model = fleet.models[name]
+    node = states[model.node]
+    if routes[name].state == "node offline":
+        return f"Next: {node.name} ({node.endpoint}) is offline, {node.reason}: {node.mend}."
+    if routes[name].state == "model missing":
+        return (f"Next: `ollama pull {model.ollama_model}` on {node.name}, or from here "
+                "`subagent-fleet warmup --pull`.")
+    return "Next: `subagent-fleet warmup`"
 
 
-def plan_tools(tools):
-    """Return the tools that Claude Code still has, in order, gone ones replaced, none twice."""
-    found = [GONE_TOOLS.get(tool.split("(")[0], tool) for tool in tools]
-    return tuple(dict.fromkeys(tool for tool in found if tool))
+# -- addresses --
+
+# What a person would rather be reached at; an address of no kind is this machine's own.
+ADDRESS_KINDS = ("LAN", "Tailscale", "public", "")
 
 
-def show_host(host):
+def address_kind(host: str) -> str:
+    """Return what an address is good for, one of ADDRESS_KINDS."""
+    # Loading ipaddress takes as long as reading a fleet file, so the usual hosts go without.
+    if re.fullmatch(r"(?:10\.\d{1,3}|192\.168)(?:\.\d{1,3}){2}", host):
+        return "LAN"
+    if re.fullmatch("[A-Za-z_][^:]*", host):
+        return ""
+
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return ""
+    if address.is_loopback or address.is_link_local:
+        return ""
+    if address.is_global:
+        return "public"
+    # Tailscale's 100.64/10 is neither private nor global.
+    return "LAN" if address.is_private else "Tailscale"
+
+
+def show_host(host: str) -> str:
     """Return a host as it stands in an address."""
     return f"[{host}]" if ":" in host else host
 
 
-def gateway_url(gateway):
+def gateway_url(gateway: Gateway) -> str:
     """Return the address at which a program on this machine reaches the gateway."""
     reached = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}
     return f"http://{show_host(reached.get(gateway.host, gateway.host))}:{gateway.port}"
 
 
-def address_kind(host):
-    """Return what an address is good for: public, LAN, Tailscale; "" for none, or this machine."""
-    # loading ipaddress takes as long as reading a fleet file
-    usual = re.fullmatch(r"((?:10\.\d{1,3}|192\.168)(?:\.\d{1,3}){2})|[A-Za-z_][^:]*", host)
-    if usual:
-        return "LAN" if usual[1] else ""
-    try:
-        found = ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return ""
-    if found.is_loopback or found.is_link_local:
-        return ""
-    # Tailscale's 100.64/10 is neither private nor global
-    return "public" if found.is_global else "LAN" if found.is_private else "Tailscale"
+def _host_of(endpoint: str) -> str:
+    """Return the host of a checked endpoint, an IPv6 address without its brackets."""
+    return split_endpoint(endpoint)[1].strip("[]")
 
 
-def plan_environment(fleet):
-    """Return (variable, value, what for) in order; KEY is the key's place, None is unset."""
+# -- Claude Code's environment --
+
+CLOUDS = ("BEDROCK", "VERTEX", "FOUNDRY", "MANTLE", "ANTHROPIC_AWS", "ANTHROPIC_GOOGLE_CLOUD")
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable of the environment: what becomes of it, and why.
+
+    The gateway's key is in no plan, so that every plan can be shown: `holds_key` says where it
+    goes, and the value is empty.
+    """
+
+    name: str
+    value: str
+    why: str
+    holds_key: bool = False
+    is_unset: bool = False
+    is_added: bool = False  # to what the variable holds already
+
+
+def plan_environment(fleet: Fleet) -> list[Variable]:
+    """Return what Claude Code and LiteLLM are started with, in the order it is written."""
     tiers = plan_tiers(fleet)
     session = fleet.models[tiers["main"]]
-    patience = max(model.timeout for model in fleet.models.values()) * 1000
+    return [
+        *_gateway_variables(fleet.gateway),
+        *_rival_variables(),
+        *_proxy_variables(fleet),
+        *_tier_variables(fleet, tiers),
+        *_window_variables(session),
+        *_cache_variables(),
+        *_patience_variables(fleet),
+        *_thrift_variables(fleet, session),
+        *_litellm_variables()]
+
+
+def _gateway_variables(gateway: Gateway) -> Iterator[Variable]:
+    """Yield where the gateway is and how Claude Code shows its key."""
+    yield Variable(gateway.master_key_env, "", "the gateway's key; one that is set already is kept",
+                   holds_key=True)
+    yield Variable("ANTHROPIC_BASE_URL", gateway_url(gateway),
+                   "the gateway, which stands for Claude")
+    yield Variable("ANTHROPIC_AUTH_TOKEN", "", "how Claude Code shows the key", holds_key=True)
+
+
+def _rival_variables() -> Iterator[Variable]:
+    """Yield what would lead Claude Code past the gateway, or past an agent's model."""
+    yield Variable("ANTHROPIC_API_KEY", "", "would be shown as well", is_unset=True)
+    yield Variable("CLAUDE_CODE_SUBAGENT_MODEL", "", "would beat the model of every agent",
+                   is_unset=True)
+    for cloud in CLOUDS:
+        yield Variable(f"CLAUDE_CODE_USE_{cloud}", "", "would ask a cloud instead", is_unset=True)
+
+
+def _proxy_variables(fleet: Fleet) -> Iterator[Variable]:
+    """Yield the hosts that are asked without a proxy, in both spellings that programs read."""
     urls = [node.endpoint for node in fleet.nodes.values()]
     urls += [gateway_url(fleet.gateway), OLLAMA_ENDPOINT]  # which LiteLLM asks, too (1.106.2)
-    hosts = dict.fromkeys(split_endpoint(url)[1].strip("[]") for url in urls)
-    planned = [
-        (fleet.gateway.master_key_env, KEY, "the gateway's key; one that is set already is kept"),
-        ("ANTHROPIC_BASE_URL", gateway_url(fleet.gateway), "the gateway, which stands for Claude"),
-        ("ANTHROPIC_AUTH_TOKEN", KEY, "how Claude Code shows the key"),
-        ("ANTHROPIC_API_KEY", None, "would be shown as well"),
-        ("CLAUDE_CODE_SUBAGENT_MODEL", None, "would beat the model of every agent"),
-        *((f"CLAUDE_CODE_USE_{cloud}", None, "would ask a cloud instead") for cloud in CLOUDS),
-        *((name, ",".join(hosts), "no proxy sees the key and the prompts") for name in EXEMPT),
-        ("ANTHROPIC_MODEL", session.alias, "the main session"),
-        *((f"ANTHROPIC_DEFAULT_{tier.upper()}_MODEL", fleet.models[tiers[tier]].alias,
-           f"what `{tier}` means") for tier in TIERS[1:]),
-        ("CLAUDE_CODE_MAX_CONTEXT_TOKENS", str(session.context),
-         "the main model's window; Claude Code would take it for 1,000,000"),
-        ("CLAUDE_CODE_MAX_OUTPUT_TOKENS", str(min(session.max_output, session.context // 2)),
-         "longest answer; Claude Code keeps this much of the window free for it"),
-        ("CLAUDE_CODE_ATTRIBUTION_HEADER", "0", "else nothing of a prompt is found in the cache"),
-        ("CLAUDE_CODE_TOTAL_TOKENS_REMINDER", "off", "the same"),
-        ("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1", "no calls but to the gateway"),
-        # A request waits for its turn, then for a first token, then for the next candidate's.
-        ("API_FORCE_IDLE_TIMEOUT", "0", "a local model may need minutes for its first token"),
-        ("CLAUDE_STREAM_IDLE_TIMEOUT_MS", str(patience * 3), "thrice the slowest timeout"),
-        ("API_TIMEOUT_MS", str(patience * 5), "five times, for a whole answer")]
+    hosts: list[str] = []
+    for url in urls:
+        host = _host_of(url)
+        if host not in hosts:
+            hosts.append(host)
+    for name in ("NO_PROXY", "no_proxy"):
+        yield Variable(name, ",".join(hosts), "no proxy sees the key and the prompts",
+                       is_added=True)
+
+
+def _tier_variables(fleet: Fleet, tiers: Mapping[str, str]) -> Iterator[Variable]:
+    """Yield which alias answers for the main session and for each tier."""
+    yield Variable("ANTHROPIC_MODEL", fleet.models[tiers["main"]].alias, "the main session")
+    for tier in TIERS[1:]:
+        yield Variable(f"ANTHROPIC_DEFAULT_{tier.upper()}_MODEL", fleet.models[tiers[tier]].alias,
+                       f"what `{tier}` means")
+
+
+def _window_variables(session: Model) -> Iterator[Variable]:
+    """Yield what the main session's model holds."""
+    yield Variable("CLAUDE_CODE_MAX_CONTEXT_TOKENS", str(session.context),
+                   "the main model's window; Claude Code would take it for 1,000,000")
+    yield Variable("CLAUDE_CODE_MAX_OUTPUT_TOKENS",
+                   str(min(session.max_output, session.context // 2)),
+                   "longest answer; Claude Code keeps this much of the window free for it")
+
+
+def _cache_variables() -> Iterator[Variable]:
+    """Yield what keeps a prompt's beginning the same, and Claude Code's calls at home."""
+    yield Variable("CLAUDE_CODE_ATTRIBUTION_HEADER", "0",
+                   "else nothing of a prompt is found in the cache")
+    yield Variable("CLAUDE_CODE_TOTAL_TOKENS_REMINDER", "off", "the same")
+    yield Variable("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1", "no calls but to the gateway")
+
+
+def _patience_variables(fleet: Fleet) -> Iterator[Variable]:
+    """Yield how long Claude Code waits.
+
+    A request waits for its turn, then for a first token, then for the next candidate's.
+    """
+    slowest = max(model.timeout for model in fleet.models.values()) * 1000
+    yield Variable("API_FORCE_IDLE_TIMEOUT", "0",
+                   "a local model may need minutes for its first token")
+    yield Variable("CLAUDE_STREAM_IDLE_TIMEOUT_MS", str(slowest * 3), "thrice the slowest timeout")
+    yield Variable("API_TIMEOUT_MS", str(slowest * 5), "five times, for a whole answer")
+
+
+def _thrift_variables(fleet: Fleet, session: Model) -> Iterator[Variable]:
+    """Yield what spares a small window and a single machine."""
     if session.context <= LEAN_CONTEXT_TOKENS:
-        planned.append(("CLAUDE_CODE_SIMPLE_SYSTEM_PROMPT", "1", "a shorter prompt, small window"))
+        yield Variable("CLAUDE_CODE_SIMPLE_SYSTEM_PROMPT", "1", "a shorter prompt, small window")
     if len({model.node for model in fleet.models.values()}) == 1:
-        planned.append(("CLAUDE_CODE_DISABLE_BACKGROUND_TASKS", "1",
-                        "one machine: an agent and its caller would compete for it"))
-    planned.append(("LITELLM_LOCAL_MODEL_COST_MAP", "True", "LiteLLM asks nobody at its start"))
-    return planned + [(name, "True", "LiteLLM shows no pages without a key")
-                      for name in ("NO_DOCS", "NO_REDOC", "NO_OPENAPI")]
+        yield Variable("CLAUDE_CODE_DISABLE_BACKGROUND_TASKS", "1",
+                       "one machine: an agent and its caller would compete for it")
 
 
-def merge_environment(environ, fleet, key):
+def _litellm_variables() -> Iterator[Variable]:
+    """Yield what LiteLLM reads when it starts."""
+    yield Variable("LITELLM_LOCAL_MODEL_COST_MAP", "True", "LiteLLM asks nobody at its start")
+    for name in ("NO_DOCS", "NO_REDOC", "NO_OPENAPI"):
+        yield Variable(name, "True", "LiteLLM shows no pages without a key")
+
+
+def merge_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> dict[str, str]:
     """Return an environment with the fleet's variables set, and those unset that disturb."""
-    planned = {name: key if value is KEY else value for name, value, _ in plan_environment(fleet)}
-    for name in EXEMPT:
-        planned[name] = ",".join(filter(None, (environ.get(name), planned[name])))
-    return {name: value for name, value in {**environ, **planned}.items() if value is not None}
+    merged = dict(environ)
+    for variable in plan_environment(fleet):
+        name = variable.name
+        if variable.is_unset:
+            merged.pop(name, None)
+        elif variable.holds_key:
+            merged[name] = key
+        elif variable.is_added and environ.get(name):
+            merged[name] = f"{environ[name]},{variable.value}"
+        else:
+            merged[name] = variable.value
+    return merged
 
 
-def digest(content):
+# -- files, and what tells two configs apart --
+
+def digest(content: bytes | None) -> str:
     """Return the SHA-256 of a file's bytes."""
     return hashlib.sha256(content or b"").hexdigest()
 
@@ -1450,88 +1637,207 @@ class Change:
     ours: bool  # what is there is what was last written
 
     @property
-    def action(self):
+    def action(self) -> str:
         """One word: created, updated, removed, unchanged, or edited, which is the user's."""
         if self.found == self.wanted:
             return "unchanged"
         if self.found is None:
             return "created"
-        return "edited" if not self.ours else "removed" if self.wanted is None else "updated"
+        if not self.ours:
+            return "edited"
+        return "removed" if self.wanted is None else "updated"
 
 
-def fleet_digest(fleet):
+def fleet_digest(fleet: Fleet) -> str:
     """Return what tells two configs apart whose models are not served alike."""
     return digest(repr([*fleet.nodes.values(), *fleet.models.values()]).encode("utf-8"))[:16]
 
 
-PLACEHOLDERS = ("qwen3:8b", "qwen3-coder:30b")
-STARTER_MODELS = (  # size, alias, context (2.1.326 compacts 32768 before its first turn), timeout
-    ("heavy", "claude-sonnet-local", 65536, 600),
-    ("small", "claude-haiku-local", MAIN_CONTEXT_TOKENS, 300))
+# -- which models will do --
+
+@dataclass(frozen=True)
+class PlacedModel:
+    """A model that a node has, and the node's name."""
+
+    node: str
+    model: NodeModel
 
 
-def plan_starter(states):
-    """Return what `init` writes, whether its models were found, and what the best one lacks."""
-    unasked, anybody = ("local", OLLAMA_ENDPOINT), any(state.online for state in states)
-    nodes = {state.name: {"endpoint": state.endpoint, "tags": []} for state in states
-             if state.online or not anybody or (state.name, state.endpoint) != unasked}
-    found = best_models(states)
-    chosen = found or [(node, NodeModel(name)) for node, name in
-                       zip((list(nodes)[0], list(nodes)[-1]), PLACEHOLDERS)]
-    models = {f"{size}-coder": {
-        "node": node, "ollama_model": model.name, "litellm_alias": alias, "timeout": timeout,
-        "context": max(256, min(model.trained_context or context, context)), "max_parallel": 1}
-        for (size, alias, context, timeout), (node, model)
-        in zip(STARTER_MODELS, chosen[-1:] + chosen[:-1])}
-    agents = {name: {"model": f"{size}-coder" if len(models) > 1 else "heavy-coder",
-                     "description": text, "tools": tools.split()}
-              for name, (size, text, tools, _) in ROLES.items()}
-    seen = found[-1:] or [(state.name, model) for state in states for model in state.models]
-    flaws = [f"{model.name} {rate_model(model)[1]}" for _, model in seen if rate_model(model)[1]]
-    return {"nodes": nodes, "models": models, "agents": agents}, bool(found), "".join(flaws[:1])
+@dataclass(frozen=True)
+class Rating:
+    """How well a model serves Claude Code, and what it lacks."""
+
+    score: int  # 0: not at all
+    flaw: str = ""
 
 
-def best_models(states):
-    """Return [(node name, model)] by size, of the best kind: calls tools, then holds the prompt."""
-    ranks = {}
+def rate_model(model: NodeModel) -> Rating:
+    """Return how well a model serves Claude Code, and what it lacks."""
+    name = model.name.lower()
+    if model.remote or leaves_house(name):
+        return Rating(0, "does not run there")
+    if not can_chat(model):
+        return Rating(0, "cannot chat")
+
+    capabilities = model.capabilities or ()  # empty: an Ollama that does not say
+    context = model.trained_context or MAIN_CONTEXT_TOKENS
+    prints_calls = "qwen2.5-coder" in name
+    calls_tools = "tools" in capabilities and not prints_calls
+    holds_prompt = context >= MAIN_CONTEXT_TOKENS
+
+    score = 1
+    if calls_tools:
+        score += 2  # an agent that cannot act is worse than one that compacts early
+    if holds_prompt:
+        score += 1
+
+    if prints_calls:
+        return Rating(score, "prints tool calls as text")
+    if capabilities and not calls_tools:
+        return Rating(score, "cannot call tools")
+    if not holds_prompt:
+        return Rating(score, f"holds {context} tokens; Claude Code's own prompt takes 10,000 to "
+                             "18,000")
+    return Rating(score)
+
+
+def can_chat(model: NodeModel) -> bool:
+    """Tell whether a model answers, and by a name that a fleet file accepts."""
+    if not _fits(model.name, RULES["line"][0]):
+        return False
+    if model.capabilities is None:
+        return not re.search("embed|minilm|bge-", model.name.lower())
+    return "completion" in model.capabilities
+
+
+def best_models(states: Iterable[NodeState]) -> list[PlacedModel]:
+    """Return by size the models of the best kind: calls tools, then holds the prompt."""
+    best: list[PlacedModel] = []
+    best_score = 1  # 0 will not do at all
     for state in states:
         for model in state.models:
-            ranks.setdefault(rate_model(model)[0], []).append((state.name, model))
-    return sorted(ranks[max(ranks)] if any(ranks) else (), key=lambda found: found[1].size)
+            score = rate_model(model).score
+            if score > best_score:
+                best, best_score = [], score
+            if score == best_score:
+                best.append(PlacedModel(state.name, model))
+    return sorted(best, key=lambda placed: placed.model.size)
 
 
-def rate_model(model):
-    """Return how well a model serves Claude Code, 0 for not at all, and what it lacks."""
-    name, able = model.name.lower(), model.capabilities
-    context, prints = model.trained_context or MAIN_CONTEXT_TOKENS, "qwen2.5-coder" in name
-    if model.remote or leaves_house(name):
-        return 0, "does not run there"
-    if not _fits(model.name, RULES["line"][0]) or (
-            re.search("embed|minilm|bge-", name) if able is None else "completion" not in able):
-        return 0, "cannot chat"
-    calls, fits = "tools" in (able or ()) and not prints, context >= MAIN_CONTEXT_TOKENS
-    return 1 + 2 * calls + fits, "prints tool calls as text" if prints else \
-        "cannot call tools" if able and not calls else \
-        "" if fits else f"holds {context} tokens; Claude Code's own prompt takes 10,000 to 18,000"
+def _context_for(model: NodeModel, wanted: int) -> int:
+    """Return a context for a model: the wanted one, or what it was trained for."""
+    return max(LEAST_CONTEXT_TOKENS, min(model.trained_context or wanted, wanted))
 
 
-def plan_worker_block(name, state, reached):
+# -- what `init` proposes --
+
+PLACEHOLDERS = ("qwen3:8b", "qwen3-coder:30b")  # small, heavy
+
+
+@dataclass(frozen=True)
+class StarterModel:
+    """How `init` serves a model of one size."""
+
+    alias: str
+    context: int
+    timeout: int
+
+
+STARTER_MODELS = {
+    # 2.1.326 compacts 32768 before its first turn.
+    "heavy": StarterModel("claude-sonnet-local", context=65536, timeout=600),
+    "small": StarterModel("claude-haiku-local", context=MAIN_CONTEXT_TOKENS, timeout=300)}
+
+
+@dataclass(frozen=True)
+class Starter:
+    """What `init` writes."""
+
+    tree: dict[str, dict[str, dict[str, Any]]]  # `nodes`, `models` and `agents` of a fleet file
+    has_models: bool  # else those in it are placeholders
+    flaw: str  # what the best model lacks
+
+
+def plan_starter(states: Sequence[NodeState]) -> Starter:
+    """Return a fleet of the largest and the smallest of the best models that were found."""
+    nodes = _starter_nodes(states)
+    ranked = best_models(states)
+    names = list(nodes)
+    chosen = ranked or [PlacedModel(names[0], NodeModel(PLACEHOLDERS[0])),
+                        PlacedModel(names[-1], NodeModel(PLACEHOLDERS[1]))]
+
+    models = {"heavy-coder": _starter_model("heavy", chosen[-1])}
+    if len(chosen) > 1:
+        models["small-coder"] = _starter_model("small", chosen[0])
+
+    agents = {}
+    for name, role in ROLES.items():
+        coder = f"{role.size}-coder"
+        agents[name] = {"model": coder if coder in models else "heavy-coder",
+                        "description": role.description, "tools": list(role.tools)}
+
+    tree = {"nodes": nodes, "models": models, "agents": agents}
+    return Starter(tree, bool(ranked), _starter_flaw(states, ranked))
+
+
+def _starter_nodes(states: Sequence[NodeState]) -> dict[str, dict[str, Any]]:
+    """Return the nodes to write: all but this machine where only others answered."""
+    anybody = any(state.online for state in states)
+    nodes = {}
+    for state in states:
+        is_unasked = (state.name, state.endpoint) == ("local", OLLAMA_ENDPOINT)
+        if state.online or not anybody or not is_unasked:
+            nodes[state.name] = {"endpoint": state.endpoint, "tags": []}
+    return nodes
+
+
+def _starter_model(size: str, placed: PlacedModel) -> dict[str, Any]:
+    """Return a model's keys in the fleet file."""
+    usual = STARTER_MODELS[size]
+    return {"node": placed.node, "ollama_model": placed.model.name, "litellm_alias": usual.alias,
+            "timeout": usual.timeout, "context": _context_for(placed.model, usual.context),
+            "max_parallel": 1}
+
+
+def _starter_flaw(states: Sequence[NodeState], ranked: Sequence[PlacedModel]) -> str:
+    """Return what the best model lacks, or why the first of those that are there will not do."""
+    models = [ranked[-1].model] if ranked else [
+        model for state in states for model in state.models]
+    for model in models:
+        flaw = rate_model(model).flaw
+        if flaw:
+            return f"{model.name} {flaw}"
+    return ""
+
+
+# -- what `worker` proposes --
+
+def plan_worker_block(name: str, state: NodeState,
+                      reached: Iterable[NodeState]) -> dict[str, dict[str, Any]]:
     """Return the `nodes:` and `models:` to paste: a worker's `state`, `reached` at each address."""
-    # The names of the kinds sort as they should be preferred.
-    places = [(not one.online, address_kind(one.name), one.endpoint) for one in reached]
-    *_, endpoint = min(places, default=(state.endpoint.replace("127.0.0.1", name),))
-    node, models = _slug(name.split(".")[0], "worker"), {}
-    for number, (_, model) in enumerate(best_models([state])):
-        name = _slug(re.sub(":latest$", "", model.name), "model")
-        name = f"{name[:56]}-{number}" if name in models else name
-        models[name] = {
-            "node": node, "ollama_model": model.name,
-            "litellm_alias": name + "-local" * (name in CLAUDE_WORDS),
-            "context": max(256, min(model.trained_context or 1 << 30, MAIN_CONTEXT_TOKENS))}
-    return {"nodes": {node: {"endpoint": endpoint}}, "models": models}
+    node = _make_name(name.split(".")[0], "worker")
+    models: dict[str, dict[str, Any]] = {}
+    for number, placed in enumerate(best_models([state])):
+        model = _make_name(re.sub(":latest$", "", placed.model.name), "model")
+        if model in models:
+            model = f"{model[:56]}-{number}"
+        models[model] = {
+            "node": node, "ollama_model": placed.model.name,
+            "litellm_alias": f"{model}-local" if model in CLAUDE_WORDS else model,
+            "context": _context_for(placed.model, MAIN_CONTEXT_TOKENS)}
+    return {"nodes": {node: {"endpoint": _best_endpoint(name, state, reached)}}, "models": models}
 
 
-def _slug(text, otherwise):
+def _best_endpoint(name: str, state: NodeState, reached: Iterable[NodeState]) -> str:
+    """Return the address to write: one that answers, of the kind that is preferred."""
+    def preference(place: NodeState) -> tuple[bool, int, str]:
+        return not place.online, ADDRESS_KINDS.index(address_kind(place.name)), place.endpoint
+
+    places = sorted(reached, key=preference)
+    return places[0].endpoint if places else state.endpoint.replace("127.0.0.1", name)
+
+
+def _make_name(text: str, otherwise: str) -> str:
     """Return text as a name that a fleet file accepts."""
     return re.sub("[^A-Za-z0-9._]+", "-", text).strip("-._")[:64].lower() or otherwise
 
@@ -1540,6 +1846,18 @@ def _slug(text, otherwise):
 
 LITELLM_INSTALL = "uv tool install --python 3.12 'litellm[proxy]==1.106.2' (or pipx install …)"
 CLAUDE_INSTALL = "npm install -g @anthropic-ai/claude-code@latest"
+EDIT_TOOLS = {"Edit", "Write", "NotebookEdit"}
+KNOWN_TOOLS = """
+    Agent AskUserQuestion Bash BashOutput CronCreate CronDelete CronList Edit EnterPlanMode
+    EnterWorktree ExitPlanMode ExitWorktree Glob Grep KillShell LSP ListAgents ListMcpResourcesTool
+    Monitor NotebookEdit PowerShell PushNotification Read ReadMcpResourceTool ReportFindings
+    ScheduleWakeup SendMessage Skill Task TaskCreate TaskGet TaskList TaskOutput TaskStop
+    TaskUpdate ToolSearch WebFetch WebSearch Workflow Write
+""".split()
+KNOWN_FRONTMATTER = ("color", "maxTurns", "effort", "permissionMode", "disallowedTools", "skills",
+                     "memory", "isolation", "background", "omitClaudeMd", "mcpServers", "hooks",
+                     "initialPrompt", "autoCompactWindow", "observer", "observerMessage",
+                     "observeSubagents", "experimental")
 OLLAMA_HOLES = (  # mended in; what an older one does, worst first (golang/vulndb, its history)
     ("0.1.34", "error", "lets whoever reaches it run code on it (CVE-2024-37032)"),
     ("0.17.1", "error", "lets whoever reaches it read its memory (CVE-2026-7482)"),
@@ -1814,9 +2132,12 @@ def _doctor_routes(fleet, facts):
 
 
 def _doctor_claude(fleet, facts):
-    planned = {name: value for name, value, _ in plan_environment(fleet)} if fleet else {}
+    planned = {v.name: v.value for v in plan_environment(fleet)
+               if not (v.holds_key or v.is_unset)} if fleet else {}
+    touched = {v.name for v in plan_environment(fleet)} if fleet else set()
     for path, given in facts.settings.items():
-        names = [name for name, text in given.items() if str(text) != planned.get(name, str(text))]
+        names = [name for name, text in given.items()
+                 if name in touched and str(text) != planned.get(name)]
         if names:
             told = ", ".join(names)
             leaves = re.search("ANTHROPIC_(BASE_URL|AUTH|API_)|CLAUDE_CODE_USE", told)
@@ -2037,9 +2358,7 @@ def render_agent(agent, alias):
         bare = all(quote_yaml(part) == part for part in text.split(", "))
         lines.append(f"{key}: {'[]' if not text else text if bare else quote_yaml(text)}")
     lines += [dump_yaml({key: value}).rstrip("\n") for key, value in agent.frontmatter.items()]
-    *_, usual = ROLES.get(agent.name, (OTHER_PROMPT,))
-    prompt = agent.prompt if (agent.prompt or "").strip() else usual
-    return f"---\n{_HEADLINE}" + "\n".join(lines) + f"\n---\n\n{prompt.rstrip()}\n"
+    return f"---\n{_HEADLINE}" + "\n".join(lines) + f"\n---\n\n{plan_prompt(agent).rstrip()}\n"
 
 
 def render_environment(fleet, key, shell="sh"):
@@ -2049,17 +2368,18 @@ def render_environment(fleet, key, shell="sh"):
                'export {0}="${{{0}:-{1}}}"'),
         "fish": ("set -gx {} {}", "set -e {}", 'set -gx {0} (string join , ${0} {1})',
                  'test -n "${0}"; or set -g {0} \'{1}\'\nset -gx {0} "${0}"')}[shell]
-    variable = fleet.gateway.master_key_env
+    key_name = fleet.gateway.master_key_env
     lines, said = [f"{_HEADLINE}# Holds the gateway's key: keep it out of git.\n"], ""
-    for name, value, why in plan_environment(fleet):
-        if name == variable:
+    for variable in plan_environment(fleet):
+        name, why = variable.name, variable.why
+        if name == key_name:
             line = f"# {name} is not shown on a terminal; --show-key shows it" \
                 if key is None else set_key.format(name, key)
-        elif value is None:
+        elif variable.is_unset:
             line = unset.format(name)
         else:
-            line = (add if name in EXEMPT else set_to).format(
-                name, f'"${variable}"' if value is KEY else quote_shell(value))
+            line = (add if variable.is_added else set_to).format(
+                name, f'"${key_name}"' if variable.holds_key else quote_shell(variable.value))
         lines += [line] if why == said else [f"# {why}", line]
         said = why
     return "\n".join(lines) + "\n"
@@ -2124,6 +2444,16 @@ def format_table(headers, rows, *, columns=0):
 def format_route(agent, model):
     """Return a route in one line: agent, node, model, alias."""
     return clean_line(f"{agent} -> {model.node} -> {model.ollama_model} -> {model.alias}")
+
+
+def format_route_state(route: RouteState) -> str:
+    """Return what is true of a route, and who answers while it is not ready."""
+    text = route.state
+    if route.loaded and route.state == "cold":
+        text += f" (loaded with context {route.loaded.context})"
+    if route.fallback:
+        text += f" \u2192 fallback {route.fallback}"
+    return text
 
 
 def format_pairs(rows):
@@ -4408,7 +4738,8 @@ def cmd_up(options, world):
             if all(route.state != "ready" for route in routes.values()):
                 what = "no model of this fleet could be loaded"
             elif routes[main].state not in ("ready", "cold") and not routes[main].fallback:
-                what = f"nobody can answer for {main}, the main session's model: {routes[main]}"
+                what = f"nobody can answer for {main}, the main session's model: " \
+                       f"{format_route_state(routes[main])}"
             if what:
                 raise FleetError("nothing-ready", what, fix="subagent-fleet doctor")
             world.err("Going on with what is ready.\n")
@@ -4550,7 +4881,8 @@ def write_starter(world, output, nodes, *, offline=False, placeholders=True):
     nodes = {"local": Node("local", OLLAMA_ENDPOINT), **nodes}
     states = [NodeState(name, node.endpoint, "not asked") for name, node in nodes.items()] \
         if offline else [*probe_nodes(world, nodes, INIT_TIMEOUT_SECONDS).values()]
-    tree, found, flaw = plan_starter(states)
+    starter = plan_starter(states)
+    tree, found, flaw = starter.tree, starter.has_models, starter.flaw
     told = [f"{state.name} ({state.endpoint}): "
             + (state.reason or count_of(state.models, "model")) for state in states]
     if not found and not placeholders:
@@ -4674,7 +5006,8 @@ def cmd_env(options, world):
     key = read_key(world, fleet, out)
     shown = options.show_key or not world.is_terminal()
     report = {"set": merge_environment({}, fleet, key if shown else "(--show-key shows it)"),
-              "unset": [name for name, value, _ in plan_environment(fleet) if value is None]}
+              "unset": [variable.name for variable in plan_environment(fleet)
+                        if variable.is_unset]}
     kept = kept_key(world, fleet, out) if shown else None  # the environment's stays where it is
     world.out(render_report("env", report) if options.shell == "json" else
               render_environment(fleet, kept, options.shell))
@@ -4792,7 +5125,8 @@ def cmd_status(options, world):
         if rows:
             headers = ("Node", "Loaded", "Context", "Where", "Until")
             text += "\n" + format_table(headers, rows, columns=world.columns)
-        lines = [f"{format_route(agent, model)}: {clean_line(str(routes[model.name]))}\n"
+        lines = [f"{format_route(agent, model)}: "
+                 f"{clean_line(format_route_state(routes[model.name]))}\n"
                  for agent, model in plan_routes(fleet).items()]
         world.out(render_report("status", report) if options.json else
                   f"{text}\nAgent routing:\n{''.join(lines)}\n{clean_line(following)}\n")

@@ -1,4 +1,5 @@
 """Decisions: the environment, the key, what happens to each file."""
+from dataclasses import replace
 import json
 import pathlib
 
@@ -25,7 +26,9 @@ def fleet_of(models=None, agents=None, **gateway):
 
 
 def environment(fleet):
-    return {name: value for name, value, _ in sf.plan_environment(fleet)}
+    """{name: value} of what is planned: None where it is unset, no key."""
+    return {variable.name: None if variable.is_unset else variable.value
+            for variable in sf.plan_environment(fleet)}
 
 
 @pytest.mark.parametrize("host, url", [
@@ -76,10 +79,21 @@ def test_environment_keeps_agents_in_turn_where_there_is_one_machine(node, alone
 
 def test_environment_says_what_each_line_is_for_and_holds_no_key():
     planned = sf.plan_environment(fleet_of(master_key_env="MY_KEY"))
-    assert len(planned) > 20 and len({name for name, _, _ in planned}) == len(planned)
-    assert all(why.strip() and "\n" not in why for _, _, why in planned)
-    assert [name for name, value, _ in planned if value is sf.KEY] == [
+    assert len(planned) > 20 and len({variable.name for variable in planned}) == len(planned)
+    assert all(variable.why.strip() and "\n" not in variable.why for variable in planned)
+    assert [variable.name for variable in planned if variable.holds_key] == [
         "MY_KEY", "ANTHROPIC_AUTH_TOKEN"]
+    assert [variable.name for variable in planned if variable.is_added] == ["NO_PROXY", "no_proxy"]
+    empty = [v for v in planned if v.holds_key or v.is_unset]
+    assert len(empty) > 4 and {variable.value for variable in empty} == {""}
+    assert all(variable.value for variable in planned if variable not in empty)
+
+
+def test_merged_environment_adds_to_the_hosts_that_go_without_a_proxy():
+    ours = environment(fleet_of())["NO_PROXY"]
+    assert ours == "a,b,127.0.0.1,localhost"
+    found = sf.merge_environment({"NO_PROXY": "corp.example", "no_proxy": ""}, fleet_of(), "k")
+    assert (found["NO_PROXY"], found["no_proxy"]) == (f"corp.example,{ours}", ours)
 
 
 def test_merged_environment_sets_and_unsets():
@@ -103,7 +117,7 @@ def test_key_variable_that_belongs_to_something_else_is_refused(name):
 
 
 def test_every_name_the_environment_sets_is_refused_as_key_variable():
-    names = [name for name, value, _ in sf.plan_environment(fleet_of()) if value is not sf.KEY]
+    names = [v.name for v in sf.plan_environment(fleet_of()) if v.name != "LITELLM_MASTER_KEY"]
     assert names and [n for n in names if sf._fits(n, sf.RULES["variable"][0])] == []
 
 
