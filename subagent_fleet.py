@@ -1650,7 +1650,9 @@ class Change:
 
 def fleet_digest(fleet: Fleet) -> str:
     """Return what tells two configs apart whose models are not served alike."""
-    return digest(repr([*fleet.nodes.values(), *fleet.models.values()]).encode("utf-8"))[:16]
+    # All of a node counts but what is only said to people, so that a new key counts unasked.
+    nodes = [replace(node, tags=(), memory_gb=None) for node in fleet.nodes.values()]
+    return digest(repr([*nodes, *fleet.models.values()]).encode("utf-8"))[:16]
 
 
 # -- which models will do --

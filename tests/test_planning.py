@@ -144,6 +144,22 @@ def test_weak_key_of_the_environment_is_told(host, environ, level):
     assert all(finding.slug == "weak-key" and finding.fix for finding in found)
 
 
+def test_fleet_digest_tells_what_is_served_from_what_is_said():
+    def digest(nodes=None, **changes):
+        fleet = fleet_of(**changes)
+        return sf.fleet_digest(replace(fleet, nodes={
+            name: replace(node, **(nodes or {})) for name, node in fleet.nodes.items()}))
+
+    assert digest() == digest({"tags": ("heavy",)}) == digest({"memory_gb": 64})
+    assert digest(agents={"other": {"model": "heavy", "description": "d"}}) == digest()
+    assert digest(port=4001) == digest()
+    served = [digest(), digest({"endpoint": "http://c:11434"}),
+              *(digest(models={"light": change}) for change in (
+                  {"context": 4096}, {"litellm_alias": "other"}, {"fallback": ["heavy"]},
+                  {"timeout": 9}, {"max_parallel": 2}, {"thinking": True}, {"node": "a"}))]
+    assert len(set(served)) == len(served) == 9
+
+
 @pytest.mark.parametrize("found, wanted, last, action", [
     (None, b"new", None, "created"), (None, b"new", b"old", "created"),
     (b"new", b"new", None, "unchanged"), (b"old", b"new", b"old", "updated"),
