@@ -1683,8 +1683,7 @@ def rate_model(model: NodeModel) -> Rating:
 
     capabilities = model.capabilities or ()  # empty: an Ollama that does not say
     context = model.trained_context or MAIN_CONTEXT_TOKENS
-    prints_calls = "qwen2.5-coder" in name
-    calls_tools = "tools" in capabilities and not prints_calls
+    calls_tools = "tools" in capabilities and not prints_calls(name)
     holds_prompt = context >= MAIN_CONTEXT_TOKENS
 
     score = 1
@@ -1693,7 +1692,7 @@ def rate_model(model: NodeModel) -> Rating:
     if holds_prompt:
         score += 1
 
-    if prints_calls:
+    if prints_calls(name):
         return Rating(score, "prints tool calls as text")
     if capabilities and not calls_tools:
         return Rating(score, "cannot call tools")
@@ -1701,6 +1700,11 @@ def rate_model(model: NodeModel) -> Rating:
         return Rating(score, f"holds {context} tokens; Claude Code's own prompt takes 10,000 to "
                              "18,000")
     return Rating(score)
+
+
+def prints_calls(ollama_model: str) -> bool:
+    """Tell whether a model is known to write its tool calls down instead of making them."""
+    return "qwen2.5-coder" in ollama_model.lower()
 
 
 def can_chat(model: NodeModel) -> bool:
@@ -1845,9 +1849,16 @@ def _make_name(text: str, otherwise: str) -> str:
 
 
 # == 6. Findings ==============================================================
+#
+# Takes a Fleet and the Facts that were gathered; gives Findings: what is so, and what mends it.
+# `validate` runs LINTS, which know the file alone; `doctor` runs CHECKS, which know what was seen
+# as well. A new finding is a function with its row, `@lint` or `@check(topic)`, above it.
 
 LITELLM_INSTALL = "uv tool install --python 3.12 'litellm[proxy]==1.106.2' (or pipx install …)"
 CLAUDE_INSTALL = "npm install -g @anthropic-ai/claude-code@latest"
+OUR_GATEWAY = "this fleet's gateway"
+OLD_GATEWAY = "a gateway with an older config"
+TOOL_CALLER = "qwen3-coder:30b"  # a model that calls tools, to name where one does not
 EDIT_TOOLS = {"Edit", "Write", "NotebookEdit"}
 KNOWN_TOOLS = """
     Agent AskUserQuestion Bash BashOutput CronCreate CronDelete CronList Edit EnterPlanMode
@@ -1856,173 +1867,196 @@ KNOWN_TOOLS = """
     ScheduleWakeup SendMessage Skill Task TaskCreate TaskGet TaskList TaskOutput TaskStop
     TaskUpdate ToolSearch WebFetch WebSearch Workflow Write
 """.split()
-KNOWN_FRONTMATTER = ("color", "maxTurns", "effort", "permissionMode", "disallowedTools", "skills",
-                     "memory", "isolation", "background", "omitClaudeMd", "mcpServers", "hooks",
-                     "initialPrompt", "autoCompactWindow", "observer", "observerMessage",
-                     "observeSubagents", "experimental")
-OLLAMA_HOLES = (  # mended in; what an older one does, worst first (golang/vulndb, its history)
-    ("0.1.34", "error", "lets whoever reaches it run code on it (CVE-2024-37032)"),
-    ("0.17.1", "error", "lets whoever reaches it read its memory (CVE-2026-7482)"),
-    ("0.31.2", "warning", "takes harmful model files without checking them"))
-OUR_GATEWAY, OLD_GATEWAY = "this fleet's gateway", "a gateway with an older config"
+KNOWN_FRONTMATTER = """
+    color maxTurns effort permissionMode disallowedTools skills memory isolation background
+    omitClaudeMd mcpServers hooks initialPrompt autoCompactWindow observer observerMessage
+    observeSubagents experimental
+""".split()
 
 
-def lint_fleet(fleet):
+# -- warnings: what the file alone shows --
+
+LINTS: list[Callable[[Fleet, Callable[..., Finding]], Iterator[Finding]]] = []
+
+
+def lint(rule: Callable[[Fleet, Callable[..., Finding]], Iterator[Finding]]) \
+        -> Callable[[Fleet, Callable[..., Finding]], Iterator[Finding]]:
+    """Add a row to LINTS: a rule that yields what `warn` makes of its words."""
+    LINTS.append(rule)
+    return rule
+
+
+def lint_fleet(fleet: Fleet) -> Iterator[Finding]:
     """Yield a warning for each thing that is allowed and will disappoint."""
-    def warn(slug, path, what, fix, *, key=False):
-        what = ".".join(step for step in path if isinstance(step, str)) + f": {what}"
-        return Finding(slug, "warning", what, *fleet.document.locate(path, key=key), fix)
+    def warn(slug: str, path: tuple[str | int, ...], *, what: str, fix: str,
+             key: bool = False) -> Finding:
+        dotted = ".".join(step for step in path if isinstance(step, str))
+        where, excerpt = fleet.document.locate(path, key=key)
+        return Finding(slug, "warning", f"{dotted}: {what}", where, excerpt, fix)
 
+    for rule in LINTS:
+        yield from rule(fleet, warn)
+
+
+@lint
+def _lint_gateway_host(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of a gateway that others can reach."""
     host = fleet.gateway.host
     if not LOOPBACK.fullmatch(host):
         yield warn("exposed-gateway", ("project", "gateway", "host"),
-                   f"`{host}` offers your models to the network; only the key protects them",
-                   "write `host: 127.0.0.1`, or keep it on a private network with a strong key")
+                   what=f"`{host}` offers your models to the network; only the key protects them",
+                   fix="write `host: 127.0.0.1`, or keep it on a private network with a strong key")
+
+
+@lint
+def _lint_public_endpoints(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of prompts that cross the internet in clear."""
     for name, node in fleet.nodes.items():
-        scheme, host, _, _ = split_endpoint(node.endpoint)
-        if scheme == "http" and address_kind(host) == "public":
+        host = _host_of(node.endpoint)
+        if node.endpoint.startswith("http:") and address_kind(host) == "public":
             yield warn("public-endpoint", ("nodes", name, "endpoint"),
-                       f"{host} is a public address and http sends every prompt in clear",
-                       "use a LAN, Tailscale or WireGuard address, or https")
-        here = {m.ollama_model for m in fleet.models.values() if m.node == name}
-        need = sum(billions(model) * 0.6 + 1 for model in here if billions(model))
-        if node.memory_gb and len(here) > 1 and need > node.memory_gb:
+                       what=f"{host} is a public address and http sends every prompt in clear",
+                       fix="use a LAN, Tailscale or WireGuard address, or https")
+
+
+def _guess_gigabytes(ollama_model: str) -> float:
+    """Return about how much memory a model takes by its name: four bits a weight; 0: unknown."""
+    size = billions(ollama_model)
+    return size * 0.6 + 1 if size else 0
+
+
+@lint
+def _lint_memory(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of models that push each other out of their node."""
+    for name, node in fleet.nodes.items():
+        models = {model.ollama_model for model in fleet.models.values() if model.node == name}
+        need = sum(_guess_gigabytes(model) for model in models)
+        if node.memory_gb and len(models) > 1 and need > node.memory_gb:
             yield warn("memory-short", ("nodes", name, "memory_gb"),
-                       f"by their names, its models need about {need:.0f} GB and evict each other",
-                       "move one to another node, or choose a smaller one")
-    yield from _lint_models(fleet, warn)
-    yield from _lint_agents(fleet, warn)
+                       what=f"by their names, its models need about {need:.0f} GB and evict each "
+                            "other",
+                       fix="move one to another node, or choose a smaller one")
 
 
-def _lint_models(fleet, warn):
-    aliases, contexts, tiers = {}, {}, plan_tiers(fleet)
+@lint
+def _lint_aliases(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of one alias that is now this model, now that one."""
+    owners: dict[str, Model] = {}
+    for name, model in fleet.models.items():
+        owner = owners.setdefault(model.alias, model)
+        if _full_model_name(owner.ollama_model) != _full_model_name(model.ollama_model):
+            yield warn("alias-collision", ("models", name, "litellm_alias"),
+                       what=f"`{model.alias}` is also the alias of {owner.name}, a different "
+                            f"model: {owner.ollama_model}, {model.ollama_model}",
+                       fix="give each its own alias")
+
+
+@lint
+def _lint_contexts(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of one model that is loaded anew with each change of its context."""
+    firsts: dict[tuple[str, str], Model] = {}
+    for name, model in fleet.models.items():
+        twin = firsts.setdefault((model.node, _full_model_name(model.ollama_model)), model)
+        if twin.context != model.context:
+            yield warn("context-thrash", ("models", name, "context"),
+                       what=f"{model.context}, but {twin.context} in models.{twin.name}, the same "
+                            "model: each switch reloads it",
+                       fix=f"write `{max(twin.context, model.context)}` for both")
+
+
+@lint
+def _lint_small_contexts(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of a context that Claude Code's own prompt fills."""
+    tiers = plan_tiers(fleet)
     if "haiku" not in fleet.claude:  # one that was only planned never sees the main prompt
         del tiers["haiku"]
     for name, model in fleet.models.items():
-        full_name = _full_model_name(model.ollama_model)
-        first = aliases.setdefault(model.alias, model)
-        if _full_model_name(first.ollama_model) != full_name:
-            yield warn("alias-collision", ("models", name, "litellm_alias"),
-                       f"`{model.alias}` is also the alias of {first.name}, a different model: "
-                       f"{first.ollama_model}, {model.ollama_model}", "give each its own alias")
-        twin = contexts.setdefault((model.node, full_name), model)
-        if twin.context != model.context:
-            yield warn("context-thrash", ("models", name, "context"), f"{model.context}, but "
-                       f"{twin.context} in models.{twin.name}, the same model: each switch "
-                       "reloads it", f"write `{max(twin.context, model.context)}` for both")
-        serves = ", ".join(tier for tier in tiers if tiers[tier] == name)
-        least, why = SMALL_CONTEXT_TOKENS, "a subagent's first request alone takes 2,000 tokens"
-        if serves:
+        served = [tier for tier, used in tiers.items() if used == name]
+        least = SMALL_CONTEXT_TOKENS
+        why = "a subagent's first request alone takes 2,000 tokens"
+        if served:
             least = MAIN_CONTEXT_TOKENS
-            why = f"it serves {serves}, and Claude Code's own prompt takes 10,000 to 18,000 tokens"
+            why = (f"it serves {', '.join(served)}, and Claude Code's own prompt takes 10,000 to "
+                   "18,000 tokens")
         if model.context < least:
-            yield warn("small-context", ("models", name, "context"), f"{model.context}; {why}",
-                       f"write `context: {least}` or more")
+            yield warn("small-context", ("models", name, "context"), what=f"{model.context}; {why}",
+                       fix=f"write `context: {least}` or more")
 
 
-def _lint_agents(fleet, warn):
+@lint
+def _lint_tools(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of tools that Claude Code does not have."""
     for name, agent in fleet.agents.items():
         for index, tool in enumerate(agent.tools or ()):
-            at, bare = ("agents", name, "tools", index), tool.split("(")[0]
+            path = ("agents", name, "tools", index)
+            bare = tool.split("(")[0]
             if bare in GONE_TOOLS:
-                yield warn("tool-gone", at, f"Claude Code dropped `{bare}`; generate mends it",
-                           f"write `{GONE_TOOLS[bare]}`" if GONE_TOOLS[bare] else "remove it")
-            elif bare not in KNOWN_TOOLS and "__" not in bare and (
-                    bare[0].islower() or nearest(bare, KNOWN_TOOLS)):
-                yield warn("tool-unknown", at, f"Claude Code is not known to have `{bare}`",
-                           nearest(bare, KNOWN_TOOLS) or f"known: {some_of(KNOWN_TOOLS)}")
+                heir = GONE_TOOLS[bare]
+                yield warn("tool-gone", path,
+                           what=f"Claude Code dropped `{bare}`; generate mends it",
+                           fix=f"write `{heir}`" if heir else "remove it")
+            elif _looks_mistyped(bare):
+                yield warn("tool-unknown", path,
+                           what=f"Claude Code is not known to have `{bare}`",
+                           fix=nearest(bare, KNOWN_TOOLS) or f"known: {some_of(KNOWN_TOOLS)}")
+
+
+def _looks_mistyped(tool: str) -> bool:
+    """Tell whether a tool is meant to be one of Claude Code's own, and is none."""
+    if tool in KNOWN_TOOLS or "__" in tool:  # `mcp__server__tool`
+        return False
+    return tool[0].islower() or bool(nearest(tool, KNOWN_TOOLS))
+
+
+@lint
+def _lint_frontmatter(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of keys that Claude Code passes over."""
+    for name, agent in fleet.agents.items():
         for key in agent.frontmatter:
             if key not in KNOWN_FRONTMATTER:
-                yield warn("unknown-frontmatter", ("agents", name, "frontmatter", key),
-                           "Claude Code is not known to read it", nearest(key, KNOWN_FRONTMATTER)
-                           or f"known: {some_of(KNOWN_FRONTMATTER)}", key=True)
+                yield warn("unknown-frontmatter", ("agents", name, "frontmatter", key), key=True,
+                           what="Claude Code is not known to read it",
+                           fix=nearest(key, KNOWN_FRONTMATTER)
+                           or f"known: {some_of(KNOWN_FRONTMATTER)}")
+
+
+@lint
+def _lint_editors(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of agents that shall edit on a model which only says that it does."""
+    for name, agent in fleet.agents.items():
         model = fleet.models[agent.model].ollama_model
         edits = agent.tools is None or EDIT_TOOLS & set(plan_tools(agent.tools))
-        if edits and "qwen2.5-coder" in model.lower():
-            yield warn("prints-tool-calls", ("agents", name, "model"), "it may edit, but "
-                       f"{model} is known to print tool calls as text instead of making them",
-                       "choose a model that calls tools, such as qwen3-coder:30b")
+        if edits and prints_calls(model):
+            yield warn("prints-tool-calls", ("agents", name, "model"),
+                       what=f"it may edit, but {model} is known to print tool calls as text "
+                            "instead of making them",
+                       fix=f"choose a model that calls tools, such as {TOOL_CALLER}")
 
 
-def lint_key(fleet, environ):
+def lint_key(fleet: Fleet, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Yield a finding when the environment holds a weak key, which beats the one generated."""
-    variable, host = fleet.gateway.master_key_env, fleet.gateway.host
-    key, exposed = environ.get(variable), not LOOPBACK.fullmatch(host)
-    if key is not None and (len(key) < 16 or len(set(key)) < 8):  # sk-local-dev and the like
-        why = "it has fewer than 16 characters" if len(key) < 16 else "it is easy to guess"
-        why += ", and the gateway listens beyond this machine" * exposed
-        yield Finding("weak-key", "error" if exposed else "warning",
-                      f"the key in ${variable} is weak: {why}", fix=f"unset {variable}; "
-                      f"rm -f {ENVIRONMENT_FILE}; subagent-fleet generate")
+    variable = fleet.gateway.master_key_env
+    key = environ.get(variable)
+    is_exposed = not LOOPBACK.fullmatch(fleet.gateway.host)
+    if key is None or (len(key) >= 16 and len(set(key)) >= 8):  # not sk-local-dev and the like
+        return
+
+    why = "it has fewer than 16 characters" if len(key) < 16 else "it is easy to guess"
+    if is_exposed:
+        why += ", and the gateway listens beyond this machine"
+    yield Finding("weak-key", "error" if is_exposed else "warning",
+                  f"the key in ${variable} is weak: {why}",
+                  fix=f"unset {variable}; rm -f {ENVIRONMENT_FILE}; subagent-fleet generate")
 
 
-DOCTOR_TEXTS = {  # id: level, what is so, what mends it
-    "python": ("ok", "Python {version}", ""),
-    "claude": ("ok", "Claude Code {version}", ""),
-    "claude-missing": ("warning", "Claude Code is not on the PATH", CLAUDE_INSTALL),
-    "claude-old": ("warning", "Claude Code {version} (npm's choice on Node below 22) takes every "
-                   "`claude-…` alias for a window of 200,000 tokens", CLAUDE_INSTALL),
-    "litellm": ("ok", "LiteLLM {version}", ""),
-    "litellm-missing": ("error", "LiteLLM (Python 3.10+) is not on the PATH", LITELLM_INSTALL),
-    "litellm-poisoned": ("error", "LiteLLM {version} steals credentials (OSV MAL-2026-2144)",
-                         "remove it, change every secret of this machine, " + LITELLM_INSTALL),
-    "litellm-old": ("error", "LiteLLM {version} without its key is an open proxy", LITELLM_INSTALL),
-    "config": ("ok", "{source} is valid", ""),
-    "node-online": ("ok", "{state.name}: Ollama {state.version} at {state.endpoint}, {count}", ""),
-    "node-offline": ("error", "node `{state.name}`: {state.why} ({state.endpoint}){alone}",
-                     "{state.mend}"),
-    "ollama-old": ("error", "{who}: Ollama {version} {hole}", "update it: ollama.com/download"),
-    "open-origin": ("warning", "{who} answers every web page that a browser near it opens",
-                    "remove OLLAMA_ORIGINS on `{name}`, then restart Ollama"),
-    "public-address": ("warning", "{who}: the internet may reach it at {address}",
-                       "close its port to the internet; use a LAN, Tailscale or WireGuard address"),
-    "evicts": ("warning", "{who}: {models} take {need:.0f} GB and context, and evict each other",
-               "move one to another node, or choose a smaller one"),
-    "route": ("ok", "{model} on {node}", ""),
-    "cloud-stub": ("error", "{model} is sent by `{node}` to {remote}",
-                   "choose a local model, or add `cloud: true`"),
-    "model-missing": ("error", "{model} is not on `{node}`",
-                      "subagent-fleet warmup --pull --model {name}"),
-    "no-tools": ("error", "{model} cannot call tools, which {users} will ask of it",
-                 "choose a model that can, such as qwen3-coder:30b"),
-    "no-thinking": ("error", "{model} cannot think; Ollama refuses it", "write `thinking: false`"),
-    "context-untrained": ("warning", "{model} was made for {wanted}", "write `context: {wanted}`"),
-    "context-short": ("warning", "{model} is loaded with context {context}, not {wanted}",
-                      "subagent-fleet warmup --model {name}"),
-    "port-free": ("info", "no gateway runs at {at}",
-                  "`subagent-fleet serve` in another terminal, or `subagent-fleet up`"),
-    "gateway-up": ("ok", "{holder} answers at {at}", ""),
-    "gateway-other": ("error", "another fleet's gateway ({holder}) answers at {at}, or this "
-                      "one's, which has an older key or lacks aliases", OTHER_PORT),
-    "gateway-old": ("error", "the gateway at {at} serves this fleet as it was before a change",
-                    "stop it and start it anew"),
-    "port-taken": ("error", "another program answers at {at}{also}", OTHER_PORT),
-    "settings-override": ("warning", "{path} sets {names} under `env`, which beats the fleet's "
-                          "environment", "remove them from {path}"),
-    "agent-unloadable": ("warning", "{path}: {defect}; newer Claude Code will not run it",
-                         "begin with `---`, `name:`, `description:`, `tools: Read, Grep`, `---`"),
-    "files-unchanged": ("ok", "{count} up to date", ""),
-    "files-created": ("warning", "{paths}: not generated yet", "subagent-fleet generate"),
-    "files-updated": ("warning", "{paths}: behind the config", "subagent-fleet doctor --fix"),
-    "files-removed": ("warning", "{paths}: of agents that are gone", "subagent-fleet doctor --fix"),
-    "files-edited": ("info", "{paths}: changed by hand; kept", "subagent-fleet generate --diff"),
-    "env-readable": ("error", "others may read the key in {path}", "subagent-fleet doctor --fix"),
-    "env-tracked": ("error", "the key in {path} is in git",
-                    "git rm --cached {path}; rm {path}; subagent-fleet generate"),
-    "env-unignored": ("warning", "git would take the key in {path}",  # `./` or `../` ignore nothing
-                      "printf '\\n{file}\\n' >> {ignore}"),
-    "ollama-absent": ("error", "Ollama is not installed", "install it from ollama.com/download"),
-    "ollama-stopped": ("error", "Ollama is at {program}, but: {state.reason} ({state.endpoint})",
-                       "start its app or its service, or: ollama serve"),
-    "no-model": ("warning", "no model here can answer an agent", "ollama pull " + PLACEHOLDERS[0]),
-    "closed-node": ("warning", "Ollama answers this machine only", "open it as shown below")}
+# -- doctor: what was seen --
 
+@dataclass(frozen=True)
+class Exposure:
+    """Who can reach a node beside the fleet."""
 
-def _say(slug, level="", where="", **words):
-    """Return the Finding of DOCTOR_TEXTS with its words filled in; what is right has no place."""
-    usual, what, fix = DOCTOR_TEXTS[slug]
-    return Finding(slug, level or usual, what.format(**words), where if fix else "",
-                   fix=fix.format(**words))
+    addresses: tuple[str, ...] = ()  # of its host
+    answers_any_page: bool = False  # of any site that a browser near it opens
 
 
 @dataclass(frozen=True)
@@ -2030,10 +2064,10 @@ class Facts:
     """What doctor saw, gathered once: its checks look at nothing else."""
 
     # The config's own findings.
-    problems: tuple[Finding, ...] = ()
-    # By node: what it answered; its host's addresses, and whether it answers any page.
+    problems: Sequence[Finding] = ()
+    # By node: what it answered, and who else can reach it.
     states: dict[str, NodeState] = field(default_factory=dict)
-    looks: dict[str, tuple[tuple[str, ...], bool]] = field(default_factory=dict)
+    looks: dict[str, Exposure] = field(default_factory=dict)
     # Who holds the gateway's port; see check_gateway.
     holder: str = ""
     # The versions of the programs, None where they were not found; LiteLLM's also tells whether
@@ -2045,202 +2079,529 @@ class Facts:
     # By path: the text of an agent, None where it cannot be read.
     agents: dict[str, str | None] = field(default_factory=dict)
     # What `generate` would do, or why that is not known.
-    changes: tuple[Change, ...] = ()
-    file_problems: tuple[Finding, ...] = ()
+    changes: Sequence[Change] = ()
+    file_problems: Sequence[Finding] = ()
     # The environment file, and the ids of what is wrong with it.
     env_path: str = ""
-    leaks: tuple[str, ...] = ()
+    leaks: Sequence[str] = ()
 
 
-def quote_shell(text):
+@dataclass(frozen=True)
+class Check:
+    """A row of CHECKS: the heading that its findings stand under, and who finds them."""
+
+    topic: str
+    find: Callable[[Any, Facts], Iterator[Finding]]  # takes the Fleet, or None where there is none
+    needs_fleet: bool
+
+
+CHECKS: list[Check] = []
+
+
+def check(topic: str, *, needs_fleet: bool = False) -> Callable[..., Any]:
+    """Return what adds a function to CHECKS, under a topic."""
+    def add(find: Callable[..., Iterator[Finding]]) -> Callable[..., Iterator[Finding]]:
+        CHECKS.append(Check(topic, find, needs_fleet))
+        return find
+
+    return add
+
+
+def plan_doctor(fleet: Fleet | None, facts: Facts, *,
+                topics: Sequence[str] = ()) -> list[tuple[str, Finding]]:
+    """Return (topic, Finding) for everything the checks have to say, or those of some topics."""
+    findings = []
+    for row in CHECKS:
+        if row.needs_fleet and fleet is None or topics and row.topic not in topics:
+            continue
+        findings += [(row.topic, finding) for finding in row.find(fleet, facts)]
+    return findings
+
+
+def plan_verdict(findings: Sequence[Finding]) -> str:
+    """Return the one sentence a person wants, and what to type first."""
+    errors = [finding for finding in findings if finding.level == "error"]
+    warnings = [finding for finding in findings if finding.level == "warning"]
+    counts = ", ".join(count_of(group, noun) for group, noun in (
+        (errors, "error"), (warnings, "warning")) if group)
+    if not counts:
+        return "Ready: everything is in order."
+    if not errors:
+        return f"Ready, with {counts}."
+
+    for finding in errors:
+        if finding.fix:
+            place = f"{finding.where}: " if finding.where else ""
+            return f"Not ready: {counts}. Begin with: {place}{finding.fix}"
+    return f"Not ready: {counts}."
+
+
+def is_older(version: str, than: str) -> bool:
+    """Tell whether a version is known (0.0.0 is none) and older."""
+    numbers, limit = _version_numbers(version), _version_numbers(than)
+    return any(numbers) and numbers < limit
+
+
+def _version_numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d{1,6}", version)[:3]]
+
+
+def quote_shell(text: str) -> str:
     """Return text as one word of every shell; of fish only if it holds no quote or backslash."""
     is_bare = re.fullmatch("(?a)[\\w./:-]+", text)
     return text if is_bare else "'" + text.replace("'", "'\\''") + "'"
 
 
-def plan_verdict(findings):
-    """Return the one sentence a person wants, and what to type first."""
-    counted = {level: [f for f in findings if f.level == level] for level in ("error", "warning")}
-    told = ", ".join(count_of(found, noun) for noun, found in counted.items() if found)
-    if not counted["error"]:
-        return f"Ready, with {told}." if told else "Ready: everything is in order."
-    fixes = [(f"{f.where}: " if f.where else "") + f.fix for f in counted["error"] if f.fix]
-    return f"Not ready: {told}." + "".join(f" Begin with: {fix}" for fix in fixes[:1])
+def _place_of(fleet: Fleet, *path: str) -> str:
+    """Return where a key of the fleet file stands."""
+    return fleet.document.locate(path)[0]
 
 
-def is_older(version, than):
-    """Tell whether a version is known (0.0.0 is none) and older."""
-    numbers = [[int(part) for part in re.findall(r"\d{1,6}", text)[:3]] for text in (version, than)]
-    return any(numbers[0]) and numbers[0] < numbers[1]
+# -- This machine --
+
+@check("This machine")
+def _check_python(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Name the Python that runs this."""
+    yield Finding("python", "ok", f"Python {sys.version.split()[0]}")
 
 
-def _doctor_nodes(fleet, facts):
-    for name, state in facts.states.items():
-        who, wanted = f"node `{name}`", [m for m in fleet.models.values() if m.node == name]
+@check("This machine")
+def _check_claude(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Find a Claude Code that takes an alias for what the environment says of it."""
+    version = facts.claude
+    if not version:
+        yield Finding("claude-missing", "warning", "Claude Code is not on the PATH",
+                      fix=CLAUDE_INSTALL)
+    elif is_older(version, "2.1.198"):
+        yield Finding("claude-old", "warning",
+                      f"Claude Code {version} (npm's choice on Node below 22) takes every "
+                      "`claude-…` alias for a window of 200,000 tokens", fix=CLAUDE_INSTALL)
+    else:
+        yield Finding("claude", "ok", f"Claude Code {version}")
+
+
+@check("This machine")
+def _check_litellm(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Find a LiteLLM that does no harm, where it is there or needed."""
+    version = facts.litellm
+    is_needed = fleet is not None and fleet.gateway.provider == "litellm"
+    if not version:
+        if is_needed:
+            yield Finding("litellm-missing", "error", "LiteLLM (Python 3.10+) is not on the PATH",
+                          fix=LITELLM_INSTALL)
+    elif re.match(r"1\.82\.[78]$|.*litellm_init\.pth", version):
+        yield Finding("litellm-poisoned", "error",
+                      f"LiteLLM {version} steals credentials (OSV MAL-2026-2144)",
+                      fix="remove it, change every secret of this machine, " + LITELLM_INSTALL)
+    elif is_older(version, "1.104.0"):
+        yield Finding("litellm-old", "error" if is_needed else "warning",
+                      f"LiteLLM {version} without its key is an open proxy", fix=LITELLM_INSTALL)
+    else:
+        yield Finding("litellm", "ok", f"LiteLLM {version}")
+
+
+# -- Config --
+
+@check("Config")
+def _check_config(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Hand on what is wrong with the config, or disappoints in it."""
+    if fleet is not None:
+        yield Finding("config", "ok", f"{fleet.document.source} is valid")
+    yield from facts.problems
+
+
+# -- Nodes --
+
+@check("Nodes", needs_fleet=True)
+def _check_nodes_answer(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Say of each node what it answered, or why it did not and who then answers for it."""
+    for state in facts.states.values():
         if state.online:
-            yield _say("node-online", state=state, count=count_of(state.models, "model"))
-        else:  # an error where nobody else can answer for one of its models
-            alone = ", ".join(model.name for model in wanted
-                              if not plan_route_state(fleet, facts.states, model).fallback)
-            yield _say("node-offline", "" if alone else "warning", state=state,
-                       alone=f"; nobody else answers for {alone}" if alone else "")
-        yield from _ollama_findings(state, who)
-        addresses, any_page = facts.looks.get(name, ((), False))
-        if any_page:
-            yield _say("open-origin", who=who, name=name)
-        for address in addresses:
+            yield Finding("node-online", "ok", f"{state.name}: Ollama {state.version} at "
+                          f"{state.endpoint}, {count_of(state.models, 'model')}")
+            continue
+
+        models = [model for model in fleet.models.values() if model.node == state.name]
+        alone = [model.name for model in models
+                 if not plan_route_state(fleet, facts.states, model).fallback]
+        what = f"node `{state.name}`: {state.why} ({state.endpoint})"
+        if alone:
+            what += f"; nobody else answers for {', '.join(alone)}"
+        yield Finding("node-offline", "error" if alone else "warning", what, fix=state.mend)
+
+
+@dataclass(frozen=True)
+class Hole:
+    """What an Ollama does that is older than the version which mended it."""
+
+    mended_in: str
+    level: str
+    harm: str
+
+
+OLLAMA_HOLES = (  # the worst first (golang/vulndb, its history)
+    Hole("0.1.34", "error", "lets whoever reaches it run code on it (CVE-2024-37032)"),
+    Hole("0.17.1", "error", "lets whoever reaches it read its memory (CVE-2026-7482)"),
+    Hole("0.31.2", "warning", "takes harmful model files without checking them"))
+
+
+@check("Nodes", needs_fleet=True)
+def _check_ollama_versions(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Name the nodes whose Ollama has a known hole."""
+    for state in facts.states.values():
+        yield from _ollama_holes(state, f"node `{state.name}`")
+
+
+def _ollama_holes(state: NodeState, who: str) -> Iterator[Finding]:
+    """Yield the worst that is known of an Ollama's version."""
+    for hole in OLLAMA_HOLES:
+        if is_older(state.version, hole.mended_in):
+            yield Finding("ollama-old", hole.level, f"{who}: Ollama {state.version} {hole.harm}; "
+                          f"mended in {hole.mended_in}", fix="update it: ollama.com/download")
+            return
+
+
+@check("Nodes", needs_fleet=True)
+def _check_exposure(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Name the nodes that web pages or the internet may use."""
+    for name, look in facts.looks.items():
+        if look.answers_any_page:
+            yield Finding("open-origin", "warning", f"node `{name}` answers every web page that a "
+                          "browser near it opens",
+                          fix=f"remove OLLAMA_ORIGINS on `{name}`, then restart Ollama")
+        for address in look.addresses:
             # One that the config itself names is a warning of the config.
-            if address_kind(address) == "public" and address not in state.endpoint:
-                yield _say("public-address", who=who, address=address)
-        names = {_full_model_name(model.ollama_model) for model in wanted}
-        held = [one for one in state.models if _full_model_name(one.name) in names]
-        need = sum(one.size for one in held) / 1e9
-        full = any(0 < (one.gpu_percent or 0) < 100 for one in state.loaded)
-        said = any(found.slug == "memory-short" for found in facts.problems)
-        if len(held) > 1 and not said and (full or need > (fleet.nodes[name].memory_gb or need)):
-            yield _say("evicts", "", fleet.document.locate(("nodes", name))[0], who=who,
-                       models=", ".join(one.name for one in held), need=need)
+            if address_kind(address) == "public" and address not in fleet.nodes[name].endpoint:
+                yield _public_address(f"node `{name}`", address, "warning")
 
 
-def _ollama_findings(state, who):
-    return [_say("ollama-old", level, who=who, version=state.version,
-                 hole=f"{hole}; mended in {mended}")
-            for mended, level, hole in OLLAMA_HOLES if is_older(state.version, mended)][:1]
+def _public_address(who: str, address: str, level: str) -> Finding:
+    """Return the Finding on a machine that the internet may reach."""
+    return Finding("public-address", level, f"{who}: the internet may reach it at {address}",
+                   fix="close its port to the internet; use a LAN, Tailscale or WireGuard address")
 
 
-def _doctor_routes(fleet, facts):
-    tiers = plan_tiers(fleet)
-    for name, model in fleet.models.items():
+@check("Nodes", needs_fleet=True)
+def _check_evictions(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Name the models that push each other out of their node."""
+    if any(finding.slug == "memory-short" for finding in facts.problems):
+        return  # said already, by their names
+
+    for name, state in facts.states.items():
+        wanted = {_full_model_name(model.ollama_model)
+                  for model in fleet.models.values() if model.node == name}
+        held = [model for model in state.models if _full_model_name(model.name) in wanted]
+        need = sum(model.size for model in held) / 1e9
+        memory = fleet.nodes[name].memory_gb
+        spills = any(0 < (loaded.gpu_percent or 0) < 100 for loaded in state.loaded)
+        if len(held) > 1 and (spills or memory and need > memory):
+            yield Finding("evicts", "warning", f"node `{name}`: "
+                          f"{', '.join(model.name for model in held)} take {need:.0f} GB and "
+                          "context, and evict each other", _place_of(fleet, "nodes", name),
+                          fix="move one to another node, or choose a smaller one")
+
+
+# -- Routes --
+
+@check("Routes", needs_fleet=True)
+def _check_routes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Say of each model that its node serves it as it will be asked, or what is in the way."""
+    for model in fleet.models.values():
         state = facts.states[model.node]
-        route = plan_route_state(fleet, facts.states, model)
-        held, *_ = find_models(state.models, model.ollama_model) or [NodeModel("")]
-        users = [agent.name for agent in fleet.agents.values()
-                 if agent.model == name and agent.tools != ()]
-        users += [tier for tier, used in tiers.items() if used == name]
-        can = ("tools", "thinking") if held.capabilities is None else held.capabilities
-        wanted = min(model.context, held.trained_context or model.context)
-        context = route.loaded.context if route.loaded else 0
-        found = [(slug, key) for slug, key, is_so in (
-            ("cloud-stub", "ollama_model", held.remote and not model.cloud),
-            ("model-missing", "ollama_model", route.state == "model missing"),
-            ("no-tools", "ollama_model", users and "tools" not in can),
-            ("no-thinking", "thinking", model.thinking and "thinking" not in can),
-            ("context-untrained", "context", wanted < model.context),
-            ("context-short", "context", 0 < context < wanted)) if is_so]
-        for slug, key in found or [("route", "name")] * state.online:
-            yield _say(slug, "", fleet.document.locate(("models", name, key))[0], name=name,
-                       model=f"models.{name}: {model.ollama_model}", node=model.node,
-                       remote=held.remote, users=", ".join(users), wanted=wanted, context=context)
+        if not state.online:
+            continue  # said of the node
+        flaws = [*_presence_flaws(fleet, model, state), *_ability_flaws(fleet, model, state),
+                 *_context_flaws(fleet, model, state)]
+        yield from flaws
+        if not flaws:
+            yield Finding("route", "ok",
+                          f"models.{model.name}: {model.ollama_model} on {model.node}")
 
 
-def _doctor_claude(fleet, facts):
-    planned = {v.name: v.value for v in plan_environment(fleet)
-               if not (v.holds_key or v.is_unset)} if fleet else {}
-    touched = {v.name for v in plan_environment(fleet)} if fleet else set()
-    for path, given in facts.settings.items():
-        names = [name for name, text in given.items()
-                 if name in touched and str(text) != planned.get(name)]
+def _held_model(model: Model, state: NodeState) -> NodeModel:
+    """Return a model as its node has it; where it does not, one of which nothing is known."""
+    matches = find_models(state.models, model.ollama_model)
+    return matches[0] if matches else NodeModel("")
+
+
+def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Finding]:
+    """Yield that a model is not there, or only stands there for one at ollama.com."""
+    if model.cloud:
+        return
+    where = _place_of(fleet, "models", model.name, "ollama_model")
+    held = _held_model(model, state)
+    if not held.name:
+        yield Finding("model-missing", "error",
+                      f"models.{model.name}: {model.ollama_model} is not on `{model.node}`", where,
+                      fix=f"subagent-fleet warmup --pull --model {model.name}")
+    elif held.remote:
+        yield Finding("cloud-stub", "error", f"models.{model.name}: {model.ollama_model} is sent "
+                      f"by `{model.node}` to {held.remote}", where,
+                      fix="choose a local model, or add `cloud: true`")
+
+
+def _ability_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Finding]:
+    """Yield what will be asked of a model that it cannot do."""
+    capabilities = _held_model(model, state).capabilities
+    if capabilities is None:
+        return  # an Ollama that does not say
+    what = f"models.{model.name}: {model.ollama_model}"
+    users = _tool_users(fleet, model.name)
+    if users and "tools" not in capabilities:
+        yield Finding("no-tools", "error",
+                      f"{what} cannot call tools, which {', '.join(users)} will ask of it",
+                      _place_of(fleet, "models", model.name, "ollama_model"),
+                      fix=f"choose a model that can, such as {TOOL_CALLER}")
+    if model.thinking and "thinking" not in capabilities:
+        yield Finding("no-thinking", "error", f"{what} cannot think; Ollama refuses it",
+                      _place_of(fleet, "models", model.name, "thinking"),
+                      fix="write `thinking: false`")
+
+
+def _tool_users(fleet: Fleet, name: str) -> list[str]:
+    """Return the agents and tiers that will ask a model to call tools."""
+    users = [agent.name for agent in fleet.agents.values()
+             if agent.model == name and agent.tools != ()]
+    return users + [tier for tier, used in plan_tiers(fleet).items() if used == name]
+
+
+def _context_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Finding]:
+    """Yield that a context is more than the model was made for, or than it is loaded with."""
+    what = f"models.{model.name}: {model.ollama_model}"
+    where = _place_of(fleet, "models", model.name, "context")
+    trained = _held_model(model, state).trained_context
+    wanted = min(model.context, trained or model.context)
+    if wanted < model.context:
+        yield Finding("context-untrained", "warning", f"{what} was made for {wanted}", where,
+                      fix=f"write `context: {wanted}`")
+
+    loaded = plan_route_state(fleet, {state.name: state}, model).loaded
+    if loaded and 0 < loaded.context < wanted:
+        yield Finding("context-short", "warning",
+                      f"{what} is loaded with context {loaded.context}, not {wanted}", where,
+                      fix=f"subagent-fleet warmup --model {model.name}")
+
+
+# -- Gateway --
+
+@check("Gateway", needs_fleet=True)
+def _check_gateway_port(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Say who holds the gateway's port."""
+    yield check_gateway(fleet, facts.holder)
+
+
+def check_gateway(fleet: Fleet, holder: str) -> Finding:
+    """Return the Finding on who holds the gateway's port: OUR_GATEWAY, a name, or nobody."""
+    url = gateway_url(fleet.gateway)
+    where = _place_of(fleet, "project", "gateway", "port")
+    if not holder:
+        return Finding("port-free", "info", f"no gateway runs at {url}", where,
+                       fix="`subagent-fleet serve` in another terminal, or `subagent-fleet up`")
+    if holder == OUR_GATEWAY:
+        return Finding("gateway-up", "ok", f"{holder} answers at {url}")
+    if holder == OLD_GATEWAY:
+        return Finding("gateway-old", "error", f"the gateway at {url} serves this fleet as it was "
+                       "before a change", where, fix="stop it and start it anew")
+    if holder == "another program":
+        what = f"another program answers at {url}"
+        if fleet.gateway.provider == "litellm":
+            what += "; LiteLLM would take another port"
+        return Finding("port-taken", "error", what, where, fix=OTHER_PORT)
+    return Finding("gateway-other", "error", f"another fleet's gateway ({holder}) answers at "
+                   f"{url}, or this one's, which has an older key or lacks aliases", where,
+                   fix=OTHER_PORT)
+
+
+# -- Claude Code --
+
+@check("Claude Code")
+def _check_settings(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Name the settings files that beat the fleet's environment; their values are secrets."""
+    planned = plan_environment(fleet) if fleet else []
+    for path, environment in facts.settings.items():
+        names = [variable.name for variable in planned
+                 if variable.name in environment
+                 and not _agrees(variable, environment[variable.name])]
         if names:
-            told = ", ".join(names)
-            leaves = re.search("ANTHROPIC_(BASE_URL|AUTH|API_)|CLAUDE_CODE_USE", told)
-            yield _say("settings-override", "error" if leaves else "", path=path, names=told)
+            listed = ", ".join(names)
+            leads_away = re.search("ANTHROPIC_(BASE_URL|AUTH|API_)|CLAUDE_CODE_USE", listed)
+            yield Finding("settings-override", "error" if leads_away else "warning",
+                          f"{path} sets {listed} under `env`, which beats the fleet's environment",
+                          fix=f"remove them from {path}")
+
+
+def _agrees(variable: Variable, value: object) -> bool:
+    """Tell whether a value is the one that the fleet sets."""
+    if variable.holds_key or variable.is_unset:
+        return False
+    return str(value) == variable.value
+
+
+@check("Claude Code")
+def _check_agents(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Name the agent files that Claude Code does not run."""
     for path, text in facts.agents.items():
-        _, defect = read_agent(text) if text is not None else ("", "it cannot be read")
+        defect = "it cannot be read" if text is None else read_agent(text).defect
         if defect:
-            yield _say("agent-unloadable", path=path, defect=defect)
+            yield Finding("agent-unloadable", "warning",
+                          f"{path}: {defect}; newer Claude Code will not run it",
+                          fix="begin with `---`, `name:`, `description:`, `tools: Read, Grep`, "
+                              "`---`")
 
 
-def read_agent(text):
-    """Return (name, why Claude Code will not use the agent, or "").
+@dataclass(frozen=True)
+class AgentFile:
+    """An agent as Claude Code reads its file."""
+
+    name: str
+    defect: str = ""  # why it is not used
+
+
+def read_agent(text: str) -> AgentFile:
+    """Return an agent's name, and why Claude Code will not use it.
 
     As 2.1.197 and 2.1.327 list them: YAML whose `name` and `description` are texts, odd values
     are texts too, and of two equal keys one goes. With none of its tools known it is refused.
     """
-    found = re.match(r"\ufeff?---[ \t]*\r?\n(.*?\n?)---", text, re.DOTALL)
-    if not found:
-        return "", "its frontmatter is not closed" if text.startswith("---") else \
-            "something stands before the first `---`" if "\n---" in text else \
-            "it has no frontmatter"
-    quoted = re.sub(r"(?m)^([A-Za-z_-]+:[ \t]+)(?=.*(?:[{}\[\]*&#!|>%@`]|: ))([^\s\"'|>].*)$",
-                    lambda line: line[1] + quote_yaml(line[2]), found[1])
-    once = {line.partition(":")[0]: line for line in quoted.splitlines()}
-    values = {}
-    for head in (found[1], quoted, "\n".join(once.values())):
-        try:
-            values = values or dict(parse_yaml(head))
-        except (FleetError, TypeError, ValueError):
-            pass  # no mapping: what cannot be read is a finding, not an error
-    name, description, tools = map(values.get, ("name", "description", "tools"))
-    tools = re.findall(r"([A-Za-z_*][\w*-]*)(?:\([^)]*\))?", str(tools or ""))
+    head = re.match(r"\ufeff?---[ \t]*\r?\n(.*?\n?)---", text, re.DOTALL)
+    if not head:
+        return AgentFile("", _why_headless(text))
+    values = _read_frontmatter(head[1])
     if not values:
-        return "", "its frontmatter is not YAML"
+        return AgentFile("", "its frontmatter is not YAML")
+
+    name = values.get("name")
+    if not name:
+        return AgentFile("", "it has no name")
     if not isinstance(name, str) or not re.fullmatch("[^:-][^:]*", name):
-        return "", f"its name is {show_value(name)}" if name else "it has no name"
+        return AgentFile("", f"its name is {show_value(name)}")
+
+    description = values.get("description")
     if not isinstance(description, str) or not description.strip():
-        return name, "its description is no text"
-    if tools and not any(tool in KNOWN_TOOLS or tool.startswith(("*", "mcp__")) for tool in tools):
-        return name, f"none of its tools is known here ({', '.join(tools)})"
-    return name, ""
+        return AgentFile(name, "its description is no text")
+
+    tools = re.findall(r"([A-Za-z_*][\w*-]*)(?:\([^)]*\))?", str(values.get("tools") or ""))
+    if tools and not any(_may_exist(tool) for tool in tools):
+        return AgentFile(name, f"none of its tools is known here ({', '.join(tools)})")
+    return AgentFile(name)
 
 
-def _doctor_files(facts):
+def _why_headless(text: str) -> str:
+    """Return why a text has no frontmatter."""
+    if text.startswith("---"):
+        return "its frontmatter is not closed"
+    if "\n---" in text:
+        return "something stands before the first `---`"
+    return "it has no frontmatter"
+
+
+def _may_exist(tool: str) -> bool:
+    """Tell whether Claude Code, or a server that it asks, may have a tool."""
+    return tool in KNOWN_TOOLS or tool.startswith(("*", "mcp__"))
+
+
+def _read_frontmatter(head: str) -> dict[Any, Any]:
+    """Return the keys and values of a frontmatter, read as leniently as Claude Code does."""
+    quoted = _quote_odd_values(head)
+    for text in (head, quoted, _drop_repeated_keys(quoted)):
+        try:
+            values = dict(parse_yaml(text))
+        except (FleetError, TypeError, ValueError):
+            continue  # no YAML, or no mapping: that is a finding, not an error
+        if values:
+            return values
+    return {}
+
+
+def _quote_odd_values(head: str) -> str:
+    """Return YAML with quotes around the plain values that are texts only to Claude Code."""
+    odd_line = r"(?m)^([A-Za-z_-]+:[ \t]+)(?=.*(?:[{}\[\]*&#!|>%@`]|: ))([^\s\"'|>].*)$"
+    return re.sub(odd_line, lambda match: match[1] + quote_yaml(match[2]), head)
+
+
+def _drop_repeated_keys(head: str) -> str:
+    """Return YAML with the last of the lines that begin with the same key."""
+    lines = {}
+    for line in head.splitlines():
+        lines[line.partition(":")[0]] = line
+    return "\n".join(lines.values())
+
+
+# -- Files --
+
+FILE_FINDINGS = {  # what `generate` would do: what that means; the paths are put before it
+    "created": Finding("files-created", "warning", "not generated yet",
+                       fix="subagent-fleet generate"),
+    "updated": Finding("files-updated", "warning", "behind the config",
+                       fix="subagent-fleet doctor --fix"),
+    "removed": Finding("files-removed", "warning", "of agents that are gone",
+                       fix="subagent-fleet doctor --fix"),
+    "edited": Finding("files-edited", "info", "changed by hand; kept",
+                      fix="subagent-fleet generate --diff")}
+
+
+@check("Files")
+def _check_files(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Say of the generated files whether they are what the config makes of them."""
     yield from facts.file_problems
-    found = {}
+    groups: dict[str, list[str]] = {}
     for change in facts.changes:
-        found.setdefault(change.action, []).append(change.path)
-    for action, paths in found.items():
-        yield _say(f"files-{action}", paths=some_of(paths, 5),
-                   count=count_of(paths, "generated file"))
-    ignore = facts.env_path.replace(ENVIRONMENT_FILE, ".gitignore")
-    for slug in facts.leaks:
-        yield _say(slug, path=quote_shell(facts.env_path), file=ENVIRONMENT_FILE,
-                   ignore=quote_shell(ignore))
+        groups.setdefault(change.action, []).append(change.path)
+    for action, paths in groups.items():
+        if action == "unchanged":
+            yield Finding("files-unchanged", "ok",
+                          f"{count_of(paths, 'generated file')} up to date")
+        else:
+            row = FILE_FINDINGS[action]
+            yield replace(row, what=f"{some_of(paths, 5)}: {row.what}")
 
 
-def check_gateway(fleet, holder):
-    """Return the Finding on who holds the gateway's port: OUR_GATEWAY, a name, or nobody."""
-    gateway, place = fleet.gateway, fleet.document.locate(("project", "gateway", "port"))[0]
-    slug = {"": "port-free", OUR_GATEWAY: "gateway-up", OLD_GATEWAY: "gateway-old",
-            "another program": "port-taken"}.get(holder, "gateway-other")
-    return _say(slug, "", place, holder=holder, at=gateway_url(gateway), also="; LiteLLM would "
-                "take another port" if gateway.provider == "litellm" else "")
+@check("Files")
+def _check_secret(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Say who else may get the key."""
+    path = quote_shell(facts.env_path)
+    if "env-readable" in facts.leaks:
+        yield Finding("env-readable", "error", f"others may read the key in {path}",
+                      fix="subagent-fleet doctor --fix")
+    if "env-tracked" in facts.leaks:
+        yield Finding("env-tracked", "error", f"the key in {path} is in git",
+                      fix=f"git rm --cached {path}; rm {path}; subagent-fleet generate")
+    if "env-unignored" in facts.leaks:
+        ignore = quote_shell(facts.env_path.replace(ENVIRONMENT_FILE, ".gitignore"))
+        # The bare name: `./` or `../` before it would ignore nothing.
+        yield Finding("env-unignored", "warning", f"git would take the key in {path}",
+                      fix=f"printf '\\n{ENVIRONMENT_FILE}\\n' >> {ignore}")
 
 
-def plan_doctor(fleet, facts):
-    """Return (topic, Finding) for everything the checks have to say, in their order."""
-    claude, litellm = facts.claude, facts.litellm
-    machine = [_say("python", version=sys.version.split()[0]),
-               _say("claude-missing" if not claude else
-                    "claude-old" if is_older(claude, "2.1.198") else "claude", version=claude)]
-    needed = fleet and fleet.gateway.provider == "litellm"
-    if litellm or needed:
-        slug = "litellm-missing" if not litellm else \
-            "litellm-poisoned" if re.match(r"1\.82\.[78]$|.*litellm_init\.pth", litellm) else \
-            "litellm-old" if is_older(litellm, "1.104.0") else "litellm"
-        level = "warning" if slug == "litellm-old" and not needed else ""
-        machine.append(_say(slug, level, version=litellm))
-    valid = [_say("config", source=fleet.document.source)] if fleet else []
-    topics = {"This machine": machine, "Config": [*valid, *facts.problems]}
-    if fleet:
-        topics["Nodes"] = _doctor_nodes(fleet, facts)
-        topics["Routes"] = _doctor_routes(fleet, facts)
-        topics["Gateway"] = [check_gateway(fleet, facts.holder)]
-    topics["Claude Code"] = _doctor_claude(fleet, facts)
-    topics["Files"] = _doctor_files(facts)
-    return [(topic, finding) for topic, findings in topics.items() for finding in findings]
+# -- worker --
 
-
-def check_worker(program, state, reached):
+def check_worker(program: str, state: NodeState, reached: Iterable[NodeState]) -> list[Finding]:
     """Return what keeps this machine from being a node, and what mends it."""
     if not state.online:
-        slug = "ollama-stopped" if program else "ollama-absent"
-        return [_say(slug, state=state, program=program)]
-    places = {address_kind(one.name): one.name for one in reached if one.online}
-    found = [_say(slug, level, who="this machine", address=places.get("public"))
-             for slug, level, is_so in (("no-model", "", not best_models([state])),
-                                        ("closed-node", "", not places),
-                                        ("public-address", "error", "public" in places)) if is_so]
-    return [*_ollama_findings(state, "this machine"), *found]
+        return [_check_stopped_ollama(program, state)]
+
+    findings = list(_ollama_holes(state, "this machine"))
+    if not best_models([state]):
+        findings.append(Finding("no-model", "warning", "no model here can answer an agent",
+                                fix=f"ollama pull {PLACEHOLDERS[0]}"))
+    places = [place.name for place in reached if place.online and address_kind(place.name)]
+    if not places:
+        findings.append(Finding("closed-node", "warning", "Ollama answers this machine only",
+                                fix="open it as shown below"))
+    public = [place for place in places if address_kind(place) == "public"]
+    if public:
+        findings.append(_public_address("this machine", public[-1], "error"))
+    return findings
+
+
+def _check_stopped_ollama(program: str, state: NodeState) -> Finding:
+    """Return the Finding on an Ollama that does not answer."""
+    if not program:
+        return Finding("ollama-absent", "error", "Ollama is not installed",
+                       fix="install it from ollama.com/download")
+    return Finding("ollama-stopped", "error",
+                   f"Ollama is at {program}, but: {state.reason} ({state.endpoint})",
+                   fix="start its app or its service, or: ollama serve")
 
 
 # =============================================================================
@@ -4990,9 +5351,9 @@ def cmd_launch(options, world):
     out = find_output(options, world)
     key = read_key(world, fleet, out)
     facts = Facts(settings=find_settings(world), **observe_files(world, fleet, out))
-    seen = [*_doctor_files(facts), *_doctor_claude(fleet, facts)]
+    seen = plan_doctor(fleet, facts, topics=("Claude Code", "Files"))
     tell_findings(world, [*lint_key(fleet, world.environ), *(
-        replace(found, level="warning", fix=keep_places(found.fix, options)) for found in seen
+        replace(found, level="warning", fix=keep_places(found.fix, options)) for _, found in seen
         if found.level in ("warning", "error"))])
     find_gateway(world, fleet, out, needed=True)
     words = options.passed
@@ -5212,14 +5573,14 @@ def observe(world, fleet, problems, options):
 
 
 def look_at_node(world, node, until):
-    """Return (every address of a node's host, whether it answers a foreign web page)."""
+    """Return who can reach a node beside the fleet."""
     addresses, allowed, foreign = (), "", "https://fleet-doctor.invalid"
     with contextlib.suppress(NodeFailure):  # how a node fails is in its state
         found = world.resolve(split_endpoint(node.endpoint)[1].strip("[]"), 0, until)
         addresses = tuple(sorted({address[0] for *_, address in found}))
         headers = look(world, node.endpoint + "/api/version", until, Origin=foreign)[0]
         allowed = headers.get("access-control-allow-origin", "")
-    return addresses, allowed in ("*", foreign)
+    return Exposure(addresses, allowed in ("*", foreign))
 
 
 def cmd_doctor(options, world):

@@ -1,6 +1,7 @@
 """Section 5's doctor checks and section 11's `doctor` and `worker`."""
 from dataclasses import replace
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -44,7 +45,7 @@ def changes(action, *paths):
 
 
 GOOD_FACTS = sf.Facts(
-    states={"mini": GOOD_STATE}, looks={"mini": (("192.168.1.50",), False)},
+    states={"mini": GOOD_STATE}, looks={"mini": sf.Exposure(("192.168.1.50",))},
     litellm="1.106.2", claude="2.1.327", holder=sf.OUR_GATEWAY,
     agents={"a.md": "---\nname: planner\ndescription: Use it.\ntools: Read\n---\n\nPlan.\n"},
     settings={"s.json": {"EDITOR": "vi"}},
@@ -118,11 +119,12 @@ CASES = [
     ("version 0.33.0-rc2", on(states=state_with(version="0.33.0-rc2")), {}),
     ("version 0.0.0", on(states=state_with(version="0.0.0")), {}),
     ("version empty", on(states=state_with(version="")), {}),
-    ("origin", on(looks={"mini": ((), True)}), {"open-origin": "warning"}),
-    ("public", on(looks={"mini": (("192.168.1.50", "8.8.8.8"), False)}),
+    ("origin", on(looks={"mini": sf.Exposure((), True)}), {"open-origin": "warning"}),
+    ("public", on(looks={"mini": sf.Exposure(("192.168.1.50", "8.8.8.8"))}),
      {"public-address": "warning"}),
-    ("public v6", on(looks={"mini": (("2606:4700::1111",), False)}), {"public-address": "warning"}),
-    ("tailscale", on(looks={"mini": (("100.101.102.103", "fd7a:115c:a1e0::1"), False)}), {}),
+    ("public v6", on(looks={"mini": sf.Exposure(("2606:4700::1111",))}), {"public-address": "warning"}),
+    ("tailscale", on(looks={
+        "mini": sf.Exposure(("100.101.102.103", "fd7a:115c:a1e0::1"))}), {}),
     ("cloud stub", (make_fleet(), model_with(remote="https://ollama.com:443")),
      {"cloud-stub": "error"}),
     ("cloud stub allowed", (model_fleet(cloud=True), model_with(remote="https://ollama.com:443")),
@@ -266,9 +268,10 @@ def test_settings_values_are_never_shown():
 
 
 def test_public_address_that_the_config_names_is_not_said_twice():
-    states = state_with(endpoint="https://8.8.8.8:11434")
-    facts = facts_with(states=states, looks={"mini": (("8.8.8.8",), False)})
-    assert found(make_fleet(), facts) == {}
+    facts = facts_with(looks={"mini": sf.Exposure(("8.8.8.8",))})
+    assert found(make_fleet(), facts) == {"public-address": "warning"}
+    fleet = replace(make_fleet(), nodes={"mini": sf.Node("mini", "https://8.8.8.8:11434")})
+    assert found(fleet, facts) == {}
 
 
 def test_port_taken_names_who_and_what_litellm_would_do():
@@ -293,9 +296,9 @@ def test_without_a_fleet_the_machine_is_still_checked():
 
 @pytest.mark.parametrize("text,defect", AGENTS)
 def test_agents_that_claude_code_leaves_out_are_named(text, defect):
-    name, said = sf.read_agent(text)
-    assert said == defect
-    assert name or defect
+    agent = sf.read_agent(text)
+    assert agent.defect == defect
+    assert agent.name or defect
 
 
 @pytest.mark.parametrize("version,than,older", [
@@ -454,7 +457,7 @@ def test_git_says_whether_it_has_the_secret(doctor):
     assert doctor.ask() == {"env-unignored": "warning"}
     for place, wanted in ((doctor.path, "./.env.sub"), (below, "../.env.sub")):
         facts = sf.Facts(env_path=wanted + "agent-fleet", leaks=["env-unignored"])
-        fix, = [finding.fix for finding in sf._doctor_files(facts)]
+        fix, = [finding.fix for finding in sf._check_secret(None, facts)]
         (doctor.path / ".gitignore").write_text("*.pyc")
         subprocess.run(fix, shell=True, cwd=place, check=True)
         assert doctor.ask() == {}
@@ -490,11 +493,11 @@ def test_free_port_is_nobodys():
 def test_node_that_answers_any_web_page_is_seen(fake_node):
     node, world = fake_node(), sf.World()
     there = sf.Node("n", node.endpoint)
-    assert sf.look_at_node(world, there, world.clock() + 3) == (("127.0.0.1",), False)
+    assert sf.look_at_node(world, there, world.clock() + 3) == sf.Exposure(("127.0.0.1",))
     node.any_origin = True
-    assert sf.look_at_node(world, there, world.clock() + 3) == (("127.0.0.1",), True)
+    assert sf.look_at_node(world, there, world.clock() + 3) == sf.Exposure(("127.0.0.1",), True)
     gone = sf.Node("n", "http://name.invalid:11434")
-    assert sf.look_at_node(world, gone, world.clock() + 3) == ((), False)
+    assert sf.look_at_node(world, gone, world.clock() + 3) == sf.Exposure()
 
 
 # -- the command --
@@ -885,9 +888,29 @@ def test_own_addresses_are_addresses_of_this_machine():
             listener.bind((address, 0))
 
 
-def test_every_text_is_said_somewhere():
+def findings_of_section_6():
+    """The slug of every Finding that section 6 makes, but those about the file alone."""
+    source = SCRIPT.read_text(encoding="utf-8")
+    section = source[source.index("\n# == 6. "):source.index("\n# == 7. ")]
+    return set(re.findall(r'\bFinding\(\s*"([a-z-]+)"', section)) - {"weak-key"}
+
+
+def test_every_finding_is_seen_somewhere():
     said = {f.slug for _, observed, _ in CASES for _, f in sf.plan_doctor(*observed)}
     said |= {f.slug for changed, _ in WORKER_CASES for f in check_worker(**changed)}
-    assert set(sf.DOCTOR_TEXTS) - said == set()
-    assert all("{" not in f.what + f.fix for _, observed, _ in CASES
-               for _, f in sf.plan_doctor(*observed))
+    assert len(said) > 40 and findings_of_section_6() - said == set()
+
+
+def test_a_check_is_a_row_and_some_topics_can_be_asked_for(monkeypatch):
+    monkeypatch.setattr(sf, "CHECKS", list(sf.CHECKS))
+
+    @sf.check("Weather", needs_fleet=True)
+    def look_outside(fleet, facts):
+        yield sf.Finding("rain", "info", f"it rains on {fleet.name}")
+
+    assert [f.what for _, f in sf.plan_doctor(make_fleet(), GOOD_FACTS, topics=["Weather"])] == [
+        "it rains on test"]
+    assert sf.plan_doctor(None, GOOD_FACTS, topics=["Weather"]) == []
+    assert sf.plan_doctor(make_fleet(), GOOD_FACTS)[-1][0] == "Weather"
+    topics = [topic for topic, _ in sf.plan_doctor(make_fleet(), GOOD_FACTS, topics=["Files", "Nodes"])]
+    assert topics == ["Nodes", "Files"]
