@@ -2152,7 +2152,7 @@ def quote_shell(text: str) -> str:
     return text if is_bare else "'" + text.replace("'", "'\\''") + "'"
 
 
-def _place_of(fleet: Fleet, *path: str) -> str:
+def _locate(fleet: Fleet, *path: str) -> str:
     """Return where a key of the fleet file stands."""
     return fleet.document.locate(path)[0]
 
@@ -2297,7 +2297,7 @@ def _check_evictions(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
         if len(held) > 1 and (spills or memory and need > memory):
             yield Finding("evicts", "warning", f"node `{name}`: "
                           f"{', '.join(model.name for model in held)} take {need:.0f} GB and "
-                          "context, and evict each other", _place_of(fleet, "nodes", name),
+                          "context, and evict each other", _locate(fleet, "nodes", name),
                           fix="move one to another node, or choose a smaller one")
 
 
@@ -2328,7 +2328,7 @@ def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Fi
     """Yield that a model is not there, or only stands there for one at ollama.com."""
     if model.cloud:
         return
-    where = _place_of(fleet, "models", model.name, "ollama_model")
+    where = _locate(fleet, "models", model.name, "ollama_model")
     held = _held_model(model, state)
     if not held.name:
         yield Finding("model-missing", "error",
@@ -2350,11 +2350,11 @@ def _ability_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Fin
     if users and "tools" not in capabilities:
         yield Finding("no-tools", "error",
                       f"{what} cannot call tools, which {', '.join(users)} will ask of it",
-                      _place_of(fleet, "models", model.name, "ollama_model"),
+                      _locate(fleet, "models", model.name, "ollama_model"),
                       fix=f"choose a model that can, such as {TOOL_CALLER}")
     if model.thinking and "thinking" not in capabilities:
         yield Finding("no-thinking", "error", f"{what} cannot think; Ollama refuses it",
-                      _place_of(fleet, "models", model.name, "thinking"),
+                      _locate(fleet, "models", model.name, "thinking"),
                       fix="write `thinking: false`")
 
 
@@ -2368,7 +2368,7 @@ def _tool_users(fleet: Fleet, name: str) -> list[str]:
 def _context_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Finding]:
     """Yield that a context is more than the model was made for, or than it is loaded with."""
     what = f"models.{model.name}: {model.ollama_model}"
-    where = _place_of(fleet, "models", model.name, "context")
+    where = _locate(fleet, "models", model.name, "context")
     trained = _held_model(model, state).trained_context
     wanted = min(model.context, trained or model.context)
     if wanted < model.context:
@@ -2393,7 +2393,7 @@ def _check_gateway_port(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 def check_gateway(fleet: Fleet, holder: str) -> Finding:
     """Return the Finding on who holds the gateway's port: OUR_GATEWAY, a name, or nobody."""
     url = gateway_url(fleet.gateway)
-    where = _place_of(fleet, "project", "gateway", "port")
+    where = _locate(fleet, "project", "gateway", "port")
     if not holder:
         return Finding("port-free", "info", f"no gateway runs at {url}", where,
                        fix="`subagent-fleet serve` in another terminal, or `subagent-fleet up`")
@@ -2447,6 +2447,21 @@ def _check_agents(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
                           f"{path}: {defect}; newer Claude Code will not run it",
                           fix="begin with `---`, `name:`, `description:`, `tools: Read, Grep`, "
                               "`---`")
+
+
+@check("Claude Code")
+def _check_twin_agents(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Name the agent files that carry the name of another."""
+    paths: dict[str, str] = {}
+    for path, text in facts.agents.items():
+        agent = read_agent(text or "")
+        if agent.defect:
+            continue  # Claude Code runs neither it nor its name
+        if agent.name in paths:  # 2.1.326 says so in its debug log alone
+            yield Finding("agent-duplicate", "warning", f"{path} and {paths[agent.name]} are both "
+                          f"`{agent.name}`; the last one read wins",
+                          fix="rename one, or remove it")
+        paths[agent.name] = path
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ import pathlib
 import pytest
 import subagent_fleet as sf
 
+from doctor_facts import GOOD_MODEL, LOCAL, REACHED, paste, reached
+
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 
 
@@ -200,3 +202,57 @@ def test_manifest_names_no_foreign_path():
     text = json.dumps({"files": {"/etc/passwd": "x", "../x": "y", ".claude/agents/a.md": "z"},
                        "writing": {}})
     assert list(sf.parse_manifest(text)) == [".claude/agents/a.md"]
+
+
+# -- worker --
+
+@pytest.mark.parametrize("address,kind", [
+    ("192.168.1.50", "LAN"), ("10.1.2.3", "LAN"), ("172.20.0.4", "LAN"), ("fd00::1", "LAN"),
+    ("100.101.102.103", "Tailscale"), ("100.64.0.1", "Tailscale"), ("127.0.0.1", ""),
+    ("169.254.3.4", ""), ("8.8.8.8", "public"), ("100.128.0.1", "public"), ("localhost", ""),
+    ("10.example.com", ""), ("192.168.1", ""), ("fe80::1", ""), ("[2606:4700::1111]", "public")])
+def test_addresses_have_a_kind(address, kind):
+    assert sf.address_kind(address) == kind
+
+
+def plan_block(name="Mac-mini.local", state=LOCAL, reached=REACHED):
+    return sf.plan_worker_block(name, state, reached)
+
+
+def test_worker_block_is_a_part_of_a_valid_fleet():
+    fleet = paste(plan_block())
+    assert fleet.nodes["mac-mini"].endpoint == "http://192.168.1.50:11434"
+    model = fleet.models["qwen3-8b"]
+    assert (model.ollama_model, model.alias, model.context) == ("qwen3:8b", "qwen3-8b", 32768)
+
+
+@pytest.mark.parametrize("changed,endpoint", [
+    ({"reached": reached("192.168.1.50", reason="refused") + reached("100.101.102.103")},
+     "http://100.101.102.103:11434"),
+    ({"reached": reached("100.101.102.103", "192.168.1.50", reason="refused")},
+     "http://192.168.1.50:11434"),
+    ({"reached": reached("8.8.8.8", "100.101.102.103")}, "http://100.101.102.103:11434"),
+    ({"reached": (), "state": replace(LOCAL, endpoint="http://127.0.0.1:12000")},
+     "http://Mac-mini.local:12000")])
+def test_worker_block_prefers_an_address_that_answers_then_the_lan(changed, endpoint):
+    block = plan_block(**changed)
+    assert block["nodes"]["mac-mini"]["endpoint"] == endpoint
+
+
+def test_worker_block_survives_hostile_names():
+    names = ("opus", "Opus:latest", "hf.co/User/Repo-GGUF:Q4_K_M", "a/b:c", "a-b:c", "a.b\x1b[31m",
+             "\u202eevil", "x" * 200, "x" * 201, "é", "\n", "", "q:cloud", "'\"#{}", "-", "y: z")
+    models = tuple(sf.NodeModel(name, 1, capabilities=("completion", "tools"),
+                                trained_context=n * 50000) for n, name in enumerate(names))
+    fleet = paste(plan_block("\x1b[2J Bad name:" + "n" * 90, replace(LOCAL, models=models)))
+    kept = {model.ollama_model for model in fleet.models.values()}
+    assert {"opus", "a/b:c", "a-b:c", "é", "y: z"} <= kept
+    assert not kept & {"q:cloud", "", "\n", "a.b\x1b[31m"}
+
+
+def test_worker_block_prefers_models_that_call_tools():
+    models = (GOOD_MODEL, sf.NodeModel("phi:1b", 1, capabilities=("completion",)),
+              sf.NodeModel("embed", 1, capabilities=("embedding",)),
+              sf.NodeModel("stub", 1, capabilities=("completion", "tools"), remote="ollama.com"))
+    assert list(plan_block(state=replace(LOCAL, models=models))["models"]) == ["qwen3-8b"]
+    assert list(plan_block(state=replace(LOCAL, models=models[1:]))["models"]) == ["phi-1b"]
