@@ -1316,17 +1316,126 @@ def plan_tools(tools: Iterable[str]) -> tuple[str, ...]:
     return tuple(kept)
 
 
-# -- routes --
-
-def plan_routes(fleet: Fleet) -> dict[str, Model]:
-    """Return {agent name: its Model}, which knows its alias and its node."""
-    return {agent.name: fleet.models[agent.model] for agent in fleet.agents.values()}
-
+# -- which models will do --
 
 def billions(ollama_model: str) -> float:
     """Return the parameters in billions that a model's name tells, else 0."""
     sizes = re.findall(r"(?:(\d+)x)?(\d+(?:\.\d+)?)b(?![a-z])", ollama_model.lower())
     return max((int(times or 1) * float(size) for times, size in sizes), default=0)
+
+
+@dataclass(frozen=True)
+class PlacedModel:
+    """A model that a node has, and the node's name."""
+
+    node: str
+    model: NodeModel
+
+
+@dataclass(frozen=True)
+class Rating:
+    """How well a model serves Claude Code, and what it lacks."""
+
+    score: int  # 0: not at all
+    flaw: str = ""
+
+
+def rate_model(model: NodeModel) -> Rating:
+    """Return how well a model serves Claude Code, and what it lacks."""
+    name = model.name.lower()
+    if model.remote or leaves_house(name):
+        return Rating(0, "does not run there")
+    if not can_chat(model):
+        return Rating(0, "cannot chat")
+
+    capabilities = model.capabilities or ()  # empty: an Ollama that does not say
+    context = model.trained_context or MAIN_CONTEXT_TOKENS
+    calls_tools = "tools" in capabilities and not prints_calls(name)
+    holds_prompt = context >= MAIN_CONTEXT_TOKENS
+
+    score = 1
+    if calls_tools:
+        score += 2  # an agent that cannot act is worse than one that compacts early
+    if holds_prompt:
+        score += 1
+
+    if prints_calls(name):
+        return Rating(score, "prints tool calls as text")
+    if capabilities and not calls_tools:
+        return Rating(score, "cannot call tools")
+    if not holds_prompt:
+        return Rating(score, f"holds {context} tokens; Claude Code's own prompt takes 10,000 to "
+                             "18,000")
+    return Rating(score)
+
+
+def prints_calls(ollama_model: str) -> bool:
+    """Tell whether a model is known to write its tool calls down instead of making them."""
+    return "qwen2.5-coder" in ollama_model.lower()
+
+
+def can_chat(model: NodeModel) -> bool:
+    """Tell whether a model answers, and by a name that a fleet file accepts."""
+    if not _fits(model.name, RULES["line"][0]):
+        return False
+    if model.capabilities is None:
+        return not re.search("embed|minilm|bge-", model.name.lower())
+    return "completion" in model.capabilities
+
+
+def best_models(states: Iterable[NodeState]) -> list[PlacedModel]:
+    """Return by size the models of the best kind: calls tools, then holds the prompt."""
+    best: list[PlacedModel] = []
+    best_score = 1  # 0 will not do at all
+    for state in states:
+        for model in state.models:
+            score = rate_model(model).score
+            if score > best_score:
+                best, best_score = [], score
+            if score == best_score:
+                best.append(PlacedModel(state.name, model))
+    return sorted(best, key=lambda placed: placed.model.size)
+
+
+def find_models(models: Iterable[_Named], ollama_model: str) -> list[_Named]:
+    """Return those of a node's models, on its disk or in its memory, that have this name."""
+    full_name = _full_model_name(ollama_model)
+    return [model for model in models if _full_model_name(model.name) == full_name]
+
+
+def near_model(models: Iterable[NodeModel], ollama_model: str) -> NodeModel | None:
+    """Return the model of a node that may have been meant by a name it does not have."""
+    usable = [model for model in models if rate_model(model).score]
+    family = [model for model in usable if _family(model.name) == _family(ollama_model)]
+    size = billions(ollama_model)
+    if family and size:
+        return min(family, key=lambda model: abs(billions(model.name) - size))
+    if family:
+        return max(family, key=lambda model: model.size)
+
+    names = {model.name.lower()[:64]: model for model in usable[:100]}  # 3 ms
+    matches = difflib.get_close_matches(ollama_model.lower()[:64], names, 1, 0.8)
+    return names[matches[0]] if matches else None
+
+
+def _family(ollama_model: str) -> str:
+    """Return a model's name without its tag."""
+    return _full_model_name(ollama_model).rpartition(":")[0]
+
+
+def plan_correction(model: Model, state: NodeState) -> str:
+    """Return what to write where a model's name is nearly one that its node has, or nothing."""
+    near = near_model(state.models, model.ollama_model)
+    if near is None:
+        return ""
+    return f"write `ollama_model: {quote_yaml(near.name)}` in models.{model.name}"
+
+
+# -- routes --
+
+def plan_routes(fleet: Fleet) -> dict[str, Model]:
+    """Return {agent name: its Model}, which knows its alias and its node."""
+    return {agent.name: fleet.models[agent.model] for agent in fleet.agents.values()}
 
 
 def plan_tiers(fleet: Fleet) -> dict[str, str]:
@@ -1366,12 +1475,6 @@ def plan_fallbacks(fleet: Fleet) -> dict[str, list[str]]:
             if alias != model.alias and alias not in chain:
                 chain.append(alias)
     return {alias: chain for alias, chain in chains.items() if chain}
-
-
-def find_models(models: Iterable[_Named], ollama_model: str) -> list[_Named]:
-    """Return those of a node's models, on its disk or in its memory, that have this name."""
-    full_name = _full_model_name(ollama_model)
-    return [model for model in models if _full_model_name(model.name) == full_name]
 
 
 ROUTE_STATES = ("node offline", "model missing", "cold", "ready")  # the worst first
@@ -1435,8 +1538,12 @@ def plan_next_step(fleet: Fleet, states: Mapping[str, NodeState],
     if routes[name].state == "node offline":
         return f"Next: {node.name} ({node.endpoint}) is offline, {node.reason}: {node.mend}."
     if routes[name].state == "model missing":
-        return (f"Next: `ollama pull {model.ollama_model}` on {node.name}, or from here "
+        pull = (f"`ollama pull {model.ollama_model}` on {node.name}, or from here "
                 "`subagent-fleet warmup --pull`.")
+        correction = plan_correction(model, node)
+        if correction:
+            return f"Next: {correction}, which {node.name} has, or {pull}"
+        return f"Next: {pull}"
     return "Next: `subagent-fleet warmup`"
 
 
@@ -1655,87 +1762,12 @@ def fleet_digest(fleet: Fleet) -> str:
     return digest(repr([*nodes, *fleet.models.values()]).encode("utf-8"))[:16]
 
 
-# -- which models will do --
-
-@dataclass(frozen=True)
-class PlacedModel:
-    """A model that a node has, and the node's name."""
-
-    node: str
-    model: NodeModel
-
-
-@dataclass(frozen=True)
-class Rating:
-    """How well a model serves Claude Code, and what it lacks."""
-
-    score: int  # 0: not at all
-    flaw: str = ""
-
-
-def rate_model(model: NodeModel) -> Rating:
-    """Return how well a model serves Claude Code, and what it lacks."""
-    name = model.name.lower()
-    if model.remote or leaves_house(name):
-        return Rating(0, "does not run there")
-    if not can_chat(model):
-        return Rating(0, "cannot chat")
-
-    capabilities = model.capabilities or ()  # empty: an Ollama that does not say
-    context = model.trained_context or MAIN_CONTEXT_TOKENS
-    calls_tools = "tools" in capabilities and not prints_calls(name)
-    holds_prompt = context >= MAIN_CONTEXT_TOKENS
-
-    score = 1
-    if calls_tools:
-        score += 2  # an agent that cannot act is worse than one that compacts early
-    if holds_prompt:
-        score += 1
-
-    if prints_calls(name):
-        return Rating(score, "prints tool calls as text")
-    if capabilities and not calls_tools:
-        return Rating(score, "cannot call tools")
-    if not holds_prompt:
-        return Rating(score, f"holds {context} tokens; Claude Code's own prompt takes 10,000 to "
-                             "18,000")
-    return Rating(score)
-
-
-def prints_calls(ollama_model: str) -> bool:
-    """Tell whether a model is known to write its tool calls down instead of making them."""
-    return "qwen2.5-coder" in ollama_model.lower()
-
-
-def can_chat(model: NodeModel) -> bool:
-    """Tell whether a model answers, and by a name that a fleet file accepts."""
-    if not _fits(model.name, RULES["line"][0]):
-        return False
-    if model.capabilities is None:
-        return not re.search("embed|minilm|bge-", model.name.lower())
-    return "completion" in model.capabilities
-
-
-def best_models(states: Iterable[NodeState]) -> list[PlacedModel]:
-    """Return by size the models of the best kind: calls tools, then holds the prompt."""
-    best: list[PlacedModel] = []
-    best_score = 1  # 0 will not do at all
-    for state in states:
-        for model in state.models:
-            score = rate_model(model).score
-            if score > best_score:
-                best, best_score = [], score
-            if score == best_score:
-                best.append(PlacedModel(state.name, model))
-    return sorted(best, key=lambda placed: placed.model.size)
-
+# -- what `init` proposes --
 
 def _context_for(model: NodeModel, wanted: int) -> int:
     """Return a context for a model: the wanted one, or what it was trained for."""
     return max(LEAST_CONTEXT_TOKENS, min(model.trained_context or wanted, wanted))
 
-
-# -- what `init` proposes --
 
 PLACEHOLDERS = ("qwen3:8b", "qwen3-coder:30b")  # small, heavy
 
@@ -2331,9 +2363,13 @@ def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Fi
     where = _locate(fleet, "models", model.name, "ollama_model")
     held = _held_model(model, state)
     if not held.name:
-        yield Finding("model-missing", "error",
-                      f"models.{model.name}: {model.ollama_model} is not on `{model.node}`", where,
-                      fix=f"subagent-fleet warmup --pull --model {model.name}")
+        what = f"models.{model.name}: {model.ollama_model} is not on `{model.node}`"
+        fix = f"subagent-fleet warmup --pull --model {model.name}"
+        near = near_model(state.models, model.ollama_model)
+        if near:  # a pull takes an hour, a typing mistake a second
+            what += f", which has {near.name}"
+            fix = f"{plan_correction(model, state)}, or: {fix}"
+        yield Finding("model-missing", "error", what, where, fix=fix)
     elif held.remote:
         yield Finding("cloud-stub", "error", f"models.{model.name}: {model.ollama_model} is sent "
                       f"by `{model.node}` to {held.remote}", where,

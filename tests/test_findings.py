@@ -143,6 +143,32 @@ def test_doctor_finds_exactly_and_says_what_to_type(case, observed, wanted):
     assert all(f.fix for f in findings if f != LINT and f.slug != "memory-short")
 
 
+@pytest.mark.parametrize("wanted,there,near", [
+    ("qwen3-coder:32b", ["qwen3:8b", "qwen3-coder:30b", "qwen3-coder:480b"], "qwen3-coder:30b"),
+    ("qwen3", ["qwen3:8b", "qwen3-coder:30b"], "qwen3:8b"),
+    ("qwen3", ["qwen3:4b", "qwen3:14b", "qwen3:8b"], "qwen3:14b"),  # the largest, where none is said
+    ("Qwen3:9B", ["qwen3:4b", "qwen3:14b", "qwen3:8b"], "qwen3:8b"),
+    ("quen3-coder:30b", ["qwen3-coder:30b", "llama3:8b"], "qwen3-coder:30b"),
+    ("llama3:8b", ["qwen3:8b", "mistral:7b"], None),
+    ("gpt-oss:20b", ["gpt-oss:120b-cloud"], None),  # which does not run there
+    ("qwen3:4b", [], None)])
+def test_a_model_that_is_nearly_there_is_named_before_a_pull(wanted, there, near):
+    held = tuple(replace(GOOD_MODEL, name=name, size=int(sf.billions(name) * 1e9))
+                 for name in there)
+    fleet = model_fleet(ollama_model=wanted)
+    states = state_with(models=held)
+    missing = the("model-missing", fleet, facts_with(states=states))
+    pull = "subagent-fleet warmup --pull --model small"
+    correction = f"write `ollama_model: {near}` in models.small"
+    assert missing.fix == (f"{correction}, or: {pull}" if near else pull)
+    assert missing.what.endswith(f"on `mini`, which has {near}" if near else "on `mini`")
+    step = sf.plan_next_step(fleet, states, {"small": sf.RouteState("model missing")})
+    assert step.startswith(f"Next: {correction}, which mini has, or `ollama pull {wanted}` on mini"
+                           if near else f"Next: `ollama pull {wanted}` on mini")
+    if near:
+        assert found(model_fleet(ollama_model=near), facts_with(states=states)) == {}
+
+
 def test_every_reason_has_its_own_fix():
     fixes = {reason: the("node-offline", make_fleet(), facts_with(
         states={"mini": sf.NodeState("mini", "http://mini:11434", reason)})).fix
