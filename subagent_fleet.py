@@ -88,7 +88,9 @@ if TYPE_CHECKING:  # what checkers and editors read; the names are those below
     import textwrap
     import threading
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import Any
+    from typing import Any, TypeVar
+
+    _Named = TypeVar("_Named", "NodeModel", "LoadedModel")
 else:
     (argparse, array, base64, datetime, difflib, hashlib, ipaddress, json, re, string, textwrap,
      threading) = map(_Late, (
@@ -2375,223 +2377,515 @@ def _key_schema(key: FileKey) -> dict[str, Any]:
 
 
 # == 5. Planning ==============================================================
+#
+# Takes a Fleet and, where they were asked, what its nodes answered. Gives decisions: which model
+# stands for which tier, what is true of a route, what Claude Code's environment holds, what
+# happens to a file, and what `init` and `worker` propose. It decides; sections 7 and 8 word it.
 
 MAIN_CONTEXT_TOKENS = 32768  # Claude Code's own prompt is 10-18k tokens, before any work
 SMALL_CONTEXT_TOKENS = 8192
 LEAN_CONTEXT_TOKENS = 65536  # up to here Claude Code is asked for its shorter prompt
-ROLES = {  # what an agent of this name is: size of its model, when to use it, tools, prompt
-    "planner": ("small", "Use for planning, file discovery and task decomposition.",
-                "Read Grep Glob", "You are a fast local planning agent.\nDo not edit files.\n\n"
-                "Return a concise response with:\n- plan\n- relevant files\n- risks\n"
-                "- next recommended agent\n"),
-    "implementer": ("heavy", "Use for implementation, bug fixes, refactors and patch creation.",
-                    "Read Grep Glob Edit Write Bash", "You are a senior implementation agent.\n"
-                    "Make minimal, correct changes. Prefer small patches.\n"
-                    "Run relevant checks when possible.\nExplain what changed and why.\n"),
-    "reviewer": ("heavy", "Use after implementation to review diffs, tests and regressions.",
-                 "Read Grep Glob Bash", "You are a strict code reviewer.\nFocus on correctness, "
-                 "regressions, missing tests, security issues,\nover-engineering, and "
-                 "maintainability.\nReview the diff and test output.\n"
-                 "Return only actionable issues.\n"),
-    "summarizer": ("small", "Use to summarize files, logs and long outputs.", "Read",
-                   "You are a fast summarizing agent.\nDo not edit files.\nRead what you are "
-                   "pointed at and return its essence:\nfacts, names, numbers and open "
-                   "questions. Invent nothing.\n")}
-OTHER_PROMPT = "You are a local subagent with one task at a time.\nDo exactly what you are " \
-               "asked, with the tools you have.\nReturn a short report: what you found, what " \
-               "you changed, what is left.\n"
+LEAST_CONTEXT_TOKENS = 256  # a fleet file accepts no less
 LOOPBACK = _Pattern(r"(?i)localhost[.]?|127([.][0-9]{1,3}){3}|::1")
-EDIT_TOOLS = {"Edit", "Write", "NotebookEdit"}
 GONE_TOOLS = {"MultiEdit": "Edit", "LS": "", "TodoWrite": "", "NotebookRead": ""}
-KNOWN_TOOLS = """
-    Agent AskUserQuestion Bash BashOutput CronCreate CronDelete CronList Edit EnterPlanMode
-    EnterWorktree ExitPlanMode ExitWorktree Glob Grep KillShell LSP ListAgents ListMcpResourcesTool
-    Monitor NotebookEdit PowerShell PushNotification Read ReadMcpResourceTool ReportFindings
-    ScheduleWakeup SendMessage Skill Task TaskCreate TaskGet TaskList TaskOutput TaskStop
-    TaskUpdate ToolSearch WebFetch WebSearch Workflow Write
-""".split()
-KNOWN_FRONTMATTER = ("color", "maxTurns", "effort", "permissionMode", "disallowedTools", "skills",
-                     "memory", "isolation", "background", "omitClaudeMd", "mcpServers", "hooks",
-                     "initialPrompt", "autoCompactWindow", "observer", "observerMessage",
-                     "observeSubagents", "experimental")
-KEY = object()  # stands for the gateway's key in a plan, so that a plan can be shown
-CLOUDS = ("BEDROCK", "VERTEX", "FOUNDRY", "MANTLE", "ANTHROPIC_AWS", "ANTHROPIC_GOOGLE_CLOUD")
-EXEMPT = ("NO_PROXY", "no_proxy")  # to what they hold already, ours is added
 
 
-def plan_routes(fleet):
+@dataclass(frozen=True)
+class Role:
+    """What an agent of a well-known name is, where the fleet file does not say."""
+
+    size: str  # of its model: small or heavy
+    description: str
+    tools: tuple[str, ...]
+    prompt: str
+
+
+ROLES = {
+    "planner": Role(
+        size="small",
+        description="Use for planning, file discovery and task decomposition.",
+        tools=("Read", "Grep", "Glob"),
+        prompt="""\
+You are a fast local planning agent.
+Do not edit files.
+
+Return a concise response with:
+- plan
+- relevant files
+- risks
+- next recommended agent
+"""),
+    "implementer": Role(
+        size="heavy",
+        description="Use for implementation, bug fixes, refactors and patch creation.",
+        tools=("Read", "Grep", "Glob", "Edit", "Write", "Bash"),
+        prompt="""\
+You are a senior implementation agent.
+Make minimal, correct changes. Prefer small patches.
+Run relevant checks when possible.
+Explain what changed and why.
+"""),
+    "reviewer": Role(
+        size="heavy",
+        description="Use after implementation to review diffs, tests and regressions.",
+        tools=("Read", "Grep", "Glob", "Bash"),
+        prompt="""\
+You are a strict code reviewer.
+Focus on correctness, regressions, missing tests, security issues,
+over-engineering, and maintainability.
+Review the diff and test output.
+Return only actionable issues.
+"""),
+    "summarizer": Role(
+        size="small",
+        description="Use to summarize files, logs and long outputs.",
+        tools=("Read",),
+        prompt="""\
+You are a fast summarizing agent.
+Do not edit files.
+Read what you are pointed at and return its essence:
+facts, names, numbers and open questions. Invent nothing.
+"""),
+}
+OTHER_PROMPT = """\
+You are a local subagent with one task at a time.
+Do exactly what you are asked, with the tools you have.
+Return a short report: what you found, what you changed, what is left.
+"""
+
+
+def plan_prompt(agent: Agent) -> str:
+    """Return an agent's system prompt: its own, else its role's, never an empty one."""
+    if agent.prompt and agent.prompt.strip():
+        return agent.prompt
+    role = ROLES.get(agent.name)
+    return role.prompt if role else OTHER_PROMPT
+
+
+def plan_tools(tools: Iterable[str]) -> tuple[str, ...]:
+    """Return the tools that Claude Code still has, in order, gone ones replaced, none twice."""
+    kept: list[str] = []
+    for tool in tools:
+        present = GONE_TOOLS.get(tool.split("(")[0], tool)
+        if present and present not in kept:
+            kept.append(present)
+    return tuple(kept)
+
+
+# -- which models will do --
+
+def billions(ollama_model: str) -> float:
+    """Return the parameters in billions that a model's name tells, else 0."""
+    sizes = re.findall(r"(?:(\d+)x)?(\d+(?:\.\d+)?)b(?![a-z])", ollama_model.lower())
+    return max((int(times or 1) * float(size) for times, size in sizes), default=0)
+
+
+@dataclass(frozen=True)
+class PlacedModel:
+    """A model that a node has, and the node's name."""
+
+    node: str
+    model: NodeModel
+
+
+@dataclass(frozen=True)
+class Rating:
+    """How well a model serves Claude Code, and what it lacks."""
+
+    score: int  # 0: not at all
+    flaw: str = ""
+
+
+def rate_model(model: NodeModel) -> Rating:
+    """Return how well a model serves Claude Code, and what it lacks."""
+    name = model.name.lower()
+    if model.remote or leaves_house(name):
+        return Rating(0, "does not run there")
+    if not can_chat(model):
+        return Rating(0, "cannot chat")
+
+    capabilities = model.capabilities or ()  # empty: an Ollama that does not say
+    context = model.trained_context or MAIN_CONTEXT_TOKENS
+    calls_tools = "tools" in capabilities and not prints_calls(name)
+    holds_prompt = context >= MAIN_CONTEXT_TOKENS
+
+    score = 1
+    if calls_tools:
+        score += 2  # an agent that cannot act is worse than one that compacts early
+    if holds_prompt:
+        score += 1
+
+    if prints_calls(name):
+        return Rating(score, "prints tool calls as text")
+    if capabilities and not calls_tools:
+        return Rating(score, "cannot call tools")
+    if not holds_prompt:
+        return Rating(score, f"holds {context} tokens; Claude Code's own prompt takes 10,000 to "
+                             "18,000")
+    return Rating(score)
+
+
+def prints_calls(ollama_model: str) -> bool:
+    """Tell whether a model is known to write its tool calls down instead of making them."""
+    return "qwen2.5-coder" in ollama_model.lower()
+
+
+def can_chat(model: NodeModel) -> bool:
+    """Tell whether a model answers, and by a name that a fleet file accepts."""
+    if not obeys(model.name, "line"):
+        return False
+    if model.capabilities is None:
+        return not re.search("embed|minilm|bge-", model.name.lower())
+    return "completion" in model.capabilities
+
+
+def best_models(states: Iterable[NodeState]) -> list[PlacedModel]:
+    """Return by size the models of the best kind: calls tools, then holds the prompt."""
+    best: list[PlacedModel] = []
+    best_score = 1  # 0 will not do at all
+    for state in states:
+        for model in state.models:
+            score = rate_model(model).score
+            if score > best_score:
+                best, best_score = [], score
+            if score == best_score:
+                best.append(PlacedModel(state.name, model))
+    return sorted(best, key=lambda placed: placed.model.size)
+
+
+def find_models(models: Iterable[_Named], ollama_model: str) -> list[_Named]:
+    """Return those of a node's models, on its disk or in its memory, that have this name."""
+    full_name = full_model_name(ollama_model)
+    return [model for model in models if full_model_name(model.name) == full_name]
+
+
+def near_model(models: Iterable[NodeModel], ollama_model: str) -> NodeModel | None:
+    """Return the model of a node that may have been meant by a name it does not have."""
+    usable = [model for model in models if rate_model(model).score]
+    family = [model for model in usable if _family(model.name) == _family(ollama_model)]
+    size = billions(ollama_model)
+    if family and size:
+        return min(family, key=lambda model: abs(billions(model.name) - size))
+    if family:
+        return max(family, key=lambda model: model.size)
+
+    names = {model.name.lower()[:64]: model for model in usable[:100]}  # 3 ms
+    matches = difflib.get_close_matches(ollama_model.lower()[:64], names, 1, 0.8)
+    return names[matches[0]] if matches else None
+
+
+def _family(ollama_model: str) -> str:
+    """Return a model's name without its tag."""
+    return full_model_name(ollama_model).rpartition(":")[0]
+
+
+def plan_correction(model: Model, state: NodeState) -> str:
+    """Return what to write where a model's name is nearly one that its node has, or nothing."""
+    near = near_model(state.models, model.ollama_model)
+    if near is None:
+        return ""
+    return f"write `ollama_model: {quote_yaml(near.name)}` in models.{model.name}"
+
+
+# -- routes --
+
+def plan_routes(fleet: Fleet) -> dict[str, Model]:
     """Return {agent name: its Model}, which knows its alias and its node."""
     return {agent.name: fleet.models[agent.model] for agent in fleet.agents.values()}
 
 
-def billions(ollama_model):
-    """Return the parameters in billions that a model's name tells, else 0."""
-    found = re.findall(r"(?:(\d+)x)?(\d+(?:\.\d+)?)b(?![a-z])", ollama_model.lower())
-    return max((int(times or 1) * float(size) for times, size in found), default=0)
-
-
-def plan_tiers(fleet):
+def plan_tiers(fleet: Fleet) -> dict[str, str]:
     """Return {tier: model name} for the main session and Claude Code's four tiers.
 
     What the file gives, else the largest model whose alias names the tier, else the model of
     the tier's role (haiku: planner, summarizer; others: implementer, reviewer), else by size.
     """
-    by_size = sorted(fleet.models.values(), key=lambda m: (billions(m.ollama_model), m.context))
-    tiers = {}
-    for tier in TIERS:
-        named = [m.name for m in by_size if tier in re.split("[^a-z]+", m.alias.lower())]
-        size, sized = ("small", by_size[0]) if tier == "haiku" else ("heavy", by_size[-1])
-        used = [fleet.agents[role].model for role, (fitting, *_) in ROLES.items()
-                if fitting == size and role in fleet.agents]
-        tiers[tier] = fleet.claude.get(tier) or (named[-1:] or used or [sized.name])[0]
-    return tiers
+    return {tier: fleet.claude.get(tier) or _plan_tier(fleet, tier) for tier in TIERS}
 
 
-def plan_fallbacks(fleet):
+def _plan_tier(fleet: Fleet, tier: str) -> str:
+    """Return the model of a tier that the file does not give."""
+    by_size = sorted(fleet.models.values(),
+                     key=lambda model: (billions(model.ollama_model), model.context))
+    namesakes = [model for model in by_size
+                 if tier in re.split("[^a-z]+", model.alias.lower())]
+    if namesakes:
+        return namesakes[-1].name
+
+    size = "small" if tier == "haiku" else "heavy"
+    for name, role in ROLES.items():
+        if role.size == size and name in fleet.agents:
+            return fleet.agents[name].model
+
+    sized = by_size[0] if size == "small" else by_size[-1]
+    return sized.name
+
+
+def plan_fallbacks(fleet: Fleet) -> dict[str, list[str]]:
     """Return {alias: [aliases to try next]}; one alias never falls back on itself."""
-    chains = {}
+    chains: dict[str, list[str]] = {}
     for model in fleet.models.values():
-        chain = chains.setdefault(model.alias, {})  # a set that keeps its order
-        chain.update((fleet.models[name].alias, True) for name in model.fallback)
-        chain.pop(model.alias, None)
-    return {alias: list(chain) for alias, chain in chains.items() if chain}
+        for name in model.fallback:
+            alias = fleet.models[name].alias
+            chain = chains.setdefault(model.alias, [])
+            if alias != model.alias and alias not in chain:
+                chain.append(alias)
+    return {alias: chain for alias, chain in chains.items() if chain}
 
 
-def find_models(found, ollama_model):
-    """Return the NodeModels or LoadedModels of that name."""
-    full_name = full_model_name(ollama_model)
-    return [one for one in found if full_model_name(one.name) == full_name]
+ROUTE_STATES = ("node offline", "model missing", "cold", "ready")  # the worst first
 
 
 @dataclass(frozen=True)
 class RouteState:
     """What is true of a model's route now, and who answers instead while it is not ready."""
 
-    state: str  # ready, cold, model missing, node offline
+    state: str  # one of ROUTE_STATES
     loaded: LoadedModel | None = None
     fallback: str | None = None  # a model's name
 
-    def __str__(self):
-        other = self.loaded and self.state == "cold"
-        return (self.state + (f" (loaded with context {self.loaded.context})" if other else "")
-                + (f" \u2192 fallback {self.fallback}" if self.fallback else ""))
 
-
-def plan_route_state(fleet, states, model):
+def plan_route_state(fleet: Fleet, states: Mapping[str, NodeState], model: Model) -> RouteState:
     """Return the RouteState of a model; what counts as ready is that no request will load it."""
-    def is_there(one):
-        node = states[one.node]
-        return node.online and (one.cloud or find_models(node.models, one.ollama_model))
-
     node = states[model.node]
-    if not is_there(model):
-        others = [fleet.models[name] for name in model.fallback]
-        others += [one for one in fleet.models.values() if one.alias == model.alias]
-        instead = next((one.name for one in others if one is not model and is_there(one)), None)
-        return RouteState("model missing" if node.online else "node offline", fallback=instead)
+    if not _can_answer(states, model):
+        state = "model missing" if node.online else "node offline"
+        return RouteState(state, fallback=_plan_substitute(fleet, states, model))
+
     loaded = find_models(node.loaded, model.ollama_model)
-    fitting = [one for one in loaded if one.context in (0, model.context)]  # 0: before Ollama 0.10
-    return RouteState("ready" if fitting or model.cloud else "cold", (fitting + loaded + [None])[0])
+    for resident in loaded:
+        if resident.context in (0, model.context):  # 0: before Ollama 0.10
+            return RouteState("ready", resident)
+
+    state = "ready" if model.cloud else "cold"
+    return RouteState(state, loaded[0] if loaded else None)
 
 
-def plan_next_step(fleet, states, routes):
+def _can_answer(states: Mapping[str, NodeState], model: Model) -> bool:
+    """Tell whether a model's node is there and has it."""
+    node = states[model.node]
+    return node.online and (model.cloud or bool(find_models(node.models, model.ollama_model)))
+
+
+def _plan_substitute(fleet: Fleet, states: Mapping[str, NodeState], model: Model) -> str | None:
+    """Return the name of the first model that answers instead: a fallback, or of its alias."""
+    others = [fleet.models[name] for name in model.fallback]
+    others += [twin for twin in fleet.models.values() if twin.alias == model.alias]
+    for other in others:
+        if other is not model and _can_answer(states, other):
+            return other.name
+    return None
+
+
+def plan_next_step(fleet: Fleet, states: Mapping[str, NodeState],
+                   routes: Mapping[str, RouteState]) -> str:
     """Return the sentence a person wants: ready, or the one next thing to type."""
-    steps = {  # the worst first
-        "node offline": "{node.name} ({node.endpoint}) is offline, {node.reason}: {node.mend}.",
-        "model missing": "`ollama pull {model.ollama_model}` on {node.name}, or from here "
-                         "`subagent-fleet warmup --pull`.",
-        "cold": "`subagent-fleet warmup`"}
-    order = list(steps)
-    waiting = [(bool(route.fallback), order.index(route.state), fleet.models[name])
-               for name, route in routes.items() if route.state in order]
+    def urgency(name: str) -> tuple[bool, int]:
+        route = routes[name]
+        return route.fallback is not None, ROUTE_STATES.index(route.state)
+
+    waiting = [name for name, route in routes.items() if route.state != "ready"]
     if not waiting:
         return "Ready: every model is loaded as its route wants it."
-    _, step, model = min(waiting, key=lambda found: found[:2])
-    return "Next: " + steps[order[step]].format(model=model, node=states[model.node])
+
+    name = min(waiting, key=urgency)
+    model = fleet.models[name]
+    node = states[model.node]
+    if routes[name].state == "node offline":
+        return f"Next: {node.name} ({node.endpoint}) is offline, {node.reason}: {node.mend}."
+    if routes[name].state == "model missing":
+        pull = (f"`ollama pull {model.ollama_model}` on {node.name}, or from here "
+                "`subagent-fleet warmup --pull`.")
+        correction = plan_correction(model, node)
+        if correction:
+            return f"Next: {correction}, which {node.name} has, or {pull}"
+        return f"Next: {pull}"
+    return "Next: `subagent-fleet warmup`"
 
 
-def plan_tools(tools):
-    """Return the tools that Claude Code still has, in order, gone ones replaced, none twice."""
-    found = [GONE_TOOLS.get(tool.split("(")[0], tool) for tool in tools]
-    return tuple(dict.fromkeys(tool for tool in found if tool))
+# -- addresses --
+
+# What a person would rather be reached at; an address of no kind is this machine's own.
+ADDRESS_KINDS = ("LAN", "Tailscale", "public", "")
 
 
-def show_host(host):
+def address_kind(host: str) -> str:
+    """Return what an address is good for, one of ADDRESS_KINDS."""
+    # Loading ipaddress takes as long as reading a fleet file, so the usual hosts go without.
+    if re.fullmatch(r"(?:10\.\d{1,3}|192\.168)(?:\.\d{1,3}){2}", host):
+        return "LAN"
+    if re.fullmatch("[A-Za-z_][^:]*", host):
+        return ""
+
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return ""
+    if address.is_loopback or address.is_link_local:
+        return ""
+    if address.is_global:
+        return "public"
+    # Tailscale's 100.64/10 is neither private nor global.
+    return "LAN" if address.is_private else "Tailscale"
+
+
+def show_host(host: str) -> str:
     """Return a host as it stands in an address."""
     return f"[{host}]" if ":" in host else host
 
 
-def gateway_url(gateway):
+def gateway_url(gateway: Gateway) -> str:
     """Return the address at which a program on this machine reaches the gateway."""
     reached = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}
     return f"http://{show_host(reached.get(gateway.host, gateway.host))}:{gateway.port}"
 
 
-def address_kind(host):
-    """Return what an address is good for: public, LAN, Tailscale; "" for none, or this machine."""
-    # loading ipaddress takes as long as reading a fleet file
-    usual = re.fullmatch(r"((?:10\.\d{1,3}|192\.168)(?:\.\d{1,3}){2})|[A-Za-z_][^:]*", host)
-    if usual:
-        return "LAN" if usual[1] else ""
-    try:
-        found = ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return ""
-    if found.is_loopback or found.is_link_local:
-        return ""
-    # Tailscale's 100.64/10 is neither private nor global
-    return "public" if found.is_global else "LAN" if found.is_private else "Tailscale"
+def _host_of(endpoint: str) -> str:
+    """Return the host of a checked endpoint, an IPv6 address without its brackets."""
+    return split_endpoint(endpoint).host
 
 
-def plan_environment(fleet):
-    """Return (variable, value, what for) in order; KEY is the key's place, None is unset."""
+# -- Claude Code's environment --
+
+CLOUDS = ("BEDROCK", "VERTEX", "FOUNDRY", "MANTLE", "ANTHROPIC_AWS", "ANTHROPIC_GOOGLE_CLOUD")
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable of the environment: what becomes of it, and why.
+
+    The gateway's key is in no plan, so that every plan can be shown: `holds_key` says where it
+    goes, and the value is empty.
+    """
+
+    name: str
+    value: str
+    why: str
+    holds_key: bool = False
+    is_unset: bool = False
+    is_added: bool = False  # to what the variable holds already
+
+
+def plan_environment(fleet: Fleet) -> list[Variable]:
+    """Return what Claude Code and LiteLLM are started with, in the order it is written."""
     tiers = plan_tiers(fleet)
     session = fleet.models[tiers["main"]]
-    patience = max(model.timeout for model in fleet.models.values()) * 1000
+    return [
+        *_gateway_variables(fleet.gateway),
+        *_rival_variables(),
+        *_proxy_variables(fleet),
+        *_tier_variables(fleet, tiers),
+        *_window_variables(session),
+        *_cache_variables(),
+        *_patience_variables(fleet),
+        *_thrift_variables(fleet, session),
+        *_litellm_variables()]
+
+
+def _gateway_variables(gateway: Gateway) -> Iterator[Variable]:
+    """Yield where the gateway is and how Claude Code shows its key."""
+    yield Variable(gateway.master_key_env, "", "the gateway's key; one that is set already is kept",
+                   holds_key=True)
+    yield Variable("ANTHROPIC_BASE_URL", gateway_url(gateway),
+                   "the gateway, which stands for Claude")
+    yield Variable("ANTHROPIC_AUTH_TOKEN", "", "how Claude Code shows the key", holds_key=True)
+
+
+def _rival_variables() -> Iterator[Variable]:
+    """Yield what would lead Claude Code past the gateway, or past an agent's model."""
+    yield Variable("ANTHROPIC_API_KEY", "", "would be shown as well", is_unset=True)
+    yield Variable("CLAUDE_CODE_SUBAGENT_MODEL", "", "would beat the model of every agent",
+                   is_unset=True)
+    for cloud in CLOUDS:
+        yield Variable(f"CLAUDE_CODE_USE_{cloud}", "", "would ask a cloud instead", is_unset=True)
+
+
+def _proxy_variables(fleet: Fleet) -> Iterator[Variable]:
+    """Yield the hosts that are asked without a proxy, in both spellings that programs read."""
     urls = [node.endpoint for node in fleet.nodes.values()]
     urls += [gateway_url(fleet.gateway), OLLAMA_ENDPOINT]  # which LiteLLM asks, too (1.106.2)
-    hosts = dict.fromkeys(split_endpoint(url).host for url in urls)
-    planned = [
-        (fleet.gateway.master_key_env, KEY, "the gateway's key; one that is set already is kept"),
-        ("ANTHROPIC_BASE_URL", gateway_url(fleet.gateway), "the gateway, which stands for Claude"),
-        ("ANTHROPIC_AUTH_TOKEN", KEY, "how Claude Code shows the key"),
-        ("ANTHROPIC_API_KEY", None, "would be shown as well"),
-        ("CLAUDE_CODE_SUBAGENT_MODEL", None, "would beat the model of every agent"),
-        *((f"CLAUDE_CODE_USE_{cloud}", None, "would ask a cloud instead") for cloud in CLOUDS),
-        *((name, ",".join(hosts), "no proxy sees the key and the prompts") for name in EXEMPT),
-        ("ANTHROPIC_MODEL", session.alias, "the main session"),
-        *((f"ANTHROPIC_DEFAULT_{tier.upper()}_MODEL", fleet.models[tiers[tier]].alias,
-           f"what `{tier}` means") for tier in TIERS[1:]),
-        ("CLAUDE_CODE_MAX_CONTEXT_TOKENS", str(session.context),
-         "the main model's window; Claude Code would take it for 1,000,000"),
-        ("CLAUDE_CODE_MAX_OUTPUT_TOKENS", str(min(session.max_output, session.context // 2)),
-         "longest answer; Claude Code keeps this much of the window free for it"),
-        ("CLAUDE_CODE_ATTRIBUTION_HEADER", "0", "else nothing of a prompt is found in the cache"),
-        ("CLAUDE_CODE_TOTAL_TOKENS_REMINDER", "off", "the same"),
-        ("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1", "no calls but to the gateway"),
-        # A request waits for its turn, then for a first token, then for the next candidate's.
-        ("API_FORCE_IDLE_TIMEOUT", "0", "a local model may need minutes for its first token"),
-        ("CLAUDE_STREAM_IDLE_TIMEOUT_MS", str(patience * 3), "thrice the slowest timeout"),
-        ("API_TIMEOUT_MS", str(patience * 5), "five times, for a whole answer")]
+    hosts: list[str] = []
+    for url in urls:
+        host = _host_of(url)
+        if host not in hosts:
+            hosts.append(host)
+    for name in ("NO_PROXY", "no_proxy"):
+        yield Variable(name, ",".join(hosts), "no proxy sees the key and the prompts",
+                       is_added=True)
+
+
+def _tier_variables(fleet: Fleet, tiers: Mapping[str, str]) -> Iterator[Variable]:
+    """Yield which alias answers for the main session and for each tier."""
+    yield Variable("ANTHROPIC_MODEL", fleet.models[tiers["main"]].alias, "the main session")
+    for tier in TIERS[1:]:
+        yield Variable(f"ANTHROPIC_DEFAULT_{tier.upper()}_MODEL", fleet.models[tiers[tier]].alias,
+                       f"what `{tier}` means")
+
+
+def _window_variables(session: Model) -> Iterator[Variable]:
+    """Yield what the main session's model holds."""
+    yield Variable("CLAUDE_CODE_MAX_CONTEXT_TOKENS", str(session.context),
+                   "the main model's window; Claude Code would take it for 1,000,000")
+    yield Variable("CLAUDE_CODE_MAX_OUTPUT_TOKENS",
+                   str(min(session.max_output, session.context // 2)),
+                   "longest answer; Claude Code keeps this much of the window free for it")
+
+
+def _cache_variables() -> Iterator[Variable]:
+    """Yield what keeps a prompt's beginning the same, and Claude Code's calls at home."""
+    yield Variable("CLAUDE_CODE_ATTRIBUTION_HEADER", "0",
+                   "else nothing of a prompt is found in the cache")
+    yield Variable("CLAUDE_CODE_TOTAL_TOKENS_REMINDER", "off", "the same")
+    yield Variable("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1", "no calls but to the gateway")
+
+
+def _patience_variables(fleet: Fleet) -> Iterator[Variable]:
+    """Yield how long Claude Code waits.
+
+    A request waits for its turn, then for a first token, then for the next candidate's.
+    """
+    slowest = max(model.timeout for model in fleet.models.values()) * 1000
+    yield Variable("API_FORCE_IDLE_TIMEOUT", "0",
+                   "a local model may need minutes for its first token")
+    yield Variable("CLAUDE_STREAM_IDLE_TIMEOUT_MS", str(slowest * 3), "thrice the slowest timeout")
+    yield Variable("API_TIMEOUT_MS", str(slowest * 5), "five times, for a whole answer")
+
+
+def _thrift_variables(fleet: Fleet, session: Model) -> Iterator[Variable]:
+    """Yield what spares a small window and a single machine."""
     if session.context <= LEAN_CONTEXT_TOKENS:
-        planned.append(("CLAUDE_CODE_SIMPLE_SYSTEM_PROMPT", "1", "a shorter prompt, small window"))
+        yield Variable("CLAUDE_CODE_SIMPLE_SYSTEM_PROMPT", "1", "a shorter prompt, small window")
     if len({model.node for model in fleet.models.values()}) == 1:
-        planned.append(("CLAUDE_CODE_DISABLE_BACKGROUND_TASKS", "1",
-                        "one machine: an agent and its caller would compete for it"))
-    planned.append(("LITELLM_LOCAL_MODEL_COST_MAP", "True", "LiteLLM asks nobody at its start"))
-    return planned + [(name, "True", "LiteLLM shows no pages without a key")
-                      for name in ("NO_DOCS", "NO_REDOC", "NO_OPENAPI")]
+        yield Variable("CLAUDE_CODE_DISABLE_BACKGROUND_TASKS", "1",
+                       "one machine: an agent and its caller would compete for it")
 
 
-def merge_environment(environ, fleet, key):
+def _litellm_variables() -> Iterator[Variable]:
+    """Yield what LiteLLM reads when it starts."""
+    yield Variable("LITELLM_LOCAL_MODEL_COST_MAP", "True", "LiteLLM asks nobody at its start")
+    for name in ("NO_DOCS", "NO_REDOC", "NO_OPENAPI"):
+        yield Variable(name, "True", "LiteLLM shows no pages without a key")
+
+
+def merge_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> dict[str, str]:
     """Return an environment with the fleet's variables set, and those unset that disturb."""
-    planned = {name: key if value is KEY else value for name, value, _ in plan_environment(fleet)}
-    for name in EXEMPT:
-        planned[name] = ",".join(filter(None, (environ.get(name), planned[name])))
-    return {name: value for name, value in {**environ, **planned}.items() if value is not None}
+    merged = dict(environ)
+    for variable in plan_environment(fleet):
+        name = variable.name
+        if variable.is_unset:
+            merged.pop(name, None)
+        elif variable.holds_key:
+            merged[name] = key
+        elif variable.is_added and environ.get(name):
+            merged[name] = f"{environ[name]},{variable.value}"
+        else:
+            merged[name] = variable.value
+    return merged
 
 
-def digest(content):
+# -- files, and what tells two configs apart --
+
+def digest(content: bytes | None) -> str:
     """Return the SHA-256 of a file's bytes."""
     return hashlib.sha256(content or b"").hexdigest()
 
@@ -2606,262 +2900,351 @@ class Change:
     ours: bool  # what is there is what was last written
 
     @property
-    def action(self):
+    def action(self) -> str:
         """One word: created, updated, removed, unchanged, or edited, which is the user's."""
         if self.found == self.wanted:
             return "unchanged"
         if self.found is None:
             return "created"
-        return "edited" if not self.ours else "removed" if self.wanted is None else "updated"
+        if not self.ours:
+            return "edited"
+        return "removed" if self.wanted is None else "updated"
 
 
-def fleet_digest(fleet):
+def fleet_digest(fleet: Fleet) -> str:
     """Return what tells two configs apart whose models are not served alike."""
-    return digest(repr([*fleet.nodes.values(), *fleet.models.values()]).encode("utf-8"))[:16]
+    # All of a node counts but what is only said to people, so that a new key counts unasked.
+    nodes = [replace(node, tags=(), memory_gb=None) for node in fleet.nodes.values()]
+    return digest(repr([*nodes, *fleet.models.values()]).encode("utf-8"))[:16]
 
 
-PLACEHOLDERS = ("qwen3:8b", "qwen3-coder:30b")
-STARTER_MODELS = (  # size, alias, context (2.1.326 compacts 32768 before its first turn), timeout
-    ("heavy", "claude-sonnet-local", 65536, 600),
-    ("small", "claude-haiku-local", MAIN_CONTEXT_TOKENS, 300))
+# -- what `init` proposes --
+
+def _context_for(model: NodeModel, wanted: int) -> int:
+    """Return a context for a model: the wanted one, or what it was trained for."""
+    return max(LEAST_CONTEXT_TOKENS, min(model.trained_context or wanted, wanted))
 
 
-def plan_starter(states):
-    """Return what `init` writes, whether its models were found, and what the best one lacks."""
-    unasked, anybody = ("local", OLLAMA_ENDPOINT), any(state.online for state in states)
-    nodes = {state.name: {"endpoint": state.endpoint, "tags": []} for state in states
-             if state.online or not anybody or (state.name, state.endpoint) != unasked}
-    found = best_models(states)
-    chosen = found or [(node, NodeModel(name)) for node, name in
-                       zip((list(nodes)[0], list(nodes)[-1]), PLACEHOLDERS)]
-    models = {f"{size}-coder": {
-        "node": node, "ollama_model": model.name, "litellm_alias": alias, "timeout": timeout,
-        "context": max(256, min(model.trained_context or context, context)), "max_parallel": 1}
-        for (size, alias, context, timeout), (node, model)
-        in zip(STARTER_MODELS, chosen[-1:] + chosen[:-1])}
-    agents = {name: {"model": f"{size}-coder" if len(models) > 1 else "heavy-coder",
-                     "description": text, "tools": tools.split()}
-              for name, (size, text, tools, _) in ROLES.items()}
-    seen = found[-1:] or [(state.name, model) for state in states for model in state.models]
-    flaws = [f"{model.name} {rate_model(model)[1]}" for _, model in seen if rate_model(model)[1]]
-    return {"nodes": nodes, "models": models, "agents": agents}, bool(found), "".join(flaws[:1])
+PLACEHOLDERS = ("qwen3:8b", "qwen3-coder:30b")  # small, heavy
 
 
-def best_models(states):
-    """Return [(node name, model)] by size, of the best kind: calls tools, then holds the prompt."""
-    ranks = {}
+@dataclass(frozen=True)
+class StarterModel:
+    """How `init` serves a model of one size."""
+
+    alias: str
+    context: int
+    timeout: int
+
+
+STARTER_MODELS = {
+    # 2.1.326 compacts 32768 before its first turn.
+    "heavy": StarterModel("claude-sonnet-local", context=65536, timeout=600),
+    "small": StarterModel("claude-haiku-local", context=MAIN_CONTEXT_TOKENS, timeout=300)}
+
+
+@dataclass(frozen=True)
+class Starter:
+    """What `init` writes."""
+
+    tree: dict[str, dict[str, dict[str, Any]]]  # `nodes`, `models` and `agents` of a fleet file
+    has_models: bool  # else those in it are placeholders
+    flaw: str  # what the best model lacks
+
+
+def plan_starter(states: Sequence[NodeState]) -> Starter:
+    """Return a fleet of the largest and the smallest of the best models that were found."""
+    nodes = _starter_nodes(states)
+    ranked = best_models(states)
+    names = list(nodes)
+    chosen = ranked or [PlacedModel(names[0], NodeModel(PLACEHOLDERS[0])),
+                        PlacedModel(names[-1], NodeModel(PLACEHOLDERS[1]))]
+
+    models = {"heavy-coder": _starter_model("heavy", chosen[-1])}
+    if len(chosen) > 1:
+        models["small-coder"] = _starter_model("small", chosen[0])
+
+    agents = {}
+    for name, role in ROLES.items():
+        coder = f"{role.size}-coder"
+        agents[name] = {"model": coder if coder in models else "heavy-coder",
+                        "description": role.description, "tools": list(role.tools)}
+
+    tree = {"nodes": nodes, "models": models, "agents": agents}
+    return Starter(tree, bool(ranked), _starter_flaw(states, ranked))
+
+
+def _starter_nodes(states: Sequence[NodeState]) -> dict[str, dict[str, Any]]:
+    """Return the nodes to write: all but this machine where only others answered."""
+    anybody = any(state.online for state in states)
+    nodes = {}
     for state in states:
-        for model in state.models:
-            ranks.setdefault(rate_model(model)[0], []).append((state.name, model))
-    return sorted(ranks[max(ranks)] if any(ranks) else (), key=lambda found: found[1].size)
+        is_unasked = (state.name, state.endpoint) == ("local", OLLAMA_ENDPOINT)
+        if state.online or not anybody or not is_unasked:
+            nodes[state.name] = {"endpoint": state.endpoint, "tags": []}
+    return nodes
 
 
-def rate_model(model):
-    """Return how well a model serves Claude Code, 0 for not at all, and what it lacks."""
-    name, able = model.name.lower(), model.capabilities
-    context, prints = model.trained_context or MAIN_CONTEXT_TOKENS, "qwen2.5-coder" in name
-    if model.remote or leaves_house(name):
-        return 0, "does not run there"
-    if not obeys(model.name, "line") or (
-            re.search("embed|minilm|bge-", name) if able is None else "completion" not in able):
-        return 0, "cannot chat"
-    calls, fits = "tools" in (able or ()) and not prints, context >= MAIN_CONTEXT_TOKENS
-    return 1 + 2 * calls + fits, "prints tool calls as text" if prints else \
-        "cannot call tools" if able and not calls else \
-        "" if fits else f"holds {context} tokens; Claude Code's own prompt takes 10,000 to 18,000"
+def _starter_model(size: str, placed: PlacedModel) -> dict[str, Any]:
+    """Return a model's keys in the fleet file."""
+    usual = STARTER_MODELS[size]
+    return {"node": placed.node, "ollama_model": placed.model.name, "litellm_alias": usual.alias,
+            "timeout": usual.timeout, "context": _context_for(placed.model, usual.context),
+            "max_parallel": 1}
 
 
-def plan_worker_block(name, state, reached):
+def _starter_flaw(states: Sequence[NodeState], ranked: Sequence[PlacedModel]) -> str:
+    """Return what the best model lacks, or why the first of those that are there will not do."""
+    models = [ranked[-1].model] if ranked else [
+        model for state in states for model in state.models]
+    for model in models:
+        flaw = rate_model(model).flaw
+        if flaw:
+            return f"{model.name} {flaw}"
+    return ""
+
+
+# -- what `worker` proposes --
+
+def plan_worker_block(name: str, state: NodeState,
+                      reached: Iterable[NodeState]) -> dict[str, dict[str, Any]]:
     """Return the `nodes:` and `models:` to paste: a worker's `state`, `reached` at each address."""
-    # The names of the kinds sort as they should be preferred.
-    places = [(not one.online, address_kind(one.name), one.endpoint) for one in reached]
-    *_, endpoint = min(places, default=(state.endpoint.replace("127.0.0.1", name),))
-    node, models = _slug(name.split(".")[0], "worker"), {}
-    for number, (_, model) in enumerate(best_models([state])):
-        name = _slug(re.sub(":latest$", "", model.name), "model")
-        name = f"{name[:56]}-{number}" if name in models else name
-        models[name] = {
-            "node": node, "ollama_model": model.name,
-            "litellm_alias": name + "-local" * (name in CLAUDE_WORDS),
-            "context": max(256, min(model.trained_context or 1 << 30, MAIN_CONTEXT_TOKENS))}
-    return {"nodes": {node: {"endpoint": endpoint}}, "models": models}
+    node = _make_name(name.split(".")[0], "worker")
+    models: dict[str, dict[str, Any]] = {}
+    for number, placed in enumerate(best_models([state])):
+        model = _make_name(re.sub(":latest$", "", placed.model.name), "model")
+        if model in models:
+            model = f"{model[:56]}-{number}"
+        models[model] = {
+            "node": node, "ollama_model": placed.model.name,
+            "litellm_alias": f"{model}-local" if model in CLAUDE_WORDS else model,
+            "context": _context_for(placed.model, MAIN_CONTEXT_TOKENS)}
+    return {"nodes": {node: {"endpoint": _best_endpoint(name, state, reached)}}, "models": models}
 
 
-def _slug(text, otherwise):
+def _best_endpoint(name: str, state: NodeState, reached: Iterable[NodeState]) -> str:
+    """Return the address to write: one that answers, of the kind that is preferred."""
+    def preference(place: NodeState) -> tuple[bool, int, str]:
+        return not place.online, ADDRESS_KINDS.index(address_kind(place.name)), place.endpoint
+
+    places = sorted(reached, key=preference)
+    return places[0].endpoint if places else state.endpoint.replace("127.0.0.1", name)
+
+
+def _make_name(text: str, otherwise: str) -> str:
     """Return text as a name that a fleet file accepts."""
     return re.sub("[^A-Za-z0-9._]+", "-", text).strip("-._")[:64].lower() or otherwise
 
 
 # == 6. Findings ==============================================================
+#
+# Takes a Fleet and the Facts that were gathered; gives Findings: what is so, and what mends it.
+# `validate` runs LINTS, which know the file alone; `doctor` runs CHECKS, which know what was seen
+# as well. A new finding is a function with its row, `@lint` or `@check(topic)`, above it.
 
 LITELLM_INSTALL = "uv tool install --python 3.12 'litellm[proxy]==1.106.2' (or pipx install …)"
 CLAUDE_INSTALL = "npm install -g @anthropic-ai/claude-code@latest"
-OLLAMA_HOLES = (  # mended in; what an older one does, worst first (golang/vulndb, its history)
-    ("0.1.34", "error", "lets whoever reaches it run code on it (CVE-2024-37032)"),
-    ("0.17.1", "error", "lets whoever reaches it read its memory (CVE-2026-7482)"),
-    ("0.31.2", "warning", "takes harmful model files without checking them"))
-OUR_GATEWAY, OLD_GATEWAY = "this fleet's gateway", "a gateway with an older config"
+OUR_GATEWAY = "this fleet's gateway"
+OLD_GATEWAY = "a gateway with an older config"
+TOOL_CALLER = "qwen3-coder:30b"  # a model that calls tools, to name where one does not
+EDIT_TOOLS = {"Edit", "Write", "NotebookEdit"}
+KNOWN_TOOLS = """
+    Agent AskUserQuestion Bash BashOutput CronCreate CronDelete CronList Edit EnterPlanMode
+    EnterWorktree ExitPlanMode ExitWorktree Glob Grep KillShell LSP ListAgents ListMcpResourcesTool
+    Monitor NotebookEdit PowerShell PushNotification Read ReadMcpResourceTool ReportFindings
+    ScheduleWakeup SendMessage Skill Task TaskCreate TaskGet TaskList TaskOutput TaskStop
+    TaskUpdate ToolSearch WebFetch WebSearch Workflow Write
+""".split()
+KNOWN_FRONTMATTER = """
+    color maxTurns effort permissionMode disallowedTools skills memory isolation background
+    omitClaudeMd mcpServers hooks initialPrompt autoCompactWindow observer observerMessage
+    observeSubagents experimental
+""".split()
 
 
-def lint_fleet(fleet):
+# -- warnings: what the file alone shows --
+
+LINTS: list[Callable[[Fleet, Callable[..., Finding]], Iterator[Finding]]] = []
+
+
+def lint(rule: Callable[[Fleet, Callable[..., Finding]], Iterator[Finding]]) \
+        -> Callable[[Fleet, Callable[..., Finding]], Iterator[Finding]]:
+    """Add a row to LINTS: a rule that yields what `warn` makes of its words."""
+    LINTS.append(rule)
+    return rule
+
+
+def lint_fleet(fleet: Fleet) -> Iterator[Finding]:
     """Yield a warning for each thing that is allowed and will disappoint."""
-    def warn(slug, path, what, fix, *, key=False):
-        what = ".".join(step for step in path if isinstance(step, str)) + f": {what}"
-        return Finding(slug, "warning", what, *fleet.document.locate(path, key=key), fix)
+    def warn(slug: str, path: tuple[str | int, ...], *, what: str, fix: str,
+             key: bool = False) -> Finding:
+        dotted = ".".join(step for step in path if isinstance(step, str))
+        where, excerpt = fleet.document.locate(path, key=key)
+        return Finding(slug, "warning", f"{dotted}: {what}", where, excerpt, fix)
 
+    for rule in LINTS:
+        yield from rule(fleet, warn)
+
+
+@lint
+def _lint_gateway_host(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of a gateway that others can reach."""
     host = fleet.gateway.host
     if not LOOPBACK.fullmatch(host):
         yield warn("exposed-gateway", ("project", "gateway", "host"),
-                   f"`{host}` offers your models to the network; only the key protects them",
-                   "write `host: 127.0.0.1`, or keep it on a private network with a strong key")
+                   what=f"`{host}` offers your models to the network; only the key protects them",
+                   fix="write `host: 127.0.0.1`, or keep it on a private network with a strong key")
+
+
+@lint
+def _lint_public_endpoints(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of prompts that cross the internet in clear."""
     for name, node in fleet.nodes.items():
-        endpoint = split_endpoint(node.endpoint)
-        if endpoint.scheme == "http" and address_kind(endpoint.host) == "public":
+        host = _host_of(node.endpoint)
+        if node.endpoint.startswith("http:") and address_kind(host) == "public":
             yield warn("public-endpoint", ("nodes", name, "endpoint"),
-                       f"{endpoint.host} is a public address and http sends every prompt in clear",
-                       "use a LAN, Tailscale or WireGuard address, or https")
-        here = {m.ollama_model for m in fleet.models.values() if m.node == name}
-        need = sum(billions(model) * 0.6 + 1 for model in here if billions(model))
-        if node.memory_gb and len(here) > 1 and need > node.memory_gb:
+                       what=f"{host} is a public address and http sends every prompt in clear",
+                       fix="use a LAN, Tailscale or WireGuard address, or https")
+
+
+def _guess_gigabytes(ollama_model: str) -> float:
+    """Return about how much memory a model takes by its name: four bits a weight; 0: unknown."""
+    size = billions(ollama_model)
+    return size * 0.6 + 1 if size else 0
+
+
+@lint
+def _lint_memory(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of models that push each other out of their node."""
+    for name, node in fleet.nodes.items():
+        models = {model.ollama_model for model in fleet.models.values() if model.node == name}
+        need = sum(_guess_gigabytes(model) for model in models)
+        if node.memory_gb and len(models) > 1 and need > node.memory_gb:
             yield warn("memory-short", ("nodes", name, "memory_gb"),
-                       f"by their names, its models need about {need:.0f} GB and evict each other",
-                       "move one to another node, or choose a smaller one")
-    yield from _lint_models(fleet, warn)
-    yield from _lint_agents(fleet, warn)
+                       what=f"by their names, its models need about {need:.0f} GB and evict each "
+                            "other",
+                       fix="move one to another node, or choose a smaller one")
 
 
-def _lint_models(fleet, warn):
-    aliases, contexts, tiers = {}, {}, plan_tiers(fleet)
+@lint
+def _lint_aliases(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of one alias that is now this model, now that one."""
+    owners: dict[str, Model] = {}
+    for name, model in fleet.models.items():
+        owner = owners.setdefault(model.alias, model)
+        if full_model_name(owner.ollama_model) != full_model_name(model.ollama_model):
+            yield warn("alias-collision", ("models", name, "litellm_alias"),
+                       what=f"`{model.alias}` is also the alias of {owner.name}, a different "
+                            f"model: {owner.ollama_model}, {model.ollama_model}",
+                       fix="give each its own alias")
+
+
+@lint
+def _lint_contexts(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of one model that is loaded anew with each change of its context."""
+    firsts: dict[tuple[str, str], Model] = {}
+    for name, model in fleet.models.items():
+        twin = firsts.setdefault((model.node, full_model_name(model.ollama_model)), model)
+        if twin.context != model.context:
+            yield warn("context-thrash", ("models", name, "context"),
+                       what=f"{model.context}, but {twin.context} in models.{twin.name}, the same "
+                            "model: each switch reloads it",
+                       fix=f"write `{max(twin.context, model.context)}` for both")
+
+
+@lint
+def _lint_small_contexts(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of a context that Claude Code's own prompt fills."""
+    tiers = plan_tiers(fleet)
     if "haiku" not in fleet.claude:  # one that was only planned never sees the main prompt
         del tiers["haiku"]
     for name, model in fleet.models.items():
-        full_name = full_model_name(model.ollama_model)
-        first = aliases.setdefault(model.alias, model)
-        if full_model_name(first.ollama_model) != full_name:
-            yield warn("alias-collision", ("models", name, "litellm_alias"),
-                       f"`{model.alias}` is also the alias of {first.name}, a different model: "
-                       f"{first.ollama_model}, {model.ollama_model}", "give each its own alias")
-        twin = contexts.setdefault((model.node, full_name), model)
-        if twin.context != model.context:
-            yield warn("context-thrash", ("models", name, "context"), f"{model.context}, but "
-                       f"{twin.context} in models.{twin.name}, the same model: each switch "
-                       "reloads it", f"write `{max(twin.context, model.context)}` for both")
-        serves = ", ".join(tier for tier in tiers if tiers[tier] == name)
-        least, why = SMALL_CONTEXT_TOKENS, "a subagent's first request alone takes 2,000 tokens"
-        if serves:
+        served = [tier for tier, used in tiers.items() if used == name]
+        least = SMALL_CONTEXT_TOKENS
+        why = "a subagent's first request alone takes 2,000 tokens"
+        if served:
             least = MAIN_CONTEXT_TOKENS
-            why = f"it serves {serves}, and Claude Code's own prompt takes 10,000 to 18,000 tokens"
+            why = (f"it serves {', '.join(served)}, and Claude Code's own prompt takes 10,000 to "
+                   "18,000 tokens")
         if model.context < least:
-            yield warn("small-context", ("models", name, "context"), f"{model.context}; {why}",
-                       f"write `context: {least}` or more")
+            yield warn("small-context", ("models", name, "context"), what=f"{model.context}; {why}",
+                       fix=f"write `context: {least}` or more")
 
 
-def _lint_agents(fleet, warn):
+@lint
+def _lint_tools(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of tools that Claude Code does not have."""
     for name, agent in fleet.agents.items():
         for index, tool in enumerate(agent.tools or ()):
-            at, bare = ("agents", name, "tools", index), tool.split("(")[0]
+            path = ("agents", name, "tools", index)
+            bare = tool.split("(")[0]
             if bare in GONE_TOOLS:
-                yield warn("tool-gone", at, f"Claude Code dropped `{bare}`; generate mends it",
-                           f"write `{GONE_TOOLS[bare]}`" if GONE_TOOLS[bare] else "remove it")
-            elif bare not in KNOWN_TOOLS and "__" not in bare and (
-                    bare[0].islower() or nearest(bare, KNOWN_TOOLS)):
-                yield warn("tool-unknown", at, f"Claude Code is not known to have `{bare}`",
-                           nearest(bare, KNOWN_TOOLS) or f"known: {some_of(KNOWN_TOOLS)}")
+                heir = GONE_TOOLS[bare]
+                yield warn("tool-gone", path,
+                           what=f"Claude Code dropped `{bare}`; generate mends it",
+                           fix=f"write `{heir}`" if heir else "remove it")
+            elif _looks_mistyped(bare):
+                yield warn("tool-unknown", path,
+                           what=f"Claude Code is not known to have `{bare}`",
+                           fix=nearest(bare, KNOWN_TOOLS) or f"known: {some_of(KNOWN_TOOLS)}")
+
+
+def _looks_mistyped(tool: str) -> bool:
+    """Tell whether a tool is meant to be one of Claude Code's own, and is none."""
+    if tool in KNOWN_TOOLS or "__" in tool:  # `mcp__server__tool`
+        return False
+    return tool[0].islower() or bool(nearest(tool, KNOWN_TOOLS))
+
+
+@lint
+def _lint_frontmatter(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of keys that Claude Code passes over."""
+    for name, agent in fleet.agents.items():
         for key in agent.frontmatter:
             if key not in KNOWN_FRONTMATTER:
-                yield warn("unknown-frontmatter", ("agents", name, "frontmatter", key),
-                           "Claude Code is not known to read it", nearest(key, KNOWN_FRONTMATTER)
-                           or f"known: {some_of(KNOWN_FRONTMATTER)}", key=True)
+                yield warn("unknown-frontmatter", ("agents", name, "frontmatter", key), key=True,
+                           what="Claude Code is not known to read it",
+                           fix=nearest(key, KNOWN_FRONTMATTER)
+                           or f"known: {some_of(KNOWN_FRONTMATTER)}")
+
+
+@lint
+def _lint_editors(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of agents that shall edit on a model which only says that it does."""
+    for name, agent in fleet.agents.items():
         model = fleet.models[agent.model].ollama_model
         edits = agent.tools is None or EDIT_TOOLS & set(plan_tools(agent.tools))
-        if edits and "qwen2.5-coder" in model.lower():
-            yield warn("prints-tool-calls", ("agents", name, "model"), "it may edit, but "
-                       f"{model} is known to print tool calls as text instead of making them",
-                       "choose a model that calls tools, such as qwen3-coder:30b")
+        if edits and prints_calls(model):
+            yield warn("prints-tool-calls", ("agents", name, "model"),
+                       what=f"it may edit, but {model} is known to print tool calls as text "
+                            "instead of making them",
+                       fix=f"choose a model that calls tools, such as {TOOL_CALLER}")
 
 
-def lint_key(fleet, environ):
+def lint_key(fleet: Fleet, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Yield a finding when the environment holds a weak key, which beats the one generated."""
-    variable, host = fleet.gateway.master_key_env, fleet.gateway.host
-    key, exposed = environ.get(variable), not LOOPBACK.fullmatch(host)
-    if key is not None and (len(key) < 16 or len(set(key)) < 8):  # sk-local-dev and the like
-        why = "it has fewer than 16 characters" if len(key) < 16 else "it is easy to guess"
-        why += ", and the gateway listens beyond this machine" * exposed
-        yield Finding("weak-key", "error" if exposed else "warning",
-                      f"the key in ${variable} is weak: {why}", fix=f"unset {variable}; "
-                      f"rm -f {ENVIRONMENT_FILE}; subagent-fleet generate")
+    variable = fleet.gateway.master_key_env
+    key = environ.get(variable)
+    is_exposed = not LOOPBACK.fullmatch(fleet.gateway.host)
+    if key is None or (len(key) >= 16 and len(set(key)) >= 8):  # not sk-local-dev and the like
+        return
+
+    why = "it has fewer than 16 characters" if len(key) < 16 else "it is easy to guess"
+    if is_exposed:
+        why += ", and the gateway listens beyond this machine"
+    yield Finding("weak-key", "error" if is_exposed else "warning",
+                  f"the key in ${variable} is weak: {why}",
+                  fix=f"unset {variable}; rm -f {ENVIRONMENT_FILE}; subagent-fleet generate")
 
 
-DOCTOR_TEXTS = {  # id: level, what is so, what mends it
-    "python": ("ok", "Python {version}", ""),
-    "claude": ("ok", "Claude Code {version}", ""),
-    "claude-missing": ("warning", "Claude Code is not on the PATH", CLAUDE_INSTALL),
-    "claude-old": ("warning", "Claude Code {version} (npm's choice on Node below 22) takes every "
-                   "`claude-…` alias for a window of 200,000 tokens", CLAUDE_INSTALL),
-    "litellm": ("ok", "LiteLLM {version}", ""),
-    "litellm-missing": ("error", "LiteLLM (Python 3.10+) is not on the PATH", LITELLM_INSTALL),
-    "litellm-poisoned": ("error", "LiteLLM {version} steals credentials (OSV MAL-2026-2144)",
-                         "remove it, change every secret of this machine, " + LITELLM_INSTALL),
-    "litellm-old": ("error", "LiteLLM {version} without its key is an open proxy", LITELLM_INSTALL),
-    "config": ("ok", "{source} is valid", ""),
-    "node-online": ("ok", "{state.name}: Ollama {state.version} at {state.endpoint}, {count}", ""),
-    "node-offline": ("error", "node `{state.name}`: {state.why} ({state.endpoint}){alone}",
-                     "{state.mend}"),
-    "ollama-old": ("error", "{who}: Ollama {version} {hole}", "update it: ollama.com/download"),
-    "open-origin": ("warning", "{who} answers every web page that a browser near it opens",
-                    "remove OLLAMA_ORIGINS on `{name}`, then restart Ollama"),
-    "public-address": ("warning", "{who}: the internet may reach it at {address}",
-                       "close its port to the internet; use a LAN, Tailscale or WireGuard address"),
-    "evicts": ("warning", "{who}: {models} take {need:.0f} GB and context, and evict each other",
-               "move one to another node, or choose a smaller one"),
-    "route": ("ok", "{model} on {node}", ""),
-    "cloud-stub": ("error", "{model} is sent by `{node}` to {remote}",
-                   "choose a local model, or add `cloud: true`"),
-    "model-missing": ("error", "{model} is not on `{node}`",
-                      "subagent-fleet warmup --pull --model {name}"),
-    "no-tools": ("error", "{model} cannot call tools, which {users} will ask of it",
-                 "choose a model that can, such as qwen3-coder:30b"),
-    "no-thinking": ("error", "{model} cannot think; Ollama refuses it", "write `thinking: false`"),
-    "context-untrained": ("warning", "{model} was made for {wanted}", "write `context: {wanted}`"),
-    "context-short": ("warning", "{model} is loaded with context {context}, not {wanted}",
-                      "subagent-fleet warmup --model {name}"),
-    "port-free": ("info", "no gateway runs at {at}",
-                  "`subagent-fleet serve` in another terminal, or `subagent-fleet up`"),
-    "gateway-up": ("ok", "{holder} answers at {at}", ""),
-    "gateway-other": ("error", "another fleet's gateway ({holder}) answers at {at}, or this "
-                      "one's, which has an older key or lacks aliases", OTHER_PORT),
-    "gateway-old": ("error", "the gateway at {at} serves this fleet as it was before a change",
-                    "stop it and start it anew"),
-    "port-taken": ("error", "another program answers at {at}{also}", OTHER_PORT),
-    "settings-override": ("warning", "{path} sets {names} under `env`, which beats the fleet's "
-                          "environment", "remove them from {path}"),
-    "agent-unloadable": ("warning", "{path}: {defect}; newer Claude Code will not run it",
-                         "begin with `---`, `name:`, `description:`, `tools: Read, Grep`, `---`"),
-    # 2.1.326 says so in its debug log alone
-    "agent-duplicate": ("warning", "{path} and {other} are both `{name}`; the last one read wins",
-                        "rename one, or remove it"),
-    "files-unchanged": ("ok", "{count} up to date", ""),
-    "files-created": ("warning", "{paths}: not generated yet", "subagent-fleet generate"),
-    "files-updated": ("warning", "{paths}: behind the config", "subagent-fleet doctor --fix"),
-    "files-removed": ("warning", "{paths}: of agents that are gone", "subagent-fleet doctor --fix"),
-    "files-edited": ("info", "{paths}: changed by hand; kept", "subagent-fleet generate --diff"),
-    "env-readable": ("error", "others may read the key in {path}", "subagent-fleet doctor --fix"),
-    "env-tracked": ("error", "the key in {path} is in git",
-                    "git rm --cached {path}; rm {path}; subagent-fleet generate"),
-    "env-unignored": ("warning", "git would take the key in {path}",  # `./` or `../` ignore nothing
-                      "printf '\\n{file}\\n' >> {ignore}"),
-    "ollama-absent": ("error", "Ollama is not installed", "install it from ollama.com/download"),
-    "ollama-stopped": ("error", "Ollama is at {program}, but: {state.reason} ({state.endpoint})",
-                       "start its app or its service, or: ollama serve"),
-    "no-model": ("warning", "no model here can answer an agent", "ollama pull " + PLACEHOLDERS[0]),
-    "closed-node": ("warning", "Ollama answers this machine only", "open it as shown below")}
+# -- doctor: what was seen --
 
+@dataclass(frozen=True)
+class Exposure:
+    """Who can reach a node beside the fleet."""
 
-def _say(slug, level="", where="", **words):
-    """Return the Finding of DOCTOR_TEXTS with its words filled in; what is right has no place."""
-    usual, what, fix = DOCTOR_TEXTS[slug]
-    return Finding(slug, level or usual, what.format(**words), where if fix else "",
-                   fix=fix.format(**words))
+    addresses: tuple[str, ...] = ()  # of its host
+    answers_any_page: bool = False  # of any site that a browser near it opens
 
 
 @dataclass(frozen=True)
@@ -2869,10 +3252,10 @@ class Facts:
     """What doctor saw, gathered once: its checks look at nothing else."""
 
     # The config's own findings.
-    problems: tuple[Finding, ...] = ()
-    # By node: what it answered; its host's addresses, and whether it answers any page.
+    problems: Sequence[Finding] = ()
+    # By node: what it answered, and who else can reach it.
     states: dict[str, NodeState] = field(default_factory=dict)
-    looks: dict[str, tuple[tuple[str, ...], bool]] = field(default_factory=dict)
+    looks: dict[str, Exposure] = field(default_factory=dict)
     # Who holds the gateway's port; see check_gateway.
     holder: str = ""
     # The versions of the programs, None where they were not found; LiteLLM's also tells whether
@@ -2884,212 +3267,612 @@ class Facts:
     # By path: the text of an agent, None where it cannot be read.
     agents: dict[str, str | None] = field(default_factory=dict)
     # What `generate` would do, or why that is not known.
-    changes: tuple[Change, ...] = ()
-    file_problems: tuple[Finding, ...] = ()
+    changes: Sequence[Change] = ()
+    file_problems: Sequence[Finding] = ()
     # The environment file, and the ids of what is wrong with it.
     env_path: str = ""
-    leaks: tuple[str, ...] = ()
+    leaks: Sequence[str] = ()
 
 
-def quote_shell(text):
+@dataclass(frozen=True)
+class Check:
+    """A row of CHECKS: the heading that its findings stand under, and who finds them."""
+
+    topic: str
+    find: Callable[[Any, Facts], Iterator[Finding]]  # takes the Fleet, or None where there is none
+    needs_fleet: bool
+
+
+CHECKS: list[Check] = []
+
+
+def check(topic: str, *, needs_fleet: bool = False) -> Callable[..., Any]:
+    """Return what adds a function to CHECKS, under a topic."""
+    def add(find: Callable[..., Iterator[Finding]]) -> Callable[..., Iterator[Finding]]:
+        CHECKS.append(Check(topic, find, needs_fleet))
+        return find
+
+    return add
+
+
+def plan_doctor(fleet: Fleet | None, facts: Facts, *,
+                topics: Sequence[str] = ()) -> list[tuple[str, Finding]]:
+    """Return (topic, Finding) for everything the checks have to say, or those of some topics."""
+    findings = []
+    for row in CHECKS:
+        if row.needs_fleet and fleet is None or topics and row.topic not in topics:
+            continue
+        findings += [(row.topic, finding) for finding in row.find(fleet, facts)]
+    return findings
+
+
+def plan_verdict(findings: Sequence[Finding]) -> str:
+    """Return the one sentence a person wants, and what to type first."""
+    errors = [finding for finding in findings if finding.level == "error"]
+    warnings = [finding for finding in findings if finding.level == "warning"]
+    counts = ", ".join(count_of(group, noun) for group, noun in (
+        (errors, "error"), (warnings, "warning")) if group)
+    if not counts:
+        return "Ready: everything is in order."
+    if not errors:
+        return f"Ready, with {counts}."
+
+    for finding in errors:
+        if finding.fix:
+            place = f"{finding.where}: " if finding.where else ""
+            return f"Not ready: {counts}. Begin with: {place}{finding.fix}"
+    return f"Not ready: {counts}."
+
+
+def is_older(version: str, than: str) -> bool:
+    """Tell whether a version is known (0.0.0 is none) and older."""
+    numbers, limit = _version_numbers(version), _version_numbers(than)
+    return any(numbers) and numbers < limit
+
+
+def _version_numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d{1,6}", version)[:3]]
+
+
+def quote_shell(text: str) -> str:
     """Return text as one word of every shell; of fish only if it holds no quote or backslash."""
     is_bare = re.fullmatch("(?a)[\\w./:-]+", text)
     return text if is_bare else "'" + text.replace("'", "'\\''") + "'"
 
 
-def plan_verdict(findings):
-    """Return the one sentence a person wants, and what to type first."""
-    counted = {level: [f for f in findings if f.level == level] for level in ("error", "warning")}
-    told = ", ".join(count_of(found, noun) for noun, found in counted.items() if found)
-    if not counted["error"]:
-        return f"Ready, with {told}." if told else "Ready: everything is in order."
-    fixes = [(f"{f.where}: " if f.where else "") + f.fix for f in counted["error"] if f.fix]
-    return f"Not ready: {told}." + "".join(f" Begin with: {fix}" for fix in fixes[:1])
+def _locate(fleet: Fleet, *path: str) -> str:
+    """Return where a key of the fleet file stands."""
+    return fleet.document.locate(path)[0]
 
 
-def is_older(version, than):
-    """Tell whether a version is known (0.0.0 is none) and older."""
-    numbers = [[int(part) for part in re.findall(r"\d{1,6}", text)[:3]] for text in (version, than)]
-    return any(numbers[0]) and numbers[0] < numbers[1]
+# -- This machine --
+
+@check("This machine")
+def _check_python(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Name the Python that runs this."""
+    yield Finding("python", "ok", f"Python {sys.version.split()[0]}")
 
 
-def _doctor_nodes(fleet, facts):
-    for name, state in facts.states.items():
-        who, wanted = f"node `{name}`", [m for m in fleet.models.values() if m.node == name]
+@check("This machine")
+def _check_claude(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Find a Claude Code that takes an alias for what the environment says of it."""
+    version = facts.claude
+    if not version:
+        yield Finding("claude-missing", "warning", "Claude Code is not on the PATH",
+                      fix=CLAUDE_INSTALL)
+    elif is_older(version, "2.1.198"):
+        yield Finding("claude-old", "warning",
+                      f"Claude Code {version} (npm's choice on Node below 22) takes every "
+                      "`claude-…` alias for a window of 200,000 tokens", fix=CLAUDE_INSTALL)
+    else:
+        yield Finding("claude", "ok", f"Claude Code {version}")
+
+
+@check("This machine")
+def _check_litellm(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Find a LiteLLM that does no harm, where it is there or needed."""
+    version = facts.litellm
+    is_needed = fleet is not None and fleet.gateway.provider == "litellm"
+    if not version:
+        if is_needed:
+            yield Finding("litellm-missing", "error", "LiteLLM (Python 3.10+) is not on the PATH",
+                          fix=LITELLM_INSTALL)
+    elif re.match(r"1\.82\.[78]$|.*litellm_init\.pth", version):
+        yield Finding("litellm-poisoned", "error",
+                      f"LiteLLM {version} steals credentials (OSV MAL-2026-2144)",
+                      fix="remove it, change every secret of this machine, " + LITELLM_INSTALL)
+    elif is_older(version, "1.104.0"):
+        yield Finding("litellm-old", "error" if is_needed else "warning",
+                      f"LiteLLM {version} without its key is an open proxy", fix=LITELLM_INSTALL)
+    else:
+        yield Finding("litellm", "ok", f"LiteLLM {version}")
+
+
+# -- Config --
+
+@check("Config")
+def _check_config(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Hand on what is wrong with the config, or disappoints in it."""
+    if fleet is not None:
+        yield Finding("config", "ok", f"{fleet.document.source} is valid")
+    yield from facts.problems
+
+
+# -- Nodes --
+
+@check("Nodes", needs_fleet=True)
+def _check_nodes_answer(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Say of each node what it answered, or why it did not and who then answers for it."""
+    for state in facts.states.values():
         if state.online:
-            yield _say("node-online", state=state, count=count_of(state.models, "model"))
-        else:  # an error where nobody else can answer for one of its models
-            alone = ", ".join(model.name for model in wanted
-                              if not plan_route_state(fleet, facts.states, model).fallback)
-            yield _say("node-offline", "" if alone else "warning", state=state,
-                       alone=f"; nobody else answers for {alone}" if alone else "")
-        yield from _ollama_findings(state, who)
-        addresses, any_page = facts.looks.get(name, ((), False))
-        if any_page:
-            yield _say("open-origin", who=who, name=name)
-        for address in addresses:
+            yield Finding("node-online", "ok", f"{state.name}: Ollama {state.version} at "
+                          f"{state.endpoint}, {count_of(state.models, 'model')}")
+            continue
+
+        models = [model for model in fleet.models.values() if model.node == state.name]
+        alone = [model.name for model in models
+                 if not plan_route_state(fleet, facts.states, model).fallback]
+        what = f"node `{state.name}`: {state.why} ({state.endpoint})"
+        if alone:
+            what += f"; nobody else answers for {', '.join(alone)}"
+        yield Finding("node-offline", "error" if alone else "warning", what, fix=state.mend)
+
+
+@dataclass(frozen=True)
+class Hole:
+    """What an Ollama does that is older than the version which mended it."""
+
+    mended_in: str
+    level: str
+    harm: str
+
+
+OLLAMA_HOLES = (  # the worst first (golang/vulndb, its history)
+    Hole("0.1.34", "error", "lets whoever reaches it run code on it (CVE-2024-37032)"),
+    Hole("0.17.1", "error", "lets whoever reaches it read its memory (CVE-2026-7482)"),
+    Hole("0.31.2", "warning", "takes harmful model files without checking them"))
+
+
+@check("Nodes", needs_fleet=True)
+def _check_ollama_versions(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Name the nodes whose Ollama has a known hole."""
+    for state in facts.states.values():
+        yield from _ollama_holes(state, f"node `{state.name}`")
+
+
+def _ollama_holes(state: NodeState, who: str) -> Iterator[Finding]:
+    """Yield the worst that is known of an Ollama's version."""
+    for hole in OLLAMA_HOLES:
+        if is_older(state.version, hole.mended_in):
+            yield Finding("ollama-old", hole.level, f"{who}: Ollama {state.version} {hole.harm}; "
+                          f"mended in {hole.mended_in}", fix="update it: ollama.com/download")
+            return
+
+
+@check("Nodes", needs_fleet=True)
+def _check_exposure(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Name the nodes that web pages or the internet may use."""
+    for name, look in facts.looks.items():
+        if look.answers_any_page:
+            yield Finding("open-origin", "warning", f"node `{name}` answers every web page that a "
+                          "browser near it opens",
+                          fix=f"remove OLLAMA_ORIGINS on `{name}`, then restart Ollama")
+        for address in look.addresses:
             # One that the config itself names is a warning of the config.
-            if address_kind(address) == "public" and address not in state.endpoint:
-                yield _say("public-address", who=who, address=address)
-        names = {full_model_name(model.ollama_model) for model in wanted}
-        held = [one for one in state.models if full_model_name(one.name) in names]
-        need = sum(one.size for one in held) / 1e9
-        full = any(0 < (one.gpu_percent or 0) < 100 for one in state.loaded)
-        said = any(found.slug == "memory-short" for found in facts.problems)
-        if len(held) > 1 and not said and (full or need > (fleet.nodes[name].memory_gb or need)):
-            yield _say("evicts", "", fleet.document.locate(("nodes", name))[0], who=who,
-                       models=", ".join(one.name for one in held), need=need)
+            if address_kind(address) == "public" and address not in fleet.nodes[name].endpoint:
+                yield _public_address(f"node `{name}`", address, "warning")
 
 
-def _ollama_findings(state, who):
-    return [_say("ollama-old", level, who=who, version=state.version,
-                 hole=f"{hole}; mended in {mended}")
-            for mended, level, hole in OLLAMA_HOLES if is_older(state.version, mended)][:1]
+def _public_address(who: str, address: str, level: str) -> Finding:
+    """Return the Finding on a machine that the internet may reach."""
+    return Finding("public-address", level, f"{who}: the internet may reach it at {address}",
+                   fix="close its port to the internet; use a LAN, Tailscale or WireGuard address")
 
 
-def _doctor_routes(fleet, facts):
-    tiers = plan_tiers(fleet)
-    for name, model in fleet.models.items():
+@check("Nodes", needs_fleet=True)
+def _check_evictions(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Name the models that push each other out of their node."""
+    if any(finding.slug == "memory-short" for finding in facts.problems):
+        return  # said already, by their names
+
+    for name, state in facts.states.items():
+        wanted = {full_model_name(model.ollama_model)
+                  for model in fleet.models.values() if model.node == name}
+        held = [model for model in state.models if full_model_name(model.name) in wanted]
+        need = sum(model.size for model in held) / 1e9
+        memory = fleet.nodes[name].memory_gb
+        spills = any(0 < (loaded.gpu_percent or 0) < 100 for loaded in state.loaded)
+        if len(held) > 1 and (spills or memory and need > memory):
+            yield Finding("evicts", "warning", f"node `{name}`: "
+                          f"{', '.join(model.name for model in held)} take {need:.0f} GB and "
+                          "context, and evict each other", _locate(fleet, "nodes", name),
+                          fix="move one to another node, or choose a smaller one")
+
+
+# -- Routes --
+
+@check("Routes", needs_fleet=True)
+def _check_routes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Say of each model that its node serves it as it will be asked, or what is in the way."""
+    for model in fleet.models.values():
         state = facts.states[model.node]
-        route = plan_route_state(fleet, facts.states, model)
-        held, *_ = find_models(state.models, model.ollama_model) or [NodeModel("")]
-        users = [agent.name for agent in fleet.agents.values()
-                 if agent.model == name and agent.tools != ()]
-        users += [tier for tier, used in tiers.items() if used == name]
-        can = ("tools", "thinking") if held.capabilities is None else held.capabilities
-        wanted = min(model.context, held.trained_context or model.context)
-        context = route.loaded.context if route.loaded else 0
-        found = [(slug, key) for slug, key, is_so in (
-            ("cloud-stub", "ollama_model", held.remote and not model.cloud),
-            ("model-missing", "ollama_model", route.state == "model missing"),
-            ("no-tools", "ollama_model", users and "tools" not in can),
-            ("no-thinking", "thinking", model.thinking and "thinking" not in can),
-            ("context-untrained", "context", wanted < model.context),
-            ("context-short", "context", 0 < context < wanted)) if is_so]
-        for slug, key in found or [("route", "name")] * state.online:
-            yield _say(slug, "", fleet.document.locate(("models", name, key))[0], name=name,
-                       model=f"models.{name}: {model.ollama_model}", node=model.node,
-                       remote=held.remote, users=", ".join(users), wanted=wanted, context=context)
+        if not state.online:
+            continue  # said of the node
+        flaws = [*_presence_flaws(fleet, model, state), *_ability_flaws(fleet, model, state),
+                 *_context_flaws(fleet, model, state)]
+        yield from flaws
+        if not flaws:
+            yield Finding("route", "ok",
+                          f"models.{model.name}: {model.ollama_model} on {model.node}")
 
 
-def _doctor_claude(fleet, facts):
-    planned = {name: value for name, value, _ in plan_environment(fleet)} if fleet else {}
-    for path, given in facts.settings.items():
-        names = [name for name, text in given.items() if str(text) != planned.get(name, str(text))]
+def _held_model(model: Model, state: NodeState) -> NodeModel:
+    """Return a model as its node has it; where it does not, one of which nothing is known."""
+    matches = find_models(state.models, model.ollama_model)
+    return matches[0] if matches else NodeModel("")
+
+
+def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Finding]:
+    """Yield that a model is not there, or only stands there for one at ollama.com."""
+    if model.cloud:
+        return
+    where = _locate(fleet, "models", model.name, "ollama_model")
+    held = _held_model(model, state)
+    if not held.name:
+        what = f"models.{model.name}: {model.ollama_model} is not on `{model.node}`"
+        fix = f"subagent-fleet warmup --pull --model {model.name}"
+        near = near_model(state.models, model.ollama_model)
+        if near:  # a pull takes an hour, a typing mistake a second
+            what += f", which has {near.name}"
+            fix = f"{plan_correction(model, state)}, or: {fix}"
+        yield Finding("model-missing", "error", what, where, fix=fix)
+    elif held.remote:
+        yield Finding("cloud-stub", "error", f"models.{model.name}: {model.ollama_model} is sent "
+                      f"by `{model.node}` to {held.remote}", where,
+                      fix="choose a local model, or add `cloud: true`")
+
+
+def _ability_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Finding]:
+    """Yield what will be asked of a model that it cannot do."""
+    capabilities = _held_model(model, state).capabilities
+    if capabilities is None:
+        return  # an Ollama that does not say
+    what = f"models.{model.name}: {model.ollama_model}"
+    users = _tool_users(fleet, model.name)
+    if users and "tools" not in capabilities:
+        yield Finding("no-tools", "error",
+                      f"{what} cannot call tools, which {', '.join(users)} will ask of it",
+                      _locate(fleet, "models", model.name, "ollama_model"),
+                      fix=f"choose a model that can, such as {TOOL_CALLER}")
+    if model.thinking and "thinking" not in capabilities:
+        yield Finding("no-thinking", "error", f"{what} cannot think; Ollama refuses it",
+                      _locate(fleet, "models", model.name, "thinking"),
+                      fix="write `thinking: false`")
+
+
+def _tool_users(fleet: Fleet, name: str) -> list[str]:
+    """Return the agents and tiers that will ask a model to call tools."""
+    users = [agent.name for agent in fleet.agents.values()
+             if agent.model == name and agent.tools != ()]
+    return users + [tier for tier, used in plan_tiers(fleet).items() if used == name]
+
+
+def _context_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Finding]:
+    """Yield that a context is more than the model was made for, or than it is loaded with."""
+    what = f"models.{model.name}: {model.ollama_model}"
+    where = _locate(fleet, "models", model.name, "context")
+    trained = _held_model(model, state).trained_context
+    wanted = min(model.context, trained or model.context)
+    if wanted < model.context:
+        yield Finding("context-untrained", "warning", f"{what} was made for {wanted}", where,
+                      fix=f"write `context: {wanted}`")
+
+    loaded = plan_route_state(fleet, {state.name: state}, model).loaded
+    if loaded and 0 < loaded.context < wanted:
+        yield Finding("context-short", "warning",
+                      f"{what} is loaded with context {loaded.context}, not {wanted}", where,
+                      fix=f"subagent-fleet warmup --model {model.name}")
+
+
+# -- Gateway --
+
+@check("Gateway", needs_fleet=True)
+def _check_gateway_port(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Say who holds the gateway's port."""
+    yield check_gateway(fleet, facts.holder)
+
+
+def check_gateway(fleet: Fleet, holder: str) -> Finding:
+    """Return the Finding on who holds the gateway's port: OUR_GATEWAY, a name, or nobody."""
+    url = gateway_url(fleet.gateway)
+    where = _locate(fleet, "project", "gateway", "port")
+    if not holder:
+        return Finding("port-free", "info", f"no gateway runs at {url}", where,
+                       fix="`subagent-fleet serve` in another terminal, or `subagent-fleet up`")
+    if holder == OUR_GATEWAY:
+        return Finding("gateway-up", "ok", f"{holder} answers at {url}")
+    if holder == OLD_GATEWAY:
+        return Finding("gateway-old", "error", f"the gateway at {url} serves this fleet as it was "
+                       "before a change", where, fix="stop it and start it anew")
+    if holder == "another program":
+        what = f"another program answers at {url}"
+        if fleet.gateway.provider == "litellm":
+            what += "; LiteLLM would take another port"
+        return Finding("port-taken", "error", what, where, fix=OTHER_PORT)
+    return Finding("gateway-other", "error", f"another fleet's gateway ({holder}) answers at "
+                   f"{url}, or this one's, which has an older key or lacks aliases", where,
+                   fix=OTHER_PORT)
+
+
+# -- Claude Code --
+
+@check("Claude Code")
+def _check_settings(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Name the settings files that beat the fleet's environment; their values are secrets."""
+    planned = plan_environment(fleet) if fleet else []
+    for path, environment in facts.settings.items():
+        names = [variable.name for variable in planned
+                 if variable.name in environment
+                 and not _agrees(variable, environment[variable.name])]
         if names:
-            told = ", ".join(names)
-            leaves = re.search("ANTHROPIC_(BASE_URL|AUTH|API_)|CLAUDE_CODE_USE", told)
-            yield _say("settings-override", "error" if leaves else "", path=path, names=told)
+            listed = ", ".join(names)
+            leads_away = re.search("ANTHROPIC_(BASE_URL|AUTH|API_)|CLAUDE_CODE_USE", listed)
+            yield Finding("settings-override", "error" if leads_away else "warning",
+                          f"{path} sets {listed} under `env`, which beats the fleet's environment",
+                          fix=f"remove them from {path}")
+
+
+def _agrees(variable: Variable, value: object) -> bool:
+    """Tell whether a value is the one that the fleet sets."""
+    if variable.holds_key or variable.is_unset:
+        return False
+    return str(value) == variable.value
+
+
+@check("Claude Code")
+def _check_agents(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Name the agent files that Claude Code does not run."""
     for path, text in facts.agents.items():
-        _, defect = read_agent(text) if text is not None else ("", "it cannot be read")
+        defect = "it cannot be read" if text is None else read_agent(text).defect
         if defect:
-            yield _say("agent-unloadable", path=path, defect=defect)
-    yield from same_named_agents(facts.agents)
+            yield Finding("agent-unloadable", "warning",
+                          f"{path}: {defect}; newer Claude Code will not run it",
+                          fix="begin with `---`, `name:`, `description:`, `tools: Read, Grep`, "
+                              "`---`")
 
 
-def same_named_agents(agents: dict[str, str | None]) -> Iterator[Finding]:
-    """Yield a finding for each agent file that carries the name of another."""
+@check("Claude Code")
+def _check_twin_agents(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Name the agent files that carry the name of another."""
     paths: dict[str, str] = {}
-    for path, text in agents.items():
-        name, defect = read_agent(text or "")
-        if defect:
+    for path, text in facts.agents.items():
+        agent = read_agent(text or "")
+        if agent.defect:
             continue  # Claude Code runs neither it nor its name
-        if name in paths:
-            yield _say("agent-duplicate", path=path, other=paths[name], name=name)
-        paths[name] = path
+        if agent.name in paths:  # 2.1.326 says so in its debug log alone
+            yield Finding("agent-duplicate", "warning", f"{path} and {paths[agent.name]} are both "
+                          f"`{agent.name}`; the last one read wins",
+                          fix="rename one, or remove it")
+        paths[agent.name] = path
 
 
-def read_agent(text):
-    """Return (name, why Claude Code will not use the agent, or "").
+@dataclass(frozen=True)
+class AgentFile:
+    """An agent as Claude Code reads its file."""
+
+    name: str
+    defect: str = ""  # why it is not used
+
+
+def read_agent(text: str) -> AgentFile:
+    """Return an agent's name, and why Claude Code will not use it.
 
     As 2.1.197 and 2.1.327 list them: YAML whose `name` and `description` are texts, odd values
     are texts too, and of two equal keys one goes. With none of its tools known it is refused.
     """
-    found = re.match(r"\ufeff?---[ \t]*\r?\n(.*?\n?)---", text, re.DOTALL)
-    if not found:
-        return "", "its frontmatter is not closed" if text.startswith("---") else \
-            "something stands before the first `---`" if "\n---" in text else \
-            "it has no frontmatter"
-    quoted = re.sub(r"(?m)^([A-Za-z_-]+:[ \t]+)(?=.*(?:[{}\[\]*&#!|>%@`]|: ))([^\s\"'|>].*)$",
-                    lambda line: line[1] + quote_yaml(line[2]), found[1])
-    once = {line.partition(":")[0]: line for line in quoted.splitlines()}
-    values = {}
-    for head in (found[1], quoted, "\n".join(once.values())):
-        try:
-            values = values or dict(parse_yaml(head))
-        except (FleetError, TypeError, ValueError):
-            pass  # no mapping: what cannot be read is a finding, not an error
-    name, description, tools = map(values.get, ("name", "description", "tools"))
-    tools = re.findall(r"([A-Za-z_*][\w*-]*)(?:\([^)]*\))?", str(tools or ""))
+    head = re.match(r"\ufeff?---[ \t]*\r?\n(.*?\n?)---", text, re.DOTALL)
+    if not head:
+        return AgentFile("", _why_headless(text))
+    values = _read_frontmatter(head[1])
     if not values:
-        return "", "its frontmatter is not YAML"
+        return AgentFile("", "its frontmatter is not YAML")
+
+    name = values.get("name")
+    if not name:
+        return AgentFile("", "it has no name")
     if not isinstance(name, str) or not re.fullmatch("[^:-][^:]*", name):
-        return "", f"its name is {show_value(name)}" if name else "it has no name"
+        return AgentFile("", f"its name is {show_value(name)}")
+
+    description = values.get("description")
     if not isinstance(description, str) or not description.strip():
-        return name, "its description is no text"
-    if tools and not any(tool in KNOWN_TOOLS or tool.startswith(("*", "mcp__")) for tool in tools):
-        return name, f"none of its tools is known here ({', '.join(tools)})"
-    return name, ""
+        return AgentFile(name, "its description is no text")
+
+    tools = re.findall(r"([A-Za-z_*][\w*-]*)(?:\([^)]*\))?", str(values.get("tools") or ""))
+    if tools and not any(_may_exist(tool) for tool in tools):
+        return AgentFile(name, f"none of its tools is known here ({', '.join(tools)})")
+    return AgentFile(name)
 
 
-def _doctor_files(facts):
+def _why_headless(text: str) -> str:
+    """Return why a text has no frontmatter."""
+    if text.startswith("---"):
+        return "its frontmatter is not closed"
+    if "\n---" in text:
+        return "something stands before the first `---`"
+    return "it has no frontmatter"
+
+
+def _may_exist(tool: str) -> bool:
+    """Tell whether Claude Code, or a server that it asks, may have a tool."""
+    return tool in KNOWN_TOOLS or tool.startswith(("*", "mcp__"))
+
+
+def _read_frontmatter(head: str) -> dict[Any, Any]:
+    """Return the keys and values of a frontmatter, read as leniently as Claude Code does."""
+    quoted = _quote_odd_values(head)
+    for text in (head, quoted, _drop_repeated_keys(quoted)):
+        try:
+            values = dict(parse_yaml(text))
+        except (FleetError, TypeError, ValueError):
+            continue  # no YAML, or no mapping: that is a finding, not an error
+        if values:
+            return values
+    return {}
+
+
+def _quote_odd_values(head: str) -> str:
+    """Return YAML with quotes around the plain values that are texts only to Claude Code."""
+    odd_line = r"(?m)^([A-Za-z_-]+:[ \t]+)(?=.*(?:[{}\[\]*&#!|>%@`]|: ))([^\s\"'|>].*)$"
+    return re.sub(odd_line, lambda match: match[1] + quote_yaml(match[2]), head)
+
+
+def _drop_repeated_keys(head: str) -> str:
+    """Return YAML with the last of the lines that begin with the same key."""
+    lines = {}
+    for line in head.splitlines():
+        lines[line.partition(":")[0]] = line
+    return "\n".join(lines.values())
+
+
+# -- Files --
+
+@check("Files")
+def _check_files(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Say of the generated files whether they are what the config makes of them."""
     yield from facts.file_problems
-    found = {}
+    groups: dict[str, list[str]] = {}
     for change in facts.changes:
-        found.setdefault(change.action, []).append(change.path)
-    for action, paths in found.items():
-        yield _say(f"files-{action}", paths=some_of(paths, 5),
-                   count=count_of(paths, "generated file"))
-    ignore = facts.env_path.replace(ENVIRONMENT_FILE, ".gitignore")
-    for slug in facts.leaks:
-        yield _say(slug, path=quote_shell(facts.env_path), file=ENVIRONMENT_FILE,
-                   ignore=quote_shell(ignore))
+        groups.setdefault(change.action, []).append(change.path)
+
+    if "unchanged" in groups:
+        count = count_of(groups["unchanged"], "generated file")
+        yield Finding("files-unchanged", "ok", f"{count} up to date")
+    if "created" in groups:
+        # `generate` writes nothing at all while one file is the user's.
+        fix = "subagent-fleet doctor --fix" if "edited" in groups else "subagent-fleet generate"
+        yield Finding("files-created", "warning",
+                      f"{some_of(groups['created'], 5)}: not generated yet", fix=fix)
+    if "updated" in groups:
+        yield Finding("files-updated", "warning",
+                      f"{some_of(groups['updated'], 5)}: behind the config",
+                      fix="subagent-fleet doctor --fix")
+    if "removed" in groups:
+        yield Finding("files-removed", "warning",
+                      f"{some_of(groups['removed'], 5)}: of agents that are gone",
+                      fix="subagent-fleet doctor --fix")
+    for change in facts.changes:
+        if change.action == "edited":
+            yield _edited_file(fleet, change)
 
 
-def check_gateway(fleet, holder):
-    """Return the Finding on who holds the gateway's port: OUR_GATEWAY, a name, or nobody."""
-    gateway, place = fleet.gateway, fleet.document.locate(("project", "gateway", "port"))[0]
-    slug = {"": "port-free", OUR_GATEWAY: "gateway-up", OLD_GATEWAY: "gateway-old",
-            "another program": "port-taken"}.get(holder, "gateway-other")
-    return _say(slug, "", place, holder=holder, at=gateway_url(gateway), also="; LiteLLM would "
-                "take another port" if gateway.provider == "litellm" else "")
+def _edited_file(fleet: Fleet | None, change: Change) -> Finding:
+    """Return the Finding on a file that is the user's; an agent's text has a better place."""
+    what = f"{change.path}: changed by hand; kept"
+    name = change.path.rpartition("/")[2].removesuffix(".md")
+    prompt = read_new_prompt(change)
+    if fleet is None or name not in fleet.agents or not prompt:
+        return Finding("files-edited", "info", what, fix="subagent-fleet generate --diff")
+
+    source = fleet.document.source
+    place = f"agents.{name} of {source}"
+    if fleet.agents[name].prompt is not None:
+        place += " in place of its `prompt:`"
+    command = "subagent-fleet generate"
+    if render_prompt(change, prompt) != change.found:  # other blanks at its end, say
+        command += " --force"
+    is_json = source.lower().endswith(".json")
+    return Finding("files-edited", "info", what, excerpt=show_prompt(prompt, is_json=is_json),
+                   fix=f"write these lines into {place}, then `{command}`; or drop them: "
+                       "`subagent-fleet generate --force`")
 
 
-def plan_doctor(fleet, facts):
-    """Return (topic, Finding) for everything the checks have to say, in their order."""
-    claude, litellm = facts.claude, facts.litellm
-    machine = [_say("python", version=sys.version.split()[0]),
-               _say("claude-missing" if not claude else
-                    "claude-old" if is_older(claude, "2.1.198") else "claude", version=claude)]
-    needed = fleet and fleet.gateway.provider == "litellm"
-    if litellm or needed:
-        slug = "litellm-missing" if not litellm else \
-            "litellm-poisoned" if re.match(r"1\.82\.[78]$|.*litellm_init\.pth", litellm) else \
-            "litellm-old" if is_older(litellm, "1.104.0") else "litellm"
-        level = "warning" if slug == "litellm-old" and not needed else ""
-        machine.append(_say(slug, level, version=litellm))
-    valid = [_say("config", source=fleet.document.source)] if fleet else []
-    topics = {"This machine": machine, "Config": [*valid, *facts.problems]}
-    if fleet:
-        topics["Nodes"] = _doctor_nodes(fleet, facts)
-        topics["Routes"] = _doctor_routes(fleet, facts)
-        topics["Gateway"] = [check_gateway(fleet, facts.holder)]
-    topics["Claude Code"] = _doctor_claude(fleet, facts)
-    topics["Files"] = _doctor_files(facts)
-    return [(topic, finding) for topic, findings in topics.items() for finding in findings]
+def read_new_prompt(change: Change) -> str:
+    """Return the prompt that a person wrote into an agent's file, if nothing else is theirs."""
+    try:
+        text = (change.found or b"").decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError:
+        return ""
+    head = _head_of(change.wanted or b"")
+    if not text.startswith(head):
+        return ""
+
+    prompt = text[len(head):].strip("\n").rstrip()
+    if not prompt or not obeys(prompt, "text"):
+        return ""
+    return prompt + "\n"
 
 
-def check_worker(program, state, reached):
+def _head_of(content: bytes) -> str:
+    """Return a generated agent's frontmatter, to the line that closes it."""
+    head, closing, _ = content.decode("utf-8").partition("\n---\n")
+    return head + closing
+
+
+def render_prompt(change: Change, prompt: str) -> bytes:
+    """Return the file that `generate` will make of a prompt."""
+    return f"{_head_of(change.wanted or b'')}\n{prompt}".encode("utf-8")
+
+
+def show_prompt(prompt: str, *, is_json: bool) -> str:
+    """Return a prompt as it is written into an agent of a fleet file."""
+    if is_json:
+        return f'      "prompt": {json.dumps(prompt, ensure_ascii=False)}'
+    block = "    prompt: |\n" + "".join(
+        f"      {line}".rstrip() + "\n" for line in prompt.split("\n")[:-1])
+    try:
+        if parse_yaml(block) == {"prompt": prompt} and "\t" not in prompt:
+            return block
+    except FleetError:
+        pass  # blanks at its beginning, say
+    return "    " + dump_yaml({"prompt": prompt})
+
+
+@check("Files")
+def _check_secret(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Say who else may get the key."""
+    path = quote_shell(facts.env_path)
+    if "env-readable" in facts.leaks:
+        yield Finding("env-readable", "error", f"others may read the key in {path}",
+                      fix="subagent-fleet doctor --fix")
+    if "env-tracked" in facts.leaks:
+        yield Finding("env-tracked", "error", f"the key in {path} is in git",
+                      fix=f"git rm --cached {path}; rm {path}; subagent-fleet generate")
+    if "env-unignored" in facts.leaks:
+        ignore = quote_shell(facts.env_path.replace(ENVIRONMENT_FILE, ".gitignore"))
+        # The bare name: `./` or `../` before it would ignore nothing.
+        yield Finding("env-unignored", "warning", f"git would take the key in {path}",
+                      fix=f"printf '\\n{ENVIRONMENT_FILE}\\n' >> {ignore}")
+
+
+# -- worker --
+
+def check_worker(program: str, state: NodeState, reached: Iterable[NodeState]) -> list[Finding]:
     """Return what keeps this machine from being a node, and what mends it."""
     if not state.online:
-        slug = "ollama-stopped" if program else "ollama-absent"
-        return [_say(slug, state=state, program=program)]
-    places = {address_kind(one.name): one.name for one in reached if one.online}
-    found = [_say(slug, level, who="this machine", address=places.get("public"))
-             for slug, level, is_so in (("no-model", "", not best_models([state])),
-                                        ("closed-node", "", not places),
-                                        ("public-address", "error", "public" in places)) if is_so]
-    return [*_ollama_findings(state, "this machine"), *found]
+        return [_check_stopped_ollama(program, state)]
+
+    findings = list(_ollama_holes(state, "this machine"))
+    if not best_models([state]):
+        findings.append(Finding("no-model", "warning", "no model here can answer an agent",
+                                fix=f"ollama pull {PLACEHOLDERS[0]}"))
+    places = [place.name for place in reached if place.online and address_kind(place.name)]
+    if not places:
+        findings.append(Finding("closed-node", "warning", "Ollama answers this machine only",
+                                fix="open it as shown below"))
+    public = [place for place in places if address_kind(place) == "public"]
+    if public:
+        findings.append(_public_address("this machine", public[-1], "error"))
+    return findings
+
+
+def _check_stopped_ollama(program: str, state: NodeState) -> Finding:
+    """Return the Finding on an Ollama that does not answer."""
+    if not program:
+        return Finding("ollama-absent", "error", "Ollama is not installed",
+                       fix="install it from ollama.com/download")
+    return Finding("ollama-stopped", "error",
+                   f"Ollama is at {program}, but: {state.reason} ({state.endpoint})",
+                   fix="start its app or its service, or: ollama serve")
 
 
 # =============================================================================
@@ -3209,9 +3992,7 @@ def render_agent(agent, alias):
         bare = all(quote_yaml(part) == part for part in text.split(", "))
         lines.append(f"{key}: {'[]' if not text else text if bare else quote_yaml(text)}")
     lines += [dump_yaml({key: value}).rstrip("\n") for key, value in agent.frontmatter.items()]
-    *_, usual = ROLES.get(agent.name, (OTHER_PROMPT,))
-    prompt = agent.prompt if (agent.prompt or "").strip() else usual
-    return f"---\n{_HEADLINE}" + "\n".join(lines) + f"\n---\n\n{prompt.rstrip()}\n"
+    return f"---\n{_HEADLINE}" + "\n".join(lines) + f"\n---\n\n{plan_prompt(agent).rstrip()}\n"
 
 
 def render_environment(fleet, key, shell="sh"):
@@ -3221,17 +4002,18 @@ def render_environment(fleet, key, shell="sh"):
                'export {0}="${{{0}:-{1}}}"'),
         "fish": ("set -gx {} {}", "set -e {}", 'set -gx {0} (string join , ${0} {1})',
                  'test -n "${0}"; or set -g {0} \'{1}\'\nset -gx {0} "${0}"')}[shell]
-    variable = fleet.gateway.master_key_env
+    key_name = fleet.gateway.master_key_env
     lines, said = [f"{_HEADLINE}# Holds the gateway's key: keep it out of git.\n"], ""
-    for name, value, why in plan_environment(fleet):
-        if name == variable:
+    for variable in plan_environment(fleet):
+        name, why = variable.name, variable.why
+        if name == key_name:
             line = f"# {name} is not shown on a terminal; --show-key shows it" \
                 if key is None else set_key.format(name, key)
-        elif value is None:
+        elif variable.is_unset:
             line = unset.format(name)
         else:
-            line = (add if name in EXEMPT else set_to).format(
-                name, f'"${variable}"' if value is KEY else quote_shell(value))
+            line = (add if variable.is_added else set_to).format(
+                name, f'"${key_name}"' if variable.holds_key else quote_shell(variable.value))
         lines += [line] if why == said else [f"# {why}", line]
         said = why
     return "\n".join(lines) + "\n"
@@ -3314,6 +4096,16 @@ def format_event(event: Receipt | Rejection) -> str:
 def format_route(agent, model):
     """Return a route in one line: agent, node, model, alias."""
     return clean_line(f"{agent} -> {model.node} -> {model.ollama_model} -> {model.alias}")
+
+
+def format_route_state(route: RouteState) -> str:
+    """Return what is true of a route, and who answers while it is not ready."""
+    text = route.state
+    if route.loaded and route.state == "cold":
+        text += f" (loaded with context {route.loaded.context})"
+    if route.fallback:
+        text += f" \u2192 fallback {route.fallback}"
+    return text
 
 
 def format_pairs(rows):
@@ -7082,7 +7874,8 @@ def cmd_up(options, world):
             if all(route.state != "ready" for route in routes.values()):
                 what = "no model of this fleet could be loaded"
             elif routes[main].state not in ("ready", "cold") and not routes[main].fallback:
-                what = f"nobody can answer for {main}, the main session's model: {routes[main]}"
+                what = f"nobody can answer for {main}, the main session's model: " \
+                       f"{format_route_state(routes[main])}"
             if what:
                 raise FleetError("nothing-ready", what, fix="subagent-fleet doctor")
             world.err("Going on with what is ready.\n")
@@ -7229,7 +8022,8 @@ def write_starter(world, output, nodes, *, offline=False, placeholders=True):
     nodes = {"local": Node("local", OLLAMA_ENDPOINT), **nodes}
     states = [NodeState(name, node.endpoint, "not asked") for name, node in nodes.items()] \
         if offline else [*probe_nodes(world, nodes, INIT_TIMEOUT_SECONDS).values()]
-    tree, found, flaw = plan_starter(states)
+    starter = plan_starter(states)
+    tree, found, flaw = starter.tree, starter.has_models, starter.flaw
     told = [f"{state.name} ({state.endpoint}): "
             + (state.reason or count_of(state.models, "model")) for state in states]
     if not found and not placeholders:
@@ -7335,9 +8129,9 @@ def cmd_launch(options, world):
     out = find_output(options, world)
     key = read_key(world, fleet, out)
     facts = Facts(settings=find_settings(world), **observe_files(world, fleet, out))
-    seen = [*_doctor_files(facts), *_doctor_claude(fleet, facts)]
+    seen = plan_doctor(fleet, facts, topics=("Claude Code", "Files"))
     tell_findings(world, [*lint_key(fleet, world.environ), *(
-        replace(found, level="warning", fix=keep_places(found.fix, options)) for found in seen
+        replace(found, level="warning", fix=keep_places(found.fix, options)) for _, found in seen
         if found.level in ("warning", "error"))])
     find_gateway(world, fleet, out, needed=True)
     words = options.passed
@@ -7353,7 +8147,8 @@ def cmd_env(options, world):
     key = read_key(world, fleet, out)
     shown = options.show_key or not world.is_terminal()
     report = {"set": merge_environment({}, fleet, key if shown else "(--show-key shows it)"),
-              "unset": [name for name, value, _ in plan_environment(fleet) if value is None]}
+              "unset": [variable.name for variable in plan_environment(fleet)
+                        if variable.is_unset]}
     kept = kept_key(world, fleet, out) if shown else None  # the environment's stays where it is
     world.out(render_report("env", report) if options.shell == "json" else
               render_environment(fleet, kept, options.shell))
@@ -7473,7 +8268,8 @@ def cmd_status(options, world):
         if rows:
             headers = ("Node", "Loaded", "Context", "Where", "Until")
             text += "\n" + format_table(headers, rows, columns=world.columns)
-        lines = [f"{format_route(agent, model)}: {clean_line(str(routes[model.name]))}\n"
+        lines = [f"{format_route(agent, model)}: "
+                 f"{clean_line(format_route_state(routes[model.name]))}\n"
                  for agent, model in plan_routes(fleet).items()]
         world.out(render_report("status", report) if options.json else
                   f"{text}\nAgent routing:\n{''.join(lines)}\n{clean_line(following)}\n")
@@ -7558,14 +8354,14 @@ def observe(world, fleet, problems, options):
 
 
 def look_at_node(world, node, until):
-    """Return (every address of a node's host, whether it answers a foreign web page)."""
+    """Return who can reach a node beside the fleet."""
     addresses, allowed, foreign = (), "", "https://fleet-doctor.invalid"
     with contextlib.suppress(NodeFailure):  # how a node fails is in its state
         found = world.resolve(split_endpoint(node.endpoint).host, 0, until)
         addresses = tuple(sorted({address[0] for *_, address in found}))
         headers = look(world, node.endpoint + "/api/version", until, Origin=foreign)[0]
         allowed = headers.get("access-control-allow-origin", "")
-    return addresses, allowed in ("*", foreign)
+    return Exposure(addresses, allowed in ("*", foreign))
 
 
 def cmd_doctor(options, world):
@@ -7576,7 +8372,8 @@ def cmd_doctor(options, world):
         fleet, problems = None, error.findings or (error.finding,)
     facts = observe(world, fleet, problems, options)
     if options.fix and fleet:  # nothing that a person wrote is touched
-        stale = [change for change in facts.changes if change.action in ("updated", "removed")]
+        stale = [change for change in facts.changes
+                 if change.action in ("created", "updated", "removed")]
         mended = [f"{facts.env_path}: only you may read it now"] * ("env-readable" in facts.leaks)
         mended += [f"{change.path}: {change.action}" for change in stale]
         if mended:
@@ -7700,7 +8497,7 @@ COMMANDS = (
         Flag("shell", "your shell", "SHELL", {"choices": ("bash", "zsh", "fish")}),),
         ('eval "$(subagent-fleet completion zsh)"',)),
     Command("doctor", cmd_doctor, "find what is wrong, and say what mends it", (
-        CONFIG, OUT, Flag("--fix", "mend what is safe: permissions, stale generated files"),
+        CONFIG, OUT, Flag("--fix", "mend what is safe: permissions, stale and missing files"),
         TIMEOUT, JSON), ("doctor", "doctor --fix", "doctor --json")),
     Command("worker", cmd_worker, "say how this machine becomes a node", (TIMEOUT, JSON),
             ("worker",)),

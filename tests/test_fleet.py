@@ -539,6 +539,12 @@ def state(name, *models, reason=""):
     return sf.NodeState(name, f"http://{name}:11434", reason, models=models)
 
 
+def starter(states):
+    """What `init` proposes: its tree, whether models were found, what the best one lacks."""
+    plan = sf.plan_starter(states)
+    return plan.tree, plan.has_models, plan.flaw
+
+
 def model(name, size, capabilities=("completion", "tools"), context=131072, remote=""):
     return sf.NodeModel(name, size, capabilities=capabilities, trained_context=context,
                         remote=remote)
@@ -565,7 +571,7 @@ def model(name, size, capabilities=("completion", "tools"), context=131072, remo
      ("a", "q:14b", 65536), ("a", "q:8b", 32768)),
 ])
 def test_starter_takes_what_is_there(states, heavy, small):
-    tree, found, flaw = sf.plan_starter(states)
+    tree, found, flaw = starter(states)
     fleet, findings = check(sf.render_starter(tree, found))
     assert found and findings == [] and flaw == ""
     assert "laceholder" not in fleet.document.text
@@ -577,7 +583,7 @@ def test_starter_takes_what_is_there(states, heavy, small):
 
 
 def test_starter_without_anybody_has_placeholders():
-    tree, found, flaw = sf.plan_starter([state("local", reason="refused"),
+    tree, found, flaw = starter([state("local", reason="refused"),
                                          state("mini", reason="timeout")])
     assert (found, flaw) == (False, "") and list(tree["nodes"]) == ["local", "mini"]
     fleet, findings = check(sf.render_starter(tree, found))
@@ -589,14 +595,14 @@ def test_starter_without_anybody_has_placeholders():
 def test_starter_leaves_out_only_who_was_not_named():
     local = replace(state("local", reason="refused"), endpoint=sf.OLLAMA_ENDPOINT)
     here, asleep = state("b", model("x:3b", 3)), state("mini", reason="timeout")
-    assert list(sf.plan_starter([local, here, asleep])[0]["nodes"]) == ["b", "mini"]
-    assert list(sf.plan_starter([local, asleep])[0]["nodes"]) == ["local", "mini"]
-    assert list(sf.plan_starter([replace(local, reason=""), asleep])[0]["nodes"]) == ["local", "mini"]
+    assert list(sf.plan_starter([local, here, asleep]).tree["nodes"]) == ["b", "mini"]
+    assert list(sf.plan_starter([local, asleep]).tree["nodes"]) == ["local", "mini"]
+    assert list(sf.plan_starter([replace(local, reason=""), asleep]).tree["nodes"]) == ["local", "mini"]
 
 
 def test_starter_survives_hostile_model_names():
     for name in ("a: b", "x # y", "- z", "'q'", '"q"', "{a}", "yes", "1:30", "é:1b", "a\\b"):
-        tree, found, _ = sf.plan_starter([state("a", model(name, 3))])
+        tree, found, _ = starter([state("a", model(name, 3))])
         read = sf.parse_yaml(sf.render_starter(tree, found))
         assert {key: read[key] for key in tree} == tree
 
@@ -610,7 +616,7 @@ def test_starter_survives_hostile_model_names():
     (model("x:1b", 1, None, None), 65536, "", None),
 ])
 def test_starter_is_valid_and_says_what_its_model_lacks(told, kept, flaw, warned):
-    tree, found, said = sf.plan_starter([state("a", told)])
+    tree, found, said = starter([state("a", told)])
     fleet, findings = check(sf.render_starter(tree, found))
     assert found and fleet.models["heavy-coder"].context == kept
     assert said.startswith(flaw) and bool(said) == bool(flaw)
@@ -623,13 +629,13 @@ def test_starter_is_valid_and_says_what_its_model_lacks(told, kept, flaw, warned
     (model("gpt-oss:120b-cloud", 1), "does not run there"),
     (model("mine", 1, remote="https://ollama.com:443"), "does not run there")])
 def test_starter_says_why_no_model_will_do(told, why):
-    tree, found, flaw = sf.plan_starter([state("a", told), state("b", told)])
+    tree, found, flaw = starter([state("a", told), state("b", told)])
     assert not found and flaw == f"{told.name} {why}"
     assert [m["ollama_model"] for m in tree["models"].values()] == ["qwen3-coder:30b", "qwen3:8b"]
 
 
 def test_starter_shows_every_key_and_each_default_may_be_uncommented():
-    tree, found, _ = sf.plan_starter([state("a", model("x:3b", 3))])
+    tree, found, _ = starter([state("a", model("x:3b", 3))])
     text = sf.render_starter(tree, found)
     for kind in ("gateway", "node", "model", "agent"):
         for key in sf.FILE_KEYS[kind]:

@@ -289,7 +289,7 @@ def test_status_watch_and_json_exclude_each_other(fleet, command):
 def route_state(fleet, **states):
     """The state of the model `heavy` when the nodes are as told."""
     known = {name: sf.NodeState(name, "http://x:1", *state) for name, state in states.items()}
-    return str(sf.plan_route_state(fleet, known, fleet.models["heavy"]))
+    return sf.format_route_state(sf.plan_route_state(fleet, known, fleet.models["heavy"]))
 
 
 @pytest.mark.parametrize("m4, m5, told", [

@@ -280,7 +280,7 @@ def test_gone_tools_are_replaced_and_no_tools_are_none():
 def test_missing_prompt_becomes_the_roles(name, prompt):
     fleet = build(agent=name, **prompt)
     _, body = read_agent(sf.render_agent(fleet.agents[name], "al"))
-    usual = sf.ROLES[name][3] if name in sf.ROLES else sf.OTHER_PROMPT
+    usual = sf.ROLES[name].prompt if name in sf.ROLES else sf.OTHER_PROMPT
     assert body == "\n" + usual
 
 
