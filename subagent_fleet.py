@@ -2223,226 +2223,338 @@ def _starter_value(value: object) -> str:
 
 
 # == 8. Terminal text =========================================================
+#
+# Takes what is known; gives what a person reads on a terminal, and the JSON a program reads.
+# Whatever came from a node, a file or a log passes `clean_line` or `clean_text` here: nothing
+# else stands between it and the terminal.
 
-def clean_text(text):
+def clean_text(text: str) -> str:
     """Return text with everything that could steer a terminal shown as an escape."""
     # Controls, bidirectional marks and line separators: text from a node or a file could use them
     # to rewrite the terminal or to look like something else.
-    unsafe = ("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e"
-              "\u2066-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]")
-    return re.sub(unsafe, lambda found: ascii(found[0])[1:-1], text)
+    unsafe = (
+        "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e"
+        "\u2066-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]")
+    return re.sub(unsafe, lambda match: ascii(match[0])[1:-1], text)
 
 
-def clean_line(text):
+def clean_line(text: str) -> str:
     """Return clean text on one line."""
     return clean_text(text).replace("\n", "\\n").replace("\t", " ")
 
 
-def format_finding(finding, *, indent=""):
+def format_finding(finding: Finding, *, indent: str = "") -> str:
     """Return a finding as lines: what, where, the line with a caret, what to type."""
-    lines = [finding.what, finding.where and f"  at {finding.where}"] if indent else [
-        ": ".join(filter(None, (finding.level, finding.where, finding.what)))]
-    lines += [*finding.excerpt.splitlines(), finding.fix and f"  fix: {finding.fix}"]
+    if indent:  # in a list of errors, below the file's name
+        lines = [finding.what]
+        if finding.where:
+            lines.append(f"  at {finding.where}")
+    else:
+        parts = (finding.level, finding.where, finding.what)
+        lines = [": ".join(part for part in parts if part)]
+
+    lines += finding.excerpt.splitlines()
+    if finding.fix:
+        lines.append(f"  fix: {finding.fix}")
     return "".join(f"{indent}{clean_line(line)}\n" for line in lines if line)
 
 
-def format_table(headers, rows, *, columns=0):
+def format_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *,
+                 columns: int = 0) -> str:
     """Return an aligned table; with `columns` the last column wraps to fit, nothing is cut."""
-    rows = [[clean_line(str(cell)) for cell in row] for row in rows]
-    widths = [max(len(row[i]) for row in [list(headers)] + rows) for i in range(len(headers))]
+    table = [[clean_line(str(cell)) for cell in row] for row in rows]
+    widths = [len(header) for header in headers]
+    for row in table:
+        widths = [max(width, len(cell)) for width, cell in zip(widths, row)]
     left = sum(widths[:-1]) + 2 * (len(headers) - 1)
-    room = min(max(columns - left, 16), widths[-1]) if columns else widths[-1]
-    lines = ["  ".join(h.ljust(w) for h, w in zip(headers, widths)).rstrip(), "-" * (left + room)]
-    for row in rows:
-        start = "".join(cell.ljust(width + 2) for cell, width in zip(row[:-1], widths))
-        for piece in textwrap.wrap(row[-1], room, break_on_hyphens=False) or [""]:
-            lines.append((start + piece).rstrip())
-            start = " " * left
+    last = widths[-1]
+    if columns:
+        last = min(last, max(columns - left, 16))
+
+    lines = [
+        "  ".join(header.ljust(width) for header, width in zip(headers, widths)).rstrip(),
+        "-" * (left + last),
+    ]
+    for row in table:
+        margin = "".join(cell.ljust(width + 2) for cell, width in zip(row[:-1], widths))
+        for piece in textwrap.wrap(row[-1], last, break_on_hyphens=False) or [""]:
+            lines.append((margin + piece).rstrip())
+            margin = " " * left
     return "\n".join(lines) + "\n"
 
 
-def format_route(agent, model):
+def format_route(agent: str, model: Model) -> str:
     """Return a route in one line: agent, node, model, alias."""
     return clean_line(f"{agent} -> {model.node} -> {model.ollama_model} -> {model.alias}")
 
 
-def format_pairs(rows):
+def format_pairs(rows: Sequence[tuple[str, str]]) -> str:
     """Return one line a pair, in two columns."""
     width = max((len(left) for left, _ in rows), default=0)
     return "".join(f"  {left.ljust(width)}  {right}\n" for left, right in rows)
 
 
-def format_diff(changes, fleet):
+def format_diff(changes: Iterable[Change], fleet: Fleet) -> str:
     """Return what would change as a unified diff; keys are never shown."""
-    names = rf"KEY|TOKEN|SECRET|PASS(?:W(?:OR)?D)?|\b{fleet.gateway.master_key_env}"
-    secret = re.compile(rf"((?:{names})(?: |:?=|:-)).+|sk-\S+", re.IGNORECASE)
-    pieces = []
-    for change in (change for change in changes if change.found != change.wanted):
-        texts = [(content or b"").decode("utf-8", "backslashreplace")
-                 for content in (change.found, change.wanted)]
+    secret = _secret_pattern(fleet.gateway.master_key_env)
+    lines: list[str] = []
+    for change in changes:
+        if change.found == change.wanted:
+            continue
+        before = (change.found or b"").decode("utf-8", "backslashreplace")
+        after = (change.wanted or b"").decode("utf-8", "backslashreplace")
         if change.path == ENVIRONMENT_FILE:
-            texts = [secret.sub(lambda at: (at[1] or "") + "(hidden)", text) for text in texts]
-        lines = list(difflib.unified_diff(*map(str.splitlines, texts), change.path, change.path,
-                                          change.action, "generated", lineterm=""))
-        pieces += lines or [f"--- {change.path}: only hidden values differ"]
-    return clean_text("".join(line + "\n" for line in pieces))
+            before = _hide_secrets(before, secret)
+            after = _hide_secrets(after, secret)
+        differences = list(difflib.unified_diff(
+            before.splitlines(), after.splitlines(), change.path, change.path,
+            change.action, "generated", lineterm=""))
+        lines += differences or [f"--- {change.path}: only hidden values differ"]
+    return clean_text("".join(f"{line}\n" for line in lines))
 
 
-def format_start(fleet, out):
+def _secret_pattern(key_variable: str) -> re.Pattern[str]:
+    """Return what matches a value that must not be shown, after the name that says so."""
+    names = rf"KEY|TOKEN|SECRET|PASS(?:W(?:OR)?D)?|\b{key_variable}"
+    return re.compile(rf"((?:{names})(?: |:?=|:-)).+|sk-\S+", re.IGNORECASE)
+
+
+def _hide_secrets(text: str, secret: re.Pattern[str]) -> str:
+    return secret.sub(lambda match: (match[1] or "") + "(hidden)", text)
+
+
+def format_start(fleet: Fleet, out: str) -> str:
     """Return what a person types next."""
     here = out if out.startswith(("/", ".")) else f"./{out}"
-    place = [quote_shell(f"{here}/{name}") for name in (ENVIRONMENT_FILE, LITELLM_FILE)]
+    environment = quote_shell(f"{here}/{ENVIRONMENT_FILE}")
+    config = quote_shell(f"{here}/{LITELLM_FILE}")
     gateway = fleet.gateway
-    serve = "subagent-fleet serve" if gateway.provider == "builtin" else \
-        f". {place[0]}\n  litellm --config {place[1]} --host {gateway.host} --port {gateway.port}"
-    width = max(map(len, fleet.agents), default=0)
-    routes = [f"  {format_route(name.ljust(width), model)}\n"
-              for name, model in plan_routes(fleet).items()]
-    return (f"\nYour fleet is ready.\n{''.join(routes)}\n"
-            f"Start the gateway:\n  {serve}\n\nStart Claude Code, in another terminal:\n"
-            f"  subagent-fleet launch claude\n(or: . {place[0]}; claude)\n")
+    if gateway.provider == "builtin":
+        serve = "subagent-fleet serve"
+    else:
+        serve = (f". {environment}\n"
+                 f"  litellm --config {config} --host {gateway.host} --port {gateway.port}")
+
+    width = max((len(name) for name in fleet.agents), default=0)
+    routes = "".join(f"  {format_route(name.ljust(width), model)}\n"
+                     for name, model in plan_routes(fleet).items())
+    return (f"\nYour fleet is ready.\n{routes}\n"
+            f"Start the gateway:\n  {serve}\n\n"
+            "Start Claude Code, in another terminal:\n  subagent-fleet launch claude\n"
+            f"(or: . {environment}; claude)\n")
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """How a system is told Ollama's settings: what to do, one line a setting, what ends it."""
+
+    before: str
+    line: str
+    after: str
 
 
 WORKER_SETTINGS = {
-    "OLLAMA_HOST": "0.0.0.0:{port}", "OLLAMA_CONTEXT_LENGTH": str(MAIN_CONTEXT_TOKENS),
-    "OLLAMA_KEEP_ALIVE": "-1", "OLLAMA_NUM_PARALLEL": "1", "OLLAMA_NO_CLOUD": "1",
-    "OLLAMA_MAX_LOADED_MODELS": "{models}"}
-WORKER_SETUPS = {  # what to do, one setting, what ends it
-    "darwin": ("In the Ollama app: Settings > Expose Ollama to the network. Or in Terminal on the "
+    "OLLAMA_HOST": "0.0.0.0:{port}",
+    "OLLAMA_CONTEXT_LENGTH": str(MAIN_CONTEXT_TOKENS),
+    "OLLAMA_KEEP_ALIVE": "-1",
+    "OLLAMA_NUM_PARALLEL": "1",
+    "OLLAMA_NO_CLOUD": "1",
+    "OLLAMA_MAX_LOADED_MODELS": "{models}",
+}
+WORKER_SETUPS = {
+    "darwin": WorkerSetup(
+        before="In the Ollama app: Settings > Expose Ollama to the network. Or in Terminal on the "
                "Mac itself,\nlost at every restart of the Mac:\n\n",
-               '  launchctl setenv {name} "{value}"\n', "  killall Ollama; open -a Ollama\n"),
-    "systemd": ("Type `sudo systemctl edit ollama` and put this where it says so:\n\n  [Service]\n",
-                '  Environment="{name}={value}"\n', "\nThen: sudo systemctl restart ollama\n"),
-    "windows": ("In a Command Prompt; then quit Ollama in the tray and start it anew:\n\n",
-                '  setx {name} "{value}"\n', ""),
-    "docker": ("Stop the container that runs; add `--gpus=all` where there is one:\n\n"
+        line='  launchctl setenv {name} "{value}"\n',
+        after="  killall Ollama; open -a Ollama\n"),
+    "systemd": WorkerSetup(
+        before="Type `sudo systemctl edit ollama` and put this where it says so:\n\n  [Service]\n",
+        line='  Environment="{name}={value}"\n',
+        after="\nThen: sudo systemctl restart ollama\n"),
+    "windows": WorkerSetup(
+        before="In a Command Prompt; then quit Ollama in the tray and start it anew:\n\n",
+        line='  setx {name} "{value}"\n',
+        after=""),
+    "docker": WorkerSetup(
+        before="Stop the container that runs; add `--gpus=all` where there is one:\n\n"
                "  docker run -d --name ollama --restart unless-stopped -v ollama:/ollama \\\n"
-               "    -e OLLAMA_MODELS=/ollama/models \\\n", "    -e {name}={value} \\\n",
-               "    -p {address}:{port}:{port} ollama/ollama\n"),
-    "shell": ("Stop Ollama, and start it so:\n\n", "  {name}={value} \\\n", "  ollama serve\n")}
+               "    -e OLLAMA_MODELS=/ollama/models \\\n",
+        line="    -e {name}={value} \\\n",
+        after="    -p {address}:{port}:{port} ollama/ollama\n"),
+    "shell": WorkerSetup(
+        before="Stop Ollama, and start it so:\n\n",
+        line="  {name}={value} \\\n",
+        after="  ollama serve\n"),
+}
 SECURITY_WARNING = """\
 Ollama has no login: whoever reaches it can use, change and delete its models.
 Do not expose Ollama or LiteLLM to the public internet. Use LAN, firewall, Tailscale, or WireGuard.
 """
 
 
-def format_setup(system, state, reached):
+def format_setup(system: str, state: NodeState, reached: Sequence[NodeState]) -> str:
     """Return what to type on this system to open its Ollama to the fleet."""
-    before, line, after = WORKER_SETUPS[system]
-    words = {"port": split_endpoint(state.endpoint)[2], "models": len(best_models([state])) or 1,
-             "address": reached[0].name if reached else "0.0.0.0"}
-    return before + "".join(line.format(name=name, value=value.format(**words))
-                            for name, value in WORKER_SETTINGS.items()) + after.format(**words)
+    _, _, port, _ = split_endpoint(state.endpoint)
+    words = {
+        "port": port,
+        "models": len(best_models([state])) or 1,
+        "address": reached[0].name if reached else "0.0.0.0",
+    }
+    setup = WORKER_SETUPS[system]
+    lines = [setup.line.format(name=name, value=value.format(**words))
+             for name, value in WORKER_SETTINGS.items()]
+    return setup.before + "".join(lines) + setup.after.format(**words)
 
 
-def format_worker(report, columns):
+def format_worker(report: dict[str, Any], columns: int) -> str:
     """Return everything `worker` has to say, the part to paste last."""
-    state, text = report["ollama"], ""
+    state = report["ollama"]
+    paragraphs = []
     if state.online:
         names = ", ".join(model.name for model in state.models) or "no model"
-        text = clean_line(f"Ollama {state.version} runs here with {names}") + "\n\n"
-    text += format_table(("Address", "Kind", "Ollama answers there"), [
-        (one["address"], one["kind"], "yes" if one["open"] else "no")
-        for one in report["addresses"]], columns=columns) + "\n"
-    for finding in report["findings"]:
-        text += format_finding(finding) + "\n"
+        paragraphs.append(clean_line(f"Ollama {state.version} runs here with {names}") + "\n")
+
+    rows = [(address["address"], address["kind"], "yes" if address["open"] else "no")
+            for address in report["addresses"]]
+    headers = ("Address", "Kind", "Ollama answers there")
+    paragraphs.append(format_table(headers, rows, columns=columns))
+    paragraphs += [format_finding(finding) for finding in report["findings"]]
+
     block = dump_yaml({key: value for key, value in report["fleet"].items() if value})
-    return text + (f"The settings of a good node, open to the fleet:\n\n{report['setup']}\n"
-                   f"{SECURITY_WARNING}\nOn the machine that has the fleet, put these lines under "
-                   f"the `nodes:` and `models:` of its fleet.yaml:\n\n{block}")
+    paragraphs += [
+        "The settings of a good node, open to the fleet:\n",
+        report["setup"],
+        SECURITY_WARNING,
+        "On the machine that has the fleet, put these lines under the `nodes:` and `models:` of "
+        "its fleet.yaml:\n",
+        block,
+    ]
+    return "\n".join(paragraphs)
 
 
-def format_nodes(fleet, states, headers, columns):
+def format_nodes(fleet: Fleet, states: Mapping[str, NodeState], headers: Sequence[str],
+                 columns: int) -> str:
     """Return the name of a fleet and a table of its nodes: models, or why there are none."""
-    cells = [{"Node": state.name, "Status": "online" if state.online else "offline",
-              "Endpoint": state.endpoint, "Models": ", ".join(model.name for model in state.models)
-              or f"({state.reason or 'none'})"} for state in states.values()]
-    rows = [[of_node[header] for header in headers] for of_node in cells]
+    rows = []
+    for state in states.values():
+        names = ", ".join(model.name for model in state.models)
+        cells = {
+            "Node": state.name,
+            "Status": "online" if state.online else "offline",
+            "Endpoint": state.endpoint,
+            "Models": names or f"({state.reason or 'none'})",
+        }
+        rows.append([cells[header] for header in headers])
     return f"Fleet: {clean_line(fleet.name)}\n\n" + format_table(headers, rows, columns=columns)
 
 
-def format_details(states):
+def format_details(states: Mapping[str, NodeState]) -> str:
     """Return what each node said of itself and its models, or why it said nothing."""
     lines = []
     for state in states.values():
-        told = [f"Ollama {state.version}, {state.latency_ms} ms"] if state.online else \
-            [state.why, f"  fix: {state.mend}"]
-        lines += ["", f"{state.name} ({state.endpoint}): {told[0]}", *told[1:]]
-        for model in state.models:
-            parts = [f"{model.size / 1e9:.1f} GB", model.parameters, model.quantization,
-                     model.trained_context and f"trained for {model.trained_context}",
-                     *(model.capabilities or ()), model.remote and f"at {model.remote}"]
-            lines.append(f"  {model.name}: " + ", ".join(filter(None, parts)))
+        place = f"{state.name} ({state.endpoint})"
+        lines.append("")
+        if state.online:
+            lines.append(f"{place}: Ollama {state.version}, {state.latency_ms} ms")
+        else:
+            lines.append(f"{place}: {state.why}")
+            lines.append(f"  fix: {state.mend}")
+        lines += [f"  {model.name}: {_describe_model(model)}" for model in state.models]
     return "".join(clean_line(line) + "\n" for line in lines)
 
 
-def format_share(loaded):
+def _describe_model(model: NodeModel) -> str:
+    """Return what is known of a model: how large, what it was trained for, what it can do."""
+    parts = [f"{model.size / 1e9:.1f} GB", model.parameters, model.quantization]
+    if model.trained_context:
+        parts.append(f"trained for {model.trained_context}")
+    parts += model.capabilities or ()
+    if model.remote:
+        parts.append(f"at {model.remote}")
+    return ", ".join(part for part in parts if part)
+
+
+def format_share(loaded: LoadedModel) -> str:
     """Return which part of a loaded model is on the GPU."""
-    percent = loaded.gpu_percent
-    return "" if percent is None else f"{percent} % on GPU" if percent else "on CPU"
+    if loaded.gpu_percent is None:
+        return ""
+    if loaded.gpu_percent == 0:
+        return "on CPU"
+    return f"{loaded.gpu_percent} % on GPU"
 
 
-def format_expiry(expires, now):
+def format_expiry(expires: str, now: float) -> str:
     """Return when a model leaves memory, from what `/api/ps` says."""
     text = re.sub(r"\.\d+", "", expires).replace("Z", "+00:00")  # 3.9 reads neither
     try:
-        left = datetime.datetime.fromisoformat(text).timestamp() - now
+        left_seconds = datetime.datetime.fromisoformat(text).timestamp() - now
     except (ValueError, OverflowError):
         return "?"
-    # keep_alive: -1 is a date in the year 2318
-    return "leaving, or busy" if left < 0 else f"{left / 60:.0f} min" if left < 7200 else \
-        f"{left / 3600:.0f} h" if left < 366 * 86400 else "stays"
+
+    if left_seconds < 0:
+        return "leaving, or busy"
+    if left_seconds < 2 * 3600:
+        return f"{left_seconds / 60:.0f} min"
+    if left_seconds < 366 * 86400:
+        return f"{left_seconds / 3600:.0f} h"
+    return "stays"  # keep_alive: -1 is a date in the year 2318
 
 
-def format_warmth(warmth):
+def format_warmth(warmth: Warmth) -> str:
     """Return how it ended; a failure in the node's words and what to type."""
+    detail = clean_line(warmth.detail)
     if not warmth.ok:
         fix = f"    fix: {clean_line(warmth.fix)}\n" if warmth.fix else ""
-        return f"  failed: {clean_line(warmth.detail)}\n{fix}"
-    loaded = warmth.loaded
-    more = [f"context {loaded.context or '?'}", format_share(loaded)] if loaded else []
-    more += [f"{warmth.seconds:.1f} s", clean_line(warmth.detail)]
-    return f"  ok  ({', '.join(filter(None, more))})\n"
+        return f"  failed: {detail}\n{fix}"
+
+    parts = []
+    if warmth.loaded:
+        parts.append(f"context {warmth.loaded.context or '?'}")
+        parts.append(format_share(warmth.loaded))
+    parts += [f"{warmth.seconds:.1f} s", detail]
+    return f"  ok  ({', '.join(part for part in parts if part)})\n"
 
 
-def format_progress(groups, now, columns):
+def format_progress(groups: Mapping[str, Mapping[Any, Warmth]], now: float, columns: int) -> str:
     """Return one line about what is going on, for a terminal."""
     parts = []
-    for warmth in (warmth for group in groups.values() for warmth in group.values()):
-        if warmth.stage not in ("waiting", "done"):
-            amount = f"{100 * warmth.pulled // warmth.size} % of {warmth.size / 1e9:.1f} GB, " \
-                if warmth.stage == "pulling" and warmth.size else ""
-            parts.append(f"{warmth.model.name} {warmth.stage} {amount}{now - warmth.began:.0f} s")
+    for group in groups.values():
+        for warmth in group.values():
+            if warmth.stage in ("waiting", "done"):
+                continue
+            amount = ""
+            if warmth.stage == "pulling" and warmth.size:
+                percent = 100 * warmth.pulled // warmth.size
+                amount = f"{percent} % of {warmth.size / 1e9:.1f} GB, "
+            seconds = now - warmth.began
+            parts.append(f"{warmth.model.name} {warmth.stage} {amount}{seconds:.0f} s")
+    # A line that reaches the last column would leave a second one behind when it is redrawn.
     return clean_line("  " + " | ".join(parts))[:(columns or 80) - 1]
 
 
-def format_served(before, after, columns):
-    """Return what each node has served in between."""
-    if not after:  # LiteLLM has no such page
+def format_served(rows: Sequence[Sequence[object]], columns: int) -> str:
+    """Return what each node has served: its name, then its totals."""
+    if not rows:  # LiteLLM has no such page
         return "\nThe gateway does not tell which node served what.\n"
     headers = ("Node", "Requests", "Tokens in", "Tokens out", "Seconds waited", "Failures")
-    zeros = dict.fromkeys(TOTALS, 0)
-    pairs = {name: (before.get(name, zeros), node) for name, node in after.items()}
-    if any(old["requests"] > new["requests"] for old, new in pairs.values()):
-        pairs = {name: (zeros, new) for name, (_, new) in pairs.items()}  # of one that took over
-    rows = [(name, *(round(new[total] - old[total], 1) for total in TOTALS))
-            for name, (old, new) in pairs.items()]
     return "\nServed:\n" + format_table(headers, rows, columns=columns)
 
 
-def show_record(record):
+def show_record(record: Any) -> dict[str, Any]:
     """Return a record as JSON has it: a finding without the drawn excerpt."""
     if isinstance(record, Finding):
         return {"id": record.slug, "level": record.level, "what": record.what,
                 "where": record.where, "fix": record.fix}
-    online = {"online": record.online} if isinstance(record, NodeState) else {}
-    return {**vars(record), **online}
+    fields = dict(vars(record))
+    if isinstance(record, NodeState):
+        fields["online"] = record.online
+    return fields
 
 
-def render_report(command, fields):
+def render_report(command: str, fields: Mapping[str, object]) -> str:
     """Return the JSON object of a command: plain ASCII, whatever a node calls its models."""
-    return json.dumps({"schema": f"subagent-fleet/{command}/1", **fields}, indent=2,
-                      default=show_record) + "\n"
+    report = {"schema": f"subagent-fleet/{command}/1", **fields}
+    return json.dumps(report, indent=2, default=show_record) + "\n"
 
 
 # =============================================================================
@@ -4561,7 +4673,8 @@ def cmd_up(options, world):
             world.err(f"Claude Code is not on the PATH: {CLAUDE_INSTALL}\nServing until Ctrl-C.\n")
             while not names:
                 world.sleep(TICK_SECONDS)
-        world.err(format_served(before, ask_gateway(fleet, world, out), world.columns))
+        served = count_served(before, ask_gateway(fleet, world, out))
+        world.err(format_served(served, world.columns))
     return EXIT_INTERRUPTED if "SIGINT" in names else status
 
 
@@ -4612,6 +4725,20 @@ def ask_gateway(fleet, world, out):
         if page["fleet"] == fleet.name:
             return {node["name"]: node for node in page["nodes"]}
     return {}
+
+
+def count_served(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[object, ...]]:
+    """Return (node, its totals …) of what each node has served between two looks at a gateway."""
+    nothing = {total: 0 for total in TOTALS}
+    earlier = {name: before.get(name, nothing) for name in after}
+    if any(earlier[name]["requests"] > node["requests"] for name, node in after.items()):
+        earlier = {name: nothing for name in after}  # another gateway took over, and began at 0
+
+    rows = []
+    for name, node in after.items():
+        totals = [round(node[total] - earlier[name][total], 1) for total in TOTALS]
+        rows.append((name, *totals))
+    return rows
 
 
 def look(world, url, until, **headers):
