@@ -83,15 +83,15 @@ if TYPE_CHECKING:  # what checkers and editors read; the names are those below
     import json
     import re
     import string
-    import textwrap
     import threading
+    import unicodedata
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 else:
-    (argparse, array, base64, datetime, difflib, hashlib, ipaddress, json, re, string, textwrap,
-     threading) = map(_Late, (
-         "argparse array base64 datetime difflib hashlib ipaddress json re string textwrap "
-         "threading").split())
+    (argparse, array, base64, datetime, difflib, hashlib, ipaddress, json, re, string, threading,
+     unicodedata) = map(_Late, (
+         "argparse array base64 datetime difflib hashlib ipaddress json re string threading "
+         "unicodedata").split())
 
 
 class _Pattern:
@@ -2224,9 +2224,10 @@ def _starter_value(value: object) -> str:
 
 # == 8. Terminal text =========================================================
 #
-# Takes what is known; gives what a person reads on a terminal, and the JSON a program reads.
+# Takes what is known and a Look; gives what a person reads, and the JSON that a program reads.
 # Whatever came from a node, a file or a log passes `clean_line` or `clean_text` here: nothing
-# else stands between it and the terminal.
+# else stands between it and the terminal. With the Look of a pipe, text is as it ever was: no
+# escape, no mark, no line broken. On a terminal, text is wrapped first and painted last.
 
 def clean_text(text: str) -> str:
     """Return text with everything that could steer a terminal shown as an escape."""
@@ -2243,44 +2244,407 @@ def clean_line(text: str) -> str:
     return clean_text(text).replace("\n", "\\n").replace("\t", " ")
 
 
-def format_finding(finding: Finding, *, indent: str = "") -> str:
-    """Return a finding as lines: what, where, the line with a caret, what to type."""
-    if indent:  # in a list of errors, below the file's name
-        lines = [finding.what]
-        if finding.where:
-            lines.append(f"  at {finding.where}")
-    else:
-        parts = (finding.level, finding.where, finding.what)
-        lines = [": ".join(part for part in parts if part)]
+@dataclass(frozen=True)
+class Look:
+    """How text may look where it is read; the default is a pipe, a file or a program."""
 
-    lines += finding.excerpt.splitlines()
-    if finding.fix:
-        lines.append(f"  fix: {finding.fix}")
-    return "".join(f"{indent}{clean_line(line)}\n" for line in lines if line)
+    colour: bool = False
+    marks: bool = False
+    columns: int = 0  # to wrap at; 0: nothing is wrapped
+
+
+PLAIN = Look()
+MARKS = {"ok": "✓", "warn": "!", "bad": "✗"}
+_COLOURS = {"ok": "32", "warn": "33", "bad": "31", "dim": "2", "bold": "1"}
+_LEVEL_ROLES = {"error": "bad", "warning": "warn", "ok": "ok"}
+_LEAST_COLUMNS = 20  # on a narrower terminal, lines are as if it had these
+
+
+def plan_look(environ: Mapping[str, str], is_terminal: bool, *, encoding: str,
+              columns: int) -> Look:
+    """Return the Look of a stream, from what it is and what its reader asked for."""
+    # As Python 3.13 itself decides: who wants no colour is heard before who wants it anywhere.
+    # A colour forced into a pipe wraps nothing there: who reads it has a width of their own.
+    is_dumb = environ.get("TERM") == "dumb"
+    if environ.get("NO_COLOR"):
+        colour = False
+    elif environ.get("FORCE_COLOR"):
+        colour = True
+    else:
+        colour = is_terminal and not is_dumb and not _is_old_console(environ)
+
+    marks = is_terminal and not is_dumb
+    try:
+        "".join(MARKS.values()).encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        marks = False
+    return Look(colour, marks, max(columns, _LEAST_COLUMNS) if is_terminal else 0)
+
+
+def _is_old_console(environ: Mapping[str, str]) -> bool:
+    """Tell whether this is a Windows console that shows escapes instead of obeying them."""
+    shows_colour = ("WT_SESSION", "TERM", "ANSICON", "ConEmuANSI")
+    return environ.get("OS") == "Windows_NT" and not any(environ.get(name)
+                                                         for name in shows_colour)
+
+
+def paint(text: str, role: str, look: Look) -> str:
+    """Return text in the colour of its role (ok, warn, bad, dim, bold), which says nothing more."""
+    if not look.colour or not text or role not in _COLOURS:
+        return text
+    return f"\x1b[{_COLOURS[role]}m{text}\x1b[0m"
+
+
+@dataclass(frozen=True)
+class Styled:
+    """Text and its role. It is measured and wrapped as text, and painted line by line, last."""
+
+    text: str
+    role: str = ""
+    whole: bool = False  # never broken: a command that is to be copied
+
+
+def mark(word: str, role: str, look: Look) -> Styled:
+    """Return a word with the mark of its role before it, where marks can be shown."""
+    if look.marks and role in MARKS:
+        return Styled(f"{MARKS[role]} {word}", role)
+    return Styled(word, role)
+
+
+def width_of(text: str) -> int:
+    """Return how many columns a terminal gives to a text; in doubt, the most it may."""
+    if text.isascii():
+        return len(text)
+    width = 0
+    for char in text:
+        if unicodedata.east_asian_width(char) in "WF":
+            width += 2
+        # A variation selector may make the sign before it wide; a soft hyphen may be shown.
+        elif char in "\ufe0f\xad" or unicodedata.category(char) not in ("Mn", "Me", "Cf"):
+            width += 1
+    return width
+
+
+def _cut(text: str, width: int) -> tuple[str, str]:
+    """Return the beginning of a text that fits, one character at least, and the rest."""
+    end, used = 0, 0
+    for char in text:
+        used += width_of(char)
+        if used > width and end:
+            break
+        end += 1
+    return text[:end], text[end:]
+
+
+def crop(text: str, width: int) -> str:
+    """Return text that fits, with an ellipsis where something is missing."""
+    if width_of(text) <= width:
+        return text
+    return _cut(text, width - 1)[0] + "…"
+
+
+# Programs that a fix tells a person to run: such a command is in backticks, or ends the text.
+_PROGRAMS = (
+    r"\.|subagent-fleet|ollama|litellm|npm|uv|pipx|git|unset|printf|sudo|launchctl|lsof|cd|ls|rm")
+_COMMAND = _Pattern(
+    rf"(?<!\S)[^\s`]*`(?:{_PROGRAMS}) [^`]*`[^\s`]*"
+    rf"|(?:^|(?<=: ))(?:{_PROGRAMS}) .*$")
+
+
+def _find_commands(styled: Styled) -> list[Styled]:
+    """Return the parts of a text, its commands apart and whole."""
+    text = styled.text
+    parts = []
+    at = 0
+    for match in _COMMAND.finditer(text):
+        parts.append(replace(styled, text=text[at:match.start()].strip()))
+        parts.append(replace(styled, text=match.group(), whole=True))
+        at = match.end()
+    parts.append(replace(styled, text=text[at:].strip()))
+    return [part for part in parts if part.text]
+
+
+def _split_words(parts: Iterable[Styled], width: int) -> Iterator[Styled]:
+    """Yield what wrapping may not break: words no wider than a line, and whole commands."""
+    for part in parts:
+        if part.whole:
+            yield part
+            continue
+        for word in part.text.split():
+            while width_of(word) > width:
+                piece, word = _cut(word, width)
+                yield Styled(piece, part.role)
+            if word:
+                yield Styled(word, part.role)
+
+
+def _wrap_words(parts: Iterable[Styled], width: int, *, indent: int = 0) -> list[list[Styled]]:
+    """Return the lines of some parts; those after the first leave room for an indent."""
+    lines: list[list[Styled]] = [[]]
+    used = 0
+    for word in _split_words(parts, max(width - indent, 1)):
+        room = width if len(lines) == 1 else width - indent
+        needed = width_of(word.text)
+        if lines[-1] and used + 1 + needed > room:
+            lines.append([])
+            used = 0
+        if lines[-1]:
+            used += 1
+        lines[-1].append(word)
+        used += needed
+    return lines
+
+
+def _paint_words(words: Sequence[Styled], look: Look) -> str:
+    """Return words as one line, neighbours of one role painted together."""
+    runs: list[Styled] = []
+    for word in words:
+        if runs and runs[-1].role == word.role:
+            runs[-1] = Styled(f"{runs[-1].text} {word.text}", word.role)
+        else:
+            runs.append(word)
+    return " ".join(paint(run.text, run.role, look) for run in runs)
+
+
+def format_words(parts: Sequence[Styled], look: Look, *, indent: str = "") -> str:
+    """Return parts with a space between them, on as many lines as they need.
+
+    The indent stands before every line but the first. A part that is whole is not broken; where
+    no line is wide enough for it, it has one of its own for the terminal to break.
+    """
+    parts = [replace(part, text=clean_line(part.text)) for part in parts if part.text]
+    if not look.columns or width_of(" ".join(part.text for part in parts)) <= look.columns:
+        return _paint_words(parts, look) + "\n"
+    lines = _wrap_words(parts, look.columns, indent=len(indent))
+    return f"\n{indent}".join(_paint_words(line, look) for line in lines) + "\n"
+
+
+def wrap_text(text: str, columns: int, *, indent: str = "") -> str:
+    """Return text whose lines are not wider than columns; a wrapped line goes on at its margin.
+
+    The indent is added to that margin. Commands to copy are kept whole; 0 columns wrap nothing.
+    """
+    return "\n".join(_wrap_line(line, columns, indent) for line in text.split("\n"))
+
+
+def _wrap_line(line: str, columns: int, indent: str) -> str:
+    line = clean_line(line)
+    if not columns or width_of(line) <= columns:
+        return line
+    words = line.lstrip(" ")
+    margin = " " * (len(line) - len(words))
+    inner = Look(columns=max(columns - len(margin), 1))
+    block = format_words(_find_commands(Styled(words)), inner, indent=indent)
+    return "\n".join(margin + part for part in block.splitlines())
+
+
+def _indent(block: str, margin: str) -> str:
+    """Return the lines of a block behind a margin; empty ones are left out."""
+    return "".join(f"{margin}{line}\n" for line in block.splitlines() if line)
+
+
+def format_finding(finding: Finding, *, indent: str = "", look: Look = PLAIN) -> str:
+    """Return a finding as lines: what, where, the line with a caret, what to type."""
+    inner = replace(look, columns=max(look.columns - len(indent), 0))
+    if indent:  # in a list of errors, below the file's name
+        text = format_words([Styled(finding.what)], inner, indent="  ")
+        if finding.where:
+            place = replace(look, columns=max(inner.columns - 2, 0))
+            text += _indent(format_words([Styled("at"), Styled(finding.where, "dim")], place), "  ")
+    else:
+        parts = [
+            Styled(finding.level, _LEVEL_ROLES.get(finding.level, "")),
+            Styled(finding.where, "dim"),
+            Styled(finding.what),
+        ]
+        parts = [part for part in parts if part.text]
+        parts[:-1] = [replace(part, text=f"{part.text}:") for part in parts[:-1]]
+        text = format_words(parts, inner, indent="  ")
+
+    text += _format_excerpt(finding.excerpt, inner.columns)
+    text += format_fix(finding.fix, inner)
+    return _indent(text, indent)
+
+
+def format_fix(fix: str, look: Look, *, margin: str = "  ") -> str:
+    """Return what to type; a command that does not fit beside `fix:` stands below it, whole."""
+    if not fix:
+        return ""
+    fix = clean_line(fix)
+    if not look.columns or width_of(f"{margin}fix: {fix}") <= look.columns:
+        return f"{margin}{paint('fix:', 'dim', look)} {fix}\n"
+    inner = replace(look, columns=look.columns - len(margin))
+    parts = [Styled("fix:", "dim"), *_find_commands(Styled(fix))]
+    return _indent(format_words(parts, inner, indent="  "), margin)
+
+
+def _format_excerpt(excerpt: str, columns: int) -> str:
+    """Return a line of a file and the one with its caret; what does not fit is left out."""
+    lines = [clean_line(line) for line in excerpt.splitlines() if line]
+    if columns and any(width_of(line) > columns for line in lines):
+        lines = _crop_excerpt(lines, columns)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _crop_excerpt(lines: list[str], columns: int) -> list[str]:
+    """Return what is near the caret, which stands in the last line."""
+    start = lines[0].find("| ") + 2  # behind the line's number
+    hidden = max(lines[-1].find("^") - columns * 2 // 3, 0)
+    shown = [line[:start] + line[start + hidden:] for line in lines]
+    if hidden:
+        shown[0] = f"{shown[0][:start]}…{shown[0][start + 1:]}"
+    return [crop(shown[0], columns)] + [_cut(line, columns)[0] for line in shown[1:]]
+
+
+_LEVELS = {"error": "errors", "warning": "warnings", "info": "notes", "ok": "ok"}
+
+
+def format_topic(topic: str, findings: Sequence[Finding], look: Look, *,
+                 verbose: bool = False) -> str:
+    """Return what doctor says on a topic; on a terminal, what is right is counted, not listed."""
+    if not look.columns:
+        return f"{topic}\n" + "".join(format_finding(finding) for finding in findings)
+
+    levels = [finding.level for finding in findings]
+    counts = [_count_level(level, levels.count(level)) for level in _LEVELS if level in levels]
+    worst = next((level for level in ("error", "warning") if level in levels), "ok")
+    heading = mark(f"{topic}:", _LEVEL_ROLES[worst], look)
+    text = format_words([heading, Styled(", ".join(counts))], look, indent="  ")
+    for finding in findings:
+        if verbose or finding.level != "ok":
+            text += format_finding(finding, look=look)
+    return text
+
+
+def _count_level(level: str, count: int) -> str:
+    """Return `1 error`, `2 errors`, `3 ok`."""
+    many = _LEVELS[level]
+    return f"{count} {many if count > 1 else many.removesuffix('s')}"
+
+
+_LEAST_CELL = 20  # the last column of a table, or of pairs, does not wrap to less
 
 
 def format_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *,
-                 columns: int = 0) -> str:
-    """Return an aligned table; with `columns` the last column wraps to fit, nothing is cut."""
-    table = [[clean_line(str(cell)) for cell in row] for row in rows]
-    widths = [len(header) for header in headers]
-    for row in table:
-        widths = [max(width, len(cell)) for width, cell in zip(widths, row)]
-    left = sum(widths[:-1]) + 2 * (len(headers) - 1)
-    last = widths[-1]
-    if columns:
-        last = min(last, max(columns - left, 16))
+                 look: Look = PLAIN, right: Sequence[str] = ()) -> str:
+    """Return an aligned table; a cell is Styled, or anything else as its text.
 
-    lines = [
-        "  ".join(header.ljust(width) for header, width in zip(headers, widths)).rstrip(),
-        "-" * (left + last),
-    ]
+    On a terminal, the columns of `right` hold numbers, the last column wraps and one other may,
+    and a table that is still too wide is told row by row. No word is cut that fits a line.
+    """
+    table = [[_as_cell(cell) for cell in row] for row in rows]
+    natural = [width_of(header) for header in headers]
     for row in table:
-        margin = "".join(cell.ljust(width + 2) for cell, width in zip(row[:-1], widths))
-        for piece in textwrap.wrap(row[-1], last, break_on_hyphens=False) or [""]:
-            lines.append((margin + piece).rstrip())
-            margin = " " * left
+        natural = [max(width, width_of(cell.text)) for width, cell in zip(natural, row)]
+
+    if not look.columns:
+        lines = _format_row([Styled(header) for header in headers], natural, look)
+        lines.append("-" * (sum(natural) + 2 * (len(natural) - 1)))
+        for row in table:
+            lines += _format_row(row, natural, look)
+        return "\n".join(lines) + "\n"
+
+    widths = _plan_widths(headers, table, natural, look.columns)
+    if widths is None:
+        return _format_blocks(headers, table, look)
+    lines = []
+    for row in [[Styled(header, "bold") for header in headers], *table]:
+        lines += _format_row(row, widths, look, [header in right for header in headers])
     return "\n".join(lines) + "\n"
+
+
+def _as_cell(value: object) -> Styled:
+    """Return a value as a clean cell of a table."""
+    cell = value if isinstance(value, Styled) else Styled(str(value))
+    return replace(cell, text=clean_line(cell.text))
+
+
+def _plan_widths(headers: Sequence[str], table: Sequence[Sequence[Styled]],
+                 natural: list[int], columns: int) -> list[int] | None:
+    """Return the widths of a table's columns, None where it cannot fit without cutting words."""
+    room = columns - 2 * (len(natural) - 1)
+    if sum(natural) <= room:
+        return natural
+
+    least = [width_of(header) for header in headers]
+    for row in table:
+        for index, cell in enumerate(row):
+            words = _split_words(_find_commands(cell), columns)
+            longest = max((width_of(word.text) for word in words), default=0)
+            least[index] = max(least[index], longest)
+
+    # The last column wraps first, then that other one which gives the most.
+    last = len(natural) - 1
+    least[last] = max(least[last], min(natural[last], _LEAST_CELL))
+    other = max(range(last), key=lambda index: natural[index] - least[index], default=last)
+    widths = list(natural)
+    for index in (last, other):
+        excess = max(sum(widths) - room, 0)
+        widths[index] = max(widths[index] - excess, least[index])
+    return widths if sum(widths) <= room else None
+
+
+def _format_row(row: Sequence[Styled], widths: Sequence[int], look: Look,
+                right: Sequence[bool] = ()) -> list[str]:
+    """Return the lines of a row of a table."""
+    cells = [_wrap_cell(cell, width) for cell, width in zip(row, widths)]
+    lines = []
+    for number in range(max(len(pieces) for pieces in cells)):
+        parts = []
+        for index, pieces in enumerate(cells):
+            piece = pieces[number] if number < len(pieces) else ""
+            blank = " " * (widths[index] - width_of(piece))
+            shown = paint(piece, row[index].role, look)
+            parts.append(blank + shown if right and right[index] else shown + blank)
+        lines.append("  ".join(parts).rstrip())
+    return lines
+
+
+def _wrap_cell(cell: Styled, width: int) -> list[str]:
+    """Return the pieces of a cell that stand below each other; a cell breaks what is too long."""
+    if width_of(cell.text) <= width:
+        return [cell.text]
+    parts = [replace(part, whole=part.whole and width_of(part.text) <= width)
+             for part in _find_commands(cell)]
+    return [" ".join(word.text for word in line) for line in _wrap_words(parts, width)]
+
+
+def _format_blocks(headers: Sequence[str], table: Sequence[Sequence[Styled]], look: Look) -> str:
+    """Return a table row by row, a line a cell; a row that goes on with the last has no name."""
+    label_width = max(width_of(header) for header in headers)
+    room = max(look.columns - label_width - 2, 1)
+    lines: list[str] = []
+    for row in table:
+        if lines and row[0].text:
+            lines.append("")
+        for header, cell in zip(headers, row):
+            label = header
+            for piece in _wrap_cell(cell, room) if cell.text not in ("", "-") else ():
+                blank = " " * (label_width - width_of(label) + 2)
+                lines.append(paint(label, "dim", look) + blank + paint(piece, cell.role, look))
+                label = ""
+    return "\n".join(lines) + "\n"
+
+
+def format_pairs(rows: Sequence[tuple[str, str]], look: Look = PLAIN) -> str:
+    """Return one line a pair, in two columns; the right one wraps, or stands below the left."""
+    width = max((width_of(left) for left, _ in rows), default=0)
+    room = look.columns - width - 4
+    is_narrow = look.columns and room < _LEAST_CELL
+    text = ""
+    for left, right in rows:
+        blank = " " * (width - width_of(left))
+        if is_narrow:
+            inner = replace(look, columns=look.columns - 2)
+            text += _indent(format_words([Styled(left)], inner), "  ")
+            text += _indent(format_words([Styled(right)], replace(look, columns=look.columns - 6)),
+                            "      ")
+            continue
+        margin = f"  {left}{blank}  "
+        for piece in _wrap_cell(Styled(right), room) if look.columns else (right,):
+            text += f"{margin}{piece}\n"
+            margin = " " * (width + 4)
+    return text
 
 
 def format_route(agent: str, model: Model) -> str:
@@ -2288,13 +2652,7 @@ def format_route(agent: str, model: Model) -> str:
     return clean_line(f"{agent} -> {model.node} -> {model.ollama_model} -> {model.alias}")
 
 
-def format_pairs(rows: Sequence[tuple[str, str]]) -> str:
-    """Return one line a pair, in two columns."""
-    width = max((len(left) for left, _ in rows), default=0)
-    return "".join(f"  {left.ljust(width)}  {right}\n" for left, right in rows)
-
-
-def format_diff(changes: Iterable[Change], fleet: Fleet) -> str:
+def format_diff(changes: Iterable[Change], fleet: Fleet, look: Look = PLAIN) -> str:
     """Return what would change as a unified diff; keys are never shown."""
     secret = _secret_pattern(fleet.gateway.master_key_env)
     lines: list[str] = []
@@ -2310,7 +2668,15 @@ def format_diff(changes: Iterable[Change], fleet: Fleet) -> str:
             before.splitlines(), after.splitlines(), change.path, change.path,
             change.action, "generated", lineterm=""))
         lines += differences or [f"--- {change.path}: only hidden values differ"]
-    return clean_text("".join(f"{line}\n" for line in lines))
+    return "".join(_paint_difference(clean_text(line), look) + "\n" for line in lines)
+
+
+def _paint_difference(line: str, look: Look) -> str:
+    """Return a line of a diff; none is wrapped, so that it can be applied."""
+    for start, role in (("---", "bold"), ("+++", "bold"), ("@@", "dim"), ("+", "ok"), ("-", "bad")):
+        if line.startswith(start):
+            return paint(line, role, look)
+    return line
 
 
 def _secret_pattern(key_variable: str) -> re.Pattern[str]:
@@ -2406,72 +2772,33 @@ def format_setup(system: str, state: NodeState, reached: Sequence[NodeState]) ->
     return setup.before + "".join(lines) + setup.after.format(**words)
 
 
-def format_worker(report: dict[str, Any], columns: int) -> str:
+def format_worker(report: dict[str, Any], look: Look = PLAIN) -> str:
     """Return everything `worker` has to say, the part to paste last."""
     state = report["ollama"]
     paragraphs = []
     if state.online:
         names = ", ".join(model.name for model in state.models) or "no model"
-        paragraphs.append(clean_line(f"Ollama {state.version} runs here with {names}") + "\n")
+        words = [Styled(f"Ollama {state.version} runs here with {names}")]
+        paragraphs.append(format_words(words, look, indent="  "))
 
-    rows = [(address["address"], address["kind"], "yes" if address["open"] else "no")
-            for address in report["addresses"]]
+    rows = []
+    for address in report["addresses"]:
+        answers = mark("yes", "ok", look) if address["open"] else mark("no", "bad", look)
+        rows.append((address["address"], address["kind"], answers))
     headers = ("Address", "Kind", "Ollama answers there")
-    paragraphs.append(format_table(headers, rows, columns=columns))
-    paragraphs += [format_finding(finding) for finding in report["findings"]]
+    paragraphs.append(format_table(headers, rows, look=look))
+    paragraphs += [format_finding(finding, look=look) for finding in report["findings"]]
 
     block = dump_yaml({key: value for key, value in report["fleet"].items() if value})
     paragraphs += [
         "The settings of a good node, open to the fleet:\n",
         report["setup"],
-        SECURITY_WARNING,
-        "On the machine that has the fleet, put these lines under the `nodes:` and `models:` of "
-        "its fleet.yaml:\n",
+        wrap_text(SECURITY_WARNING, look.columns),
+        wrap_text("On the machine that has the fleet, put these lines under the `nodes:` and "
+                  "`models:` of its fleet.yaml:\n", look.columns),
         block,
     ]
     return "\n".join(paragraphs)
-
-
-def format_nodes(fleet: Fleet, states: Mapping[str, NodeState], headers: Sequence[str],
-                 columns: int) -> str:
-    """Return the name of a fleet and a table of its nodes: models, or why there are none."""
-    rows = []
-    for state in states.values():
-        names = ", ".join(model.name for model in state.models)
-        cells = {
-            "Node": state.name,
-            "Status": "online" if state.online else "offline",
-            "Endpoint": state.endpoint,
-            "Models": names or f"({state.reason or 'none'})",
-        }
-        rows.append([cells[header] for header in headers])
-    return f"Fleet: {clean_line(fleet.name)}\n\n" + format_table(headers, rows, columns=columns)
-
-
-def format_details(states: Mapping[str, NodeState]) -> str:
-    """Return what each node said of itself and its models, or why it said nothing."""
-    lines = []
-    for state in states.values():
-        place = f"{state.name} ({state.endpoint})"
-        lines.append("")
-        if state.online:
-            lines.append(f"{place}: Ollama {state.version}, {state.latency_ms} ms")
-        else:
-            lines.append(f"{place}: {state.why}")
-            lines.append(f"  fix: {state.mend}")
-        lines += [f"  {model.name}: {_describe_model(model)}" for model in state.models]
-    return "".join(clean_line(line) + "\n" for line in lines)
-
-
-def _describe_model(model: NodeModel) -> str:
-    """Return what is known of a model: how large, what it was trained for, what it can do."""
-    parts = [f"{model.size / 1e9:.1f} GB", model.parameters, model.quantization]
-    if model.trained_context:
-        parts.append(f"trained for {model.trained_context}")
-    parts += model.capabilities or ()
-    if model.remote:
-        parts.append(f"at {model.remote}")
-    return ", ".join(part for part in parts if part)
 
 
 def format_share(loaded: LoadedModel) -> str:
@@ -2500,19 +2827,230 @@ def format_expiry(expires: str, now: float) -> str:
     return "stays"  # keep_alive: -1 is a date in the year 2318
 
 
-def format_warmth(warmth: Warmth) -> str:
-    """Return how it ended; a failure in the node's words and what to type."""
-    detail = clean_line(warmth.detail)
-    if not warmth.ok:
-        fix = f"    fix: {clean_line(warmth.fix)}\n" if warmth.fix else ""
-        return f"  failed: {detail}\n{fix}"
+def format_nodes(fleet: Fleet, states: Mapping[str, NodeState], headers: Sequence[str],
+                 look: Look = PLAIN) -> str:
+    """Return the name of a fleet and a table of its nodes: models, or why there are none."""
+    rows = []
+    for state in states.values():
+        names = ", ".join(model.name for model in state.models)
+        cells = {
+            "Node": state.name,
+            "Status": mark("online", "ok", look) if state.online else mark("offline", "bad", look),
+            "Endpoint": state.endpoint,
+            "Models": names or f"({state.reason or 'none'})",
+        }
+        rows.append([cells[header] for header in headers])
+    title = format_words([Styled("Fleet:"), Styled(fleet.name, "bold")], look)
+    return f"{title}\n" + format_table(headers, rows, look=look)
 
+
+def format_presence(models: Iterable[Mapping[str, str]], look: Look = PLAIN) -> str:
+    """Return a table of a fleet's models: present, unknown, or missing and what mends that."""
+    roles = {"present": "ok", "missing": "bad"}
+    rows = []
+    for model in models:
+        word = model["state"]
+        if word == "missing":
+            word += f": `ollama pull {model['ollama_model']}` on {model['node']}"
+        state = mark(word, roles.get(model["state"], "warn"), look)
+        rows.append((model["name"], model["node"], model["ollama_model"], state))
+    return format_table(("Model", "Node", "Ollama model", "Found"), rows, look=look)
+
+
+def format_details(states: Mapping[str, NodeState], look: Look = PLAIN) -> str:
+    """Return what each node said of itself and its models, or why it said nothing."""
+    inner = replace(look, columns=max(look.columns - 2, 0))
+    text = ""
+    for state in states.values():
+        told = state.why
+        if state.online:
+            told = f"Ollama {state.version}, {state.latency_ms} ms"
+        heading = Styled(f"{state.name} ({state.endpoint}):", "bold")
+        text += "\n" + format_words([heading, Styled(told)], look, indent="  ")
+        if not state.online:
+            text += format_fix(state.mend, look)
+        for model in state.models:
+            parts = [Styled(f"{model.name}:"), Styled(_describe_model(model))]
+            text += _indent(format_words(parts, inner, indent="  "), "  ")
+    return text
+
+
+def _describe_model(model: NodeModel) -> str:
+    """Return what is known of a model: how large, what it was trained for, what it can do."""
+    parts = [f"{model.size / 1e9:.1f} GB", model.parameters, model.quantization]
+    if model.trained_context:
+        parts.append(f"trained for {model.trained_context}")
+    parts += model.capabilities or ()
+    if model.remote:
+        parts.append(f"at {model.remote}")
+    return ", ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a gateway says of a model's place on its node."""
+
+    running: int
+    slots: int
+    rests_seconds: float = 0
+
+
+@dataclass(frozen=True)
+class StatusPage:
+    """What `status` shows: everything that is known of a fleet at one moment."""
+
+    fleet: Fleet
+    states: Mapping[str, NodeState]
+    routes: Mapping[str, RouteState]  # by model
+    following: str  # the sentence of plan_next_step
+    now: float  # seconds since 1970
+    # What the fleet's gateway says, where it was asked and answers.
+    places: Mapping[str, Place] = field(default_factory=dict)  # by model
+    waiting: int = 0
+    gateway_at: str = ""  # its address, where it answers
+
+
+def format_status(page: StatusPage, look: Look = PLAIN) -> str:
+    """Return nodes, what they hold, and who answers for each agent; a sentence says it all."""
+    if not look.columns:
+        return _format_plain_status(page)
+
+    text = _format_verdict(page, look) + "\n"
+    headers = ["Machine", "State", "Runs", "Loaded", "Context", "On GPU", "Slots", "Stays"]
+    rows = []
+    for state in page.states.values():
+        rows += _machine_rows(page, state, look)
+    if not page.places:
+        rows = [row[:-2] + row[-1:] for row in rows]
+        headers.remove("Slots")
+    text += format_table(headers, rows, look=look, right=("Context", "On GPU", "Slots"))
+
+    offline = [state for state in page.states.values() if not state.online]
+    text += "\n" if offline else ""
+    for state in offline:
+        place = Styled(f"{state.name} ({state.endpoint}):", "dim")
+        text += format_words([place, Styled(state.why)], look, indent="  ")
+
+    agents = [_agent_row(page, agent, look) for agent in page.fleet.agents.values()]
+    if agents:
+        headers = ["Agent", "Model", "Machine", "Alias", "State"]
+        text += "\n" + format_table(headers, agents, look=look)
+    return text
+
+
+def _format_plain_status(page: StatusPage) -> str:
+    """Return the status as programs have read it since the first version."""
+    headers = ("Node", "Status", "Endpoint", "Models")
+    text = format_nodes(page.fleet, page.states, headers)
+
+    rows = []
+    for state in page.states.values():
+        for loaded in state.loaded:
+            rows.append((state.name, loaded.name, loaded.context or "?", format_share(loaded),
+                         format_expiry(loaded.expires, page.now)))
+    if rows:
+        text += "\n" + format_table(("Node", "Loaded", "Context", "Where", "Until"), rows)
+
+    text += "\nAgent routing:\n"
+    for agent, model in plan_routes(page.fleet).items():
+        text += f"{format_route(agent, model)}: {clean_line(str(page.routes[model.name]))}\n"
+    return f"{text}\n{clean_line(page.following)}\n"
+
+
+def _format_verdict(page: StatusPage, look: Look) -> str:
+    """Return the sentence that says whether the fleet is ready, and what to type if not."""
+    states = [page.routes[model.name].state for model in page.fleet.models.values()]
+    ready = states.count("ready")
+    parts = [Styled(f"{page.fleet.name}:", "bold")]
+    if ready == len(states):
+        parts.append(Styled("ready.", "ok"))
+    else:
+        parts.append(Styled(f"{ready} of {count_of(states, 'model')} ready.", "warn"))
+
+    if page.gateway_at:
+        at_work = sum(place.running for place in page.places.values())
+        parts.append(Styled(f"Gateway at {page.gateway_at}: {at_work} at work, "
+                            f"{page.waiting} waiting."))
+    if ready < len(states):
+        parts += _find_commands(Styled(clean_line(page.following)))
+    return format_words(parts, look, indent="  ")
+
+
+def _machine_rows(page: StatusPage, state: NodeState, look: Look) -> list[list[object]]:
+    """Return a row for each model that a machine holds; what is true of the machine, once."""
+    models = [model for model in page.fleet.models.values() if model.node == state.name]
+    places = [page.places[model.name] for model in models if model.name in page.places]
+    if not state.online:
+        head = [state.name, mark("offline", "bad", look), "-"]
+    elif any(place.rests_seconds for place in places):
+        head = [state.name, mark("resting", "warn", look), f"Ollama {state.version}"]
+    else:
+        head = [state.name, mark("online", "ok", look), f"Ollama {state.version}"]
+
+    if not state.loaded:
+        return [[*head, "-", "-", "-", "-", "-"]]
+    rows = []
+    for loaded in state.loaded:
+        percent = "-"
+        if loaded.gpu_percent is not None:
+            percent = f"{loaded.gpu_percent} %"
+        context = f"{loaded.context:,}" if loaded.context else "?"
+        stays = format_expiry(loaded.expires, page.now).replace("stays", "for ever")
+        slots = _count_slots(page, state.name, loaded)
+        rows.append([*head, loaded.name, context, percent, slots, stays])
+        head = ["", "", ""]
+    return rows
+
+
+def _count_slots(page: StatusPage, node: str, loaded: LoadedModel) -> str:
+    """Return how many of a loaded model's slots are taken, as far as a gateway says."""
+    for model in page.fleet.models.values():
+        place = page.places.get(model.name)
+        if place and model.node == node and find_models([loaded], model.ollama_model):
+            return f"{place.running} / {place.slots}"
+    return "-"
+
+
+def _agent_row(page: StatusPage, agent: Agent, look: Look) -> list[object]:
+    """Return who answers for an agent, and who does so instead."""
+    model = page.fleet.models[agent.model]
+    route = page.routes[model.name]
+    place = page.places.get(model.name)
+    word = str(replace(route, fallback=None))
+    role = "ok"
+    if route.state != "ready":
+        role = "warn" if route.fallback or route.state == "cold" else "bad"
+    elif place and place.rests_seconds:
+        word, role = "resting", "warn"
+    elif place and place.running:
+        word += ", working"
+
+    if route.fallback:
+        other = page.fleet.models[route.fallback]
+        word += f" \u2192 {other.ollama_model} on {other.node}"
+    return [agent.name, model.ollama_model, model.node, model.alias, mark(word, role, look)]
+
+
+def format_warmth(warmth: Warmth, *, before: str = "", look: Look = PLAIN) -> str:
+    """Return how it ended, behind what stands before; a failure in the node's words, its fix."""
     parts = []
     if warmth.loaded:
         parts.append(f"context {warmth.loaded.context or '?'}")
         parts.append(format_share(warmth.loaded))
-    parts += [f"{warmth.seconds:.1f} s", detail]
-    return f"  ok  ({', '.join(part for part in parts if part)})\n"
+    parts += [f"{warmth.seconds:.1f} s", warmth.detail]
+    told = [mark("ok", "ok", look), Styled(f" ({', '.join(part for part in parts if part)})")]
+    if not warmth.ok:
+        told = [mark("failed:", "bad", look), Styled(warmth.detail)]
+    fix = "" if warmth.ok else format_fix(warmth.fix, look, margin="    ")
+
+    before = clean_line(before)
+    line = f"{before}  {format_words(told, replace(look, columns=0))}"
+    length = width_of(before) + 2 + width_of(format_words(told, PLAIN).rstrip("\n"))
+    if look.columns and length > look.columns:
+        inner = replace(look, columns=look.columns - 4)
+        line = _indent(format_words([Styled(before)], inner, indent="  "), "  ")
+        line += _indent(format_words(told, inner, indent="  "), "    ")
+    return line + fix
 
 
 def format_progress(groups: Mapping[str, Mapping[Any, Warmth]], now: float, columns: int) -> str:
@@ -2529,15 +3067,18 @@ def format_progress(groups: Mapping[str, Mapping[Any, Warmth]], now: float, colu
             seconds = now - warmth.began
             parts.append(f"{warmth.model.name} {warmth.stage} {amount}{seconds:.0f} s")
     # A line that reaches the last column would leave a second one behind when it is redrawn.
-    return clean_line("  " + " | ".join(parts))[:(columns or 80) - 1]
+    return crop(clean_line("  " + " | ".join(parts)), (columns or 80) - 1)
 
 
-def format_served(rows: Sequence[Sequence[object]], columns: int) -> str:
+def format_served(rows: Sequence[Sequence[object]], look: Look = PLAIN) -> str:
     """Return what each node has served: its name, then its totals."""
     if not rows:  # LiteLLM has no such page
         return "\nThe gateway does not tell which node served what.\n"
     headers = ("Node", "Requests", "Tokens in", "Tokens out", "Seconds waited", "Failures")
-    return "\nServed:\n" + format_table(headers, rows, columns=columns)
+    if look.columns:
+        rows = [[f"{cell:,}" if isinstance(cell, (int, float)) else cell for cell in row]
+                for row in rows]
+    return "\nServed:\n" + format_table(headers, rows, look=look, right=headers[1:])
 
 
 def show_record(record: Any) -> dict[str, Any]:
@@ -3440,8 +3981,11 @@ class World:
 
     @property
     def columns(self):
-        """Width to wrap tables at; 0 in a pipe, where nothing is wrapped."""
-        return (shutil.get_terminal_size().columns or 80) if self.is_terminal() else 0
+        """Width of the terminal, or of the one that most have where it does not say."""
+        return shutil.get_terminal_size().columns or 80
+
+    def encoding_of(self, stream: str) -> str:
+        return getattr(getattr(sys, stream), "encoding", None) or ""
 
     def discard_output(self):
         """Send what is still to be written nowhere: the reader has gone."""
@@ -4419,6 +4963,12 @@ class Server:
 
 # == 16. Workspace ============================================================
 
+def look_of(world: World, stream: str = "stdout") -> Look:
+    """Return how text may look on standard output or standard error."""
+    return plan_look(world.environ, world.is_terminal(stream),
+                     encoding=world.encoding_of(stream), columns=world.columns)
+
+
 def load_config(options, world):
     """Return (Fleet, warnings) of the chosen config; any error refuses it, all of them at once."""
     path = find_config(options, world)
@@ -4501,7 +5051,8 @@ def compare_output(world, out, fleet, targets=TARGET_NAMES):
     known = parse_manifest(read_file(world, out, MANIFEST_FILE))
     if known is None:
         world.err(format_finding(Finding("manifest-broken", "warning", f"{MANIFEST_FILE} cannot be "
-                                         "read; files that differ count as yours")))
+                                         "read; files that differ count as yours"),
+                                 look=look_of(world, "stderr")))
         known = {}
     wanted = render_files(fleet, kept_key(world, fleet, out) or f"sk-{world.token(32)}") \
         if fleet else {}
@@ -4620,7 +5171,7 @@ def tell_findings(world, findings):
     for finding in findings:
         if finding.level == "error":
             raise FleetError(finding.slug, finding.what, fix=finding.fix, status=EXIT_REFUSED)
-        world.err(format_finding(finding))
+        world.err(format_finding(finding, look=look_of(world, "stderr")))
 
 
 def refusal(paths, command, done):
@@ -4674,7 +5225,7 @@ def cmd_up(options, world):
             while not names:
                 world.sleep(TICK_SECONDS)
         served = count_served(before, ask_gateway(fleet, world, out))
-        world.err(format_served(served, world.columns))
+        world.err(format_served(served, look_of(world, "stderr")))
     return EXIT_INTERRUPTED if "SIGINT" in names else status
 
 
@@ -4895,18 +5446,20 @@ def cmd_generate(options, world):
                           "ollama_model": model.ollama_model, "alias": model.alias}
                          for agent, model in plan_routes(fleet).items()]}
     if not looks and not written:
-        world.err("" if options.json else format_diff(edited, fleet))
+        world.err("" if options.json else format_diff(edited, fleet, look_of(world, "stderr")))
         error = refusal([change.path for change in edited], "generate", "nothing was written")
         error.report = report
         raise error
     if options.json:
         world.out(render_report("generate", report))
     elif options.diff:
-        world.out(format_diff(changes, fleet))
+        world.out(format_diff(changes, fleet, look_of(world)))
     else:
-        world.out(("Would generate:\n" if options.check else "Generated:\n") + format_pairs(listed))
+        world.out(("Would generate:\n" if options.check else "Generated:\n")
+                  + format_pairs(listed, look_of(world)))
         if not looks and targets == TARGET_NAMES:
-            world.out(clean_text(keep_places(format_start(fleet, out), options)))
+            start = keep_places(format_start(fleet, out), options)
+            world.out(wrap_text(start, look_of(world).columns, indent="    "))
             if (ENVIRONMENT_FILE, "created") in listed:
                 world.out(f"\nKeep the key out of git: add {ENVIRONMENT_FILE} and "
                           f"{STATE_DIRECTORY}/ to .gitignore.\n")
@@ -4955,7 +5508,8 @@ def cmd_clean(options, world):
     doomed = [c for c in changes if c.path not in kept]
     shown = [(c.path, "removed") for c in doomed if c.found is not None]
     heading = "Would remove:\n" if options.dry_run else "Removing:\n"
-    world.out(heading + format_pairs(shown) if shown else "Nothing to remove.\n")
+    listed = format_pairs(shown, look_of(world))
+    world.out(heading + listed if shown else "Nothing to remove.\n")
     if doomed and not options.dry_run and world.confirm(f"Remove {count_of(shown, 'file')}?"):
         write_changes(world, out, doomed)
         if not kept:
@@ -4980,14 +5534,11 @@ def cmd_discover(options, world):
         path = world.enter(find_output(options, world), f"{STATE_DIRECTORY}/discovery.json")
         world.replace_files([(path, render_report("discover", report).encode("utf-8"), 0o644)])
         written = path.removeprefix("./")
-    hint = "missing: `ollama pull {ollama_model}` on {node}"
-    rows = [(model["name"], model["node"], model["ollama_model"], hint.format(**model)
-             if model["state"] == "missing" else model["state"]) for model in models]
-    headers = ("Model", "Node", "Ollama model", "Found")
+    look = look_of(world)
     world.out(render_report("discover", {**report, "written": written}) if options.json else
-              format_nodes(fleet, states, ("Node", "Status", "Models"), world.columns) + "\n"
-              + format_table(headers, rows, columns=world.columns)
-              + (format_details(states) if options.verbose else "")
+              format_nodes(fleet, states, ("Node", "Status", "Models"), look) + "\n"
+              + format_presence(models, look)
+              + (format_details(states, look) if options.verbose else "")
               + (f"\nWrote {written}\n" if written else ""))
     whole = all(model["state"] == "present" for model in models) \
         and all(state.online for state in states.values())
@@ -5018,7 +5569,8 @@ def cmd_warmup(options, world):
             while waiting and warmths[waiting[0]].node.name in ended:
                 name = waiting.pop(0)
                 cells = map(str.ljust, rows[name], widths)
-                world.out("  " + clean_line("  ".join(cells)) + format_warmth(warmths[name]))
+                before = "  " + "  ".join(cells)
+                world.out(format_warmth(warmths[name], before=before, look=look_of(world)))
             if clear:
                 world.err(format_progress(groups, world.clock(), world.columns))
     finally:
@@ -5052,17 +5604,9 @@ def cmd_status(options, world):
                              for agent in fleet.agents.values()]}
         # home and clear: a redraw that does not scroll what stood there before
         text = "\x1b[H\x1b[2J" if options.watch and world.is_terminal() else ""
-        text += format_nodes(fleet, states, ("Node", "Status", "Endpoint", "Models"), world.columns)
-        rows = [(state.name, one.name, one.context or "?", format_share(one),
-                 format_expiry(one.expires, world.now()))
-                for state in states.values() for one in state.loaded]
-        if rows:
-            headers = ("Node", "Loaded", "Context", "Where", "Until")
-            text += "\n" + format_table(headers, rows, columns=world.columns)
-        lines = [f"{format_route(agent, model)}: {clean_line(str(routes[model.name]))}\n"
-                 for agent, model in plan_routes(fleet).items()]
+        page = StatusPage(fleet, states, routes, following, world.now())
         world.out(render_report("status", report) if options.json else
-                  f"{text}\nAgent routing:\n{''.join(lines)}\n{clean_line(following)}\n")
+                  text + format_status(page, look_of(world)))
         if not options.watch:
             return EXIT_PROBLEM if options.check and not ready else EXIT_OK
         world.sleep(options.watch)
@@ -5174,11 +5718,14 @@ def cmd_doctor(options, world):
     verdict = plan_verdict(findings)
     report = {"verdict": verdict, "mended": mended,
               "findings": [{"topic": topic, **show_record(found)} for topic, found in pairs]}
-    told = {"": "".join(f"mended: {clean_line(text)}\n" for text in mended)} if mended else {}
+    look, topics = look_of(world), {}
     for topic, found in pairs:
-        told[topic] = told.get(topic, f"{topic}\n") + format_finding(found)
+        topics.setdefault(topic, []).append(found)
+    told = ["".join(f"mended: {clean_line(text)}\n" for text in mended)] if mended else []
+    told += [format_topic(topic, listed, look, verbose=options.verbose)
+             for topic, listed in topics.items()]
     world.out(render_report("doctor", report) if options.json else
-              "\n".join([*told.values(), f"{clean_line(verdict)}\n"]))
+              "\n".join([*told, wrap_text(f"{clean_line(verdict)}\n", look.columns, indent="  ")]))
     return EXIT_PROBLEM if any(found.level == "error" for found in findings) else EXIT_OK
 
 
@@ -5201,7 +5748,7 @@ def cmd_worker(options, world):
               "findings": findings, "setup": format_setup(system, here, reached),
               "security": SECURITY_WARNING, "fleet": plan_worker_block(name, here, reached)}
     world.out(render_report("worker", report) if options.json else
-              format_worker(report, world.columns))
+              format_worker(report, look_of(world)))
     return EXIT_PROBLEM if any(found.level == "error" for found in findings) else EXIT_OK
 
 
@@ -5211,7 +5758,9 @@ def cmd_help(options, world):
                "model fleet.\n\nStart:\n  subagent-fleet up\n\nCommands:\n"
         tail = "\nsubagent-fleet COMMAND --help says more. Exit codes: 0 done, 1 a problem was " \
                "found,\n2 usage, 3 refused (--force overrides), 130 interrupted.\n"
-        world.out(head + format_pairs([(c.name, c.summary) for c in COMMANDS]) + tail)
+        pairs = [(c.name, c.summary) for c in COMMANDS]
+        world.out(wrap_text(head, look_of(world).columns) + format_pairs(pairs, look_of(world))
+                  + wrap_text(tail, look_of(world).columns))
         return EXIT_OK
     command, rows = find_command(options.command), []
     for flag in command.flags:
@@ -5223,7 +5772,8 @@ def cmd_help(options, world):
     examples = [f"  subagent-fleet {text}\n" if text.startswith(command.name) else f"  {text}\n"
                 for text in command.examples]
     world.out(f"subagent-fleet {command.name}: {command.summary}.\n\nExamples:\n"
-              + "".join(examples) + ("\nOptions:\n" + format_pairs(rows) if rows else ""))
+              + "".join(examples)
+              + ("\nOptions:\n" + format_pairs(rows, look_of(world)) if rows else ""))
     return EXIT_OK
 
 
@@ -5286,6 +5836,7 @@ COMMANDS = (
         ('eval "$(subagent-fleet completion zsh)"',)),
     Command("doctor", cmd_doctor, "find what is wrong, and say what mends it", (
         CONFIG, OUT, Flag("--fix", "mend what is safe: permissions, stale generated files"),
+        Flag("--verbose", "on a terminal, also list what is right", short="-v"),
         TIMEOUT, JSON), ("doctor", "doctor --fix", "doctor --json")),
     Command("worker", cmd_worker, "say how this machine becomes a node", (TIMEOUT, JSON),
             ("worker",)),
@@ -5338,9 +5889,11 @@ def main(argv=None, world=None):
     try:
         return run_words(list(sys.argv[1:] if argv is None else argv), world)
     except FleetError as error:
-        told = "".join(format_finding(finding, indent="  ") for finding in error.findings)
+        look = look_of(world, "stderr")
+        told = "".join(format_finding(finding, indent="  ", look=look)
+                       for finding in error.findings)
         world.err(f"Invalid {clean_line(error.where)}:\n{told}" if told else
-                  format_finding(error.finding))
+                  format_finding(error.finding, look=look))
         return error.status
     except KeyboardInterrupt:
         world.err("\ninterrupted\n")

@@ -18,7 +18,8 @@ sys.dont_write_bytecode = True
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HOSTED_VARIABLES = ("ANTHROPIC_", "CLAUDE", "LITELLM_", "OLLAMA_", "SUBAGENT_FLEET_CONFIG", "http_",
-                    "https_", "HTTP_", "HTTPS_", "ALL_PROXY", "NO_COLOR", "COLUMNS")
+                    "https_", "HTTP_", "HTTPS_", "ALL_PROXY", "NO_COLOR", "FORCE_COLOR",
+                    "COLUMNS", "TERM")
 
 
 _PORTS = iter(random.sample(range(20000, 30000), 10000))  # none is given twice

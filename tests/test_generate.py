@@ -789,5 +789,5 @@ def test_refusals_by_their_slugs(tmp_path, monkeypatch):
     (tmp_path / ".subagent-fleet").mkdir()
     (tmp_path / MANIFEST).touch()
     told = []
-    monkeypatch.setattr(sf, "format_finding", lambda finding: told.append(finding.slug) or "")
+    monkeypatch.setattr(sf, "format_finding", lambda finding, **_: told.append(finding.slug) or "")
     assert sf.compare_output(world, out, None) == [] and told == ["manifest-broken"]
