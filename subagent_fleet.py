@@ -2343,17 +2343,21 @@ def crop(text: str, width: int) -> str:
     return _cut(text, width - 1)[0] + "…"
 
 
-# Programs that a fix tells a person to run: such a command is in backticks, or ends the text.
+# Programs that a person is told to run. A command is in backticks, or ends the text behind `: `.
 _PROGRAMS = (
     r"\.|subagent-fleet|ollama|litellm|npm|uv|pipx|git|unset|printf|sudo|launchctl|lsof|cd|ls|rm")
 _COMMAND = _Pattern(
     rf"(?<!\S)[^\s`]*`(?:{_PROGRAMS}) [^`]*`[^\s`]*"
-    rf"|(?:^|(?<=: ))(?:{_PROGRAMS}) .*$")
+    rf"|(?<=: )(?:{_PROGRAMS}) .*$")
+_LEADING_COMMAND = _Pattern(rf"(?:{_PROGRAMS}) ")
 
 
-def _find_commands(styled: Styled) -> list[Styled]:
-    """Return the parts of a text, its commands apart and whole."""
+def _find_commands(styled: Styled, *, may_lead: bool = False) -> list[Styled]:
+    """Return the parts of a text, its commands apart and whole; one may be all there is."""
     text = styled.text
+    if may_lead and _LEADING_COMMAND.match(text):
+        return [replace(styled, whole=True)]
+
     parts = []
     at = 0
     for match in _COMMAND.finditer(text):
@@ -2422,7 +2426,8 @@ def format_words(parts: Sequence[Styled], look: Look, *, indent: str = "") -> st
 def wrap_text(text: str, columns: int, *, indent: str = "") -> str:
     """Return text whose lines are not wider than columns; a wrapped line goes on at its margin.
 
-    The indent is added to that margin. Commands to copy are kept whole; 0 columns wrap nothing.
+    The indent is added to that margin. Commands to copy are kept whole, and so is a line with a
+    margin that begins with one. 0 columns wrap nothing.
     """
     return "\n".join(_wrap_line(line, columns, indent) for line in text.split("\n"))
 
@@ -2434,7 +2439,8 @@ def _wrap_line(line: str, columns: int, indent: str) -> str:
     words = line.lstrip(" ")
     margin = " " * (len(line) - len(words))
     inner = Look(columns=max(columns - len(margin), 1))
-    block = format_words(_find_commands(Styled(words)), inner, indent=indent)
+    parts = _find_commands(Styled(words), may_lead=bool(margin))
+    block = format_words(parts, inner, indent=indent)
     return "\n".join(margin + part for part in block.splitlines())
 
 
@@ -2474,7 +2480,7 @@ def format_fix(fix: str, look: Look, *, margin: str = "  ") -> str:
     if not look.columns or width_of(f"{margin}fix: {fix}") <= look.columns:
         return f"{margin}{paint('fix:', 'dim', look)} {fix}\n"
     inner = replace(look, columns=look.columns - len(margin))
-    parts = [Styled("fix:", "dim"), *_find_commands(Styled(fix))]
+    parts = [Styled("fix:", "dim"), *_find_commands(Styled(fix), may_lead=True)]
     return _indent(format_words(parts, inner, indent="  "), margin)
 
 
@@ -3048,7 +3054,7 @@ def format_warmth(warmth: Warmth, *, before: str = "", look: Look = PLAIN) -> st
     length = width_of(before) + 2 + width_of(format_words(told, PLAIN).rstrip("\n"))
     if look.columns and length > look.columns:
         inner = replace(look, columns=look.columns - 4)
-        line = _indent(format_words([Styled(before)], inner, indent="  "), "  ")
+        line = _indent(format_words([Styled(before.strip())], inner, indent="  "), "  ")
         line += _indent(format_words(told, inner, indent="  "), "    ")
     return line + fix
 
@@ -5461,8 +5467,9 @@ def cmd_generate(options, world):
             start = keep_places(format_start(fleet, out), options)
             world.out(wrap_text(start, look_of(world).columns, indent="    "))
             if (ENVIRONMENT_FILE, "created") in listed:
-                world.out(f"\nKeep the key out of git: add {ENVIRONMENT_FILE} and "
-                          f"{STATE_DIRECTORY}/ to .gitignore.\n")
+                hint = f"\nKeep the key out of git: add {ENVIRONMENT_FILE} and " \
+                       f"{STATE_DIRECTORY}/ to .gitignore.\n"
+                world.out(wrap_text(hint, look_of(world).columns))
     differs = any(action != "unchanged" for _, action in listed)
     return EXIT_PROBLEM if options.check and differs else EXIT_OK
 
@@ -5771,8 +5778,8 @@ def cmd_help(options, world):
         rows.append(("-- " + command.passes, "handed on as it is"))
     examples = [f"  subagent-fleet {text}\n" if text.startswith(command.name) else f"  {text}\n"
                 for text in command.examples]
-    world.out(f"subagent-fleet {command.name}: {command.summary}.\n\nExamples:\n"
-              + "".join(examples)
+    head = f"subagent-fleet {command.name}: {command.summary}.\n\nExamples:\n"
+    world.out(wrap_text(head + "".join(examples), look_of(world).columns)
               + ("\nOptions:\n" + format_pairs(rows, look_of(world)) if rows else ""))
     return EXIT_OK
 

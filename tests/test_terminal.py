@@ -139,6 +139,7 @@ def test_crop_fits_and_says_that_something_is_missing(text, width, wanted):
     ("Do this: git rm --cached abc", 12, "Do this:\ngit rm --cached abc"),
     ("Then `ollama pull x:3b`, once more", 20, "Then\n`ollama pull x:3b`,\nonce more"),
     ("  subagent-fleet serve --config x", 20, "  subagent-fleet serve --config x"),
+    ("subagent-fleet 1.0.0 is a program", 20, "subagent-fleet 1.0.0\nis a program"),
     ("a `word or two` that is no command", 10, "a `word or\ntwo` that\nis no\ncommand"),
 ])
 def test_text_wraps_between_words_and_keeps_commands_whole(text, columns, wanted):
