@@ -3792,7 +3792,7 @@ def read_new_prompt(change: Change) -> str:
         text = (change.found or b"").decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError:
         return ""
-    head = _head_of(change.wanted or b"")
+    head = _frontmatter_of(change.wanted or b"")
     if not text.startswith(head):
         return ""
 
@@ -3802,7 +3802,7 @@ def read_new_prompt(change: Change) -> str:
     return prompt + "\n"
 
 
-def _head_of(content: bytes) -> str:
+def _frontmatter_of(content: bytes) -> str:
     """Return a generated agent's frontmatter, to the line that closes it."""
     head, closing, _ = content.decode("utf-8").partition("\n---\n")
     return head + closing
@@ -3810,7 +3810,7 @@ def _head_of(content: bytes) -> str:
 
 def render_prompt(change: Change, prompt: str) -> bytes:
     """Return the file that `generate` will make of a prompt."""
-    return f"{_head_of(change.wanted or b'')}\n{prompt}".encode("utf-8")
+    return f"{_frontmatter_of(change.wanted or b'')}\n{prompt}".encode("utf-8")
 
 
 def show_prompt(prompt: str, *, is_json: bool) -> str:
@@ -4184,6 +4184,8 @@ def _starter_value(value: object) -> str:
 # else stands between it and the terminal. With the Look of a pipe, text is as it ever was: no
 # escape, no mark, no line broken. On a terminal, text is wrapped first and painted last.
 
+# -- what a terminal can show --
+
 def clean_text(text: str) -> str:
     """Return text with everything that could steer a terminal shown as an escape."""
     # Controls, bidirectional marks and line separators: text from a node or a file could use them
@@ -4196,7 +4198,8 @@ def clean_text(text: str) -> str:
 
 def clean_line(text: str) -> str:
     """Return clean text on one line."""
-    return clean_text(text).replace("\n", "\\n").replace("\t", " ")
+    text = clean_text(text)
+    return text.replace("\n", "\\n").replace("\t", " ")
 
 
 @dataclass(frozen=True)
@@ -4209,18 +4212,15 @@ class Look:
 
 
 PLAIN = Look()
-MARKS = {"ok": "✓", "warn": "!", "bad": "✗"}
-_COLOURS = {"ok": "32", "warn": "33", "bad": "31", "dim": "2", "bold": "1"}
-_LEVEL_ROLES = {"error": "bad", "warning": "warn", "ok": "ok"}
-_LEAST_COLUMNS = 20  # on a narrower terminal, lines are as if it had these
+LEAST_COLUMNS = 20  # a narrower terminal breaks lines by itself
 
 
-def plan_look(environ: Mapping[str, str], is_terminal: bool, *, encoding: str,
-              columns: int) -> Look:
+def plan_look(environ: Mapping[str, str], is_terminal: bool, *,
+              encoding: str, columns: int) -> Look:
     """Return the Look of a stream, from what it is and what its reader asked for."""
-    # As Python 3.13 itself decides: who wants no colour is heard before who wants it anywhere.
-    # A colour forced into a pipe wraps nothing there: who reads it has a width of their own.
     is_dumb = environ.get("TERM") == "dumb"
+
+    # In the order of Python 3.13: who wants no colour is heard before who wants it anywhere.
     if environ.get("NO_COLOR"):
         colour = False
     elif environ.get("FORCE_COLOR"):
@@ -4228,31 +4228,46 @@ def plan_look(environ: Mapping[str, str], is_terminal: bool, *, encoding: str,
     else:
         colour = is_terminal and not is_dumb and not _is_old_console(environ)
 
-    marks = is_terminal and not is_dumb
-    try:
-        "".join(MARKS.values()).encode(encoding)
-    except (UnicodeEncodeError, LookupError):
-        marks = False
-    return Look(colour, marks, max(columns, _LEAST_COLUMNS) if is_terminal else 0)
+    # Colour that is forced into a pipe wraps nothing there: the reader behind it has a width of
+    # its own, and a program does not know our marks.
+    if not is_terminal:
+        return Look(colour)
+    marks = not is_dumb and _can_encode(encoding, "".join(MARKS.values()))
+    return Look(colour, marks, max(columns, LEAST_COLUMNS))
 
 
 def _is_old_console(environ: Mapping[str, str]) -> bool:
     """Tell whether this is a Windows console that shows escapes instead of obeying them."""
-    shows_colour = ("WT_SESSION", "TERM", "ANSICON", "ConEmuANSI")
-    return environ.get("OS") == "Windows_NT" and not any(environ.get(name)
-                                                         for name in shows_colour)
+    if environ.get("OS") != "Windows_NT":
+        return False
+    newer = ("WT_SESSION", "TERM", "ANSICON", "ConEmuANSI")
+    return not any(environ.get(name) for name in newer)
+
+
+def _can_encode(encoding: str, text: str) -> bool:
+    try:
+        text.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+# A role says what a text means. Its colour and its mark only underline the words, which say it
+# as well: one is not seen by everybody, the other not shown everywhere.
+MARKS = {"ok": "✓", "warn": "!", "bad": "✗"}
+COLOURS = {"ok": "32", "warn": "33", "bad": "31", "dim": "2", "bold": "1"}
 
 
 def paint(text: str, role: str, look: Look) -> str:
-    """Return text in the colour of its role (ok, warn, bad, dim, bold), which says nothing more."""
-    if not look.colour or not text or role not in _COLOURS:
+    """Return text in the colour of its role: ok, warn, bad, dim or bold."""
+    if not look.colour or not text or role not in COLOURS:
         return text
-    return f"\x1b[{_COLOURS[role]}m{text}\x1b[0m"
+    return f"\x1b[{COLOURS[role]}m{text}\x1b[0m"
 
 
 @dataclass(frozen=True)
 class Styled:
-    """Text and its role. It is measured and wrapped as text, and painted line by line, last."""
+    """Text and its role: measured and wrapped as text, and painted last, line by line."""
 
     text: str
     role: str = ""
@@ -4262,92 +4277,129 @@ class Styled:
 def mark(word: str, role: str, look: Look) -> Styled:
     """Return a word with the mark of its role before it, where marks can be shown."""
     if look.marks and role in MARKS:
-        return Styled(f"{MARKS[role]} {word}", role)
+        word = f"{MARKS[role]} {word}"
     return Styled(word, role)
 
+
+# -- measuring --
+#
+# Most text is ASCII and never asks for the tables of Unicode, which take a while to load.
 
 def width_of(text: str) -> int:
     """Return how many columns a terminal gives to a text; in doubt, the most it may."""
     if text.isascii():
         return len(text)
-    width = 0
-    for char in text:
-        if unicodedata.east_asian_width(char) in "WF":
-            width += 2
-        # A variation selector may make the sign before it wide; a soft hyphen may be shown.
-        elif char in "\ufe0f\xad" or unicodedata.category(char) not in ("Mn", "Me", "Cf"):
-            width += 1
-    return width
+    return sum(_width_of_char(char) for char in text)
+
+
+def _width_of_char(char: str) -> int:
+    if unicodedata.east_asian_width(char) in "WF":
+        return 2
+    # A variation selector may make the sign before it wide; a soft hyphen may be shown.
+    if char in "\ufe0f\xad":
+        return 1
+    return 0 if unicodedata.category(char) in ("Mn", "Me", "Cf") else 1
 
 
 def _cut(text: str, width: int) -> tuple[str, str]:
     """Return the beginning of a text that fits, one character at least, and the rest."""
-    end, used = 0, 0
-    for char in text:
+    used = 0
+    for end, char in enumerate(text):
         used += width_of(char)
-        if used > width and end:
-            break
-        end += 1
-    return text[:end], text[end:]
+        if used > width and end > 0:
+            return text[:end], text[end:]
+    return text, ""
 
 
 def crop(text: str, width: int) -> str:
     """Return text that fits, with an ellipsis where something is missing."""
     if width_of(text) <= width:
         return text
-    return _cut(text, width - 1)[0] + "…"
+    start, _ = _cut(text, width - 1)
+    return f"{start}…"
 
 
-# Programs that a fix tells a person to run: such a command is in backticks, or ends the text.
+# -- wrapping --
+#
+# textwrap counts characters where a terminal counts columns, and breaks commands like sentences.
+
+# Programs that a person is told to run. A command is in backticks, or ends the text behind `: `.
 _PROGRAMS = (
     r"\.|subagent-fleet|ollama|litellm|npm|uv|pipx|git|unset|printf|sudo|launchctl|lsof|cd|ls|rm")
 _COMMAND = _Pattern(
     rf"(?<!\S)[^\s`]*`(?:{_PROGRAMS}) [^`]*`[^\s`]*"
-    rf"|(?:^|(?<=: ))(?:{_PROGRAMS}) .*$")
+    rf"|(?<=: )(?:{_PROGRAMS}) .*$")
+_LEADING_COMMAND = _Pattern(rf"(?:{_PROGRAMS}) ")
 
 
-def _find_commands(styled: Styled) -> list[Styled]:
-    """Return the parts of a text, its commands apart and whole."""
-    text = styled.text
+def find_commands(text: str, role: str = "", *, may_lead: bool = False) -> list[Styled]:
+    """Return the parts of a text, its commands apart and whole; it may be one from its start."""
+    if may_lead and _LEADING_COMMAND.match(text):
+        return [Styled(text, role, whole=True)]
+
     parts = []
-    at = 0
+    end = 0
     for match in _COMMAND.finditer(text):
-        parts.append(replace(styled, text=text[at:match.start()].strip()))
-        parts.append(replace(styled, text=match.group(), whole=True))
-        at = match.end()
-    parts.append(replace(styled, text=text[at:].strip()))
+        parts.append(Styled(text[end:match.start()].strip(), role))
+        parts.append(Styled(match.group(), role, whole=True))
+        end = match.end()
+    parts.append(Styled(text[end:].strip(), role))
     return [part for part in parts if part.text]
 
 
-def _split_words(parts: Iterable[Styled], width: int) -> Iterator[Styled]:
-    """Yield what wrapping may not break: words no wider than a line, and whole commands."""
+def format_words(parts: Sequence[Styled], look: Look, *,
+                 margin: str = "", indent: str = "") -> str:
+    """Return parts with a space between them, on as many lines as they need.
+
+    The margin stands before every line, the indent also before all but the first. A part that is
+    whole has a line of its own if none is wide enough for it, which the terminal breaks.
+    """
+    parts = [replace(part, text=clean_line(part.text)) for part in parts if part.text]
+    text = " ".join(part.text for part in parts)
+    if not text:
+        return ""
+    if not look.columns or width_of(margin + text) <= look.columns:
+        return f"{margin}{_paint_words(parts, look)}\n"
+
+    room = look.columns - len(margin)
+    lines = _wrap_words(parts, room, room - len(indent))
+    painted = [_paint_words(line, look) for line in lines]
+    return margin + f"\n{margin}{indent}".join(painted) + "\n"
+
+
+def _wrap_words(parts: Iterable[Styled], first_room: int, room: int) -> list[list[Styled]]:
+    """Return the words of some parts by line; the first line has a room of its own."""
+    lines: list[list[Styled]] = [[]]
+    used = 0
+    for word in _split_words(parts, max(min(first_room, room), 1)):
+        line_room = first_room if len(lines) == 1 else room
+        width = width_of(word.text)
+
+        if lines[-1] and used + 1 + width > line_room:
+            lines.append([word])
+            used = width
+        elif lines[-1]:
+            lines[-1].append(word)
+            used += 1 + width
+        else:
+            lines[-1].append(word)
+            used = width
+    return lines
+
+
+def _split_words(parts: Iterable[Styled], room: int) -> Iterator[Styled]:
+    """Yield what wrapping may not break: words no wider than the room, and whole commands."""
+    # A word is cut only here, where nothing else fits it; a path cut so can still be read.
     for part in parts:
         if part.whole:
             yield part
             continue
         for word in part.text.split():
-            while width_of(word) > width:
-                piece, word = _cut(word, width)
+            while width_of(word) > room:
+                piece, word = _cut(word, room)
                 yield Styled(piece, part.role)
             if word:
                 yield Styled(word, part.role)
-
-
-def _wrap_words(parts: Iterable[Styled], width: int, *, indent: int = 0) -> list[list[Styled]]:
-    """Return the lines of some parts; those after the first leave room for an indent."""
-    lines: list[list[Styled]] = [[]]
-    used = 0
-    for word in _split_words(parts, max(width - indent, 1)):
-        room = width if len(lines) == 1 else width - indent
-        needed = width_of(word.text)
-        if lines[-1] and used + 1 + needed > room:
-            lines.append([])
-            used = 0
-        if lines[-1]:
-            used += 1
-        lines[-1].append(word)
-        used += needed
-    return lines
 
 
 def _paint_words(words: Sequence[Styled], look: Look) -> str:
@@ -4355,129 +4407,135 @@ def _paint_words(words: Sequence[Styled], look: Look) -> str:
     runs: list[Styled] = []
     for word in words:
         if runs and runs[-1].role == word.role:
-            runs[-1] = Styled(f"{runs[-1].text} {word.text}", word.role)
-        else:
-            runs.append(word)
+            last = runs.pop()
+            word = Styled(f"{last.text} {word.text}", word.role)
+        runs.append(word)
     return " ".join(paint(run.text, run.role, look) for run in runs)
 
 
-def format_words(parts: Sequence[Styled], look: Look, *, indent: str = "") -> str:
-    """Return parts with a space between them, on as many lines as they need.
-
-    The indent stands before every line but the first. A part that is whole is not broken; where
-    no line is wide enough for it, it has one of its own for the terminal to break.
-    """
-    parts = [replace(part, text=clean_line(part.text)) for part in parts if part.text]
-    if not look.columns or width_of(" ".join(part.text for part in parts)) <= look.columns:
-        return _paint_words(parts, look) + "\n"
-    lines = _wrap_words(parts, look.columns, indent=len(indent))
-    return f"\n{indent}".join(_paint_words(line, look) for line in lines) + "\n"
-
-
 def wrap_text(text: str, columns: int, *, indent: str = "") -> str:
-    """Return text whose lines are not wider than columns; a wrapped line goes on at its margin.
+    """Return text whose lines are not wider than columns; 0 columns wrap nothing.
 
-    The indent is added to that margin. Commands to copy are kept whole; 0 columns wrap nothing.
+    A wrapped line goes on at its own margin, and the indent behind that. Commands are kept whole:
+    in backticks, behind a colon, or all of a line that has a margin.
     """
-    return "\n".join(_wrap_line(line, columns, indent) for line in text.split("\n"))
+    look = Look(columns=columns)
+    lines = []
+    for line in text.split("\n"):
+        line = clean_line(line)
+        words = line.lstrip(" ")
+        margin = line[:len(line) - len(words)]
+        if columns and width_of(line) > columns:
+            parts = find_commands(words, may_lead=bool(margin))
+            line = format_words(parts, look, margin=margin, indent=indent).rstrip("\n")
+        lines.append(line)
+    return "\n".join(lines)
 
 
-def _wrap_line(line: str, columns: int, indent: str) -> str:
-    line = clean_line(line)
-    if not columns or width_of(line) <= columns:
-        return line
-    words = line.lstrip(" ")
-    margin = " " * (len(line) - len(words))
-    inner = Look(columns=max(columns - len(margin), 1))
-    block = format_words(_find_commands(Styled(words)), inner, indent=indent)
-    return "\n".join(margin + part for part in block.splitlines())
-
-
-def _indent(block: str, margin: str) -> str:
-    """Return the lines of a block behind a margin; empty ones are left out."""
-    return "".join(f"{margin}{line}\n" for line in block.splitlines() if line)
-
+# -- findings --
 
 def format_finding(finding: Finding, *, indent: str = "", look: Look = PLAIN) -> str:
     """Return a finding as lines: what, where, the line with a caret, what to type."""
-    inner = replace(look, columns=max(look.columns - len(indent), 0))
     if indent:  # in a list of errors, below the file's name
-        text = format_words([Styled(finding.what)], inner, indent="  ")
+        text = format_words([Styled(finding.what)], look, margin=indent, indent="  ")
         if finding.where:
-            place = replace(look, columns=max(inner.columns - 2, 0))
-            text += _indent(format_words([Styled("at"), Styled(finding.where, "dim")], place), "  ")
+            parts = [Styled("at"), Styled(finding.where, "dim")]
+            text += format_words(parts, look, margin=f"{indent}  ")
     else:
-        parts = [
-            Styled(finding.level, _LEVEL_ROLES.get(finding.level, "")),
-            Styled(finding.where, "dim"),
-            Styled(finding.what),
-        ]
-        parts = [part for part in parts if part.text]
-        parts[:-1] = [replace(part, text=f"{part.text}:") for part in parts[:-1]]
-        text = format_words(parts, inner, indent="  ")
+        text = format_words(_head_words(finding), look, indent="  ")
 
-    text += _format_excerpt(finding.excerpt, inner.columns)
-    text += format_fix(finding.fix, inner)
-    return _indent(text, indent)
+    text += _format_excerpt(finding.excerpt, look, margin=indent)
+    return text + format_fix(finding.fix, look, margin=f"{indent}  ")
+
+
+_LEVEL_ROLES = {"error": "bad", "warning": "warn", "info": "", "ok": "ok"}
+
+
+def _head_words(finding: Finding) -> list[Styled]:
+    """Return `level: where: what` of a finding, without what it lacks."""
+    parts = [Styled(finding.level, _LEVEL_ROLES.get(finding.level, ""))]
+    if finding.where:
+        parts.append(Styled(finding.where, "dim"))
+    if finding.what:
+        parts.append(Styled(finding.what))
+    last = parts.pop()
+    return [replace(part, text=f"{part.text}:") for part in parts] + [last]
 
 
 def format_fix(fix: str, look: Look, *, margin: str = "  ") -> str:
     """Return what to type; a command that does not fit beside `fix:` stands below it, whole."""
     if not fix:
         return ""
+    # What fits stays as it is written: parts would be joined by single spaces.
     fix = clean_line(fix)
+    label = Styled("fix:", "dim")
     if not look.columns or width_of(f"{margin}fix: {fix}") <= look.columns:
-        return f"{margin}{paint('fix:', 'dim', look)} {fix}\n"
-    inner = replace(look, columns=look.columns - len(margin))
-    parts = [Styled("fix:", "dim"), *_find_commands(Styled(fix))]
-    return _indent(format_words(parts, inner, indent="  "), margin)
+        return format_words([label, Styled(fix)], look, margin=margin)
+    parts = find_commands(fix, may_lead=True)
+    return format_words([label, *parts], look, margin=margin, indent="  ")
 
 
-def _format_excerpt(excerpt: str, columns: int) -> str:
+def _format_excerpt(excerpt: str, look: Look, *, margin: str) -> str:
     """Return a line of a file and the one with its caret; what does not fit is left out."""
     lines = [clean_line(line) for line in excerpt.splitlines() if line]
-    if columns and any(width_of(line) > columns for line in lines):
-        lines = _crop_excerpt(lines, columns)
-    return "".join(f"{line}\n" for line in lines)
+    room = look.columns - len(margin)
+    if look.columns and any(width_of(line) > room for line in lines):
+        lines = _crop_excerpt(lines, room)
+    return "".join(f"{margin}{line}\n" for line in lines)
 
 
-def _crop_excerpt(lines: list[str], columns: int) -> list[str]:
+def _crop_excerpt(lines: list[str], room: int) -> list[str]:
     """Return what is near the caret, which stands in the last line."""
+    # Both lines lose the same part, so that the caret stays below what it points at.
     start = lines[0].find("| ") + 2  # behind the line's number
-    hidden = max(lines[-1].find("^") - columns * 2 // 3, 0)
-    shown = [line[:start] + line[start + hidden:] for line in lines]
+    caret = lines[-1].find("^")
+    hidden = max(caret - room * 2 // 3, 0)
+    lines = [line[:start] + line[start + hidden:] for line in lines]
+
+    first, *others = lines
     if hidden:
-        shown[0] = f"{shown[0][:start]}…{shown[0][start + 1:]}"
-    return [crop(shown[0], columns)] + [_cut(line, columns)[0] for line in shown[1:]]
+        first = f"{first[:start]}…{first[start + 1:]}"
+    return [crop(first, room), *(_cut(line, room)[0] for line in others)]
 
 
-_LEVELS = {"error": "errors", "warning": "warnings", "info": "notes", "ok": "ok"}
+_LEVEL_NOUNS = {  # the worst first: of one, of many
+    "error": ("error", "errors"),
+    "warning": ("warning", "warnings"),
+    "info": ("note", "notes"),
+    "ok": ("ok", "ok"),
+}
 
 
 def format_topic(topic: str, findings: Sequence[Finding], look: Look, *,
                  verbose: bool = False) -> str:
-    """Return what doctor says on a topic; on a terminal, what is right is counted, not listed."""
+    """Return what doctor says on a topic; on a terminal, what is right is only counted."""
     if not look.columns:
         return f"{topic}\n" + "".join(format_finding(finding) for finding in findings)
 
-    levels = [finding.level for finding in findings]
-    counts = [_count_level(level, levels.count(level)) for level in _LEVELS if level in levels]
-    worst = next((level for level in ("error", "warning") if level in levels), "ok")
-    heading = mark(f"{topic}:", _LEVEL_ROLES[worst], look)
-    text = format_words([heading, Styled(", ".join(counts))], look, indent="  ")
+    text = _format_counts(topic, [finding.level for finding in findings], look)
     for finding in findings:
         if verbose or finding.level != "ok":
             text += format_finding(finding, look=look)
     return text
 
 
-def _count_level(level: str, count: int) -> str:
-    """Return `1 error`, `2 errors`, `3 ok`."""
-    many = _LEVELS[level]
-    return f"{count} {many if count > 1 else many.removesuffix('s')}"
+def _format_counts(topic: str, levels: Sequence[str], look: Look) -> str:
+    """Return `topic: 1 error, 2 ok`, marked as its worst finding is."""
+    role = "ok"
+    counts = []
+    for level, (one, many) in _LEVEL_NOUNS.items():
+        count = levels.count(level)
+        if count:
+            counts.append(f"{count} {one if count == 1 else many}")
+        if count and level in ("error", "warning") and role == "ok":
+            role = _LEVEL_ROLES[level]
+    heading = mark(f"{topic}:", role, look)
+    return format_words([heading, Styled(", ".join(counts))], look, indent="  ")
 
 
-_LEAST_CELL = 20  # the last column of a table, or of pairs, does not wrap to less
+# -- tables --
+
+LEAST_CELL = 20  # columns of the last cell of a row, which does not wrap to less
 
 
 def format_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *,
@@ -4487,98 +4545,130 @@ def format_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *,
     On a terminal, the columns of `right` hold numbers, the last column wraps and one other may,
     and a table that is still too wide is told row by row. No word is cut that fits a line.
     """
-    table = [[_as_cell(cell) for cell in row] for row in rows]
-    natural = [width_of(header) for header in headers]
-    for row in table:
-        natural = [max(width, width_of(cell.text)) for width, cell in zip(natural, row)]
-
+    # Widths are those of the text: a cell is painted when its line is put together.
+    cells = [[_as_cell(value) for value in row] for row in rows]
+    widths = [width_of(header) for header in headers]
+    for row in cells:
+        widths = [max(width, width_of(cell.text)) for width, cell in zip(widths, row)]
     if not look.columns:
-        lines = _format_row([Styled(header) for header in headers], natural, look)
-        lines.append("-" * (sum(natural) + 2 * (len(natural) - 1)))
-        for row in table:
-            lines += _format_row(row, natural, look)
-        return "\n".join(lines) + "\n"
+        return _format_plain_table(headers, cells, widths, look)
 
-    widths = _plan_widths(headers, table, natural, look.columns)
-    if widths is None:
-        return _format_blocks(headers, table, look)
+    needed = _least_widths(headers, cells, look.columns)
+    room = look.columns - 2 * (len(headers) - 1)
+    if not _shrink(widths, needed, room):
+        return _format_blocks(headers, cells, look)
+
+    aligned = [header in right for header in headers]
+    head = [Styled(header, "bold") for header in headers]
     lines = []
-    for row in [[Styled(header, "bold") for header in headers], *table]:
-        lines += _format_row(row, widths, look, [header in right for header in headers])
+    for row in [head, *cells]:
+        lines += _format_row(row, widths, aligned, look)
     return "\n".join(lines) + "\n"
 
 
 def _as_cell(value: object) -> Styled:
     """Return a value as a clean cell of a table."""
-    cell = value if isinstance(value, Styled) else Styled(str(value))
-    return replace(cell, text=clean_line(cell.text))
+    if not isinstance(value, Styled):
+        value = Styled(str(value))
+    return replace(value, text=clean_line(value.text))
 
 
-def _plan_widths(headers: Sequence[str], table: Sequence[Sequence[Styled]],
-                 natural: list[int], columns: int) -> list[int] | None:
-    """Return the widths of a table's columns, None where it cannot fit without cutting words."""
-    room = columns - 2 * (len(natural) - 1)
-    if sum(natural) <= room:
-        return natural
+def _format_plain_table(headers: Sequence[str], cells: Sequence[Sequence[Styled]],
+                        widths: Sequence[int], look: Look) -> str:
+    """Return a table as pipes have always got it, with a ruler."""
+    # Scripts read it by its columns; numbers that move to the right would be news to them.
+    left = [False] * len(headers)
+    lines = _format_row([Styled(header) for header in headers], widths, left, look)
+    lines.append("-" * (sum(widths) + 2 * (len(widths) - 1)))
+    for row in cells:
+        lines += _format_row(row, widths, left, look)
+    return "\n".join(lines) + "\n"
 
-    least = [width_of(header) for header in headers]
-    for row in table:
+
+def _least_widths(headers: Sequence[str], cells: Sequence[Sequence[Styled]],
+                  columns: int) -> list[int]:
+    """Return the widths at which no word is cut that fits a line."""
+    widths = [width_of(header) for header in headers]
+    for row in cells:
         for index, cell in enumerate(row):
-            words = _split_words(_find_commands(cell), columns)
-            longest = max((width_of(word.text) for word in words), default=0)
-            least[index] = max(least[index], longest)
-
-    # The last column wraps first, then that other one which gives the most.
-    last = len(natural) - 1
-    least[last] = max(least[last], min(natural[last], _LEAST_CELL))
-    other = max(range(last), key=lambda index: natural[index] - least[index], default=last)
-    widths = list(natural)
-    for index in (last, other):
-        excess = max(sum(widths) - room, 0)
-        widths[index] = max(widths[index] - excess, least[index])
-    return widths if sum(widths) <= room else None
+            for word in _split_words(find_commands(cell.text), columns):
+                widths[index] = max(widths[index], width_of(word.text))
+    return widths
 
 
-def _format_row(row: Sequence[Styled], widths: Sequence[int], look: Look,
-                right: Sequence[bool] = ()) -> list[str]:
+def _shrink(widths: list[int], needed: Sequence[int], room: int) -> bool:
+    """Make widths fit the room: the last gives first, then that other one which gives the most."""
+    last = len(widths) - 1
+    least = max(needed[last], min(widths[last], LEAST_CELL))
+    _narrow(widths, last, least, room)
+
+    # Two columns that wrap can still be read beside each other; of three, nobody finds the row.
+    if last > 0:
+        other = max(range(last), key=lambda index: widths[index] - needed[index])
+        _narrow(widths, other, needed[other], room)
+    return sum(widths) <= room
+
+
+def _narrow(widths: list[int], index: int, least: int, room: int) -> None:
+    """Make one column narrower until all of them fit, or it has its least width."""
+    excess = sum(widths) - room
+    if excess > 0:
+        widths[index] = max(widths[index] - excess, least)
+
+
+def _format_row(row: Sequence[Styled], widths: Sequence[int], right: Sequence[bool],
+                look: Look) -> list[str]:
     """Return the lines of a row of a table."""
-    cells = [_wrap_cell(cell, width) for cell, width in zip(row, widths)]
+    columns = []
+    for cell, width, is_right in zip(row, widths, right):
+        column = []
+        for piece in _wrap_cell(cell, width):
+            blank = " " * (width - width_of(piece))
+            shown = paint(piece, cell.role, look)
+            column.append(blank + shown if is_right else shown + blank)
+        columns.append(column)
+
     lines = []
-    for number in range(max(len(pieces) for pieces in cells)):
+    for number in range(max(len(column) for column in columns)):
         parts = []
-        for index, pieces in enumerate(cells):
-            piece = pieces[number] if number < len(pieces) else ""
-            blank = " " * (widths[index] - width_of(piece))
-            shown = paint(piece, row[index].role, look)
-            parts.append(blank + shown if right and right[index] else shown + blank)
+        for column, width in zip(columns, widths):
+            parts.append(column[number] if number < len(column) else " " * width)
         lines.append("  ".join(parts).rstrip())
     return lines
 
 
 def _wrap_cell(cell: Styled, width: int) -> list[str]:
-    """Return the pieces of a cell that stand below each other; a cell breaks what is too long."""
+    """Return the pieces of a cell that stand below each other; what is too long is broken."""
     if width_of(cell.text) <= width:
         return [cell.text]
-    parts = [replace(part, whole=part.whole and width_of(part.text) <= width)
-             for part in _find_commands(cell)]
-    return [" ".join(word.text for word in line) for line in _wrap_words(parts, width)]
+
+    parts = []
+    for part in find_commands(cell.text):
+        fits = width_of(part.text) <= width
+        parts.append(replace(part, whole=part.whole and fits))
+    lines = _wrap_words(parts, width, width)
+    return [" ".join(word.text for word in line) for line in lines]
 
 
-def _format_blocks(headers: Sequence[str], table: Sequence[Sequence[Styled]], look: Look) -> str:
+def _format_blocks(headers: Sequence[str], cells: Sequence[Sequence[Styled]],
+                   look: Look) -> str:
     """Return a table row by row, a line a cell; a row that goes on with the last has no name."""
-    label_width = max(width_of(header) for header in headers)
-    room = max(look.columns - label_width - 2, 1)
-    lines: list[str] = []
-    for row in table:
-        if lines and row[0].text:
-            lines.append("")
+    width = max(width_of(header) for header in headers)
+    room = max(look.columns - width - 2, 1)
+    text = ""
+    for row in cells:
+        if text and row[0].text:
+            text += "\n"
         for header, cell in zip(headers, row):
+            if cell.text in ("", "-"):
+                continue
             label = header
-            for piece in _wrap_cell(cell, room) if cell.text not in ("", "-") else ():
-                blank = " " * (label_width - width_of(label) + 2)
-                lines.append(paint(label, "dim", look) + blank + paint(piece, cell.role, look))
+            for piece in _wrap_cell(cell, room):
+                blank = " " * (width - width_of(label))
+                shown = paint(piece, cell.role, look)
+                text += f"{paint(label, 'dim', look)}{blank}  {shown}\n"
                 label = ""
-    return "\n".join(lines) + "\n"
+    return text
 
 
 def format_route_state(route: RouteState) -> str:
@@ -4595,22 +4685,22 @@ def format_pairs(rows: Sequence[tuple[str, str]], look: Look = PLAIN) -> str:
     """Return one line a pair, in two columns; the right one wraps, or stands below the left."""
     width = max((width_of(left) for left, _ in rows), default=0)
     room = look.columns - width - 4
-    is_narrow = look.columns and room < _LEAST_CELL
     text = ""
     for left, right in rows:
         blank = " " * (width - width_of(left))
-        if is_narrow:
-            inner = replace(look, columns=look.columns - 2)
-            text += _indent(format_words([Styled(left)], inner), "  ")
-            text += _indent(format_words([Styled(right)], replace(look, columns=look.columns - 6)),
-                            "      ")
-            continue
-        margin = f"  {left}{blank}  "
-        for piece in _wrap_cell(Styled(right), room) if look.columns else (right,):
-            text += f"{margin}{piece}\n"
-            margin = " " * (width + 4)
+        if not look.columns:
+            text += f"  {left}{blank}  {right}\n"
+        elif room < LEAST_CELL:
+            text += format_words([Styled(left)], look, margin="  ", indent="  ")
+            text += format_words([Styled(right)], look, margin="      ")
+        else:
+            first, *others = _wrap_cell(Styled(right), room)
+            text += f"  {left}{blank}  {first}\n"
+            text += "".join(f"  {' ' * width}  {piece}\n" for piece in others)
     return text
 
+
+# -- what commands say --
 
 def format_receipt(receipt: Receipt) -> str:
     """Return what a request came to, in one line."""
@@ -4637,29 +4727,29 @@ def format_route(agent: str, model: Model) -> str:
 
 def format_diff(changes: Iterable[Change], fleet: Fleet, look: Look = PLAIN) -> str:
     """Return what would change as a unified diff; keys are never shown."""
+    # Only the environment file holds secrets of ours; what a person wrote into it may hold more.
     secret = _secret_pattern(fleet.gateway.master_key_env)
     lines: list[str] = []
     for change in changes:
         if change.found == change.wanted:
             continue
+
         before = (change.found or b"").decode("utf-8", "backslashreplace")
         after = (change.wanted or b"").decode("utf-8", "backslashreplace")
         if change.path == ENVIRONMENT_FILE:
             before = _hide_secrets(before, secret)
             after = _hide_secrets(after, secret)
-        differences = list(difflib.unified_diff(
-            before.splitlines(), after.splitlines(), change.path, change.path,
-            change.action, "generated", lineterm=""))
-        lines += differences or [f"--- {change.path}: only hidden values differ"]
+
+        differences = difflib.unified_diff(
+            before.splitlines(), after.splitlines(),
+            fromfile=change.path, tofile=change.path,
+            fromfiledate=change.action, tofiledate="generated",
+            lineterm="")
+        shown = list(differences)
+        if not shown:
+            shown = [f"--- {change.path}: only hidden values differ"]
+        lines += shown
     return "".join(_paint_difference(clean_text(line), look) + "\n" for line in lines)
-
-
-def _paint_difference(line: str, look: Look) -> str:
-    """Return a line of a diff; none is wrapped, so that it can be applied."""
-    for start, role in (("---", "bold"), ("+++", "bold"), ("@@", "dim"), ("+", "ok"), ("-", "bad")):
-        if line.startswith(start):
-            return paint(line, role, look)
-    return line
 
 
 def _secret_pattern(key_variable: str) -> re.Pattern[str]:
@@ -4672,25 +4762,44 @@ def _hide_secrets(text: str, secret: re.Pattern[str]) -> str:
     return secret.sub(lambda match: (match[1] or "") + "(hidden)", text)
 
 
+_DIFFERENCE_ROLES = {"---": "bold", "+++": "bold", "@@": "dim", "+": "ok", "-": "bad"}
+
+
+def _paint_difference(line: str, look: Look) -> str:
+    """Return a line of a diff; none is wrapped, so that it can be applied."""
+    for start, role in _DIFFERENCE_ROLES.items():
+        if line.startswith(start):
+            return paint(line, role, look)
+    return line
+
+
 def format_start(fleet: Fleet, out: str) -> str:
     """Return what a person types next."""
     here = out if out.startswith(("/", ".")) else f"./{out}"
     environment = quote_shell(f"{here}/{ENVIRONMENT_FILE}")
     config = quote_shell(f"{here}/{LITELLM_FILE}")
     gateway = fleet.gateway
-    if gateway.provider == "builtin":
-        serve = "subagent-fleet serve"
-    else:
-        serve = (f". {environment}\n"
-                 f"  litellm --config {config} --host {gateway.host} --port {gateway.port}")
 
+    lines = ["", "Your fleet is ready."]
     width = max((len(name) for name in fleet.agents), default=0)
-    routes = "".join(f"  {format_route(name.ljust(width), model)}\n"
-                     for name, model in plan_routes(fleet).items())
-    return (f"\nYour fleet is ready.\n{routes}\n"
-            f"Start the gateway:\n  {serve}\n\n"
-            "Start Claude Code, in another terminal:\n  subagent-fleet launch claude\n"
-            f"(or: . {environment}; claude)\n")
+    for name, model in plan_routes(fleet).items():
+        lines.append(f"  {format_route(name.ljust(width), model)}")
+
+    lines += ["", "Start the gateway:"]
+    if gateway.provider == "builtin":
+        lines.append("  subagent-fleet serve")
+    else:
+        place = f"--host {gateway.host} --port {gateway.port}"
+        lines.append(f"  . {environment}")
+        lines.append(f"  litellm --config {config} {place}")
+
+    lines += [
+        "",
+        "Start Claude Code, in another terminal:",
+        "  subagent-fleet launch claude",
+        f"(or: . {environment}; claude)",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 @dataclass(frozen=True)
@@ -4699,7 +4808,7 @@ class WorkerSetup:
 
     before: str
     line: str
-    after: str
+    after: str = ""
 
 
 WORKER_SETTINGS = {
@@ -4712,26 +4821,41 @@ WORKER_SETTINGS = {
 }
 WORKER_SETUPS = {
     "darwin": WorkerSetup(
-        before="In the Ollama app: Settings > Expose Ollama to the network. Or in Terminal on the "
-               "Mac itself,\nlost at every restart of the Mac:\n\n",
+        before="""\
+In the Ollama app: Settings > Expose Ollama to the network. Or in Terminal on the Mac itself,
+lost at every restart of the Mac:
+
+""",
         line='  launchctl setenv {name} "{value}"\n',
         after="  killall Ollama; open -a Ollama\n"),
     "systemd": WorkerSetup(
-        before="Type `sudo systemctl edit ollama` and put this where it says so:\n\n  [Service]\n",
+        before="""\
+Type `sudo systemctl edit ollama` and put this where it says so:
+
+  [Service]
+""",
         line='  Environment="{name}={value}"\n',
         after="\nThen: sudo systemctl restart ollama\n"),
     "windows": WorkerSetup(
-        before="In a Command Prompt; then quit Ollama in the tray and start it anew:\n\n",
-        line='  setx {name} "{value}"\n',
-        after=""),
+        before="""\
+In a Command Prompt; then quit Ollama in the tray and start it anew:
+
+""",
+        line='  setx {name} "{value}"\n'),
     "docker": WorkerSetup(
-        before="Stop the container that runs; add `--gpus=all` where there is one:\n\n"
-               "  docker run -d --name ollama --restart unless-stopped -v ollama:/ollama \\\n"
-               "    -e OLLAMA_MODELS=/ollama/models \\\n",
+        before="""\
+Stop the container that runs; add `--gpus=all` where there is one:
+
+  docker run -d --name ollama --restart unless-stopped -v ollama:/ollama \\
+    -e OLLAMA_MODELS=/ollama/models \\
+""",
         line="    -e {name}={value} \\\n",
         after="    -p {address}:{port}:{port} ollama/ollama\n"),
     "shell": WorkerSetup(
-        before="Stop Ollama, and start it so:\n\n",
+        before="""\
+Stop Ollama, and start it so:
+
+""",
         line="  {name}={value} \\\n",
         after="  ollama serve\n"),
 }
@@ -4750,37 +4874,40 @@ def format_setup(system: str, state: NodeState, reached: Sequence[NodeState]) ->
         "address": reached[0].name if reached else "0.0.0.0",
     }
     setup = WORKER_SETUPS[system]
-    lines = [setup.line.format(name=name, value=value.format(**words))
-             for name, value in WORKER_SETTINGS.items()]
-    return setup.before + "".join(lines) + setup.after.format(**words)
+    text = setup.before
+    for name, value in WORKER_SETTINGS.items():
+        text += setup.line.format(name=name, value=value.format(**words))
+    return text + setup.after.format(**words)
 
 
-def format_worker(report: dict[str, Any], look: Look = PLAIN) -> str:
+def format_worker(report: Mapping[str, Any], look: Look = PLAIN) -> str:
     """Return everything `worker` has to say, the part to paste last."""
-    state = report["ollama"]
     paragraphs = []
+    state = report["ollama"]
     if state.online:
         names = ", ".join(model.name for model in state.models) or "no model"
-        words = [Styled(f"Ollama {state.version} runs here with {names}")]
-        paragraphs.append(format_words(words, look, indent="  "))
+        sentence = Styled(f"Ollama {state.version} runs here with {names}")
+        paragraphs.append(format_words([sentence], look, indent="  "))
 
     rows = []
     for address in report["addresses"]:
-        answers = mark("yes", "ok", look) if address["open"] else mark("no", "bad", look)
+        answers = mark("no", "bad", look)
+        if address["open"]:
+            answers = mark("yes", "ok", look)
         rows.append((address["address"], address["kind"], answers))
     headers = ("Address", "Kind", "Ollama answers there")
     paragraphs.append(format_table(headers, rows, look=look))
-    paragraphs += [format_finding(finding, look=look) for finding in report["findings"]]
+    for finding in report["findings"]:
+        paragraphs.append(format_finding(finding, look=look))
 
-    block = dump_yaml({key: value for key, value in report["fleet"].items() if value})
-    paragraphs += [
-        "The settings of a good node, open to the fleet:\n",
-        report["setup"],
-        wrap_text(SECURITY_WARNING, look.columns),
-        wrap_text("On the machine that has the fleet, put these lines under the `nodes:` and "
-                  "`models:` of its fleet.yaml:\n", look.columns),
-        block,
-    ]
+    paragraphs.append("The settings of a good node, open to the fleet:\n")
+    paragraphs.append(report["setup"])
+    paragraphs.append(wrap_text(SECURITY_WARNING, look.columns))
+    where = "On the machine that has the fleet, put these lines under the `nodes:` and `models:` " \
+            "of its fleet.yaml:\n"
+    paragraphs.append(wrap_text(where, look.columns))
+    block = {key: value for key, value in report["fleet"].items() if value}
+    paragraphs.append(dump_yaml(block))
     return "\n".join(paragraphs)
 
 
@@ -4815,46 +4942,53 @@ def format_nodes(fleet: Fleet, states: Mapping[str, NodeState], headers: Sequenc
     """Return the name of a fleet and a table of its nodes: models, or why there are none."""
     rows = []
     for state in states.values():
+        status = mark("offline", "bad", look)
+        if state.online:
+            status = mark("online", "ok", look)
         names = ", ".join(model.name for model in state.models)
         cells = {
             "Node": state.name,
-            "Status": mark("online", "ok", look) if state.online else mark("offline", "bad", look),
+            "Status": status,
             "Endpoint": state.endpoint,
             "Models": names or f"({state.reason or 'none'})",
         }
         rows.append([cells[header] for header in headers])
+
     title = format_words([Styled("Fleet:"), Styled(fleet.name, "bold")], look)
     return f"{title}\n" + format_table(headers, rows, look=look)
 
 
+_PRESENCE_ROLES = {"present": "ok", "missing": "bad", "unknown": "warn"}
+
+
 def format_presence(models: Iterable[Mapping[str, str]], look: Look = PLAIN) -> str:
     """Return a table of a fleet's models: present, unknown, or missing and what mends that."""
-    roles = {"present": "ok", "missing": "bad"}
     rows = []
     for model in models:
-        word = model["state"]
-        if word == "missing":
-            word += f": `ollama pull {model['ollama_model']}` on {model['node']}"
-        state = mark(word, roles.get(model["state"], "warn"), look)
-        rows.append((model["name"], model["node"], model["ollama_model"], state))
+        state = model["state"]
+        words = state
+        if state == "missing":
+            words = f"missing: `ollama pull {model['ollama_model']}` on {model['node']}"
+        presence = mark(words, _PRESENCE_ROLES[state], look)
+        rows.append((model["name"], model["node"], model["ollama_model"], presence))
     return format_table(("Model", "Node", "Ollama model", "Found"), rows, look=look)
 
 
 def format_details(states: Mapping[str, NodeState], look: Look = PLAIN) -> str:
     """Return what each node said of itself and its models, or why it said nothing."""
-    inner = replace(look, columns=max(look.columns - 2, 0))
     text = ""
     for state in states.values():
-        told = state.why
+        says = state.why
         if state.online:
-            told = f"Ollama {state.version}, {state.latency_ms} ms"
+            says = f"Ollama {state.version}, {state.latency_ms} ms"
         heading = Styled(f"{state.name} ({state.endpoint}):", "bold")
-        text += "\n" + format_words([heading, Styled(told)], look, indent="  ")
+        text += "\n" + format_words([heading, Styled(says)], look, indent="  ")
+
         if not state.online:
             text += format_fix(state.mend, look)
         for model in state.models:
             parts = [Styled(f"{model.name}:"), Styled(_describe_model(model))]
-            text += _indent(format_words(parts, inner, indent="  "), "  ")
+            text += format_words(parts, look, margin="  ", indent="  ")
     return text
 
 
@@ -4869,8 +5003,10 @@ def _describe_model(model: NodeModel) -> str:
     return ", ".join(part for part in parts if part)
 
 
+# -- status --
+
 @dataclass(frozen=True)
-class Place:
+class SlotUse:
     """What a gateway says of a model's place on its node."""
 
     running: int
@@ -4888,156 +5024,187 @@ class StatusPage:
     following: str  # the sentence of plan_next_step
     now: float  # seconds since 1970
     # What the fleet's gateway says, where it was asked and answers.
-    places: Mapping[str, Place] = field(default_factory=dict)  # by model
+    places: Mapping[str, SlotUse] = field(default_factory=dict)  # by model
     waiting: int = 0
-    gateway_at: str = ""  # its address, where it answers
+    gateway_at: str = ""
 
 
 def format_status(page: StatusPage, look: Look = PLAIN) -> str:
-    """Return nodes, what they hold, and who answers for each agent; a sentence says it all."""
+    """Return whether a fleet is ready, what its machines hold, who answers for each agent."""
     if not look.columns:
         return _format_plain_status(page)
-
-    text = _format_verdict(page, look) + "\n"
-    headers = ["Machine", "State", "Runs", "Loaded", "Context", "On GPU", "Slots", "Stays"]
-    rows = []
-    for state in page.states.values():
-        rows += _machine_rows(page, state, look)
-    if not page.places:
-        rows = [row[:-2] + row[-1:] for row in rows]
-        headers.remove("Slots")
-    text += format_table(headers, rows, look=look, right=("Context", "On GPU", "Slots"))
+    text = _format_verdict(page, look)
+    text += "\n" + _format_machines(page, look)
 
     offline = [state for state in page.states.values() if not state.online]
-    text += "\n" if offline else ""
+    if offline:
+        text += "\n"
     for state in offline:
         place = Styled(f"{state.name} ({state.endpoint}):", "dim")
         text += format_words([place, Styled(state.why)], look, indent="  ")
 
-    agents = [_agent_row(page, agent, look) for agent in page.fleet.agents.values()]
-    if agents:
-        headers = ["Agent", "Model", "Machine", "Alias", "State"]
-        text += "\n" + format_table(headers, agents, look=look)
+    if page.fleet.agents:
+        headers = ("Agent", "Model", "Machine", "Alias", "State")
+        rows = [_agent_row(page, agent, look) for agent in page.fleet.agents.values()]
+        text += "\n" + format_table(headers, rows, look=look)
     return text
 
 
 def _format_plain_status(page: StatusPage) -> str:
-    """Return the status as programs have read it since the first version."""
-    headers = ("Node", "Status", "Endpoint", "Models")
-    text = format_nodes(page.fleet, page.states, headers)
+    """Return the status as pipes have always got it."""
+    text = format_nodes(page.fleet, page.states, ("Node", "Status", "Endpoint", "Models"))
 
     rows = []
     for state in page.states.values():
         for loaded in state.loaded:
-            rows.append((state.name, loaded.name, loaded.context or "?", format_share(loaded),
-                         format_expiry(loaded.expires, page.now)))
+            share = format_share(loaded)
+            expiry = format_expiry(loaded.expires, page.now)
+            rows.append((state.name, loaded.name, loaded.context or "?", share, expiry))
     if rows:
-        text += "\n" + format_table(("Node", "Loaded", "Context", "Where", "Until"), rows)
+        headers = ("Node", "Loaded", "Context", "Where", "Until")
+        text += "\n" + format_table(headers, rows)
 
     text += "\nAgent routing:\n"
     for agent, model in plan_routes(page.fleet).items():
-        state = clean_line(format_route_state(page.routes[model.name]))
-        text += f"{format_route(agent, model)}: {state}\n"
+        state_now = clean_line(format_route_state(page.routes[model.name]))
+        text += f"{format_route(agent, model)}: {state_now}\n"
     return f"{text}\n{clean_line(page.following)}\n"
 
 
 def _format_verdict(page: StatusPage, look: Look) -> str:
     """Return the sentence that says whether the fleet is ready, and what to type if not."""
-    states = [page.routes[model.name].state for model in page.fleet.models.values()]
+    states = [page.routes[name].state for name in page.fleet.models]
     ready = states.count("ready")
-    parts = [Styled(f"{page.fleet.name}:", "bold")]
-    if ready == len(states):
-        parts.append(Styled("ready.", "ok"))
-    else:
-        parts.append(Styled(f"{ready} of {count_of(states, 'model')} ready.", "warn"))
+    is_ready = ready == len(states)
+
+    verdict = Styled(f"{ready} of {count_of(states, 'model')} ready.", "warn")
+    if is_ready:
+        verdict = Styled("ready.", "ok")
+    parts = [Styled(f"{page.fleet.name}:", "bold"), verdict]
 
     if page.gateway_at:
         at_work = sum(place.running for place in page.places.values())
-        parts.append(Styled(f"Gateway at {page.gateway_at}: {at_work} at work, "
-                            f"{page.waiting} waiting."))
-    if ready < len(states):
-        parts += _find_commands(Styled(clean_line(page.following)))
+        traffic = f"{at_work} at work, {page.waiting} waiting"
+        parts.append(Styled(f"Gateway at {page.gateway_at}: {traffic}."))
+    if not is_ready:
+        parts += find_commands(clean_line(page.following))
     return format_words(parts, look, indent="  ")
 
 
-def _machine_rows(page: StatusPage, state: NodeState, look: Look) -> list[list[object]]:
-    """Return a row for each model that a machine holds; what is true of the machine, once."""
-    models = [model for model in page.fleet.models.values() if model.node == state.name]
-    places = [page.places[model.name] for model in models if model.name in page.places]
-    if not state.online:
-        head = [state.name, mark("offline", "bad", look), "-"]
-    elif any(place.rests_seconds for place in places):
-        head = [state.name, mark("resting", "warn", look), f"Ollama {state.version}"]
-    else:
-        head = [state.name, mark("online", "ok", look), f"Ollama {state.version}"]
+def _format_machines(page: StatusPage, look: Look) -> str:
+    """Return a table of the machines and what they hold; slots only where a gateway says them."""
+    headers = ["Machine", "State", "Runs", "Loaded", "Context", "On GPU", "Slots", "Stays"]
+    if not page.places:
+        headers.remove("Slots")
 
-    if not state.loaded:
-        return [[*head, "-", "-", "-", "-", "-"]]
     rows = []
-    for loaded in state.loaded:
-        percent = "-"
-        if loaded.gpu_percent is not None:
-            percent = f"{loaded.gpu_percent} %"
-        context = f"{loaded.context:,}" if loaded.context else "?"
-        stays = format_expiry(loaded.expires, page.now).replace("stays", "for ever")
-        slots = _count_slots(page, state.name, loaded)
-        rows.append([*head, loaded.name, context, percent, slots, stays])
-        head = ["", "", ""]
-    return rows
+    for state in page.states.values():
+        machine = _describe_machine(page, state, look)
+        for loaded in state.loaded or (None,):
+            cells = {**machine, **_describe_loaded(page, state, loaded)}
+            rows.append([cells.get(header, "") for header in headers])
+            machine = {}  # its name stands in the first of its rows only
+    return format_table(headers, rows, look=look, right=("Context", "On GPU", "Slots"))
 
 
-def _count_slots(page: StatusPage, node: str, loaded: LoadedModel) -> str:
-    """Return how many of a loaded model's slots are taken, as far as a gateway says."""
-    for model in page.fleet.models.values():
-        place = page.places.get(model.name)
-        if place and model.node == node and find_models([loaded], model.ollama_model):
-            return f"{place.running} / {place.slots}"
-    return "-"
+def _describe_machine(page: StatusPage, state: NodeState, look: Look) -> dict[str, object]:
+    """Return the cells that say what a machine is and whether it answers."""
+    places = [place for name, place in page.places.items()
+              if page.fleet.models[name].node == state.name]
+    if not state.online:
+        now = mark("offline", "bad", look)
+    elif any(place.rests_seconds for place in places):
+        now = mark("resting", "warn", look)
+    else:
+        now = mark("online", "ok", look)
+
+    runs = f"Ollama {state.version}" if state.online else "-"
+    return {"Machine": state.name, "State": now, "Runs": runs}
 
 
-def _agent_row(page: StatusPage, agent: Agent, look: Look) -> list[object]:
+def _describe_loaded(page: StatusPage, state: NodeState,
+                     loaded: LoadedModel | None) -> dict[str, object]:
+    """Return the cells that say what a model in memory takes and how long it stays."""
+    if loaded is None:
+        return {"Loaded": "-", "Context": "-", "On GPU": "-", "Slots": "-", "Stays": "-"}
+
+    context = "?"
+    if loaded.context:
+        context = f"{loaded.context:,}"
+    share = "-"
+    if loaded.gpu_percent is not None:
+        share = f"{loaded.gpu_percent} %"
+    stays = format_expiry(loaded.expires, page.now)
+    if stays == "stays":
+        stays = "for ever"
+
+    slots = "-"
+    for name, place in page.places.items():
+        model = page.fleet.models[name]
+        if model.node == state.name and find_models([loaded], model.ollama_model):
+            slots = f"{place.running} / {place.slots}"
+    return {
+        "Loaded": loaded.name,
+        "Context": context,
+        "On GPU": share,
+        "Slots": slots,
+        "Stays": stays,
+    }
+
+
+def _agent_row(page: StatusPage, agent: Agent, look: Look) -> Sequence[object]:
     """Return who answers for an agent, and who does so instead."""
     model = page.fleet.models[agent.model]
     route = page.routes[model.name]
-    place = page.places.get(model.name)
-    word = format_route_state(replace(route, fallback=None))
+    place = page.places.get(model.name, SlotUse(0, 0))
+
+    words = format_route_state(replace(route, fallback=None))
     role = "ok"
-    if route.state != "ready":
-        role = "warn" if route.fallback or route.state == "cold" else "bad"
-    elif place and place.rests_seconds:
-        word, role = "resting", "warn"
-    elif place and place.running:
-        word += ", working"
+    if route.state == "cold" or route.fallback:
+        role = "warn"
+    elif route.state != "ready":
+        role = "bad"
+    elif place.rests_seconds:
+        words, role = "resting", "warn"
+    elif place.running:
+        words += ", working"
 
     if route.fallback:
         other = page.fleet.models[route.fallback]
-        word += f" \u2192 {other.ollama_model} on {other.node}"
-    return [agent.name, model.ollama_model, model.node, model.alias, mark(word, role, look)]
+        words += f" → {other.ollama_model} on {other.node}"
+    return agent.name, model.ollama_model, model.node, model.alias, mark(words, role, look)
 
+
+# -- warm-up, what was served, JSON --
 
 def format_warmth(warmth: Warmth, *, before: str = "", look: Look = PLAIN) -> str:
-    """Return how it ended, behind what stands before; a failure in the node's words, its fix."""
-    parts = []
-    if warmth.loaded:
-        parts.append(f"context {warmth.loaded.context or '?'}")
-        parts.append(format_share(warmth.loaded))
-    parts += [f"{warmth.seconds:.1f} s", warmth.detail]
-    told = [mark("ok", "ok", look), Styled(f" ({', '.join(part for part in parts if part)})")]
-    if not warmth.ok:
-        told = [mark("failed:", "bad", look), Styled(warmth.detail)]
-    fix = "" if warmth.ok else format_fix(warmth.fix, look, margin="    ")
+    """Return how it ended, behind what stands before it on its line, and what mends it."""
+    if warmth.ok:
+        details = []
+        if warmth.loaded:
+            details.append(f"context {warmth.loaded.context or '?'}")
+            details.append(format_share(warmth.loaded))
+        details += [f"{warmth.seconds:.1f} s", warmth.detail]
+        outcome = mark("ok", "ok", look)
+        said = f" ({', '.join(detail for detail in details if detail)})"
+        fix = ""
+    else:
+        outcome = mark("failed:", "bad", look)
+        said = warmth.detail
+        fix = format_fix(warmth.fix, look, margin="    ")
 
     before = clean_line(before)
-    line = f"{before}  {format_words(told, replace(look, columns=0))}"
-    length = width_of(before) + 2 + width_of(format_words(told, PLAIN).rstrip("\n"))
-    if look.columns and length > look.columns:
-        inner = replace(look, columns=look.columns - 4)
-        line = _indent(format_words([Styled(before)], inner, indent="  "), "  ")
-        line += _indent(format_words(told, inner, indent="  "), "    ")
-    return line + fix
+    parts = [outcome, Styled(said)]
+    line = f"{before}  {outcome.text} {clean_line(said)}"
+    if look.columns and width_of(line) > look.columns:
+        heading = format_words([Styled(before.strip())], look, margin="  ", indent="  ")
+        return heading + format_words(parts, look, margin="    ", indent="  ") + fix
+    unbroken = replace(look, columns=0)
+    return format_words(parts, unbroken, margin=f"{before}  ") + fix
 
 
-def format_progress(groups: Mapping[str, Mapping[Any, Warmth]], now: float, columns: int) -> str:
+def format_progress(groups: Mapping[str, Mapping[Any, Warmth]], now: float,
+                    columns: int) -> str:
     """Return one line about what is going on, for a terminal."""
     parts = []
     for group in groups.values():
@@ -5050,8 +5217,11 @@ def format_progress(groups: Mapping[str, Mapping[Any, Warmth]], now: float, colu
                 amount = f"{percent} % of {warmth.size / 1e9:.1f} GB, "
             seconds = now - warmth.began
             parts.append(f"{warmth.model.name} {warmth.stage} {amount}{seconds:.0f} s")
-    # A line that reaches the last column would leave a second one behind when it is redrawn.
-    return crop(clean_line("  " + " | ".join(parts)), (columns or 80) - 1)
+
+    # It is cut, not wrapped: only one line can be redrawn. And one column shorter than the
+    # terminal, because a line that reaches the last one leaves a second line behind.
+    line = clean_line("  " + " | ".join(parts))
+    return crop(line, (columns or 80) - 1)
 
 
 def format_served(rows: Sequence[Sequence[object]], look: Look = PLAIN) -> str:
@@ -5060,16 +5230,20 @@ def format_served(rows: Sequence[Sequence[object]], look: Look = PLAIN) -> str:
         return "\nThe gateway does not tell which node served what.\n"
     headers = ("Node", "Requests", "Tokens in", "Tokens out", "Seconds waited", "Failures")
     if look.columns:
-        rows = [[f"{cell:,}" if isinstance(cell, (int, float)) else cell for cell in row]
-                for row in rows]
+        rows = [[name, *(f"{total:,}" for total in totals)] for name, *totals in rows]
     return "\nServed:\n" + format_table(headers, rows, look=look, right=headers[1:])
 
 
 def show_record(record: Any) -> dict[str, Any]:
     """Return a record as JSON has it: a finding without the drawn excerpt."""
     if isinstance(record, Finding):
-        return {"id": record.slug, "level": record.level, "what": record.what,
-                "where": record.where, "fix": record.fix}
+        return {
+            "id": record.slug,
+            "level": record.level,
+            "what": record.what,
+            "where": record.where,
+            "fix": record.fix,
+        }
     fields = dict(vars(record))
     if isinstance(record, NodeState):
         fields["online"] = record.online

@@ -22,7 +22,7 @@ def told_by_doctor(monkeypatch):
         monkeypatch.setattr(sf, "load_config", lambda options, world: (fleet, []))
         monkeypatch.setattr(sf, "observe", lambda *seen: facts)
         monkeypatch.setattr(world, "out", told.append)
-        sf.cmd_doctor(types.SimpleNamespace(fix=False, json=False, verbose=True), world)
+        sf.cmd_doctor(types.SimpleNamespace(fix=False, json=False, verbose=False), world)
         return "".join(told)
     return tell
 

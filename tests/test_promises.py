@@ -156,6 +156,14 @@ def test_only_the_world_touches_the_world():
     assert imports == []
 
 
+def test_no_name_is_given_twice():
+    """A class that another one of its name replaced would be found only when it is used."""
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    names = [node.name for node in TREE.body if isinstance(node, kinds)]
+    assert len(names) > 300
+    assert {name for name in names if names.count(name) > 1} == set()
+
+
 def test_sections_use_only_what_stands_above():
     home = module_names()
     assert len(home) > 150
