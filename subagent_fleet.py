@@ -374,7 +374,7 @@ class Document:
         return self.show(spans[2], spans[3])
 
     def place_of(self, step: object, node: object) -> int | None:
-        """Return the how manieth entry of a container a key or an index is, if it has it."""
+        """Return the place of a key or an index among those of a container, if it is there."""
         if not isinstance(node, (dict, list)):
             return None
 
@@ -386,7 +386,7 @@ class Document:
         return order.get(step)
 
     def show(self, start: int, end: int) -> tuple[str, str]:
-        """Return `source:line:column` of a span of text, and its line with the span underlined."""
+        """Return `source:line:column` of a span, and its line with the span underlined."""
         line = self.line_of(start)
         line_start = self.line_start(start)
         line_end = self.line_end(start)
@@ -679,6 +679,7 @@ class Document:
             if code not in _ESCAPES:
                 self.fail_escape(token, at, "double the backslash")
             return _ESCAPES[code]
+
         number = int(code[1:], 16)
         if 0xD800 <= number <= 0xDFFF or number > 0x10FFFF:
             self.fail_escape(token, at, "write the character itself, or \\U and its 8 digits")
@@ -693,6 +694,7 @@ class Document:
             self.fail("yaml-syntax",
                       f"`{text[start]}` takes `+`, `-` and a digit from 1 to 9, then the line "
                       "must end", fix="put the text on the lines below")
+
         chomping = header[1] or header[4]
         digit = header[2] or header[3]
         if digit:
@@ -736,10 +738,12 @@ class Document:
         self.opener = self.at
         self.enter()
         self.at += 1
+
         if self.text[self.opener] == "[":
             container = self.read_flow_list()
         else:
             container = self.read_flow_mapping()
+
         self.at += 1
         self.opener = outer
         return self.leave(container)
