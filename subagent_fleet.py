@@ -388,8 +388,8 @@ def _word_meanings() -> dict[str, object]:
 
 
 _WORDS = _word_meanings()
-# The first group is an integer, the second a float of every YAML; then comes what is a number or
-# a date in 1.1 or in 1.2 only. Python 3.11 refuses integers of more than 4,300 digits.
+# The first group is an integer of every YAML, the second a float. Then comes what is a number
+# or a date in 1.1 or in 1.2 only. Python 3.11 refuses integers of more than 4,300 digits.
 _NUMBER = _Pattern(
     r"([-+]?(?:0|[1-9][0-9]{0,999})|0x[0-9a-fA-F]{1,999})"
     r"|([-+]?[0-9]+\.[0-9]*(?:[eE][-+][0-9]+)?|\.[0-9]+(?:[eE][-+][0-9]+)?)"
@@ -408,6 +408,16 @@ _OUTSIDE = {
     "*": ("aliases", "repeat the value"),
     "!": ("tags", "remove the tag"),
     "%": ("directives", "remove the line"),
+}
+# What to do about other characters that begin neither a value nor a key.
+_MISPLACED = {
+    ",": "remove it, or quote the text",
+    "]": "remove it, or quote the text",
+    "}": "remove it, or quote the text",
+    "-": "remove it, or quote the text",
+    ":": "write a key before it, or quote the text",
+    "[": "write a key that is text",
+    "{": "write a key that is text",
 }
 _ESCAPES = {
     "0": "\0", "a": "\a", "b": "\b", "t": "\t", "\t": "\t", "n": "\n", "v": "\v", "f": "\f",
@@ -476,11 +486,13 @@ _INDENTATION = _Pattern(r"(?m)^( *)[^ \n#]")
 _GLUED_KEY = _Pattern(r"""(?:"[^"\n]*"|'[^'\n]*'|[\w.-]+):(?=[^ \n])(?!//)""")
 # A key that misses the quote at its end.
 _OPEN_KEY = _Pattern(r"[\w.-]+(?=:(?:[ \n]|\Z))")
-# What other formats begin a comment with, where a token may begin; quotes and remarks are passed.
+# What other formats begin a comment with, where a token may begin; the value `//server` is none.
+# Quotes and comments are passed.
 _SLASHES = _Pattern(
-    r"""(?<![^ ,\[\]{}"'\n])(?:"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|#[^\n]*|((?<![:-] )//|//(?= )|/\*))""")
+    r"""(?<![^ ,\[\]{}"'\n])(?:"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|#[^\n]*"""
+    r"|((?<![:-] )//|//(?= )|/\*))")
 _SLASHES_LINE = _Pattern(r"(?m)^ *(//|/\*)")
-# What git writes between the two sides of a conflict, and its two lines that nobody else writes.
+# What git writes around the two sides of a conflict; the last two nobody else writes.
 _CONFLICT = _Pattern(r"(?:<{7}|={7}|>{7}|\|{7})(?= |\n|\Z)")
 _CONFLICT_EDGE = _Pattern(r"(?m)^(?:<{7}|>{7})(?= )")
 # Two lines of a `>` scalar that are joined: neither begins with a blank.
@@ -548,7 +560,7 @@ class Document:
         return self.show(spans[2], spans[3])
 
     def place_of(self, step: object, node: object) -> int | None:
-        """Return the how manieth entry of a container a key or an index is, if it has it."""
+        """Return the place of a key or an index among those of a container, if it is there."""
         if not isinstance(node, (dict, list)):
             return None
 
@@ -560,7 +572,7 @@ class Document:
         return order.get(step)
 
     def show(self, start: int, end: int) -> tuple[str, str]:
-        """Return `source:line:column` of a span of text, and its line with the span underlined."""
+        """Return `source:line:column` of a span, and its line with the span underlined."""
         line = self.line_of(start)
         line_start = self.line_start(start)
         line_end = self.line_end(start)
@@ -583,7 +595,8 @@ class Document:
         return where, f"{line:>5} | {before}{token}{after}\n{'':>5} | {caret}"
 
     def line_of(self, at: int) -> int:
-        """Return the number of a line. Counting from the last one keeps many problems linear."""
+        """Return the number of a line."""
+        # Counting from the last one keeps the finding of many problems linear.
         offset, line = self.last_line
         line += self.text.count("\n", offset, at)
         line -= self.text.count("\n", at, offset)
@@ -597,7 +610,8 @@ class Document:
         return _LINE.match(self.text, at).end()
 
     def mark(self, start: int, end: int) -> None:
-        """Keep where the key and the value of an entry stand; the key where a value has no line."""
+        """Keep where the key and the value of an entry stand."""
+        # An empty value stands where its key does, and so does one that begins below its key.
         self.open[-1].extend((start, end))
         self.open[-1].extend(self.span or (start, end))
 
@@ -731,9 +745,10 @@ class Document:
         return self.leave(mapping)
 
     def match_key(self) -> re.Match | None:
-        """Match a key with its colon; the end of what is searched looks like the end of a line."""
+        """Match the key that begins here, with its colon."""
         end = self.at + KEY_LIMIT + 2
         match = _KEY.match(self.text, self.at, end)
+        # A colon at the very end is too far away: what follows it was not looked at.
         if match and match.end() < end:
             return match
         return None
@@ -754,7 +769,7 @@ class Document:
     # -- scalars --
 
     def read_token(self, indent: int, starts: _Pattern, stops: _Pattern) -> object:
-        """Read what is in brackets, in quotes, or plain: how that `starts` and what stops it."""
+        """Read what is in brackets or in quotes, or plain text as it `starts` and `stops` here."""
         text = self.text
         start = self.at
         char = text[start]
@@ -826,13 +841,14 @@ class Document:
 
             parts.append(self.unquote(token.group(), token.start()))
             if text[at - 1] == "\n" and _MARKER.match(text, at):
-                self.fail("yaml-syntax", f"`{text[at:at + 3]}` ends the document inside quotes",
-                          at=at, size=3, fix="indent the line")
+                marker = text[at:at + 3]
+                self.fail("yaml-syntax", f"`{marker}` ends the document inside quotes", at=at,
+                          size=3, fix="indent the line")
         self.fail("yaml-syntax", f"this `{quote}` is never closed", at=start,
                   fix=self.closing_fix(start))
 
     def unquote(self, token: str, at: int) -> str:
-        """Return what an escape, a pair of apostrophes or a break stands for inside quotes."""
+        """Return what an escape, two apostrophes or a break stands for inside quotes."""
         if "\n" in token:
             # One break is a space, or nothing when escaped; the others are kept.
             more = "\n" * (token.count("\n") - 1)
@@ -849,6 +865,7 @@ class Document:
             if code not in _ESCAPES:
                 self.fail_escape(token, at, "double the backslash")
             return _ESCAPES[code]
+
         number = int(code[1:], 16)
         if 0xD800 <= number <= 0xDFFF or number > 0x10FFFF:
             self.fail_escape(token, at, "write the character itself, or \\U and its 8 digits")
@@ -860,8 +877,10 @@ class Document:
         start = self.at
         header = _BLOCK_HEADER.match(text, start)
         if not header:
-            self.fail("yaml-syntax", f"`{text[start]}` takes `+`, `-` and a digit from 1 to 9, "
-                      "then the line must end", fix="put the text on the lines below")
+            self.fail("yaml-syntax",
+                      f"`{text[start]}` takes `+`, `-` and a digit from 1 to 9, then the line "
+                      "must end", fix="put the text on the lines below")
+
         chomping = header[1] or header[4]
         digit = header[2] or header[3]
         if digit:
@@ -905,10 +924,12 @@ class Document:
         self.opener = self.at
         self.enter()
         self.at += 1
+
         if self.text[self.opener] == "[":
             container = self.read_flow_list()
         else:
             container = self.read_flow_mapping()
+
         self.at += 1
         self.opener = outer
         return self.leave(container)
@@ -975,7 +996,7 @@ class Document:
 
     def fail(self, slug: str, what: str, *, at: int | None = None, size: int = 1,
              fix: str = "") -> None:
-        """Refuse the text, on account of `size` characters `at` a place or where the reader is."""
+        """Refuse the text for what stands `at` a place, or for what explains it better."""
         if at is None:
             at = self.at
         self.check_conflict(at)
@@ -987,15 +1008,58 @@ class Document:
         where, excerpt = self.show(at, at + size)
         raise FleetError(slug, what, where=where, excerpt=excerpt, fix=fix)
 
+    def place(self, at: int) -> str:
+        return f"on line {self.line_of(at)}, in column {at - self.line_start(at) + 1}"
+
+    def rest_of_line(self, at: int) -> str:
+        """Return the text from `at` to the end of its line, without a remark."""
+        return self.text[at:self.line_end(at)].split(" #")[0].rstrip(" ")
+
+    def check_characters(self) -> None:
+        odd = _ODD.search(self.text)
+        if not odd:
+            return
+        fix = "remove it, or escape it inside double quotes"
+        if odd.group() == "\r":
+            fix = "end lines with LF or CRLF"
+        self.fail("yaml-character", f"U+{ord(odd.group()):04X} does not belong in YAML text",
+                  at=odd.start(), fix=fix)
+
     def check_conflict(self, at: int) -> None:
         """Refuse the marks of a merge, on the line that cannot be read or anywhere."""
         marker = _CONFLICT.match(self.text, self.line_start(at))
         if not marker:
             marker = _CONFLICT_EDGE.search(self.text)
-        if marker:
-            self.refuse("yaml-syntax", f"git left a merge conflict here (`{marker.group()}`)",
-                        marker.start(), size=7, fix="keep one of the two sides, and remove the "
-                        "lines that begin with `<<<<<<<`, `=======` and `>>>>>>>`")
+        if not marker:
+            return
+        self.refuse("yaml-syntax", f"git left a merge conflict here (`{marker.group()}`)",
+                    marker.start(), size=7,
+                    fix="keep one of the two sides, and remove the lines that begin with "
+                    "`<<<<<<<`, `=======` and `>>>>>>>`")
+
+    # -- what is wrong: comments --
+
+    def check_remark(self, text: str, at: int) -> None:
+        """Refuse plain text that is meant as a comment: nobody reads it as YAML does."""
+        is_line = not self.text[self.line_start(at):at].strip(" ")
+        if text[:2] in ("//", "/*") and (is_line or text[2:3] == " "):
+            self.refuse_slashes(at, fix="begin a comment with `#`, or quote the text")
+
+    def check_slashes(self, at: int) -> None:
+        """Refuse the line of `at` when it has a comment as JavaScript knows them."""
+        start = self.line_start(at)
+        end = min(self.line_end(at), start + KEY_LIMIT)
+        for token in _SLASHES.finditer(self.text, start, end):
+            if token[1]:
+                self.refuse_slashes(token.start(1))
+
+    def refuse_slashes(self, at: int, *, fix: str = "begin a comment with `#`") -> None:
+        slashes = self.text[at:at + 2]
+        if slashes == "/*":
+            fix = "begin each line of a comment with `#`"
+        self.refuse("yaml-syntax", f"`{slashes}` begins no comment", at, size=2, fix=fix)
+
+    # -- what is wrong: blanks --
 
     def check_edges(self, text: str, at: int) -> None:
         """Refuse plain text with an odd blank around it: nobody sees that it belongs to it."""
@@ -1042,7 +1106,7 @@ class Document:
                 fix = "remove it"
             return fix if is_tab else f"{fix}, or quote the text"
 
-        # What is indented by a tab has its neighbours' depth, as nobody knows how wide a tab is.
+        # Nobody knows how wide a tab is: its line becomes as deep as those above it.
         blanks = line[:len(line) - len(content)]
         width = sum(blank not in _NO_WIDTH for blank in blanks)
         if "\t" in blanks:
@@ -1062,76 +1126,7 @@ class Document:
             return depth
         return 0
 
-    def check_slashes(self, at: int) -> None:
-        """Refuse the line of `at` when it has a comment that begins as those of JavaScript do."""
-        start = self.line_start(at)
-        for token in _SLASHES.finditer(self.text, start, min(self.line_end(at), start + KEY_LIMIT)):
-            if token[1]:
-                self.refuse_slashes(token.start(1))
-
-    def check_remark(self, text: str, at: int) -> None:
-        """Refuse plain text that is meant as a comment: nobody reads it as YAML does."""
-        is_line = not self.text[self.line_start(at):at].strip(" ")
-        if text[:2] in ("//", "/*") and (is_line or text[2:3] == " "):
-            self.refuse_slashes(at, fix="begin a comment with `#`, or quote the text")
-
-    def refuse_slashes(self, at: int, *, fix: str = "begin a comment with `#`") -> None:
-        slashes = self.text[at:at + 2]
-        if slashes == "/*":
-            fix = "begin each line of a comment with `#`"
-        self.refuse("yaml-syntax", f"`{slashes}` begins no comment", at, size=2, fix=fix)
-
-    def check_characters(self) -> None:
-        odd = _ODD.search(self.text)
-        if not odd:
-            return
-        fix = "remove it, or escape it inside double quotes"
-        if odd.group() == "\r":
-            fix = "end lines with LF or CRLF"
-        self.fail("yaml-character", f"U+{ord(odd.group()):04X} does not belong in YAML text",
-                  at=odd.start(), fix=fix)
-
-    def fail_outside(self, feature: str, fix: str, *, at: int, size: int) -> None:
-        self.fail("yaml-unsupported", f"{feature} are outside the YAML subset", at=at, size=size,
-                  fix=fix)
-
-    def check_indicator(self) -> None:
-        """Refuse a value or a key that begins as plain text cannot, and quote what was written."""
-        char = self.text[self.at]
-        if char == "?":
-            self.fail_outside("`?` keys", "write `key: value`, or quote the text", at=self.at,
-                              size=1)
-        if char not in "&*!%@`":
-            return
-        text = self.plain_text(self.at)
-        word = text.split(" ")[0][:40]
-        shown = f"`{_visible(word)}`"
-        quoted = "quote the text"
-        if len(text) <= 60 and '"' not in text:
-            quoted += f": {quote_yaml(text)}"
-
-        line_start = self.line_start(self.at)
-        if text.startswith("* ") and not self.text[line_start:self.at].strip(" "):
-            self.fail("yaml-syntax", "`*` begins no item of a list", fix="write `-` instead")
-        if char == "`":
-            self.fail("yaml-syntax", "plain text cannot begin with a backtick", size=len(word),
-                      fix=quoted)
-        if char == "@" or (char == "%" and self.at > line_start):
-            self.fail("yaml-syntax", f"plain text cannot begin with `{char}`: {shown}",
-                      size=len(word), fix=quoted)
-
-        feature, fix = _OUTSIDE[char]
-        # A directive, and an anchor whose value stands below, are no text.
-        if char != "%" and (char != "&" or text != word):
-            fix += f", or {quoted}"
-        self.fail_outside(f"{feature} ({shown})", fix, at=self.at, size=len(word))
-
-    def plain_text(self, at: int) -> str:
-        """Return what would be plain text from `at` on, if it began with a letter."""
-        stops = _BLOCK_STOP if self.opener is None else _FLOW_STOP
-        stop = stops.search(self.text, at + 1)
-        end = stop.start() if stop else len(self.text)
-        return self.text[at:end].rstrip(" ")
+    # -- what is wrong: characters that mean more --
 
     def fail_unexpected(self, expected: str, *, fix: str = "") -> None:
         """Say why the character here cannot stand here."""
@@ -1143,19 +1138,92 @@ class Document:
         if not fix:
             self.check_indicator()
 
-        if _DASH.match(self.text, self.at):
-            fix = "start the list on the line below its key"
-        elif not fix and _MARKER.match(self.text, self.at):
-            fix = "close the brackets above it, or indent the line"
-        elif not fix and char in ",]}":
-            fix = "remove it, or quote the text"
-        elif not fix and char == ":":
-            fix = "write a key before it, or quote the text"
-        elif not fix and char in "[{":
-            fix = "write a key that is text"
-        elif not fix and char in "|>":
-            fix = f"quote the text: {quote_yaml(self.plain_text(self.at)[:60])}"
+        if not fix or _DASH.match(self.text, self.at):
+            fix = self.misplaced_fix(char)
         self.fail("yaml-syntax", f"expected {expected}, found `{_visible(char)}`", fix=fix)
+
+    def check_indicator(self) -> None:
+        """Refuse a value or a key that begins as plain text cannot, and show it."""
+        char = self.text[self.at]
+        if char == "?":
+            self.fail_outside("`?` keys", "write `key: value`, or quote the text", at=self.at,
+                              size=1)
+        if char not in "&*!%@`":
+            return
+
+        text = self.plain_text(self.at)
+        word = text.split(" ")[0][:40]
+        shown = f"`{_visible(word)}`"
+        quoted = self.quote_fix(text)
+
+        line_start = self.line_start(self.at)
+        is_first = not self.text[line_start:self.at].strip(" ")
+        if is_first and text.startswith("* "):
+            self.fail("yaml-syntax", "`*` begins no item of a list", fix="write `-` instead")
+        if char == "`":
+            self.fail("yaml-syntax", "plain text cannot begin with a backtick",
+                      size=len(word), fix=quoted)
+        if char == "@" or (char == "%" and self.at > line_start):
+            self.fail("yaml-syntax", f"plain text cannot begin with `{char}`: {shown}",
+                      size=len(word), fix=quoted)
+
+        feature, fix = _OUTSIDE[char]
+        # A directive, and an anchor whose value stands below, are no text.
+        if char != "%" and (char != "&" or text != word):
+            fix += f", or {quoted}"
+        self.fail_outside(f"{feature} ({shown})", fix, at=self.at, size=len(word))
+
+    def fail_outside(self, feature: str, fix: str, *, at: int, size: int) -> None:
+        self.fail("yaml-unsupported", f"{feature} are outside the YAML subset", at=at,
+                  size=size, fix=fix)
+
+    def misplaced_fix(self, char: str) -> str:
+        """Say what to do about a character that begins neither a value nor a key."""
+        if _DASH.match(self.text, self.at) and self.opener is None:
+            return "start the list on the line below its key"
+        if _MARKER.match(self.text, self.at):
+            return "close the brackets above it, or indent the line"
+        if char in "|>":
+            return self.quote_fix(self.plain_text(self.at))
+        return _MISPLACED.get(char, "")
+
+    def quote_fix(self, text: str) -> str:
+        """Return the words that say to quote a text, with the quoted text if it is short."""
+        if len(text) > 60 or '"' in text:
+            return "quote the text"
+        return f"quote the text: {quote_yaml(text)}"
+
+    def plain_text(self, at: int) -> str:
+        """Return what would be plain text from `at` on, if it began with a letter."""
+        stops = _BLOCK_STOP if self.opener is None else _FLOW_STOP
+        stop = stops.search(self.text, at + 1)
+        end = stop.start() if stop else len(self.text)
+        return self.text[at:end].rstrip(" ")
+
+    # -- what is wrong: keys --
+
+    def fail_key(self, at: int) -> None:
+        """Say why what stands here, at the column of a mapping, is no key."""
+        self.at = at
+        char = self.text[at]
+        if char not in "\"'" and not _BLOCK_START.match(self.text, at):
+            self.fail_unexpected("a key")
+        self.check_slashes(at)
+        self.check_space(at)
+        self.fail("yaml-syntax", "expected `key: value`", size=self.line_end(at) - at,
+                  fix="put `: ` after the key, or `#` before it")
+
+    def check_space(self, at: int) -> None:
+        """Refuse a key `at` a place with its value right behind its colon."""
+        key = _GLUED_KEY.match(self.text, at)
+        if not key:
+            return
+        self.check_blank(key.end())
+        fix = "put a space after the colon"
+        value = self.rest_of_line(key.end())
+        if len(value) <= 60:
+            fix += f": `{key.group()} {value}`"
+        self.fail("yaml-syntax", "no space after the colon", at=key.end() - 1, fix=fix)
 
     def fail_colon(self, start: int, column: int = -1) -> None:
         """Say why the colon here does not make a key of the text from `start`.
@@ -1165,12 +1233,14 @@ class Document:
         key = self.text[start:self.at].rstrip(" \n")
         end = start + len(key)
         if "\n" in self.text[end:self.at]:
-            self.fail("yaml-syntax", "a colon below its key", fix=f"write it {self.place(end)}")
+            self.fail("yaml-syntax", "a colon below its key",
+                      fix=f"write it {self.place(end)}")
         if "\n" in key and key[0] not in "[{":
             self.fail_folded_key(start, column)
         self.check_slashes(start)
         if len(key) > KEY_LIMIT:
-            self.fail("yaml-limit", f"a key of over {KEY_LIMIT:,} characters", fix="shorten it")
+            self.fail("yaml-limit", f"a key of over {KEY_LIMIT:,} characters",
+                      fix="shorten it")
         if key[0] in "[{":
             self.fail_unexpected("the end of the line", fix="write `key: value`, one a line")
         if key[0] in "\"'":
@@ -1199,15 +1269,25 @@ class Document:
         if not is_value and " " not in self.rest_of_line(start):
             self.fail_key(start)
 
-        # A key right below a value belongs to another column; further below, it is text.
-        is_key = text.count("\n", start, begin) == 1 and " " not in text[begin:self.at].strip(" ")
-        if is_key and is_value and column >= 0:
+        # A word right below a value is a key in the wrong column; further below, it is text.
+        is_word = " " not in text[begin:self.at].strip(" ")
+        is_next = text.count("\n", start, begin) == 1
+        if is_word and is_next and is_value and column >= 0:
             self.fail_alignment(column, self.line_start(start) + column, begin)
         fix = "quote the whole text, or put the missing `: ` after a key above"
         if self.opener is not None:
             fix = "look for a missing comma or colon above"
-        self.fail("yaml-syntax", f"`: ` inside the text that begins on line {self.line_of(start)}",
-                  fix=fix)
+        line = self.line_of(start)
+        self.fail("yaml-syntax", f"`: ` inside the text that begins on line {line}", fix=fix)
+
+    def fail_duplicate(self, mapping: dict, key: object, at: int) -> None:
+        place = list(mapping).index(key)
+        line = self.line_of(self.open[-1][4 * place])
+        name = str(key)
+        self.fail("yaml-duplicate", f"the key `{_visible(name)}` is already on line {line}",
+                  at=at, size=len(name), fix="remove or rename one of them")
+
+    # -- what is wrong: columns --
 
     def fail_neighbour(self, column: int, indent: int) -> None:
         """Say why the line here does not follow the entries at `column`.
@@ -1252,7 +1332,7 @@ class Document:
         return has_line and self.rest_of_line(self.at).endswith(":")
 
     def fail_alignment(self, column: int, last: int, at: int) -> None:
-        """Say which of two is in a wrong column: the entries up to `last`, or what is `at`."""
+        """Say which is in a wrong column: the entries up to `last`, or what is `at` a place."""
         self.check_blank(at)
         starts = [start for start in self.open[-1][::4] if start < last]
         starts.append(last)
@@ -1300,52 +1380,29 @@ class Document:
         self.refuse("yaml-indent", f"this stands in column {at - line_start + 1}, "
                     f"{neighbours} in column {column + 1}", at, fix=fix)
 
-    def rest_of_line(self, at: int) -> str:
-        """Return the text from `at` to the end of its line, without a remark."""
-        return self.text[at:self.line_end(at)].split(" #")[0].rstrip(" ")
-
-    def fail_key(self, at: int) -> None:
-        """Say why what stands here, at the column of a mapping, is no key."""
-        self.at = at
-        char = self.text[at]
-        if char not in "\"'" and not _BLOCK_START.match(self.text, at):
-            self.fail_unexpected("a key")
-        self.check_slashes(at)
-        self.check_space(at)
-        self.fail("yaml-syntax", "expected `key: value`", size=self.line_end(at) - at,
-                  fix="put `: ` after the key, or `#` before it")
-
-    def check_space(self, at: int) -> None:
-        """Refuse a key `at` a place with its value right behind its colon."""
-        key = _GLUED_KEY.match(self.text, at)
-        if not key:
-            return
-        self.check_blank(key.end())
-        fix = "put a space after the colon"
-        value = self.rest_of_line(key.end())
-        if len(value) <= 60:
-            fix += f": `{key.group()} {value}`"
-        self.fail("yaml-syntax", "no space after the colon", at=key.end() - 1, fix=fix)
+    # -- what is wrong: quotes and brackets --
 
     def check_quote(self, start: int, end: int) -> None:
-        """Refuse quoted text that ended in the wrong place, when more stands right behind it."""
+        """Refuse quoted text that ended in the wrong place: more stands right behind it."""
         quote = self.text[start]
         if quote not in "\"'" or self.text[end:self.at].strip(" "):
             return
         if "\n" in self.text[start:end]:
-            self.fail("yaml-syntax", f"this `{quote}` is closed on line {self.line_of(end)} only, "
-                      "where more follows it", at=start, fix=self.closing_fix(start))
+            line = self.line_of(end)
+            self.fail("yaml-syntax",
+                      f"this `{quote}` is closed on line {line} only, where more follows it",
+                      at=start, fix=self.closing_fix(start))
 
         if end < self.at or self.text[end] in ":,]}":
             return
         inside = 'write `\\"` for a quote'
         if quote == "'":
             inside = "write `''` for an apostrophe"
-        self.fail("yaml-syntax", f"this `{quote}` ends the text, and more follows it", at=end - 1,
-                  fix=f"{inside} inside the text, or close the text before it")
+        self.fail("yaml-syntax", f"this `{quote}` ends the text, and more follows it",
+                  at=end - 1, fix=f"{inside} inside the text, or close the text before it")
 
     def closing_fix(self, start: int) -> str:
-        """Say where the quote at `start` was most likely meant to be closed: on its own line."""
+        """Say where on its line the quote at `start` was most likely meant to be closed."""
         text = self.text
         line_start = self.line_start(start)
         before = text[:start].rstrip(" \n")[-1:]
@@ -1370,7 +1427,7 @@ class Document:
         self.check_blank(self.at)
         self.check_quote(start, end)
 
-        # Where what comes next begins: a key has been read already when its colon is unexpected.
+        # Where what comes next begins: of a key, the colon is met last.
         begin = self.at
         if text[begin] == ":":
             self.check_slashes(start)
@@ -1396,22 +1453,15 @@ class Document:
                       fix=f"quote it: {quote_yaml(word.group().rstrip(' '))}")
 
     def check_closed(self, column: int, end: int, closer: str) -> None:
-        """Refuse brackets behind a key, when a line no deeper than that key follows in them."""
+        """Refuse brackets behind a key when a line in them is no deeper than that key."""
         line_start = self.line_start(self.opener)
         before = self.text[line_start:self.opener].lstrip(" ")
-        if before.rstrip(" ").endswith(":") and column <= self.opener - line_start - len(before):
+        own = self.opener - line_start - len(before)
+        if before.rstrip(" ").endswith(":") and column <= own:
             self.fail("yaml-syntax", f"this `{self.text[self.opener]}` is not closed",
                       at=self.opener, fix=f"write `{closer}` {self.place(end)}")
 
-    def place(self, at: int) -> str:
-        return f"on line {self.line_of(at)}, in column {at - self.line_start(at) + 1}"
-
-    def fail_duplicate(self, mapping: dict, key: object, at: int) -> None:
-        place = list(mapping).index(key)
-        line = self.line_of(self.open[-1][4 * place])
-        name = str(key)
-        self.fail("yaml-duplicate", f"the key `{_visible(name)}` is already on line {line}",
-                  at=at, size=len(name), fix="remove or rename one of them")
+    # -- what is wrong: scalars --
 
     def fail_clash(self, text: str, at: int) -> None:
         """Say how to write what programs read differently."""

@@ -640,6 +640,16 @@ def hurtful(size):
         "many keys": "".join(f"k{number}:\n" for number in range(size // 5)) + "k5:\n",
         "markers": "---\n" * size, "markers in quotes": '"' + "\n--" * size + '"',
         "tabs": "a:" + "\t" * size,
+        "no-break spaces": "a: " + "\xa0" * size, "inner no-break": "a: b" + "\xa0" * size + "c",
+        "slashes": "a: b: " + "// " * size, "slash lines": "a: b\n" + "  /x\n" * size + "  c: d",
+        "quote starts": "a: b: " + ' "' * size, "quotes inside": "a: " + '"b" ' * size,
+        "conflicts": "<<<<<<<\n" * size + ": x", "folded word": "[" + "a\n" * size + ": b]",
+        "too deep": "a:\n" + "".join(f"   k{number}: 1\n" for number in range(size // 5))
+                    + "  z: 1\n",
+        "too shallow": "a:\n   b: 1\n" + "".join(
+            f"  k{number}: 1\n" for number in range(size // 5)),
+        "tab below": "a: 1\n" + "# c\n" * size + "\tb: 1", "question": "[" + "a " * size + "?]",
+        "never closed": 'a: "' + "b\n" * size, "comma missing": '["a"' + "\n" * size + '"b"]',
         "carriage returns": "\r" * size, "last is odd": "a" * size + "\0",
         "json": "[" + ",".join(['{"a": "b\\n", "c": [1, 2.5, true]}'] * (size // 25)) + "]",
     }
