@@ -2580,17 +2580,6 @@ def _drop_repeated_keys(head: str) -> str:
 
 # -- Files --
 
-FILE_FINDINGS = {  # what `generate` would do: what that means; the paths are put before it
-    "created": Finding("files-created", "warning", "not generated yet",
-                       fix="subagent-fleet generate"),
-    "updated": Finding("files-updated", "warning", "behind the config",
-                       fix="subagent-fleet doctor --fix"),
-    "removed": Finding("files-removed", "warning", "of agents that are gone",
-                       fix="subagent-fleet doctor --fix"),
-    "edited": Finding("files-edited", "info", "changed by hand; kept",
-                      fix="subagent-fleet generate --diff")}
-
-
 @check("Files")
 def _check_files(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
     """Say of the generated files whether they are what the config makes of them."""
@@ -2598,13 +2587,88 @@ def _check_files(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
     groups: dict[str, list[str]] = {}
     for change in facts.changes:
         groups.setdefault(change.action, []).append(change.path)
-    for action, paths in groups.items():
-        if action == "unchanged":
-            yield Finding("files-unchanged", "ok",
-                          f"{count_of(paths, 'generated file')} up to date")
-        else:
-            row = FILE_FINDINGS[action]
-            yield replace(row, what=f"{some_of(paths, 5)}: {row.what}")
+
+    if "unchanged" in groups:
+        count = count_of(groups["unchanged"], "generated file")
+        yield Finding("files-unchanged", "ok", f"{count} up to date")
+    if "created" in groups:
+        # `generate` writes nothing at all while one file is the user's.
+        fix = "subagent-fleet doctor --fix" if "edited" in groups else "subagent-fleet generate"
+        yield Finding("files-created", "warning",
+                      f"{some_of(groups['created'], 5)}: not generated yet", fix=fix)
+    if "updated" in groups:
+        yield Finding("files-updated", "warning",
+                      f"{some_of(groups['updated'], 5)}: behind the config",
+                      fix="subagent-fleet doctor --fix")
+    if "removed" in groups:
+        yield Finding("files-removed", "warning",
+                      f"{some_of(groups['removed'], 5)}: of agents that are gone",
+                      fix="subagent-fleet doctor --fix")
+    for change in facts.changes:
+        if change.action == "edited":
+            yield _edited_file(fleet, change)
+
+
+def _edited_file(fleet: Fleet | None, change: Change) -> Finding:
+    """Return the Finding on a file that is the user's; an agent's text has a better place."""
+    what = f"{change.path}: changed by hand; kept"
+    name = change.path.rpartition("/")[2].removesuffix(".md")
+    prompt = read_new_prompt(change)
+    if fleet is None or name not in fleet.agents or not prompt:
+        return Finding("files-edited", "info", what, fix="subagent-fleet generate --diff")
+
+    source = fleet.document.source
+    place = f"agents.{name} of {source}"
+    if fleet.agents[name].prompt is not None:
+        place += " in place of its `prompt:`"
+    command = "subagent-fleet generate"
+    if render_prompt(change, prompt) != change.found:  # other blanks at its end, say
+        command += " --force"
+    is_json = source.lower().endswith(".json")
+    return Finding("files-edited", "info", what, excerpt=show_prompt(prompt, is_json=is_json),
+                   fix=f"write these lines into {place}, then `{command}`; or drop them: "
+                       "`subagent-fleet generate --force`")
+
+
+def read_new_prompt(change: Change) -> str:
+    """Return the prompt that a person wrote into an agent's file, if nothing else is theirs."""
+    try:
+        text = (change.found or b"").decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError:
+        return ""
+    head = _head_of(change.wanted or b"")
+    if not text.startswith(head):
+        return ""
+
+    prompt = text[len(head):].strip("\n").rstrip()
+    if not prompt or not _fits(prompt, RULES["text"][0]):
+        return ""
+    return prompt + "\n"
+
+
+def _head_of(content: bytes) -> str:
+    """Return a generated agent's frontmatter, to the line that closes it."""
+    head, closing, _ = content.decode("utf-8").partition("\n---\n")
+    return head + closing
+
+
+def render_prompt(change: Change, prompt: str) -> bytes:
+    """Return the file that `generate` will make of a prompt."""
+    return f"{_head_of(change.wanted or b'')}\n{prompt}".encode("utf-8")
+
+
+def show_prompt(prompt: str, *, is_json: bool) -> str:
+    """Return a prompt as it is written into an agent of a fleet file."""
+    if is_json:
+        return f'      "prompt": {json.dumps(prompt, ensure_ascii=False)}'
+    block = "    prompt: |\n" + "".join(
+        f"      {line}".rstrip() + "\n" for line in prompt.split("\n")[:-1])
+    try:
+        if parse_yaml(block) == {"prompt": prompt} and "\t" not in prompt:
+            return block
+    except FleetError:
+        pass  # blanks at its beginning, say
+    return "    " + dump_yaml({"prompt": prompt})
 
 
 @check("Files")
@@ -5642,7 +5706,8 @@ def cmd_doctor(options, world):
         fleet, problems = None, error.findings or (error.finding,)
     facts = observe(world, fleet, problems, options)
     if options.fix and fleet:  # nothing that a person wrote is touched
-        stale = [change for change in facts.changes if change.action in ("updated", "removed")]
+        stale = [change for change in facts.changes
+                 if change.action in ("created", "updated", "removed")]
         mended = [f"{facts.env_path}: only you may read it now"] * ("env-readable" in facts.leaks)
         mended += [f"{change.path}: {change.action}" for change in stale]
         if mended:
@@ -5766,7 +5831,7 @@ COMMANDS = (
         Flag("shell", "your shell", "SHELL", {"choices": ("bash", "zsh", "fish")}),),
         ('eval "$(subagent-fleet completion zsh)"',)),
     Command("doctor", cmd_doctor, "find what is wrong, and say what mends it", (
-        CONFIG, OUT, Flag("--fix", "mend what is safe: permissions, stale generated files"),
+        CONFIG, OUT, Flag("--fix", "mend what is safe: permissions, stale and missing files"),
         TIMEOUT, JSON), ("doctor", "doctor --fix", "doctor --json")),
     Command("worker", cmd_worker, "say how this machine becomes a node", (TIMEOUT, JSON),
             ("worker",)),

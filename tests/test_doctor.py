@@ -310,6 +310,36 @@ def test_doctor_fix_does_what_is_safe_and_says_each(doctor):
     assert len(key) > 40 and key not in done.stdout + json.dumps(doctor.answer)
 
 
+@pytest.mark.parametrize("name", ["fleet.json", "fleet.yaml"])
+def test_doctor_mends_one_agent_edited_and_one_missing_as_it_says(doctor, run_here, name):
+    doctor.fleet["agents"] = {"planner": dict(AGENT["planner"]),
+                              "reviewer": {"model": "small", "description": "Review."}}
+    (doctor.path / "fleet.json").unlink()
+    write = json.dumps if name == "fleet.json" else sf.dump_yaml
+    (doctor.path / name).write_text(write(doctor.fleet), encoding="utf-8")
+    planner = doctor.path / ".claude/agents/planner.md"
+    mine = planner.read_text("utf-8").partition("\n---\n")[0] + "\n---\n\nPlan: \"well\".\n\n\tTab.\n"
+    planner.write_text(mine, encoding="utf-8")
+    assert doctor.ask() == {"files-created": "warning", "files-edited": "info"}
+    assert run_here("generate", env=doctor.env).returncode == 3  # what was advised before
+
+    fixes = {finding["id"]: finding["fix"] for finding in doctor.answer["findings"]}
+    assert fixes["files-created"] == "subagent-fleet doctor --fix"
+    assert doctor.ask("--fix") == {"files-edited": "info"}
+    assert doctor.answer["mended"] == [".claude/agents/reviewer.md: created"]
+    assert planner.read_text("utf-8") == mine
+
+    assert fixes["files-edited"].startswith(
+        f"write these lines into agents.planner of {name}, then `subagent-fleet generate`; or")
+    lines = doctor.run().stdout.partition("planner.md: changed by hand; kept\n")[2].partition("  fix:")[0]
+    shown = sf.parse_yaml("{" + lines + "}" if name == "fleet.json" else lines)
+    doctor.fleet["agents"]["planner"].update(shown)
+    (doctor.path / name).write_text(write(doctor.fleet), encoding="utf-8")
+    done = run_here("generate", env=doctor.env)
+    assert done.returncode == 0 and planner.read_text("utf-8") == mine
+    assert doctor.ask() == {}
+
+
 def test_doctor_reports_what_stands_in_the_way_of_its_files(doctor):
     (doctor.path / ".env.subagent-fleet").unlink()
     (doctor.path / ".env.subagent-fleet").mkdir()

@@ -246,6 +246,59 @@ def test_many_files_are_named_briefly():
     assert "and 35 more" in the("files-updated", make_fleet(), facts).what
 
 
+HEAD = b"---\nname: planner\ndescription: Use it.\n---\n"
+
+
+def edited_agent(text, fleet=None, head=HEAD):
+    """The finding about a planner's file that a person wrote into."""
+    change = sf.Change(".claude/agents/planner.md", head + text, HEAD + b"\nPlan.\n", False)
+    return the("files-edited", fleet or make_fleet(), facts_with(changes=[change]))
+
+
+@pytest.mark.parametrize("text,prompt", [
+    (b"\nPlan well.\nBe: brief # really\n\n  - x\n", "Plan well.\nBe: brief # really\n\n  - x\n"),
+    (b"\n  indented first\n", "  indented first\n"), (b"\n\ttab\n", "\ttab\n"),
+    (b"\n- one\n", "- one\n"), ("\nüm laut\n".encode(), "üm laut\n")])
+def test_an_edited_agents_text_is_shown_as_its_prompt(text, prompt):
+    finding = edited_agent(text)
+    assert sf.parse_yaml(finding.excerpt) == {"prompt": prompt}
+    assert all(line == sf.clean_line(line) for line in finding.excerpt.splitlines())
+    assert finding.fix == ("write these lines into agents.planner of fleet.yaml, then "
+                           "`subagent-fleet generate`; or drop them: `subagent-fleet generate --force`")
+
+
+@pytest.mark.parametrize("text", [b"\nMine.", b"\nMine.\n\n", b"Mine.\n", b"\nMine. \n"])
+def test_an_edited_agent_with_other_blanks_needs_force(text):
+    finding = edited_agent(text)
+    assert sf.parse_yaml(finding.excerpt) == {"prompt": "Mine.\n"}
+    assert "then `subagent-fleet generate --force`; or" in finding.fix
+    crlf = edited_agent(text, head=HEAD.replace(b"\n", b"\r\n"))
+    assert crlf.excerpt == finding.excerpt and crlf.fix == finding.fix
+
+
+@pytest.mark.parametrize("text,head", [
+    (b"", HEAD), (b"\n \n", HEAD), (b"\n\xff\n", HEAD), (b"\n\x1b[2J\n", HEAD), (b"\nMine.\n", b""),
+    (b"\nMine.\n", HEAD.replace(b"Use it.", b"Use me."))])
+def test_an_edit_that_is_more_than_a_prompt_is_shown_by_diff(text, head):
+    finding = edited_agent(text, head=head)
+    assert (finding.fix, finding.excerpt) == ("subagent-fleet generate --diff", "")
+
+
+def test_an_agent_that_has_a_prompt_gets_another():
+    fleet = make_fleet()
+    agents = {"planner": replace(fleet.agents["planner"], prompt="Plan.")}
+    assert "of fleet.yaml in place of its `prompt:`, then" in edited_agent(
+        b"\nMine.\n", replace(fleet, agents=agents)).fix
+
+
+def test_missing_files_beside_an_edited_one_are_not_left_to_generate():
+    both = changes("created", "a") + changes("edited", "b")
+    assert the("files-created", make_fleet(), facts_with(changes=both)).fix == \
+        "subagent-fleet doctor --fix"
+    assert the("files-created", make_fleet(), facts_with(changes=both[:1])).fix == \
+        "subagent-fleet generate"
+
+
 def test_without_a_fleet_the_machine_is_still_checked():
     error = sf.Finding("no-config", "error", "no fleet.yaml", fix="subagent-fleet init")
     facts = sf.Facts(problems=(error,), agents={"a.md": ""})
