@@ -1465,6 +1465,51 @@ def _plan_tier(fleet: Fleet, tier: str) -> str:
     return sized.name
 
 
+def plan_used_models(fleet: Fleet) -> set[str]:
+    """Return the models that can get work: of agents and tiers, their fallbacks and twins."""
+    twins: dict[str, list[str]] = {}
+    for model in fleet.models.values():
+        twins.setdefault(model.alias, []).append(model.name)
+
+    used: set[str] = set()
+    pending = [agent.model for agent in fleet.agents.values()]
+    pending += plan_tiers(fleet).values()
+    while pending:
+        name = pending.pop()
+        if name not in used:
+            used.add(name)
+            pending += fleet.models[name].fallback
+            pending += twins.pop(fleet.models[name].alias, ())
+    return used
+
+
+def _models_leading_to(fleet: Fleet, goal: str) -> set[str]:
+    """Return the models whose fallbacks lead to one, and itself: it cannot fall back on them."""
+    callers: dict[str, list[str]] = {}
+    for model in fleet.models.values():
+        for name in model.fallback:
+            callers.setdefault(name, []).append(model.name)
+
+    leading: set[str] = set()
+    pending = [goal]
+    while pending:
+        name = pending.pop()
+        if name not in leading:
+            leading.add(name)
+            pending += callers.get(name, ())
+    return leading
+
+
+def plan_main_fallbacks(fleet: Fleet) -> list[Model]:
+    """Return the models that could answer for the main session's, the strongest first."""
+    main = plan_tiers(fleet)["main"]
+    leading = _models_leading_to(fleet, main)
+    able = [model for model in fleet.models.values()
+            if model.name not in leading and model.context >= MAIN_CONTEXT_TOKENS
+            and not model.cloud and not prints_calls(model.ollama_model)]
+    return sorted(able, key=lambda model: (-billions(model.ollama_model), model.name))
+
+
 def plan_fallbacks(fleet: Fleet) -> dict[str, list[str]]:
     """Return {alias: [aliases to try next]}; one alias never falls back on itself."""
     chains: dict[str, list[str]] = {}
@@ -1587,6 +1632,16 @@ def gateway_url(gateway: Gateway) -> str:
 def _host_of(endpoint: str) -> str:
     """Return the host of a checked endpoint, an IPv6 address without its brackets."""
     return split_endpoint(endpoint)[1].strip("[]")
+
+
+def is_gateway_address(gateway: Gateway, endpoint: str) -> bool:
+    """Tell whether an endpoint is where the gateway listens, as seen from this machine."""
+    host = _host_of(endpoint)
+    if host != gateway.host:
+        listens_here = gateway.host in ("0.0.0.0", "::") or LOOPBACK.fullmatch(gateway.host)
+        if not (listens_here and LOOPBACK.fullmatch(host)):
+            return False
+    return split_endpoint(endpoint)[2] == gateway.port
 
 
 # -- Claude Code's environment --
@@ -1807,6 +1862,9 @@ def plan_starter(states: Sequence[NodeState]) -> Starter:
     models = {"heavy-coder": _starter_model("heavy", chosen[-1])}
     if len(chosen) > 1:
         models["small-coder"] = _starter_model("small", chosen[0])
+        if chosen[0].node != chosen[-1].node and _context_for(
+                chosen[0].model, MAIN_CONTEXT_TOKENS) == MAIN_CONTEXT_TOKENS:
+            models["heavy-coder"]["fallback"] = ["small-coder"]
 
     agents = {}
     for name, role in ROLES.items():
@@ -1951,23 +2009,94 @@ def _lint_public_endpoints(fleet: Fleet, warn: Callable[..., Finding]) -> Iterat
                        fix="use a LAN, Tailscale or WireGuard address, or https")
 
 
+@lint
+def _lint_endpoint_paths(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of the address at which Ollama speaks another dialect."""
+    for name, node in fleet.nodes.items():
+        if node.endpoint.endswith("/v1"):
+            yield warn("endpoint-v1", ("nodes", name, "endpoint"),
+                       what="`/v1` is where Ollama speaks to other programs; it is asked beside it",
+                       fix=f"write `endpoint: {node.endpoint[:-len('/v1')]}`")
+
+
+@lint
+def _lint_endpoints_of_ours(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of a gateway that would ask itself."""
+    for name, node in fleet.nodes.items():
+        if is_gateway_address(fleet.gateway, node.endpoint):
+            fix = f"write `endpoint: {OLLAMA_ENDPOINT}`"
+            if fleet.gateway.port == OLLAMA_PORT:
+                fix = "write `port: 4000` in project.gateway"
+            yield warn("endpoint-gateway", ("nodes", name, "endpoint"),
+                       what=f"{node.endpoint} is this fleet's own gateway, not an Ollama", fix=fix)
+
+
+@lint
+def _lint_idle_nodes(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of machines that get no work."""
+    busy = {model.node for model in fleet.models.values()}
+    for name in fleet.nodes:
+        if name not in busy:
+            yield warn("unused-node", ("nodes", name), key=True, what="no model runs on it",
+                       fix=f"write `node: {name}` in one of models (`subagent-fleet discover` "
+                           "shows what it has), or remove it")
+
+
 def _guess_gigabytes(ollama_model: str) -> float:
     """Return about how much memory a model takes by its name: four bits a weight; 0: unknown."""
     size = billions(ollama_model)
     return size * 0.6 + 1 if size else 0
 
 
+def _guess_load(fleet: Fleet, node: str) -> float:
+    """Return about how much memory the models of a node take together, by their names."""
+    models = {_full_model_name(model.ollama_model): _guess_gigabytes(model.ollama_model)
+              for model in fleet.models.values() if model.node == node and not model.cloud}
+    return sum(models.values())
+
+
+def _plan_move(fleet: Fleet, model: Model, need: float) -> str:
+    """Return what to write so that a model runs where there is room for it, or nothing."""
+    for name, node in fleet.nodes.items():
+        if name != model.node and node.memory_gb:
+            if _guess_load(fleet, name) + need <= node.memory_gb:
+                return f"write `node: {name}` in models.{model.name}"
+    return ""
+
+
+@lint
+def _lint_large_models(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of a model that is larger than its node."""
+    for name, model in fleet.models.items():
+        memory = fleet.nodes[model.node].memory_gb
+        need = _guess_gigabytes(model.ollama_model)
+        if memory and need > memory and not model.cloud:
+            most = max((memory - 1) / 0.6, 0)
+            yield warn("model-too-large", ("models", name, "ollama_model"),
+                       what=f"by its name, {model.ollama_model} needs about {need:.0f} GB; "
+                            f"{model.node} has {memory:g}",
+                       fix=_plan_move(fleet, model, need)
+                       or f"choose one of at most {most:.0f}b, or correct `memory_gb`")
+
+
 @lint
 def _lint_memory(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
     """Warn of models that push each other out of their node."""
     for name, node in fleet.nodes.items():
-        models = {model.ollama_model for model in fleet.models.values() if model.node == name}
-        need = sum(_guess_gigabytes(model) for model in models)
-        if node.memory_gb and len(models) > 1 and need > node.memory_gb:
+        models = {}
+        for model in fleet.models.values():
+            need = _guess_gigabytes(model.ollama_model)
+            if model.node == name and need <= (node.memory_gb or 0):  # else it is said alone
+                models[_full_model_name(model.ollama_model)] = model
+        need = sum(_guess_gigabytes(model.ollama_model) for model in models.values())
+        if len(models) > 1 and node.memory_gb and need > node.memory_gb:
+            moves = [_plan_move(fleet, model, _guess_gigabytes(model.ollama_model))
+                     for model in models.values()]
             yield warn("memory-short", ("nodes", name, "memory_gb"),
                        what=f"by their names, its models need about {need:.0f} GB and evict each "
                             "other",
-                       fix="move one to another node, or choose a smaller one")
+                       fix=next(filter(None, moves), "move one to another node, or choose a "
+                                                     "smaller one"))
 
 
 @lint
@@ -2013,6 +2142,51 @@ def _lint_small_contexts(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator
         if model.context < least:
             yield warn("small-context", ("models", name, "context"), what=f"{model.context}; {why}",
                        fix=f"write `context: {least}` or more")
+
+
+@lint
+def _lint_outputs(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of an answer that is longer than all that the model can hold."""
+    for name, model in fleet.models.items():
+        # The default is nobody's wish: of a context below it `small-context` says enough.
+        if model.max_output > model.context and model.max_output != Model.max_output:
+            most = max(model.context // 2, LEAST_CONTEXT_TOKENS)
+            yield warn("output-above-context", ("models", name, "max_output"),
+                       what=f"{model.max_output}, but its context of {model.context} holds the "
+                            "prompt and the answer together",
+                       fix=f"write `max_output: {most}` or less")
+
+
+@lint
+def _lint_main_fallback(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of a main session that ends with one machine, where another could go on."""
+    main = fleet.models[plan_tiers(fleet)["main"]]
+    helpers = [fleet.models[name] for name in main.fallback]
+    helpers += [model for model in fleet.models.values() if model.alias == main.alias]
+    if any(helper.node != main.node for helper in helpers):
+        return
+
+    heirs = [model.name for model in plan_main_fallbacks(fleet) if model.node != main.node]
+    if heirs:
+        yield warn("no-fallback", ("models", main.name), key=True,
+                   what=f"it serves the main session, which ends when {main.node} sleeps",
+                   fix=f"write `fallback: [{', '.join([*main.fallback, heirs[0]])}]`")
+
+
+@lint
+def _lint_unused_models(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of models that get no work."""
+    used = plan_used_models(fleet)
+    main = fleet.models[plan_tiers(fleet)["main"]]
+    heirs = {model.name for model in plan_main_fallbacks(fleet)}
+    for name in fleet.models:
+        if name not in used:
+            fix = f"write `model: {name}` in one of agents, or remove it"
+            if name in heirs:
+                chain = ", ".join([*main.fallback, name])
+                fix = f"write `fallback: [{chain}]` in models.{main.name}, or remove it"
+            yield warn("unused-model", ("models", name), key=True,
+                       what="no agent, tier or fallback uses it", fix=fix)
 
 
 @lint

@@ -1,5 +1,7 @@
 """Section 6: what is found of the facts, and what to type then."""
+import copy
 from dataclasses import replace
+import json
 import re
 
 import pytest
@@ -31,10 +33,135 @@ def test_everything_in_order_is_quiet_and_ready():
     assert sf.plan_verdict(findings) == "Ready: everything is in order."
 
 
+# -- the file alone --
+
+TREE = {"project": {"name": "x"},
+        "nodes": {"a": {"endpoint": "http://a:11434"}, "b": {"endpoint": "http://b:11434"}},
+        "models": {"heavy": {"node": "a", "ollama_model": "qwen3-coder:30b", "litellm_alias": "big",
+                             "context": 65536, "fallback": ["light"]},
+                   "light": {"node": "b", "ollama_model": "qwen3:8b", "litellm_alias": "small",
+                             "context": 32768}},
+        "agents": {"planner": {"model": "light", "description": "d"},
+                   "implementer": {"model": "heavy", "description": "d"}}}
+
+
+def changed_tree(changes, tree=TREE):
+    """TREE with {dotted path: value} put in; None takes out."""
+    tree = copy.deepcopy(tree)
+    for path, value in changes.items():
+        *above, last = path.split(".")
+        place = tree
+        for step in above:
+            place = place.setdefault(step, {})
+        if value is None:
+            del place[last]
+        else:
+            place[last] = value
+    return tree
+
+
+def warnings(tree):
+    """{slug: Finding} of a fleet file that is valid."""
+    fleet, findings = sf.check_fleet(sf.Document(json.dumps(tree), "fleet.json"))
+    assert fleet, findings
+    findings = list(sf.lint_fleet(fleet))
+    assert len({finding.slug for finding in findings}) == len(findings)
+    return {finding.slug: finding for finding in findings}
+
+
+def typed(finding, tree):
+    """The tree after its fix was typed as it says: where the key stands, or in what it names."""
+    match = re.match(r"write `(\w+): (.*?)`(?: in ([\w.-]+[\w]))?", finding.fix)
+    place = match[3] or finding.what.partition(":")[0]
+    path = place if place.endswith("." + match[1]) else f"{place}.{match[1]}"
+    return changed_tree({path: sf.parse_yaml(match[2])}, tree)
+
+
+THIRD = {"node": "b", "ollama_model": "qwen3:14b", "litellm_alias": "third", "context": 32768}
+# (slug, what makes it warn, what is like it and does not)
+LINTS = [
+    ("model-too-large", {"nodes.a.memory_gb": 8, "models.heavy.ollama_model": "devstral:24b",
+                         "nodes.b.memory_gb": 64}, {"nodes.a.memory_gb": 16,
+                                                    "models.heavy.ollama_model": "devstral:24b"}),
+    ("model-too-large", {"nodes.a.memory_gb": 1, "nodes.b.memory_gb": 32},
+     {"nodes.a.memory_gb": 1, "models.heavy.ollama_model": "mine"}),
+    ("memory-short", {"models.third": {**THIRD, "fallback": ["light"]}, "nodes.b.memory_gb": 12,
+                      "models.heavy.fallback": ["third"], "nodes.a.memory_gb": 64},
+     {"models.third": {**THIRD, "fallback": ["light"]}, "nodes.b.memory_gb": 16,
+      "models.heavy.fallback": ["third"]}),
+    ("endpoint-v1", {"nodes.a.endpoint": "http://a:11434/v1/"}, {"nodes.a.endpoint": "http://a:1/ollama"}),
+    ("endpoint-gateway", {"nodes.a.endpoint": "http://localhost:4000"},
+     {"nodes.a.endpoint": "http://localhost:4001"}),
+    ("endpoint-gateway", {"nodes.a.endpoint": "http://127.0.0.1:11434",
+                          "project.gateway": {"port": 11434}},
+     {"nodes.a.endpoint": "http://a:11434", "project.gateway": {"port": 11434}}),
+    ("endpoint-gateway", {"nodes.a.endpoint": "http://[::1]:4000",
+                          "project.gateway": {"host": "::1"}},
+     {"nodes.a.endpoint": "http://192.168.1.9:4000"}),
+    ("unused-node", {"nodes.c": {"endpoint": "http://c:11434"}},
+     {"nodes.c": {"endpoint": "http://c:11434"}, "models.light.node": "c",
+      "nodes.b": None}),
+    ("unused-model", {"models.third": THIRD}, {"models.third": {**THIRD, "litellm_alias": "small",
+                                                                "ollama_model": "qwen3:8b"}}),
+    ("unused-model", {"models.third": {**THIRD, "fallback": ["heavy"]}},
+     {"models.third": {**THIRD, "fallback": ["heavy"]}, "agents.planner.model": "third"}),
+    ("unused-model", {"models.third": {**THIRD, "context": 8192}},
+     {"models.third": THIRD, "models.light.fallback": ["third"]}),
+    ("no-fallback", {"models.heavy.fallback": None}, {"models.heavy.fallback": None,
+                                                      "models.light.context": 16384}),
+    ("no-fallback", {"models.heavy.fallback": ["third"], "models.third": {**THIRD, "node": "a"}},
+     {"models.heavy.fallback": None, "models.light.node": "a", "nodes.b": None}),
+    ("output-above-context", {"models.light.max_output": 40000}, {"models.light.max_output": 32768}),
+]
+
+
+@pytest.mark.parametrize("slug,wrong,right", LINTS)
+def test_what_does_not_fit_is_said_and_mended_as_typed(slug, wrong, right):
+    tree = changed_tree(wrong)
+    found = warnings(tree)
+    assert list(found) == [slug]
+    finding = found[slug]
+    assert finding.level == "warning" and finding.where and finding.excerpt
+    assert finding.what.count(": ") and finding.fix.startswith("write `")
+    if slug == "unused-node":
+        tree = changed_tree({"models.light.node": "c", "nodes.b": None}, tree)  # in one of models
+    elif "in one of agents" in finding.fix:
+        tree = changed_tree({"agents.planner.model": "third", "models.light": None,
+                             "models.heavy.fallback": None}, tree)
+    else:
+        tree = typed(finding, tree)
+    assert slug not in warnings(tree)
+    assert slug not in warnings(changed_tree(right))
+
+
+def test_a_fleet_in_order_warns_of_nothing():
+    assert warnings(TREE) == {}
+    assert len(sf.LINTS) > 12
+
+
+def test_where_no_node_has_room_the_size_that_fits_is_said():
+    tree = changed_tree({"nodes.a.memory_gb": 8, "nodes.b.memory_gb": 24})
+    assert warnings(tree)["model-too-large"].fix == "choose one of at most 12b, or correct `memory_gb`"
+    tree = changed_tree({"nodes.a.memory_gb": 0.5})
+    assert warnings(tree)["model-too-large"].fix == "choose one of at most 0b, or correct `memory_gb`"
+    assert "needs about 19 GB; a has 0.5" in warnings(tree)["model-too-large"].what
+
+
+def test_a_suggested_fallback_forms_no_cycle_and_keeps_the_others():
+    tree = changed_tree({"models.heavy.fallback": ["third"], "models.third": {**THIRD, "node": "a"},
+                         "models.light.fallback": ["heavy"]})
+    assert "no-fallback" not in warnings(tree)  # light falls back on heavy
+    tree = changed_tree({"models.heavy.fallback": ["third"], "models.third": {**THIRD, "node": "a"}})
+    assert warnings(tree)["no-fallback"].fix == "write `fallback: [third, light]`"
+
+
 LINT = sf.Finding("small-context", "warning", "models.small.context is 4096")
 TWO = [sf.Model("small", "mini", "qwen3:8b", "a", 32768),
        sf.Model("large", "mini", "qwen3-coder:30b", "b", 32768)]
 TWO_HELD = (GOOD_MODEL, replace(GOOD_MODEL, name="qwen3-coder:30b", size=19 * 10**9))
+
+
+# -- what was seen --
 
 # (case, fleet and facts, everything that must be found)
 CASES = [
