@@ -286,6 +286,35 @@ def test_doctor_sees_nodes_routes_and_settings_as_they_are(doctor):
     assert doctor.status == 1
 
 
+def test_doctor_weighs_models_with_their_context_as_the_node_tells(doctor, run_here):
+    known = {"general.architecture": "llama", "llama.context_length": 40960, "llama.block_count": 32,
+             "llama.embedding_length": 4096, "llama.attention.head_count": 32,
+             "llama.attention.head_count_kv": 8}
+    doctor.node.models["qwen3:8b"]["size"] = 5 * 10**9
+    doctor.node.answers["/api/show"] = (200, {"model_info": known, "capabilities": ["completion", "tools"]})
+    doctor.fleet["nodes"]["mini"]["memory_gb"] = 10  # 5.5 GB and 32768 times 128 KiB: 9.8
+    doctor.write()
+    assert doctor.ask() == {}
+    status = json.loads(run_here("status", "--json", env=doctor.env).stdout)
+    assert status["nodes"][0]["models"][0]["token_bytes"] == 131072
+    doctor.fleet["nodes"]["mini"]["memory_gb"] = 9
+    doctor.write()
+    assert doctor.ask() == {"model-too-large": "warning"}
+    finding, = [f for f in doctor.answer["findings"] if f["id"] == "model-too-large"]
+    assert finding["fix"] == "choose a smaller model, or correct `memory_gb`"  # the main one keeps 32768
+    doctor.fleet["models"]["small"]["context"] = 40960
+    doctor.fleet["nodes"]["mini"]["memory_gb"] = 10
+    doctor.write()
+    assert run_here("generate", env=doctor.env).returncode == 0
+    assert doctor.ask() == {"model-too-large": "warning"}
+    finding, = [f for f in doctor.answer["findings"] if f["id"] == "model-too-large"]
+    assert finding["fix"] == "write `context: 33792`"
+    doctor.fleet["models"]["small"]["context"] = 33792
+    doctor.write()
+    assert run_here("generate", env=doctor.env).returncode == 0
+    assert doctor.ask() == {}
+
+
 def test_doctor_fix_does_what_is_safe_and_says_each(doctor):
     environment, agent = doctor.path / ".env.subagent-fleet", doctor.path / ".claude/agents"
     environment.chmod(0o644)

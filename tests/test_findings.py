@@ -56,7 +56,7 @@ def changed_tree(changes, tree=TREE):
         if value is None:
             del place[last]
         else:
-            place[last] = value
+            place[last] = copy.deepcopy(value)
     return tree
 
 
@@ -78,11 +78,14 @@ def typed(finding, tree):
 
 
 THIRD = {"node": "b", "ollama_model": "qwen3:14b", "litellm_alias": "third", "context": 32768}
+CLOUD = {**THIRD, "ollama_model": "gpt-oss:10b-cloud", "cloud": True}
 # (slug, what makes it warn, what is like it and does not)
 LINTS = [
     ("model-too-large", {"nodes.a.memory_gb": 8, "models.heavy.ollama_model": "devstral:24b",
                          "nodes.b.memory_gb": 64}, {"nodes.a.memory_gb": 16,
                                                     "models.heavy.ollama_model": "devstral:24b"}),
+    ("model-too-large", {"nodes.a.memory_gb": 8, "nodes.b.memory_gb": 26, "models.third": CLOUD,
+                         "models.heavy.fallback": ["light", "third"]}, {}),
     ("model-too-large", {"nodes.a.memory_gb": 1, "nodes.b.memory_gb": 32},
      {"nodes.a.memory_gb": 1, "models.heavy.ollama_model": "mine"}),
     ("memory-short", {"models.third": {**THIRD, "fallback": ["light"]}, "nodes.b.memory_gb": 12,
@@ -139,11 +142,43 @@ def test_a_fleet_in_order_warns_of_nothing():
     assert len(sf.LINTS) > 12
 
 
+def test_readme_lists_every_warning():
+    source = SCRIPT.read_text(encoding="utf-8")
+    slugs = set(re.findall(r'\bwarn\(\s*"([a-z0-9-]+)"', source)) | {"weak-key"}
+    readme = (SCRIPT.parent / "README.md").read_text(encoding="utf-8")
+    table = readme[readme.index("| Warning |"):readme.index("## Generated files")]
+    rows = [row.split(" | ")[0] for row in table.splitlines() if row.startswith("| `")]
+    assert set(re.findall("`([a-z0-9-]+)`", "".join(rows))) == slugs and len(slugs) > 15
+
+
+@pytest.mark.parametrize("changes,slugs", [
+    ({"models.light.context": 4096}, ["small-context"]),  # max_output is the default
+    ({"models.light.context": 4096, "models.light.max_output": 8000},
+     ["small-context", "output-above-context"]),
+    ({"models.third": THIRD, "models.heavy.fallback": ["third"], "models.third.fallback": ["light"],
+      "nodes.b.memory_gb": 7}, ["model-too-large"]),  # not memory-short: 14b is not there with 8b
+    ({"models.heavy.ollama_model": "gpt-oss:120b-cloud", "models.heavy.cloud": True,
+      "nodes.a.memory_gb": 8}, []),
+    ({"models.third": CLOUD, "models.heavy.fallback": ["third", "light"], "nodes.b.memory_gb": 7}, [])])
+def test_what_is_said_once_is_not_said_twice(changes, slugs):
+    assert list(warnings(changed_tree(changes))) == slugs
+
+
+@pytest.mark.parametrize("host,endpoint,is_ours", [
+    ("127.0.0.1", "http://127.0.0.1:4000", True), ("127.0.0.1", "http://localhost:4000", True),
+    ("localhost", "http://[::1]:4000/ollama", True), ("0.0.0.0", "http://127.0.0.1:4000", True),
+    ("::", "http://localhost:4000", True), ("192.168.1.9", "http://192.168.1.9:4000", True),
+    ("192.168.1.9", "http://127.0.0.1:4000", False), ("127.0.0.1", "http://192.168.1.9:4000", False),
+    ("0.0.0.0", "http://192.168.1.9:4000", False), ("127.0.0.1", "http://127.0.0.1:11434", False)])
+def test_the_gateways_own_address_is_known(host, endpoint, is_ours):
+    assert sf.is_gateway_address(sf.Gateway("builtin", host, 4000), endpoint) is is_ours
+
+
 def test_where_no_node_has_room_the_size_that_fits_is_said():
     tree = changed_tree({"nodes.a.memory_gb": 8, "nodes.b.memory_gb": 24})
-    assert warnings(tree)["model-too-large"].fix == "choose one of at most 12b, or correct `memory_gb`"
+    assert warnings(tree)["model-too-large"].fix == "choose one of at most 11b, or correct `memory_gb`"
     tree = changed_tree({"nodes.a.memory_gb": 0.5})
-    assert warnings(tree)["model-too-large"].fix == "choose one of at most 0b, or correct `memory_gb`"
+    assert warnings(tree)["model-too-large"].fix == "choose a larger node, or correct `memory_gb`"
     assert "needs about 19 GB; a has 0.5" in warnings(tree)["model-too-large"].what
 
 
@@ -202,19 +237,28 @@ CASES = [
     ("loaded as trained", (model_fleet(context=65536),
                            facts_with(states=state_with(loaded=loaded(40960)))),
      {"context-untrained": "warning"}),
-    ("evicts by size", (make_fleet(TWO, memory_gb=16), facts_with(
+    ("evicts by size", (make_fleet(TWO, memory_gb=28), facts_with(
         states=state_with(models=TWO_HELD))), {"evicts": "warning"}),
+    ("one does not fit alone", (make_fleet(TWO, memory_gb=16), facts_with(
+        states=state_with(models=TWO_HELD))), {"model-too-large": "warning"}),
+    ("too large, said by lint", (make_fleet(TWO, memory_gb=16), facts_with(
+        states=state_with(models=TWO_HELD), problems=(sf.Finding(
+            "model-too-large", "warning", "models.large.ollama_model: by its name"),))),
+     {"model-too-large": "warning"}),
+    ("too large by its context", (model_fleet(context=40960), facts_with()), {}),
     ("evicts by sight", (make_fleet(TWO), facts_with(
         states=state_with(models=TWO_HELD, loaded=loaded(32768, 62)))), {"evicts": "warning"}),
-    ("evicts, said by lint", (make_fleet(TWO, memory_gb=16), facts_with(
+    ("evicts, said by lint", (make_fleet(TWO, memory_gb=28), facts_with(
         states=state_with(models=TWO_HELD), problems=(
-            sf.Finding("memory-short", "warning", "nodes.mini: its models need"),))),
+            sf.Finding("memory-short", "warning", "nodes.mini.memory_gb: its models"),))),
      {"memory-short": "warning"}),
     ("fits", (make_fleet(TWO, memory_gb=64), facts_with(states=state_with(models=TWO_HELD))), {}),
     ("fits on the GPU", (make_fleet(TWO), facts_with(
         states=state_with(models=TWO_HELD, loaded=loaded(32768, 100)))), {}),
-    ("one alone that spills", (make_fleet(memory_gb=1), facts_with(
+    ("one alone that spills", (make_fleet(), facts_with(
         states=state_with(loaded=loaded(32768, 62)))), {}),
+    ("one alone on 1 GB", (make_fleet(memory_gb=1), GOOD_FACTS), {"model-too-large": "warning"}),
+    ("one alone that fits", (make_fleet(memory_gb=9), GOOD_FACTS), {}),
     ("on the CPU", (make_fleet(TWO), facts_with(
         states=state_with(models=TWO_HELD, loaded=loaded(32768, 0)))), {}),
     ("port taken", on(holder="another program"), {"port-taken": "error"}),
@@ -267,7 +311,7 @@ CASES = [
 def test_doctor_finds_exactly_and_says_what_to_type(case, observed, wanted):
     assert found(*observed) == wanted
     findings = [f for _, f in sf.plan_doctor(*observed) if f.level in ("error", "warning")]
-    assert all(f.fix for f in findings if f != LINT and f.slug != "memory-short")
+    assert all(f.fix for f in findings if f not in observed[1].problems)
 
 
 @pytest.mark.parametrize("wanted,there,near", [
@@ -294,6 +338,80 @@ def test_a_model_that_is_nearly_there_is_named_before_a_pull(wanted, there, near
                            if near else f"Next: `ollama pull {wanted}` on mini")
     if near:
         assert found(model_fleet(ollama_model=near), facts_with(states=states)) == {}
+
+
+def too_large(memory_gb, held=GOOD_MODEL, models=(), **model):
+    """The finding about a model on a node of so much memory, beside others that it has."""
+    fleet = model_fleet(**model)
+    fleet = replace(fleet, nodes={"mini": sf.Node("mini", "http://mini:11434", (), memory_gb)})
+    facts = facts_with(states=state_with(models=(held, *models)))
+    return the("model-too-large", fleet, facts)
+
+
+def test_a_model_that_is_too_large_gets_the_context_that_fits():
+    # 5 GB by 1.1, and 8.2 B of parameters at 12,000 bytes a token
+    finding = too_large(9, context=40960)
+    assert "qwen3:8b takes about 10 GB with its context of 40960; `mini` has 9" in finding.what
+    assert finding.fix == "write `context: 34816`"
+    assert finding.where == "fleet.yaml:models.small.context"
+    fleet = replace(model_fleet(context=34816), nodes={"mini": sf.Node("mini", "http://x", (), 9)})
+    assert found(fleet, GOOD_FACTS) == {}
+
+
+def test_a_model_that_is_too_large_goes_where_there_is_room():
+    fleet = model_fleet()
+    nodes = {"mini": sf.Node("mini", "http://mini:11434", (), 4), "tiny": sf.Node("tiny", "http://t:1", (), 2),
+             "big": sf.Node("big", "http://b:1", (), 64), "huge": sf.Node("huge", "http://h:1")}
+    assert the("model-too-large", replace(fleet, nodes=nodes), GOOD_FACTS).fix == \
+        "write `node: big` in models.small"
+
+
+def test_a_model_that_is_too_large_gives_way_to_one_that_is_there():
+    tiny = replace(GOOD_MODEL, name="qwen3:1.7b", size=10**9, parameters="1.7B")
+    assert too_large(4, models=[tiny]).fix == "write `ollama_model: qwen3:1.7b` in models.small"
+    assert too_large(4).fix == "choose a smaller model, or correct `memory_gb`"
+
+
+def test_models_that_evict_each_other_are_taken_apart_where_there_is_room():
+    fleet = make_fleet(TWO, memory_gb=28)
+    nodes = {**fleet.nodes, "big": sf.Node("big", "http://b:1", (), 64)}
+    facts = facts_with(states=state_with(models=TWO_HELD))
+    finding = the("evicts", replace(fleet, nodes=nodes), facts)
+    assert "take about 33 GB with their contexts" in finding.what
+    assert finding.fix == "write `node: big` in models.small"
+    assert the("evicts", fleet, facts).fix == "move one to another node, or choose a smaller one"
+
+
+def test_models_of_unknown_names_do_not_move_to_where_they_are():
+    models = [replace(model, ollama_model=name) for model, name in zip(TWO, ("mine", "yours"))]
+    held = [replace(GOOD_MODEL, name=name, size=10**10) for name in ("mine", "yours")]
+    fleet = make_fleet(models, memory_gb=20)
+    assert the("evicts", fleet, facts_with(states=state_with(models=held))).fix == \
+        "move one to another node, or choose a smaller one"
+
+
+def test_what_the_file_alone_says_doctor_does_not_repeat():
+    by_name = sf.Finding("model-too-large", "warning", "models.small.ollama_model: by its name")
+    other = replace(by_name, what="models.other.ollama_model: by its name")
+    fleet = make_fleet(memory_gb=1)
+    for problem, count in ((by_name, 1), (other, 2)):
+        findings = [f for _, f in sf.plan_doctor(fleet, facts_with(problems=[problem]))]
+        assert [f.slug for f in findings].count("model-too-large") == count
+
+
+@pytest.mark.parametrize("model,held", [
+    ({"cloud": True}, {}), ({"cloud": True}, {"remote": "https://ollama.com"}),
+    ({}, {"remote": "https://ollama.com"})])
+def test_models_that_run_elsewhere_take_no_memory(model, held):
+    fleet = replace(model_fleet(**model), nodes={"mini": sf.Node("mini", "http://x", (), 1)})
+    assert "model-too-large" not in found(fleet, model_with(**held))
+
+
+def test_two_entries_of_one_model_are_one_in_memory():
+    twins = [TWO[0], replace(TWO[0], name="other", context=8192)]
+    fleet = make_fleet(twins, memory_gb=9)
+    assert found(fleet, GOOD_FACTS) == {}
+    assert sf._plan_residents(fleet, GOOD_STATE) == sf._plan_residents(make_fleet(twins[:1]), GOOD_STATE)
 
 
 def test_every_reason_has_its_own_fix():
