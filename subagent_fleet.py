@@ -257,6 +257,7 @@ class NodeModel:
     capabilities: tuple[str, ...] | None = None  # None: not known
     trained_context: int | None = None
     remote: str = ""
+    token_bytes: int | None = None  # of memory for one token of context; None: not known
 
 
 @dataclass(frozen=True)
@@ -2527,7 +2528,7 @@ def plan_tools(tools: Iterable[str]) -> tuple[str, ...]:
 def billions(ollama_model: str) -> float:
     """Return the parameters in billions that a model's name tells, else 0."""
     sizes = re.findall(r"(?:(\d+)x)?(\d+(?:\.\d+)?)b(?![a-z])", ollama_model.lower())
-    return max((int(times or 1) * float(size) for times, size in sizes), default=0)
+    return max((float(times or 1) * float(size) for times, size in sizes), default=0)
 
 
 @dataclass(frozen=True)
@@ -2637,6 +2638,61 @@ def plan_correction(model: Model, state: NodeState) -> str:
     return f"write `ollama_model: {quote_yaml(near.name)}` in models.{model.name}"
 
 
+# -- what fits a machine --
+
+ROUGH_TOKEN_BYTES = 12_000  # a token of context takes about so much for each billion parameters
+LARGEST_MODEL_BYTES = 1 << 50  # what says it is larger says nothing
+
+
+def plan_token_bytes(known: Mapping[str, Any]) -> int | None:
+    """Return what one token of context takes of memory, by `model_info` of `/api/show`."""
+    def number(key: str) -> int:
+        value = known.get(f"{architecture}.{key}")
+        return value if type(value) is int and 0 < value < 1_000_000 else 0
+
+    architecture = known.get("general.architecture")
+    layers = number("block_count")
+    width = number("attention.key_length") + number("attention.value_length")
+    if not width and number("attention.head_count"):  # then the heads share the embedding
+        width = 2 * number("embedding_length") // number("attention.head_count")
+
+    # Not every layer keeps the whole context. Of those with a window every other one does at most
+    # (gpt-oss; gemma has fewer), of hybrids (qwen3-next) one in so many.
+    if number("attention.sliding_window"):
+        layers = (layers + 1) // 2
+    elif number("full_attention_interval"):
+        layers = max(layers // number("full_attention_interval"), 1) if layers else 0
+    return 2 * layers * number("attention.head_count_kv") * width or None  # 16 bits a value
+
+
+def plan_gigabytes(model: NodeModel, context: int) -> float:
+    """Return about how much memory a model takes: its weights, room to work, its context."""
+    return (_weight_bytes(model) + _token_bytes(model) * context) / 1e9
+
+
+def plan_fitting_context(model: NodeModel, gigabytes: float) -> int:
+    """Return the context that a model can have in so much memory, in whole 1,024; 0 for none."""
+    room = gigabytes * 1e9 - _weight_bytes(model)
+    each = _token_bytes(model)
+    return max(int(room / each) // 1024 * 1024, 0) if each else 0
+
+
+def _weight_bytes(model: NodeModel) -> float:
+    return min(model.size, LARGEST_MODEL_BYTES) * 1.1
+
+
+def _token_bytes(model: NodeModel) -> float:
+    """Return what a token takes as the node told, else by the number of parameters."""
+    if model.token_bytes:
+        return model.token_bytes
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)([MBT])", model.parameters)
+    if match:
+        parameters = float(match[1]) * {"M": 0.001, "B": 1, "T": 1000}[match[2]]
+    else:
+        parameters = billions(model.name)
+    return ROUGH_TOKEN_BYTES * min(parameters, 1_000_000)
+
+
 # -- routes --
 
 def plan_routes(fleet: Fleet) -> dict[str, Model]:
@@ -2650,13 +2706,13 @@ def plan_tiers(fleet: Fleet) -> dict[str, str]:
     What the file gives, else the largest model whose alias names the tier, else the model of
     the tier's role (haiku: planner, summarizer; others: implementer, reviewer), else by size.
     """
-    return {tier: fleet.claude.get(tier) or _plan_tier(fleet, tier) for tier in TIERS}
-
-
-def _plan_tier(fleet: Fleet, tier: str) -> str:
-    """Return the model of a tier that the file does not give."""
     by_size = sorted(fleet.models.values(),
                      key=lambda model: (billions(model.ollama_model), model.context))
+    return {tier: fleet.claude.get(tier) or _plan_tier(fleet, tier, by_size) for tier in TIERS}
+
+
+def _plan_tier(fleet: Fleet, tier: str, by_size: Sequence[Model]) -> str:
+    """Return the model of a tier that the file does not give."""
     namesakes = [model for model in by_size
                  if tier in re.split("[^a-z]+", model.alias.lower())]
     if namesakes:
@@ -2669,6 +2725,51 @@ def _plan_tier(fleet: Fleet, tier: str) -> str:
 
     sized = by_size[0] if size == "small" else by_size[-1]
     return sized.name
+
+
+def plan_used_models(fleet: Fleet) -> set[str]:
+    """Return the models that can get work: of agents and tiers, their fallbacks and twins."""
+    twins: dict[str, list[str]] = {}
+    for model in fleet.models.values():
+        twins.setdefault(model.alias, []).append(model.name)
+
+    used: set[str] = set()
+    pending = [agent.model for agent in fleet.agents.values()]
+    pending += plan_tiers(fleet).values()
+    while pending:
+        name = pending.pop()
+        if name not in used:
+            used.add(name)
+            pending += fleet.models[name].fallback
+            pending += twins.pop(fleet.models[name].alias, ())
+    return used
+
+
+def _models_leading_to(fleet: Fleet, goal: str) -> set[str]:
+    """Return the models whose fallbacks lead to one, and itself: it cannot fall back on them."""
+    callers: dict[str, list[str]] = {}
+    for model in fleet.models.values():
+        for name in model.fallback:
+            callers.setdefault(name, []).append(model.name)
+
+    leading: set[str] = set()
+    pending = [goal]
+    while pending:
+        name = pending.pop()
+        if name not in leading:
+            leading.add(name)
+            pending += callers.get(name, ())
+    return leading
+
+
+def plan_main_fallbacks(fleet: Fleet) -> list[Model]:
+    """Return the models that could answer for the main session's, the strongest first."""
+    main = plan_tiers(fleet)["main"]
+    leading = _models_leading_to(fleet, main)
+    able = [model for model in fleet.models.values()
+            if model.name not in leading and model.context >= MAIN_CONTEXT_TOKENS
+            and not model.cloud and not prints_calls(model.ollama_model)]
+    return sorted(able, key=lambda model: (-billions(model.ollama_model), model.name))
 
 
 def plan_fallbacks(fleet: Fleet) -> dict[str, list[str]]:
@@ -2793,6 +2894,16 @@ def gateway_url(gateway: Gateway) -> str:
 def _host_of(endpoint: str) -> str:
     """Return the host of a checked endpoint, an IPv6 address without its brackets."""
     return split_endpoint(endpoint).host
+
+
+def is_gateway_address(gateway: Gateway, endpoint: str) -> bool:
+    """Tell whether an endpoint is where the gateway listens, as seen from this machine."""
+    host = _host_of(endpoint)
+    if host != gateway.host:
+        listens_here = gateway.host in ("0.0.0.0", "::") or LOOPBACK.fullmatch(gateway.host)
+        if not (listens_here and LOOPBACK.fullmatch(host)):
+            return False
+    return split_endpoint(endpoint).port == gateway.port
 
 
 # -- Claude Code's environment --
@@ -3013,6 +3124,9 @@ def plan_starter(states: Sequence[NodeState]) -> Starter:
     models = {"heavy-coder": _starter_model("heavy", chosen[-1])}
     if len(chosen) > 1:
         models["small-coder"] = _starter_model("small", chosen[0])
+        if chosen[0].node != chosen[-1].node and _context_for(
+                chosen[0].model, MAIN_CONTEXT_TOKENS) == MAIN_CONTEXT_TOKENS:
+            models["heavy-coder"]["fallback"] = ["small-coder"]
 
     agents = {}
     for name, role in ROLES.items():
@@ -3157,23 +3271,109 @@ def _lint_public_endpoints(fleet: Fleet, warn: Callable[..., Finding]) -> Iterat
                        fix="use a LAN, Tailscale or WireGuard address, or https")
 
 
+@lint
+def _lint_endpoint_paths(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of the address at which Ollama speaks another dialect."""
+    for name, node in fleet.nodes.items():
+        if node.endpoint.endswith("/v1"):
+            yield warn("endpoint-v1", ("nodes", name, "endpoint"),
+                       what="`/v1` is where Ollama speaks to other programs; it is asked beside it",
+                       fix=f"write `endpoint: {node.endpoint[:-len('/v1')]}`")
+
+
+@lint
+def _lint_endpoints_of_ours(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of a gateway that would ask itself."""
+    for name, node in fleet.nodes.items():
+        if is_gateway_address(fleet.gateway, node.endpoint):
+            fix = f"write `endpoint: {OLLAMA_ENDPOINT}`"
+            if fleet.gateway.port == OLLAMA_PORT:
+                fix = "write `port: 4000` in project.gateway"
+            yield warn("endpoint-gateway", ("nodes", name, "endpoint"),
+                       what=f"{node.endpoint} is this fleet's own gateway, not an Ollama", fix=fix)
+
+
+@lint
+def _lint_idle_nodes(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of machines that get no work."""
+    busy = {model.node for model in fleet.models.values()}
+    for name in fleet.nodes:
+        if name not in busy:
+            yield warn("unused-node", ("nodes", name), key=True, what="no model runs on it",
+                       fix=f"write `node: {name}` in one of models (`subagent-fleet discover` "
+                           "shows what it has), or remove it")
+
+
 def _guess_gigabytes(ollama_model: str) -> float:
     """Return about how much memory a model takes by its name: four bits a weight; 0: unknown."""
     size = billions(ollama_model)
     return size * 0.6 + 1 if size else 0
 
 
+def _guess_loads(fleet: Fleet) -> dict[str, dict[str, float]]:
+    """Return {node: {full name: about how much memory it takes}} of the models of each."""
+    loads: dict[str, dict[str, float]] = {name: {} for name in fleet.nodes}
+    for model in fleet.models.values():
+        if not model.cloud:
+            need = _guess_gigabytes(model.ollama_model)
+            loads[model.node][full_model_name(model.ollama_model)] = need
+    return loads
+
+
+def _guess_rooms(fleet: Fleet) -> dict[str, float]:
+    """Return {node: the GB it has left beside its models, by their names} where it is known."""
+    loads = _guess_loads(fleet)
+    return {name: node.memory_gb - sum(loads[name].values())
+            for name, node in fleet.nodes.items() if node.memory_gb}
+
+
+def _plan_move(rooms: Mapping[str, float], needs: Iterable[tuple[Model, float]]) -> str:
+    """Return what to write so that one of some models runs where there is room, or nothing."""
+    for model, need in needs:
+        for name, room in rooms.items():
+            if name != model.node and need <= room:
+                return f"write `node: {name}` in models.{model.name}"
+    return ""
+
+
+PART_THEM = "move one to another node, or choose a smaller one"
+
+
+@lint
+def _lint_large_models(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of a model that is larger than its node."""
+    rooms = _guess_rooms(fleet)
+    for name, model in fleet.models.items():
+        memory = fleet.nodes[model.node].memory_gb
+        need = _guess_gigabytes(model.ollama_model)
+        if memory and need > memory and not model.cloud:
+            fix = _plan_move(rooms, [(model, need)])
+            most = (memory - 1) / 0.6  # as _guess_gigabytes has it
+            if not fix and most >= 1:
+                fix = f"choose one of at most {int(most)}b, or correct `memory_gb`"
+            yield warn("model-too-large", ("models", name, "ollama_model"),
+                       what=f"by its name, {model.ollama_model} needs about {need:.0f} GB; "
+                            f"{model.node} has {memory:g}",
+                       fix=fix or "choose a larger node, or correct `memory_gb`")
+
+
 @lint
 def _lint_memory(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
     """Warn of models that push each other out of their node."""
-    for name, node in fleet.nodes.items():
-        models = {model.ollama_model for model in fleet.models.values() if model.node == name}
-        need = sum(_guess_gigabytes(model) for model in models)
-        if node.memory_gb and len(models) > 1 and need > node.memory_gb:
+    rooms = _guess_rooms(fleet)
+    for name, needs in _guess_loads(fleet).items():
+        memory = fleet.nodes[name].memory_gb
+        if not memory:
+            continue
+        fitting = [need for need in needs.values() if need <= memory]
+        total = sum(fitting)  # what does not fit alone is said alone
+        if len(fitting) > 1 and total > memory:
+            residents = [(model, _guess_gigabytes(model.ollama_model))
+                         for model in fleet.models.values() if model.node == name]
             yield warn("memory-short", ("nodes", name, "memory_gb"),
-                       what=f"by their names, its models need about {need:.0f} GB and evict each "
+                       what=f"by their names, its models need about {total:.0f} GB and evict each "
                             "other",
-                       fix="move one to another node, or choose a smaller one")
+                       fix=_plan_move(rooms, residents) or PART_THEM)
 
 
 @lint
@@ -3202,23 +3402,74 @@ def _lint_contexts(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Findi
                        fix=f"write `{max(twin.context, model.context)}` for both")
 
 
+def _plan_prompts(fleet: Fleet) -> dict[str, list[str]]:
+    """Return {model: the tiers in which it reads Claude Code's own prompt}."""
+    served: dict[str, list[str]] = {name: [] for name in fleet.models}
+    for tier, name in plan_tiers(fleet).items():
+        if tier != "haiku" or tier in fleet.claude:  # one that was only planned never reads it
+            served[name].append(tier)
+    return served
+
+
 @lint
 def _lint_small_contexts(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
     """Warn of a context that Claude Code's own prompt fills."""
-    tiers = plan_tiers(fleet)
-    if "haiku" not in fleet.claude:  # one that was only planned never sees the main prompt
-        del tiers["haiku"]
+    served = _plan_prompts(fleet)
     for name, model in fleet.models.items():
-        served = [tier for tier, used in tiers.items() if used == name]
         least = SMALL_CONTEXT_TOKENS
         why = "a subagent's first request alone takes 2,000 tokens"
-        if served:
+        if served[name]:
             least = MAIN_CONTEXT_TOKENS
-            why = (f"it serves {', '.join(served)}, and Claude Code's own prompt takes 10,000 to "
-                   "18,000 tokens")
+            why = (f"it serves {', '.join(served[name])}, and Claude Code's own prompt takes "
+                   "10,000 to 18,000 tokens")
         if model.context < least:
             yield warn("small-context", ("models", name, "context"), what=f"{model.context}; {why}",
                        fix=f"write `context: {least}` or more")
+
+
+@lint
+def _lint_outputs(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of an answer that is longer than all that the model can hold."""
+    for name, model in fleet.models.items():
+        # The default is nobody's wish: of a context below it `small-context` says enough.
+        if model.max_output > model.context and model.max_output != Model.max_output:
+            most = max(model.context // 2, LEAST_CONTEXT_TOKENS)
+            yield warn("output-above-context", ("models", name, "max_output"),
+                       what=f"{model.max_output}, but its context of {model.context} holds the "
+                            "prompt and the answer together",
+                       fix=f"write `max_output: {most}` or less")
+
+
+@lint
+def _lint_main_fallback(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of a main session that ends with one machine, where another could go on."""
+    main = fleet.models[plan_tiers(fleet)["main"]]
+    helpers = [fleet.models[name] for name in main.fallback]
+    helpers += [model for model in fleet.models.values() if model.alias == main.alias]
+    if any(helper.node != main.node for helper in helpers):
+        return
+
+    heirs = [model.name for model in plan_main_fallbacks(fleet) if model.node != main.node]
+    if heirs:
+        yield warn("no-fallback", ("models", main.name), key=True,
+                   what=f"it serves the main session, which ends when {main.node} sleeps",
+                   fix=f"write `fallback: [{', '.join([*main.fallback, heirs[0]])}]`")
+
+
+@lint
+def _lint_unused_models(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+    """Warn of models that get no work."""
+    used = plan_used_models(fleet)
+    main = fleet.models[plan_tiers(fleet)["main"]]
+    heirs = {model.name for model in plan_main_fallbacks(fleet)}
+    for name in fleet.models:
+        if name not in used:
+            fix = f"write `model: {name}` in one of agents, or remove it"
+            if name in heirs:
+                chain = ", ".join([*main.fallback, name])
+                fix = f"write `fallback: [{chain}]` in models.{main.name}, or remove it"
+            yield warn("unused-model", ("models", name), key=True,
+                       what="no agent, tier or fallback uses it", fix=fix)
 
 
 @lint
@@ -3519,24 +3770,103 @@ def _public_address(who: str, address: str, level: str) -> Finding:
                    fix="close its port to the internet; use a LAN, Tailscale or WireGuard address")
 
 
+def _held_model(model: Model, state: NodeState) -> NodeModel:
+    """Return a model as its node has it; where it does not, one of which nothing is known."""
+    matches = find_models(state.models, model.ollama_model)
+    return matches[0] if matches else NodeModel("")
+
+
+@dataclass(frozen=True)
+class Resident:
+    """A model that its node has, as it will stand in memory there."""
+
+    model: Model  # of those that use it, the one with the longest context
+    held: NodeModel
+    gigabytes: float
+
+
+def _plan_residents(fleet: Fleet, state: NodeState) -> list[Resident]:
+    """Return what a node will hold: one Ollama model once, with its longest context."""
+    residents: dict[str, Resident] = {}
+    for model in fleet.models.values():
+        if model.node != state.name or model.cloud:
+            continue
+        held = _held_model(model, state)
+        if not held.name or held.remote:
+            continue
+        context = min(model.context, held.trained_context or model.context)
+        resident = Resident(model, held, plan_gigabytes(held, context))
+        twin = residents.setdefault(held.name, resident)
+        if twin.gigabytes < resident.gigabytes:
+            residents[held.name] = resident
+    return list(residents.values())
+
+
+@check("Nodes", needs_fleet=True)
+def _check_large_models(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Name the models that are larger than their node, with the context they will have."""
+    guessed = {finding.what.partition(": ")[0] for finding in facts.problems
+               if finding.slug == "model-too-large"}
+    rooms = _guess_rooms(fleet)
+    served = _plan_prompts(fleet)
+    for name, state in facts.states.items():
+        memory = fleet.nodes[name].memory_gb
+        for resident in _plan_residents(fleet, state):
+            model = resident.model
+            is_said = f"models.{model.name}.ollama_model" in guessed
+            if memory and resident.gigabytes > memory and not is_said:
+                least = MAIN_CONTEXT_TOKENS if served[model.name] else SMALL_CONTEXT_TOKENS
+                fix = (_plan_less_context(resident, memory, least)
+                       or _plan_move(rooms, [(model, resident.gigabytes)])
+                       or _plan_smaller_model(state, resident, memory)
+                       or "choose a smaller model, or correct `memory_gb`")
+                yield Finding("model-too-large", "warning", f"models.{model.name}: "
+                              f"{model.ollama_model} takes about {resident.gigabytes:.0f} GB with "
+                              f"its context of {model.context}; `{name}` has {memory:g}",
+                              _locate(fleet, "models", model.name, "context"), fix=fix)
+
+
+def _plan_less_context(resident: Resident, memory: float, least: int) -> str:
+    """Return the context to write with which a model fits, or nothing."""
+    context = plan_fitting_context(resident.held, memory)
+    return f"write `context: {context}`" if context >= least else ""
+
+
+def _plan_smaller_model(state: NodeState, resident: Resident, memory: float) -> str:
+    """Return what to write where a node has another model that fits, or nothing."""
+    model = resident.model
+    for placed in reversed(best_models([state])):
+        if plan_gigabytes(placed.model, model.context) <= memory:
+            return f"write `ollama_model: {quote_yaml(placed.model.name)}` in models.{model.name}"
+    return ""
+
+
 @check("Nodes", needs_fleet=True)
 def _check_evictions(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     """Name the models that push each other out of their node."""
-    if any(finding.slug == "memory-short" for finding in facts.problems):
-        return  # said already, by their names
-
+    guessed = {finding.what.partition(": ")[0] for finding in facts.problems
+               if finding.slug == "memory-short"}
+    rooms = _guess_rooms(fleet)
     for name, state in facts.states.items():
-        wanted = {full_model_name(model.ollama_model)
-                  for model in fleet.models.values() if model.node == name}
-        held = [model for model in state.models if full_model_name(model.name) in wanted]
-        need = sum(model.size for model in held) / 1e9
         memory = fleet.nodes[name].memory_gb
-        spills = any(0 < (loaded.gpu_percent or 0) < 100 for loaded in state.loaded)
-        if len(held) > 1 and (spills or memory and need > memory):
-            yield Finding("evicts", "warning", f"node `{name}`: "
-                          f"{', '.join(model.name for model in held)} take {need:.0f} GB and "
-                          "context, and evict each other", _locate(fleet, "nodes", name),
-                          fix="move one to another node, or choose a smaller one")
+        residents = [resident for resident in _plan_residents(fleet, state)
+                     if not memory or resident.gigabytes <= memory]  # else it is said alone
+        if len(residents) < 2 or f"nodes.{name}.memory_gb" in guessed:
+            continue
+
+        need = sum(resident.gigabytes for resident in residents)
+        is_short = memory is not None and need > memory
+        if is_short or _spills(state):
+            names = ", ".join(resident.held.name for resident in residents)
+            moves = [(resident.model, resident.gigabytes) for resident in residents]
+            yield Finding("evicts", "warning", f"node `{name}`: {names} take about {need:.0f} GB "
+                          "with their contexts, and evict each other",
+                          _locate(fleet, "nodes", name), fix=_plan_move(rooms, moves) or PART_THEM)
+
+
+def _spills(state: NodeState) -> bool:
+    """Tell whether a node holds a model partly outside of its GPU."""
+    return any(0 < (loaded.gpu_percent or 0) < 100 for loaded in state.loaded)
 
 
 # -- Routes --
@@ -3544,11 +3874,13 @@ def _check_evictions(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 @check("Routes", needs_fleet=True)
 def _check_routes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     """Say of each model that its node serves it as it will be asked, or what is in the way."""
+    users = _tool_users(fleet)
     for model in fleet.models.values():
         state = facts.states[model.node]
         if not state.online:
             continue  # said of the node
-        flaws = [*_presence_flaws(fleet, model, state), *_ability_flaws(fleet, model, state),
+        flaws = [*_presence_flaws(fleet, model, state),
+                 *_ability_flaws(fleet, model, state, users=users[model.name]),
                  *_context_flaws(fleet, model, state)]
         yield from flaws
         if not flaws:
@@ -3556,18 +3888,23 @@ def _check_routes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
                           f"models.{model.name}: {model.ollama_model} on {model.node}")
 
 
-def _held_model(model: Model, state: NodeState) -> NodeModel:
-    """Return a model as its node has it; where it does not, one of which nothing is known."""
-    matches = find_models(state.models, model.ollama_model)
-    return matches[0] if matches else NodeModel("")
+def _tool_users(fleet: Fleet) -> dict[str, list[str]]:
+    """Return {model: the agents and tiers that will ask it to call tools}."""
+    users: dict[str, list[str]] = {name: [] for name in fleet.models}
+    for agent in fleet.agents.values():
+        if agent.tools != ():
+            users[agent.model].append(agent.name)
+    for tier, name in plan_tiers(fleet).items():
+        users[name].append(tier)
+    return users
 
 
 def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Finding]:
     """Yield that a model is not there, or only stands there for one at ollama.com."""
     if model.cloud:
         return
-    where = _locate(fleet, "models", model.name, "ollama_model")
     held = _held_model(model, state)
+    where = _locate(fleet, "models", model.name, "ollama_model")
     if not held.name:
         what = f"models.{model.name}: {model.ollama_model} is not on `{model.node}`"
         fix = f"subagent-fleet warmup --pull --model {model.name}"
@@ -3582,13 +3919,13 @@ def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Fi
                       fix="choose a local model, or add `cloud: true`")
 
 
-def _ability_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Finding]:
+def _ability_flaws(fleet: Fleet, model: Model, state: NodeState, *,
+                   users: Sequence[str]) -> Iterator[Finding]:
     """Yield what will be asked of a model that it cannot do."""
     capabilities = _held_model(model, state).capabilities
     if capabilities is None:
         return  # an Ollama that does not say
     what = f"models.{model.name}: {model.ollama_model}"
-    users = _tool_users(fleet, model.name)
     if users and "tools" not in capabilities:
         yield Finding("no-tools", "error",
                       f"{what} cannot call tools, which {', '.join(users)} will ask of it",
@@ -3598,13 +3935,6 @@ def _ability_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Fin
         yield Finding("no-thinking", "error", f"{what} cannot think; Ollama refuses it",
                       _locate(fleet, "models", model.name, "thinking"),
                       fix="write `thinking: false`")
-
-
-def _tool_users(fleet: Fleet, name: str) -> list[str]:
-    """Return the agents and tiers that will ask a model to call tools."""
-    users = [agent.name for agent in fleet.agents.values()
-             if agent.model == name and agent.tools != ()]
-    return users + [tier for tier, used in plan_tiers(fleet).items() if used == name]
 
 
 def _context_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Finding]:
@@ -5784,7 +6114,8 @@ class Ollama(Backend):
         length_key = read_field(info, "general.architecture") + ".context_length"
         words = read_field(value, "capabilities", list)
         facts = {"capabilities": tuple(word for word in words if isinstance(word, str)),
-                 "trained_context": read_field(info, length_key, int)}
+                 "trained_context": read_field(info, length_key, int),
+                 "token_bytes": plan_token_bytes(info)}
         return {key: fact for key, fact in facts.items() if fact}
 
     def _parse_loaded(self, value: Any) -> tuple[LoadedModel, ...]:

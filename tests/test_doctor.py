@@ -286,6 +286,35 @@ def test_doctor_sees_nodes_routes_and_settings_as_they_are(doctor):
     assert doctor.status == 1
 
 
+def test_doctor_weighs_models_with_their_context_as_the_node_tells(doctor, run_here):
+    known = {"general.architecture": "llama", "llama.context_length": 40960, "llama.block_count": 32,
+             "llama.embedding_length": 4096, "llama.attention.head_count": 32,
+             "llama.attention.head_count_kv": 8}
+    doctor.node.models["qwen3:8b"]["size"] = 5 * 10**9
+    doctor.node.answers["/api/show"] = (200, {"model_info": known, "capabilities": ["completion", "tools"]})
+    doctor.fleet["nodes"]["mini"]["memory_gb"] = 10  # 5.5 GB and 32768 times 128 KiB: 9.8
+    doctor.write()
+    assert doctor.ask() == {}
+    status = json.loads(run_here("status", "--json", env=doctor.env).stdout)
+    assert status["nodes"][0]["models"][0]["token_bytes"] == 131072
+    doctor.fleet["nodes"]["mini"]["memory_gb"] = 9
+    doctor.write()
+    assert doctor.ask() == {"model-too-large": "warning"}
+    finding, = [f for f in doctor.answer["findings"] if f["id"] == "model-too-large"]
+    assert finding["fix"] == "choose a smaller model, or correct `memory_gb`"  # the main one keeps 32768
+    doctor.fleet["models"]["small"]["context"] = 40960
+    doctor.fleet["nodes"]["mini"]["memory_gb"] = 10
+    doctor.write()
+    assert run_here("generate", env=doctor.env).returncode == 0
+    assert doctor.ask() == {"model-too-large": "warning"}
+    finding, = [f for f in doctor.answer["findings"] if f["id"] == "model-too-large"]
+    assert finding["fix"] == "write `context: 33792`"
+    doctor.fleet["models"]["small"]["context"] = 33792
+    doctor.write()
+    assert run_here("generate", env=doctor.env).returncode == 0
+    assert doctor.ask() == {}
+
+
 def test_doctor_fix_does_what_is_safe_and_says_each(doctor):
     environment, agent = doctor.path / ".env.subagent-fleet", doctor.path / ".claude/agents"
     environment.chmod(0o644)
@@ -308,6 +337,36 @@ def test_doctor_fix_does_what_is_safe_and_says_each(doctor):
     assert "planner.md: changed by hand" in done.stdout
     assert "mended" not in doctor.run("--fix").stdout
     assert len(key) > 40 and key not in done.stdout + json.dumps(doctor.answer)
+
+
+@pytest.mark.parametrize("name", ["fleet.json", "fleet.yaml"])
+def test_doctor_mends_one_agent_edited_and_one_missing_as_it_says(doctor, run_here, name):
+    doctor.fleet["agents"] = {"planner": dict(AGENT["planner"]),
+                              "reviewer": {"model": "small", "description": "Review."}}
+    (doctor.path / "fleet.json").unlink()
+    write = json.dumps if name == "fleet.json" else sf.dump_yaml
+    (doctor.path / name).write_text(write(doctor.fleet), encoding="utf-8")
+    planner = doctor.path / ".claude/agents/planner.md"
+    mine = planner.read_text("utf-8").partition("\n---\n")[0] + "\n---\n\nPlan: \"well\".\n\n\tTab.\n"
+    planner.write_text(mine, encoding="utf-8")
+    assert doctor.ask() == {"files-created": "warning", "files-edited": "info"}
+    assert run_here("generate", env=doctor.env).returncode == 3  # what was advised before
+
+    fixes = {finding["id"]: finding["fix"] for finding in doctor.answer["findings"]}
+    assert fixes["files-created"] == "subagent-fleet doctor --fix"
+    assert doctor.ask("--fix") == {"files-edited": "info"}
+    assert doctor.answer["mended"] == [".claude/agents/reviewer.md: created"]
+    assert planner.read_text("utf-8") == mine
+
+    assert fixes["files-edited"].startswith(
+        f"write these lines into agents.planner of {name}, then `subagent-fleet generate`; or")
+    lines = doctor.run().stdout.partition("planner.md: changed by hand; kept\n")[2].partition("  fix:")[0]
+    shown = sf.parse_yaml("{" + lines + "}" if name == "fleet.json" else lines)
+    doctor.fleet["agents"]["planner"].update(shown)
+    (doctor.path / name).write_text(write(doctor.fleet), encoding="utf-8")
+    done = run_here("generate", env=doctor.env)
+    assert done.returncode == 0 and planner.read_text("utf-8") == mine
+    assert doctor.ask() == {}
 
 
 def test_doctor_reports_what_stands_in_the_way_of_its_files(doctor):

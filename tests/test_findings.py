@@ -1,5 +1,7 @@
 """Section 6: what is found of the facts, and what to type then."""
+import copy
 from dataclasses import replace
+import json
 import re
 
 import pytest
@@ -31,10 +33,170 @@ def test_everything_in_order_is_quiet_and_ready():
     assert sf.plan_verdict(findings) == "Ready: everything is in order."
 
 
+# -- the file alone --
+
+TREE = {"project": {"name": "x"},
+        "nodes": {"a": {"endpoint": "http://a:11434"}, "b": {"endpoint": "http://b:11434"}},
+        "models": {"heavy": {"node": "a", "ollama_model": "qwen3-coder:30b", "litellm_alias": "big",
+                             "context": 65536, "fallback": ["light"]},
+                   "light": {"node": "b", "ollama_model": "qwen3:8b", "litellm_alias": "small",
+                             "context": 32768}},
+        "agents": {"planner": {"model": "light", "description": "d"},
+                   "implementer": {"model": "heavy", "description": "d"}}}
+
+
+def changed_tree(changes, tree=TREE):
+    """TREE with {dotted path: value} put in; None takes out."""
+    tree = copy.deepcopy(tree)
+    for path, value in changes.items():
+        *above, last = path.split(".")
+        place = tree
+        for step in above:
+            place = place.setdefault(step, {})
+        if value is None:
+            del place[last]
+        else:
+            place[last] = copy.deepcopy(value)
+    return tree
+
+
+def warnings(tree):
+    """{slug: Finding} of a fleet file that is valid."""
+    fleet, findings = sf.check_fleet(sf.Document(json.dumps(tree), "fleet.json"))
+    assert fleet, findings
+    findings = list(sf.lint_fleet(fleet))
+    assert len({finding.slug for finding in findings}) == len(findings)
+    return {finding.slug: finding for finding in findings}
+
+
+def typed(finding, tree):
+    """The tree after its fix was typed as it says: where the key stands, or in what it names."""
+    match = re.match(r"write `(\w+): (.*?)`(?: in ([\w.-]+[\w]))?", finding.fix)
+    place = match[3] or finding.what.partition(":")[0]
+    path = place if place.endswith("." + match[1]) else f"{place}.{match[1]}"
+    return changed_tree({path: sf.parse_yaml(match[2])}, tree)
+
+
+THIRD = {"node": "b", "ollama_model": "qwen3:14b", "litellm_alias": "third", "context": 32768}
+CLOUD = {**THIRD, "ollama_model": "gpt-oss:10b-cloud", "cloud": True}
+# (slug, what makes it warn, what is like it and does not)
+LINTS = [
+    ("model-too-large", {"nodes.a.memory_gb": 8, "models.heavy.ollama_model": "devstral:24b",
+                         "nodes.b.memory_gb": 64}, {"nodes.a.memory_gb": 16,
+                                                    "models.heavy.ollama_model": "devstral:24b"}),
+    ("model-too-large", {"nodes.a.memory_gb": 8, "nodes.b.memory_gb": 26, "models.third": CLOUD,
+                         "models.heavy.fallback": ["light", "third"]}, {}),
+    ("model-too-large", {"nodes.a.memory_gb": 1, "nodes.b.memory_gb": 32},
+     {"nodes.a.memory_gb": 1, "models.heavy.ollama_model": "mine"}),
+    ("memory-short", {"models.third": {**THIRD, "fallback": ["light"]}, "nodes.b.memory_gb": 12,
+                      "models.heavy.fallback": ["third"], "nodes.a.memory_gb": 64},
+     {"models.third": {**THIRD, "fallback": ["light"]}, "nodes.b.memory_gb": 16,
+      "models.heavy.fallback": ["third"]}),
+    ("endpoint-v1", {"nodes.a.endpoint": "http://a:11434/v1/"}, {"nodes.a.endpoint": "http://a:1/ollama"}),
+    ("endpoint-gateway", {"nodes.a.endpoint": "http://localhost:4000"},
+     {"nodes.a.endpoint": "http://localhost:4001"}),
+    ("endpoint-gateway", {"nodes.a.endpoint": "http://127.0.0.1:11434",
+                          "project.gateway": {"port": 11434}},
+     {"nodes.a.endpoint": "http://a:11434", "project.gateway": {"port": 11434}}),
+    ("endpoint-gateway", {"nodes.a.endpoint": "http://[::1]:4000",
+                          "project.gateway": {"host": "::1"}},
+     {"nodes.a.endpoint": "http://192.168.1.9:4000"}),
+    ("unused-node", {"nodes.c": {"endpoint": "http://c:11434"}},
+     {"nodes.c": {"endpoint": "http://c:11434"}, "models.light.node": "c",
+      "nodes.b": None}),
+    ("unused-model", {"models.third": THIRD}, {"models.third": {**THIRD, "litellm_alias": "small",
+                                                                "ollama_model": "qwen3:8b"}}),
+    ("unused-model", {"models.third": {**THIRD, "fallback": ["heavy"]}},
+     {"models.third": {**THIRD, "fallback": ["heavy"]}, "agents.planner.model": "third"}),
+    ("unused-model", {"models.third": {**THIRD, "context": 8192}},
+     {"models.third": THIRD, "models.light.fallback": ["third"]}),
+    ("no-fallback", {"models.heavy.fallback": None}, {"models.heavy.fallback": None,
+                                                      "models.light.context": 16384}),
+    ("no-fallback", {"models.heavy.fallback": ["third"], "models.third": {**THIRD, "node": "a"}},
+     {"models.heavy.fallback": None, "models.light.node": "a", "nodes.b": None}),
+    ("output-above-context", {"models.light.max_output": 40000}, {"models.light.max_output": 32768}),
+]
+
+
+@pytest.mark.parametrize("slug,wrong,right", LINTS)
+def test_what_does_not_fit_is_said_and_mended_as_typed(slug, wrong, right):
+    tree = changed_tree(wrong)
+    found = warnings(tree)
+    assert list(found) == [slug]
+    finding = found[slug]
+    assert finding.level == "warning" and finding.where and finding.excerpt
+    assert finding.what.count(": ") and finding.fix.startswith("write `")
+    if slug == "unused-node":
+        tree = changed_tree({"models.light.node": "c", "nodes.b": None}, tree)  # in one of models
+    elif "in one of agents" in finding.fix:
+        tree = changed_tree({"agents.planner.model": "third", "models.light": None,
+                             "models.heavy.fallback": None}, tree)
+    else:
+        tree = typed(finding, tree)
+    assert slug not in warnings(tree)
+    assert slug not in warnings(changed_tree(right))
+
+
+def test_a_fleet_in_order_warns_of_nothing():
+    assert warnings(TREE) == {}
+    assert len(sf.LINTS) > 12
+
+
+def test_readme_lists_every_warning():
+    source = SCRIPT.read_text(encoding="utf-8")
+    slugs = set(re.findall(r'\bwarn\(\s*"([a-z0-9-]+)"', source)) | {"weak-key"}
+    readme = (SCRIPT.parent / "README.md").read_text(encoding="utf-8")
+    table = readme[readme.index("| Warning |"):readme.index("## Generated files")]
+    rows = [row.split(" | ")[0] for row in table.splitlines() if row.startswith("| `")]
+    assert set(re.findall("`([a-z0-9-]+)`", "".join(rows))) == slugs and len(slugs) > 15
+
+
+@pytest.mark.parametrize("changes,slugs", [
+    ({"models.light.context": 4096}, ["small-context"]),  # max_output is the default
+    ({"models.light.context": 4096, "models.light.max_output": 8000},
+     ["small-context", "output-above-context"]),
+    ({"models.third": THIRD, "models.heavy.fallback": ["third"], "models.third.fallback": ["light"],
+      "nodes.b.memory_gb": 7}, ["model-too-large"]),  # not memory-short: 14b is not there with 8b
+    ({"models.heavy.ollama_model": "gpt-oss:120b-cloud", "models.heavy.cloud": True,
+      "nodes.a.memory_gb": 8}, []),
+    ({"models.third": CLOUD, "models.heavy.fallback": ["third", "light"], "nodes.b.memory_gb": 7}, [])])
+def test_what_is_said_once_is_not_said_twice(changes, slugs):
+    assert list(warnings(changed_tree(changes))) == slugs
+
+
+@pytest.mark.parametrize("host,endpoint,is_ours", [
+    ("127.0.0.1", "http://127.0.0.1:4000", True), ("127.0.0.1", "http://localhost:4000", True),
+    ("localhost", "http://[::1]:4000/ollama", True), ("0.0.0.0", "http://127.0.0.1:4000", True),
+    ("::", "http://localhost:4000", True), ("192.168.1.9", "http://192.168.1.9:4000", True),
+    ("192.168.1.9", "http://127.0.0.1:4000", False), ("127.0.0.1", "http://192.168.1.9:4000", False),
+    ("0.0.0.0", "http://192.168.1.9:4000", False), ("127.0.0.1", "http://127.0.0.1:11434", False)])
+def test_the_gateways_own_address_is_known(host, endpoint, is_ours):
+    assert sf.is_gateway_address(sf.Gateway("builtin", host, 4000), endpoint) is is_ours
+
+
+def test_where_no_node_has_room_the_size_that_fits_is_said():
+    tree = changed_tree({"nodes.a.memory_gb": 8, "nodes.b.memory_gb": 24})
+    assert warnings(tree)["model-too-large"].fix == "choose one of at most 11b, or correct `memory_gb`"
+    tree = changed_tree({"nodes.a.memory_gb": 0.5})
+    assert warnings(tree)["model-too-large"].fix == "choose a larger node, or correct `memory_gb`"
+    assert "needs about 19 GB; a has 0.5" in warnings(tree)["model-too-large"].what
+
+
+def test_a_suggested_fallback_forms_no_cycle_and_keeps_the_others():
+    tree = changed_tree({"models.heavy.fallback": ["third"], "models.third": {**THIRD, "node": "a"},
+                         "models.light.fallback": ["heavy"]})
+    assert "no-fallback" not in warnings(tree)  # light falls back on heavy
+    tree = changed_tree({"models.heavy.fallback": ["third"], "models.third": {**THIRD, "node": "a"}})
+    assert warnings(tree)["no-fallback"].fix == "write `fallback: [third, light]`"
+
+
 LINT = sf.Finding("small-context", "warning", "models.small.context is 4096")
 TWO = [sf.Model("small", "mini", "qwen3:8b", "a", 32768),
        sf.Model("large", "mini", "qwen3-coder:30b", "b", 32768)]
 TWO_HELD = (GOOD_MODEL, replace(GOOD_MODEL, name="qwen3-coder:30b", size=19 * 10**9))
+
+
+# -- what was seen --
 
 # (case, fleet and facts, everything that must be found)
 CASES = [
@@ -75,19 +237,28 @@ CASES = [
     ("loaded as trained", (model_fleet(context=65536),
                            facts_with(states=state_with(loaded=loaded(40960)))),
      {"context-untrained": "warning"}),
-    ("evicts by size", (make_fleet(TWO, memory_gb=16), facts_with(
+    ("evicts by size", (make_fleet(TWO, memory_gb=28), facts_with(
         states=state_with(models=TWO_HELD))), {"evicts": "warning"}),
+    ("one does not fit alone", (make_fleet(TWO, memory_gb=16), facts_with(
+        states=state_with(models=TWO_HELD))), {"model-too-large": "warning"}),
+    ("too large, said by lint", (make_fleet(TWO, memory_gb=16), facts_with(
+        states=state_with(models=TWO_HELD), problems=(sf.Finding(
+            "model-too-large", "warning", "models.large.ollama_model: by its name"),))),
+     {"model-too-large": "warning"}),
+    ("too large by its context", (model_fleet(context=40960), facts_with()), {}),
     ("evicts by sight", (make_fleet(TWO), facts_with(
         states=state_with(models=TWO_HELD, loaded=loaded(32768, 62)))), {"evicts": "warning"}),
-    ("evicts, said by lint", (make_fleet(TWO, memory_gb=16), facts_with(
+    ("evicts, said by lint", (make_fleet(TWO, memory_gb=28), facts_with(
         states=state_with(models=TWO_HELD), problems=(
-            sf.Finding("memory-short", "warning", "nodes.mini: its models need"),))),
+            sf.Finding("memory-short", "warning", "nodes.mini.memory_gb: its models"),))),
      {"memory-short": "warning"}),
     ("fits", (make_fleet(TWO, memory_gb=64), facts_with(states=state_with(models=TWO_HELD))), {}),
     ("fits on the GPU", (make_fleet(TWO), facts_with(
         states=state_with(models=TWO_HELD, loaded=loaded(32768, 100)))), {}),
-    ("one alone that spills", (make_fleet(memory_gb=1), facts_with(
+    ("one alone that spills", (make_fleet(), facts_with(
         states=state_with(loaded=loaded(32768, 62)))), {}),
+    ("one alone on 1 GB", (make_fleet(memory_gb=1), GOOD_FACTS), {"model-too-large": "warning"}),
+    ("one alone that fits", (make_fleet(memory_gb=9), GOOD_FACTS), {}),
     ("on the CPU", (make_fleet(TWO), facts_with(
         states=state_with(models=TWO_HELD, loaded=loaded(32768, 0)))), {}),
     ("port taken", on(holder="another program"), {"port-taken": "error"}),
@@ -140,7 +311,7 @@ CASES = [
 def test_doctor_finds_exactly_and_says_what_to_type(case, observed, wanted):
     assert found(*observed) == wanted
     findings = [f for _, f in sf.plan_doctor(*observed) if f.level in ("error", "warning")]
-    assert all(f.fix for f in findings if f != LINT and f.slug != "memory-short")
+    assert all(f.fix for f in findings if f not in observed[1].problems)
 
 
 @pytest.mark.parametrize("wanted,there,near", [
@@ -167,6 +338,80 @@ def test_a_model_that_is_nearly_there_is_named_before_a_pull(wanted, there, near
                            if near else f"Next: `ollama pull {wanted}` on mini")
     if near:
         assert found(model_fleet(ollama_model=near), facts_with(states=states)) == {}
+
+
+def too_large(memory_gb, held=GOOD_MODEL, models=(), **model):
+    """The finding about a model on a node of so much memory, beside others that it has."""
+    fleet = model_fleet(**model)
+    fleet = replace(fleet, nodes={"mini": sf.Node("mini", "http://mini:11434", (), memory_gb)})
+    facts = facts_with(states=state_with(models=(held, *models)))
+    return the("model-too-large", fleet, facts)
+
+
+def test_a_model_that_is_too_large_gets_the_context_that_fits():
+    # 5 GB by 1.1, and 8.2 B of parameters at 12,000 bytes a token
+    finding = too_large(9, context=40960)
+    assert "qwen3:8b takes about 10 GB with its context of 40960; `mini` has 9" in finding.what
+    assert finding.fix == "write `context: 34816`"
+    assert finding.where == "fleet.yaml:models.small.context"
+    fleet = replace(model_fleet(context=34816), nodes={"mini": sf.Node("mini", "http://x", (), 9)})
+    assert found(fleet, GOOD_FACTS) == {}
+
+
+def test_a_model_that_is_too_large_goes_where_there_is_room():
+    fleet = model_fleet()
+    nodes = {"mini": sf.Node("mini", "http://mini:11434", (), 4), "tiny": sf.Node("tiny", "http://t:1", (), 2),
+             "big": sf.Node("big", "http://b:1", (), 64), "huge": sf.Node("huge", "http://h:1")}
+    assert the("model-too-large", replace(fleet, nodes=nodes), GOOD_FACTS).fix == \
+        "write `node: big` in models.small"
+
+
+def test_a_model_that_is_too_large_gives_way_to_one_that_is_there():
+    tiny = replace(GOOD_MODEL, name="qwen3:1.7b", size=10**9, parameters="1.7B")
+    assert too_large(4, models=[tiny]).fix == "write `ollama_model: qwen3:1.7b` in models.small"
+    assert too_large(4).fix == "choose a smaller model, or correct `memory_gb`"
+
+
+def test_models_that_evict_each_other_are_taken_apart_where_there_is_room():
+    fleet = make_fleet(TWO, memory_gb=28)
+    nodes = {**fleet.nodes, "big": sf.Node("big", "http://b:1", (), 64)}
+    facts = facts_with(states=state_with(models=TWO_HELD))
+    finding = the("evicts", replace(fleet, nodes=nodes), facts)
+    assert "take about 33 GB with their contexts" in finding.what
+    assert finding.fix == "write `node: big` in models.small"
+    assert the("evicts", fleet, facts).fix == "move one to another node, or choose a smaller one"
+
+
+def test_models_of_unknown_names_do_not_move_to_where_they_are():
+    models = [replace(model, ollama_model=name) for model, name in zip(TWO, ("mine", "yours"))]
+    held = [replace(GOOD_MODEL, name=name, size=10**10) for name in ("mine", "yours")]
+    fleet = make_fleet(models, memory_gb=20)
+    assert the("evicts", fleet, facts_with(states=state_with(models=held))).fix == \
+        "move one to another node, or choose a smaller one"
+
+
+def test_what_the_file_alone_says_doctor_does_not_repeat():
+    by_name = sf.Finding("model-too-large", "warning", "models.small.ollama_model: by its name")
+    other = replace(by_name, what="models.other.ollama_model: by its name")
+    fleet = make_fleet(memory_gb=1)
+    for problem, count in ((by_name, 1), (other, 2)):
+        findings = [f for _, f in sf.plan_doctor(fleet, facts_with(problems=[problem]))]
+        assert [f.slug for f in findings].count("model-too-large") == count
+
+
+@pytest.mark.parametrize("model,held", [
+    ({"cloud": True}, {}), ({"cloud": True}, {"remote": "https://ollama.com"}),
+    ({}, {"remote": "https://ollama.com"})])
+def test_models_that_run_elsewhere_take_no_memory(model, held):
+    fleet = replace(model_fleet(**model), nodes={"mini": sf.Node("mini", "http://x", (), 1)})
+    assert "model-too-large" not in found(fleet, model_with(**held))
+
+
+def test_two_entries_of_one_model_are_one_in_memory():
+    twins = [TWO[0], replace(TWO[0], name="other", context=8192)]
+    fleet = make_fleet(twins, memory_gb=9)
+    assert found(fleet, GOOD_FACTS) == {}
+    assert sf._plan_residents(fleet, GOOD_STATE) == sf._plan_residents(make_fleet(twins[:1]), GOOD_STATE)
 
 
 def test_every_reason_has_its_own_fix():
@@ -244,6 +489,59 @@ def test_many_files_are_named_briefly():
     facts = facts_with(changes=changes("updated", *(f"{n}.md" for n in range(40))))
     assert the("files-updated", make_fleet(), facts).what.count(".md") == 5
     assert "and 35 more" in the("files-updated", make_fleet(), facts).what
+
+
+HEAD = b"---\nname: planner\ndescription: Use it.\n---\n"
+
+
+def edited_agent(text, fleet=None, head=HEAD):
+    """The finding about a planner's file that a person wrote into."""
+    change = sf.Change(".claude/agents/planner.md", head + text, HEAD + b"\nPlan.\n", False)
+    return the("files-edited", fleet or make_fleet(), facts_with(changes=[change]))
+
+
+@pytest.mark.parametrize("text,prompt", [
+    (b"\nPlan well.\nBe: brief # really\n\n  - x\n", "Plan well.\nBe: brief # really\n\n  - x\n"),
+    (b"\n  indented first\n", "  indented first\n"), (b"\n\ttab\n", "\ttab\n"),
+    (b"\n- one\n", "- one\n"), ("\nüm laut\n".encode(), "üm laut\n")])
+def test_an_edited_agents_text_is_shown_as_its_prompt(text, prompt):
+    finding = edited_agent(text)
+    assert sf.parse_yaml(finding.excerpt) == {"prompt": prompt}
+    assert all(line == sf.clean_line(line) for line in finding.excerpt.splitlines())
+    assert finding.fix == ("write these lines into agents.planner of fleet.yaml, then "
+                           "`subagent-fleet generate`; or drop them: `subagent-fleet generate --force`")
+
+
+@pytest.mark.parametrize("text", [b"\nMine.", b"\nMine.\n\n", b"Mine.\n", b"\nMine. \n"])
+def test_an_edited_agent_with_other_blanks_needs_force(text):
+    finding = edited_agent(text)
+    assert sf.parse_yaml(finding.excerpt) == {"prompt": "Mine.\n"}
+    assert "then `subagent-fleet generate --force`; or" in finding.fix
+    crlf = edited_agent(text, head=HEAD.replace(b"\n", b"\r\n"))
+    assert crlf.excerpt == finding.excerpt and crlf.fix == finding.fix
+
+
+@pytest.mark.parametrize("text,head", [
+    (b"", HEAD), (b"\n \n", HEAD), (b"\n\xff\n", HEAD), (b"\n\x1b[2J\n", HEAD), (b"\nMine.\n", b""),
+    (b"\nMine.\n", HEAD.replace(b"Use it.", b"Use me."))])
+def test_an_edit_that_is_more_than_a_prompt_is_shown_by_diff(text, head):
+    finding = edited_agent(text, head=head)
+    assert (finding.fix, finding.excerpt) == ("subagent-fleet generate --diff", "")
+
+
+def test_an_agent_that_has_a_prompt_gets_another():
+    fleet = make_fleet()
+    agents = {"planner": replace(fleet.agents["planner"], prompt="Plan.")}
+    assert "of fleet.yaml in place of its `prompt:`, then" in edited_agent(
+        b"\nMine.\n", replace(fleet, agents=agents)).fix
+
+
+def test_missing_files_beside_an_edited_one_are_not_left_to_generate():
+    both = changes("created", "a") + changes("edited", "b")
+    assert the("files-created", make_fleet(), facts_with(changes=both)).fix == \
+        "subagent-fleet doctor --fix"
+    assert the("files-created", make_fleet(), facts_with(changes=both[:1])).fix == \
+        "subagent-fleet generate"
 
 
 def test_without_a_fleet_the_machine_is_still_checked():

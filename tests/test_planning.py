@@ -211,6 +211,46 @@ def test_manifest_names_no_foreign_path():
     assert list(sf.parse_manifest(text)) == [".claude/agents/a.md"]
 
 
+# -- memory --
+
+LLAMA = {"general.architecture": "llama", "llama.block_count": 32, "llama.embedding_length": 4096,
+         "llama.attention.head_count": 32, "llama.attention.head_count_kv": 8}
+
+
+@pytest.mark.parametrize("more, token_bytes", [
+    ({}, 131072),  # 2 bytes, 32 layers, 8 heads, keys and values of 128
+    ({"llama.attention.key_length": 64, "llama.attention.value_length": 64}, 65536),
+    ({"llama.attention.sliding_window": 1024}, 65536),
+    ({"llama.full_attention_interval": 4}, 32768),
+    ({"llama.full_attention_interval": 64}, 4096),
+    ({"llama.attention.head_count_kv": None}, None), ({"llama.attention.head_count_kv": [8, 0]}, None),
+    ({"llama.block_count": 10**400}, None), ({"llama.block_count": -1}, None),
+    ({"llama.block_count": True}, None), ({"llama.attention.head_count": 0}, None),
+    ({"general.architecture": "other"}, None), ({"general.architecture": []}, None)])
+def test_a_token_of_context_takes_what_the_node_tells(more, token_bytes):
+    assert sf.plan_token_bytes({**LLAMA, **more}) == token_bytes
+
+
+@pytest.mark.parametrize("model, gigabytes", [
+    (sf.NodeModel("x", 10**10, token_bytes=100_000), 14.3),  # 11 and 3.3
+    (sf.NodeModel("x", 10**10, "10.0B"), 14.9),  # 0.12 MB a token and 10 B
+    (sf.NodeModel("x:10b", 10**10), 14.9), (sf.NodeModel("x:10b", 10**10, "567.75M"), 11.2),
+    (sf.NodeModel("x:10b", 10**10, "1.0T"), 404.2), (sf.NodeModel("x", 10**10, "?"), 11.0),
+    (sf.NodeModel("x", 10**400, "9" * 4000 + "B"), 1.1 * 2**50 / 1e9),
+    (sf.NodeModel(f"x:{'9' * 400}b", 0), 12 * 32768)])
+def test_gigabytes_of_a_model_and_its_context(model, gigabytes):
+    assert round(sf.plan_gigabytes(model, 32768), 1) == round(gigabytes, 1)
+
+
+def test_context_that_fits_fits():
+    model = sf.NodeModel("x", 10**10, token_bytes=100_000)
+    context = sf.plan_fitting_context(model, 14)
+    assert context == 29696 and sf.plan_gigabytes(model, context) <= 14
+    assert sf.plan_gigabytes(model, context + 1024) > 14
+    assert sf.plan_fitting_context(model, 10) == 0
+    assert sf.plan_fitting_context(sf.NodeModel("x", 10**10), 64) == 0
+
+
 # -- worker --
 
 @pytest.mark.parametrize("address,kind", [
