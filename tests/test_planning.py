@@ -3,6 +3,7 @@ import json
 import pathlib
 
 import pytest
+
 import subagent_fleet as sf
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"

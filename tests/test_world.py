@@ -6,9 +6,9 @@ import socket
 import threading
 
 import pytest
-import subagent_fleet as sf
 
 import hostile_nodes
+import subagent_fleet as sf
 from tools import free_port, not_held_up
 
 
@@ -250,7 +250,7 @@ def test_close_from_another_thread_ends_a_wait_at_once(world):
     found = exchange(world, hostile_nodes.listen(hostile_nodes.silence), seconds=30)
     threading.Timer(0.1, found.close).start()
     with not_held_up(30), pytest.raises(sf.NodeFailure):
-        found.status
+        _ = found.status
 
 
 def test_deadline_may_be_set_anew_between_lines(world):
