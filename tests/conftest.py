@@ -19,8 +19,7 @@ def run_cli(tmp_path):
     def run(*words, cwd=tmp_path, env=None, input=None, python=(), timeout=30):
         command = [sys.executable, "-I", "-S", "-W", "error", *python, str(SCRIPT), *map(str, words)]
         done = subprocess.run(command, cwd=str(cwd), env=clean_environment(**(env or {})),
-                              input=input, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              timeout=timeout)
+                              input=input, capture_output=True, timeout=timeout)
         done.stdout = done.stdout.decode("utf-8", "surrogateescape")
         done.stderr = done.stderr.decode("utf-8", "surrogateescape")
         assert "Traceback" not in done.stderr, done.stderr

@@ -70,8 +70,9 @@ def only(path, behave):
     """A node that is honest but for one path."""
     def choose(connection, asked):
         if asked == path:
-            return behave(connection, asked)
-        connection.sendall(VERSION if asked == "/api/version" else EMPTY)
+            behave(connection, asked)
+        else:
+            connection.sendall(VERSION if asked == "/api/version" else EMPTY)
     return choose
 
 

@@ -12,8 +12,8 @@ import subprocess
 import sys
 
 import pytest
-import subagent_fleet as sf
 
+import subagent_fleet as sf
 from tools import EXAMPLE, ROOT, SCRIPT, clean_environment, edited, free_port
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -295,7 +295,7 @@ def test_control_characters_never_reach_the_terminal(run_cli, tmp_path):
 
 def test_runs_piped_through_python(run_cli, fleet_file, tmp_path):
     done = subprocess.run([sys.executable, "-", "validate", "--config", "fleet.yaml"],
-                          stdin=open(SCRIPT, "rb"), stdout=subprocess.PIPE, cwd=str(tmp_path),
+                          input=SCRIPT.read_bytes(), stdout=subprocess.PIPE, cwd=str(tmp_path),
                           env=clean_environment())
     assert (done.returncode, done.stdout) == (0, b"fleet.yaml is valid.\n")
 
@@ -312,7 +312,7 @@ def test_runs_as_a_script_from_a_read_only_directory(tmp_path):
         environment = clean_environment(PATH=os.path.dirname(sys.executable) + ":/usr/bin:/bin",
                                         LC_ALL="C", NO_COLOR="1")
         done = subprocess.run(["./subagent_fleet.py", "validate"], cwd=str(place),
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+                              capture_output=True, env=environment)
     finally:
         place.chmod(0o755)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"fleet.yaml is valid.\n", b"")
@@ -329,8 +329,7 @@ def test_a_vanished_working_directory_is_named(tmp_path):
     place = tmp_path / "gone"
     place.mkdir()
     program = f"cd {place} && rmdir {place} && exec {sys.executable} {SCRIPT} validate"
-    done = subprocess.run(["sh", "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          env=clean_environment())
+    done = subprocess.run(["sh", "-c", program], capture_output=True, env=clean_environment())
     assert done.returncode == 1 and b"Traceback" not in done.stderr
     assert b"the working directory no longer exists" in done.stderr
 

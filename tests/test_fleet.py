@@ -4,8 +4,8 @@ import json
 import re
 
 import pytest
-import subagent_fleet as sf
 
+import subagent_fleet as sf
 from tools import EXAMPLE, ROOT, edited
 
 
@@ -132,7 +132,7 @@ def test_error_is_named_where_it_stands(old, new, slug, message, position):
     assert fleet is None
     found = [f for f in findings if f.slug == slug]
     assert found, findings
-    if "\\e" not in new and "''" != new.split(": ")[-1]:
+    if "\\e" not in new and new.split(": ")[-1] != "''":
         assert message in found[0].what
     assert all(f.level == "error" and f.where.startswith("fleet.yaml:") for f in findings)
     if position:

@@ -27,7 +27,7 @@ PROMPT, SPOKEN = "the secret prompt", "the secret answer"
 
 def fleet_of(*models, nodes=("a", "b")):
     """A fleet of (name, node, alias, {more}) on nodes that are addresses or only names."""
-    nodes = nodes if isinstance(nodes, dict) else {name: "http://127.0.0.1:1" for name in nodes}
+    nodes = nodes if isinstance(nodes, dict) else dict.fromkeys(nodes, "http://127.0.0.1:1")
     text = {"project": {"name": "test", "gateway": {"provider": "builtin"}},
             "nodes": {name: {"endpoint": endpoint} for name, endpoint in nodes.items()},
             "models": {name: {"node": node, "ollama_model": "tiny", "litellm_alias": alias,
@@ -578,7 +578,7 @@ def test_count_tokens_learns_from_the_last_answer(rig):
             target="/v1/messages/count_tokens", Content_Length=len(body)) + body.encode())[2])
     before = count()["input_tokens"]
     served.ask()
-    assert 0 < before and count()["input_tokens"] == 12
+    assert before > 0 and count()["input_tokens"] == 12
 
 
 def test_one_connection_serves_many_requests_also_pipelined_and_chunked(rig):
@@ -824,7 +824,8 @@ def test_who_waits_for_a_slot_gets_pings_and_is_served_in_order(rig, monkeypatch
     for number in range(4):
         threads.append(threading.Thread(target=ask, args=(str(number),)))
         threads[-1].start()
-        wait_until(lambda: len(order) + served.server.scheduler.show()[1] == number + 1)
+        wait_until(lambda count=number + 1:
+                   len(order) + served.server.scheduler.show()[1] == count)
     assert order == ["0"]
     time.sleep(0.5)
     gate.set()
@@ -958,9 +959,9 @@ def test_what_a_failed_node_said_is_not_sent_while_the_next_is_busy(rig, monkeyp
     served = rig(fails, lambda node, connection: (gate.wait(10), node.gone.wait(10),
                                                   says("PONG")(node, connection)))
     with served.connect() as first, served.connect() as second:
-        for connection in (first, second):
-            connection.sendall(served.post(request_of(stream=True)))
-            wait_until(lambda: first is not connection or served.nodes[0].requests)
+        first.sendall(served.post(request_of(stream=True)))
+        wait_until(lambda: served.nodes[0].requests)
+        second.sendall(served.post(request_of(stream=True)))
         wait_until(lambda: served.nodes[1].requests)
         gate.set()
         wait_until(lambda: rests(served.server.scheduler))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+
 import subagent_fleet as sf
 
 yaml = pytest.importorskip("yaml")
@@ -154,8 +155,8 @@ def variables_of(command, cwd, **more):
     """What a shell exports after a script, and what it says."""
     environ = {"PATH": os.environ["PATH"], "HOME": str(cwd), "LC_ALL": "C.UTF-8",
                "ANTHROPIC_API_KEY": "old", "CLAUDE_CODE_SUBAGENT_MODEL": "old", **more}
-    done = subprocess.run(command + ["env -0"], cwd=cwd, env=environ, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, check=True)
+    done = subprocess.run(command + ["env -0"], cwd=cwd, env=environ, capture_output=True,
+                          check=True)
     assert done.stderr == b""
     lines = [line for line in done.stdout.decode("utf-8").split("\0") if "=" in line]
     return {name: value for name, value in (line.split("=", 1) for line in lines)
@@ -193,9 +194,9 @@ def test_environment_can_be_evaluated_at_a_prompt(name, tmp_path):
     fleet = sf.load_fleet(GOLDEN / "laptop" / "fleet.yaml")
     (tmp_path / "env").write_bytes(sf.render_environment(fleet, KEY).encode("utf-8"))
     quiet = {"bash": ["--norc", "-i"], "zsh": ["-f", "-i"]}[name]
-    done = subprocess.run([name, *quiet], cwd=tmp_path, stdout=subprocess.PIPE,
+    done = subprocess.run([name, *quiet], cwd=tmp_path, capture_output=True,
                           input=b'eval "$(cat env)"\nprintf "<%s>" "$ANTHROPIC_AUTH_TOKEN"\nexit\n',
-                          stderr=subprocess.PIPE, env={"PATH": os.environ["PATH"], "HOME": "/"})
+                          env={"PATH": os.environ["PATH"], "HOME": "/"})
     assert f"<{KEY}>".encode() in done.stdout and b"not found" not in done.stderr
 
 

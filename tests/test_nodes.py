@@ -11,9 +11,9 @@ import time
 import types
 
 import pytest
-import subagent_fleet as sf
 
 import hostile_nodes
+import subagent_fleet as sf
 from tools import ROOT, SCRIPT, clean_environment, not_held_up
 
 
@@ -588,7 +588,7 @@ def measure(directory, *words, environment=None):
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", MEASURED, str(report), str(SCRIPT), *words],
         cwd=str(directory), env=clean_environment(**(environment or {})), timeout=60,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        capture_output=True)
     return done, time.monotonic() - began, int(report.read_text()) / 1024
 
 
@@ -683,8 +683,7 @@ def test_two_hundred_nodes_half_of_them_black_holes(fake_node, tmp_path):
         + [honest.endpoint] * 100
     write_fleet(tmp_path, {f"n{i}": endpoint for i, endpoint in enumerate(endpoints)},
                 {f"m{i}": {"node": f"n{i}", "ollama_model": "m1:1b"} for i in range(200)})
-    dead = {name: "http://127.0.0.1:1" for name in
-            ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY")}
+    dead = dict.fromkeys(("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"), "http://127.0.0.1:1")
     done, in_time, peak, _ = measure_in_time(tmp_path, "discover", "--json", timeout=2,
                                              environment=dead)
     nodes = json.loads(done.stdout)["nodes"]

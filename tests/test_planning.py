@@ -4,6 +4,7 @@ import json
 import pathlib
 
 import pytest
+
 import subagent_fleet as sf
 
 from doctor_facts import GOOD_MODEL, LOCAL, REACHED, paste, reached

@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
-import subagent_fleet as sf
 
+import subagent_fleet as sf
 from tools import ROOT, SCRIPT
 
 SOURCE = SCRIPT.read_text(encoding="utf-8")
@@ -256,7 +256,7 @@ def test_importing_starts_nothing():
     program = ("import sys; before = set(sys.modules); import subagent_fleet; "
                "print(' '.join(sorted(set(sys.modules) - before)))")
     done = subprocess.run([sys.executable, "-S", "-W", "error", "-c", program], cwd=str(ROOT),
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=True)
+                          capture_output=True, check=True)
     assert done.stderr == b""
     loaded = set(done.stdout.decode().split())
     assert "subagent_fleet" in loaded
@@ -271,8 +271,7 @@ def test_quick_commands_load_no_network(words):
     program = ("import sys, subagent_fleet; status = subagent_fleet.main(sys.argv[1:]); "
                "print(status, ' '.join(sorted(sys.modules)))")
     done = subprocess.run([sys.executable, "-S", "-W", "error", "-c", program, *words],
-                          cwd=str(ROOT), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          check=True)
+                          cwd=str(ROOT), capture_output=True, check=True)
     status, *loaded = done.stdout.decode().splitlines()[-1].split()
     assert status == "0"
     assert not set(loaded) & {"urllib.request", "ssl", "http.client", "concurrent.futures",
@@ -283,8 +282,8 @@ def test_a_cut_download_runs_nothing(tmp_path):
     for share in (0.25, 0.5, 0.75, 0.99):
         cut = tmp_path / "cut.py"
         cut.write_text(SOURCE[:int(len(SOURCE) * share)], encoding="utf-8")
-        done = subprocess.run([sys.executable, str(cut), "schema"], stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, cwd=str(tmp_path))
+        done = subprocess.run([sys.executable, str(cut), "schema"], capture_output=True,
+                              cwd=str(tmp_path))
         assert done.stdout == b""
 
 

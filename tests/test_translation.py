@@ -712,7 +712,7 @@ def test_mutated_answers_are_translated_or_refused_cleanly():
     seed = [json.loads(item) for item in (
         line(thinking="t"), line("<think>x</think>"), line("text"),
         line(calls=[made_call(a=1), made_call("b", "2")]), line(done=True))]
-    for number in range(1000):
+    for _ in range(1000):
         answer = answer_to(user("hi"), stop_sequences=["xt"])
         try:
             for part in mutate(chance, copy.deepcopy(seed)):

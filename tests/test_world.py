@@ -6,9 +6,9 @@ import socket
 import threading
 
 import pytest
-import subagent_fleet as sf
 
 import hostile_nodes
+import subagent_fleet as sf
 from tools import free_port, not_held_up
 
 

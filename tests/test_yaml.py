@@ -8,8 +8,8 @@ import pathlib
 import re
 
 import pytest
-import subagent_fleet as sf
 
+import subagent_fleet as sf
 from tools import grows_linearly
 
 try:
@@ -390,9 +390,9 @@ class Scribe:
         margin, step = " " * indent, 1 + self.dice.roll(4)
         comment = self.dice.pick(["", "", "", "  # c", "\n\n", "\n" + margin + "# c"])
         if not value or not isinstance(value, (dict, list)) or not self.dice.roll(5):
-            if isinstance(value, str) and value.isprintable() and value.strip() == value != "":
-                if indent and not self.dice.roll(4):
-                    return f"|-{comment.split(chr(10))[0]}\n{margin} {value}\n"
+            is_plain = isinstance(value, str) and value.isprintable() and value.strip() == value != ""
+            if is_plain and indent and not self.dice.roll(4):
+                return f"|-{comment.split(chr(10))[0]}\n{margin} {value}\n"
             return self.flow(value) + comment + "\n"
         lines = []
         if isinstance(value, dict):

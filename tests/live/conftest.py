@@ -11,8 +11,9 @@ import subprocess
 import sys
 import time
 
-import install
 import pytest
+
+import install
 import rig
 
 REQUIRED = bool(os.environ.get("CI")) or os.environ.get("SUBAGENT_FLEET_LIVE") == "required"
@@ -41,7 +42,7 @@ def leave_the_network():
 # -- what is there, and saying so ---------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def look_around():
     """Name the components that are not installed, and what is there; leave the network if all is.
 

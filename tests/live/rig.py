@@ -7,6 +7,7 @@ process group when the session ends, however it ends.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import http.client
 import http.server
@@ -87,19 +88,15 @@ class Process:
                        for path in (self.log, self.talk))
 
     def send(self, number):
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.child.pid, number)
-        except ProcessLookupError:
-            pass
 
     def stop(self, number=signal.SIGTERM, seconds=10):
         """End the whole group; give the exit status of its leader."""
         if self.child.poll() is None:
             self.send(number)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self.child.wait(seconds)
-            except subprocess.TimeoutExpired:
-                pass
         self.send(signal.SIGKILL)
         status = self.child.wait()
         if self in _RUNNING:
@@ -146,7 +143,7 @@ class Trap:
     def environment(self):
         here = f"http://127.0.0.1:{self.port}"
         names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-        return {**{name: here for name in names},
+        return {**dict.fromkeys(names, here),
                 "no_proxy": "127.0.0.1,localhost,::1", "NO_PROXY": "127.0.0.1,localhost,::1"}
 
 

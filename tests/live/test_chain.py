@@ -8,8 +8,9 @@ share one project; what was typed and said becomes `session.txt`.
 import os
 import pathlib
 
-import install
 import pytest
+
+import install
 import rig
 from tools import SCRIPT
 

@@ -7,8 +7,9 @@ import re
 import shutil
 from dataclasses import dataclass
 
-import install
 import pytest
+
+import install
 import rig
 from tools import SCRIPT
 

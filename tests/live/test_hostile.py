@@ -5,8 +5,9 @@ import os
 import re
 import subprocess
 
-import install
 import pytest
+
+import install
 import rig
 from tools import ROOT, SCRIPT
 

@@ -7,8 +7,9 @@ import subprocess
 import threading
 import time
 
-import install
 import pytest
+
+import install
 import rig
 from tools import SCRIPT
 
@@ -142,7 +143,7 @@ def warm(served):
         node.ensure()
     served.project.run("warmup")
     for alias in ("claude-sonnet-local", "claude-tight-local"):  # a success ends a node's rest
-        rig.wait_until(lambda: served.gateway.say(alias, "@play pong")[0] == 200,
+        rig.wait_until(lambda alias=alias: served.gateway.say(alias, "@play pong")[0] == 200,
                        what=f"an answer for {alias}")
     rig.wait_until(lambda: not any(model["running"] for model in served.fleet()["models"]),
                    what="the nodes to be idle")
