@@ -9,12 +9,11 @@ import sys
 import time
 
 import pytest
-import subagent_fleet as sf
 
-from conftest import SCRIPT, clean_environment, free_port, keys_near
-from workspace_cases import (  # noqa: F401 - fixtures, too
-    ENV, FILES, FLEET, MANIFEST, OTHER, PLANNER, PORT, edit, fleet, generated, marks, quick,
-    rewrite, rows, tree)
+import subagent_fleet as sf
+from tools import SCRIPT, clean_environment, free_port, keys_near
+from workspace_cases import (
+    ENV, FILES, FLEET, MANIFEST, OTHER, PLANNER, PORT, edit, marks, rewrite, rows, tree)
 
 
 # -- init --
@@ -758,5 +757,5 @@ def test_refusals_by_their_slugs(tmp_path, monkeypatch):
     (tmp_path / ".subagent-fleet").mkdir()
     (tmp_path / MANIFEST).touch()
     told = []
-    monkeypatch.setattr(sf, "format_finding", lambda finding: told.append(finding.slug) or "")
+    monkeypatch.setattr(sf, "format_finding", lambda finding, **_: told.append(finding.slug) or "")
     assert workspace.compare(None) == [] and told == ["manifest-broken"]

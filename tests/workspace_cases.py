@@ -6,9 +6,9 @@ import re
 import subprocess
 
 import pytest
-import subagent_fleet as sf
 
-from conftest import clean_environment, free_port, keys_near
+import subagent_fleet as sf
+from tools import clean_environment, free_port, keys_near
 
 PORT = free_port()
 FLEET = """\
@@ -20,7 +20,7 @@ nodes:
   small: {endpoint: "http://192.168.1.51:11434"}
 models:
   heavy: {node: big, ollama_model: "qwen3-coder:30b", litellm_alias: claude-sonnet-local,
-          context: 65536, timeout: 600}
+          context: 65536, timeout: 600, fallback: [light]}
   light: {node: small, ollama_model: "qwen3:8b", litellm_alias: claude-haiku-local, context: 32768}
 agents:
   planner: {model: light, description: Plans., tools: [Read, Grep, Glob]}
