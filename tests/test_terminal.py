@@ -1,13 +1,17 @@
 """What a person reads on a terminal: safe, aligned, and never wider than the terminal."""
 from dataclasses import replace
 import itertools
+import os
 import random
 import re
+import subprocess
+import sys
 import types
 import unicodedata
 
 import pytest
 import subagent_fleet as sf
+from conftest import SCRIPT, clean_environment
 
 KEY = "sk-" + "0123456789abcdef" * 4
 
@@ -520,3 +524,61 @@ def test_colour_changes_nothing_but_colour():
                                       hostile_outputs(two, sf.Look(False, True, 80)))
         for (name, painted), (_, text) in pairs:
             assert re.sub("\x1b\\[[0-9]+m", "", painted) == text, name
+
+
+# -- the commands, on a real terminal --
+
+def on_terminal(directory, *words, columns, **env):
+    """What a command shows on a terminal of so many columns."""
+    pty = pytest.importorskip("pty")
+    master, slave = pty.openpty()
+    command = [sys.executable, "-I", "-S", "-W", "error", str(SCRIPT), *words]
+    process = subprocess.Popen(command, cwd=str(directory), stdin=slave, stdout=slave, stderr=slave,
+                               env=clean_environment(COLUMNS=columns, **env))
+    os.close(slave)
+    shown = b""
+    try:
+        while True:
+            piece = os.read(master, 65536)
+            if not piece:
+                break
+            shown += piece
+    except OSError:  # what Linux says when the last writer has gone
+        pass
+    os.close(master)
+    process.wait(20)
+    return shown.decode("utf-8").replace("\r\n", "\n")
+
+
+COMMANDS = [("validate",), ("generate", "--check"), ("generate",), ("doctor",), ("doctor", "-v"),
+            ("discover", "-v"), ("status",), ("worker",), ("help",), ("generate", "--help"),
+            ("status", "--nope"), ("clean", "--dry-run"), ("validate", "--strict")]
+
+
+@pytest.mark.parametrize("columns", [60, 100])
+def test_commands_fit_the_terminal(tmp_path, columns):
+    text = FLEET.replace("http://localhost:11434", "http://127.0.0.1:1")
+    text = re.sub(r"http://192[0-9.]+:11434", "http://127.0.0.1:1", text)
+    (tmp_path / "fleet.yaml").write_text(text, encoding="utf-8")
+    for words in COMMANDS:
+        shown = on_terminal(tmp_path, *words, columns=columns, TERM="xterm")
+        assert shown, words
+        for line in shown.split("\n"):
+            copied = re.match(r" +(uv tool|docker|-e|-p|litellm --config|Environment)", line)
+            assert copied or shown_width(line) <= columns, (words, line)
+
+
+def test_commands_obey_the_reader(tmp_path):
+    (tmp_path / "fleet.yaml").write_text(FLEET.replace("node: gpu", "node: gpx"), encoding="utf-8")
+    for env, colour in [({"TERM": "xterm"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False),
+                        ({"TERM": "dumb"}, False), ({"TERM": "dumb", "FORCE_COLOR": "1"}, True)]:
+        shown = on_terminal(tmp_path, "validate", columns=80, **env)
+        assert ("\x1b[2m" in shown) == colour and "gpx" in shown, env
+
+
+def test_forced_colour_reaches_a_pipe_but_no_json(run_cli, tmp_path):
+    (tmp_path / "fleet.yaml").write_text(FLEET, encoding="utf-8")
+    env = {"FORCE_COLOR": "1"}
+    painted, plain = run_cli("doctor", env=env), run_cli("doctor")
+    assert re.sub("\x1b\\[[0-9]+m", "", painted.stdout) == plain.stdout != painted.stdout
+    assert "\x1b" not in run_cli("doctor", "--json", env=env).stdout + plain.stdout
