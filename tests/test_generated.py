@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+
 import subagent_fleet as sf
 
 yaml = pytest.importorskip("yaml")
@@ -35,7 +36,7 @@ def build(**fields):
     agent = {"model": "m", "description": fields.get("description", "d")}
     agent.update({key: fields[key] for key in ("prompt", "tools", "frontmatter") if key in fields})
     tree = {"project": {"name": "p", "gateway": {"host": fields.get("host", "127.0.0.1"),
-                                                 "master_key_env": fields.get("variable", "A_KEY")}},
+                                                 "master_key_env": fields.get("variable", "A_MASTER_KEY")}},
             "nodes": {"n": {"endpoint": fields.get("endpoint", "http://h:1")}},
             "models": {"m": model}, "agents": {fields.get("agent", "ag"): agent}}
     try:
@@ -131,7 +132,7 @@ def test_fields_with_a_narrow_rule_let_nothing_through_that_changes_meaning(fiel
         assert head == {"name": name, "description": "d", "model": fleet.models["m"].alias}
         assert not re.search("[^\n -~]", files[".env.subagent-fleet"].decode("utf-8"))
 
-    wraps = {"endpoint": lambda text: f"http://h:1/{text}", "variable": lambda text: f"A_{text}"}
+    wraps = {"endpoint": lambda text: f"http://h:1/{text}", "variable": lambda text: f"A_{text}_GATEWAY_KEY"}
     assert survivors(field, check, wraps.get(field, lambda text: text)) > 3
 
 
@@ -154,8 +155,8 @@ def variables_of(command, cwd, **more):
     """What a shell exports after a script, and what it says."""
     environ = {"PATH": os.environ["PATH"], "HOME": str(cwd), "LC_ALL": "C.UTF-8",
                "ANTHROPIC_API_KEY": "old", "CLAUDE_CODE_SUBAGENT_MODEL": "old", **more}
-    done = subprocess.run(command + ["env -0"], cwd=cwd, env=environ, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, check=True)
+    done = subprocess.run(command + ["env -0"], cwd=cwd, env=environ, capture_output=True,
+                          check=True)
     assert done.stderr == b""
     lines = [line for line in done.stdout.decode("utf-8").split("\0") if "=" in line]
     return {name: value for name, value in (line.split("=", 1) for line in lines)
@@ -193,9 +194,9 @@ def test_environment_can_be_evaluated_at_a_prompt(name, tmp_path):
     fleet = sf.load_fleet(GOLDEN / "laptop" / "fleet.yaml")
     (tmp_path / "env").write_bytes(sf.render_environment(fleet, KEY).encode("utf-8"))
     quiet = {"bash": ["--norc", "-i"], "zsh": ["-f", "-i"]}[name]
-    done = subprocess.run([name, *quiet], cwd=tmp_path, stdout=subprocess.PIPE,
+    done = subprocess.run([name, *quiet], cwd=tmp_path, capture_output=True,
                           input=b'eval "$(cat env)"\nprintf "<%s>" "$ANTHROPIC_AUTH_TOKEN"\nexit\n',
-                          stderr=subprocess.PIPE, env={"PATH": os.environ["PATH"], "HOME": "/"})
+                          env={"PATH": os.environ["PATH"], "HOME": "/"})
     assert f"<{KEY}>".encode() in done.stdout and b"not found" not in done.stderr
 
 
@@ -279,20 +280,20 @@ def test_gone_tools_are_replaced_and_no_tools_are_none():
 def test_missing_prompt_becomes_the_roles(name, prompt):
     fleet = build(agent=name, **prompt)
     _, body = read_agent(sf.render_agent(fleet.agents[name], "al"))
-    usual = sf.ROLES[name][3] if name in sf.ROLES else sf.OTHER_PROMPT
+    usual = sf.ROLES[name].prompt if name in sf.ROLES else sf.OTHER_PROMPT
     assert body == "\n" + usual
 
 
 def test_kept_key_is_read_back_whatever_its_variable_is_called(tmp_path):
     def kept(text):
         (tmp_path / sf.ENVIRONMENT_FILE).write_text(text, encoding="utf-8")
-        return sf.kept_key(sf.World(), build(variable="A_KEY"), str(tmp_path))
+        return sf.kept_key(sf.World(), build(variable="A_MASTER_KEY"), str(tmp_path))
 
     assert sf.kept_key(sf.World(), build(), str(tmp_path)) == ""
-    assert kept(sf.render_environment(build(variable="OLD_NAME"), KEY)) == KEY
-    for line in ("A_KEY=sk-1", 'export A="${A:-sk-1}"', "export A_KEY=sk-1", 'export A_KEY="sk-1" ', "export A_KEY='sk-1'"):
+    assert kept(sf.render_environment(build(variable="OLD_MASTER_KEY"), KEY)) == KEY
+    for line in ("A_MASTER_KEY=sk-1", 'export A="${A:-sk-1}"', "export A_MASTER_KEY=sk-1", 'export A_MASTER_KEY="sk-1" ', "export A_MASTER_KEY='sk-1'"):
         assert kept(f"export B=x\n{line}\nexport C=y\n") == "sk-1"
-    for text in ("", "export OTHER=sk-1", "export A_KEY=$(id)", "export A_KEY='sk-1\"", 'export A="${B:-sk-0123456789abc}"',
+    for text in ("", "export OTHER=sk-1", "export A_MASTER_KEY=$(id)", "export A_MASTER_KEY='sk-1\"", 'export A="${B:-sk-0123456789abc}"',
                  'export A="${A:-sk-0123456789abc d}"', 'export A="${A:-$(id)0123456789ab}"'):
         assert kept(text) == ""
 

@@ -16,7 +16,7 @@ from conftest import SCRIPT, clean_environment
 KEY = "sk-" + "0123456789abcdef" * 4
 
 
-def fleet_of(variable="A_KEY"):
+def fleet_of(variable="A_MASTER_KEY"):
     """A fleet of one node, one model, one agent."""
     text = f"""
 project: {{name: p, gateway: {{master_key_env: {variable}}}}}
@@ -30,14 +30,14 @@ agents: {{ag: {{model: m, description: d}}}}
 
 
 def test_a_diff_shows_no_secret():
-    fleet = fleet_of("MY_FLEET")
-    mine = "export OPENAI_API_KEY=abc\nexport MY_FLEET='def'\nPASSWORD=ghi\nX=sk-jkl\nline\n"
+    fleet = fleet_of("MY_MASTER_KEY")
+    mine = "export OPENAI_API_KEY=abc\nexport MY_MASTER_KEY='def'\nPASSWORD=ghi\nX=sk-jkl\nline\n"
     change = sf.Change(".env.subagent-fleet", mine.encode(),
                        sf.render_environment(fleet, KEY).encode(), False)
     text = sf.format_diff([change], fleet)
     assert not re.search("abc|def'|ghi|jkl|0123456789", text) and "-line\n" in text
-    for line in ("my_token=a:b", 'export "DB_PASSWD=a:b"', ': "${MY_FLEET:=a:b}"',
-                 'set -gx HF_TOKEN a:b', "echo ${MY_FLEET:-a:b}", "A_SECRET= a:b sk-c:b"):
+    for line in ("my_token=a:b", 'export "DB_PASSWD=a:b"', ': "${MY_MASTER_KEY:=a:b}"',
+                 'set -gx HF_TOKEN a:b', "echo ${MY_MASTER_KEY:-a:b}", "A_SECRET= a:b sk-c:b"):
         shown = sf.format_diff([replace(change, found=line.encode())], fleet)
         assert "(hidden)" in shown and ":b" not in shown, line
     window = replace(change, found=change.wanted.replace(b"_TOKENS=", b"_TOKENS=1"))
@@ -387,7 +387,7 @@ reviewer     devstral:24b     gpu      opus-local    ! node offline \u2192
 
 def test_status_with_a_gateway_counts_its_slots():
     page = replace(page_of(), gateway_at="http://127.0.0.1:4000", waiting=2, places={
-        "small": sf.Place(1, 2), "heavy": sf.Place(0, 1, 4.0), "other": sf.Place(0, 1)})
+        "small": sf.SlotUse(1, 2), "heavy": sf.SlotUse(0, 1, 4.0), "other": sf.SlotUse(0, 1)})
     lines = sf.format_status(page, sf.Look(columns=100)).splitlines()
     assert lines[0] == ("local-dev: 1 of 3 models ready. Gateway at http://127.0.0.1:4000: 1 at "
                         "work, 2 waiting. Next:")
@@ -490,7 +490,7 @@ def hostile_outputs(rng, look):
     page = page_of(**{"qwen3:8b": rng.choice(["m" * 120, "two words", "\u65e5" * 50]),
                       "planner": "p" * rng.randrange(1, 64), "laptop": "l" * rng.randrange(1, 64)})
     yield "status", sf.format_status(replace(page, following=pick(), places={
-        "small": sf.Place(1, 2)}, gateway_at=pick()), look)
+        "small": sf.SlotUse(1, 2)}, gateway_at=pick()), look)
     report = {"ollama": list(states.values())[0], "addresses": [{"address": pick(), "kind": pick(),
               "open": True}] * 2, "findings": [finding], "setup": "", "fleet": {}}
     yield "worker", sf.format_worker(report, look)
