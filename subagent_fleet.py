@@ -4889,12 +4889,11 @@ _LEVEL_NOUNS = {  # the worst first: of one, of many
 def format_topic(topic: str, findings: Sequence[Finding], look: Look, *,
                  verbose: bool = False) -> str:
     """Return what doctor says on a topic; on a terminal, what is right is only counted."""
-    if not look.columns:
-        return f"{topic}\n" + "".join(format_finding(finding) for finding in findings)
-
-    text = _format_counts(topic, [finding.level for finding in findings], look)
+    text = f"{topic}\n"
+    if look.columns:
+        text = _format_counts(topic, [finding.level for finding in findings], look)
     for finding in findings:
-        if verbose or finding.level != "ok":
+        if verbose or not look.columns or finding.level != "ok":
             text += format_finding(finding, look=look)
     return text
 
@@ -5281,7 +5280,7 @@ def format_worker(report: Mapping[str, Any], look: Look = PLAIN) -> str:
         paragraphs.append(format_finding(finding, look=look))
 
     paragraphs.append("The settings of a good node, open to the fleet:\n")
-    paragraphs.append(report["setup"])
+    paragraphs.append(_wrap_sentences(report["setup"], look.columns))
     paragraphs.append(wrap_text(SECURITY_WARNING, look.columns))
     where = "On the machine that has the fleet, put these lines under the `nodes:` and `models:` " \
             "of its fleet.yaml:\n"
@@ -5289,6 +5288,16 @@ def format_worker(report: Mapping[str, Any], look: Look = PLAIN) -> str:
     block = {key: value for key, value in report["fleet"].items() if value}
     paragraphs.append(dump_yaml(block))
     return "\n".join(paragraphs)
+
+
+def _wrap_sentences(text: str, columns: int) -> str:
+    """Return text whose sentences are wrapped; what is indented is to be typed, and stays."""
+    lines = []
+    for line in text.split("\n"):
+        if not line.startswith(" "):
+            line = wrap_text(line, columns)
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def format_share(loaded: LoadedModel) -> str:
