@@ -900,29 +900,72 @@ def _normal_paragraph(text: str) -> str:
 
 # -- What people mean: values that may stand behind one that its rule refuses, likeliest first --
 
+# Double, single, French, and what keyboards offer for them.
+_QUOTES = "\u201c\u201d\u201e\u201f\u2018\u2019\u201a\u201b\u00ab\u00bb\u2039\u203a\u00b4\u2032\u2033"
+_PORT = r"^(\[[^\]]*\]|[^/:]*):[^/]*"
+_SCHEME = _Pattern(
+    r"(?i)(?:(?:(https)|https?|h?t+p|htpp|ftp|wss?|tcp|ollama)(?:[:;][/\\]*|[/\\]+)|[/\\]+)(.*)")
+
+
 def _typed(value: object) -> str:
     """Return a value as it was written in the file."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def _plain(text: str) -> str:
+    """Return text without the quotes of word processors around it."""
+    return text.strip(_QUOTES + "'\"` ")
+
+
+def _is_curly(text: str) -> bool:
+    """Tell whether text stands between quotes that YAML does not know."""
+    return len(text) > 1 and text[0] in _QUOTES and text[-1] in _QUOTES
+
+
 def _meant_text(value: object) -> list[object]:
-    """Return the text that YAML took for a number or a word; of 1.10 it kept only 1.1."""
+    """Return the text that YAML took for something else; of 1.10 it kept only 1.1."""
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        return ["\n".join(value)]
+    if isinstance(value, str):
+        return [re.sub(f"[{_CONTROL}]", "", value), " ".join(value.split())]
     return [_typed(value)] if isinstance(value, int) else []
 
 
+def _meant_name(value: object) -> list[object]:
+    """Return text without the characters that names do not have."""
+    text = re.sub(r"\[1m\]$|^os[.]environ/", "", _typed(value))  # as Claude Code, LiteLLM write
+    return [*_meant_text(value), re.sub("[^A-Za-z0-9._:/@-]+", "-", text).strip("-")]
+
+
+def _meant_agent_name(value: object) -> list[object]:
+    text = re.sub("[^a-z0-9_-]+", "-", _typed(value).lower())
+    return [text.strip("-_")]
+
+
 def _meant_address(value: object) -> list[object]:
-    """Return the endpoint and the host of an address that lacks a scheme, a colon or a slash."""
-    whole = re.sub("(?i)^(https?):?/+", r"\1://", _typed(value))
-    try:
-        endpoint = split_endpoint(full_endpoint(whole))
-    except FleetError:
-        return []
-    return [endpoint.url, endpoint.host]
+    """Return the endpoint and the host of an address whose scheme, port or rest is not right."""
+    text = re.sub(r"\s+(?=[:/])|(?<=[:/])\s+|[,;]$", "", _typed(value))
+    scheme = "http"
+    match = _SCHEME.fullmatch(text)
+    if match:
+        scheme, text = match[1] or "http", match[2]
+    text = re.split("[?#]", text)[0].rpartition("@")[2]
+    if re.fullmatch(_IPV6, text):
+        text = f"[{text}]"
+
+    addresses = [text, re.sub(_PORT, rf"\1:{OLLAMA_PORT}", text)]
+    for address in addresses:
+        try:
+            endpoint = split_endpoint(full_endpoint(f"{scheme.lower()}://{address}"))
+        except FleetError:
+            continue
+        return [endpoint.url, endpoint.host]
+    return []
 
 
 def _meant_variable(value: object) -> list[object]:
     """Return a name with the ending it needs: of what stands there, or of the fleet."""
-    written = re.sub("^(sk-.*|os[.]environ/)", "", _typed(value).strip("${}[]\"' "))
+    written = re.sub("^(sk-.*|os[.]environ/)", "", _typed(value).strip("${}[]"))
     name = re.sub("[^A-Za-z0-9_]", "_", written).upper()
     stem = re.sub("_?(MASTER|GATEWAY|API|AUTH)?_?(KEY|TOKEN|SECRET|PASSWORD)$", "", name)
     return [name, f"{stem}_GATEWAY_KEY", "FLEET_GATEWAY_KEY"]
@@ -932,30 +975,49 @@ def _meant_provider(value: object) -> list[object]:
     return list(difflib.get_close_matches(_typed(value)[:64].lower(), PROVIDERS))
 
 
+def _meant_tool(value: object) -> list[object]:
+    text = _typed(value)
+    return [text.replace(" (", "("), re.sub("[^A-Za-z0-9_*:.-]", "", text)]
+
+
 def _meant_list(value: object) -> list[object]:
-    """Return the lists that a text may be: with commas, of one item, with blanks."""
+    """Return the lists that something else may be: with commas, of one item, with blanks."""
+    if isinstance(value, bool):
+        return [] if value else [[]]
+    if isinstance(value, dict):
+        return [list(value)]
     if not isinstance(value, (str, int)):
         return []
     text = _typed(value)
-    return [[item.strip() for item in text.strip("[] ").split(",")], [text], text.split()]
+    with_commas = [_plain(item) for item in text.strip("[] ").split(",")]
+    return [with_commas, [text], text.split()]
+
+
+_TRUE_WORDS = ("true", "yes", "on", "1", "y", "enabled", "low", "medium", "high")
+_FALSE_WORDS = ("false", "no", "off", "0", "n", "disabled", "none")
+_ALWAYS_WORDS = ("forever", "always", "infinite", "infinity", "permanent", "unlimited", "true")
 
 
 def _meant_boolean(value: object) -> list[object]:
-    return [{"true": True, "false": False}.get(_typed(value).lower())]
+    word = _typed(value).lower()
+    if word in _TRUE_WORDS:
+        return [True]
+    return [False] if word in _FALSE_WORDS else []
 
 
-# `65,536`, `64 K`, `10min`, `4000.0`, and a comment as other languages have them.
-_AMOUNT = _Pattern(r"(\d{1,3}(?:,\d{3})+|\d{1,12})(?:\.0)? ?([a-z]*)(?: *//.*)?")
+# `65,536`, `64 K`, `1.5h`, `4000.0`, and a comment as other languages have them.
+_AMOUNT = _Pattern(r"(-?\d{1,3}(?:,\d{3})+|-?\d{1,12}(?:\.\d{1,6})?) ?([a-z]*)(?: *//.*)?")
 _UNIT_WORDS = {
-    "s": "s sec secs second seconds", "m": "m mb mib min mins minute minutes",
-    "h": "h hr hrs hour hours", "d": "d day days", "k": "k kb kib", "g": "g gb gib"}
+    "ms": "ms msec millis milliseconds", "s": "s sec secs second seconds",
+    "m": "m mb mib min mins minute minutes", "h": "h hr hrs hour hours", "d": "d day days",
+    "k": "k kb kib", "g": "g gb gib", "t": "t tb tib", "": "tokens token"}
 
 
 @dataclass(frozen=True)
 class _Amount:
-    """A number and its unit: a letter of _UNIT_WORDS, or nothing."""
+    """A number and its unit: a key of _UNIT_WORDS."""
 
-    number: int
+    number: float
     unit: str
 
 
@@ -963,21 +1025,20 @@ def _read_amount(value: object) -> _Amount | None:
     match = _AMOUNT.fullmatch(_typed(value).lower())
     if not match:
         return None
-    number = int(match[1].replace(",", ""))
-    if not match[2]:
-        return _Amount(number, "")
+    number = float(match[1].replace(",", ""))
     for unit, words in _UNIT_WORDS.items():
-        if match[2] in words.split():
-            return _Amount(number, unit)
+        if match[2] in ("", *words.split()):
+            return _Amount(number, unit if match[2] else "")
     return None
 
 
-def _meant_number(value: object, units: Mapping[str, int]) -> list[object]:
+def _meant_number(value: object, units: Mapping[str, float]) -> list[object]:
+    """Return the number of an amount in a unit that has a factor, whole where it is."""
     amount = _read_amount(value)
-    if not amount:
+    if not amount or amount.unit and amount.unit not in units:
         return []
-    factor = units.get(amount.unit) if amount.unit else 1
-    return [amount.number * factor] if factor else []
+    number = amount.number * units.get(amount.unit, 1)
+    return [int(number) if number == int(number) else number]
 
 
 def _meant_count(value: object) -> list[object]:
@@ -985,26 +1046,41 @@ def _meant_count(value: object) -> list[object]:
 
 
 def _meant_tokens(value: object) -> list[object]:
-    return _meant_number(value, {"k": 1024, "m": 1024 * 1024})
+    """Return tokens: 64 alone means thousands."""
+    amounts = _meant_number(value, {"k": 1024, "m": 1024 * 1024})
+    return amounts + [int(amount * 1024) for amount in amounts if 1 <= amount < 256]
 
 
 def _meant_seconds(value: object) -> list[object]:
-    return _meant_number(value, UNIT_SECONDS)
+    """Return seconds: milliseconds are what other programs count, -1 is what they call never."""
+    if _typed(value).lower() in ("-1", *_ALWAYS_WORDS):
+        return [RULES["seconds"].schema["maximum"]]
+    amounts = _meant_number(value, {**UNIT_SECONDS, "ms": 0.001})
+    return amounts + [int(amount // 1000) for amount in amounts
+                      if amount >= 1000 and amount % 1000 == 0]
 
 
 def _meant_gigabytes(value: object) -> list[object]:
-    return _meant_number(value, {"g": 1})
+    return _meant_number(value, {"g": 1, "m": 1 / 1024, "t": 1024})
 
 
 def _meant_keep_alive(value: object) -> list[object]:
+    word = _typed(value).lower()
+    if word in _ALWAYS_WORDS:
+        return [-1]
+    if word in _FALSE_WORDS:
+        return [0]
     amount = _read_amount(value)
     if not amount:
         return []
     if not amount.unit:
-        return [amount.number]
-    if amount.unit == "d":
-        return [f"{amount.number * 24}h"]
-    return [f"{amount.number}{amount.unit}"]
+        return [int(amount.number)]
+
+    seconds = amount.number * UNIT_SECONDS.get(amount.unit, 0)
+    for unit in "hms":
+        if seconds and seconds % UNIT_SECONDS[unit] == 0:
+            return [f"{seconds // UNIT_SECONDS[unit]:.0f}{unit}"]
+    return []
 
 
 # -- Rules: what a value may be --
@@ -1018,6 +1094,7 @@ class Rule:
     meant: Callable[[object], list[object]] = _meant_text
     normal: Callable[[Any], object] | None = None  # what becomes of a value that fits
     item: str = ""  # of a list: the rule of its items
+    example: str = ""  # what to write where nothing can be guessed
 
 
 def _text_rule(pattern: str, words: str, **more: Any) -> Rule:
@@ -1037,24 +1114,28 @@ def _list_rule(item: str) -> Rule:
 
 PROVIDERS = ("builtin", "litellm")
 RULES = {
-    "name": _text_rule(_NAME, "text of letters, digits, `.`, `_` and `-`, at most 64"),
+    "name": _text_rule(
+        _NAME, "text of letters, digits, `.`, `_` and `-`, at most 64", meant=_meant_name),
     "agent name": _text_rule(
         _AGENT_NAME,
-        "lower case letters, digits, `-` and `_`, at most 64, a letter or digit first"),
+        "lower case letters, digits, `-` and `_`, at most 64, a letter or digit first",
+        meant=_meant_agent_name),
     "line": _text_rule(_ONE_LINE % 256, "text, 1 to 256 printable characters"),
     "text": _text_rule(_TEXT, "text without control characters"),
     "paragraph": _text_rule(
         _PARAGRAPH, "one paragraph that says when to use the agent, without blank lines",
         normal=_normal_paragraph),
     "tag": _text_rule(_ONE_LINE % 64, "text, 1 to 64 printable characters"),
-    "tool": _text_rule(_TOOL, "a name such as `Read` or `\"Bash(git *)\"`"),
-    "alias": _text_rule(_ALIAS, "text of letters, digits and `. _ : / @ -`, at most 128"),
+    "tool": _text_rule(_TOOL, "a name such as `Read` or `\"Bash(git *)\"`",
+                       meant=_meant_tool),
+    "alias": _text_rule(
+        _ALIAS, "text of letters, digits and `. _ : / @ -`, at most 128", meant=_meant_name),
     "variable": _text_rule(
         _VARIABLE, "a variable name that ends in _MASTER_KEY or _GATEWAY_KEY",
         meant=_meant_variable),
     "endpoint": _text_rule(
         _URL, "an address such as `http://192.168.1.50:11434`",
-        meant=_meant_address, normal=_normal_endpoint),
+        meant=_meant_address, normal=_normal_endpoint, example="http://192.168.1.50:11434"),
     "host": _text_rule(
         f"^({_HOST}|{_IPV6})$", "an address or host name",
         meant=_meant_address, normal=str.lower),
@@ -1072,7 +1153,9 @@ RULES = {
     "boolean": Rule({"type": "boolean"}, "`true` or `false`", _meant_boolean),
     "frontmatter": Rule({"type": "object"}, "keys and values"),
 }
-RULES["names"] = _list_rule("name")
+# A reference says what is wrong with it by what it refers to.
+RULES["reference"] = RULES["name"]
+RULES["references"] = _list_rule("reference")
 RULES["tags"] = _list_rule("tag")
 RULES["tools"] = _list_rule("tool")
 
@@ -1135,11 +1218,11 @@ class Gateway:
 class Tiers:
     """Which model answers for each of Claude Code's tiers; None: planned."""
 
-    main: str | None = key("name", "model of the main session", None)
-    opus: str | None = key("name", "model behind `opus`", None)
-    sonnet: str | None = key("name", "model behind `sonnet`", None)
-    haiku: str | None = key("name", "model behind `haiku`", None)
-    fable: str | None = key("name", "model behind `fable`", None)
+    main: str | None = key("reference", "model of the main session", None)
+    opus: str | None = key("reference", "model behind `opus`", None)
+    sonnet: str | None = key("reference", "model behind `sonnet`", None)
+    haiku: str | None = key("reference", "model behind `haiku`", None)
+    fable: str | None = key("reference", "model behind `fable`", None)
 
 
 @dataclass(frozen=True)
@@ -1166,7 +1249,7 @@ class Model:
     """A model on a node, under the alias that Claude Code asks for."""
 
     name: str
-    node: str = key("name", "the node it runs on")
+    node: str = key("reference", "the node it runs on")
     ollama_model: str = key("line", "its name in `ollama list`")
     alias: str = key("alias", "the name Claude Code asks for", name="litellm_alias")
     context: int = key("tokens", "context window in tokens", 8192)
@@ -1175,7 +1258,7 @@ class Model:
     keep_alive: int = key("keep alive", "how long it stays loaded", -1)
     thinking: bool = key("boolean", "let a model that can think do so", False)
     max_output: int = key("tokens", "longest answer in tokens", 8192)
-    fallback: tuple[str, ...] = key("names", "models that answer when this one cannot", ())
+    fallback: tuple[str, ...] = key("references", "models that answer when this one cannot", ())
     cloud: bool = key("boolean", "allow a name that Ollama sends to ollama.com", False)
 
 
@@ -1184,7 +1267,7 @@ class Agent:
     """A subagent of Claude Code and the model it uses."""
 
     name: str
-    model: str = key("name", "the one of `models` that it uses")
+    model: str = key("reference", "the one of `models` that it uses")
     description: str = key("paragraph", "when Claude Code calls it; one paragraph")
     tools: tuple[str, ...] | None = key("tools", "tools it may use; absent: all, []: none", None)
     prompt: str | None = key("text", "its system prompt; absent: the role's default", None)
@@ -1244,8 +1327,23 @@ NAME_RULES = {"node": "name", "model": "name", "agent": "agent name"}
 FILE_KEYS = {kind: _keys_of(record) for kind, record in SECTIONS.items()}
 # What people write for a key, coming from other programs.
 KEY_WORDS = {
-    "alias": "litellm_alias", "url": "endpoint", "api_base": "endpoint",
-    "model": "ollama_model", "num_ctx": "context", "max_tokens": "max_output"}
+    "endpoint": "url uri api_base base_url host hostname address ip server ollama_host",
+    "memory_gb": "memory ram vram ram_gb vram_gb", "tags": "labels",
+    "node": "machine host server runs_on", "ollama_model": "model model_name ollama name",
+    "litellm_alias": "alias model_alias", "max_output": "max_tokens num_predict output",
+    "context": "num_ctx ctx context_length context_window context_size max_context",
+    "max_parallel": "parallel num_parallel concurrency", "thinking": "think reasoning",
+    "fallback": "backup", "model": "llm uses runs_on", "description": "desc when use_for about",
+    "prompt": "system system_prompt instructions", "tools": "allowed_tools",
+    "master_key_env": "key master_key api_key api_key_env key_env", "provider": "engine type",
+    "host": "address bind listen"}
+# The one key that a section is about, when it is written in its place.
+MAIN_KEYS = {"project": "name", "gateway": "provider", "claude": "main",
+             "node": "endpoint", "model": "ollama_model", "agent": "model"}
+# Where the keys of a kind stand.
+PLACES = {"project": "under `project:`", "gateway": "under `gateway:` in `project:`",
+          "claude": "under `claude:` in `project:`", "node": "to a node, under `nodes:`",
+          "model": "to a model, under `models:`", "agent": "to an agent, under `agents:`"}
 
 
 # -- Checking --
@@ -1255,6 +1353,9 @@ CLAUDE_WORDS = ("sonnet", "opus", "haiku", "fable", "best", "inherit", "default"
 AGENT_OWN_KEYS = ("name", "description", "model", "tools")  # never in `frontmatter`
 FINDINGS_LIMIT = 100  # a file with more of them is no fleet file
 SUGGESTION_CHARACTERS = 200  # longer values get no suggestion
+
+
+_UNREAD = object()  # the value of a key that was named, but cannot be read yet
 
 
 def put_space(text: object, keys: Iterable[str]) -> str:
@@ -1275,13 +1376,32 @@ def suggest_value(key: FileKey, value: object) -> str:
     typed = _typed(value)
     if key.rule == "tool" and typed.count("(") != typed.count(")"):  # a comma cut it in two
         return "quote the whole tool, up to its `)`"
-    if len(typed) >= SUGGESTION_CHARACTERS:
-        return ""
+    if isinstance(value, float) and RULES[key.rule].schema.get("type") == "string":
+        return "put it in quotes"
 
-    for candidate in RULES[key.rule].meant(value):
+    rule = RULES[key.rule]
+    for candidate in _candidates(value, rule):
         if obeys(candidate, key.rule):
             return f"write `{_show_entry(key.name, candidate)}`"
-    return ""
+    if rule.example:
+        return f"write it as `{rule.example}`"
+    if key.default is REQUIRED:
+        return ""
+    if key.default in (None, ()):
+        return f"write {rule.words}, or remove the line `{key.name}:`"
+    return f"write `{_show_entry(key.name, key.default)}`, the default"
+
+
+def _candidates(value: object, rule: Rule) -> Iterator[object]:
+    """Yield what somebody who wrote this may have meant."""
+    if len(_typed(value)) >= SUGGESTION_CHARACTERS:
+        return
+    if isinstance(value, (list, dict)) and len(value) == 1 and not rule.item:
+        value = list(value)[0]  # one thing, written as a list or with a colon
+    if isinstance(value, str):
+        value = _plain(value)
+        yield value
+    yield from rule.meant(value)
 
 
 def _show_entry(name: str, value: Any) -> str:
@@ -1293,15 +1413,67 @@ def _show_entry(name: str, value: Any) -> str:
     return f"{name}: {text}" if name else text
 
 
+def _meant_key(name: object, absent: Iterable[str]) -> str:
+    """Return which of the absent keys is meant by another name, or an empty string."""
+    absent = sorted(absent)
+    words = re.sub("(?<=[a-z])(?=[A-Z])", "_", _plain(str(name)))  # camelCase
+    text = re.sub("[- .]+", "_", words).lower()
+    for key in absent:
+        if text in (key, f"{key}s", key.rstrip("s"), *KEY_WORDS.get(key, "").split()):
+            return key
+    match = re.fullmatch("did you mean `(.*)`[?]", nearest(text, absent))
+    return match[1] if match else ""
+
+
+def _home_of(name: object, value: object, kind: str) -> str:
+    """Return where a key belongs that this kind of section does not have, or an empty string."""
+    if not kind and isinstance(value, dict):
+        for named in NAME_RULES:
+            needed = {key.name for key in FILE_KEYS[named].values() if key.default is REQUIRED}
+            if needed & value.keys():
+                return f"indent `{name}:` under `{named}s:`"
+    for other, place in PLACES.items():
+        if name in FILE_KEYS[other] and other != kind and name not in ("model", "host"):
+            return f"`{name}:` belongs {place}"
+    return ""
+
+
+def _find_section(tree: dict, name: str, path: tuple = ()) -> tuple:
+    """Return the path of a section of the file that stands inside another one, or ()."""
+    for step, part in tree.items():
+        if not isinstance(part, dict):
+            continue
+        is_section = name in part if name == "project" else all(
+            isinstance(inner, dict) for inner in part.values())
+        if path and step == name and part and is_section:
+            return (*path, step)
+        deeper = _find_section(part, name, (*path, step)) if len(path) < 3 else ()
+        if deeper:
+            return deeper
+    return ()
+
+
+def _value_at(tree: Any, path: tuple) -> Any:
+    for step in path:
+        tree = tree[step]
+    return tree
+
+
 class _Checker:
     """Collects the `findings` about one `document` while its sections are read.
 
     What is wrong is None in the records that are made, or absent from a mapping of names.
+    A thing that stands in the wrong place, or under a wrong key, is reported once and then read
+    as if it were right: its path is the right one, and `moved` holds where it really stands.
     """
 
     def __init__(self, document: Document) -> None:
         self.document = document
         self.findings: list[Finding] = []
+        self.moved: dict[tuple, tuple] = {}  # by the path that is right: the path in the document
+        self.passed: set[tuple] = set()  # paths in the document that were moved away
+        self.unreadable: set[str] = set()  # kinds whose names are not known
+        self.meanings: dict[str, dict[str, str]] = {}  # by kind: see _meanings_of
 
     def error(self, slug: str, path: tuple, what: str, *, fix: str = "", key: bool = False) -> None:
         """Report what is wrong with a value; `what` goes on after its path, unless with a key."""
@@ -1309,43 +1481,89 @@ class _Checker:
             raise FleetError("too-many", "and more; mend these first")
         if not key:
             what = f"{_dotted(path)} {what}"
-        where, excerpt = self.document.locate(path, key=key)
+        where, excerpt = self.document.locate(self.real(path), key=key)
         self.findings.append(Finding(slug, "error", what, where, excerpt, fix))
+
+    def real(self, path: tuple) -> tuple:
+        """Return where in the document that stands which should be at a path."""
+        for size in range(len(path), 0, -1):
+            if path[:size] in self.moved:
+                return self.moved[path[:size]] + path[size:]
+        return path
+
+    def move(self, path: tuple, real: tuple) -> None:
+        """Note that what should be at a path stands elsewhere."""
+        self.moved[path] = real
+        self.passed.add(real)
+
+    def file(self, tree: Any) -> FleetFile:
+        """Check the whole file."""
+        if isinstance(tree, dict):
+            tree = self.gather_sections(tree)
+        return self.section("", (), tree)
+
+    def gather_sections(self, tree: dict) -> dict:
+        """Return the file with those sections at its left margin that were indented too far."""
+        whole = dict(tree)
+        for name in FILE_KEYS[""]:
+            path = () if name in tree else _find_section(tree, name)
+            if path:
+                self.error("misplaced-section", path, key=True,
+                           what=f"`{name}:` stands inside {_dotted(path[:-1])}",
+                           fix=f"`{name}:` belongs to column 1")
+                self.move((name,), path)
+                whole[name] = _value_at(tree, path)
+        return whole
 
     def section(self, kind: str, path: tuple, value: object) -> Any:
         """Check a mapping of known keys; return its record."""
         keys = FILE_KEYS[kind]
         if isinstance(value, dict):
-            self.check_keys(kind, path, value)
-            entries = {key.attribute: self.entry(key, path, value) for key in keys.values()
-                       if key.name in value or key.default is REQUIRED}
+            entries = self.entries(kind, path, value)
+            values = {key.attribute: self.entry(key, path, entries) for key in keys.values()
+                      if key.name in entries or key.default is REQUIRED}
         else:
             self.error("not-mapping", path, f"must hold keys, not {show_value(value)}",
-                       fix=put_space(value, keys) or _known_keys(kind, path))
-            entries = dict.fromkeys(key.attribute for key in keys.values())
+                       fix=_suggest_section(kind, path, value))
+            values = dict.fromkeys(key.attribute for key in keys.values())
 
         if kind in NAME_RULES:
-            entries["name"] = path[-1]
-        return SECTIONS[kind](**entries)
+            values["name"] = path[-1]
+        return SECTIONS[kind](**values)
 
-    def check_keys(self, kind: str, path: tuple, section: dict) -> None:
-        """Report each key that the section does not have, with the one that was meant."""
+    def entries(self, kind: str, path: tuple, section: dict) -> dict[str, Any]:
+        """Return {key: value}, each misspelled key reported and under the name that was meant."""
         keys = FILE_KEYS[kind]
-        absent = sorted(keys.keys() - section)
-        for name in section:
-            if name not in keys:
-                fix = (put_space(name, keys) or nearest(KEY_WORDS.get(name, name), absent)
-                       or _known_keys(kind, path))
-                self.error("unknown-key", path + (name,), key=True, fix=fix,
-                           what=f"unknown key {show_value(name)} in {_dotted(path)}")
+        entries = {name: section[name] for name in keys if name in section}
+        for name, value in section.items():
+            real = self.real(path) + (name,)
+            if name in keys or real in self.passed:
+                continue
 
-    def entry(self, key: FileKey, path: tuple, section: dict) -> Any:
+            fix = put_space(name, keys)
+            if fix:
+                meant, value = str(name).partition(":")[0], _UNREAD
+            else:
+                meant = _meant_key(name, keys.keys() - entries.keys())
+            if meant and not fix:
+                fix = f"did you mean `{meant}`?"
+            self.error("unknown-key", path + (name,), key=True,
+                       what=f"unknown key {show_value(name)} in {_dotted(path)}",
+                       fix=fix or _home_of(name, value, kind) or _known_keys(kind, path))
+            if meant and meant not in entries:
+                entries[meant] = value
+                self.move(path + (meant,), real)
+        return entries
+
+    def entry(self, key: FileKey, path: tuple, entries: dict) -> Any:
         """Check what a section says under a key; return it as it stands in the record."""
         path = path + (key.name,)
-        if key.name not in section:
+        value = entries.get(key.name, _UNREAD)
+        if key.name not in entries:
             self.error("missing-key", path, "is missing", fix=f"add `{key.name}:` ({key.words})")
+        if value is _UNREAD:
+            self.unreadable.add(key.rule)
             return None
-        value = section[key.name]
         if key.rule in NAME_RULES:
             return self.named(key.rule, path, value)
         if key.rule in SECTIONS:
@@ -1361,8 +1579,16 @@ class _Checker:
                          for index, each in enumerate(value))
 
         shown = show_value(value)
-        if isinstance(value, str) and rule.schema.get("type") != "string":
-            shown = f'`"{value[:60]}"`'  # the quotes are what is wrong
+        if isinstance(value, str):
+            if key.rule not in ("text", "paragraph") and _is_curly(value):
+                self.error("curly-quotes", path, f"is {shown}: to YAML, such quotes are a part of "
+                           "the value", fix=suggest_value(key, value))
+                return None
+            if key.rule == "reference" and value:
+                return value
+            if rule.schema.get("type") != "string":
+                shown = f'`"{value[:60]}"`'  # the quotes are what is wrong
+
         if not obeys(value, key.rule):
             self.error("bad-value", path, f"is {shown}; accepted: {rule.words}",
                        fix=suggest_value(key, value))
@@ -1372,36 +1598,84 @@ class _Checker:
         try:
             return rule.normal(value)
         except FleetError as error:
-            self.error(error.slug, path, f"is {shown}: {error.what}", fix=error.fix)
+            self.error(error.slug, path, f"is {shown}: {error.what}",
+                       fix=suggest_value(key, value))
             return None
 
-    def named(self, kind: str, path: tuple, value: object) -> dict[str, Any]:
+    def named(self, kind: str, path: tuple, value: Any) -> dict[str, Any]:
         """Check a mapping of names to sections; return {name: record}."""
         if not isinstance(value, dict) or not value and kind != "agent":
-            shown = "an empty mapping" if value == {} else show_value(value)
-            self.error("not-mapping", path, f"must hold {kind}s by name, not {shown}",
-                       fix=f"write `{path[0]}:`, below it a name, below that its keys")
-            return {}
+            sections = self.list_of_sections(kind, path, value)
+            if not sections:
+                self.unreadable.add(kind)
+                return {}
+            value = sections
 
-        records = {}
+        records: dict[str, Any] = {}
+        spellings: dict[str, object] = {}
         for name, section in value.items():
-            is_name = obeys(name, NAME_RULES[kind])
-            if not is_name:
-                accepted = RULES[NAME_RULES[kind]].words
-                self.error("bad-name", path + (name,), key=True,
-                           what=f"{path[0]}: {show_value(name)} is not a name for one; "
-                                f"accepted: {accepted}",
-                           fix="rename it" if isinstance(name, str) else "quote it")
+            if self.real(path) + (name,) in self.passed:
+                continue
+            is_name = self.check_name(kind, path, name)
             if is_name or isinstance(section, dict):
                 records[name] = self.section(kind, path + (name,), section)
+
+            twin = spellings.setdefault(str(name).lower(), name)
+            if twin != name:
+                self.error("bad-name", path + (name,), key=True, fix="rename one of them",
+                           what=f"{path[0]}: {show_value(name)} and {show_value(twin)} differ "
+                                "in nothing but their case")
         return records
+
+    def list_of_sections(self, kind: str, path: tuple, value: object) -> dict[str, dict]:
+        """Report what is no mapping of names; return one where its items have each a `name`."""
+        shown = "an empty mapping" if value == {} else show_value(value)
+        example = ""
+        sections = {}
+        for index, item in enumerate(value if isinstance(value, list) else ()):
+            name = item.get("name") if isinstance(item, dict) else item
+            if isinstance(name, str):
+                example = example or name
+                if isinstance(item, dict):
+                    sections[name] = {key: item[key] for key in item if key != "name"}
+                    self.moved[path + (name,)] = self.real(path) + (index,)
+
+        fix = f"write `{path[0]}:`, below it a name, below that its keys"
+        if example:
+            fix = f"write `{example}:` on a line of its own, below it its keys, without dashes"
+        self.error("not-mapping", path, f"must hold {kind}s by name, not {shown}", fix=fix)
+        return sections
+
+    def check_name(self, kind: str, path: tuple, name: object) -> bool:
+        """Tell whether something is a name for a section; report what is none."""
+        rule = RULES[NAME_RULES[kind]]
+        if obeys(name, NAME_RULES[kind]):
+            return True
+
+        fix = "rename it"
+        if not isinstance(name, str):
+            fix = f'quote it: `"{_typed(name)}":`'
+        for candidate in _candidates(name, rule) if isinstance(name, str) else ():
+            if obeys(candidate, NAME_RULES[kind]):
+                fix = f"write `{candidate}:`"
+                break
+        self.error("bad-name", path + (name,), key=True, fix=fix,
+                   what=f"{path[0]}: {show_value(name)} is not a name for one; "
+                        f"accepted: {rule.words}")
+        return False
 
     def reference(self, path: tuple, name: str | None, records: dict, kind: str) -> None:
         """Report a name that no section of that kind has."""
         if name is None or name in records or name in map(str, records):
             return
+        if kind in self.unreadable:  # what is wrong there was said
+            return
+        if kind not in self.meanings:
+            self.meanings[kind] = _meanings_of(records)
+        meaning = self.meanings[kind].get(name.lower(), "")
         self.error(f"unknown-{kind}", path, f"references unknown {kind}: {name}",
-                   fix=nearest(name, records) or f"known {kind}s: {some_of(records) or 'none'}")
+                   fix=f"did you mean {meaning}?" if meaning else nearest(name, records)
+                   or f"known {kind}s: {some_of(records) or 'none'}")
 
 
 def _dotted(path: tuple) -> str:
@@ -1413,15 +1687,63 @@ def _known_keys(kind: str, path: tuple) -> str:
     keys = FILE_KEYS[kind]
     if kind in NAME_RULES and path[-1] in keys:  # it may be a name, but then it holds keys
         return f"indent `{path[-1]}:` deeper, under its {kind}"
-    return "known keys: " + ", ".join(keys)
+    known = "known keys: " + ", ".join(keys)
+    return known + "; Claude Code's others go under `frontmatter:`" if kind == "agent" else known
+
+
+def _suggest_section(kind: str, path: tuple, value: object) -> str:
+    """Return what to write where something else than keys stands."""
+    fix = put_space(value, FILE_KEYS[kind])
+    main = FILE_KEYS[kind].get(MAIN_KEYS.get(kind, ""))
+    if fix or not main or kind in NAME_RULES and path[-1] in FILE_KEYS[kind]:
+        return fix or _known_keys(kind, path)
+
+    for candidate in _candidates(value, RULES[main.rule]) if value else ():
+        if obeys(candidate, main.rule):
+            return f"write it on a line of its own, below: `{_show_entry(main.name, candidate)}`"
+    return _known_keys(kind, path)
+
+
+def _meanings_of(records: dict[str, Any]) -> dict[str, str]:
+    """Return {word in lower case: `name`, which is …} for what people write instead of a name."""
+    meanings: dict[str, str] = {}
+    words: dict[str, str] = {}  # less sure
+    for name, record in records.items():
+        if isinstance(record, Node):
+            for address in _addresses(record.endpoint):
+                meanings.setdefault(address, f"`{name}`, which is {record.endpoint}")
+            continue
+
+        model = (record.ollama_model or "").lower()
+        for spelling in (model, full_model_name(model), (record.alias or "").lower()):
+            meanings.setdefault(spelling, f"`{name}`, which is {record.ollama_model}")
+        words.setdefault((record.node or "").lower(), f"`{name}`, which runs on {record.node}")
+        for word in re.split("[^a-z0-9]+", (record.alias or "").lower()):
+            words.setdefault(word, f"`{name}`, whose alias is {record.alias}")
+    return {**words, **meanings}
+
+
+def _addresses(endpoint: str | None) -> set[str]:
+    """Return how people may write the address of a node."""
+    if not endpoint:
+        return set()
+    parts = split_endpoint(endpoint)
+    host = parts.host
+    short = host if host[:1].isdigit() else host.split(".")[0]
+    return {endpoint, host, short, f"{host}:{parts.port}", f"http://{host}"}
 
 
 def check_fleet(document: Document) -> tuple[Fleet | None, list[Finding]]:
     """Return (Fleet, []) for a file that has been read, or (None, everything that is wrong)."""
+    if document.value is None:
+        where, excerpt = document.locate(())
+        return None, [Finding("empty-file", "error", "the file is empty; it needs `project:` with "
+                              "a `name:`, then `nodes:`, `models:` and `agents:`", where, excerpt,
+                              "subagent-fleet init --force")]
     check = _Checker(document)
     last = []
     try:
-        file = check.section("", (), document.value)
+        file = check.file(document.value)
         project = file.project or Project("")
         tiers = {tier: name for tier, name in vars(project.claude or Tiers()).items() if name}
         models = file.models or {}

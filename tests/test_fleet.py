@@ -84,7 +84,7 @@ def test_shipped_example_has_no_findings():
 
 ERRORS = [
     # old, new, slug, message, position
-    ("name: local-dev", "nam: local-dev", "missing-key", "project.name is missing", ""),
+    ("name: local-dev", "title: local-dev", "missing-key", "project.name is missing", ""),
     ("name: local-dev", "nam: local-dev", "unknown-key", "unknown key `nam` in project", "2:3"),
     ("name: local-dev", "name: ''", "bad-value", "project.name is `\"\"`", ""),
     ("name: local-dev", "name: 5", "bad-value", "project.name is `5`", "2:9"),
@@ -187,7 +187,7 @@ def test_error_is_named_where_it_stands(old, new, slug, message, position):
 def test_what_is_no_fleet_is_refused_in_words(text):
     fleet, findings = check(text)
     assert fleet is None and findings
-    assert {f.slug for f in findings} <= {"not-mapping", "missing-key", "unknown-key"}
+    assert {f.slug for f in findings} <= {"not-mapping", "missing-key", "unknown-key", "empty-file"}
 
 
 def test_every_problem_is_reported_in_one_run_in_file_order():
@@ -218,22 +218,25 @@ def test_a_wrong_name_gets_the_nearest_known_one():
     ("context: 65536", "context: 64k", "write `context: 65536`"),
     ("context: 65536", "context: 64 K", "write `context: 65536`"),
     ("context: 65536", "timeout: 10m", "write `timeout: 600`"),
-    ("context: 65536", "timeout: 10k", ""), ("context: 65536", "timeout: 500ms", ""),
+    ("context: 65536", "timeout: 10k", "write `timeout: 300`, the default"),
+    ("context: 65536", "timeout: 500ms", "write `timeout: 300`, the default"),
     ("context: 65536", "timeout: 10min", "write `timeout: 600`"),
     ("context: 65536", "timeout: 1 day", "write `timeout: 86400`"),
     ("context: 65536", "context: 65,536", "write `context: 65536`"),
     ("context: 65536", "context: 1M", "write `context: 1048576`"),
-    ("context: 65536", "context: 0", ""),
+    ("context: 65536", "context: 0", "write `context: 8192`, the default"),
     ("context: 65536", "keep_alive: 1d", 'write `keep_alive: "24h"`'),
     ("context: 65536", "keep_alive: 5 minutes", 'write `keep_alive: "5m"`'),
     ("context: 65536", "keep_alive: '5 m'", 'write `keep_alive: "5m"`'),
     ("context: 65536", "keep_alive: 30min", 'write `keep_alive: "30m"`'),
     ("context: 65536", "keep_alive: '300'", "write `keep_alive: 300`"),
-    ("context: 65536", "keep_alive: 500ms", ""), ("context: 65536", "keep_alive: 99999999h", ""),
+    ("context: 65536", "keep_alive: 500ms", "write `keep_alive: -1`, the default"),
+    ("context: 65536", "keep_alive: 99999999h", "write `keep_alive: -1`, the default"),
     ("context: 65536", "thinking: 'true'", "write `thinking: true`"),
     ("context: 65536", "thinking: 'False'", "write `thinking: false`"),
     ("name: local-dev", "name: 42", 'write `name: "42"`'),
-    ("name: local-dev", "name: 1.10", ""), ("name: local-dev", "name: [a, b]", ""),
+    ("name: local-dev", "name: 1.10", "put it in quotes"),
+    ("name: local-dev", "name: {a: 1, b: 2}", ""),
     ("name: local-dev", "name:", "write a value (shown in tables)"),
     ("name: local-dev", "name: ''", "write a value (shown in tables)"),
     ("qwen3-coder:30b", "7", 'write `ollama_model: "7"`'),
@@ -253,21 +256,26 @@ def test_a_wrong_name_gets_the_nearest_known_one():
     ("tags: [heavy]", "memory_gb: 64GB", "write `memory_gb: 64`"),
     ("tags: [heavy]", "tags: heavy", "write `tags: [heavy]`"),
     ("tags: [heavy]", "tags: '[heavy, my mac]'", "write `tags: [heavy, my mac]`"),
-    ("tags: [heavy]", "tags: 64", 'write `tags: ["64"]`'), ("tags: [heavy]", "tags: {a: b}", ""),
-    ("tags: [heavy]", "tags: " + "x" * 65, ""), ("tags: [heavy]", "tags: " + "x, " * 99 + "x", ""),
+    ("tags: [heavy]", "tags: 64", 'write `tags: ["64"]`'), ("tags: [heavy]", "tags: {a: b}", "write `tags: [a]`"),
+    ("tags: [heavy]", "tags: " + "x" * 65, "write a list, each item text, 1 to 64 printable "
+     "characters, or remove the line `tags:`"),
+    ("tags: [heavy]", "tags: " + "x, " * 99 + "x", "write a list, each item text, 1 to 64 printable "
+     "characters, or remove the line `tags:`"),
     ("tools: [Read, Grep]", "tools: '*'", 'write `tools: ["*"]`'),
     ("tools: [Read, Grep]", "tools: Read Grep", "write `tools: [Read, Grep]`"),
     ("tools: [Read, Grep]", "tools: Read, Bash(git *)", 'write `tools: [Read, "Bash(git *)"]`'),
     ("tools: [Read, Grep]", "tools: Bash(a, b)", 'write `tools: ["Bash(a, b)"]`'),
     ("port: 4000", "port: 4000.0", "write `port: 4000`"),
     ("port: 4000", "port: 4000 // for us", "write `port: 4000`"),
-    ("port: 4000", "port: 70000", ""), ("port: 4000", "port: 4,000", "write `port: 4000`"),
+    ("port: 4000", "port: 70000", "write `port: 4000`, the default"),
+    ("port: 4000", "port: 4,000", "write `port: 4000`"),
     ("port: 4000", "port:", "write a value, or remove the line `port:`"),
     ("provider: litellm", "provider: buildin", "write `provider: builtin`"),
     ("http://localhost:11434", "localhost:11434", "write `endpoint: http://localhost:11434`"),
     ("http://localhost:11434", "10.0.0.7", "write `endpoint: http://10.0.0.7:11434`"),
     ("http://localhost:11434", "http//mac", "write `endpoint: http://mac:11434`"),
-    ("http://localhost:11434", "my mac", ""), ("http://localhost:11434", "[11434]", ""),
+    ("http://localhost:11434", "my mac", "write it as `http://192.168.1.50:11434`"),
+    ("http://localhost:11434", "[11434]", "write it as `http://192.168.1.50:11434`"),
 ])
 def test_a_wrong_value_gets_the_one_that_was_meant(old, new, fix):
     _, findings = check(edited((old, new)))
@@ -280,10 +288,11 @@ def test_a_wrong_value_gets_the_one_that_was_meant(old, new, fix):
 @pytest.mark.parametrize("old, items, fixes", [
     ("tags: [heavy]", "[gb, 64, true]", ['write `"64"`', 'write `"true"`']),
     ("tags: [heavy]", "['']", ["write a value (your own words for it)"]),
-    ("context: 65536", "[[small-coder], 1.5]", ["", ""]),
+    ("context: 65536", "[[small-coder], 1.5]",
+     ["write `small-coder`", "put it in quotes"]),
     ("tools: [Read, Grep]", "[Read, Bash(git diff, git log)]",
      ["quote the whole tool, up to its `)`"] * 2),
-    ("tools: [Read, Grep]", "['Bash (git diff)']", [""]),
+    ("tools: [Read, Grep]", "['Bash (git diff)']", ["write `Bash(git diff)`"]),
 ])
 def test_each_wrong_item_of_a_list_gets_its_own_fix(old, items, fixes):
     key = old.split(":")[0].replace("context", "fallback")
@@ -300,10 +309,8 @@ def test_what_is_under_a_wrong_name_is_checked_and_referred_to():
     _, findings = check(edited(("  planner:", "  Planner:\n    colour: red"),
                                ("  mini:\n", "  17:\n"), ("node: mini", "node: '17'"),
                                ("endpoint: http://192", "endpont: http://192")))
-    assert [f.slug for f in findings] == ["bad-name", "missing-key", "unknown-key", "bad-name",
-                                          "unknown-key"]
-    assert "in nodes.17" in findings[2].what and findings[1].what == "nodes.17.endpoint is missing"
-    assert "in agents.Planner" in findings[4].what
+    assert [f.slug for f in findings] == ["bad-name", "unknown-key", "bad-name", "unknown-key"]
+    assert "in nodes.17" in findings[1].what and "in agents.Planner" in findings[3].what
 
 
 def test_a_wrong_name_without_a_section_is_one_problem():
