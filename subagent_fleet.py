@@ -901,7 +901,8 @@ def _normal_paragraph(text: str) -> str:
 # -- What people mean: values that may stand behind one that its rule refuses, likeliest first --
 
 # Double, single, French, and what keyboards offer for them.
-_QUOTES = "\u201c\u201d\u201e\u201f\u2018\u2019\u201a\u201b\u00ab\u00bb\u2039\u203a\u00b4\u2032\u2033"
+_QUOTES = ("\u201c\u201d\u201e\u201f\u2018\u2019\u201a\u201b\u00ab\u00bb\u2039\u203a"
+           "\u00b4\u2032\u2033")
 _PORT = r"^(\[[^\]]*\]|[^/:]*):[^/]*"
 _SCHEME = _Pattern(
     r"(?i)(?:(?:(https)|https?|h?t+p|htpp|ftp|wss?|tcp|ollama)(?:[:;][/\\]*|[/\\]+)|[/\\]+)(.*)")
@@ -934,7 +935,9 @@ def _meant_text(value: object) -> list[object]:
 def _meant_name(value: object) -> list[object]:
     """Return text without the characters that names do not have."""
     text = re.sub(r"\[1m\]$|^os[.]environ/", "", _typed(value))  # as Claude Code, LiteLLM write
-    return [*_meant_text(value), re.sub("[^A-Za-z0-9._:/@-]+", "-", text).strip("-")]
+    as_alias = re.sub("[^A-Za-z0-9._:/@-]+", "-", text).strip("-")
+    as_name = re.sub("[^A-Za-z0-9._-]+", "-", text).strip("-")
+    return [*_meant_text(value), as_alias, as_name]
 
 
 def _meant_agent_name(value: object) -> list[object]:
@@ -1032,7 +1035,7 @@ def _read_amount(value: object) -> _Amount | None:
     return None
 
 
-def _meant_number(value: object, units: Mapping[str, float]) -> list[object]:
+def _meant_number(value: object, units: Mapping[str, float]) -> list[Any]:
     """Return the number of an amount in a unit that has a factor, whole where it is."""
     amount = _read_amount(value)
     if not amount or amount.unit and amount.unit not in units:
@@ -1336,7 +1339,7 @@ KEY_WORDS = {
     "fallback": "backup", "model": "llm uses runs_on", "description": "desc when use_for about",
     "prompt": "system system_prompt instructions", "tools": "allowed_tools",
     "master_key_env": "key master_key api_key api_key_env key_env", "provider": "engine type",
-    "host": "address bind listen"}
+    "host": "address bind listen", "name": "title label"}
 # The one key that a section is about, when it is written in its place.
 MAIN_KEYS = {"project": "name", "gateway": "provider", "claude": "main",
              "node": "endpoint", "model": "ollama_model", "agent": "model"}
@@ -1380,9 +1383,9 @@ def suggest_value(key: FileKey, value: object) -> str:
         return "put it in quotes"
 
     rule = RULES[key.rule]
-    for candidate in _candidates(value, rule):
-        if obeys(candidate, key.rule):
-            return f"write `{_show_entry(key.name, candidate)}`"
+    meant = _likeliest(value, key.rule)
+    if meant is not None:
+        return f"write `{_show_entry(key.name, meant)}`"
     if rule.example:
         return f"write it as `{rule.example}`"
     if key.default is REQUIRED:
@@ -1392,16 +1395,30 @@ def suggest_value(key: FileKey, value: object) -> str:
     return f"write `{_show_entry(key.name, key.default)}`, the default"
 
 
-def _candidates(value: object, rule: Rule) -> Iterator[object]:
-    """Yield what somebody who wrote this may have meant."""
-    if len(_typed(value)) >= SUGGESTION_CHARACTERS:
-        return
-    if isinstance(value, (list, dict)) and len(value) == 1 and not rule.item:
-        value = list(value)[0]  # one thing, written as a list or with a colon
+def _likeliest(value: Any, rule: str) -> object:
+    """Return what obeys a rule and is most likely meant by another value; None: nobody knows."""
+    if value is None or len(_typed(value)) >= SUGGESTION_CHARACTERS:
+        return None
+    if isinstance(value, (list, dict)) and len(value) == 1 and not RULES[rule].item:
+        value = next(iter(value))  # one thing, written as a list or with a colon
     if isinstance(value, str):
         value = _plain(value)
-        yield value
-    yield from rule.meant(value)
+
+    for meant in (value, *RULES[rule].meant(value)):
+        if _is_right(meant, rule):
+            return meant
+    return None
+
+
+def _is_right(value: object, rule: str) -> bool:
+    """Tell whether a value obeys a rule and has a normal form."""
+    if not obeys(value, rule):
+        return False
+    normal = RULES[rule].normal
+    try:
+        return normal is None or normal(value) is not None
+    except FleetError:
+        return False
 
 
 def _show_entry(name: str, value: Any) -> str:
@@ -1652,13 +1669,10 @@ class _Checker:
         if obeys(name, NAME_RULES[kind]):
             return True
 
-        fix = "rename it"
+        meant = _likeliest(name, NAME_RULES[kind]) if isinstance(name, str) else None
+        fix = f"write `{meant}:`" if meant else "rename it"
         if not isinstance(name, str):
             fix = f'quote it: `"{_typed(name)}":`'
-        for candidate in _candidates(name, rule) if isinstance(name, str) else ():
-            if obeys(candidate, NAME_RULES[kind]):
-                fix = f"write `{candidate}:`"
-                break
         self.error("bad-name", path + (name,), key=True, fix=fix,
                    what=f"{path[0]}: {show_value(name)} is not a name for one; "
                         f"accepted: {rule.words}")
@@ -1698,10 +1712,10 @@ def _suggest_section(kind: str, path: tuple, value: object) -> str:
     if fix or not main or kind in NAME_RULES and path[-1] in FILE_KEYS[kind]:
         return fix or _known_keys(kind, path)
 
-    for candidate in _candidates(value, RULES[main.rule]) if value else ():
-        if obeys(candidate, main.rule):
-            return f"write it on a line of its own, below: `{_show_entry(main.name, candidate)}`"
-    return _known_keys(kind, path)
+    meant = _likeliest(value, main.rule)
+    if meant is None:
+        return _known_keys(kind, path)
+    return f"write it on a line of its own, below: `{_show_entry(main.name, meant)}`"
 
 
 def _meanings_of(records: dict[str, Any]) -> dict[str, str]:

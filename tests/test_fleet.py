@@ -84,7 +84,7 @@ def test_shipped_example_has_no_findings():
 
 ERRORS = [
     # old, new, slug, message, position
-    ("name: local-dev", "title: local-dev", "missing-key", "project.name is missing", ""),
+    ("name: local-dev", "version: local-dev", "missing-key", "project.name is missing", ""),
     ("name: local-dev", "nam: local-dev", "unknown-key", "unknown key `nam` in project", "2:3"),
     ("name: local-dev", "name: ''", "bad-value", "project.name is `\"\"`", ""),
     ("name: local-dev", "name: 5", "bad-value", "project.name is `5`", "2:9"),
