@@ -924,7 +924,7 @@ def _is_curly(text: str) -> bool:
 
 
 def _meant_text(value: object) -> list[object]:
-    """Return the text that YAML took for something else; of 1.10 it kept only 1.1."""
+    """Return the text that YAML took for something else, or that stands in it."""
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
         return ["\n".join(value)]
     if isinstance(value, str):
@@ -980,7 +980,7 @@ def _meant_provider(value: object) -> list[object]:
 
 def _meant_tool(value: object) -> list[object]:
     text = _typed(value)
-    return [text.replace(" (", "("), re.sub("[^A-Za-z0-9_*:.-]", "", text)]
+    return [text.replace(" (", "("), re.sub("^[^A-Za-z_*]+|[^A-Za-z0-9_*:.-]", "", text)]
 
 
 def _meant_list(value: object) -> list[object]:
@@ -1011,9 +1011,16 @@ def _meant_boolean(value: object) -> list[object]:
 # `65,536`, `64 K`, `1.5h`, `4000.0`, and a comment as other languages have them.
 _AMOUNT = _Pattern(r"(-?\d{1,3}(?:,\d{3})+|-?\d{1,12}(?:\.\d{1,6})?) ?([a-z]*)(?: *//.*)?")
 _UNIT_WORDS = {
-    "ms": "ms msec millis milliseconds", "s": "s sec secs second seconds",
-    "m": "m mb mib min mins minute minutes", "h": "h hr hrs hour hours", "d": "d day days",
-    "k": "k kb kib", "g": "g gb gib", "t": "t tb tib", "": "tokens token"}
+    "ms": "ms msec millis milliseconds",
+    "s": "s sec secs second seconds",
+    "m": "m min mins minute minutes mb mib",  # minutes or millions: its rule knows
+    "h": "h hr hrs hour hours",
+    "d": "d day days",
+    "k": "k kb kib",
+    "g": "g gb gib",
+    "t": "t tb tib",
+    "": "token tokens",
+}
 
 
 @dataclass(frozen=True)
@@ -1029,9 +1036,11 @@ def _read_amount(value: object) -> _Amount | None:
     if not match:
         return None
     number = float(match[1].replace(",", ""))
+    if not match[2]:
+        return _Amount(number, "")
     for unit, words in _UNIT_WORDS.items():
-        if match[2] in ("", *words.split()):
-            return _Amount(number, unit if match[2] else "")
+        if match[2] in words.split():
+            return _Amount(number, unit)
     return None
 
 
@@ -1328,25 +1337,41 @@ SECTIONS: dict[str, Any] = {
     "node": Node, "model": Model, "agent": Agent}
 NAME_RULES = {"node": "name", "model": "name", "agent": "agent name"}
 FILE_KEYS = {kind: _keys_of(record) for kind, record in SECTIONS.items()}
-# What people write for a key, coming from other programs.
+# What people write for a key, coming from other programs; each only where that key is absent.
 KEY_WORDS = {
+    "name": "title label",
+    "provider": "engine type",
+    "host": "address bind listen",
+    "master_key_env": "key master_key api_key api_key_env key_env",
     "endpoint": "url uri api_base base_url host hostname address ip server ollama_host",
-    "memory_gb": "memory ram vram ram_gb vram_gb", "tags": "labels",
-    "node": "machine host server runs_on", "ollama_model": "model model_name ollama name",
-    "litellm_alias": "alias model_alias", "max_output": "max_tokens num_predict output",
+    "tags": "labels",
+    "memory_gb": "memory ram vram ram_gb vram_gb",
+    "node": "machine host server runs_on",
+    "ollama_model": "model model_name ollama name",
+    "litellm_alias": "alias model_alias",
     "context": "num_ctx ctx context_length context_window context_size max_context",
-    "max_parallel": "parallel num_parallel concurrency", "thinking": "think reasoning",
-    "fallback": "backup", "model": "llm uses runs_on", "description": "desc when use_for about",
-    "prompt": "system system_prompt instructions", "tools": "allowed_tools",
-    "master_key_env": "key master_key api_key api_key_env key_env", "provider": "engine type",
-    "host": "address bind listen", "name": "title label"}
-# The one key that a section is about, when it is written in its place.
-MAIN_KEYS = {"project": "name", "gateway": "provider", "claude": "main",
-             "node": "endpoint", "model": "ollama_model", "agent": "model"}
-# Where the keys of a kind stand.
-PLACES = {"project": "under `project:`", "gateway": "under `gateway:` in `project:`",
-          "claude": "under `claude:` in `project:`", "node": "to a node, under `nodes:`",
-          "model": "to a model, under `models:`", "agent": "to an agent, under `agents:`"}
+    "max_parallel": "parallel num_parallel concurrency",
+    "thinking": "think reasoning",
+    "max_output": "max_tokens num_predict output",
+    "fallback": "backup",
+    "model": "llm uses runs_on",
+    "description": "desc when use_for about",
+    "tools": "allowed_tools",
+    "prompt": "system system_prompt instructions",
+}
+# The key that is meant by a value in the place of a whole section.
+MAIN_KEYS = {
+    "project": "name", "gateway": "provider", "claude": "main",
+    "node": "endpoint", "model": "ollama_model", "agent": "model"}
+# Where a key belongs that stands elsewhere.
+PLACES = {
+    "project": "under `project:`",
+    "gateway": "under `gateway:` in `project:`",
+    "claude": "under `claude:` in `project:`",
+    "node": "to a node, under `nodes:`",
+    "model": "to a model, under `models:`",
+    "agent": "to an agent, under `agents:`"}
+HOMELESS_KEYS = ("name", "model", "host")  # words that people write everywhere, for many things
 
 
 # -- Checking --
@@ -1356,17 +1381,16 @@ CLAUDE_WORDS = ("sonnet", "opus", "haiku", "fable", "best", "inherit", "default"
 AGENT_OWN_KEYS = ("name", "description", "model", "tools")  # never in `frontmatter`
 FINDINGS_LIMIT = 100  # a file with more of them is no fleet file
 SUGGESTION_CHARACTERS = 200  # longer values get no suggestion
-
-
-_UNREAD = object()  # the value of a key that was named, but cannot be read yet
+PROSE_RULES = ("text", "paragraph")  # in which quotes of every kind may stand
+_UNREAD = object()  # the value of a key that is there, but cannot be told from it
 
 
 def put_space(text: object, keys: Iterable[str]) -> str:
     """Return what mends a key and a value without a blank between them, or an empty string."""
     name, _, value = str(text).partition(":")
-    if name not in keys:
+    if name not in keys or not value.strip():
         return ""
-    return f"put a space after the colon: `{name}: {value}`"
+    return f"put a space after the colon: `{name}: {value.strip()}`"
 
 
 def suggest_value(key: FileKey, value: object) -> str:
@@ -1379,8 +1403,8 @@ def suggest_value(key: FileKey, value: object) -> str:
     typed = _typed(value)
     if key.rule == "tool" and typed.count("(") != typed.count(")"):  # a comma cut it in two
         return "quote the whole tool, up to its `)`"
-    if isinstance(value, float) and RULES[key.rule].schema.get("type") == "string":
-        return "put it in quotes"
+    if isinstance(value, float) and obeys(typed, key.rule):
+        return "put it in quotes"  # it is not known what stood there: of 1.10 YAML kept 1.1
 
     rule = RULES[key.rule]
     meant = _likeliest(value, key.rule)
@@ -1389,7 +1413,7 @@ def suggest_value(key: FileKey, value: object) -> str:
     if rule.example:
         return f"write it as `{rule.example}`"
     if key.default is REQUIRED:
-        return ""
+        return f"write one text after `{key.name}:`" if key.name else ""
     if key.default in (None, ()):
         return f"write {rule.words}, or remove the line `{key.name}:`"
     return f"write `{_show_entry(key.name, key.default)}`, the default"
@@ -1433,25 +1457,36 @@ def _show_entry(name: str, value: Any) -> str:
 def _meant_key(name: object, absent: Iterable[str]) -> str:
     """Return which of the absent keys is meant by another name, or an empty string."""
     absent = sorted(absent)
-    words = re.sub("(?<=[a-z])(?=[A-Z])", "_", _plain(str(name)))  # camelCase
+    words = re.sub("(?<=[a-z])(?=[A-Z])", "_", _plain(str(name).rstrip(":")))  # camelCase
     text = re.sub("[- .]+", "_", words).lower()
     for key in absent:
-        if text in (key, f"{key}s", key.rstrip("s"), *KEY_WORDS.get(key, "").split()):
+        is_plural = text.rstrip("s") == key.rstrip("s")
+        if is_plural or text in KEY_WORDS.get(key, "").split():
             return key
-    match = re.fullmatch("did you mean `(.*)`[?]", nearest(text, absent))
-    return match[1] if match else ""
+
+    closest = difflib.get_close_matches(text[:64], absent, 1)
+    return closest[0] if closest else ""
 
 
-def _home_of(name: object, value: object, kind: str) -> str:
+def _home_of(name: object, kind: str) -> str:
     """Return where a key belongs that this kind of section does not have, or an empty string."""
-    if not kind and isinstance(value, dict):
-        for named in NAME_RULES:
-            needed = {key.name for key in FILE_KEYS[named].values() if key.default is REQUIRED}
-            if needed & value.keys():
-                return f"indent `{name}:` under `{named}s:`"
-    for other, place in PLACES.items():
-        if name in FILE_KEYS[other] and other != kind and name not in ("model", "host"):
+    if name == "name" and kind in NAME_RULES:
+        return f"remove it: the {kind}'s name is the key above"
+    if kind and name in HOMELESS_KEYS:
+        return ""
+    for home, place in PLACES.items():
+        if home != kind and name in FILE_KEYS[home]:
             return f"`{name}:` belongs {place}"
+    return ""
+
+
+def _kind_of(section: object) -> str:
+    """Return whether a section has keys of a node, a model or an agent, or an empty string."""
+    if isinstance(section, dict):
+        for kind in NAME_RULES:
+            needed = {key.name for key in FILE_KEYS[kind].values() if key.default is REQUIRED}
+            if needed & section.keys():
+                return kind
     return ""
 
 
@@ -1460,20 +1495,20 @@ def _find_section(tree: dict, name: str, path: tuple = ()) -> tuple:
     for step, part in tree.items():
         if not isinstance(part, dict):
             continue
-        is_section = name in part if name == "project" else all(
-            isinstance(inner, dict) for inner in part.values())
-        if path and step == name and part and is_section:
+        if path and step == name and _is_section(name, part):
             return (*path, step)
-        deeper = _find_section(part, name, (*path, step)) if len(path) < 3 else ()
-        if deeper:
-            return deeper
+        if len(path) < 3:  # no deeper than the keys of a node, a model, an agent
+            deeper = _find_section(part, name, (*path, step))
+            if deeper:
+                return deeper
     return ()
 
 
-def _value_at(tree: Any, path: tuple) -> Any:
-    for step in path:
-        tree = tree[step]
-    return tree
+def _is_section(name: str, part: dict) -> bool:
+    """Tell a section of the file from a node, a model or an agent that has the same name."""
+    if name == "project":
+        return "name" in part
+    return bool(part) and all(isinstance(inner, dict) for inner in part.values())
 
 
 class _Checker:
@@ -1486,10 +1521,12 @@ class _Checker:
 
     def __init__(self, document: Document) -> None:
         self.document = document
+        self.tree: dict[str, Any] = {}
         self.findings: list[Finding] = []
         self.moved: dict[tuple, tuple] = {}  # by the path that is right: the path in the document
         self.passed: set[tuple] = set()  # paths in the document that were moved away
         self.unreadable: set[str] = set()  # kinds whose names are not known
+        self.spellings: dict[str, set[str]] = {}  # by kind: its names, as text
         self.meanings: dict[str, dict[str, str]] = {}  # by kind: see _meanings_of
 
     def error(self, slug: str, path: tuple, what: str, *, fix: str = "", key: bool = False) -> None:
@@ -1516,7 +1553,7 @@ class _Checker:
     def file(self, tree: Any) -> FleetFile:
         """Check the whole file."""
         if isinstance(tree, dict):
-            tree = self.gather_sections(tree)
+            self.tree = tree = self.gather_names(self.gather_sections(tree))
         return self.section("", (), tree)
 
     def gather_sections(self, tree: dict) -> dict:
@@ -1529,7 +1566,29 @@ class _Checker:
                            what=f"`{name}:` stands inside {_dotted(path[:-1])}",
                            fix=f"`{name}:` belongs to column 1")
                 self.move((name,), path)
-                whole[name] = _value_at(tree, path)
+                section: Any = tree
+                for step in path:
+                    section = section[step]
+                whole[name] = section
+        return whole
+
+    def gather_names(self, tree: dict) -> dict:
+        """Return the file with those nodes, models and agents in place that were not indented."""
+        whole = dict(tree)
+        for name, section in tree.items():
+            kind = _kind_of(section)
+            home = f"{kind}s"
+            if not kind or name in FILE_KEYS[""] or home not in tree:
+                continue
+            neighbours = whole[home] or {}
+            if not isinstance(neighbours, dict) or name in neighbours:
+                continue
+
+            self.error("misplaced-section", (name,), key=True, fix=f"indent it under `{home}:`",
+                       what=f"`{_typed(name)}:` stands beside `{home}:`, not in it")
+            self.move((home, name), (name,))
+            whole[home] = {**neighbours, name: section}
+            del whole[name]
         return whole
 
     def section(self, kind: str, path: tuple, value: object) -> Any:
@@ -1562,11 +1621,11 @@ class _Checker:
                 meant, value = str(name).partition(":")[0], _UNREAD
             else:
                 meant = _meant_key(name, keys.keys() - entries.keys())
-            if meant and not fix:
-                fix = f"did you mean `{meant}`?"
+                fix = f"did you mean `{meant}`?" if meant else _home_of(name, kind)
             self.error("unknown-key", path + (name,), key=True,
                        what=f"unknown key {show_value(name)} in {_dotted(path)}",
-                       fix=fix or _home_of(name, value, kind) or _known_keys(kind, path))
+                       fix=fix or _known_keys(kind, path))
+
             if meant and meant not in entries:
                 entries[meant] = value
                 self.move(path + (meant,), real)
@@ -1597,18 +1656,18 @@ class _Checker:
 
         shown = show_value(value)
         if isinstance(value, str):
-            if key.rule not in ("text", "paragraph") and _is_curly(value):
+            if _is_curly(value) and key.rule not in PROSE_RULES:
                 self.error("curly-quotes", path, f"is {shown}: to YAML, such quotes are a part of "
-                           "the value", fix=suggest_value(key, value))
-                return None
-            if key.rule == "reference" and value:
-                return value
+                           "the value", fix=self.suggest(key, value))
+                return None if key.rule == "reference" else _likeliest(value, key.rule)
+            if value and key.rule == "reference":
+                return value  # `reference` says more than its rule can
             if rule.schema.get("type") != "string":
                 shown = f'`"{value[:60]}"`'  # the quotes are what is wrong
 
         if not obeys(value, key.rule):
             self.error("bad-value", path, f"is {shown}; accepted: {rule.words}",
-                       fix=suggest_value(key, value))
+                       fix=self.suggest(key, value))
             return None
         if not rule.normal:
             return value
@@ -1618,6 +1677,20 @@ class _Checker:
             self.error(error.slug, path, f"is {shown}: {error.what}",
                        fix=suggest_value(key, value))
             return None
+
+    def suggest(self, key: FileKey, value: object) -> str:
+        """Return what to write instead of a wrong value: for a name, one that there is."""
+        if key.rule not in ("reference", "references") or value in (None, ""):
+            return suggest_value(key, value)
+        sections = self.tree.get("nodes" if key.name == "node" else "models")
+        if not isinstance(sections, dict):
+            return suggest_value(key, value)
+
+        meant = _likeliest(value, key.rule)
+        names = meant if isinstance(meant, list) else [meant]
+        if all(name in sections for name in names):
+            return suggest_value(key, value)
+        return f"write one of these: {some_of(sections)}"
 
     def named(self, kind: str, path: tuple, value: Any) -> dict[str, Any]:
         """Check a mapping of names to sections; return {name: record}."""
@@ -1629,67 +1702,75 @@ class _Checker:
             value = sections
 
         records: dict[str, Any] = {}
-        spellings: dict[str, object] = {}
+        twins: dict[str, str] = {}  # by a name in lower case
         for name, section in value.items():
             if self.real(path) + (name,) in self.passed:
                 continue
             is_name = self.check_name(kind, path, name)
             if is_name or isinstance(section, dict):
                 records[name] = self.section(kind, path + (name,), section)
-
-            twin = spellings.setdefault(str(name).lower(), name)
-            if twin != name:
+            if is_name and twins.setdefault(name.lower(), name) != name:
                 self.error("bad-name", path + (name,), key=True, fix="rename one of them",
-                           what=f"{path[0]}: {show_value(name)} and {show_value(twin)} differ "
-                                "in nothing but their case")
+                           what=f"{path[0]}: `{name}` and `{twins[name.lower()]}` differ in "
+                                "nothing but their case")
         return records
 
     def list_of_sections(self, kind: str, path: tuple, value: object) -> dict[str, dict]:
         """Report what is no mapping of names; return one where its items have each a `name`."""
-        shown = "an empty mapping" if value == {} else show_value(value)
-        example = ""
         sections = {}
+        example = ""
         for index, item in enumerate(value if isinstance(value, list) else ()):
             name = item.get("name") if isinstance(item, dict) else item
-            if isinstance(name, str):
-                example = example or name
-                if isinstance(item, dict):
-                    sections[name] = {key: item[key] for key in item if key != "name"}
-                    self.moved[path + (name,)] = self.real(path) + (index,)
+            if not isinstance(name, str):
+                continue
+            example = example or name
+            if isinstance(item, dict):
+                sections[name] = {key: item[key] for key in item if key != "name"}
+                self.moved[path + (name,)] = self.real(path) + (index,)
 
+        shown = "an empty mapping" if value == {} else show_value(value)
         fix = f"write `{path[0]}:`, below it a name, below that its keys"
         if example:
-            fix = f"write `{example}:` on a line of its own, below it its keys, without dashes"
+            fix = f"write `{example[:64]}:` on a line of its own, below it its keys, without dashes"
         self.error("not-mapping", path, f"must hold {kind}s by name, not {shown}", fix=fix)
         return sections
 
     def check_name(self, kind: str, path: tuple, name: object) -> bool:
         """Tell whether something is a name for a section; report what is none."""
-        rule = RULES[NAME_RULES[kind]]
         if obeys(name, NAME_RULES[kind]):
             return True
 
-        meant = _likeliest(name, NAME_RULES[kind]) if isinstance(name, str) else None
-        fix = f"write `{meant}:`" if meant else "rename it"
+        fix = "rename it"
         if not isinstance(name, str):
             fix = f'quote it: `"{_typed(name)}":`'
+        else:
+            meant = _likeliest(name, NAME_RULES[kind])
+            if meant:
+                fix = f"write `{meant}:`"
+        accepted = RULES[NAME_RULES[kind]].words
         self.error("bad-name", path + (name,), key=True, fix=fix,
                    what=f"{path[0]}: {show_value(name)} is not a name for one; "
-                        f"accepted: {rule.words}")
+                        f"accepted: {accepted}")
         return False
 
     def reference(self, path: tuple, name: str | None, records: dict, kind: str) -> None:
         """Report a name that no section of that kind has."""
-        if name is None or name in records or name in map(str, records):
+        if name is None or name in records or kind in self.unreadable:
             return
-        if kind in self.unreadable:  # what is wrong there was said
-            return
-        if kind not in self.meanings:
+        if kind not in self.spellings:
+            self.spellings[kind] = set(map(str, records))
             self.meanings[kind] = _meanings_of(records)
-        meaning = self.meanings[kind].get(name.lower(), "")
-        self.error(f"unknown-{kind}", path, f"references unknown {kind}: {name}",
-                   fix=f"did you mean {meaning}?" if meaning else nearest(name, records)
-                   or f"known {kind}s: {some_of(records) or 'none'}")
+        if name in self.spellings[kind]:  # a name that is a number: that was said
+            return
+
+        meaning = self.meanings[kind].get(name.lower())
+        if meaning:
+            fix = f"did you mean {meaning}?"
+        else:
+            others = [other for other in records if "fallback" not in path or other != path[1]]
+            fix = nearest(name, others) or f"known {kind}s: {some_of(records) or 'none'}"
+        shown = name if len(name) <= 60 else f"{name[:60]}…"
+        self.error(f"unknown-{kind}", path, f"references unknown {kind}: {shown}", fix=fix)
 
 
 def _dotted(path: tuple) -> str:
@@ -1702,16 +1783,21 @@ def _known_keys(kind: str, path: tuple) -> str:
     if kind in NAME_RULES and path[-1] in keys:  # it may be a name, but then it holds keys
         return f"indent `{path[-1]}:` deeper, under its {kind}"
     known = "known keys: " + ", ".join(keys)
-    return known + "; Claude Code's others go under `frontmatter:`" if kind == "agent" else known
+    if kind == "agent":
+        known += "; Claude Code's others go under `frontmatter:`"
+    return known
 
 
 def _suggest_section(kind: str, path: tuple, value: object) -> str:
     """Return what to write where something else than keys stands."""
-    fix = put_space(value, FILE_KEYS[kind])
-    main = FILE_KEYS[kind].get(MAIN_KEYS.get(kind, ""))
-    if fix or not main or kind in NAME_RULES and path[-1] in FILE_KEYS[kind]:
+    keys = FILE_KEYS[kind]
+    if kind in NAME_RULES and path[-1] in keys:
+        return _known_keys(kind, path)
+    fix = put_space(value, keys)
+    if fix or kind not in MAIN_KEYS:
         return fix or _known_keys(kind, path)
 
+    main = keys[MAIN_KEYS[kind]]
     meant = _likeliest(value, main.rule)
     if meant is None:
         return _known_keys(kind, path)
@@ -1750,17 +1836,15 @@ def _addresses(endpoint: str | None) -> set[str]:
 def check_fleet(document: Document) -> tuple[Fleet | None, list[Finding]]:
     """Return (Fleet, []) for a file that has been read, or (None, everything that is wrong)."""
     if document.value is None:
-        where, excerpt = document.locate(())
-        return None, [Finding("empty-file", "error", "the file is empty; it needs `project:` with "
-                              "a `name:`, then `nodes:`, `models:` and `agents:`", where, excerpt,
-                              "subagent-fleet init --force")]
+        return None, [_empty_file(document)]
     check = _Checker(document)
     last = []
     try:
         file = check.file(document.value)
         project = file.project or Project("")
-        tiers = {tier: name for tier, name in vars(project.claude or Tiers()).items() if name}
+        tiers = _chosen_tiers(project.claude)
         models = file.models or {}
+
         for tier, name in tiers.items():
             check.reference(("project", "claude", tier), name, models, "model")
         for agent in (file.agents or {}).values():
@@ -1773,8 +1857,23 @@ def check_fleet(document: Document) -> tuple[Fleet | None, list[Finding]]:
 
     if check.findings:
         return None, sorted(check.findings, key=_place_of) + last
-    return Fleet(project.name, project.gateway, tiers, file.nodes, models, file.agents,
-                 document), []
+    fleet = Fleet(project.name, project.gateway, tiers, file.nodes, models, file.agents, document)
+    return fleet, []
+
+
+def _empty_file(document: Document) -> Finding:
+    where, excerpt = document.locate(())
+    what = "the file is empty; it needs `project:` with a `name:`, `nodes:`, `models:`, `agents:`"
+    fix = "subagent-fleet init --force"  # a file is there, so `init` alone would refuse
+    if re.fullmatch("[A-Za-z0-9._/-]+", document.source) and document.source != CONFIG_NAMES[0]:
+        fix += f" --output {document.source}"
+    return Finding("empty-file", "error", what, where, excerpt, fix)
+
+
+def _chosen_tiers(claude: Tiers | None) -> dict[str, str]:
+    """Return {tier: model} of those that the file names."""
+    chosen = {tier: getattr(claude, tier, None) for tier in TIERS}
+    return {tier: name for tier, name in chosen.items() if name}
 
 
 def _place_of(finding: Finding) -> list[int]:

@@ -100,11 +100,14 @@ TYPED = [
      "did you mean `small-coder`, whose alias is claude-haiku-local?"),
     ("    model: heavy-coder", "    model: mini", ["unknown-model"],
      "did you mean `heavy-coder`, which runs on mini?"),
+    ("    model: heavy-coder", "    model:: heavy-coder", ["unknown-key"], "did you mean `model`?"),
     ("    model: heavy-coder", "    model: Heavy-Coder", ["unknown-model"],
      "did you mean `heavy-coder`?"),
     ("    model: heavy-coder", "    model: heavy coder", ["unknown-model"],
      "did you mean `heavy-coder`?"),
     ("    model: heavy-coder", "    model: [heavy-coder]", ["bad-value"],
+     "write `model: heavy-coder`"),
+    ("    model: heavy-coder", "    model: “heavy-coder”", ["curly-quotes"],
      "write `model: heavy-coder`"),
     ("fallback: [small-coder]", "fallback: [qwen3:8b]", ["unknown-model"],
      "did you mean `small-coder`, which is qwen3:8b?"),
@@ -340,9 +343,13 @@ WHOLE = [
     (indented("agents:\n", by=4), ["misplaced-section"], "`agents:` belongs to column 1", BASE),
     (indented("models:\n"), ["misplaced-section"] * 2, "`models:` belongs to column 1",
      indented("agents:\n")),
-    (edited("nodes:\n  mini:\n    endpoint: http://192.168.1.50:11434\n    memory_gb: 64\n",
-            "nodes:\nmini:\n  endpoint: http://192.168.1.50:11434\n  memory_gb: 64\nothers:\n"),
-     ["not-mapping", "unknown-key", "unknown-key"], "write `nodes:`, below it a name", None),
+    (edited("nodes:\n  mini:\n", "nodes:\nmini:\n").replace("  laptop:\n", "laptop:\n"),
+     ["misplaced-section"] * 2, "indent it under `nodes:`",
+     edited("  laptop:\n", "laptop:\n").replace("  small-coder:", "  small-coder:")),
+    (edited("  small-coder:\n", "small-coder:\n"), ["misplaced-section"],
+     "indent it under `models:`", BASE),
+    (edited("  implementer:\n", "implementer:\n"), ["misplaced-section"],
+     "indent it under `agents:`", BASE),
     (edited("  gateway:\n    provider: litellm\n    host: 127.0.0.1\n    port: 4000\n",
             "gateway:\n  provider: litellm\n"), ["unknown-key"],
      "`gateway:` belongs under `project:`", edited("    host: 127.0.0.1\n", "")),
@@ -360,6 +367,19 @@ WHOLE = [
     (edited("    prompt: You write code.\n", "    color: blue\n"), ["unknown-key"],
      "Claude Code's others go under `frontmatter:`",
      edited("    prompt: You write code.\n", "    frontmatter:\n      color: blue\n")),
+    (edited("    model: heavy-coder", "    model: 7"), ["bad-value"],
+     "write one of these: heavy-coder, small-coder", BASE),
+    (edited("    model: heavy-coder", "    model: “x”"), ["curly-quotes"],
+     "write one of these: heavy-coder, small-coder", BASE),
+    (edited("fallback: [small-coder]", "fallback: [small-coder, 1.5]"), ["bad-value"],
+     "write one of these: heavy-coder, small-coder", BASE),
+    (edited("node: mini", "node: [mini, laptop]"), ["bad-value"],
+     "write one of these: mini, laptop", BASE),
+    (edited("    prompt: You write code.\n", "    name: implementer\n"), ["unknown-key"],
+     "remove it: the agent's name is the key above", BASE),
+    (edited("    memory_gb: 64\n", "    name: mini\n"), ["unknown-key"],
+     "remove it: the node's name is the key above", BASE),
+    (edited("    memory_gb: 64\n", "    memory_gb:\u00a064\n"), ["yaml-syntax"], "", BASE),
     (edited("    prompt: You write code.\n", "    frontmatter: {model: opus}\n"),
      ["bad-frontmatter"], "write `model:` one level up", BASE),
     # mappings that were written as lists, or as one value
@@ -445,6 +465,24 @@ def test_what_is_no_mistake_passes():
         if "models:\n    endpoint" in new:
             text = text.replace("node: laptop", "node: models")
         assert check(text) == []
+
+
+def test_a_reference_to_anything_is_shown_short_and_clean():
+    for written in ('"\\e[31m"', "x" * 5000, '"a\\nb"'):
+        finding, = check(edited("    model: heavy-coder", f"    model: {written}"))
+        assert finding.slug == "unknown-model" and len(finding.what) < 140
+        assert "\x1b" not in sf.format_finding(finding)
+
+
+def test_curly_quotes_hide_nothing_else():
+    text = edited("ollama_model: qwen3:8b", "ollama_model: “qwen3:8b”").replace(
+        "    model: small-coder", "    model: “qwen3:8b”").replace(
+        "http://laptop.local:11434", "“laptop.local:11434”").replace(
+        "node: laptop", "node: laptop.local")
+    assert [finding.fix for finding in check(text)] == [
+        "write `endpoint: http://laptop.local:11434`",
+        "did you mean `laptop`, which is http://laptop.local:11434?",
+        "write `ollama_model: qwen3:8b`", "write one of these: heavy-coder, small-coder"]
 
 
 def test_many_wrong_references_are_answered_in_linear_time(monkeypatch):
