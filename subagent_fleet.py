@@ -818,7 +818,8 @@ _DURATION = "^-?([0-9]{1,4}h|[0-9]{1,6}[ms])+$"
 _VARIABLE = ("^(?!(BASH|ZSH|PYTHON)|(ANTHROPIC|CLAUDE|API|NO|LC|LD|DYLD|FISH|NODE|LITELLM_LOCAL)_)"
              "[A-Za-z_][A-Za-z0-9_]{0,115}_(MASTER|GATEWAY)_KEY$")
 _OCTET = "(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])"  # a number of an IPv4 address
-_LABEL = "[A-Za-z0-9_]+"  # a part of a host name; one of digits alone is a broken address
+_LABEL = "[A-Za-z0-9_]+"  # a part of a host name
+# An IPv4 address, or labels that are more than digits: those alone are a broken address.
 _HOST = f"({_OCTET}([.]{_OCTET}){{3}}|(?!.{{254}}|[0-9._]+$){_LABEL}((-+|[.]){_LABEL})*[.]?)"
 _HEX = "[0-9A-Fa-f]{1,4}"  # a group of an IPv6 address
 _IPV6 = f"(({_HEX}:){{7}}{_HEX}|(?!([^:]*:){{8}})({_HEX}(:{_HEX})*)?::({_HEX}(:{_HEX})*)?)"
@@ -903,13 +904,14 @@ def _normal_paragraph(text: str) -> str:
 # Double, single, French, and what keyboards offer for them.
 _QUOTES = ("\u201c\u201d\u201e\u201f\u2018\u2019\u201a\u201b\u00ab\u00bb\u2039\u203a"
            "\u00b4\u2032\u2033")
-_PORT = r"^(\[[^\]]*\]|[^/:]*):[^/]*"
+_PORT = r"^(\[[^\]]*\]|[^/:]*):[^/]*"  # a host and what stands for its port
+# A scheme, perhaps misspelled or another's, with some of its `://`.
 _SCHEME = _Pattern(
     r"(?i)(?:(?:(https)|https?|h?t+p|htpp|ftp|wss?|tcp|ollama)(?:[:;][/\\]*|[/\\]+)|[/\\]+)(.*)")
 
 
 def _typed(value: object) -> str:
-    """Return a value as it was written in the file."""
+    """Return a value as it was written in the file, or nearly so."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -951,18 +953,18 @@ def _meant_address(value: object) -> list[object]:
     scheme = "http"
     match = _SCHEME.fullmatch(text)
     if match:
-        scheme, text = match[1] or "http", match[2]
-    text = re.split("[?#]", text)[0].rpartition("@")[2]
+        scheme, text = (match[1] or "http").lower(), match[2]
+    text = re.split("[?#]", text)[0].rpartition("@")[2]  # no query, fragment, credentials
     if re.fullmatch(_IPV6, text):
         text = f"[{text}]"
 
-    addresses = [text, re.sub(_PORT, rf"\1:{OLLAMA_PORT}", text)]
-    for address in addresses:
+    with_port = re.sub(_PORT, rf"\1:{OLLAMA_PORT}", text)
+    for address in (text, with_port):
         try:
-            endpoint = split_endpoint(full_endpoint(f"{scheme.lower()}://{address}"))
+            endpoint = split_endpoint(full_endpoint(f"{scheme}://{address}"))
+            return [endpoint.url, endpoint.host]
         except FleetError:
             continue
-        return [endpoint.url, endpoint.host]
     return []
 
 
@@ -985,8 +987,10 @@ def _meant_tool(value: object) -> list[object]:
 
 def _meant_list(value: object) -> list[object]:
     """Return the lists that something else may be: with commas, of one item, with blanks."""
-    if isinstance(value, bool):
-        return [] if value else [[]]
+    if value is True:  # nobody knows which
+        return []
+    if value is False:
+        return [[]]
     if isinstance(value, dict):
         return [list(value)]
     if not isinstance(value, (str, int)):
@@ -1005,7 +1009,9 @@ def _meant_boolean(value: object) -> list[object]:
     word = _typed(value).lower()
     if word in _TRUE_WORDS:
         return [True]
-    return [False] if word in _FALSE_WORDS else []
+    if word in _FALSE_WORDS:
+        return [False]
+    return []
 
 
 # `65,536`, `64 K`, `1.5h`, `4000.0`, and a comment as other languages have them.
@@ -1047,9 +1053,13 @@ def _read_amount(value: object) -> _Amount | None:
 def _meant_number(value: object, units: Mapping[str, float]) -> list[Any]:
     """Return the number of an amount in a unit that has a factor, whole where it is."""
     amount = _read_amount(value)
-    if not amount or amount.unit and amount.unit not in units:
+    if not amount:
         return []
-    number = amount.number * units.get(amount.unit, 1)
+    factor = units.get(amount.unit) if amount.unit else 1
+    if not factor:
+        return []
+
+    number = amount.number * factor
     return [int(number) if number == int(number) else number]
 
 
@@ -1223,7 +1233,9 @@ class Gateway:
     provider: str = key("provider", "who serves: this program or LiteLLM", "builtin")
     host: str = key("host", "address the gateway listens on", "127.0.0.1")
     port: int = key("port", "port the gateway listens on", 4000)
-    master_key_env: str = key("variable", "variable with the key", "LITELLM_MASTER_KEY")
+    master_key_env: str = key(
+        "variable", "variable with the key; ends in _MASTER_KEY or _GATEWAY_KEY",
+        "LITELLM_MASTER_KEY")
 
 
 @dataclass(frozen=True)
@@ -1457,11 +1469,10 @@ def _show_entry(name: str, value: Any) -> str:
 def _meant_key(name: object, absent: Iterable[str]) -> str:
     """Return which of the absent keys is meant by another name, or an empty string."""
     absent = sorted(absent)
-    words = re.sub("(?<=[a-z])(?=[A-Z])", "_", _plain(str(name).rstrip(":")))  # camelCase
+    words = re.sub("(?<=[a-z])(?=[A-Z])", "_", _plain(str(name)))  # camelCase
     text = re.sub("[- .]+", "_", words).lower()
     for key in absent:
-        is_plural = text.rstrip("s") == key.rstrip("s")
-        if is_plural or text in KEY_WORDS.get(key, "").split():
+        if text == key or text in KEY_WORDS.get(key, "").split():
             return key
 
     closest = difflib.get_close_matches(text[:64], absent, 1)
@@ -1654,29 +1665,30 @@ class _Checker:
             return tuple(self.value(item, path + (index,), each)
                          for index, each in enumerate(value))
 
-        shown = show_value(value)
-        if isinstance(value, str):
-            if _is_curly(value) and key.rule not in PROSE_RULES:
-                self.error("curly-quotes", path, f"is {shown}: to YAML, such quotes are a part of "
-                           "the value", fix=self.suggest(key, value))
-                return None if key.rule == "reference" else _likeliest(value, key.rule)
-            if value and key.rule == "reference":
-                return value  # `reference` says more than its rule can
-            if rule.schema.get("type") != "string":
-                shown = f'`"{value[:60]}"`'  # the quotes are what is wrong
-
+        if isinstance(value, str) and key.rule not in PROSE_RULES and _is_curly(value):
+            self.refuse("curly-quotes", key, path, value,
+                        ": to YAML, such quotes are a part of the value")
+            return None if key.rule == "reference" else _likeliest(value, key.rule)
+        if isinstance(value, str) and value and key.rule == "reference":
+            return value  # `reference` will say more than a rule can
         if not obeys(value, key.rule):
-            self.error("bad-value", path, f"is {shown}; accepted: {rule.words}",
-                       fix=self.suggest(key, value))
+            self.refuse("bad-value", key, path, value, f"; accepted: {rule.words}")
             return None
+
         if not rule.normal:
             return value
         try:
             return rule.normal(value)
         except FleetError as error:
-            self.error(error.slug, path, f"is {shown}: {error.what}",
-                       fix=suggest_value(key, value))
+            self.refuse(error.slug, key, path, value, f": {error.what}")
             return None
+
+    def refuse(self, slug: str, key: FileKey, path: tuple, value: object, why: str) -> None:
+        """Report a value that is wrong; `why` goes on after it."""
+        shown = show_value(value)
+        if isinstance(value, str) and RULES[key.rule].schema.get("type") != "string":
+            shown = f'`"{value[:60]}"`'  # the quotes are what is wrong
+        self.error(slug, path, f"is {shown}{why}", fix=self.suggest(key, value))
 
     def suggest(self, key: FileKey, value: object) -> str:
         """Return what to write instead of a wrong value: for a name, one that there is."""
@@ -1763,13 +1775,14 @@ class _Checker:
         if name in self.spellings[kind]:  # a name that is a number: that was said
             return
 
+        shown = name if len(name) <= 60 else f"{name[:60]}…"
         meaning = self.meanings[kind].get(name.lower())
         if meaning:
             fix = f"did you mean {meaning}?"
         else:
-            others = [other for other in records if "fallback" not in path or other != path[1]]
+            own = path[1] if "fallback" in path else None  # nobody falls back on itself
+            others = [other for other in records if other != own]
             fix = nearest(name, others) or f"known {kind}s: {some_of(records) or 'none'}"
-        shown = name if len(name) <= 60 else f"{name[:60]}…"
         self.error(f"unknown-{kind}", path, f"references unknown {kind}: {shown}", fix=fix)
 
 
@@ -1806,21 +1819,23 @@ def _suggest_section(kind: str, path: tuple, value: object) -> str:
 
 def _meanings_of(records: dict[str, Any]) -> dict[str, str]:
     """Return {word in lower case: `name`, which is …} for what people write instead of a name."""
-    meanings: dict[str, str] = {}
-    words: dict[str, str] = {}  # less sure
+    sure: dict[str, str] = {}
+    likely: dict[str, str] = {}
     for name, record in records.items():
         if isinstance(record, Node):
             for address in _addresses(record.endpoint):
-                meanings.setdefault(address, f"`{name}`, which is {record.endpoint}")
+                sure.setdefault(address, f"`{name}`, which is {record.endpoint}")
             continue
 
         model = (record.ollama_model or "").lower()
-        for spelling in (model, full_model_name(model), (record.alias or "").lower()):
-            meanings.setdefault(spelling, f"`{name}`, which is {record.ollama_model}")
-        words.setdefault((record.node or "").lower(), f"`{name}`, which runs on {record.node}")
-        for word in re.split("[^a-z0-9]+", (record.alias or "").lower()):
-            words.setdefault(word, f"`{name}`, whose alias is {record.alias}")
-    return {**words, **meanings}
+        alias = (record.alias or "").lower()
+        for spelling in (model, full_model_name(model), alias):
+            sure.setdefault(spelling, f"`{name}`, which is {record.ollama_model}")
+        for word in re.split("[^a-z0-9]+", alias):
+            likely.setdefault(word, f"`{name}`, whose alias is {alias}")
+        if record.node:
+            likely.setdefault(record.node.lower(), f"`{name}`, which runs on {record.node}")
+    return {**likely, **sure}
 
 
 def _addresses(endpoint: str | None) -> set[str]:
@@ -1828,9 +1843,10 @@ def _addresses(endpoint: str | None) -> set[str]:
     if not endpoint:
         return set()
     parts = split_endpoint(endpoint)
-    host = parts.host
-    short = host if host[:1].isdigit() else host.split(".")[0]
-    return {endpoint, host, short, f"{host}:{parts.port}", f"http://{host}"}
+    addresses = {endpoint, parts.host, f"{parts.host}:{parts.port}", f"http://{parts.host}"}
+    if not parts.host[:1].isdigit():
+        addresses.add(parts.host.split(".")[0])
+    return addresses
 
 
 def check_fleet(document: Document) -> tuple[Fleet | None, list[Finding]]:

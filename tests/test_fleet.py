@@ -555,6 +555,31 @@ def test_schema_agrees_with_the_checks_on_every_example():
     assert seen > 30
 
 
+def test_every_key_has_a_rule_or_a_section_and_a_default_that_obeys_it():
+    seen = 0
+    for kind, keys in sf.FILE_KEYS.items():
+        assert keys and list(keys) == [key.name for key in keys.values()]
+        for key in keys.values():
+            assert key.rule in sf.RULES or key.rule in sf.SECTIONS, key
+            if key.rule in sf.RULES and key.default not in (sf.REQUIRED, None):
+                default = list(key.default) if isinstance(key.default, tuple) else key.default
+                assert sf.obeys(default, key.rule), key
+            seen += 1
+    assert seen > 30 and tuple(sf.FILE_KEYS["claude"]) == sf.TIERS
+    assert set(sf.KEY_WORDS) <= {name for keys in sf.FILE_KEYS.values() for name in keys}
+    for kind, name in sf.MAIN_KEYS.items():
+        assert name in sf.FILE_KEYS[kind] and kind in sf.PLACES
+
+
+@pytest.mark.parametrize("url, parts", [
+    ("HTTP://Mini", ("http", "mini", 80, "")), ("https://mini/v1/", ("https", "mini", 443, "/v1")),
+    ("http://[::1]:11434", ("http", "::1", 11434, "")), ("http://a.b:1/", ("http", "a.b", 1, ""))])
+def test_an_endpoint_is_taken_apart_and_put_together(url, parts):
+    endpoint = sf.split_endpoint(url)
+    assert (endpoint.scheme, endpoint.host, endpoint.port, endpoint.path) == parts
+    assert sf.split_endpoint(endpoint.url) == endpoint
+
+
 def test_patterns_mean_the_same_in_javascript():
     for rule in sf.RULES.values():
         for part in (rule.schema, rule.schema.get("items", {})):

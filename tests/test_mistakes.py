@@ -109,6 +109,8 @@ TYPED = [
      "write `model: heavy-coder`"),
     ("    model: heavy-coder", "    model: “heavy-coder”", ["curly-quotes"],
      "write `model: heavy-coder`"),
+    ("fallback: [small-coder]", "fallback: [heavy-coders]", ["unknown-model"],
+     "did you mean `small-coder`?"),  # not itself
     ("fallback: [small-coder]", "fallback: [qwen3:8b]", ["unknown-model"],
      "did you mean `small-coder`, which is qwen3:8b?"),
     ("node: mini", "node: 192.168.1.50", ["unknown-node"],
@@ -199,6 +201,7 @@ TYPED = [
     ("context: 65536", "context: -1", ["bad-value"], "write `context: 8192`, the default"),
     ("context: 65536", "context: auto", ["bad-value"], "write `context: 8192`, the default"),
     ("context: 65536", "num_ctx: 65536", ["unknown-key"], "did you mean `context`?"),
+    ("context: 65536", "numCtx: 65536", ["unknown-key"], "did you mean `context`?"),
     ("context: 65536", "contextLength: 65536", ["unknown-key"], "did you mean `context`?"),
     ("context: 65536", "context-window: 65536", ["unknown-key"], "did you mean `context`?"),
     ("timeout: 600", "timeout: 10 minutes", ["bad-value"], "write `timeout: 600`"),
@@ -472,6 +475,22 @@ def test_a_reference_to_anything_is_shown_short_and_clean():
         finding, = check(edited("    model: heavy-coder", f"    model: {written}"))
         assert finding.slug == "unknown-model" and len(finding.what) < 140
         assert "\x1b" not in sf.format_finding(finding)
+
+
+def test_an_empty_file_is_made_anew_under_its_own_name():
+    for source, more in (("fleet.yaml", ""), ("fleet.json", " --output fleet.json"), ("<stdin>", ""),
+                         ("../a b.yaml", "")):
+        _, (finding,) = sf.check_fleet(sf.Document("", source))
+        assert finding.fix == "subagent-fleet init --force" + more
+
+
+def test_what_stands_elsewhere_is_pointed_at_where_it_stands():
+    text = "project: {name: a}\nnodes:\n- name: mini\n  endpoint: http://mini:0\nagents: {}\n" \
+        "modles:\n  m: {node: mini, ollama_model: x, litellm_alias: y, context: 1}\n"
+    assert [finding.where for finding in check(text)] == [
+        "fleet.yaml:2:1", "fleet.yaml:4:13", "fleet.yaml:6:1", "fleet.yaml:7:63"]
+    inside = indented("models:\n", "agents:\n").replace("context: 65536", "context: 1")
+    assert [finding.where for finding in check(inside)] == ["fleet.yaml:13:3", "fleet.yaml:18:16"]
 
 
 def test_curly_quotes_hide_nothing_else():
