@@ -896,7 +896,8 @@ def _normal_keep_alive(duration: int | str) -> int:
 
 def _normal_paragraph(text: str) -> str:
     """Return it on one line."""
-    return re.sub(r"\s*[\n\u2028\u2029]\s*", " ", text.strip())
+    lines = [line.strip() for line in re.split("[\n\u2028\u2029]", text)]
+    return " ".join(line for line in lines if line)
 
 
 # -- What people mean: values that may stand behind one that its rule refuses, likeliest first --

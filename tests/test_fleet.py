@@ -2,6 +2,7 @@
 from dataclasses import replace
 import json
 import re
+import time
 
 import pytest
 import subagent_fleet as sf
@@ -713,3 +714,10 @@ def test_starter_shows_every_key_and_each_default_may_be_uncommented():
     fleet, findings = check(more)
     assert count >= 8 and findings == [] and "mini" in fleet.nodes
     assert fleet.claude == {"haiku": "heavy-coder"}
+
+
+def test_a_description_of_blanks_costs_linear_time():
+    began = time.monotonic()
+    fleet, _ = check(edited(("Use for planning.", f'"a{" " * 200_000}b"')))
+    assert fleet.agents["planner"].description == f'a{" " * 200_000}b'
+    assert time.monotonic() - began < 5  # it was a minute
