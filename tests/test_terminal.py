@@ -1,13 +1,17 @@
 """What a person reads on a terminal: safe, aligned, and never wider than the terminal."""
 from dataclasses import replace
 import itertools
+import os
 import random
 import re
+import subprocess
+import sys
 import types
 import unicodedata
 
 import pytest
 import subagent_fleet as sf
+from conftest import SCRIPT, clean_environment
 
 KEY = "sk-" + "0123456789abcdef" * 4
 
@@ -146,6 +150,16 @@ def test_text_wraps_between_words_and_keeps_commands_whole(text, columns, wanted
     assert sf.wrap_text(text, columns) == wanted
 
 
+def test_a_character_that_is_wider_than_the_line_ends_the_wrapping():
+    assert sf.wrap_text("\u65e5\u672c", 1) == "\u65e5\n\u672c"
+
+
+def test_neighbours_of_one_role_are_painted_together():
+    parts = [sf.Styled("one two", "ok"), sf.Styled("three", "ok"), sf.Styled("four")]
+    assert sf.format_words(parts, sf.Look(True, columns=14), margin=" ", indent=" ") == (
+        " \x1b[32mone two three\x1b[0m\n  four\n")
+
+
 def test_wrapped_lines_stand_below_each_other():
     assert sf.wrap_text("  one two three", 9, indent="  ") == "  one two\n    three"
 
@@ -213,6 +227,8 @@ def test_a_topic_on_a_terminal_counts_what_is_right():
         "\u2713 Nodes: 2 ok\nok: first\nok: second\n")
     warnings = [replace(TOPIC[0], level="warning")] * 2
     assert sf.format_topic("Nodes", warnings, look).startswith("! Nodes: 2 warnings\n")
+    both = [TOPIC[2], *warnings]
+    assert sf.format_topic("Nodes", both, look).startswith("\u2717 Nodes: 1 error, 2 warnings\n")
 
 
 # -- tables --
@@ -380,11 +396,49 @@ def test_status_with_a_gateway_counts_its_slots():
     assert any(re.search(r"haiku-local +ready, working$", line) for line in lines)
 
 
+def test_status_marks_by_what_is_left_of_a_route():
+    page, look = page_of(), sf.Look(marks=True, columns=100)
+    for route, shown in [
+            (sf.RouteState("ready"), "\u2713 ready"), (sf.RouteState("cold"), "! cold"),
+            (sf.RouteState("model missing"), "\u2717 model missing"),
+            (sf.RouteState("node offline"), "\u2717 node offline"),
+            (sf.RouteState("node offline", fallback="small"), "! node offline \u2192 qwen3:8b on laptop")]:
+        text = sf.format_status(replace(page, routes={**page.routes, "heavy": route}), look)
+        assert re.search(f"^implementer .* {re.escape(shown)}$", text, re.M), shown
+
+
+def test_slots_are_those_of_the_model_on_that_machine():
+    page = page_of(**{'"qwen3-coder:30b"': '"qwen3:8b"'})
+    places = {"small": sf.Place(1, 2), "heavy": sf.Place(3, 4)}
+    text = sf.format_status(replace(page, places=places), sf.Look(columns=100))
+    assert re.search("^laptop .* 1 / 2 ", text, re.M) and "3 / 4" not in text
+
+
 def test_status_of_a_ready_fleet_says_so_and_no_more():
     page = page_of()
     ready = {name: sf.RouteState("ready") for name in page.routes}
     text = sf.format_status(replace(page, routes=ready, following="Ready: x."), sf.Look(columns=80))
     assert text.startswith("local-dev: ready.\n\nMachine ") and "x." not in text
+
+
+# -- what was served, what would change --
+
+def test_what_was_served_is_read_by_people():
+    rows = [("mini", 12, 1234567, 89, 1.5, 0), ("m5", 1, 2, 3, 0, 0)]
+    assert sf.format_served(rows).splitlines()[-2:] == [
+        "mini  12        1234567    89          1.5             0",
+        "m5    1         2          3           0               0"]
+    assert sf.format_served(rows, sf.Look(columns=80)).splitlines()[-2:] == [
+        "mini        12  1,234,567          89             1.5         0",
+        "m5           1          2           3               0         0"]
+
+
+def test_a_diff_is_painted_and_never_wrapped():
+    change = sf.Change("a.md", b"same\nold " + b"x" * 90 + b"\n", b"same\nnew\n", True)
+    text = sf.format_diff([change], fleet_of(), sf.Look(True, True, 60))
+    assert text == ("\x1b[1m--- a.md\tupdated\x1b[0m\n\x1b[1m+++ a.md\tgenerated\x1b[0m\n"
+                    "\x1b[2m@@ -1,2 +1,2 @@\x1b[0m\n same\n"
+                    f"\x1b[31m-old {'x' * 90}\x1b[0m\n\x1b[32m+new\x1b[0m\n")
 
 
 # -- every width --
@@ -470,3 +524,61 @@ def test_colour_changes_nothing_but_colour():
                                       hostile_outputs(two, sf.Look(False, True, 80)))
         for (name, painted), (_, text) in pairs:
             assert re.sub("\x1b\\[[0-9]+m", "", painted) == text, name
+
+
+# -- the commands, on a real terminal --
+
+def on_terminal(directory, *words, columns, **env):
+    """What a command shows on a terminal of so many columns."""
+    pty = pytest.importorskip("pty")
+    master, slave = pty.openpty()
+    command = [sys.executable, "-I", "-S", "-W", "error", str(SCRIPT), *words]
+    process = subprocess.Popen(command, cwd=str(directory), stdin=slave, stdout=slave, stderr=slave,
+                               env=clean_environment(COLUMNS=columns, **env))
+    os.close(slave)
+    shown = b""
+    try:
+        while True:
+            piece = os.read(master, 65536)
+            if not piece:
+                break
+            shown += piece
+    except OSError:  # what Linux says when the last writer has gone
+        pass
+    os.close(master)
+    process.wait(20)
+    return shown.decode("utf-8").replace("\r\n", "\n")
+
+
+COMMANDS = [("validate",), ("generate", "--check"), ("generate",), ("doctor",), ("doctor", "-v"),
+            ("discover", "-v"), ("status",), ("worker",), ("help",), ("generate", "--help"),
+            ("status", "--nope"), ("clean", "--dry-run"), ("validate", "--strict")]
+
+
+@pytest.mark.parametrize("columns", [60, 100])
+def test_commands_fit_the_terminal(tmp_path, columns):
+    text = FLEET.replace("http://localhost:11434", "http://127.0.0.1:1")
+    text = re.sub(r"http://192[0-9.]+:11434", "http://127.0.0.1:1", text)
+    (tmp_path / "fleet.yaml").write_text(text, encoding="utf-8")
+    for words in COMMANDS:
+        shown = on_terminal(tmp_path, *words, columns=columns, TERM="xterm")
+        assert shown, words
+        for line in shown.split("\n"):
+            copied = re.match(r" +(uv tool|docker|-e|-p|litellm --config|Environment)", line)
+            assert copied or shown_width(line) <= columns, (words, line)
+
+
+def test_commands_obey_the_reader(tmp_path):
+    (tmp_path / "fleet.yaml").write_text(FLEET.replace("node: gpu", "node: gpx"), encoding="utf-8")
+    for env, colour in [({"TERM": "xterm"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False),
+                        ({"TERM": "dumb"}, False), ({"TERM": "dumb", "FORCE_COLOR": "1"}, True)]:
+        shown = on_terminal(tmp_path, "validate", columns=80, **env)
+        assert ("\x1b[2m" in shown) == colour and "gpx" in shown, env
+
+
+def test_forced_colour_reaches_a_pipe_but_no_json(run_cli, tmp_path):
+    (tmp_path / "fleet.yaml").write_text(FLEET, encoding="utf-8")
+    env = {"FORCE_COLOR": "1"}
+    painted, plain = run_cli("doctor", env=env), run_cli("doctor")
+    assert re.sub("\x1b\\[[0-9]+m", "", painted.stdout) == plain.stdout != painted.stdout
+    assert "\x1b" not in run_cli("doctor", "--json", env=env).stdout + plain.stdout
