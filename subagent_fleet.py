@@ -5021,6 +5021,38 @@ def _starter_value(value: object) -> str:
 # else stands between it and the terminal. With the Look of a pipe, text is as it ever was: no
 # escape, no mark, no line broken. On a terminal, text is wrapped first and painted last.
 
+# -- commands, as they were typed --
+
+@dataclass(frozen=True)
+class Typing:
+    """How this program was called, so that messages name commands as they can be typed again."""
+
+    program: str = "subagent-fleet"
+    # By command: the flags that name the places which were typed, such as ` --out build`.
+    places: dict[str, str] = field(default_factory=dict)
+
+
+AS_USUAL = Typing()
+
+
+def as_typed(text: str, typing: Typing) -> str:
+    """Return a message with its commands as they were typed.
+
+    Messages are written with `subagent-fleet COMMAND`. The program becomes what was typed for it,
+    and a command gets the places that were typed, unless the message names one itself.
+    """
+    def retype(call: re.Match[str]) -> str:
+        words = call["words"]
+        rest = text[call.end():]
+        if rest.startswith((" --config", " --out")):
+            return f"{typing.program} {words}"
+        return f"{typing.program} {words}{typing.places.get(call['name'], '')}"
+
+    names = "|".join(typing.places)
+    return re.sub(rf"(?<![\w./-])subagent-fleet (?P<words>(?P<name>{names}|--help)( claude)?)\b"
+                  r"(?! claude)", retype, text)
+
+
 # -- what a terminal can show --
 
 def clean_text(text: str) -> str:
@@ -5162,8 +5194,8 @@ def crop(text: str, width: int) -> str:
 
 # Programs that a person is told to run. A command is in backticks, or ends the text behind `: `.
 _PROGRAMS = (
-    r"\.|subagent-fleet|python3|\S*subagent_fleet\.py|ollama|litellm|npm|uv|pipx|git|unset|printf"
-    r"|sudo|launchctl|lsof|cd|ls|rm")
+    r"\.|subagent-fleet|python3|[^\s`]*subagent_fleet\.py|ollama|litellm|npm|uv|pipx|git|unset"
+    r"|printf|sudo|launchctl|lsof|cd|ls|rm")
 _COMMAND = _Pattern(
     rf"(?<!\S)[^\s`]*`(?:{_PROGRAMS}) [^`]*`[^\s`]*"
     rf"|(?<=: )(?:{_PROGRAMS}) .*$")
@@ -5792,7 +5824,8 @@ def format_presence(models: Iterable[Mapping[str, str]], look: Look = PLAIN) -> 
     return format_table(("Model", "Node", "Ollama model", "Found"), rows, look=look)
 
 
-def format_details(states: Mapping[str, NodeState], look: Look = PLAIN) -> str:
+def format_details(states: Mapping[str, NodeState], look: Look = PLAIN,
+                   typing: Typing = AS_USUAL) -> str:
     """Return what each node said of itself and its models, or why it said nothing."""
     text = ""
     for state in states.values():
@@ -5803,7 +5836,7 @@ def format_details(states: Mapping[str, NodeState], look: Look = PLAIN) -> str:
         text += "\n" + format_words([heading, Styled(says)], look, indent="  ")
 
         if not state.online:
-            text += format_fix(state.mend, look)
+            text += format_fix(as_typed(state.mend, typing), look)
         for model in state.models:
             parts = [Styled(f"{model.name}:"), Styled(_describe_model(model))]
             text += format_words(parts, look, margin="  ", indent="  ")
@@ -6075,34 +6108,7 @@ def render_report(command: str, fields: Mapping[str, object]) -> str:
     return json.dumps(report, indent=2, default=show_record) + "\n"
 
 
-# -- commands, as they were typed --
-
-@dataclass(frozen=True)
-class Typing:
-    """How this program was called, so that messages name commands as they can be typed again."""
-
-    program: str = "subagent-fleet"
-    # By command: the flags that name the places which were typed, such as ` --out build`.
-    places: dict[str, str] = field(default_factory=dict)
-
-
-def as_typed(text: str, typing: Typing) -> str:
-    """Return a message with its commands as they were typed.
-
-    Messages are written with `subagent-fleet COMMAND`. The program becomes what was typed for it,
-    and a command gets the places that were typed, unless the message names one itself.
-    """
-    def retype(call: re.Match[str]) -> str:
-        words = call["words"]
-        rest = text[call.end():]
-        if rest.startswith((" --config", " --out")):
-            return f"{typing.program} {words}"
-        return f"{typing.program} {words}{typing.places.get(call['name'], '')}"
-
-    names = "|".join(typing.places)
-    return re.sub(rf"(?<![\w./-])subagent-fleet (?P<words>(?P<name>{names}|--help)( claude)?)\b"
-                  r"(?! claude)", retype, text)
-
+# -- help --
 
 def format_overview(typing: Typing, groups: Mapping[str, Sequence[tuple[str, str]]],
                     look: Look) -> str:
@@ -6122,7 +6128,8 @@ def format_overview(typing: Typing, groups: Mapping[str, Sequence[tuple[str, str
 def format_usage(title: str, examples: Sequence[str], rows: Sequence[tuple[str, str]],
                  look: Look) -> str:
     """Return the help of one command: examples first, then what each word does."""
-    text = f"{title}.\n\nExamples:\n" + "".join(f"  {line}\n" for line in examples)
+    text = wrap_text(f"{title}.\n\nExamples:\n", look.columns)
+    text += "".join(f"  {line}\n" for line in examples)
     if rows:
         text += "\nOptions:\n" + format_pairs(rows, look)
     return text
@@ -10876,7 +10883,7 @@ def cmd_discover(options: Options, world: World) -> int:
         described = states
         if not options.verbose:
             described = {name: state for name, state in states.items() if not state.online}
-        text += as_typed(format_details(described, look), options.typing)
+        text += format_details(described, look, options.typing)
         if written:
             text += f"\nWrote {written}\n"
         world.out(text)
@@ -11191,8 +11198,7 @@ def cmd_warmup(options: Options, world: World) -> int:
 
     if options.json:
         warmths = warm_fleet(fleet, options, world, say=lambda text: None)
-        results = [report_warmth(name, warmth, options.typing)
-                   for name, warmth in warmths.items()]
+        results = [report_warmth(name, warmth) for name, warmth in warmths.items()]
         world.out(render_report("warmup", {"results": results}))
     else:
         warmths = warm_fleet(fleet, options, world, say=world.out)
@@ -11224,8 +11230,9 @@ def warm_fleet(fleet: Fleet, options: Options, world: World, *,
             while waiting and warmths[waiting[0]].node.name in ended:
                 name = waiting.pop(0)
                 before = f"  {pad_row(rows[name], widths)}"
-                line = format_warmth(warmths[name], before=before, look=look_of(world))
-                say(as_typed(line, options.typing))
+                warmth = warmths[name]
+                warmth.fix = as_typed(warmth.fix, options.typing)
+                say(format_warmth(warmth, before=before, look=look_of(world)))
             if is_live:
                 world.err(format_progress(groups, world.clock(), world.columns))
     finally:
@@ -11251,12 +11258,12 @@ def plan_warmths(fleet: Fleet, options: Options) -> dict[str, Warmth]:
     return warmths
 
 
-def report_warmth(name: str, warmth: Warmth, typing: Typing) -> dict[str, object]:
+def report_warmth(name: str, warmth: Warmth) -> dict[str, object]:
     """Return what `warmup --json` says of a model."""
     return {"model": name, "node": warmth.node.name, "ollama_model": warmth.model.ollama_model,
             "ok": warmth.ok, "seconds": round(warmth.seconds, 1), "loaded": warmth.loaded,
             "pulled_bytes": warmth.pulled, "detail": warmth.detail,
-            "fix": as_typed(warmth.fix, typing)}
+            "fix": warmth.fix}
 
 
 @command("serve", "serve the fleet to Claude Code", CONFIG, OUT,
