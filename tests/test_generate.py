@@ -28,7 +28,7 @@ nodes:
   small: {endpoint: "http://192.168.1.51:11434"}
 models:
   heavy: {node: big, ollama_model: "qwen3-coder:30b", litellm_alias: claude-sonnet-local,
-          context: 65536, timeout: 600}
+          context: 65536, timeout: 600, fallback: [light]}
   light: {node: small, ollama_model: "qwen3:8b", litellm_alias: claude-haiku-local, context: 32768}
 agents:
   planner: {model: light, description: Plans., tools: [Read, Grep, Glob]}

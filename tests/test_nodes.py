@@ -44,7 +44,7 @@ def test_probe_online_node_tells_models_and_what_is_loaded(fake_node):
     model, = state.models
     assert vars(model) == {"name": "tiny:latest", "size": 4_700_000_000, "parameters": "7.6B",
                            "quantization": "Q4_K_M", "capabilities": ("tools", "completion"),
-                           "trained_context": 8192, "remote": ""}
+                           "trained_context": 8192, "remote": "", "token_bytes": None}
     loaded, = state.loaded
     assert (loaded.name, loaded.context, loaded.gpu_percent) == ("tiny:latest", 4096, 62)
 
