@@ -10,7 +10,7 @@ import types
 import pytest
 import subagent_fleet as sf
 
-from conftest import SCRIPT, clean_environment, keys_near
+from tools import SCRIPT, clean_environment, keys_near, free_port, not_held_up
 from doctor_facts import GOOD_MODEL, LOCAL, OFFLINE, REACHED, on, paste
 
 
@@ -22,7 +22,7 @@ def told_by_doctor(monkeypatch):
         monkeypatch.setattr(sf, "load_config", lambda options, world: (fleet, []))
         monkeypatch.setattr(sf, "observe", lambda *seen: facts)
         monkeypatch.setattr(world, "out", told.append)
-        sf.cmd_doctor(types.SimpleNamespace(fix=False, json=False), world)
+        sf.cmd_doctor(types.SimpleNamespace(fix=False, json=False, verbose=False), world)
         return "".join(told)
     return tell
 

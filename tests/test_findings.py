@@ -8,7 +8,7 @@ import pytest
 import subagent_fleet as sf
 
 from agent_cases import AGENTS
-from conftest import SCRIPT
+from tools import SCRIPT
 from doctor_facts import (GOOD_FACTS, GOOD_MODEL, GOOD_STATE, LITELLM, LOCAL, OFFLINE, REACHED,
                           changes, facts_with, loaded, make_fleet, model_fleet, model_with, on,
                           reached, state_with)

@@ -2,8 +2,9 @@
 import json
 import re
 
-import install
 import pytest
+
+import install
 import rig
 import subagent_fleet as sf
 from agent_cases import AGENTS
