@@ -4585,10 +4585,10 @@ def _read_frontmatter(head: str) -> dict[Any, Any]:
     quoted = _quote_odd_values(head)
     for text in (head, quoted, _drop_repeated_keys(quoted)):
         try:
-            values = dict(parse_yaml(text))
-        except (FleetError, TypeError, ValueError):
-            continue  # no YAML, or no mapping: that is a finding, not an error
-        if values:
+            values = parse_yaml(text)
+        except FleetError:
+            continue  # that is a finding, not an error
+        if values and isinstance(values, dict):
             return values
     return {}
 
