@@ -4684,7 +4684,7 @@ def _frontmatter_of(content: bytes) -> str:
 
 def render_prompt(change: Change, prompt: str) -> bytes:
     """Return the file that `generate` will make of a prompt."""
-    return f"{_frontmatter_of(change.wanted or b'')}\n{prompt}".encode("utf-8")
+    return f"{_frontmatter_of(change.wanted or b'')}\n{prompt}".encode()
 
 
 def show_prompt(prompt: str, *, is_json: bool) -> str:
