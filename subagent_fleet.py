@@ -90,6 +90,8 @@ if TYPE_CHECKING:  # what checkers and editors read; the names are those below
     from typing import Any, NoReturn, TypeVar
 
     _Named = TypeVar("_Named", "NodeModel", "LoadedModel")
+    _Warn = Callable[..., "Finding"]  # see lint_fleet
+    _Rule = Callable[["Fleet", _Warn], Iterator["Finding"]]
 else:
     (argparse, array, base64, datetime, difflib, hashlib, ipaddress, json, re, string, threading,
      unicodedata) = map(_Late, (
@@ -2880,9 +2882,9 @@ def _key_schema(key: FileKey) -> dict[str, Any]:
 
 # == 5. Planning ==============================================================
 #
-# Takes a Fleet and, where they were asked, what its nodes answered. Gives decisions: which model
-# stands for which tier, what is true of a route, what Claude Code's environment holds, what
-# happens to a file, and what `init` and `worker` propose. It decides; sections 7 and 8 word it.
+# Takes a Fleet and, where they were asked, what its nodes answered. Gives decisions: which
+# model stands for which tier, what is true of a route, what Claude Code's environment holds,
+# what happens to a file, what `init` and `worker` propose. Sections 7 and 8 put it in words.
 
 MAIN_CONTEXT_TOKENS = 32768  # Claude Code's own prompt is 10-18k tokens, before any work
 SMALL_CONTEXT_TOKENS = 8192
@@ -2965,7 +2967,7 @@ def plan_prompt(agent: Agent) -> str:
 
 
 def plan_tools(tools: Iterable[str]) -> tuple[str, ...]:
-    """Return the tools that Claude Code still has, in order, gone ones replaced, none twice."""
+    """Return the tools that Claude Code still has, gone ones replaced, none twice."""
     kept: list[str] = []
     for tool in tools:
         present = GONE_TOOLS.get(tool.split("(")[0], tool)
@@ -3022,8 +3024,8 @@ def rate_model(model: NodeModel) -> Rating:
     if capabilities and not calls_tools:
         return Rating(score, "cannot call tools")
     if not holds_prompt:
-        return Rating(score, f"holds {context} tokens; Claude Code's own prompt takes 10,000 to "
-                             "18,000")
+        flaw = f"holds {context} tokens; Claude Code's own prompt takes 10,000 to 18,000"
+        return Rating(score, flaw)
     return Rating(score)
 
 
@@ -3082,7 +3084,7 @@ def _family(ollama_model: str) -> str:
 
 
 def plan_correction(model: Model, state: NodeState) -> str:
-    """Return what to write where a model's name is nearly one that its node has, or nothing."""
+    """Return what to write where a name is nearly that of a model there, or nothing."""
     near = near_model(state.models, model.ollama_model)
     if near is None:
         return ""
@@ -3091,7 +3093,7 @@ def plan_correction(model: Model, state: NodeState) -> str:
 
 # -- what fits a machine --
 
-ROUGH_TOKEN_BYTES = 12_000  # a token of context takes about so much for each billion parameters
+ROUGH_TOKEN_BYTES = 12_000  # of a token of context, for each billion parameters
 LARGEST_MODEL_BYTES = 1 << 50  # what says it is larger says nothing
 
 
@@ -3107,7 +3109,7 @@ def plan_token_bytes(known: Mapping[str, Any]) -> int | None:
     if not width and number("attention.head_count"):  # then the heads share the embedding
         width = 2 * number("embedding_length") // number("attention.head_count")
 
-    # Not every layer keeps the whole context. Of those with a window every other one does at most
+    # Not every layer keeps the whole context: of those with a window every other one at most
     # (gpt-oss; gemma has fewer), of hybrids (qwen3-next) one in so many.
     if number("attention.sliding_window"):
         layers = (layers + 1) // 2
@@ -3122,7 +3124,7 @@ def plan_gigabytes(model: NodeModel, context: int) -> float:
 
 
 def plan_fitting_context(model: NodeModel, gigabytes: float) -> int:
-    """Return the context that a model can have in so much memory, in whole 1,024; 0 for none."""
+    """Return the context that so much memory has room for, in whole 1,024; 0 for none."""
     room = gigabytes * 1e9 - _weight_bytes(model)
     each = _token_bytes(model)
     return max(int(room / each) // 1024 * 1024, 0) if each else 0
@@ -3159,7 +3161,8 @@ def plan_tiers(fleet: Fleet) -> dict[str, str]:
     """
     by_size = sorted(fleet.models.values(),
                      key=lambda model: (billions(model.ollama_model), model.context))
-    return {tier: fleet.claude.get(tier) or _plan_tier(fleet, tier, by_size) for tier in TIERS}
+    return {tier: fleet.claude.get(tier) or _plan_tier(fleet, tier, by_size)
+            for tier in TIERS}
 
 
 def _plan_tier(fleet: Fleet, tier: str, by_size: Sequence[Model]) -> str:
@@ -3197,7 +3200,7 @@ def plan_used_models(fleet: Fleet) -> set[str]:
 
 
 def _models_leading_to(fleet: Fleet, goal: str) -> set[str]:
-    """Return the models whose fallbacks lead to one, and itself: it cannot fall back on them."""
+    """Return a model and those whose fallbacks lead to it: on none can it fall back."""
     callers: dict[str, list[str]] = {}
     for model in fleet.models.values():
         for name in model.fallback:
@@ -3247,8 +3250,9 @@ class RouteState:
     fallback: str | None = None  # a model's name
 
 
-def plan_route_state(fleet: Fleet, states: Mapping[str, NodeState], model: Model) -> RouteState:
-    """Return the RouteState of a model; what counts as ready is that no request will load it."""
+def plan_route_state(fleet: Fleet, states: Mapping[str, NodeState],
+                     model: Model) -> RouteState:
+    """Return the RouteState of a model; ready means that no request will load it."""
     node = states[model.node]
     if not _can_answer(states, model):
         state = "model missing" if node.online else "node offline"
@@ -3269,8 +3273,9 @@ def _can_answer(states: Mapping[str, NodeState], model: Model) -> bool:
     return node.online and (model.cloud or bool(find_models(node.models, model.ollama_model)))
 
 
-def _plan_substitute(fleet: Fleet, states: Mapping[str, NodeState], model: Model) -> str | None:
-    """Return the name of the first model that answers instead: a fallback, or of its alias."""
+def _plan_substitute(fleet: Fleet, states: Mapping[str, NodeState],
+                     model: Model) -> str | None:
+    """Return the name of the first that answers instead: a fallback, or one of its alias."""
     others = [fleet.models[name] for name in model.fallback]
     others += [twin for twin in fleet.models.values() if twin.alias == model.alias]
     for other in others:
@@ -3366,8 +3371,8 @@ CLOUDS = ("BEDROCK", "VERTEX", "FOUNDRY", "MANTLE", "ANTHROPIC_AWS", "ANTHROPIC_
 class Variable:
     """One variable of the environment: what becomes of it, and why.
 
-    The gateway's key is in no plan, so that every plan can be shown: `holds_key` says where it
-    goes, and the value is empty.
+    The gateway's key is in no plan, so that every plan can be shown: `holds_key` says where
+    it goes, and the value is empty.
     """
 
     name: str
@@ -3396,24 +3401,27 @@ def plan_environment(fleet: Fleet) -> list[Variable]:
 
 def _gateway_variables(gateway: Gateway) -> Iterator[Variable]:
     """Yield where the gateway is and how Claude Code shows its key."""
-    yield Variable(gateway.master_key_env, "", "the gateway's key; one that is set already is kept",
-                   holds_key=True)
+    yield Variable(gateway.master_key_env, "", holds_key=True,
+                   why="the gateway's key; one that is set already is kept")
     yield Variable("ANTHROPIC_BASE_URL", gateway_url(gateway),
                    "the gateway, which stands for Claude")
-    yield Variable("ANTHROPIC_AUTH_TOKEN", "", "how Claude Code shows the key", holds_key=True)
+    yield Variable("ANTHROPIC_AUTH_TOKEN", "", holds_key=True,
+                   why="how Claude Code shows the key")
 
 
 def _rival_variables() -> Iterator[Variable]:
     """Yield what would lead Claude Code past the gateway, or past an agent's model."""
-    yield Variable("ANTHROPIC_API_KEY", "", "would be shown as well", is_unset=True)
-    yield Variable("CLAUDE_CODE_SUBAGENT_MODEL", "", "would beat the model of every agent",
-                   is_unset=True)
+    # 2.1.197 lets the variable beat an agent's model; 2.1.326 only together with _FORCE.
+    yield Variable("ANTHROPIC_API_KEY", "", is_unset=True, why="would be shown as well")
+    yield Variable("CLAUDE_CODE_SUBAGENT_MODEL", "", is_unset=True,
+                   why="would beat the model of every agent")
     for cloud in CLOUDS:
-        yield Variable(f"CLAUDE_CODE_USE_{cloud}", "", "would ask a cloud instead", is_unset=True)
+        yield Variable(f"CLAUDE_CODE_USE_{cloud}", "", is_unset=True,
+                       why="would ask a cloud instead")
 
 
 def _proxy_variables(fleet: Fleet) -> Iterator[Variable]:
-    """Yield the hosts that are asked without a proxy, in both spellings that programs read."""
+    """Yield the hosts that are asked without a proxy, in both spellings that are read."""
     urls = [node.endpoint for node in fleet.nodes.values()]
     urls += [gateway_url(fleet.gateway), OLLAMA_ENDPOINT]  # which LiteLLM asks, too (1.106.2)
     hosts: list[str] = []
@@ -3428,14 +3436,17 @@ def _proxy_variables(fleet: Fleet) -> Iterator[Variable]:
 
 def _tier_variables(fleet: Fleet, tiers: Mapping[str, str]) -> Iterator[Variable]:
     """Yield which alias answers for the main session and for each tier."""
+    # All of them, always: a main model that calls an agent with `model: "sonnet"` beats the
+    # agent's own model, and an unset tier means one of Anthropic's (2.1.326).
     yield Variable("ANTHROPIC_MODEL", fleet.models[tiers["main"]].alias, "the main session")
     for tier in TIERS[1:]:
-        yield Variable(f"ANTHROPIC_DEFAULT_{tier.upper()}_MODEL", fleet.models[tiers[tier]].alias,
-                       f"what `{tier}` means")
+        alias = fleet.models[tiers[tier]].alias
+        yield Variable(f"ANTHROPIC_DEFAULT_{tier.upper()}_MODEL", alias, f"what `{tier}` means")
 
 
 def _window_variables(session: Model) -> Iterator[Variable]:
     """Yield what the main session's model holds."""
+    # Claude Code compacts at the window less the answer less 13,000 tokens (2.1.326).
     yield Variable("CLAUDE_CODE_MAX_CONTEXT_TOKENS", str(session.context),
                    "the main model's window; Claude Code would take it for 1,000,000")
     yield Variable("CLAUDE_CODE_MAX_OUTPUT_TOKENS",
@@ -3445,10 +3456,13 @@ def _window_variables(session: Model) -> Iterator[Variable]:
 
 def _cache_variables() -> Iterator[Variable]:
     """Yield what keeps a prompt's beginning the same, and Claude Code's calls at home."""
+    # Otherwise the system prompt differs in each conversation from its 47th character on, and
+    # a node reads 10,000 tokens anew (2.1.326).
     yield Variable("CLAUDE_CODE_ATTRIBUTION_HEADER", "0",
                    "else nothing of a prompt is found in the cache")
     yield Variable("CLAUDE_CODE_TOTAL_TOKENS_REMINDER", "off", "the same")
-    yield Variable("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1", "no calls but to the gateway")
+    yield Variable("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1",
+                   "no calls but to the gateway")
 
 
 def _patience_variables(fleet: Fleet) -> Iterator[Variable]:
@@ -3456,17 +3470,21 @@ def _patience_variables(fleet: Fleet) -> Iterator[Variable]:
 
     A request waits for its turn, then for a first token, then for the next candidate's.
     """
+    # Left alone, 2.1.326 gives up after 300 to 360 s of silence and asks again, up to 11 times;
+    # each time the node reads the prompt from its beginning.
     slowest = max(model.timeout for model in fleet.models.values()) * 1000
     yield Variable("API_FORCE_IDLE_TIMEOUT", "0",
                    "a local model may need minutes for its first token")
-    yield Variable("CLAUDE_STREAM_IDLE_TIMEOUT_MS", str(slowest * 3), "thrice the slowest timeout")
+    yield Variable("CLAUDE_STREAM_IDLE_TIMEOUT_MS", str(slowest * 3),
+                   "thrice the slowest timeout")
     yield Variable("API_TIMEOUT_MS", str(slowest * 5), "five times, for a whole answer")
 
 
 def _thrift_variables(fleet: Fleet, session: Model) -> Iterator[Variable]:
     """Yield what spares a small window and a single machine."""
     if session.context <= LEAN_CONTEXT_TOKENS:
-        yield Variable("CLAUDE_CODE_SIMPLE_SYSTEM_PROMPT", "1", "a shorter prompt, small window")
+        yield Variable("CLAUDE_CODE_SIMPLE_SYSTEM_PROMPT", "1",
+                       "a shorter prompt, small window")
     if len({model.node for model in fleet.models.values()}) == 1:
         yield Variable("CLAUDE_CODE_DISABLE_BACKGROUND_TASKS", "1",
                        "one machine: an agent and its caller would compete for it")
@@ -3559,7 +3577,7 @@ STARTER_MODELS = {
 class Starter:
     """What `init` writes."""
 
-    tree: dict[str, dict[str, dict[str, Any]]]  # `nodes`, `models` and `agents` of a fleet file
+    tree: dict[str, dict[str, dict[str, Any]]]  # `nodes`, `models` and `agents` by name
     has_models: bool  # else those in it are placeholders
     flaw: str  # what the best model lacks
 
@@ -3574,9 +3592,9 @@ def plan_starter(states: Sequence[NodeState]) -> Starter:
 
     models = {"heavy-coder": _starter_model("heavy", chosen[-1])}
     if len(chosen) > 1:
-        models["small-coder"] = _starter_model("small", chosen[0])
-        if chosen[0].node != chosen[-1].node and _context_for(
-                chosen[0].model, MAIN_CONTEXT_TOKENS) == MAIN_CONTEXT_TOKENS:
+        small = _starter_model("small", chosen[0])
+        models["small-coder"] = small
+        if chosen[0].node != chosen[-1].node and small["context"] >= MAIN_CONTEXT_TOKENS:
             models["heavy-coder"]["fallback"] = ["small-coder"]
 
     agents = {}
@@ -3603,13 +3621,17 @@ def _starter_nodes(states: Sequence[NodeState]) -> dict[str, dict[str, Any]]:
 def _starter_model(size: str, placed: PlacedModel) -> dict[str, Any]:
     """Return a model's keys in the fleet file."""
     usual = STARTER_MODELS[size]
-    return {"node": placed.node, "ollama_model": placed.model.name, "litellm_alias": usual.alias,
-            "timeout": usual.timeout, "context": _context_for(placed.model, usual.context),
-            "max_parallel": 1}
+    return {
+        "node": placed.node,
+        "ollama_model": placed.model.name,
+        "litellm_alias": usual.alias,
+        "timeout": usual.timeout,
+        "context": _context_for(placed.model, usual.context),
+        "max_parallel": 1}
 
 
 def _starter_flaw(states: Sequence[NodeState], ranked: Sequence[PlacedModel]) -> str:
-    """Return what the best model lacks, or why the first of those that are there will not do."""
+    """Return what the best model lacks, or why the first one that is there will not do."""
     models = [ranked[-1].model] if ranked else [
         model for state in states for model in state.models]
     for model in models:
@@ -3623,7 +3645,7 @@ def _starter_flaw(states: Sequence[NodeState], ranked: Sequence[PlacedModel]) ->
 
 def plan_worker_block(name: str, state: NodeState,
                       reached: Iterable[NodeState]) -> dict[str, dict[str, Any]]:
-    """Return the `nodes:` and `models:` to paste: a worker's `state`, `reached` at each address."""
+    """Return the `nodes:` and `models:` to paste of a worker, `reached` at its addresses."""
     node = _make_name(name.split(".")[0], "worker")
     models: dict[str, dict[str, Any]] = {}
     for number, placed in enumerate(best_models([state])):
@@ -3634,7 +3656,8 @@ def plan_worker_block(name: str, state: NodeState,
             "node": node, "ollama_model": placed.model.name,
             "litellm_alias": f"{model}-local" if model in CLAUDE_WORDS else model,
             "context": _context_for(placed.model, MAIN_CONTEXT_TOKENS)}
-    return {"nodes": {node: {"endpoint": _best_endpoint(name, state, reached)}}, "models": models}
+    endpoint = _best_endpoint(name, state, reached)
+    return {"nodes": {node: {"endpoint": endpoint}}, "models": models}
 
 
 def _best_endpoint(name: str, state: NodeState, reached: Iterable[NodeState]) -> str:
@@ -3653,11 +3676,12 @@ def _make_name(text: str, otherwise: str) -> str:
 
 # == 6. Findings ==============================================================
 #
-# Takes a Fleet and the Facts that were gathered; gives Findings: what is so, and what mends it.
-# `validate` runs LINTS, which know the file alone; `doctor` runs CHECKS, which know what was seen
-# as well. A new finding is a function with its row, `@lint` or `@check(topic)`, above it.
+# Takes a Fleet and the Facts that were gathered; gives Findings: what is so, what mends it.
+# `validate` runs LINTS, which know the file alone; `doctor` runs CHECKS, which know what was
+# seen as well. A new finding is a function with its row, `@lint` or `@check`, above it.
 
-LITELLM_INSTALL = "uv tool install --python 3.12 'litellm[proxy]==1.106.2' (or pipx install …)"
+LITELLM_INSTALL = ("uv tool install --python 3.12 'litellm[proxy]==1.106.2' "
+                   "(or pipx install …)")
 CLAUDE_INSTALL = "npm install -g @anthropic-ai/claude-code@latest"
 OUR_GATEWAY = "this fleet's gateway"
 OLD_GATEWAY = "a gateway with an older config"
@@ -3665,10 +3689,11 @@ TOOL_CALLER = "qwen3-coder:30b"  # a model that calls tools, to name where one d
 EDIT_TOOLS = {"Edit", "Write", "NotebookEdit"}
 KNOWN_TOOLS = """
     Agent AskUserQuestion Bash BashOutput CronCreate CronDelete CronList Edit EnterPlanMode
-    EnterWorktree ExitPlanMode ExitWorktree Glob Grep KillShell LSP ListAgents ListMcpResourcesTool
-    Monitor NotebookEdit PowerShell PushNotification Read ReadMcpResourceTool ReportFindings
-    ScheduleWakeup SendMessage Skill Task TaskCreate TaskGet TaskList TaskOutput TaskStop
-    TaskUpdate ToolSearch WebFetch WebSearch Workflow Write
+    EnterWorktree ExitPlanMode ExitWorktree Glob Grep KillShell LSP ListAgents
+    ListMcpResourcesTool Monitor NotebookEdit PowerShell PushNotification Read
+    ReadMcpResourceTool ReportFindings ScheduleWakeup SendMessage Skill Task TaskCreate
+    TaskGet TaskList TaskOutput TaskStop TaskUpdate ToolSearch WebFetch WebSearch Workflow
+    Write
 """.split()
 KNOWN_FRONTMATTER = """
     color maxTurns effort permissionMode disallowedTools skills memory isolation background
@@ -3679,11 +3704,10 @@ KNOWN_FRONTMATTER = """
 
 # -- warnings: what the file alone shows --
 
-LINTS: list[Callable[[Fleet, Callable[..., Finding]], Iterator[Finding]]] = []
+LINTS: list[_Rule] = []
 
 
-def lint(rule: Callable[[Fleet, Callable[..., Finding]], Iterator[Finding]]) \
-        -> Callable[[Fleet, Callable[..., Finding]], Iterator[Finding]]:
+def lint(rule: _Rule) -> _Rule:
     """Add a row to LINTS: a rule that yields what `warn` makes of its words."""
     LINTS.append(rule)
     return rule
@@ -3702,61 +3726,64 @@ def lint_fleet(fleet: Fleet) -> Iterator[Finding]:
 
 
 @lint
-def _lint_gateway_host(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_gateway_host(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of a gateway that others can reach."""
     host = fleet.gateway.host
     if not LOOPBACK.fullmatch(host):
         yield warn("exposed-gateway", ("project", "gateway", "host"),
-                   what=f"`{host}` offers your models to the network; only the key protects them",
-                   fix="write `host: 127.0.0.1`, or keep it on a private network with a strong key")
+                   what=f"`{host}` offers your models to the network; only the key protects "
+                        "them",
+                   fix="write `host: 127.0.0.1`, or keep it on a private network with a "
+                       "strong key")
 
 
 @lint
-def _lint_public_endpoints(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_public_endpoints(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of prompts that cross the internet in clear."""
     for name, node in fleet.nodes.items():
         host = _host_of(node.endpoint)
         if node.endpoint.startswith("http:") and address_kind(host) == "public":
             yield warn("public-endpoint", ("nodes", name, "endpoint"),
-                       what=f"{host} is a public address and http sends every prompt in clear",
+                       what=f"{host} is a public address and http sends every prompt in "
+                            "clear",
                        fix="use a LAN, Tailscale or WireGuard address, or https")
 
 
 @lint
-def _lint_endpoint_paths(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_endpoint_paths(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of the address at which Ollama speaks another dialect."""
     for name, node in fleet.nodes.items():
         if node.endpoint.endswith("/v1"):
             yield warn("endpoint-v1", ("nodes", name, "endpoint"),
-                       what="`/v1` is where Ollama speaks to other programs; it is asked beside it",
+                       what="`/v1` is where Ollama speaks to other programs",
                        fix=f"write `endpoint: {node.endpoint[:-len('/v1')]}`")
 
 
 @lint
-def _lint_endpoints_of_ours(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_endpoints_of_ours(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of a gateway that would ask itself."""
     for name, node in fleet.nodes.items():
         if is_gateway_address(fleet.gateway, node.endpoint):
             fix = f"write `endpoint: {OLLAMA_ENDPOINT}`"
             if fleet.gateway.port == OLLAMA_PORT:
                 fix = "write `port: 4000` in project.gateway"
-            yield warn("endpoint-gateway", ("nodes", name, "endpoint"),
-                       what=f"{node.endpoint} is this fleet's own gateway, not an Ollama", fix=fix)
+            yield warn("endpoint-gateway", ("nodes", name, "endpoint"), fix=fix,
+                       what=f"{node.endpoint} is this fleet's own gateway, not an Ollama")
 
 
 @lint
-def _lint_idle_nodes(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_idle_nodes(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of machines that get no work."""
     busy = {model.node for model in fleet.models.values()}
     for name in fleet.nodes:
         if name not in busy:
             yield warn("unused-node", ("nodes", name), key=True, what="no model runs on it",
-                       fix=f"write `node: {name}` in one of models (`subagent-fleet discover` "
-                           "shows what it has), or remove it")
+                       fix=f"write `node: {quote_yaml(name)}` in one of models "
+                           "(`subagent-fleet discover` shows what it has), or remove it")
 
 
 def _guess_gigabytes(ollama_model: str) -> float:
-    """Return about how much memory a model takes by its name: four bits a weight; 0: unknown."""
+    """Return about how many GB a model takes by its name, at four bits a weight; 0: unknown."""
     size = billions(ollama_model)
     return size * 0.6 + 1 if size else 0
 
@@ -3772,18 +3799,18 @@ def _guess_loads(fleet: Fleet) -> dict[str, dict[str, float]]:
 
 
 def _guess_rooms(fleet: Fleet) -> dict[str, float]:
-    """Return {node: the GB it has left beside its models, by their names} where it is known."""
+    """Return {node: the GB left beside its models, by their names} where it is known."""
     loads = _guess_loads(fleet)
     return {name: node.memory_gb - sum(loads[name].values())
             for name, node in fleet.nodes.items() if node.memory_gb}
 
 
 def _plan_move(rooms: Mapping[str, float], needs: Iterable[tuple[Model, float]]) -> str:
-    """Return what to write so that one of some models runs where there is room, or nothing."""
+    """Return what to write so that one of these runs where there is room, or nothing."""
     for model, need in needs:
         for name, room in rooms.items():
             if name != model.node and need <= room:
-                return f"write `node: {name}` in models.{model.name}"
+                return f"write `node: {quote_yaml(name)}` in models.{model.name}"
     return ""
 
 
@@ -3791,7 +3818,7 @@ PART_THEM = "move one to another node, or choose a smaller one"
 
 
 @lint
-def _lint_large_models(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_large_models(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of a model that is larger than its node."""
     rooms = _guess_rooms(fleet)
     for name, model in fleet.models.items():
@@ -3809,7 +3836,7 @@ def _lint_large_models(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[F
 
 
 @lint
-def _lint_memory(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_memory(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of models that push each other out of their node."""
     rooms = _guess_rooms(fleet)
     for name, needs in _guess_loads(fleet).items():
@@ -3820,15 +3847,16 @@ def _lint_memory(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding
         total = sum(fitting)  # what does not fit alone is said alone
         if len(fitting) > 1 and total > memory:
             residents = [(model, _guess_gigabytes(model.ollama_model))
-                         for model in fleet.models.values() if model.node == name]
+                         for model in fleet.models.values()
+                         if model.node == name and not model.cloud]
             yield warn("memory-short", ("nodes", name, "memory_gb"),
-                       what=f"by their names, its models need about {total:.0f} GB and evict each "
-                            "other",
+                       what=f"by their names, its models need about {total:.0f} GB and "
+                            "evict each other",
                        fix=_plan_move(rooms, residents) or PART_THEM)
 
 
 @lint
-def _lint_aliases(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_aliases(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of one alias that is now this model, now that one."""
     owners: dict[str, Model] = {}
     for name, model in fleet.models.items():
@@ -3841,15 +3869,15 @@ def _lint_aliases(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Findin
 
 
 @lint
-def _lint_contexts(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_contexts(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of one model that is loaded anew with each change of its context."""
     firsts: dict[tuple[str, str], Model] = {}
     for name, model in fleet.models.items():
         twin = firsts.setdefault((model.node, full_model_name(model.ollama_model)), model)
         if twin.context != model.context:
             yield warn("context-thrash", ("models", name, "context"),
-                       what=f"{model.context}, but {twin.context} in models.{twin.name}, the same "
-                            "model: each switch reloads it",
+                       what=f"{model.context}, but {twin.context} in models.{twin.name}, "
+                            "the same model: each switch reloads it",
                        fix=f"write `{max(twin.context, model.context)}` for both")
 
 
@@ -3857,13 +3885,14 @@ def _plan_prompts(fleet: Fleet) -> dict[str, list[str]]:
     """Return {model: the tiers in which it reads Claude Code's own prompt}."""
     served: dict[str, list[str]] = {name: [] for name in fleet.models}
     for tier, name in plan_tiers(fleet).items():
-        if tier != "haiku" or tier in fleet.claude:  # one that was only planned never reads it
+        # A haiku that was only planned never reads it.
+        if tier != "haiku" or tier in fleet.claude:
             served[name].append(tier)
     return served
 
 
 @lint
-def _lint_small_contexts(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_small_contexts(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of a context that Claude Code's own prompt fills."""
     served = _plan_prompts(fleet)
     for name, model in fleet.models.items():
@@ -3874,25 +3903,25 @@ def _lint_small_contexts(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator
             why = (f"it serves {', '.join(served[name])}, and Claude Code's own prompt takes "
                    "10,000 to 18,000 tokens")
         if model.context < least:
-            yield warn("small-context", ("models", name, "context"), what=f"{model.context}; {why}",
-                       fix=f"write `context: {least}` or more")
+            yield warn("small-context", ("models", name, "context"),
+                       what=f"{model.context}; {why}", fix=f"write `context: {least}` or more")
 
 
 @lint
-def _lint_outputs(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_outputs(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of an answer that is longer than all that the model can hold."""
     for name, model in fleet.models.items():
         # The default is nobody's wish: of a context below it `small-context` says enough.
         if model.max_output > model.context and model.max_output != Model.max_output:
             most = max(model.context // 2, LEAST_CONTEXT_TOKENS)
             yield warn("output-above-context", ("models", name, "max_output"),
-                       what=f"{model.max_output}, but its context of {model.context} holds the "
-                            "prompt and the answer together",
+                       what=f"{model.max_output}, but its context of {model.context} holds "
+                            "the prompt and the answer together",
                        fix=f"write `max_output: {most}` or less")
 
 
 @lint
-def _lint_main_fallback(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_main_fallback(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of a main session that ends with one machine, where another could go on."""
     main = fleet.models[plan_tiers(fleet)["main"]]
     helpers = [fleet.models[name] for name in main.fallback]
@@ -3904,27 +3933,32 @@ def _lint_main_fallback(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[
     if heirs:
         yield warn("no-fallback", ("models", main.name), key=True,
                    what=f"it serves the main session, which ends when {main.node} sleeps",
-                   fix=f"write `fallback: [{', '.join([*main.fallback, heirs[0]])}]`")
+                   fix=f"write `{_show_fallback(main, heirs[0])}`")
+
+
+def _show_fallback(model: Model, more: str) -> str:
+    """Return a model's fallbacks and one more as the file holds them."""
+    return f"fallback: [{', '.join(map(quote_yaml, [*model.fallback, more]))}]"
 
 
 @lint
-def _lint_unused_models(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_unused_models(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of models that get no work."""
     used = plan_used_models(fleet)
     main = fleet.models[plan_tiers(fleet)["main"]]
     heirs = {model.name for model in plan_main_fallbacks(fleet)}
     for name in fleet.models:
         if name not in used:
-            fix = f"write `model: {name}` in one of agents, or remove it"
+            fix = f"write `model: {quote_yaml(name)}` in one of agents, or remove it"
             if name in heirs:
-                chain = ", ".join([*main.fallback, name])
-                fix = f"write `fallback: [{chain}]` in models.{main.name}, or remove it"
+                line = _show_fallback(main, name)
+                fix = f"write `{line}` in models.{main.name}, or remove it"
             yield warn("unused-model", ("models", name), key=True,
                        what="no agent, tier or fallback uses it", fix=fix)
 
 
 @lint
-def _lint_tools(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_tools(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of tools that Claude Code does not have."""
     for name, agent in fleet.agents.items():
         for index, tool in enumerate(agent.tools or ()):
@@ -3949,19 +3983,18 @@ def _looks_mistyped(tool: str) -> bool:
 
 
 @lint
-def _lint_frontmatter(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_frontmatter(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of keys that Claude Code passes over."""
     for name, agent in fleet.agents.items():
         for key in agent.frontmatter:
             if key not in KNOWN_FRONTMATTER:
-                yield warn("unknown-frontmatter", ("agents", name, "frontmatter", key), key=True,
-                           what="Claude Code is not known to read it",
-                           fix=nearest(key, KNOWN_FRONTMATTER)
-                           or f"known: {some_of(KNOWN_FRONTMATTER)}")
+                fix = nearest(key, KNOWN_FRONTMATTER) or f"known: {some_of(KNOWN_FRONTMATTER)}"
+                yield warn("unknown-frontmatter", ("agents", name, "frontmatter", key),
+                           what="Claude Code is not known to read it", fix=fix, key=True)
 
 
 @lint
-def _lint_editors(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_editors(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of agents that shall edit on a model which only says that it does."""
     for name, agent in fleet.agents.items():
         model = fleet.models[agent.model].ollama_model
@@ -3974,7 +4007,7 @@ def _lint_editors(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Findin
 
 
 def lint_key(fleet: Fleet, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield a finding when the environment holds a weak key, which beats the one generated."""
+    """Yield that the environment holds a weak key, which beats the one generated."""
     variable = fleet.gateway.master_key_env
     key = environ.get(variable)
     is_exposed = not LOOPBACK.fullmatch(fleet.gateway.host)
@@ -4010,8 +4043,8 @@ class Facts:
     looks: dict[str, Exposure] = field(default_factory=dict)
     # Who holds the gateway's port; see check_gateway.
     holder: str = ""
-    # The versions of the programs, None where they were not found; LiteLLM's also tells whether
-    # a litellm_init.pth lies beside it.
+    # The versions of the programs, None where they were not found; LiteLLM's also tells
+    # whether a litellm_init.pth lies beside it.
     claude: str | None = None
     litellm: str | None = None
     # By path: what that settings file puts into the environment.
@@ -4031,7 +4064,7 @@ class Check:
     """A row of CHECKS: the heading that its findings stand under, and who finds them."""
 
     topic: str
-    find: Callable[[Any, Facts], Iterator[Finding]]  # takes the Fleet, or None where there is none
+    find: Callable[[Any, Facts], Iterator[Finding]]  # the first is the Fleet, or None
     needs_fleet: bool
 
 
@@ -4049,12 +4082,13 @@ def check(topic: str, *, needs_fleet: bool = False) -> Callable[..., Any]:
 
 def plan_doctor(fleet: Fleet | None, facts: Facts, *,
                 topics: Sequence[str] = ()) -> list[tuple[str, Finding]]:
-    """Return (topic, Finding) for everything the checks have to say, or those of some topics."""
+    """Return (topic, Finding) for all that the checks, or those of some topics, have to say."""
     findings = []
     for row in CHECKS:
-        if row.needs_fleet and fleet is None or topics and row.topic not in topics:
-            continue
-        findings += [(row.topic, finding) for finding in row.find(fleet, facts)]
+        is_asked = not topics or row.topic in topics
+        is_able = fleet is not None or not row.needs_fleet
+        if is_asked and is_able:
+            findings += [(row.topic, finding) for finding in row.find(fleet, facts)]
     return findings
 
 
@@ -4087,7 +4121,7 @@ def _version_numbers(version: str) -> list[int]:
 
 
 def quote_shell(text: str) -> str:
-    """Return text as one word of every shell; of fish only if it holds no quote or backslash."""
+    """Return text as one word of every shell; of fish only without quotes and backslashes."""
     is_bare = re.fullmatch("(?a)[\\w./:-]+", text)
     return text if is_bare else "'" + text.replace("'", "'\\''") + "'"
 
@@ -4127,15 +4161,16 @@ def _check_litellm(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
     is_needed = fleet is not None and fleet.gateway.provider == "litellm"
     if not version:
         if is_needed:
-            yield Finding("litellm-missing", "error", "LiteLLM (Python 3.10+) is not on the PATH",
-                          fix=LITELLM_INSTALL)
+            yield Finding("litellm-missing", "error",
+                          "LiteLLM (Python 3.10+) is not on the PATH", fix=LITELLM_INSTALL)
     elif re.match(r"1\.82\.[78]$|.*litellm_init\.pth", version):
         yield Finding("litellm-poisoned", "error",
                       f"LiteLLM {version} steals credentials (OSV MAL-2026-2144)",
-                      fix="remove it, change every secret of this machine, " + LITELLM_INSTALL)
+                      fix=f"remove it, change every secret of this machine, {LITELLM_INSTALL}")
     elif is_older(version, "1.104.0"):
         yield Finding("litellm-old", "error" if is_needed else "warning",
-                      f"LiteLLM {version} without its key is an open proxy", fix=LITELLM_INSTALL)
+                      f"LiteLLM {version} without its key is an open proxy",
+                      fix=LITELLM_INSTALL)
     else:
         yield Finding("litellm", "ok", f"LiteLLM {version}")
 
@@ -4196,8 +4231,8 @@ def _ollama_holes(state: NodeState, who: str) -> Iterator[Finding]:
     """Yield the worst that is known of an Ollama's version."""
     for hole in OLLAMA_HOLES:
         if is_older(state.version, hole.mended_in):
-            yield Finding("ollama-old", hole.level, f"{who}: Ollama {state.version} {hole.harm}; "
-                          f"mended in {hole.mended_in}", fix="update it: ollama.com/download")
+            what = f"{who}: Ollama {state.version} {hole.harm}; mended in {hole.mended_in}"
+            yield Finding("ollama-old", hole.level, what, fix="update it: ollama.com/download")
             return
 
 
@@ -4206,19 +4241,20 @@ def _check_exposure(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     """Name the nodes that web pages or the internet may use."""
     for name, look in facts.looks.items():
         if look.answers_any_page:
-            yield Finding("open-origin", "warning", f"node `{name}` answers every web page that a "
-                          "browser near it opens",
+            yield Finding("open-origin", "warning", f"node `{name}` answers every web page "
+                          "that a browser near it opens",
                           fix=f"remove OLLAMA_ORIGINS on `{name}`, then restart Ollama")
         for address in look.addresses:
-            # One that the config itself names is a warning of the config.
-            if address_kind(address) == "public" and address not in fleet.nodes[name].endpoint:
+            is_named = address in fleet.nodes[name].endpoint  # then it is a warning of the config
+            if address_kind(address) == "public" and not is_named:
                 yield _public_address(f"node `{name}`", address, "warning")
 
 
 def _public_address(who: str, address: str, level: str) -> Finding:
     """Return the Finding on a machine that the internet may reach."""
     return Finding("public-address", level, f"{who}: the internet may reach it at {address}",
-                   fix="close its port to the internet; use a LAN, Tailscale or WireGuard address")
+                   fix="close its port to the internet; use a LAN, Tailscale or WireGuard "
+                       "address")
 
 
 def _held_model(model: Model, state: NodeState) -> NodeModel:
@@ -4271,9 +4307,10 @@ def _check_large_models(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
                        or _plan_move(rooms, [(model, resident.gigabytes)])
                        or _plan_smaller_model(state, resident, memory)
                        or "choose a smaller model, or correct `memory_gb`")
-                yield Finding("model-too-large", "warning", f"models.{model.name}: "
-                              f"{model.ollama_model} takes about {resident.gigabytes:.0f} GB with "
-                              f"its context of {model.context}; `{name}` has {memory:g}",
+                yield Finding("model-too-large", "warning",
+                              f"models.{model.name}: {model.ollama_model} takes about "
+                              f"{resident.gigabytes:.0f} GB with its context of "
+                              f"{model.context}; `{name}` has {memory:g}",
                               _locate(fleet, "models", model.name, "context"), fix=fix)
 
 
@@ -4288,7 +4325,8 @@ def _plan_smaller_model(state: NodeState, resident: Resident, memory: float) -> 
     model = resident.model
     for placed in reversed(best_models([state])):
         if plan_gigabytes(placed.model, model.context) <= memory:
-            return f"write `ollama_model: {quote_yaml(placed.model.name)}` in models.{model.name}"
+            shown = quote_yaml(placed.model.name)
+            return f"write `ollama_model: {shown}` in models.{model.name}"
     return ""
 
 
@@ -4310,9 +4348,10 @@ def _check_evictions(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
         if is_short or _spills(state):
             names = ", ".join(resident.held.name for resident in residents)
             moves = [(resident.model, resident.gigabytes) for resident in residents]
-            yield Finding("evicts", "warning", f"node `{name}`: {names} take about {need:.0f} GB "
-                          "with their contexts, and evict each other",
-                          _locate(fleet, "nodes", name), fix=_plan_move(rooms, moves) or PART_THEM)
+            yield Finding("evicts", "warning",
+                          f"node `{name}`: {names} take about {need:.0f} GB with their "
+                          "contexts, and evict each other", _locate(fleet, "nodes", name),
+                          fix=_plan_move(rooms, moves) or PART_THEM)
 
 
 def _spills(state: NodeState) -> bool:
@@ -4324,7 +4363,7 @@ def _spills(state: NodeState) -> bool:
 
 @check("Routes", needs_fleet=True)
 def _check_routes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Say of each model that its node serves it as it will be asked, or what is in the way."""
+    """Say of each model that its node serves it as it is asked, or what is in the way."""
     users = _tool_users(fleet)
     for model in fleet.models.values():
         state = facts.states[model.node]
@@ -4365,8 +4404,8 @@ def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Fi
             fix = f"{plan_correction(model, state)}, or: {fix}"
         yield Finding("model-missing", "error", what, where, fix=fix)
     elif held.remote:
-        yield Finding("cloud-stub", "error", f"models.{model.name}: {model.ollama_model} is sent "
-                      f"by `{model.node}` to {held.remote}", where,
+        yield Finding("cloud-stub", "error", f"models.{model.name}: {model.ollama_model} is "
+                      f"sent by `{model.node}` to {held.remote}", where,
                       fix="choose a local model, or add `cloud: true`")
 
 
@@ -4427,8 +4466,9 @@ def check_gateway(fleet: Fleet, holder: str) -> Finding:
     if holder == OUR_GATEWAY:
         return Finding("gateway-up", "ok", f"{holder} answers at {url}")
     if holder == OLD_GATEWAY:
-        return Finding("gateway-old", "error", f"the gateway at {url} serves this fleet as it was "
-                       "before a change", where, fix="stop it and start it anew")
+        return Finding("gateway-old", "error",
+                       f"the gateway at {url} serves this fleet as it was before a change",
+                       where, fix="stop it and start it anew")
     if holder == "another program":
         what = f"another program answers at {url}"
         if fleet.gateway.provider == "litellm":
@@ -4453,8 +4493,8 @@ def _check_settings(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
             listed = ", ".join(names)
             leads_away = re.search("ANTHROPIC_(BASE_URL|AUTH|API_)|CLAUDE_CODE_USE", listed)
             yield Finding("settings-override", "error" if leads_away else "warning",
-                          f"{path} sets {listed} under `env`, which beats the fleet's environment",
-                          fix=f"remove them from {path}")
+                          f"{path} sets {listed} under `env`, which beats the fleet's "
+                          "environment", fix=f"remove them from {path}")
 
 
 def _agrees(variable: Variable, value: object) -> bool:
@@ -4472,8 +4512,8 @@ def _check_agents(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
         if defect:
             yield Finding("agent-unloadable", "warning",
                           f"{path}: {defect}; newer Claude Code will not run it",
-                          fix="begin with `---`, `name:`, `description:`, `tools: Read, Grep`, "
-                              "`---`")
+                          fix="begin with `---`, `name:`, `description:`, "
+                              "`tools: Read, Grep`, `---`")
 
 
 @check("Claude Code")
@@ -4485,9 +4525,9 @@ def _check_twin_agents(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
         if agent.defect:
             continue  # Claude Code runs neither it nor its name
         if agent.name in paths:  # 2.1.326 says so in its debug log alone
-            yield Finding("agent-duplicate", "warning", f"{path} and {paths[agent.name]} are both "
-                          f"`{agent.name}`; the last one read wins",
-                          fix="rename one, or remove it")
+            what = (f"{path} and {paths[agent.name]} are both `{agent.name}`; the last one "
+                    "read wins")
+            yield Finding("agent-duplicate", "warning", what, fix="rename one, or remove it")
         paths[agent.name] = path
 
 
@@ -4502,8 +4542,9 @@ class AgentFile:
 def read_agent(text: str) -> AgentFile:
     """Return an agent's name, and why Claude Code will not use it.
 
-    As 2.1.197 and 2.1.327 list them: YAML whose `name` and `description` are texts, odd values
-    are texts too, and of two equal keys one goes. With none of its tools known it is refused.
+    As 2.1.197 and 2.1.327 list them: YAML whose `name` and `description` are texts, odd
+    values are texts too, and of two equal keys one goes. With none of its tools known it is
+    refused.
     """
     head = re.match(r"\ufeff?---[ \t]*\r?\n(.*?\n?)---", text, re.DOTALL)
     if not head:
@@ -4547,10 +4588,10 @@ def _read_frontmatter(head: str) -> dict[Any, Any]:
     quoted = _quote_odd_values(head)
     for text in (head, quoted, _drop_repeated_keys(quoted)):
         try:
-            values = dict(parse_yaml(text))
-        except (FleetError, TypeError, ValueError):
-            continue  # no YAML, or no mapping: that is a finding, not an error
-        if values:
+            values = parse_yaml(text)
+        except FleetError:
+            continue  # that is a finding, not an error
+        if values and isinstance(values, dict):
             return values
     return {}
 
@@ -4583,8 +4624,9 @@ def _check_files(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
         count = count_of(groups["unchanged"], "generated file")
         yield Finding("files-unchanged", "ok", f"{count} up to date")
     if "created" in groups:
-        # `generate` writes nothing at all while one file is the user's.
-        fix = "subagent-fleet doctor --fix" if "edited" in groups else "subagent-fleet generate"
+        fix = "subagent-fleet generate"
+        if "edited" in groups:  # then it writes nothing at all
+            fix = "subagent-fleet doctor --fix"
         yield Finding("files-created", "warning",
                       f"{some_of(groups['created'], 5)}: not generated yet", fix=fix)
     if "updated" in groups:
@@ -4622,7 +4664,7 @@ def _edited_file(fleet: Fleet | None, change: Change) -> Finding:
 
 
 def read_new_prompt(change: Change) -> str:
-    """Return the prompt that a person wrote into an agent's file, if nothing else is theirs."""
+    """Return the prompt that a person wrote into an agent's file, if that is all they did."""
     try:
         text = (change.found or b"").decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError:
@@ -4645,7 +4687,7 @@ def _frontmatter_of(content: bytes) -> str:
 
 def render_prompt(change: Change, prompt: str) -> bytes:
     """Return the file that `generate` will make of a prompt."""
-    return f"{_frontmatter_of(change.wanted or b'')}\n{prompt}".encode("utf-8")
+    return f"{_frontmatter_of(change.wanted or b'')}\n{prompt}".encode()
 
 
 def show_prompt(prompt: str, *, is_json: bool) -> str:
@@ -4681,7 +4723,8 @@ def _check_secret(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
 
 # -- worker --
 
-def check_worker(program: str, state: NodeState, reached: Iterable[NodeState]) -> list[Finding]:
+def check_worker(program: str, state: NodeState,
+                 reached: Iterable[NodeState]) -> list[Finding]:
     """Return what keeps this machine from being a node, and what mends it."""
     if not state.online:
         return [_check_stopped_ollama(program, state)]
