@@ -10,13 +10,11 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 
 import pytest
-import subagent_fleet as sf
 
-from conftest import ROOT, SCRIPT, clean_environment, free_port
-from test_fleet import EXAMPLE, edited
+import subagent_fleet as sf
+from tools import EXAMPLE, ROOT, SCRIPT, clean_environment, edited, free_port
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMAND_TABLE = README[README.index("## Commands"):README.index("## Generated files")]
@@ -153,10 +151,8 @@ HOSTILE = {
 @pytest.mark.parametrize("name", sorted(HOSTILE))
 def test_any_bytes_get_one_message(run_cli, tmp_path, name):
     (tmp_path / "fleet.yaml").write_bytes(HOSTILE[name])
-    started = time.monotonic()
     done = run_cli("validate")
     assert done.returncode == 1 and done.stdout == ""
-    assert time.monotonic() - started < 5  # generous: the bench measures, this only bounds
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", done.stderr)
     assert len(done.stderr) < (60_000 if "many" in name else 4000)
     assert ("and more; mend these first" in done.stderr) == ("many" in name)
@@ -299,7 +295,7 @@ def test_control_characters_never_reach_the_terminal(run_cli, tmp_path):
 
 def test_runs_piped_through_python(run_cli, fleet_file, tmp_path):
     done = subprocess.run([sys.executable, "-", "validate", "--config", "fleet.yaml"],
-                          stdin=open(SCRIPT, "rb"), stdout=subprocess.PIPE, cwd=str(tmp_path),
+                          input=SCRIPT.read_bytes(), stdout=subprocess.PIPE, cwd=str(tmp_path),
                           env=clean_environment())
     assert (done.returncode, done.stdout) == (0, b"fleet.yaml is valid.\n")
 
@@ -316,7 +312,7 @@ def test_runs_as_a_script_from_a_read_only_directory(tmp_path):
         environment = clean_environment(PATH=os.path.dirname(sys.executable) + ":/usr/bin:/bin",
                                         LC_ALL="C", NO_COLOR="1")
         done = subprocess.run(["./subagent_fleet.py", "validate"], cwd=str(place),
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+                              capture_output=True, env=environment)
     finally:
         place.chmod(0o755)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"fleet.yaml is valid.\n", b"")
@@ -333,8 +329,7 @@ def test_a_vanished_working_directory_is_named(tmp_path):
     place = tmp_path / "gone"
     place.mkdir()
     program = f"cd {place} && rmdir {place} && exec {sys.executable} {SCRIPT} validate"
-    done = subprocess.run(["sh", "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          env=clean_environment())
+    done = subprocess.run(["sh", "-c", program], capture_output=True, env=clean_environment())
     assert done.returncode == 1 and b"Traceback" not in done.stderr
     assert b"the working directory no longer exists" in done.stderr
 

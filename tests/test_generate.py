@@ -4,7 +4,6 @@ import errno
 import io
 import json
 import os
-import pathlib
 import random
 import re
 import resource
@@ -14,9 +13,9 @@ import sys
 import time
 
 import pytest
-import subagent_fleet as sf
 
-from conftest import SCRIPT, clean_environment, free_port, keys_near
+import subagent_fleet as sf
+from tools import ROOT, SCRIPT, clean_environment, free_port, keys_near
 
 PORT = free_port()
 FLEET = """\
@@ -394,8 +393,7 @@ def test_a_file_larger_than_the_disk_takes_leaves_everything(generated):
     before = tree(generated)
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "generate"], cwd=generated, env=clean_environment(),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500)))
+        capture_output=True, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500)))
     assert done.returncode == 1 and done.stdout == b""
     assert b"error: cannot write ./" in done.stderr and b"Traceback" not in done.stderr
     after = tree(generated)
@@ -414,24 +412,43 @@ class KillingOs(FaultyOs):
         return getattr(os, name)
 
 
-def generate_in_child(directory, number):
-    """Run generate in a child that dies at the given call (0: never); tell whether it died."""
-    child = os.fork()
-    if child == 0:
-        status = 70
-        try:
-            os.chdir(directory)
-            sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")
-            sf.os = KillingOs("", number, 0)
-            status = sf.main(["generate"])
-        finally:
-            os._exit(status)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
-    return os.WIFSIGNALED(status)
+def fork_as_told():
+    """For each number on standard input: fork, run generate, die at that call; print how it went.
+
+    In a process of its own, without threads: what forks must have none.
+    """
+    for number in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            status = 70
+            try:
+                sys.stdout = sys.stderr = io.StringIO()
+                sf.os = KillingOs("", int(number), 0)
+                status = sf.main(["generate"])
+            finally:
+                os._exit(status)
+        print(os.waitpid(child, 0)[1], flush=True)
 
 
-def test_a_hundred_kills_leave_every_file_old_or_new(fleet, quick):
+@pytest.fixture
+def generate_and_die(fleet):
+    """Run generate in a child that dies at the given call; tell whether it died."""
+    path = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
+    forker = subprocess.Popen(
+        [sys.executable, "-c", "import test_generate; test_generate.fork_as_told()"],
+        cwd=fleet, env=clean_environment(PYTHONPATH=path), encoding="ascii",
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def run(number):
+        print(number, file=forker.stdin, flush=True)
+        status = int(forker.stdout.readline())
+        assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+        return os.WIFSIGNALED(status)
+    yield run
+    forker.communicate()
+
+
+def test_a_hundred_kills_leave_every_file_old_or_new(fleet, quick, generate_and_die):
     seed = int(time.time())
     chance, killed, states, wanted = random.Random(seed), 0, set(), {}
     last = FLEET
@@ -442,7 +459,7 @@ def test_a_hundred_kills_leave_every_file_old_or_new(fleet, quick):
     while killed < 100:
         last = OTHER if last == FLEET else FLEET
         rewrite(fleet, last)
-        killed += generate_in_child(fleet, chance.randrange(1, 28))
+        killed += generate_and_die(chance.randrange(1, 28))
         found = {path: text for path, text in tree(fleet).items()
                  if not path.endswith((".new", "fleet.yaml", "manifest.json"))}
         for path, text in found.items():
@@ -789,5 +806,5 @@ def test_refusals_by_their_slugs(tmp_path, monkeypatch):
     (tmp_path / ".subagent-fleet").mkdir()
     (tmp_path / MANIFEST).touch()
     told = []
-    monkeypatch.setattr(sf, "format_finding", lambda finding: told.append(finding.slug) or "")
+    monkeypatch.setattr(sf, "format_finding", lambda finding, **_: told.append(finding.slug) or "")
     assert sf.compare_output(world, out, None) == [] and told == ["manifest-broken"]

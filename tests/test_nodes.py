@@ -11,10 +11,10 @@ import time
 import types
 
 import pytest
-import subagent_fleet as sf
 
 import hostile_nodes
-from conftest import ROOT, SCRIPT, clean_environment
+import subagent_fleet as sf
+from tools import ROOT, SCRIPT, clean_environment, not_held_up
 
 
 def write_fleet(directory, nodes, models, agents=None):
@@ -92,10 +92,9 @@ def test_together_a_bug_is_raised_and_a_failure_returned():
 def test_together_nobody_waits_past_the_deadline_or_for_the_threads():
     world, gone = sf.World(), threading.Event()
     jobs = {i: (lambda: gone.wait(20)) if i % 2 else (lambda i=i: i) for i in range(8)}
-    began = time.monotonic()
-    found = dict(sf.run_together(world, jobs, until=world.clock() + 0.3))
+    with not_held_up(20):
+        found = dict(sf.run_together(world, jobs, until=world.clock() + 0.3))
     assert sorted(key for key in found if key is not None) == [0, 2, 4, 6]
-    assert time.monotonic() - began < 5  # who waits for the threads takes 20
     gone.set()
 
 
@@ -254,9 +253,9 @@ def test_a_404_that_speaks_of_no_model_is_no_ollama_to_every_command(fleet, comm
     fleet[1].answers = dict.fromkeys(
         ("/api/version", "/api/tags", "/api/ps", "/api/chat"), (404, words))
     fix, url = sf.REASON_FIXES["not ollama"], fleet[1].endpoint
-    assert f"m5 ({url}): not ollama: it does not know {url}/api/version\n  fix: {fix}\n" \
+    assert f"m5 ({url}): not ollama: it does not know /api/version\n  fix: {fix}\n" \
         in command("discover", "-v").stdout
-    assert f"failed: it does not know {url}/api/chat\n    fix: {fix}\n" \
+    assert f"failed: it does not know /api/chat\n    fix: {fix}\n" \
         in command("warmup", "--model", "light").stdout
     fleet[0].loaded["big:32b"] = 32768
     assert command("status").stdout.splitlines()[-1] \
@@ -290,7 +289,7 @@ def test_status_watch_and_json_exclude_each_other(fleet, command):
 def route_state(fleet, **states):
     """The state of the model `heavy` when the nodes are as told."""
     known = {name: sf.NodeState(name, "http://x:1", *state) for name, state in states.items()}
-    return str(sf.plan_route_state(fleet, known, fleet.models["heavy"]))
+    return sf.format_route_state(sf.plan_route_state(fleet, known, fleet.models["heavy"]))
 
 
 @pytest.mark.parametrize("m4, m5, told", [
@@ -353,7 +352,8 @@ def test_warmup_loads_each_model_as_its_route_asks_for_it(fleet, command):
     assert lines[1][:4] == ["heavy", "m4", "big:32b", "ok"]
     assert lines[2][:4] == ["light", "m5", "small:7b", "ok"]
     model = sf.Model("heavy", "m4", "big:32b", "heavy-local", context=32768)
-    route = sf.plan_chat({"messages": [{"role": "user", "content": "hi"}]}, model)
+    talk = sf.Talk("heavy-local", (sf.Turn("user", texts=("hi",)),))
+    route = sf.Ollama().chat(talk, model).payload
     sent, = m4.asked("/api/chat")
     assert sent["messages"] == [] and sent["options"]["num_ctx"] == route["options"]["num_ctx"]
     assert {key: sent[key] for key in ("model", "keep_alive", "think")} \
@@ -588,18 +588,22 @@ def measure(directory, *words, environment=None):
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", MEASURED, str(report), str(SCRIPT), *words],
         cwd=str(directory), env=clean_environment(**(environment or {})), timeout=60,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        capture_output=True)
     return done, time.monotonic() - began, int(report.read_text()) / 1024
 
 
-def measure_in_time(directory, *words, seconds, **more):
-    """Measure, without the time the file takes to start; a second try where others slowed it."""
-    for _ in range(2):
+def measure_in_time(directory, *words, timeout, **more):
+    """Run with a --timeout; give (process, whether it kept it, peak MB, MB above `--version`).
+
+    Kept: it ended well before a second deadline would have passed, the time the file takes to
+    start aside. Three tries, as others may slow it; who is held up by a node is so each time.
+    """
+    for _ in range(3):
         _, start, idle = measure(directory, "--version")
-        done, took, peak = measure(directory, *words, **more)
-        if took - start < seconds:
-            break
-    return done, took - start, peak, peak - idle
+        done, took, peak = measure(directory, *words, "--timeout", str(timeout), **more)
+        if took - start < 1.6 * timeout:
+            return done, True, peak, peak - idle
+    return done, False, peak, peak - idle
 
 
 @pytest.fixture(scope="module")
@@ -613,10 +617,9 @@ def hostile(tmp_path_factory):
     wanted["honest"] = honest.endpoint, list(honest.models)
     write_fleet(directory, {name: endpoint for name, (endpoint, _) in wanted.items()},
                 {"m": {"node": "honest", "ollama_model": "model-7:1b"}}, {"a": "m"})
-    done, seconds, _, grown = measure_in_time(directory, "discover", "--json", "--timeout", "1.5",
-                                               seconds=2.0)
+    done, in_time, _, grown = measure_in_time(directory, "discover", "--json", timeout=2)
     yield types.SimpleNamespace(directory=directory, wanted=wanted, done=done, grown=grown,
-                                seconds=seconds)
+                                in_time=in_time)
     honest.close()
     assert held
 
@@ -636,7 +639,7 @@ def test_hostile_nodes_each_have_the_right_class_or_names(hostile):
 
 
 def test_hostile_nodes_hold_nobody_up(hostile):
-    assert hostile.seconds < 1.5 + 0.5
+    assert hostile.in_time
 
 
 def test_hostile_nodes_take_little_memory(hostile):
@@ -680,15 +683,14 @@ def test_two_hundred_nodes_half_of_them_black_holes(fake_node, tmp_path):
         + [honest.endpoint] * 100
     write_fleet(tmp_path, {f"n{i}": endpoint for i, endpoint in enumerate(endpoints)},
                 {f"m{i}": {"node": f"n{i}", "ollama_model": "m1:1b"} for i in range(200)})
-    dead = {name: "http://127.0.0.1:1" for name in
-            ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY")}
-    done, seconds, peak, _ = measure_in_time(tmp_path, "discover", "--json", "--timeout", "2",
-                                          seconds=3.0, environment=dead)
+    dead = dict.fromkeys(("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"), "http://127.0.0.1:1")
+    done, in_time, peak, _ = measure_in_time(tmp_path, "discover", "--json", timeout=2,
+                                             environment=dead)
     nodes = json.loads(done.stdout)["nodes"]
     assert [node["reason"] for node in nodes] == ["timeout"] * 100 + [""] * 100
     assert [node["name"] for node in nodes[100:] if not any(
         model["capabilities"] for model in node["models"])] == []
-    assert seconds < 2 + 1 and peak < 60 and held
+    assert in_time and peak < 60 and held
 
 
 def start(directory, *words, **more):
@@ -710,15 +712,13 @@ def test_interrupt_ends_at_once_with_one_line(fake_node, tmp_path, words, after)
                            "d": "http://no-such-host.local:1"},
                 {"a": {"node": "n", "ollama_model": "a:1b"},
                  "b": {"node": "s", "ollama_model": "a:1b"}}, {"x": "a"})
-    process = start(tmp_path, *words)
+    process = start(tmp_path, *words, "--timeout", "60")
     while not node.requests and process.poll() is None:
         time.sleep(0.01)
     time.sleep(after)  # the moment is what is varied
     process.send_signal(signal.SIGINT)
-    began = time.monotonic()
-    _, stderr = process.communicate(timeout=10)
+    _, stderr = process.communicate(timeout=20)  # who waits for the silent node takes 60
     assert (process.returncode, stderr.strip()) == (130, b"interrupted")
-    assert time.monotonic() - began < 3  # who waits for the nodes takes 5
     assert not (tmp_path / ".subagent-fleet").exists()
 
 
@@ -773,13 +773,13 @@ def test_warmup_progress_is_only_on_a_terminal_and_leaves_it_clean(fleet, tmp_pa
     last = re.split(r"\r\x1b\[K", shown)
     assert last[-1] == "" and max(len(line) for line in last) < 200
     visible = re.sub(r"[^\r\n]*\r\x1b\[K", "", shown).replace("\r\n", "\n")
-    assert visible.startswith("Warming models:\n") and visible.count("  ok  ") == 2
+    assert visible.startswith("Warming models:\n") and visible.count("\u2713 ok\x1b[0m  (") == 2
 
 
 def test_status_watch_redraws_a_terminal_until_interrupted(fleet, tmp_path):
     shown, status = on_terminal(tmp_path, "status", "--watch", "0.05",
                                 stop=lambda text: text.count(b"\x1b[H\x1b[2J") == 3)
-    assert status == 130 and shown.count("Fleet: local-dev") >= 3
+    assert status == 130 and shown.count("local-dev:") >= 3
     assert shown.rstrip().endswith("interrupted")
 
 

@@ -8,10 +8,11 @@ share one project; what was typed and said becomes `session.txt`.
 import os
 import pathlib
 
-import install
 import pytest
+
+import install
 import rig
-from conftest import SCRIPT
+from tools import SCRIPT
 
 ACCEPT = "SUBAGENT_FLEET_ACCEPT"
 SESSION = pathlib.Path(__file__).with_name("session.txt")

@@ -7,10 +7,11 @@ import re
 import shutil
 from dataclasses import dataclass
 
-import install
 import pytest
+
+import install
 import rig
-from conftest import SCRIPT
+from tools import SCRIPT
 
 FLEET = """
 project:
