@@ -1679,10 +1679,10 @@ def _json_encoder() -> json.JSONEncoder:
 
 # == 4. Fleet file ============================================================
 #
-# Takes a Document (section 3), gives a Fleet, or a Finding for everything that is wrong with it.
-# What a file may say is declared once: each `key(...)` of the records below names the rule of its
-# value, what it is for, and what its absence means. Checking, `schema`, the comments of `init` and
-# README's table are all made of that.
+# Takes a Document (section 3), gives a Fleet, or a Finding for everything that is wrong.
+# What a file may say is declared once: each `key(...)` of the records below names the rule of
+# its value, what it is for, and what its absence means. Checking, `schema`, the comments of
+# `init` and README's table are all made of that. A mistake is said once, with what to type.
 
 # -- Patterns, each of which means the same in Python and in JSON Schema (JavaScript) --
 
@@ -1699,7 +1699,8 @@ _ALIAS = "^(?!os[.]environ/)[A-Za-z0-9._:/@-]{1,128}$"
 _DURATION = "^-?([0-9]{1,4}h|[0-9]{1,6}[ms])+$"
 # The ending keeps a fleet file that somebody else wrote from handing out other secrets of the
 # environment; of what is left, not what shells, loaders and the generated file itself use.
-_VARIABLE = ("^(?!(BASH|ZSH|PYTHON)|(ANTHROPIC|CLAUDE|API|NO|LC|LD|DYLD|FISH|NODE|LITELLM_LOCAL)_)"
+_VARIABLE = ("^(?!(BASH|ZSH|PYTHON)|"
+             "(ANTHROPIC|CLAUDE|API|NO|LC|LD|DYLD|FISH|NODE|LITELLM_LOCAL)_)"
              "[A-Za-z_][A-Za-z0-9_]{0,115}_(MASTER|GATEWAY)_KEY$")
 _OCTET = "(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])"  # a number of an IPv4 address
 _LABEL = "[A-Za-z0-9_]+"  # a part of a host name
@@ -1728,7 +1729,8 @@ class Endpoint:
 
 def split_endpoint(endpoint: str) -> Endpoint:
     """Take an endpoint apart, or raise a FleetError that says what is wrong with it."""
-    match = re.fullmatch(r"(?i)(https?)://(\[[^\]/]*\]|[^/:\[\]]*)(?::([^/:]*))?(/\S*)?", endpoint)
+    host_pattern = r"\[[^\]/]*\]|[^/:\[\]]*"
+    match = re.fullmatch(rf"(?i)(https?)://({host_pattern})(?::([^/:]*))?(/\S*)?", endpoint)
     if not match:
         raise _bad_endpoint("not of the form scheme://host:port")
     scheme, host, port, path = match.groups()
@@ -1738,13 +1740,16 @@ def split_endpoint(endpoint: str) -> Endpoint:
     if not re.fullmatch(rf"{_HOST}|\[{_IPV6}(%.+)?\]", host):
         raise _bad_endpoint(f"`{host}` is not a host name or address")
 
+    scheme = scheme.lower()
     if port is None:
-        number = 443 if scheme.lower() == "https" else 80
+        number = {"http": 80, "https": 443}[scheme]
     elif re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= 65535:
         number = int(port)
     else:
         raise _bad_endpoint(f"`{port}` is not a port (1 to 65535)")
-    return Endpoint(scheme.lower(), host.strip("[]").lower(), number, (path or "").rstrip("/"))
+
+    path = (path or "").rstrip("/")
+    return Endpoint(scheme, host.strip("[]").lower(), number, path)
 
 
 def _bad_endpoint(what: str) -> FleetError:
@@ -1784,7 +1789,7 @@ def _normal_paragraph(text: str) -> str:
     return " ".join(line for line in lines if line)
 
 
-# -- What people mean: values that may stand behind one that its rule refuses, likeliest first --
+# -- What people mean by a value that its rule refuses: what it may stand for, likeliest first --
 
 # Double, single, French, and what keyboards offer for them.
 _QUOTES = ("\u201c\u201d\u201e\u201f\u2018\u2019\u201a\u201b\u00ab\u00bb\u2039\u203a"
@@ -1816,12 +1821,15 @@ def _meant_text(value: object) -> list[object]:
         return ["\n".join(value)]
     if isinstance(value, str):
         return [re.sub(f"[{_CONTROL}]", "", value), " ".join(value.split())]
-    return [_typed(value)] if isinstance(value, int) else []
+    if isinstance(value, int):
+        return [_typed(value)]
+    return []
 
 
 def _meant_name(value: object) -> list[object]:
     """Return text without the characters that names do not have."""
-    text = re.sub(r"\[1m\]$|^os[.]environ/", "", _typed(value))  # as Claude Code, LiteLLM write
+    # `[1m]` is how Claude Code asks for a window, `os.environ/` how LiteLLM names a variable.
+    text = re.sub(r"\[1m\]$|^os[.]environ/", "", _typed(value))
     as_alias = re.sub("[^A-Za-z0-9._:/@-]+", "-", text).strip("-")
     as_name = re.sub("[^A-Za-z0-9._-]+", "-", text).strip("-")
     return [*_meant_text(value), as_alias, as_name]
@@ -1833,7 +1841,7 @@ def _meant_agent_name(value: object) -> list[object]:
 
 
 def _meant_address(value: object) -> list[object]:
-    """Return the endpoint and the host of an address whose scheme, port or rest is not right."""
+    """Return the endpoint and the host of an address with a wrong scheme, port or rest."""
     text = re.sub(r"\s+(?=[:/])|(?<=[:/])\s+|[,;]$", "", _typed(value))
     scheme = "http"
     match = _SCHEME.fullmatch(text)
@@ -1887,7 +1895,8 @@ def _meant_list(value: object) -> list[object]:
 
 _TRUE_WORDS = ("true", "yes", "on", "1", "y", "enabled", "low", "medium", "high")
 _FALSE_WORDS = ("false", "no", "off", "0", "n", "disabled", "none")
-_ALWAYS_WORDS = ("forever", "always", "infinite", "infinity", "permanent", "unlimited", "true")
+_ALWAYS_WORDS = (
+    "forever", "always", "infinite", "infinity", "permanent", "unlimited", "true")
 
 
 def _meant_boolean(value: object) -> list[object]:
@@ -1940,12 +1949,14 @@ def _meant_number(value: object, units: Mapping[str, float]) -> list[Any]:
     amount = _read_amount(value)
     if not amount:
         return []
-    factor = units.get(amount.unit) if amount.unit else 1
+    factor = {"": 1, **units}.get(amount.unit)
     if not factor:
         return []
 
     number = amount.number * factor
-    return [int(number) if number == int(number) else number]
+    if number == int(number):
+        return [int(number)]
+    return [number]
 
 
 def _meant_count(value: object) -> list[object]:
@@ -1959,7 +1970,7 @@ def _meant_tokens(value: object) -> list[object]:
 
 
 def _meant_seconds(value: object) -> list[object]:
-    """Return seconds: milliseconds are what other programs count, -1 is what they call never."""
+    """Return seconds; other programs count milliseconds, and call -1 never."""
     if _typed(value).lower() in ("-1", *_ALWAYS_WORDS):
         return [RULES["seconds"].schema["maximum"]]
     amounts = _meant_number(value, {**UNIT_SECONDS, "ms": 0.001})
@@ -2099,7 +2110,7 @@ REQUIRED = object()
 
 
 def key(rule: str, words: str, default: Any = REQUIRED, *, name: str = "") -> Any:
-    """Declare a key of a section: its rule or own section, what it is for, what absence means.
+    """Declare a key: its rule or its own section, what it is for, what its absence means.
 
     Its `name` in the file is the field's own, unless given.
     """
@@ -2269,7 +2280,8 @@ PLACES = {
     "node": "to a node, under `nodes:`",
     "model": "to a model, under `models:`",
     "agent": "to an agent, under `agents:`"}
-HOMELESS_KEYS = ("name", "model", "host")  # words that people write everywhere, for many things
+# Words that people write everywhere, for many things.
+HOMELESS_KEYS = ("name", "model", "host")
 
 
 # -- Checking --
@@ -2284,7 +2296,7 @@ _UNREAD = object()  # the value of a key that is there, but cannot be told from 
 
 
 def put_space(text: object, keys: Iterable[str]) -> str:
-    """Return what mends a key and a value without a blank between them, or an empty string."""
+    """Return what mends a key and a value without a blank between, or an empty string."""
     name, _, value = str(text).partition(":")
     if name not in keys or not value.strip():
         return ""
@@ -2318,7 +2330,7 @@ def suggest_value(key: FileKey, value: object) -> str:
 
 
 def _likeliest(value: Any, rule: str) -> object:
-    """Return what obeys a rule and is most likely meant by another value; None: nobody knows."""
+    """Return what obeys a rule and is meant by a value, as far as one can tell, or None."""
     if value is None or len(_typed(value)) >= SUGGESTION_CHARACTERS:
         return None
     if isinstance(value, (list, dict)) and len(value) == 1 and not RULES[rule].item:
@@ -2366,7 +2378,7 @@ def _meant_key(name: object, absent: Iterable[str]) -> str:
 
 
 def _home_of(name: object, kind: str) -> str:
-    """Return where a key belongs that this kind of section does not have, or an empty string."""
+    """Return where a key belongs that a kind of section does not have, or an empty string."""
     if name == "name" and kind in NAME_RULES:
         return f"remove it: the {kind}'s name is the key above"
     if kind and name in HOMELESS_KEYS:
@@ -2378,7 +2390,7 @@ def _home_of(name: object, kind: str) -> str:
 
 
 def _kind_of(section: object) -> str:
-    """Return whether a section has keys of a node, a model or an agent, or an empty string."""
+    """Return whose keys a section has: a node's, a model's, an agent's, or nobody's ("")."""
     if isinstance(section, dict):
         for kind in NAME_RULES:
             needed = {key.name for key in FILE_KEYS[kind].values() if key.default is REQUIRED}
@@ -2412,22 +2424,23 @@ class _Checker:
     """Collects the `findings` about one `document` while its sections are read.
 
     What is wrong is None in the records that are made, or absent from a mapping of names.
-    A thing that stands in the wrong place, or under a wrong key, is reported once and then read
-    as if it were right: its path is the right one, and `moved` holds where it really stands.
+    What stands in the wrong place, or under a wrong key, is reported once and then read as if
+    it were right: its path is the right one, and `moved` holds where it really stands.
     """
 
     def __init__(self, document: Document) -> None:
         self.document = document
-        self.tree: dict[str, Any] = {}
         self.findings: list[Finding] = []
-        self.moved: dict[tuple, tuple] = {}  # by the path that is right: the path in the document
+        self.tree: dict[str, Any] = {}  # the whole file, its sections where they belong
+        self.moved: dict[tuple, tuple] = {}  # the right path: the path in the document
         self.passed: set[tuple] = set()  # paths in the document that were moved away
         self.unreadable: set[str] = set()  # kinds whose names are not known
         self.spellings: dict[str, set[str]] = {}  # by kind: its names, as text
         self.meanings: dict[str, dict[str, str]] = {}  # by kind: see _meanings_of
 
-    def error(self, slug: str, path: tuple, what: str, *, fix: str = "", key: bool = False) -> None:
-        """Report what is wrong with a value; `what` goes on after its path, unless with a key."""
+    def error(self, slug: str, path: tuple, what: str, *, fix: str = "",
+              key: bool = False) -> None:
+        """Report what is wrong with a value (`what` goes on after its path), or with a `key`."""
         if len(self.findings) == FINDINGS_LIMIT:
             raise FleetError("too-many", "and more; mend these first")
         if not key:
@@ -2454,10 +2467,12 @@ class _Checker:
         return self.section("", (), tree)
 
     def gather_sections(self, tree: dict) -> dict:
-        """Return the file with those sections at its left margin that were indented too far."""
+        """Return the file with its sections, also those that were indented too far."""
         whole = dict(tree)
         for name in FILE_KEYS[""]:
-            path = () if name in tree else _find_section(tree, name)
+            if name in tree:
+                continue
+            path = _find_section(tree, name)
             if path:
                 self.error("misplaced-section", path, key=True,
                            what=f"`{name}:` stands inside {_dotted(path[:-1])}",
@@ -2470,7 +2485,7 @@ class _Checker:
         return whole
 
     def gather_names(self, tree: dict) -> dict:
-        """Return the file with those nodes, models and agents in place that were not indented."""
+        """Return the file with its nodes, models and agents, also those not indented."""
         whole = dict(tree)
         for name, section in tree.items():
             kind = _kind_of(section)
@@ -2481,8 +2496,9 @@ class _Checker:
             if not isinstance(neighbours, dict) or name in neighbours:
                 continue
 
-            self.error("misplaced-section", (name,), key=True, fix=f"indent it under `{home}:`",
-                       what=f"`{_typed(name)}:` stands beside `{home}:`, not in it")
+            self.error("misplaced-section", (name,), key=True,
+                       what=f"`{_typed(name)}:` stands beside `{home}:`, not in it",
+                       fix=f"indent it under `{home}:`")
             self.move((home, name), (name,))
             whole[home] = {**neighbours, name: section}
             del whole[name]
@@ -2505,7 +2521,7 @@ class _Checker:
         return SECTIONS[kind](**values)
 
     def entries(self, kind: str, path: tuple, section: dict) -> dict[str, Any]:
-        """Return {key: value}, each misspelled key reported and under the name that was meant."""
+        """Return {key: value}; an unknown key is reported, and read as the one it means."""
         keys = FILE_KEYS[kind]
         entries = {name: section[name] for name in keys if name in section}
         for name, value in section.items():
@@ -2518,10 +2534,11 @@ class _Checker:
                 meant, value = str(name).partition(":")[0], _UNREAD
             else:
                 meant = _meant_key(name, keys.keys() - entries.keys())
-                fix = f"did you mean `{meant}`?" if meant else _home_of(name, kind)
+            if meant and not fix:
+                fix = f"did you mean `{meant}`?"
+            fix = fix or _home_of(name, kind) or _known_keys(kind, path)
             self.error("unknown-key", path + (name,), key=True,
-                       what=f"unknown key {show_value(name)} in {_dotted(path)}",
-                       fix=fix or _known_keys(kind, path))
+                       what=f"unknown key {show_value(name)} in {_dotted(path)}", fix=fix)
 
             if meant and meant not in entries:
                 entries[meant] = value
@@ -2533,7 +2550,8 @@ class _Checker:
         path = path + (key.name,)
         value = entries.get(key.name, _UNREAD)
         if key.name not in entries:
-            self.error("missing-key", path, "is missing", fix=f"add `{key.name}:` ({key.words})")
+            self.error("missing-key", path, "is missing",
+                       fix=f"add `{key.name}:` ({key.words})")
         if value is _UNREAD:
             self.unreadable.add(key.rule)
             return None
@@ -2551,12 +2569,16 @@ class _Checker:
             return tuple(self.value(item, path + (index,), each)
                          for index, each in enumerate(value))
 
-        if isinstance(value, str) and key.rule not in PROSE_RULES and _is_curly(value):
+        is_curly = isinstance(value, str) and _is_curly(value)
+        if is_curly and key.rule not in PROSE_RULES:
+            # Word processors make them, and a model of that name would never be found.
             self.refuse("curly-quotes", key, path, value,
                         ": to YAML, such quotes are a part of the value")
-            return None if key.rule == "reference" else _likeliest(value, key.rule)
-        if isinstance(value, str) and value and key.rule == "reference":
-            return value  # `reference` will say more than a rule can
+            if key.rule == "reference":
+                return None
+            return _likeliest(value, key.rule)
+        if key.rule == "reference" and isinstance(value, str) and value:
+            return value  # `reference` will say more about it than a rule can
         if not obeys(value, key.rule):
             self.refuse("bad-value", key, path, value, f"; accepted: {rule.words}")
             return None
@@ -2580,12 +2602,14 @@ class _Checker:
         """Return what to write instead of a wrong value: for a name, one that there is."""
         if key.rule not in ("reference", "references") or value in (None, ""):
             return suggest_value(key, value)
-        sections = self.tree.get("nodes" if key.name == "node" else "models")
+        kind = "node" if key.name == "node" else "model"
+        sections = self.tree.get(f"{kind}s")
         if not isinstance(sections, dict):
             return suggest_value(key, value)
 
-        meant = _likeliest(value, key.rule)
-        names = meant if isinstance(meant, list) else [meant]
+        names = _likeliest(value, key.rule)
+        if not isinstance(names, list):
+            names = [names]
         if all(name in sections for name in names):
             return suggest_value(key, value)
         return f"write one of these: {some_of(sections)}"
@@ -2594,7 +2618,7 @@ class _Checker:
         """Check a mapping of names to sections; return {name: record}."""
         if not isinstance(value, dict) or not value and kind != "agent":
             sections = self.list_of_sections(kind, path, value)
-            if not sections:
+            if not any(sections.values()):
                 self.unreadable.add(kind)
                 return {}
             value = sections
@@ -2614,22 +2638,30 @@ class _Checker:
         return records
 
     def list_of_sections(self, kind: str, path: tuple, value: object) -> dict[str, dict]:
-        """Report what is no mapping of names; return one where its items have each a `name`."""
+        """Report what is no mapping of names; return what a list of mappings would be as one."""
+        shown = show_value(value)
+        items = []
+        if isinstance(value, list):
+            items = value
+        elif value == {}:
+            shown = "an empty mapping"
+
         sections = {}
         example = ""
-        for index, item in enumerate(value if isinstance(value, list) else ()):
-            name = item.get("name") if isinstance(item, dict) else item
-            if not isinstance(name, str):
-                continue
-            example = example or name
+        for index, item in enumerate(items):
+            section = {"name": item}
             if isinstance(item, dict):
-                sections[name] = {key: item[key] for key in item if key != "name"}
+                section = dict(item)
+            name = section.pop("name", None)
+            if isinstance(name, str):
+                example = example or name
+                sections[name] = section
                 self.moved[path + (name,)] = self.real(path) + (index,)
 
-        shown = "an empty mapping" if value == {} else show_value(value)
         fix = f"write `{path[0]}:`, below it a name, below that its keys"
         if example:
-            fix = f"write `{example[:64]}:` on a line of its own, below it its keys, without dashes"
+            fix = (f"write `{example[:64]}:` on a line of its own, below it its keys, "
+                   "without dashes")
         self.error("not-mapping", path, f"must hold {kind}s by name, not {shown}", fix=fix)
         return sections
 
@@ -2661,15 +2693,16 @@ class _Checker:
         if name in self.spellings[kind]:  # a name that is a number: that was said
             return
 
-        shown = name if len(name) <= 60 else f"{name[:60]}…"
         meaning = self.meanings[kind].get(name.lower())
+        choices = list(records)
+        if path[0] == "models" and kind == "model":  # nobody falls back on itself
+            choices.remove(path[1])
+        fix = nearest(name, choices) or f"known {kind}s: {some_of(records) or 'none'}"
         if meaning:
             fix = f"did you mean {meaning}?"
-        else:
-            own = path[1] if "fallback" in path else None  # nobody falls back on itself
-            others = [other for other in records if other != own]
-            fix = nearest(name, others) or f"known {kind}s: {some_of(records) or 'none'}"
-        self.error(f"unknown-{kind}", path, f"references unknown {kind}: {shown}", fix=fix)
+        if len(name) > 60:
+            name = f"{name[:60]}…"
+        self.error(f"unknown-{kind}", path, f"references unknown {kind}: {name}", fix=fix)
 
 
 def _dotted(path: tuple) -> str:
@@ -2704,7 +2737,7 @@ def _suggest_section(kind: str, path: tuple, value: object) -> str:
 
 
 def _meanings_of(records: dict[str, Any]) -> dict[str, str]:
-    """Return {word in lower case: `name`, which is …} for what people write instead of a name."""
+    """Return {word in lower case: "`name`, which is …"} for what is written for a name."""
     sure: dict[str, str] = {}
     likely: dict[str, str] = {}
     for name, record in records.items():
@@ -2736,7 +2769,7 @@ def _addresses(endpoint: str | None) -> set[str]:
 
 
 def check_fleet(document: Document) -> tuple[Fleet | None, list[Finding]]:
-    """Return (Fleet, []) for a file that has been read, or (None, everything that is wrong)."""
+    """Return (Fleet, []) for a file that was read, or (None, everything that is wrong)."""
     if document.value is None:
         return None, [_empty_file(document)]
     check = _Checker(document)
@@ -2759,16 +2792,20 @@ def check_fleet(document: Document) -> tuple[Fleet | None, list[Finding]]:
 
     if check.findings:
         return None, sorted(check.findings, key=_place_of) + last
-    fleet = Fleet(project.name, project.gateway, tiers, file.nodes, models, file.agents, document)
+    fleet = Fleet(
+        name=project.name, gateway=project.gateway, claude=tiers,
+        nodes=file.nodes, models=file.models, agents=file.agents, document=document)
     return fleet, []
 
 
 def _empty_file(document: Document) -> Finding:
     where, excerpt = document.locate(())
-    what = "the file is empty; it needs `project:` with a `name:`, `nodes:`, `models:`, `agents:`"
+    what = ("the file is empty; it needs `project:` with a `name:`, "
+            "`nodes:`, `models:`, `agents:`")
     fix = "subagent-fleet init --force"  # a file is there, so `init` alone would refuse
-    if re.fullmatch("[A-Za-z0-9._/-]+", document.source) and document.source != CONFIG_NAMES[0]:
-        fix += f" --output {document.source}"
+    source = document.source
+    if source != CONFIG_NAMES[0] and re.fullmatch("[A-Za-z0-9._/-]+", source):
+        fix += f" --output {source}"
     return Finding("empty-file", "error", what, where, excerpt, fix)
 
 
@@ -2794,8 +2831,9 @@ def _check_agent(check: _Checker, agent: Agent, models: dict[str, Model]) -> Non
             fix = "rename it"
         else:
             continue
-        check.error("bad-frontmatter", (*path, "frontmatter", key), key=True, fix=fix,
-                    what=f"agents.{agent.name}.frontmatter cannot hold the key {show_value(key)}")
+        at = (*path, "frontmatter")
+        check.error("bad-frontmatter", (*at, key), key=True, fix=fix,
+                    what=f"{_dotted(at)} cannot hold the key {show_value(key)}")
 
 
 def _check_model(check: _Checker, model: Model, models: dict[str, Model],
@@ -2813,8 +2851,9 @@ def _check_model(check: _Checker, model: Model, models: dict[str, Model],
                     fix=f"write `claude-{alias.lower()}-local`")
     if leaves_house(model.ollama_model or "") and not model.cloud:
         check.error("cloud-model", (*path, "ollama_model"),
-                    f"is `{model.ollama_model}`: Ollama sends this to ollama.com; it does not "
-                    "run on your machine", fix="choose a local model, or add `cloud: true`")
+                    f"is `{model.ollama_model}`: Ollama sends this to ollama.com; "
+                    "it does not run on your machine",
+                    fix="choose a local model, or add `cloud: true`")
 
 
 def _check_cycles(check: _Checker, models: dict[str, Model]) -> None:
@@ -2855,9 +2894,11 @@ def full_model_name(name: str) -> str:
 # -- Schema --
 
 def render_schema() -> dict[str, Any]:
-    """Return the JSON Schema of the fleet file, for editors, from the records that check it."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "subagent-fleet",
-            **_section_schema("")}
+    """Return the JSON Schema of the fleet file, from the records that check it."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "subagent-fleet",
+        **_section_schema("")}
 
 
 def _section_schema(kind: str) -> dict[str, Any]:

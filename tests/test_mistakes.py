@@ -111,6 +111,10 @@ TYPED = [
      "write `model: heavy-coder`"),
     ("fallback: [small-coder]", "fallback: [heavy-coders]", ["unknown-model"],
      "did you mean `small-coder`?"),  # not itself
+    ("  planner:\n    model: small-coder", "  small-coder:\n    model: small-coderr",
+     ["unknown-model"], "did you mean `small-coder`?"),
+    ("  planner:\n    model: small-coder", "  fallback:\n    model: smal-coder",
+     ["unknown-model"], "did you mean `small-coder`?"),
     ("fallback: [small-coder]", "fallback: [qwen3:8b]", ["unknown-model"],
      "did you mean `small-coder`, which is qwen3:8b?"),
     ("node: mini", "node: 192.168.1.50", ["unknown-node"],
