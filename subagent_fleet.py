@@ -9499,8 +9499,9 @@ def cmd_generate(options, world):
             start = keep_places(format_start(fleet, out), options)
             world.out(wrap_text(start, look_of(world).columns, indent="    "))
             if (ENVIRONMENT_FILE, "created") in listed:
-                world.out(f"\nKeep the key out of git: add {ENVIRONMENT_FILE} and "
-                          f"{STATE_DIRECTORY}/ to .gitignore.\n")
+                hint = f"\nKeep the key out of git: add {ENVIRONMENT_FILE} and " \
+                       f"{STATE_DIRECTORY}/ to .gitignore.\n"
+                world.out(wrap_text(hint, look_of(world).columns))
     differs = any(action != "unchanged" for _, action in listed)
     return EXIT_PROBLEM if options.check and differs else EXIT_OK
 
@@ -9814,8 +9815,8 @@ def cmd_help(options, world):
         rows.append(("-- " + command.passes, "handed on as it is"))
     examples = [f"  subagent-fleet {text}\n" if text.startswith(command.name) else f"  {text}\n"
                 for text in command.examples]
-    world.out(f"subagent-fleet {command.name}: {command.summary}.\n\nExamples:\n"
-              + "".join(examples)
+    head = f"subagent-fleet {command.name}: {command.summary}.\n\nExamples:\n"
+    world.out(wrap_text(head + "".join(examples), look_of(world).columns)
               + ("\nOptions:\n" + format_pairs(rows, look_of(world)) if rows else ""))
     return EXIT_OK
 
