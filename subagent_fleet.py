@@ -1701,7 +1701,8 @@ _DURATION = "^-?([0-9]{1,4}h|[0-9]{1,6}[ms])+$"
 _VARIABLE = ("^(?!(BASH|ZSH|PYTHON)|(ANTHROPIC|CLAUDE|API|NO|LC|LD|DYLD|FISH|NODE|LITELLM_LOCAL)_)"
              "[A-Za-z_][A-Za-z0-9_]{0,115}_(MASTER|GATEWAY)_KEY$")
 _OCTET = "(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])"  # a number of an IPv4 address
-_LABEL = "[A-Za-z0-9_]+"  # a part of a host name; one of digits alone is a broken address
+_LABEL = "[A-Za-z0-9_]+"  # a part of a host name
+# An IPv4 address, or labels that are more than digits: those alone are a broken address.
 _HOST = f"({_OCTET}([.]{_OCTET}){{3}}|(?!.{{254}}|[0-9._]+$){_LABEL}((-+|[.]){_LABEL})*[.]?)"
 _HEX = "[0-9A-Fa-f]{1,4}"  # a group of an IPv6 address
 _IPV6 = f"(({_HEX}:){{7}}{_HEX}|(?!([^:]*:){{8}})({_HEX}(:{_HEX})*)?::({_HEX}(:{_HEX})*)?)"
@@ -1778,34 +1779,82 @@ def _normal_keep_alive(duration: int | str) -> int:
 
 def _normal_paragraph(text: str) -> str:
     """Return it on one line."""
-    return re.sub(r"\s*[\n\u2028\u2029]\s*", " ", text.strip())
+    lines = [line.strip() for line in re.split("[\n\u2028\u2029]", text)]
+    return " ".join(line for line in lines if line)
 
 
 # -- What people mean: values that may stand behind one that its rule refuses, likeliest first --
 
+# Double, single, French, and what keyboards offer for them.
+_QUOTES = ("\u201c\u201d\u201e\u201f\u2018\u2019\u201a\u201b\u00ab\u00bb\u2039\u203a"
+           "\u00b4\u2032\u2033")
+_PORT = r"^(\[[^\]]*\]|[^/:]*):[^/]*"  # a host and what stands for its port
+# A scheme, perhaps misspelled or another's, with some of its `://`.
+_SCHEME = _Pattern(
+    r"(?i)(?:(?:(https)|https?|h?t+p|htpp|ftp|wss?|tcp|ollama)(?:[:;][/\\]*|[/\\]+)|[/\\]+)(.*)")
+
+
 def _typed(value: object) -> str:
-    """Return a value as it was written in the file."""
+    """Return a value as it was written in the file, or nearly so."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def _plain(text: str) -> str:
+    """Return text without the quotes of word processors around it."""
+    return text.strip(_QUOTES + "'\"` ")
+
+
+def _is_curly(text: str) -> bool:
+    """Tell whether text stands between quotes that YAML does not know."""
+    return len(text) > 1 and text[0] in _QUOTES and text[-1] in _QUOTES
+
+
 def _meant_text(value: object) -> list[object]:
-    """Return the text that YAML took for a number or a word; of 1.10 it kept only 1.1."""
+    """Return the text that YAML took for something else, or that stands in it."""
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        return ["\n".join(value)]
+    if isinstance(value, str):
+        return [re.sub(f"[{_CONTROL}]", "", value), " ".join(value.split())]
     return [_typed(value)] if isinstance(value, int) else []
 
 
+def _meant_name(value: object) -> list[object]:
+    """Return text without the characters that names do not have."""
+    text = re.sub(r"\[1m\]$|^os[.]environ/", "", _typed(value))  # as Claude Code, LiteLLM write
+    as_alias = re.sub("[^A-Za-z0-9._:/@-]+", "-", text).strip("-")
+    as_name = re.sub("[^A-Za-z0-9._-]+", "-", text).strip("-")
+    return [*_meant_text(value), as_alias, as_name]
+
+
+def _meant_agent_name(value: object) -> list[object]:
+    text = re.sub("[^a-z0-9_-]+", "-", _typed(value).lower())
+    return [text.strip("-_")]
+
+
 def _meant_address(value: object) -> list[object]:
-    """Return the endpoint and the host of an address that lacks a scheme, a colon or a slash."""
-    whole = re.sub("(?i)^(https?):?/+", r"\1://", _typed(value))
-    try:
-        endpoint = split_endpoint(full_endpoint(whole))
-    except FleetError:
-        return []
-    return [endpoint.url, endpoint.host]
+    """Return the endpoint and the host of an address whose scheme, port or rest is not right."""
+    text = re.sub(r"\s+(?=[:/])|(?<=[:/])\s+|[,;]$", "", _typed(value))
+    scheme = "http"
+    match = _SCHEME.fullmatch(text)
+    if match:
+        scheme, text = (match[1] or "http").lower(), match[2]
+    text = re.split("[?#]", text)[0].rpartition("@")[2]  # no query, fragment, credentials
+    if re.fullmatch(_IPV6, text):
+        text = f"[{text}]"
+
+    with_port = re.sub(_PORT, rf"\1:{OLLAMA_PORT}", text)
+    for address in (text, with_port):
+        try:
+            endpoint = split_endpoint(full_endpoint(f"{scheme}://{address}"))
+            return [endpoint.url, endpoint.host]
+        except FleetError:
+            continue
+    return []
 
 
 def _meant_variable(value: object) -> list[object]:
     """Return a name with the ending it needs: of what stands there, or of the fleet."""
-    written = re.sub("^(sk-.*|os[.]environ/)", "", _typed(value).strip("${}[]\"' "))
+    written = re.sub("^(sk-.*|os[.]environ/)", "", _typed(value).strip("${}[]"))
     name = re.sub("[^A-Za-z0-9_]", "_", written).upper()
     stem = re.sub("_?(MASTER|GATEWAY|API|AUTH)?_?(KEY|TOKEN|SECRET|PASSWORD)$", "", name)
     return [name, f"{stem}_GATEWAY_KEY", "FLEET_GATEWAY_KEY"]
@@ -1815,30 +1864,60 @@ def _meant_provider(value: object) -> list[object]:
     return list(difflib.get_close_matches(_typed(value)[:64].lower(), PROVIDERS))
 
 
+def _meant_tool(value: object) -> list[object]:
+    text = _typed(value)
+    return [text.replace(" (", "("), re.sub("^[^A-Za-z_*]+|[^A-Za-z0-9_*:.-]", "", text)]
+
+
 def _meant_list(value: object) -> list[object]:
-    """Return the lists that a text may be: with commas, of one item, with blanks."""
+    """Return the lists that something else may be: with commas, of one item, with blanks."""
+    if value is True:  # nobody knows which
+        return []
+    if value is False:
+        return [[]]
+    if isinstance(value, dict):
+        return [list(value)]
     if not isinstance(value, (str, int)):
         return []
     text = _typed(value)
-    return [[item.strip() for item in text.strip("[] ").split(",")], [text], text.split()]
+    with_commas = [_plain(item) for item in text.strip("[] ").split(",")]
+    return [with_commas, [text], text.split()]
+
+
+_TRUE_WORDS = ("true", "yes", "on", "1", "y", "enabled", "low", "medium", "high")
+_FALSE_WORDS = ("false", "no", "off", "0", "n", "disabled", "none")
+_ALWAYS_WORDS = ("forever", "always", "infinite", "infinity", "permanent", "unlimited", "true")
 
 
 def _meant_boolean(value: object) -> list[object]:
-    return [{"true": True, "false": False}.get(_typed(value).lower())]
+    word = _typed(value).lower()
+    if word in _TRUE_WORDS:
+        return [True]
+    if word in _FALSE_WORDS:
+        return [False]
+    return []
 
 
-# `65,536`, `64 K`, `10min`, `4000.0`, and a comment as other languages have them.
-_AMOUNT = _Pattern(r"(\d{1,3}(?:,\d{3})+|\d{1,12})(?:\.0)? ?([a-z]*)(?: *//.*)?")
+# `65,536`, `64 K`, `1.5h`, `4000.0`, and a comment as other languages have them.
+_AMOUNT = _Pattern(r"(-?\d{1,3}(?:,\d{3})+|-?\d{1,12}(?:\.\d{1,6})?) ?([a-z]*)(?: *//.*)?")
 _UNIT_WORDS = {
-    "s": "s sec secs second seconds", "m": "m mb mib min mins minute minutes",
-    "h": "h hr hrs hour hours", "d": "d day days", "k": "k kb kib", "g": "g gb gib"}
+    "ms": "ms msec millis milliseconds",
+    "s": "s sec secs second seconds",
+    "m": "m min mins minute minutes mb mib",  # minutes or millions: its rule knows
+    "h": "h hr hrs hour hours",
+    "d": "d day days",
+    "k": "k kb kib",
+    "g": "g gb gib",
+    "t": "t tb tib",
+    "": "token tokens",
+}
 
 
 @dataclass(frozen=True)
 class _Amount:
-    """A number and its unit: a letter of _UNIT_WORDS, or nothing."""
+    """A number and its unit: a key of _UNIT_WORDS."""
 
-    number: int
+    number: float
     unit: str
 
 
@@ -1846,7 +1925,7 @@ def _read_amount(value: object) -> _Amount | None:
     match = _AMOUNT.fullmatch(_typed(value).lower())
     if not match:
         return None
-    number = int(match[1].replace(",", ""))
+    number = float(match[1].replace(",", ""))
     if not match[2]:
         return _Amount(number, "")
     for unit, words in _UNIT_WORDS.items():
@@ -1855,12 +1934,17 @@ def _read_amount(value: object) -> _Amount | None:
     return None
 
 
-def _meant_number(value: object, units: Mapping[str, int]) -> list[object]:
+def _meant_number(value: object, units: Mapping[str, float]) -> list[Any]:
+    """Return the number of an amount in a unit that has a factor, whole where it is."""
     amount = _read_amount(value)
     if not amount:
         return []
     factor = units.get(amount.unit) if amount.unit else 1
-    return [amount.number * factor] if factor else []
+    if not factor:
+        return []
+
+    number = amount.number * factor
+    return [int(number) if number == int(number) else number]
 
 
 def _meant_count(value: object) -> list[object]:
@@ -1868,26 +1952,41 @@ def _meant_count(value: object) -> list[object]:
 
 
 def _meant_tokens(value: object) -> list[object]:
-    return _meant_number(value, {"k": 1024, "m": 1024 * 1024})
+    """Return tokens: 64 alone means thousands."""
+    amounts = _meant_number(value, {"k": 1024, "m": 1024 * 1024})
+    return amounts + [int(amount * 1024) for amount in amounts if 1 <= amount < 256]
 
 
 def _meant_seconds(value: object) -> list[object]:
-    return _meant_number(value, UNIT_SECONDS)
+    """Return seconds: milliseconds are what other programs count, -1 is what they call never."""
+    if _typed(value).lower() in ("-1", *_ALWAYS_WORDS):
+        return [RULES["seconds"].schema["maximum"]]
+    amounts = _meant_number(value, {**UNIT_SECONDS, "ms": 0.001})
+    return amounts + [int(amount // 1000) for amount in amounts
+                      if amount >= 1000 and amount % 1000 == 0]
 
 
 def _meant_gigabytes(value: object) -> list[object]:
-    return _meant_number(value, {"g": 1})
+    return _meant_number(value, {"g": 1, "m": 1 / 1024, "t": 1024})
 
 
 def _meant_keep_alive(value: object) -> list[object]:
+    word = _typed(value).lower()
+    if word in _ALWAYS_WORDS:
+        return [-1]
+    if word in _FALSE_WORDS:
+        return [0]
     amount = _read_amount(value)
     if not amount:
         return []
     if not amount.unit:
-        return [amount.number]
-    if amount.unit == "d":
-        return [f"{amount.number * 24}h"]
-    return [f"{amount.number}{amount.unit}"]
+        return [int(amount.number)]
+
+    seconds = amount.number * UNIT_SECONDS.get(amount.unit, 0)
+    for unit in "hms":
+        if seconds and seconds % UNIT_SECONDS[unit] == 0:
+            return [f"{seconds // UNIT_SECONDS[unit]:.0f}{unit}"]
+    return []
 
 
 # -- Rules: what a value may be --
@@ -1901,6 +2000,7 @@ class Rule:
     meant: Callable[[object], list[object]] = _meant_text
     normal: Callable[[Any], object] | None = None  # what becomes of a value that fits
     item: str = ""  # of a list: the rule of its items
+    example: str = ""  # what to write where nothing can be guessed
 
 
 def _text_rule(pattern: str, words: str, **more: Any) -> Rule:
@@ -1920,24 +2020,28 @@ def _list_rule(item: str) -> Rule:
 
 PROVIDERS = ("builtin", "litellm")
 RULES = {
-    "name": _text_rule(_NAME, "text of letters, digits, `.`, `_` and `-`, at most 64"),
+    "name": _text_rule(
+        _NAME, "text of letters, digits, `.`, `_` and `-`, at most 64", meant=_meant_name),
     "agent name": _text_rule(
         _AGENT_NAME,
-        "lower case letters, digits, `-` and `_`, at most 64, a letter or digit first"),
+        "lower case letters, digits, `-` and `_`, at most 64, a letter or digit first",
+        meant=_meant_agent_name),
     "line": _text_rule(_ONE_LINE % 256, "text, 1 to 256 printable characters"),
     "text": _text_rule(_TEXT, "text without control characters"),
     "paragraph": _text_rule(
         _PARAGRAPH, "one paragraph that says when to use the agent, without blank lines",
         normal=_normal_paragraph),
     "tag": _text_rule(_ONE_LINE % 64, "text, 1 to 64 printable characters"),
-    "tool": _text_rule(_TOOL, "a name such as `Read` or `\"Bash(git *)\"`"),
-    "alias": _text_rule(_ALIAS, "text of letters, digits and `. _ : / @ -`, at most 128"),
+    "tool": _text_rule(_TOOL, "a name such as `Read` or `\"Bash(git *)\"`",
+                       meant=_meant_tool),
+    "alias": _text_rule(
+        _ALIAS, "text of letters, digits and `. _ : / @ -`, at most 128", meant=_meant_name),
     "variable": _text_rule(
         _VARIABLE, "a variable name that ends in _MASTER_KEY or _GATEWAY_KEY",
         meant=_meant_variable),
     "endpoint": _text_rule(
         _URL, "an address such as `http://192.168.1.50:11434`",
-        meant=_meant_address, normal=_normal_endpoint),
+        meant=_meant_address, normal=_normal_endpoint, example="http://192.168.1.50:11434"),
     "host": _text_rule(
         f"^({_HOST}|{_IPV6})$", "an address or host name",
         meant=_meant_address, normal=str.lower),
@@ -1955,7 +2059,9 @@ RULES = {
     "boolean": Rule({"type": "boolean"}, "`true` or `false`", _meant_boolean),
     "frontmatter": Rule({"type": "object"}, "keys and values"),
 }
-RULES["names"] = _list_rule("name")
+# A reference says what is wrong with it by what it refers to.
+RULES["reference"] = RULES["name"]
+RULES["references"] = _list_rule("reference")
 RULES["tags"] = _list_rule("tag")
 RULES["tools"] = _list_rule("tool")
 
@@ -2011,18 +2117,20 @@ class Gateway:
     provider: str = key("provider", "who serves: this program or LiteLLM", "builtin")
     host: str = key("host", "address the gateway listens on", "127.0.0.1")
     port: int = key("port", "port the gateway listens on", 4000)
-    master_key_env: str = key("variable", "variable with the key", "LITELLM_MASTER_KEY")
+    master_key_env: str = key(
+        "variable", "variable with the key; ends in _MASTER_KEY or _GATEWAY_KEY",
+        "LITELLM_MASTER_KEY")
 
 
 @dataclass(frozen=True)
 class Tiers:
     """Which model answers for each of Claude Code's tiers; None: planned."""
 
-    main: str | None = key("name", "model of the main session", None)
-    opus: str | None = key("name", "model behind `opus`", None)
-    sonnet: str | None = key("name", "model behind `sonnet`", None)
-    haiku: str | None = key("name", "model behind `haiku`", None)
-    fable: str | None = key("name", "model behind `fable`", None)
+    main: str | None = key("reference", "model of the main session", None)
+    opus: str | None = key("reference", "model behind `opus`", None)
+    sonnet: str | None = key("reference", "model behind `sonnet`", None)
+    haiku: str | None = key("reference", "model behind `haiku`", None)
+    fable: str | None = key("reference", "model behind `fable`", None)
 
 
 @dataclass(frozen=True)
@@ -2050,7 +2158,7 @@ class Model:
     """A model on a node, under the alias that Claude Code asks for."""
 
     name: str
-    node: str = key("name", "the node it runs on")
+    node: str = key("reference", "the node it runs on")
     ollama_model: str = key("line", "its name in `ollama list`")
     alias: str = key("alias", "the name Claude Code asks for", name="litellm_alias")
     context: int = key("tokens", "context window in tokens", 8192)
@@ -2059,7 +2167,7 @@ class Model:
     keep_alive: int = key("keep alive", "how long it stays loaded", -1)
     thinking: bool = key("boolean", "let a model that can think do so", False)
     max_output: int = key("tokens", "longest answer in tokens", 8192)
-    fallback: tuple[str, ...] = key("names", "models that answer when this one cannot", ())
+    fallback: tuple[str, ...] = key("references", "models that answer when this one cannot", ())
     cloud: bool = key("boolean", "allow a name that Ollama sends to ollama.com", False)
 
 
@@ -2068,7 +2176,7 @@ class Agent:
     """A subagent of Claude Code and the model it uses."""
 
     name: str
-    model: str = key("name", "the one of `models` that it uses")
+    model: str = key("reference", "the one of `models` that it uses")
     description: str = key("paragraph", "when Claude Code calls it; one paragraph")
     tools: tuple[str, ...] | None = key("tools", "tools it may use; absent: all, []: none", None)
     prompt: str | None = key("text", "its system prompt; absent: the role's default", None)
@@ -2126,10 +2234,41 @@ SECTIONS: dict[str, Any] = {
     "node": Node, "model": Model, "agent": Agent}
 NAME_RULES = {"node": "name", "model": "name", "agent": "agent name"}
 FILE_KEYS = {kind: _keys_of(record) for kind, record in SECTIONS.items()}
-# What people write for a key, coming from other programs.
+# What people write for a key, coming from other programs; each only where that key is absent.
 KEY_WORDS = {
-    "alias": "litellm_alias", "url": "endpoint", "api_base": "endpoint",
-    "model": "ollama_model", "num_ctx": "context", "max_tokens": "max_output"}
+    "name": "title label",
+    "provider": "engine type",
+    "host": "address bind listen",
+    "master_key_env": "key master_key api_key api_key_env key_env",
+    "endpoint": "url uri api_base base_url host hostname address ip server ollama_host",
+    "tags": "labels",
+    "memory_gb": "memory ram vram ram_gb vram_gb",
+    "node": "machine host server runs_on",
+    "ollama_model": "model model_name ollama name",
+    "litellm_alias": "alias model_alias",
+    "context": "num_ctx ctx context_length context_window context_size max_context",
+    "max_parallel": "parallel num_parallel concurrency",
+    "thinking": "think reasoning",
+    "max_output": "max_tokens num_predict output",
+    "fallback": "backup",
+    "model": "llm uses runs_on",
+    "description": "desc when use_for about",
+    "tools": "allowed_tools",
+    "prompt": "system system_prompt instructions",
+}
+# The key that is meant by a value in the place of a whole section.
+MAIN_KEYS = {
+    "project": "name", "gateway": "provider", "claude": "main",
+    "node": "endpoint", "model": "ollama_model", "agent": "model"}
+# Where a key belongs that stands elsewhere.
+PLACES = {
+    "project": "under `project:`",
+    "gateway": "under `gateway:` in `project:`",
+    "claude": "under `claude:` in `project:`",
+    "node": "to a node, under `nodes:`",
+    "model": "to a model, under `models:`",
+    "agent": "to an agent, under `agents:`"}
+HOMELESS_KEYS = ("name", "model", "host")  # words that people write everywhere, for many things
 
 
 # -- Checking --
@@ -2139,14 +2278,16 @@ CLAUDE_WORDS = ("sonnet", "opus", "haiku", "fable", "best", "inherit", "default"
 AGENT_OWN_KEYS = ("name", "description", "model", "tools")  # never in `frontmatter`
 FINDINGS_LIMIT = 100  # a file with more of them is no fleet file
 SUGGESTION_CHARACTERS = 200  # longer values get no suggestion
+PROSE_RULES = ("text", "paragraph")  # in which quotes of every kind may stand
+_UNREAD = object()  # the value of a key that is there, but cannot be told from it
 
 
 def put_space(text: object, keys: Iterable[str]) -> str:
     """Return what mends a key and a value without a blank between them, or an empty string."""
     name, _, value = str(text).partition(":")
-    if name not in keys:
+    if name not in keys or not value.strip():
         return ""
-    return f"put a space after the colon: `{name}: {value}`"
+    return f"put a space after the colon: `{name}: {value.strip()}`"
 
 
 def suggest_value(key: FileKey, value: object) -> str:
@@ -2159,13 +2300,46 @@ def suggest_value(key: FileKey, value: object) -> str:
     typed = _typed(value)
     if key.rule == "tool" and typed.count("(") != typed.count(")"):  # a comma cut it in two
         return "quote the whole tool, up to its `)`"
-    if len(typed) >= SUGGESTION_CHARACTERS:
-        return ""
+    if isinstance(value, float) and obeys(typed, key.rule):
+        return "put it in quotes"  # it is not known what stood there: of 1.10 YAML kept 1.1
 
-    for candidate in RULES[key.rule].meant(value):
-        if obeys(candidate, key.rule):
-            return f"write `{_show_entry(key.name, candidate)}`"
-    return ""
+    rule = RULES[key.rule]
+    meant = _likeliest(value, key.rule)
+    if meant is not None:
+        return f"write `{_show_entry(key.name, meant)}`"
+    if rule.example:
+        return f"write it as `{rule.example}`"
+    if key.default is REQUIRED:
+        return f"write one text after `{key.name}:`" if key.name else ""
+    if key.default in (None, ()):
+        return f"write {rule.words}, or remove the line `{key.name}:`"
+    return f"write `{_show_entry(key.name, key.default)}`, the default"
+
+
+def _likeliest(value: Any, rule: str) -> object:
+    """Return what obeys a rule and is most likely meant by another value; None: nobody knows."""
+    if value is None or len(_typed(value)) >= SUGGESTION_CHARACTERS:
+        return None
+    if isinstance(value, (list, dict)) and len(value) == 1 and not RULES[rule].item:
+        value = next(iter(value))  # one thing, written as a list or with a colon
+    if isinstance(value, str):
+        value = _plain(value)
+
+    for meant in (value, *RULES[rule].meant(value)):
+        if _is_right(meant, rule):
+            return meant
+    return None
+
+
+def _is_right(value: object, rule: str) -> bool:
+    """Tell whether a value obeys a rule and has a normal form."""
+    if not obeys(value, rule):
+        return False
+    normal = RULES[rule].normal
+    try:
+        return normal is None or normal(value) is not None
+    except FleetError:
+        return False
 
 
 def _show_entry(name: str, value: Any) -> str:
@@ -2177,15 +2351,79 @@ def _show_entry(name: str, value: Any) -> str:
     return f"{name}: {text}" if name else text
 
 
+def _meant_key(name: object, absent: Iterable[str]) -> str:
+    """Return which of the absent keys is meant by another name, or an empty string."""
+    absent = sorted(absent)
+    words = re.sub("(?<=[a-z])(?=[A-Z])", "_", _plain(str(name)))  # camelCase
+    text = re.sub("[- .]+", "_", words).lower()
+    for key in absent:
+        if text == key or text in KEY_WORDS.get(key, "").split():
+            return key
+
+    closest = difflib.get_close_matches(text[:64], absent, 1)
+    return closest[0] if closest else ""
+
+
+def _home_of(name: object, kind: str) -> str:
+    """Return where a key belongs that this kind of section does not have, or an empty string."""
+    if name == "name" and kind in NAME_RULES:
+        return f"remove it: the {kind}'s name is the key above"
+    if kind and name in HOMELESS_KEYS:
+        return ""
+    for home, place in PLACES.items():
+        if home != kind and name in FILE_KEYS[home]:
+            return f"`{name}:` belongs {place}"
+    return ""
+
+
+def _kind_of(section: object) -> str:
+    """Return whether a section has keys of a node, a model or an agent, or an empty string."""
+    if isinstance(section, dict):
+        for kind in NAME_RULES:
+            needed = {key.name for key in FILE_KEYS[kind].values() if key.default is REQUIRED}
+            if needed & section.keys():
+                return kind
+    return ""
+
+
+def _find_section(tree: dict, name: str, path: tuple = ()) -> tuple:
+    """Return the path of a section of the file that stands inside another one, or ()."""
+    for step, part in tree.items():
+        if not isinstance(part, dict):
+            continue
+        if path and step == name and _is_section(name, part):
+            return (*path, step)
+        if len(path) < 3:  # no deeper than the keys of a node, a model, an agent
+            deeper = _find_section(part, name, (*path, step))
+            if deeper:
+                return deeper
+    return ()
+
+
+def _is_section(name: str, part: dict) -> bool:
+    """Tell a section of the file from a node, a model or an agent that has the same name."""
+    if name == "project":
+        return "name" in part
+    return bool(part) and all(isinstance(inner, dict) for inner in part.values())
+
+
 class _Checker:
     """Collects the `findings` about one `document` while its sections are read.
 
     What is wrong is None in the records that are made, or absent from a mapping of names.
+    A thing that stands in the wrong place, or under a wrong key, is reported once and then read
+    as if it were right: its path is the right one, and `moved` holds where it really stands.
     """
 
     def __init__(self, document: Document) -> None:
         self.document = document
+        self.tree: dict[str, Any] = {}
         self.findings: list[Finding] = []
+        self.moved: dict[tuple, tuple] = {}  # by the path that is right: the path in the document
+        self.passed: set[tuple] = set()  # paths in the document that were moved away
+        self.unreadable: set[str] = set()  # kinds whose names are not known
+        self.spellings: dict[str, set[str]] = {}  # by kind: its names, as text
+        self.meanings: dict[str, dict[str, str]] = {}  # by kind: see _meanings_of
 
     def error(self, slug: str, path: tuple, what: str, *, fix: str = "", key: bool = False) -> None:
         """Report what is wrong with a value; `what` goes on after its path, unless with a key."""
@@ -2193,43 +2431,111 @@ class _Checker:
             raise FleetError("too-many", "and more; mend these first")
         if not key:
             what = f"{_dotted(path)} {what}"
-        where, excerpt = self.document.locate(path, key=key)
+        where, excerpt = self.document.locate(self.real(path), key=key)
         self.findings.append(Finding(slug, "error", what, where, excerpt, fix))
+
+    def real(self, path: tuple) -> tuple:
+        """Return where in the document that stands which should be at a path."""
+        for size in range(len(path), 0, -1):
+            if path[:size] in self.moved:
+                return self.moved[path[:size]] + path[size:]
+        return path
+
+    def move(self, path: tuple, real: tuple) -> None:
+        """Note that what should be at a path stands elsewhere."""
+        self.moved[path] = real
+        self.passed.add(real)
+
+    def file(self, tree: Any) -> FleetFile:
+        """Check the whole file."""
+        if isinstance(tree, dict):
+            self.tree = tree = self.gather_names(self.gather_sections(tree))
+        return self.section("", (), tree)
+
+    def gather_sections(self, tree: dict) -> dict:
+        """Return the file with those sections at its left margin that were indented too far."""
+        whole = dict(tree)
+        for name in FILE_KEYS[""]:
+            path = () if name in tree else _find_section(tree, name)
+            if path:
+                self.error("misplaced-section", path, key=True,
+                           what=f"`{name}:` stands inside {_dotted(path[:-1])}",
+                           fix=f"`{name}:` belongs to column 1")
+                self.move((name,), path)
+                section: Any = tree
+                for step in path:
+                    section = section[step]
+                whole[name] = section
+        return whole
+
+    def gather_names(self, tree: dict) -> dict:
+        """Return the file with those nodes, models and agents in place that were not indented."""
+        whole = dict(tree)
+        for name, section in tree.items():
+            kind = _kind_of(section)
+            home = f"{kind}s"
+            if not kind or name in FILE_KEYS[""] or home not in tree:
+                continue
+            neighbours = whole[home] or {}
+            if not isinstance(neighbours, dict) or name in neighbours:
+                continue
+
+            self.error("misplaced-section", (name,), key=True, fix=f"indent it under `{home}:`",
+                       what=f"`{_typed(name)}:` stands beside `{home}:`, not in it")
+            self.move((home, name), (name,))
+            whole[home] = {**neighbours, name: section}
+            del whole[name]
+        return whole
 
     def section(self, kind: str, path: tuple, value: object) -> Any:
         """Check a mapping of known keys; return its record."""
         keys = FILE_KEYS[kind]
         if isinstance(value, dict):
-            self.check_keys(kind, path, value)
-            entries = {key.attribute: self.entry(key, path, value) for key in keys.values()
-                       if key.name in value or key.default is REQUIRED}
+            entries = self.entries(kind, path, value)
+            values = {key.attribute: self.entry(key, path, entries) for key in keys.values()
+                      if key.name in entries or key.default is REQUIRED}
         else:
             self.error("not-mapping", path, f"must hold keys, not {show_value(value)}",
-                       fix=put_space(value, keys) or _known_keys(kind, path))
-            entries = dict.fromkeys(key.attribute for key in keys.values())
+                       fix=_suggest_section(kind, path, value))
+            values = dict.fromkeys(key.attribute for key in keys.values())
 
         if kind in NAME_RULES:
-            entries["name"] = path[-1]
-        return SECTIONS[kind](**entries)
+            values["name"] = path[-1]
+        return SECTIONS[kind](**values)
 
-    def check_keys(self, kind: str, path: tuple, section: dict) -> None:
-        """Report each key that the section does not have, with the one that was meant."""
+    def entries(self, kind: str, path: tuple, section: dict) -> dict[str, Any]:
+        """Return {key: value}, each misspelled key reported and under the name that was meant."""
         keys = FILE_KEYS[kind]
-        absent = sorted(keys.keys() - section)
-        for name in section:
-            if name not in keys:
-                fix = (put_space(name, keys) or nearest(KEY_WORDS.get(name, name), absent)
-                       or _known_keys(kind, path))
-                self.error("unknown-key", path + (name,), key=True, fix=fix,
-                           what=f"unknown key {show_value(name)} in {_dotted(path)}")
+        entries = {name: section[name] for name in keys if name in section}
+        for name, value in section.items():
+            real = self.real(path) + (name,)
+            if name in keys or real in self.passed:
+                continue
 
-    def entry(self, key: FileKey, path: tuple, section: dict) -> Any:
+            fix = put_space(name, keys)
+            if fix:
+                meant, value = str(name).partition(":")[0], _UNREAD
+            else:
+                meant = _meant_key(name, keys.keys() - entries.keys())
+                fix = f"did you mean `{meant}`?" if meant else _home_of(name, kind)
+            self.error("unknown-key", path + (name,), key=True,
+                       what=f"unknown key {show_value(name)} in {_dotted(path)}",
+                       fix=fix or _known_keys(kind, path))
+
+            if meant and meant not in entries:
+                entries[meant] = value
+                self.move(path + (meant,), real)
+        return entries
+
+    def entry(self, key: FileKey, path: tuple, entries: dict) -> Any:
         """Check what a section says under a key; return it as it stands in the record."""
         path = path + (key.name,)
-        if key.name not in section:
+        value = entries.get(key.name, _UNREAD)
+        if key.name not in entries:
             self.error("missing-key", path, "is missing", fix=f"add `{key.name}:` ({key.words})")
+        if value is _UNREAD:
+            self.unreadable.add(key.rule)
             return None
-        value = section[key.name]
         if key.rule in NAME_RULES:
             return self.named(key.rule, path, value)
         if key.rule in SECTIONS:
@@ -2244,48 +2550,125 @@ class _Checker:
             return tuple(self.value(item, path + (index,), each)
                          for index, each in enumerate(value))
 
-        shown = show_value(value)
-        if isinstance(value, str) and rule.schema.get("type") != "string":
-            shown = f'`"{value[:60]}"`'  # the quotes are what is wrong
+        if isinstance(value, str) and key.rule not in PROSE_RULES and _is_curly(value):
+            self.refuse("curly-quotes", key, path, value,
+                        ": to YAML, such quotes are a part of the value")
+            return None if key.rule == "reference" else _likeliest(value, key.rule)
+        if isinstance(value, str) and value and key.rule == "reference":
+            return value  # `reference` will say more than a rule can
         if not obeys(value, key.rule):
-            self.error("bad-value", path, f"is {shown}; accepted: {rule.words}",
-                       fix=suggest_value(key, value))
+            self.refuse("bad-value", key, path, value, f"; accepted: {rule.words}")
             return None
+
         if not rule.normal:
             return value
         try:
             return rule.normal(value)
         except FleetError as error:
-            self.error(error.slug, path, f"is {shown}: {error.what}", fix=error.fix)
+            self.refuse(error.slug, key, path, value, f": {error.what}")
             return None
 
-    def named(self, kind: str, path: tuple, value: object) -> dict[str, Any]:
+    def refuse(self, slug: str, key: FileKey, path: tuple, value: object, why: str) -> None:
+        """Report a value that is wrong; `why` goes on after it."""
+        shown = show_value(value)
+        if isinstance(value, str) and RULES[key.rule].schema.get("type") != "string":
+            shown = f'`"{value[:60]}"`'  # the quotes are what is wrong
+        self.error(slug, path, f"is {shown}{why}", fix=self.suggest(key, value))
+
+    def suggest(self, key: FileKey, value: object) -> str:
+        """Return what to write instead of a wrong value: for a name, one that there is."""
+        if key.rule not in ("reference", "references") or value in (None, ""):
+            return suggest_value(key, value)
+        sections = self.tree.get("nodes" if key.name == "node" else "models")
+        if not isinstance(sections, dict):
+            return suggest_value(key, value)
+
+        meant = _likeliest(value, key.rule)
+        names = meant if isinstance(meant, list) else [meant]
+        if all(name in sections for name in names):
+            return suggest_value(key, value)
+        return f"write one of these: {some_of(sections)}"
+
+    def named(self, kind: str, path: tuple, value: Any) -> dict[str, Any]:
         """Check a mapping of names to sections; return {name: record}."""
         if not isinstance(value, dict) or not value and kind != "agent":
-            shown = "an empty mapping" if value == {} else show_value(value)
-            self.error("not-mapping", path, f"must hold {kind}s by name, not {shown}",
-                       fix=f"write `{path[0]}:`, below it a name, below that its keys")
-            return {}
+            sections = self.list_of_sections(kind, path, value)
+            if not sections:
+                self.unreadable.add(kind)
+                return {}
+            value = sections
 
-        records = {}
+        records: dict[str, Any] = {}
+        twins: dict[str, str] = {}  # by a name in lower case
         for name, section in value.items():
-            is_name = obeys(name, NAME_RULES[kind])
-            if not is_name:
-                accepted = RULES[NAME_RULES[kind]].words
-                self.error("bad-name", path + (name,), key=True,
-                           what=f"{path[0]}: {show_value(name)} is not a name for one; "
-                                f"accepted: {accepted}",
-                           fix="rename it" if isinstance(name, str) else "quote it")
+            if self.real(path) + (name,) in self.passed:
+                continue
+            is_name = self.check_name(kind, path, name)
             if is_name or isinstance(section, dict):
                 records[name] = self.section(kind, path + (name,), section)
+            if is_name and twins.setdefault(name.lower(), name) != name:
+                self.error("bad-name", path + (name,), key=True, fix="rename one of them",
+                           what=f"{path[0]}: `{name}` and `{twins[name.lower()]}` differ in "
+                                "nothing but their case")
         return records
+
+    def list_of_sections(self, kind: str, path: tuple, value: object) -> dict[str, dict]:
+        """Report what is no mapping of names; return one where its items have each a `name`."""
+        sections = {}
+        example = ""
+        for index, item in enumerate(value if isinstance(value, list) else ()):
+            name = item.get("name") if isinstance(item, dict) else item
+            if not isinstance(name, str):
+                continue
+            example = example or name
+            if isinstance(item, dict):
+                sections[name] = {key: item[key] for key in item if key != "name"}
+                self.moved[path + (name,)] = self.real(path) + (index,)
+
+        shown = "an empty mapping" if value == {} else show_value(value)
+        fix = f"write `{path[0]}:`, below it a name, below that its keys"
+        if example:
+            fix = f"write `{example[:64]}:` on a line of its own, below it its keys, without dashes"
+        self.error("not-mapping", path, f"must hold {kind}s by name, not {shown}", fix=fix)
+        return sections
+
+    def check_name(self, kind: str, path: tuple, name: object) -> bool:
+        """Tell whether something is a name for a section; report what is none."""
+        if obeys(name, NAME_RULES[kind]):
+            return True
+
+        fix = "rename it"
+        if not isinstance(name, str):
+            fix = f'quote it: `"{_typed(name)}":`'
+        else:
+            meant = _likeliest(name, NAME_RULES[kind])
+            if meant:
+                fix = f"write `{meant}:`"
+        accepted = RULES[NAME_RULES[kind]].words
+        self.error("bad-name", path + (name,), key=True, fix=fix,
+                   what=f"{path[0]}: {show_value(name)} is not a name for one; "
+                        f"accepted: {accepted}")
+        return False
 
     def reference(self, path: tuple, name: str | None, records: dict, kind: str) -> None:
         """Report a name that no section of that kind has."""
-        if name is None or name in records or name in map(str, records):
+        if name is None or name in records or kind in self.unreadable:
             return
-        self.error(f"unknown-{kind}", path, f"references unknown {kind}: {name}",
-                   fix=nearest(name, records) or f"known {kind}s: {some_of(records) or 'none'}")
+        if kind not in self.spellings:
+            self.spellings[kind] = set(map(str, records))
+            self.meanings[kind] = _meanings_of(records)
+        if name in self.spellings[kind]:  # a name that is a number: that was said
+            return
+
+        shown = name if len(name) <= 60 else f"{name[:60]}…"
+        meaning = self.meanings[kind].get(name.lower())
+        if meaning:
+            fix = f"did you mean {meaning}?"
+        else:
+            own = path[1] if "fallback" in path else None  # nobody falls back on itself
+            others = [other for other in records if other != own]
+            fix = nearest(name, others) or f"known {kind}s: {some_of(records) or 'none'}"
+        self.error(f"unknown-{kind}", path, f"references unknown {kind}: {shown}", fix=fix)
 
 
 def _dotted(path: tuple) -> str:
@@ -2297,18 +2680,72 @@ def _known_keys(kind: str, path: tuple) -> str:
     keys = FILE_KEYS[kind]
     if kind in NAME_RULES and path[-1] in keys:  # it may be a name, but then it holds keys
         return f"indent `{path[-1]}:` deeper, under its {kind}"
-    return "known keys: " + ", ".join(keys)
+    known = "known keys: " + ", ".join(keys)
+    if kind == "agent":
+        known += "; Claude Code's others go under `frontmatter:`"
+    return known
+
+
+def _suggest_section(kind: str, path: tuple, value: object) -> str:
+    """Return what to write where something else than keys stands."""
+    keys = FILE_KEYS[kind]
+    if kind in NAME_RULES and path[-1] in keys:
+        return _known_keys(kind, path)
+    fix = put_space(value, keys)
+    if fix or kind not in MAIN_KEYS:
+        return fix or _known_keys(kind, path)
+
+    main = keys[MAIN_KEYS[kind]]
+    meant = _likeliest(value, main.rule)
+    if meant is None:
+        return _known_keys(kind, path)
+    return f"write it on a line of its own, below: `{_show_entry(main.name, meant)}`"
+
+
+def _meanings_of(records: dict[str, Any]) -> dict[str, str]:
+    """Return {word in lower case: `name`, which is …} for what people write instead of a name."""
+    sure: dict[str, str] = {}
+    likely: dict[str, str] = {}
+    for name, record in records.items():
+        if isinstance(record, Node):
+            for address in _addresses(record.endpoint):
+                sure.setdefault(address, f"`{name}`, which is {record.endpoint}")
+            continue
+
+        model = (record.ollama_model or "").lower()
+        alias = (record.alias or "").lower()
+        for spelling in (model, full_model_name(model), alias):
+            sure.setdefault(spelling, f"`{name}`, which is {record.ollama_model}")
+        for word in re.split("[^a-z0-9]+", alias):
+            likely.setdefault(word, f"`{name}`, whose alias is {alias}")
+        if record.node:
+            likely.setdefault(record.node.lower(), f"`{name}`, which runs on {record.node}")
+    return {**likely, **sure}
+
+
+def _addresses(endpoint: str | None) -> set[str]:
+    """Return how people may write the address of a node."""
+    if not endpoint:
+        return set()
+    parts = split_endpoint(endpoint)
+    addresses = {endpoint, parts.host, f"{parts.host}:{parts.port}", f"http://{parts.host}"}
+    if not parts.host[:1].isdigit():
+        addresses.add(parts.host.split(".")[0])
+    return addresses
 
 
 def check_fleet(document: Document) -> tuple[Fleet | None, list[Finding]]:
     """Return (Fleet, []) for a file that has been read, or (None, everything that is wrong)."""
+    if document.value is None:
+        return None, [_empty_file(document)]
     check = _Checker(document)
     last = []
     try:
-        file = check.section("", (), document.value)
+        file = check.file(document.value)
         project = file.project or Project("")
-        tiers = {tier: name for tier, name in vars(project.claude or Tiers()).items() if name}
+        tiers = _chosen_tiers(project.claude)
         models = file.models or {}
+
         for tier, name in tiers.items():
             check.reference(("project", "claude", tier), name, models, "model")
         for agent in (file.agents or {}).values():
@@ -2321,8 +2758,23 @@ def check_fleet(document: Document) -> tuple[Fleet | None, list[Finding]]:
 
     if check.findings:
         return None, sorted(check.findings, key=_place_of) + last
-    return Fleet(project.name, project.gateway, tiers, file.nodes, models, file.agents,
-                 document), []
+    fleet = Fleet(project.name, project.gateway, tiers, file.nodes, models, file.agents, document)
+    return fleet, []
+
+
+def _empty_file(document: Document) -> Finding:
+    where, excerpt = document.locate(())
+    what = "the file is empty; it needs `project:` with a `name:`, `nodes:`, `models:`, `agents:`"
+    fix = "subagent-fleet init --force"  # a file is there, so `init` alone would refuse
+    if re.fullmatch("[A-Za-z0-9._/-]+", document.source) and document.source != CONFIG_NAMES[0]:
+        fix += f" --output {document.source}"
+    return Finding("empty-file", "error", what, where, excerpt, fix)
+
+
+def _chosen_tiers(claude: Tiers | None) -> dict[str, str]:
+    """Return {tier: model} of those that the file names."""
+    chosen = {tier: getattr(claude, tier, None) for tier in TIERS}
+    return {tier: name for tier, name in chosen.items() if name}
 
 
 def _place_of(finding: Finding) -> list[int]:
