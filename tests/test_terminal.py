@@ -166,8 +166,8 @@ def test_wrapped_lines_stand_below_each_other():
 
 
 def test_wrapping_takes_linear_time():
-    for text in ("a" * 200_000, "a " * 100_000, "`" * 200_000, "`git " * 40_000, ": git " * 40_000,
-                 "a`" * 100_000):
+    for text in ("a" * 100_000, "\u00e9" * 100_000, "\u65e5" * 100_000, "a " * 50_000, "`" * 100_000,
+                 "`git " * 20_000, ": git " * 20_000, "a`" * 50_000):
         assert sf.wrap_text(text, 60)
 
 
@@ -556,8 +556,8 @@ COMMANDS = [("validate",), ("generate", "--check"), ("generate",), ("doctor",), 
             ("status", "--nope"), ("clean", "--dry-run"), ("validate", "--strict")]
 
 
-@pytest.mark.parametrize("columns", [60, 100])
-def test_commands_fit_the_terminal(tmp_path, columns):
+def test_commands_fit_the_terminal(tmp_path):
+    columns = 60
     text = FLEET.replace("http://localhost:11434", "http://127.0.0.1:1")
     text = re.sub(r"http://192[0-9.]+:11434", "http://127.0.0.1:1", text)
     (tmp_path / "fleet.yaml").write_text(text, encoding="utf-8")
