@@ -5246,10 +5246,11 @@ def width_of(text: str) -> int:
 
 
 def _width_of_char(char: str) -> int:
+    if char < "\u0300":  # what western text is made of, and the soft hyphen, which may be shown
+        return 1
     if unicodedata.east_asian_width(char) in "WF":
         return 2
-    # A variation selector may make the sign before it wide; a soft hyphen may be shown.
-    if char in "\ufe0f\xad":
+    if char == "\ufe0f":  # which may make the sign before it wide
         return 1
     return 0 if unicodedata.category(char) in ("Mn", "Me", "Cf") else 1
 
@@ -5349,11 +5350,21 @@ def _split_words(parts: Iterable[Styled], room: int) -> Iterator[Styled]:
             yield part
             continue
         for word in part.text.split():
-            while width_of(word) > room:
-                piece, word = _cut(word, room)
+            for piece in _break_word(word, room):
                 yield Styled(piece, part.role)
-            if word:
-                yield Styled(word, part.role)
+
+
+def _break_word(word: str, room: int) -> Iterator[str]:
+    """Yield a word in pieces that fit, in one pass: a node may send one of a million letters."""
+    start = used = 0
+    for end, char in enumerate(word):
+        width = width_of(char)
+        if used + width > room and end > start:
+            yield word[start:end]
+            start = end
+            used = 0
+        used += width
+    yield word[start:]
 
 
 def _paint_words(words: Sequence[Styled], look: Look) -> str:
