@@ -2798,6 +2798,10 @@ def parse_messages_request(body):
 # that asks us. No wait is longer than its deadline. It is transport and knows no product: what a
 # node does wrong is a NodeFailure, what a client does wrong a BadRequest, both in words of HTTP.
 # It may use sockets and the clock; only section 13 opens connections.
+#
+# It reads as strictly as RFC 9112 lets a server be. Where two readers of the same bytes could see
+# two requests (both lengths, two codings, odd blanks, folded or broken fields), it sees none. A
+# node has one connection for one answer, so LF for CRLF, or both lengths, confuse nobody there.
 
 if TYPE_CHECKING:
     import _thread
@@ -2827,7 +2831,9 @@ else:
 
 _STATUS_LINE = _Pattern(r"HTTP/1\.[01] +([1-5][0-9][0-9])( .*)?")
 _REQUEST_LINE = _Pattern(r"([A-Z]{1,16}) ([!-~]{1,4096}) HTTP/1\.([01])")
-_CHUNK_LINE = _Pattern(r"\s*([0-9A-Fa-f]{1,8})\s*(;.*)?")
+_FIELD_LINE = _Pattern(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\t\x20-\x7e\x80-\xff]*)")
+_CHUNK_LINE = _Pattern(r"0*([0-9A-Fa-f]{1,8})[ \t]*(;[\t\x20-\x7e\x80-\xff]*)?")
+SINGLE_FIELDS = ("host", "content-length", "transfer-encoding")
 
 
 class BadRequest(FleetError):
@@ -2869,6 +2875,7 @@ class Wire:
     """
 
     speech = "answer"  # what the other side sends
+    is_strict = False  # a line may end in LF alone
     before_read: Callable[[], object] | None = None  # when all that came was taken; may raise
 
     def __init__(self, connection: socket.socket, deadline: float,
@@ -2931,23 +2938,32 @@ class Wire:
         end = self._buffer.index(b"\n")
         line = bytes(self._buffer[:end])
         del self._buffer[:end + 1]  # partition would copy all the rest
-        return line.rstrip(b"\r").decode("latin-1")
+        if line.endswith(b"\r"):
+            line = line[:-1]
+        elif self.is_strict:
+            raise NodeFailure("bad answer", f"a line of its {self.speech} ends without CR")
+        if b"\r" in line:
+            raise NodeFailure("bad answer", f"a CR in mid line of its {self.speech}")
+        return line.decode("latin-1")
 
     def _read_fields(self) -> dict[str, str]:
         """Return the header fields up to the empty line, names in lower case."""
-        fields: dict[str, str] = {}
+        fields: dict[str, list[str]] = {}
         size = 0
         for line in iter(self._read_line, ""):
             size += len(line)
             if size > HEADER_LIMIT_BYTES:
                 raise NodeFailure("bad answer", "its headers do not end")
+            match = _FIELD_LINE.fullmatch(line)
+            if not match:
+                raise NodeFailure("bad answer", "a line of its headers is not `Name: value`")
+            # str.strip() would take more than RFC 9112 calls a blank: `\x0bchunked`, `chunked\xa0`.
+            fields.setdefault(match[1].lower(), []).append(match[2].strip(" \t"))
 
-            name, _, value = line.partition(":")
-            name = name.strip().lower()
-            value = value.strip()
-            if fields.setdefault(name, value) != value and name in ("host", "content-length"):
-                raise NodeFailure("bad answer", f"two different `{name}` in its headers")
-        return fields
+        for name in SINGLE_FIELDS:
+            if len(fields.get(name, ())) > 1:
+                raise NodeFailure("bad answer", f"more than one `{name}` in its headers")
+        return {name: ", ".join(values) for name, values in fields.items()}
 
     def _read_chunk_size(self) -> int:
         """Return how many bytes the next chunk has; 0 ends the body."""
@@ -3015,7 +3031,7 @@ class Exchange(Wire):
     def pieces(self) -> Iterator[bytes]:
         """Yield the body as it comes; one that ends early is a failure, trailers are left."""
         coding = self.headers.get("transfer-encoding", "identity").lower()
-        length = self.headers.get("content-length", "")
+        length = self.headers.get("content-length")
         if self.headers.get("content-encoding", "identity").lower() != "identity":
             raise NodeFailure("bad answer", "it compressed what was asked for in clear")
 
@@ -3024,14 +3040,15 @@ class Exchange(Wire):
             while size:
                 yield from self._take_chunk(size)
                 size = self._read_chunk_size()
-        elif coding not in ("", "identity") or not re.fullmatch("[0-9]{0,18}", length):
+        elif coding != "identity":
             raise NodeFailure("bad answer", "nothing tells how long its answer is")
-        elif self.status in (204, 304):
-            return
-        elif length:
+        elif length is None:
+            if self.status not in (204, 304):
+                yield from self._take_rest()
+        elif not re.fullmatch("[0-9]{1,18}", length):
+            raise NodeFailure("bad answer", "nothing tells how long its answer is")
+        elif self.status not in (204, 304):
             yield from self._take(int(length))
-        else:
-            yield from self._take_rest()
 
     def read_all(self, limit: int = ANSWER_LIMIT_BYTES) -> bytearray:
         """Return the whole body; more than `limit` bytes are a failure."""
@@ -3083,8 +3100,11 @@ class Visitor(Wire):
     """A client's connection: its requests one after the other, and whether it is still there."""
 
     speech = "request"
+    is_strict = True
     stays = True  # whether another request may follow on this connection
+    _speaks_1_1 = True  # else it knows no chunks
     _wants_body = True  # HEAD asks for the head of an answer only
+    _length: int | None = None  # of the request's body; None: it comes in chunks
 
     def __init__(self, connection: socket.socket, clock: Callable[[], float]) -> None:
         super().__init__(connection, clock(), clock)
@@ -3111,56 +3131,102 @@ class Visitor(Wire):
         method, target, minor = match.groups()
 
         self.headers = self._read_fields()
-        self.stays = minor == "1" and self.headers.get("connection", "").lower() != "close"
+        self._speaks_1_1 = minor == "1"
         self._wants_body = method != "HEAD"
+        options = self.headers.get("connection", "").lower().split(",")
+        closes = "close" in [option.strip(" \t") for option in options]
+        self.stays = self._speaks_1_1 and not closes
+        self._length = self._find_length()
         return method, target, self.headers
+
+    def _find_length(self) -> int | None:
+        """Return how long the request's body is, None for chunks; refuse what says it twice."""
+        coding = self.headers.get("transfer-encoding")
+        length = self.headers.get("content-length")
+        if coding is not None:
+            if length is not None:
+                raise BadRequest(400, "request: both Content-Length and Transfer-Encoding")
+            if not self._speaks_1_1:
+                raise BadRequest(400, "request: HTTP/1.0 knows no Transfer-Encoding")
+            if coding.lower() != "chunked":
+                raise BadRequest(400, "request: no Transfer-Encoding but chunked is known")
+            return None
+
+        if length is None:
+            return 0
+        if not re.fullmatch("[0-9]+", length):
+            raise BadRequest(400, "request: its Content-Length is no number")
+        digits = length.lstrip("0")[:19] or "0"  # 19 are too many anyway, 4,301 no int() takes
+        return int(digits)
 
     def read_body(self, limit: int, seconds: float) -> bytearray:
         """Return the body of the request just read; refuse more than `limit` bytes."""
-        coding = self.headers.get("transfer-encoding", "")
-        length = self.headers.get("content-length", "")
-        if not coding and not length:
+        if self._length == 0:
             return bytearray()
-        if re.fullmatch("[0-9]{1,18}", length) and int(length) > limit:
-            raise BadRequest(413, f"body: longer than {limit} bytes")
+        if self.headers.get("content-encoding", "identity").lower() != "identity":
+            raise BadRequest(400, "request: its body is compressed; send it in clear")
+        self._check_size(self._length or 0, limit)
 
-        if self.headers.get("expect", "").lower() == "100-continue":
+        if self._speaks_1_1 and self.headers.get("expect", "").lower() == "100-continue":
             self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
         self.deadline = self._clock() + seconds
         try:
-            return self._read_framed(coding, length, limit)
+            if self._length is None:
+                return self._read_chunks(limit)
+            body = bytearray()
+            for piece in self._take(self._length):
+                body += piece
+            return body
         except NodeFailure as failure:
             raise _refusal(failure) from None
 
-    def _read_framed(self, coding: str, length: str, limit: int) -> bytearray:
-        """Return a body that comes in chunks, or of a length."""
-        if self.headers.get("content-encoding", "identity").lower() != "identity":
-            raise NodeFailure("bad answer", "it is compressed, which nobody asked for")
+    def _check_size(self, size: int, limit: int) -> None:
+        if size > limit:
+            raise BadRequest(413, f"body: longer than {limit} bytes")
+
+    def _read_chunks(self, limit: int) -> bytearray:
+        """Return a body that comes in chunks; one that would be too long is not awaited."""
         body = bytearray()
-        if coding.lower() == "chunked":
-            size = self._read_chunk_size()
-            while size:
-                for piece in self._take_chunk(size):
-                    body += piece
-                if len(body) > limit:
-                    raise NodeFailure("bad answer", f"its body is longer than {limit} bytes")
-                size = self._read_chunk_size()
-            self._read_fields()  # the trailers, or the next request would begin with them
-        elif coding.lower() in ("", "identity") and re.fullmatch("[0-9]{1,18}", length):
-            for piece in self._take(int(length)):
+        size = self._read_chunk_size()
+        while size:
+            self._check_size(len(body) + size, limit)
+            for piece in self._take_chunk(size):
                 body += piece
-        else:
-            raise NodeFailure("bad answer", "nothing tells how long its body is")
+            size = self._read_chunk_size()
+        self._read_fields()  # the trailers, or the next request would begin with them
         return body
 
     def reply(self, status: int, body: bytes, *, head: str = "") -> None:
         """Send a whole JSON answer; `head` holds further header lines."""
         reason = "OK" if status == 200 else "Refused"
+        if not self.stays:
+            head += "Connection: close\r\n"
         lines = (f"HTTP/1.1 {status} {reason}\r\n{head}Content-Type: application/json\r\n"
                  f"Content-Length: {len(body)}\r\n\r\n")
         answer = lines.encode("ascii")
         if self._wants_body:
             answer += body
+        self.send(answer)
+
+    def stream(self, piece: bytes, *, head: str = "", last: bool = False) -> None:
+        """Send a piece of an answer whose length nobody knows: `head` begins it, `last` ends it.
+
+        HTTP/1.0 knows no chunks: there the end of the connection is the end of the answer.
+        """
+        answer = b""
+        if head:
+            framing = "Transfer-Encoding: chunked\r\n" if self._speaks_1_1 else ""
+            if not self.stays:
+                framing += "Connection: close\r\n"
+            answer = f"HTTP/1.1 200 OK\r\n{head}{framing}\r\n".encode("ascii")
+        if not self._speaks_1_1:
+            self.send(answer + piece)
+            return
+
+        if piece:
+            answer += b"%x\r\n%b\r\n" % (len(piece), piece)
+        if last:
+            answer += b"0\r\n\r\n"
         self.send(answer)
 
     def send(self, message: bytes) -> None:
@@ -3653,9 +3719,19 @@ class World:
     def start(self, argv: Sequence[str], *, environ: Mapping[str, str], log: str) -> Child:
         """Start a program in the background, its output in a file."""
         self._end_by_interrupt()
-        with Trying("run", argv[0], slug="cannot-run"), open(log, "ab") as stream:
-            return Child(subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL,
-                                          stdout=stream, stderr=stream))
+        came: list[int] = []
+
+        def note(number: int, _: object) -> None:
+            came.append(number)  # raised in the middle of Popen it would lose the child
+
+        with self._take_signals({signal.SIGINT: note, signal.SIGTERM: note}), \
+                Trying("run", argv[0], slug="cannot-run"), open(log, "ab") as stream:
+            child = Child(subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL,
+                                           stdout=stream, stderr=stream))
+        if came:
+            child.stop()
+            raise KeyboardInterrupt
+        return child
 
     # -- network --
 
@@ -4307,13 +4383,10 @@ class Service:
         self._has_content = bool(self._answer.message["content"])
         if not self._has_headers:
             self._has_headers = True
-            head = ("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
-                    f"Cache-Control: no-cache\r\n{self._id_header}"
-                    "Transfer-Encoding: chunked\r\n\r\n")
+            head = ("Content-Type: text/event-stream; charset=utf-8\r\n"
+                    f"Cache-Control: no-cache\r\n{self._id_header}")
             chunk = self._opening + chunk
-        if chunk:
-            chunk = b"%x\r\n%b\r\n" % (len(chunk), chunk)
-        self._visitor.send(head.encode("ascii") + chunk + b"0\r\n\r\n" * last)
+        self._visitor.stream(chunk, head=head, last=last)
         self._ping_at = self._world.clock() + QUIET_SECONDS
 
     def _wait(self, readable, until):
@@ -4399,8 +4472,8 @@ class Server:
                 problem = ApiError(500, "a bug in the gateway")
             if problem:  # the body may not have been read, so the connection ends with it
                 self.log(f"refused: {problem.http}, {clean_line(problem.what)}\n")
-                visitor.reply(problem.http, render_json(problem.event),
-                              head="Connection: close\r\n")
+                visitor.stays = False
+                visitor.reply(problem.http, render_json(problem.event))
         except ClientGone:
             pass
         finally:

@@ -597,6 +597,15 @@ def test_one_connection_serves_many_requests_also_pipelined_and_chunked(rig):
         assert b"subagent-fleet" in read_answer(stream)[2]
 
 
+def test_a_client_of_http_1_0_gets_a_stream_without_chunks(rig):
+    served = rig(says("PO", "NG"))
+    sent = served.post(request_of(stream=True)).replace(b" HTTP/1.1\r\n", b" HTTP/1.0\r\n", 1)
+    with served.connect() as connection:
+        connection.sendall(sent)
+        head, _, body = b"".join(iter(lambda: connection.recv(65536), b"")).partition(b"\r\n\r\n")
+    assert b"chunked" not in head and b"\r\nConnection: close" in head and text_of(body) == "PONG"
+
+
 def test_a_client_that_waits_for_100_continue_is_told_to_go_on(rig):
     served = rig(says("PONG"))
     with served.connect() as connection:
@@ -683,7 +692,7 @@ def test_the_address_a_client_reached_and_the_configured_host_count(reached, hos
     (b"POST /v1/messages HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: gzip\r\n", 400),
     (b"POST /v1/messages HTTP/1.1\r\nContent-Length: 5\r\nContent-Encoding: gzip\r\n", 400),
     (b"POST /v1/messages HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\nzz\r\n", 400),
-    (b"POST /v1/messages HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\nfffffff\r\n", 400),
+    (b"POST /v1/messages HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\nfffffff\r\n", 413),
     (b"POST /v1/messages HTTP/1.1\r\nContent-Length: 3\r\n\n{}{", 400),
     (b"POST /v1/messages HTTP/1.1\r\nContent-Length: 9\r\n\n{}", 400),
     (b"POST /v1/messages HTTP/1.1\r\nContent-Length: 99999999999\r\nContent-Length: 2\r\n\n{}", 400),
@@ -1074,7 +1083,8 @@ def test_receipts_say_what_happened(rig):
 
 def test_each_refusal_is_one_line_of_the_log(rig):
     served = rig(says("x"))
-    for headers in ({"x_api_key": "sk-wrong"}, {"Host": "evil.example\x1b[2J"}):
+    for headers in ({"x_api_key": "sk-wrong"}, {"Host": "evil.example"},
+                    {"Host": "evil.example\x1b[2J"}):
         served.ask(headers=headers)
     for alias in ("claude-opus-9[1m]", PROMPT, "\x1b[2J"):
         served.ask(alias)
@@ -1085,6 +1095,8 @@ def test_each_refusal_is_one_line_of_the_log(rig):
         "`x-api-key: KEY`\n",
         "refused: 403, only programs that name this gateway's own address are served: "
         f"http://127.0.0.1:{served.port}\n",
+        "refused: 400, request: too slow, too long or broken (a line of its headers is not "
+        "`Name: value`)\n",
         "refused: 404, model: this fleet has no `claude-opus-9[1m]`; it has `x`\n",
         "refused: 404, model: this fleet has no `…`; it has `x`\n",
         "refused: 404, model: this fleet has no `…`; it has `x`\n",
