@@ -2834,6 +2834,10 @@ _REQUEST_LINE = _Pattern(r"([A-Z]{1,16}) ([!-~]{1,4096}) HTTP/1\.([01])")
 _FIELD_LINE = _Pattern(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\t\x20-\x7e\x80-\xff]*)")
 _CHUNK_LINE = _Pattern(r"0*([0-9A-Fa-f]{1,8})[ \t]*(;[\t\x20-\x7e\x80-\xff]*)?")
 SINGLE_FIELDS = ("host", "content-length", "transfer-encoding")
+# With what every answer, and every chunk, begins or may begin: it can go ahead, byte by byte.
+ANSWER_START = b"HTTP/1.1 "
+CHUNK_START = b"0000000"
+LOOK_SECONDS, LOOK_LIMIT_SECONDS = 0.02, 60.0
 
 
 class BadRequest(FleetError):
@@ -3097,7 +3101,14 @@ class Exchange(Wire):
 
 
 class Visitor(Wire):
-    """A client's connection: its requests one after the other, and whether it is still there."""
+    """A client's connection: its requests one after the other, and whether it is still there.
+
+    A client that has closed and one that only sends no more (`shutdown`, as `nc` does) look the
+    same: both sent their FIN. But who has closed answers any byte with a reset. So bytes with which
+    the answer will begin anyway go ahead, at growing intervals: nothing comes back from who still
+    reads, and who has gone is known after one round trip. Not in the middle of a stream to
+    HTTP/1.0, where no byte is free: there the FIN alone counts as gone.
+    """
 
     speech = "request"
     is_strict = True
@@ -3109,6 +3120,10 @@ class Visitor(Wire):
     def __init__(self, connection: socket.socket, clock: Callable[[], float]) -> None:
         super().__init__(connection, clock(), clock)
         self.reached: tuple[str, int] = connection.getsockname()[:2]  # which address of ours
+        self._is_streaming = False
+        self._bytes_ahead = 0  # of the next answer or chunk
+        self._look_at: float | None = None  # once the client sends no more: is it still there?
+        self._look_seconds = LOOK_SECONDS
 
     def read_request(self, seconds: float) -> tuple[str, str, dict[str, str]] | None:
         """Return (method, target, headers), or None when the client has nothing more to say."""
@@ -3206,7 +3221,7 @@ class Visitor(Wire):
         answer = lines.encode("ascii")
         if self._wants_body:
             answer += body
-        self.send(answer)
+        self._send_rest(answer)
 
     def stream(self, piece: bytes, *, head: str = "", last: bool = False) -> None:
         """Send a piece of an answer whose length nobody knows: `head` begins it, `last` ends it.
@@ -3220,14 +3235,22 @@ class Visitor(Wire):
                 framing += "Connection: close\r\n"
             answer = f"HTTP/1.1 200 OK\r\n{head}{framing}\r\n".encode("ascii")
         if not self._speaks_1_1:
-            self.send(answer + piece)
-            return
-
-        if piece:
+            answer += piece
+        elif piece:
             answer += b"%x\r\n%b\r\n" % (len(piece), piece)
-        if last:
+        if last and self._speaks_1_1:
             answer += b"0\r\n\r\n"
-        self.send(answer)
+
+        if self._is_streaming:
+            self._bytes_ahead = 0  # zeros before the size of a chunk change nothing
+        self._is_streaming = not last
+        self._send_rest(answer)
+
+    def _send_rest(self, answer: bytes) -> None:
+        """Send what has not gone ahead."""
+        rest = answer[self._bytes_ahead:]
+        self._bytes_ahead = 0
+        self.send(rest)
 
     def send(self, message: bytes) -> None:
         """Send bytes; a client that takes none of them for a minute has left."""
@@ -3241,11 +3264,15 @@ class Visitor(Wire):
         """Tell whether `other` becomes readable in time; raise ClientGone when the client goes."""
         until = self._clock() + seconds
         while True:
+            wake_at = until
             watched: list[Wire | Signal] = [other]
-            # What a client sends ahead waits here; beyond a limit it is left in its socket, unseen.
-            if len(self._buffer) <= HEADER_LIMIT_BYTES:
+            if self._look_at is not None:
+                wake_at = min(until, self._look(self._look_at))
+            elif len(self._buffer) <= HEADER_LIMIT_BYTES:
+                # What a client sends ahead waits here; what is more is left in its socket, unseen.
                 watched.append(self)
-            ready = _readable(watched, until - self._clock())
+
+            ready = _readable(watched, wake_at - self._clock())
             if self in ready:
                 self._take_what_came()
             if other in ready:
@@ -3254,13 +3281,31 @@ class Visitor(Wire):
                 return False
 
     def _take_what_came(self) -> None:
-        """Keep what the client sent ahead of its answer; its end means that it has left."""
+        """Keep what the client sent ahead of its answer; from its end on, look whether it stays."""
         self.deadline = self._clock() + 1.0
-        came = False
-        with contextlib.suppress(NodeFailure):
-            came = self._fill()
-        if not came:
+        try:
+            if self._fill():
+                return
+        except NodeFailure:  # a reset
+            raise ClientGone() from None
+        if self._is_streaming and not self._speaks_1_1:
             raise ClientGone()
+        self._look_at = self._clock()
+
+    def _look(self, look_at: float) -> float:
+        """Raise ClientGone when a byte was answered by a reset, send another; return when next."""
+        if self._clock() < look_at:
+            return look_at
+        if self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise ClientGone()
+
+        start = CHUNK_START if self._is_streaming else ANSWER_START
+        if self._bytes_ahead < len(start):
+            self.send(start[self._bytes_ahead:self._bytes_ahead + 1])
+            self._bytes_ahead += 1
+        self._look_at = self._clock() + self._look_seconds
+        self._look_seconds = min(3 * self._look_seconds, LOOK_LIMIT_SECONDS)
+        return self._look_at
 
     def part(self) -> None:
         """Close so that the last answer still arrives: unread bytes would make it a reset."""

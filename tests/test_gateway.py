@@ -905,6 +905,15 @@ def test_a_client_that_leaves_takes_its_request_off_the_node(rig, play, stream):
     assert set(running(served.server.scheduler).values()) == {0}
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_sends_no_more_waits_for_its_answer(rig, stream):
+    served = rig(lambda node, connection: (time.sleep(0.3), says("PO", "NG", pause=0.2)(
+        node, connection)))
+    status, _, body = served.raw(served.post(request_of(stream=stream)), half_close=True)
+    assert status == 200 and b"NG" in body
+    assert served.receipts()[0]["outcome"] == "ok"
+
+
 def test_a_client_that_leaves_the_line_never_reaches_the_node(rig):
     served = rig(hangs)
     first, second = served.connect(), served.connect()

@@ -328,6 +328,74 @@ def test_a_client_of_1_0_gets_its_stream_bare_and_then_the_end(front):
     assert rest == b"one\ntwo\n"
 
 
+# -- who sends no more, and who has gone --
+
+def stop_sending(connection):
+    connection.shutdown(socket.SHUT_WR)
+
+
+def reset(connection):
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("seconds", [0.0, 0.3])
+def test_a_client_that_sends_no_more_gets_its_answer(front, version, seconds):
+    with front.connect() as connection:
+        connection.sendall(f"GET /wait HTTP/{version}\r\n\r\n".encode())
+        stop_sending(connection)
+        time.sleep(seconds)
+        front.answer_after.set()
+        received = read_to_end(connection)
+    assert statuses(received) == [200] and not front.left.is_set()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.3])
+def test_a_client_that_sends_no_more_gets_its_whole_stream(front, seconds):
+    with front.connect() as connection:
+        connection.sendall(b"GET /stream-wait HTTP/1.1\r\n\r\n")
+        assert b"one" in connection.recv(65536)
+        stop_sending(connection)
+        time.sleep(seconds)
+        front.answer_after.set()
+        assert re.fullmatch(rb"0*4\r\ntwo\n\r\n0+\r\n\r\n", read_to_end(connection))
+    assert not front.left.is_set()
+
+
+def test_requests_sent_ahead_are_answered_after_the_end_of_sending(front):
+    front.answer_after.set()
+    wait = b"GET /wait HTTP/1.1\r\n\r\n"
+    assert statuses(front.tell(wait + SMUGGLED + wait)) == [200] * 3
+
+
+@pytest.mark.parametrize("target", ["/wait", "/stream-wait"])
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("leave", [socket.socket.close, reset])
+def test_a_client_that_goes_is_known_at_once(front, target, version, leave):
+    connection = front.connect()
+    connection.sendall(f"GET {target} HTTP/{version}\r\n\r\n".encode())
+    while "stream" in target and b"one" not in connection.recv(65536, socket.MSG_PEEK):
+        pass
+    time.sleep(0.05)
+    connection.recv(65536) if "stream" in target else None  # unread bytes would make it a reset
+    began = time.monotonic()
+    leave(connection)
+    assert front.left.wait(5) and time.monotonic() - began < 0.5
+
+
+@pytest.mark.parametrize("target", ["/wait", "/stream-wait"])
+def test_a_client_that_first_sends_no_more_and_then_goes_is_known(front, target):
+    connection = front.connect()
+    connection.sendall(f"GET {target} HTTP/1.1\r\n\r\n".encode())
+    stop_sending(connection)
+    time.sleep(0.2)
+    assert not front.left.is_set()
+    connection.recv(65536)
+    connection.close()
+    assert front.left.wait(5)
+
+
 # -- what is no answer of a node --
 
 ANSWER = b"HTTP/1.1 200 OK\r\n"
