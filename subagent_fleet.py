@@ -2822,6 +2822,7 @@ if TYPE_CHECKING:
     import subprocess
     import time
     import traceback
+    from typing import IO
     from urllib.parse import SplitResult
 else:
     (_thread, contextlib, errno, glob, hmac, os, queue, resource, select, shlex, shutil, signal,
@@ -3398,6 +3399,13 @@ def _readable(things: Sequence[Any], seconds: float) -> list[Any]:
 # gives out text, bytes and objects of its own or of section 12, never a socket, a process or a
 # descriptor. What the system refuses becomes a FleetError in plain words.
 
+STEP_LIMIT = 256  # names and links on the way to one file
+TREE_FILES_LIMIT, TREE_DEPTH_LIMIT = 2000, 16
+TREE_FILE_LIMIT_BYTES = 256 * 1024
+TREE_LIMIT_BYTES = 16 * 1024 * 1024
+OUTSIDE = "lies outside, behind a symbolic link"
+
+
 def run_together(world: World, jobs: Mapping[Any, Callable[[], Any]], *,
                  until: float = float("inf"), threads: int = 512) -> Iterator[tuple[Any, Any]]:
     """Yield (key, value or NodeFailure) of each job as it ends, (None, None) while none does.
@@ -3466,6 +3474,236 @@ class Trying:
             if os.path.lexists(path):
                 return f"check it: `ls -la {shlex.quote(path)}`"
         return "check it: `ls -la .`"
+
+
+class Place(str):
+    """A path below a directory, its `root`, which no link may lead it out of."""
+
+    root: str
+    inner: str  # how it goes on from the root
+
+    def __new__(cls, root: str, inner: str) -> Place:
+        place = super().__new__(cls, os.path.join(root, inner))
+        place.root = root or "."
+        place.inner = inner
+        return place
+
+    @property
+    def name(self) -> str:
+        """The last name of the path."""
+        return os.path.basename(self.inner)
+
+    @property
+    def above(self) -> str:
+        """How its directory is reached from the root."""
+        return os.path.dirname(self.inner)
+
+
+def _as_place(path: str) -> Place:
+    """Return a path as a Place; a plain one is believed up to its last name."""
+    if isinstance(path, Place):
+        return path
+    return Place(*os.path.split(path))
+
+
+def _in_the_way(place: str, what: str, *, fix: str = "move it away") -> FleetError:
+    """Return the refusal to write at a place."""
+    return FleetError("in-the-way", f"{place} {what}; nothing is written there",
+                      fix=f"{fix}: `ls -ld {shlex.quote(place)}`", status=EXIT_REFUSED)
+
+
+class Descent:
+    """The way from a root down to a directory, each step by the descriptor of the one before.
+
+    Links are read here, never followed by the system: one that is put there at any moment, even
+    between two steps, is seen. One that stays below the root is gone along, others are refused.
+    """
+
+    def __init__(self, place: Place, inner: str, *, makes: bool) -> None:
+        self._place = place
+        self._makes = makes
+        self._steps: list[str] = []  # what is still to go, the next one last
+        self._trail = [os.open(place.root, os.O_RDONLY | os.O_DIRECTORY)]
+        self._add_steps(inner)
+
+    def go(self) -> int:
+        """Return a descriptor of the directory at the end."""
+        try:
+            for _ in range(STEP_LIMIT):
+                if not self._steps:
+                    return self._trail.pop()
+                self._take(self._steps.pop())
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        finally:
+            for descriptor in self._trail:
+                os.close(descriptor)
+
+    def _add_steps(self, path: str) -> None:
+        names = [name for name in path.split("/") if name not in ("", ".")]
+        self._steps += reversed(names)
+
+    def _take(self, step: str) -> None:
+        """Go one step down, or up again as far as the root."""
+        if step == "..":
+            if len(self._trail) == 1:
+                raise _in_the_way(self._place, OUTSIDE)
+            os.close(self._trail.pop())
+            return
+
+        here = self._trail[-1]
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+        try:
+            self._trail.append(os.open(step, flags, dir_fd=here))
+        except FileNotFoundError:
+            if not self._makes:
+                raise
+            with contextlib.suppress(FileExistsError):  # somebody else was faster
+                os.mkdir(step, dir_fd=here)
+            self._steps.append(step)
+        except OSError as error:
+            self._go_along(step, error)
+
+    def _go_along(self, step: str, error: OSError) -> None:
+        """Put the steps of a link in the place of its name; what is no link is the error."""
+        try:
+            target = os.readlink(step, dir_fd=self._trail[-1])
+        except OSError:
+            raise error from None
+
+        if os.path.isabs(target):
+            roots = (os.path.realpath(self._place.root), os.path.abspath(self._place.root))
+            below = [root for root in roots if f"{target}/".startswith(f"{root}/")]
+            if not below:
+                raise _in_the_way(self._place, OUTSIDE)
+            target = target[len(below[0]):]
+            while len(self._trail) > 1:
+                os.close(self._trail.pop())
+        self._add_steps(target)
+
+
+class Directory:
+    """A directory below a root, held open: what is done in it is done there, wherever links lead.
+
+    Where a system has no descriptors of directories (Windows), its path is looked at and used.
+    """
+
+    def __init__(self, place: Place, inner: str, *, makes: bool = False) -> None:
+        self._path = os.path.join(place.root, inner)
+        self._descriptor: int | None = None
+        if makes:
+            os.makedirs(place.root, exist_ok=True)
+        if os.name == "posix":
+            self._descriptor = Descent(place, inner, makes=makes).go()
+            return
+
+        if not _is_below(self._path, place.root):
+            raise _in_the_way(place, OUTSIDE)
+        if makes:
+            os.makedirs(self._path, exist_ok=True)
+
+    def __enter__(self) -> Directory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+    def _reach(self, name: str) -> str:
+        """Return a name as the calls below take it."""
+        return os.path.join(self._path, name) if self._descriptor is None else name
+
+    def open(self, name: str, flags: int, mode: int = 0o600) -> int:
+        """Return a descriptor of a file here; links are not followed, pipes not awaited."""
+        for more in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):
+            flags |= getattr(os, more, 0)
+        return os.open(self._reach(name), flags, mode, dir_fd=self._descriptor)
+
+    def open_to_append(self, name: str) -> int:
+        """Return a descriptor of a regular file that only its owner can read, at its end."""
+        descriptor = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            mode = os.fstat(descriptor).st_mode
+            if not stat.S_ISREG(mode):
+                raise OSError(errno.ENXIO, "it is a device or pipe, not a file")
+            if os.name == "posix" and mode & 0o077:
+                os.fchmod(descriptor, 0o600)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def write_new(self, name: str, content: bytes, mode: int) -> None:
+        """Write a file that was not there; what is left of a run that was cut off goes."""
+        with contextlib.suppress(FileNotFoundError):
+            self.unlink(name)
+        descriptor = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with open(descriptor, "wb") as stream:
+            stream.write(content)
+
+    def replace(self, old: str, new: str) -> None:
+        """Give a file here another name; what had that name is gone."""
+        os.replace(self._reach(old), self._reach(new), src_dir_fd=self._descriptor,
+                   dst_dir_fd=self._descriptor)
+
+    def unlink(self, name: str) -> None:
+        """Remove a file, or a link itself."""
+        os.unlink(self._reach(name), dir_fd=self._descriptor)
+
+    def rmdir(self, name: str) -> None:
+        """Remove an empty directory."""
+        os.rmdir(self._reach(name), dir_fd=self._descriptor)
+
+
+def _is_below(path: str, root: str) -> bool:
+    """Tell whether a path, its links followed, lies in a directory."""
+    real = os.path.realpath(root)
+    try:
+        return os.path.commonpath([real, os.path.realpath(path)]) == real
+    except ValueError:  # another drive
+        return False
+
+
+def _open_to_read(path: str) -> IO[bytes]:
+    """Return a regular file to read, or standard input for `-`; a pipe in its place blocks not."""
+    if path == "-":
+        return open(0, "rb", closefd=False)
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(path, flags)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.ENXIO, "it is no file any more")
+        return open(descriptor, "rb")
+    except OSError:
+        os.close(descriptor)
+        raise
+
+
+def _files_in(directory: str, ending: str) -> Iterator[str]:
+    """Yield the first files in a tree whose names end so, not below links, not too deep."""
+    count = 0
+    for place, directories, names in os.walk(directory):
+        directories.sort()
+        if place.count(os.sep) - directory.count(os.sep) >= TREE_DEPTH_LIMIT:
+            directories.clear()
+        for name in sorted(names):
+            if name.endswith(ending):
+                count += 1
+                if count > TREE_FILES_LIMIT:
+                    return
+                yield os.path.join(place, name)
+
+
+def _append(descriptor: int, line: bytes) -> None:
+    """Add a whole line to a file; where the disk is full, nothing of it."""
+    size = os.fstat(descriptor).st_size
+    written = 0
+    try:
+        while written < len(line):
+            written += os.write(descriptor, line[written:])
+    except OSError:
+        if os.fstat(descriptor).st_size == size + written:  # else another has written behind it
+            os.ftruncate(descriptor, size)
+        raise
 
 
 class Child:
@@ -3618,51 +3856,62 @@ class World:
 
     def others_may_read(self, path: str) -> bool:
         """Tell whether a file is there that not only its owner can read."""
-        if os.name != "posix" or self.kind_of(path) != "file":
+        if os.name != "posix":
             return False
-        return bool(os.stat(path).st_mode & 0o077)
+        try:
+            mode = os.stat(path).st_mode
+        except (OSError, ValueError):  # it has just gone
+            return False
+        return stat.S_ISREG(mode) and bool(mode & 0o077)
 
-    def enter(self, root: str, path: str) -> str:
-        """Return root/path; refuse when links lead it out of root or something else is there."""
-        place = self.path(root, path)
-        real = os.path.realpath(root)
-        inside = os.path.realpath(self.parent(place))
+    def below(self, root: str, path: str) -> Place:
+        """Return root/path as a Place: what is written there is not led out of root by a link."""
+        return Place(root, path)
+
+    def enter(self, root: str, path: str) -> Place:
+        """Return root/path as a Place; refuse where a link leads out or no file can be."""
+        place = self.below(root, path)
         kind = self.kind_of(place, follow=False)
-        what = "" if kind in ("file", "absent") else f"is a {kind}"
-        if os.path.commonpath([real, inside]) != real:
-            what = "lies outside, behind a symbolic link"
-        if what:
-            fix = "name its target" if kind == "symlink" else "move it away"
-            raise FleetError("in-the-way", f"{place} {what}; nothing is written there",
-                             fix=f"{fix}: `ls -ld {shlex.quote(place)}`", status=EXIT_REFUSED)
+        if not _is_below(self.parent(place), root):
+            raise _in_the_way(place, OUTSIDE)
+        if kind == "symlink":
+            raise _in_the_way(place, "is a symlink", fix="name its target")
+        if kind not in ("file", "absent"):
+            raise _in_the_way(place, f"is a {kind}")
         return place
 
     # -- disk: reading --
 
-    def read_bytes(self, path: str) -> bytes:
+    def read_bytes(self, path: str, *, limit: int = TEXT_LIMIT_BYTES) -> bytes:
         """Read a regular file, or standard input for `-`; refuse what is larger than the limit."""
         kind = "file" if path == "-" else self.kind_of(path)
         if kind not in ("file", "absent"):
             raise FleetError("not-file", f"{path} is a {kind}, not a file",
                              fix="name a file, or `-` for standard input")
-        with Trying("read", path, slug="unreadable"), \
-                open(0 if path == "-" else path, "rb", closefd=path != "-") as stream:
-            content = stream.read(TEXT_LIMIT_BYTES + 1)
-        if len(content) > TEXT_LIMIT_BYTES:
+        with Trying("read", path, slug="unreadable"), _open_to_read(path) as stream:
+            content = stream.read(limit + 1)
+        if len(content) > limit:
             raise FleetError("too-large", fix="name the right file",
-                             what=f"{path} is larger than {TEXT_LIMIT_BYTES // 1048576} MiB")
+                             what=f"{path} is larger than {limit // 1048576} MiB")
         return content
 
     def read_tree(self, directory: str, ending: str) -> dict[str, str | None]:
-        """Return {path: text, None: unreadable} of the files in a tree whose names end so."""
+        """Return {path: text, None: not read} of the files in a tree whose names end so.
+
+        The tree may be anybody's: what lies outside the working directory is not read, and no
+        more than so many files, bytes and levels are.
+        """
+        if self.kind_of(directory) != "absent" and not _is_below(directory, "."):
+            return {directory: None}
         texts: dict[str, str | None] = {}
-        for place, _, names in os.walk(directory):
-            for name in names:
-                if name.endswith(ending):
-                    path = self.path(place, name)
-                    texts[path] = None
-                    with contextlib.suppress(FleetError):
-                        texts[path] = self.read_bytes(path).decode("utf-8", "replace")
+        left = TREE_LIMIT_BYTES
+        for path in _files_in(directory, ending):
+            texts[path] = None
+            if _is_below(path, "."):
+                with contextlib.suppress(FleetError):
+                    content = self.read_bytes(path, limit=min(TREE_FILE_LIMIT_BYTES, left))
+                    left -= len(content)
+                    texts[path] = content.decode("utf-8", "replace")
         return dict(sorted(texts.items()))
 
     def names_near(self, program: str, pattern: str) -> list[str]:
@@ -3674,56 +3923,73 @@ class World:
 
     def make_directory(self, path: str) -> None:
         """Make a directory and those above it, where they are absent."""
-        with Trying("make", path):
-            os.makedirs(path, exist_ok=True)
+        place = _as_place(path)
+        with Trying("make", place), Directory(place, place.inner, makes=True):
+            pass
 
     def replace_files(self, files: Sequence[tuple[str, bytes, int]]) -> None:
         """Replace (path, bytes, mode) files in their order; at any moment each is old or new."""
-        staged = []
-        for directory in {self.parent(path) for path, _, _ in files}:
-            self.make_directory(directory)
-        try:
-            for path, content, mode in files:
-                temporary = self.path(self.parent(path), f".{os.path.basename(path)}.new")
-                self.remove(temporary)  # of a run that was cut off
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-                with Trying("write", path):
-                    staged.append((temporary, path))
-                    with open(os.open(temporary, flags, mode), "wb") as stream:
-                        stream.write(content)
-            for temporary, path in staged:
-                with Trying("write", path):
-                    os.replace(temporary, path)
-        except FleetError:
-            for temporary, _ in staged:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-            raise
+        staged: list[tuple[Directory, Place]] = []
+        with contextlib.ExitStack() as holding:
+            held: dict[tuple[str, str], Directory] = {}  # 200 agents take one descriptor
+            try:
+                for path, content, mode in files:
+                    place = _as_place(path)
+                    with Trying("write", place):
+                        key = (place.root, place.above)
+                        if key not in held:
+                            directory = Directory(place, place.above, makes=True)
+                            held[key] = holding.enter_context(directory)
+                        staged.append((held[key], place))
+                        held[key].write_new(f".{place.name}.new", content, mode)
+                for directory, place in staged:
+                    with Trying("write", place):
+                        directory.replace(f".{place.name}.new", place.name)
+            except FleetError:
+                for directory, place in staged:
+                    with contextlib.suppress(OSError):
+                        directory.unlink(f".{place.name}.new")
+                raise
 
     def append_line(self, path: str, line: bytes) -> None:
         """Add a line to a file only its owner can read; past the limit it turns over to `.1`."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
-        with Trying("write", path):
-            if self.kind_of(path) == "file" and os.path.getsize(path) > RECEIPTS_LIMIT_BYTES:
-                os.replace(path, f"{path}.1")
-            with open(os.open(path, flags, 0o600), "ab", buffering=0) as stream:
-                stream.write(line)
+        place = _as_place(path)
+        with Trying("write", place), Directory(place, place.above) as directory:
+            with open(directory.open_to_append(place.name), "ab", buffering=0) as stream:
+                is_full = os.fstat(stream.fileno()).st_size > RECEIPTS_LIMIT_BYTES
+                if not is_full:
+                    _append(stream.fileno(), line)
+            if is_full:
+                directory.replace(place.name, f"{place.name}.1")
+                with open(directory.open_to_append(place.name), "ab", buffering=0) as stream:
+                    _append(stream.fileno(), line)
 
     def make_private(self, path: str) -> None:
         """Let nobody but the owner read a file."""
-        with Trying("protect", path):
-            if self.others_may_read(path):
-                os.chmod(path, 0o600)
+        place = _as_place(path)
+        if not self.others_may_read(place):
+            return
+        with Trying("protect", place), Directory(place, place.above) as directory:
+            descriptor = directory.open(place.name, os.O_RDONLY)
+            try:
+                os.fchmod(descriptor, 0o600)
+            finally:
+                os.close(descriptor)
 
     def remove(self, path: str) -> None:
         """Remove a file, where there is one."""
-        with Trying("remove", path), contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+        place = _as_place(path)
+        with Trying("remove", place), contextlib.suppress(FileNotFoundError), \
+                Directory(place, place.above) as directory:
+            directory.unlink(place.name)
 
     def remove_empty(self, path: str) -> None:
         """Remove a directory in which nothing is left."""
-        with contextlib.suppress(OSError):  # it is used, or was never there
-            os.rmdir(path)
+        place = _as_place(path)
+        # it is used, was never there, or lies behind a link
+        with contextlib.suppress(OSError, FleetError), \
+                Directory(place, place.above) as directory:
+            directory.rmdir(place.name)
 
     # -- programs --
 
@@ -3770,13 +4036,19 @@ class World:
             came.append(number)  # raised in the middle of Popen it would lose the child
 
         with self._take_signals({signal.SIGINT: note, signal.SIGTERM: note}), \
-                Trying("run", argv[0], slug="cannot-run"), open(log, "ab") as stream:
+                self._open_log(log) as stream, Trying("run", argv[0], slug="cannot-run"):
             child = Child(subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL,
                                            stdout=stream, stderr=stream))
         if came:
             child.stop()
             raise KeyboardInterrupt
         return child
+
+    def _open_log(self, path: str) -> IO[bytes]:
+        """Return a file that a child's output is added to; only its owner can read it."""
+        place = _as_place(path)
+        with Trying("write", place), Directory(place, place.above, makes=True) as directory:
+            return open(directory.open_to_append(place.name), "ab", buffering=0)
 
     # -- network --
 
@@ -4452,7 +4724,7 @@ class Server:
     def __init__(self, fleet, key, world, *, receipts=""):
         self.fleet, self.world, self._key = fleet, world, key.encode("utf-8")
         self.scheduler = Scheduler(fleet, world.clock)
-        self._receipts, self.log = receipts, lambda line: None
+        self._receipts, self._warned, self.log = receipts, False, lambda line: None
         self._lock, self._wake, self.stops = threading.Lock(), Signal(), []
         self._visitors, name = {}, world.own_names()[0]  # visitor: is it being answered?
         # A web page can make a name of its own point here, so only names of this machine count.
@@ -4590,9 +4862,12 @@ class Server:
             try:
                 if self._receipts:
                     self.world.append_line(self._receipts, render_json(receipt) + b"\n")
-            except FleetError as error:
-                self._receipts = ""
-                self.world.err(f"warning: no receipts from here on: {error.what}\n")
+                self._warned = False
+            except FleetError as error:  # the next one is tried anew: a full disk may be emptied
+                if not self._warned:
+                    self.world.err("warning: no receipts from here on, until this is mended: "
+                                   f"{error.what}\n")
+                self._warned = True
         where = f"{receipt['model']}@{receipt['node']}" if receipt["node"] else "nowhere"
         tries = "".join(f", {tried['node']}: {tried['why']}" for tried in receipt["tries"])
         self.log(f"{receipt['agent'] or 'main'} {receipt['alias']} -> {where} "
@@ -4879,7 +5154,7 @@ def start_gateway(fleet, world, out, stops):
         world.err(f"A gateway for {name} runs at {url}: it is used.\n" if runs else
                   f"Serving {name} at {url}.\n")
         return
-    program, log = world.which("litellm"), world.path(out, STATE_DIRECTORY, "litellm.log")
+    program, log = world.which("litellm"), world.enter(out, f"{STATE_DIRECTORY}/litellm.log")
     if not program:
         raise FleetError("litellm-missing", "the gateway is LiteLLM and it is not on the PATH",
                          fix=f"{LITELLM_INSTALL}, or write `provider: builtin`")
@@ -4955,9 +5230,9 @@ def open_gateway(fleet, world, out, *, receipts=True, listens=True):
             holder = who_serves(world, fleet, out, world.clock() + 1.0)
             error.what += f", by {holder}" if holder else ""
         raise
-    path = world.path(out, STATE_DIRECTORY, "requests.jsonl") if receipts else ""
+    path = world.enter(out, f"{STATE_DIRECTORY}/requests.jsonl") if receipts else ""
     if path:
-        world.make_directory(world.parent(path))
+        world.make_directory(world.below(out, STATE_DIRECTORY))
     return Server(fleet, key, world, receipts=path), listener
 
 
@@ -5134,7 +5409,7 @@ def cmd_clean(options, world):
         if not kept:
             world.remove(world.enter(out, MANIFEST_FILE))
         for path in (".claude/agents", ".claude", STATE_DIRECTORY):
-            world.remove_empty(world.path(out, path))
+            world.remove_empty(world.below(out, path))
     if kept:
         raise refusal(kept, "clean", "kept")
     return EXIT_OK

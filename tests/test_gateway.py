@@ -1129,6 +1129,20 @@ def test_receipts_that_cannot_be_written_stop_nothing(rig):
     assert served.receipts_path.is_dir()
 
 
+@pytest.mark.skipif(os.name != "posix", reason="a pipe in the place of a file")
+@pytest.mark.parametrize("put", [os.mkdir, os.mkfifo])
+def test_receipts_go_on_when_they_can_be_written_again(rig, put):
+    served = rig(says("x"))
+    path = served.receipts_path
+    put(path)
+    began = time.monotonic()
+    assert [served.ask()[0] for _ in range(3)] == [200] * 3 and time.monotonic() - began < 5
+    wait_until(lambda: sum("no receipts from here on" in told for told in served.said) == 1)
+    path.rmdir() if path.is_dir() else path.unlink()
+    served.ask()
+    assert len(served.receipts()) == 1
+
+
 def test_nothing_of_prompt_answer_or_key_is_kept_or_told(rig, monkeypatch):
     spoken = line(SPOKEN)
     served = rig(sends(HEAD + spoken), answers(500, f"cannot parse {SPOKEN}"), says(SPOKEN))
