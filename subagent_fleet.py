@@ -3399,6 +3399,13 @@ def _readable(things: Sequence[Any], seconds: float) -> list[Any]:
 # gives out text, bytes and objects of its own or of section 12, never a socket, a process or a
 # descriptor. What the system refuses becomes a FleetError in plain words.
 
+# A directory can be a repository of its own making, whose settings name programs: to watch files,
+# to fetch what is missing (a lazy fetch, seen with 2.39.5), to run before or after this and that.
+# Git before 2.38 knows no safe.bareRepository, before 2.44 no GIT_NO_LAZY_FETCH; of every version
+# GIT_ALLOW_PROTOCOL lets none reach another repository, not even one on the disk.
+GIT_SETTINGS = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "safe.bareRepository=explicit")
+GIT_ENVIRONMENT = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1",
+                   "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
 STEP_LIMIT = 256  # names and links on the way to one file
 TREE_FILES_LIMIT, TREE_DEPTH_LIMIT = 2000, 16
 TREE_FILE_LIMIT_BYTES = 256 * 1024
@@ -3999,9 +4006,20 @@ class World:
 
     def read_program(self, words: Sequence[str], until: float) -> str | None:
         """Return what a program prints; None when it is absent, fails or takes too long."""
+        return self._read_program(words, self.environ, until)
+
+    def read_git(self, words: Sequence[str], directory: str, until: float) -> str | None:
+        """Return what git prints in a directory that may be anybody's: nothing it names is run."""
+        argv = ["git", "-C", directory]
+        for setting in GIT_SETTINGS:
+            argv += ["-c", setting]
+        return self._read_program([*argv, *words], {**self.environ, **GIT_ENVIRONMENT}, until)
+
+    def _read_program(self, words: Sequence[str], environ: Mapping[str, str],
+                      until: float) -> str | None:
         seconds = max(0.1, until - self.clock())
         with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-            done = subprocess.run(words, check=True, timeout=seconds, env=self.environ,
+            done = subprocess.run(words, check=True, timeout=seconds, env=environ,
                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                   stderr=subprocess.DEVNULL)
             return done.stdout.decode("utf-8", "replace")
@@ -5019,10 +5037,8 @@ def observe_files(world, fleet, out):
             read_key(world, fleet, out)
     except FleetError as error:
         return {"file_problems": (error.finding,)}
-    # fsmonitor would run a program that the checkout names
-    printed = world.read_program([
-        "git", "-c", "core.fsmonitor=false", "-C", world.parent(path), "ls-files", "-t", "--cached",
-        "--others", "--exclude-standard", "--", ENVIRONMENT_FILE], world.clock() + 1.0)
+    printed = world.read_git(["ls-files", "-t", "--cached", "--others", "--exclude-standard", "--",
+                              ENVIRONMENT_FILE], world.parent(path), world.clock() + 1.0)
     leaks = ["env-readable"] * world.others_may_read(path)
     leaks += ["env-unignored" if printed[0] == "?" else "env-tracked"] if printed else []
     return {"changes": changes, "env_path": path, "leaks": leaks}
