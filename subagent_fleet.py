@@ -2947,8 +2947,6 @@ class Wire:
             line = line[:-1]
         elif self.is_strict:
             raise NodeFailure("bad answer", f"a line of its {self.speech} ends without CR")
-        if b"\r" in line:
-            raise NodeFailure("bad answer", f"a CR in mid line of its {self.speech}")
         return line.decode("latin-1")
 
     def _read_fields(self) -> dict[str, str]:
@@ -3035,8 +3033,11 @@ class Exchange(Wire):
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the body as it comes; one that ends early is a failure, trailers are left."""
+        if not self.status:
+            self.read_head()  # nobody has waited for it yet
         coding = self.headers.get("transfer-encoding", "identity").lower()
         length = self.headers.get("content-length")
+        is_length = length is None or re.fullmatch("[0-9]{1,18}", length)
         if self.headers.get("content-encoding", "identity").lower() != "identity":
             raise NodeFailure("bad answer", "it compressed what was asked for in clear")
 
@@ -3045,14 +3046,13 @@ class Exchange(Wire):
             while size:
                 yield from self._take_chunk(size)
                 size = self._read_chunk_size()
-        elif coding != "identity":
+        elif coding != "identity" or not is_length:
             raise NodeFailure("bad answer", "nothing tells how long its answer is")
+        elif self.status in (204, 304):
+            return
         elif length is None:
-            if self.status not in (204, 304):
-                yield from self._take_rest()
-        elif not re.fullmatch("[0-9]{1,18}", length):
-            raise NodeFailure("bad answer", "nothing tells how long its answer is")
-        elif self.status not in (204, 304):
+            yield from self._take_rest()
+        else:
             yield from self._take(int(length))
 
     def read_all(self, limit: int = ANSWER_LIMIT_BYTES) -> bytearray:
@@ -3578,14 +3578,18 @@ class Descent:
             raise error from None
 
         if os.path.isabs(target):
-            roots = (os.path.realpath(self._place.root), os.path.abspath(self._place.root))
-            below = [root for root in roots if f"{target}/".startswith(f"{root}/")]
-            if not below:
-                raise _in_the_way(self._place, OUTSIDE)
-            target = target[len(below[0]):]
+            target = self._inside(target)
             while len(self._trail) > 1:
                 os.close(self._trail.pop())
         self._add_steps(target)
+
+    def _inside(self, target: str) -> str:
+        """Return how an absolute path goes on from the root."""
+        for root in (os.path.realpath(self._place.root), os.path.abspath(self._place.root)):
+            start = root.rstrip("/") + "/"
+            if f"{target}/".startswith(start):
+                return target[len(start):]
+        raise _in_the_way(self._place, OUTSIDE)
 
 
 class Directory:
@@ -3624,6 +3628,14 @@ class Directory:
         for more in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):
             flags |= getattr(os, more, 0)
         return os.open(self._reach(name), flags, mode, dir_fd=self._descriptor)
+
+    def size_of(self, name: str) -> int:
+        """Return how many bytes a file here has; 0 where none is."""
+        try:
+            state = os.stat(self._reach(name), dir_fd=self._descriptor, follow_symlinks=False)
+        except FileNotFoundError:
+            return 0
+        return state.st_size if stat.S_ISREG(state.st_mode) else 0
 
     def open_to_append(self, name: str) -> int:
         """Return a descriptor of a regular file that only its owner can read, at its end."""
@@ -3962,14 +3974,13 @@ class World:
         """Add a line to a file only its owner can read; past the limit it turns over to `.1`."""
         place = _as_place(path)
         with Trying("write", place), Directory(place, place.above) as directory:
-            with open(directory.open_to_append(place.name), "ab", buffering=0) as stream:
-                is_full = os.fstat(stream.fileno()).st_size > RECEIPTS_LIMIT_BYTES
-                if not is_full:
-                    _append(stream.fileno(), line)
-            if is_full:
+            if directory.size_of(place.name) > RECEIPTS_LIMIT_BYTES:
                 directory.replace(place.name, f"{place.name}.1")
-                with open(directory.open_to_append(place.name), "ab", buffering=0) as stream:
-                    _append(stream.fileno(), line)
+            descriptor = directory.open_to_append(place.name)
+            try:
+                _append(descriptor, line)
+            finally:
+                os.close(descriptor)
 
     def make_private(self, path: str) -> None:
         """Let nobody but the owner read a file."""

@@ -203,6 +203,40 @@ def test_a_state_directory_or_a_file_in_it_that_leads_out_is_refused(tmp_path, m
     assert marks(outside) == before
 
 
+class WindowsOs:
+    """The os module of a system without descriptors of directories."""
+
+    def __getattr__(self, name):
+        return "nt" if name == "name" else getattr(os, name)
+
+    def open(self, path, flags, mode=0o777, *, dir_fd=None):
+        assert dir_fd is None and not os.path.isdir(path)
+        return os.open(path, flags, mode)
+
+
+def test_without_descriptors_of_directories_paths_are_looked_at(tmp_path, world, monkeypatch):
+    root, outside = tmp_path / "root", make_outside(tmp_path)
+    root.mkdir()
+    (root / "d").symlink_to(outside)
+    before = marks(outside)
+    monkeypatch.setattr(sf, "os", WindowsOs())
+    place = world.below(str(root), "a/b/x")
+    world.replace_files([(place, b"ours\n", 0o600)])
+    world.append_line(place, b"more\n")
+    world.make_directory(world.below(str(root), "a/c"))
+    assert (root / "a/b/x").read_bytes() == b"ours\nmore\n" and (root / "a/c").is_dir()
+    world.remove(place)
+    for path in ("a/b", "a/c", "a"):
+        world.remove_empty(world.below(str(root), path))
+    assert [path.name for path in root.iterdir()] == ["d"]
+    there = world.below(str(root), "d/agents/planner.md")
+    for call in (lambda: world.replace_files([(there, b"ours", 0o600)]),
+                 lambda: world.append_line(there, b"ours"), lambda: world.remove(there)):
+        with pytest.raises(sf.FleetError, match="lies outside, behind a symbolic link"):
+            call()
+    assert marks(outside) == before
+
+
 # -- lines that are added --
 
 def test_lines_go_only_to_a_file_and_nothing_is_awaited(tmp_path, world):

@@ -396,6 +396,24 @@ def test_a_client_that_first_sends_no_more_and_then_goes_is_known(front, target)
     assert front.left.wait(5)
 
 
+def test_who_goes_when_no_byte_is_left_to_send_ahead_is_known(front, monkeypatch):
+    monkeypatch.setattr(sf, "ANSWER_START", b"H")
+    connection = front.connect()
+    connection.sendall(b"GET /wait HTTP/1.1\r\n\r\n")
+    time.sleep(0.05)
+    connection.close()
+    assert front.left.wait(5)
+
+
+def test_nothing_is_put_into_a_stream_without_chunks(front):
+    with front.connect() as connection:
+        connection.sendall(b"GET /stream-wait HTTP/1.0\r\n\r\n")
+        received = connection.recv(65536)
+        stop_sending(connection)  # which counts as gone: no byte of the stream could go ahead
+        assert (received + read_to_end(connection)).endswith(b"\r\n\r\none\n")
+    assert front.left.wait(5)
+
+
 # -- what is no answer of a node --
 
 ANSWER = b"HTTP/1.1 200 OK\r\n"
