@@ -7648,6 +7648,10 @@ def dialect_of(path: str) -> Dialect | None:
 # that asks us. No wait is longer than its deadline. It is transport and knows no product: what a
 # node does wrong is a NodeFailure, what a client does wrong a BadRequest, both in words of HTTP.
 # It may use sockets and the clock; only section 13 opens connections.
+#
+# It reads as strictly as RFC 9112 lets a server be. Where two readers of the same bytes could see
+# two requests (both lengths, two codings, odd blanks, folded or broken fields), it sees none. A
+# node has one connection for one answer, so LF for CRLF, or both lengths, confuse nobody there.
 
 if TYPE_CHECKING:
     import _thread
@@ -7668,6 +7672,7 @@ if TYPE_CHECKING:
     import subprocess
     import time
     import traceback
+    from typing import IO
     from urllib.parse import SplitResult
 else:
     (_thread, contextlib, errno, glob, hmac, os, queue, resource, select, shlex, shutil, signal,
@@ -7677,7 +7682,13 @@ else:
 
 _STATUS_LINE = _Pattern(r"HTTP/1\.[01] +([1-5][0-9][0-9])( .*)?")
 _REQUEST_LINE = _Pattern(r"([A-Z]{1,16}) ([!-~]{1,4096}) HTTP/1\.([01])")
-_CHUNK_LINE = _Pattern(r"\s*([0-9A-Fa-f]{1,8})\s*(;.*)?")
+_FIELD_LINE = _Pattern(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\t\x20-\x7e\x80-\xff]*)")
+_CHUNK_LINE = _Pattern(r"0*([0-9A-Fa-f]{1,8})[ \t]*(;[\t\x20-\x7e\x80-\xff]*)?")
+SINGLE_FIELDS = ("host", "content-length", "transfer-encoding")
+# With what every answer, and every chunk, begins or may begin: it can go ahead, byte by byte.
+ANSWER_START = b"HTTP/1.1 "
+CHUNK_START = b"0000000"
+LOOK_SECONDS, LOOK_LIMIT_SECONDS = 0.02, 60.0
 
 
 class BadRequest(FleetError):
@@ -7719,6 +7730,7 @@ class Wire:
     """
 
     speech = "answer"  # what the other side sends
+    is_strict = False  # a line may end in LF alone
     before_read: Callable[[], object] | None = None  # when all that came was taken; may raise
 
     def __init__(self, connection: socket.socket, deadline: float,
@@ -7781,23 +7793,30 @@ class Wire:
         end = self._buffer.index(b"\n")
         line = bytes(self._buffer[:end])
         del self._buffer[:end + 1]  # partition would copy all the rest
-        return line.rstrip(b"\r").decode("latin-1")
+        if line.endswith(b"\r"):
+            line = line[:-1]
+        elif self.is_strict:
+            raise NodeFailure("bad answer", f"a line of its {self.speech} ends without CR")
+        return line.decode("latin-1")
 
     def _read_fields(self) -> dict[str, str]:
         """Return the header fields up to the empty line, names in lower case."""
-        fields: dict[str, str] = {}
+        fields: dict[str, list[str]] = {}
         size = 0
         for line in iter(self._read_line, ""):
             size += len(line)
             if size > HEADER_LIMIT_BYTES:
                 raise NodeFailure("bad answer", "its headers do not end")
+            match = _FIELD_LINE.fullmatch(line)
+            if not match:
+                raise NodeFailure("bad answer", "a line of its headers is not `Name: value`")
+            # str.strip() would take more than RFC 9112 calls a blank: `\x0bchunked`, `chunked\xa0`.
+            fields.setdefault(match[1].lower(), []).append(match[2].strip(" \t"))
 
-            name, _, value = line.partition(":")
-            name = name.strip().lower()
-            value = value.strip()
-            if fields.setdefault(name, value) != value and name in ("host", "content-length"):
-                raise NodeFailure("bad answer", f"two different `{name}` in its headers")
-        return fields
+        for name in SINGLE_FIELDS:
+            if len(fields.get(name, ())) > 1:
+                raise NodeFailure("bad answer", f"more than one `{name}` in its headers")
+        return {name: ", ".join(values) for name, values in fields.items()}
 
     def _read_chunk_size(self) -> int:
         """Return how many bytes the next chunk has; 0 ends the body."""
@@ -7864,8 +7883,11 @@ class Exchange(Wire):
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the body as it comes; one that ends early is a failure, trailers are left."""
+        if not self.status:
+            self.read_head()  # nobody has waited for it yet
         coding = self.headers.get("transfer-encoding", "identity").lower()
-        length = self.headers.get("content-length", "")
+        length = self.headers.get("content-length")
+        is_length = length is None or re.fullmatch("[0-9]{1,18}", length)
         if self.headers.get("content-encoding", "identity").lower() != "identity":
             raise NodeFailure("bad answer", "it compressed what was asked for in clear")
 
@@ -7874,14 +7896,14 @@ class Exchange(Wire):
             while size:
                 yield from self._take_chunk(size)
                 size = self._read_chunk_size()
-        elif coding not in ("", "identity") or not re.fullmatch("[0-9]{0,18}", length):
+        elif coding != "identity" or not is_length:
             raise NodeFailure("bad answer", "nothing tells how long its answer is")
         elif self.status in (204, 304):
             return
-        elif length:
-            yield from self._take(int(length))
-        else:
+        elif length is None:
             yield from self._take_rest()
+        else:
+            yield from self._take(int(length))
 
     def read_all(self, limit: int = ANSWER_LIMIT_BYTES) -> bytearray:
         """Return the whole body; more than `limit` bytes are a failure."""
@@ -7930,15 +7952,29 @@ class Exchange(Wire):
 
 
 class Visitor(Wire):
-    """A client's connection: its requests one after the other, and whether it is still there."""
+    """A client's connection: its requests one after the other, and whether it is still there.
+
+    A client that has closed and one that only sends no more (`shutdown`, as `nc` does) look the
+    same: both sent their FIN. But who has closed answers any byte with a reset. So bytes with which
+    the answer will begin anyway go ahead, at growing intervals: nothing comes back from who still
+    reads, and who has gone is known after one round trip. Not in the middle of a stream to
+    HTTP/1.0, where no byte is free: there the FIN alone counts as gone.
+    """
 
     speech = "request"
+    is_strict = True
     stays = True  # whether another request may follow on this connection
+    _speaks_1_1 = True  # else it knows no chunks
     _wants_body = True  # HEAD asks for the head of an answer only
+    _length: int | None = None  # of the request's body; None: it comes in chunks
 
     def __init__(self, connection: socket.socket, clock: Callable[[], float]) -> None:
         super().__init__(connection, clock(), clock)
         self.reached: tuple[str, int] = connection.getsockname()[:2]  # which address of ours
+        self._is_streaming = False
+        self._bytes_ahead = 0  # of the next answer or chunk
+        self._look_at: float | None = None  # once the client sends no more: is it still there?
+        self._look_seconds = LOOK_SECONDS
 
     def read_request(self, seconds: float, *,
                      first_byte_seconds: float) -> tuple[str, str, dict[str, str]] | None:
@@ -7963,57 +7999,111 @@ class Visitor(Wire):
         method, target, minor = match.groups()
 
         self.headers = self._read_fields()
-        self.stays = minor == "1" and self.headers.get("connection", "").lower() != "close"
+        self._speaks_1_1 = minor == "1"
         self._wants_body = method != "HEAD"
+        options = self.headers.get("connection", "").lower().split(",")
+        closes = "close" in [option.strip(" \t") for option in options]
+        self.stays = self._speaks_1_1 and not closes
+        self._length = self._find_length()
         return method, target, self.headers
+
+    def _find_length(self) -> int | None:
+        """Return how long the request's body is, None for chunks; refuse what says it twice."""
+        coding = self.headers.get("transfer-encoding")
+        length = self.headers.get("content-length")
+        if coding is not None:
+            if length is not None:
+                raise BadRequest(400, "request: both Content-Length and Transfer-Encoding")
+            if not self._speaks_1_1:
+                raise BadRequest(400, "request: HTTP/1.0 knows no Transfer-Encoding")
+            if coding.lower() != "chunked":
+                raise BadRequest(400, "request: no Transfer-Encoding but chunked is known")
+            return None
+
+        if length is None:
+            return 0
+        if not re.fullmatch("[0-9]+", length):
+            raise BadRequest(400, "request: its Content-Length is no number")
+        digits = length.lstrip("0")[:19] or "0"  # 19 are too many anyway, 4,301 no int() takes
+        return int(digits)
 
     def read_body(self, limit: int, seconds: float) -> bytearray:
         """Return the body of the request just read; refuse more than `limit` bytes."""
-        coding = self.headers.get("transfer-encoding", "")
-        length = self.headers.get("content-length", "")
-        if not coding and not length:
+        if self._length == 0:
             return bytearray()
-        if re.fullmatch("[0-9]{1,18}", length) and int(length) > limit:
-            raise BadRequest(413, f"body: longer than {limit} bytes")
+        if self.headers.get("content-encoding", "identity").lower() != "identity":
+            raise BadRequest(400, "request: its body is compressed; send it in clear")
+        self._check_size(self._length or 0, limit)
 
-        if self.headers.get("expect", "").lower() == "100-continue":
+        if self._speaks_1_1 and self.headers.get("expect", "").lower() == "100-continue":
             self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
         self.deadline = self._clock() + seconds
         try:
-            return self._read_framed(coding, length, limit)
+            if self._length is None:
+                return self._read_chunks(limit)
+            body = bytearray()
+            for piece in self._take(self._length):
+                body += piece
+            return body
         except NodeFailure as failure:
             raise _refusal(failure) from None
 
-    def _read_framed(self, coding: str, length: str, limit: int) -> bytearray:
-        """Return a body that comes in chunks, or of a length."""
-        if self.headers.get("content-encoding", "identity").lower() != "identity":
-            raise NodeFailure("bad answer", "it is compressed, which nobody asked for")
+    def _check_size(self, size: int, limit: int) -> None:
+        if size > limit:
+            raise BadRequest(413, f"body: longer than {limit} bytes")
+
+    def _read_chunks(self, limit: int) -> bytearray:
+        """Return a body that comes in chunks; one that would be too long is not awaited."""
         body = bytearray()
-        if coding.lower() == "chunked":
-            size = self._read_chunk_size()
-            while size:
-                for piece in self._take_chunk(size):
-                    body += piece
-                if len(body) > limit:
-                    raise NodeFailure("bad answer", f"its body is longer than {limit} bytes")
-                size = self._read_chunk_size()
-            self._read_fields()  # the trailers, or the next request would begin with them
-        elif coding.lower() in ("", "identity") and re.fullmatch("[0-9]{1,18}", length):
-            for piece in self._take(int(length)):
+        size = self._read_chunk_size()
+        while size:
+            self._check_size(len(body) + size, limit)
+            for piece in self._take_chunk(size):
                 body += piece
-        else:
-            raise NodeFailure("bad answer", "nothing tells how long its body is")
+            size = self._read_chunk_size()
+        self._read_fields()  # the trailers, or the next request would begin with them
         return body
 
     def reply(self, status: int, body: bytes, *, head: str = "") -> None:
         """Send a whole JSON answer; `head` holds further header lines."""
         reason = "OK" if status == 200 else "Refused"
+        if not self.stays:
+            head += "Connection: close\r\n"
         lines = (f"HTTP/1.1 {status} {reason}\r\n{head}Content-Type: application/json\r\n"
                  f"Content-Length: {len(body)}\r\n\r\n")
         answer = lines.encode("ascii")
         if self._wants_body:
             answer += body
-        self.send(answer)
+        self._send_rest(answer)
+
+    def stream(self, piece: bytes, *, head: str = "", last: bool = False) -> None:
+        """Send a piece of an answer whose length nobody knows: `head` begins it, `last` ends it.
+
+        HTTP/1.0 knows no chunks: there the end of the connection is the end of the answer.
+        """
+        answer = b""
+        if head:
+            framing = "Transfer-Encoding: chunked\r\n" if self._speaks_1_1 else ""
+            if not self.stays:
+                framing += "Connection: close\r\n"
+            answer = f"HTTP/1.1 200 OK\r\n{head}{framing}\r\n".encode("ascii")
+        if not self._speaks_1_1:
+            answer += piece
+        elif piece:
+            answer += b"%x\r\n%b\r\n" % (len(piece), piece)
+        if last and self._speaks_1_1:
+            answer += b"0\r\n\r\n"
+
+        if self._is_streaming:
+            self._bytes_ahead = 0  # zeros before the size of a chunk change nothing
+        self._is_streaming = not last
+        self._send_rest(answer)
+
+    def _send_rest(self, answer: bytes) -> None:
+        """Send what has not gone ahead."""
+        rest = answer[self._bytes_ahead:]
+        self._bytes_ahead = 0
+        self.send(rest)
 
     def send(self, message: bytes) -> None:
         """Send bytes; a client that takes none of them for a minute has left."""
@@ -8027,11 +8117,15 @@ class Visitor(Wire):
         """Tell whether `other` becomes readable in time; raise ClientGone when the client goes."""
         until = self._clock() + seconds
         while True:
+            wake_at = until
             watched: list[Wire | Signal] = [other]
-            # What a client sends ahead waits here; beyond a limit it is left in its socket, unseen.
-            if len(self._buffer) <= HEADER_LIMIT_BYTES:
+            if self._look_at is not None:
+                wake_at = min(until, self._look(self._look_at))
+            elif len(self._buffer) <= HEADER_LIMIT_BYTES:
+                # What a client sends ahead waits here; what is more is left in its socket, unseen.
                 watched.append(self)
-            ready = _readable(watched, until - self._clock())
+
+            ready = _readable(watched, wake_at - self._clock())
             if self in ready:
                 self._take_what_came()
             if other in ready:
@@ -8040,13 +8134,31 @@ class Visitor(Wire):
                 return False
 
     def _take_what_came(self) -> None:
-        """Keep what the client sent ahead of its answer; its end means that it has left."""
+        """Keep what the client sent ahead of its answer; from its end on, look whether it stays."""
         self.deadline = self._clock() + 1.0
-        came = False
-        with contextlib.suppress(NodeFailure):
-            came = self._fill()
-        if not came:
+        try:
+            if self._fill():
+                return
+        except NodeFailure:  # a reset
+            raise ClientGone() from None
+        if self._is_streaming and not self._speaks_1_1:
             raise ClientGone()
+        self._look_at = self._clock()
+
+    def _look(self, look_at: float) -> float:
+        """Raise ClientGone when a byte was answered by a reset, send another; return when next."""
+        if self._clock() < look_at:
+            return look_at
+        if self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise ClientGone()
+
+        start = CHUNK_START if self._is_streaming else ANSWER_START
+        if self._bytes_ahead < len(start):
+            self.send(start[self._bytes_ahead:self._bytes_ahead + 1])
+            self._bytes_ahead += 1
+        self._look_at = self._clock() + self._look_seconds
+        self._look_seconds = min(3 * self._look_seconds, LOOK_LIMIT_SECONDS)
+        return self._look_at
 
     def part(self) -> None:
         """Close so that the last answer still arrives: unread bytes would make it a reset."""
@@ -8139,6 +8251,20 @@ def _readable(things: Sequence[Any], seconds: float) -> list[Any]:
 # gives out text, bytes and objects of its own or of section 12, never a socket, a process or a
 # descriptor. What the system refuses becomes a FleetError in plain words.
 
+# A directory can be a repository of its own making, whose settings name programs: to watch files,
+# to fetch what is missing (a lazy fetch, seen with 2.39.5), to run before or after this and that.
+# Git before 2.38 knows no safe.bareRepository, before 2.44 no GIT_NO_LAZY_FETCH; of every version
+# GIT_ALLOW_PROTOCOL lets none reach another repository, not even one on the disk.
+GIT_SETTINGS = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "safe.bareRepository=explicit")
+GIT_ENVIRONMENT = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1",
+                   "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
+STEP_LIMIT = 256  # names and links on the way to one file
+TREE_FILES_LIMIT, TREE_DEPTH_LIMIT = 2000, 16
+TREE_FILE_LIMIT_BYTES = 256 * 1024
+TREE_LIMIT_BYTES = 16 * 1024 * 1024
+OUTSIDE = "lies outside, behind a symbolic link"
+
+
 def run_together(world: World, jobs: Mapping[Any, Callable[[], Any]], *,
                  until: float = float("inf"), threads: int = 512) -> Iterator[tuple[Any, Any]]:
     """Yield (key, value or NodeFailure) of each job as it ends, (None, None) while none does.
@@ -8207,6 +8333,248 @@ class Trying:
             if os.path.lexists(path):
                 return f"check it: `ls -la {shlex.quote(path)}`"
         return "check it: `ls -la .`"
+
+
+class Place(str):
+    """A path below a directory, its `root`, which no link may lead it out of."""
+
+    root: str
+    inner: str  # how it goes on from the root
+
+    def __new__(cls, root: str, inner: str) -> Place:
+        place = super().__new__(cls, os.path.join(root, inner))
+        place.root = root or "."
+        place.inner = inner
+        return place
+
+    @property
+    def name(self) -> str:
+        """The last name of the path."""
+        return os.path.basename(self.inner)
+
+    @property
+    def above(self) -> str:
+        """How its directory is reached from the root."""
+        return os.path.dirname(self.inner)
+
+
+def _as_place(path: str) -> Place:
+    """Return a path as a Place; a plain one is believed up to its last name."""
+    if isinstance(path, Place):
+        return path
+    return Place(*os.path.split(path))
+
+
+def _in_the_way(place: str, what: str, *, fix: str = "move it away") -> FleetError:
+    """Return the refusal to write at a place."""
+    return FleetError("in-the-way", f"{place} {what}; nothing is written there",
+                      fix=f"{fix}: `ls -ld {shlex.quote(place)}`", status=EXIT_REFUSED)
+
+
+class Descent:
+    """The way from a root down to a directory, each step by the descriptor of the one before.
+
+    Links are read here, never followed by the system: one that is put there at any moment, even
+    between two steps, is seen. One that stays below the root is gone along, others are refused.
+    """
+
+    def __init__(self, place: Place, inner: str, *, makes: bool) -> None:
+        self._place = place
+        self._makes = makes
+        self._steps: list[str] = []  # what is still to go, the next one last
+        self._trail = [os.open(place.root, os.O_RDONLY | os.O_DIRECTORY)]
+        self._add_steps(inner)
+
+    def go(self) -> int:
+        """Return a descriptor of the directory at the end."""
+        try:
+            for _ in range(STEP_LIMIT):
+                if not self._steps:
+                    return self._trail.pop()
+                self._take(self._steps.pop())
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        finally:
+            for descriptor in self._trail:
+                os.close(descriptor)
+
+    def _add_steps(self, path: str) -> None:
+        names = [name for name in path.split("/") if name not in ("", ".")]
+        self._steps += reversed(names)
+
+    def _take(self, step: str) -> None:
+        """Go one step down, or up again as far as the root."""
+        if step == "..":
+            if len(self._trail) == 1:
+                raise _in_the_way(self._place, OUTSIDE)
+            os.close(self._trail.pop())
+            return
+
+        here = self._trail[-1]
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+        try:
+            self._trail.append(os.open(step, flags, dir_fd=here))
+        except FileNotFoundError:
+            if not self._makes:
+                raise
+            with contextlib.suppress(FileExistsError):  # somebody else was faster
+                os.mkdir(step, dir_fd=here)
+            self._steps.append(step)
+        except OSError as error:
+            self._go_along(step, error)
+
+    def _go_along(self, step: str, error: OSError) -> None:
+        """Put the steps of a link in the place of its name; what is no link is the error."""
+        try:
+            target = os.readlink(step, dir_fd=self._trail[-1])
+        except OSError:
+            raise error from None
+
+        if os.path.isabs(target):
+            target = self._inside(target)
+            while len(self._trail) > 1:
+                os.close(self._trail.pop())
+        self._add_steps(target)
+
+    def _inside(self, target: str) -> str:
+        """Return how an absolute path goes on from the root."""
+        for root in (os.path.realpath(self._place.root), os.path.abspath(self._place.root)):
+            start = root.rstrip("/") + "/"
+            if f"{target}/".startswith(start):
+                return target[len(start):]
+        raise _in_the_way(self._place, OUTSIDE)
+
+
+class Directory:
+    """A directory below a root, held open: what is done in it is done there, wherever links lead.
+
+    Where a system has no descriptors of directories (Windows), its path is looked at and used.
+    """
+
+    def __init__(self, place: Place, inner: str, *, makes: bool = False) -> None:
+        self._path = os.path.join(place.root, inner)
+        self._descriptor: int | None = None
+        if makes:
+            os.makedirs(place.root, exist_ok=True)
+        if os.name == "posix":
+            self._descriptor = Descent(place, inner, makes=makes).go()
+            return
+
+        if not _is_below(self._path, place.root):
+            raise _in_the_way(place, OUTSIDE)
+        if makes:
+            os.makedirs(self._path, exist_ok=True)
+
+    def __enter__(self) -> Directory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+    def _reach(self, name: str) -> str:
+        """Return a name as the calls below take it."""
+        return os.path.join(self._path, name) if self._descriptor is None else name
+
+    def open(self, name: str, flags: int, mode: int = 0o600) -> int:
+        """Return a descriptor of a file here; links are not followed, pipes not awaited."""
+        for more in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):
+            flags |= getattr(os, more, 0)
+        return os.open(self._reach(name), flags, mode, dir_fd=self._descriptor)
+
+    def size_of(self, name: str) -> int:
+        """Return how many bytes a file here has; 0 where none is."""
+        try:
+            state = os.stat(self._reach(name), dir_fd=self._descriptor, follow_symlinks=False)
+        except FileNotFoundError:
+            return 0
+        return state.st_size if stat.S_ISREG(state.st_mode) else 0
+
+    def open_to_append(self, name: str) -> int:
+        """Return a descriptor of a regular file that only its owner can read, at its end."""
+        descriptor = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            mode = os.fstat(descriptor).st_mode
+            if not stat.S_ISREG(mode):
+                raise OSError(errno.ENXIO, "it is a device or pipe, not a file")
+            if os.name == "posix" and mode & 0o077:
+                os.fchmod(descriptor, 0o600)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def write_new(self, name: str, content: bytes, mode: int) -> None:
+        """Write a file that was not there; what is left of a run that was cut off goes."""
+        with contextlib.suppress(FileNotFoundError):
+            self.unlink(name)
+        descriptor = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with open(descriptor, "wb") as stream:
+            stream.write(content)
+
+    def replace(self, old: str, new: str) -> None:
+        """Give a file here another name; what had that name is gone."""
+        os.replace(self._reach(old), self._reach(new), src_dir_fd=self._descriptor,
+                   dst_dir_fd=self._descriptor)
+
+    def unlink(self, name: str) -> None:
+        """Remove a file, or a link itself."""
+        os.unlink(self._reach(name), dir_fd=self._descriptor)
+
+    def rmdir(self, name: str) -> None:
+        """Remove an empty directory."""
+        os.rmdir(self._reach(name), dir_fd=self._descriptor)
+
+
+def _is_below(path: str, root: str) -> bool:
+    """Tell whether a path, its links followed, lies in a directory."""
+    real = os.path.realpath(root)
+    try:
+        return os.path.commonpath([real, os.path.realpath(path)]) == real
+    except ValueError:  # another drive
+        return False
+
+
+def _open_to_read(path: str) -> IO[bytes]:
+    """Return a regular file to read, or standard input for `-`; a pipe in its place blocks not."""
+    if path == "-":
+        return open(0, "rb", closefd=False)
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(path, flags)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.ENXIO, "it is no file any more")
+        return open(descriptor, "rb")
+    except OSError:
+        os.close(descriptor)
+        raise
+
+
+def _files_in(directory: str, ending: str) -> Iterator[str]:
+    """Yield the first files in a tree whose names end so, not below links, not too deep."""
+    count = 0
+    for place, directories, names in os.walk(directory):
+        directories.sort()
+        if place.count(os.sep) - directory.count(os.sep) >= TREE_DEPTH_LIMIT:
+            directories.clear()
+        for name in sorted(names):
+            if name.endswith(ending):
+                count += 1
+                if count > TREE_FILES_LIMIT:
+                    return
+                yield os.path.join(place, name)
+
+
+def _append(descriptor: int, line: bytes) -> None:
+    """Add a whole line to a file; where the disk is full, nothing of it."""
+    size = os.fstat(descriptor).st_size
+    written = 0
+    try:
+        while written < len(line):
+            written += os.write(descriptor, line[written:])
+    except OSError:
+        if os.fstat(descriptor).st_size == size + written:  # else another has written behind it
+            os.ftruncate(descriptor, size)
+        raise
 
 
 class Child:
@@ -8374,39 +8742,43 @@ class World:
 
     def others_may_read(self, path: str) -> bool:
         """Tell whether a file is there that not only its owner can read."""
-        if os.name != "posix" or self.kind_of(path) != "file":
+        if os.name != "posix":
             return False
-        return bool(os.stat(path).st_mode & 0o077)
+        try:
+            mode = os.stat(path).st_mode
+        except (OSError, ValueError):  # it has just gone
+            return False
+        return stat.S_ISREG(mode) and bool(mode & 0o077)
 
-    def enter(self, root: str, path: str) -> str:
-        """Return root/path; refuse when links lead it out of root or something else is there."""
-        place = self.path(root, path)
-        real = os.path.realpath(root)
-        inside = os.path.realpath(self.parent(place))
+    def below(self, root: str, path: str) -> Place:
+        """Return root/path as a Place: what is written there is not led out of root by a link."""
+        return Place(root, path)
+
+    def enter(self, root: str, path: str) -> Place:
+        """Return root/path as a Place; refuse where a link leads out or no file can be."""
+        place = self.below(root, path)
         kind = self.kind_of(place, follow=False)
-        what = "" if kind in ("file", "absent") else f"is a {kind}"
-        if os.path.commonpath([real, inside]) != real:
-            what = "lies outside, behind a symbolic link"
-        if what:
-            fix = "name its target" if kind == "symlink" else "move it away"
-            raise FleetError("in-the-way", f"{place} {what}; nothing is written there",
-                             fix=f"{fix}: `ls -ld {shlex.quote(place)}`", status=EXIT_REFUSED)
+        if not _is_below(self.parent(place), root):
+            raise _in_the_way(place, OUTSIDE)
+        if kind == "symlink":
+            raise _in_the_way(place, "is a symlink", fix="name its target")
+        if kind not in ("file", "absent"):
+            raise _in_the_way(place, f"is a {kind}")
         return place
 
     # -- disk: reading --
 
-    def read_bytes(self, path: str) -> bytes:
+    def read_bytes(self, path: str, *, limit: int = TEXT_LIMIT_BYTES) -> bytes:
         """Read a regular file, or standard input for `-`; refuse what is larger than the limit."""
         kind = "file" if path == "-" else self.kind_of(path)
         if kind not in ("file", "absent"):
             raise FleetError("not-file", f"{path} is a {kind}, not a file",
                              fix="name a file, or `-` for standard input")
-        with Trying("read", path, slug="unreadable"), \
-                open(0 if path == "-" else path, "rb", closefd=path != "-") as stream:
-            content = stream.read(TEXT_LIMIT_BYTES + 1)
-        if len(content) > TEXT_LIMIT_BYTES:
+        with Trying("read", path, slug="unreadable"), _open_to_read(path) as stream:
+            content = stream.read(limit + 1)
+        if len(content) > limit:
             raise FleetError("too-large", fix="name the right file",
-                             what=f"{path} is larger than {TEXT_LIMIT_BYTES // 1048576} MiB")
+                             what=f"{path} is larger than {limit // 1048576} MiB")
         return content
 
     def size_of(self, path: str) -> int:
@@ -8425,15 +8797,22 @@ class World:
             return stream.read(limit)
 
     def read_tree(self, directory: str, ending: str) -> dict[str, str | None]:
-        """Return {path: text, None: unreadable} of the files in a tree whose names end so."""
+        """Return {path: text, None: not read} of the files in a tree whose names end so.
+
+        The tree may be anybody's: what lies outside the working directory is not read, and no
+        more than so many files, bytes and levels are.
+        """
+        if self.kind_of(directory) != "absent" and not _is_below(directory, "."):
+            return {directory: None}
         texts: dict[str, str | None] = {}
-        for place, _, names in os.walk(directory):
-            for name in names:
-                if name.endswith(ending):
-                    path = self.path(place, name)
-                    texts[path] = None
-                    with contextlib.suppress(FleetError):
-                        texts[path] = self.read_bytes(path).decode("utf-8", "replace")
+        left = TREE_LIMIT_BYTES
+        for path in _files_in(directory, ending):
+            texts[path] = None
+            if _is_below(path, "."):
+                with contextlib.suppress(FleetError):
+                    content = self.read_bytes(path, limit=min(TREE_FILE_LIMIT_BYTES, left))
+                    left -= len(content)
+                    texts[path] = content.decode("utf-8", "replace")
         return dict(sorted(texts.items()))
 
     def names_near(self, program: str, pattern: str) -> list[str]:
@@ -8449,56 +8828,72 @@ class World:
 
     def make_directory(self, path: str) -> None:
         """Make a directory and those above it, where they are absent."""
-        with Trying("make", path):
-            os.makedirs(path, exist_ok=True)
+        place = _as_place(path)
+        with Trying("make", place), Directory(place, place.inner, makes=True):
+            pass
 
     def replace_files(self, files: Sequence[tuple[str, bytes, int]]) -> None:
         """Replace (path, bytes, mode) files in their order; at any moment each is old or new."""
-        staged = []
-        for directory in {self.parent(path) for path, _, _ in files}:
-            self.make_directory(directory)
-        try:
-            for path, content, mode in files:
-                temporary = self.path(self.parent(path), f".{os.path.basename(path)}.new")
-                self.remove(temporary)  # of a run that was cut off
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-                with Trying("write", path):
-                    staged.append((temporary, path))
-                    with open(os.open(temporary, flags, mode), "wb") as stream:
-                        stream.write(content)
-            for temporary, path in staged:
-                with Trying("write", path):
-                    os.replace(temporary, path)
-        except FleetError:
-            for temporary, _ in staged:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-            raise
+        staged: list[tuple[Directory, Place]] = []
+        with contextlib.ExitStack() as holding:
+            held: dict[tuple[str, str], Directory] = {}  # 200 agents take one descriptor
+            try:
+                for path, content, mode in files:
+                    place = _as_place(path)
+                    with Trying("write", place):
+                        key = (place.root, place.above)
+                        if key not in held:
+                            directory = Directory(place, place.above, makes=True)
+                            held[key] = holding.enter_context(directory)
+                        staged.append((held[key], place))
+                        held[key].write_new(f".{place.name}.new", content, mode)
+                for directory, place in staged:
+                    with Trying("write", place):
+                        directory.replace(f".{place.name}.new", place.name)
+            except FleetError:
+                for directory, place in staged:
+                    with contextlib.suppress(OSError):
+                        directory.unlink(f".{place.name}.new")
+                raise
 
     def append_line(self, path: str, line: bytes) -> None:
         """Add a line to a file only its owner can read; past the limit it turns over to `.1`."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
-        with Trying("write", path):
-            if self.kind_of(path) == "file" and os.path.getsize(path) > RECEIPTS_LIMIT_BYTES:
-                os.replace(path, f"{path}.1")
-            with open(os.open(path, flags, 0o600), "ab", buffering=0) as stream:
-                stream.write(line)
+        place = _as_place(path)
+        with Trying("write", place), Directory(place, place.above) as directory:
+            if directory.size_of(place.name) > RECEIPTS_LIMIT_BYTES:
+                directory.replace(place.name, f"{place.name}.1")
+            descriptor = directory.open_to_append(place.name)
+            try:
+                _append(descriptor, line)
+            finally:
+                os.close(descriptor)
 
     def make_private(self, path: str) -> None:
         """Let nobody but the owner read a file."""
-        with Trying("protect", path):
-            if self.others_may_read(path):
-                os.chmod(path, 0o600)
+        place = _as_place(path)
+        if not self.others_may_read(place):
+            return
+        with Trying("protect", place), Directory(place, place.above) as directory:
+            descriptor = directory.open(place.name, os.O_RDONLY)
+            try:
+                os.fchmod(descriptor, 0o600)
+            finally:
+                os.close(descriptor)
 
     def remove(self, path: str) -> None:
         """Remove a file, where there is one."""
-        with Trying("remove", path), contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+        place = _as_place(path)
+        with Trying("remove", place), contextlib.suppress(FileNotFoundError), \
+                Directory(place, place.above) as directory:
+            directory.unlink(place.name)
 
     def remove_empty(self, path: str) -> None:
         """Remove a directory in which nothing is left."""
-        with contextlib.suppress(OSError):  # it is used, or was never there
-            os.rmdir(path)
+        place = _as_place(path)
+        # it is used, was never there, or lies behind a link
+        with contextlib.suppress(OSError, FleetError), \
+                Directory(place, place.above) as directory:
+            directory.rmdir(place.name)
 
     # -- programs --
 
@@ -8508,9 +8903,20 @@ class World:
 
     def read_program(self, words: Sequence[str], until: float) -> str | None:
         """Return what a program prints; None when it is absent, fails or takes too long."""
+        return self._read_program(words, self.environ, until)
+
+    def read_git(self, words: Sequence[str], directory: str, until: float) -> str | None:
+        """Return what git prints in a directory that may be anybody's: nothing it names is run."""
+        argv = ["git", "-C", directory]
+        for setting in GIT_SETTINGS:
+            argv += ["-c", setting]
+        return self._read_program([*argv, *words], {**self.environ, **GIT_ENVIRONMENT}, until)
+
+    def _read_program(self, words: Sequence[str], environ: Mapping[str, str],
+                      until: float) -> str | None:
         seconds = max(0.1, until - self.clock())
         with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-            done = subprocess.run(words, check=True, timeout=seconds, env=self.environ,
+            done = subprocess.run(words, check=True, timeout=seconds, env=environ,
                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                   stderr=subprocess.DEVNULL)
             return done.stdout.decode("utf-8", "replace")
@@ -8539,9 +8945,25 @@ class World:
     def start(self, argv: Sequence[str], *, environ: Mapping[str, str], log: str) -> Child:
         """Start a program in the background, its output in a file."""
         self._end_by_interrupt()
-        with Trying("run", argv[0], slug="cannot-run"), open(log, "ab") as stream:
-            return Child(subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL,
-                                          stdout=stream, stderr=stream))
+        came: list[int] = []
+
+        def note(number: int, _: object) -> None:
+            came.append(number)  # raised in the middle of Popen it would lose the child
+
+        with self._take_signals({signal.SIGINT: note, signal.SIGTERM: note}), \
+                self._open_log(log) as stream, Trying("run", argv[0], slug="cannot-run"):
+            child = Child(subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL,
+                                           stdout=stream, stderr=stream))
+        if came:
+            child.stop()
+            raise KeyboardInterrupt
+        return child
+
+    def _open_log(self, path: str) -> IO[bytes]:
+        """Return a file that a child's output is added to; only its owner can read it."""
+        place = _as_place(path)
+        with Trying("write", place), Directory(place, place.above, makes=True) as directory:
+            return open(directory.open_to_append(place.name), "ab", buffering=0)
 
     # -- network --
 
@@ -9007,7 +9429,7 @@ class Rest:
         self.probe: Ticket | None = None
 
 
-class Place:
+class Capacity:
     """What a model has on its node: slots, and a rest that other models there may share."""
 
     def __init__(self, node: str) -> None:
@@ -9034,7 +9456,7 @@ class Scheduler:
     def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
         self._lock, self._clock = threading.RLock(), clock
         self.candidates = _plan_candidates(fleet)
-        self.places = _plan_places(fleet)
+        self.places = _plan_capacities(fleet)
         self._busy = dict.fromkeys(fleet.nodes, 0)  # slots in use, by node
         self._queue: dict[int, Ticket] = {}
         self._number = 0
@@ -9181,13 +9603,13 @@ def _plan_candidates(fleet: Fleet) -> dict[str, list[list[Model]]]:
             for alias in by_alias}
 
 
-def _plan_places(fleet: Fleet) -> dict[str, Place]:
-    """Return each model's Place; two that are one model on a node share it."""
-    places: dict[str, Place] = {}
-    shared: dict[tuple[str, str], Place] = {}
+def _plan_capacities(fleet: Fleet) -> dict[str, Capacity]:
+    """Return each model's Capacity; two that are one model on a node share it."""
+    places: dict[str, Capacity] = {}
+    shared: dict[tuple[str, str], Capacity] = {}
     for model in fleet.models.values():
         key = (model.node, full_model_name(model.ollama_model))
-        place = shared.setdefault(key, Place(model.node))
+        place = shared.setdefault(key, Capacity(model.node))
         place.slots = max(place.slots, model.max_parallel)
         places[model.name] = place
     return places
@@ -9390,15 +9812,10 @@ class Service:
         self._discard()
         if not self._has_headers:
             self._has_headers = True
-            head = ("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
-                    f"Cache-Control: no-cache\r\n{self._id_header}"
-                    "Transfer-Encoding: chunked\r\n\r\n")
+            head = ("Content-Type: text/event-stream; charset=utf-8\r\n"
+                    f"Cache-Control: no-cache\r\n{self._id_header}")
             chunk = self._writer.begin() + chunk
-        if chunk:
-            chunk = b"%x\r\n%b\r\n" % (len(chunk), chunk)
-        if last:
-            chunk += b"0\r\n\r\n"
-        self._visitor.send(head.encode("ascii") + chunk)
+        self._visitor.stream(chunk, head=head, last=last)
         self._ping_at = self._world.clock() + QUIET_SECONDS
 
     def _refuse(self, refusal: Refusal) -> None:
@@ -9672,8 +10089,8 @@ class Server:
             refusal = self._refusal_of(error)
             self.hub.publish(Rejection(refusal.http, refusal.what))
             dialect = dialect_of(path) or DIALECTS[Messages.path]
-            visitor.reply(refusal.http, dialect.refuse(refusal),
-                          head="Connection: close\r\n" + retry_header(refusal))
+            visitor.stays = False
+            visitor.reply(refusal.http, dialect.refuse(refusal), head=retry_header(refusal))
 
     def _refusal_of(self, error: Exception) -> Refusal:
         """Return what a client is told of an error; a bug is reported here, too."""
@@ -10102,11 +10519,8 @@ def find_leaks(world: World, path: str) -> tuple[str, ...]:
     if world.others_may_read(path):
         leaks.append("env-readable")
 
-    # fsmonitor would run a program that the checkout names
-    listed = world.read_program(
-        ["git", "-c", "core.fsmonitor=false", "-C", world.parent(path), "ls-files", "-t",
-         "--cached", "--others", "--exclude-standard", "--", ENVIRONMENT_FILE],
-        world.clock() + 1.0)
+    listed = world.read_git(["ls-files", "-t", "--cached", "--others", "--exclude-standard", "--",
+                             ENVIRONMENT_FILE], world.parent(path), world.clock() + 1.0)
     if listed:
         leaks.append("env-unignored" if listed.startswith("?") else "env-tracked")
     return tuple(leaks)
@@ -10381,10 +10795,10 @@ def ask_gateway(world: World, fleet: Fleet, key: str) -> dict[str, dict[str, Any
 
 def count_served(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[object, ...]]:
     """Return (node, its totals …) of what each node has served between two looks at a gateway."""
-    nothing = {total: 0 for total in TOTALS}
+    nothing = dict.fromkeys(TOTALS, 0)
     earlier = {name: before.get(name, nothing) for name in after}
     if any(earlier[name]["requests"] > node["requests"] for name, node in after.items()):
-        earlier = {name: nothing for name in after}  # another gateway took over, and began at 0
+        earlier = dict.fromkeys(after, nothing)  # another gateway took over, and began at 0
 
     rows = []
     for name, node in after.items():
@@ -10402,7 +10816,7 @@ def start_gateway(world: World, fleet: Fleet, key: str, *, out: str,
 
     if fleet.gateway.provider == "builtin":
         listener = None if runs else open_door(world, fleet, key)
-        server = make_server(world, fleet, key, receipts=receipts_path(world, out))
+        server = Server(fleet, key, world, receipts=receipts_path(world, out))
         serving = threading.Thread(target=server.run, args=(listener,), daemon=True)
         serving.start()
         stops.callback(serving.join, GRACE_SECONDS + 1)  # the last one comes first
@@ -10425,7 +10839,7 @@ def start_litellm(world: World, fleet: Fleet, key: str, *, out: str,
         raise FleetError("litellm-missing", "the gateway is LiteLLM and it is not on the PATH",
                          fix=f"{LITELLM_INSTALL}, or write `provider: builtin`")
 
-    log = world.path(out, STATE_DIRECTORY, "litellm.log")
+    log = world.enter(out, f"{STATE_DIRECTORY}/litellm.log")
     words = [program, "--config", world.path(out, LITELLM_FILE), "--host", fleet.gateway.host,
              "--port", str(fleet.gateway.port)]
     child = world.start(words, environ=merge_environment(world.environ, fleet, key), log=log)
@@ -10458,16 +10872,10 @@ def open_door(world: World, fleet: Fleet, key: str) -> Listener:
     raise FleetError("port-taken", what + holder, fix=fix)
 
 
-def make_server(world: World, fleet: Fleet, key: str, *, receipts: str) -> Server:
-    """Return a Server; without a path for them it keeps no receipts."""
-    if receipts:
-        world.make_directory(world.parent(receipts))
-    return Server(fleet, key, world, receipts=receipts)
-
-
 def receipts_path(world: World, out: str) -> str:
     """Return where the gateway of a workspace files what each request came to."""
-    return world.path(out, RECEIPTS_FILE)
+    world.make_directory(world.below(out, STATE_DIRECTORY))
+    return world.enter(out, RECEIPTS_FILE)
 
 
 # -- start --
@@ -11382,7 +11790,7 @@ def cmd_serve(options: Options, world: World) -> int:
     check_key(fleet, key, options, world)
     listener = open_door(world, fleet, key)
     receipts = "" if options.no_receipts else receipts_path(world, workspace.out)
-    server = make_server(world, fleet, key, receipts=receipts)
+    server = Server(fleet, key, world, receipts=receipts)
     if options.verbose:
         server.hub.subscribe(lambda event: world.err(format_event(event)))
     world.on_stop(server.stop)
@@ -11476,7 +11884,7 @@ def remove_files(workspace: Workspace, doomed: Sequence[Change], *, is_all: bool
     if is_all:
         workspace.world.remove(workspace.enter(MANIFEST_FILE))
     for path in (".claude/agents", ".claude", STATE_DIRECTORY):
-        workspace.world.remove_empty(workspace.path(path))
+        workspace.world.remove_empty(workspace.world.below(workspace.out, path))
 
 
 # -- more --

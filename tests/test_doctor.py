@@ -1,17 +1,17 @@
 """Section 17's `doctor` and `worker`: what they gather, and the commands."""
-from dataclasses import replace
 import json
 import socket
 import subprocess
 import sys
 import time
 import types
+from dataclasses import replace
 
 import pytest
-import subagent_fleet as sf
 
-from tools import SCRIPT, clean_environment, keys_near, free_port, not_held_up
+import subagent_fleet as sf
 from doctor_facts import GOOD_MODEL, LOCAL, OFFLINE, REACHED, on, paste
+from tools import SCRIPT, clean_environment, keys_near
 
 
 @pytest.fixture

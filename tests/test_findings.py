@@ -1,17 +1,32 @@
 """Section 6: what is found of the facts, and what to type then."""
 import copy
-from dataclasses import replace
 import json
 import re
+from dataclasses import replace
 
 import pytest
-import subagent_fleet as sf
 
+import subagent_fleet as sf
 from agent_cases import AGENTS
+from doctor_facts import (
+    GOOD_FACTS,
+    GOOD_MODEL,
+    GOOD_STATE,
+    LITELLM,
+    LOCAL,
+    OFFLINE,
+    REACHED,
+    changes,
+    facts_with,
+    loaded,
+    make_fleet,
+    model_fleet,
+    model_with,
+    on,
+    reached,
+    state_with,
+)
 from tools import SCRIPT
-from doctor_facts import (GOOD_FACTS, GOOD_MODEL, GOOD_STATE, LITELLM, LOCAL, OFFLINE, REACHED,
-                          changes, facts_with, loaded, make_fleet, model_fleet, model_with, on,
-                          reached, state_with)
 
 
 def found(fleet, facts):

@@ -1,8 +1,8 @@
 """Section 4 and the warnings of section 5: what a fleet file may say."""
-from dataclasses import replace
 import json
 import re
 import time
+from dataclasses import replace
 
 import pytest
 

@@ -2,6 +2,7 @@
 import re
 
 import pytest
+
 import subagent_fleet as sf
 
 BASE = """\
