@@ -11,9 +11,9 @@ import sys
 import threading
 
 import pytest
-import test_generate
 
 import subagent_fleet as sf
+import workspace_cases
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="links and descriptors as POSIX has them")
 
@@ -78,9 +78,9 @@ def test_a_directory_swapped_at_any_moment_leads_nothing_out(
     original, place, outside = tmp_path / "original", tmp_path / "place", make_outside(tmp_path)
     original.mkdir()
     monkeypatch.chdir(original)
-    pathlib.Path("fleet.yaml").write_text(test_generate.FLEET)
+    pathlib.Path("fleet.yaml").write_text(workspace_cases.FLEET)
     assert sf.main(["generate"]) == 0
-    pathlib.Path("fleet.yaml").write_text(test_generate.OTHER)
+    pathlib.Path("fleet.yaml").write_text(workspace_cases.OTHER)
     with open(".claude/agents/planner.md", "a") as stream:
         stream.write("mine\n")
     before, number, ends = marks(outside), 1, set()
@@ -190,7 +190,7 @@ def test_a_state_directory_or_a_file_in_it_that_leads_out_is_refused(tmp_path, m
     monkeypatch.chdir(place)
     monkeypatch.setattr(os, "environ", {"PATH": "/nowhere", "HOME": str(tmp_path),
                                         "LITELLM_MASTER_KEY": "sk-0123456789abcdef"})
-    pathlib.Path("fleet.yaml").write_text(test_generate.FLEET.replace("litellm}", "builtin}"))
+    pathlib.Path("fleet.yaml").write_text(workspace_cases.FLEET.replace("litellm}", "builtin}"))
     before = marks(outside)
     os.symlink(outside, ".subagent-fleet")
     assert sf.main([words]) == 3
