@@ -3382,6 +3382,23 @@ def show_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+def plain_address(host: str) -> str:
+    """Return a host as it compares: an IPv4 address within an IPv6 one is that, without a zone."""
+    host = host.strip("[]").partition("%")[0].lower()
+    if ":" not in host:
+        return host
+    try:
+        address = ipaddress.IPv6Address(host)
+    except ValueError:
+        return host
+    return str(address.ipv4_mapped or address)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host is this machine to itself, however that is spelled."""
+    return bool(LOOPBACK.fullmatch(plain_address(host)))
+
+
 def gateway_url(gateway: Gateway) -> str:
     """Return the address at which a program on this machine reaches the gateway."""
     reached = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}
@@ -3397,8 +3414,8 @@ def is_gateway_address(gateway: Gateway, endpoint: str) -> bool:
     """Tell whether an endpoint is where the gateway listens, as seen from this machine."""
     host = _host_of(endpoint)
     if host != gateway.host:
-        listens_here = gateway.host in ("0.0.0.0", "::") or LOOPBACK.fullmatch(gateway.host)
-        if not (listens_here and LOOPBACK.fullmatch(host)):
+        listens_here = gateway.host in ("0.0.0.0", "::") or is_loopback(gateway.host)
+        if not (listens_here and is_loopback(host)):
             return False
     return split_endpoint(endpoint).port == gateway.port
 
@@ -3726,6 +3743,7 @@ LITELLM_INSTALL = ("uv tool install --python 3.12 'litellm[proxy]==1.106.2' "
 CLAUDE_INSTALL = "npm install -g @anthropic-ai/claude-code@latest"
 OUR_GATEWAY = "this fleet's gateway"
 OLD_GATEWAY = "a gateway with an older config"
+FAR_GATEWAY = "a gateway elsewhere"
 TOOL_CALLER = "qwen3-coder:30b"  # a model that calls tools, to name where one does not
 EDIT_TOOLS = {"Edit", "Write", "NotebookEdit"}
 KNOWN_TOOLS = """
@@ -3770,7 +3788,7 @@ def lint_fleet(fleet: Fleet) -> Iterator[Finding]:
 def _lint_gateway_host(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of a gateway that others can reach."""
     host = fleet.gateway.host
-    if not LOOPBACK.fullmatch(host):
+    if not is_loopback(host):
         yield warn("exposed-gateway", ("project", "gateway", "host"),
                    what=f"`{host}` offers your models to the network; only the key protects "
                         "them",
@@ -4051,7 +4069,7 @@ def lint_key(fleet: Fleet, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Yield that the environment holds a weak key, which beats the one generated."""
     variable = fleet.gateway.master_key_env
     key = environ.get(variable)
-    is_exposed = not LOOPBACK.fullmatch(fleet.gateway.host)
+    is_exposed = not is_loopback(fleet.gateway.host)
     if key is None or (len(key) >= 16 and len(set(key)) >= 8):  # not sk-local-dev and the like
         return
 
@@ -4510,6 +4528,10 @@ def check_gateway(fleet: Fleet, holder: str) -> Finding:
         return Finding("gateway-old", "error",
                        f"the gateway at {url} serves this fleet as it was before a change",
                        where, fix="stop it and start it anew")
+    if holder == FAR_GATEWAY:
+        return Finding("gateway-elsewhere", "error",
+                       f"{url} is not on this machine; it is not shown the key before you say so",
+                       _locate(fleet, "project", "gateway", "host"), fix="subagent-fleet trust")
     if holder == "another program":
         what = f"another program answers at {url}"
         if fleet.gateway.provider == "litellm":
@@ -7854,6 +7876,14 @@ class Exchange(Wire):
 
     status = 0  # until `read_head`
 
+    def find_peer(self) -> tuple[str, int]:
+        """Return the address and the port at the other end."""
+        try:
+            address, port = self._socket.getpeername()[:2]
+        except (OSError, ValueError):  # a reset came
+            raise NodeFailure("bad answer", "it closed the connection") from None
+        return address, port
+
     def read_head(self) -> None:
         """Wait for the answer's status line and headers; sets `status` and `headers`."""
         for _ in range(8):  # a few below 200 may come before the real one
@@ -8631,6 +8661,16 @@ def _refused_port(host: str, port: int, error: OSError) -> FleetError:
     return FleetError("cannot-listen", what, fix="choose another with --host or --port")
 
 
+def _owners_in_table(table: Iterable[str], port: int) -> set[int]:
+    """Return the users that listen on a port by a table of Linux (/proc/net/tcp)."""
+    owners = set()
+    for line in table:
+        fields = line.split()
+        if fields[1].endswith(f":{port:04X}") and fields[3] == "0A":  # LISTEN
+            owners.add(int(fields[7]))
+    return owners
+
+
 @dataclass(frozen=True)
 class PortHolder:
     """A process that listens on a port of this machine."""
@@ -9115,6 +9155,33 @@ class World:
                     addresses.append(address)
         return socket.gethostname(), tuple(addresses)
 
+    def is_own_address(self, address: str) -> bool:
+        """Tell whether an address is one of this machine's: no other can be bound."""
+        with contextlib.suppress(NodeFailure, OSError):
+            for family, kind, _, _, place in _look_up(address, 0, socket.AI_NUMERICHOST):
+                with socket.socket(family, kind) as probe:
+                    probe.bind(place)
+                    return True
+        return False
+
+    def is_port_ours(self, port: int) -> bool:
+        """Tell whether nobody but this user and root listens on a port.
+
+        False as well where the system does not say: that is Windows, and a port nobody has.
+        """
+        if os.name != "posix":
+            return False
+        owners: set[int] = set()
+        if self.kind_of("/proc/net/tcp") == "file":
+            for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+                with contextlib.suppress(OSError), open(table, encoding="ascii") as lines:
+                    owners |= _owners_in_table(lines, port)
+        else:
+            words = ["lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-Fu"]
+            listed = self.read_program(words, self.clock() + 2.0)
+            owners = {int(owner) for owner in re.findall(r"(?m)^u(\d+)$", listed or "")}
+        return bool(owners) and owners <= {0, os.getuid()}
+
     def find_holder(self, port: int) -> PortHolder | None:
         """Return who listens on a port, where the system tells: mostly of one's own processes."""
         if self.kind_of("/proc/net/tcp") == "file":
@@ -9417,6 +9484,8 @@ CONNECTION_LIMIT = 256
 CONVERSATION_LIMIT = 4096
 GRACE_SECONDS = 10.0
 LITELLM_START_SECONDS = 90.0
+OPEN_PAGES = ("/", "/health/liveliness")  # they say who answers, to anybody
+PROOF_PATH = "/prove/"  # a nonce follows: 32 bytes in hexadecimal
 
 
 # -- who may ask which node when --
@@ -9948,6 +10017,24 @@ class ReceiptFile:
             self._is_broken = True
 
 
+# -- who knows the key --
+
+def prove_key(key: str, nonce: str, address: str, port: int) -> str:
+    """Return what only who knows the key can say to a nonce, in hexadecimal.
+
+    It names where the gateway was reached. Who holds another port and hands the nonce on to a
+    gateway that knows the key gets a proof for that one's port, which is none for its own.
+    """
+    place = f"{show_host(plain_address(address))}:{port}"
+    message = f"subagent-fleet{nonce}{place}".encode("ascii")
+    return hmac.new(key.encode("utf-8"), message, hashlib.sha256).hexdigest()
+
+
+def proves_key(proof: object, wanted: str) -> bool:
+    """Tell whether a proof is the wanted one, in a time that tells nothing."""
+    return hmac.compare_digest(str(proof).encode("utf-8"), wanted.encode("utf-8"))
+
+
 # -- connections --
 
 class Allowance:
@@ -9973,7 +10060,7 @@ class Server:
     """The gateway: connections, the closed door, routes."""
 
     def __init__(self, fleet: Fleet, key: str, world: World, *, receipts: str = "") -> None:
-        self.fleet, self.world, self._key = fleet, world, key.encode("utf-8")
+        self.fleet, self.world, self._key = fleet, world, key
         self.scheduler = Scheduler(fleet, world.clock)
         self.hub, self.ledger = Hub(), Ledger(fleet.nodes)
         self.hub.subscribe(self.ledger.take)
@@ -10113,11 +10200,20 @@ class Server:
             self._respond_to_talk(visitor, headers, path, dialect)
             return
 
-        page = self.show() if path == "/fleet" else self._pages.get(unquote(path))
+        page = self._page_at(unquote(path), visitor)
         if page is None or method not in ("GET", "HEAD"):
             raise Refusal(404, "there is nothing at this path")
         visitor.read_body(HEADER_LIMIT_BYTES, REQUEST_SECONDS)
         visitor.reply(200, render_json(page))
+
+    def _page_at(self, path: str, visitor: Visitor) -> object:
+        """Return the page at a path, None where there is none."""
+        if path == "/fleet":
+            return self.show()
+        match = re.fullmatch(f"{PROOF_PATH}([0-9a-f]{{64}})", path)
+        if match:
+            return {"proof": prove_key(self._key, match[1], *visitor.reached)}
+        return self._pages.get(path)
 
     def _respond_to_talk(self, visitor: Visitor, headers: dict[str, str], path: str,
                          dialect: Dialect) -> None:
@@ -10161,7 +10257,8 @@ class Server:
         keys = [headers.get("x-api-key", "")]
         if scheme.lower() == "bearer":
             keys.append(token.strip())
-        fits = [hmac.compare_digest(key.encode("latin-1"), self._key) for key in keys]
+        wanted = self._key.encode("utf-8")
+        fits = [hmac.compare_digest(key.encode("latin-1"), wanted) for key in keys]
 
         # IPv4 on a socket of both families, and an IPv6 zone, are not part of an address.
         address, port = visitor.reached
@@ -10171,7 +10268,8 @@ class Server:
         if not names & {host, f"{host}:80"} or "origin" in headers:
             raise Refusal(403, "only programs that name this gateway's own address are served: "
                           f"http://{own}:{port}")
-        if not any(fits) and path not in ("/", "/health/liveliness"):
+        is_open = path in OPEN_PAGES or path.startswith(PROOF_PATH)
+        if not any(fits) and not is_open:
             raise Refusal(401, "the key is missing or wrong; send it as `Authorization: Bearer "
                           "KEY` or `x-api-key: KEY`")
 
@@ -10710,8 +10808,22 @@ def get_page(world: World, url: str, until: float, **headers: str) -> Reply:
         return Reply(exchange.status, exchange.headers, exchange.read_all())
 
 
+def is_here(world: World, host: str) -> bool:
+    """Tell whether a host is this machine, by an address or a name of its own."""
+    host = plain_address(host)
+    name = world.own_names()[0].lower()
+    names = (name, f"{name}.local", name.partition(".")[0])
+    return is_loopback(host) or host in names or world.is_own_address(host)
+
+
 def who_serves(world: World, fleet: Fleet, key: str, until: float) -> str:
-    """Return OUR_GATEWAY when one serves this fleet with its key, else who listens, or ""."""
+    """Return OUR_GATEWAY when one serves this fleet with its key, else who listens, or "".
+
+    Whoever came first can hold the port and say any name. So the key is sent only after a proof
+    that it is known there already.
+    """
+    if not is_here(world, fleet.gateway.host):
+        return FAR_GATEWAY
     url = gateway_url(fleet.gateway)
     try:
         if b'"subagent-fleet"' in get_page(world, url + "/", until).body:
@@ -10721,19 +10833,41 @@ def who_serves(world: World, fleet: Fleet, key: str, until: float) -> str:
     except NodeFailure as failure:
         if failure.reason in ("refused", "unreachable", "dns"):
             return ""
-    return "another program"  # which is not shown the key
+    return "another program"
 
 
 def _serves_as_we_do(world: World, fleet: Fleet, key: str, until: float) -> str:
     """Return whether a gateway of ours serves this fleet, in its present form."""
+    if not key or not _knows_key(world, fleet, key, until):
+        return "subagent-fleet"
     page = _show_key(world, gateway_url(fleet.gateway) + "/fleet", key, until)
     if page.get("fleet") != fleet.name:
         return "subagent-fleet"
     return OUR_GATEWAY if page.get("config") == fleet_digest(fleet) else OLD_GATEWAY
 
 
+def _knows_key(world: World, fleet: Fleet, key: str, until: float) -> bool:
+    """Tell whether the gateway proves that it knows the key, which it is not shown."""
+    nonce = world.token(32)
+    url = f"{gateway_url(fleet.gateway)}{PROOF_PATH}{nonce}"
+    with contextlib.closing(world.open_exchange(url, deadline=until)) as exchange:
+        address, port = exchange.find_peer()
+        exchange.read_head()
+        page = _read_object(exchange.read_all(PROBE_LIMIT_BYTES))
+    return proves_key(page.get("proof"), prove_key(key, nonce, address, port))
+
+
 def _serves_as_litellm(world: World, fleet: Fleet, key: str, until: float) -> str:
-    """Return whether a LiteLLM has every alias of this fleet."""
+    """Return whether a LiteLLM has every alias of this fleet.
+
+    It can prove nothing. But it can be told whose program it is, and who runs one as this user
+    or as root can read the file with the key anyway. To a wrong key it may say anything (401,
+    or 400 without a database, 1.106.2), and so may who only poses as LiteLLM.
+    """
+    if not world.is_port_ours(fleet.gateway.port):
+        return "LiteLLM, which another user runs"
+    if not key:
+        return "LiteLLM"
     page = _show_key(world, gateway_url(fleet.gateway) + "/v1/models", key, until)
     wanted = {model.alias for model in fleet.models.values()}
     try:
@@ -10745,11 +10879,17 @@ def _serves_as_litellm(world: World, fleet: Fleet, key: str, until: float) -> st
 
 def _show_key(world: World, url: str, key: str, until: float) -> dict[str, Any]:
     """Return the page that a gateway shows to who has its key; to others it is empty."""
-    if not key:
-        return {}
     try:
-        page = parse_json(get_page(world, url, until, Authorization=f"Bearer {key}").body)
-    except (FleetError, ValueError):  # a key that no header can hold
+        return _read_object(get_page(world, url, until, Authorization=f"Bearer {key}").body)
+    except (NodeFailure, UnicodeEncodeError):  # no answer, or a key that no header can hold
+        return {}
+
+
+def _read_object(body: bytes | bytearray) -> dict[str, Any]:
+    """Return the JSON object of a page, an empty one where it is something else."""
+    try:
+        page = parse_json(body)
+    except ValueError:
         return {}
     return page if isinstance(page, dict) else {}
 
@@ -10783,8 +10923,10 @@ def name_free_port(world: World, fleet: Fleet, fix: str) -> str:
 
 def ask_gateway(world: World, fleet: Fleet, key: str) -> dict[str, dict[str, Any]]:
     """Return {node: what it has served} from a gateway of ours that serves this fleet."""
-    url = gateway_url(fleet.gateway) + "/fleet"
-    page = _show_key(world, url, key, world.clock() + CONNECT_SECONDS)
+    until = world.clock() + CONNECT_SECONDS
+    if who_serves(world, fleet, key, until) != OUR_GATEWAY:
+        return {}
+    page = _show_key(world, gateway_url(fleet.gateway) + "/fleet", key, until)
     if page.get("fleet") != fleet.name:  # nobody, or no page of ours
         return {}
     try:
@@ -10942,7 +11084,7 @@ def write_unedited(workspace: Workspace, fleet: Fleet) -> None:
 
 def check_key(fleet: Fleet, key: str, options: Options, world: World) -> None:
     """Refuse to serve beyond this machine with a weak key, wherever that stands."""
-    if not LOOPBACK.fullmatch(fleet.gateway.host):
+    if not is_loopback(fleet.gateway.host):
         tell_findings(lint_key(fleet, {fleet.gateway.master_key_env: key}), options, world)
 
 
@@ -11096,7 +11238,7 @@ def is_same_machine(world: World, endpoint: str, here: str) -> bool:
     places = []
     for url in (endpoint, here):
         place = split_endpoint(url)
-        if place.host in own or LOOPBACK.fullmatch(place.host):
+        if place.host in own or is_loopback(place.host):
             place = replace(place, host="localhost")
         places.append(place)
     return places[0] == places[1]
