@@ -44,10 +44,11 @@ from __future__ import annotations
 import sys
 
 if sys.version_info < (3, 9):  # noqa: UP036 - this line is what an older Python reaches
-    sys.exit("subagent-fleet needs Python 3.9 or newer; this is %s" % sys.version.split()[0])
+    sys.exit("subagent-fleet needs Python 3.9 or newer; this is "
+             + sys.version.split()[0])
 
 
-def _end_quietly(kind, error, trace):
+def _end_quietly(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """Let Ctrl-C end a start without a traceback; `main` does so from then on."""
     if kind is not KeyboardInterrupt:
         sys.__excepthook__(kind, error, trace)
@@ -56,19 +57,20 @@ def _end_quietly(kind, error, trace):
 if __name__ == "__main__":
     sys.excepthook = _end_quietly
 
-from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass, field, fields, replace
-from functools import lru_cache
+from abc import ABC, abstractmethod  # noqa: E402 - an older Python ends above
+from dataclasses import asdict, dataclass, field, fields, replace  # noqa: E402
+from functools import lru_cache  # noqa: E402
 
 
 class _Late:
     """Stands for a module until it is first used; `--version` uses none of these."""
 
-    def __init__(self, name):
+    def __init__(self, name: str) -> None:
         self.name = name
 
-    def __getattr__(self, key):
-        globals()[self.name] = module = __import__(self.name)
+    def __getattr__(self, key: str) -> Any:
+        module = __import__(self.name)
+        globals()[self.name] = module
         return getattr(module, key)
 
 
@@ -86,7 +88,8 @@ if TYPE_CHECKING:  # what checkers and editors read; the names are those below
     import string
     import threading
     import unicodedata
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import (
+        Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized)
     from typing import Any, NoReturn, TypeVar
 
     _Named = TypeVar("_Named", "NodeModel", "LoadedModel")
@@ -102,12 +105,13 @@ else:
 class _Pattern:
     """A regular expression that is compiled when it is first used."""
 
-    def __init__(self, pattern):
+    def __init__(self, pattern: str) -> None:
         self.pattern = pattern
 
-    def __getattr__(self, method):
-        self.__dict__[method] = found = getattr(re.compile(self.pattern), method)
-        return found
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(re.compile(self.pattern), name)
+        self.__dict__[name] = method  # the next look finds it here
+        return method
 
 
 __version__ = "1.0.0"
@@ -119,28 +123,39 @@ __version__ = "1.0.0"
 
 # == 1. Start and constants ===================================================
 
-EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, EXIT_REFUSED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
+EXIT_OK = 0
+EXIT_PROBLEM = 1
+EXIT_USAGE = 2
+EXIT_REFUSED = 3
+EXIT_INTERRUPTED = 130
+
+# Files, by the names people know.
 CONFIG_NAMES = ("fleet.yaml", "fleet.yml", "fleet.json")
 CONFIG_VARIABLE = "SUBAGENT_FLEET_CONFIG"
+STATE_DIRECTORY = ".subagent-fleet"
+MANIFEST_FILE = f"{STATE_DIRECTORY}/manifest.json"
+LITELLM_FILE = "litellm_config.yaml"
+ENVIRONMENT_FILE = ".env.subagent-fleet"
 TEXT_LIMIT_BYTES = 4 * 1024 * 1024
+RECEIPTS_LIMIT_BYTES = 10 * 1024 * 1024
+
+# How long is waited.
 PROBE_TIMEOUT_SECONDS = 5.0
 INIT_TIMEOUT_SECONDS = 2.0
-SEND_SECONDS = 60.0
 CONNECT_SECONDS = 3.0  # a sleeping laptop costs this, not the whole deadline
-ANSWER_LIMIT_BYTES = 8 * 1024 * 1024
-PROBE_LIMIT_BYTES = 1024 * 1024  # 2,400 models; as text and values it takes five times that
-FREE_ANSWER_BYTES = 256 * 1024  # larger answers are read one at a time
-HEADER_LIMIT_BYTES = 64 * 1024
-RECEIPTS_LIMIT_BYTES = 10 * 1024 * 1024
-JSON_MARKS = 100_000  # `[`, `{`, `:` and `,` in one answer
+SEND_SECONDS = 60.0
 LEAVE_SECONDS = 0.02  # for a byte to arrive before the connection closes
 PROBE_GRACE_SECONDS = 0.2  # for what a node said in time to reach the main thread
 PULL_STALL_SECONDS = 120.0
 TICK_SECONDS = 0.2
+
+# How much is read.
+ANSWER_LIMIT_BYTES = 8 * 1024 * 1024
+PROBE_LIMIT_BYTES = 1024 * 1024  # 2,400 models; as text and values it takes five times that
+FREE_ANSWER_BYTES = 256 * 1024  # larger answers are read one at a time
+HEADER_LIMIT_BYTES = 64 * 1024
 SHOW_LIMIT = 64  # models of one node that are asked for their capabilities
-STATE_DIRECTORY = ".subagent-fleet"
-MANIFEST_FILE = f"{STATE_DIRECTORY}/manifest.json"
-LITELLM_FILE, ENVIRONMENT_FILE = "litellm_config.yaml", ".env.subagent-fleet"
+
 HOME_URL = "https://github.com/adityak74/subagent-fleet"
 OTHER_PORT = "stop it, or write another `port:` under project.gateway"
 OLLAMA_PORT = 11434
@@ -155,23 +170,25 @@ TIERS = ("main", "opus", "sonnet", "haiku", "fable")
 class FleetError(Exception):
     """An expected failure: what, where and what to type. Only `main` prints it."""
 
-    def __init__(self, slug, what, *, where="", fix="", excerpt="", status=EXIT_PROBLEM,
-                 findings=()):
+    def __init__(self, slug: str, what: str, *, where: str = "", fix: str = "", excerpt: str = "",
+                 status: int = EXIT_PROBLEM, findings: Iterable[Finding] = ()) -> None:
         super().__init__(what)
-        self.slug, self.what, self.where = slug, what, where
-        self.fix, self.excerpt, self.status = fix, excerpt, status
+        self.slug = slug
+        self.what, self.where = what, where
+        self.fix, self.excerpt = fix, excerpt
+        self.status = status
         self.findings = tuple(findings)  # one error may carry every problem of a config
-        self.report = {}  # what `--json` shows beside it
+        self.report: dict[str, Any] = {}  # what `--json` shows beside it
 
     @property
-    def finding(self):
+    def finding(self) -> Finding:
         return Finding(self.slug, "error", self.what, self.where, self.excerpt, self.fix)
 
 
 class NodeFailure(FleetError):
     """Why a node could not be used: a reason class (refused, timeout, …) and the detail."""
 
-    def __init__(self, reason, detail, *, fix=""):
+    def __init__(self, reason: str, detail: str, *, fix: str = "") -> None:
         super().__init__("node-failure", f"{reason}: {detail}" if detail else reason, fix=fix)
         self.reason, self.detail = reason, detail
 
@@ -297,42 +314,46 @@ class NodeState:
     loaded: tuple[LoadedModel, ...] = ()
 
     @property
-    def online(self):
+    def online(self) -> bool:
         return not self.reason
 
     @property
-    def why(self):
+    def why(self) -> str:
         return f"{self.reason}: {self.detail}".rstrip(": ")
 
     @property
-    def mend(self):
+    def mend(self) -> str:
         return REASON_FIXES.get(self.reason, REASON_FIXES["bad answer"])
 
 
-def nearest(word, choices):
+def nearest(word: object, choices: Iterable[object]) -> str:
     """Return ``did you mean `x`?`` for the closest choice, or an empty string."""
     spelled = {str(choice).lower(): choice for choice in list(choices)[:100]}  # 3 ms
-    found = difflib.get_close_matches(str(word)[:64].lower(), spelled, 1, 0.6)
-    return f"did you mean `{spelled[found[0]]}`?" if found else ""
+    matches = difflib.get_close_matches(str(word)[:64].lower(), spelled, 1, 0.6)
+    return f"did you mean `{spelled[matches[0]]}`?" if matches else ""
 
 
-def some_of(names, limit=12):
+def some_of(names: Collection[object], limit: int = 12) -> str:
     """Return `a, b and 3 more`."""
-    more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
-    return ", ".join(map(str, list(names)[:limit])) + more
+    shown = ", ".join(map(str, list(names)[:limit]))
+    if len(names) > limit:
+        shown += f" and {len(names) - limit:,} more"
+    return shown
 
 
-def count_of(things, noun):
+def count_of(things: Sized, noun: str) -> str:
     """Return `1 warning`, `2 warnings`."""
-    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
+    return f"{len(things)} {noun}" if len(things) == 1 else f"{len(things)} {noun}s"
 
 
-def show_value(value):
+def show_value(value: object) -> str:
     """Return a value as it may stand in a message: short, in backticks."""
     words = {type(None): "nothing", dict: "a mapping", list: "a list"}
     if type(value) in words:
         return words[type(value)]
-    text = str(value).lower() if isinstance(value, bool) else str(value)
+    text = str(value)
+    if isinstance(value, bool):
+        text = text.lower()
     return f"`{text[:60]}…`" if len(text) > 60 else f"`{text}`"
 
 
