@@ -59,7 +59,6 @@ if __name__ == "__main__":
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
-from types import SimpleNamespace
 
 
 class _Late:
@@ -88,9 +87,11 @@ if TYPE_CHECKING:  # what checkers and editors read; the names are those below
     import threading
     import unicodedata
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import Any, TypeVar
+    from typing import Any, NoReturn, TypeVar
 
     _Named = TypeVar("_Named", "NodeModel", "LoadedModel")
+    _Warn = Callable[..., "Finding"]  # see lint_fleet
+    _Rule = Callable[["Fleet", _Warn], Iterator["Finding"]]
 else:
     (argparse, array, base64, datetime, difflib, hashlib, ipaddress, json, re, string, threading,
      unicodedata) = map(_Late, (
@@ -2922,9 +2923,9 @@ def _key_schema(key: FileKey) -> dict[str, Any]:
 
 # == 5. Planning ==============================================================
 #
-# Takes a Fleet and, where they were asked, what its nodes answered. Gives decisions: which model
-# stands for which tier, what is true of a route, what Claude Code's environment holds, what
-# happens to a file, and what `init` and `worker` propose. It decides; sections 7 and 8 word it.
+# Takes a Fleet and, where they were asked, what its nodes answered. Gives decisions: which
+# model stands for which tier, what is true of a route, what Claude Code's environment holds,
+# what happens to a file, what `init` and `worker` propose. Sections 7 and 8 put it in words.
 
 MAIN_CONTEXT_TOKENS = 32768  # Claude Code's own prompt is 10-18k tokens, before any work
 SMALL_CONTEXT_TOKENS = 8192
@@ -3007,7 +3008,7 @@ def plan_prompt(agent: Agent) -> str:
 
 
 def plan_tools(tools: Iterable[str]) -> tuple[str, ...]:
-    """Return the tools that Claude Code still has, in order, gone ones replaced, none twice."""
+    """Return the tools that Claude Code still has, gone ones replaced, none twice."""
     kept: list[str] = []
     for tool in tools:
         present = GONE_TOOLS.get(tool.split("(")[0], tool)
@@ -3064,8 +3065,8 @@ def rate_model(model: NodeModel) -> Rating:
     if capabilities and not calls_tools:
         return Rating(score, "cannot call tools")
     if not holds_prompt:
-        return Rating(score, f"holds {context} tokens; Claude Code's own prompt takes 10,000 to "
-                             "18,000")
+        flaw = f"holds {context} tokens; Claude Code's own prompt takes 10,000 to 18,000"
+        return Rating(score, flaw)
     return Rating(score)
 
 
@@ -3124,7 +3125,7 @@ def _family(ollama_model: str) -> str:
 
 
 def plan_correction(model: Model, state: NodeState) -> str:
-    """Return what to write where a model's name is nearly one that its node has, or nothing."""
+    """Return what to write where a name is nearly that of a model there, or nothing."""
     near = near_model(state.models, model.ollama_model)
     if near is None:
         return ""
@@ -3133,7 +3134,7 @@ def plan_correction(model: Model, state: NodeState) -> str:
 
 # -- what fits a machine --
 
-ROUGH_TOKEN_BYTES = 12_000  # a token of context takes about so much for each billion parameters
+ROUGH_TOKEN_BYTES = 12_000  # of a token of context, for each billion parameters
 LARGEST_MODEL_BYTES = 1 << 50  # what says it is larger says nothing
 
 
@@ -3149,7 +3150,7 @@ def plan_token_bytes(known: Mapping[str, Any]) -> int | None:
     if not width and number("attention.head_count"):  # then the heads share the embedding
         width = 2 * number("embedding_length") // number("attention.head_count")
 
-    # Not every layer keeps the whole context. Of those with a window every other one does at most
+    # Not every layer keeps the whole context: of those with a window every other one at most
     # (gpt-oss; gemma has fewer), of hybrids (qwen3-next) one in so many.
     if number("attention.sliding_window"):
         layers = (layers + 1) // 2
@@ -3164,7 +3165,7 @@ def plan_gigabytes(model: NodeModel, context: int) -> float:
 
 
 def plan_fitting_context(model: NodeModel, gigabytes: float) -> int:
-    """Return the context that a model can have in so much memory, in whole 1,024; 0 for none."""
+    """Return the context that so much memory has room for, in whole 1,024; 0 for none."""
     room = gigabytes * 1e9 - _weight_bytes(model)
     each = _token_bytes(model)
     return max(int(room / each) // 1024 * 1024, 0) if each else 0
@@ -3201,7 +3202,8 @@ def plan_tiers(fleet: Fleet) -> dict[str, str]:
     """
     by_size = sorted(fleet.models.values(),
                      key=lambda model: (billions(model.ollama_model), model.context))
-    return {tier: fleet.claude.get(tier) or _plan_tier(fleet, tier, by_size) for tier in TIERS}
+    return {tier: fleet.claude.get(tier) or _plan_tier(fleet, tier, by_size)
+            for tier in TIERS}
 
 
 def _plan_tier(fleet: Fleet, tier: str, by_size: Sequence[Model]) -> str:
@@ -3239,7 +3241,7 @@ def plan_used_models(fleet: Fleet) -> set[str]:
 
 
 def _models_leading_to(fleet: Fleet, goal: str) -> set[str]:
-    """Return the models whose fallbacks lead to one, and itself: it cannot fall back on them."""
+    """Return a model and those whose fallbacks lead to it: on none can it fall back."""
     callers: dict[str, list[str]] = {}
     for model in fleet.models.values():
         for name in model.fallback:
@@ -3289,8 +3291,9 @@ class RouteState:
     fallback: str | None = None  # a model's name
 
 
-def plan_route_state(fleet: Fleet, states: Mapping[str, NodeState], model: Model) -> RouteState:
-    """Return the RouteState of a model; what counts as ready is that no request will load it."""
+def plan_route_state(fleet: Fleet, states: Mapping[str, NodeState],
+                     model: Model) -> RouteState:
+    """Return the RouteState of a model; ready means that no request will load it."""
     node = states[model.node]
     if not _can_answer(states, model):
         state = "model missing" if node.online else "node offline"
@@ -3311,8 +3314,9 @@ def _can_answer(states: Mapping[str, NodeState], model: Model) -> bool:
     return node.online and (model.cloud or bool(find_models(node.models, model.ollama_model)))
 
 
-def _plan_substitute(fleet: Fleet, states: Mapping[str, NodeState], model: Model) -> str | None:
-    """Return the name of the first model that answers instead: a fallback, or of its alias."""
+def _plan_substitute(fleet: Fleet, states: Mapping[str, NodeState],
+                     model: Model) -> str | None:
+    """Return the name of the first that answers instead: a fallback, or one of its alias."""
     others = [fleet.models[name] for name in model.fallback]
     others += [twin for twin in fleet.models.values() if twin.alias == model.alias]
     for other in others:
@@ -3408,8 +3412,8 @@ CLOUDS = ("BEDROCK", "VERTEX", "FOUNDRY", "MANTLE", "ANTHROPIC_AWS", "ANTHROPIC_
 class Variable:
     """One variable of the environment: what becomes of it, and why.
 
-    The gateway's key is in no plan, so that every plan can be shown: `holds_key` says where it
-    goes, and the value is empty.
+    The gateway's key is in no plan, so that every plan can be shown: `holds_key` says where
+    it goes, and the value is empty.
     """
 
     name: str
@@ -3438,24 +3442,27 @@ def plan_environment(fleet: Fleet) -> list[Variable]:
 
 def _gateway_variables(gateway: Gateway) -> Iterator[Variable]:
     """Yield where the gateway is and how Claude Code shows its key."""
-    yield Variable(gateway.master_key_env, "", "the gateway's key; one that is set already is kept",
-                   holds_key=True)
+    yield Variable(gateway.master_key_env, "", holds_key=True,
+                   why="the gateway's key; one that is set already is kept")
     yield Variable("ANTHROPIC_BASE_URL", gateway_url(gateway),
                    "the gateway, which stands for Claude")
-    yield Variable("ANTHROPIC_AUTH_TOKEN", "", "how Claude Code shows the key", holds_key=True)
+    yield Variable("ANTHROPIC_AUTH_TOKEN", "", holds_key=True,
+                   why="how Claude Code shows the key")
 
 
 def _rival_variables() -> Iterator[Variable]:
     """Yield what would lead Claude Code past the gateway, or past an agent's model."""
-    yield Variable("ANTHROPIC_API_KEY", "", "would be shown as well", is_unset=True)
-    yield Variable("CLAUDE_CODE_SUBAGENT_MODEL", "", "would beat the model of every agent",
-                   is_unset=True)
+    # 2.1.197 lets the variable beat an agent's model; 2.1.326 only together with _FORCE.
+    yield Variable("ANTHROPIC_API_KEY", "", is_unset=True, why="would be shown as well")
+    yield Variable("CLAUDE_CODE_SUBAGENT_MODEL", "", is_unset=True,
+                   why="would beat the model of every agent")
     for cloud in CLOUDS:
-        yield Variable(f"CLAUDE_CODE_USE_{cloud}", "", "would ask a cloud instead", is_unset=True)
+        yield Variable(f"CLAUDE_CODE_USE_{cloud}", "", is_unset=True,
+                       why="would ask a cloud instead")
 
 
 def _proxy_variables(fleet: Fleet) -> Iterator[Variable]:
-    """Yield the hosts that are asked without a proxy, in both spellings that programs read."""
+    """Yield the hosts that are asked without a proxy, in both spellings that are read."""
     urls = [node.endpoint for node in fleet.nodes.values()]
     urls += [gateway_url(fleet.gateway), OLLAMA_ENDPOINT]  # which LiteLLM asks, too (1.106.2)
     hosts: list[str] = []
@@ -3470,14 +3477,17 @@ def _proxy_variables(fleet: Fleet) -> Iterator[Variable]:
 
 def _tier_variables(fleet: Fleet, tiers: Mapping[str, str]) -> Iterator[Variable]:
     """Yield which alias answers for the main session and for each tier."""
+    # All of them, always: a main model that calls an agent with `model: "sonnet"` beats the
+    # agent's own model, and an unset tier means one of Anthropic's (2.1.326).
     yield Variable("ANTHROPIC_MODEL", fleet.models[tiers["main"]].alias, "the main session")
     for tier in TIERS[1:]:
-        yield Variable(f"ANTHROPIC_DEFAULT_{tier.upper()}_MODEL", fleet.models[tiers[tier]].alias,
-                       f"what `{tier}` means")
+        alias = fleet.models[tiers[tier]].alias
+        yield Variable(f"ANTHROPIC_DEFAULT_{tier.upper()}_MODEL", alias, f"what `{tier}` means")
 
 
 def _window_variables(session: Model) -> Iterator[Variable]:
     """Yield what the main session's model holds."""
+    # Claude Code compacts at the window less the answer less 13,000 tokens (2.1.326).
     yield Variable("CLAUDE_CODE_MAX_CONTEXT_TOKENS", str(session.context),
                    "the main model's window; Claude Code would take it for 1,000,000")
     yield Variable("CLAUDE_CODE_MAX_OUTPUT_TOKENS",
@@ -3487,10 +3497,13 @@ def _window_variables(session: Model) -> Iterator[Variable]:
 
 def _cache_variables() -> Iterator[Variable]:
     """Yield what keeps a prompt's beginning the same, and Claude Code's calls at home."""
+    # Otherwise the system prompt differs in each conversation from its 47th character on, and
+    # a node reads 10,000 tokens anew (2.1.326).
     yield Variable("CLAUDE_CODE_ATTRIBUTION_HEADER", "0",
                    "else nothing of a prompt is found in the cache")
     yield Variable("CLAUDE_CODE_TOTAL_TOKENS_REMINDER", "off", "the same")
-    yield Variable("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1", "no calls but to the gateway")
+    yield Variable("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1",
+                   "no calls but to the gateway")
 
 
 def _patience_variables(fleet: Fleet) -> Iterator[Variable]:
@@ -3498,17 +3511,21 @@ def _patience_variables(fleet: Fleet) -> Iterator[Variable]:
 
     A request waits for its turn, then for a first token, then for the next candidate's.
     """
+    # Left alone, 2.1.326 gives up after 300 to 360 s of silence and asks again, up to 11 times;
+    # each time the node reads the prompt from its beginning.
     slowest = max(model.timeout for model in fleet.models.values()) * 1000
     yield Variable("API_FORCE_IDLE_TIMEOUT", "0",
                    "a local model may need minutes for its first token")
-    yield Variable("CLAUDE_STREAM_IDLE_TIMEOUT_MS", str(slowest * 3), "thrice the slowest timeout")
+    yield Variable("CLAUDE_STREAM_IDLE_TIMEOUT_MS", str(slowest * 3),
+                   "thrice the slowest timeout")
     yield Variable("API_TIMEOUT_MS", str(slowest * 5), "five times, for a whole answer")
 
 
 def _thrift_variables(fleet: Fleet, session: Model) -> Iterator[Variable]:
     """Yield what spares a small window and a single machine."""
     if session.context <= LEAN_CONTEXT_TOKENS:
-        yield Variable("CLAUDE_CODE_SIMPLE_SYSTEM_PROMPT", "1", "a shorter prompt, small window")
+        yield Variable("CLAUDE_CODE_SIMPLE_SYSTEM_PROMPT", "1",
+                       "a shorter prompt, small window")
     if len({model.node for model in fleet.models.values()}) == 1:
         yield Variable("CLAUDE_CODE_DISABLE_BACKGROUND_TASKS", "1",
                        "one machine: an agent and its caller would compete for it")
@@ -3601,7 +3618,7 @@ STARTER_MODELS = {
 class Starter:
     """What `init` writes."""
 
-    tree: dict[str, dict[str, dict[str, Any]]]  # `nodes`, `models` and `agents` of a fleet file
+    tree: dict[str, dict[str, dict[str, Any]]]  # `nodes`, `models` and `agents` by name
     has_models: bool  # else those in it are placeholders
     flaw: str  # what the best model lacks
 
@@ -3616,9 +3633,9 @@ def plan_starter(states: Sequence[NodeState]) -> Starter:
 
     models = {"heavy-coder": _starter_model("heavy", chosen[-1])}
     if len(chosen) > 1:
-        models["small-coder"] = _starter_model("small", chosen[0])
-        if chosen[0].node != chosen[-1].node and _context_for(
-                chosen[0].model, MAIN_CONTEXT_TOKENS) == MAIN_CONTEXT_TOKENS:
+        small = _starter_model("small", chosen[0])
+        models["small-coder"] = small
+        if chosen[0].node != chosen[-1].node and small["context"] >= MAIN_CONTEXT_TOKENS:
             models["heavy-coder"]["fallback"] = ["small-coder"]
 
     agents = {}
@@ -3645,13 +3662,17 @@ def _starter_nodes(states: Sequence[NodeState]) -> dict[str, dict[str, Any]]:
 def _starter_model(size: str, placed: PlacedModel) -> dict[str, Any]:
     """Return a model's keys in the fleet file."""
     usual = STARTER_MODELS[size]
-    return {"node": placed.node, "ollama_model": placed.model.name, "litellm_alias": usual.alias,
-            "timeout": usual.timeout, "context": _context_for(placed.model, usual.context),
-            "max_parallel": 1}
+    return {
+        "node": placed.node,
+        "ollama_model": placed.model.name,
+        "litellm_alias": usual.alias,
+        "timeout": usual.timeout,
+        "context": _context_for(placed.model, usual.context),
+        "max_parallel": 1}
 
 
 def _starter_flaw(states: Sequence[NodeState], ranked: Sequence[PlacedModel]) -> str:
-    """Return what the best model lacks, or why the first of those that are there will not do."""
+    """Return what the best model lacks, or why the first one that is there will not do."""
     models = [ranked[-1].model] if ranked else [
         model for state in states for model in state.models]
     for model in models:
@@ -3665,7 +3686,7 @@ def _starter_flaw(states: Sequence[NodeState], ranked: Sequence[PlacedModel]) ->
 
 def plan_worker_block(name: str, state: NodeState,
                       reached: Iterable[NodeState]) -> dict[str, dict[str, Any]]:
-    """Return the `nodes:` and `models:` to paste: a worker's `state`, `reached` at each address."""
+    """Return the `nodes:` and `models:` to paste of a worker, `reached` at its addresses."""
     node = _make_name(name.split(".")[0], "worker")
     models: dict[str, dict[str, Any]] = {}
     for number, placed in enumerate(best_models([state])):
@@ -3676,7 +3697,8 @@ def plan_worker_block(name: str, state: NodeState,
             "node": node, "ollama_model": placed.model.name,
             "litellm_alias": f"{model}-local" if model in CLAUDE_WORDS else model,
             "context": _context_for(placed.model, MAIN_CONTEXT_TOKENS)}
-    return {"nodes": {node: {"endpoint": _best_endpoint(name, state, reached)}}, "models": models}
+    endpoint = _best_endpoint(name, state, reached)
+    return {"nodes": {node: {"endpoint": endpoint}}, "models": models}
 
 
 def _best_endpoint(name: str, state: NodeState, reached: Iterable[NodeState]) -> str:
@@ -3695,11 +3717,12 @@ def _make_name(text: str, otherwise: str) -> str:
 
 # == 6. Findings ==============================================================
 #
-# Takes a Fleet and the Facts that were gathered; gives Findings: what is so, and what mends it.
-# `validate` runs LINTS, which know the file alone; `doctor` runs CHECKS, which know what was seen
-# as well. A new finding is a function with its row, `@lint` or `@check(topic)`, above it.
+# Takes a Fleet and the Facts that were gathered; gives Findings: what is so, what mends it.
+# `validate` runs LINTS, which know the file alone; `doctor` runs CHECKS, which know what was
+# seen as well. A new finding is a function with its row, `@lint` or `@check`, above it.
 
-LITELLM_INSTALL = "uv tool install --python 3.12 'litellm[proxy]==1.106.2' (or pipx install …)"
+LITELLM_INSTALL = ("uv tool install --python 3.12 'litellm[proxy]==1.106.2' "
+                   "(or pipx install …)")
 CLAUDE_INSTALL = "npm install -g @anthropic-ai/claude-code@latest"
 OUR_GATEWAY = "this fleet's gateway"
 OLD_GATEWAY = "a gateway with an older config"
@@ -3707,10 +3730,11 @@ TOOL_CALLER = "qwen3-coder:30b"  # a model that calls tools, to name where one d
 EDIT_TOOLS = {"Edit", "Write", "NotebookEdit"}
 KNOWN_TOOLS = """
     Agent AskUserQuestion Bash BashOutput CronCreate CronDelete CronList Edit EnterPlanMode
-    EnterWorktree ExitPlanMode ExitWorktree Glob Grep KillShell LSP ListAgents ListMcpResourcesTool
-    Monitor NotebookEdit PowerShell PushNotification Read ReadMcpResourceTool ReportFindings
-    ScheduleWakeup SendMessage Skill Task TaskCreate TaskGet TaskList TaskOutput TaskStop
-    TaskUpdate ToolSearch WebFetch WebSearch Workflow Write
+    EnterWorktree ExitPlanMode ExitWorktree Glob Grep KillShell LSP ListAgents
+    ListMcpResourcesTool Monitor NotebookEdit PowerShell PushNotification Read
+    ReadMcpResourceTool ReportFindings ScheduleWakeup SendMessage Skill Task TaskCreate
+    TaskGet TaskList TaskOutput TaskStop TaskUpdate ToolSearch WebFetch WebSearch Workflow
+    Write
 """.split()
 KNOWN_FRONTMATTER = """
     color maxTurns effort permissionMode disallowedTools skills memory isolation background
@@ -3721,11 +3745,10 @@ KNOWN_FRONTMATTER = """
 
 # -- warnings: what the file alone shows --
 
-LINTS: list[Callable[[Fleet, Callable[..., Finding]], Iterator[Finding]]] = []
+LINTS: list[_Rule] = []
 
 
-def lint(rule: Callable[[Fleet, Callable[..., Finding]], Iterator[Finding]]) \
-        -> Callable[[Fleet, Callable[..., Finding]], Iterator[Finding]]:
+def lint(rule: _Rule) -> _Rule:
     """Add a row to LINTS: a rule that yields what `warn` makes of its words."""
     LINTS.append(rule)
     return rule
@@ -3744,61 +3767,64 @@ def lint_fleet(fleet: Fleet) -> Iterator[Finding]:
 
 
 @lint
-def _lint_gateway_host(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_gateway_host(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of a gateway that others can reach."""
     host = fleet.gateway.host
     if not LOOPBACK.fullmatch(host):
         yield warn("exposed-gateway", ("project", "gateway", "host"),
-                   what=f"`{host}` offers your models to the network; only the key protects them",
-                   fix="write `host: 127.0.0.1`, or keep it on a private network with a strong key")
+                   what=f"`{host}` offers your models to the network; only the key protects "
+                        "them",
+                   fix="write `host: 127.0.0.1`, or keep it on a private network with a "
+                       "strong key")
 
 
 @lint
-def _lint_public_endpoints(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_public_endpoints(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of prompts that cross the internet in clear."""
     for name, node in fleet.nodes.items():
         host = _host_of(node.endpoint)
         if node.endpoint.startswith("http:") and address_kind(host) == "public":
             yield warn("public-endpoint", ("nodes", name, "endpoint"),
-                       what=f"{host} is a public address and http sends every prompt in clear",
+                       what=f"{host} is a public address and http sends every prompt in "
+                            "clear",
                        fix="use a LAN, Tailscale or WireGuard address, or https")
 
 
 @lint
-def _lint_endpoint_paths(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_endpoint_paths(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of the address at which Ollama speaks another dialect."""
     for name, node in fleet.nodes.items():
         if node.endpoint.endswith("/v1"):
             yield warn("endpoint-v1", ("nodes", name, "endpoint"),
-                       what="`/v1` is where Ollama speaks to other programs; it is asked beside it",
+                       what="`/v1` is where Ollama speaks to other programs",
                        fix=f"write `endpoint: {node.endpoint[:-len('/v1')]}`")
 
 
 @lint
-def _lint_endpoints_of_ours(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_endpoints_of_ours(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of a gateway that would ask itself."""
     for name, node in fleet.nodes.items():
         if is_gateway_address(fleet.gateway, node.endpoint):
             fix = f"write `endpoint: {OLLAMA_ENDPOINT}`"
             if fleet.gateway.port == OLLAMA_PORT:
                 fix = "write `port: 4000` in project.gateway"
-            yield warn("endpoint-gateway", ("nodes", name, "endpoint"),
-                       what=f"{node.endpoint} is this fleet's own gateway, not an Ollama", fix=fix)
+            yield warn("endpoint-gateway", ("nodes", name, "endpoint"), fix=fix,
+                       what=f"{node.endpoint} is this fleet's own gateway, not an Ollama")
 
 
 @lint
-def _lint_idle_nodes(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_idle_nodes(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of machines that get no work."""
     busy = {model.node for model in fleet.models.values()}
     for name in fleet.nodes:
         if name not in busy:
             yield warn("unused-node", ("nodes", name), key=True, what="no model runs on it",
-                       fix=f"write `node: {name}` in one of models (`subagent-fleet discover` "
-                           "shows what it has), or remove it")
+                       fix=f"write `node: {quote_yaml(name)}` in one of models "
+                           "(`subagent-fleet discover` shows what it has), or remove it")
 
 
 def _guess_gigabytes(ollama_model: str) -> float:
-    """Return about how much memory a model takes by its name: four bits a weight; 0: unknown."""
+    """Return about how many GB a model takes by its name, at four bits a weight; 0: unknown."""
     size = billions(ollama_model)
     return size * 0.6 + 1 if size else 0
 
@@ -3814,18 +3840,18 @@ def _guess_loads(fleet: Fleet) -> dict[str, dict[str, float]]:
 
 
 def _guess_rooms(fleet: Fleet) -> dict[str, float]:
-    """Return {node: the GB it has left beside its models, by their names} where it is known."""
+    """Return {node: the GB left beside its models, by their names} where it is known."""
     loads = _guess_loads(fleet)
     return {name: node.memory_gb - sum(loads[name].values())
             for name, node in fleet.nodes.items() if node.memory_gb}
 
 
 def _plan_move(rooms: Mapping[str, float], needs: Iterable[tuple[Model, float]]) -> str:
-    """Return what to write so that one of some models runs where there is room, or nothing."""
+    """Return what to write so that one of these runs where there is room, or nothing."""
     for model, need in needs:
         for name, room in rooms.items():
             if name != model.node and need <= room:
-                return f"write `node: {name}` in models.{model.name}"
+                return f"write `node: {quote_yaml(name)}` in models.{model.name}"
     return ""
 
 
@@ -3833,7 +3859,7 @@ PART_THEM = "move one to another node, or choose a smaller one"
 
 
 @lint
-def _lint_large_models(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_large_models(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of a model that is larger than its node."""
     rooms = _guess_rooms(fleet)
     for name, model in fleet.models.items():
@@ -3851,7 +3877,7 @@ def _lint_large_models(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[F
 
 
 @lint
-def _lint_memory(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_memory(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of models that push each other out of their node."""
     rooms = _guess_rooms(fleet)
     for name, needs in _guess_loads(fleet).items():
@@ -3862,15 +3888,16 @@ def _lint_memory(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding
         total = sum(fitting)  # what does not fit alone is said alone
         if len(fitting) > 1 and total > memory:
             residents = [(model, _guess_gigabytes(model.ollama_model))
-                         for model in fleet.models.values() if model.node == name]
+                         for model in fleet.models.values()
+                         if model.node == name and not model.cloud]
             yield warn("memory-short", ("nodes", name, "memory_gb"),
-                       what=f"by their names, its models need about {total:.0f} GB and evict each "
-                            "other",
+                       what=f"by their names, its models need about {total:.0f} GB and "
+                            "evict each other",
                        fix=_plan_move(rooms, residents) or PART_THEM)
 
 
 @lint
-def _lint_aliases(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_aliases(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of one alias that is now this model, now that one."""
     owners: dict[str, Model] = {}
     for name, model in fleet.models.items():
@@ -3883,15 +3910,15 @@ def _lint_aliases(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Findin
 
 
 @lint
-def _lint_contexts(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_contexts(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of one model that is loaded anew with each change of its context."""
     firsts: dict[tuple[str, str], Model] = {}
     for name, model in fleet.models.items():
         twin = firsts.setdefault((model.node, full_model_name(model.ollama_model)), model)
         if twin.context != model.context:
             yield warn("context-thrash", ("models", name, "context"),
-                       what=f"{model.context}, but {twin.context} in models.{twin.name}, the same "
-                            "model: each switch reloads it",
+                       what=f"{model.context}, but {twin.context} in models.{twin.name}, "
+                            "the same model: each switch reloads it",
                        fix=f"write `{max(twin.context, model.context)}` for both")
 
 
@@ -3899,13 +3926,14 @@ def _plan_prompts(fleet: Fleet) -> dict[str, list[str]]:
     """Return {model: the tiers in which it reads Claude Code's own prompt}."""
     served: dict[str, list[str]] = {name: [] for name in fleet.models}
     for tier, name in plan_tiers(fleet).items():
-        if tier != "haiku" or tier in fleet.claude:  # one that was only planned never reads it
+        # A haiku that was only planned never reads it.
+        if tier != "haiku" or tier in fleet.claude:
             served[name].append(tier)
     return served
 
 
 @lint
-def _lint_small_contexts(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_small_contexts(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of a context that Claude Code's own prompt fills."""
     served = _plan_prompts(fleet)
     for name, model in fleet.models.items():
@@ -3916,25 +3944,25 @@ def _lint_small_contexts(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator
             why = (f"it serves {', '.join(served[name])}, and Claude Code's own prompt takes "
                    "10,000 to 18,000 tokens")
         if model.context < least:
-            yield warn("small-context", ("models", name, "context"), what=f"{model.context}; {why}",
-                       fix=f"write `context: {least}` or more")
+            yield warn("small-context", ("models", name, "context"),
+                       what=f"{model.context}; {why}", fix=f"write `context: {least}` or more")
 
 
 @lint
-def _lint_outputs(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_outputs(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of an answer that is longer than all that the model can hold."""
     for name, model in fleet.models.items():
         # The default is nobody's wish: of a context below it `small-context` says enough.
         if model.max_output > model.context and model.max_output != Model.max_output:
             most = max(model.context // 2, LEAST_CONTEXT_TOKENS)
             yield warn("output-above-context", ("models", name, "max_output"),
-                       what=f"{model.max_output}, but its context of {model.context} holds the "
-                            "prompt and the answer together",
+                       what=f"{model.max_output}, but its context of {model.context} holds "
+                            "the prompt and the answer together",
                        fix=f"write `max_output: {most}` or less")
 
 
 @lint
-def _lint_main_fallback(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_main_fallback(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of a main session that ends with one machine, where another could go on."""
     main = fleet.models[plan_tiers(fleet)["main"]]
     helpers = [fleet.models[name] for name in main.fallback]
@@ -3946,27 +3974,32 @@ def _lint_main_fallback(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[
     if heirs:
         yield warn("no-fallback", ("models", main.name), key=True,
                    what=f"it serves the main session, which ends when {main.node} sleeps",
-                   fix=f"write `fallback: [{', '.join([*main.fallback, heirs[0]])}]`")
+                   fix=f"write `{_show_fallback(main, heirs[0])}`")
+
+
+def _show_fallback(model: Model, more: str) -> str:
+    """Return a model's fallbacks and one more as the file holds them."""
+    return f"fallback: [{', '.join(map(quote_yaml, [*model.fallback, more]))}]"
 
 
 @lint
-def _lint_unused_models(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_unused_models(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of models that get no work."""
     used = plan_used_models(fleet)
     main = fleet.models[plan_tiers(fleet)["main"]]
     heirs = {model.name for model in plan_main_fallbacks(fleet)}
     for name in fleet.models:
         if name not in used:
-            fix = f"write `model: {name}` in one of agents, or remove it"
+            fix = f"write `model: {quote_yaml(name)}` in one of agents, or remove it"
             if name in heirs:
-                chain = ", ".join([*main.fallback, name])
-                fix = f"write `fallback: [{chain}]` in models.{main.name}, or remove it"
+                line = _show_fallback(main, name)
+                fix = f"write `{line}` in models.{main.name}, or remove it"
             yield warn("unused-model", ("models", name), key=True,
                        what="no agent, tier or fallback uses it", fix=fix)
 
 
 @lint
-def _lint_tools(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_tools(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of tools that Claude Code does not have."""
     for name, agent in fleet.agents.items():
         for index, tool in enumerate(agent.tools or ()):
@@ -3991,19 +4024,18 @@ def _looks_mistyped(tool: str) -> bool:
 
 
 @lint
-def _lint_frontmatter(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_frontmatter(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of keys that Claude Code passes over."""
     for name, agent in fleet.agents.items():
         for key in agent.frontmatter:
             if key not in KNOWN_FRONTMATTER:
-                yield warn("unknown-frontmatter", ("agents", name, "frontmatter", key), key=True,
-                           what="Claude Code is not known to read it",
-                           fix=nearest(key, KNOWN_FRONTMATTER)
-                           or f"known: {some_of(KNOWN_FRONTMATTER)}")
+                fix = nearest(key, KNOWN_FRONTMATTER) or f"known: {some_of(KNOWN_FRONTMATTER)}"
+                yield warn("unknown-frontmatter", ("agents", name, "frontmatter", key),
+                           what="Claude Code is not known to read it", fix=fix, key=True)
 
 
 @lint
-def _lint_editors(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_editors(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of agents that shall edit on a model which only says that it does."""
     for name, agent in fleet.agents.items():
         model = fleet.models[agent.model].ollama_model
@@ -4016,7 +4048,7 @@ def _lint_editors(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Findin
 
 
 def lint_key(fleet: Fleet, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield a finding when the environment holds a weak key, which beats the one generated."""
+    """Yield that the environment holds a weak key, which beats the one generated."""
     variable = fleet.gateway.master_key_env
     key = environ.get(variable)
     is_exposed = not LOOPBACK.fullmatch(fleet.gateway.host)
@@ -4052,8 +4084,8 @@ class Facts:
     looks: dict[str, Exposure] = field(default_factory=dict)
     # Who holds the gateway's port; see check_gateway.
     holder: str = ""
-    # The versions of the programs, None where they were not found; LiteLLM's also tells whether
-    # a litellm_init.pth lies beside it.
+    # The versions of the programs, None where they were not found; LiteLLM's also tells
+    # whether a litellm_init.pth lies beside it.
     claude: str | None = None
     litellm: str | None = None
     # By path: what that settings file puts into the environment.
@@ -4073,7 +4105,7 @@ class Check:
     """A row of CHECKS: the heading that its findings stand under, and who finds them."""
 
     topic: str
-    find: Callable[[Any, Facts], Iterator[Finding]]  # takes the Fleet, or None where there is none
+    find: Callable[[Any, Facts], Iterator[Finding]]  # the first is the Fleet, or None
     needs_fleet: bool
 
 
@@ -4091,12 +4123,13 @@ def check(topic: str, *, needs_fleet: bool = False) -> Callable[..., Any]:
 
 def plan_doctor(fleet: Fleet | None, facts: Facts, *,
                 topics: Sequence[str] = ()) -> list[tuple[str, Finding]]:
-    """Return (topic, Finding) for everything the checks have to say, or those of some topics."""
+    """Return (topic, Finding) for all that the checks, or those of some topics, have to say."""
     findings = []
     for row in CHECKS:
-        if row.needs_fleet and fleet is None or topics and row.topic not in topics:
-            continue
-        findings += [(row.topic, finding) for finding in row.find(fleet, facts)]
+        is_asked = not topics or row.topic in topics
+        is_able = fleet is not None or not row.needs_fleet
+        if is_asked and is_able:
+            findings += [(row.topic, finding) for finding in row.find(fleet, facts)]
     return findings
 
 
@@ -4129,7 +4162,7 @@ def _version_numbers(version: str) -> list[int]:
 
 
 def quote_shell(text: str) -> str:
-    """Return text as one word of every shell; of fish only if it holds no quote or backslash."""
+    """Return text as one word of every shell; of fish only without quotes and backslashes."""
     is_bare = re.fullmatch("(?a)[\\w./:-]+", text)
     return text if is_bare else "'" + text.replace("'", "'\\''") + "'"
 
@@ -4169,15 +4202,16 @@ def _check_litellm(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
     is_needed = fleet is not None and fleet.gateway.provider == "litellm"
     if not version:
         if is_needed:
-            yield Finding("litellm-missing", "error", "LiteLLM (Python 3.10+) is not on the PATH",
-                          fix=LITELLM_INSTALL)
+            yield Finding("litellm-missing", "error",
+                          "LiteLLM (Python 3.10+) is not on the PATH", fix=LITELLM_INSTALL)
     elif re.match(r"1\.82\.[78]$|.*litellm_init\.pth", version):
         yield Finding("litellm-poisoned", "error",
                       f"LiteLLM {version} steals credentials (OSV MAL-2026-2144)",
-                      fix="remove it, change every secret of this machine, " + LITELLM_INSTALL)
+                      fix=f"remove it, change every secret of this machine, {LITELLM_INSTALL}")
     elif is_older(version, "1.104.0"):
         yield Finding("litellm-old", "error" if is_needed else "warning",
-                      f"LiteLLM {version} without its key is an open proxy", fix=LITELLM_INSTALL)
+                      f"LiteLLM {version} without its key is an open proxy",
+                      fix=LITELLM_INSTALL)
     else:
         yield Finding("litellm", "ok", f"LiteLLM {version}")
 
@@ -4238,8 +4272,8 @@ def _ollama_holes(state: NodeState, who: str) -> Iterator[Finding]:
     """Yield the worst that is known of an Ollama's version."""
     for hole in OLLAMA_HOLES:
         if is_older(state.version, hole.mended_in):
-            yield Finding("ollama-old", hole.level, f"{who}: Ollama {state.version} {hole.harm}; "
-                          f"mended in {hole.mended_in}", fix="update it: ollama.com/download")
+            what = f"{who}: Ollama {state.version} {hole.harm}; mended in {hole.mended_in}"
+            yield Finding("ollama-old", hole.level, what, fix="update it: ollama.com/download")
             return
 
 
@@ -4248,19 +4282,20 @@ def _check_exposure(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     """Name the nodes that web pages or the internet may use."""
     for name, look in facts.looks.items():
         if look.answers_any_page:
-            yield Finding("open-origin", "warning", f"node `{name}` answers every web page that a "
-                          "browser near it opens",
+            yield Finding("open-origin", "warning", f"node `{name}` answers every web page "
+                          "that a browser near it opens",
                           fix=f"remove OLLAMA_ORIGINS on `{name}`, then restart Ollama")
         for address in look.addresses:
-            # One that the config itself names is a warning of the config.
-            if address_kind(address) == "public" and address not in fleet.nodes[name].endpoint:
+            is_named = address in fleet.nodes[name].endpoint  # then it is a warning of the config
+            if address_kind(address) == "public" and not is_named:
                 yield _public_address(f"node `{name}`", address, "warning")
 
 
 def _public_address(who: str, address: str, level: str) -> Finding:
     """Return the Finding on a machine that the internet may reach."""
     return Finding("public-address", level, f"{who}: the internet may reach it at {address}",
-                   fix="close its port to the internet; use a LAN, Tailscale or WireGuard address")
+                   fix="close its port to the internet; use a LAN, Tailscale or WireGuard "
+                       "address")
 
 
 def _held_model(model: Model, state: NodeState) -> NodeModel:
@@ -4313,9 +4348,10 @@ def _check_large_models(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
                        or _plan_move(rooms, [(model, resident.gigabytes)])
                        or _plan_smaller_model(state, resident, memory)
                        or "choose a smaller model, or correct `memory_gb`")
-                yield Finding("model-too-large", "warning", f"models.{model.name}: "
-                              f"{model.ollama_model} takes about {resident.gigabytes:.0f} GB with "
-                              f"its context of {model.context}; `{name}` has {memory:g}",
+                yield Finding("model-too-large", "warning",
+                              f"models.{model.name}: {model.ollama_model} takes about "
+                              f"{resident.gigabytes:.0f} GB with its context of "
+                              f"{model.context}; `{name}` has {memory:g}",
                               _locate(fleet, "models", model.name, "context"), fix=fix)
 
 
@@ -4330,7 +4366,8 @@ def _plan_smaller_model(state: NodeState, resident: Resident, memory: float) -> 
     model = resident.model
     for placed in reversed(best_models([state])):
         if plan_gigabytes(placed.model, model.context) <= memory:
-            return f"write `ollama_model: {quote_yaml(placed.model.name)}` in models.{model.name}"
+            shown = quote_yaml(placed.model.name)
+            return f"write `ollama_model: {shown}` in models.{model.name}"
     return ""
 
 
@@ -4352,9 +4389,10 @@ def _check_evictions(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
         if is_short or _spills(state):
             names = ", ".join(resident.held.name for resident in residents)
             moves = [(resident.model, resident.gigabytes) for resident in residents]
-            yield Finding("evicts", "warning", f"node `{name}`: {names} take about {need:.0f} GB "
-                          "with their contexts, and evict each other",
-                          _locate(fleet, "nodes", name), fix=_plan_move(rooms, moves) or PART_THEM)
+            yield Finding("evicts", "warning",
+                          f"node `{name}`: {names} take about {need:.0f} GB with their "
+                          "contexts, and evict each other", _locate(fleet, "nodes", name),
+                          fix=_plan_move(rooms, moves) or PART_THEM)
 
 
 def _spills(state: NodeState) -> bool:
@@ -4366,7 +4404,7 @@ def _spills(state: NodeState) -> bool:
 
 @check("Routes", needs_fleet=True)
 def _check_routes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Say of each model that its node serves it as it will be asked, or what is in the way."""
+    """Say of each model that its node serves it as it is asked, or what is in the way."""
     users = _tool_users(fleet)
     for model in fleet.models.values():
         state = facts.states[model.node]
@@ -4407,8 +4445,8 @@ def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Fi
             fix = f"{plan_correction(model, state)}, or: {fix}"
         yield Finding("model-missing", "error", what, where, fix=fix)
     elif held.remote:
-        yield Finding("cloud-stub", "error", f"models.{model.name}: {model.ollama_model} is sent "
-                      f"by `{model.node}` to {held.remote}", where,
+        yield Finding("cloud-stub", "error", f"models.{model.name}: {model.ollama_model} is "
+                      f"sent by `{model.node}` to {held.remote}", where,
                       fix="choose a local model, or add `cloud: true`")
 
 
@@ -4459,14 +4497,19 @@ def check_gateway(fleet: Fleet, holder: str) -> Finding:
     """Return the Finding on who holds the gateway's port: OUR_GATEWAY, a name, or nobody."""
     url = gateway_url(fleet.gateway)
     where = _locate(fleet, "project", "gateway", "port")
+    if not holder and fleet.gateway.provider == "litellm":
+        return Finding("litellm-down", "info", f"no gateway runs at {url}", where,
+                       fix="`subagent-fleet up` starts LiteLLM; `subagent-fleet generate` says how "
+                           "to start it in another terminal")
     if not holder:
         return Finding("port-free", "info", f"no gateway runs at {url}", where,
                        fix="`subagent-fleet serve` in another terminal, or `subagent-fleet up`")
     if holder == OUR_GATEWAY:
         return Finding("gateway-up", "ok", f"{holder} answers at {url}")
     if holder == OLD_GATEWAY:
-        return Finding("gateway-old", "error", f"the gateway at {url} serves this fleet as it was "
-                       "before a change", where, fix="stop it and start it anew")
+        return Finding("gateway-old", "error",
+                       f"the gateway at {url} serves this fleet as it was before a change",
+                       where, fix="stop it and start it anew")
     if holder == "another program":
         what = f"another program answers at {url}"
         if fleet.gateway.provider == "litellm":
@@ -4491,8 +4534,8 @@ def _check_settings(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
             listed = ", ".join(names)
             leads_away = re.search("ANTHROPIC_(BASE_URL|AUTH|API_)|CLAUDE_CODE_USE", listed)
             yield Finding("settings-override", "error" if leads_away else "warning",
-                          f"{path} sets {listed} under `env`, which beats the fleet's environment",
-                          fix=f"remove them from {path}")
+                          f"{path} sets {listed} under `env`, which beats the fleet's "
+                          "environment", fix=f"remove them from {path}")
 
 
 def _agrees(variable: Variable, value: object) -> bool:
@@ -4510,8 +4553,8 @@ def _check_agents(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
         if defect:
             yield Finding("agent-unloadable", "warning",
                           f"{path}: {defect}; newer Claude Code will not run it",
-                          fix="begin with `---`, `name:`, `description:`, `tools: Read, Grep`, "
-                              "`---`")
+                          fix="begin with `---`, `name:`, `description:`, "
+                              "`tools: Read, Grep`, `---`")
 
 
 @check("Claude Code")
@@ -4523,9 +4566,9 @@ def _check_twin_agents(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
         if agent.defect:
             continue  # Claude Code runs neither it nor its name
         if agent.name in paths:  # 2.1.326 says so in its debug log alone
-            yield Finding("agent-duplicate", "warning", f"{path} and {paths[agent.name]} are both "
-                          f"`{agent.name}`; the last one read wins",
-                          fix="rename one, or remove it")
+            what = (f"{path} and {paths[agent.name]} are both `{agent.name}`; the last one "
+                    "read wins")
+            yield Finding("agent-duplicate", "warning", what, fix="rename one, or remove it")
         paths[agent.name] = path
 
 
@@ -4540,8 +4583,9 @@ class AgentFile:
 def read_agent(text: str) -> AgentFile:
     """Return an agent's name, and why Claude Code will not use it.
 
-    As 2.1.197 and 2.1.327 list them: YAML whose `name` and `description` are texts, odd values
-    are texts too, and of two equal keys one goes. With none of its tools known it is refused.
+    As 2.1.197 and 2.1.327 list them: YAML whose `name` and `description` are texts, odd
+    values are texts too, and of two equal keys one goes. With none of its tools known it is
+    refused.
     """
     head = re.match(r"\ufeff?---[ \t]*\r?\n(.*?\n?)---", text, re.DOTALL)
     if not head:
@@ -4585,10 +4629,10 @@ def _read_frontmatter(head: str) -> dict[Any, Any]:
     quoted = _quote_odd_values(head)
     for text in (head, quoted, _drop_repeated_keys(quoted)):
         try:
-            values = dict(parse_yaml(text))
-        except (FleetError, TypeError, ValueError):
-            continue  # no YAML, or no mapping: that is a finding, not an error
-        if values:
+            values = parse_yaml(text)
+        except FleetError:
+            continue  # that is a finding, not an error
+        if values and isinstance(values, dict):
             return values
     return {}
 
@@ -4621,8 +4665,9 @@ def _check_files(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
         count = count_of(groups["unchanged"], "generated file")
         yield Finding("files-unchanged", "ok", f"{count} up to date")
     if "created" in groups:
-        # `generate` writes nothing at all while one file is the user's.
-        fix = "subagent-fleet doctor --fix" if "edited" in groups else "subagent-fleet generate"
+        fix = "subagent-fleet generate"
+        if "edited" in groups:  # then it writes nothing at all
+            fix = "subagent-fleet doctor --fix"
         yield Finding("files-created", "warning",
                       f"{some_of(groups['created'], 5)}: not generated yet", fix=fix)
     if "updated" in groups:
@@ -4660,7 +4705,7 @@ def _edited_file(fleet: Fleet | None, change: Change) -> Finding:
 
 
 def read_new_prompt(change: Change) -> str:
-    """Return the prompt that a person wrote into an agent's file, if nothing else is theirs."""
+    """Return the prompt that a person wrote into an agent's file, if that is all they did."""
     try:
         text = (change.found or b"").decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError:
@@ -4683,7 +4728,7 @@ def _frontmatter_of(content: bytes) -> str:
 
 def render_prompt(change: Change, prompt: str) -> bytes:
     """Return the file that `generate` will make of a prompt."""
-    return f"{_frontmatter_of(change.wanted or b'')}\n{prompt}".encode("utf-8")
+    return f"{_frontmatter_of(change.wanted or b'')}\n{prompt}".encode()
 
 
 def show_prompt(prompt: str, *, is_json: bool) -> str:
@@ -4719,7 +4764,8 @@ def _check_secret(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
 
 # -- worker --
 
-def check_worker(program: str, state: NodeState, reached: Iterable[NodeState]) -> list[Finding]:
+def check_worker(program: str, state: NodeState,
+                 reached: Iterable[NodeState]) -> list[Finding]:
     """Return what keeps this machine from being a node, and what mends it."""
     if not state.online:
         return [_check_stopped_ollama(program, state)]
@@ -4989,7 +5035,7 @@ _STARTER = """\
 # `subagent-fleet validate`, then `subagent-fleet generate`.
 
 project:
-  name: local-dev
+  name: $name
   gateway:
     provider: builtin       # builtin: this program serves the fleet; litellm: LiteLLM does
     host: 127.0.0.1         # only this machine; 0.0.0.0 offers your models to the whole network
@@ -5010,9 +5056,11 @@ $agents"""
 _STARTER_NOTE_COLUMN = 44
 
 
-def render_starter(tree: dict[str, dict[str, dict[str, object]]], has_models: bool) -> str:
+def render_starter(tree: dict[str, dict[str, dict[str, object]]], has_models: bool,
+                   name: str = "local-dev") -> str:
     """Return a fleet.yaml that teaches by its comments; they tell if its models were not found."""
     blocks = {kind: _starter_block(kind, sections) for kind, sections in tree.items()}
+    blocks["name"] = quote_yaml(name)
     blocks["mark"] = ""
     if not has_models:
         blocks["mark"] = "# Placeholders: write in what `ollama list` shows.\n"
@@ -5056,6 +5104,38 @@ def _starter_value(value: object) -> str:
 # Whatever came from a node, a file or a log passes `clean_line` or `clean_text` here: nothing
 # else stands between it and the terminal. With the Look of a pipe, text is as it ever was: no
 # escape, no mark, no line broken. On a terminal, text is wrapped first and painted last.
+
+# -- commands, as they were typed --
+
+@dataclass(frozen=True)
+class Typing:
+    """How this program was called, so that messages name commands as they can be typed again."""
+
+    program: str = "subagent-fleet"
+    # By command: the flags that name the places which were typed, such as ` --out build`.
+    places: dict[str, str] = field(default_factory=dict)
+
+
+AS_USUAL = Typing()
+
+
+def as_typed(text: str, typing: Typing) -> str:
+    """Return a message with its commands as they were typed.
+
+    Messages are written with `subagent-fleet COMMAND`. The program becomes what was typed for it,
+    and a command gets the places that were typed, unless the message names one itself.
+    """
+    def retype(call: re.Match[str]) -> str:
+        words = call["words"]
+        rest = text[call.end():]
+        if rest.startswith((" --config", " --out")):
+            return f"{typing.program} {words}"
+        return f"{typing.program} {words}{typing.places.get(call['name'], '')}"
+
+    names = "|".join(typing.places)
+    return re.sub(rf"(?<![\w./-])subagent-fleet (?P<words>(?P<name>{names}|--help)( claude)?)\b"
+                  r"(?! claude)", retype, text)
+
 
 # -- what a terminal can show --
 
@@ -5166,10 +5246,11 @@ def width_of(text: str) -> int:
 
 
 def _width_of_char(char: str) -> int:
+    if char < "\u0300":  # what western text is made of, and the soft hyphen, which may be shown
+        return 1
     if unicodedata.east_asian_width(char) in "WF":
         return 2
-    # A variation selector may make the sign before it wide; a soft hyphen may be shown.
-    if char in "\ufe0f\xad":
+    if char == "\ufe0f":  # which may make the sign before it wide
         return 1
     return 0 if unicodedata.category(char) in ("Mn", "Me", "Cf") else 1
 
@@ -5198,7 +5279,8 @@ def crop(text: str, width: int) -> str:
 
 # Programs that a person is told to run. A command is in backticks, or ends the text behind `: `.
 _PROGRAMS = (
-    r"\.|subagent-fleet|ollama|litellm|npm|uv|pipx|git|unset|printf|sudo|launchctl|lsof|cd|ls|rm")
+    r"\.|subagent-fleet|python3|[^\s`]*subagent_fleet\.py|ollama|litellm|npm|uv|pipx|git|unset"
+    r"|printf|sudo|launchctl|lsof|cd|ls|rm")
 _COMMAND = _Pattern(
     rf"(?<!\S)[^\s`]*`(?:{_PROGRAMS}) [^`]*`[^\s`]*"
     rf"|(?<=: )(?:{_PROGRAMS}) .*$")
@@ -5268,11 +5350,21 @@ def _split_words(parts: Iterable[Styled], room: int) -> Iterator[Styled]:
             yield part
             continue
         for word in part.text.split():
-            while width_of(word) > room:
-                piece, word = _cut(word, room)
+            for piece in _break_word(word, room):
                 yield Styled(piece, part.role)
-            if word:
-                yield Styled(word, part.role)
+
+
+def _break_word(word: str, room: int) -> Iterator[str]:
+    """Yield a word in pieces that fit, in one pass: a node may send one of a million letters."""
+    start = used = 0
+    for end, char in enumerate(word):
+        width = width_of(char)
+        if used + width > room and end > start:
+            yield word[start:end]
+            start = end
+            used = 0
+        used += width
+    yield word[start:]
 
 
 def _paint_words(words: Sequence[Styled], look: Look) -> str:
@@ -5645,35 +5737,6 @@ def _paint_difference(line: str, look: Look) -> str:
     return line
 
 
-def format_start(fleet: Fleet, out: str) -> str:
-    """Return what a person types next."""
-    here = out if out.startswith(("/", ".")) else f"./{out}"
-    environment = quote_shell(f"{here}/{ENVIRONMENT_FILE}")
-    config = quote_shell(f"{here}/{LITELLM_FILE}")
-    gateway = fleet.gateway
-
-    lines = ["", "Your fleet is ready."]
-    width = max((len(name) for name in fleet.agents), default=0)
-    for name, model in plan_routes(fleet).items():
-        lines.append(f"  {format_route(name.ljust(width), model)}")
-
-    lines += ["", "Start the gateway:"]
-    if gateway.provider == "builtin":
-        lines.append("  subagent-fleet serve")
-    else:
-        place = f"--host {gateway.host} --port {gateway.port}"
-        lines.append(f"  . {environment}")
-        lines.append(f"  litellm --config {config} {place}")
-
-    lines += [
-        "",
-        "Start Claude Code, in another terminal:",
-        "  subagent-fleet launch claude",
-        f"(or: . {environment}; claude)",
-    ]
-    return "\n".join(lines) + "\n"
-
-
 @dataclass(frozen=True)
 class WorkerSetup:
     """How a system is told Ollama's settings: what to do, one line a setting, what ends it."""
@@ -5856,7 +5919,8 @@ def format_presence(models: Iterable[Mapping[str, str]], look: Look = PLAIN) -> 
     return format_table(("Model", "Node", "Ollama model", "Found"), rows, look=look)
 
 
-def format_details(states: Mapping[str, NodeState], look: Look = PLAIN) -> str:
+def format_details(states: Mapping[str, NodeState], look: Look = PLAIN,
+                   typing: Typing = AS_USUAL) -> str:
     """Return what each node said of itself and its models, or why it said nothing."""
     text = ""
     for state in states.values():
@@ -5867,7 +5931,7 @@ def format_details(states: Mapping[str, NodeState], look: Look = PLAIN) -> str:
         text += "\n" + format_words([heading, Styled(says)], look, indent="  ")
 
         if not state.online:
-            text += format_fix(state.mend, look)
+            text += format_fix(as_typed(state.mend, typing), look)
         for model in state.models:
             parts = [Styled(f"{model.name}:"), Styled(_describe_model(model))]
             text += format_words(parts, look, margin="  ", indent="  ")
@@ -5909,6 +5973,7 @@ class StatusPage:
     places: Mapping[str, SlotUse] = field(default_factory=dict)  # by model
     waiting: int = 0
     gateway_at: str = ""
+    is_served: bool = True
 
 
 def format_status(page: StatusPage, look: Look = PLAIN) -> str:
@@ -5957,7 +6022,7 @@ def _format_verdict(page: StatusPage, look: Look) -> str:
     """Return the sentence that says whether the fleet is ready, and what to type if not."""
     states = [page.routes[name].state for name in page.fleet.models]
     ready = states.count("ready")
-    is_ready = ready == len(states)
+    is_ready = ready == len(states) and page.is_served
 
     verdict = Styled(f"{ready} of {count_of(states, 'model')} ready.", "warn")
     if is_ready:
@@ -6136,6 +6201,152 @@ def render_report(command: str, fields: Mapping[str, object]) -> str:
     """Return the JSON object of a command: plain ASCII, whatever a node calls its models."""
     report = {"schema": f"subagent-fleet/{command}/1", **fields}
     return json.dumps(report, indent=2, default=show_record) + "\n"
+
+
+# -- help --
+
+def format_overview(typing: Typing, groups: Mapping[str, Sequence[tuple[str, str]]],
+                    look: Look) -> str:
+    """Return what there is to type: every command in its group, in the order of use."""
+    width = max(len(name) for rows in groups.values() for name, _ in rows)
+    text = wrap_text(
+        f"subagent-fleet {__version__}: run Claude Code-style subagents across your local model "
+        f"fleet.\n\nStart:\n  {typing.program} up\n\nCommands:\n", look.columns)
+    for heading, rows in groups.items():
+        padded = [(name.ljust(width), summary) for name, summary in rows]
+        text += f"\n{heading}\n{format_pairs(padded, look)}"
+    return text + wrap_text(
+        f"\n{typing.program} COMMAND --help says more. Exit codes: 0 done, 1 a problem was found,\n"
+        "2 usage, 3 refused (--force overrides), 130 interrupted.\n", look.columns)
+
+
+def format_usage(title: str, examples: Sequence[str], rows: Sequence[tuple[str, str]],
+                 look: Look) -> str:
+    """Return the help of one command: examples first, then what each word does."""
+    text = wrap_text(f"{title}.\n\nExamples:\n", look.columns)
+    text += "".join(f"  {line}\n" for line in examples)
+    if rows:
+        text += "\nOptions:\n" + format_pairs(rows, look)
+    return text
+
+
+# -- what ends a command --
+
+def format_next_steps(fleet: Fleet, out: str) -> str:
+    """Return where each agent's work will go, and what a person types next."""
+    width = max(map(len, fleet.agents), default=0)
+    text = "\nAgent routing:\n"
+    for agent, model in plan_routes(fleet).items():
+        text += f"  {format_route(agent.ljust(width), model)}\n"
+
+    here = out if out.startswith(("/", ".")) else f"./{out}"
+    environment = quote_shell(f"{here}/{ENVIRONMENT_FILE}")
+    serve = "  subagent-fleet serve\n"
+    gateway = fleet.gateway
+    if gateway.provider == "litellm":
+        config = quote_shell(f"{here}/{LITELLM_FILE}")
+        serve = (f"  . {environment}\n  litellm --config {config} --host {gateway.host} "
+                 f"--port {gateway.port}\n")
+    return (f"{text}\nNext, load the models, serve them and start Claude Code, all in one:\n"
+            f"  subagent-fleet up\n\nOr the gateway in a terminal of its own:\n{serve}"
+            "and Claude Code in another:\n  subagent-fleet launch claude\n"
+            f"(or: . {environment}; claude)\n")
+
+
+def add_gateway(sentence: str, finding: Finding) -> str:
+    """Return a sentence that says how ready a fleet is; without its gateway it is not."""
+    if finding.level == "ok":
+        return sentence
+    if sentence.startswith("Ready"):
+        start = sentence.partition(":")[0].rstrip(".")
+        return f"{start}, but {finding.what}: {finding.fix}."
+    return f"{sentence} ({finding.what})"
+
+
+def format_doctor(findings: Sequence[tuple[str, Finding]], verdict: str, look: Look, *,
+                  mended: Sequence[str], verbose: bool) -> str:
+    """Return doctor's report: what was mended, a block for each topic, the verdict last."""
+    blocks = []
+    if mended:
+        blocks.append("".join(f"mended: {clean_line(text)}\n" for text in mended))
+    topics: dict[str, list[Finding]] = {}
+    for topic, finding in findings:
+        topics.setdefault(topic, []).append(finding)
+    for topic, listed in topics.items():
+        blocks.append(format_topic(topic, listed, look, verbose=verbose))
+    blocks.append(wrap_text(f"{clean_line(verdict)}\n", look.columns, indent="  "))
+    return "\n".join(blocks)
+
+
+# -- logs --
+
+def pad_row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Return cells as one line, each as wide as it shall be."""
+    padded = []
+    for cell, width in zip(cells, widths):
+        cell = clean_line(cell)
+        padded.append(cell + " " * (width - width_of(cell)))
+    return "  ".join(padded)
+
+
+LOG_HEADERS = ("Time", "Agent", "Model", "Machine", "Seconds", "Outcome")
+
+
+def log_widths(requests: Sequence[dict[str, Any]]) -> list[int]:
+    """Return how wide the columns of a log are; lines that come later have to do with them."""
+    names = [max([10, *(width_of(clean_line(request[key])) for request in requests)])
+             for key in ("name", "model", "node")]
+    return [8, *names, 7]
+
+
+def format_log_head(widths: Sequence[int]) -> str:
+    """Return the line above a log."""
+    return f"{pad_row(LOG_HEADERS, widths)}  {LOG_HEADERS[-1]}\n"
+
+
+def format_log_line(request: Mapping[str, Any], widths: Sequence[int], now: float,
+                    look: Look) -> str:
+    """Return a request in one line: when, who, which model where, how long, how it ended."""
+    outcome = request["outcome"]
+    role = "ok" if outcome == "ok" else "bad"
+    if request["failures"]:
+        tries = [f"{failure['node']}: {failure['why']}" for failure in request["failures"]]
+        outcome += f" after {', '.join(tries)}"
+        role = "warn" if role == "ok" else role
+
+    seconds = "-" if request["total"] is None else f"{request['total']:.1f}"
+    cells = [format_clock(request["time"], now), request["name"], request["model"] or "-",
+             request["node"] or "-", seconds.rjust(widths[-1])]
+    line = pad_row(cells, widths)
+    return f"{line}  {paint(clean_line(outcome), role, look)}\n"
+
+
+def format_clock(seconds: float, now: float) -> str:
+    """Return the local time of day; of another day its date."""
+    try:
+        then = datetime.datetime.fromtimestamp(seconds)
+    except (ValueError, OverflowError, OSError):
+        return "?"
+    if then.date() == datetime.datetime.fromtimestamp(now).date():
+        return then.strftime("%H:%M:%S")
+    return then.strftime("%m-%d %Hh")
+
+
+def format_starter(starter: Starter, states: Sequence[NodeState]) -> list[str]:
+    """Return the lines that say who was asked for models, and which were chosen."""
+    lines = []
+    for state in states:
+        answer = state.reason or count_of(state.models, "model")
+        lines.append(f"  {state.name} ({state.endpoint}): {answer}")
+    if starter.has_models:
+        chosen = [f"{name} is {model['ollama_model']} on {model['node']}"
+                  for name, model in starter.tree["models"].items()]
+        return [*lines, ", ".join(chosen) + "."]
+
+    who = "No model that can be used was found"
+    if all(state.reason == "not asked" for state in states):
+        who = "Nobody was asked"
+    return [*lines, f"{who}: the models in it are placeholders."]
 
 
 # =============================================================================
@@ -8052,6 +8263,15 @@ def _refused_port(host: str, port: int, error: OSError) -> FleetError:
     return FleetError("cannot-listen", what, fix="choose another with --host or --port")
 
 
+@dataclass(frozen=True)
+class PortHolder:
+    """A process that listens on a port of this machine."""
+
+    process_id: int
+    program: str
+    directory: str
+
+
 class World:
     """The disk, the network, the environment, the clock and the terminal."""
 
@@ -8137,6 +8357,10 @@ class World:
         """Return the directory of a path."""
         return os.path.dirname(path) or "."
 
+    def real_path(self, path: str) -> str:
+        """Return where a path really leads, from the root."""
+        return os.path.realpath(path)
+
     def kind_of(self, path: str, *, follow: bool = True) -> str:
         """Return file, directory, symlink, device or pipe, or absent."""
         look = os.stat if follow else os.lstat
@@ -8185,6 +8409,21 @@ class World:
                              what=f"{path} is larger than {TEXT_LIMIT_BYTES // 1048576} MiB")
         return content
 
+    def size_of(self, path: str) -> int:
+        """Return the size of a regular file in bytes; 0 where there is none."""
+        if self.kind_of(path) != "file":
+            return 0
+        with Trying("read", path, slug="unreadable"):
+            return os.path.getsize(path)
+
+    def read_part(self, path: str, start: int, limit: int) -> bytes:
+        """Return up to `limit` bytes of a regular file from an offset; nothing where it is none."""
+        if self.kind_of(path) != "file":
+            return b""
+        with Trying("read", path, slug="unreadable"), open(path, "rb") as stream:
+            stream.seek(start)
+            return stream.read(limit)
+
     def read_tree(self, directory: str, ending: str) -> dict[str, str | None]:
         """Return {path: text, None: unreadable} of the files in a tree whose names end so."""
         texts: dict[str, str | None] = {}
@@ -8201,6 +8440,10 @@ class World:
         """Return the names that match a pattern, seen from where a program really lies."""
         place = glob.escape(self.parent(os.path.realpath(program)))
         return [os.path.basename(path) for path in glob.glob(self.path(place, pattern))]
+
+    def paths_below(self, directory: str, pattern: str) -> list[str]:
+        """Return the paths in a directory that match a pattern."""
+        return sorted(glob.glob(self.path(glob.escape(directory), pattern)))
 
     # -- disk: writing --
 
@@ -8449,6 +8692,52 @@ class World:
                 if address not in addresses:
                     addresses.append(address)
         return socket.gethostname(), tuple(addresses)
+
+    def find_holder(self, port: int) -> PortHolder | None:
+        """Return who listens on a port, where the system tells: mostly of one's own processes."""
+        if self.kind_of("/proc/net/tcp") == "file":
+            return self._find_holder_in_proc(port)
+        return self._find_holder_with_lsof(port)
+
+    def _find_holder_in_proc(self, port: int) -> PortHolder | None:
+        """Search Linux's tables: a listening socket has a number, a process has it open."""
+        sockets = set()
+        for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+            with contextlib.suppress(OSError), open(table, encoding="ascii") as lines:
+                for line in lines:
+                    fields = line.split()
+                    if fields[1].endswith(f":{port:04X}") and fields[3] == "0A":  # LISTEN
+                        sockets.add(f"socket:[{fields[9]}]")
+
+        for pid in filter(str.isdigit, os.listdir("/proc") if sockets else ()):
+            place = f"/proc/{pid}"
+            with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+                for name in os.listdir(f"{place}/fd"):
+                    if os.readlink(f"{place}/fd/{name}") in sockets:
+                        program = self.read_part(f"{place}/comm", 0, 64).decode("utf-8", "replace")
+                        return PortHolder(int(pid), program.strip(), os.readlink(f"{place}/cwd"))
+        return None
+
+    def _find_holder_with_lsof(self, port: int) -> PortHolder | None:
+        """Ask lsof, which macOS and the BSDs have; `-F` prints a field a line."""
+        until = self.clock() + 2.0
+        listed = self.read_program(["lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-Fpc"], until)
+        match = re.match(r"p(\d+)\nc(.*)", listed or "")
+        if not match:
+            return None
+
+        pid, program = match.groups()
+        placed = self.read_program(["lsof", "-a", "-p", pid, "-d", "cwd", "-Fn"], until)
+        directory = re.search(r"(?m)^n(.*)", placed or "")
+        return PortHolder(int(pid), program, directory[1] if directory else "?")
+
+    def find_free_port(self, host: str, above: int) -> int:
+        """Return the next port on which nobody listens; 0 where a hundred are taken."""
+        for port in range(above + 1, min(above + 101, 65536)):
+            with contextlib.suppress(FleetError):
+                self.listen(host, port).close()
+                return port
+        return 0
 
     # -- signals: only the main thread may take them --
 
@@ -9487,160 +9776,404 @@ class Server:
 
 # == 16. Workspace ============================================================
 
+# Takes what was typed and a World; gives the config, the key, the generated files and Claude
+# Code's settings as they lie on the disk. What is there is read here and nowhere else.
+
 def look_of(world: World, stream: str = "stdout") -> Look:
     """Return how text may look on standard output or standard error."""
     return plan_look(world.environ, world.is_terminal(stream),
                      encoding=world.encoding_of(stream), columns=world.columns)
 
 
-def load_config(options, world):
-    """Return (Fleet, warnings) of the chosen config; any error refuses it, all of them at once."""
-    path = find_config(options, world)
-    source, found = "<stdin>" if path == "-" else path, world.read_bytes(path)
+@dataclass(frozen=True)
+class Config:
+    """A fleet file that was read and is valid, and what in it will disappoint."""
+
+    fleet: Fleet
+    warnings: tuple[Finding, ...] = ()
+
+
+def load_config(world: World, typed: str | None) -> Config:
+    """Read the chosen config; any error refuses it, all of them at once."""
+    path = find_config(world, typed)
+    source = "<stdin>" if path == "-" else path
+    text = decode_config(world.read_bytes(path), source)
+
     try:
-        fleet, findings = check_fleet(Document(found.decode("utf-8"), source))
-    except UnicodeDecodeError as error:
-        line = found.count(b"\n", 0, error.start) + 1
-        what = "UTF-16, not UTF-8 text" if found[:2] in (b"\xff\xfe", b"\xfe\xff") else \
-            f"line {line}: byte 0x{found[error.start]:02x} is not UTF-8 text"
-        raise FleetError("not-utf8", what, where=source, fix="save it as UTF-8") from None
-    except FleetError as error:
-        fleet, findings = None, [error.finding]
+        fleet, problems = check_fleet(Document(text, source))
+    except FleetError as error:  # of its syntax: nothing more can be said of it
+        fleet, problems = None, [error.finding]
     if fleet is None:
         raise FleetError("invalid-config", f"{source} is not valid", where=source,
-                         findings=findings)
-    return fleet, list(lint_fleet(fleet))
+                         findings=problems)
+
+    return Config(fleet, tuple(lint_fleet(fleet)))
 
 
-def load_fleet(path):
+def load_fleet(path: str) -> Fleet:
     """Return the Fleet of a file; for people who import this module."""
-    return load_config(SimpleNamespace(config=str(path)), World())[0]
+    return load_config(World(), str(path)).fleet
 
 
-def find_config(options, world):
-    """Return --config, else the variable, else the nearest fleet file up to the git root."""
-    given = world.environ.get(CONFIG_VARIABLE) or None if options.config is None else options.config
-    if given is not None:
-        return given
-    directory, shown = world.directory, ""
+def decode_config(content: bytes, source: str) -> str:
+    """Return the text of a config; what is not UTF-8 is refused with its line."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        what = f"line {line}: byte 0x{content[error.start]:02x} is not UTF-8 text"
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        what = "UTF-16, not UTF-8 text"
+    raise FleetError("not-utf8", what, where=source, fix="save it as UTF-8")
+
+
+def find_config(world: World, typed: str | None) -> str:
+    """Return what was typed, else the variable, else the nearest fleet file up to the git root."""
+    if typed is not None:
+        return typed
+    if world.environ.get(CONFIG_VARIABLE):
+        return world.environ[CONFIG_VARIABLE]
+
+    path = search_config(world, world.directory, shown="")
+    if not path:
+        raise FleetError("no-config", "no fleet.yaml here or above, up to the git root",
+                         fix="subagent-fleet init")
+    return path
+
+
+def search_config(world: World, directory: str, *, shown: str) -> str:
+    """Return the nearest fleet file in a directory or above it, up to the git root, or nothing.
+
+    The path begins with what is `shown` for the directory.
+    """
     while True:
         for name in CONFIG_NAMES:
             if world.kind_of(world.path(directory, name)) != "absent":
                 return world.path(shown, name)
+
         above = world.parent(directory)
-        if above == directory or world.kind_of(world.path(directory, ".git")) != "absent":
-            raise FleetError("no-config", "no fleet.yaml here or above, up to the git root",
-                             fix="subagent-fleet init")
-        directory, shown = above, world.path(shown, "..")
+        is_root = world.kind_of(world.path(directory, ".git")) != "absent"
+        if is_root or above == directory:
+            return ""
+        directory = above
+        shown = world.path(shown, "..")
 
 
-def find_output(options, world):
-    """Return where the generated files are: --out, else beside the fleet file that was found."""
-    out = getattr(options, "out", None)
-    if not (out or options.config or world.environ.get(CONFIG_VARIABLE)):
-        with contextlib.suppress(FleetError):
-            return world.parent(find_config(options, world))
-    return out or "."
+def find_output(world: World, *, out: str | None, config: str | None) -> str:
+    """Return where the generated files are: what was typed, else beside the fleet file."""
+    if out:
+        return out
+    if config or world.environ.get(CONFIG_VARIABLE):
+        return "."
+    try:
+        return world.parent(find_config(world, config))
+    except FleetError:  # there is none, and `clean` needs none
+        return "."
 
 
-def read_file(world, out, path):
-    """Return a file's bytes, None if it is absent; what is no file inside `out` is refused."""
-    place = world.enter(out, path)
-    return world.read_bytes(place) if world.kind_of(place) == "file" else None
+@dataclass(frozen=True)
+class Workspace:
+    """The directory `out`, and in it what was generated from a fleet."""
+
+    world: World
+    out: str
+
+    def path(self, *names: str) -> str:
+        """Return a path below `out`."""
+        return self.world.path(self.out, *names)
+
+    def enter(self, path: str) -> str:
+        """Return a path below `out`; what leads out of it, or is no file, is refused."""
+        return self.world.enter(self.out, path)
+
+    def read(self, path: str) -> bytes | None:
+        """Return a file's bytes, None where there is none; refuse as `enter` does."""
+        place = self.enter(path)
+        if self.world.kind_of(place) != "file":
+            return None
+        return self.world.read_bytes(place)
+
+    def kept_key(self, fleet: Fleet) -> str:
+        """Return the key that the environment file keeps, or an empty string."""
+        text = (self.read(ENVIRONMENT_FILE) or b"").decode("utf-8", "replace")
+        variable = fleet.gateway.master_key_env
+
+        # As it was generated, under whatever name, or as a person writes it.
+        generated = r'^export (\w+)="\$\{\1:-(?P<generated>[A-Za-z0-9_-]{1,200})\}"$'
+        written = rf'^(?:export )?{variable}=(["\']?)(?P<written>[\w.:/+=@%-]+)\3[ \t]*$'
+        match = re.search(f"(?m){generated}|{written}", text)
+        if not match:
+            return ""
+        return match["generated"] or match["written"]
+
+    def find_key(self, fleet: Fleet) -> str:
+        """Return the gateway's key: the environment's, else the generated one, else nothing."""
+        key = self.world.environ.get(fleet.gateway.master_key_env)
+        return key or self.kept_key(fleet)
+
+    def read_key(self, fleet: Fleet) -> str:
+        """Return the gateway's key; without one nothing can be served or asked."""
+        key = self.find_key(fleet)
+        if key:
+            return key
+
+        path = self.path(ENVIRONMENT_FILE)
+        what = f"no key: ${fleet.gateway.master_key_env} is not set, and {path}"
+        if self.world.kind_of(path) == "absent":
+            raise FleetError("no-key", f"{what} is not there", fix="subagent-fleet generate")
+        raise FleetError("no-key", f"{what} holds no line that sets it",
+                         fix="subagent-fleet generate --force")
+
+    def compare(self, fleet: Fleet | None, targets: Sequence[str] = TARGET_NAMES) -> list[Change]:
+        """Return the Changes that shall be made to the files here; without a fleet, all go."""
+        written = parse_manifest(self.read(MANIFEST_FILE))
+        if written is None:
+            self.world.err(format_finding(Finding(
+                "manifest-broken", "warning",
+                f"{MANIFEST_FILE} cannot be read; files that differ count as yours"),
+                look=look_of(self.world, "stderr")))
+            written = {}
+
+        wanted: dict[str, bytes] = {}
+        if fleet:
+            key = self.kept_key(fleet) or f"sk-{self.world.token(32)}"
+            wanted = render_files(fleet, key)
+
+        changes = []
+        for path in [*wanted, *(path for path in written if path not in wanted)]:
+            target = target_of(path)
+            if target and target.name in targets:
+                content = self.read(path)
+                is_ours = digest(content) in written.get(path, "")
+                changes.append(Change(path, content, wanted.get(path), is_ours))
+        return changes
+
+    def write(self, changes: Sequence[Change]) -> None:
+        """Make the changes; a run that is cut off leaves a manifest that knows its files."""
+        before = parse_manifest(self.read(MANIFEST_FILE)) or {}
+        copies = [(backup_of(change.path, change.found), change.found, 0o600)
+                  for change in changes if change.action == "edited"]
+        new = [change for change in changes
+               if change.wanted is not None and change.action != "unchanged"]
+
+        # 1. First copies of what is the user's, then a manifest that knows each new file by its
+        # old and its new hash, then the files: whenever this ends, all that lies there is ours.
+        during = dict(before)
+        for change in new:
+            during[change.path] = f"{before.get(change.path, '')} {digest(change.wanted)}"
+        if copies or new:
+            self._replace([*copies, (MANIFEST_FILE, render_manifest(during), 0o644),
+                           *((change.path, change.wanted, mode_of(change.path)) for change in new)])
+
+        # 2. What left the fleet goes, and the manifest knows each file by one hash.
+        after = dict(before)
+        for change in changes:
+            if change.wanted is None:
+                self.world.remove(self.enter(change.path))
+                after.pop(change.path, None)
+            else:
+                after[change.path] = digest(change.wanted)
+        if after != during:
+            self._replace([(MANIFEST_FILE, render_manifest(after), 0o644)])
+
+        # 3. Whoever loosened the mode of the key's file, it is closed again.
+        self.world.make_private(self.enter(ENVIRONMENT_FILE))
+
+    def _replace(self, files: Sequence[tuple[str, bytes | None, int]]) -> None:
+        """Replace files below `out`, all or none."""
+        self.world.replace_files([(self.enter(path), content or b"", mode)
+                                  for path, content, mode in files])
 
 
-def kept_key(world, fleet, out):
-    """Return the key that the environment file keeps, or an empty string."""
-    text = (read_file(world, out, ENVIRONMENT_FILE) or b"").decode("utf-8", "replace")
-    found = re.search(  # as it was generated, or as a person writes it
-        r'(?m)^export (\w+)="\$\{\1:-([A-Za-z0-9_-]{1,200})\}"$|'
-        rf'^(?:export )?{fleet.gateway.master_key_env}=(["\']?)([\w.:/+=@%-]+)\3[ \t]*$', text)
-    return found[2] or found[4] if found else ""
+def backup_of(path: str, content: bytes | None) -> str:
+    """Return where a file is copied to before it is replaced: each version has its own name."""
+    return f"{STATE_DIRECTORY}/backup/{path}.{digest(content)[:12]}"
 
 
-def read_key(world, fleet, out):
-    """Return the gateway's key: the environment's, else the generated one."""
-    key = world.environ.get(fleet.gateway.master_key_env) or kept_key(world, fleet, out)
-    if not key:
-        path = world.path(out, ENVIRONMENT_FILE)
-        is_there = world.kind_of(path) != "absent"
-        raise FleetError("no-key", f"no key: ${fleet.gateway.master_key_env} is not set, and {path}"
-                         f" {'holds no line that sets it' if is_there else 'is not there'}",
-                         fix="subagent-fleet generate" + " --force" * is_there)
-    return key
+def mode_of(path: str) -> int:
+    """Return who may read a generated file: what holds the key, only its owner."""
+    target = target_of(path)
+    return target.mode if target else 0o600
 
 
-def compare_output(world, out, fleet, targets=TARGET_NAMES):
-    """Return the Changes that shall be made to the files there; without a fleet, all go."""
-    known = parse_manifest(read_file(world, out, MANIFEST_FILE))
-    if known is None:
-        world.err(format_finding(Finding("manifest-broken", "warning", f"{MANIFEST_FILE} cannot be "
-                                         "read; files that differ count as yours"),
-                                 look=look_of(world, "stderr")))
-        known = {}
-    wanted = render_files(fleet, kept_key(world, fleet, out) or f"sk-{world.token(32)}") \
-        if fleet else {}
-    found = {path: read_file(world, out, path) for path in (*wanted, *known)
-             if target_of(path).name in targets}
-    return [Change(path, content, wanted.get(path), digest(content) in known.get(path, ""))
-            for path, content in found.items()]
+RECEIPTS_FILE = f"{STATE_DIRECTORY}/requests.jsonl"
+RECEIPTS_PART_BYTES = 1024 * 1024  # some 3,000 requests
 
 
-def write_changes(world, out, changes):
-    """Make the changes; a run that is cut off leaves a manifest that knows its files."""
-    known = parse_manifest(read_file(world, out, MANIFEST_FILE)) or {}
-    new = [c for c in changes if c.action != "unchanged" and c.wanted is not None]
-    noted = {**known, **{c.path: f"{known.get(c.path, '')} {digest(c.wanted)}" for c in new}}
-    files = [(f"{STATE_DIRECTORY}/backup/{c.path}.{digest(c.found)[:12]}", c.found, 0o600)
-             for c in changes if c.action == "edited"]
-    files.append((MANIFEST_FILE, render_manifest(noted), 0o644))
-    files += [(c.path, c.wanted, target_of(c.path).mode) for c in new]
-    if len(files) > 1:
-        world.replace_files([(world.enter(out, path), *rest) for path, *rest in files])
-    written = {**known, **{c.path: digest(c.wanted) for c in changes}}
-    for gone in (c.path for c in changes if c.wanted is None):
-        world.remove(world.enter(out, gone))
-        del written[gone]
-    if written != noted:
-        world.replace_files([(world.enter(out, MANIFEST_FILE), render_manifest(written), 0o644)])
-    world.make_private(world.enter(out, ENVIRONMENT_FILE))
+class ReceiptsReader:
+    """Reads what a gateway files: the latest part first, then what has come since."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._world = workspace.world
+        self._path = workspace.enter(RECEIPTS_FILE)
+        self._at = max(0, self._world.size_of(self._path) - RECEIPTS_PART_BYTES)
+        self._begun = b""  # a line whose end is still to come
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the receipts that have come, oldest first."""
+        if self._world.size_of(self._path) < self._at:  # it has turned over and is new
+            self._at = 0
+            self._begun = b""
+        content = self._world.read_part(self._path, self._at, RECEIPTS_PART_BYTES)
+        self._at += len(content)
+        *lines, self._begun = (self._begun + content).split(b"\n")
+        return parse_receipts(lines)
 
 
-def find_settings(world):
-    """Return {path: what it sets under `env`} of the settings files Claude Code reads here."""
+def parse_receipts(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    """Return what the lines of a receipts file say; one that is cut or foreign is passed over."""
+    receipts = []
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):
+            receipt = parse_json(line)
+            if isinstance(receipt, dict) and is_number(receipt.get("time")):
+                receipts.append(receipt)
+    return receipts
+
+
+def is_number(value: object) -> bool:
+    """Tell whether a value is a number that can be a time, a size or a count."""
+    return isinstance(value, (int, float)) and abs(value) < 1e12  # NaN is not
+
+
+_ID = _Pattern("[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # a part of a path, too
+
+
+def last_session(receipts: Sequence[dict[str, Any]], *, since: float) -> str:
+    """Return the id of the session that was served last since then, or an empty string."""
+    for receipt in reversed(receipts):
+        session = str(receipt.get("session"))
+        if receipt["time"] >= since and _ID.fullmatch(session) and receipt.get("session"):
+            return session
+    return ""
+
+
+def find_agent_type(world: World, session: str, agent: str) -> str:
+    """Return what Claude Code calls a subagent of a session, where it has kept that (2.1.326)."""
+    if not (_ID.fullmatch(session) and _ID.fullmatch(agent)):
+        return ""
+    pattern = f"projects/*/{session}/subagents/agent-{agent}.meta.json"
+    for path in world.paths_below(claude_directory(world), pattern):
+        with contextlib.suppress(FleetError, ValueError, KeyError, TypeError, RecursionError):
+            return str(json.loads(world.read_bytes(path))["agentType"])
+    return ""
+
+
+def claude_directory(world: World) -> str:
+    """Return where Claude Code keeps a person's settings and sessions."""
     home = world.environ.get("HOME") or world.environ.get("USERPROFILE", "")
-    user = world.environ.get("CLAUDE_CONFIG_DIR") or world.path(home, ".claude")
+    return world.environ.get("CLAUDE_CONFIG_DIR") or world.path(home, ".claude")
+
+
+def find_settings(world: World) -> dict[str, dict[str, object]]:
+    """Return {path: what it sets under `env`} of the settings files Claude Code reads here."""
+    user = claude_directory(world)
     managed = ("/Library/Application Support/ClaudeCode", "/etc/claude-code",
                "C:\\Program Files\\ClaudeCode")  # two of these are nowhere
-    found = {}
-    for path in (*(f"{place}/managed-settings.json" for place in managed),
-                 world.path(user, "settings.json"), ".claude/settings.json",
-                 ".claude/settings.local.json"):
+    paths = [f"{place}/managed-settings.json" for place in managed]
+    paths += [world.path(user, "settings.json"), ".claude/settings.json",
+              ".claude/settings.local.json"]
+
+    settings = {}
+    for path in paths:
         # else it is absent, or Claude Code ignores it as well
         with contextlib.suppress(FleetError, KeyError, TypeError, ValueError, RecursionError):
-            found[path] = dict(json.loads(world.read_bytes(path))["env"])
-    return found
+            settings[path] = dict(json.loads(world.read_bytes(path))["env"])
+    return settings
 
 
-def observe_files(world, fleet, out):
-    """Return the Facts about the generated files; where they cannot be read, that is a problem."""
+def observe_files(workspace: Workspace, fleet: Fleet, facts: Facts) -> Facts:
+    """Add what is so of the generated files; where they cannot be read, that is a problem."""
+    world = workspace.world
     try:
-        changes = compare_output(world, out, fleet)
-        path = world.enter(out, ENVIRONMENT_FILE)
+        changes = workspace.compare(fleet)
+        path = workspace.enter(ENVIRONMENT_FILE)
         if world.kind_of(path) != "absent":
-            read_key(world, fleet, out)
+            workspace.read_key(fleet)
     except FleetError as error:
-        return {"file_problems": (error.finding,)}
+        return replace(facts, file_problems=(error.finding,))
+
+    return replace(facts, changes=tuple(changes), env_path=path, leaks=find_leaks(world, path))
+
+
+def find_leaks(world: World, path: str) -> tuple[str, ...]:
+    """Return the ids of what is wrong with the environment file: who may read it, and git."""
+    leaks = []
+    if world.others_may_read(path):
+        leaks.append("env-readable")
+
     # fsmonitor would run a program that the checkout names
-    printed = world.read_program([
-        "git", "-c", "core.fsmonitor=false", "-C", world.parent(path), "ls-files", "-t", "--cached",
-        "--others", "--exclude-standard", "--", ENVIRONMENT_FILE], world.clock() + 1.0)
-    leaks = ["env-readable"] * world.others_may_read(path)
-    leaks += ["env-unignored" if printed[0] == "?" else "env-tracked"] if printed else []
-    return {"changes": changes, "env_path": path, "leaks": leaks}
+    listed = world.read_program(
+        ["git", "-c", "core.fsmonitor=false", "-C", world.parent(path), "ls-files", "-t",
+         "--cached", "--others", "--exclude-standard", "--", ENVIRONMENT_FILE],
+        world.clock() + 1.0)
+    if listed:
+        leaks.append("env-unignored" if listed.startswith("?") else "env-tracked")
+    return tuple(leaks)
 
 
 # == 17. Commands =============================================================
+
+# A command is a function of what was typed and a World; its row, above it, says how it is typed.
+# `COMMANDS` holds the rows in the order of this section, which is the order of use and of help.
+
+@dataclass(frozen=True)
+class Options:
+    """What was typed after a command; what the command does not take stays as it is here."""
+
+    config: str | None = None
+    out: str | None = None
+    json: bool = False
+    force: bool = False
+    timeout: float = 0.0
+    check: bool = False
+    verbose: bool = False
+    # What follows `--`, for another program.
+    passed: Sequence[str] = ()
+    # How messages shall name the commands they advise.
+    typing: Typing = field(default_factory=Typing)
+    # init
+    output: str | None = None
+    node: Sequence[str] = ()
+    offline: bool = False
+    # validate
+    strict: bool = False
+    # generate
+    target: Sequence[str] = ()
+    litellm_only: bool = False
+    claude_only: bool = False
+    diff: bool = False
+    # env
+    shell: str | None = "sh"
+    show_key: bool = False
+    # launch
+    program: str = "claude"
+    # discover
+    write: bool = False
+    # status
+    watch: float = 0.0
+    # doctor
+    fix: bool = False
+    # warmup
+    model: Sequence[str] = ()
+    agent: Sequence[str] = ()
+    pull: bool = False
+    unload: bool = False
+    # serve
+    host: str = ""
+    port: str = ""
+    no_receipts: bool = False
+    # clean
+    dry_run: bool = False
+    # logs
+    follow: bool = False
+    lines: int = 20
+    failed: bool = False
+    # completion
+    names: str = ""
+    # help
+    command: str = ""
+
 
 @dataclass(frozen=True)
 class Flag:
@@ -9649,8 +10182,10 @@ class Flag:
     name: str
     note: str
     metavar: str = ""  # without one it is on or off
-    more: dict = field(default_factory=dict)
+    more: dict[str, Any] = field(default_factory=dict)
     short: str = ""
+    # What completion offers: words, or one of NAME_KINDS, whose names the fleet file gives.
+    offers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -9658,148 +10193,190 @@ class Command:
     """A command: what runs, what it says of itself, what it takes, how it is typed."""
 
     name: str
-    run: object
+    group: str
+    run: Callable[[Options, World], int]
     summary: str
-    flags: tuple
-    examples: tuple = ()
-    passes: str = ""  # what may follow `--` and goes to another program
+    flags: tuple[Flag, ...]
+    examples: tuple[str, ...]
+    passes: str  # what may follow `--` and goes to another program
 
 
-def seconds_above_zero(text):
+COMMANDS: list[Command] = []
+NAME_KINDS = ("models", "agents", "nodes")
+START, SET_UP, LOOK, SERVE, FILES, MORE = "Start", "Set up", "Look", "Serve", "Files", "More"
+
+
+def command(name: str, summary: str, *flags: Flag, group: str, examples: tuple[str, ...],
+            passes: str = "") -> Callable[..., Any]:
+    """Make a function a command: its row stands above it."""
+    def register(run: Callable[[Options, World], int]) -> Callable[[Options, World], int]:
+        COMMANDS.append(Command(name, group, run, summary, flags, examples, passes))
+        return run
+    return register
+
+
+def find_command(name: str) -> Command:
+    """Return the command of that name; an unknown one is refused with the nearest."""
+    known = {row.name: row for row in COMMANDS}
+    if name in known:
+        return known[name]
+
+    behind = "; flags come after the command" if name.startswith("-") else ""
+    raise FleetError("unknown-command", f"unknown command `{name}`{behind}", status=EXIT_USAGE,
+                     fix=nearest(name, known) or "subagent-fleet --help")
+
+
+def parse_seconds(text: str) -> float:
     """Return a number of seconds that can be waited, a day at most."""
-    number = float(text) if re.fullmatch(r"\d+\.?\d*|\.\d+", text) else 0
-    if not 0 < number <= 86400:
-        raise argparse.ArgumentTypeError(f"expected seconds, above 0, at most 86400, not `{text}`")
-    return number
+    number = float(text) if re.fullmatch(r"\d+\.?\d*|\.\d+", text) else 0.0
+    if 0 < number <= 86400:
+        return number
+    raise argparse.ArgumentTypeError(f"expected seconds, above 0, at most 86400, not `{text}`")
 
 
+def parse_count(text: str) -> int:
+    """Return a number of lines."""
+    if re.fullmatch(r"[1-9]\d{0,3}", text):
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected a number, 1 to 9999, not `{text}`")
+
+
+SECONDS = {"type": parse_seconds}
+REPEAT = {"action": "append", "default": []}
 CONFIG = Flag("--config", "the fleet file, `-` for stdin; else the nearest fleet.yaml", "FILE")
+OUT = Flag("--out", "where generated files are; else here (--config) or by fleet.yaml", "DIR")
 JSON = Flag("--json", "print one JSON object")
-OUT = Flag("--out", "where generated files are; else here (--config) or beside fleet.yaml", "DIR")
 FORCE = Flag("--force", "overwrite what is there")
-SECONDS, REPEAT = {"type": seconds_above_zero}, {"action": "append", "default": []}
 TIMEOUT = Flag("--timeout", "seconds to wait", "S", {**SECONDS, "default": PROBE_TIMEOUT_SECONDS})
 
 
-def check_names(kind, names, known, owner):
+def open_workspace(options: Options, world: World) -> Workspace:
+    """Return the directory of the generated files that the typed words mean."""
+    return Workspace(world, find_output(world, out=options.out, config=options.config))
+
+
+def check_names(kind: str, names: Iterable[str], known: Iterable[str], owner: str) -> None:
     """Refuse names of a command that its owner does not have."""
     for name in names:
         if name not in known:
+            choices = some_of(list(known)) or "none"
             raise FleetError(f"unknown-{kind}", f"{owner}: unknown {kind} `{name}`",
                              status=EXIT_USAGE, fix=nearest(name, known)
-                             or f"known {kind}s: {some_of(known) or 'none'}")
+                             or f"known {kind}s: {choices}")
 
 
-def tell_findings(world, findings):
+def tell_findings(findings: Iterable[Finding], options: Options, world: World) -> None:
     """Show findings; one that is an error refuses the command."""
     for finding in findings:
         if finding.level == "error":
             raise FleetError(finding.slug, finding.what, fix=finding.fix, status=EXIT_REFUSED)
-        world.err(format_finding(finding, look=look_of(world, "stderr")))
+        shown = retype(finding, options.typing)
+        world.err(format_finding(shown, look=look_of(world, "stderr")))
 
 
-def refusal(paths, command, done):
+def retype(finding: Finding, typing: Typing) -> Finding:
+    """Return a finding whose fix names commands as they were typed."""
+    return replace(finding, fix=as_typed(finding.fix, typing))
+
+
+def refuse_edited(paths: Sequence[str], command: str, outcome: str) -> FleetError:
     """Return the error for files that are the user's."""
-    return FleetError("edited", f"{some_of(paths, 5)}: not as this program wrote it; {done}",
-                      fix=f"move it away, or `subagent-fleet {command} --force` (what is there is "
-                      f"copied to {STATE_DIRECTORY}/backup first)", status=EXIT_REFUSED)
+    return FleetError(
+        "edited", f"{some_of(paths, 5)}: not as this program wrote it; {outcome}",
+        fix=f"move it away, or `subagent-fleet {command} --force` (what is there is copied to "
+            f"{STATE_DIRECTORY}/backup first)", status=EXIT_REFUSED)
 
 
-def cmd_up(options, world):
-    """Do the whole job: find, generate, warm, serve, run Claude Code, say what was served."""
-    world.out = world.err  # standard output is Claude Code's
+# -- the gateway, from outside --
+
+def get_page(world: World, url: str, until: float, **headers: str) -> Reply:
+    """Return the answer to a GET."""
+    with contextlib.closing(world.open_exchange(url, headers=headers, deadline=until)) as exchange:
+        exchange.read_head()
+        return Reply(exchange.status, exchange.headers, exchange.read_all())
+
+
+def who_serves(world: World, fleet: Fleet, key: str, until: float) -> str:
+    """Return OUR_GATEWAY when one serves this fleet with its key, else who listens, or ""."""
+    url = gateway_url(fleet.gateway)
     try:
-        path = find_config(options, world)
-    except FleetError:
-        path = CONFIG_NAMES[0]
-        world.err(write_starter(world, path, {}, placeholders=False))
-    if path == "-":
-        raise FleetError("usage", "up: reads the config more than once, so it must be in a file",
-                         status=EXIT_USAGE, fix="subagent-fleet up --config fleet.yaml")
-    fleet, findings = load_config(options, world)
-    tell_findings(world, [*findings, *lint_key(fleet, world.environ)])
-    out, typed = find_output(options, world), [f"--config={options.config}"] * bool(options.config)
-    changes = compare_output(world, out, fleet)
-    write_changes(world, out, [change for change in changes if change.action != "edited"])
-    words = {"edited": "kept, as it is yours"}
-    world.err("".join(f"{clean_line(change.path)}: {words.get(change.action, change.action)}\n"
-                      for change in changes if change.action != "unchanged"))
-    names, status = [], EXIT_OK
-    with contextlib.ExitStack() as stops:
-        start_gateway(fleet, world, out, stops)  # what it refuses is told before models load
-        if run_words(["warmup", *typed], world):
-            states = probe_nodes(world, fleet.nodes, PROBE_TIMEOUT_SECONDS, fleet.models)
-            routes = {name: plan_route_state(fleet, states, model)
-                      for name, model in fleet.models.items()}
-            main, what = plan_tiers(fleet)["main"], ""
-            if all(route.state != "ready" for route in routes.values()):
-                what = "no model of this fleet could be loaded"
-            elif routes[main].state not in ("ready", "cold") and not routes[main].fallback:
-                what = f"nobody can answer for {main}, the main session's model: " \
-                       f"{format_route_state(routes[main])}"
-            if what:
-                raise FleetError("nothing-ready", what, fix="subagent-fleet doctor")
-            world.err("Going on with what is ready.\n")
-        typed += [f"--out={options.out}"] * bool(options.out)
-        before = ask_gateway(fleet, world, out)
-        if world.which("claude"):
-            status = run_words(["launch", "claude", *typed, "--", *options.passed], world)
-        else:
-            world.on_stop(names.append)
-            world.err(f"Claude Code is not on the PATH: {CLAUDE_INSTALL}\nServing until Ctrl-C.\n")
-            while not names:
-                world.sleep(TICK_SECONDS)
-        served = count_served(before, ask_gateway(fleet, world, out))
-        world.err(format_served(served, look_of(world, "stderr")))
-    return EXIT_INTERRUPTED if "SIGINT" in names else status
+        if b'"subagent-fleet"' in get_page(world, url + "/", until).body:
+            return _serves_as_we_do(world, fleet, key, until)
+        if b"I'm alive!" in get_page(world, url + "/health/liveliness", until).body:
+            return _serves_as_litellm(world, fleet, key, until)
+    except NodeFailure as failure:
+        if failure.reason in ("refused", "unreachable", "dns"):
+            return ""
+    return "another program"  # which is not shown the key
 
 
-def start_gateway(fleet, world, out, stops):
-    """Start what serves the fleet, or find that it runs; `stops`, an ExitStack, will stop it."""
-    gateway, name, url = fleet.gateway, clean_line(fleet.name), gateway_url(fleet.gateway)
-    runs = find_gateway(world, fleet, out)
-    if gateway.provider == "builtin":
-        server, listener = open_gateway(fleet, world, out, listens=not runs)
-        serving = threading.Thread(target=server.run, args=(listener,), daemon=True)
-        serving.start()
-        stops.callback(serving.join, GRACE_SECONDS + 1)  # the last one comes first
-        stops.callback(server.stop, "up")
-    if runs or gateway.provider == "builtin":
-        world.err(f"A gateway for {name} runs at {url}: it is used.\n" if runs else
-                  f"Serving {name} at {url}.\n")
-        return
-    program, log = world.which("litellm"), world.path(out, STATE_DIRECTORY, "litellm.log")
-    if not program:
-        raise FleetError("litellm-missing", "the gateway is LiteLLM and it is not on the PATH",
-                         fix=f"{LITELLM_INSTALL}, or write `provider: builtin`")
-    environ = merge_environment(world.environ, fleet, read_key(world, fleet, out))
-    child = world.start([program, "--config", world.path(out, LITELLM_FILE), "--host", gateway.host,
-                         "--port", str(gateway.port)], environ=environ, log=log)
-    stops.callback(child.stop)
-    until = world.clock() + LITELLM_START_SECONDS
-    while who_serves(world, fleet, out, until) != OUR_GATEWAY:
-        if child.ended() or world.clock() > until:
-            raise FleetError("litellm-failed", "LiteLLM did not start", fix=f"see {log}")
-        world.sleep(TICK_SECONDS)
-    world.err(f"LiteLLM serves {name} at {url}.\n")
+def _serves_as_we_do(world: World, fleet: Fleet, key: str, until: float) -> str:
+    """Return whether a gateway of ours serves this fleet, in its present form."""
+    page = _show_key(world, gateway_url(fleet.gateway) + "/fleet", key, until)
+    if page.get("fleet") != fleet.name:
+        return "subagent-fleet"
+    return OUR_GATEWAY if page.get("config") == fleet_digest(fleet) else OLD_GATEWAY
 
 
-def find_gateway(world, fleet, out, *, needed=False):
+def _serves_as_litellm(world: World, fleet: Fleet, key: str, until: float) -> str:
+    """Return whether a LiteLLM has every alias of this fleet."""
+    page = _show_key(world, gateway_url(fleet.gateway) + "/v1/models", key, until)
+    wanted = {model.alias for model in fleet.models.values()}
+    try:
+        aliases = {model["id"] for model in page["data"]}
+    except (KeyError, TypeError):
+        return "LiteLLM"
+    return OUR_GATEWAY if wanted <= aliases else "LiteLLM"
+
+
+def _show_key(world: World, url: str, key: str, until: float) -> dict[str, Any]:
+    """Return the page that a gateway shows to who has its key; to others it is empty."""
+    if not key:
+        return {}
+    try:
+        page = parse_json(get_page(world, url, until, Authorization=f"Bearer {key}").body)
+    except (FleetError, ValueError):  # a key that no header can hold
+        return {}
+    return page if isinstance(page, dict) else {}
+
+
+def find_gateway(world: World, fleet: Fleet, key: str, *, needed: bool = False) -> bool:
     """Tell whether this fleet's gateway runs; refuse somebody else, and nobody where needed."""
-    found = check_gateway(fleet, who_serves(world, fleet, out, world.clock() + CONNECT_SECONDS))
-    if found.level == "error" or needed and found.slug != "gateway-up":
-        raise FleetError(found.slug, found.what, fix=found.fix)
-    return found.slug == "gateway-up"
+    holder = who_serves(world, fleet, key, world.clock() + CONNECT_SECONDS)
+    finding = check_gateway(fleet, holder)
+    runs = finding.slug == "gateway-up"
+    if finding.level == "error":
+        what = finding.what + describe_holder(world, fleet.gateway.port)
+        raise FleetError(finding.slug, what, fix=name_free_port(world, fleet, finding.fix))
+    if needed and not runs:
+        raise FleetError(finding.slug, finding.what, fix=finding.fix)
+    return runs
 
 
-def ask_gateway(fleet, world, out):
+def describe_holder(world: World, port: int) -> str:
+    """Return ` (PROGRAM, pid PID, in DIRECTORY)` of who listens on a port, where that is told."""
+    holder = world.find_holder(port)
+    if not holder:
+        return ""
+    return f" ({holder.program}, pid {holder.process_id}, in {holder.directory})"
+
+
+def name_free_port(world: World, fleet: Fleet, fix: str) -> str:
+    """Return a fix that says another `port:` with one that is free."""
+    port = world.find_free_port(fleet.gateway.host, fleet.gateway.port)
+    return fix.replace("another `port:`", f"`port: {port}`") if port else fix
+
+
+def ask_gateway(world: World, fleet: Fleet, key: str) -> dict[str, dict[str, Any]]:
     """Return {node: what it has served} from a gateway of ours that serves this fleet."""
-    headers, until = {"x-api-key": read_key(world, fleet, out)}, world.clock() + CONNECT_SECONDS
-    with contextlib.suppress(NodeFailure, KeyError, TypeError):  # nobody, or no page of ours
-        page = parse_json(look(world, gateway_url(fleet.gateway) + "/fleet", until, **headers)[1])
-        if page["fleet"] == fleet.name:
-            return {node["name"]: node for node in page["nodes"]}
-    return {}
+    url = gateway_url(fleet.gateway) + "/fleet"
+    page = _show_key(world, url, key, world.clock() + CONNECT_SECONDS)
+    if page.get("fleet") != fleet.name:  # nobody, or no page of ours
+        return {}
+    try:
+        return {node["name"]: node for node in page["nodes"]}
+    except (KeyError, TypeError):
+        return {}
 
 
 def count_served(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[object, ...]]:
@@ -9816,621 +10393,1365 @@ def count_served(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tu
     return rows
 
 
-def look(world, url, until, **headers):
-    """Return (headers, body) of a GET."""
-    with contextlib.closing(world.open_exchange(url, headers=headers, deadline=until)) as exchange:
-        exchange.read_head()
-        return exchange.headers, exchange.read_all()
+def start_gateway(world: World, fleet: Fleet, key: str, *, out: str,
+                  stops: contextlib.ExitStack) -> None:
+    """Start what serves the fleet, or find that it runs; `stops` will stop it."""
+    runs = find_gateway(world, fleet, key)
+    name = clean_line(fleet.name)
+    url = gateway_url(fleet.gateway)
+
+    if fleet.gateway.provider == "builtin":
+        listener = None if runs else open_door(world, fleet, key)
+        server = make_server(world, fleet, key, receipts=receipts_path(world, out))
+        serving = threading.Thread(target=server.run, args=(listener,), daemon=True)
+        serving.start()
+        stops.callback(serving.join, GRACE_SECONDS + 1)  # the last one comes first
+        stops.callback(server.stop, "up")
+
+    if runs:
+        world.err(f"A gateway for {name} runs at {url}: it is used.\n")
+    elif fleet.gateway.provider == "builtin":
+        world.err(f"Serving {name} at {url}.\n")
+    else:
+        start_litellm(world, fleet, key, out=out, stops=stops)
+        world.err(f"LiteLLM serves {name} at {url}.\n")
 
 
-def who_serves(world, fleet, out, until):
-    """Return OUR_GATEWAY when one serves this fleet with its key, else who listens, or ""."""
-    url, name, path = gateway_url(fleet.gateway), "subagent-fleet", "/fleet"
+def start_litellm(world: World, fleet: Fleet, key: str, *, out: str,
+                  stops: contextlib.ExitStack) -> None:
+    """Start LiteLLM with the generated config, and wait until it has every alias."""
+    program = world.which("litellm")
+    if not program:
+        raise FleetError("litellm-missing", "the gateway is LiteLLM and it is not on the PATH",
+                         fix=f"{LITELLM_INSTALL}, or write `provider: builtin`")
+
+    log = world.path(out, STATE_DIRECTORY, "litellm.log")
+    words = [program, "--config", world.path(out, LITELLM_FILE), "--host", fleet.gateway.host,
+             "--port", str(fleet.gateway.port)]
+    child = world.start(words, environ=merge_environment(world.environ, fleet, key), log=log)
+    stops.callback(child.stop)
+
+    until = world.clock() + LITELLM_START_SECONDS
+    while who_serves(world, fleet, key, until) != OUR_GATEWAY:
+        if child.ended() or world.clock() > until:
+            raise FleetError("litellm-failed", "LiteLLM did not start", fix=f"see {log}")
+        world.sleep(TICK_SECONDS)
+
+
+def open_door(world: World, fleet: Fleet, key: str) -> Listener:
+    """Return the port at which the fleet will be served; of a taken one, say who has it."""
+    gateway = fleet.gateway
     try:
-        if b'"subagent-fleet"' not in look(world, url + "/", until)[1]:
-            name, path = "LiteLLM", "/v1/models"
-            if b"I'm alive!" not in look(world, url + "/health/liveliness", until)[1]:
-                return "another program"  # which is not shown the key
-    except NodeFailure as failure:
-        return "" if failure.reason in ("refused", "unreachable", "dns") else "another program"
-    # no key, or it is not of this fleet
-    with contextlib.suppress(FleetError, KeyError, TypeError, ValueError):
-        headers = {"Authorization": f"Bearer {read_key(world, fleet, out)}"}
-        page = parse_json(look(world, url + path, until, **headers)[1])
-        if name == "LiteLLM":
-            aliases = {model.alias for model in fleet.models.values()}
-            return OUR_GATEWAY if aliases <= {model["id"] for model in page["data"]} else name
-        if page["fleet"] == fleet.name:
-            return OUR_GATEWAY if page["config"] == fleet_digest(fleet) else OLD_GATEWAY
-    return name
-
-
-def open_gateway(fleet, world, out, *, receipts=True, listens=True):
-    """Return a Server and the Listener it will serve; refuse an open door and a taken one."""
-    gateway, key, listener = fleet.gateway, read_key(world, fleet, out), None
-    if not LOOPBACK.fullmatch(gateway.host):
-        tell_findings(world, lint_key(fleet, {gateway.master_key_env: key}))
-    try:
-        if listens:
-            listener = world.listen(gateway.host, gateway.port)
+        return world.listen(gateway.host, gateway.port)
     except FleetError as error:
-        if error.slug == "port-taken":
-            holder = who_serves(world, fleet, out, world.clock() + 1.0)
-            error.what += f", by {holder}" if holder else ""
-        raise
-    path = world.path(out, STATE_DIRECTORY, "requests.jsonl") if receipts else ""
-    if path:
-        world.make_directory(world.parent(path))
-    return Server(fleet, key, world, receipts=path), listener
+        if error.slug != "port-taken":
+            raise
+        what = error.what
+
+    server = who_serves(world, fleet, key, world.clock() + 1.0)
+    if server:
+        what += f", by {server}"
+    holder = describe_holder(world, gateway.port)
+    fix = name_free_port(world, fleet, OTHER_PORT)
+    if not holder:
+        fix += f" (lsof -nP -iTCP:{gateway.port} -sTCP:LISTEN shows it)"
+    raise FleetError("port-taken", what + holder, fix=fix)
 
 
-def cmd_init(options, world):
-    output, nodes = options.output or CONFIG_NAMES[0], {}
+def make_server(world: World, fleet: Fleet, key: str, *, receipts: str) -> Server:
+    """Return a Server; without a path for them it keeps no receipts."""
+    if receipts:
+        world.make_directory(world.parent(receipts))
+    return Server(fleet, key, world, receipts=receipts)
+
+
+def receipts_path(world: World, out: str) -> str:
+    """Return where the gateway of a workspace files what each request came to."""
+    return world.path(out, RECEIPTS_FILE)
+
+
+# -- start --
+
+@command("up", "do the whole job: find, generate, warm, serve, run Claude Code", CONFIG, OUT,
+         group=START, examples=("up", "up -- -p 'say hi'"), passes="ARGS")
+def cmd_up(options: Options, world: World) -> int:
+    """Do the whole job. What is said goes to standard error: standard output is Claude Code's."""
+    fleet = find_or_write_fleet(options, world)
+    workspace = open_workspace(options, world)
+    write_unedited(workspace, fleet)
+    key = workspace.read_key(fleet)
+    check_key(fleet, key, options, world)
+
+    signals: list[str] = []
+    with contextlib.ExitStack() as stops:
+        # What it refuses is told before models load.
+        start_gateway(world, fleet, key, out=workspace.out, stops=stops)
+        warm_for_session(fleet, options, world)
+
+        before = ask_gateway(world, fleet, key)
+        began = world.now()
+        if world.which("claude"):
+            status = launch_claude(workspace, fleet, options)
+        else:
+            status = EXIT_OK
+            wait_for_signal(world, signals)
+        after = ask_gateway(world, fleet, key)
+        world.err(format_served(count_served(before, after), look_of(world, "stderr")))
+
+    tell_session(workspace, began, "subagent-fleet up", options)
+    return EXIT_INTERRUPTED if "SIGINT" in signals else status
+
+
+def find_or_write_fleet(options: Options, world: World) -> Fleet:
+    """Return the fleet of the nearest file; where there is none, write one and say so."""
+    try:
+        path = find_config(world, options.config)
+    except FleetError:
+        path = CONFIG_NAMES[0]
+        starter = write_starter(world, path, {}, placeholders=False)
+        world.err(as_typed(starter, options.typing))
+    if path == "-":
+        raise FleetError("usage", "up: standard input is Claude Code's, so the config must be in "
+                         "a file", status=EXIT_USAGE,
+                         fix="subagent-fleet up --config fleet.yaml")
+
+    config = load_config(world, options.config)
+    weak = lint_key(config.fleet, world.environ)
+    tell_findings([*config.warnings, *weak], options, world)
+    return config.fleet
+
+
+def write_unedited(workspace: Workspace, fleet: Fleet) -> None:
+    """Write what is generated, keep what a person has edited, and say what became of each."""
+    changes = workspace.compare(fleet)
+    workspace.write([change for change in changes if change.action != "edited"])
+    for change in changes:
+        if change.action == "edited":
+            workspace.world.err(f"{clean_line(change.path)}: kept, as it is yours\n")
+        elif change.action != "unchanged":
+            workspace.world.err(f"{clean_line(change.path)}: {change.action}\n")
+
+
+def check_key(fleet: Fleet, key: str, options: Options, world: World) -> None:
+    """Refuse to serve beyond this machine with a weak key, wherever that stands."""
+    if not LOOPBACK.fullmatch(fleet.gateway.host):
+        tell_findings(lint_key(fleet, {fleet.gateway.master_key_env: key}), options, world)
+
+
+def warm_for_session(fleet: Fleet, options: Options, world: World) -> None:
+    """Load every model; refuse to go on when nobody could answer the main session."""
+    warmths = warm_fleet(fleet, Options(typing=options.typing), world, say=world.err)
+    if all(warmth.ok for warmth in warmths.values()):
+        return
+
+    states = probe_nodes(world, fleet.nodes, PROBE_TIMEOUT_SECONDS, fleet.models)
+    routes = {name: plan_route_state(fleet, states, model)
+              for name, model in fleet.models.items()}
+    main = plan_tiers(fleet)["main"]
+    route = routes[main]
+    if all(one.state != "ready" for one in routes.values()):
+        raise FleetError("nothing-ready", "no model of this fleet could be loaded",
+                         fix="subagent-fleet doctor")
+    if route.state not in ("ready", "cold") and not route.fallback:
+        raise FleetError("nothing-ready", f"nobody can answer for {main}, the main session's "
+                         f"model: {format_route_state(route)}", fix="subagent-fleet doctor")
+    world.err("Going on with what is ready.\n")
+
+
+def wait_for_signal(world: World, signals: list[str]) -> None:
+    """Serve who comes until Ctrl-C, whose name is then in `signals`."""
+    world.on_stop(signals.append)
+    world.err(f"Claude Code is not on the PATH: {CLAUDE_INSTALL}\nServing until Ctrl-C.\n")
+    while not signals:
+        world.sleep(TICK_SECONDS)
+
+
+# -- set up --
+
+@command("init", "write fleet.yaml with the models your machines have",
+         Flag("--output", "where to write, else fleet.yaml; .json writes JSON; not `-`", "FILE"),
+         Flag("--node", "also ask this machine; may be repeated", "NAME=URL", REPEAT),
+         Flag("--offline", "ask nobody, write placeholders"), FORCE,
+         group=SET_UP, examples=("init", "init --node mini=http://192.168.1.50:11434"))
+def cmd_init(options: Options, world: World) -> int:
+    output = options.output or CONFIG_NAMES[0]
     if output == "-":
         raise FleetError("usage", "init: it writes a file, not to standard output",
                          status=EXIT_USAGE, fix="subagent-fleet init --output fleet.yaml")
-    if read_file(world, *world.split(output)) is not None and not options.force:
+    directory, name = world.split(output)
+    if Workspace(world, directory).read(name) is not None and not options.force:
         raise FleetError("exists", f"{output} is there already", status=EXIT_REFUSED,
                          fix="edit it, or `subagent-fleet init --force` (a copy is kept)")
-    for text in options.node:  # NAME=URL; http and the port of Ollama may be left out
-        name, _, url = text.partition("=")
-        wrong = f"a second `{name}`" if name in nodes else ""
-        if not url or not obeys(name, "name"):
-            wrong = "not of the form NAME=URL"
-        else:
-            try:
-                split_endpoint(full_endpoint(url))
-            except FleetError as error:
-                wrong = error.what
-        if wrong:
-            raise FleetError("usage", f"init: `{text}`: {wrong}", status=EXIT_USAGE,
-                             fix="subagent-fleet init --node mini=http://192.168.1.50:11434")
-        nodes[name] = Node(name, _normal_endpoint(full_endpoint(url)))
-    text = write_starter(world, output, nodes, offline=options.offline) + "Edit it with your " \
-        "Ollama node endpoints, then run:\n  subagent-fleet discover\n  subagent-fleet generate\n"
-    options.config = options.output
-    world.out(clean_text(keep_places(text, options)))
+
+    nodes = parse_nodes(options.node)
+    if not options.force:
+        ask_for_second(world, output)
+    said = write_starter(world, output, nodes, offline=options.offline)
+    said += ("Edit it with your Ollama node endpoints, then run:\n"
+             "  subagent-fleet discover\n  subagent-fleet generate\n")
+    world.out(clean_text(as_typed(said, options.typing)))
     return EXIT_OK
 
 
-def write_starter(world, output, nodes, *, offline=False, placeholders=True):
+def ask_for_second(world: World, output: str) -> None:
+    """Ask whether a fleet file shall hide one above, or another beside it; else refuse."""
+    directory, name = world.split(output)
+    if name not in CONFIG_NAMES:  # it hides none: it is only read when it is named
+        return
+    directory = world.real_path(directory or ".")
+    path = search_config(world, directory, shown=directory)
+    if not path:
+        return
+
+    path = world.real_path(path)
+    what = f"{path} is the fleet of this directory already"
+    is_asked = world.is_terminal("stdin") and world.is_terminal("stderr")
+    if not is_asked or not world.confirm(f"{clean_line(what)}. Write {clean_line(output)}, too?"):
+        raise FleetError("second-fleet", what, status=EXIT_REFUSED, fix="edit that one, or "
+                         "`subagent-fleet init --force` for a second one here")
+
+
+def parse_nodes(texts: Iterable[str]) -> dict[str, Node]:
+    """Return the Nodes of NAME=URL texts; http and the port of Ollama may be left out."""
+    nodes: dict[str, Node] = {}
+    for text in texts:
+        name, _, url = text.partition("=")
+        if not url or not obeys(name, "name"):
+            refuse_node(text, "not of the form NAME=URL")
+        try:
+            endpoint = split_endpoint(full_endpoint(url)).url
+        except FleetError as error:
+            refuse_node(text, error.what)
+        if name in nodes:
+            refuse_node(text, f"a second `{name}`")
+        for other in nodes.values():
+            if other.endpoint == endpoint:
+                refuse_node(text, f"the machine of `{other.name}`")
+        nodes[name] = Node(name, endpoint)
+    return nodes
+
+
+def refuse_node(text: str, why: str) -> NoReturn:
+    """Refuse a --node."""
+    raise FleetError("usage", f"init: `{text}`: {why}", status=EXIT_USAGE,
+                     fix="subagent-fleet init --node mini=http://192.168.1.50:11434")
+
+
+def write_starter(world: World, output: str, nodes: dict[str, Node], *, offline: bool = False,
+                  placeholders: bool = True) -> str:
     """Write a fleet file with the models that this machine and these nodes have; tell them."""
-    nodes = {"local": Node("local", OLLAMA_ENDPOINT), **nodes}
-    states = [NodeState(name, node.endpoint, "not asked") for name, node in nodes.items()] \
-        if offline else [*probe_nodes(world, nodes, INIT_TIMEOUT_SECONDS).values()]
-    starter = plan_starter(states)
-    tree, found, flaw = starter.tree, starter.has_models, starter.flaw
-    told = [f"{state.name} ({state.endpoint}): "
-            + (state.reason or count_of(state.models, "model")) for state in states]
-    if not found and not placeholders:
-        raise FleetError("no-model", "no fleet.yaml, and no model to write one with: "
-                         + "; ".join(filter(None, (*told, flaw))), fix="start Ollama, "
-                         f"`ollama pull {PLACEHOLDERS[0]}`, then `subagent-fleet up`")
-    text, (place, name) = render_starter(tree, found), world.split(output)
-    if output.lower().endswith(".json"):
-        text = json.dumps(parse_yaml(text), indent=2, ensure_ascii=False) + "\n"
-    elif world.kind_of(world.path(place, "fleet.schema.json")) == "file":
-        text = f"# yaml-language-server: $schema=fleet.schema.json\n{text}"
-    files, lines = [(output, text.encode("utf-8"), 0o644)], [f"Created {output}"]
-    old = read_file(world, place, name)
-    if old is not None:
-        kept = world.enter(place, f"{STATE_DIRECTORY}/backup/{name}.{digest(old)[:12]}")
-        files.insert(0, (kept, old, 0o600))
-        lines.append(f"The old one is kept: {kept}")
-    world.replace_files(files)
-    lines += [f"  {line}" for line in told]
-    lines.append(", ".join(f"{name} is {model['ollama_model']} on {model['node']}"
-                           for name, model in tree["models"].items()) + "." if found else
-                 f"{'Nobody was asked' if offline else 'No model that can be used was found'}: "
-                 "the models in it are placeholders.")
-    lines.append(flaw and f"{flaw}: `ollama pull {PLACEHOLDERS[0]}`, `subagent-fleet init --force`")
-    return "".join(clean_line(line) + "\n" for line in lines if line)
-
-
-def cmd_validate(options, world):
-    try:
-        fleet, findings = load_config(options, world)
-        source = fleet.document.source
-    except FleetError as error:
-        if not options.json or not error.findings:
-            error.report = {"file": error.where or options.config, "valid": False}
-            raise
-        source, findings = error.where, error.findings
-    valid = not any(options.strict or finding.level == "error" for finding in findings)
-    if options.json:
-        world.out(render_report("validate", {"file": source, "valid": valid, "findings": findings}))
+    here = own_endpoint(world)
+    if not any(is_same_machine(world, node.endpoint, here) for node in nodes.values()):
+        nodes = {"local": Node("local", here), **nodes}
+    if offline:
+        states = [NodeState(node.name, node.endpoint, "not asked") for node in nodes.values()]
     else:
-        tell_findings(world, findings)
-        if not valid:
-            raise FleetError("strict", f"{count_of(findings, 'warning')} and --strict",
-                             fix="mend them, or leave out --strict")
-        world.out(f"{clean_line(source)} is valid.\n")
-    return EXIT_OK if valid else EXIT_PROBLEM
+        states = list(probe_nodes(world, nodes, INIT_TIMEOUT_SECONDS).values())
+    starter = plan_starter(states)
+    flaw = starter.flaw
+    said = format_starter(starter, states)
+    if not starter.has_models and not placeholders:
+        answers = "; ".join(line.strip() for line in said[:-1])
+        what = f"no fleet.yaml, and no model to write one with: {answers}"
+        raise FleetError("no-model", f"{what}; {flaw}" if flaw else what, fix="start Ollama, "
+                         f"`ollama pull {PLACEHOLDERS[0]}`, then `subagent-fleet up`")
+
+    text = render_starter(starter.tree, starter.has_models, name_project(world, output))
+    said = [*replace_config(world, output, text), *said]
+    if flaw:
+        said.append(f"{flaw}: `ollama pull {PLACEHOLDERS[0]}`, `subagent-fleet init --force`")
+    return "".join(clean_line(line) + "\n" for line in said)
 
 
-def parse_targets(options):
+def own_endpoint(world: World) -> str:
+    """Return where Ollama answers on this machine: OLLAMA_HOST says where it listens."""
+    text = world.environ.get("OLLAMA_HOST", "").strip(" \"'")
+    scheme, _, rest = text.rpartition("://")
+    host, _, port = rest.rpartition(":") if re.search(r":\d*$", rest) else (rest, "", "")
+    if not text or scheme not in ("", "http", "https"):
+        return OLLAMA_ENDPOINT
+    if host in ("", "0.0.0.0", "[::]", "::"):  # everywhere is here, too
+        host = "localhost"
+    usual = {"": OLLAMA_PORT, "http": 80, "https": 443}[scheme]  # as Ollama reads it (0.32.15)
+    try:
+        return split_endpoint(f"{scheme or 'http'}://{host}:{port or usual}").url
+    except FleetError:
+        return OLLAMA_ENDPOINT
+
+
+def is_same_machine(world: World, endpoint: str, here: str) -> bool:
+    """Tell whether an endpoint is another name for the Ollama of this machine."""
+    if endpoint == here:
+        return True
+    name, addresses = world.own_names()
+    own = {"localhost", name.lower(), f"{name.lower()}.local", *addresses}
+    places = []
+    for url in (endpoint, here):
+        place = split_endpoint(url)
+        if place.host in own or LOOPBACK.fullmatch(place.host):
+            place = replace(place, host="localhost")
+        places.append(place)
+    return places[0] == places[1]
+
+
+def name_project(world: World, output: str) -> str:
+    """Return the name of the directory that a fleet file is written to, if a fleet can have it."""
+    _, name = world.split(world.real_path(world.parent(output)))
+    return name if obeys(name, "line") else "local-dev"
+
+
+def replace_config(world: World, output: str, text: str) -> list[str]:
+    """Write a new fleet file, as YAML or JSON, keep a copy of the old one; say so in lines."""
+    directory, name = world.split(output)
+    beside = Workspace(world, directory)
+    if name.lower().endswith(".json"):
+        text = json.dumps(parse_yaml(text), indent=2, ensure_ascii=False) + "\n"
+    elif world.kind_of(beside.path("fleet.schema.json")) == "file":
+        text = f"# yaml-language-server: $schema=fleet.schema.json\n{text}"
+
+    files = [(output, text.encode("utf-8"), 0o644)]
+    said = [f"Created {output}"]
+    old = beside.read(name)
+    if old is not None:
+        copy = beside.enter(backup_of(name, old))
+        files.insert(0, (copy, old, 0o600))
+        said.append(f"The old one is kept: {copy}")
+    world.replace_files(files)
+    return said
+
+
+@command("worker", "say how this machine becomes a node", TIMEOUT, JSON,
+         group=SET_UP, examples=("worker",))
+def cmd_worker(options: Options, world: World) -> int:
+    name, addresses = world.own_names()
+    port = split_endpoint(own_endpoint(world)).port
+    nodes = {address: Node(address, f"http://{address}:{port}")
+             for address in ("127.0.0.1", *filter(address_kind, addresses))}
+    here, *reached = probe_nodes(world, nodes, options.timeout).values()
+
+    program = find_ollama(world)
+    system = find_system(world, in_docker=here.online and not program)
+    findings = check_worker(program, here, reached)
+    report = {
+        "system": system, "name": name, "program": program, "ollama": here,
+        "addresses": [{"address": state.name, "kind": address_kind(state.name),
+                       "open": state.online} for state in reached],
+        "findings": findings,
+        "setup": format_setup(system, here, reached),
+        "security": SECURITY_WARNING,
+        "fleet": plan_worker_block(name, here, reached)}
+
+    if options.json:
+        world.out(render_report("worker", report))
+    else:
+        world.out(format_worker(report, look_of(world)))
+    return exit_status(findings)
+
+
+def exit_status(findings: Iterable[Finding]) -> int:
+    """Return the exit status of a command that looks: an error is a problem."""
+    return EXIT_PROBLEM if any(found.level == "error" for found in findings) else EXIT_OK
+
+
+def find_ollama(world: World) -> str:
+    """Return where Ollama is installed, or an empty string."""
+    app = "/Applications/Ollama.app"
+    program = world.which("ollama")
+    if not program and world.kind_of(app) == "directory":
+        return app
+    return program or ""
+
+
+def find_system(world: World, *, in_docker: bool) -> str:
+    """Return which of WORKER_SETUPS fits: how Ollama is run on this machine."""
+    if in_docker and world.which("docker"):  # it answers and is not installed
+        return "docker"
+    if sys.platform in ("darwin", "win32"):
+        return {"darwin": "darwin", "win32": "windows"}[sys.platform]
+    return "systemd" if world.which("systemctl") else "shell"
+
+
+@command("generate", "write what LiteLLM, Claude Code and your shell read", CONFIG, OUT,
+         Flag("--target", f"only these: {', '.join(TARGET_NAMES)}", "LIST", REPEAT,
+              offers=TARGET_NAMES),
+         Flag("--litellm-only", "only LiteLLM's config"), Flag("--claude-only", "only the agents"),
+         Flag("--check", "write nothing; exit 1 when something would change"),
+         Flag("--diff", "write nothing; show what would change"), FORCE, JSON, group=SET_UP,
+         examples=("generate", "generate --check --diff", "generate --target claude,env"))
+def cmd_generate(options: Options, world: World) -> int:
+    targets = parse_targets(options)
+    config = load_config(world, options.config)
+    fleet = config.fleet
+    findings = (*config.warnings, *lint_key(fleet, world.environ))
+    tell_findings(findings, options, world)
+
+    workspace = open_workspace(options, world)
+    changes = workspace.compare(fleet, targets)
+    result = Generation(fleet, workspace.out, findings, changes)
+    if options.check or options.diff:
+        show_generation(result, options, world)
+        return EXIT_PROBLEM if options.check and result.differs else EXIT_OK
+    if result.edited and not options.force:
+        refuse_generation(result, options, world)
+
+    workspace.write(changes)
+    changes = [replace(change, ours=True) for change in changes]
+    result = replace(result, changes=changes, written=True)
+    show_generation(result, options, world)
+    if targets == TARGET_NAMES and not options.json:
+        text = format_after_generate(result, options.typing)
+        world.out(wrap_text(text, look_of(world).columns, indent="    "))
+    return EXIT_OK
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What `generate` would write, or has written."""
+
+    fleet: Fleet
+    out: str
+    findings: tuple[Finding, ...]
+    changes: list[Change]
+    written: bool = False
+
+    @property
+    def listed(self) -> list[tuple[str, str]]:
+        """The path of each file that is or was there, and what becomes of it."""
+        return [(change.path, change.action) for change in self.changes
+                if change.found or change.wanted]
+
+    @property
+    def differs(self) -> bool:
+        return any(action != "unchanged" for _, action in self.listed)
+
+    @property
+    def edited(self) -> list[Change]:
+        """The changes that would replace what is the user's."""
+        return [change for change in self.changes if change.action == "edited"]
+
+
+def show_generation(result: Generation, options: Options, world: World) -> None:
+    """Print what was or would be written."""
+    if options.json:
+        world.out(render_report("generate", report_generation(result, options)))
+    elif options.diff:
+        world.out(format_diff(result.changes, result.fleet, look_of(world)))
+    else:
+        heading = "Would generate:\n" if options.check else "Generated:\n"
+        world.out(heading + format_pairs(result.listed, look_of(world)))
+
+
+def report_generation(result: Generation, options: Options) -> dict[str, Any]:
+    """Return what `generate --json` says."""
+    routes = [{"agent": agent, "node": model.node, "model": model.name,
+               "ollama_model": model.ollama_model, "alias": model.alias}
+              for agent, model in plan_routes(result.fleet).items()]
+    return {"out": result.out, "written": result.written, "findings": result.findings,
+            "files": [{"path": path, "action": action} for path, action in result.listed],
+            "diff": format_diff(result.changes, result.fleet) if options.diff else None,
+            "routes": routes}
+
+
+def refuse_generation(result: Generation, options: Options, world: World) -> NoReturn:
+    """Refuse to replace what is the user's, and show what would change there."""
+    if not options.json:
+        world.err(format_diff(result.edited, result.fleet, look_of(world, "stderr")))
+    error = refuse_edited([change.path for change in result.edited], "generate",
+                          "nothing was written")
+    error.report = report_generation(result, options)
+    raise error
+
+
+def format_after_generate(result: Generation, typing: Typing) -> str:
+    """Return what a person types next and, the first time, how the key stays out of git."""
+    text = as_typed(format_next_steps(result.fleet, result.out), typing)
+    if (ENVIRONMENT_FILE, "created") in result.listed:
+        text += (f"\nKeep the key out of git: add {ENVIRONMENT_FILE} and {STATE_DIRECTORY}/ to "
+                 ".gitignore.\n")
+    return text
+
+
+def parse_targets(options: Options) -> tuple[str, ...]:
     """Return the chosen targets; --litellm-only and --claude-only are short for one."""
-    words = [word for text in options.target for word in text.split(",") if word]
-    words += [name for name in ("litellm", "claude") if getattr(options, f"{name}_only")]
+    if options.litellm_only and options.claude_only:
+        raise FleetError("usage", "generate: --litellm-only and --claude-only exclude each other",
+                         status=EXIT_USAGE, fix="subagent-fleet generate --target litellm,claude")
+
+    words = []
+    for text in options.target:
+        words += [word for word in text.split(",") if word]
+    if options.litellm_only:
+        words.append("litellm")
+    if options.claude_only:
+        words.append("claude")
     check_names("target", words, TARGET_NAMES, "generate")
     return tuple(name for name in TARGET_NAMES if name in words) or TARGET_NAMES
 
 
-def cmd_generate(options, world):
-    targets = parse_targets(options)
-    fleet, findings = load_config(options, world)
-    findings = [*findings, *lint_key(fleet, world.environ)]
-    tell_findings(world, findings)
-    out = find_output(options, world)
-    changes = compare_output(world, out, fleet, targets)
-    edited = [change for change in changes if change.action == "edited"]
-    looks = options.check or options.diff
-    written = not looks and (options.force or not edited)
-    if written:
-        write_changes(world, out, changes)
-        changes = [replace(change, ours=True) for change in changes]
-    listed = [(c.path, c.action) for c in changes if c.found or c.wanted]
-    report = {"out": out, "written": written, "findings": findings,
-              "files": [{"path": path, "action": action} for path, action in listed],
-              "diff": format_diff(changes, fleet) if options.diff else None,
-              "routes": [{"agent": agent, "node": model.node, "model": model.name,
-                          "ollama_model": model.ollama_model, "alias": model.alias}
-                         for agent, model in plan_routes(fleet).items()]}
-    if not looks and not written:
-        world.err("" if options.json else format_diff(edited, fleet, look_of(world, "stderr")))
-        error = refusal([change.path for change in edited], "generate", "nothing was written")
-        error.report = report
-        raise error
-    if options.json:
-        world.out(render_report("generate", report))
-    elif options.diff:
-        world.out(format_diff(changes, fleet, look_of(world)))
+@command("env", "print Claude Code's environment for your shell", CONFIG, OUT,
+         Flag("--shell", "for whom", "SHELL",
+              {"default": "sh", "choices": ("sh", "bash", "zsh", "fish", "json")}),
+         Flag("--show-key", "show the key on a terminal, too"),
+         group=SET_UP, examples=("env", 'eval "$(subagent-fleet env)"'))
+def cmd_env(options: Options, world: World) -> int:
+    fleet = load_config(world, options.config).fleet
+    workspace = open_workspace(options, world)
+    key = workspace.read_key(fleet)
+    is_shown = options.show_key or not world.is_terminal()
+
+    if options.shell == "json":
+        unset = [variable.name for variable in plan_environment(fleet) if variable.is_unset]
+        shown = key if is_shown else "(--show-key shows it)"
+        world.out(render_report("env", {
+            "set": merge_environment({}, fleet, shown), "unset": unset}))
     else:
-        world.out(("Would generate:\n" if options.check else "Generated:\n")
-                  + format_pairs(listed, look_of(world)))
-        if not looks and targets == TARGET_NAMES:
-            start = keep_places(format_start(fleet, out), options)
-            world.out(wrap_text(start, look_of(world).columns, indent="    "))
-            if (ENVIRONMENT_FILE, "created") in listed:
-                world.out(f"\nKeep the key out of git: add {ENVIRONMENT_FILE} and "
-                          f"{STATE_DIRECTORY}/ to .gitignore.\n")
-    differs = any(action != "unchanged" for _, action in listed)
-    return EXIT_PROBLEM if options.check and differs else EXIT_OK
+        # Only what the file keeps: a key of the environment stays where it is.
+        kept = workspace.kept_key(fleet) if is_shown else None
+        shell = "fish" if options.shell == "fish" else "sh"  # which bash and zsh understand
+        world.out(render_environment(fleet, kept, shell))
+    return EXIT_OK
 
 
-def cmd_launch(options, world):
+# -- look --
+
+@command("validate", "check the config", CONFIG, Flag("--strict", "warnings are errors"), JSON,
+         group=LOOK, examples=("validate", "validate --config - < fleet.yaml"))
+def cmd_validate(options: Options, world: World) -> int:
+    try:
+        config = load_config(world, options.config)
+    except FleetError as error:
+        if not options.json:
+            raise
+        return refuse_config(error, options, world)
+    source = config.fleet.document.source
+    valid = not (options.strict and config.warnings)
+
+    if options.json:
+        report = {"file": source, "valid": valid, "findings": config.warnings}
+        world.out(render_report("validate", report))
+        return EXIT_OK if valid else EXIT_PROBLEM
+
+    tell_findings(config.warnings, options, world)
+    if not valid:
+        raise FleetError("strict", f"{count_of(config.warnings, 'warning')} and --strict",
+                         fix="mend them, or leave out --strict")
+    world.out(f"{clean_line(source)} is valid.\n")
+    return EXIT_OK
+
+
+def refuse_config(error: FleetError, options: Options, world: World) -> int:
+    """Print what `validate --json` says of an invalid config; of one that cannot be read, raise."""
+    report = {"file": error.where or options.config, "valid": False}
+    if not error.findings:
+        unread = FleetError(error.slug, error.what, where=error.where, fix=error.fix,
+                            status=error.status)
+        unread.report = report
+        raise unread
+    world.out(render_report("validate", {**report, "findings": error.findings}))
+    return EXIT_PROBLEM
+
+
+@command("discover", "show what every node has", CONFIG,
+         Flag("--write", f"also write {STATE_DIRECTORY}/discovery.json"),
+         Flag("--check", "exit 1 when a node is offline or a model missing"), TIMEOUT,
+         Flag("--verbose", "say more of what each node has", short="-v"), JSON,
+         group=LOOK, examples=("discover", "discover --verbose --timeout 2"))
+def cmd_discover(options: Options, world: World) -> int:
+    fleet = load_config(world, options.config).fleet
+    states = probe_nodes(world, fleet.nodes, options.timeout, fleet.models)
+    models = report_presence(fleet, states)
+    report = {"fleet": fleet.name, "nodes": list(states.values()), "models": models}
+
+    written = None
+    if options.write:
+        path = open_workspace(options, world).enter(f"{STATE_DIRECTORY}/discovery.json")
+        content = render_report("discover", report).encode("utf-8")
+        world.replace_files([(path, content, 0o644)])
+        written = path.removeprefix("./")
+
+    if options.json:
+        world.out(render_report("discover", {**report, "written": written}))
+    else:
+        look = look_of(world)
+        text = format_nodes(fleet, states, ("Node", "Status", "Models"), look)
+        text += "\n" + format_presence(models, look)
+        described = states
+        if not options.verbose:
+            described = {name: state for name, state in states.items() if not state.online}
+        text += format_details(described, look, options.typing)
+        if written:
+            text += f"\nWrote {written}\n"
+        world.out(text)
+
+    is_whole = all(state.online for state in states.values()) \
+        and all(model["state"] == "present" for model in models)
+    return EXIT_PROBLEM if options.check and not is_whole else EXIT_OK
+
+
+def report_presence(fleet: Fleet, states: dict[str, NodeState]) -> list[dict[str, str]]:
+    """Return of each model whether its node has it: present, missing, or unknown."""
+    words = {"node offline": "unknown", "model missing": "missing"}
+    models = []
+    for name, model in fleet.models.items():
+        route = plan_route_state(fleet, states, model)
+        models.append({"name": name, "node": model.node, "ollama_model": model.ollama_model,
+                       "state": words.get(route.state, "present")})
+    return models
+
+
+@command("status", "show nodes, loaded models and routes", CONFIG, OUT,
+         Flag("--watch", "again every S seconds, until Ctrl-C", "[S]",
+              {**SECONDS, "nargs": "?", "const": 2.0, "default": 0.0}),
+         Flag("--check", "exit 1 when a route is not ready"), TIMEOUT, JSON,
+         group=LOOK, examples=("status", "status --watch", "status --check"))
+def cmd_status(options: Options, world: World) -> int:
+    fleet = load_config(world, options.config).fleet
+    if options.watch and options.json:
+        raise FleetError("usage", "status: --watch is for people, --json for programs",
+                         status=EXIT_USAGE, fix="subagent-fleet status --json")
+
+    ready = show_status(fleet, options, world)
+    while options.watch:
+        world.sleep(options.watch)
+        ready = show_status(fleet, options, world)
+    return EXIT_PROBLEM if options.check and not ready else EXIT_OK
+
+
+def show_status(fleet: Fleet, options: Options, world: World) -> bool:
+    """Print what is so now; tell whether every route is ready."""
+    key = known_key(open_workspace(options, world), fleet)
+    until = world.clock() + options.timeout
+    jobs = {"states": lambda: probe_nodes(world, fleet.nodes, options.timeout, fleet.models),
+            "holder": lambda: who_serves(world, fleet, key, until)}
+    seen = dict(run_together(world, jobs))
+    states = seen["states"]
+    gateway = check_gateway(fleet, seen["holder"])
+
+    routes = {name: plan_route_state(fleet, states, model)
+              for name, model in fleet.models.items()}
+    ready = all(route.state == "ready" for route in routes.values())
+    sentence = add_gateway(plan_next_step(fleet, states, routes), gateway)
+    following = as_typed(sentence, options.typing)
+
+    if options.json:
+        world.out(render_report("status", {
+            "fleet": fleet.name, "ready": ready, "next": following,
+            "gateway": retype(gateway, options.typing), "nodes": list(states.values()),
+            **report_status(fleet, routes)}))
+        return ready
+
+    page = StatusPage(fleet, states, routes, following, world.now(),
+                      is_served=gateway.level == "ok")
+    text = format_status(page, look_of(world))
+    if options.watch and world.is_terminal():
+        # home and clear: a redraw that does not scroll what stood there before
+        text = "\x1b[H\x1b[2J" + text
+    world.out(text)
+    return ready
+
+
+def known_key(workspace: Workspace, fleet: Fleet) -> str:
+    """Return the gateway's key where it can be read, else nothing: then who serves is unknown."""
+    try:
+        return workspace.find_key(fleet)
+    except FleetError:
+        return ""
+
+
+def report_status(fleet: Fleet, routes: dict[str, RouteState]) -> dict[str, list[Any]]:
+    """Return what `--json` says of each model, and again of it for each agent."""
+    models = {}
+    for name, model in fleet.models.items():
+        models[name] = {"name": name, "node": model.node, "ollama_model": model.ollama_model,
+                        "alias": model.alias, "context": model.context, **vars(routes[name])}
+    agents = [{"agent": agent.name, "model": agent.model, **models[agent.model]}
+              for agent in fleet.agents.values()]
+    return {"models": list(models.values()), "routes": agents}
+
+
+@command("doctor", "find what is wrong, and say what mends it", CONFIG, OUT,
+         Flag("--fix", "mend what is safe: permissions, stale and missing files"),
+         Flag("--verbose", "on a terminal, also list what is right", short="-v"), TIMEOUT, JSON,
+         group=LOOK, examples=("doctor", "doctor --fix", "doctor --json"))
+def cmd_doctor(options: Options, world: World) -> int:
+    fleet = None
+    try:
+        config = load_config(world, options.config)
+        fleet = config.fleet
+        problems = config.warnings
+    except FleetError as error:
+        problems = error.findings or (error.finding,)
+
+    workspace = open_workspace(options, world)
+    facts = observe(workspace, fleet, problems=problems, seconds=options.timeout)
+    mended = []
+    if options.fix and fleet:
+        mended = mend_files(workspace, facts)
+        facts = observe_files(workspace, fleet, facts)
+
+    findings = [(topic, retype(finding, options.typing))
+                for topic, finding in plan_doctor(fleet, facts)]
+    verdict = plan_verdict([finding for _, finding in findings])
+    for _, finding in findings:
+        if finding.slug in ("port-free", "litellm-down"):  # no error: it may be about to start
+            verdict = add_gateway(verdict, finding)
+    if options.json:
+        listed = [{"topic": topic, **show_record(finding)} for topic, finding in findings]
+        world.out(render_report("doctor", {
+            "verdict": verdict, "mended": mended, "findings": listed}))
+    else:
+        world.out(format_doctor(findings, verdict, look_of(world), mended=mended,
+                                verbose=options.verbose))
+    return exit_status(finding for _, finding in findings)
+
+
+def mend_files(workspace: Workspace, facts: Facts) -> list[str]:
+    """Mend what nobody wrote by hand: old generated files, the mode of the key's; say each."""
+    mended = []
+    if "env-readable" in facts.leaks:
+        mended.append(f"{facts.env_path}: only you may read it now")
+    stale = [change for change in facts.changes
+             if change.action in ("created", "updated", "removed")]
+    mended += [f"{change.path}: {change.action}" for change in stale]
+    if mended:
+        workspace.write(stale)
+    return mended
+
+
+def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Finding],
+            seconds: float) -> Facts:
+    """Return the Facts of this machine and, where there is a fleet, of its nodes and files."""
+    world = workspace.world
+    until = world.clock() + seconds  # at which every job ends by itself
+    facts = Facts(problems=tuple(problems), agents=world.read_tree(".claude/agents", ".md"),
+                  litellm=find_litellm(world))
+    jobs: dict[str, Callable[[], Any]] = {}
+
+    program = world.which("claude")
+    if program:
+        jobs["claude"] = lambda: ask_version(world, program, until)
+    if fleet:
+        weak = lint_key(fleet, world.environ)
+        facts = replace(facts, settings=find_settings(world), problems=(*problems, *weak))
+        facts = observe_files(workspace, fleet, facts)
+        key = known_key(workspace, fleet)
+        jobs["states"] = lambda: probe_nodes(world, fleet.nodes, seconds, fleet.models)
+        jobs["looks"] = lambda: look_at_nodes(world, fleet, until)
+        jobs["holder"] = lambda: who_serves(world, fleet, key, until)
+
+    answers = {key: answer for key, answer in run_together(world, jobs) if key}
+    return replace(facts, **answers)
+
+
+def find_litellm(world: World) -> str | None:
+    """Return LiteLLM's version and whether litellm_init.pth lies beside it, None without it."""
+    program = world.which("litellm")
+    if not program:
+        return None
+
+    # It is not run: `--version` takes 10 s and calls out (1.106.2), a .pth may do harm.
+    names: list[str] = []
+    for place in ("lib/python*", "Lib"):
+        names += world.names_near(program, f"../{place}/*-packages/litellm*")
+    versions = re.findall(r"^litellm-(\d.*)\.dist-info$", "\n".join(names), re.M)
+    version = versions[-1] if versions else "?"
+    if "litellm_init.pth" in names:
+        version += " with litellm_init.pth"
+    return version
+
+
+def ask_version(world: World, program: str, until: float) -> str:
+    """Return the first word that a program prints of its version, or `?`."""
+    words = (world.read_program([program, "--version"], until) or "").split()
+    return words[0][:40] if words else "?"
+
+
+def look_at_nodes(world: World, fleet: Fleet, until: float) -> dict[str, Exposure]:
+    """Return who can reach each node beside the fleet, all asked at once."""
+    jobs = {name: lambda node=node: look_at_node(world, node, until)
+            for name, node in fleet.nodes.items()}
+    return {name: seen for name, seen in run_together(world, jobs) if name}
+
+
+def look_at_node(world: World, node: Node, until: float) -> Exposure:
+    """Return who can reach a node beside the fleet."""
+    foreign = "https://fleet-doctor.invalid"
+    addresses: tuple[str, ...] = ()
+    allowed = ""
+    with contextlib.suppress(NodeFailure):  # how a node fails is in its state
+        places = world.resolve(split_endpoint(node.endpoint).host, 0, until)
+        addresses = tuple(sorted({address[0] for *_, address in places}))
+        headers = get_page(world, node.endpoint + "/api/version", until, Origin=foreign).headers
+        allowed = headers.get("access-control-allow-origin", "")
+    return Exposure(addresses, allowed in ("*", foreign))
+
+
+@command("logs", "show the latest requests: which machine answered which agent", CONFIG, OUT,
+         Flag("--follow", "go on as requests end, until Ctrl-C", short="-f"),
+         Flag("--lines", "how many", "N", {"type": parse_count, "default": 20}, short="-n"),
+         Flag("--failed", "only what failed, or failed on one machine before another"), JSON,
+         group=LOOK, examples=("logs", "logs --follow --failed"))
+def cmd_logs(options: Options, world: World) -> int:
+    if options.follow and options.json:
+        raise FleetError("usage", "logs: --follow is for people, --json for programs",
+                         status=EXIT_USAGE, fix="subagent-fleet logs --json")
+    workspace = open_workspace(options, world)
+    reader = ReceiptsReader(workspace)
+    names = AgentNames(world, known_agents(options, world))
+    receipts = choose_receipts(reader.read(), options)[-options.lines:]
+    requests = [report_receipt(receipt, names) for receipt in receipts]
+
+    if options.json:
+        world.out(render_report("logs", {"requests": requests}))
+        return EXIT_OK
+    if not requests:
+        path = clean_line(workspace.path(RECEIPTS_FILE))
+        world.err(as_typed(f"No such request in {path}; `subagent-fleet up` and `subagent-fleet "
+                           "serve` keep them there.\n", options.typing))
+
+    widths = log_widths(requests)
+    world.out(format_log_head(widths))
+    while True:
+        for request in requests:
+            world.out(format_log_line(request, widths, world.now(), look_of(world)))
+        if not options.follow:
+            return EXIT_OK
+        world.sleep(TICK_SECONDS)
+        requests = [report_receipt(receipt, names)
+                    for receipt in choose_receipts(reader.read(), options)]
+
+
+def choose_receipts(receipts: Sequence[dict[str, Any]], options: Options) -> list[dict[str, Any]]:
+    """Return all of them, or those in which something failed."""
+    return [receipt for receipt in receipts if not options.failed
+            or receipt.get("outcome") != "ok" or receipt.get("tries")]
+
+
+def known_agents(options: Options, world: World) -> dict[str, list[str]]:
+    """Return {alias: the agents whose model has it}; nothing where there is no valid fleet."""
+    try:
+        fleet = load_config(world, options.config).fleet
+    except FleetError:
+        if options.config:
+            raise
+        return {}  # what was asked can be told without a fleet
+    agents: dict[str, list[str]] = {}
+    for agent, model in plan_routes(fleet).items():
+        agents.setdefault(model.alias, []).append(agent)
+    return agents
+
+
+class AgentNames:
+    """Who asked: the name of an agent is not on the wire, only its id (2.1.326)."""
+
+    def __init__(self, world: World, agents: dict[str, list[str]]) -> None:
+        self._world = world
+        self._agents = agents  # by alias
+        self._kept: dict[tuple[str, str], str] = {}
+
+    def find(self, session: str, agent: str, alias: str) -> str:
+        """Return a name, `NAME?` where only its alias tells it, else the id."""
+        if not agent:
+            return "main"
+        if (session, agent) not in self._kept:
+            self._kept[session, agent] = find_agent_type(self._world, session, agent)
+        name = self._kept[session, agent]
+        if name:
+            return name
+        candidates = self._agents.get(alias, [])
+        return f"{candidates[0]}?" if len(candidates) == 1 else agent
+
+
+def report_receipt(receipt: dict[str, Any], names: AgentNames) -> dict[str, Any]:
+    """Return what is shown of a request: its receipt, who asked, and why a machine failed."""
+    texts = {key: str(receipt.get(key) or "")
+             for key in ("id", "session", "agent", "alias", "model", "node", "outcome")}
+    tries = receipt.get("tries")
+    failures = [{"node": str(tried.get("node")), "why": str(tried.get("why"))}
+                for tried in tries if isinstance(tried, dict)] if isinstance(tries, list) else []
+    numbers = {key: receipt.get(key) if is_number(receipt.get(key)) else None
+               for key in ("waited", "first_byte", "total", "input_tokens", "output_tokens")}
+    name = names.find(texts["session"], texts["agent"], texts["alias"])
+    return {"time": receipt["time"], "name": name, **texts, "failures": failures, **numbers}
+
+
+# -- serve --
+
+@command("warmup", "load models before you need them", CONFIG,
+         Flag("--model", "only this model; may be repeated", "MODEL", REPEAT, offers=("models",)),
+         Flag("--agent", "only the model of this agent; may be repeated", "AGENT", REPEAT,
+              offers=("agents",)),
+         Flag("--pull", "download what a node lacks"),
+         Flag("--unload", "take models out of memory"),
+         Flag("--timeout", "seconds for each model; else its own `timeout`", "S",
+              {**SECONDS, "default": 0.0}), JSON,
+         group=SERVE, examples=("warmup", "warmup --agent implementer", "warmup --pull"))
+def cmd_warmup(options: Options, world: World) -> int:
+    fleet = load_config(world, options.config).fleet
+    check_names("agent", options.agent, fleet.agents, fleet.name)
+    check_names("model", options.model, fleet.models, fleet.name)
+
+    if options.json:
+        warmths = warm_fleet(fleet, options, world, say=lambda text: None)
+        results = [report_warmth(name, warmth) for name, warmth in warmths.items()]
+        world.out(render_report("warmup", {"results": results}))
+    else:
+        warmths = warm_fleet(fleet, options, world, say=world.out)
+    return EXIT_OK if all(warmth.ok for warmth in warmths.values()) else EXIT_PROBLEM
+
+
+def warm_fleet(fleet: Fleet, options: Options, world: World, *,
+               say: Callable[[str], None]) -> dict[str, Warmth]:
+    """Load models as their routes will ask for them; say how each ended, in the file's order."""
+    warmths = plan_warmths(fleet, options)
+    groups: dict[str, dict[str, Warmth]] = {}
+    for warmth in warmths.values():
+        groups.setdefault(warmth.node.name, {})[warmth.model.name] = warmth
+
+    say("Unloading models:\n" if options.unload else "Warming models:\n")
+    rows = {name: (name, warmth.node.name, warmth.model.ollama_model)
+            for name, warmth in warmths.items()}
+    widths = [max(map(width_of, column)) for column in zip(*rows.values())]
+    waiting = list(warmths)
+    ended = set()
+    is_live = world.is_terminal("stderr")
+    clear = "\r\x1b[K" if is_live else ""
+    how = WarmUp(options.timeout or None, pull=options.pull, unload=options.unload)
+    by_node = {name: list(group.values()) for name, group in groups.items()}
+    try:
+        for node, _ in warm_nodes(world, by_node, how):
+            ended.add(node)
+            world.err(clear)
+            while waiting and warmths[waiting[0]].node.name in ended:
+                name = waiting.pop(0)
+                before = f"  {pad_row(rows[name], widths)}"
+                warmth = warmths[name]
+                warmth.fix = as_typed(warmth.fix, options.typing)
+                say(format_warmth(warmth, before=before, look=look_of(world)))
+            if is_live:
+                world.err(format_progress(groups, world.clock(), world.columns))
+    finally:
+        world.err(clear)
+    return warmths
+
+
+def plan_warmths(fleet: Fleet, options: Options) -> dict[str, Warmth]:
+    """Return {model: Warmth} of the chosen models, all where none is chosen.
+
+    What is one Ollama model with one context on a node is loaded once: it is one Warmth.
+    """
+    names = {*options.model, *(fleet.agents[name].model for name in options.agent)}
+    shared: dict[tuple[str, str, int], Warmth] = {}
+    warmths = {}
+    for name, model in fleet.models.items():
+        if names and name not in names:
+            continue
+        load = (model.node, full_model_name(model.ollama_model), model.context)
+        if load not in shared:
+            shared[load] = Warmth(node=fleet.nodes[model.node], model=model)
+        warmths[name] = shared[load]
+    return warmths
+
+
+def report_warmth(name: str, warmth: Warmth) -> dict[str, object]:
+    """Return what `warmup --json` says of a model."""
+    return {"model": name, "node": warmth.node.name, "ollama_model": warmth.model.ollama_model,
+            "ok": warmth.ok, "seconds": round(warmth.seconds, 1), "loaded": warmth.loaded,
+            "pulled_bytes": warmth.pulled, "detail": warmth.detail,
+            "fix": warmth.fix}
+
+
+@command("serve", "serve the fleet to Claude Code", CONFIG, OUT,
+         Flag("--host", "listen there instead", "HOST", {"default": ""}),
+         Flag("--port", "listen there instead, where `launch` does not ask; 0: any", "PORT",
+              {"default": ""}),
+         Flag("--no-receipts", "keep no record of requests"),
+         Flag("--verbose", "print a line for each request and each refusal", short="-v"),
+         group=SERVE, examples=("serve", "serve --verbose"))
+def cmd_serve(options: Options, world: World) -> int:
+    fleet = load_config(world, options.config).fleet
+    workspace = open_workspace(options, world)
+    port = options.port or str(fleet.gateway.port)
+    if not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
+        raise FleetError("usage", f"--port: `{port}` is not a port", status=EXIT_USAGE,
+                         fix="write --port 4000")
+    host = options.host or fleet.gateway.host
+    fleet = replace(fleet, gateway=replace(fleet.gateway, host=host, port=int(port)))
+
+    key = workspace.read_key(fleet)
+    check_key(fleet, key, options, world)
+    listener = open_door(world, fleet, key)
+    receipts = "" if options.no_receipts else receipts_path(world, workspace.out)
+    server = make_server(world, fleet, key, receipts=receipts)
+    if options.verbose:
+        server.hub.subscribe(lambda event: world.err(format_event(event)))
+    world.on_stop(server.stop)
+
+    address = f"{show_host(listener.host)}:{listener.port}"
+    world.out(f"Serving {clean_line(fleet.name)} at http://{address}: "
+              f"{', '.join(server.scheduler.candidates)} on {count_of(fleet.nodes, 'node')}. "
+              "Ctrl-C stops.\n")
+    server.run(listener)
+    world.out(format_served(count_served({}, server.ledger.totals), look_of(world)))
+    return EXIT_INTERRUPTED if server.stops[0] == "SIGINT" else EXIT_OK
+
+
+@command("launch", "run Claude Code on the fleet",
+         Flag("program", "the program", "claude", {"choices": ("claude",)}), CONFIG, OUT,
+         group=SERVE, examples=("launch claude", "launch claude -- -p 'say hi'"), passes="ARGS")
+def cmd_launch(options: Options, world: World) -> int:
     """Run Claude Code on the fleet; its exit code is ours."""
-    fleet, _ = load_config(options, world)
+    fleet = load_config(world, options.config).fleet
+    workspace = open_workspace(options, world)
+    began = world.now()
+    status = launch_claude(workspace, fleet, options)
+    tell_session(workspace, began, "subagent-fleet launch claude", options)
+    return status
+
+
+def launch_claude(workspace: Workspace, fleet: Fleet, options: Options) -> int:
+    """Say what will disturb Claude Code, see that the fleet is served, run it to its end."""
+    world = workspace.world
     program = world.which("claude")
     if not program:
         raise FleetError("claude-missing", "Claude Code is not on the PATH", fix=CLAUDE_INSTALL)
-    out = find_output(options, world)
-    key = read_key(world, fleet, out)
-    facts = Facts(settings=find_settings(world), **observe_files(world, fleet, out))
-    seen = plan_doctor(fleet, facts, topics=("Claude Code", "Files"))
-    tell_findings(world, [*lint_key(fleet, world.environ), *(
-        replace(found, level="warning", fix=keep_places(found.fix, options)) for _, found in seen
-        if found.level in ("warning", "error"))])
-    find_gateway(world, fleet, out, needed=True)
-    words = options.passed
+    key = workspace.read_key(fleet)
+
+    facts = observe_files(workspace, fleet, Facts(settings=find_settings(world)))
+    findings = list(lint_key(fleet, world.environ))
+    for _, finding in plan_doctor(fleet, facts, topics=("Claude Code", "Files")):
+        if finding.level in ("warning", "error"):
+            findings.append(replace(finding, level="warning"))
+    tell_findings(findings, options, world)
+
+    find_gateway(world, fleet, key, needed=True)
+    words = list(options.passed)
     if not any(word.split("=")[0] == "--settings" for word in words):
         # Auto mode asks a server of Anthropic before every action, which no gateway has (2.1.326).
         words = ["--settings", '{"permissions":{"disableAutoMode":"disable"}}', *words]
     return world.run([program, *words], merge_environment(world.environ, fleet, key))
 
 
-def cmd_env(options, world):
-    fleet, _ = load_config(options, world)
-    out = find_output(options, world)
-    key = read_key(world, fleet, out)
-    shown = options.show_key or not world.is_terminal()
-    report = {"set": merge_environment({}, fleet, key if shown else "(--show-key shows it)"),
-              "unset": [variable.name for variable in plan_environment(fleet)
-                        if variable.is_unset]}
-    kept = kept_key(world, fleet, out) if shown else None  # the environment's stays where it is
-    world.out(render_report("env", report) if options.shell == "json" else
-              render_environment(fleet, kept, options.shell))
-    return EXIT_OK
-
-
-def cmd_clean(options, world):
-    out = find_output(options, world)
-    changes = compare_output(world, out, None)
-    kept = [c.path for c in changes if c.action == "edited" and not options.force]
-    doomed = [c for c in changes if c.path not in kept]
-    shown = [(c.path, "removed") for c in doomed if c.found is not None]
-    heading = "Would remove:\n" if options.dry_run else "Removing:\n"
-    listed = format_pairs(shown, look_of(world))
-    world.out(heading + listed if shown else "Nothing to remove.\n")
-    if doomed and not options.dry_run and world.confirm(f"Remove {count_of(shown, 'file')}?"):
-        write_changes(world, out, doomed)
-        if not kept:
-            world.remove(world.enter(out, MANIFEST_FILE))
-        for path in (".claude/agents", ".claude", STATE_DIRECTORY):
-            world.remove_empty(world.path(out, path))
-    if kept:
-        raise refusal(kept, "clean", "kept")
-    return EXIT_OK
-
-
-def cmd_discover(options, world):
-    fleet, _ = load_config(options, world)
-    states = probe_nodes(world, fleet.nodes, options.timeout, fleet.models)
-    words = {"node offline": "unknown", "model missing": "missing"}
-    models = [{"name": name, "node": model.node, "ollama_model": model.ollama_model,
-               "state": words.get(plan_route_state(fleet, states, model).state, "present")}
-              for name, model in fleet.models.items()]
-    report = {"fleet": fleet.name, "nodes": [*states.values()], "models": models}
-    written = None
-    if options.write:
-        path = world.enter(find_output(options, world), f"{STATE_DIRECTORY}/discovery.json")
-        world.replace_files([(path, render_report("discover", report).encode("utf-8"), 0o644)])
-        written = path.removeprefix("./")
-    look = look_of(world)
-    world.out(render_report("discover", {**report, "written": written}) if options.json else
-              format_nodes(fleet, states, ("Node", "Status", "Models"), look) + "\n"
-              + format_presence(models, look)
-              + (format_details(states, look) if options.verbose else "")
-              + (f"\nWrote {written}\n" if written else ""))
-    whole = all(model["state"] == "present" for model in models) \
-        and all(state.online for state in states.values())
-    return EXIT_PROBLEM if options.check and not whole else EXIT_OK
-
-
-def cmd_warmup(options, world):
-    """Load models as their routes will ask for them, and see that they are loaded."""
-    fleet, _ = load_config(options, world)
-    check_names("agent", options.agent, fleet.agents, fleet.name)
-    check_names("model", options.model, fleet.models, fleet.name)
-    names = options.model + [fleet.agents[name].model for name in options.agent]
-    groups = {}  # what is one Ollama model with one context on a node is loaded once
-    warmths = {name: groups.setdefault(model.node, {}).setdefault(
-        (full_model_name(model.ollama_model), model.context),
-        Warmth(node=fleet.nodes[model.node], model=model))
-        for name, model in fleet.models.items() if name in names or not names}
-    rows = {name: (name, one.node.name, one.model.ollama_model) for name, one in warmths.items()}
-    widths = [max(map(len, column)) for column in zip(*rows.values())]
-    if not options.json:
-        world.out("Unloading models:\n" if options.unload else "Warming models:\n")
-    ended, waiting = set(), [] if options.json else list(warmths)
-    clear = "\r\x1b[K" if world.is_terminal("stderr") else ""
+def tell_session(workspace: Workspace, began: float, command: str, options: Options) -> None:
+    """Say how the session that has ended goes on: Claude Code's own words for it lack the fleet."""
     try:
-        how = WarmUp(options.timeout, pull=options.pull, unload=options.unload)
-        waiting_by_node = {name: list(group.values()) for name, group in groups.items()}
-        for node, _ in warm_nodes(world, waiting_by_node, how):
-            ended.add(node)
-            world.err(clear)
-            while waiting and warmths[waiting[0]].node.name in ended:
-                name = waiting.pop(0)
-                cells = map(str.ljust, rows[name], widths)
-                before = "  " + "  ".join(cells)
-                world.out(format_warmth(warmths[name], before=before, look=look_of(world)))
-            if clear:
-                world.err(format_progress(groups, world.clock(), world.columns))
-    finally:
-        world.err(clear)
-    if options.json:
-        world.out(render_report("warmup", {"results": [
-            {"model": name, "node": warmth.node.name, "ollama_model": warmth.model.ollama_model,
-             "ok": warmth.ok, "seconds": round(warmth.seconds, 1),
-             "loaded": warmth.loaded, "pulled_bytes": warmth.pulled, "detail": warmth.detail,
-             "fix": warmth.fix} for name, warmth in warmths.items()]}))
-    return EXIT_OK if all(warmth.ok for warmth in warmths.values()) else EXIT_PROBLEM
+        session = last_session(ReceiptsReader(workspace).read(), since=began)
+    except FleetError:  # they cannot be read, which is no reason to fail now
+        return
+    if session:
+        text = f"\nThis session goes on with:\n  {command} -- --resume {session}\n"
+        workspace.world.err(as_typed(text, options.typing))
 
 
-def cmd_status(options, world):
-    fleet, _ = load_config(options, world)
-    if options.watch and options.json:
-        raise FleetError("usage", "status: --watch is for people, --json for programs",
-                         status=EXIT_USAGE, fix="subagent-fleet status --json")
-    while True:
-        states = probe_nodes(world, fleet.nodes, options.timeout, fleet.models)
-        routes = {model.name: plan_route_state(fleet, states, model)
-                  for model in fleet.models.values()}
-        following = keep_places(plan_next_step(fleet, states, routes), options)
-        ready = all(route.state == "ready" for route in routes.values())
-        models = {name: {"name": name, "node": model.node, "ollama_model": model.ollama_model,
-                         "alias": model.alias, "context": model.context, **vars(routes[name])}
-                  for name, model in fleet.models.items()}
-        report = {"fleet": fleet.name, "ready": ready, "next": following,
-                  "nodes": [*states.values()], "models": [*models.values()],
-                  "routes": [{"agent": agent.name, "model": agent.model, **models[agent.model]}
-                             for agent in fleet.agents.values()]}
-        # home and clear: a redraw that does not scroll what stood there before
-        text = "\x1b[H\x1b[2J" if options.watch and world.is_terminal() else ""
-        page = StatusPage(fleet, states, routes, following, world.now())
-        world.out(render_report("status", report) if options.json else
-                  text + format_status(page, look_of(world)))
-        if not options.watch:
-            return EXIT_PROBLEM if options.check and not ready else EXIT_OK
-        world.sleep(options.watch)
+# -- files --
+
+@command("clean", "remove the generated files that nobody has changed", OUT, CONFIG,
+         Flag("--dry-run", "only list them"), Flag("--force", "changed ones too, after a copy"),
+         group=FILES, examples=("clean --dry-run", "clean"))
+def cmd_clean(options: Options, world: World) -> int:
+    workspace = open_workspace(options, world)
+    changes = workspace.compare(None)
+    kept = []
+    if not options.force:
+        kept = [change.path for change in changes if change.action == "edited"]
+    doomed = [change for change in changes if change.path not in kept]
+
+    listed = [(change.path, "removed") for change in doomed if change.found is not None]
+    if listed:
+        heading = "Would remove:\n" if options.dry_run else "Removing:\n"
+        world.out(heading + format_pairs(listed, look_of(world)))
+    else:
+        world.out("Nothing to remove.\n")
+
+    if doomed and not options.dry_run and world.confirm(f"Remove {count_of(listed, 'file')}?"):
+        remove_files(workspace, doomed, is_all=not kept)
+    if kept:
+        raise refuse_edited(kept, "clean", "kept")
+    return EXIT_OK
 
 
-def cmd_serve(options, world):
-    fleet, _ = load_config(options, world)
-    gateway, out = fleet.gateway, find_output(options, world)
-    port = options.port or str(gateway.port)
-    if not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
-        raise FleetError("usage", f"--port: `{port}` is not a port", status=EXIT_USAGE,
-                         fix="write --port 4000")
-    gateway = replace(gateway, host=options.host or gateway.host, port=int(port))
-    server, listener = open_gateway(replace(fleet, gateway=gateway), world, out,
-                                    receipts=not options.no_receipts)
-    if options.verbose:
-        server.hub.subscribe(lambda event: world.err(format_event(event)))
-    world.on_stop(server.stop)
-    address = f"{show_host(listener.host)}:{listener.port}"
-    world.out(f"Serving {clean_line(fleet.name)} at http://{address}: "
-              f"{', '.join(server.scheduler.candidates)} on {count_of(fleet.nodes, 'node')}. "
-              "Ctrl-C stops.\n")
-    server.run(listener)
-    return EXIT_INTERRUPTED if server.stops[0] == "SIGINT" else EXIT_OK
+def remove_files(workspace: Workspace, doomed: Sequence[Change], *, is_all: bool) -> None:
+    """Remove files and the directories that are empty then; with the last the manifest goes."""
+    workspace.write(doomed)
+    if is_all:
+        workspace.world.remove(workspace.enter(MANIFEST_FILE))
+    for path in (".claude/agents", ".claude", STATE_DIRECTORY):
+        workspace.world.remove_empty(workspace.path(path))
 
 
-def cmd_schema(options, world):
+# -- more --
+
+@command("schema", "print the JSON Schema of the fleet file",
+         group=MORE, examples=("schema > fleet.schema.json",))
+def cmd_schema(options: Options, world: World) -> int:
     world.out(json.dumps(render_schema(), indent=2) + "\n")
     return EXIT_OK
 
 
-def cmd_completion(options, world):
-    words = {c.name: " ".join(["--help", *(f.name for f in c.flags if f.name.startswith("-"))]
-                              + [choice for f in c.flags for choice in f.more.get("choices", ())])
-             for c in COMMANDS}
-    words["help"] = names = " ".join(words)
-    if options.shell == "fish":
-        lines = [f"complete -c subagent-fleet -n __fish_use_subcommand -f -a {c.name} "
-                 f'-d "{c.summary}"' for c in COMMANDS]
-        lines += [f"complete -c subagent-fleet -n '__fish_seen_subcommand_from {name}' "
-                  f"-a '{found}'" for name, found in words.items() if found]
-        world.out("\n".join(lines) + "\n")
-        return EXIT_OK
-    cases = "".join(f"    *' {name}') words='{found}' ;;\n" for name, found in words.items())
-    start = "whence compdef >/dev/null || { autoload -U compinit && compinit; }\n" \
-            "autoload -U +X bashcompinit && bashcompinit\n" if options.shell == "zsh" else ""
-    world.out(f"{start}_subagent_fleet() {{\n  local words='{names}'\n"
-              '  [ "$COMP_CWORD" -gt 1 ] && case "$3 ${COMP_WORDS[1]}" in\n'
-              "    --config*|--out*) words='' ;;\n" + cases + "    *) words='' ;;\n  esac\n"
-              '  COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))\n}\n'
-              "complete -o default -F _subagent_fleet subagent-fleet\n")
+@command("completion", "print a completion script for your shell",
+         # argparse would check a default that is a text against the choices
+         Flag("shell", "your shell", "SHELL", {"nargs": "?", "default": None,
+                                               "choices": ("bash", "zsh", "fish")}),
+         Flag("--names", "print names of the fleet instead, as the script asks for them", "KIND",
+              {"choices": NAME_KINDS, "default": ""}), CONFIG,
+         group=MORE, examples=('eval "$(subagent-fleet completion zsh)"',))
+def cmd_completion(options: Options, world: World) -> int:
+    if options.names:
+        fleet = load_config(world, options.config).fleet
+        world.out("".join(f"{name}\n" for name in getattr(fleet, options.names)))
+    elif options.shell == "fish":
+        world.out(render_fish_completion())
+    elif options.shell:
+        world.out(render_bash_completion(is_zsh=options.shell == "zsh"))
+    else:
+        raise FleetError("usage", "completion: name your shell: bash, zsh or fish",
+                         status=EXIT_USAGE, fix="subagent-fleet completion --help")
     return EXIT_OK
 
 
-def observe(world, fleet, problems, options):
-    """Return the Facts of this machine and, where there is a fleet, of its nodes and files."""
-    until = world.clock() + options.timeout  # at which every job ends by itself
-    seen = {"problems": problems, "agents": world.read_tree(".claude/agents", ".md")}
-    claude, litellm, jobs = world.which("claude"), world.which("litellm"), {}
-    if litellm:  # not run: `--version` takes 10 s and calls out (1.106.2), a .pth may do harm
-        names = [name for place in ("lib/python*", "Lib")
-                 for name in world.names_near(litellm, f"../{place}/*-packages/litellm*")]
-        versions = re.findall(r"^litellm-(\d.*)\.dist-info$", "\n".join(names), re.M)
-        seen["litellm"] = (versions or ["?"])[-1] \
-            + " with litellm_init.pth" * ("litellm_init.pth" in names)
-    if claude:  # its version, or `?`
-        words = [claude, "--version"]
-        jobs["claude"] = lambda: f"{world.read_program(words, until) or ''} ?".split()[0][:40]
-    if fleet:
-        out = find_output(options, world)
-        seen.update(observe_files(world, fleet, out), settings=find_settings(world),
-                    problems=[*problems, *lint_key(fleet, world.environ)])
-        looks = {name: lambda node=node: look_at_node(world, node, until)
-                 for name, node in fleet.nodes.items()}
-        jobs.update(states=lambda: probe_nodes(world, fleet.nodes, options.timeout, fleet.models),
-                    looks=lambda: dict(run_together(world, looks)),
-                    holder=lambda: who_serves(world, fleet, out, until))
-    return Facts(**seen, **{key: told for key, told in run_together(world, jobs) if key})
+def offered_words(flag: Flag) -> tuple[str, ...]:
+    """Return the words that may follow a flag, or one of NAME_KINDS, or nothing known."""
+    return flag.offers or tuple(flag.more.get("choices", ()))
 
 
-def look_at_node(world, node, until):
-    """Return who can reach a node beside the fleet."""
-    addresses, allowed, foreign = (), "", "https://fleet-doctor.invalid"
-    with contextlib.suppress(NodeFailure):  # how a node fails is in its state
-        found = world.resolve(split_endpoint(node.endpoint).host, 0, until)
-        addresses = tuple(sorted({address[0] for *_, address in found}))
-        headers = look(world, node.endpoint + "/api/version", until, Origin=foreign)[0]
-        allowed = headers.get("access-control-allow-origin", "")
-    return Exposure(addresses, allowed in ("*", foreign))
+def completion_words(row: Command) -> list[str]:
+    """Return what may follow a command: its flags and the words it can choose from."""
+    words = ["--help"]
+    for flag in row.flags:
+        if flag.name.startswith("-"):
+            words.append(flag.name)
+        else:
+            words += offered_words(flag)
+    if row.name == "help":
+        words += [other.name for other in COMMANDS]
+    return words
 
 
-def cmd_doctor(options, world):
-    mended = []
-    try:
-        fleet, problems = load_config(options, world)
-    except FleetError as error:
-        fleet, problems = None, error.findings or (error.finding,)
-    facts = observe(world, fleet, problems, options)
-    if options.fix and fleet:  # nothing that a person wrote is touched
-        stale = [change for change in facts.changes
-                 if change.action in ("created", "updated", "removed")]
-        mended = [f"{facts.env_path}: only you may read it now"] * ("env-readable" in facts.leaks)
-        mended += [f"{change.path}: {change.action}" for change in stale]
-        if mended:
-            out = find_output(options, world)
-            write_changes(world, out, stale)
-            facts = replace(facts, **observe_files(world, fleet, out))
-    pairs = [(topic, replace(found, fix=keep_places(found.fix, options)))
-             for topic, found in plan_doctor(fleet, facts)]
-    findings = [finding for _, finding in pairs]
-    verdict = plan_verdict(findings)
-    report = {"verdict": verdict, "mended": mended,
-              "findings": [{"topic": topic, **show_record(found)} for topic, found in pairs]}
-    look, topics = look_of(world), {}
-    for topic, found in pairs:
-        topics.setdefault(topic, []).append(found)
-    told = ["".join(f"mended: {clean_line(text)}\n" for text in mended)] if mended else []
-    told += [format_topic(topic, listed, look, verbose=options.verbose)
-             for topic, listed in topics.items()]
-    world.out(render_report("doctor", report) if options.json else
-              "\n".join([*told, wrap_text(f"{clean_line(verdict)}\n", look.columns, indent="  ")]))
-    return EXIT_PROBLEM if any(found.level == "error" for found in findings) else EXIT_OK
+def render_fish_completion() -> str:
+    """Return the script for fish."""
+    start = "complete -c subagent-fleet"
+    lines = [f'{start} -n __fish_use_subcommand -f -a {row.name} -d "{row.summary}"\n'
+             for row in COMMANDS]
+    for row in COMMANDS:
+        seen = f"{start} -n '__fish_seen_subcommand_from {row.name}'"
+        lines.append(f"{seen} -a '{' '.join(completion_words(row))}'\n")
+        for flag in row.flags:
+            words = offered_words(flag)
+            if flag.name.startswith("--") and words:
+                offered = " ".join(words)
+                if words[0] in NAME_KINDS and len(words) == 1:
+                    offered = f"(subagent-fleet completion --names {offered} 2>/dev/null)"
+                lines.append(f"{seen} -l {flag.name.strip('-')} -xa '{offered}'\n")
+    return "".join(lines)
 
 
-def cmd_worker(options, world):
-    found = re.search(r":([1-9]\d{0,4})/?$", world.environ.get("OLLAMA_HOST", ""))
-    port = min(int(found[1]), 65535) if found else OLLAMA_PORT
-    name, addresses = world.own_names()
-    nodes = {address: Node(address, f"http://{address}:{port}")
-             for address in ("127.0.0.1", *filter(address_kind, addresses))}
-    here, *reached = probe_nodes(world, nodes, options.timeout).values()
-    app = "/Applications/Ollama.app"
-    program = world.which("ollama") or (app if world.kind_of(app) == "directory" else "")
-    system = "docker" if here.online and not program and world.which("docker") else {
-        "darwin": "darwin", "win32": "windows"}.get(
-        sys.platform, "systemd" if world.which("systemctl") else "shell")
-    findings = check_worker(program, here, reached)
-    report = {"system": system, "name": name, "program": program, "ollama": here,
-              "addresses": [{"address": one.name, "kind": address_kind(one.name),
-                             "open": one.online} for one in reached],
-              "findings": findings, "setup": format_setup(system, here, reached),
-              "security": SECURITY_WARNING, "fleet": plan_worker_block(name, here, reached)}
-    world.out(render_report("worker", report) if options.json else
-              format_worker(report, look_of(world)))
-    return EXIT_PROBLEM if any(found.level == "error" for found in findings) else EXIT_OK
+_BASH_COMPLETION = """\
+_subagent_fleet_names() {
+  local program=$1 kind=$2 config= at
+  for ((at = 1; at < COMP_CWORD; at++)); do
+    [ "${COMP_WORDS[at]}" = --config ] && config=${COMP_WORDS[at + 1]}
+  done
+  "$program" completion --names "$kind" ${config:+--config "$config"} 2>/dev/null
+}
+_subagent_fleet() {
+  local words='@COMMANDS@'
+  [ "$COMP_CWORD" -gt 1 ] && case "$3 ${COMP_WORDS[1]}" in
+@FLAGS@@CASES@    *) words='' ;;
+  esac
+  COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))
+}
+complete -o default -F _subagent_fleet subagent-fleet
+"""
+_ZSH_START = """\
+whence compdef >/dev/null || { autoload -U compinit && compinit; }
+autoload -U +X bashcompinit && bashcompinit
+"""
 
 
-def cmd_help(options, world):
-    if not options.command:
-        head = f"subagent-fleet {__version__}: run Claude Code-style subagents across your local " \
-               "model fleet.\n\nStart:\n  subagent-fleet up\n\nCommands:\n"
-        tail = "\nsubagent-fleet COMMAND --help says more. Exit codes: 0 done, 1 a problem was " \
-               "found,\n2 usage, 3 refused (--force overrides), 130 interrupted.\n"
-        pairs = [(c.name, c.summary) for c in COMMANDS]
-        world.out(wrap_text(head, look_of(world).columns) + format_pairs(pairs, look_of(world))
-                  + wrap_text(tail, look_of(world).columns))
+def render_bash_completion(*, is_zsh: bool) -> str:
+    """Return the script for bash, which zsh understands after a start of its own."""
+    cases = [f"    *' {row.name}') words='{' '.join(completion_words(row))}' ;;\n"
+             for row in COMMANDS]
+    script = _BASH_COMPLETION.replace("@COMMANDS@", " ".join(row.name for row in COMMANDS))
+    script = script.replace("@FLAGS@", "".join(bash_flag_cases()))
+    script = script.replace("@CASES@", "".join(cases))
+    return _ZSH_START + script if is_zsh else script
+
+
+def bash_flag_cases() -> list[str]:
+    """Return the lines for the flags that a value follows; else bash offers file names."""
+    lines = []
+    others = []
+    for row in COMMANDS:
+        for flag in row.flags:
+            words = offered_words(flag)
+            if not flag.name.startswith("--") or not flag.metavar:
+                continue
+            if len(words) == 1 and words[0] in NAME_KINDS:
+                names = f'$(_subagent_fleet_names "$1" {words[0]})'
+                lines.append(f"    '{flag.name} {row.name}') words={names} ;;\n")
+            elif words:
+                lines.append(f"    '{flag.name} {row.name}') words='{' '.join(words)}' ;;\n")
+            elif "nargs" not in flag.more and f"'{flag.name} '*" not in others:
+                others.append(f"'{flag.name} '*")
+    return [*lines, f"    {'|'.join(others)}) words='' ;;\n"]
+
+
+@command("help", "say how a command is used",
+         Flag("command", "which command", "[COMMAND]", {"nargs": "?", "default": ""}),
+         group=MORE, examples=("help validate",))
+def cmd_help(options: Options, world: World) -> int:
+    if options.command:
+        usage = show_usage(find_command(options.command), options.typing, look_of(world))
+        world.out(usage)
         return EXIT_OK
-    command, rows = find_command(options.command), []
-    for flag in command.flags:
-        value = "|".join(flag.more.get("choices", ())) or flag.metavar
-        name = f"{flag.short}, {flag.name}" if flag.short else flag.name
-        rows.append((f"{name} {value}".rstrip() if name.startswith("-") else value, flag.note))
-    if command.passes:
-        rows.append(("-- " + command.passes, "handed on as it is"))
-    examples = [f"  subagent-fleet {text}\n" if text.startswith(command.name) else f"  {text}\n"
-                for text in command.examples]
-    world.out(f"subagent-fleet {command.name}: {command.summary}.\n\nExamples:\n"
-              + "".join(examples)
-              + ("\nOptions:\n" + format_pairs(rows, look_of(world)) if rows else ""))
+
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for row in COMMANDS:
+        groups.setdefault(row.group, []).append((row.name, row.summary))
+    world.out(format_overview(options.typing, groups, look_of(world)))
     return EXIT_OK
+
+
+def show_usage(row: Command, typing: Typing, look: Look) -> str:
+    """Return the help of a command, its examples as they can be typed here."""
+    examples = []
+    for example in row.examples:
+        if example.startswith(row.name):
+            example = f"subagent-fleet {example}"
+        examples.append(as_typed(example, typing))
+
+    rows = [(show_flag(flag), flag.note) for flag in row.flags]
+    if row.passes:
+        rows.append((f"-- {row.passes}", "handed on as it is"))
+    return format_usage(f"subagent-fleet {row.name}: {row.summary}", examples, rows,
+                        look)
+
+
+def show_flag(flag: Flag) -> str:
+    """Return a flag as it is typed: `-v, --verbose`, `--shell sh|fish|json`, `[COMMAND]`."""
+    value = "|".join(flag.more.get("choices", ())) or flag.metavar
+    if not flag.name.startswith("-"):
+        return value
+    name = f"{flag.short}, {flag.name}" if flag.short else flag.name
+    return f"{name} {value}".rstrip()
 
 
 # == 18. Command line =========================================================
 
-COMMANDS = (
-    Command("init", cmd_init, "write fleet.yaml with the models your machines have", (
-        Flag("--output", "where to write, else fleet.yaml; .json writes JSON; not `-`", "FILE"),
-        Flag("--node", "also ask this machine; may be repeated", "NAME=URL", REPEAT),
-        Flag("--offline", "ask nobody, write placeholders"), FORCE),
-        ("init", "init --node mini=http://192.168.1.50:11434")),
-    Command("validate", cmd_validate, "check the config", (
-        CONFIG, Flag("--strict", "warnings are errors"), JSON),
-        ("validate", "validate --config - < fleet.yaml")),
-    Command("generate", cmd_generate, "write what LiteLLM, Claude Code and your shell read", (
-        CONFIG, OUT, Flag("--target", f"only these: {', '.join(TARGET_NAMES)}", "LIST", REPEAT),
-        Flag("--litellm-only", "only LiteLLM's config"), Flag("--claude-only", "only the agents"),
-        Flag("--check", "write nothing; exit 1 when something would change"),
-        Flag("--diff", "write nothing; show what would change"), FORCE, JSON),
-        ("generate", "generate --check --diff", "generate --target claude,env")),
-    Command("launch", cmd_launch, "run Claude Code on the fleet", (
-        Flag("program", "the program", "claude", {"choices": ("claude",)}), CONFIG, OUT),
-        ("launch claude", "launch claude -- -p 'say hi'"), "ARGS"),
-    Command("env", cmd_env, "print Claude Code's environment for your shell", (
-        CONFIG, OUT,
-        Flag("--shell", "for whom", "SHELL", {"default": "sh", "choices": ("sh", "fish", "json")}),
-        Flag("--show-key", "show the key on a terminal, too")),
-        ("env", 'eval "$(subagent-fleet env)"')),
-    Command("clean", cmd_clean, "remove the generated files that nobody has changed", (
-        OUT, CONFIG, Flag("--dry-run", "only list them"),
-        Flag("--force", "changed ones too, after a copy")), ("clean --dry-run", "clean")),
-    Command("discover", cmd_discover, "show what every node has", (
-        CONFIG, Flag("--write", f"also write {STATE_DIRECTORY}/discovery.json"),
-        Flag("--check", "exit 1 when a node is offline or a model missing"), TIMEOUT,
-        Flag("--verbose", "say more, and why a node is offline", short="-v"), JSON),
-        ("discover", "discover --verbose --timeout 2")),
-    Command("warmup", cmd_warmup, "load models before you need them", (
-        CONFIG, Flag("--model", "only this model; may be repeated", "MODEL", REPEAT),
-        Flag("--agent", "only the model of this agent; may be repeated", "AGENT", REPEAT),
-        Flag("--pull", "download what a node lacks"), Flag("--unload", "take models out of memory"),
-        Flag("--timeout", "seconds for each model; else its own `timeout`", "S", SECONDS), JSON),
-        ("warmup", "warmup --agent implementer", "warmup --pull")),
-    Command("status", cmd_status, "show nodes, loaded models and routes", (
-        CONFIG, Flag("--watch", "again every S seconds, until Ctrl-C", "[S]",
-                     {**SECONDS, "nargs": "?", "const": 2.0}),
-        Flag("--check", "exit 1 when a route is not ready"), TIMEOUT, JSON),
-        ("status", "status --watch", "status --check")),
-    Command("serve", cmd_serve, "serve the fleet to Claude Code", (
-        CONFIG, OUT, Flag("--host", "listen there instead", "HOST"),
-        Flag("--port", "listen there instead, where `launch` does not ask; 0: any", "PORT"),
-        Flag("--no-receipts", "keep no record of requests"),
-        Flag("--verbose", "print a line for each request and each refusal", short="-v")),
-        ("serve", "serve --verbose")),
-    Command("up", cmd_up, "do the whole job: find, generate, warm, serve, run Claude Code",
-            (CONFIG, OUT), ("up", "up -- -p 'say hi'"), "ARGS"),
-    Command("schema", cmd_schema, "print the JSON Schema of the fleet file", (),
-            ("schema > fleet.schema.json",)),
-    Command("completion", cmd_completion, "print a completion script for your shell", (
-        Flag("shell", "your shell", "SHELL", {"choices": ("bash", "zsh", "fish")}),),
-        ('eval "$(subagent-fleet completion zsh)"',)),
-    Command("doctor", cmd_doctor, "find what is wrong, and say what mends it", (
-        CONFIG, OUT, Flag("--fix", "mend what is safe: permissions, stale and missing files"),
-        Flag("--verbose", "on a terminal, also list what is right", short="-v"),
-        TIMEOUT, JSON), ("doctor", "doctor --fix", "doctor --json")),
-    Command("worker", cmd_worker, "say how this machine becomes a node", (TIMEOUT, JSON),
-            ("worker",)),
-    Command("help", cmd_help, "say how a command is used",
-            (Flag("command", "which command", "[COMMAND]", {"nargs": "?"}),), ("help validate",)))
+# Takes the words that were typed; finds the command, reads its flags, runs it, and prints what it
+# was refused with. What is typed again in a message is named here as it was typed.
+
+@dataclass(frozen=True)
+class CommandLine:
+    """A command line that was understood."""
+
+    command: Command
+    options: Options
 
 
-def find_command(name):
-    """Return the command of that name; an unknown one is refused with the nearest."""
-    known = {command.name: command for command in COMMANDS}
-    if name not in known:
-        behind = "; flags come after the command" if name.startswith("-") else ""
-        raise FleetError("unknown-command", f"unknown command `{name}`{behind}", status=EXIT_USAGE,
-                         fix=nearest(name, known) or "subagent-fleet --help")
-    return known[name]
+def name_program(world: World) -> str:
+    """Return what a person types to start this program, as far as that can be known."""
+    usual = Typing().program
+    typed = sys.argv[0]
+    _, name = world.split(typed)
+    if name in ("", "-", "-c", "<stdin>", usual, f"{usual}.exe"):  # piped, or installed
+        return usual
+    if __name__ == "__main__" and __spec__ is not None:
+        return "python3 -m subagent_fleet"
+    if world.which(name) == typed:  # a link on the PATH
+        return quote_shell(name)
+    if world.which(typed) == typed:  # it can be run as it is: a path, and executable
+        return quote_shell(typed)
+    return f"python3 {quote_shell(typed)}"
 
 
-def parse_arguments(command, words):
+def plan_typing(program: str, options: Options) -> Typing:
+    """Return how messages shall name commands: with the places that were typed, where taken."""
+    config = options.config
+    if options.output:  # `init` writes what the next commands read
+        config = options.output
+    values = {"--config": config, "--out": options.out, "--output": options.output}
+
+    places = {}
+    for row in COMMANDS:
+        takes = [flag.name for flag in row.flags]
+        words = [f" {name} {quote_shell(value)}" for name, value in values.items()
+                 if name in takes and value not in (None, "", "-")]
+        places[row.name] = "".join(words)
+    return Typing(program, places)
+
+
+def read_call(words: Sequence[str], program: str) -> CommandLine:
+    """Return the command and its options; what is wrong is said in one line."""
+    row = find_command(words[0])
+    options = parse_arguments(row, list(words[1:]))
+    return CommandLine(row, replace(options, typing=plan_typing(program, options)))
+
+
+def parse_arguments(row: Command, words: list[str]) -> Options:
     """Return the options of a command; what is wrong is said in one line."""
-    class Parser(argparse.ArgumentParser):
-        def error(self, message, fix=""):
-            raise FleetError("usage", f"{command.name}: {message}", status=EXIT_USAGE,
-                             fix=fix or f"subagent-fleet {command.name} --help")
+    own = words
+    passed: list[str] = []
+    if row.passes and "--" in words:
+        cut = words.index("--")
+        own = words[:cut]
+        passed = words[cut + 1:]
 
-    cut = words.index("--") if command.passes and "--" in words else len(words)
+    parser = make_parser(row)
+    options, unknown = parser.parse_known_args(own)
+    if unknown:
+        raise FleetError("usage", f"{row.name}: unknown argument `{unknown[0]}`",
+                         status=EXIT_USAGE, fix=suggest_words(row, own, passed, unknown)
+                         or f"subagent-fleet {row.name} --help")
+    return Options(**vars(options), passed=tuple(passed))
+
+
+def make_parser(row: Command) -> argparse.ArgumentParser:
+    """Return an argparse parser that refuses as this program does."""
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise FleetError("usage", f"{row.name}: {message}", status=EXIT_USAGE,
+                             fix=f"subagent-fleet {row.name} --help")
+
     parser = Parser(prog="subagent-fleet", add_help=False, allow_abbrev=False,
                     # without a width it imports shutil, and with it three packers
                     formatter_class=lambda prog: argparse.HelpFormatter(prog, width=80))
-    for flag in command.flags:
-        more = {"metavar": flag.metavar, **flag.more} if flag.metavar else {"action": "store_true"}
-        parser.add_argument(*filter(None, (flag.short, flag.name)), **more)
-    options, unknown = parser.parse_known_args(words[:cut])
-    if unknown:
-        known = [flag.name for flag in command.flags if flag.name.startswith("-")]
-        hint = nearest(unknown[0].split("=")[0], known)
-        own = [word for word in words[:cut] if word not in unknown]
-        better = [*own, "--config", unknown[0], *words[cut:]] if "--config" in known \
-            and "--config" not in words and unknown[0].endswith((".yaml", ".yml", ".json")) else \
-            [*own, "--", *unknown, *words[cut + 1:]] if command.passes and not hint else []
-        if better:
-            hint = " ".join(map(quote_shell, ("subagent-fleet", command.name, *better)))
-        parser.error(f"unknown argument `{unknown[0]}`", hint)
-    options.passed = words[cut + 1:]
-    return options
+    for flag in row.flags:
+        names = [flag.short, flag.name] if flag.short else [flag.name]
+        if flag.metavar:
+            parser.add_argument(*names, **{"metavar": flag.metavar, **flag.more})
+        else:
+            parser.add_argument(*names, action="store_true")
+    return parser
 
 
-def main(argv=None, world=None):
+def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list[str]) -> str:
+    """Return what was probably meant by words that a command does not take, or nothing."""
+    flags = [flag.name for flag in row.flags if flag.name.startswith("-")]
+    first = unknown[0]
+    hint = nearest(first.split("=")[0], flags)
+    known = [word for word in own if word not in unknown]
+
+    looks_like_config = first.endswith((".yaml", ".yml", ".json"))
+    if looks_like_config and "--config" in flags and "--config" not in own:
+        better = [*known, "--config", first]
+        if passed:
+            better += ["--", *passed]
+    elif row.passes and not hint:
+        better = [*known, "--", *unknown, *passed]
+    else:
+        return hint
+    return " ".join(map(quote_shell, ("subagent-fleet", row.name, *better)))
+
+
+def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
     """Run one command; return its exit status."""
     world = world or World()
     try:
-        return run_words(list(sys.argv[1:] if argv is None else argv), world)
-    except FleetError as error:
-        look = look_of(world, "stderr")
-        told = "".join(format_finding(finding, indent="  ", look=look)
-                       for finding in error.findings)
-        world.err(f"Invalid {clean_line(error.where)}:\n{told}" if told else
-                  format_finding(error.finding, look=look))
-        return error.status
+        if argv is None:
+            return run_words(sys.argv[1:], world, program=name_program(world))
+        return run_words(list(argv), world)
     except KeyboardInterrupt:
         world.err("\ninterrupted\n")
         return EXIT_INTERRUPTED
@@ -10444,39 +11765,45 @@ def main(argv=None, world=None):
         return EXIT_PROBLEM
 
 
-def run_words(words, world):
-    """Choose the command, read its flags, run it."""
-    if words[:1] in (["-V"], ["--version"]):
-        world.out(f"subagent-fleet {__version__}\n")
-        return EXIT_OK
+def run_words(words: list[str], world: World, *, program: str = Typing.program) -> int:
+    """Do what was typed, or say why not; return the exit status."""
+    typing = plan_typing(program, Options())
     own = words[:words.index("--")] if "--" in words else words
-    if not words or "-h" in own or "--help" in own:
-        named = [word for word in own[:1] if not word.startswith("-")]
-        cmd_help(SimpleNamespace(command="".join(named)), world)
-        return EXIT_OK if words else EXIT_USAGE
-    command, options = find_command(words[0]), None
     try:
-        options = parse_arguments(command, words[1:])
-        return command.run(options, world)
+        if words[:1] in (["-V"], ["--version"]):
+            world.out(f"subagent-fleet {__version__}\n")
+            return EXIT_OK
+        if not words or "-h" in own or "--help" in own:
+            name = own[0] if own and not own[0].startswith("-") else ""
+            cmd_help(Options(command=name, typing=typing), world)
+            return EXIT_OK if words else EXIT_USAGE
+
+        call = read_call(words, program)
+        typing = call.options.typing
+        return call.command.run(call.options, world)
     except FleetError as error:
-        error.fix = keep_places(error.fix, options)
+        tell_error(error, typing, world)
         if "--json" in own:
-            world.out(render_report(command.name, {
-                "error": error.finding, "findings": error.findings, **error.report}))
-        raise
+            tell_error_as_json(error, words[0], typing, world)
+        return error.status
 
 
-def keep_places(text, options):
-    """Return text whose commands name the files and the directory that were typed."""
-    def name_them(found):
-        takes = {flag.name for command in COMMANDS if command.name == found[1]
-                 for flag in command.flags}
-        return found[0] + "".join(f" {flag} {quote_shell(value)}" for flag, value in typed
-                                  if flag in takes and value not in (None, "", "-"))
+def tell_error(error: FleetError, typing: Typing, world: World) -> None:
+    """Say why a command was refused; of a config everything that is wrong with it."""
+    look = look_of(world, "stderr")
+    if not error.findings:
+        world.err(format_finding(retype(error.finding, typing), look=look))
+        return
+    world.err(f"Invalid {clean_line(error.where)}:\n")
+    for finding in error.findings:
+        world.err(format_finding(retype(finding, typing), indent="  ", look=look))
 
-    typed = [(f"--{name}", getattr(options, name, "")) for name in ("config", "out", "output")]
-    return re.sub(r"(?<![\w./-])subagent-fleet ([a-z]+)( claude)?\b(?! --(?:config|out)| claude)",
-                  name_them, text)
+
+def tell_error_as_json(error: FleetError, name: str, typing: Typing, world: World) -> None:
+    """Print the same for programs, with what the command knew before it was refused."""
+    findings = [retype(finding, typing) for finding in error.findings]
+    world.out(render_report(name, {
+        "error": retype(error.finding, typing), "findings": findings, **error.report}))
 
 
 if __name__ == "__main__":

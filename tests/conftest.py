@@ -8,6 +8,7 @@ import pytest
 from fake_ollama import FakeNode
 from tools import SCRIPT, accept_golden, clean_environment, golden_text, keys_near
 
+pytest_plugins = ("workspace_cases",)
 sys.dont_write_bytecode = True
 # A shell's background job ignores Ctrl-C, and so would every program that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -15,9 +16,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture
 def run_cli(tmp_path):
-    """Run the file as a user does; gives stdout, stderr (text) and returncode."""
+    """Run the file as a user does, installed; gives stdout, stderr (text) and returncode."""
+    program = tmp_path.parent / f"{tmp_path.name}-bin" / "subagent-fleet"
+
     def run(*words, cwd=tmp_path, env=None, input=None, python=(), timeout=30):
-        command = [sys.executable, "-I", "-S", "-W", "error", *python, str(SCRIPT), *map(str, words)]
+        if not program.exists():
+            program.parent.mkdir()
+            program.symlink_to(SCRIPT)
+        command = [sys.executable, "-I", "-S", "-W", "error", *python, str(program),
+                   *map(str, words)]
         done = subprocess.run(command, cwd=str(cwd), env=clean_environment(**(env or {})),
                               input=input, capture_output=True, timeout=timeout)
         done.stdout = done.stdout.decode("utf-8", "surrogateescape")

@@ -19,10 +19,10 @@ def told_by_doctor(monkeypatch):
     """What `doctor` prints about a fleet and what was seen of it."""
     def tell(fleet, facts):
         told, world = [], sf.World()
-        monkeypatch.setattr(sf, "load_config", lambda options, world: (fleet, []))
-        monkeypatch.setattr(sf, "observe", lambda *seen: facts)
+        monkeypatch.setattr(sf, "load_config", lambda world, typed: sf.Config(fleet))
+        monkeypatch.setattr(sf, "observe", lambda *seen, **more: facts)
         monkeypatch.setattr(world, "out", told.append)
-        sf.cmd_doctor(types.SimpleNamespace(fix=False, json=False, verbose=False), world)
+        sf.cmd_doctor(sf.Options(), world)
         return "".join(told)
     return tell
 
@@ -59,6 +59,11 @@ def world_with(**environ):
     return world
 
 
+def observed(world):
+    """What `doctor` sees of this machine where there is no fleet."""
+    return sf.observe(sf.Workspace(world, "."), None, problems=(), seconds=0.2)
+
+
 @pytest.mark.parametrize("packages,version,poisoned", [
     ("lib/python3.12/site-packages", "1.106.2", False),
     ("lib/python3/dist-packages", "1.82.8", True), ("Lib/site-packages", "1.103.5", False),
@@ -71,11 +76,10 @@ def test_litellm_is_known_from_disk_without_running_it(tmp_path, packages, versi
     program = write_program(tmp_path / "venv" / "bin", "litellm", f"touch {tmp_path}/was-run")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "litellm").symlink_to(program)  # as uv and pipx do
-    options = types.SimpleNamespace(timeout=0.2)
-    found = sf.observe(world_with(PATH=tmp_path / "bin"), None, (), options).litellm
+    found = observed(world_with(PATH=tmp_path / "bin")).litellm
     assert found == version + " with litellm_init.pth" * poisoned
     assert not (tmp_path / "was-run").exists()
-    assert sf.observe(world_with(PATH=tmp_path), None, (), options).litellm is None
+    assert observed(world_with(PATH=tmp_path)).litellm is None
 
 
 @pytest.mark.parametrize("script,version", [
@@ -83,10 +87,9 @@ def test_litellm_is_known_from_disk_without_running_it(tmp_path, packages, versi
 def test_claude_code_is_asked_for_its_version_within_the_deadline(tmp_path, script, version):
     write_program(tmp_path, "claude", script)
     world, began = world_with(PATH=f"{tmp_path}:/bin:/usr/bin"), time.monotonic()
-    options = types.SimpleNamespace(timeout=0.2)
-    assert sf.observe(world, None, (), options).claude == version
+    assert observed(world).claude == version
     assert time.monotonic() - began < 10
-    assert sf.observe(world_with(PATH="/nowhere"), None, (), options).claude is None
+    assert observed(world_with(PATH="/nowhere")).claude is None
 
 
 def write_settings(directory, text):
@@ -164,8 +167,8 @@ def test_who_holds_the_gateways_port_is_asked(fake_node, pages, wanted):
                     for path in ("/", "/health/liveliness")}
     gateway = sf.Gateway("builtin", "0.0.0.0", node.port, "KEY")
     world = world_with(PATH="/nowhere")
-    fleet = types.SimpleNamespace(gateway=gateway, models={})
-    assert sf.who_serves(world, fleet, "/nowhere", world.clock() + 3) == wanted
+    fleet = types.SimpleNamespace(name="", gateway=gateway, models={})
+    assert sf.who_serves(world, fleet, "a-key", world.clock() + 3) == wanted
 
 
 def test_free_port_is_nobodys():
@@ -174,7 +177,7 @@ def test_free_port_is_nobodys():
         taken.bind(("127.0.0.1", 0))  # bound, not listening: refused
         gateway = sf.Gateway("builtin", "127.0.0.1", taken.getsockname()[1], "KEY")
         fleet = types.SimpleNamespace(gateway=gateway, models={})
-        assert sf.who_serves(world, fleet, "/nowhere", world.clock() + 3) == ""
+        assert sf.who_serves(world, fleet, "a-key", world.clock() + 3) == ""
 
 
 def test_node_that_answers_any_web_page_is_seen(fake_node):
@@ -248,7 +251,10 @@ def doctor(tmp_path, fake_node, run_here):
 def test_doctor_on_a_machine_in_order_is_ready_and_changes_nothing(doctor, run_cli):
     done = run_cli("doctor", env=doctor.env)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[-1] == "Ready: everything is in order."
+    port = doctor.fleet["project"]["gateway"]["port"]
+    assert done.stdout.splitlines()[-1] == (
+        f"Ready, but no gateway runs at http://127.0.0.1:{port}: `subagent-fleet serve` in another "
+        "terminal, or `subagent-fleet up`.")
     assert doctor.ask() == {} and doctor.status == 0
     assert doctor.answer["mended"] == []
     assert {path for path, _ in doctor.node.requests} == {
@@ -321,7 +327,7 @@ def test_doctor_fix_does_what_is_safe_and_says_each(doctor):
     doctor.fleet["models"]["small"]["context"] = 40000
     doctor.write()
     before = environment.read_bytes()
-    key = sf.kept_key(sf.World(), sf.load_fleet(doctor.path / "fleet.json"), str(doctor.path))
+    key = sf.Workspace(sf.World(), str(doctor.path)).kept_key(sf.load_fleet(doctor.path / "fleet.json"))
     assert doctor.ask() == {"env-readable": "error", "files-updated": "warning"}
     assert environment.stat().st_mode & 0o777 == 0o644 and environment.read_bytes() == before
     assert doctor.ask("--fix") == {} and doctor.status == 0
@@ -408,7 +414,7 @@ def test_doctor_knows_its_own_gateway(doctor):
                                stdout=subprocess.PIPE, env=clean_environment(**doctor.env))
     try:
         assert b"Serving" in serving.stdout.readline()
-        assert doctor.ask() == {}
+        assert doctor.ask() == {} and doctor.answer["verdict"] == "Ready: everything is in order."
         assert "gateway-up" in [finding["id"] for finding in doctor.answer["findings"]]
         doctor.env["LITELLM_MASTER_KEY"] = "sk-of-another-fleet-9"
         assert doctor.ask() == {"gateway-other": "error"}
@@ -447,7 +453,7 @@ def told_by_worker(world, monkeypatch):
     """What `worker --json` says in this world."""
     told = []
     monkeypatch.setattr(world, "out", told.append)
-    sf.cmd_worker(types.SimpleNamespace(timeout=1, json=True), world)
+    sf.cmd_worker(sf.Options(timeout=1, json=True), world)
     return json.loads(told[0])
 
 

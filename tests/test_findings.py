@@ -142,11 +142,21 @@ def test_a_fleet_in_order_warns_of_nothing():
     assert len(sf.LINTS) > 12
 
 
+def test_a_name_is_written_as_the_file_needs_it():
+    tree = changed_tree({"models.heavy.fallback": None})
+    tree["models"]["8"] = tree["models"].pop("light")
+    tree["agents"]["planner"]["model"] = "8"
+    assert warnings(tree)["no-fallback"].fix == 'write `fallback: ["8"]`'
+    tree = changed_tree({"nodes.a.memory_gb": 4, "nodes.1e3": {"endpoint": "http://c:1", "memory_gb": 64}})
+    tree["models"]["third"] = {**THIRD, "node": "1e3", "litellm_alias": "small", "ollama_model": "qwen3:8b"}
+    assert warnings(tree)["model-too-large"].fix == 'write `node: "1e3"` in models.heavy'
+
+
 def test_readme_lists_every_warning():
     source = SCRIPT.read_text(encoding="utf-8")
     slugs = set(re.findall(r'\bwarn\(\s*"([a-z0-9-]+)"', source)) | {"weak-key"}
     readme = (SCRIPT.parent / "README.md").read_text(encoding="utf-8")
-    table = readme[readme.index("| Warning |"):readme.index("## Generated files")]
+    table = readme[readme.index("| Warning |"):readme.index("## Commands")]
     rows = [row.split(" | ")[0] for row in table.splitlines() if row.startswith("| `")]
     assert set(re.findall("`([a-z0-9-]+)`", "".join(rows))) == slugs and len(slugs) > 15
 
@@ -263,6 +273,7 @@ CASES = [
         states=state_with(models=TWO_HELD, loaded=loaded(32768, 0)))), {}),
     ("port taken", on(holder="another program"), {"port-taken": "error"}),
     ("port free", on(holder=""), {"port-free": "info"}),
+    ("port free, LiteLLM's", on(LITELLM, holder=""), {"litellm-down": "info"}),
     ("port another fleet's", on(holder="subagent-fleet"), {"gateway-other": "error"}),
     ("port of an older fleet", on(holder=sf.OLD_GATEWAY), {"gateway-old": "error"}),
     ("port another LiteLLM's", on(LITELLM, holder="LiteLLM"), {"gateway-other": "error"}),

@@ -1211,8 +1211,9 @@ def test_serve_says_where_and_answers_until_it_is_told_to_stop(tmp_path):
         wait_until(lambda: node.requests)
         program.process.send_signal(signal.SIGTERM)
         assert text_of(read_answer(connection.makefile("rb"))[2]) == "PONG"
-    status, told = program.end()
-    assert status == 0 and "main x -> m@a ok" in told
+    stdout, told = program.process.communicate(timeout=15)
+    assert program.process.returncode == 0 and b"main x -> m@a ok" in told
+    assert re.search(rb"(?m)^Served:\nNode +Requests .*\n-+\na +1 +12 +3 ", stdout)
     receipt = json.loads((tmp_path / ".subagent-fleet" / "requests.jsonl").read_text())
     assert receipt["outcome"] == "ok"
     with pytest.raises(OSError):
@@ -1247,8 +1248,10 @@ def test_a_taken_port_is_said(tmp_path):
     status, told = Program(tmp_path, "--port", str(other.port)).end()
     other.close()
     assert status == 1 and f"cannot listen on 127.0.0.1:{other.port}: " in told
-    assert "already in use, by another program" in told
-    assert "fix: stop it, or write another `port:` under project.gateway (lsof " in told
+    assert "already in use, by another program (" in told
+    assert f", pid {os.getpid()}, in {os.getcwd()})\n" in told
+    free, = re.findall(r"fix: stop it, or write `port: (\d+)` under project.gateway\n", told)
+    assert other.port < int(free) <= other.port + 100 and answers_nobody(int(free))
 
 
 def test_a_port_that_another_of_us_has_is_said(tmp_path):
@@ -1279,7 +1282,8 @@ import json, os, sys, urllib.request
 request = urllib.request.Request(os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages", json.dumps({{
     "model": os.environ["ANTHROPIC_MODEL"], "max_tokens": 9,
     "messages": [{{"role": "user", "content": "hi"}}]}}).encode(),
-    {{"Authorization": "Bearer " + os.environ["ANTHROPIC_AUTH_TOKEN"]}})
+    {{"Authorization": "Bearer " + os.environ["ANTHROPIC_AUTH_TOKEN"],
+      "x-claude-code-session-id": "a-session"}})
 print(json.load(urllib.request.urlopen(request))["content"][0]["text"], *sys.argv[3:])
 print(*sorted(name for name in os.environ if name.startswith("CLAUDE_CODE_USE_")), end="")
 sys.exit(7)
@@ -1310,6 +1314,8 @@ def test_up_does_the_whole_job(project):
     done = project("up", "--", "-p", "hi there")
     assert (done.returncode, done.stdout) == (7, "PONG -p hi there\n")
     assert "m  a  tiny  ok" in done.stderr
+    assert done.stderr.endswith(
+        "\nThis session goes on with:\n  subagent-fleet up -- --resume a-session\n")
     assert re.search(r"^a +1 +7 +2 +0\.0 +0$", done.stderr, re.M)
     assert (project.place / ".claude" / "agents" / "planner.md").exists()
     with pytest.raises(OSError):
@@ -1541,7 +1547,9 @@ def test_up_refuses_a_port_that_is_not_its_fleets(project, fake_node):
     fake_node(port=project.port)
     done = project("up")
     assert (done.returncode, done.stdout) == (1, "")
-    assert f"error: another program answers at http://127.0.0.1:{project.port}\n" in done.stderr
+    assert f"error: another program answers at http://127.0.0.1:{project.port} (" in done.stderr
+    assert f", pid {os.getpid()}, in {os.getcwd()})\n" in done.stderr
+    assert re.search(r"  fix: stop it, or write `port: \d+` under project.gateway\n", done.stderr)
 
 
 @pytest.mark.parametrize("words, env", [
@@ -1550,7 +1558,7 @@ def test_up_wants_its_config_in_a_file(project, words, env):
     done = project("up", *words, input=(project.place / "fleet.yaml").read_bytes(), **env)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "error: up: reads the config more than once, so it must be in a file\n"
+        "error: up: standard input is Claude Code's, so the config must be in a file\n"
         "  fix: subagent-fleet up --config fleet.yaml\n")
     assert project.node.asked("/api/chat") == []
 

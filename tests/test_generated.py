@@ -287,9 +287,9 @@ def test_missing_prompt_becomes_the_roles(name, prompt):
 def test_kept_key_is_read_back_whatever_its_variable_is_called(tmp_path):
     def kept(text):
         (tmp_path / sf.ENVIRONMENT_FILE).write_text(text, encoding="utf-8")
-        return sf.kept_key(sf.World(), build(variable="A_MASTER_KEY"), str(tmp_path))
+        return sf.Workspace(sf.World(), str(tmp_path)).kept_key(build(variable="A_MASTER_KEY"))
 
-    assert sf.kept_key(sf.World(), build(), str(tmp_path)) == ""
+    assert sf.Workspace(sf.World(), str(tmp_path)).kept_key(build()) == ""
     assert kept(sf.render_environment(build(variable="OLD_MASTER_KEY"), KEY)) == KEY
     for line in ("A_MASTER_KEY=sk-1", 'export A="${A:-sk-1}"', "export A_MASTER_KEY=sk-1", 'export A_MASTER_KEY="sk-1" ', "export A_MASTER_KEY='sk-1'"):
         assert kept(f"export B=x\n{line}\nexport C=y\n") == "sk-1"

@@ -14,12 +14,15 @@ import pytest
 
 import hostile_nodes
 import subagent_fleet as sf
-from tools import ROOT, SCRIPT, clean_environment, not_held_up
+from tools import ROOT, SCRIPT, clean_environment, free_port, not_held_up
+
+PORT = free_port()  # nobody serves there
+NO_GATEWAY = f"no gateway runs at http://127.0.0.1:{PORT}"
 
 
 def write_fleet(directory, nodes, models, agents=None):
     """Write a fleet file (JSON is read as YAML is)."""
-    tree = {"project": {"name": "local-dev"},
+    tree = {"project": {"name": "local-dev", "gateway": {"provider": "builtin", "port": PORT}},
             "nodes": {name: {"endpoint": endpoint} for name, endpoint in nodes.items()},
             "models": {name: {"litellm_alias": f"{name}-local", **told}
                        for name, told in models.items()},
@@ -44,7 +47,7 @@ def test_probe_online_node_tells_models_and_what_is_loaded(fake_node):
     model, = state.models
     assert vars(model) == {"name": "tiny:latest", "size": 4_700_000_000, "parameters": "7.6B",
                            "quantization": "Q4_K_M", "capabilities": ("tools", "completion"),
-                           "trained_context": 8192, "remote": ""}
+                           "trained_context": 8192, "token_bytes": None, "remote": ""}
     loaded, = state.loaded
     assert (loaded.name, loaded.context, loaded.gpu_percent) == ("tiny:latest", 4096, 62)
 
@@ -161,6 +164,15 @@ def test_discover_marks_missing_models_with_what_to_type(fleet, command):
                      re.M)
     assert re.search(r"^light +m5 +small:7b +unknown$", done.stdout, re.M)
     assert re.search(r"^m5 +offline +\(refused\)$", done.stdout, re.M)
+    assert done.stdout.endswith(
+        f"\nm5 ({m5.endpoint}): refused: nothing listens there; is Ollama running?\n  fix: {sf.REASON_FIXES['refused']}\n")
+
+
+def test_discover_says_of_every_broken_node_what_mends_it(fleet, command):
+    for node in fleet:
+        node.close()
+    said = command("discover").stdout
+    assert said.count(": refused: ") == said.count("  fix: ") == 2
 
 
 @pytest.mark.parametrize("broken, status", [(False, 0), (True, 1)])
@@ -222,14 +234,16 @@ def test_status_prints_nodes_and_routes_of_the_specification(fleet, command):
     assert re.search(r"^m4 +big:32b +32768 +62 % on GPU +stays$", done.stdout, re.M)
     assert routes_of(done) == ["planner -> m5 -> small:7b -> light-local: cold",
                                "implementer -> m4 -> big:32b -> heavy-local: ready"]
-    assert lines[-1] == "Next: `subagent-fleet warmup`"
+    assert lines[-1] == f"Next: `subagent-fleet warmup` ({NO_GATEWAY})"
 
 
 def test_status_ready_when_all_is_loaded(fleet, command):
     m4, m5 = fleet
     m4.loaded["big:32b"], m5.loaded["small:7b"] = 32768, 8192
     done = command("status", "--check")
-    assert done.returncode == 0 and done.stdout.splitlines()[-1].startswith("Ready: ")
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == (
+        f"Ready, but {NO_GATEWAY}: `subagent-fleet serve` in another terminal, or "
+        "`subagent-fleet up`.")
 
 
 def test_status_context_other_than_the_route_asks_for_is_cold(fleet, command):
@@ -245,7 +259,8 @@ def test_status_offline_node_names_the_fallback(fleet, command):
     done = command("status")
     assert routes_of(done)[0].endswith("light-local: node offline \u2192 fallback heavy")
     assert done.stdout.splitlines()[-1] == \
-        f"Next: m5 ({fleet[1].endpoint}) is offline, refused: {sf.REASON_FIXES['refused']}."
+        f"Next: m5 ({fleet[1].endpoint}) is offline, refused: {sf.REASON_FIXES['refused']}. " \
+        f"({NO_GATEWAY})"
 
 
 @pytest.mark.parametrize("words", [b"404 page not found", b"", {"detail": "Not Found"}])
@@ -259,7 +274,7 @@ def test_a_404_that_speaks_of_no_model_is_no_ollama_to_every_command(fleet, comm
         in command("warmup", "--model", "light").stdout
     fleet[0].loaded["big:32b"] = 32768
     assert command("status").stdout.splitlines()[-1] \
-        == f"Next: m5 ({url}) is offline, not ollama: {fix}."
+        == f"Next: m5 ({url}) is offline, not ollama: {fix}. ({NO_GATEWAY})"
 
 
 def test_status_missing_model_says_what_to_pull(fleet, command):
@@ -273,7 +288,8 @@ def test_status_json_holds_nodes_models_and_routes(fleet, command):
     fleet[0].loaded["big:32b"] = 4096
     nodes, found = nodes_of(command, "status")
     assert found["schema"] == "subagent-fleet/status/1" and found["ready"] is False
-    assert found["next"] == "Next: `subagent-fleet warmup`"
+    assert found["next"] == f"Next: `subagent-fleet warmup` ({NO_GATEWAY})"
+    assert (found["gateway"]["id"], found["gateway"]["level"]) == ("port-free", "info")
     heavy = found["models"][0]
     assert (heavy["name"], heavy["state"], heavy["context"], heavy["loaded"]["context"]) \
         == ("heavy", "cold", 32768, 4096)
@@ -495,7 +511,7 @@ def test_warmup_cloud_model_has_nothing_to_load(fake_node, command, tmp_path):
     done = command("warmup")
     assert done.returncode == 0 and "ok  (0.0 s, runs at ollama.com" in done.stdout
     assert not node.asked("/api/chat")
-    assert command("status").stdout.splitlines()[-1].startswith("Ready: ")
+    assert command("status").stdout.splitlines()[-1].startswith("Ready, but no gateway runs at ")
     assert "at https://ollama.com:443" in command("discover", "-v").stdout
 
 

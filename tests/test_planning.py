@@ -186,7 +186,7 @@ def test_a_run_that_was_cut_off_is_known_by_both_hashes(tmp_path):
     (tmp_path / sf.MANIFEST_FILE).write_bytes(sf.render_manifest(
         {"litellm_config.yaml": "old " + sf.digest(b"half")}))
     (tmp_path / "litellm_config.yaml").write_bytes(b"half")
-    change, = sf.compare_output(sf.World(), str(tmp_path), fleet_of(), ("litellm",))
+    change, = sf.Workspace(sf.World(), str(tmp_path)).compare(fleet_of(), ("litellm",))
     assert (change.found, change.action) == (b"half", "updated")
 
 

@@ -2,6 +2,7 @@
 import errno
 import os
 import pathlib
+import shutil
 import socket
 import threading
 
@@ -329,3 +330,29 @@ def test_nothing_is_left_open(world):
         ask(world, f"http://127.0.0.1:{port}/")
         failure(world, f"http://127.0.0.1:{closed}/")
     assert len(os.listdir(listing)) <= before + 3
+
+
+# -- who has a port --
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_the_holder_of_a_port_is_named(host):
+    world = sf.World()
+    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) \
+            as taken:
+        port = taken.getsockname()[1]
+        ways = [world.find_holder]
+        if shutil.which("lsof"):
+            ways.append(world._find_holder_with_lsof)
+        for find in ways:
+            holder = find(port)
+            assert (holder.process_id, holder.directory) == (os.getpid(), os.getcwd()) and holder.program
+    assert [find(port) for find in ways] == [None] * len(ways)
+
+
+def test_a_free_port_is_found_above_a_taken_one():
+    world = sf.World()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        free = world.find_free_port("127.0.0.1", port - 1)
+        assert port < free <= port + 99
+    assert world.find_free_port("127.0.0.1", 65535) == 0

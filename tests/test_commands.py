@@ -1,13 +1,9 @@
-"""generate, clean, env and launch as black boxes; faults and kills in between."""
-import contextlib
-import errno
-import io
+"""Section 17: what each command does, most of them as black boxes."""
 import json
 import os
-import random
 import re
-import resource
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -15,90 +11,194 @@ import time
 import pytest
 
 import subagent_fleet as sf
-from tools import ROOT, SCRIPT, clean_environment, free_port, keys_near
-
-PORT = free_port()
-FLEET = """\
-project:
-  name: local-dev
-  gateway: {port: PORT, provider: litellm}
-nodes:
-  big: {endpoint: "http://192.168.1.50:11434"}
-  small: {endpoint: "http://192.168.1.51:11434"}
-models:
-  heavy: {node: big, ollama_model: "qwen3-coder:30b", litellm_alias: claude-sonnet-local,
-          context: 65536, timeout: 600}
-  light: {node: small, ollama_model: "qwen3:8b", litellm_alias: claude-haiku-local, context: 32768}
-agents:
-  planner: {model: light, description: Plans., tools: [Read, Grep, Glob]}
-  implementer: {model: heavy, description: Writes.}
-""".replace("PORT", str(PORT))
-OTHER = FLEET.replace("context: 65536", "context: 131072").replace("Plans.", "Thinks.") \
-    .replace("implementer:", "reviewer:")
-FILES = ["litellm_config.yaml", ".claude/agents/planner.md", ".claude/agents/implementer.md",
-         ".env.subagent-fleet"]
-MANIFEST = ".subagent-fleet/manifest.json"
-PLANNER, ENV = FILES[1], FILES[3]
+from tools import SCRIPT, clean_environment, free_port, keys_near
+from workspace_cases import (
+    ENV, FILES, FLEET, MANIFEST, OTHER, PLANNER, PORT, edit, marks, rewrite, rows, tree)
 
 
-@pytest.fixture
-def fleet(tmp_path):
-    """A directory with a fleet file."""
+# -- init --
+
+def test_init_offline_writes_a_fleet_that_validates(run_cli, tmp_path):
+    done = run_cli("init", "--offline")
+    assert done.returncode == 0
+    assert done.stdout.startswith("Created fleet.yaml\n")
+    assert done.stdout.endswith("Edit it with your Ollama node endpoints, then run:\n"
+                                "  subagent-fleet discover\n  subagent-fleet generate\n")
+    assert "\nNobody was asked: the models in it are placeholders.\n" in done.stdout
+    done = run_cli("validate", "--strict")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_init_never_overwrites_without_force(run_cli, tmp_path):
+    (tmp_path / "fleet.yaml").write_text("mine", encoding="utf-8")
+    done = run_cli("init", "--offline")
+    assert done.returncode == 3 and "--force" in done.stderr
+    assert (tmp_path / "fleet.yaml").read_text(encoding="utf-8") == "mine"
+    done = run_cli("init", "--offline", "--force")
+    kept, = (tmp_path / ".subagent-fleet/backup").iterdir()
+    assert done.returncode == 0 and kept.read_text(encoding="utf-8") == "mine"
+    assert f"The old one is kept: {kept.relative_to(tmp_path)}\n" in done.stdout
+    assert kept.stat().st_mode & 0o777 == 0o600
+    done = run_cli("init", "--offline", "--output", "./fleet.yaml")
+    assert "`subagent-fleet init --output ./fleet.yaml --force` (a copy is kept)" in done.stderr
+
+
+@pytest.mark.parametrize("words", [(), ("--force",)])
+@pytest.mark.parametrize("kind, fix", [
+    ("pipe", "move it away: `ls -ld 'a b.yaml'`"), ("directory", "move it away: `ls -ld 'a b.yaml'`"),
+    ("link", "name its target: `ls -ld 'a b.yaml'`"), ("dangling", "name its target: `ls -ld 'a b.yaml'`")])
+def test_init_replaces_nothing_but_a_regular_file(run_cli, tmp_path, kind, fix, words):
+    place = tmp_path / "a b.yaml"
+    (tmp_path / "real.yaml").write_text("mine", encoding="utf-8")
+    {"pipe": lambda: os.mkfifo(str(place)), "directory": place.mkdir,
+     "link": lambda: place.symlink_to("real.yaml"),
+     "dangling": lambda: place.symlink_to("nowhere")}[kind]()
+    before = os.lstat(str(place))[:7]  # all but the times
+    done = run_cli("init", "--offline", "--output", place.name, *words)
+    assert done.returncode == 3 and done.stdout == "" and done.stderr.endswith(f"  fix: {fix}\n")
+    assert done.stderr.startswith("error: a b.yaml is a ") and os.lstat(str(place))[:7] == before
+    assert sorted(os.listdir(str(tmp_path))) == ["a b.yaml", "real.yaml"]
+    assert (tmp_path / "real.yaml").read_text(encoding="utf-8") == "mine"
+
+
+def test_init_tells_what_it_found_and_what_that_lacks(tmp_path, monkeypatch, capsys, fake_node):
+    nothing = fake_node({"nomic-embed-text": {"size": 300}, "qwen3:8b": {}, "qwen3:14b": {"size": 9**12},
+                         "paraphrase-multilingual": {"size": 200, "family": "bert"}})
+    nothing.answers["/api/show"] = 500, {"error": "broken"}
+    short = fake_node({"tiny:1b": {"context": 2048}})
+    embeds = fake_node({"bge-m3": {"capabilities": ["embedding"]}})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sf, "OLLAMA_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    for node, lines in (
+            (nothing, ["heavy-coder is qwen3:14b on n, small-coder is qwen3:8b on n."]),
+            (short, ["heavy-coder is tiny:1b on n.",
+                     "tiny:1b holds 2048 tokens; Claude Code's own prompt takes 10,000 to 18,000: "
+                     "`ollama pull qwen3:8b`, `subagent-fleet init --output o/f.yaml --force`"]),
+            (embeds, ["No model that can be used was found: the models in it are placeholders.",
+                      "bge-m3:latest cannot chat: `ollama pull qwen3:8b`, "
+                      "`subagent-fleet init --output o/f.yaml --force`"])):
+        assert sf.main(["init", "--output", "o/f.yaml", "--force", "--node", f"n={node.endpoint}"]) == 0
+        said = capsys.readouterr().out.splitlines()
+        assert said[-3 - len(lines):-3] == lines
+        assert sf.main(["validate", "--config", "o/f.yaml"]) == 0
+        assert ("# Placeholders:" in (tmp_path / "o/f.yaml").read_text()) == (node is embeds)
+        capsys.readouterr()
+
+
+def test_init_names_the_project_after_its_directory(run_cli, tmp_path):
+    (tmp_path / "my 'shop'").mkdir()
+    run_cli("init", "--offline", cwd=tmp_path / "my 'shop'")
+    assert sf.load_fleet(tmp_path / "my 'shop'" / "fleet.yaml").name == "my 'shop'"
+    run_cli("init", "--offline", "--output", "42/fleet.yaml")
+    assert sf.load_fleet(tmp_path / "42/fleet.yaml").name == "42"
+    (tmp_path / "a\x1bb").mkdir()  # no name for a fleet
+    run_cli("init", "--offline", cwd=tmp_path / "a\x1bb")
+    assert sf.load_fleet(tmp_path / "a\x1bb" / "fleet.yaml").name == "local-dev"
+
+
+@pytest.mark.parametrize("there, output, hides", [
+    ("fleet.yaml", "sub/fleet.yaml", True), ("fleet.yml", "fleet.yaml", True),
+    ("fleet.yaml", "fleet.json", True), ("fleet.yaml", "other.yaml", False),
+    ("sub/fleet.yaml", "fleet.yaml", False)])
+def test_init_of_a_second_fleet_is_asked_for(run_cli, tmp_path, there, output, hides):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / there).write_text(FLEET, encoding="utf-8")
+    done = run_cli("init", "--offline", "--output", output)
+    assert done.returncode == (3 if hides else 0)
+    if hides:  # slug "second-fleet"
+        assert done.stderr == (
+            f"error: {tmp_path / there} is the fleet of this directory already\n  fix: edit that "
+            f"one, or `subagent-fleet init --output {output} --force` for a second one here\n")
+        assert not (tmp_path / output).exists()
+        assert run_cli("init", "--offline", "--output", output, "--force").returncode == 0
+    assert (tmp_path / there).read_text(encoding="utf-8") == FLEET
+
+
+def test_init_below_a_fleet_asks_a_person(tmp_path):
     (tmp_path / "fleet.yaml").write_text(FLEET, encoding="utf-8")
-    return tmp_path
+    (tmp_path / "sub").mkdir()
+    status, shown = on_terminal(["init", "--offline"], tmp_path / "sub", b"n\n")
+    assert status == 3 and f"{tmp_path}/fleet.yaml is the fleet of this directory already. Write " \
+        "fleet.yaml, too? [y/N]" in shown
+    assert os.listdir(tmp_path / "sub") == []
+    assert on_terminal(["init", "--offline"], tmp_path / "sub", b"y\n")[0] == 0
+    assert os.listdir(tmp_path / "sub") == ["fleet.yaml"]
 
 
-@pytest.fixture
-def generated(fleet, quick):
-    """A directory in which `generate` has run."""
-    assert quick("generate").returncode == 0
-    return fleet
+@pytest.mark.parametrize("text, endpoint", [
+    ("", "http://localhost:11434"), ("0.0.0.0", "http://localhost:11434"),
+    ("0.0.0.0:12000", "http://localhost:12000"), (":12000", "http://localhost:12000"),
+    ("192.168.1.7", "http://192.168.1.7:11434"), ("http://mini:12000", "http://mini:12000"),
+    ("https://mini", "https://mini:443"), ("http://mini", "http://mini:80"),
+    ("'[::]:12000'", "http://localhost:12000"), ("[fd00::1]:1", "http://[fd00::1]:1"),
+    ("ftp://x", "http://localhost:11434"), ("a b", "http://localhost:11434")])
+def test_own_endpoint_is_what_ollama_host_says(text, endpoint):
+    world = sf.World()
+    world.environ = {"OLLAMA_HOST": text}
+    assert sf.own_endpoint(world) == endpoint
 
 
-@pytest.fixture
-def quick(tmp_path, monkeypatch):
-    """Run a command as quick does, but in this process: starting one costs more than it does."""
-    def run(*words, cwd=tmp_path, env=None):
-        out, err = io.StringIO(), io.StringIO()
-        with monkeypatch.context() as patch, contextlib.redirect_stdout(out), \
-                contextlib.redirect_stderr(err):
-            patch.chdir(cwd)
-            patch.setattr(os, "environ", clean_environment(**(env or {})))
-            status = sf.main([str(word) for word in words])
-        done = subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
-        assert "Traceback" not in done.stderr, done.stderr
-        if "env" not in words:
-            assert [key for key in keys_near(cwd) if key in done.stdout + done.stderr] == []
-        return done
-    return run
+def test_init_asks_where_ollama_host_says(run_cli, tmp_path, fake_node):
+    node = fake_node({"qwen3:8b": {}})
+    done = run_cli("init", env={"OLLAMA_HOST": f"0.0.0.0:{node.port}"})
+    assert done.returncode == 0 and f"  local (http://localhost:{node.port}): 1 model\n" in done.stdout
 
 
-def tree(directory):
-    """Every file below a directory with its bytes; links as what they point at."""
-    return {str(path.relative_to(directory)): os.readlink(path) if path.is_symlink()
-            else path.read_bytes() for path in sorted(directory.rglob("*"))
-            if path.is_symlink() or path.is_file()}
+@pytest.mark.parametrize("given, names", [
+    ("localhost", ["mini"]), ("127.0.0.1", ["mini"]), ("HERE.local", ["mini"]), ("here", ["mini"]),
+    ("10.1.2.3", ["mini"]), ("10.1.2.4", ["local", "mini"]), ("here:1", ["local", "mini"])])
+def test_init_knows_this_machine_by_another_name(monkeypatch, tmp_path, capsys, given, names):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OLLAMA_HOST", raising=False)
+    monkeypatch.setattr(sf.World, "own_names", lambda world: ("Here", ("10.1.2.3",)))
+    assert sf.main(["init", "--offline", "--node", f"mini={given}"]) == 0
+    assert list(sf.load_fleet("fleet.yaml").nodes) == names
 
 
-def marks(directory):
-    """What changes when a file or a directory is touched."""
-    return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns, path.stat().st_mode)
-            for path in [directory, *directory.rglob("*")]}
+def test_init_refuses_a_machine_that_is_named_twice(run_cli):
+    done = run_cli("init", "--offline", "--node", "a=mini", "--node", "b=http://mini:11434")
+    assert done.returncode == 2 and "error: init: `b=http://mini:11434`: the machine of `a`\n" \
+        in done.stderr
 
 
-def rows(text):
-    """The listed paths and what became of them."""
-    return [tuple(line.split()) for line in text.splitlines() if re.fullmatch(
-        "  [^ ]+ +(created|updated|unchanged|removed|edited)", line)]
+def test_init_makes_parents_and_json(run_cli, tmp_path):
+    done = run_cli("init", "--offline", "--output", "a/b/fleet.json", "--node", "mini=10.0.0.5")
+    assert done.returncode == 0
+    found = json.loads((tmp_path / "a/b/fleet.json").read_text(encoding="utf-8"))
+    assert found["nodes"]["mini"]["endpoint"] == "http://10.0.0.5:11434"
+    assert "  subagent-fleet generate --config a/b/fleet.json\n" in done.stdout
+    assert run_cli("validate", "--config", "a/b/fleet.json").returncode == 0
 
 
-def rewrite(directory, text):
-    (directory / "fleet.yaml").write_text(text, encoding="utf-8")
+def test_init_names_the_schema_only_where_it_is(run_cli, tmp_path):
+    run_cli("init", "--offline")
+    assert "yaml-language-server" not in (tmp_path / "fleet.yaml").read_text(encoding="utf-8")
+    (tmp_path / "fleet.schema.json").write_text(run_cli("schema").stdout, encoding="utf-8")
+    run_cli("init", "--offline", "--force")
+    text = (tmp_path / "fleet.yaml").read_text(encoding="utf-8")
+    assert text.startswith("# yaml-language-server: $schema=fleet.schema.json\n")
+    assert run_cli("validate").returncode == 0
 
 
-def edit(path, text="my own line\n"):
-    with open(path, "a", encoding="utf-8") as stream:
-        stream.write(text)
+@pytest.mark.parametrize("node", ["mini", "=http://x", "a b=http://x", "a=ftp://x", "a=http://",
+                                  "a=http://x:0", "a=http://u@x", "a=", "127.0.0.1:11435", "10.0.0.5"])
+def test_init_refuses_a_wrong_node(run_cli, tmp_path, node):
+    done = run_cli("init", "--offline", "--node", node)
+    assert done.returncode == 2 and "fix: subagent-fleet init --node" in done.stderr
+    assert ("NAME=URL" in done.stderr) == (node[:2] != "a=" or node == "a=")
+    done = run_cli("init", "--offline", "--node", "a=x", "--node", "a=y")
+    assert done.returncode == 2 and done.stderr.startswith("error: init: `a=y`: a second `a`\n")
+    assert os.listdir(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize("place", ["file/fleet.yaml", "dir", "/proc/fleet.yaml"])
+def test_init_says_where_it_cannot_write(run_cli, tmp_path, place):
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    (tmp_path / "dir").mkdir()
+    done = run_cli("init", "--offline", "--output", place)
+    assert done.returncode in (1, 3) and place.split("/")[-2 if "file" in place else -1] in done.stderr
+    assert stat.S_ISREG(os.stat(str(tmp_path / "file")).st_mode)
+    assert not [name for name in os.listdir(str(tmp_path)) if name.startswith(".")]
 
 
 # -- what is written --
@@ -115,7 +215,8 @@ def test_generate_says_what_to_type_next(fleet, quick):
     done = quick("generate")
     assert "  planner     -> small -> qwen3:8b -> claude-haiku-local\n" in done.stdout
     assert f"  litellm --config ./litellm_config.yaml --host 127.0.0.1 --port {PORT}\n" in done.stdout
-    assert "  subagent-fleet launch claude\n" in done.stdout
+    assert "  subagent-fleet launch claude\n" in done.stdout and "\n  subagent-fleet up\n" in done.stdout
+    assert "is ready" not in done.stdout and "subagent-fleet serve" not in done.stdout
     rewrite(fleet, FLEET.replace("litellm}", "builtin}"))
     done = quick("generate", "--out", "some where", "--config", "fleet.yaml")
     assert "  subagent-fleet serve --config fleet.yaml --out 'some where'\n" in done.stdout
@@ -152,7 +253,7 @@ def test_generate_works_on_the_fleet_of_the_directory_above(generated, quick):
 
 @pytest.mark.parametrize("words, written", [
     (["--target", "claude"], FILES[1:3]), (["--claude-only"], FILES[1:3]),
-    (["--litellm-only", "--claude-only"], FILES[:3]),
+    (["--target", "claude,litellm"], FILES[:3]),
     (["--target", "litellm,env"], [FILES[0], ENV]), (["--litellm-only"], FILES[:1]),
     (["--target", "env", "--target", "claude"], FILES[1:])])
 def test_targets_are_chosen(fleet, quick, words, written):
@@ -170,7 +271,8 @@ def test_a_target_leaves_the_other_files_and_what_is_known_of_them(generated, qu
 
 @pytest.mark.parametrize("words, message", [
     (["--target", "claude,litelm"], "did you mean `litellm`?"),
-    (["--target", "x"], "known targets: litellm, claude, env")])
+    (["--target", "x"], "known targets: litellm, claude, env"),
+    (["--litellm-only", "--claude-only"], "fix: subagent-fleet generate --target litellm,claude")])
 def test_targets_that_cannot_be_exit_2(fleet, quick, words, message):
     done = quick("generate", *words)
     assert done.returncode == 2 and done.stdout == "" and message in done.stderr
@@ -212,302 +314,6 @@ def test_json_is_one_object(fleet, quick):
     done = quick("generate", "--json")
     assert done.returncode == 3 and json.loads(done.stdout)["written"] is False
     assert json.loads(quick("generate", "--json", "--check").stdout)["written"] is False
-
-
-# -- what is the user's --
-
-def test_an_edited_file_refuses_everything(generated, quick):
-    edit(generated / PLANNER)
-    rewrite(generated, OTHER)
-    before = tree(generated)
-    done = quick("generate")
-    assert done.returncode == 3 and done.stdout == "" and "-my own line" in done.stderr
-    assert f"error: {PLANNER}: not as this program wrote it; nothing was written" in done.stderr
-    assert "generate --force" in done.stderr and tree(generated) == before
-
-
-def test_a_hand_written_file_is_refused(fleet, quick):
-    (fleet / ".claude/agents").mkdir(parents=True)
-    (fleet / PLANNER).write_text("mine", encoding="utf-8")
-    assert quick("generate").returncode == 3
-    assert set(tree(fleet)) == {"fleet.yaml", PLANNER}
-
-
-def test_an_edited_agent_that_left_is_refused(generated, quick):
-    edit(generated / FILES[2])
-    rewrite(generated, OTHER)
-    assert quick("generate").returncode == 3
-    assert b"my own line" in (generated / FILES[2]).read_bytes()
-
-
-def test_force_keeps_a_private_copy_of_each_version(generated, quick):
-    copies = generated / ".subagent-fleet/backup/.claude/agents"
-    for number, text in enumerate(("mine", "mine again"), 1):
-        (generated / PLANNER).write_text(text, encoding="utf-8")
-        done = quick("generate", "--force")
-        assert done.returncode == 0 and (PLANNER, "updated") in rows(done.stdout)
-        assert len(list(copies.iterdir())) == number
-    assert {copy.read_text(encoding="utf-8") for copy in copies.iterdir()} == {"mine", "mine again"}
-    assert {copy.stat().st_mode & 0o777 for copy in copies.iterdir()} == {0o600}
-
-
-def test_a_file_that_is_as_it_should_be_is_adopted(generated, quick):
-    (generated / MANIFEST).unlink()
-    assert set(dict(rows(quick("generate").stdout)).values()) == {"unchanged"}
-    rewrite(generated, OTHER)
-    assert quick("generate").returncode == 0
-
-
-def test_a_broken_manifest_is_told_and_hurts_nothing(generated, run_cli):
-    (generated / MANIFEST).write_text("{", encoding="utf-8")
-    rewrite(generated, OTHER)
-    before = tree(generated)
-    done = run_cli("generate")
-    assert done.returncode == 3 and "cannot be read; files that differ count as" in done.stderr
-    assert tree(generated) == before
-
-
-# -- what is in the way --
-
-def put_directory(place):
-    (place / PLANNER).mkdir(parents=True)
-
-
-def put_file(place):
-    (place / ".claude").write_text("mine", encoding="utf-8")
-
-
-def put_link(place):
-    (place / ".claude/agents").mkdir(parents=True)
-    (place / PLANNER).symlink_to(place.parent / "outside" / "file")
-
-
-def put_dangling_link(place):
-    (place / ENV).symlink_to(place / "nowhere")
-
-
-def put_linked_directory(place):
-    (place / ".claude").symlink_to(place.parent / "outside")
-
-
-def put_linked_state(place):
-    (place / ".subagent-fleet").symlink_to(place.parent / "outside")
-
-
-def put_pipe(place):
-    os.mkfifo(place / "litellm_config.yaml")
-
-
-def put_directory_for_manifest(place):
-    (place / MANIFEST).mkdir(parents=True)
-
-
-def put_state_file(place):
-    (place / ".subagent-fleet").write_text("mine", encoding="utf-8")
-
-
-@pytest.mark.parametrize("put", [
-    put_directory, put_file, put_link, put_dangling_link, put_linked_directory, put_linked_state,
-    put_pipe, put_directory_for_manifest, put_state_file])
-@pytest.mark.parametrize("words", [(), ("--force",)])
-def test_what_is_in_the_way_is_named_once_and_left(tmp_path, quick, put, words):
-    place, outside = tmp_path / "place", tmp_path / "outside"
-    place.mkdir()
-    outside.mkdir()
-    (outside / "file").write_text("theirs", encoding="utf-8")
-    rewrite(place, FLEET)
-    put(place)
-    before = tree(place), tree(outside)
-    done = quick("generate", *words, cwd=place)
-    assert done.returncode in (1, 3) and done.stdout == ""
-    assert done.stderr.count("error: ") == 1 and "fix: " in done.stderr
-    assert (tree(place), tree(outside)) == before
-
-
-def test_a_link_inside_is_followed(fleet, quick):
-    (fleet / "config").mkdir()
-    (fleet / ".claude").symlink_to("config")
-    assert quick("generate").returncode == 0
-    assert (fleet / "config/agents/planner.md").is_file()
-    assert quick("generate", "--check").returncode == 0
-
-
-def test_a_backup_is_not_written_through_a_link(generated, tmp_path, quick):
-    outside = tmp_path.parent / (tmp_path.name + "-outside")
-    outside.mkdir()
-    (generated / ".subagent-fleet/backup").symlink_to(outside)
-    edit(generated / PLANNER)
-    before = tree(generated)
-    assert quick("generate", "--force").returncode == 3
-    assert tree(generated) == before and list(outside.iterdir()) == []
-
-
-class FaultyOs:
-    """The os module with one failing call: the disk is full, read-only or forbidden."""
-
-    def __init__(self, call, number, code):
-        self.call, self.left, self.code = call, number, code
-
-    def __getattr__(self, name):
-        found = getattr(os, name)
-        if name != self.call:
-            return found
-
-        def failing(*words, **named):
-            self.left -= 1
-            if self.left == 0:
-                raise OSError(self.code, os.strerror(self.code))
-            return found(*words, **named)
-        return failing
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EACCES])
-@pytest.mark.parametrize("call, number", [
-    ("open", 1), ("open", 2), ("open", 4), ("replace", 1), ("replace", 2), ("replace", 4),
-    ("makedirs", 1), ("unlink", 9)])
-def test_a_disk_that_fails_leaves_whole_files_and_the_next_run_mends(
-        generated, monkeypatch, capsys, call, number, code):
-    monkeypatch.chdir(generated)
-    for name in [n for n in os.environ if n.startswith("LITELLM_")]:
-        monkeypatch.delenv(name)
-    before = tree(generated)
-    rewrite(generated, OTHER)
-    faulty = FaultyOs(call, number, code)
-    monkeypatch.setattr(sf, "os", faulty)
-    status = sf.main(["generate"])
-    monkeypatch.setattr(sf, "os", os)
-    said, between = capsys.readouterr(), tree(generated)
-    assert status == sf.EXIT_PROBLEM if faulty.left < 1 else status == sf.EXIT_OK
-    if status:
-        assert said.out == "" and said.err.count("error: cannot ") == 1
-        assert os.strerror(code) in said.err
-    assert sf.main(["generate"]) == sf.EXIT_OK
-    after = tree(generated)
-    assert set(between) <= set(before) | set(after)  # nothing half-written lies about
-    for path in set(between) - {MANIFEST, "fleet.yaml"}:
-        assert between[path] in (before.get(path), after.get(path))
-
-
-def test_a_file_larger_than_the_disk_takes_leaves_everything(generated):
-    rewrite(generated, OTHER)
-    before = tree(generated)
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "generate"], cwd=generated, env=clean_environment(),
-        capture_output=True, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500)))
-    assert done.returncode == 1 and done.stdout == b""
-    assert b"error: cannot write ./" in done.stderr and b"Traceback" not in done.stderr
-    after = tree(generated)
-    assert {path: text for path, text in after.items() if path != MANIFEST} == \
-        {path: text for path, text in before.items() if path != MANIFEST}
-
-
-class KillingOs(FaultyOs):
-    """The os module that kills its process at one of its calls."""
-
-    def __getattr__(self, name):
-        if name in ("open", "replace", "unlink", "makedirs"):
-            self.left -= 1
-            if self.left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-        return getattr(os, name)
-
-
-def fork_as_told():
-    """For each number on standard input: fork, run generate, die at that call; print how it went.
-
-    In a process of its own, without threads: what forks must have none.
-    """
-    for number in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            status = 70
-            try:
-                sys.stdout = sys.stderr = io.StringIO()
-                sf.os = KillingOs("", int(number), 0)
-                status = sf.main(["generate"])
-            finally:
-                os._exit(status)
-        print(os.waitpid(child, 0)[1], flush=True)
-
-
-@pytest.fixture
-def generate_and_die(fleet):
-    """Run generate in a child that dies at the given call; tell whether it died."""
-    path = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
-    forker = subprocess.Popen(
-        [sys.executable, "-c", "import test_generate; test_generate.fork_as_told()"],
-        cwd=fleet, env=clean_environment(PYTHONPATH=path), encoding="ascii",
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-    def run(number):
-        print(number, file=forker.stdin, flush=True)
-        status = int(forker.stdout.readline())
-        assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
-        return os.WIFSIGNALED(status)
-    yield run
-    forker.communicate()
-
-
-def test_a_hundred_kills_leave_every_file_old_or_new(fleet, quick, generate_and_die):
-    seed = int(time.time())
-    chance, killed, states, wanted = random.Random(seed), 0, set(), {}
-    last = FLEET
-    for text in (FLEET, OTHER, FLEET):  # the first run makes the key that the others keep
-        rewrite(fleet, text)
-        quick("generate")
-        wanted[text] = tree(fleet)
-    while killed < 100:
-        last = OTHER if last == FLEET else FLEET
-        rewrite(fleet, last)
-        killed += generate_and_die(chance.randrange(1, 28))
-        found = {path: text for path, text in tree(fleet).items()
-                 if not path.endswith((".new", "fleet.yaml", "manifest.json"))}
-        for path, text in found.items():
-            assert text in (wanted[FLEET].get(path), wanted[OTHER].get(path)), (seed, path)
-        states.add(tuple(sorted(found.items())))
-        last = chance.choice([FLEET, OTHER])  # the fleet may change before the next run mends
-        rewrite(fleet, last)
-        assert quick("generate").returncode == 0, seed
-        assert {path: text for path, text in tree(fleet).items()
-                if path in wanted[last]} == wanted[last], seed
-    assert len(states) > 2, seed
-
-
-# -- the key --
-
-def test_the_key_is_random_private_and_kept(generated, quick, tmp_path):
-    assert (generated / ENV).stat().st_mode & 0o777 == 0o600
-    key, = keys_near(generated)
-    rewrite(generated, OTHER.replace("litellm}", "litellm, master_key_env: OTHER_GATEWAY_KEY}"))
-    assert quick("generate").returncode == 0 and keys_near(generated) == [key]
-    edit(generated / ENV, "export MORE=1\n")
-    assert quick("generate", "--force").returncode == 0 and keys_near(generated) == [key]
-    quick("generate", "--out", str(tmp_path / "second"))
-    assert len(set(keys_near(generated))) == 2
-
-
-def test_a_loosened_environment_file_is_closed_again(generated, quick):
-    (generated / ENV).chmod(0o644)
-    assert quick("generate").returncode == 0
-    assert (generated / ENV).stat().st_mode & 0o777 == 0o600
-
-
-def test_the_key_of_the_environment_is_written_nowhere(fleet, quick):
-    key = "sk-environment-0123456789"
-    done = quick("generate", env={"LITELLM_MASTER_KEY": key})
-    assert done.returncode == 0 and key not in done.stdout + done.stderr
-    assert [path for path, text in tree(fleet).items() if key.encode() in text] == []
-
-
-@pytest.mark.parametrize("key", ["sk-1234", "sk-local-dev", "", "sk-short"])
-def test_a_weak_key_is_a_warning_and_beyond_this_machine_a_refusal(fleet, quick, key):
-    done = quick("generate", env={"LITELLM_MASTER_KEY": key})
-    assert done.returncode == 0 and "warning: the key in $LITELLM_MASTER_KEY is" in done.stderr
-    rewrite(fleet, OTHER.replace("litellm}", "litellm, host: 0.0.0.0}"))
-    before = tree(fleet)
-    done = quick("generate", env={"LITELLM_MASTER_KEY": key})
-    assert done.returncode == 3 and "error: the key in $LITELLM_MASTER_KEY is weak" in done.stderr
-    assert "fix: unset LITELLM_MASTER_KEY" in done.stderr and tree(fleet) == before
 
 
 # -- clean --
@@ -595,6 +401,8 @@ def test_env_json_and_fish_hold_the_same(generated, quick):
     assert value["unset"] == ["ANTHROPIC_API_KEY", "CLAUDE_CODE_SUBAGENT_MODEL", *(
         f"CLAUDE_CODE_USE_{cloud}" for cloud in sf.CLOUDS)]
     assert f"set -g LITELLM_MASTER_KEY '{key}'" in quick("env", "--shell", "fish").stdout
+    for shell in ("bash", "zsh"):
+        assert quick("env", "--shell", shell).stdout == quick("env").stdout
     found = quick("env", "--shell", "json", env={"LITELLM_MASTER_KEY": "sk-0123456789abcdef"})
     assert json.loads(found.stdout)["set"]["ANTHROPIC_AUTH_TOKEN"] == "sk-0123456789abcdef"
 
@@ -680,17 +488,18 @@ def test_launch_asks_for_the_gateway_first(generated, quick, gateway, fake_claud
     gateway.answers["/v1/models"] = 401, {"error": "the key is wrong"}
     gateway.answers["/health/liveliness"] = 200, "I'm alive!"
     done = quick("launch", "claude", env=environ)
-    assert done.returncode == 1 and done.stderr == (
-        f"error: another fleet's gateway (LiteLLM) answers at {url}, or this one's, which has an "
-        "older key or lacks aliases\n  fix: stop it, or write another `port:` under project.gateway\n")
+    assert done.returncode == 1 and re.fullmatch(
+        f"error: another fleet's gateway \\(LiteLLM\\) answers at {url}, or this one's, which has an "
+        f"older key or lacks aliases \\(.+, pid {os.getpid()}, in .*\\)\n"
+        "  fix: stop it, or write `port: [0-9]+` under project.gateway\n", done.stderr)
     del gateway.answers["/health/liveliness"]
-    assert f"error: another program answers at {url}; LiteLLM would take another port\n  fix: stop" \
+    assert f"error: another program answers at {url}; LiteLLM would take another port (" \
         in quick("launch", "claude", env=environ).stderr
     gateway.close()
     done = quick("launch", "claude", "--config", "x.yaml", env=environ)
     assert done.returncode == 1 and done.stderr == (
-        f"error: no gateway runs at {url}\n  fix: `subagent-fleet serve --config x.yaml` in another "
-        "terminal, or `subagent-fleet up --config x.yaml`\n")
+        f"error: no gateway runs at {url}\n  fix: `subagent-fleet up --config x.yaml` starts LiteLLM; "
+        "`subagent-fleet generate --config x.yaml` says how to start it in another terminal\n")
     assert not (generated / "ran").exists()
 
 
@@ -722,7 +531,7 @@ def test_status_names_the_config_that_was_typed(fleet, quick, fake_node):
     node = fake_node({"qwen3:8b": {}, "qwen3-coder:30b": {}})
     rewrite(fleet, re.sub('"http:[^"]*"', node.endpoint, FLEET))
     done = quick("status", "--config", "fleet.yaml")
-    assert "\nNext: `subagent-fleet warmup --config fleet.yaml`\n" in done.stdout
+    assert "\nNext: `subagent-fleet warmup --config fleet.yaml` (no gateway runs" in done.stdout
 
 
 def test_launch_names_settings_that_beat_the_environment(generated, quick, fake_claude):
@@ -745,6 +554,147 @@ def test_launch_with_a_weak_key_beyond_this_machine_is_refused(generated, quick,
     environ = dict(fake_claude("touch ran\n"), LITELLM_MASTER_KEY="sk-1234")
     done = quick("launch", "claude", env=environ)
     assert done.returncode == 3 and not (generated / "ran").exists()
+
+
+def write_receipts(place, *receipts):
+    """Write what a gateway files; a time is in seconds from now."""
+    (place / ".subagent-fleet").mkdir(exist_ok=True)
+    lines = [json.dumps({**receipt, "time": time.time() + receipt.get("time", 0)})
+             if isinstance(receipt, dict) else receipt for receipt in receipts]
+    (place / ".subagent-fleet/requests.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def test_launch_ends_with_how_the_session_goes_on(generated, quick, fake_claude):
+    resume = "This session goes on with:\n  subagent-fleet launch claude{} -- --resume {}\n"
+    environ = fake_claude("exit 0\n")
+    write_receipts(generated, {"session": "old", "time": -60})
+    assert "goes on" not in quick("launch", "claude", env=environ).stderr
+    write_receipts(generated, {"session": "5b1c-a", "time": 60}, {"session": "", "time": 61},
+                   {"session": "$(id)", "time": 62}, '{"time": "x"}', "[]", '{"cut')
+    assert resume.format("", "5b1c-a") in quick("launch", "claude", env=environ).stderr
+    done = quick("launch", "claude", "--config", "fleet.yaml", env=environ)
+    assert resume.format(" --config fleet.yaml", "5b1c-a") in done.stderr
+
+
+# -- logs --
+
+ONE = {"time": 0, "id": "req_1", "session": "s-1", "agent": "", "alias": "claude-sonnet-local",
+       "model": "heavy", "node": "big", "tries": [], "waited": 0.5, "first_byte": 1, "total": 61.25,
+       "input_tokens": 900, "output_tokens": 7, "outcome": "ok"}
+TWO = {**ONE, "time": 1, "agent": "a1", "tries": [{"node": "big", "why": "refused"}], "node": "small",
+       "model": "light", "total": 2}
+THREE = {**ONE, "time": 2, "agent": "a2", "model": None, "node": None, "outcome": "overloaded_error",
+         "tries": [{"node": "big", "why": "timeout"}, {"node": "small", "why": "refused"}],
+         "first_byte": None}
+
+
+def lines_of(done):
+    """The lines of a log without the clock."""
+    assert done.returncode == 0
+    return [re.sub(r"^\d\d:\d\d:\d\d  ", "", line) for line in done.stdout.splitlines()]
+
+
+def write_meta(place, session, agent, text):
+    """Write what Claude Code keeps of a subagent."""
+    path = place / f"config/projects/-a-b/{session}/subagents/agent-{agent}.meta.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return {"CLAUDE_CONFIG_DIR": str(place / "config")}
+
+
+def test_logs_name_agent_model_machine_and_reason(fleet, quick):
+    write_receipts(fleet, ONE, TWO, THREE)
+    env = write_meta(fleet, "s-1", "a2", '{"agentType": "explorer"}')
+    assert lines_of(quick("logs", env=env)) == [
+        "Time      Agent         Model       Machine     Seconds  Outcome",
+        "main          heavy       big            61.2  ok",
+        "implementer?  light       small           2.0  ok after big: refused",
+        "explorer      -           -              61.2  overloaded_error after big: timeout, "
+        "small: refused"]
+    assert lines_of(quick("logs", "-n", "2", "--failed", env=env))[1].startswith("implementer?")
+    assert len(lines_of(quick("logs", "--failed", env=env))) == 3
+    assert len(lines_of(quick("logs", "-n", "1", env=env))) == 2
+
+
+def test_logs_json_is_one_object(fleet, quick):
+    write_receipts(fleet, ONE, THREE)
+    found = json.loads(quick("logs", "--json").stdout)
+    assert found["schema"] == "subagent-fleet/logs/1"
+    first, second = found["requests"]
+    assert first == {**{key: value for key, value in ONE.items() if key != "tries"},
+                     "time": first["time"], "name": "main", "failures": []}
+    assert second["failures"] == THREE["tries"] and second["node"] == second["model"] == ""
+    assert quick("logs", "--json", "--follow").returncode == 2
+
+
+def test_logs_without_fleet_or_name_show_the_id(tmp_path, quick):
+    (tmp_path / ".git").mkdir()
+    write_receipts(tmp_path, TWO)
+    for text in ("{", "[]", '{"agentType": 1', "[" * 100_000):
+        env = write_meta(tmp_path, "s-1", "a1", text)
+        assert lines_of(quick("logs", env=env))[1].split()[:2] == ["a1", "light"]
+
+
+@pytest.mark.parametrize("receipt", [
+    "{}", "[]", "nonsense", '{"time": "x"}', '{"time": 1e999}', '{"time": NaN}', '{"time": -1e18}',
+    '{"time": 5, "tries": 3, "total": NaN, "agent": {}, "session": ["../.."]}', "[" * 100_000,
+    '{"time": 5, "tries": [1, {"node": {}}], "agent": "../../x", "session": ".."}',
+    '{"time": 5, "agent": "\\u001b[2J", "model": "\\u202e", "outcome": "\\n\\u001b]0;x"}'])
+def test_logs_survive_any_receipt(tmp_path, quick, receipt):
+    (tmp_path / ".git").mkdir()
+    write_receipts(tmp_path, receipt, ONE)
+    done = quick("logs")
+    assert lines_of(done)[-1].startswith("main ") and "\x1b" not in done.stdout
+    found = json.loads(quick("logs", "--json").stdout, parse_constant=pytest.fail)
+    assert len(found["requests"]) in (1, 2)
+
+
+def test_logs_without_any_say_who_keeps_them(fleet, quick):
+    done = quick("logs", "--out", "x")
+    assert done.returncode == 0 and done.stderr == (
+        "No such request in x/.subagent-fleet/requests.jsonl; `subagent-fleet up --out x` and "
+        "`subagent-fleet serve --out x` keep them there.\n")
+
+
+@pytest.mark.parametrize("words", [("-n", "0"), ("-n", "x"), ("-n", "10000")])
+def test_logs_want_a_number_of_lines(fleet, quick, words):
+    assert quick("logs", *words).returncode == 2
+
+
+def test_logs_follow_a_file_that_grows_and_turns_over(fleet):
+    write_receipts(fleet, ONE)
+    path = fleet / ".subagent-fleet/requests.jsonl"
+    child = subprocess.Popen([sys.executable, str(SCRIPT), "logs", "-f"], cwd=fleet,
+                             env=clean_environment(), stdout=subprocess.PIPE)
+    try:
+        assert b"Time " in child.stdout.readline() and b" main " in child.stdout.readline()
+        line = json.dumps({**ONE, "agent": "second-one", "alias": "?"}) + "\n"
+        edit(path, line[:40])
+        time.sleep(0.3)
+        edit(path, line[40:])
+        assert b" second-one " in child.stdout.readline()
+        path.rename(f"{path}.1")
+        path.write_text(json.dumps({**ONE, "agent": "third", "alias": "?"}) + "\n")
+        assert b" third " in child.stdout.readline()
+        child.send_signal(signal.SIGINT)
+        assert child.wait(10) == 130
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_status_is_ready_only_with_its_gateway(generated, quick, fake_node, gateway):
+    node = fake_node({"qwen3:8b": {}, "qwen3-coder:30b": {}})
+    rewrite(generated, re.sub('"http:[^"]*"', node.endpoint, FLEET))
+    node.loaded.update({"qwen3:8b": 32768, "qwen3-coder:30b": 65536})
+    assert quick("status").stdout.endswith("\nReady: every model is loaded as its route wants it.\n")
+    assert json.loads(quick("status", "--json").stdout)["gateway"]["id"] == "gateway-up"
+    gateway.close()
+    assert quick("status").stdout.endswith(
+        f"\nReady, but no gateway runs at http://127.0.0.1:{PORT}: `subagent-fleet up` starts "
+        "LiteLLM; `subagent-fleet generate` says how to start it in another terminal.\n")
+    del node.models["qwen3:8b"]
+    assert quick("status").stdout.endswith(f" (no gateway runs at http://127.0.0.1:{PORT})\n")
 
 
 def start_launch(generated, environ):
@@ -791,14 +741,15 @@ def slug_of(call, *words):
 def test_refusals_by_their_slugs(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "environ", {"PATH": "/nowhere", "HOME": str(tmp_path)})
     world, out = sf.World(), str(tmp_path)
+    workspace = sf.Workspace(world, out)
     rewrite(tmp_path, FLEET)
     fleet = sf.load_fleet(tmp_path / "fleet.yaml")
-    options = sf.parse_arguments(sf.find_command("generate"), ["--target", "x"])
+    options = sf.Options(target=["x"])
     assert slug_of(sf.parse_targets, options) == ("unknown-target", 2)
-    assert slug_of(sf.read_key, world, fleet, out) == ("no-key", 1)
+    assert slug_of(workspace.read_key, fleet) == ("no-key", 1)
     assert slug_of(world.enter, out, "..") == ("in-the-way", 3)
     assert slug_of(world.run, ["/nowhere/claude"], {}) == ("cannot-run", 1)
-    assert sf.refusal(["a"], "clean", "kept").slug == "edited"
+    assert sf.refuse_edited(["a"], "clean", "kept").slug == "edited"
     options = sf.parse_arguments(sf.find_command("launch"), ["claude", "--out", out, "--config",
                                                              out + "/fleet.yaml"])
     assert slug_of(sf.cmd_launch, options, world) == ("claude-missing", 1)
@@ -807,4 +758,4 @@ def test_refusals_by_their_slugs(tmp_path, monkeypatch):
     (tmp_path / MANIFEST).touch()
     told = []
     monkeypatch.setattr(sf, "format_finding", lambda finding, **_: told.append(finding.slug) or "")
-    assert sf.compare_output(world, out, None) == [] and told == ["manifest-broken"]
+    assert workspace.compare(None) == [] and told == ["manifest-broken"]
