@@ -44,10 +44,11 @@ from __future__ import annotations
 import sys
 
 if sys.version_info < (3, 9):  # noqa: UP036 - this line is what an older Python reaches
-    sys.exit("subagent-fleet needs Python 3.9 or newer; this is %s" % sys.version.split()[0])
+    sys.exit("subagent-fleet needs Python 3.9 or newer; this is "
+             + sys.version.split()[0])
 
 
-def _end_quietly(kind, error, trace):
+def _end_quietly(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """Let Ctrl-C end a start without a traceback; `main` does so from then on."""
     if kind is not KeyboardInterrupt:
         sys.__excepthook__(kind, error, trace)
@@ -56,18 +57,20 @@ def _end_quietly(kind, error, trace):
 if __name__ == "__main__":
     sys.excepthook = _end_quietly
 
-from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
+from abc import ABC, abstractmethod  # noqa: E402 - an older Python ends above
+from dataclasses import asdict, dataclass, field, fields, replace  # noqa: E402
+from functools import lru_cache  # noqa: E402
 
 
 class _Late:
     """Stands for a module until it is first used; `--version` uses none of these."""
 
-    def __init__(self, name):
+    def __init__(self, name: str) -> None:
         self.name = name
 
-    def __getattr__(self, key):
-        globals()[self.name] = module = __import__(self.name)
+    def __getattr__(self, key: str) -> Any:
+        module = __import__(self.name)
+        globals()[self.name] = module
         return getattr(module, key)
 
 
@@ -83,26 +86,32 @@ if TYPE_CHECKING:  # what checkers and editors read; the names are those below
     import json
     import re
     import string
-    import textwrap
     import threading
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import Any
+    import unicodedata
+    from collections.abc import (
+        Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized)
+    from typing import Any, NoReturn, TypeVar
+
+    _Named = TypeVar("_Named", "NodeModel", "LoadedModel")
+    _Warn = Callable[..., "Finding"]  # see lint_fleet
+    _Rule = Callable[["Fleet", _Warn], Iterator["Finding"]]
 else:
-    (argparse, array, base64, datetime, difflib, hashlib, ipaddress, json, re, string, textwrap,
-     threading) = map(_Late, (
-         "argparse array base64 datetime difflib hashlib ipaddress json re string textwrap "
-         "threading").split())
+    (argparse, array, base64, datetime, difflib, hashlib, ipaddress, json, re, string, threading,
+     unicodedata) = map(_Late, (
+         "argparse array base64 datetime difflib hashlib ipaddress json re string threading "
+         "unicodedata").split())
 
 
 class _Pattern:
     """A regular expression that is compiled when it is first used."""
 
-    def __init__(self, pattern):
+    def __init__(self, pattern: str) -> None:
         self.pattern = pattern
 
-    def __getattr__(self, method):
-        self.__dict__[method] = found = getattr(re.compile(self.pattern), method)
-        return found
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(re.compile(self.pattern), name)
+        self.__dict__[name] = method  # the next look finds it here
+        return method
 
 
 __version__ = "1.0.0"
@@ -114,28 +123,39 @@ __version__ = "1.0.0"
 
 # == 1. Start and constants ===================================================
 
-EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, EXIT_REFUSED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
+EXIT_OK = 0
+EXIT_PROBLEM = 1
+EXIT_USAGE = 2
+EXIT_REFUSED = 3
+EXIT_INTERRUPTED = 130
+
+# Files, by the names people know.
 CONFIG_NAMES = ("fleet.yaml", "fleet.yml", "fleet.json")
 CONFIG_VARIABLE = "SUBAGENT_FLEET_CONFIG"
+STATE_DIRECTORY = ".subagent-fleet"
+MANIFEST_FILE = f"{STATE_DIRECTORY}/manifest.json"
+LITELLM_FILE = "litellm_config.yaml"
+ENVIRONMENT_FILE = ".env.subagent-fleet"
 TEXT_LIMIT_BYTES = 4 * 1024 * 1024
+RECEIPTS_LIMIT_BYTES = 10 * 1024 * 1024
+
+# How long is waited.
 PROBE_TIMEOUT_SECONDS = 5.0
 INIT_TIMEOUT_SECONDS = 2.0
-SEND_SECONDS = 60.0
 CONNECT_SECONDS = 3.0  # a sleeping laptop costs this, not the whole deadline
-ANSWER_LIMIT_BYTES = 8 * 1024 * 1024
-PROBE_LIMIT_BYTES = 1024 * 1024  # 2,400 models; as text and values it takes five times that
-FREE_ANSWER_BYTES = 256 * 1024  # larger answers are read one at a time
-HEADER_LIMIT_BYTES = 64 * 1024
-RECEIPTS_LIMIT_BYTES = 10 * 1024 * 1024
-JSON_MARKS = 100_000  # `[`, `{`, `:` and `,` in one answer
+SEND_SECONDS = 60.0
 LEAVE_SECONDS = 0.02  # for a byte to arrive before the connection closes
 PROBE_GRACE_SECONDS = 0.2  # for what a node said in time to reach the main thread
 PULL_STALL_SECONDS = 120.0
 TICK_SECONDS = 0.2
+
+# How much is read.
+ANSWER_LIMIT_BYTES = 8 * 1024 * 1024
+PROBE_LIMIT_BYTES = 1024 * 1024  # 2,400 models; as text and values it takes five times that
+FREE_ANSWER_BYTES = 256 * 1024  # larger answers are read one at a time
+HEADER_LIMIT_BYTES = 64 * 1024
 SHOW_LIMIT = 64  # models of one node that are asked for their capabilities
-STATE_DIRECTORY = ".subagent-fleet"
-MANIFEST_FILE = f"{STATE_DIRECTORY}/manifest.json"
-LITELLM_FILE, ENVIRONMENT_FILE = "litellm_config.yaml", ".env.subagent-fleet"
+
 HOME_URL = "https://github.com/adityak74/subagent-fleet"
 OTHER_PORT = "stop it, or write another `port:` under project.gateway"
 OLLAMA_PORT = 11434
@@ -150,25 +170,67 @@ TIERS = ("main", "opus", "sonnet", "haiku", "fable")
 class FleetError(Exception):
     """An expected failure: what, where and what to type. Only `main` prints it."""
 
-    def __init__(self, slug, what, *, where="", fix="", excerpt="", status=EXIT_PROBLEM,
-                 findings=()):
+    def __init__(self, slug: str, what: str, *, where: str = "", fix: str = "", excerpt: str = "",
+                 status: int = EXIT_PROBLEM, findings: Iterable[Finding] = ()) -> None:
         super().__init__(what)
-        self.slug, self.what, self.where = slug, what, where
-        self.fix, self.excerpt, self.status = fix, excerpt, status
+        self.slug = slug
+        self.what, self.where = what, where
+        self.fix, self.excerpt = fix, excerpt
+        self.status = status
         self.findings = tuple(findings)  # one error may carry every problem of a config
-        self.report = {}  # what `--json` shows beside it
+        self.report: dict[str, Any] = {}  # what `--json` shows beside it
 
     @property
-    def finding(self):
+    def finding(self) -> Finding:
         return Finding(self.slug, "error", self.what, self.where, self.excerpt, self.fix)
 
 
 class NodeFailure(FleetError):
     """Why a node could not be used: a reason class (refused, timeout, …) and the detail."""
 
-    def __init__(self, reason, detail, *, fix=""):
+    def __init__(self, reason: str, detail: str, *, fix: str = "") -> None:
         super().__init__("node-failure", f"{reason}: {detail}" if detail else reason, fix=fix)
         self.reason, self.detail = reason, detail
+
+
+@dataclass(frozen=True)
+class Try:
+    """A node that was asked in vain."""
+
+    node: str
+    why: str  # a class of reasons
+
+
+TOTALS = ("requests", "input_tokens", "output_tokens", "waited_seconds", "failures")
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What one request came to: no prompt, no answer, no words of a node."""
+
+    time: float
+    id: str
+    session: str
+    agent: str
+    alias: str
+    model: str | None  # who answered; None: nobody was asked
+    node: str | None
+    context: int | None
+    tries: tuple[Try, ...]
+    waited: float | None  # seconds for a slot
+    first_byte: float | None
+    total: float
+    input_tokens: int
+    output_tokens: int
+    outcome: str  # ok, left, stopped, or the kind of the error
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A request that was refused before it was anybody's."""
+
+    http: int
+    what: str
 
 
 @dataclass(frozen=True)
@@ -213,6 +275,7 @@ class NodeModel:
     capabilities: tuple[str, ...] | None = None  # None: not known
     trained_context: int | None = None
     remote: str = ""
+    token_bytes: int | None = None  # of memory for one token of context; None: not known
 
 
 @dataclass(frozen=True)
@@ -251,42 +314,46 @@ class NodeState:
     loaded: tuple[LoadedModel, ...] = ()
 
     @property
-    def online(self):
+    def online(self) -> bool:
         return not self.reason
 
     @property
-    def why(self):
+    def why(self) -> str:
         return f"{self.reason}: {self.detail}".rstrip(": ")
 
     @property
-    def mend(self):
+    def mend(self) -> str:
         return REASON_FIXES.get(self.reason, REASON_FIXES["bad answer"])
 
 
-def nearest(word, choices):
+def nearest(word: object, choices: Iterable[object]) -> str:
     """Return ``did you mean `x`?`` for the closest choice, or an empty string."""
     spelled = {str(choice).lower(): choice for choice in list(choices)[:100]}  # 3 ms
-    found = difflib.get_close_matches(str(word)[:64].lower(), spelled, 1, 0.6)
-    return f"did you mean `{spelled[found[0]]}`?" if found else ""
+    matches = difflib.get_close_matches(str(word)[:64].lower(), spelled, 1, 0.6)
+    return f"did you mean `{spelled[matches[0]]}`?" if matches else ""
 
 
-def some_of(names, limit=12):
+def some_of(names: Collection[object], limit: int = 12) -> str:
     """Return `a, b and 3 more`."""
-    more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
-    return ", ".join(map(str, list(names)[:limit])) + more
+    shown = ", ".join(map(str, list(names)[:limit]))
+    if len(names) > limit:
+        shown += f" and {len(names) - limit:,} more"
+    return shown
 
 
-def count_of(things, noun):
+def count_of(things: Sized, noun: str) -> str:
     """Return `1 warning`, `2 warnings`."""
-    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
+    return f"{len(things)} {noun}" if len(things) == 1 else f"{len(things)} {noun}s"
 
 
-def show_value(value):
+def show_value(value: object) -> str:
     """Return a value as it may stand in a message: short, in backticks."""
     words = {type(None): "nothing", dict: "a mapping", list: "a list"}
     if type(value) in words:
         return words[type(value)]
-    text = str(value).lower() if isinstance(value, bool) else str(value)
+    text = str(value)
+    if isinstance(value, bool):
+        text = text.lower()
     return f"`{text[:60]}…`" if len(text) > 60 else f"`{text}`"
 
 
@@ -308,20 +375,44 @@ def show_value(value):
 #   several documents             one file, one fleet
 #   yes, 012, 1:30, 2001-01-01    YAML 1.1 and 1.2 disagree on what they are
 #   tabs before a token           no two programs agree on their width
+#   odd blanks around plain text  U+00A0 looks like a space and is read as a letter
 #   escaped surrogates (\ud83d)   PyYAML makes two broken characters of a pair
+#   plain text after `// `        it is meant as a comment
 
 DEPTH_LIMIT = 64
 KEY_LIMIT = 1024  # from the start of a key to its colon: YAML's own limit
 
-_CLASH = object()  # a word that programs read differently
-_WORDS = {form: value for words, value in (
-    ("null", None), ("true", True), ("false", False), (".inf +.inf", float("inf")),
-    ("-.inf", float("-inf")), ("yes no on off", _CLASH),
-) for word in words.split() for form in (word, word.title(), word.upper())}
-_WORDS.update(dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")))
-_WORDS.update({"": None, "~": None, "=": _CLASH, "<<": _CLASH})
-# An integer and a float of every YAML, then what is a number or a date in 1.1 or in 1.2 only.
-# Python 3.11 refuses integers of more than 4,300 digits.
+_CLASH = object()  # the meaning of a word that programs read differently
+
+
+def _word_meanings() -> dict[str, object]:
+    """Return what each plain word that is no text means, in the spellings that YAML knows."""
+    meanings = {
+        "null": None,
+        "true": True,
+        "false": False,
+        ".inf": float("inf"),
+        "+.inf": float("inf"),
+        "-.inf": float("-inf"),
+        "yes": _CLASH,
+        "no": _CLASH,
+        "on": _CLASH,
+        "off": _CLASH,
+    }
+    words: dict[str, object] = {"": None, "~": None, "=": _CLASH, "<<": _CLASH}
+    for word, meaning in meanings.items():
+        words[word] = meaning
+        words[word.title()] = meaning
+        words[word.upper()] = meaning
+
+    for word in (".nan", ".NaN", ".NAN"):
+        words[word] = float("nan")
+    return words
+
+
+_WORDS = _word_meanings()
+# The first group is an integer of every YAML, the second a float. Then comes what is a number
+# or a date in 1.1 or in 1.2 only. Python 3.11 refuses integers of more than 4,300 digits.
 _NUMBER = _Pattern(
     r"([-+]?(?:0|[1-9][0-9]{0,999})|0x[0-9a-fA-F]{1,999})"
     r"|([-+]?[0-9]+\.[0-9]*(?:[eE][-+][0-9]+)?|\.[0-9]+(?:[eE][-+][0-9]+)?)"
@@ -330,29 +421,46 @@ _NUMBER = _Pattern(
     r"|[-+]?[0-9][0-9_]*(?::[0-5]?[0-9]){1,99}(?:\.[0-9_]*)?|[-+]?[0-9][0-9_:.]{200,}"
     r"|[0-9]{4}-[0-9][0-9]?-[0-9][0-9]?(?:(?:[Tt]|[ \t]+)[0-9][0-9]?:[0-9][0-9]:[0-9][0-9]"
     r"(?:\.[0-9]*)?(?:[ \t]*(?:Z|[-+][0-9][0-9]?(?::[0-9][0-9])?))?)?")
+_NUMBER_START = "+-.0123456789"
 
 # Surrogates, controls, and the line breaks and byte order marks that programs disagree on.
 _ODD = _Pattern("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
-_OUTSIDE = {"&": ("anchors (`&x`)", "repeat the value, or quote the text"),
-            "*": ("aliases (`*x`)", "repeat the value, or quote the text"),
-            "!": ("tags (`!x`)", "remove the tag, or quote the text"),
-            "?": ("`?` keys", "write `key: value`, or quote the text"),
-            "%": ("directives (`%YAML`)", "remove the line, or quote the text"),
-            "<<": ("merge keys (`<<`)", "repeat the values"),
-            "---": ("several documents", "keep one document per file")}
-_ESCAPES = {"0": "\0", "a": "\a", "b": "\b", "t": "\t", "\t": "\t", "n": "\n", "v": "\v",
-            "f": "\f", "r": "\r", "e": "\x1b", " ": " ", '"': '"', "/": "/", "\\": "\\",
-            "N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029"}
+# What plain text cannot begin with because it means more in YAML, and what to do instead.
+_OUTSIDE = {
+    "&": ("anchors", "remove it, and repeat the value where it is used"),
+    "*": ("aliases", "repeat the value"),
+    "!": ("tags", "remove the tag"),
+    "%": ("directives", "remove the line"),
+}
+# What to do about other characters that begin neither a value nor a key.
+_MISPLACED = {
+    ",": "remove it, or quote the text",
+    "]": "remove it, or quote the text",
+    "}": "remove it, or quote the text",
+    "-": "remove it, or quote the text",
+    ":": "write a key before it, or quote the text",
+    "[": "write a key that is text",
+    "{": "write a key that is text",
+}
+_ESCAPES = {
+    "0": "\0", "a": "\a", "b": "\b", "t": "\t", "\t": "\t", "n": "\n", "v": "\v", "f": "\f",
+    "r": "\r", "e": "\x1b", " ": " ", '"': '"', "/": "/", "\\": "\\",
+    "N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029",
+}
 # What ends or changes quoted text. A run of blanks is passed whole, which keeps this linear.
 _BREAK = r"|[ \t]*\n[ \t\n]*|[ \t]{2,}"
-_QUOTED = {"'": _Pattern("''?" + _BREAK), '"': _Pattern(
-    r'"|\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|\n[ \t\n]*|[^\n])' + _BREAK)}
+_ESCAPE = r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|\n[ \t\n]*|[^\n])"
+_QUOTED = {
+    "'": _Pattern("''?" + _BREAK),
+    '"': _Pattern('"|' + _ESCAPE + _BREAK),
+}
 
 _SPACES = _Pattern(" *")
 _LINE = _Pattern("[^\n]*")
 _BLANKS = _Pattern("[ \n]*")
 _MARKER = _Pattern(r"(?m)^(?:---|\.\.\.)(?=[ \t\n]|\Z)")
 _DASH = _Pattern(r"-(?=[ \t\n]|\Z)")
+# How plain text begins, and what may end it, in block style and between brackets.
 _SAFE_START = r"[^ \t\n\-?:,\[\]{}#&*!|>'\"%@`]"
 _BLOCK_START = _Pattern(rf"{_SAFE_START}|[-?:](?![ \t\n]|\Z)")
 _BLOCK_STOP = _Pattern(r":(?=[ \t\n]|\Z)| #|\t|\n")
@@ -364,14 +472,59 @@ _KEY = _Pattern(
     r"(\"[^\"\\\n]*(?:\\.[^\"\\\n]*)*\" *|'[^'\n]*(?:''[^'\n]*)*' *"
     rf"|(?:{_BLOCK_START.pattern})[^\t\n:#]*(?:(?::(?![ \t\n]|\Z)|(?<! )#)[^\t\n:#]*)*)"
     r":(?=[ \t\n]|\Z)")
+# The sign and the digit of `|` and `>` come in either order.
 _BLOCK_HEADER = _Pattern(r"[|>](?:([-+])([1-9])?|([1-9])([-+])?)?(?: *| +#[^\n]*)(?:\n|\Z)")
+# Blanks that look like a space or like nothing; YAML takes them for letters.
+_ODD_BLANKS = {
+    "\xa0": "no-break space",
+    "\u1680": "ogham space mark",
+    "\u2000": "en quad",
+    "\u2001": "em quad",
+    "\u2002": "en space",
+    "\u2003": "em space",
+    "\u2004": "three-per-em space",
+    "\u2005": "four-per-em space",
+    "\u2006": "six-per-em space",
+    "\u2007": "figure space",
+    "\u2008": "punctuation space",
+    "\u2009": "thin space",
+    "\u200a": "hair space",
+    "\u200b": "zero width space",
+    "\u202f": "narrow no-break space",
+    "\u205f": "medium mathematical space",
+    "\u2060": "word joiner",
+    "\u3000": "ideographic space",
+}
+_NO_WIDTH = "\u200b\u2060"
+_BLANK_RUN = _Pattern("\t+|[" + "".join(_ODD_BLANKS) + "]+")
+# Where such a blank hides before text, behind a dash or behind the colon of a key.
+_BLANK_BEFORE = _Pattern("(-?|[\\w.-]+:)[" + "".join(_ODD_BLANKS) + "]")
+# What is meant as plain text between brackets.
+_FLOW_WORD = _Pattern(r"(?:[^\t\n,\[\]{}\"'#:]|:(?![ \n,\[\]{}])){1,99}")
+# The spaces and dashes before what a line holds.
+_NESTING = _Pattern("( *)(?:- +)*")
+# The spaces before what a line holds, unless that is a remark.
+_INDENTATION = _Pattern(r"(?m)^( *)[^ \n#]")
+# A key whose value follows its colon without a space; `http://` is no key.
+_GLUED_KEY = _Pattern(r"""(?:"[^"\n]*"|'[^'\n]*'|[\w.-]+):(?=[^ \n])(?!//)""")
+# A key that misses the quote at its end.
+_OPEN_KEY = _Pattern(r"[\w.-]+(?=:(?:[ \n]|\Z))")
+# What other formats begin a comment with, where a token may begin; the value `//server` is none.
+# Quotes and comments are passed.
+_SLASHES = _Pattern(
+    r"""(?<![^ ,\[\]{}"'\n])(?:"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|#[^\n]*"""
+    r"|((?<![:-] )//|//(?= )|/\*))")
+_SLASHES_LINE = _Pattern(r"(?m)^ *(//|/\*)")
+# What git writes around the two sides of a conflict; the last two nobody else writes.
+_CONFLICT = _Pattern(r"(?:<{7}|={7}|>{7}|\|{7})(?= |\n|\Z)")
+_CONFLICT_EDGE = _Pattern(r"(?m)^(?:<{7}|>{7})(?= )")
 # Two lines of a `>` scalar that are joined: neither begins with a blank.
 _FOLDED = _Pattern(r"(?m)^([^ \t\n][^\n]*)\n(\n*)(?=[^ \t\n])")
-# Text that is written without quotes.
-_BARE = _Pattern(r"(?a)[A-Za-z_/][\w./@%+=();-]*(?:[ :][\w./@%+=();-]+)*")
+# Text that is written without quotes; what begins with `//` is taken for a comment.
+_BARE = _Pattern(r"(?a)(?!//)[A-Za-z_/][\w./@%+=();-]*(?:[ :][\w./@%+=();-]+)*")
 
 
-def parse_yaml(text, source="<text>"):
+def parse_yaml(text: str, source: str = "<text>") -> object:
     """Return the plain value of a YAML or JSON text, as PyYAML's safe_load does, or refuse."""
     return Document(text, source).value
 
@@ -384,409 +537,1161 @@ class Document:
     id, four offsets an entry: start and end of the key, start and end of the value.
     """
 
-    def __init__(self, text, source):
+    def __init__(self, text: str, source: str) -> None:
         if not isinstance(text, str):
             raise FleetError("yaml-input", f"not text, but {type(text).__name__}", where=source)
         if len(text) > TEXT_LIMIT_BYTES:
             raise FleetError("yaml-limit", f"the text has {len(text):,} characters, more than "
                              f"{TEXT_LIMIT_BYTES:,}", where=source)
-        self.text = (text[1:] if text.startswith("\ufeff") else text).replace("\r\n", "\n")
-        self.source, self.marks, self.open = source, {}, []
-        self.span = None  # of the value read last; None when it has no line of its own
-        self.last_line, self.orders = (0, 1), {}
-        odd = _ODD.search(self.text)
-        if odd:
-            self.fail("yaml-character", f"U+{ord(odd.group()):04X} does not belong in YAML text",
-                      at=odd.start(), fix="end lines with LF or CRLF" if odd.group() == "\r" else
-                      "remove it, or escape it inside double quotes")
-        self.seek(0)
-        self.marks[None] = array.array("I", (self.at, self.at + 1))
-        marked = self.column < 0 and self.text.startswith("---", self.at)
-        begun = marked or self.column >= 0
-        self.at += 3 * marked
-        self.value = self.read_value(-1, nests=not marked)
-        if self.column >= 0:
-            self.fail("yaml-indent", "this line belongs to nothing above it",
-                      fix="align it with its neighbours")
-        if begun and self.text.startswith("...", self.at):
-            self.at += 3
-            self.end_line()
-        if self.at < len(self.text):
-            self.fail_outside("---", self.at)
+        if text.startswith("\ufeff"):
+            text = text[1:]
 
-    def locate(self, path, *, key=False):
+        self.text = text.replace("\r\n", "\n")
+        self.source = source
+        self.marks: dict[int | None, array.array] = {}
+
+        # Where the reader stands, and what it is inside of.
+        self.at = 0
+        self.column = -1
+        self.span: tuple[int, int] | None = None  # of the value read last, if it has its own
+        self.open: list[array.array] = []  # the marks of the containers that are not over
+        self.opener: int | None = None  # the innermost bracket
+
+        # What `locate` remembers, so that many problems are located in linear time.
+        self.last_line = (0, 1)
+        self.orders: dict[int, dict] = {}
+
+        self.check_characters()
+        self.value = self.read_document()
+
+    # -- positions --
+
+    def locate(self, path: tuple, *, key: bool = False) -> tuple[str, str]:
         """Return (`source:line:column`, excerpt) of a value, or of the nearest key above it."""
-        node, spans = self.value, self.marks[None] * 2
+        node = self.value
+        spans = self.marks[None] * 2
         for step in path:
-            if id(node) not in self.orders:
-                keys = range(len(node)) if isinstance(node, list) else node
-                self.orders[id(node)] = dict(zip(keys, range(len(node))))
-            place = self.orders[id(node)].get(step)
+            place = self.place_of(step, node)
             if place is None:
                 key = True
                 break
-            spans, node = self.marks[id(node)][4 * place:4 * place + 4], node[step]
-        return self.show(*spans[:2] if key else spans[2:])
+            spans = self.marks[id(node)][4 * place:4 * place + 4]
+            node = node[step]
 
-    def show(self, start, end):
-        """Return `source:line:column` of a span of text, and its line with the span underlined."""
-        line, line_start = self.line_of(start), self.text.rfind("\n", 0, start) + 1
-        line_end = _LINE.match(self.text, start).end()
-        left, right = max(line_start, start - 60), min(line_end, start + 60)
-        end = start + len(self.text[start:min(end, right)].rstrip())
-        before = ("…" if left > line_start else "") + _visible(self.text[left:start])
+        if key:
+            return self.show(spans[0], spans[1])
+        return self.show(spans[2], spans[3])
+
+    def place_of(self, step: object, node: object) -> int | None:
+        """Return the place of a key or an index among those of a container, if it is there."""
+        if not isinstance(node, (dict, list)):
+            return None
+
+        order = self.orders.get(id(node))
+        if order is None:
+            steps = node if isinstance(node, dict) else range(len(node))
+            order = {own: place for place, own in enumerate(steps)}
+            self.orders[id(node)] = order
+        return order.get(step)
+
+    def show(self, start: int, end: int) -> tuple[str, str]:
+        """Return `source:line:column` of a span, and its line with the span underlined."""
+        line = self.line_of(start)
+        line_start = self.line_start(start)
+        line_end = self.line_end(start)
+
+        # A long line is cut to what stands around the span.
+        left = max(line_start, start - 60)
+        right = min(line_end, start + 60)
+        end = start + len(self.text[start:min(end, right)].rstrip(" \n"))
+
+        before = _visible(self.text[left:start])
+        if left > line_start:
+            before = "…" + before
         token = _visible(self.text[start:end])
-        after = _visible(self.text[end:right]) + ("…" if right < line_end else "")
-        caret = " " * len(before) + "^" * max(1, len(token))
-        return (f"{self.source}:{line}:{start - line_start + 1}",
-                f"{line:>5} | {before}{token}{after}\n{'':>5} | {caret}")
+        after = _visible(self.text[end:right])
+        if right < line_end:
+            after += "…"
 
-    def line_of(self, at):
-        """Return the number of a line. Counting from the last one keeps many problems linear."""
+        caret = " " * len(before) + "^" * max(1, len(token))
+        where = f"{self.source}:{line}:{start - line_start + 1}"
+        return where, f"{line:>5} | {before}{token}{after}\n{'':>5} | {caret}"
+
+    def line_of(self, at: int) -> int:
+        """Return the number of a line."""
+        # Counting from the last one keeps the finding of many problems linear.
         offset, line = self.last_line
-        line += self.text.count("\n", offset, at) - self.text.count("\n", at, offset)
+        line += self.text.count("\n", offset, at)
+        line -= self.text.count("\n", at, offset)
         self.last_line = at, line
         return line
 
-    def fail(self, slug, what, *, at=None, size=1, fix=""):
-        at = self.at if at is None else at
-        if self.text[at:at + 1] == "\t":
-            slug, what = "yaml-tab", "a tab where YAML takes only spaces"
-            fix = "replace the tab by spaces"
-        where, excerpt = self.show(at, at + size)
-        raise FleetError(slug, what, where=where, excerpt=excerpt, fix=fix)
+    def line_start(self, at: int) -> int:
+        return self.text.rfind("\n", 0, at) + 1
 
-    def fail_outside(self, feature, at):
-        named, fix = _OUTSIDE[feature]
-        self.fail("yaml-unsupported", f"{named} are outside the YAML subset", at=at,
-                  size=len(feature), fix=fix)
+    def line_end(self, at: int) -> int:
+        return _LINE.match(self.text, at).end()
 
-    def fail_unexpected(self, expected, *, fix=""):
-        """Say why the character here cannot stand here."""
-        char, (start, end) = self.text[self.at], self.span or (self.at, self.at)
-        if "\n" in self.text[start:end] and not self.text[end:self.at].strip(" ") \
-                and self.text[start] in "\"'":
-            self.fail("yaml-syntax", f"this quoted text ends on line {self.line_of(end)}, "
-                      "where more follows it", at=start, fix="close the quote on its line")
-        if char in _OUTSIDE:
-            self.fail_outside(char, self.at)
-        if _DASH.match(self.text, self.at):
-            fix = "start the list on the line below its key"
-        elif char == "/":
-            fix = "begin a comment with `#`"
-        elif not fix and char in "@`|>":
-            fix = "quote the text"
-        self.fail("yaml-syntax", f"expected {expected}, found `{_visible(char)}`", fix=fix)
+    def mark(self, start: int, end: int) -> None:
+        """Keep where the key and the value of an entry stand."""
+        # An empty value stands where its key does, and so does one that begins below its key.
+        self.open[-1].extend((start, end))
+        self.open[-1].extend(self.span or (start, end))
 
-    def fail_colon(self, start):
-        """Say why the colon here does not make a key of the text from `start`."""
-        if "\n" in self.text[start:self.at]:
-            self.fail("yaml-indent", f"a key inside the value of line {self.line_of(start)}",
-                      fix="align it with its neighbours, or put the missing `: ` after a key "
-                      "above, or begin a comment with `#`")
-        if self.at - start > KEY_LIMIT:
-            self.fail("yaml-limit", f"a key of over {KEY_LIMIT:,} characters", fix="shorten it")
-        if self.text[start] in "[{\"'":
-            self.fail_unexpected("the end of the line", fix="write `key: value`, one a line")
-        rest = _LINE.match(self.text, start, start + 80).group().split(" #")[0].rstrip(" ")
-        self.fail("yaml-syntax", "`: ` inside plain text", fix="quote the whole value"
-                  if len(rest) > 60 else f"quote it: {quote_yaml(rest)}")
+    # -- from token to token --
 
-    def skip(self, at):
+    def skip(self, at: int) -> int:
         """Return where the first token at or behind `at` begins."""
         at = _BLANKS.match(self.text, at).end()
         while self.text[at:at + 1] == "#":
             at = _BLANKS.match(self.text, _LINE.match(self.text, at).end()).end()
         return at
 
-    def seek(self, at):
+    def seek(self, at: int) -> bool:
         """Go to the first token at or behind `at`; tell whether it is on the same line."""
+        text = self.text
         self.at = self.skip(at)
-        self.column = self.at - self.text.rfind("\n", 0, self.at) - 1
-        if self.at == len(self.text) or (self.column == 0 and _MARKER.match(self.text, self.at)):
+        self.column = self.at - text.rfind("\n", 0, self.at) - 1
+        if self.at == len(text) or (self.column == 0 and _MARKER.match(text, self.at)):
             self.column = -1
-        return self.column >= 0 and "\n" not in self.text[at:self.at]
+            return False
+        return "\n" not in text[at:self.at]
 
-    def end_line(self):
-        """Pass the rest of a line that must be empty, and go to the next token."""
-        if self.seek(self.at):
-            if self.text[self.at] == ":" and self.span:
-                self.fail_colon(self.span[0])
-            self.fail_unexpected("the end of the line", fix="quote the whole value")
+    def end_line(self, column: int = -1) -> None:
+        """Pass the rest of a line that must be empty, and go to the next token.
 
-    def enter(self):
+        What stood on the line belongs to what is at `column`.
+        """
+        if not self.seek(self.at):
+            return
+        if self.text[self.at] == ":" and self.span:
+            self.fail_colon(self.span[0], column)
+        self.fail_unexpected("the end of the line", fix="quote the whole value")
+
+    def enter(self) -> None:
+        """Begin the marks of a container."""
         self.open.append(array.array("I"))  # 16 bytes an entry; tuples take 30 times the text
         if len(self.open) > DEPTH_LIMIT:
             self.fail("yaml-limit", f"more than {DEPTH_LIMIT} levels deep")
 
-    def mark(self, start, end):
-        """Keep where the key and the value of an entry stand; the key where a value has no line."""
-        self.open[-1].extend((start, end) + (self.span or (start, end)))
-
-    def leave(self, container):
-        marks, self.span = self.open.pop(), None
+    def leave(self, container: dict | list) -> dict | list:
+        """Keep the marks of a container that is over, and return it."""
+        marks = self.open.pop()
         if marks:
             self.marks[id(container)] = marks
+        self.span = None
         return container
 
-    def check_new(self, mapping, key, at):
-        if key in mapping:
-            line = self.line_of(self.open[-1][4 * list(mapping).index(key)])
-            self.fail("yaml-duplicate", f"the key `{_visible(str(key))}` is already on line {line}",
-                      at=at, size=len(str(key)), fix="remove or rename one of them")
+    # -- block style --
 
-    def read_block(self, indent):
-        """Read a node at `self.column`; what it belongs to is at column `indent`."""
-        column, items, mapping = self.column, [], {}
-        if _DASH.match(self.text, self.at):
-            self.enter()
-            while self.column == column and _DASH.match(self.text, self.at):
-                dash = self.at
-                self.at += 1
-                items.append(self.read_value(column, nests=True))
-                self.mark(dash, dash + 1)
-            return self.leave(items)
-        while self.column == column:
-            start, char = self.at, self.text[self.at]
-            found = _KEY.match(self.text, start, start + KEY_LIMIT + 2)
-            if not found or found.end() > start + KEY_LIMIT + 1:
-                if not mapping:
-                    return self.read_inline(indent)
-                if char not in "\"'" and not _BLOCK_START.match(self.text, start):
-                    self.fail_unexpected("a key")
-                self.fail("yaml-syntax", "expected `key: value`", size=_LINE.match(
-                    self.text, start).end() - start, fix="put `: ` after the key, or `#` before it")
-            if not mapping:
-                self.enter()
-            key = self.read_quoted() if char in "\"'" else self.resolve(found[1].rstrip(" "), start)
-            self.check_new(mapping, key, start)
-            self.at = found.end()
-            mapping[key] = self.read_value(column)
-            self.mark(start, found.end() - 1)
-        return self.leave(mapping)
+    def read_document(self) -> object:
+        """Read the value of the whole text, with the marks of a document around it."""
+        self.seek(0)
+        self.marks[None] = array.array("I", (self.at, self.at + 1))
+        has_marker = self.column < 0 and self.text.startswith("---", self.at)
+        is_empty = self.column < 0 and not has_marker
+        if has_marker:
+            self.at += 3
 
-    def read_value(self, column, *, nests=False):
-        """Read what follows `key:` or `---`; where it `nests`, a dash or nothing."""
+        value = self.read_value(-1, may_nest=not has_marker)
+        if self.column >= 0:
+            self.fail("yaml-indent", "this line belongs to nothing above it",
+                      fix="remove it, or begin it with `#`")
+
+        if not is_empty and self.text.startswith("...", self.at):
+            self.at += 3
+            self.end_line()
+        if self.at < len(self.text):
+            self.fail_outside("several documents", "keep one document per file", at=self.at,
+                              size=3)
+        return value
+
+    def read_value(self, column: int, *, may_nest: bool = False) -> object:
+        """Read what follows a key, a dash or `---` at `column`: nothing, or a value.
+
+        On the same line, a list or a mapping `may_nest` behind a dash only.
+        """
         self.span = None
-        if self.seek(self.at) and not nests:
+        is_same_line = self.seek(self.at)
+        if is_same_line and not may_nest:
             return self.read_inline(column)
-        if self.column > column or (
-                self.column == column and not nests and _DASH.match(self.text, self.at)):
+        if self.column > column:
+            return self.read_block(column)
+        # The list of a key may stand at the column of that key.
+        if self.column == column and not may_nest and _DASH.match(self.text, self.at):
             return self.read_block(column)
         return None
 
-    def read_inline(self, indent):
+    def read_block(self, indent: int) -> object:
+        """Read the value at `self.column`; what it belongs to is at column `indent`."""
+        if _DASH.match(self.text, self.at):
+            return self.read_sequence(indent)
+        first_key = self.match_key()
+        if first_key:
+            return self.read_mapping(indent, first_key)
+        return self.read_inline(indent)
+
+    def read_sequence(self, indent: int) -> list:
+        column = self.column
+        items: list = []
+        self.enter()
+        while self.column == column and _DASH.match(self.text, self.at):
+            dash = self.at
+            self.at += 1
+            items.append(self.read_value(column, may_nest=True))
+            self.mark(dash, dash + 1)
+        if self.column > indent:
+            self.fail_neighbour(column, indent)
+        return self.leave(items)
+
+    def read_mapping(self, indent: int, match: re.Match | None) -> dict:
+        """Read a mapping whose first key is matched."""
+        column = self.column
+        mapping: dict = {}
+        self.enter()
+        while self.column == column:
+            if mapping:
+                match = self.match_key()
+            if not match:
+                self.fail_key(self.at)
+
+            start = self.at
+            key = self.read_key(match)
+            if key in mapping:
+                self.fail_duplicate(mapping, key, start)
+
+            self.at = match.end()
+            mapping[key] = self.read_value(column)
+            self.mark(start, match.end() - 1)
+        if self.column > indent:
+            self.fail_neighbour(column, indent)
+        return self.leave(mapping)
+
+    def match_key(self) -> re.Match | None:
+        """Match the key that begins here, with its colon."""
+        end = self.at + KEY_LIMIT + 2
+        match = _KEY.match(self.text, self.at, end)
+        # A colon at the very end is too far away: what follows it was not looked at.
+        if match and match.end() < end:
+            return match
+        return None
+
+    def read_key(self, match: re.Match) -> object:
+        if self.text[self.at] in "\"'":
+            return self.read_quoted()
+        return self.resolve(match[1].rstrip(" "), self.at)
+
+    def read_inline(self, indent: int) -> object:
         """Read a scalar or flow style, and the end of its line."""
         if self.text[self.at] in "|>":
             return self.read_lines(indent)
         value = self.read_token(indent, _BLOCK_START, _BLOCK_STOP)
-        self.end_line()
+        self.end_line(indent)
         return value
 
-    def read_token(self, indent, starts, stops):
-        text, start = self.text, self.at
-        if text[start] in "[{":
+    # -- scalars --
+
+    def read_token(self, indent: int, starts: _Pattern, stops: _Pattern) -> object:
+        """Read what is in brackets or in quotes, or plain text as it `starts` and `stops` here."""
+        text = self.text
+        start = self.at
+        char = text[start]
+        if char in "[{":
             value = self.read_flow()
-        elif text[start] in "\"'":
+        elif char in "\"'":
             value = self.read_quoted()
-        elif starts.match(text, start) and not (
-                text[start] in "-." and _MARKER.match(text, start)):
-            value = self.resolve(self.read_plain(indent, stops), start)
-        else:
+        elif not starts.match(text, start) or (char in "-." and _MARKER.match(text, start)):
             self.fail_unexpected("a value")
+        else:
+            value = self.resolve(self.read_plain(indent, stops), start)
         self.span = start, self.at
         return value
 
-    def read_plain(self, indent, stops):
+    def read_plain(self, indent: int, stops: _Pattern) -> str:
         """Return the text of a plain scalar, its lines folded."""
-        text, at, parts = self.text, self.at, []
+        text = self.text
+        at = self.at
+        parts = []
         while True:
             stop = stops.search(text, at)
             self.at = stop.start() if stop else len(text)
             parts.append(text[at:self.at].rstrip(" "))
             if text[self.at:self.at + 1] != "\n":
                 break
+
+            # The text goes on below, unless a line is not deeper, or begins as text does not.
             gap = _BLANKS.match(text, self.at).group()
-            at, column = self.at + len(gap), len(gap) - gap.rfind("\n") - 1
-            if (column <= indent or text[at:at + 1] in ("", "#") or stops.match(text, at)
-                    or _MARKER.match(text, at)):
+            at = self.at + len(gap)
+            column = len(gap) - gap.rfind("\n") - 1
+            if column <= indent or text[at:at + 1] in ("", "#"):
+                break
+            if stops.match(text, at) or _MARKER.match(text, at):
                 break
             parts.append("\n" * (gap.count("\n") - 1) or " ")
         return "".join(parts)
 
-    def resolve(self, text, at):
+    def resolve(self, text: str, at: int) -> object:
+        """Return what the plain text at `at` means."""
         value = _WORDS.get(text, text)
-        number = value is text and text[0] in "+-.0123456789" and _NUMBER.fullmatch(text)
-        if number and number[1]:
-            value = int(text, 16 if "x" in text else 10)
-        elif number:
-            value = float(text) if number[2] and abs(float(text)) < float("inf") else _CLASH
-        if value is _CLASH:
-            if text == "<<":
-                self.fail_outside(text, at)
-            fix = f'quote it: "{text[:80]}"'
-            if text != "=" and text[4:5] != "-":  # a date
-                plain = {"yes": "true", "on": "true", "no": "false", "off": "false"}
-                fix = f"write {plain.get(text.lower(), 'a plain decimal number')}, or {fix}"
-            self.fail("yaml-ambiguous", f"YAML programs disagree about `{text[:80]}`", at=at,
-                      size=len(text), fix=fix)
+        if value is not text:
+            if value is _CLASH:
+                self.fail_clash(text, at)
+            return value
+
+        if not text.isascii():
+            self.check_edges(text, at)
+        if text[0] in _NUMBER_START:
+            value = _resolve_number(text)
+            if value is _CLASH:
+                self.fail_clash(text, at)
+        elif text[0] == "/":
+            self.check_remark(text, at)
         return value
 
-    def read_quoted(self):
-        text, start, parts = self.text, self.at, []
+    def read_quoted(self) -> str:
+        """Return the text between quotes."""
+        text = self.text
+        start = self.at
+        quote = text[start]
+        parts = []
         at = start + 1
-        for token in _QUOTED[text[start]].finditer(text, at):
+        for token in _QUOTED[quote].finditer(text, at):
             parts.append(text[at:token.start()])
             at = token.end()
-            if token.group() == text[start]:
+            if token.group() == quote:
                 self.at = at
                 return "".join(parts)
+
             parts.append(self.unquote(token.group(), token.start()))
             if text[at - 1] == "\n" and _MARKER.match(text, at):
-                self.fail("yaml-syntax", f"`{text[at:at + 3]}` ends the document inside quotes",
-                          at=at, size=3, fix="indent the line")
-        self.fail("yaml-syntax", f"this `{text[start]}` is never closed", at=start)
+                marker = text[at:at + 3]
+                self.fail("yaml-syntax", f"`{marker}` ends the document inside quotes", at=at,
+                          size=3, fix="indent the line")
+        self.fail("yaml-syntax", f"this `{quote}` is never closed", at=start,
+                  fix=self.closing_fix(start))
 
-    def unquote(self, token, at):
-        """Return what an escape, a pair of apostrophes or a break stands for inside quotes."""
-        if "\n" in token:  # one break is a space, or nothing when escaped; the others are kept
-            return "\n" * (token.count("\n") - 1) or ("" if token[0] == "\\" else " ")
+    def unquote(self, token: str, at: int) -> str:
+        """Return what an escape, two apostrophes or a break stands for inside quotes."""
+        if "\n" in token:
+            # One break is a space, or nothing when escaped; the others are kept.
+            more = "\n" * (token.count("\n") - 1)
+            if more or token[0] == "\\":
+                return more
+            return " "
+        if token == "''":
+            return "'"
         if token[0] != "\\":
-            return "'" if token == "''" else token
-        code, fix = token[1:], "double the backslash"
-        if len(code) > 1:
-            number = int(code[1:], 16)
-            if number < 0xD800 or 0xDFFF < number < 0x110000:
-                return chr(number)
-            fix = "write the character itself, or \\U and its 8 digits"
-        if code not in _ESCAPES:
-            self.fail("yaml-escape", f"`{_visible(token)}` is no character", at=at,
-                      size=len(token), fix=fix)
-        return _ESCAPES[code]
+            return token
 
-    def read_lines(self, indent):
+        code = token[1:]
+        if len(code) == 1:
+            if code not in _ESCAPES:
+                self.fail_escape(token, at, "double the backslash")
+            return _ESCAPES[code]
+
+        number = int(code[1:], 16)
+        if 0xD800 <= number <= 0xDFFF or number > 0x10FFFF:
+            self.fail_escape(token, at, "write the character itself, or \\U and its 8 digits")
+        return chr(number)
+
+    def read_lines(self, indent: int) -> str:
         """Read a `|` or `>` scalar; `indent` is the column of what it belongs to."""
-        text, start = self.text, self.at
+        text = self.text
+        start = self.at
         header = _BLOCK_HEADER.match(text, start)
         if not header:
-            self.fail("yaml-syntax", f"`{text[start]}` takes `+`, `-` and a digit from 1 to 9, "
-                      "then the line must end", fix="put the text on the lines below")
-        chomping, digit, line = header[1] or header[4], header[2] or header[3], header.end()
+            self.fail("yaml-syntax",
+                      f"`{text[start]}` takes `+`, `-` and a digit from 1 to 9, then the line "
+                      "must end", fix="put the text on the lines below")
+
+        chomping = header[1] or header[4]
+        digit = header[2] or header[3]
         if digit:
             width = max(indent, 0) + int(digit)
         else:
-            blank = _BLANKS.match(text, line)
-            widths = [len(row) for row in blank.group().split("\n")]
-            if indent < widths[-1] < max(widths):
-                self.fail("yaml-indent", "a blank line above is indented deeper than this line",
-                          at=blank.end(), fix="remove the spaces of the blank line")
-            width = max(indent + 1, 1, *widths)
+            width = self.measure_lines(header.end(), indent)
+
+        # The lines that are indented as deep, or hold nothing at all.
         lines = []
+        line = header.end()
         while line < len(text):
             inner = _SPACES.match(text, line, line + width).end()
             end = _LINE.match(text, inner).end()
-            if inner == len(text) or inner - line < width and inner < end:
+            is_shallow = inner - line < width and inner < end
+            if is_shallow or inner == len(text):
                 break
             lines.append(text[inner:end + 1])
             line = end + 1
         self.span = start, start + 1
         self.seek(line)
-        body = "".join(lines)
-        kept = body.rstrip("\n")
-        breaks = {"+": len(body), "-": 0, None: 1 if kept else 0}[chomping]
-        tail = body[len(kept):][:breaks]
-        if text[start] == ">":
-            kept = _FOLDED.sub(lambda match: match[1] + (match[2] or " "), kept)
-        return kept + tail
 
-    def peek(self, opener):
+        body = _chomp("".join(lines), chomping)
+        if text[start] == ">":
+            body = _fold(body)
+        return body
+
+    def measure_lines(self, at: int, indent: int) -> int:
+        """Return how deep the first line of a `|` or `>` scalar is that holds text."""
+        blank = _BLANKS.match(self.text, at)
+        widths = [len(row) for row in blank.group().split("\n")]
+        if indent < widths[-1] < max(widths):
+            self.fail("yaml-indent", "a blank line above is indented deeper than this line",
+                      at=blank.end(), fix="remove the spaces of the blank line")
+        return max(indent + 1, 1, *widths)
+
+    # -- flow style --
+
+    def read_flow(self) -> dict | list:
+        """Read what stands in brackets or braces, over any number of lines."""
+        outer = self.opener
+        self.opener = self.at
+        self.enter()
+        self.at += 1
+
+        if self.text[self.opener] == "[":
+            container = self.read_flow_list()
+        else:
+            container = self.read_flow_mapping()
+
+        self.at += 1
+        self.opener = outer
+        return self.leave(container)
+
+    def read_flow_list(self) -> list:
+        items: list = []
+        while self.peek() != "]":
+            start = self.at
+            items.append(self.read_token(-1, _FLOW_START, _FLOW_STOP))
+            self.mark(start, self.at)
+            self.end_item("]")
+        return items
+
+    def read_flow_mapping(self) -> dict:
+        mapping: dict = {}
+        while self.peek() != "}":
+            start = self.at
+            if self.text[start] in "[{":
+                self.fail_unexpected("a key")
+            if self.text.startswith("//", start):
+                self.refuse_slashes(start)
+            key = self.read_token(-1, _FLOW_START, _FLOW_STOP)
+            end = self.at
+            if key in mapping:
+                self.fail_duplicate(mapping, key, start)
+
+            mapping[key] = self.read_flow_value(start)
+            self.mark(start, end)
+            self.end_item("}")
+        return mapping
+
+    def read_flow_value(self, start: int) -> object:
+        """Read a colon and a value, if they follow the key that began at `start`."""
+        self.span = None
+        if self.peek() != ":":
+            return None
+        if "\n" in self.text[start:self.at] or self.at - start > KEY_LIMIT:
+            self.fail_colon(start)
+
+        self.at += 1
+        if self.peek() in ",}":
+            return None
+        return self.read_token(-1, _FLOW_START, _FLOW_STOP)
+
+    def peek(self) -> str:
         """Go to the next token inside brackets and return its first character."""
         self.at = self.skip(self.at)
         if self.at == len(self.text):
-            self.fail("yaml-syntax", f"this `{self.text[opener]}` is never closed", at=opener)
+            opener = self.text[self.opener]
+            closer = "]" if opener == "[" else "}"
+            self.fail("yaml-syntax", f"this `{opener}` is never closed", at=self.opener,
+                      fix=f"write `{closer}` where it ends")
         return self.text[self.at]
 
-    def read_flow(self):
-        opener, is_list = self.at, self.text[self.at] == "["
-        container, closer = ([], "]") if is_list else ({}, "}")
-        self.enter()
-        self.at += 1
-        while self.peek(opener) != closer:
-            start = self.at
-            if not is_list and self.text[start] in "[{":
-                self.fail_unexpected("a key")
-            item = self.read_token(-1, _FLOW_START, _FLOW_STOP)
-            end = self.at
-            if is_list:
-                container.append(item)
-            else:
-                self.check_new(container, item, start)
-                container[item] = self.span = None
-                if self.peek(opener) == ":":
-                    if "\n" in self.text[start:self.at] or self.at - start > KEY_LIMIT:
-                        self.fail_colon(start)
-                    self.at += 1
-                    if self.peek(opener) not in ",}":
-                        container[item] = self.read_token(-1, _FLOW_START, _FLOW_STOP)
-            self.mark(start, end)
-            if self.peek(opener) == ",":
-                self.at += 1
-            elif self.text[self.at] != closer:
-                self.fail_unexpected(f"`,` or the `{closer}` of line {self.line_of(opener)}",
-                                     fix="look for a missing comma or bracket")
-        self.at += 1
-        return self.leave(container)
+    def end_item(self, closer: str) -> None:
+        """Pass the comma behind an item; the last item needs none."""
+        char = self.peek()
+        if char == ",":
+            self.at += 1
+        elif char != closer:
+            self.fail_item(closer)
+
+    # -- what is wrong --
+
+    def fail(self, slug: str, what: str, *, at: int | None = None, size: int = 1,
+             fix: str = "") -> None:
+        """Refuse the text for what stands `at` a place, or for what explains it better."""
+        if at is None:
+            at = self.at
+        self.check_conflict(at)
+        self.check_blank(at)
+        self.refuse(slug, what, at, size=size, fix=fix)
+
+    def refuse(self, slug: str, what: str, at: int, *, size: int = 1, fix: str = "") -> None:
+        """Refuse the text for exactly this."""
+        where, excerpt = self.show(at, at + size)
+        raise FleetError(slug, what, where=where, excerpt=excerpt, fix=fix)
+
+    def place(self, at: int) -> str:
+        return f"on line {self.line_of(at)}, in column {at - self.line_start(at) + 1}"
+
+    def rest_of_line(self, at: int) -> str:
+        """Return the text from `at` to the end of its line, without a remark."""
+        return self.text[at:self.line_end(at)].split(" #")[0].rstrip(" ")
+
+    def check_characters(self) -> None:
+        odd = _ODD.search(self.text)
+        if not odd:
+            return
+        fix = "remove it, or escape it inside double quotes"
+        if odd.group() == "\r":
+            fix = "end lines with LF or CRLF"
+        self.fail("yaml-character", f"U+{ord(odd.group()):04X} does not belong in YAML text",
+                  at=odd.start(), fix=fix)
+
+    def check_conflict(self, at: int) -> None:
+        """Refuse the marks of a merge, on the line that cannot be read or anywhere."""
+        marker = _CONFLICT.match(self.text, self.line_start(at))
+        if not marker:
+            marker = _CONFLICT_EDGE.search(self.text)
+        if not marker:
+            return
+        self.refuse("yaml-syntax", f"git left a merge conflict here (`{marker.group()}`)",
+                    marker.start(), size=7,
+                    fix="keep one of the two sides, and remove the lines that begin with "
+                    "`<<<<<<<`, `=======` and `>>>>>>>`")
+
+    # -- what is wrong: comments --
+
+    def check_remark(self, text: str, at: int) -> None:
+        """Refuse plain text that is meant as a comment: nobody reads it as YAML does."""
+        is_line = not self.text[self.line_start(at):at].strip(" ")
+        if text[:2] in ("//", "/*") and (is_line or text[2:3] == " "):
+            self.refuse_slashes(at, fix="begin a comment with `#`, or quote the text")
+
+    def check_slashes(self, at: int) -> None:
+        """Refuse the line of `at` when it has a comment as JavaScript knows them."""
+        start = self.line_start(at)
+        end = min(self.line_end(at), start + KEY_LIMIT)
+        for token in _SLASHES.finditer(self.text, start, end):
+            if token[1]:
+                self.refuse_slashes(token.start(1))
+
+    def refuse_slashes(self, at: int, *, fix: str = "begin a comment with `#`") -> None:
+        slashes = self.text[at:at + 2]
+        if slashes == "/*":
+            fix = "begin each line of a comment with `#`"
+        self.refuse("yaml-syntax", f"`{slashes}` begins no comment", at, size=2, fix=fix)
+
+    # -- what is wrong: blanks --
+
+    def check_edges(self, text: str, at: int) -> None:
+        """Refuse plain text with an odd blank around it: nobody sees that it belongs to it."""
+        before = _BLANK_BEFORE.match(text)
+        if before:
+            is_line = not self.text[self.line_start(at):at].strip(" -")
+            if is_line or ":" not in before[1]:
+                self.check_blank(at + before.end(1))
+
+        kept = text.rstrip("".join(_ODD_BLANKS))
+        if kept != text:
+            run = text[len(kept):]
+            # The place of a key is where the reader stands; other text ends there.
+            end = max(self.at, at + len(text))
+            self.check_blank(self.text.rfind(run, at, end))
+
+    def check_blank(self, at: int) -> None:
+        """Refuse a blank that is no space, and say what to write for it."""
+        run = _BLANK_RUN.match(self.text, at)
+        if not run:
+            return
+        char = run.group()[0]
+        slug = "yaml-tab"
+        name = "a tab"
+        if char != "\t":
+            slug = "yaml-character"
+            name = f"{_ODD_BLANKS[char]} (U+{ord(char):04X})"
+        self.refuse(slug, f"{name} where YAML takes only spaces", at, size=len(run.group()),
+                    fix=self.blank_fix(at, run.end()))
+
+    def blank_fix(self, at: int, end: int) -> str:
+        """Say what to write for the tabs or odd blanks between two places."""
+        odd = "\t" + "".join(_ODD_BLANKS)
+        is_tab = self.text[at] == "\t"
+        line_start = self.line_start(at)
+        line = self.text[line_start:self.line_end(at)]
+        content = line.lstrip(" " + odd)
+        if not self.text[end:line_start + len(line)].strip(" " + odd):
+            return "remove it"
+
+        if line[:at - line_start].strip(" "):
+            fix = "write a space instead"
+            if self.text[at] in _NO_WIDTH:
+                fix = "remove it"
+            return fix if is_tab else f"{fix}, or quote the text"
+
+        # Nobody knows how wide a tab is: its line becomes as deep as those above it.
+        blanks = line[:len(line) - len(content)]
+        width = sum(blank not in _NO_WIDTH for blank in blanks)
+        if "\t" in blanks:
+            width = self.depth_above(line_start, content)
+        return f"begin its line with {_spaces(width)}" if width else "remove it"
+
+    def depth_above(self, line_start: int, content: str) -> int:
+        """Return how deep the next line is to be, after what the lines above it hold."""
+        for line in reversed(self.text[:line_start].split("\n")):
+            line = line.split(" #")[0].rstrip(" ")
+            if not line or line.lstrip(" ").startswith("#"):
+                continue
+            nesting = _NESTING.match(line)
+            depth = len(nesting[1] if content.startswith("- ") else nesting.group())
+            if line.endswith((":", "{", "[")):
+                depth += 2
+            return depth
+        return 0
+
+    # -- what is wrong: characters that mean more --
+
+    def fail_unexpected(self, expected: str, *, fix: str = "") -> None:
+        """Say why the character here cannot stand here."""
+        char = self.text[self.at]
+        self.check_blank(self.at)
+        if self.span:
+            self.check_quote(*self.span)
+        self.check_slashes(self.at)
+        if not fix:
+            self.check_indicator()
+
+        if not fix or _DASH.match(self.text, self.at):
+            fix = self.misplaced_fix(char)
+        self.fail("yaml-syntax", f"expected {expected}, found `{_visible(char)}`", fix=fix)
+
+    def check_indicator(self) -> None:
+        """Refuse a value or a key that begins as plain text cannot, and show it."""
+        char = self.text[self.at]
+        if char == "?":
+            self.fail_outside("`?` keys", "write `key: value`, or quote the text", at=self.at,
+                              size=1)
+        if char not in "&*!%@`":
+            return
+
+        text = self.plain_text(self.at)
+        word = text.split(" ")[0][:40]
+        shown = f"`{_visible(word)}`"
+        quoted = self.quote_fix(text)
+
+        line_start = self.line_start(self.at)
+        is_first = not self.text[line_start:self.at].strip(" ")
+        if is_first and text.startswith("* "):
+            self.fail("yaml-syntax", "`*` begins no item of a list", fix="write `-` instead")
+        if char == "`":
+            self.fail("yaml-syntax", "plain text cannot begin with a backtick",
+                      size=len(word), fix=quoted)
+        if char == "@" or (char == "%" and self.at > line_start):
+            self.fail("yaml-syntax", f"plain text cannot begin with `{char}`: {shown}",
+                      size=len(word), fix=quoted)
+
+        feature, fix = _OUTSIDE[char]
+        # A directive, and an anchor whose value stands below, are no text.
+        if char != "%" and (char != "&" or text != word):
+            fix += f", or {quoted}"
+        self.fail_outside(f"{feature} ({shown})", fix, at=self.at, size=len(word))
+
+    def fail_outside(self, feature: str, fix: str, *, at: int, size: int) -> None:
+        self.fail("yaml-unsupported", f"{feature} are outside the YAML subset", at=at,
+                  size=size, fix=fix)
+
+    def misplaced_fix(self, char: str) -> str:
+        """Say what to do about a character that begins neither a value nor a key."""
+        if _DASH.match(self.text, self.at) and self.opener is None:
+            return "start the list on the line below its key"
+        if _MARKER.match(self.text, self.at):
+            return "close the brackets above it, or indent the line"
+        if char in "|>":
+            return self.quote_fix(self.plain_text(self.at))
+        return _MISPLACED.get(char, "")
+
+    def quote_fix(self, text: str) -> str:
+        """Return the words that say to quote a text, with the quoted text if it is short."""
+        if len(text) > 60 or '"' in text:
+            return "quote the text"
+        return f"quote the text: {quote_yaml(text)}"
+
+    def plain_text(self, at: int) -> str:
+        """Return what would be plain text from `at` on, if it began with a letter."""
+        stops = _BLOCK_STOP if self.opener is None else _FLOW_STOP
+        stop = stops.search(self.text, at + 1)
+        end = stop.start() if stop else len(self.text)
+        return self.text[at:end].rstrip(" ")
+
+    # -- what is wrong: keys --
+
+    def fail_key(self, at: int) -> None:
+        """Say why what stands here, at the column of a mapping, is no key."""
+        self.at = at
+        char = self.text[at]
+        if char not in "\"'" and not _BLOCK_START.match(self.text, at):
+            self.fail_unexpected("a key")
+        self.check_slashes(at)
+        self.check_space(at)
+        self.fail("yaml-syntax", "expected `key: value`", size=self.line_end(at) - at,
+                  fix="put `: ` after the key, or `#` before it")
+
+    def check_space(self, at: int) -> None:
+        """Refuse a key `at` a place with its value right behind its colon."""
+        key = _GLUED_KEY.match(self.text, at)
+        if not key:
+            return
+        self.check_blank(key.end())
+        fix = "put a space after the colon"
+        value = self.rest_of_line(key.end())
+        if len(value) <= 60:
+            fix += f": `{key.group()} {value}`"
+        self.fail("yaml-syntax", "no space after the colon", at=key.end() - 1, fix=fix)
+
+    def fail_colon(self, start: int, column: int = -1) -> None:
+        """Say why the colon here does not make a key of the text from `start`.
+
+        The text is the value of what stands at `column`.
+        """
+        key = self.text[start:self.at].rstrip(" \n")
+        end = start + len(key)
+        if "\n" in self.text[end:self.at]:
+            self.fail("yaml-syntax", "a colon below its key",
+                      fix=f"write it {self.place(end)}")
+        if "\n" in key and key[0] not in "[{":
+            self.fail_folded_key(start, column)
+        self.check_slashes(start)
+        if len(key) > KEY_LIMIT:
+            self.fail("yaml-limit", f"a key of over {KEY_LIMIT:,} characters",
+                      fix="shorten it")
+        if key[0] in "[{":
+            self.fail_unexpected("the end of the line", fix="write `key: value`, one a line")
+        if key[0] in "\"'":
+            self.check_space(start)
+            self.fail_unexpected("the end of the line", fix="write `key: value`, one a line")
+
+        value = self.rest_of_line(start)
+        fix = f"quote it: {quote_yaml(value)}"
+        if len(value) > 60:
+            fix = "quote the whole value"
+        self.fail("yaml-syntax", "`: ` inside plain text", fix=fix)
+
+    def fail_folded_key(self, start: int, column: int) -> None:
+        """Say why the text from `start` has its colon on another line than its beginning."""
+        text = self.text
+        self.check_quote(start, self.at)
+        remark = _SLASHES_LINE.search(text, self.line_start(start), self.at)
+        if remark:
+            self.refuse_slashes(remark.start(1))
+        self.check_slashes(start)
+
+        begin = self.skip(self.line_start(self.at))
+        self.check_blank(begin)
+        # A word where a key may stand is a key without a colon, or without a space behind it.
+        is_value = text[self.line_start(start):start].strip(" -")
+        if not is_value and " " not in self.rest_of_line(start):
+            self.fail_key(start)
+
+        # A word right below a value is a key in the wrong column; further below, it is text.
+        is_word = " " not in text[begin:self.at].strip(" ")
+        is_next = text.count("\n", start, begin) == 1
+        if is_word and is_next and is_value and column >= 0:
+            self.fail_alignment(column, self.line_start(start) + column, begin)
+        fix = "quote the whole text, or put the missing `: ` after a key above"
+        if self.opener is not None:
+            fix = "look for a missing comma or colon above"
+        line = self.line_of(start)
+        self.fail("yaml-syntax", f"`: ` inside the text that begins on line {line}", fix=fix)
+
+    def fail_duplicate(self, mapping: dict, key: object, at: int) -> None:
+        place = list(mapping).index(key)
+        line = self.line_of(self.open[-1][4 * place])
+        name = str(key)
+        self.fail("yaml-duplicate", f"the key `{_visible(name)}` is already on line {line}",
+                  at=at, size=len(name), fix="remove or rename one of them")
+
+    # -- what is wrong: columns --
+
+    def fail_neighbour(self, column: int, indent: int) -> None:
+        """Say why the line here does not follow the entries at `column`.
+
+        What they belong to is at `indent`, and the line is deeper.
+        """
+        self.check_blank(self.at)
+        self.check_slashes(self.at)
+        last = self.open[-1][-4]
+        is_dash = bool(_DASH.match(self.text, self.at))
+        if not is_dash and not self.match_key():
+            self.check_indicator()
+            self.check_space(self.at)
+            self.check_lines(self.open[-1][-2])
+            self.fail("yaml-indent", "this line belongs to nothing above it",
+                      fix="put `: ` after the key, or `#` before it")
+
+        is_list = bool(_DASH.match(self.text, last))
+        if self.column == column:
+            fix = "begin it with `- `"
+            if indent >= 0:
+                fix += f", or move it to column {indent + 1}"
+            self.fail("yaml-indent", "this is no item of the list that begins on line "
+                      f"{self.line_of(self.open[-1][0])}", fix=fix)
+        if indent >= 0 and (is_dash != is_list or self.is_like_parent()):
+            self.refuse_column(self.at, indent)
+        self.fail_alignment(column, last, self.at)
+
+    def check_lines(self, start: int) -> None:
+        """Refuse the line here when it is not as deep as the `|` or `>` scalar above it."""
+        if self.text[start] not in "|>":
+            return
+        first = _BLANKS.match(self.text, self.line_end(start)).end()
+        column = first - self.line_start(first)
+        self.fail("yaml-indent", f"less deep than the text that begins on line "
+                  f"{self.line_of(first)}", fix=f"begin its line with {_spaces(column)}")
+
+    def is_like_parent(self) -> bool:
+        """Tell whether more follows below the line here, but not below the entry above it."""
+        key_start, key_end, value_start, value_end = self.open[-1][-4:]
+        has_line = (key_start, key_end) != (value_start, value_end)
+        return has_line and self.rest_of_line(self.at).endswith(":")
+
+    def fail_alignment(self, column: int, last: int, at: int) -> None:
+        """Say which is in a wrong column: the entries up to `last`, or what is `at` a place."""
+        self.check_blank(at)
+        starts = [start for start in self.open[-1][::4] if start < last]
+        starts.append(last)
+        own = at - self.line_start(at)
+        if self.is_above_wrong(column, own, len(starts), at):
+            self.refuse_column(starts[0], own, neighbour=at)
+        self.refuse_column(at, column, neighbour=last)
+
+    def is_above_wrong(self, column: int, own: int, count: int, at: int) -> bool:
+        """Tell whether the `count` entries at `column` are wrong, or what is `at` its `own`.
+
+        The larger number is right; of the same numbers, an even column.
+        """
+        below = self.count_lines(at, own)
+        if own == 0:
+            return below >= count
+        if own > column:
+            if column == 0 or own > column + 1:
+                return False
+            count += self.count_lines(at, column)
+        if below != count:
+            return below > count
+        return column % 2 == 1 and own % 2 == 0
+
+    def count_lines(self, at: int, column: int) -> int:
+        """Count the lines that begin at `column`, from that of `at` to one less deep."""
+        count = 0
+        for line in _INDENTATION.finditer(self.text, self.line_start(at)):
+            width = len(line[1])
+            if width < column:
+                break
+            if width == column:
+                count += 1
+        return count
+
+    def refuse_column(self, at: int, column: int, *, neighbour: int | None = None) -> None:
+        """Refuse what is `at` a place, because its neighbours stand at `column`."""
+        line_start = self.line_start(at)
+        neighbours = "its neighbours"
+        if neighbour is not None:
+            neighbours += f" (line {self.line_of(neighbour)})"
+        fix = f"move it to column {column + 1}"
+        if not self.text[line_start:at].strip(" ") and column > 0:
+            fix = f"begin its line with {_spaces(column)}"
+        self.refuse("yaml-indent", f"this stands in column {at - line_start + 1}, "
+                    f"{neighbours} in column {column + 1}", at, fix=fix)
+
+    # -- what is wrong: quotes and brackets --
+
+    def check_quote(self, start: int, end: int) -> None:
+        """Refuse quoted text that ended in the wrong place: more stands right behind it."""
+        quote = self.text[start]
+        if quote not in "\"'" or self.text[end:self.at].strip(" "):
+            return
+        if "\n" in self.text[start:end]:
+            line = self.line_of(end)
+            self.fail("yaml-syntax",
+                      f"this `{quote}` is closed on line {line} only, where more follows it",
+                      at=start, fix=self.closing_fix(start))
+
+        if end < self.at or self.text[end] in ":,]}":
+            return
+        inside = 'write `\\"` for a quote'
+        if quote == "'":
+            inside = "write `''` for an apostrophe"
+        self.fail("yaml-syntax", f"this `{quote}` ends the text, and more follows it",
+                  at=end - 1, fix=f"{inside} inside the text, or close the text before it")
+
+    def closing_fix(self, start: int) -> str:
+        """Say where on its line the quote at `start` was most likely meant to be closed."""
+        text = self.text
+        line_start = self.line_start(start)
+        before = text[:start].rstrip(" \n")[-1:]
+        is_key = not text[line_start:start].strip(" -")
+        if self.opener is not None:
+            is_key = text[self.opener] == "{" and before in "{,"
+
+        key = _OPEN_KEY.match(text, start + 1)
+        if key and is_key:
+            end = key.end()
+        else:
+            line = text[start + 1:self.line_end(start)].split(" #")[0]
+            # What is closed or separated behind the quote is no part of the text.
+            line = line.rstrip(" " if self.opener is None else " ,]}")
+            end = start + 1 + len(line)
+        return f"write `{text[start]}` {self.place(end)}"
+
+    def fail_item(self, closer: str) -> None:
+        """Say why neither a comma nor the end of the brackets follows an item."""
+        text = self.text
+        start, end = self.open[-1][-2:]
+        self.check_blank(self.at)
+        self.check_quote(start, end)
+
+        # Where what comes next begins: of a key, the colon is met last.
+        begin = self.at
+        if text[begin] == ":":
+            self.check_slashes(start)
+            begin = max(start, self.skip(self.line_start(begin)))
+        if text[begin] == "?":
+            self.check_question(start)
+        line_start = self.line_start(begin)
+        if not text[line_start:begin].strip(" "):
+            above = text[:line_start].rstrip(" \n")
+            self.check_closed(begin - line_start, len(above), closer)
+            end = min(end, len(above))
+            if begin > start:
+                self.fail("yaml-syntax", "no `,` between this item and the next", at=end - 1,
+                          fix=f"write `,` {self.place(end)}")
+        self.fail_unexpected(f"`,` or the `{closer}` of line {self.line_of(self.opener)}",
+                             fix="look for a missing comma or bracket")
+
+    def check_question(self, start: int) -> None:
+        """Refuse the `?` in the plain text from `start` on, which it ends inside brackets."""
+        word = _FLOW_WORD.match(self.text, start)
+        if word and word.end() > self.at:
+            self.fail("yaml-syntax", "`?` inside plain text in brackets",
+                      fix=f"quote it: {quote_yaml(word.group().rstrip(' '))}")
+
+    def check_closed(self, column: int, end: int, closer: str) -> None:
+        """Refuse brackets behind a key when a line in them is no deeper than that key."""
+        line_start = self.line_start(self.opener)
+        before = self.text[line_start:self.opener].lstrip(" ")
+        own = self.opener - line_start - len(before)
+        if before.rstrip(" ").endswith(":") and column <= own:
+            self.fail("yaml-syntax", f"this `{self.text[self.opener]}` is not closed",
+                      at=self.opener, fix=f"write `{closer}` {self.place(end)}")
+
+    # -- what is wrong: scalars --
+
+    def fail_clash(self, text: str, at: int) -> None:
+        """Say how to write what programs read differently."""
+        if text == "<<":
+            self.fail_outside("merge keys (`<<`)", "repeat the values", at=at, size=2)
+        fix = f'quote it: "{text}"'
+        if len(text) > 80:
+            fix = "quote it"
+        is_date = text[4:5] == "-"
+        if text != "=" and not is_date:
+            words = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+            plain = words.get(text.lower(), "a plain decimal number")
+            fix = f"write {plain}, or {fix}"
+        self.fail("yaml-ambiguous", f"YAML programs disagree about `{text[:80]}`", at=at,
+                  size=len(text), fix=fix)
+
+    def fail_escape(self, token: str, at: int, fix: str) -> None:
+        self.fail("yaml-escape", f"`{_visible(token)}` is no character", at=at,
+                  size=len(token), fix=fix)
 
 
-def _visible(text):
+def _spaces(count: int) -> str:
+    return "1 space" if count == 1 else f"{count} spaces"
+
+
+def _resolve_number(text: str) -> object:
+    """Return the number that a plain text is, the text where it is none, or _CLASH."""
+    match = _NUMBER.fullmatch(text)
+    if not match:
+        return text
+    if match[1]:
+        return int(text, 16 if "x" in text else 10)
+    if match[2]:
+        number = float(text)
+        if abs(number) < float("inf"):
+            return number
+    return _CLASH
+
+
+def _chomp(body: str, chomping: str | None) -> str:
+    """Return the lines of a `|` or `>` scalar with the breaks at their end that it keeps."""
+    kept = body.rstrip("\n")
+    if chomping == "+":
+        return body
+    if chomping == "-" or not kept:
+        return kept
+    return body[:len(kept) + 1]
+
+
+def _fold(body: str) -> str:
+    """Join the lines of a `>` scalar; the breaks at its end stay."""
+    kept = body.rstrip("\n")
+    return _FOLDED.sub(_join_lines, kept) + body[len(kept):]
+
+
+def _join_lines(match: re.Match) -> str:
+    """Join two lines: one break is a space, the others are kept."""
+    return match[1] + (match[2] or " ")
+
+
+def _visible(text: str) -> str:
     """Escape what a terminal would obey or hide."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
-def quote_yaml(text):
+def quote_yaml(text: str) -> str:
     """Return `text` as a scalar of one line, plain where every YAML reads it as that text."""
-    if (_BARE.fullmatch(text) and text.lower() not in (*_WORDS, "y", "n") and "---" not in text):
+    word = text.lower()
+    is_word = word in _WORDS or word in ("y", "n")
+    if _BARE.fullmatch(text) and not is_word and "---" not in text:
         return text
     if re.search("[\ud800-\udfff]", text):
         raise FleetError("yaml-dump", f"no file can hold the half character in {text[:60]!a}")
+
+    escaped = _visible(re.sub(r'(["\\])', r"\\\1", text))
     # Claude Code ends an agent's frontmatter at any `---`, even a quoted one (2.1.197, 2.1.326).
-    return '"' + _visible(re.sub(r'(["\\])', r"\\\1", text)).replace("---", "-\\x2d\\x2d") + '"'
+    escaped = escaped.replace("---", "-\\x2d\\x2d")
+    return f'"{escaped}"'
 
 
-def dump_yaml(value):
+def dump_yaml(value: object) -> str:
     """Return block style text that parse_yaml and PyYAML's safe_load read as `value`."""
     return "".join(f"{line}\n" for line in _dump_lines(value, 0))
 
 
-def _dump_lines(value, depth):
+def _dump_lines(value: object, depth: int) -> Iterator[str]:
     """Yield the lines of a value that is nested in `depth` others."""
-    is_mapping, containers = isinstance(value, dict), (dict, list, tuple)
-    if isinstance(value, containers) and depth == DEPTH_LIMIT:
-        raise FleetError("yaml-dump", f"the value is more than {DEPTH_LIMIT} levels deep")
-    if not isinstance(value, containers) or not value:
-        yield json.dumps(value) if isinstance(value, containers) else _dump_scalar(value)
+    if not isinstance(value, (dict, list, tuple)):
+        yield _dump_scalar(value)
         return
-    for key, child in value.items() if is_mapping else enumerate(value):
-        margin = _dump_scalar(key) + ": " if is_mapping else "- "
-        if len(margin) > KEY_LIMIT + 2:
+
+    if depth == DEPTH_LIMIT:
+        raise FleetError("yaml-dump", f"the value is more than {DEPTH_LIMIT} levels deep")
+    if isinstance(value, dict):
+        yield from _dump_mapping(value, depth)
+    else:
+        yield from _dump_sequence(value, depth)
+
+
+def _dump_mapping(mapping: dict, depth: int) -> Iterator[str]:
+    if not mapping:
+        yield "{}"
+    for key, child in mapping.items():
+        label = _dump_scalar(key) + ":"
+        if len(label) > KEY_LIMIT + 1:
             raise FleetError("yaml-dump", f"a key has more than {KEY_LIMIT:,} characters")
-        if is_mapping and isinstance(child, containers) and child:
-            yield margin[:-1]
-            margin = "  "
+
+        lines = _dump_lines(child, depth + 1)
+        if isinstance(child, (dict, list, tuple)) and child:
+            yield label
+            for line in lines:
+                yield f"  {line}"
+        else:
+            yield f"{label} {next(lines)}"
+
+
+def _dump_sequence(items: list | tuple, depth: int) -> Iterator[str]:
+    if not items:
+        yield "[]"
+    for child in items:
+        margin = "- "
         for line in _dump_lines(child, depth + 1):
             yield margin + line
             margin = "  "
 
 
-def _dump_scalar(value):
+def _dump_scalar(value: object) -> str:
     if isinstance(value, str):
         return quote_yaml(value)
     if isinstance(value, float):
         text = float.__repr__(value).replace("inf", ".inf").replace("nan", ".nan")
-        return text if "." in text else text.replace("e", ".0e")
-    if value is None or (isinstance(value, int) and value.bit_length() < 3000):  # reader's limit
+        if "." not in text:
+            text = text.replace("e", ".0e")
+        return text
+
+    is_short = isinstance(value, int) and value.bit_length() < 3000  # the reader's limit
+    if value is None or is_short:
         return json.dumps(value)
     raise FleetError("yaml-dump", f"no YAML for a value of type {type(value).__name__}")
+
+
+# -- JSON, which programs send --
+
+NUMBER_LIMIT_DIGITS = 100  # int() of millions of digits takes minutes (Python before 3.10.7)
+
+
+def parse_json(text: str | bytes | bytearray) -> Any:
+    """Return the value of a JSON text from outside; ValueError says why it is none.
+
+    NaN, infinities and endless numbers are refused as well: no other program takes them back.
+    """
+    try:
+        if not isinstance(text, str):
+            text = text.decode("utf-8")
+        return _json_decoder().decode(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+@lru_cache(maxsize=1)
+def _json_decoder() -> json.JSONDecoder:
+    return json.JSONDecoder(parse_int=_bounded_int, parse_float=_finite_float,
+                            parse_constant=_no_constant)
+
+
+def _bounded_int(digits: str) -> int:
+    if len(digits) > NUMBER_LIMIT_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _finite_float(digits: str) -> float:
+    number = float(digits)
+    if number in (float("inf"), float("-inf")):
+        raise ValueError("a number that no program can hold")
+    return number
+
+
+def _no_constant(word: str) -> float:
+    raise ValueError(f"{word} is not JSON")
+
+
+def parse_object(text: str | bytes | bytearray) -> dict[str, Any] | None:
+    """Return the JSON object in a text, None where there is none."""
+    try:
+        value = parse_json(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def count_marks(body: bytes | bytearray) -> int:
+    """Return how many values a JSON text may hold, at the most; 8 MiB of `[],` become 180 MB."""
+    return sum(map(body.count, (b"[", b"{", b":", b",")))
+
+
+def render_json(value: object) -> bytes:
+    """Return compact ASCII JSON, in which lone surrogates survive; ValueError where it is none."""
+    try:
+        return _json_encoder().encode(value).encode("ascii")
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+@lru_cache(maxsize=1)
+def _json_encoder() -> json.JSONEncoder:
+    return json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 # =============================================================================
@@ -794,144 +1699,480 @@ def _dump_scalar(value):
 # =============================================================================
 
 # == 4. Fleet file ============================================================
+#
+# Takes a Document (section 3), gives a Fleet, or a Finding for everything that is wrong.
+# What a file may say is declared once: each `key(...)` of the records below names the rule of
+# its value, what it is for, and what its absence means. Checking, `schema`, the comments of
+# `init` and README's table are all made of that. A mistake is said once, with what to type.
+
+# -- Patterns, each of which means the same in Python and in JSON Schema (JavaScript) --
 
 _CONTROL = r"\u0000-\u0008\u000b-\u001f\u007f-\u009f\ud800-\udfff"
 _ONE_LINE = "^[^\\u000a\\u2028\\u2029" + _CONTROL + "\\u0009]{1,%d}$"
+_TEXT = f"^[^{_CONTROL}]*$"
+_PARAGRAPH = f"^(?!\\s*$|[\\s\\S]*\\n\\s*\\n)[^{_CONTROL}]*$"  # neither empty nor two of them
 _TOOL = "^[A-Za-z_*][A-Za-z0-9_*:.-]*([(][^()\\u000a\\u0009" + _CONTROL + "]*[)])?$"
-# Not what shells (zsh: every lower-case word), loaders and the generated file itself use.
-_VARIABLE = ("^(?!(_|[a-z]+|PATH|HOME|USER|USERNAME|SHELL|PWD|OLDPWD|IFS|ENV|TERM|LANG|E?[UG]ID|"
-             "no_proxy|PPID|RANDOM|SECONDS|LINENO|COLUMNS|LINES|PROMPT|PS[1-4]|(BASH|ZSH|PYTHON).*|"
-             "(ANTHROPIC|CLAUDE|API|NO|LC|LD|DYLD|FISH|NODE|LITELLM_LOCAL)_.*)$)"
-             "[A-Za-z_][A-Za-z0-9_]{0,127}$")
-_NAME = {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$"}
-_OCTET, _HEX, _WORD = "(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])", "[0-9A-Fa-f]{1,4}", "[A-Za-z0-9_]+"
-_HOST = f"({_OCTET}([.]{_OCTET}){{3}}|(?!.{{254}}|[0-9._]+$){_WORD}((-+|[.]){_WORD})*[.]?)"
+_NAME = "^[A-Za-z0-9._-]{1,64}$"
+_AGENT_NAME = "^[a-z0-9][a-z0-9_-]{0,63}$"
+_URL = "^[Hh][Tt][Tt][Pp][Ss]?://[^\\s@?#]+$"  # no credentials, query or fragment
+# LiteLLM reads `os.environ/NAME` as that variable's value, wherever it stands.
+_ALIAS = "^(?!os[.]environ/)[A-Za-z0-9._:/@-]{1,128}$"
+_DURATION = "^-?([0-9]{1,4}h|[0-9]{1,6}[ms])+$"
+# The ending keeps a fleet file that somebody else wrote from handing out other secrets of the
+# environment; of what is left, not what shells, loaders and the generated file itself use.
+_VARIABLE = ("^(?!(BASH|ZSH|PYTHON)|"
+             "(ANTHROPIC|CLAUDE|API|NO|LC|LD|DYLD|FISH|NODE|LITELLM_LOCAL)_)"
+             "[A-Za-z_][A-Za-z0-9_]{0,115}_(MASTER|GATEWAY)_KEY$")
+_OCTET = "(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])"  # a number of an IPv4 address
+_LABEL = "[A-Za-z0-9_]+"  # a part of a host name
+# An IPv4 address, or labels that are more than digits: those alone are a broken address.
+_HOST = f"({_OCTET}([.]{_OCTET}){{3}}|(?!.{{254}}|[0-9._]+$){_LABEL}((-+|[.]){_LABEL})*[.]?)"
+_HEX = "[0-9A-Fa-f]{1,4}"  # a group of an IPv6 address
 _IPV6 = f"(({_HEX}:){{7}}{_HEX}|(?!([^:]*:){{8}})({_HEX}(:{_HEX})*)?::({_HEX}(:{_HEX})*)?)"
-RULES = {
-    "name": (_NAME, "text of letters, digits, `.`, `_` and `-`, at most 64"),
-    "agent name": ({"type": "string", "pattern": "^[a-z0-9][a-z0-9_-]{0,63}$"},
-                   "lower case letters, digits, `-` and `_`, at most 64, a letter or digit first"),
-    "line": ({"type": "string", "pattern": _ONE_LINE % 256}, "text, 1 to 256 printable characters"),
-    "text": ({"type": "string", "pattern": f"^[^{_CONTROL}]*$"}, "text without control characters"),
-    "paragraph": ({"type": "string", "pattern": f"^(?!\\s*$|[\\s\\S]*\\n\\s*\\n)[^{_CONTROL}]*$"},
-                  "one paragraph that says when to use the agent, without blank lines"),
-    "endpoint": ({"type": "string", "pattern": "^[Hh][Tt][Tt][Pp][Ss]?://[^\\s@?#]+$"},
-                 "an address such as `http://192.168.1.50:11434`"),
-    "host": ({"type": "string", "pattern": f"^({_HOST}|{_IPV6})$"}, "an address or host name"),
-    "variable": ({"type": "string", "pattern": _VARIABLE}, "letters, digits and `_`, not in use"),
-    # LiteLLM reads `os.environ/NAME` as that variable's value, wherever it stands.
-    "alias": ({"type": "string", "pattern": "^(?!os[.]environ/)[A-Za-z0-9._:/@-]{1,128}$"},
-              "text of letters, digits and `. _ : / @ -`, at most 128"),
-    "port": ({"type": "integer", "minimum": 1, "maximum": 65535}, "a whole number, 1 to 65535"),
-    "provider": ({"enum": ["builtin", "litellm"]}, "`builtin` or `litellm`"),
-    "tokens": ({"type": "integer", "minimum": 256, "maximum": 16777216}, "256 to 16777216 tokens"),
-    "seconds": ({"type": "integer", "minimum": 1, "maximum": 86400}, "whole seconds, 1 to 86400"),
-    "parallel": ({"type": "integer", "minimum": 1, "maximum": 64}, "a whole number, 1 to 64"),
-    "gigabytes": ({"type": "number", "minimum": 0.5, "maximum": 65536}, "a number of GB"),
-    "keep alive": ({"anyOf": [{"type": "integer", "minimum": -1, "maximum": 31536000},
-                              {"type": "string", "pattern": "^-?([0-9]{1,4}h|[0-9]{1,6}[ms])+$"}]},
-                   "seconds, a duration such as `24h`, or -1 for ever"),
-    "boolean": ({"type": "boolean"}, "`true` or `false`"),
-    "tag": ({"type": "string", "pattern": _ONE_LINE % 64}, "text, 1 to 64 printable characters"),
-    "tool": ({"type": "string", "pattern": _TOOL}, "a name such as `Read` or `\"Bash(git *)\"`"),
-    "frontmatter": ({"type": "object"}, "keys and values")}
-RULES.update({f"{item}s": ({"type": "array", "items": RULES[item][0]}, f"a list, each item {words}")
-              for item, (_, words) in list(RULES.items()) if item in ("tag", "name", "tool")})
-REQUIRED = object()
-FIELDS = {  # section: key: its rule or its own section, its default, what it is for
-    "": {"project": ("project", REQUIRED, "the fleet's name, its gateway, Claude Code's tiers"),
-         "nodes": ("node", REQUIRED, "machines that run Ollama"),
-         "models": ("model", REQUIRED, "which model runs on which node, under which alias"),
-         "agents": ("agent", REQUIRED, "Claude Code subagents and the model each one uses")},
-    "project": {"name": ("line", REQUIRED, "shown in tables"),
-                "gateway": ("gateway", {}, "where Claude Code finds the fleet"),
-                "claude": ("claude", {}, "which model answers for each of Claude Code's tiers")},
-    "gateway": {"provider": ("provider", "litellm", "who serves: this program or LiteLLM"),
-                "host": ("host", "127.0.0.1", "address the gateway listens on"),
-                "port": ("port", 4000, "port the gateway listens on"),
-                "master_key_env": ("variable", "LITELLM_MASTER_KEY", "variable with the key")},
-    "claude": {tier: ("name", None, "model of the main session" if tier == "main" else
-                      f"model behind `{tier}`") for tier in TIERS},
-    "node": {"endpoint": ("endpoint", REQUIRED, "where its Ollama answers"),
-             "tags": ("tags", (), "your own words for it"),
-             "memory_gb": ("gigabytes", None, "memory for models; lets `validate` warn")},
-    "model": {"node": ("name", REQUIRED, "the node it runs on"),
-              "ollama_model": ("line", REQUIRED, "its name in `ollama list`"),
-              "litellm_alias": ("alias", REQUIRED, "the name Claude Code asks for"),
-              "context": ("tokens", 8192, "context window in tokens"),
-              "timeout": ("seconds", 300, "seconds to wait for its first token"),
-              "max_parallel": ("parallel", 1, "requests at the same time"),
-              "keep_alive": ("keep alive", -1, "how long it stays loaded"),
-              "thinking": ("boolean", False, "let a model that can think do so"),
-              "max_output": ("tokens", 8192, "longest answer in tokens"),
-              "fallback": ("names", (), "models that answer when this one cannot"),
-              "cloud": ("boolean", False, "allow a name that Ollama sends to ollama.com")},
-    "agent": {"model": ("name", REQUIRED, "the one of `models` that it uses"),
-              "description": ("paragraph", REQUIRED, "when Claude Code calls it; one paragraph"),
-              "tools": ("tools", None, "tools it may use; absent: all, []: none"),
-              "prompt": ("text", None, "its system prompt; absent: the role's default"),
-              "frontmatter": ("frontmatter", {}, "further keys for Claude Code, such as maxTurns")}}
-UNITS = {"tokens": {"k": 1024, "m": 1024 * 1024}, "gigabytes": {"g": 1},  # which people write
-         "seconds": {"s": 1, "m": 60, "h": 3600, "d": 86400}}
-KEY_WORDS = {"alias": "litellm_alias", "url": "endpoint", "api_base": "endpoint",  # these too
-             "model": "ollama_model", "num_ctx": "context", "max_tokens": "max_output"}
-KEY_RULES = {"node": "name", "model": "name", "agent": "agent name"}
-# Claude Code resolves these words itself, so an alias must not be one (2.1.326).
-CLAUDE_WORDS = ("sonnet", "opus", "haiku", "fable", "best", "inherit", "default", "opusplan")
-FINDINGS_LIMIT = 100  # a file with more of them is no fleet file
 
 
-def split_endpoint(endpoint):
-    """Return (scheme, host, port, path) of an endpoint, or a sentence that says what is wrong."""
-    match = re.fullmatch(r"(?i)(https?)://(\[[^\]/]*\]|[^/:\[\]]*)(?::([^/:]*))?(/\S*)?", endpoint)
+# -- Endpoints --
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where something answers, taken apart: a URL in normal form."""
+
+    scheme: str  # http or https
+    host: str  # in lower case, IPv6 without its brackets
+    port: int
+    path: str  # without its last slash
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}{self.path}"
+
+
+def split_endpoint(endpoint: str) -> Endpoint:
+    """Take an endpoint apart, or raise a FleetError that says what is wrong with it."""
+    host_pattern = r"\[[^\]/]*\]|[^/:\[\]]*"
+    match = re.fullmatch(rf"(?i)(https?)://({host_pattern})(?::([^/:]*))?(/\S*)?", endpoint)
     if not match:
-        return "not of the form scheme://host:port"
+        raise _bad_endpoint("not of the form scheme://host:port")
     scheme, host, port, path = match.groups()
-    scheme = scheme.lower()
+
+    if not host:
+        raise _bad_endpoint("the host is missing")
     if not re.fullmatch(rf"{_HOST}|\[{_IPV6}(%.+)?\]", host):
-        return f"`{host}` is not a host name or address" if host else "the host is missing"
-    if port is not None and not (re.fullmatch(r"[0-9]{1,5}", port) and 1 <= int(port) <= 65535):
-        return f"`{port}` is not a port (1 to 65535)"
-    number = int(port) if port else {"http": 80, "https": 443}[scheme]
-    return scheme, host.lower(), number, (path or "").rstrip("/")
+        raise _bad_endpoint(f"`{host}` is not a host name or address")
+
+    scheme = scheme.lower()
+    if port is None:
+        number = {"http": 80, "https": 443}[scheme]
+    elif re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= 65535:
+        number = int(port)
+    else:
+        raise _bad_endpoint(f"`{port}` is not a port (1 to 65535)")
+
+    path = (path or "").rstrip("/")
+    return Endpoint(scheme, host.strip("[]").lower(), number, path)
 
 
-def full_endpoint(address):
+def _bad_endpoint(what: str) -> FleetError:
+    return FleetError("bad-endpoint", what, fix="write it as `http://192.168.1.50:11434`")
+
+
+def full_endpoint(address: str) -> str:
     """Return an address with http and Ollama's port where it lacks them."""
     url = address if "://" in address else f"http://{address}"
     lacks_port = re.fullmatch(r"http://(\[[^\]/]*\]|[^/:\[\]]+)/?", url)
     return f"{url.rstrip('/')}:{OLLAMA_PORT}" if lacks_port else url
 
 
-def _normal_endpoint(endpoint):
-    parts = split_endpoint(endpoint)
-    if isinstance(parts, str):
-        raise FleetError("bad-endpoint", parts, fix="write it as `http://192.168.1.50:11434`")
-    return "{}://{}:{}{}".format(*parts)
+# -- Normal forms: what a value becomes once it fits its rule --
+
+UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def _normal_keep_alive(duration):
+def _normal_endpoint(endpoint: str) -> str:
+    return split_endpoint(endpoint).url
+
+
+def _normal_keep_alive(duration: int | str) -> int:
     """Return it as seconds: numbers stay, `1h30m` is added up, negative is for ever."""
     if isinstance(duration, int):
         return duration
+    if duration.startswith("-"):
+        return -1
+
     parts = re.findall("([0-9]+)([hms])", duration)
-    total = sum(int(number) * UNITS["seconds"][unit] for number, unit in parts)
-    return -1 if duration.startswith("-") else total
+    return sum(int(number) * UNIT_SECONDS[unit] for number, unit in parts)
 
 
-# What a key's value becomes once it fits its rule; an endpoint says there what no rule can.
-NORMAL = {"endpoint": _normal_endpoint, "keep_alive": _normal_keep_alive, "host": str.lower,
-          "description": lambda text: re.sub(r"\s*[\n\u2028\u2029]\s*", " ", text.strip())}
+def _normal_paragraph(text: str) -> str:
+    """Return it on one line."""
+    lines = [line.strip() for line in re.split("[\n\u2028\u2029]", text)]
+    return " ".join(line for line in lines if line)
+
+
+# -- What people mean by a value that its rule refuses: what it may stand for, likeliest first --
+
+# Double, single, French, and what keyboards offer for them.
+_QUOTES = ("\u201c\u201d\u201e\u201f\u2018\u2019\u201a\u201b\u00ab\u00bb\u2039\u203a"
+           "\u00b4\u2032\u2033")
+_PORT = r"^(\[[^\]]*\]|[^/:]*):[^/]*"  # a host and what stands for its port
+# A scheme, perhaps misspelled or another's, with some of its `://`.
+_SCHEME = _Pattern(
+    r"(?i)(?:(?:(https)|https?|h?t+p|htpp|ftp|wss?|tcp|ollama)(?:[:;][/\\]*|[/\\]+)|[/\\]+)(.*)")
+
+
+def _typed(value: object) -> str:
+    """Return a value as it was written in the file, or nearly so."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _plain(text: str) -> str:
+    """Return text without the quotes of word processors around it."""
+    return text.strip(_QUOTES + "'\"` ")
+
+
+def _is_curly(text: str) -> bool:
+    """Tell whether text stands between quotes that YAML does not know."""
+    return len(text) > 1 and text[0] in _QUOTES and text[-1] in _QUOTES
+
+
+def _meant_text(value: object) -> list[object]:
+    """Return the text that YAML took for something else, or that stands in it."""
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        return ["\n".join(value)]
+    if isinstance(value, str):
+        return [re.sub(f"[{_CONTROL}]", "", value), " ".join(value.split())]
+    if isinstance(value, int):
+        return [_typed(value)]
+    return []
+
+
+def _meant_name(value: object) -> list[object]:
+    """Return text without the characters that names do not have."""
+    # `[1m]` is how Claude Code asks for a window, `os.environ/` how LiteLLM names a variable.
+    text = re.sub(r"\[1m\]$|^os[.]environ/", "", _typed(value))
+    as_alias = re.sub("[^A-Za-z0-9._:/@-]+", "-", text).strip("-")
+    as_name = re.sub("[^A-Za-z0-9._-]+", "-", text).strip("-")
+    return [*_meant_text(value), as_alias, as_name]
+
+
+def _meant_agent_name(value: object) -> list[object]:
+    text = re.sub("[^a-z0-9_-]+", "-", _typed(value).lower())
+    return [text.strip("-_")]
+
+
+def _meant_address(value: object) -> list[object]:
+    """Return the endpoint and the host of an address with a wrong scheme, port or rest."""
+    text = re.sub(r"\s+(?=[:/])|(?<=[:/])\s+|[,;]$", "", _typed(value))
+    scheme = "http"
+    match = _SCHEME.fullmatch(text)
+    if match:
+        scheme, text = (match[1] or "http").lower(), match[2]
+    text = re.split("[?#]", text)[0].rpartition("@")[2]  # no query, fragment, credentials
+    if re.fullmatch(_IPV6, text):
+        text = f"[{text}]"
+
+    with_port = re.sub(_PORT, rf"\1:{OLLAMA_PORT}", text)
+    for address in (text, with_port):
+        try:
+            endpoint = split_endpoint(full_endpoint(f"{scheme}://{address}"))
+            return [endpoint.url, endpoint.host]
+        except FleetError:
+            continue
+    return []
+
+
+def _meant_variable(value: object) -> list[object]:
+    """Return a name with the ending it needs: of what stands there, or of the fleet."""
+    written = re.sub("^(sk-.*|os[.]environ/)", "", _typed(value).strip("${}[]"))
+    name = re.sub("[^A-Za-z0-9_]", "_", written).upper()
+    stem = re.sub("_?(MASTER|GATEWAY|API|AUTH)?_?(KEY|TOKEN|SECRET|PASSWORD)$", "", name)
+    return [name, f"{stem}_GATEWAY_KEY", "FLEET_GATEWAY_KEY"]
+
+
+def _meant_provider(value: object) -> list[object]:
+    return list(difflib.get_close_matches(_typed(value)[:64].lower(), PROVIDERS))
+
+
+def _meant_tool(value: object) -> list[object]:
+    text = _typed(value)
+    return [text.replace(" (", "("), re.sub("^[^A-Za-z_*]+|[^A-Za-z0-9_*:.-]", "", text)]
+
+
+def _meant_list(value: object) -> list[object]:
+    """Return the lists that something else may be: with commas, of one item, with blanks."""
+    if value is True:  # nobody knows which
+        return []
+    if value is False:
+        return [[]]
+    if isinstance(value, dict):
+        return [list(value)]
+    if not isinstance(value, (str, int)):
+        return []
+    text = _typed(value)
+    with_commas = [_plain(item) for item in text.strip("[] ").split(",")]
+    return [with_commas, [text], text.split()]
+
+
+_TRUE_WORDS = ("true", "yes", "on", "1", "y", "enabled", "low", "medium", "high")
+_FALSE_WORDS = ("false", "no", "off", "0", "n", "disabled", "none")
+_ALWAYS_WORDS = (
+    "forever", "always", "infinite", "infinity", "permanent", "unlimited", "true")
+
+
+def _meant_boolean(value: object) -> list[object]:
+    word = _typed(value).lower()
+    if word in _TRUE_WORDS:
+        return [True]
+    if word in _FALSE_WORDS:
+        return [False]
+    return []
+
+
+# `65,536`, `64 K`, `1.5h`, `4000.0`, and a comment as other languages have them.
+_AMOUNT = _Pattern(r"(-?\d{1,3}(?:,\d{3})+|-?\d{1,12}(?:\.\d{1,6})?) ?([a-z]*)(?: *//.*)?")
+_UNIT_WORDS = {
+    "ms": "ms msec millis milliseconds",
+    "s": "s sec secs second seconds",
+    "m": "m min mins minute minutes mb mib",  # minutes or millions: its rule knows
+    "h": "h hr hrs hour hours",
+    "d": "d day days",
+    "k": "k kb kib",
+    "g": "g gb gib",
+    "t": "t tb tib",
+    "": "token tokens",
+}
+
+
+@dataclass(frozen=True)
+class _Amount:
+    """A number and its unit: a key of _UNIT_WORDS."""
+
+    number: float
+    unit: str
+
+
+def _read_amount(value: object) -> _Amount | None:
+    match = _AMOUNT.fullmatch(_typed(value).lower())
+    if not match:
+        return None
+    number = float(match[1].replace(",", ""))
+    if not match[2]:
+        return _Amount(number, "")
+    for unit, words in _UNIT_WORDS.items():
+        if match[2] in words.split():
+            return _Amount(number, unit)
+    return None
+
+
+def _meant_number(value: object, units: Mapping[str, float]) -> list[Any]:
+    """Return the number of an amount in a unit that has a factor, whole where it is."""
+    amount = _read_amount(value)
+    if not amount:
+        return []
+    factor = {"": 1, **units}.get(amount.unit)
+    if not factor:
+        return []
+
+    number = amount.number * factor
+    if number == int(number):
+        return [int(number)]
+    return [number]
+
+
+def _meant_count(value: object) -> list[object]:
+    return _meant_number(value, {})
+
+
+def _meant_tokens(value: object) -> list[object]:
+    """Return tokens: 64 alone means thousands."""
+    amounts = _meant_number(value, {"k": 1024, "m": 1024 * 1024})
+    return amounts + [int(amount * 1024) for amount in amounts if 1 <= amount < 256]
+
+
+def _meant_seconds(value: object) -> list[object]:
+    """Return seconds; other programs count milliseconds, and call -1 never."""
+    if _typed(value).lower() in ("-1", *_ALWAYS_WORDS):
+        return [RULES["seconds"].schema["maximum"]]
+    amounts = _meant_number(value, {**UNIT_SECONDS, "ms": 0.001})
+    return amounts + [int(amount // 1000) for amount in amounts
+                      if amount >= 1000 and amount % 1000 == 0]
+
+
+def _meant_gigabytes(value: object) -> list[object]:
+    return _meant_number(value, {"g": 1, "m": 1 / 1024, "t": 1024})
+
+
+def _meant_keep_alive(value: object) -> list[object]:
+    word = _typed(value).lower()
+    if word in _ALWAYS_WORDS:
+        return [-1]
+    if word in _FALSE_WORDS:
+        return [0]
+    amount = _read_amount(value)
+    if not amount:
+        return []
+    if not amount.unit:
+        return [int(amount.number)]
+
+    seconds = amount.number * UNIT_SECONDS.get(amount.unit, 0)
+    for unit in "hms":
+        if seconds and seconds % UNIT_SECONDS[unit] == 0:
+            return [f"{seconds // UNIT_SECONDS[unit]:.0f}{unit}"]
+    return []
+
+
+# -- Rules: what a value may be --
+
+@dataclass(frozen=True)
+class Rule:
+    """What a value may be, as a fragment of JSON Schema and in words."""
+
+    schema: dict[str, Any]
+    words: str
+    meant: Callable[[object], list[object]] = _meant_text
+    normal: Callable[[Any], object] | None = None  # what becomes of a value that fits
+    item: str = ""  # of a list: the rule of its items
+    example: str = ""  # what to write where nothing can be guessed
+
+
+def _text_rule(pattern: str, words: str, **more: Any) -> Rule:
+    return Rule({"type": "string", "pattern": pattern}, words, **more)
+
+
+def _number_rule(least: float, most: float, words: str, meant: Any, *,
+                 kind: str = "integer") -> Rule:
+    return Rule({"type": kind, "minimum": least, "maximum": most}, words, meant)
+
+
+def _list_rule(item: str) -> Rule:
+    """Return the rule of a list whose items obey a rule above."""
+    schema = {"type": "array", "items": RULES[item].schema}
+    return Rule(schema, f"a list, each item {RULES[item].words}", _meant_list, item=item)
+
+
+PROVIDERS = ("builtin", "litellm")
+RULES = {
+    "name": _text_rule(
+        _NAME, "text of letters, digits, `.`, `_` and `-`, at most 64", meant=_meant_name),
+    "agent name": _text_rule(
+        _AGENT_NAME,
+        "lower case letters, digits, `-` and `_`, at most 64, a letter or digit first",
+        meant=_meant_agent_name),
+    "line": _text_rule(_ONE_LINE % 256, "text, 1 to 256 printable characters"),
+    "text": _text_rule(_TEXT, "text without control characters"),
+    "paragraph": _text_rule(
+        _PARAGRAPH, "one paragraph that says when to use the agent, without blank lines",
+        normal=_normal_paragraph),
+    "tag": _text_rule(_ONE_LINE % 64, "text, 1 to 64 printable characters"),
+    "tool": _text_rule(_TOOL, "a name such as `Read` or `\"Bash(git *)\"`",
+                       meant=_meant_tool),
+    "alias": _text_rule(
+        _ALIAS, "text of letters, digits and `. _ : / @ -`, at most 128", meant=_meant_name),
+    "variable": _text_rule(
+        _VARIABLE, "a variable name that ends in _MASTER_KEY or _GATEWAY_KEY",
+        meant=_meant_variable),
+    "endpoint": _text_rule(
+        _URL, "an address such as `http://192.168.1.50:11434`",
+        meant=_meant_address, normal=_normal_endpoint, example="http://192.168.1.50:11434"),
+    "host": _text_rule(
+        f"^({_HOST}|{_IPV6})$", "an address or host name",
+        meant=_meant_address, normal=str.lower),
+    "port": _number_rule(1, 65535, "a whole number, 1 to 65535", _meant_count),
+    "parallel": _number_rule(1, 64, "a whole number, 1 to 64", _meant_count),
+    "tokens": _number_rule(256, 16777216, "256 to 16777216 tokens", _meant_tokens),
+    "seconds": _number_rule(1, 86400, "whole seconds, 1 to 86400", _meant_seconds),
+    "gigabytes": _number_rule(0.5, 65536, "a number of GB", _meant_gigabytes, kind="number"),
+    "keep alive": Rule(
+        {"anyOf": [{"type": "integer", "minimum": -1, "maximum": 31536000},
+                   {"type": "string", "pattern": _DURATION}]},
+        "seconds, a duration such as `24h`, or -1 for ever",
+        _meant_keep_alive, _normal_keep_alive),
+    "provider": Rule({"enum": list(PROVIDERS)}, "`builtin` or `litellm`", _meant_provider),
+    "boolean": Rule({"type": "boolean"}, "`true` or `false`", _meant_boolean),
+    "frontmatter": Rule({"type": "object"}, "keys and values"),
+}
+# A reference says what is wrong with it by what it refers to.
+RULES["reference"] = RULES["name"]
+RULES["references"] = _list_rule("reference")
+RULES["tags"] = _list_rule("tag")
+RULES["tools"] = _list_rule("tool")
+
+_SCHEMA_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,),
+    "array": (list,), "object": (dict,)}
+
+
+def obeys(value: object, rule: str) -> bool:
+    """Tell whether a value obeys a rule of RULES."""
+    return _fits_schema(value, RULES[rule].schema)
+
+
+def _fits_schema(value: Any, schema: dict[str, Any]) -> bool:
+    if "anyOf" in schema:
+        return any(_fits_schema(value, part) for part in schema["anyOf"])
+    if "enum" in schema:
+        return value in schema["enum"]
+
+    if type(value) not in _SCHEMA_TYPES[schema["type"]]:  # to Python, True is an integer
+        return False
+    if "pattern" in schema:
+        return re.fullmatch(schema["pattern"].strip("^$"), value) is not None
+    if "minimum" in schema:
+        return schema["minimum"] <= value <= schema["maximum"]
+    if "items" in schema:
+        return all(_fits_schema(item, schema["items"]) for item in value)
+    return True
+
+
+# -- Records: what a file may say --
+
+REQUIRED = object()
+
+
+def key(rule: str, words: str, default: Any = REQUIRED, *, name: str = "") -> Any:
+    """Declare a key: its rule or its own section, what it is for, what its absence means.
+
+    Its `name` in the file is the field's own, unless given.
+    """
+    metadata = {"rule": rule, "words": words, "default": default, "name": name}
+    if default is REQUIRED:
+        return field(metadata=metadata)
+    if default == {}:
+        return field(metadata=metadata, default_factory=dict)
+    return field(metadata=metadata, default=default)
 
 
 @dataclass(frozen=True)
 class Gateway:
     """Where Claude Code finds the fleet, and who serves it there."""
 
-    provider: str = "litellm"
-    host: str = "127.0.0.1"
-    port: int = 4000
-    master_key_env: str = "LITELLM_MASTER_KEY"
+    provider: str = key("provider", "who serves: this program or LiteLLM", "builtin")
+    host: str = key("host", "address the gateway listens on", "127.0.0.1")
+    port: int = key("port", "port the gateway listens on", 4000)
+    master_key_env: str = key(
+        "variable", "variable with the key; ends in _MASTER_KEY or _GATEWAY_KEY",
+        "LITELLM_MASTER_KEY")
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """Which model answers for each of Claude Code's tiers; None: planned."""
+
+    main: str | None = key("reference", "model of the main session", None)
+    opus: str | None = key("reference", "model behind `opus`", None)
+    sonnet: str | None = key("reference", "model behind `sonnet`", None)
+    haiku: str | None = key("reference", "model behind `haiku`", None)
+    fable: str | None = key("reference", "model behind `fable`", None)
+
+
+@dataclass(frozen=True)
+class Project:
+    """What holds for the whole fleet."""
+
+    name: str = key("line", "shown in tables")
+    gateway: Gateway = key("gateway", "where Claude Code finds the fleet", Gateway())
+    claude: Tiers = key("claude", "which model answers for each of Claude Code's tiers", Tiers())
 
 
 @dataclass(frozen=True)
@@ -939,9 +2180,10 @@ class Node:
     """A machine that runs models."""
 
     name: str
-    endpoint: str
-    tags: tuple[str, ...] = ()
-    memory_gb: float | None = None
+    endpoint: str = key("endpoint", "where its Ollama answers")
+    tags: tuple[str, ...] = key("tags", "your own words for it", ())
+    memory_gb: float | None = key("gigabytes", "memory for models; lets `validate` warn", None)
+    provider: str = "ollama"  # what it speaks: a row of BACKENDS
 
 
 @dataclass(frozen=True)
@@ -949,17 +2191,17 @@ class Model:
     """A model on a node, under the alias that Claude Code asks for."""
 
     name: str
-    node: str
-    ollama_model: str
-    alias: str
-    context: int = 8192
-    timeout: int = 300
-    max_parallel: int = 1
-    keep_alive: int = -1
-    thinking: bool = False
-    max_output: int = 8192
-    fallback: tuple[str, ...] = ()
-    cloud: bool = False
+    node: str = key("reference", "the node it runs on")
+    ollama_model: str = key("line", "its name in `ollama list`")
+    alias: str = key("alias", "the name Claude Code asks for", name="litellm_alias")
+    context: int = key("tokens", "context window in tokens", 8192)
+    timeout: int = key("seconds", "seconds to wait for its first token", 300)
+    max_parallel: int = key("parallel", "requests at the same time", 1)
+    keep_alive: int = key("keep alive", "how long it stays loaded", -1)
+    thinking: bool = key("boolean", "let a model that can think do so", False)
+    max_output: int = key("tokens", "longest answer in tokens", 8192)
+    fallback: tuple[str, ...] = key("references", "models that answer when this one cannot", ())
+    cloud: bool = key("boolean", "allow a name that Ollama sends to ollama.com", False)
 
 
 @dataclass(frozen=True)
@@ -967,14 +2209,22 @@ class Agent:
     """A subagent of Claude Code and the model it uses."""
 
     name: str
-    model: str
-    description: str
-    tools: tuple[str, ...] | None = None
-    prompt: str | None = None
-    frontmatter: dict[str, object] = field(default_factory=dict)
+    model: str = key("reference", "the one of `models` that it uses")
+    description: str = key("paragraph", "when Claude Code calls it; one paragraph")
+    tools: tuple[str, ...] | None = key("tools", "tools it may use; absent: all, []: none", None)
+    prompt: str | None = key("text", "its system prompt; absent: the role's default", None)
+    frontmatter: dict[str, object] = key(
+        "frontmatter", "further keys for Claude Code, such as maxTurns", {})
 
 
-RECORDS = {"gateway": Gateway, "node": Node, "model": Model, "agent": Agent}
+@dataclass(frozen=True)
+class FleetFile:
+    """What stands at the left margin of a fleet file."""
+
+    project: Project = key("project", "the fleet's name, its gateway, Claude Code's tiers")
+    nodes: dict[str, Node] = key("node", "machines that run Ollama")
+    models: dict[str, Model] = key("model", "which model runs on which node, under which alias")
+    agents: dict[str, Agent] = key("agent", "Claude Code subagents and the model each one uses")
 
 
 @dataclass(frozen=True)
@@ -990,452 +2240,1344 @@ class Fleet:
     document: Document
 
 
-def put_space(text, keys):
-    """Return what mends a key and a value without a blank between them, or an empty string."""
-    key, _, value = str(text).partition(":")
-    return f"put a space after the colon: `{key}: {value}`" if key in keys else ""
+@dataclass(frozen=True)
+class FileKey:
+    """One key of a section, as `key` declared it."""
+
+    name: str  # as the file spells it
+    attribute: str  # of the record
+    rule: str  # in RULES, or else in SECTIONS
+    words: str
+    default: Any  # REQUIRED, or what its absence means
 
 
-def _fits(value, rule):
-    """Tell whether a value obeys a JSON Schema fragment of RULES."""
-    if "anyOf" in rule:
-        return any(_fits(value, part) for part in rule["anyOf"])
-    if "enum" in rule:
-        return value in rule["enum"]
-    kinds = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,),
-             "array": (list,), "object": (dict,)}
-    if type(value) not in kinds[rule["type"]]:
-        return False
-    if "pattern" in rule:
-        return re.fullmatch(rule["pattern"].strip("^$"), value) is not None
-    if "minimum" in rule:
-        return rule["minimum"] <= value <= rule["maximum"]
-    return "items" not in rule or all(_fits(item, rule["items"]) for item in value)
+def _keys_of(record: Any) -> dict[str, FileKey]:
+    keys = {}
+    for declared in fields(record):
+        if declared.metadata:  # a `name` has none: it stands above the section
+            words = dict(declared.metadata)
+            name = words.pop("name") or declared.name
+            keys[name] = FileKey(name, declared.name, **words)
+    return keys
 
 
-def suggest_value(key, spec, value):
+# Each section by its kind; of those that have names, many stand under one key of the file.
+SECTIONS: dict[str, Any] = {
+    "": FleetFile, "project": Project, "gateway": Gateway, "claude": Tiers,
+    "node": Node, "model": Model, "agent": Agent}
+NAME_RULES = {"node": "name", "model": "name", "agent": "agent name"}
+FILE_KEYS = {kind: _keys_of(record) for kind, record in SECTIONS.items()}
+# What people write for a key, coming from other programs; each only where that key is absent.
+KEY_WORDS = {
+    "name": "title label",
+    "provider": "engine type",
+    "host": "address bind listen",
+    "master_key_env": "key master_key api_key api_key_env key_env",
+    "endpoint": "url uri api_base base_url host hostname address ip server ollama_host",
+    "tags": "labels",
+    "memory_gb": "memory ram vram ram_gb vram_gb",
+    "node": "machine host server runs_on",
+    "ollama_model": "model model_name ollama name",
+    "litellm_alias": "alias model_alias",
+    "context": "num_ctx ctx context_length context_window context_size max_context",
+    "max_parallel": "parallel num_parallel concurrency",
+    "thinking": "think reasoning",
+    "max_output": "max_tokens num_predict output",
+    "fallback": "backup",
+    "model": "llm uses runs_on",
+    "description": "desc when use_for about",
+    "tools": "allowed_tools",
+    "prompt": "system system_prompt instructions",
+}
+# The key that is meant by a value in the place of a whole section.
+MAIN_KEYS = {
+    "project": "name", "gateway": "provider", "claude": "main",
+    "node": "endpoint", "model": "ollama_model", "agent": "model"}
+# Where a key belongs that stands elsewhere.
+PLACES = {
+    "project": "under `project:`",
+    "gateway": "under `gateway:` in `project:`",
+    "claude": "under `claude:` in `project:`",
+    "node": "to a node, under `nodes:`",
+    "model": "to a model, under `models:`",
+    "agent": "to an agent, under `agents:`"}
+# Words that people write everywhere, for many things.
+HOMELESS_KEYS = ("name", "model", "host")
+
+
+# -- Checking --
+
+# Claude Code resolves these words itself, so an alias must not be one (2.1.326).
+CLAUDE_WORDS = ("sonnet", "opus", "haiku", "fable", "best", "inherit", "default", "opusplan")
+AGENT_OWN_KEYS = ("name", "description", "model", "tools")  # never in `frontmatter`
+FINDINGS_LIMIT = 100  # a file with more of them is no fleet file
+SUGGESTION_CHARACTERS = 200  # longer values get no suggestion
+PROSE_RULES = ("text", "paragraph")  # in which quotes of every kind may stand
+_UNREAD = object()  # the value of a key that is there, but cannot be told from it
+
+
+def put_space(text: object, keys: Iterable[str]) -> str:
+    """Return what mends a key and a value without a blank between, or an empty string."""
+    name, _, value = str(text).partition(":")
+    if name not in keys or not value.strip():
+        return ""
+    return f"put a space after the colon: `{name}: {value.strip()}`"
+
+
+def suggest_value(key: FileKey, value: object) -> str:
     """Return what to write instead of a value that its rule refuses, or an empty string."""
-    (rule, default, note), fragment = spec, RULES[spec[0]][0]
-    text = value if isinstance(value, str) else json.dumps(value)
     if value in (None, ""):
-        return "write a value" + (f" ({note})" if default is REQUIRED else
-                                  f", or remove the line `{key}:`")
-    if rule == "tool" and text.count("(") != text.count(")"):
-        return "quote the whole tool, up to its `)`"  # a comma cut it in two
-    meant = [text] if isinstance(value, int) else difflib.get_close_matches(
-        text[:64].lower(), fragment.get("enum", ()))
-    if rule in ("endpoint", "host"):
-        url = split_endpoint(full_endpoint(re.sub("(?i)^(https?):?/+", r"\1://", text)))
-        meant = [] if isinstance(url, str) else ["{}://{}:{}{}".format(*url), url[1].strip("[]")]
-    elif rule == "variable":
-        meant = [re.sub("[^A-Za-z0-9_]", "_", text.strip("${}[]\"")).upper()]
-    elif "items" in fragment and isinstance(value, (str, int)):
-        meant = [[word.strip() for word in words] for words in (
-            text.strip("[] ").split(","), [text], text.split())]
-    elif not {"pattern", "enum"} & fragment.keys():
-        meant = _other_spellings(text.lower(), {"": 1, **UNITS.get(rule, {})})
-    best = next((one for one in meant if len(text) < 200 and _fits(one, fragment)), None)
-    shown = f"[{', '.join(map(quote_yaml, best))}]" if type(best) is list else _dump_scalar(best)
-    name = "" if isinstance(key, int) else f"{key}: "
-    return "" if best is None else f"write `{name}{shown}`"
+        if key.default is REQUIRED:
+            return f"write a value ({key.words})"
+        return f"write a value, or remove the line `{key.name}:`"
+
+    typed = _typed(value)
+    if key.rule == "tool" and typed.count("(") != typed.count(")"):  # a comma cut it in two
+        return "quote the whole tool, up to its `)`"
+    if isinstance(value, float) and obeys(typed, key.rule):
+        return "put it in quotes"  # it is not known what stood there: of 1.10 YAML kept 1.1
+
+    rule = RULES[key.rule]
+    meant = _likeliest(value, key.rule)
+    if meant is not None:
+        return f"write `{_show_entry(key.name, meant)}`"
+    if rule.example:
+        return f"write it as `{rule.example}`"
+    if key.default is REQUIRED:
+        return f"write one text after `{key.name}:`" if key.name else ""
+    if key.default in (None, ()):
+        return f"write {rule.words}, or remove the line `{key.name}:`"
+    return f"write `{_show_entry(key.name, key.default)}`, the default"
 
 
-def _other_spellings(text, units):
-    """Return the word, number and duration that a text may mean."""
-    found = re.fullmatch(r"(\d{1,3}(?:,\d{3})+|\d{1,12})(?:\.0)? ?([a-z]?)(?:ec(?:ond)?s?"
-                         r"|in(?:ute)?s?|(?:ou)?rs?|ays?|i?b)?(?: *//.*)?", text)
-    number, unit = (int(found[1].replace(",", "")), found[2]) if found else (0, "?")
-    return [_WORDS.get(text), number * units.get(unit, 0) or None,
-            f"{number * 24}h" if unit == "d" else f"{number}{unit}"]
+def _likeliest(value: Any, rule: str) -> object:
+    """Return what obeys a rule and is meant by a value, as far as one can tell, or None."""
+    if value is None or len(_typed(value)) >= SUGGESTION_CHARACTERS:
+        return None
+    if isinstance(value, (list, dict)) and len(value) == 1 and not RULES[rule].item:
+        value = next(iter(value))  # one thing, written as a list or with a colon
+    if isinstance(value, str):
+        value = _plain(value)
+
+    for meant in (value, *RULES[rule].meant(value)):
+        if _is_right(meant, rule):
+            return meant
+    return None
 
 
-class _Checker(SimpleNamespace):
-    """Collects the `findings` about one `document` while its sections are read."""
+def _is_right(value: object, rule: str) -> bool:
+    """Tell whether a value obeys a rule and has a normal form."""
+    if not obeys(value, rule):
+        return False
+    normal = RULES[rule].normal
+    try:
+        return normal is None or normal(value) is not None
+    except FleetError:
+        return False
 
-    def error(self, slug, path, what, *, fix="", key=False):
-        """Report what is wrong with a value; `what` goes on after its path, unless with a key."""
+
+def _show_entry(name: str, value: Any) -> str:
+    """Return a key with its value, or an item of a list, which has no name, as typed."""
+    if isinstance(value, list):
+        text = f"[{', '.join(map(quote_yaml, value))}]"
+    else:
+        text = dump_yaml(value).rstrip("\n")
+    return f"{name}: {text}" if name else text
+
+
+def _meant_key(name: object, absent: Iterable[str]) -> str:
+    """Return which of the absent keys is meant by another name, or an empty string."""
+    absent = sorted(absent)
+    words = re.sub("(?<=[a-z])(?=[A-Z])", "_", _plain(str(name)))  # camelCase
+    text = re.sub("[- .]+", "_", words).lower()
+    for key in absent:
+        if text == key or text in KEY_WORDS.get(key, "").split():
+            return key
+
+    closest = difflib.get_close_matches(text[:64], absent, 1)
+    return closest[0] if closest else ""
+
+
+def _home_of(name: object, kind: str) -> str:
+    """Return where a key belongs that a kind of section does not have, or an empty string."""
+    if name == "name" and kind in NAME_RULES:
+        return f"remove it: the {kind}'s name is the key above"
+    if kind and name in HOMELESS_KEYS:
+        return ""
+    for home, place in PLACES.items():
+        if home != kind and name in FILE_KEYS[home]:
+            return f"`{name}:` belongs {place}"
+    return ""
+
+
+def _kind_of(section: object) -> str:
+    """Return whose keys a section has: a node's, a model's, an agent's, or nobody's ("")."""
+    if isinstance(section, dict):
+        for kind in NAME_RULES:
+            needed = {key.name for key in FILE_KEYS[kind].values() if key.default is REQUIRED}
+            if needed & section.keys():
+                return kind
+    return ""
+
+
+def _find_section(tree: dict, name: str, path: tuple = ()) -> tuple:
+    """Return the path of a section of the file that stands inside another one, or ()."""
+    for step, part in tree.items():
+        if not isinstance(part, dict):
+            continue
+        if path and step == name and _is_section(name, part):
+            return (*path, step)
+        if len(path) < 3:  # no deeper than the keys of a node, a model, an agent
+            deeper = _find_section(part, name, (*path, step))
+            if deeper:
+                return deeper
+    return ()
+
+
+def _is_section(name: str, part: dict) -> bool:
+    """Tell a section of the file from a node, a model or an agent that has the same name."""
+    if name == "project":
+        return "name" in part
+    return bool(part) and all(isinstance(inner, dict) for inner in part.values())
+
+
+class _Checker:
+    """Collects the `findings` about one `document` while its sections are read.
+
+    What is wrong is None in the records that are made, or absent from a mapping of names.
+    What stands in the wrong place, or under a wrong key, is reported once and then read as if
+    it were right: its path is the right one, and `moved` holds where it really stands.
+    """
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.findings: list[Finding] = []
+        self.tree: dict[str, Any] = {}  # the whole file, its sections where they belong
+        self.moved: dict[tuple, tuple] = {}  # the right path: the path in the document
+        self.passed: set[tuple] = set()  # paths in the document that were moved away
+        self.unreadable: set[str] = set()  # kinds whose names are not known
+        self.spellings: dict[str, set[str]] = {}  # by kind: its names, as text
+        self.meanings: dict[str, dict[str, str]] = {}  # by kind: see _meanings_of
+
+    def error(self, slug: str, path: tuple, what: str, *, fix: str = "",
+              key: bool = False) -> None:
+        """Report what is wrong with a value (`what` goes on after its path), or with a `key`."""
         if len(self.findings) == FINDINGS_LIMIT:
             raise FleetError("too-many", "and more; mend these first")
-        dotted = ".".join(map(str, path)) or "the file"
-        what = what if key else f"{dotted} {what}"
-        place = self.document.locate(path, key=key)
-        self.findings.append(Finding(slug, "error", what, *place, fix))
+        if not key:
+            what = f"{_dotted(path)} {what}"
+        where, excerpt = self.document.locate(self.real(path), key=key)
+        self.findings.append(Finding(slug, "error", what, where, excerpt, fix))
 
-    def section(self, kind, path, value):
-        """Check a mapping of known keys; return its Record, or a dict where it has none."""
-        fields = FIELDS[kind]
-        known, found = "known keys: " + ", ".join(fields), dict.fromkeys(fields)
-        if kind in KEY_RULES and path[-1] in fields:  # it may be a name, but then it holds keys
-            known = f"indent `{path[-1]}:` deeper, under its {kind}"
-        if not isinstance(value, dict):
-            self.error("not-mapping", path, f"must hold keys, not {show_value(value)}",
-                       fix=put_space(value, fields) or known)
+    def real(self, path: tuple) -> tuple:
+        """Return where in the document that stands which should be at a path."""
+        for size in range(len(path), 0, -1):
+            if path[:size] in self.moved:
+                return self.moved[path[:size]] + path[size:]
+        return path
+
+    def move(self, path: tuple, real: tuple) -> None:
+        """Note that what should be at a path stands elsewhere."""
+        self.moved[path] = real
+        self.passed.add(real)
+
+    def file(self, tree: Any) -> FleetFile:
+        """Check the whole file."""
+        if isinstance(tree, dict):
+            self.tree = tree = self.gather_names(self.gather_sections(tree))
+        return self.section("", (), tree)
+
+    def gather_sections(self, tree: dict) -> dict:
+        """Return the file with its sections, also those that were indented too far."""
+        whole = dict(tree)
+        for name in FILE_KEYS[""]:
+            if name in tree:
+                continue
+            path = _find_section(tree, name)
+            if path:
+                self.error("misplaced-section", path, key=True,
+                           what=f"`{name}:` stands inside {_dotted(path[:-1])}",
+                           fix=f"`{name}:` belongs to column 1")
+                self.move((name,), path)
+                section: Any = tree
+                for step in path:
+                    section = section[step]
+                whole[name] = section
+        return whole
+
+    def gather_names(self, tree: dict) -> dict:
+        """Return the file with its nodes, models and agents, also those not indented."""
+        whole = dict(tree)
+        for name, section in tree.items():
+            kind = _kind_of(section)
+            home = f"{kind}s"
+            if not kind or name in FILE_KEYS[""] or home not in tree:
+                continue
+            neighbours = whole[home] or {}
+            if not isinstance(neighbours, dict) or name in neighbours:
+                continue
+
+            self.error("misplaced-section", (name,), key=True,
+                       what=f"`{_typed(name)}:` stands beside `{home}:`, not in it",
+                       fix=f"indent it under `{home}:`")
+            self.move((home, name), (name,))
+            whole[home] = {**neighbours, name: section}
+            del whole[name]
+        return whole
+
+    def section(self, kind: str, path: tuple, value: object) -> Any:
+        """Check a mapping of known keys; return its record."""
+        keys = FILE_KEYS[kind]
+        if isinstance(value, dict):
+            entries = self.entries(kind, path, value)
+            values = {key.attribute: self.entry(key, path, entries) for key in keys.values()
+                      if key.name in entries or key.default is REQUIRED}
         else:
-            for key in value:
-                if key not in fields:
-                    self.error("unknown-key", path + (key,), f"unknown key {show_value(key)} in "
-                               f"{'.'.join(map(str, path)) or 'the file'}", key=True,
-                               fix=put_space(key, fields) or nearest(
-                                   KEY_WORDS.get(key, key), sorted(fields.keys() - value)) or known)
-            found = {key: self.value(spec, path + (key,), value) for key, spec in fields.items()}
-        if kind not in RECORDS:
-            return found
-        return RECORDS[kind](*path[-1:] if kind in KEY_RULES else (), *found.values())
+            self.error("not-mapping", path, f"must hold keys, not {show_value(value)}",
+                       fix=_suggest_section(kind, path, value))
+            values = dict.fromkeys(key.attribute for key in keys.values())
 
-    def value(self, spec, path, parent):
-        """Check one key of a section; return its value in normal form, or None when wrong."""
-        key, (rule, default, note) = path[-1], spec
-        value = parent.get(key, default)
-        if value is REQUIRED:
-            return self.error("missing-key", path, "is missing", fix=f"add `{key}:` ({note})")
-        if rule in FIELDS:
-            return (self.named if rule in KEY_RULES else self.section)(rule, path, value)
-        if key not in parent:
+        if kind in NAME_RULES:
+            values["name"] = path[-1]
+        return SECTIONS[kind](**values)
+
+    def entries(self, kind: str, path: tuple, section: dict) -> dict[str, Any]:
+        """Return {key: value}; an unknown key is reported, and read as the one it means."""
+        keys = FILE_KEYS[kind]
+        entries = {name: section[name] for name in keys if name in section}
+        for name, value in section.items():
+            real = self.real(path) + (name,)
+            if name in keys or real in self.passed:
+                continue
+
+            fix = put_space(name, keys)
+            if fix:
+                meant, value = str(name).partition(":")[0], _UNREAD
+            else:
+                meant = _meant_key(name, keys.keys() - entries.keys())
+            if meant and not fix:
+                fix = f"did you mean `{meant}`?"
+            fix = fix or _home_of(name, kind) or _known_keys(kind, path)
+            self.error("unknown-key", path + (name,), key=True,
+                       what=f"unknown key {show_value(name)} in {_dotted(path)}", fix=fix)
+
+            if meant and meant not in entries:
+                entries[meant] = value
+                self.move(path + (meant,), real)
+        return entries
+
+    def entry(self, key: FileKey, path: tuple, entries: dict) -> Any:
+        """Check what a section says under a key; return it as it stands in the record."""
+        path = path + (key.name,)
+        value = entries.get(key.name, _UNREAD)
+        if key.name not in entries:
+            self.error("missing-key", path, "is missing",
+                       fix=f"add `{key.name}:` ({key.words})")
+        if value is _UNREAD:
+            self.unreadable.add(key.rule)
+            return None
+        if key.rule in NAME_RULES:
+            return self.named(key.rule, path, value)
+        if key.rule in SECTIONS:
+            return self.section(key.rule, path, value)
+        return self.value(key, path, value)
+
+    def value(self, key: FileKey, path: tuple, value: Any) -> Any:
+        """Check a value; return it in normal form."""
+        rule = RULES[key.rule]
+        if rule.item and isinstance(value, list):
+            item = FileKey("", "", rule.item, key.words, REQUIRED)
+            return tuple(self.value(item, path + (index,), each)
+                         for index, each in enumerate(value))
+
+        is_curly = isinstance(value, str) and _is_curly(value)
+        if is_curly and key.rule not in PROSE_RULES:
+            # Word processors make them, and a model of that name would never be found.
+            self.refuse("curly-quotes", key, path, value,
+                        ": to YAML, such quotes are a part of the value")
+            if key.rule == "reference":
+                return None
+            return _likeliest(value, key.rule)
+        if key.rule == "reference" and isinstance(value, str) and value:
+            return value  # `reference` will say more about it than a rule can
+        if not obeys(value, key.rule):
+            self.refuse("bad-value", key, path, value, f"; accepted: {rule.words}")
+            return None
+
+        if not rule.normal:
             return value
-        if isinstance(value, list) and "items" in RULES[rule][0]:
-            item, items = (rule[:-1], REQUIRED, note), dict(enumerate(value))
-            return tuple(self.value(item, path + (index,), items) for index in items)
-        (fragment, words), shown = RULES[rule], show_value(value)
-        if isinstance(value, str) and fragment.get("type") != "string":
-            shown = f'`"{value[:60]}"`'
         try:
-            if _fits(value, fragment):
-                return NORMAL[key](value) if key in NORMAL else value
+            return rule.normal(value)
         except FleetError as error:
-            return self.error(error.slug, path, f"is {shown}: {error.what}", fix=error.fix)
-        return self.error("bad-value", path, f"is {shown}; accepted: {words}",
-                          fix=suggest_value(key, spec, value))
+            self.refuse(error.slug, key, path, value, f": {error.what}")
+            return None
 
-    def named(self, kind, path, value):
-        """Check a mapping of names to sections; return {name: checked section}."""
-        checked, (fragment, words) = {}, RULES[KEY_RULES[kind]]
-        if not isinstance(value, dict) or not (value or kind == "agent"):
-            self.error("not-mapping", path, f"must hold {kind}s by name, not "
-                       f"{'an empty mapping' if value == {} else show_value(value)}",
-                       fix=f"write `{path[0]}:`, below it a name, below that its keys")
-            value = {}
-        for name, part in value.items():
-            if not _fits(name, fragment):
-                self.error("bad-name", path + (name,), f"{path[0]}: {show_value(name)} is not "
-                           f"a name for one; accepted: {words}", key=True,
-                           fix="quote it" if not isinstance(name, str) else "rename it")
-            if isinstance(part, dict) or _fits(name, fragment):
-                checked[name] = self.section(kind, path + (name,), part)
-        return checked
+    def refuse(self, slug: str, key: FileKey, path: tuple, value: object, why: str) -> None:
+        """Report a value that is wrong; `why` goes on after it."""
+        shown = show_value(value)
+        if isinstance(value, str) and RULES[key.rule].schema.get("type") != "string":
+            shown = f'`"{value[:60]}"`'  # the quotes are what is wrong
+        self.error(slug, path, f"is {shown}{why}", fix=self.suggest(key, value))
 
-    def reference(self, path, name, known, kind):
+    def suggest(self, key: FileKey, value: object) -> str:
+        """Return what to write instead of a wrong value: for a name, one that there is."""
+        if key.rule not in ("reference", "references") or value in (None, ""):
+            return suggest_value(key, value)
+        kind = "node" if key.name == "node" else "model"
+        sections = self.tree.get(f"{kind}s")
+        if not isinstance(sections, dict):
+            return suggest_value(key, value)
+
+        names = _likeliest(value, key.rule)
+        if not isinstance(names, list):
+            names = [names]
+        if all(name in sections for name in names):
+            return suggest_value(key, value)
+        return f"write one of these: {some_of(sections)}"
+
+    def named(self, kind: str, path: tuple, value: Any) -> dict[str, Any]:
+        """Check a mapping of names to sections; return {name: record}."""
+        if not isinstance(value, dict) or not value and kind != "agent":
+            sections = self.list_of_sections(kind, path, value)
+            if not any(sections.values()):
+                self.unreadable.add(kind)
+                return {}
+            value = sections
+
+        records: dict[str, Any] = {}
+        twins: dict[str, str] = {}  # by a name in lower case
+        for name, section in value.items():
+            if self.real(path) + (name,) in self.passed:
+                continue
+            is_name = self.check_name(kind, path, name)
+            if is_name or isinstance(section, dict):
+                records[name] = self.section(kind, path + (name,), section)
+            if is_name and twins.setdefault(name.lower(), name) != name:
+                self.error("bad-name", path + (name,), key=True, fix="rename one of them",
+                           what=f"{path[0]}: `{name}` and `{twins[name.lower()]}` differ in "
+                                "nothing but their case")
+        return records
+
+    def list_of_sections(self, kind: str, path: tuple, value: object) -> dict[str, dict]:
+        """Report what is no mapping of names; return what a list of mappings would be as one."""
+        shown = show_value(value)
+        items = []
+        if isinstance(value, list):
+            items = value
+        elif value == {}:
+            shown = "an empty mapping"
+
+        sections = {}
+        example = ""
+        for index, item in enumerate(items):
+            section = {"name": item}
+            if isinstance(item, dict):
+                section = dict(item)
+            name = section.pop("name", None)
+            if isinstance(name, str):
+                example = example or name
+                sections[name] = section
+                self.moved[path + (name,)] = self.real(path) + (index,)
+
+        fix = f"write `{path[0]}:`, below it a name, below that its keys"
+        if example:
+            fix = (f"write `{example[:64]}:` on a line of its own, below it its keys, "
+                   "without dashes")
+        self.error("not-mapping", path, f"must hold {kind}s by name, not {shown}", fix=fix)
+        return sections
+
+    def check_name(self, kind: str, path: tuple, name: object) -> bool:
+        """Tell whether something is a name for a section; report what is none."""
+        if obeys(name, NAME_RULES[kind]):
+            return True
+
+        fix = "rename it"
+        if not isinstance(name, str):
+            fix = f'quote it: `"{_typed(name)}":`'
+        else:
+            meant = _likeliest(name, NAME_RULES[kind])
+            if meant:
+                fix = f"write `{meant}:`"
+        accepted = RULES[NAME_RULES[kind]].words
+        self.error("bad-name", path + (name,), key=True, fix=fix,
+                   what=f"{path[0]}: {show_value(name)} is not a name for one; "
+                        f"accepted: {accepted}")
+        return False
+
+    def reference(self, path: tuple, name: str | None, records: dict, kind: str) -> None:
         """Report a name that no section of that kind has."""
-        if name is not None and name not in known and name not in map(str, known):
-            self.error(f"unknown-{kind}", path, f"references unknown {kind}: {name}",
-                       fix=nearest(name, known) or f"known {kind}s: {some_of(known) or 'none'}")
+        if name is None or name in records or kind in self.unreadable:
+            return
+        if kind not in self.spellings:
+            self.spellings[kind] = set(map(str, records))
+            self.meanings[kind] = _meanings_of(records)
+        if name in self.spellings[kind]:  # a name that is a number: that was said
+            return
+
+        meaning = self.meanings[kind].get(name.lower())
+        choices = list(records)
+        if path[0] == "models" and kind == "model":  # nobody falls back on itself
+            choices.remove(path[1])
+        fix = nearest(name, choices) or f"known {kind}s: {some_of(records) or 'none'}"
+        if meaning:
+            fix = f"did you mean {meaning}?"
+        if len(name) > 60:
+            name = f"{name[:60]}…"
+        self.error(f"unknown-{kind}", path, f"references unknown {kind}: {name}", fix=fix)
 
 
-def check_fleet(document):
-    """Return (Fleet, []) for a file that has been read, or (None, everything that is wrong)."""
-    check, last = _Checker(document=document, findings=[]), []
+def _dotted(path: tuple) -> str:
+    return ".".join(map(str, path)) or "the file"
+
+
+def _known_keys(kind: str, path: tuple) -> str:
+    """Return what a section may hold, where nothing better can be said."""
+    keys = FILE_KEYS[kind]
+    if kind in NAME_RULES and path[-1] in keys:  # it may be a name, but then it holds keys
+        return f"indent `{path[-1]}:` deeper, under its {kind}"
+    known = "known keys: " + ", ".join(keys)
+    if kind == "agent":
+        known += "; Claude Code's others go under `frontmatter:`"
+    return known
+
+
+def _suggest_section(kind: str, path: tuple, value: object) -> str:
+    """Return what to write where something else than keys stands."""
+    keys = FILE_KEYS[kind]
+    if kind in NAME_RULES and path[-1] in keys:
+        return _known_keys(kind, path)
+    fix = put_space(value, keys)
+    if fix or kind not in MAIN_KEYS:
+        return fix or _known_keys(kind, path)
+
+    main = keys[MAIN_KEYS[kind]]
+    meant = _likeliest(value, main.rule)
+    if meant is None:
+        return _known_keys(kind, path)
+    return f"write it on a line of its own, below: `{_show_entry(main.name, meant)}`"
+
+
+def _meanings_of(records: dict[str, Any]) -> dict[str, str]:
+    """Return {word in lower case: "`name`, which is …"} for what is written for a name."""
+    sure: dict[str, str] = {}
+    likely: dict[str, str] = {}
+    for name, record in records.items():
+        if isinstance(record, Node):
+            for address in _addresses(record.endpoint):
+                sure.setdefault(address, f"`{name}`, which is {record.endpoint}")
+            continue
+
+        model = (record.ollama_model or "").lower()
+        alias = (record.alias or "").lower()
+        for spelling in (model, full_model_name(model), alias):
+            sure.setdefault(spelling, f"`{name}`, which is {record.ollama_model}")
+        for word in re.split("[^a-z0-9]+", alias):
+            likely.setdefault(word, f"`{name}`, whose alias is {alias}")
+        if record.node:
+            likely.setdefault(record.node.lower(), f"`{name}`, which runs on {record.node}")
+    return {**likely, **sure}
+
+
+def _addresses(endpoint: str | None) -> set[str]:
+    """Return how people may write the address of a node."""
+    if not endpoint:
+        return set()
+    parts = split_endpoint(endpoint)
+    addresses = {endpoint, parts.host, f"{parts.host}:{parts.port}", f"http://{parts.host}"}
+    if not parts.host[:1].isdigit():
+        addresses.add(parts.host.split(".")[0])
+    return addresses
+
+
+def check_fleet(document: Document) -> tuple[Fleet | None, list[Finding]]:
+    """Return (Fleet, []) for a file that was read, or (None, everything that is wrong)."""
+    if document.value is None:
+        return None, [_empty_file(document)]
+    check = _Checker(document)
+    last = []
     try:
-        tree = check.section("", (), document.value)
-        project, nodes, models, agents = (tree[key] or {} for key in FIELDS[""])
-        claude = {tier: name for tier, name in (project.get("claude") or {}).items() if name}
-        for tier, name in claude.items():
+        file = check.file(document.value)
+        project = file.project or Project("")
+        tiers = _chosen_tiers(project.claude)
+        models = file.models or {}
+
+        for tier, name in tiers.items():
             check.reference(("project", "claude", tier), name, models, "model")
-        for name, agent in agents.items():
-            check.reference(("agents", name, "model"), agent.model, models, "model")
-            for key in agent.frontmatter or {}:
-                is_own = key in ("name", "description", "model", "tools")
-                if is_own or not re.fullmatch("[A-Za-z][A-Za-z0-9_-]{0,63}", str(key)):
-                    check.error("bad-frontmatter", ("agents", name, "frontmatter", key),
-                                f"agents.{name}.frontmatter cannot hold the key {show_value(key)}",
-                                key=True, fix=f"write `{key}:` one level up" if is_own else
-                                "rename it")
-        for name, model in models.items():
-            at, alias = ("models", name), model.alias or ""
-            check.reference(at + ("node",), model.node, nodes, "node")
-            for index, other in enumerate(model.fallback or ()):
-                check.reference(at + ("fallback", index), other, models, "model")
-            if alias.lower() in CLAUDE_WORDS:
-                check.error("reserved-alias", at + ("litellm_alias",), f"is `{alias}`: Claude Code "
-                            f"reads `{alias}` as a word of its own",
-                            fix=f"write `claude-{alias.lower()}-local`")
-            if leaves_house(model.ollama_model or "") and not model.cloud:
-                check.error("cloud-model", at + ("ollama_model",), f"is `{model.ollama_model}`: "
-                            "Ollama sends this to ollama.com; it does not run on your machine",
-                            fix="choose a local model, or add `cloud: true`")
+        for agent in (file.agents or {}).values():
+            _check_agent(check, agent, models)
+        for model in models.values():
+            _check_model(check, model, models, file.nodes or {})
         _check_cycles(check, models)
     except FleetError as error:  # too many
         last = [error.finding]
+
     if check.findings:
-        return None, sorted(check.findings, key=lambda finding: [
-            int(part) for part in finding.where.split(":")[-2:]]) + last
-    return Fleet(project["name"], project["gateway"], claude, nodes, models, agents, document), []
+        return None, sorted(check.findings, key=_place_of) + last
+    fleet = Fleet(
+        name=project.name, gateway=project.gateway, claude=tiers,
+        nodes=file.nodes, models=file.models, agents=file.agents, document=document)
+    return fleet, []
 
 
-def leaves_house(ollama_model):
+def _empty_file(document: Document) -> Finding:
+    where, excerpt = document.locate(())
+    what = ("the file is empty; it needs `project:` with a `name:`, "
+            "`nodes:`, `models:`, `agents:`")
+    fix = "subagent-fleet init --force"  # a file is there, so `init` alone would refuse
+    source = document.source
+    if source != CONFIG_NAMES[0] and re.fullmatch("[A-Za-z0-9._/-]+", source):
+        fix += f" --output {source}"
+    return Finding("empty-file", "error", what, where, excerpt, fix)
+
+
+def _chosen_tiers(claude: Tiers | None) -> dict[str, str]:
+    """Return {tier: model} of those that the file names."""
+    chosen = {tier: getattr(claude, tier, None) for tier in TIERS}
+    return {tier: name for tier, name in chosen.items() if name}
+
+
+def _place_of(finding: Finding) -> list[int]:
+    """Return line and column, by which findings are sorted."""
+    return [int(number) for number in finding.where.split(":")[-2:]]
+
+
+def _check_agent(check: _Checker, agent: Agent, models: dict[str, Model]) -> None:
+    """Report what an agent refers to, and keys that Claude Code would read twice."""
+    path = ("agents", agent.name)
+    check.reference((*path, "model"), agent.model, models, "model")
+    for key in agent.frontmatter or {}:
+        if key in AGENT_OWN_KEYS:
+            fix = f"write `{key}:` one level up"
+        elif not re.fullmatch("[A-Za-z][A-Za-z0-9_-]{0,63}", str(key)):
+            fix = "rename it"
+        else:
+            continue
+        at = (*path, "frontmatter")
+        check.error("bad-frontmatter", (*at, key), key=True, fix=fix,
+                    what=f"{_dotted(at)} cannot hold the key {show_value(key)}")
+
+
+def _check_model(check: _Checker, model: Model, models: dict[str, Model],
+                 nodes: dict[str, Node]) -> None:
+    """Report what a model refers to, and names that mean something else to other programs."""
+    path = ("models", model.name)
+    check.reference((*path, "node"), model.node, nodes, "node")
+    for index, other in enumerate(model.fallback or ()):
+        check.reference((*path, "fallback", index), other, models, "model")
+
+    alias = model.alias or ""
+    if alias.lower() in CLAUDE_WORDS:
+        check.error("reserved-alias", (*path, "litellm_alias"),
+                    f"is `{alias}`: Claude Code reads `{alias}` as a word of its own",
+                    fix=f"write `claude-{alias.lower()}-local`")
+    if leaves_house(model.ollama_model or "") and not model.cloud:
+        check.error("cloud-model", (*path, "ollama_model"),
+                    f"is `{model.ollama_model}`: Ollama sends this to ollama.com; "
+                    "it does not run on your machine",
+                    fix="choose a local model, or add `cloud: true`")
+
+
+def _check_cycles(check: _Checker, models: dict[str, Model]) -> None:
+    """Report each cycle of fallbacks once, at the entry that closes it."""
+    unread = {name: enumerate(model.fallback or ()) for name, model in models.items()}
+    for start in models:
+        trail = [start]  # each the fallback of the one before
+        on_trail = {start}
+        while trail:
+            name = trail[-1]
+            index, fallback = next(unread[name], (0, None))
+            if fallback is None:
+                on_trail.remove(trail.pop())
+            elif fallback in on_trail:
+                cycle = trail[trail.index(fallback):] + [fallback]
+                check.error("fallback-cycle", ("models", name, "fallback", index),
+                            "forms a cycle: " + " → ".join(cycle),
+                            fix=f"remove `{fallback}` from it")
+            elif fallback in models:
+                trail.append(fallback)
+                on_trail.add(fallback)
+
+
+# -- Names of models --
+
+def leaves_house(ollama_model: str) -> bool:
     """Tell whether Ollama sends requests for this name to ollama.com."""
     return ollama_model.lower().endswith((":cloud", "-cloud"))
 
 
-def _check_cycles(check, models):
-    """Report each cycle of fallbacks once, at the entry that closes it."""
-    rest = {name: enumerate(model.fallback or ()) for name, model in models.items()}
-    for start in models:
-        trail = {start: None}  # in this order, each the fallback of the one before
-        while trail:
-            name = next(reversed(trail))
-            index, following = next(rest[name], (0, None))
-            if following is None:
-                trail.popitem()
-            elif following in trail:
-                names = [*trail, following]
-                check.error("fallback-cycle", ("models", name, "fallback", index),
-                            "forms a cycle: " + " → ".join(names[names.index(following):]),
-                            fix=f"remove `{following}` from it")
-            elif following in models:
-                trail[following] = None
-
-
-def _full_model_name(name):
+def full_model_name(name: str) -> str:
     """Return a name as Ollama compares it: tag, library and registry have defaults."""
     name = name.lower().removeprefix("registry.ollama.ai/").removeprefix("library/")
-    return name if ":" in name.rsplit("/", 1)[-1] else name + ":latest"
+    has_tag = ":" in name.rsplit("/", 1)[-1]
+    return name if has_tag else name + ":latest"
 
 
-def render_schema(kind=""):
-    """Return the JSON Schema of the fleet file, or of a section, from the tables that check it."""
-    properties = {}
-    for key, (rule, default, note) in FIELDS[kind].items():
-        found = render_schema(rule) if rule in FIELDS else dict(RULES[rule][0])
-        if rule in KEY_RULES:
-            found = {"type": "object", "propertyNames": RULES[KEY_RULES[rule]][0],
-                     "additionalProperties": found, "minProperties": int(rule != "agent")}
-        elif rule not in FIELDS and default not in (REQUIRED, None):
-            found["default"] = default
-        properties[key] = {"description": note, **found}
-    head = {} if kind else {"$schema": "https://json-schema.org/draft/2020-12/schema",
-                            "title": "subagent-fleet"}
-    required = [key for key, (_, default, _) in FIELDS[kind].items() if default is REQUIRED]
-    return {**head, "type": "object", "additionalProperties": False, "properties": properties,
-            "required": required}
+# -- Schema --
+
+def render_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the fleet file, from the records that check it."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "subagent-fleet",
+        **_section_schema("")}
+
+
+def _section_schema(kind: str) -> dict[str, Any]:
+    keys = FILE_KEYS[kind].values()
+    return {"type": "object", "additionalProperties": False,
+            "properties": {key.name: {"description": key.words, **_key_schema(key)}
+                           for key in keys},
+            "required": [key.name for key in keys if key.default is REQUIRED]}
+
+
+def _key_schema(key: FileKey) -> dict[str, Any]:
+    if key.rule in NAME_RULES:
+        return {"type": "object", "propertyNames": RULES[NAME_RULES[key.rule]].schema,
+                "additionalProperties": _section_schema(key.rule),
+                "minProperties": int(key.rule != "agent")}
+    if key.rule in SECTIONS:
+        return _section_schema(key.rule)
+    if key.default is REQUIRED or key.default is None:
+        return dict(RULES[key.rule].schema)
+    return {**RULES[key.rule].schema, "default": key.default}
 
 
 # == 5. Planning ==============================================================
+#
+# Takes a Fleet and, where they were asked, what its nodes answered. Gives decisions: which
+# model stands for which tier, what is true of a route, what Claude Code's environment holds,
+# what happens to a file, what `init` and `worker` propose. Sections 7 and 8 put it in words.
 
 MAIN_CONTEXT_TOKENS = 32768  # Claude Code's own prompt is 10-18k tokens, before any work
 SMALL_CONTEXT_TOKENS = 8192
 LEAN_CONTEXT_TOKENS = 65536  # up to here Claude Code is asked for its shorter prompt
-ROLES = {  # what an agent of this name is: size of its model, when to use it, tools, prompt
-    "planner": ("small", "Use for planning, file discovery and task decomposition.",
-                "Read Grep Glob", "You are a fast local planning agent.\nDo not edit files.\n\n"
-                "Return a concise response with:\n- plan\n- relevant files\n- risks\n"
-                "- next recommended agent\n"),
-    "implementer": ("heavy", "Use for implementation, bug fixes, refactors and patch creation.",
-                    "Read Grep Glob Edit Write Bash", "You are a senior implementation agent.\n"
-                    "Make minimal, correct changes. Prefer small patches.\n"
-                    "Run relevant checks when possible.\nExplain what changed and why.\n"),
-    "reviewer": ("heavy", "Use after implementation to review diffs, tests and regressions.",
-                 "Read Grep Glob Bash", "You are a strict code reviewer.\nFocus on correctness, "
-                 "regressions, missing tests, security issues,\nover-engineering, and "
-                 "maintainability.\nReview the diff and test output.\n"
-                 "Return only actionable issues.\n"),
-    "summarizer": ("small", "Use to summarize files, logs and long outputs.", "Read",
-                   "You are a fast summarizing agent.\nDo not edit files.\nRead what you are "
-                   "pointed at and return its essence:\nfacts, names, numbers and open "
-                   "questions. Invent nothing.\n")}
-OTHER_PROMPT = "You are a local subagent with one task at a time.\nDo exactly what you are " \
-               "asked, with the tools you have.\nReturn a short report: what you found, what " \
-               "you changed, what is left.\n"
+LEAST_CONTEXT_TOKENS = 256  # a fleet file accepts no less
 LOOPBACK = _Pattern(r"(?i)localhost[.]?|127([.][0-9]{1,3}){3}|::1")
-EDIT_TOOLS = {"Edit", "Write", "NotebookEdit"}
 GONE_TOOLS = {"MultiEdit": "Edit", "LS": "", "TodoWrite": "", "NotebookRead": ""}
-KNOWN_TOOLS = """
-    Agent AskUserQuestion Bash BashOutput CronCreate CronDelete CronList Edit EnterPlanMode
-    EnterWorktree ExitPlanMode ExitWorktree Glob Grep KillShell LSP ListAgents ListMcpResourcesTool
-    Monitor NotebookEdit PowerShell PushNotification Read ReadMcpResourceTool ReportFindings
-    ScheduleWakeup SendMessage Skill Task TaskCreate TaskGet TaskList TaskOutput TaskStop
-    TaskUpdate ToolSearch WebFetch WebSearch Workflow Write
-""".split()
-KNOWN_FRONTMATTER = ("color", "maxTurns", "effort", "permissionMode", "disallowedTools", "skills",
-                     "memory", "isolation", "background", "omitClaudeMd", "mcpServers", "hooks",
-                     "initialPrompt", "autoCompactWindow", "observer", "observerMessage",
-                     "observeSubagents", "experimental")
-KEY = object()  # stands for the gateway's key in a plan, so that a plan can be shown
-CLOUDS = ("BEDROCK", "VERTEX", "FOUNDRY", "MANTLE", "ANTHROPIC_AWS", "ANTHROPIC_GOOGLE_CLOUD")
-EXEMPT = ("NO_PROXY", "no_proxy")  # to what they hold already, ours is added
 
 
-def plan_routes(fleet):
+@dataclass(frozen=True)
+class Role:
+    """What an agent of a well-known name is, where the fleet file does not say."""
+
+    size: str  # of its model: small or heavy
+    description: str
+    tools: tuple[str, ...]
+    prompt: str
+
+
+ROLES = {
+    "planner": Role(
+        size="small",
+        description="Use for planning, file discovery and task decomposition.",
+        tools=("Read", "Grep", "Glob"),
+        prompt="""\
+You are a fast local planning agent.
+Do not edit files.
+
+Return a concise response with:
+- plan
+- relevant files
+- risks
+- next recommended agent
+"""),
+    "implementer": Role(
+        size="heavy",
+        description="Use for implementation, bug fixes, refactors and patch creation.",
+        tools=("Read", "Grep", "Glob", "Edit", "Write", "Bash"),
+        prompt="""\
+You are a senior implementation agent.
+Make minimal, correct changes. Prefer small patches.
+Run relevant checks when possible.
+Explain what changed and why.
+"""),
+    "reviewer": Role(
+        size="heavy",
+        description="Use after implementation to review diffs, tests and regressions.",
+        tools=("Read", "Grep", "Glob", "Bash"),
+        prompt="""\
+You are a strict code reviewer.
+Focus on correctness, regressions, missing tests, security issues,
+over-engineering, and maintainability.
+Review the diff and test output.
+Return only actionable issues.
+"""),
+    "summarizer": Role(
+        size="small",
+        description="Use to summarize files, logs and long outputs.",
+        tools=("Read",),
+        prompt="""\
+You are a fast summarizing agent.
+Do not edit files.
+Read what you are pointed at and return its essence:
+facts, names, numbers and open questions. Invent nothing.
+"""),
+}
+OTHER_PROMPT = """\
+You are a local subagent with one task at a time.
+Do exactly what you are asked, with the tools you have.
+Return a short report: what you found, what you changed, what is left.
+"""
+
+
+def plan_prompt(agent: Agent) -> str:
+    """Return an agent's system prompt: its own, else its role's, never an empty one."""
+    if agent.prompt and agent.prompt.strip():
+        return agent.prompt
+    role = ROLES.get(agent.name)
+    return role.prompt if role else OTHER_PROMPT
+
+
+def plan_tools(tools: Iterable[str]) -> tuple[str, ...]:
+    """Return the tools that Claude Code still has, gone ones replaced, none twice."""
+    kept: list[str] = []
+    for tool in tools:
+        present = GONE_TOOLS.get(tool.split("(")[0], tool)
+        if present and present not in kept:
+            kept.append(present)
+    return tuple(kept)
+
+
+# -- which models will do --
+
+def billions(ollama_model: str) -> float:
+    """Return the parameters in billions that a model's name tells, else 0."""
+    sizes = re.findall(r"(?:(\d+)x)?(\d+(?:\.\d+)?)b(?![a-z])", ollama_model.lower())
+    return max((float(times or 1) * float(size) for times, size in sizes), default=0)
+
+
+@dataclass(frozen=True)
+class PlacedModel:
+    """A model that a node has, and the node's name."""
+
+    node: str
+    model: NodeModel
+
+
+@dataclass(frozen=True)
+class Rating:
+    """How well a model serves Claude Code, and what it lacks."""
+
+    score: int  # 0: not at all
+    flaw: str = ""
+
+
+def rate_model(model: NodeModel) -> Rating:
+    """Return how well a model serves Claude Code, and what it lacks."""
+    name = model.name.lower()
+    if model.remote or leaves_house(name):
+        return Rating(0, "does not run there")
+    if not can_chat(model):
+        return Rating(0, "cannot chat")
+
+    capabilities = model.capabilities or ()  # empty: an Ollama that does not say
+    context = model.trained_context or MAIN_CONTEXT_TOKENS
+    calls_tools = "tools" in capabilities and not prints_calls(name)
+    holds_prompt = context >= MAIN_CONTEXT_TOKENS
+
+    score = 1
+    if calls_tools:
+        score += 2  # an agent that cannot act is worse than one that compacts early
+    if holds_prompt:
+        score += 1
+
+    if prints_calls(name):
+        return Rating(score, "prints tool calls as text")
+    if capabilities and not calls_tools:
+        return Rating(score, "cannot call tools")
+    if not holds_prompt:
+        flaw = f"holds {context} tokens; Claude Code's own prompt takes 10,000 to 18,000"
+        return Rating(score, flaw)
+    return Rating(score)
+
+
+def prints_calls(ollama_model: str) -> bool:
+    """Tell whether a model is known to write its tool calls down instead of making them."""
+    return "qwen2.5-coder" in ollama_model.lower()
+
+
+def can_chat(model: NodeModel) -> bool:
+    """Tell whether a model answers, and by a name that a fleet file accepts."""
+    if not obeys(model.name, "line"):
+        return False
+    if model.capabilities is None:
+        return not re.search("embed|minilm|bge-", model.name.lower())
+    return "completion" in model.capabilities
+
+
+def best_models(states: Iterable[NodeState]) -> list[PlacedModel]:
+    """Return by size the models of the best kind: calls tools, then holds the prompt."""
+    best: list[PlacedModel] = []
+    best_score = 1  # 0 will not do at all
+    for state in states:
+        for model in state.models:
+            score = rate_model(model).score
+            if score > best_score:
+                best, best_score = [], score
+            if score == best_score:
+                best.append(PlacedModel(state.name, model))
+    return sorted(best, key=lambda placed: placed.model.size)
+
+
+def find_models(models: Iterable[_Named], ollama_model: str) -> list[_Named]:
+    """Return those of a node's models, on its disk or in its memory, that have this name."""
+    full_name = full_model_name(ollama_model)
+    return [model for model in models if full_model_name(model.name) == full_name]
+
+
+def near_model(models: Iterable[NodeModel], ollama_model: str) -> NodeModel | None:
+    """Return the model of a node that may have been meant by a name it does not have."""
+    usable = [model for model in models if rate_model(model).score]
+    family = [model for model in usable if _family(model.name) == _family(ollama_model)]
+    size = billions(ollama_model)
+    if family and size:
+        return min(family, key=lambda model: abs(billions(model.name) - size))
+    if family:
+        return max(family, key=lambda model: model.size)
+
+    names = {model.name.lower()[:64]: model for model in usable[:100]}  # 3 ms
+    matches = difflib.get_close_matches(ollama_model.lower()[:64], names, 1, 0.8)
+    return names[matches[0]] if matches else None
+
+
+def _family(ollama_model: str) -> str:
+    """Return a model's name without its tag."""
+    return full_model_name(ollama_model).rpartition(":")[0]
+
+
+def plan_correction(model: Model, state: NodeState) -> str:
+    """Return what to write where a name is nearly that of a model there, or nothing."""
+    near = near_model(state.models, model.ollama_model)
+    if near is None:
+        return ""
+    return f"write `ollama_model: {quote_yaml(near.name)}` in models.{model.name}"
+
+
+# -- what fits a machine --
+
+ROUGH_TOKEN_BYTES = 12_000  # of a token of context, for each billion parameters
+LARGEST_MODEL_BYTES = 1 << 50  # what says it is larger says nothing
+
+
+def plan_token_bytes(known: Mapping[str, Any]) -> int | None:
+    """Return what one token of context takes of memory, by `model_info` of `/api/show`."""
+    def number(key: str) -> int:
+        value = known.get(f"{architecture}.{key}")
+        return value if type(value) is int and 0 < value < 1_000_000 else 0
+
+    architecture = known.get("general.architecture")
+    layers = number("block_count")
+    width = number("attention.key_length") + number("attention.value_length")
+    if not width and number("attention.head_count"):  # then the heads share the embedding
+        width = 2 * number("embedding_length") // number("attention.head_count")
+
+    # Not every layer keeps the whole context: of those with a window every other one at most
+    # (gpt-oss; gemma has fewer), of hybrids (qwen3-next) one in so many.
+    if number("attention.sliding_window"):
+        layers = (layers + 1) // 2
+    elif number("full_attention_interval"):
+        layers = max(layers // number("full_attention_interval"), 1) if layers else 0
+    return 2 * layers * number("attention.head_count_kv") * width or None  # 16 bits a value
+
+
+def plan_gigabytes(model: NodeModel, context: int) -> float:
+    """Return about how much memory a model takes: its weights, room to work, its context."""
+    return (_weight_bytes(model) + _token_bytes(model) * context) / 1e9
+
+
+def plan_fitting_context(model: NodeModel, gigabytes: float) -> int:
+    """Return the context that so much memory has room for, in whole 1,024; 0 for none."""
+    room = gigabytes * 1e9 - _weight_bytes(model)
+    each = _token_bytes(model)
+    return max(int(room / each) // 1024 * 1024, 0) if each else 0
+
+
+def _weight_bytes(model: NodeModel) -> float:
+    return min(model.size, LARGEST_MODEL_BYTES) * 1.1
+
+
+def _token_bytes(model: NodeModel) -> float:
+    """Return what a token takes as the node told, else by the number of parameters."""
+    if model.token_bytes:
+        return model.token_bytes
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)([MBT])", model.parameters)
+    if match:
+        parameters = float(match[1]) * {"M": 0.001, "B": 1, "T": 1000}[match[2]]
+    else:
+        parameters = billions(model.name)
+    return ROUGH_TOKEN_BYTES * min(parameters, 1_000_000)
+
+
+# -- routes --
+
+def plan_routes(fleet: Fleet) -> dict[str, Model]:
     """Return {agent name: its Model}, which knows its alias and its node."""
     return {agent.name: fleet.models[agent.model] for agent in fleet.agents.values()}
 
 
-def billions(ollama_model):
-    """Return the parameters in billions that a model's name tells, else 0."""
-    found = re.findall(r"(?:(\d+)x)?(\d+(?:\.\d+)?)b(?![a-z])", ollama_model.lower())
-    return max((int(times or 1) * float(size) for times, size in found), default=0)
-
-
-def plan_tiers(fleet):
+def plan_tiers(fleet: Fleet) -> dict[str, str]:
     """Return {tier: model name} for the main session and Claude Code's four tiers.
 
     What the file gives, else the largest model whose alias names the tier, else the model of
     the tier's role (haiku: planner, summarizer; others: implementer, reviewer), else by size.
     """
-    by_size = sorted(fleet.models.values(), key=lambda m: (billions(m.ollama_model), m.context))
-    tiers = {}
-    for tier in TIERS:
-        named = [m.name for m in by_size if tier in re.split("[^a-z]+", m.alias.lower())]
-        size, sized = ("small", by_size[0]) if tier == "haiku" else ("heavy", by_size[-1])
-        used = [fleet.agents[role].model for role, (fitting, *_) in ROLES.items()
-                if fitting == size and role in fleet.agents]
-        tiers[tier] = fleet.claude.get(tier) or (named[-1:] or used or [sized.name])[0]
-    return tiers
+    by_size = sorted(fleet.models.values(),
+                     key=lambda model: (billions(model.ollama_model), model.context))
+    return {tier: fleet.claude.get(tier) or _plan_tier(fleet, tier, by_size)
+            for tier in TIERS}
 
 
-def plan_fallbacks(fleet):
-    """Return {alias: [aliases to try next]}; one alias never falls back on itself."""
-    chains = {}
+def _plan_tier(fleet: Fleet, tier: str, by_size: Sequence[Model]) -> str:
+    """Return the model of a tier that the file does not give."""
+    namesakes = [model for model in by_size
+                 if tier in re.split("[^a-z]+", model.alias.lower())]
+    if namesakes:
+        return namesakes[-1].name
+
+    size = "small" if tier == "haiku" else "heavy"
+    for name, role in ROLES.items():
+        if role.size == size and name in fleet.agents:
+            return fleet.agents[name].model
+
+    sized = by_size[0] if size == "small" else by_size[-1]
+    return sized.name
+
+
+def plan_used_models(fleet: Fleet) -> set[str]:
+    """Return the models that can get work: of agents and tiers, their fallbacks and twins."""
+    twins: dict[str, list[str]] = {}
     for model in fleet.models.values():
-        chain = chains.setdefault(model.alias, {})  # a set that keeps its order
-        chain.update((fleet.models[name].alias, True) for name in model.fallback)
-        chain.pop(model.alias, None)
-    return {alias: list(chain) for alias, chain in chains.items() if chain}
+        twins.setdefault(model.alias, []).append(model.name)
+
+    used: set[str] = set()
+    pending = [agent.model for agent in fleet.agents.values()]
+    pending += plan_tiers(fleet).values()
+    while pending:
+        name = pending.pop()
+        if name not in used:
+            used.add(name)
+            pending += fleet.models[name].fallback
+            pending += twins.pop(fleet.models[name].alias, ())
+    return used
 
 
-def find_models(found, ollama_model):
-    """Return the NodeModels or LoadedModels of that name."""
-    full_name = _full_model_name(ollama_model)
-    return [one for one in found if _full_model_name(one.name) == full_name]
+def _models_leading_to(fleet: Fleet, goal: str) -> set[str]:
+    """Return a model and those whose fallbacks lead to it: on none can it fall back."""
+    callers: dict[str, list[str]] = {}
+    for model in fleet.models.values():
+        for name in model.fallback:
+            callers.setdefault(name, []).append(model.name)
+
+    leading: set[str] = set()
+    pending = [goal]
+    while pending:
+        name = pending.pop()
+        if name not in leading:
+            leading.add(name)
+            pending += callers.get(name, ())
+    return leading
+
+
+def plan_main_fallbacks(fleet: Fleet) -> list[Model]:
+    """Return the models that could answer for the main session's, the strongest first."""
+    main = plan_tiers(fleet)["main"]
+    leading = _models_leading_to(fleet, main)
+    able = [model for model in fleet.models.values()
+            if model.name not in leading and model.context >= MAIN_CONTEXT_TOKENS
+            and not model.cloud and not prints_calls(model.ollama_model)]
+    return sorted(able, key=lambda model: (-billions(model.ollama_model), model.name))
+
+
+def plan_fallbacks(fleet: Fleet) -> dict[str, list[str]]:
+    """Return {alias: [aliases to try next]}; one alias never falls back on itself."""
+    chains: dict[str, list[str]] = {}
+    for model in fleet.models.values():
+        for name in model.fallback:
+            alias = fleet.models[name].alias
+            chain = chains.setdefault(model.alias, [])
+            if alias != model.alias and alias not in chain:
+                chain.append(alias)
+    return {alias: chain for alias, chain in chains.items() if chain}
+
+
+ROUTE_STATES = ("node offline", "model missing", "cold", "ready")  # the worst first
 
 
 @dataclass(frozen=True)
 class RouteState:
     """What is true of a model's route now, and who answers instead while it is not ready."""
 
-    state: str  # ready, cold, model missing, node offline
+    state: str  # one of ROUTE_STATES
     loaded: LoadedModel | None = None
     fallback: str | None = None  # a model's name
 
-    def __str__(self):
-        other = self.loaded and self.state == "cold"
-        return (self.state + (f" (loaded with context {self.loaded.context})" if other else "")
-                + (f" \u2192 fallback {self.fallback}" if self.fallback else ""))
 
-
-def plan_route_state(fleet, states, model):
-    """Return the RouteState of a model; what counts as ready is that no request will load it."""
-    def is_there(one):
-        node = states[one.node]
-        return node.online and (one.cloud or find_models(node.models, one.ollama_model))
-
+def plan_route_state(fleet: Fleet, states: Mapping[str, NodeState],
+                     model: Model) -> RouteState:
+    """Return the RouteState of a model; ready means that no request will load it."""
     node = states[model.node]
-    if not is_there(model):
-        others = [fleet.models[name] for name in model.fallback]
-        others += [one for one in fleet.models.values() if one.alias == model.alias]
-        instead = next((one.name for one in others if one is not model and is_there(one)), None)
-        return RouteState("model missing" if node.online else "node offline", fallback=instead)
+    if not _can_answer(states, model):
+        state = "model missing" if node.online else "node offline"
+        return RouteState(state, fallback=_plan_substitute(fleet, states, model))
+
     loaded = find_models(node.loaded, model.ollama_model)
-    fitting = [one for one in loaded if one.context in (0, model.context)]  # 0: before Ollama 0.10
-    return RouteState("ready" if fitting or model.cloud else "cold", (fitting + loaded + [None])[0])
+    for resident in loaded:
+        if resident.context in (0, model.context):  # 0: before Ollama 0.10
+            return RouteState("ready", resident)
+
+    state = "ready" if model.cloud else "cold"
+    return RouteState(state, loaded[0] if loaded else None)
 
 
-def plan_next_step(fleet, states, routes):
+def _can_answer(states: Mapping[str, NodeState], model: Model) -> bool:
+    """Tell whether a model's node is there and has it."""
+    node = states[model.node]
+    return node.online and (model.cloud or bool(find_models(node.models, model.ollama_model)))
+
+
+def _plan_substitute(fleet: Fleet, states: Mapping[str, NodeState],
+                     model: Model) -> str | None:
+    """Return the name of the first that answers instead: a fallback, or one of its alias."""
+    others = [fleet.models[name] for name in model.fallback]
+    others += [twin for twin in fleet.models.values() if twin.alias == model.alias]
+    for other in others:
+        if other is not model and _can_answer(states, other):
+            return other.name
+    return None
+
+
+def plan_next_step(fleet: Fleet, states: Mapping[str, NodeState],
+                   routes: Mapping[str, RouteState]) -> str:
     """Return the sentence a person wants: ready, or the one next thing to type."""
-    steps = {  # the worst first
-        "node offline": "{node.name} ({node.endpoint}) is offline, {node.reason}: {node.mend}.",
-        "model missing": "`ollama pull {model.ollama_model}` on {node.name}, or from here "
-                         "`subagent-fleet warmup --pull`.",
-        "cold": "`subagent-fleet warmup`"}
-    order = list(steps)
-    waiting = [(bool(route.fallback), order.index(route.state), fleet.models[name])
-               for name, route in routes.items() if route.state in order]
+    def urgency(name: str) -> tuple[bool, int]:
+        route = routes[name]
+        return route.fallback is not None, ROUTE_STATES.index(route.state)
+
+    waiting = [name for name, route in routes.items() if route.state != "ready"]
     if not waiting:
         return "Ready: every model is loaded as its route wants it."
-    _, step, model = min(waiting, key=lambda found: found[:2])
-    return "Next: " + steps[order[step]].format(model=model, node=states[model.node])
+
+    name = min(waiting, key=urgency)
+    model = fleet.models[name]
+    node = states[model.node]
+    if routes[name].state == "node offline":
+        return f"Next: {node.name} ({node.endpoint}) is offline, {node.reason}: {node.mend}."
+    if routes[name].state == "model missing":
+        pull = (f"`ollama pull {model.ollama_model}` on {node.name}, or from here "
+                "`subagent-fleet warmup --pull`.")
+        correction = plan_correction(model, node)
+        if correction:
+            return f"Next: {correction}, which {node.name} has, or {pull}"
+        return f"Next: {pull}"
+    return "Next: `subagent-fleet warmup`"
 
 
-def plan_tools(tools):
-    """Return the tools that Claude Code still has, in order, gone ones replaced, none twice."""
-    found = [GONE_TOOLS.get(tool.split("(")[0], tool) for tool in tools]
-    return tuple(dict.fromkeys(tool for tool in found if tool))
+# -- addresses --
+
+# What a person would rather be reached at; an address of no kind is this machine's own.
+ADDRESS_KINDS = ("LAN", "Tailscale", "public", "")
 
 
-def show_host(host):
+def address_kind(host: str) -> str:
+    """Return what an address is good for, one of ADDRESS_KINDS."""
+    # Loading ipaddress takes as long as reading a fleet file, so the usual hosts go without.
+    if re.fullmatch(r"(?:10\.\d{1,3}|192\.168)(?:\.\d{1,3}){2}", host):
+        return "LAN"
+    if re.fullmatch("[A-Za-z_][^:]*", host):
+        return ""
+
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return ""
+    if address.is_loopback or address.is_link_local:
+        return ""
+    if address.is_global:
+        return "public"
+    # Tailscale's 100.64/10 is neither private nor global.
+    return "LAN" if address.is_private else "Tailscale"
+
+
+def show_host(host: str) -> str:
     """Return a host as it stands in an address."""
     return f"[{host}]" if ":" in host else host
 
 
-def gateway_url(gateway):
+def gateway_url(gateway: Gateway) -> str:
     """Return the address at which a program on this machine reaches the gateway."""
     reached = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}
     return f"http://{show_host(reached.get(gateway.host, gateway.host))}:{gateway.port}"
 
 
-def address_kind(host):
-    """Return what an address is good for: public, LAN, Tailscale; "" for none, or this machine."""
-    # loading ipaddress takes as long as reading a fleet file
-    usual = re.fullmatch(r"((?:10\.\d{1,3}|192\.168)(?:\.\d{1,3}){2})|[A-Za-z_][^:]*", host)
-    if usual:
-        return "LAN" if usual[1] else ""
-    try:
-        found = ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return ""
-    if found.is_loopback or found.is_link_local:
-        return ""
-    # Tailscale's 100.64/10 is neither private nor global
-    return "public" if found.is_global else "LAN" if found.is_private else "Tailscale"
+def _host_of(endpoint: str) -> str:
+    """Return the host of a checked endpoint, an IPv6 address without its brackets."""
+    return split_endpoint(endpoint).host
 
 
-def plan_environment(fleet):
-    """Return (variable, value, what for) in order; KEY is the key's place, None is unset."""
+def is_gateway_address(gateway: Gateway, endpoint: str) -> bool:
+    """Tell whether an endpoint is where the gateway listens, as seen from this machine."""
+    host = _host_of(endpoint)
+    if host != gateway.host:
+        listens_here = gateway.host in ("0.0.0.0", "::") or LOOPBACK.fullmatch(gateway.host)
+        if not (listens_here and LOOPBACK.fullmatch(host)):
+            return False
+    return split_endpoint(endpoint).port == gateway.port
+
+
+# -- Claude Code's environment --
+
+CLOUDS = ("BEDROCK", "VERTEX", "FOUNDRY", "MANTLE", "ANTHROPIC_AWS", "ANTHROPIC_GOOGLE_CLOUD")
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable of the environment: what becomes of it, and why.
+
+    The gateway's key is in no plan, so that every plan can be shown: `holds_key` says where
+    it goes, and the value is empty.
+    """
+
+    name: str
+    value: str
+    why: str
+    holds_key: bool = False
+    is_unset: bool = False
+    is_added: bool = False  # to what the variable holds already
+
+
+def plan_environment(fleet: Fleet) -> list[Variable]:
+    """Return what Claude Code and LiteLLM are started with, in the order it is written."""
     tiers = plan_tiers(fleet)
     session = fleet.models[tiers["main"]]
-    patience = max(model.timeout for model in fleet.models.values()) * 1000
+    return [
+        *_gateway_variables(fleet.gateway),
+        *_rival_variables(),
+        *_proxy_variables(fleet),
+        *_tier_variables(fleet, tiers),
+        *_window_variables(session),
+        *_cache_variables(),
+        *_patience_variables(fleet),
+        *_thrift_variables(fleet, session),
+        *_litellm_variables()]
+
+
+def _gateway_variables(gateway: Gateway) -> Iterator[Variable]:
+    """Yield where the gateway is and how Claude Code shows its key."""
+    yield Variable(gateway.master_key_env, "", holds_key=True,
+                   why="the gateway's key; one that is set already is kept")
+    yield Variable("ANTHROPIC_BASE_URL", gateway_url(gateway),
+                   "the gateway, which stands for Claude")
+    yield Variable("ANTHROPIC_AUTH_TOKEN", "", holds_key=True,
+                   why="how Claude Code shows the key")
+
+
+def _rival_variables() -> Iterator[Variable]:
+    """Yield what would lead Claude Code past the gateway, or past an agent's model."""
+    # 2.1.197 lets the variable beat an agent's model; 2.1.326 only together with _FORCE.
+    yield Variable("ANTHROPIC_API_KEY", "", is_unset=True, why="would be shown as well")
+    yield Variable("CLAUDE_CODE_SUBAGENT_MODEL", "", is_unset=True,
+                   why="would beat the model of every agent")
+    for cloud in CLOUDS:
+        yield Variable(f"CLAUDE_CODE_USE_{cloud}", "", is_unset=True,
+                       why="would ask a cloud instead")
+
+
+def _proxy_variables(fleet: Fleet) -> Iterator[Variable]:
+    """Yield the hosts that are asked without a proxy, in both spellings that are read."""
     urls = [node.endpoint for node in fleet.nodes.values()]
     urls += [gateway_url(fleet.gateway), OLLAMA_ENDPOINT]  # which LiteLLM asks, too (1.106.2)
-    hosts = dict.fromkeys(split_endpoint(url)[1].strip("[]") for url in urls)
-    planned = [
-        (fleet.gateway.master_key_env, KEY, "the gateway's key; one that is set already is kept"),
-        ("ANTHROPIC_BASE_URL", gateway_url(fleet.gateway), "the gateway, which stands for Claude"),
-        ("ANTHROPIC_AUTH_TOKEN", KEY, "how Claude Code shows the key"),
-        ("ANTHROPIC_API_KEY", None, "would be shown as well"),
-        ("CLAUDE_CODE_SUBAGENT_MODEL", None, "would beat the model of every agent"),
-        *((f"CLAUDE_CODE_USE_{cloud}", None, "would ask a cloud instead") for cloud in CLOUDS),
-        *((name, ",".join(hosts), "no proxy sees the key and the prompts") for name in EXEMPT),
-        ("ANTHROPIC_MODEL", session.alias, "the main session"),
-        *((f"ANTHROPIC_DEFAULT_{tier.upper()}_MODEL", fleet.models[tiers[tier]].alias,
-           f"what `{tier}` means") for tier in TIERS[1:]),
-        ("CLAUDE_CODE_MAX_CONTEXT_TOKENS", str(session.context),
-         "the main model's window; Claude Code would take it for 1,000,000"),
-        ("CLAUDE_CODE_MAX_OUTPUT_TOKENS", str(min(session.max_output, session.context // 2)),
-         "longest answer; Claude Code keeps this much of the window free for it"),
-        ("CLAUDE_CODE_ATTRIBUTION_HEADER", "0", "else nothing of a prompt is found in the cache"),
-        ("CLAUDE_CODE_TOTAL_TOKENS_REMINDER", "off", "the same"),
-        ("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1", "no calls but to the gateway"),
-        # A request waits for its turn, then for a first token, then for the next candidate's.
-        ("API_FORCE_IDLE_TIMEOUT", "0", "a local model may need minutes for its first token"),
-        ("CLAUDE_STREAM_IDLE_TIMEOUT_MS", str(patience * 3), "thrice the slowest timeout"),
-        ("API_TIMEOUT_MS", str(patience * 5), "five times, for a whole answer")]
+    hosts: list[str] = []
+    for url in urls:
+        host = _host_of(url)
+        if host not in hosts:
+            hosts.append(host)
+    for name in ("NO_PROXY", "no_proxy"):
+        yield Variable(name, ",".join(hosts), "no proxy sees the key and the prompts",
+                       is_added=True)
+
+
+def _tier_variables(fleet: Fleet, tiers: Mapping[str, str]) -> Iterator[Variable]:
+    """Yield which alias answers for the main session and for each tier."""
+    # All of them, always: a main model that calls an agent with `model: "sonnet"` beats the
+    # agent's own model, and an unset tier means one of Anthropic's (2.1.326).
+    yield Variable("ANTHROPIC_MODEL", fleet.models[tiers["main"]].alias, "the main session")
+    for tier in TIERS[1:]:
+        alias = fleet.models[tiers[tier]].alias
+        yield Variable(f"ANTHROPIC_DEFAULT_{tier.upper()}_MODEL", alias, f"what `{tier}` means")
+
+
+def _window_variables(session: Model) -> Iterator[Variable]:
+    """Yield what the main session's model holds."""
+    # Claude Code compacts at the window less the answer less 13,000 tokens (2.1.326).
+    yield Variable("CLAUDE_CODE_MAX_CONTEXT_TOKENS", str(session.context),
+                   "the main model's window; Claude Code would take it for 1,000,000")
+    yield Variable("CLAUDE_CODE_MAX_OUTPUT_TOKENS",
+                   str(min(session.max_output, session.context // 2)),
+                   "longest answer; Claude Code keeps this much of the window free for it")
+
+
+def _cache_variables() -> Iterator[Variable]:
+    """Yield what keeps a prompt's beginning the same, and Claude Code's calls at home."""
+    # Otherwise the system prompt differs in each conversation from its 47th character on, and
+    # a node reads 10,000 tokens anew (2.1.326).
+    yield Variable("CLAUDE_CODE_ATTRIBUTION_HEADER", "0",
+                   "else nothing of a prompt is found in the cache")
+    yield Variable("CLAUDE_CODE_TOTAL_TOKENS_REMINDER", "off", "the same")
+    yield Variable("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1",
+                   "no calls but to the gateway")
+
+
+def _patience_variables(fleet: Fleet) -> Iterator[Variable]:
+    """Yield how long Claude Code waits.
+
+    A request waits for its turn, then for a first token, then for the next candidate's.
+    """
+    # Left alone, 2.1.326 gives up after 300 to 360 s of silence and asks again, up to 11 times;
+    # each time the node reads the prompt from its beginning.
+    slowest = max(model.timeout for model in fleet.models.values()) * 1000
+    yield Variable("API_FORCE_IDLE_TIMEOUT", "0",
+                   "a local model may need minutes for its first token")
+    yield Variable("CLAUDE_STREAM_IDLE_TIMEOUT_MS", str(slowest * 3),
+                   "thrice the slowest timeout")
+    yield Variable("API_TIMEOUT_MS", str(slowest * 5), "five times, for a whole answer")
+
+
+def _thrift_variables(fleet: Fleet, session: Model) -> Iterator[Variable]:
+    """Yield what spares a small window and a single machine."""
     if session.context <= LEAN_CONTEXT_TOKENS:
-        planned.append(("CLAUDE_CODE_SIMPLE_SYSTEM_PROMPT", "1", "a shorter prompt, small window"))
+        yield Variable("CLAUDE_CODE_SIMPLE_SYSTEM_PROMPT", "1",
+                       "a shorter prompt, small window")
     if len({model.node for model in fleet.models.values()}) == 1:
-        planned.append(("CLAUDE_CODE_DISABLE_BACKGROUND_TASKS", "1",
-                        "one machine: an agent and its caller would compete for it"))
-    planned.append(("LITELLM_LOCAL_MODEL_COST_MAP", "True", "LiteLLM asks nobody at its start"))
-    return planned + [(name, "True", "LiteLLM shows no pages without a key")
-                      for name in ("NO_DOCS", "NO_REDOC", "NO_OPENAPI")]
+        yield Variable("CLAUDE_CODE_DISABLE_BACKGROUND_TASKS", "1",
+                       "one machine: an agent and its caller would compete for it")
 
 
-def merge_environment(environ, fleet, key):
+def _litellm_variables() -> Iterator[Variable]:
+    """Yield what LiteLLM reads when it starts."""
+    yield Variable("LITELLM_LOCAL_MODEL_COST_MAP", "True", "LiteLLM asks nobody at its start")
+    for name in ("NO_DOCS", "NO_REDOC", "NO_OPENAPI"):
+        yield Variable(name, "True", "LiteLLM shows no pages without a key")
+
+
+def merge_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> dict[str, str]:
     """Return an environment with the fleet's variables set, and those unset that disturb."""
-    planned = {name: key if value is KEY else value for name, value, _ in plan_environment(fleet)}
-    for name in EXEMPT:
-        planned[name] = ",".join(filter(None, (environ.get(name), planned[name])))
-    return {name: value for name, value in {**environ, **planned}.items() if value is not None}
+    merged = dict(environ)
+    for variable in plan_environment(fleet):
+        name = variable.name
+        if variable.is_unset:
+            merged.pop(name, None)
+        elif variable.holds_key:
+            merged[name] = key
+        elif variable.is_added and environ.get(name):
+            merged[name] = f"{environ[name]},{variable.value}"
+        else:
+            merged[name] = variable.value
+    return merged
 
 
-def digest(content):
+# -- files, and what tells two configs apart --
+
+def digest(content: bytes | None) -> str:
     """Return the SHA-256 of a file's bytes."""
     return hashlib.sha256(content or b"").hexdigest()
 
@@ -1450,259 +3592,506 @@ class Change:
     ours: bool  # what is there is what was last written
 
     @property
-    def action(self):
+    def action(self) -> str:
         """One word: created, updated, removed, unchanged, or edited, which is the user's."""
         if self.found == self.wanted:
             return "unchanged"
         if self.found is None:
             return "created"
-        return "edited" if not self.ours else "removed" if self.wanted is None else "updated"
+        if not self.ours:
+            return "edited"
+        return "removed" if self.wanted is None else "updated"
 
 
-def fleet_digest(fleet):
+def fleet_digest(fleet: Fleet) -> str:
     """Return what tells two configs apart whose models are not served alike."""
-    return digest(repr([*fleet.nodes.values(), *fleet.models.values()]).encode("utf-8"))[:16]
+    # All of a node counts but what is only said to people, so that a new key counts unasked.
+    nodes = [replace(node, tags=(), memory_gb=None) for node in fleet.nodes.values()]
+    return digest(repr([*nodes, *fleet.models.values()]).encode("utf-8"))[:16]
 
 
-PLACEHOLDERS = ("qwen3:8b", "qwen3-coder:30b")
-STARTER_MODELS = (  # size, alias, context (2.1.326 compacts 32768 before its first turn), timeout
-    ("heavy", "claude-sonnet-local", 65536, 600),
-    ("small", "claude-haiku-local", MAIN_CONTEXT_TOKENS, 300))
+# -- what `init` proposes --
+
+def _context_for(model: NodeModel, wanted: int) -> int:
+    """Return a context for a model: the wanted one, or what it was trained for."""
+    return max(LEAST_CONTEXT_TOKENS, min(model.trained_context or wanted, wanted))
 
 
-def plan_starter(states):
-    """Return what `init` writes, whether its models were found, and what the best one lacks."""
-    unasked, anybody = ("local", OLLAMA_ENDPOINT), any(state.online for state in states)
-    nodes = {state.name: {"endpoint": state.endpoint, "tags": []} for state in states
-             if state.online or not anybody or (state.name, state.endpoint) != unasked}
-    found = best_models(states)
-    chosen = found or [(node, NodeModel(name)) for node, name in
-                       zip((list(nodes)[0], list(nodes)[-1]), PLACEHOLDERS)]
-    models = {f"{size}-coder": {
-        "node": node, "ollama_model": model.name, "litellm_alias": alias, "timeout": timeout,
-        "context": max(256, min(model.trained_context or context, context)), "max_parallel": 1}
-        for (size, alias, context, timeout), (node, model)
-        in zip(STARTER_MODELS, chosen[-1:] + chosen[:-1])}
-    agents = {name: {"model": f"{size}-coder" if len(models) > 1 else "heavy-coder",
-                     "description": text, "tools": tools.split()}
-              for name, (size, text, tools, _) in ROLES.items()}
-    seen = found[-1:] or [(state.name, model) for state in states for model in state.models]
-    flaws = [f"{model.name} {rate_model(model)[1]}" for _, model in seen if rate_model(model)[1]]
-    return {"nodes": nodes, "models": models, "agents": agents}, bool(found), "".join(flaws[:1])
+PLACEHOLDERS = ("qwen3:8b", "qwen3-coder:30b")  # small, heavy
 
 
-def best_models(states):
-    """Return [(node name, model)] by size, of the best kind: calls tools, then holds the prompt."""
-    ranks = {}
+@dataclass(frozen=True)
+class StarterModel:
+    """How `init` serves a model of one size."""
+
+    alias: str
+    context: int
+    timeout: int
+
+
+STARTER_MODELS = {
+    # 2.1.326 compacts 32768 before its first turn.
+    "heavy": StarterModel("claude-sonnet-local", context=65536, timeout=600),
+    "small": StarterModel("claude-haiku-local", context=MAIN_CONTEXT_TOKENS, timeout=300)}
+
+
+@dataclass(frozen=True)
+class Starter:
+    """What `init` writes."""
+
+    tree: dict[str, dict[str, dict[str, Any]]]  # `nodes`, `models` and `agents` by name
+    has_models: bool  # else those in it are placeholders
+    flaw: str  # what the best model lacks
+
+
+def plan_starter(states: Sequence[NodeState]) -> Starter:
+    """Return a fleet of the largest and the smallest of the best models that were found."""
+    nodes = _starter_nodes(states)
+    ranked = best_models(states)
+    names = list(nodes)
+    chosen = ranked or [PlacedModel(names[0], NodeModel(PLACEHOLDERS[0])),
+                        PlacedModel(names[-1], NodeModel(PLACEHOLDERS[1]))]
+
+    models = {"heavy-coder": _starter_model("heavy", chosen[-1])}
+    if len(chosen) > 1:
+        small = _starter_model("small", chosen[0])
+        models["small-coder"] = small
+        if chosen[0].node != chosen[-1].node and small["context"] >= MAIN_CONTEXT_TOKENS:
+            models["heavy-coder"]["fallback"] = ["small-coder"]
+
+    agents = {}
+    for name, role in ROLES.items():
+        coder = f"{role.size}-coder"
+        agents[name] = {"model": coder if coder in models else "heavy-coder",
+                        "description": role.description, "tools": list(role.tools)}
+
+    tree = {"nodes": nodes, "models": models, "agents": agents}
+    return Starter(tree, bool(ranked), _starter_flaw(states, ranked))
+
+
+def _starter_nodes(states: Sequence[NodeState]) -> dict[str, dict[str, Any]]:
+    """Return the nodes to write: all but this machine where only others answered."""
+    anybody = any(state.online for state in states)
+    nodes = {}
     for state in states:
-        for model in state.models:
-            ranks.setdefault(rate_model(model)[0], []).append((state.name, model))
-    return sorted(ranks[max(ranks)] if any(ranks) else (), key=lambda found: found[1].size)
+        is_unasked = (state.name, state.endpoint) == ("local", OLLAMA_ENDPOINT)
+        if state.online or not anybody or not is_unasked:
+            nodes[state.name] = {"endpoint": state.endpoint, "tags": []}
+    return nodes
 
 
-def rate_model(model):
-    """Return how well a model serves Claude Code, 0 for not at all, and what it lacks."""
-    name, able = model.name.lower(), model.capabilities
-    context, prints = model.trained_context or MAIN_CONTEXT_TOKENS, "qwen2.5-coder" in name
-    if model.remote or leaves_house(name):
-        return 0, "does not run there"
-    if not _fits(model.name, RULES["line"][0]) or (
-            re.search("embed|minilm|bge-", name) if able is None else "completion" not in able):
-        return 0, "cannot chat"
-    calls, fits = "tools" in (able or ()) and not prints, context >= MAIN_CONTEXT_TOKENS
-    return 1 + 2 * calls + fits, "prints tool calls as text" if prints else \
-        "cannot call tools" if able and not calls else \
-        "" if fits else f"holds {context} tokens; Claude Code's own prompt takes 10,000 to 18,000"
+def _starter_model(size: str, placed: PlacedModel) -> dict[str, Any]:
+    """Return a model's keys in the fleet file."""
+    usual = STARTER_MODELS[size]
+    return {
+        "node": placed.node,
+        "ollama_model": placed.model.name,
+        "litellm_alias": usual.alias,
+        "timeout": usual.timeout,
+        "context": _context_for(placed.model, usual.context),
+        "max_parallel": 1}
 
 
-def plan_worker_block(name, state, reached):
-    """Return the `nodes:` and `models:` to paste: a worker's `state`, `reached` at each address."""
-    # The names of the kinds sort as they should be preferred.
-    places = [(not one.online, address_kind(one.name), one.endpoint) for one in reached]
-    *_, endpoint = min(places, default=(state.endpoint.replace("127.0.0.1", name),))
-    node, models = _slug(name.split(".")[0], "worker"), {}
-    for number, (_, model) in enumerate(best_models([state])):
-        name = _slug(re.sub(":latest$", "", model.name), "model")
-        name = f"{name[:56]}-{number}" if name in models else name
-        models[name] = {
-            "node": node, "ollama_model": model.name,
-            "litellm_alias": name + "-local" * (name in CLAUDE_WORDS),
-            "context": max(256, min(model.trained_context or 1 << 30, MAIN_CONTEXT_TOKENS))}
+def _starter_flaw(states: Sequence[NodeState], ranked: Sequence[PlacedModel]) -> str:
+    """Return what the best model lacks, or why the first one that is there will not do."""
+    models = [ranked[-1].model] if ranked else [
+        model for state in states for model in state.models]
+    for model in models:
+        flaw = rate_model(model).flaw
+        if flaw:
+            return f"{model.name} {flaw}"
+    return ""
+
+
+# -- what `worker` proposes --
+
+def plan_worker_block(name: str, state: NodeState,
+                      reached: Iterable[NodeState]) -> dict[str, dict[str, Any]]:
+    """Return the `nodes:` and `models:` to paste of a worker, `reached` at its addresses."""
+    node = _make_name(name.split(".")[0], "worker")
+    models: dict[str, dict[str, Any]] = {}
+    for number, placed in enumerate(best_models([state])):
+        model = _make_name(re.sub(":latest$", "", placed.model.name), "model")
+        if model in models:
+            model = f"{model[:56]}-{number}"
+        models[model] = {
+            "node": node, "ollama_model": placed.model.name,
+            "litellm_alias": f"{model}-local" if model in CLAUDE_WORDS else model,
+            "context": _context_for(placed.model, MAIN_CONTEXT_TOKENS)}
+    endpoint = _best_endpoint(name, state, reached)
     return {"nodes": {node: {"endpoint": endpoint}}, "models": models}
 
 
-def _slug(text, otherwise):
+def _best_endpoint(name: str, state: NodeState, reached: Iterable[NodeState]) -> str:
+    """Return the address to write: one that answers, of the kind that is preferred."""
+    def preference(place: NodeState) -> tuple[bool, int, str]:
+        return not place.online, ADDRESS_KINDS.index(address_kind(place.name)), place.endpoint
+
+    places = sorted(reached, key=preference)
+    return places[0].endpoint if places else state.endpoint.replace("127.0.0.1", name)
+
+
+def _make_name(text: str, otherwise: str) -> str:
     """Return text as a name that a fleet file accepts."""
     return re.sub("[^A-Za-z0-9._]+", "-", text).strip("-._")[:64].lower() or otherwise
 
 
 # == 6. Findings ==============================================================
+#
+# Takes a Fleet and the Facts that were gathered; gives Findings: what is so, what mends it.
+# `validate` runs LINTS, which know the file alone; `doctor` runs CHECKS, which know what was
+# seen as well. A new finding is a function with its row, `@lint` or `@check`, above it.
 
-LITELLM_INSTALL = "uv tool install --python 3.12 'litellm[proxy]==1.106.2' (or pipx install …)"
+LITELLM_INSTALL = ("uv tool install --python 3.12 'litellm[proxy]==1.106.2' "
+                   "(or pipx install …)")
 CLAUDE_INSTALL = "npm install -g @anthropic-ai/claude-code@latest"
-OLLAMA_HOLES = (  # mended in; what an older one does, worst first (golang/vulndb, its history)
-    ("0.1.34", "error", "lets whoever reaches it run code on it (CVE-2024-37032)"),
-    ("0.17.1", "error", "lets whoever reaches it read its memory (CVE-2026-7482)"),
-    ("0.31.2", "warning", "takes harmful model files without checking them"))
-OUR_GATEWAY, OLD_GATEWAY = "this fleet's gateway", "a gateway with an older config"
+OUR_GATEWAY = "this fleet's gateway"
+OLD_GATEWAY = "a gateway with an older config"
+TOOL_CALLER = "qwen3-coder:30b"  # a model that calls tools, to name where one does not
+EDIT_TOOLS = {"Edit", "Write", "NotebookEdit"}
+KNOWN_TOOLS = """
+    Agent AskUserQuestion Bash BashOutput CronCreate CronDelete CronList Edit EnterPlanMode
+    EnterWorktree ExitPlanMode ExitWorktree Glob Grep KillShell LSP ListAgents
+    ListMcpResourcesTool Monitor NotebookEdit PowerShell PushNotification Read
+    ReadMcpResourceTool ReportFindings ScheduleWakeup SendMessage Skill Task TaskCreate
+    TaskGet TaskList TaskOutput TaskStop TaskUpdate ToolSearch WebFetch WebSearch Workflow
+    Write
+""".split()
+KNOWN_FRONTMATTER = """
+    color maxTurns effort permissionMode disallowedTools skills memory isolation background
+    omitClaudeMd mcpServers hooks initialPrompt autoCompactWindow observer observerMessage
+    observeSubagents experimental
+""".split()
 
 
-def lint_fleet(fleet):
+# -- warnings: what the file alone shows --
+
+LINTS: list[_Rule] = []
+
+
+def lint(rule: _Rule) -> _Rule:
+    """Add a row to LINTS: a rule that yields what `warn` makes of its words."""
+    LINTS.append(rule)
+    return rule
+
+
+def lint_fleet(fleet: Fleet) -> Iterator[Finding]:
     """Yield a warning for each thing that is allowed and will disappoint."""
-    def warn(slug, path, what, fix, *, key=False):
-        what = ".".join(step for step in path if isinstance(step, str)) + f": {what}"
-        return Finding(slug, "warning", what, *fleet.document.locate(path, key=key), fix)
+    def warn(slug: str, path: tuple[str | int, ...], *, what: str, fix: str,
+             key: bool = False) -> Finding:
+        dotted = ".".join(step for step in path if isinstance(step, str))
+        where, excerpt = fleet.document.locate(path, key=key)
+        return Finding(slug, "warning", f"{dotted}: {what}", where, excerpt, fix)
 
+    for rule in LINTS:
+        yield from rule(fleet, warn)
+
+
+@lint
+def _lint_gateway_host(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
+    """Warn of a gateway that others can reach."""
     host = fleet.gateway.host
     if not LOOPBACK.fullmatch(host):
         yield warn("exposed-gateway", ("project", "gateway", "host"),
-                   f"`{host}` offers your models to the network; only the key protects them",
-                   "write `host: 127.0.0.1`, or keep it on a private network with a strong key")
+                   what=f"`{host}` offers your models to the network; only the key protects "
+                        "them",
+                   fix="write `host: 127.0.0.1`, or keep it on a private network with a "
+                       "strong key")
+
+
+@lint
+def _lint_public_endpoints(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
+    """Warn of prompts that cross the internet in clear."""
     for name, node in fleet.nodes.items():
-        scheme, host, _, _ = split_endpoint(node.endpoint)
-        if scheme == "http" and address_kind(host) == "public":
+        host = _host_of(node.endpoint)
+        if node.endpoint.startswith("http:") and address_kind(host) == "public":
             yield warn("public-endpoint", ("nodes", name, "endpoint"),
-                       f"{host} is a public address and http sends every prompt in clear",
-                       "use a LAN, Tailscale or WireGuard address, or https")
-        here = {m.ollama_model for m in fleet.models.values() if m.node == name}
-        need = sum(billions(model) * 0.6 + 1 for model in here if billions(model))
-        if node.memory_gb and len(here) > 1 and need > node.memory_gb:
-            yield warn("memory-short", ("nodes", name, "memory_gb"),
-                       f"by their names, its models need about {need:.0f} GB and evict each other",
-                       "move one to another node, or choose a smaller one")
-    yield from _lint_models(fleet, warn)
-    yield from _lint_agents(fleet, warn)
+                       what=f"{host} is a public address and http sends every prompt in "
+                            "clear",
+                       fix="use a LAN, Tailscale or WireGuard address, or https")
 
 
-def _lint_models(fleet, warn):
-    aliases, contexts, tiers = {}, {}, plan_tiers(fleet)
-    if "haiku" not in fleet.claude:  # one that was only planned never sees the main prompt
-        del tiers["haiku"]
+@lint
+def _lint_endpoint_paths(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
+    """Warn of the address at which Ollama speaks another dialect."""
+    for name, node in fleet.nodes.items():
+        if node.endpoint.endswith("/v1"):
+            yield warn("endpoint-v1", ("nodes", name, "endpoint"),
+                       what="`/v1` is where Ollama speaks to other programs",
+                       fix=f"write `endpoint: {node.endpoint[:-len('/v1')]}`")
+
+
+@lint
+def _lint_endpoints_of_ours(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
+    """Warn of a gateway that would ask itself."""
+    for name, node in fleet.nodes.items():
+        if is_gateway_address(fleet.gateway, node.endpoint):
+            fix = f"write `endpoint: {OLLAMA_ENDPOINT}`"
+            if fleet.gateway.port == OLLAMA_PORT:
+                fix = "write `port: 4000` in project.gateway"
+            yield warn("endpoint-gateway", ("nodes", name, "endpoint"), fix=fix,
+                       what=f"{node.endpoint} is this fleet's own gateway, not an Ollama")
+
+
+@lint
+def _lint_idle_nodes(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
+    """Warn of machines that get no work."""
+    busy = {model.node for model in fleet.models.values()}
+    for name in fleet.nodes:
+        if name not in busy:
+            yield warn("unused-node", ("nodes", name), key=True, what="no model runs on it",
+                       fix=f"write `node: {quote_yaml(name)}` in one of models "
+                           "(`subagent-fleet discover` shows what it has), or remove it")
+
+
+def _guess_gigabytes(ollama_model: str) -> float:
+    """Return about how many GB a model takes by its name, at four bits a weight; 0: unknown."""
+    size = billions(ollama_model)
+    return size * 0.6 + 1 if size else 0
+
+
+def _guess_loads(fleet: Fleet) -> dict[str, dict[str, float]]:
+    """Return {node: {full name: about how much memory it takes}} of the models of each."""
+    loads: dict[str, dict[str, float]] = {name: {} for name in fleet.nodes}
+    for model in fleet.models.values():
+        if not model.cloud:
+            need = _guess_gigabytes(model.ollama_model)
+            loads[model.node][full_model_name(model.ollama_model)] = need
+    return loads
+
+
+def _guess_rooms(fleet: Fleet) -> dict[str, float]:
+    """Return {node: the GB left beside its models, by their names} where it is known."""
+    loads = _guess_loads(fleet)
+    return {name: node.memory_gb - sum(loads[name].values())
+            for name, node in fleet.nodes.items() if node.memory_gb}
+
+
+def _plan_move(rooms: Mapping[str, float], needs: Iterable[tuple[Model, float]]) -> str:
+    """Return what to write so that one of these runs where there is room, or nothing."""
+    for model, need in needs:
+        for name, room in rooms.items():
+            if name != model.node and need <= room:
+                return f"write `node: {quote_yaml(name)}` in models.{model.name}"
+    return ""
+
+
+PART_THEM = "move one to another node, or choose a smaller one"
+
+
+@lint
+def _lint_large_models(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
+    """Warn of a model that is larger than its node."""
+    rooms = _guess_rooms(fleet)
     for name, model in fleet.models.items():
-        full_name = _full_model_name(model.ollama_model)
-        first = aliases.setdefault(model.alias, model)
-        if _full_model_name(first.ollama_model) != full_name:
+        memory = fleet.nodes[model.node].memory_gb
+        need = _guess_gigabytes(model.ollama_model)
+        if memory and need > memory and not model.cloud:
+            fix = _plan_move(rooms, [(model, need)])
+            most = (memory - 1) / 0.6  # as _guess_gigabytes has it
+            if not fix and most >= 1:
+                fix = f"choose one of at most {int(most)}b, or correct `memory_gb`"
+            yield warn("model-too-large", ("models", name, "ollama_model"),
+                       what=f"by its name, {model.ollama_model} needs about {need:.0f} GB; "
+                            f"{model.node} has {memory:g}",
+                       fix=fix or "choose a larger node, or correct `memory_gb`")
+
+
+@lint
+def _lint_memory(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
+    """Warn of models that push each other out of their node."""
+    rooms = _guess_rooms(fleet)
+    for name, needs in _guess_loads(fleet).items():
+        memory = fleet.nodes[name].memory_gb
+        if not memory:
+            continue
+        fitting = [need for need in needs.values() if need <= memory]
+        total = sum(fitting)  # what does not fit alone is said alone
+        if len(fitting) > 1 and total > memory:
+            residents = [(model, _guess_gigabytes(model.ollama_model))
+                         for model in fleet.models.values()
+                         if model.node == name and not model.cloud]
+            yield warn("memory-short", ("nodes", name, "memory_gb"),
+                       what=f"by their names, its models need about {total:.0f} GB and "
+                            "evict each other",
+                       fix=_plan_move(rooms, residents) or PART_THEM)
+
+
+@lint
+def _lint_aliases(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
+    """Warn of one alias that is now this model, now that one."""
+    owners: dict[str, Model] = {}
+    for name, model in fleet.models.items():
+        owner = owners.setdefault(model.alias, model)
+        if full_model_name(owner.ollama_model) != full_model_name(model.ollama_model):
             yield warn("alias-collision", ("models", name, "litellm_alias"),
-                       f"`{model.alias}` is also the alias of {first.name}, a different model: "
-                       f"{first.ollama_model}, {model.ollama_model}", "give each its own alias")
-        twin = contexts.setdefault((model.node, full_name), model)
+                       what=f"`{model.alias}` is also the alias of {owner.name}, a different "
+                            f"model: {owner.ollama_model}, {model.ollama_model}",
+                       fix="give each its own alias")
+
+
+@lint
+def _lint_contexts(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
+    """Warn of one model that is loaded anew with each change of its context."""
+    firsts: dict[tuple[str, str], Model] = {}
+    for name, model in fleet.models.items():
+        twin = firsts.setdefault((model.node, full_model_name(model.ollama_model)), model)
         if twin.context != model.context:
-            yield warn("context-thrash", ("models", name, "context"), f"{model.context}, but "
-                       f"{twin.context} in models.{twin.name}, the same model: each switch "
-                       "reloads it", f"write `{max(twin.context, model.context)}` for both")
-        serves = ", ".join(tier for tier in tiers if tiers[tier] == name)
-        least, why = SMALL_CONTEXT_TOKENS, "a subagent's first request alone takes 2,000 tokens"
-        if serves:
+            yield warn("context-thrash", ("models", name, "context"),
+                       what=f"{model.context}, but {twin.context} in models.{twin.name}, "
+                            "the same model: each switch reloads it",
+                       fix=f"write `{max(twin.context, model.context)}` for both")
+
+
+def _plan_prompts(fleet: Fleet) -> dict[str, list[str]]:
+    """Return {model: the tiers in which it reads Claude Code's own prompt}."""
+    served: dict[str, list[str]] = {name: [] for name in fleet.models}
+    for tier, name in plan_tiers(fleet).items():
+        # A haiku that was only planned never reads it.
+        if tier != "haiku" or tier in fleet.claude:
+            served[name].append(tier)
+    return served
+
+
+@lint
+def _lint_small_contexts(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
+    """Warn of a context that Claude Code's own prompt fills."""
+    served = _plan_prompts(fleet)
+    for name, model in fleet.models.items():
+        least = SMALL_CONTEXT_TOKENS
+        why = "a subagent's first request alone takes 2,000 tokens"
+        if served[name]:
             least = MAIN_CONTEXT_TOKENS
-            why = f"it serves {serves}, and Claude Code's own prompt takes 10,000 to 18,000 tokens"
+            why = (f"it serves {', '.join(served[name])}, and Claude Code's own prompt takes "
+                   "10,000 to 18,000 tokens")
         if model.context < least:
-            yield warn("small-context", ("models", name, "context"), f"{model.context}; {why}",
-                       f"write `context: {least}` or more")
+            yield warn("small-context", ("models", name, "context"),
+                       what=f"{model.context}; {why}", fix=f"write `context: {least}` or more")
 
 
-def _lint_agents(fleet, warn):
+@lint
+def _lint_outputs(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
+    """Warn of an answer that is longer than all that the model can hold."""
+    for name, model in fleet.models.items():
+        # The default is nobody's wish: of a context below it `small-context` says enough.
+        if model.max_output > model.context and model.max_output != Model.max_output:
+            most = max(model.context // 2, LEAST_CONTEXT_TOKENS)
+            yield warn("output-above-context", ("models", name, "max_output"),
+                       what=f"{model.max_output}, but its context of {model.context} holds "
+                            "the prompt and the answer together",
+                       fix=f"write `max_output: {most}` or less")
+
+
+@lint
+def _lint_main_fallback(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
+    """Warn of a main session that ends with one machine, where another could go on."""
+    main = fleet.models[plan_tiers(fleet)["main"]]
+    helpers = [fleet.models[name] for name in main.fallback]
+    helpers += [model for model in fleet.models.values() if model.alias == main.alias]
+    if any(helper.node != main.node for helper in helpers):
+        return
+
+    heirs = [model.name for model in plan_main_fallbacks(fleet) if model.node != main.node]
+    if heirs:
+        yield warn("no-fallback", ("models", main.name), key=True,
+                   what=f"it serves the main session, which ends when {main.node} sleeps",
+                   fix=f"write `{_show_fallback(main, heirs[0])}`")
+
+
+def _show_fallback(model: Model, more: str) -> str:
+    """Return a model's fallbacks and one more as the file holds them."""
+    return f"fallback: [{', '.join(map(quote_yaml, [*model.fallback, more]))}]"
+
+
+@lint
+def _lint_unused_models(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
+    """Warn of models that get no work."""
+    used = plan_used_models(fleet)
+    main = fleet.models[plan_tiers(fleet)["main"]]
+    heirs = {model.name for model in plan_main_fallbacks(fleet)}
+    for name in fleet.models:
+        if name not in used:
+            fix = f"write `model: {quote_yaml(name)}` in one of agents, or remove it"
+            if name in heirs:
+                line = _show_fallback(main, name)
+                fix = f"write `{line}` in models.{main.name}, or remove it"
+            yield warn("unused-model", ("models", name), key=True,
+                       what="no agent, tier or fallback uses it", fix=fix)
+
+
+@lint
+def _lint_tools(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
+    """Warn of tools that Claude Code does not have."""
     for name, agent in fleet.agents.items():
         for index, tool in enumerate(agent.tools or ()):
-            at, bare = ("agents", name, "tools", index), tool.split("(")[0]
+            path = ("agents", name, "tools", index)
+            bare = tool.split("(")[0]
             if bare in GONE_TOOLS:
-                yield warn("tool-gone", at, f"Claude Code dropped `{bare}`; generate mends it",
-                           f"write `{GONE_TOOLS[bare]}`" if GONE_TOOLS[bare] else "remove it")
-            elif bare not in KNOWN_TOOLS and "__" not in bare and (
-                    bare[0].islower() or nearest(bare, KNOWN_TOOLS)):
-                yield warn("tool-unknown", at, f"Claude Code is not known to have `{bare}`",
-                           nearest(bare, KNOWN_TOOLS) or f"known: {some_of(KNOWN_TOOLS)}")
+                heir = GONE_TOOLS[bare]
+                yield warn("tool-gone", path,
+                           what=f"Claude Code dropped `{bare}`; generate mends it",
+                           fix=f"write `{heir}`" if heir else "remove it")
+            elif _looks_mistyped(bare):
+                yield warn("tool-unknown", path,
+                           what=f"Claude Code is not known to have `{bare}`",
+                           fix=nearest(bare, KNOWN_TOOLS) or f"known: {some_of(KNOWN_TOOLS)}")
+
+
+def _looks_mistyped(tool: str) -> bool:
+    """Tell whether a tool is meant to be one of Claude Code's own, and is none."""
+    if tool in KNOWN_TOOLS or "__" in tool:  # `mcp__server__tool`
+        return False
+    return tool[0].islower() or bool(nearest(tool, KNOWN_TOOLS))
+
+
+@lint
+def _lint_frontmatter(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
+    """Warn of keys that Claude Code passes over."""
+    for name, agent in fleet.agents.items():
         for key in agent.frontmatter:
             if key not in KNOWN_FRONTMATTER:
+                fix = nearest(key, KNOWN_FRONTMATTER) or f"known: {some_of(KNOWN_FRONTMATTER)}"
                 yield warn("unknown-frontmatter", ("agents", name, "frontmatter", key),
-                           "Claude Code is not known to read it", nearest(key, KNOWN_FRONTMATTER)
-                           or f"known: {some_of(KNOWN_FRONTMATTER)}", key=True)
+                           what="Claude Code is not known to read it", fix=fix, key=True)
+
+
+@lint
+def _lint_editors(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
+    """Warn of agents that shall edit on a model which only says that it does."""
+    for name, agent in fleet.agents.items():
         model = fleet.models[agent.model].ollama_model
         edits = agent.tools is None or EDIT_TOOLS & set(plan_tools(agent.tools))
-        if edits and "qwen2.5-coder" in model.lower():
-            yield warn("prints-tool-calls", ("agents", name, "model"), "it may edit, but "
-                       f"{model} is known to print tool calls as text instead of making them",
-                       "choose a model that calls tools, such as qwen3-coder:30b")
+        if edits and prints_calls(model):
+            yield warn("prints-tool-calls", ("agents", name, "model"),
+                       what=f"it may edit, but {model} is known to print tool calls as text "
+                            "instead of making them",
+                       fix=f"choose a model that calls tools, such as {TOOL_CALLER}")
 
 
-def lint_key(fleet, environ):
-    """Yield a finding when the environment holds a weak key, which beats the one generated."""
-    variable, host = fleet.gateway.master_key_env, fleet.gateway.host
-    key, exposed = environ.get(variable), not LOOPBACK.fullmatch(host)
-    if key is not None and (len(key) < 16 or len(set(key)) < 8):  # sk-local-dev and the like
-        why = "it has fewer than 16 characters" if len(key) < 16 else "it is easy to guess"
-        why += ", and the gateway listens beyond this machine" * exposed
-        yield Finding("weak-key", "error" if exposed else "warning",
-                      f"the key in ${variable} is weak: {why}", fix=f"unset {variable}; "
-                      f"rm -f {ENVIRONMENT_FILE}; subagent-fleet generate")
+def lint_key(fleet: Fleet, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield that the environment holds a weak key, which beats the one generated."""
+    variable = fleet.gateway.master_key_env
+    key = environ.get(variable)
+    is_exposed = not LOOPBACK.fullmatch(fleet.gateway.host)
+    if key is None or (len(key) >= 16 and len(set(key)) >= 8):  # not sk-local-dev and the like
+        return
+
+    why = "it has fewer than 16 characters" if len(key) < 16 else "it is easy to guess"
+    if is_exposed:
+        why += ", and the gateway listens beyond this machine"
+    yield Finding("weak-key", "error" if is_exposed else "warning",
+                  f"the key in ${variable} is weak: {why}",
+                  fix=f"unset {variable}; rm -f {ENVIRONMENT_FILE}; subagent-fleet generate")
 
 
-DOCTOR_TEXTS = {  # id: level, what is so, what mends it
-    "python": ("ok", "Python {version}", ""),
-    "claude": ("ok", "Claude Code {version}", ""),
-    "claude-missing": ("warning", "Claude Code is not on the PATH", CLAUDE_INSTALL),
-    "claude-old": ("warning", "Claude Code {version} (npm's choice on Node below 22) takes every "
-                   "`claude-…` alias for a window of 200,000 tokens", CLAUDE_INSTALL),
-    "litellm": ("ok", "LiteLLM {version}", ""),
-    "litellm-missing": ("error", "LiteLLM (Python 3.10+) is not on the PATH", LITELLM_INSTALL),
-    "litellm-poisoned": ("error", "LiteLLM {version} steals credentials (OSV MAL-2026-2144)",
-                         "remove it, change every secret of this machine, " + LITELLM_INSTALL),
-    "litellm-old": ("error", "LiteLLM {version} without its key is an open proxy", LITELLM_INSTALL),
-    "config": ("ok", "{source} is valid", ""),
-    "node-online": ("ok", "{state.name}: Ollama {state.version} at {state.endpoint}, {count}", ""),
-    "node-offline": ("error", "node `{state.name}`: {state.why} ({state.endpoint}){alone}",
-                     "{state.mend}"),
-    "ollama-old": ("error", "{who}: Ollama {version} {hole}", "update it: ollama.com/download"),
-    "open-origin": ("warning", "{who} answers every web page that a browser near it opens",
-                    "remove OLLAMA_ORIGINS on `{name}`, then restart Ollama"),
-    "public-address": ("warning", "{who}: the internet may reach it at {address}",
-                       "close its port to the internet; use a LAN, Tailscale or WireGuard address"),
-    "evicts": ("warning", "{who}: {models} take {need:.0f} GB and context, and evict each other",
-               "move one to another node, or choose a smaller one"),
-    "route": ("ok", "{model} on {node}", ""),
-    "cloud-stub": ("error", "{model} is sent by `{node}` to {remote}",
-                   "choose a local model, or add `cloud: true`"),
-    "model-missing": ("error", "{model} is not on `{node}`",
-                      "subagent-fleet warmup --pull --model {name}"),
-    "no-tools": ("error", "{model} cannot call tools, which {users} will ask of it",
-                 "choose a model that can, such as qwen3-coder:30b"),
-    "no-thinking": ("error", "{model} cannot think; Ollama refuses it", "write `thinking: false`"),
-    "context-untrained": ("warning", "{model} was made for {wanted}", "write `context: {wanted}`"),
-    "context-short": ("warning", "{model} is loaded with context {context}, not {wanted}",
-                      "subagent-fleet warmup --model {name}"),
-    "port-free": ("info", "no gateway runs at {at}",
-                  "`subagent-fleet serve` in another terminal, or `subagent-fleet up`"),
-    "gateway-up": ("ok", "{holder} answers at {at}", ""),
-    "gateway-other": ("error", "another fleet's gateway ({holder}) answers at {at}, or this "
-                      "one's, which has an older key or lacks aliases", OTHER_PORT),
-    "gateway-old": ("error", "the gateway at {at} serves this fleet as it was before a change",
-                    "stop it and start it anew"),
-    "port-taken": ("error", "another program answers at {at}{also}", OTHER_PORT),
-    "settings-override": ("warning", "{path} sets {names} under `env`, which beats the fleet's "
-                          "environment", "remove them from {path}"),
-    "agent-unloadable": ("warning", "{path}: {defect}; newer Claude Code will not run it",
-                         "begin with `---`, `name:`, `description:`, `tools: Read, Grep`, `---`"),
-    "files-unchanged": ("ok", "{count} up to date", ""),
-    "files-created": ("warning", "{paths}: not generated yet", "subagent-fleet generate"),
-    "files-updated": ("warning", "{paths}: behind the config", "subagent-fleet doctor --fix"),
-    "files-removed": ("warning", "{paths}: of agents that are gone", "subagent-fleet doctor --fix"),
-    "files-edited": ("info", "{paths}: changed by hand; kept", "subagent-fleet generate --diff"),
-    "env-readable": ("error", "others may read the key in {path}", "subagent-fleet doctor --fix"),
-    "env-tracked": ("error", "the key in {path} is in git",
-                    "git rm --cached {path}; rm {path}; subagent-fleet generate"),
-    "env-unignored": ("warning", "git would take the key in {path}",  # `./` or `../` ignore nothing
-                      "printf '\\n{file}\\n' >> {ignore}"),
-    "ollama-absent": ("error", "Ollama is not installed", "install it from ollama.com/download"),
-    "ollama-stopped": ("error", "Ollama is at {program}, but: {state.reason} ({state.endpoint})",
-                       "start its app or its service, or: ollama serve"),
-    "no-model": ("warning", "no model here can answer an agent", "ollama pull " + PLACEHOLDERS[0]),
-    "closed-node": ("warning", "Ollama answers this machine only", "open it as shown below")}
+# -- doctor: what was seen --
 
+@dataclass(frozen=True)
+class Exposure:
+    """Who can reach a node beside the fleet."""
 
-def _say(slug, level="", where="", **words):
-    """Return the Finding of DOCTOR_TEXTS with its words filled in; what is right has no place."""
-    usual, what, fix = DOCTOR_TEXTS[slug]
-    return Finding(slug, level or usual, what.format(**words), where if fix else "",
-                   fix=fix.format(**words))
+    addresses: tuple[str, ...] = ()  # of its host
+    answers_any_page: bool = False  # of any site that a browser near it opens
 
 
 @dataclass(frozen=True)
@@ -1710,14 +4099,14 @@ class Facts:
     """What doctor saw, gathered once: its checks look at nothing else."""
 
     # The config's own findings.
-    problems: tuple[Finding, ...] = ()
-    # By node: what it answered; its host's addresses, and whether it answers any page.
+    problems: Sequence[Finding] = ()
+    # By node: what it answered, and who else can reach it.
     states: dict[str, NodeState] = field(default_factory=dict)
-    looks: dict[str, tuple[tuple[str, ...], bool]] = field(default_factory=dict)
+    looks: dict[str, Exposure] = field(default_factory=dict)
     # Who holds the gateway's port; see check_gateway.
     holder: str = ""
-    # The versions of the programs, None where they were not found; LiteLLM's also tells whether
-    # a litellm_init.pth lies beside it.
+    # The versions of the programs, None where they were not found; LiteLLM's also tells
+    # whether a litellm_init.pth lies beside it.
     claude: str | None = None
     litellm: str | None = None
     # By path: what that settings file puts into the environment.
@@ -1725,199 +4114,705 @@ class Facts:
     # By path: the text of an agent, None where it cannot be read.
     agents: dict[str, str | None] = field(default_factory=dict)
     # What `generate` would do, or why that is not known.
-    changes: tuple[Change, ...] = ()
-    file_problems: tuple[Finding, ...] = ()
+    changes: Sequence[Change] = ()
+    file_problems: Sequence[Finding] = ()
     # The environment file, and the ids of what is wrong with it.
     env_path: str = ""
-    leaks: tuple[str, ...] = ()
+    leaks: Sequence[str] = ()
 
 
-def quote_shell(text):
-    """Return text as one word of every shell; of fish only if it holds no quote or backslash."""
+@dataclass(frozen=True)
+class Check:
+    """A row of CHECKS: the heading that its findings stand under, and who finds them."""
+
+    topic: str
+    find: Callable[[Any, Facts], Iterator[Finding]]  # the first is the Fleet, or None
+    needs_fleet: bool
+
+
+CHECKS: list[Check] = []
+
+
+def check(topic: str, *, needs_fleet: bool = False) -> Callable[..., Any]:
+    """Return what adds a function to CHECKS, under a topic."""
+    def add(find: Callable[..., Iterator[Finding]]) -> Callable[..., Iterator[Finding]]:
+        CHECKS.append(Check(topic, find, needs_fleet))
+        return find
+
+    return add
+
+
+def plan_doctor(fleet: Fleet | None, facts: Facts, *,
+                topics: Sequence[str] = ()) -> list[tuple[str, Finding]]:
+    """Return (topic, Finding) for all that the checks, or those of some topics, have to say."""
+    findings = []
+    for row in CHECKS:
+        is_asked = not topics or row.topic in topics
+        is_able = fleet is not None or not row.needs_fleet
+        if is_asked and is_able:
+            findings += [(row.topic, finding) for finding in row.find(fleet, facts)]
+    return findings
+
+
+def plan_verdict(findings: Sequence[Finding]) -> str:
+    """Return the one sentence a person wants, and what to type first."""
+    errors = [finding for finding in findings if finding.level == "error"]
+    warnings = [finding for finding in findings if finding.level == "warning"]
+    counts = ", ".join(count_of(group, noun) for group, noun in (
+        (errors, "error"), (warnings, "warning")) if group)
+    if not counts:
+        return "Ready: everything is in order."
+    if not errors:
+        return f"Ready, with {counts}."
+
+    for finding in errors:
+        if finding.fix:
+            place = f"{finding.where}: " if finding.where else ""
+            return f"Not ready: {counts}. Begin with: {place}{finding.fix}"
+    return f"Not ready: {counts}."
+
+
+def is_older(version: str, than: str) -> bool:
+    """Tell whether a version is known (0.0.0 is none) and older."""
+    numbers, limit = _version_numbers(version), _version_numbers(than)
+    return any(numbers) and numbers < limit
+
+
+def _version_numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d{1,6}", version)[:3]]
+
+
+def quote_shell(text: str) -> str:
+    """Return text as one word of every shell; of fish only without quotes and backslashes."""
     is_bare = re.fullmatch("(?a)[\\w./:-]+", text)
     return text if is_bare else "'" + text.replace("'", "'\\''") + "'"
 
 
-def plan_verdict(findings):
-    """Return the one sentence a person wants, and what to type first."""
-    counted = {level: [f for f in findings if f.level == level] for level in ("error", "warning")}
-    told = ", ".join(count_of(found, noun) for noun, found in counted.items() if found)
-    if not counted["error"]:
-        return f"Ready, with {told}." if told else "Ready: everything is in order."
-    fixes = [(f"{f.where}: " if f.where else "") + f.fix for f in counted["error"] if f.fix]
-    return f"Not ready: {told}." + "".join(f" Begin with: {fix}" for fix in fixes[:1])
+def _locate(fleet: Fleet, *path: str) -> str:
+    """Return where a key of the fleet file stands."""
+    return fleet.document.locate(path)[0]
 
 
-def is_older(version, than):
-    """Tell whether a version is known (0.0.0 is none) and older."""
-    numbers = [[int(part) for part in re.findall(r"\d{1,6}", text)[:3]] for text in (version, than)]
-    return any(numbers[0]) and numbers[0] < numbers[1]
+# -- This machine --
+
+@check("This machine")
+def _check_python(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Name the Python that runs this."""
+    yield Finding("python", "ok", f"Python {sys.version.split()[0]}")
 
 
-def _doctor_nodes(fleet, facts):
-    for name, state in facts.states.items():
-        who, wanted = f"node `{name}`", [m for m in fleet.models.values() if m.node == name]
+@check("This machine")
+def _check_claude(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Find a Claude Code that takes an alias for what the environment says of it."""
+    version = facts.claude
+    if not version:
+        yield Finding("claude-missing", "warning", "Claude Code is not on the PATH",
+                      fix=CLAUDE_INSTALL)
+    elif is_older(version, "2.1.198"):
+        yield Finding("claude-old", "warning",
+                      f"Claude Code {version} (npm's choice on Node below 22) takes every "
+                      "`claude-…` alias for a window of 200,000 tokens", fix=CLAUDE_INSTALL)
+    else:
+        yield Finding("claude", "ok", f"Claude Code {version}")
+
+
+@check("This machine")
+def _check_litellm(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Find a LiteLLM that does no harm, where it is there or needed."""
+    version = facts.litellm
+    is_needed = fleet is not None and fleet.gateway.provider == "litellm"
+    if not version:
+        if is_needed:
+            yield Finding("litellm-missing", "error",
+                          "LiteLLM (Python 3.10+) is not on the PATH", fix=LITELLM_INSTALL)
+    elif re.match(r"1\.82\.[78]$|.*litellm_init\.pth", version):
+        yield Finding("litellm-poisoned", "error",
+                      f"LiteLLM {version} steals credentials (OSV MAL-2026-2144)",
+                      fix=f"remove it, change every secret of this machine, {LITELLM_INSTALL}")
+    elif is_older(version, "1.104.0"):
+        yield Finding("litellm-old", "error" if is_needed else "warning",
+                      f"LiteLLM {version} without its key is an open proxy",
+                      fix=LITELLM_INSTALL)
+    else:
+        yield Finding("litellm", "ok", f"LiteLLM {version}")
+
+
+# -- Config --
+
+@check("Config")
+def _check_config(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Hand on what is wrong with the config, or disappoints in it."""
+    if fleet is not None:
+        yield Finding("config", "ok", f"{fleet.document.source} is valid")
+    yield from facts.problems
+
+
+# -- Nodes --
+
+@check("Nodes", needs_fleet=True)
+def _check_nodes_answer(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Say of each node what it answered, or why it did not and who then answers for it."""
+    for state in facts.states.values():
         if state.online:
-            yield _say("node-online", state=state, count=count_of(state.models, "model"))
-        else:  # an error where nobody else can answer for one of its models
-            alone = ", ".join(model.name for model in wanted
-                              if not plan_route_state(fleet, facts.states, model).fallback)
-            yield _say("node-offline", "" if alone else "warning", state=state,
-                       alone=f"; nobody else answers for {alone}" if alone else "")
-        yield from _ollama_findings(state, who)
-        addresses, any_page = facts.looks.get(name, ((), False))
-        if any_page:
-            yield _say("open-origin", who=who, name=name)
-        for address in addresses:
-            # One that the config itself names is a warning of the config.
-            if address_kind(address) == "public" and address not in state.endpoint:
-                yield _say("public-address", who=who, address=address)
-        names = {_full_model_name(model.ollama_model) for model in wanted}
-        held = [one for one in state.models if _full_model_name(one.name) in names]
-        need = sum(one.size for one in held) / 1e9
-        full = any(0 < (one.gpu_percent or 0) < 100 for one in state.loaded)
-        said = any(found.slug == "memory-short" for found in facts.problems)
-        if len(held) > 1 and not said and (full or need > (fleet.nodes[name].memory_gb or need)):
-            yield _say("evicts", "", fleet.document.locate(("nodes", name))[0], who=who,
-                       models=", ".join(one.name for one in held), need=need)
+            yield Finding("node-online", "ok", f"{state.name}: Ollama {state.version} at "
+                          f"{state.endpoint}, {count_of(state.models, 'model')}")
+            continue
+
+        models = [model for model in fleet.models.values() if model.node == state.name]
+        alone = [model.name for model in models
+                 if not plan_route_state(fleet, facts.states, model).fallback]
+        what = f"node `{state.name}`: {state.why} ({state.endpoint})"
+        if alone:
+            what += f"; nobody else answers for {', '.join(alone)}"
+        yield Finding("node-offline", "error" if alone else "warning", what, fix=state.mend)
 
 
-def _ollama_findings(state, who):
-    return [_say("ollama-old", level, who=who, version=state.version,
-                 hole=f"{hole}; mended in {mended}")
-            for mended, level, hole in OLLAMA_HOLES if is_older(state.version, mended)][:1]
+@dataclass(frozen=True)
+class Hole:
+    """What an Ollama does that is older than the version which mended it."""
+
+    mended_in: str
+    level: str
+    harm: str
 
 
-def _doctor_routes(fleet, facts):
-    tiers = plan_tiers(fleet)
-    for name, model in fleet.models.items():
+OLLAMA_HOLES = (  # the worst first (golang/vulndb, its history)
+    Hole("0.1.34", "error", "lets whoever reaches it run code on it (CVE-2024-37032)"),
+    Hole("0.17.1", "error", "lets whoever reaches it read its memory (CVE-2026-7482)"),
+    Hole("0.31.2", "warning", "takes harmful model files without checking them"))
+
+
+@check("Nodes", needs_fleet=True)
+def _check_ollama_versions(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Name the nodes whose Ollama has a known hole."""
+    for state in facts.states.values():
+        yield from _ollama_holes(state, f"node `{state.name}`")
+
+
+def _ollama_holes(state: NodeState, who: str) -> Iterator[Finding]:
+    """Yield the worst that is known of an Ollama's version."""
+    for hole in OLLAMA_HOLES:
+        if is_older(state.version, hole.mended_in):
+            what = f"{who}: Ollama {state.version} {hole.harm}; mended in {hole.mended_in}"
+            yield Finding("ollama-old", hole.level, what, fix="update it: ollama.com/download")
+            return
+
+
+@check("Nodes", needs_fleet=True)
+def _check_exposure(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Name the nodes that web pages or the internet may use."""
+    for name, look in facts.looks.items():
+        if look.answers_any_page:
+            yield Finding("open-origin", "warning", f"node `{name}` answers every web page "
+                          "that a browser near it opens",
+                          fix=f"remove OLLAMA_ORIGINS on `{name}`, then restart Ollama")
+        for address in look.addresses:
+            is_named = address in fleet.nodes[name].endpoint  # then it is a warning of the config
+            if address_kind(address) == "public" and not is_named:
+                yield _public_address(f"node `{name}`", address, "warning")
+
+
+def _public_address(who: str, address: str, level: str) -> Finding:
+    """Return the Finding on a machine that the internet may reach."""
+    return Finding("public-address", level, f"{who}: the internet may reach it at {address}",
+                   fix="close its port to the internet; use a LAN, Tailscale or WireGuard "
+                       "address")
+
+
+def _held_model(model: Model, state: NodeState) -> NodeModel:
+    """Return a model as its node has it; where it does not, one of which nothing is known."""
+    matches = find_models(state.models, model.ollama_model)
+    return matches[0] if matches else NodeModel("")
+
+
+@dataclass(frozen=True)
+class Resident:
+    """A model that its node has, as it will stand in memory there."""
+
+    model: Model  # of those that use it, the one with the longest context
+    held: NodeModel
+    gigabytes: float
+
+
+def _plan_residents(fleet: Fleet, state: NodeState) -> list[Resident]:
+    """Return what a node will hold: one Ollama model once, with its longest context."""
+    residents: dict[str, Resident] = {}
+    for model in fleet.models.values():
+        if model.node != state.name or model.cloud:
+            continue
+        held = _held_model(model, state)
+        if not held.name or held.remote:
+            continue
+        context = min(model.context, held.trained_context or model.context)
+        resident = Resident(model, held, plan_gigabytes(held, context))
+        twin = residents.setdefault(held.name, resident)
+        if twin.gigabytes < resident.gigabytes:
+            residents[held.name] = resident
+    return list(residents.values())
+
+
+@check("Nodes", needs_fleet=True)
+def _check_large_models(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Name the models that are larger than their node, with the context they will have."""
+    guessed = {finding.what.partition(": ")[0] for finding in facts.problems
+               if finding.slug == "model-too-large"}
+    rooms = _guess_rooms(fleet)
+    served = _plan_prompts(fleet)
+    for name, state in facts.states.items():
+        memory = fleet.nodes[name].memory_gb
+        for resident in _plan_residents(fleet, state):
+            model = resident.model
+            is_said = f"models.{model.name}.ollama_model" in guessed
+            if memory and resident.gigabytes > memory and not is_said:
+                least = MAIN_CONTEXT_TOKENS if served[model.name] else SMALL_CONTEXT_TOKENS
+                fix = (_plan_less_context(resident, memory, least)
+                       or _plan_move(rooms, [(model, resident.gigabytes)])
+                       or _plan_smaller_model(state, resident, memory)
+                       or "choose a smaller model, or correct `memory_gb`")
+                yield Finding("model-too-large", "warning",
+                              f"models.{model.name}: {model.ollama_model} takes about "
+                              f"{resident.gigabytes:.0f} GB with its context of "
+                              f"{model.context}; `{name}` has {memory:g}",
+                              _locate(fleet, "models", model.name, "context"), fix=fix)
+
+
+def _plan_less_context(resident: Resident, memory: float, least: int) -> str:
+    """Return the context to write with which a model fits, or nothing."""
+    context = plan_fitting_context(resident.held, memory)
+    return f"write `context: {context}`" if context >= least else ""
+
+
+def _plan_smaller_model(state: NodeState, resident: Resident, memory: float) -> str:
+    """Return what to write where a node has another model that fits, or nothing."""
+    model = resident.model
+    for placed in reversed(best_models([state])):
+        if plan_gigabytes(placed.model, model.context) <= memory:
+            shown = quote_yaml(placed.model.name)
+            return f"write `ollama_model: {shown}` in models.{model.name}"
+    return ""
+
+
+@check("Nodes", needs_fleet=True)
+def _check_evictions(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Name the models that push each other out of their node."""
+    guessed = {finding.what.partition(": ")[0] for finding in facts.problems
+               if finding.slug == "memory-short"}
+    rooms = _guess_rooms(fleet)
+    for name, state in facts.states.items():
+        memory = fleet.nodes[name].memory_gb
+        residents = [resident for resident in _plan_residents(fleet, state)
+                     if not memory or resident.gigabytes <= memory]  # else it is said alone
+        if len(residents) < 2 or f"nodes.{name}.memory_gb" in guessed:
+            continue
+
+        need = sum(resident.gigabytes for resident in residents)
+        is_short = memory is not None and need > memory
+        if is_short or _spills(state):
+            names = ", ".join(resident.held.name for resident in residents)
+            moves = [(resident.model, resident.gigabytes) for resident in residents]
+            yield Finding("evicts", "warning",
+                          f"node `{name}`: {names} take about {need:.0f} GB with their "
+                          "contexts, and evict each other", _locate(fleet, "nodes", name),
+                          fix=_plan_move(rooms, moves) or PART_THEM)
+
+
+def _spills(state: NodeState) -> bool:
+    """Tell whether a node holds a model partly outside of its GPU."""
+    return any(0 < (loaded.gpu_percent or 0) < 100 for loaded in state.loaded)
+
+
+# -- Routes --
+
+@check("Routes", needs_fleet=True)
+def _check_routes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Say of each model that its node serves it as it is asked, or what is in the way."""
+    users = _tool_users(fleet)
+    for model in fleet.models.values():
         state = facts.states[model.node]
-        route = plan_route_state(fleet, facts.states, model)
-        held, *_ = find_models(state.models, model.ollama_model) or [NodeModel("")]
-        users = [agent.name for agent in fleet.agents.values()
-                 if agent.model == name and agent.tools != ()]
-        users += [tier for tier, used in tiers.items() if used == name]
-        can = ("tools", "thinking") if held.capabilities is None else held.capabilities
-        wanted = min(model.context, held.trained_context or model.context)
-        context = route.loaded.context if route.loaded else 0
-        found = [(slug, key) for slug, key, is_so in (
-            ("cloud-stub", "ollama_model", held.remote and not model.cloud),
-            ("model-missing", "ollama_model", route.state == "model missing"),
-            ("no-tools", "ollama_model", users and "tools" not in can),
-            ("no-thinking", "thinking", model.thinking and "thinking" not in can),
-            ("context-untrained", "context", wanted < model.context),
-            ("context-short", "context", 0 < context < wanted)) if is_so]
-        for slug, key in found or [("route", "name")] * state.online:
-            yield _say(slug, "", fleet.document.locate(("models", name, key))[0], name=name,
-                       model=f"models.{name}: {model.ollama_model}", node=model.node,
-                       remote=held.remote, users=", ".join(users), wanted=wanted, context=context)
+        if not state.online:
+            continue  # said of the node
+        flaws = [*_presence_flaws(fleet, model, state),
+                 *_ability_flaws(fleet, model, state, users=users[model.name]),
+                 *_context_flaws(fleet, model, state)]
+        yield from flaws
+        if not flaws:
+            yield Finding("route", "ok",
+                          f"models.{model.name}: {model.ollama_model} on {model.node}")
 
 
-def _doctor_claude(fleet, facts):
-    planned = {name: value for name, value, _ in plan_environment(fleet)} if fleet else {}
-    for path, given in facts.settings.items():
-        names = [name for name, text in given.items() if str(text) != planned.get(name, str(text))]
-        if names:
-            told = ", ".join(names)
-            leaves = re.search("ANTHROPIC_(BASE_URL|AUTH|API_)|CLAUDE_CODE_USE", told)
-            yield _say("settings-override", "error" if leaves else "", path=path, names=told)
-    for path, text in facts.agents.items():
-        _, defect = read_agent(text) if text is not None else ("", "it cannot be read")
-        if defect:
-            yield _say("agent-unloadable", path=path, defect=defect)
+def _tool_users(fleet: Fleet) -> dict[str, list[str]]:
+    """Return {model: the agents and tiers that will ask it to call tools}."""
+    users: dict[str, list[str]] = {name: [] for name in fleet.models}
+    for agent in fleet.agents.values():
+        if agent.tools != ():
+            users[agent.model].append(agent.name)
+    for tier, name in plan_tiers(fleet).items():
+        users[name].append(tier)
+    return users
 
 
-def read_agent(text):
-    """Return (name, why Claude Code will not use the agent, or "").
-
-    As 2.1.197 and 2.1.327 list them: YAML whose `name` and `description` are texts, odd values
-    are texts too, and of two equal keys one goes. With none of its tools known it is refused.
-    """
-    found = re.match(r"\ufeff?---[ \t]*\r?\n(.*?\n?)---", text, re.DOTALL)
-    if not found:
-        return "", "its frontmatter is not closed" if text.startswith("---") else \
-            "something stands before the first `---`" if "\n---" in text else \
-            "it has no frontmatter"
-    quoted = re.sub(r"(?m)^([A-Za-z_-]+:[ \t]+)(?=.*(?:[{}\[\]*&#!|>%@`]|: ))([^\s\"'|>].*)$",
-                    lambda line: line[1] + quote_yaml(line[2]), found[1])
-    once = {line.partition(":")[0]: line for line in quoted.splitlines()}
-    values = {}
-    for head in (found[1], quoted, "\n".join(once.values())):
-        try:
-            values = values or dict(parse_yaml(head))
-        except (FleetError, TypeError, ValueError):
-            pass  # no mapping: what cannot be read is a finding, not an error
-    name, description, tools = map(values.get, ("name", "description", "tools"))
-    tools = re.findall(r"([A-Za-z_*][\w*-]*)(?:\([^)]*\))?", str(tools or ""))
-    if not values:
-        return "", "its frontmatter is not YAML"
-    if not isinstance(name, str) or not re.fullmatch("[^:-][^:]*", name):
-        return "", f"its name is {show_value(name)}" if name else "it has no name"
-    if not isinstance(description, str) or not description.strip():
-        return name, "its description is no text"
-    if tools and not any(tool in KNOWN_TOOLS or tool.startswith(("*", "mcp__")) for tool in tools):
-        return name, f"none of its tools is known here ({', '.join(tools)})"
-    return name, ""
+def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Finding]:
+    """Yield that a model is not there, or only stands there for one at ollama.com."""
+    if model.cloud:
+        return
+    held = _held_model(model, state)
+    where = _locate(fleet, "models", model.name, "ollama_model")
+    if not held.name:
+        what = f"models.{model.name}: {model.ollama_model} is not on `{model.node}`"
+        fix = f"subagent-fleet warmup --pull --model {model.name}"
+        near = near_model(state.models, model.ollama_model)
+        if near:  # a pull takes an hour, a typing mistake a second
+            what += f", which has {near.name}"
+            fix = f"{plan_correction(model, state)}, or: {fix}"
+        yield Finding("model-missing", "error", what, where, fix=fix)
+    elif held.remote:
+        yield Finding("cloud-stub", "error", f"models.{model.name}: {model.ollama_model} is "
+                      f"sent by `{model.node}` to {held.remote}", where,
+                      fix="choose a local model, or add `cloud: true`")
 
 
-def _doctor_files(facts):
-    yield from facts.file_problems
-    found = {}
-    for change in facts.changes:
-        found.setdefault(change.action, []).append(change.path)
-    for action, paths in found.items():
-        yield _say(f"files-{action}", paths=some_of(paths, 5),
-                   count=count_of(paths, "generated file"))
-    ignore = facts.env_path.replace(ENVIRONMENT_FILE, ".gitignore")
-    for slug in facts.leaks:
-        yield _say(slug, path=quote_shell(facts.env_path), file=ENVIRONMENT_FILE,
-                   ignore=quote_shell(ignore))
+def _ability_flaws(fleet: Fleet, model: Model, state: NodeState, *,
+                   users: Sequence[str]) -> Iterator[Finding]:
+    """Yield what will be asked of a model that it cannot do."""
+    capabilities = _held_model(model, state).capabilities
+    if capabilities is None:
+        return  # an Ollama that does not say
+    what = f"models.{model.name}: {model.ollama_model}"
+    if users and "tools" not in capabilities:
+        yield Finding("no-tools", "error",
+                      f"{what} cannot call tools, which {', '.join(users)} will ask of it",
+                      _locate(fleet, "models", model.name, "ollama_model"),
+                      fix=f"choose a model that can, such as {TOOL_CALLER}")
+    if model.thinking and "thinking" not in capabilities:
+        yield Finding("no-thinking", "error", f"{what} cannot think; Ollama refuses it",
+                      _locate(fleet, "models", model.name, "thinking"),
+                      fix="write `thinking: false`")
 
 
-def check_gateway(fleet, holder):
+def _context_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Finding]:
+    """Yield that a context is more than the model was made for, or than it is loaded with."""
+    what = f"models.{model.name}: {model.ollama_model}"
+    where = _locate(fleet, "models", model.name, "context")
+    trained = _held_model(model, state).trained_context
+    wanted = min(model.context, trained or model.context)
+    if wanted < model.context:
+        yield Finding("context-untrained", "warning", f"{what} was made for {wanted}", where,
+                      fix=f"write `context: {wanted}`")
+
+    loaded = plan_route_state(fleet, {state.name: state}, model).loaded
+    if loaded and 0 < loaded.context < wanted:
+        yield Finding("context-short", "warning",
+                      f"{what} is loaded with context {loaded.context}, not {wanted}", where,
+                      fix=f"subagent-fleet warmup --model {model.name}")
+
+
+# -- Gateway --
+
+@check("Gateway", needs_fleet=True)
+def _check_gateway_port(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Say who holds the gateway's port."""
+    yield check_gateway(fleet, facts.holder)
+
+
+def check_gateway(fleet: Fleet, holder: str) -> Finding:
     """Return the Finding on who holds the gateway's port: OUR_GATEWAY, a name, or nobody."""
-    gateway, place = fleet.gateway, fleet.document.locate(("project", "gateway", "port"))[0]
-    slug = {"": "port-free", OUR_GATEWAY: "gateway-up", OLD_GATEWAY: "gateway-old",
-            "another program": "port-taken"}.get(holder, "gateway-other")
-    return _say(slug, "", place, holder=holder, at=gateway_url(gateway), also="; LiteLLM would "
-                "take another port" if gateway.provider == "litellm" else "")
+    url = gateway_url(fleet.gateway)
+    where = _locate(fleet, "project", "gateway", "port")
+    if not holder and fleet.gateway.provider == "litellm":
+        return Finding("litellm-down", "info", f"no gateway runs at {url}", where,
+                       fix="`subagent-fleet up` starts LiteLLM; `subagent-fleet generate` says how "
+                           "to start it in another terminal")
+    if not holder:
+        return Finding("port-free", "info", f"no gateway runs at {url}", where,
+                       fix="`subagent-fleet serve` in another terminal, or `subagent-fleet up`")
+    if holder == OUR_GATEWAY:
+        return Finding("gateway-up", "ok", f"{holder} answers at {url}")
+    if holder == OLD_GATEWAY:
+        return Finding("gateway-old", "error",
+                       f"the gateway at {url} serves this fleet as it was before a change",
+                       where, fix="stop it and start it anew")
+    if holder == "another program":
+        what = f"another program answers at {url}"
+        if fleet.gateway.provider == "litellm":
+            what += "; LiteLLM would take another port"
+        return Finding("port-taken", "error", what, where, fix=OTHER_PORT)
+    return Finding("gateway-other", "error", f"another fleet's gateway ({holder}) answers at "
+                   f"{url}, or this one's, which has an older key or lacks aliases", where,
+                   fix=OTHER_PORT)
 
 
-def plan_doctor(fleet, facts):
-    """Return (topic, Finding) for everything the checks have to say, in their order."""
-    claude, litellm = facts.claude, facts.litellm
-    machine = [_say("python", version=sys.version.split()[0]),
-               _say("claude-missing" if not claude else
-                    "claude-old" if is_older(claude, "2.1.198") else "claude", version=claude)]
-    needed = fleet and fleet.gateway.provider == "litellm"
-    if litellm or needed:
-        slug = "litellm-missing" if not litellm else \
-            "litellm-poisoned" if re.match(r"1\.82\.[78]$|.*litellm_init\.pth", litellm) else \
-            "litellm-old" if is_older(litellm, "1.104.0") else "litellm"
-        level = "warning" if slug == "litellm-old" and not needed else ""
-        machine.append(_say(slug, level, version=litellm))
-    valid = [_say("config", source=fleet.document.source)] if fleet else []
-    topics = {"This machine": machine, "Config": [*valid, *facts.problems]}
-    if fleet:
-        topics["Nodes"] = _doctor_nodes(fleet, facts)
-        topics["Routes"] = _doctor_routes(fleet, facts)
-        topics["Gateway"] = [check_gateway(fleet, facts.holder)]
-    topics["Claude Code"] = _doctor_claude(fleet, facts)
-    topics["Files"] = _doctor_files(facts)
-    return [(topic, finding) for topic, findings in topics.items() for finding in findings]
+# -- Claude Code --
+
+@check("Claude Code")
+def _check_settings(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Name the settings files that beat the fleet's environment; their values are secrets."""
+    planned = plan_environment(fleet) if fleet else []
+    for path, environment in facts.settings.items():
+        names = [variable.name for variable in planned
+                 if variable.name in environment
+                 and not _agrees(variable, environment[variable.name])]
+        if names:
+            listed = ", ".join(names)
+            leads_away = re.search("ANTHROPIC_(BASE_URL|AUTH|API_)|CLAUDE_CODE_USE", listed)
+            yield Finding("settings-override", "error" if leads_away else "warning",
+                          f"{path} sets {listed} under `env`, which beats the fleet's "
+                          "environment", fix=f"remove them from {path}")
 
 
-def check_worker(program, state, reached):
+def _agrees(variable: Variable, value: object) -> bool:
+    """Tell whether a value is the one that the fleet sets."""
+    if variable.holds_key or variable.is_unset:
+        return False
+    return str(value) == variable.value
+
+
+@check("Claude Code")
+def _check_agents(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Name the agent files that Claude Code does not run."""
+    for path, text in facts.agents.items():
+        defect = "it cannot be read" if text is None else read_agent(text).defect
+        if defect:
+            yield Finding("agent-unloadable", "warning",
+                          f"{path}: {defect}; newer Claude Code will not run it",
+                          fix="begin with `---`, `name:`, `description:`, "
+                              "`tools: Read, Grep`, `---`")
+
+
+@check("Claude Code")
+def _check_twin_agents(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Name the agent files that carry the name of another."""
+    paths: dict[str, str] = {}
+    for path, text in facts.agents.items():
+        agent = read_agent(text or "")
+        if agent.defect:
+            continue  # Claude Code runs neither it nor its name
+        if agent.name in paths:  # 2.1.326 says so in its debug log alone
+            what = (f"{path} and {paths[agent.name]} are both `{agent.name}`; the last one "
+                    "read wins")
+            yield Finding("agent-duplicate", "warning", what, fix="rename one, or remove it")
+        paths[agent.name] = path
+
+
+@dataclass(frozen=True)
+class AgentFile:
+    """An agent as Claude Code reads its file."""
+
+    name: str
+    defect: str = ""  # why it is not used
+
+
+def read_agent(text: str) -> AgentFile:
+    """Return an agent's name, and why Claude Code will not use it.
+
+    As 2.1.197 and 2.1.327 list them: YAML whose `name` and `description` are texts, odd
+    values are texts too, and of two equal keys one goes. With none of its tools known it is
+    refused.
+    """
+    head = re.match(r"\ufeff?---[ \t]*\r?\n(.*?\n?)---", text, re.DOTALL)
+    if not head:
+        return AgentFile("", _why_headless(text))
+    values = _read_frontmatter(head[1])
+    if not values:
+        return AgentFile("", "its frontmatter is not YAML")
+
+    name = values.get("name")
+    if not name:
+        return AgentFile("", "it has no name")
+    if not isinstance(name, str) or not re.fullmatch("[^:-][^:]*", name):
+        return AgentFile("", f"its name is {show_value(name)}")
+
+    description = values.get("description")
+    if not isinstance(description, str) or not description.strip():
+        return AgentFile(name, "its description is no text")
+
+    tools = re.findall(r"([A-Za-z_*][\w*-]*)(?:\([^)]*\))?", str(values.get("tools") or ""))
+    if tools and not any(_may_exist(tool) for tool in tools):
+        return AgentFile(name, f"none of its tools is known here ({', '.join(tools)})")
+    return AgentFile(name)
+
+
+def _why_headless(text: str) -> str:
+    """Return why a text has no frontmatter."""
+    if text.startswith("---"):
+        return "its frontmatter is not closed"
+    if "\n---" in text:
+        return "something stands before the first `---`"
+    return "it has no frontmatter"
+
+
+def _may_exist(tool: str) -> bool:
+    """Tell whether Claude Code, or a server that it asks, may have a tool."""
+    return tool in KNOWN_TOOLS or tool.startswith(("*", "mcp__"))
+
+
+def _read_frontmatter(head: str) -> dict[Any, Any]:
+    """Return the keys and values of a frontmatter, read as leniently as Claude Code does."""
+    quoted = _quote_odd_values(head)
+    for text in (head, quoted, _drop_repeated_keys(quoted)):
+        try:
+            values = parse_yaml(text)
+        except FleetError:
+            continue  # that is a finding, not an error
+        if values and isinstance(values, dict):
+            return values
+    return {}
+
+
+def _quote_odd_values(head: str) -> str:
+    """Return YAML with quotes around the plain values that are texts only to Claude Code."""
+    odd_line = r"(?m)^([A-Za-z_-]+:[ \t]+)(?=.*(?:[{}\[\]*&#!|>%@`]|: ))([^\s\"'|>].*)$"
+    return re.sub(odd_line, lambda match: match[1] + quote_yaml(match[2]), head)
+
+
+def _drop_repeated_keys(head: str) -> str:
+    """Return YAML with the last of the lines that begin with the same key."""
+    lines = {}
+    for line in head.splitlines():
+        lines[line.partition(":")[0]] = line
+    return "\n".join(lines.values())
+
+
+# -- Files --
+
+@check("Files")
+def _check_files(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Say of the generated files whether they are what the config makes of them."""
+    yield from facts.file_problems
+    groups: dict[str, list[str]] = {}
+    for change in facts.changes:
+        groups.setdefault(change.action, []).append(change.path)
+
+    if "unchanged" in groups:
+        count = count_of(groups["unchanged"], "generated file")
+        yield Finding("files-unchanged", "ok", f"{count} up to date")
+    if "created" in groups:
+        fix = "subagent-fleet generate"
+        if "edited" in groups:  # then it writes nothing at all
+            fix = "subagent-fleet doctor --fix"
+        yield Finding("files-created", "warning",
+                      f"{some_of(groups['created'], 5)}: not generated yet", fix=fix)
+    if "updated" in groups:
+        yield Finding("files-updated", "warning",
+                      f"{some_of(groups['updated'], 5)}: behind the config",
+                      fix="subagent-fleet doctor --fix")
+    if "removed" in groups:
+        yield Finding("files-removed", "warning",
+                      f"{some_of(groups['removed'], 5)}: of agents that are gone",
+                      fix="subagent-fleet doctor --fix")
+    for change in facts.changes:
+        if change.action == "edited":
+            yield _edited_file(fleet, change)
+
+
+def _edited_file(fleet: Fleet | None, change: Change) -> Finding:
+    """Return the Finding on a file that is the user's; an agent's text has a better place."""
+    what = f"{change.path}: changed by hand; kept"
+    name = change.path.rpartition("/")[2].removesuffix(".md")
+    prompt = read_new_prompt(change)
+    if fleet is None or name not in fleet.agents or not prompt:
+        return Finding("files-edited", "info", what, fix="subagent-fleet generate --diff")
+
+    source = fleet.document.source
+    place = f"agents.{name} of {source}"
+    if fleet.agents[name].prompt is not None:
+        place += " in place of its `prompt:`"
+    command = "subagent-fleet generate"
+    if render_prompt(change, prompt) != change.found:  # other blanks at its end, say
+        command += " --force"
+    is_json = source.lower().endswith(".json")
+    return Finding("files-edited", "info", what, excerpt=show_prompt(prompt, is_json=is_json),
+                   fix=f"write these lines into {place}, then `{command}`; or drop them: "
+                       "`subagent-fleet generate --force`")
+
+
+def read_new_prompt(change: Change) -> str:
+    """Return the prompt that a person wrote into an agent's file, if that is all they did."""
+    try:
+        text = (change.found or b"").decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError:
+        return ""
+    head = _frontmatter_of(change.wanted or b"")
+    if not text.startswith(head):
+        return ""
+
+    prompt = text[len(head):].strip("\n").rstrip()
+    if not prompt or not obeys(prompt, "text"):
+        return ""
+    return prompt + "\n"
+
+
+def _frontmatter_of(content: bytes) -> str:
+    """Return a generated agent's frontmatter, to the line that closes it."""
+    head, closing, _ = content.decode("utf-8").partition("\n---\n")
+    return head + closing
+
+
+def render_prompt(change: Change, prompt: str) -> bytes:
+    """Return the file that `generate` will make of a prompt."""
+    return f"{_frontmatter_of(change.wanted or b'')}\n{prompt}".encode()
+
+
+def show_prompt(prompt: str, *, is_json: bool) -> str:
+    """Return a prompt as it is written into an agent of a fleet file."""
+    if is_json:
+        return f'      "prompt": {json.dumps(prompt, ensure_ascii=False)}'
+    block = "    prompt: |\n" + "".join(
+        f"      {line}".rstrip() + "\n" for line in prompt.split("\n")[:-1])
+    try:
+        if parse_yaml(block) == {"prompt": prompt} and "\t" not in prompt:
+            return block
+    except FleetError:
+        pass  # blanks at its beginning, say
+    return "    " + dump_yaml({"prompt": prompt})
+
+
+@check("Files")
+def _check_secret(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Say who else may get the key."""
+    path = quote_shell(facts.env_path)
+    if "env-readable" in facts.leaks:
+        yield Finding("env-readable", "error", f"others may read the key in {path}",
+                      fix="subagent-fleet doctor --fix")
+    if "env-tracked" in facts.leaks:
+        yield Finding("env-tracked", "error", f"the key in {path} is in git",
+                      fix=f"git rm --cached {path}; rm {path}; subagent-fleet generate")
+    if "env-unignored" in facts.leaks:
+        ignore = quote_shell(facts.env_path.replace(ENVIRONMENT_FILE, ".gitignore"))
+        # The bare name: `./` or `../` before it would ignore nothing.
+        yield Finding("env-unignored", "warning", f"git would take the key in {path}",
+                      fix=f"printf '\\n{ENVIRONMENT_FILE}\\n' >> {ignore}")
+
+
+# -- worker --
+
+def check_worker(program: str, state: NodeState,
+                 reached: Iterable[NodeState]) -> list[Finding]:
     """Return what keeps this machine from being a node, and what mends it."""
     if not state.online:
-        slug = "ollama-stopped" if program else "ollama-absent"
-        return [_say(slug, state=state, program=program)]
-    places = {address_kind(one.name): one.name for one in reached if one.online}
-    found = [_say(slug, level, who="this machine", address=places.get("public"))
-             for slug, level, is_so in (("no-model", "", not best_models([state])),
-                                        ("closed-node", "", not places),
-                                        ("public-address", "error", "public" in places)) if is_so]
-    return [*_ollama_findings(state, "this machine"), *found]
+        return [_check_stopped_ollama(program, state)]
+
+    findings = list(_ollama_holes(state, "this machine"))
+    if not best_models([state]):
+        findings.append(Finding("no-model", "warning", "no model here can answer an agent",
+                                fix=f"ollama pull {PLACEHOLDERS[0]}"))
+    places = [place.name for place in reached if place.online and address_kind(place.name)]
+    if not places:
+        findings.append(Finding("closed-node", "warning", "Ollama answers this machine only",
+                                fix="open it as shown below"))
+    public = [place for place in places if address_kind(place) == "public"]
+    if public:
+        findings.append(_public_address("this machine", public[-1], "error"))
+    return findings
+
+
+def _check_stopped_ollama(program: str, state: NodeState) -> Finding:
+    """Return the Finding on an Ollama that does not answer."""
+    if not program:
+        return Finding("ollama-absent", "error", "Ollama is not installed",
+                       fix="install it from ollama.com/download")
+    return Finding("ollama-stopped", "error",
+                   f"Ollama is at {program}, but: {state.reason} ({state.endpoint})",
+                   fix="start its app or its service, or: ollama serve")
 
 
 # =============================================================================
@@ -1925,13 +4820,243 @@ def check_worker(program, state, reached):
 # =============================================================================
 
 # == 7. Generated files =======================================================
+#
+# Takes a checked Fleet and what was planned for it; gives the text of every file that LiteLLM,
+# Claude Code and shells read. A kind of file is a Target, a row below the function that renders
+# it: who may read such a file, and which paths are ours, is asked of the rows. Every value goes
+# through its format's one quoting function (`quote_yaml`, `dump_yaml`, `quote_shell`).
+
+_HEADLINE = (
+    "# Generated by subagent-fleet from the fleet file: change that, then\n"
+    "# `subagent-fleet generate`.\n")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A kind of generated file: its paths, who may read it, and what writes it."""
+
+    name: str  # as --target has it
+    pattern: str  # its paths, and none that could be anybody else's: what matches may be removed
+    mode: int
+    render: Callable[[Fleet, str], dict[str, str]]  # of a fleet and its key: {path: text}
+    purpose: str
+
+
+def render_litellm(fleet: Fleet) -> str:
+    """Return the config of the LiteLLM proxy (facts seen with 1.106.2 and 1.109.1)."""
+    fallbacks = plan_fallbacks(fleet)
+    sharing: dict[str, list[Model]] = {}  # by alias
+    for model in fleet.models.values():
+        sharing.setdefault(model.alias, []).append(model)
+
+    deployments: dict[str, object] = {}
+    for model in fleet.models.values():
+        name = f"{model.node}--{model.name}"
+        while name in deployments:  # node `a` and model `b--c`, node `a--b` and model `c`
+            name += "+"
+        has_others = len(sharing[model.alias]) > 1 or model.alias in fallbacks
+        endpoint = fleet.nodes[model.node].endpoint
+        deployments[name] = _litellm_deployment(name, model, endpoint, has_others=has_others)
+
+    sections = (
+        ("Entries with one model_name share its requests.",
+         {"model_list": list(deployments.values())}),
+        ("What Ollama does not know is left out.",
+         {"litellm_settings": {"drop_params": True}}),
+        ("Anywhere else the key is ignored and the proxy is open.",
+         {"general_settings": {"master_key": f"os.environ/{fleet.gateway.master_key_env}"}}),
+        ("A node that fails is passed over at once.",
+         {"router_settings": _litellm_router(sharing, fallbacks)}))
+    return _HEADLINE + "".join(f"\n# {why}\n{dump_yaml(section)}" for why, section in sections)
+
+
+def _litellm_deployment(name: str, model: Model, endpoint: str, *,
+                        has_others: bool) -> dict[str, object]:
+    """Return the entry of one model; `has_others` may answer for its alias, too."""
+    params: dict[str, object] = {
+        "model": f"ollama_chat/{model.ollama_model}",
+        "api_base": endpoint,
+        "num_ctx": model.context,
+        "keep_alive": model.keep_alive,
+        "timeout": model.timeout,
+        "extra_body": {"truncate": False},  # else Ollama cuts the prompt in silence
+    }
+    if not model.thinking:
+        params["think"] = False  # Claude Code always asks for it; most models answer 400
+    if has_others:
+        params["max_parallel_requests"] = model.max_parallel  # beyond it 429: no queue
+
+    # Without provider and mode, every request logs a traceback.
+    return {
+        "model_name": model.alias,
+        "litellm_params": params,
+        "model_info": {
+            "id": name,
+            "litellm_provider": "ollama_chat",
+            "mode": "chat",
+            "max_input_tokens": model.context,
+            "supports_function_calling": True,
+        },
+    }
+
+
+def _litellm_router(sharing: dict[str, list[Model]],
+                    fallbacks: dict[str, list[str]]) -> dict[str, object]:
+    """Return how LiteLLM chooses among deployments, and who comes after them."""
+    router: dict[str, object] = {
+        "routing_strategy": "simple-shuffle",
+        "enable_weighted_failover": True,
+        "num_retries": 0,
+        "allowed_fails": 0,
+        "cooldown_time": 30,
+    }
+    # Only where it can choose: it refuses on an estimate of a prompt's length.
+    if any(len({model.context for model in models}) > 1 for models in sharing.values()):
+        router["enable_pre_call_checks"] = True
+    if fallbacks:
+        router["fallbacks"] = [{alias: chain} for alias, chain in fallbacks.items()]
+    return router
+
+
+LITELLM_TARGET = Target(
+    "litellm", r"litellm_config\.yaml", 0o644,
+    lambda fleet, key: {LITELLM_FILE: render_litellm(fleet)},
+    "LiteLLM: which alias is answered by which model on which node")
+
+
+def render_agent(agent: Agent, alias: str) -> str:
+    """Return a Claude Code agent; `---` must be its first bytes, or it is ignored in silence."""
+    head = {"name": agent.name, "description": agent.description, "model": alias}
+    if agent.tools is not None:
+        head["tools"] = ", ".join(plan_tools(agent.tools))
+    lines = [f"{key}: {_quote_words(text)}" for key, text in head.items()]
+    for key, value in agent.frontmatter.items():
+        lines.append(dump_yaml({key: value}).rstrip("\n"))
+
+    return f"---\n{_HEADLINE}" + "\n".join(lines) + f"\n---\n\n{plan_prompt(agent).rstrip()}\n"
+
+
+def _quote_words(text: str) -> str:
+    """Return text as a YAML scalar, plain where it is words and commas; none is an empty list."""
+    if not text:
+        return "[]"  # no tools: without the key, Claude Code gives an agent all of them
+    if all(quote_yaml(part) == part for part in text.split(", ")):
+        return text
+    return quote_yaml(text)
+
+
+def _render_agents(fleet: Fleet, key: str) -> dict[str, str]:
+    """Return {path: text} of every agent of a fleet."""
+    return {f".claude/agents/{name}.md": render_agent(fleet.agents[name], model.alias)
+            for name, model in plan_routes(fleet).items()}
+
+
+CLAUDE_TARGET = Target(
+    "claude", r"\.claude/agents/[a-z0-9][a-z0-9_-]{0,63}\.md", 0o644, _render_agents,
+    "Claude Code: its subagents")
+
+
+@dataclass(frozen=True)
+class Shell:
+    """How a shell writes what the environment file says; a name and a quoted word go in."""
+
+    set: str
+    unset: str
+    add: str  # the word to a list that may hold others
+    key: str  # the word where the variable is not set; `kept_key` reads it back
+
+
+SHELLS = {
+    "sh": Shell(
+        set="export {name}={word}",
+        unset="unset {name}",
+        add='export {name}="${{{name}:+${name},}}"{word}',
+        key='export {name}="${{{name}:-{word}}}"'),
+    "fish": Shell(
+        set="set -gx {name} {word}",
+        unset="set -e {name}",
+        add="set -gx {name} (string join , ${name} {word})",
+        key='test -n "${name}"; or set -g {name} \'{word}\'\nset -gx {name} "${name}"'),
+}
+
+
+def render_environment(fleet: Fleet, key: str | None, shell: str = "sh") -> str:
+    """Return the environment as a script; a key of None is not shown."""
+    words = SHELLS[shell]
+    key_variable = fleet.gateway.master_key_env
+    lines = [f"{_HEADLINE}# Holds the gateway's key: keep it out of git.\n"]
+    last_reason = ""
+
+    for variable in plan_environment(fleet):
+        name = variable.name
+        if variable.why != last_reason:
+            lines.append(f"# {variable.why}")
+            last_reason = variable.why
+
+        if name == key_variable and key is None:
+            lines.append(f"# {name} is not shown on a terminal; --show-key shows it")
+        elif name == key_variable:
+            lines.append(words.key.format(name=name, word=key))
+        elif variable.is_unset:
+            lines.append(words.unset.format(name=name))
+        else:
+            word = quote_shell(variable.value)
+            if variable.holds_key:
+                word = f'"${key_variable}"'
+            form = words.add if variable.is_added else words.set
+            lines.append(form.format(name=name, word=word))
+    return "\n".join(lines) + "\n"
+
+
+ENVIRONMENT_TARGET = Target(
+    "env", r"\.env\.subagent-fleet", 0o600,
+    lambda fleet, key: {ENVIRONMENT_FILE: render_environment(fleet, key)},
+    "your shell: the gateway's key and Claude Code's settings")
+
+TARGETS = (LITELLM_TARGET, CLAUDE_TARGET, ENVIRONMENT_TARGET)
+TARGET_NAMES = tuple(target.name for target in TARGETS)
+
+
+def target_of(path: str) -> Target | None:
+    """Return whose a generated path is; None for all that is never removed, manifest or not."""
+    for target in TARGETS:
+        if re.fullmatch(target.pattern, path):
+            return target
+    return None
+
+
+def render_files(fleet: Fleet, key: str) -> dict[str, bytes]:
+    """Return {path: bytes} of everything that is generated."""
+    files = {}
+    for target in TARGETS:
+        for path, text in target.render(fleet, key).items():
+            files[path] = text.encode("utf-8")
+    return files
+
+
+def render_manifest(hashes: dict[str, str]) -> bytes:
+    """Return the manifest: the hash of each written file; two while a run may yet be cut off."""
+    value = {"schema": "subagent-fleet/manifest/1", "files": hashes}
+    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode("utf-8")
+
+
+def parse_manifest(content: bytes | None) -> dict[str, str] | None:
+    """Return {path: hashes}; none where no manifest is, None when it cannot be read."""
+    if content is None:
+        return {}
+    try:
+        files = json.loads(content)["files"]
+        return {path: hashes.strip() for path, hashes in files.items() if target_of(path)}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
 
 _STARTER = """\
 # Which role runs on which model on which machine. After a change:
 # `subagent-fleet validate`, then `subagent-fleet generate`.
 
 project:
-  name: local-dev
+  name: $name
   gateway:
     provider: builtin       # builtin: this program serves the fleet; litellm: LiteLLM does
     host: 127.0.0.1         # only this machine; 0.0.0.0 offers your models to the whole network
@@ -1949,360 +5074,1300 @@ $models
 # Claude Code's subagents.
 agents:
 $agents"""
+_STARTER_NOTE_COLUMN = 44
 
 
-def render_starter(tree, found):
+def render_starter(tree: dict[str, dict[str, dict[str, object]]], has_models: bool,
+                   name: str = "local-dev") -> str:
     """Return a fleet.yaml that teaches by its comments; they tell if its models were not found."""
-    blocks = {"mark": "" if found else "# Placeholders: write in what `ollama list` shows.\n"}
-    for kind, parts in tree.items():
-        lines = []
-        for number, (name, values) in enumerate(parts.items()):
-            lines.append(f"  {quote_yaml(name)}:")
-            for key, (_, default, note) in FIELDS[kind[:-1]].items():
-                value, mark = values.get(key, default), "" if key in values else "# "
-                shown = f"[{', '.join(value)}]" if isinstance(value, list) else \
-                    "" if value is None else next(_dump_lines(value, 0))
-                line = f"    {mark}{key}: {shown}".rstrip()
-                if number == 0 and (kind != "agents" or len(line) < 44):
-                    line = f"{line:44} # {note}"
-                lines += [line] if number == 0 or not mark else []
-        blocks[kind] = "\n".join(lines) + "\n"
+    blocks = {kind: _starter_block(kind, sections) for kind, sections in tree.items()}
+    blocks["name"] = quote_yaml(name)
+    blocks["mark"] = ""
+    if not has_models:
+        blocks["mark"] = "# Placeholders: write in what `ollama list` shows.\n"
     return string.Template(_STARTER).substitute(blocks)
 
 
-TARGETS = ("litellm", "claude", "env")
-_HEADLINE = "# Generated by subagent-fleet from the fleet file: change that, then\n" \
-          "# `subagent-fleet generate`.\n"
+def _starter_block(kind: str, sections: dict[str, dict[str, object]]) -> str:
+    """Return the sections of one kind; the first one shows every key, and what it is for."""
+    lines: list[str] = []
+    for name, values in sections.items():
+        is_first = not lines
+        lines.append(f"  {quote_yaml(name)}:")
+        for key, declared in FILE_KEYS[kind[:-1]].items():
+            if key in values:
+                line = f"    {key}: {_starter_value(values[key])}".rstrip()
+            elif is_first:
+                line = f"    # {key}: {_starter_value(declared.default)}".rstrip()
+            else:
+                continue
 
-
-def target_of(path):
-    """Return whose a generated path is; None for all that is never removed, manifest or not."""
-    found = re.fullmatch(r"(?P<litellm>litellm_config\.yaml)|(?P<env>\.env\.subagent-fleet)|"
-                         r"(?P<claude>\.claude/agents/[a-z0-9][a-z0-9_-]{0,63}\.md)", path)
-    return found.lastgroup if found else None
-
-
-def render_files(fleet, key):
-    """Return {path: bytes} of everything that is generated."""
-    files = {LITELLM_FILE: render_litellm(fleet)}
-    files.update((f".claude/agents/{name}.md", render_agent(fleet.agents[name], model.alias))
-                 for name, model in plan_routes(fleet).items())
-    files[ENVIRONMENT_FILE] = render_environment(fleet, key)
-    return {path: text.encode("utf-8") for path, text in files.items()}
-
-
-def render_litellm(fleet):
-    """Return the config of the LiteLLM proxy (facts seen with 1.106.2 and 1.109.1)."""
-    fallbacks, groups, entries = plan_fallbacks(fleet), {}, {}
-    for model in fleet.models.values():
-        groups.setdefault(model.alias, []).append(model)
-    router = {"routing_strategy": "simple-shuffle", "enable_weighted_failover": True,
-              "num_retries": 0, "allowed_fails": 0, "cooldown_time": 30}
-    if any(len({model.context for model in group}) > 1 for group in groups.values()):
-        router["enable_pre_call_checks"] = True
-    if fallbacks:
-        router["fallbacks"] = [{alias: chain} for alias, chain in fallbacks.items()]
-    for model in fleet.models.values():
-        name = f"{model.node}--{model.name}"
-        while name in entries:  # node `a` and model `b--c`, node `a--b` and model `c`
-            name += "+"
-        params = {"model": f"ollama_chat/{model.ollama_model}",
-                  "api_base": fleet.nodes[model.node].endpoint, "num_ctx": model.context,
-                  "keep_alive": model.keep_alive, "timeout": model.timeout,
-                  "extra_body": {"truncate": False}}  # else Ollama cuts the prompt in silence
-        if not model.thinking:
-            params["think"] = False  # Claude Code always asks for it; most models answer 400
-        if len(groups[model.alias]) > 1 or model.alias in fallbacks:
-            params["max_parallel_requests"] = model.max_parallel  # beyond it 429: no queue
-        entries[name] = {"model_name": model.alias, "litellm_params": params, "model_info": {
-            "id": name, "litellm_provider": "ollama_chat", "mode": "chat",
-            "max_input_tokens": model.context, "supports_function_calling": True}}
-    sections = (
-        ("model_list", list(entries.values()), "Entries with one model_name share its requests."),
-        ("litellm_settings", {"drop_params": True}, "What Ollama does not know is left out."),
-        ("general_settings", {"master_key": f"os.environ/{fleet.gateway.master_key_env}"},
-         "Anywhere else the key is ignored and the proxy is open."),
-        ("router_settings", router, "A node that fails is passed over at once."))
-    return _HEADLINE + "".join(f"\n# {why}\n" + dump_yaml({name: value})
-                             for name, value, why in sections)
-
-
-def render_agent(agent, alias):
-    """Return a Claude Code agent; `---` must be its first bytes, or it is ignored in silence."""
-    values = {"name": agent.name, "description": agent.description, "model": alias}
-    if agent.tools is not None:
-        values["tools"] = ", ".join(plan_tools(agent.tools))
-    lines = []
-    for key, text in values.items():  # plain where it is words and commas
-        bare = all(quote_yaml(part) == part for part in text.split(", "))
-        lines.append(f"{key}: {'[]' if not text else text if bare else quote_yaml(text)}")
-    lines += [dump_yaml({key: value}).rstrip("\n") for key, value in agent.frontmatter.items()]
-    *_, usual = ROLES.get(agent.name, (OTHER_PROMPT,))
-    prompt = agent.prompt if (agent.prompt or "").strip() else usual
-    return f"---\n{_HEADLINE}" + "\n".join(lines) + f"\n---\n\n{prompt.rstrip()}\n"
-
-
-def render_environment(fleet, key, shell="sh"):
-    """Return the environment as a script; a key of None is not shown."""
-    set_to, unset, add, set_key = {  # the last: if there is none; kept_key reads it back
-        "sh": ("export {}={}", "unset {}", 'export {0}="${{{0}:+${0},}}"{1}',
-               'export {0}="${{{0}:-{1}}}"'),
-        "fish": ("set -gx {} {}", "set -e {}", 'set -gx {0} (string join , ${0} {1})',
-                 'test -n "${0}"; or set -g {0} \'{1}\'\nset -gx {0} "${0}"')}[shell]
-    variable = fleet.gateway.master_key_env
-    lines, said = [f"{_HEADLINE}# Holds the gateway's key: keep it out of git.\n"], ""
-    for name, value, why in plan_environment(fleet):
-        if name == variable:
-            line = f"# {name} is not shown on a terminal; --show-key shows it" \
-                if key is None else set_key.format(name, key)
-        elif value is None:
-            line = unset.format(name)
-        else:
-            line = (add if name in EXEMPT else set_to).format(
-                name, f'"${variable}"' if value is KEY else quote_shell(value))
-        lines += [line] if why == said else [f"# {why}", line]
-        said = why
+            # An agent's description fills its line, and a note behind it the next.
+            fits = kind != "agents" or len(line) < _STARTER_NOTE_COLUMN
+            if is_first and fits:
+                line = f"{line:{_STARTER_NOTE_COLUMN}} # {declared.words}"
+            lines.append(line)
     return "\n".join(lines) + "\n"
 
 
-def render_manifest(known):
-    """Return the manifest: the hash of each written file; two while a run may yet be cut off."""
-    value = {"schema": "subagent-fleet/manifest/1", "files": known}
-    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode("utf-8")
-
-
-def parse_manifest(content):
-    """Return {path: hashes}; none where no manifest is, None when it cannot be read."""
-    if content is None:
-        return {}
-    try:
-        return {path: hashes.strip() for path, hashes in json.loads(content)["files"].items()
-                if target_of(path)}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
+def _starter_value(value: object) -> str:
+    """Return a value of a fleet file on one line."""
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return f"[{', '.join(value)}]"
+    return dump_yaml(value).rstrip("\n")
 
 
 # == 8. Terminal text =========================================================
+#
+# Takes what is known and a Look; gives what a person reads, and the JSON that a program reads.
+# Whatever came from a node, a file or a log passes `clean_line` or `clean_text` here: nothing
+# else stands between it and the terminal. With the Look of a pipe, text is as it ever was: no
+# escape, no mark, no line broken. On a terminal, text is wrapped first and painted last.
 
-def clean_text(text):
+# -- commands, as they were typed --
+
+@dataclass(frozen=True)
+class Typing:
+    """How this program was called, so that messages name commands as they can be typed again."""
+
+    program: str = "subagent-fleet"
+    # By command: the flags that name the places which were typed, such as ` --out build`.
+    places: dict[str, str] = field(default_factory=dict)
+
+
+AS_USUAL = Typing()
+
+
+def as_typed(text: str, typing: Typing) -> str:
+    """Return a message with its commands as they were typed.
+
+    Messages are written with `subagent-fleet COMMAND`. The program becomes what was typed for it,
+    and a command gets the places that were typed, unless the message names one itself.
+    """
+    def retype(call: re.Match[str]) -> str:
+        words = call["words"]
+        rest = text[call.end():]
+        if rest.startswith((" --config", " --out")):
+            return f"{typing.program} {words}"
+        return f"{typing.program} {words}{typing.places.get(call['name'], '')}"
+
+    names = "|".join(typing.places)
+    return re.sub(rf"(?<![\w./-])subagent-fleet (?P<words>(?P<name>{names}|--help)( claude)?)\b"
+                  r"(?! claude)", retype, text)
+
+
+# -- what a terminal can show --
+
+def clean_text(text: str) -> str:
     """Return text with everything that could steer a terminal shown as an escape."""
     # Controls, bidirectional marks and line separators: text from a node or a file could use them
     # to rewrite the terminal or to look like something else.
-    unsafe = ("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e"
-              "\u2066-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]")
-    return re.sub(unsafe, lambda found: ascii(found[0])[1:-1], text)
+    unsafe = (
+        "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e"
+        "\u2066-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]")
+    return re.sub(unsafe, lambda match: ascii(match[0])[1:-1], text)
 
 
-def clean_line(text):
+def clean_line(text: str) -> str:
     """Return clean text on one line."""
-    return clean_text(text).replace("\n", "\\n").replace("\t", " ")
+    text = clean_text(text)
+    return text.replace("\n", "\\n").replace("\t", " ")
 
 
-def format_finding(finding, *, indent=""):
+@dataclass(frozen=True)
+class Look:
+    """How text may look where it is read; the default is a pipe, a file or a program."""
+
+    colour: bool = False
+    marks: bool = False
+    columns: int = 0  # to wrap at; 0: nothing is wrapped
+
+
+PLAIN = Look()
+LEAST_COLUMNS = 20  # a narrower terminal breaks lines by itself
+
+
+def plan_look(environ: Mapping[str, str], is_terminal: bool, *,
+              encoding: str, columns: int) -> Look:
+    """Return the Look of a stream, from what it is and what its reader asked for."""
+    is_dumb = environ.get("TERM") == "dumb"
+
+    # In the order of Python 3.13: who wants no colour is heard before who wants it anywhere.
+    if environ.get("NO_COLOR"):
+        colour = False
+    elif environ.get("FORCE_COLOR"):
+        colour = True
+    else:
+        colour = is_terminal and not is_dumb and not _is_old_console(environ)
+
+    # Colour that is forced into a pipe wraps nothing there: the reader behind it has a width of
+    # its own, and a program does not know our marks.
+    if not is_terminal:
+        return Look(colour)
+    marks = not is_dumb and _can_encode(encoding, "".join(MARKS.values()))
+    return Look(colour, marks, max(columns, LEAST_COLUMNS))
+
+
+def _is_old_console(environ: Mapping[str, str]) -> bool:
+    """Tell whether this is a Windows console that shows escapes instead of obeying them."""
+    if environ.get("OS") != "Windows_NT":
+        return False
+    newer = ("WT_SESSION", "TERM", "ANSICON", "ConEmuANSI")
+    return not any(environ.get(name) for name in newer)
+
+
+def _can_encode(encoding: str, text: str) -> bool:
+    try:
+        text.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+# A role says what a text means. Its colour and its mark only underline the words, which say it
+# as well: one is not seen by everybody, the other not shown everywhere.
+MARKS = {"ok": "✓", "warn": "!", "bad": "✗"}
+COLOURS = {"ok": "32", "warn": "33", "bad": "31", "dim": "2", "bold": "1"}
+
+
+def paint(text: str, role: str, look: Look) -> str:
+    """Return text in the colour of its role: ok, warn, bad, dim or bold."""
+    if not look.colour or not text or role not in COLOURS:
+        return text
+    return f"\x1b[{COLOURS[role]}m{text}\x1b[0m"
+
+
+@dataclass(frozen=True)
+class Styled:
+    """Text and its role: measured and wrapped as text, and painted last, line by line."""
+
+    text: str
+    role: str = ""
+    whole: bool = False  # never broken: a command that is to be copied
+
+
+def mark(word: str, role: str, look: Look) -> Styled:
+    """Return a word with the mark of its role before it, where marks can be shown."""
+    if look.marks and role in MARKS:
+        word = f"{MARKS[role]} {word}"
+    return Styled(word, role)
+
+
+# -- measuring --
+#
+# Most text is ASCII and never asks for the tables of Unicode, which take a while to load.
+
+def width_of(text: str) -> int:
+    """Return how many columns a terminal gives to a text; in doubt, the most it may."""
+    if text.isascii():
+        return len(text)
+    return sum(_width_of_char(char) for char in text)
+
+
+def _width_of_char(char: str) -> int:
+    if char < "\u0300":  # what western text is made of, and the soft hyphen, which may be shown
+        return 1
+    if unicodedata.east_asian_width(char) in "WF":
+        return 2
+    if char == "\ufe0f":  # which may make the sign before it wide
+        return 1
+    return 0 if unicodedata.category(char) in ("Mn", "Me", "Cf") else 1
+
+
+def _cut(text: str, width: int) -> tuple[str, str]:
+    """Return the beginning of a text that fits, one character at least, and the rest."""
+    used = 0
+    for end, char in enumerate(text):
+        used += width_of(char)
+        if used > width and end > 0:
+            return text[:end], text[end:]
+    return text, ""
+
+
+def crop(text: str, width: int) -> str:
+    """Return text that fits, with an ellipsis where something is missing."""
+    if width_of(text) <= width:
+        return text
+    start, _ = _cut(text, width - 1)
+    return f"{start}…"
+
+
+# -- wrapping --
+#
+# textwrap counts characters where a terminal counts columns, and breaks commands like sentences.
+
+# Programs that a person is told to run. A command is in backticks, or ends the text behind `: `.
+_PROGRAMS = (
+    r"\.|subagent-fleet|python3|[^\s`]*subagent_fleet\.py|ollama|litellm|npm|uv|pipx|git|unset"
+    r"|printf|sudo|launchctl|lsof|cd|ls|rm")
+_COMMAND = _Pattern(
+    rf"(?<!\S)[^\s`]*`(?:{_PROGRAMS}) [^`]*`[^\s`]*"
+    rf"|(?<=: )(?:{_PROGRAMS}) .*$")
+_LEADING_COMMAND = _Pattern(rf"(?:{_PROGRAMS}) ")
+
+
+def find_commands(text: str, role: str = "", *, may_lead: bool = False) -> list[Styled]:
+    """Return the parts of a text, its commands apart and whole; it may be one from its start."""
+    if may_lead and _LEADING_COMMAND.match(text):
+        return [Styled(text, role, whole=True)]
+
+    parts = []
+    end = 0
+    for match in _COMMAND.finditer(text):
+        parts.append(Styled(text[end:match.start()].strip(), role))
+        parts.append(Styled(match.group(), role, whole=True))
+        end = match.end()
+    parts.append(Styled(text[end:].strip(), role))
+    return [part for part in parts if part.text]
+
+
+def format_words(parts: Sequence[Styled], look: Look, *,
+                 margin: str = "", indent: str = "") -> str:
+    """Return parts with a space between them, on as many lines as they need.
+
+    The margin stands before every line, the indent also before all but the first. A part that is
+    whole has a line of its own if none is wide enough for it, which the terminal breaks.
+    """
+    parts = [replace(part, text=clean_line(part.text)) for part in parts if part.text]
+    text = " ".join(part.text for part in parts)
+    if not text:
+        return ""
+    if not look.columns or width_of(margin + text) <= look.columns:
+        return f"{margin}{_paint_words(parts, look)}\n"
+
+    room = look.columns - len(margin)
+    lines = _wrap_words(parts, room, room - len(indent))
+    painted = [_paint_words(line, look) for line in lines]
+    return margin + f"\n{margin}{indent}".join(painted) + "\n"
+
+
+def _wrap_words(parts: Iterable[Styled], first_room: int, room: int) -> list[list[Styled]]:
+    """Return the words of some parts by line; the first line has a room of its own."""
+    lines: list[list[Styled]] = [[]]
+    used = 0
+    for word in _split_words(parts, max(min(first_room, room), 1)):
+        line_room = first_room if len(lines) == 1 else room
+        width = width_of(word.text)
+
+        if lines[-1] and used + 1 + width > line_room:
+            lines.append([word])
+            used = width
+        elif lines[-1]:
+            lines[-1].append(word)
+            used += 1 + width
+        else:
+            lines[-1].append(word)
+            used = width
+    return lines
+
+
+def _split_words(parts: Iterable[Styled], room: int) -> Iterator[Styled]:
+    """Yield what wrapping may not break: words no wider than the room, and whole commands."""
+    # A word is cut only here, where nothing else fits it; a path cut so can still be read.
+    for part in parts:
+        if part.whole:
+            yield part
+            continue
+        for word in part.text.split():
+            for piece in _break_word(word, room):
+                yield Styled(piece, part.role)
+
+
+def _break_word(word: str, room: int) -> Iterator[str]:
+    """Yield a word in pieces that fit, in one pass: a node may send one of a million letters."""
+    start = used = 0
+    for end, char in enumerate(word):
+        width = width_of(char)
+        if used + width > room and end > start:
+            yield word[start:end]
+            start = end
+            used = 0
+        used += width
+    yield word[start:]
+
+
+def _paint_words(words: Sequence[Styled], look: Look) -> str:
+    """Return words as one line, neighbours of one role painted together."""
+    runs: list[Styled] = []
+    for word in words:
+        if runs and runs[-1].role == word.role:
+            last = runs.pop()
+            word = Styled(f"{last.text} {word.text}", word.role)
+        runs.append(word)
+    return " ".join(paint(run.text, run.role, look) for run in runs)
+
+
+def wrap_text(text: str, columns: int, *, indent: str = "") -> str:
+    """Return text whose lines are not wider than columns; 0 columns wrap nothing.
+
+    A wrapped line goes on at its own margin, and the indent behind that. Commands are kept whole:
+    in backticks, behind a colon, or all of a line that has a margin.
+    """
+    look = Look(columns=columns)
+    lines = []
+    for line in text.split("\n"):
+        line = clean_line(line)
+        words = line.lstrip(" ")
+        margin = line[:len(line) - len(words)]
+        if columns and width_of(line) > columns:
+            parts = find_commands(words, may_lead=bool(margin))
+            line = format_words(parts, look, margin=margin, indent=indent).rstrip("\n")
+        lines.append(line)
+    return "\n".join(lines)
+
+
+# -- findings --
+
+def format_finding(finding: Finding, *, indent: str = "", look: Look = PLAIN) -> str:
     """Return a finding as lines: what, where, the line with a caret, what to type."""
-    lines = [finding.what, finding.where and f"  at {finding.where}"] if indent else [
-        ": ".join(filter(None, (finding.level, finding.where, finding.what)))]
-    lines += [*finding.excerpt.splitlines(), finding.fix and f"  fix: {finding.fix}"]
-    return "".join(f"{indent}{clean_line(line)}\n" for line in lines if line)
+    if indent:  # in a list of errors, below the file's name
+        text = format_words([Styled(finding.what)], look, margin=indent, indent="  ")
+        if finding.where:
+            parts = [Styled("at"), Styled(finding.where, "dim")]
+            text += format_words(parts, look, margin=f"{indent}  ")
+    else:
+        text = format_words(_head_words(finding), look, indent="  ")
+
+    text += _format_excerpt(finding.excerpt, look, margin=indent)
+    return text + format_fix(finding.fix, look, margin=f"{indent}  ")
 
 
-def format_table(headers, rows, *, columns=0):
-    """Return an aligned table; with `columns` the last column wraps to fit, nothing is cut."""
-    rows = [[clean_line(str(cell)) for cell in row] for row in rows]
-    widths = [max(len(row[i]) for row in [list(headers)] + rows) for i in range(len(headers))]
-    left = sum(widths[:-1]) + 2 * (len(headers) - 1)
-    room = min(max(columns - left, 16), widths[-1]) if columns else widths[-1]
-    lines = ["  ".join(h.ljust(w) for h, w in zip(headers, widths)).rstrip(), "-" * (left + room)]
-    for row in rows:
-        start = "".join(cell.ljust(width + 2) for cell, width in zip(row[:-1], widths))
-        for piece in textwrap.wrap(row[-1], room, break_on_hyphens=False) or [""]:
-            lines.append((start + piece).rstrip())
-            start = " " * left
+_LEVEL_ROLES = {"error": "bad", "warning": "warn", "info": "", "ok": "ok"}
+
+
+def _head_words(finding: Finding) -> list[Styled]:
+    """Return `level: where: what` of a finding, without what it lacks."""
+    parts = [Styled(finding.level, _LEVEL_ROLES.get(finding.level, ""))]
+    if finding.where:
+        parts.append(Styled(finding.where, "dim"))
+    if finding.what:
+        parts.append(Styled(finding.what))
+    last = parts.pop()
+    return [replace(part, text=f"{part.text}:") for part in parts] + [last]
+
+
+def format_fix(fix: str, look: Look, *, margin: str = "  ") -> str:
+    """Return what to type; a command that does not fit beside `fix:` stands below it, whole."""
+    if not fix:
+        return ""
+    # What fits stays as it is written: parts would be joined by single spaces.
+    fix = clean_line(fix)
+    label = Styled("fix:", "dim")
+    if not look.columns or width_of(f"{margin}fix: {fix}") <= look.columns:
+        return format_words([label, Styled(fix)], look, margin=margin)
+    parts = find_commands(fix, may_lead=True)
+    return format_words([label, *parts], look, margin=margin, indent="  ")
+
+
+def _format_excerpt(excerpt: str, look: Look, *, margin: str) -> str:
+    """Return a line of a file and the one with its caret; what does not fit is left out."""
+    lines = [clean_line(line) for line in excerpt.splitlines() if line]
+    room = look.columns - len(margin)
+    if look.columns and any(width_of(line) > room for line in lines):
+        lines = _crop_excerpt(lines, room)
+    return "".join(f"{margin}{line}\n" for line in lines)
+
+
+def _crop_excerpt(lines: list[str], room: int) -> list[str]:
+    """Return what is near the caret, which stands in the last line."""
+    # Both lines lose the same part, so that the caret stays below what it points at.
+    start = lines[0].find("| ") + 2  # behind the line's number
+    caret = lines[-1].find("^")
+    hidden = max(caret - room * 2 // 3, 0)
+    lines = [line[:start] + line[start + hidden:] for line in lines]
+
+    first, *others = lines
+    if hidden:
+        first = f"{first[:start]}…{first[start + 1:]}"
+    return [crop(first, room), *(_cut(line, room)[0] for line in others)]
+
+
+_LEVEL_NOUNS = {  # the worst first: of one, of many
+    "error": ("error", "errors"),
+    "warning": ("warning", "warnings"),
+    "info": ("note", "notes"),
+    "ok": ("ok", "ok"),
+}
+
+
+def format_topic(topic: str, findings: Sequence[Finding], look: Look, *,
+                 verbose: bool = False) -> str:
+    """Return what doctor says on a topic; on a terminal, what is right is only counted."""
+    text = f"{topic}\n"
+    if look.columns:
+        text = _format_counts(topic, [finding.level for finding in findings], look)
+    for finding in findings:
+        if verbose or not look.columns or finding.level != "ok":
+            text += format_finding(finding, look=look)
+    return text
+
+
+def _format_counts(topic: str, levels: Sequence[str], look: Look) -> str:
+    """Return `topic: 1 error, 2 ok`, marked as its worst finding is."""
+    role = "ok"
+    counts = []
+    for level, (one, many) in _LEVEL_NOUNS.items():
+        count = levels.count(level)
+        if count:
+            counts.append(f"{count} {one if count == 1 else many}")
+        if count and level in ("error", "warning") and role == "ok":
+            role = _LEVEL_ROLES[level]
+    heading = mark(f"{topic}:", role, look)
+    return format_words([heading, Styled(", ".join(counts))], look, indent="  ")
+
+
+# -- tables --
+
+LEAST_CELL = 20  # columns of the last cell of a row, which does not wrap to less
+
+
+def format_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *,
+                 look: Look = PLAIN, right: Sequence[str] = ()) -> str:
+    """Return an aligned table; a cell is Styled, or anything else as its text.
+
+    On a terminal, the columns of `right` hold numbers, the last column wraps and one other may,
+    and a table that is still too wide is told row by row. No word is cut that fits a line.
+    """
+    # Widths are those of the text: a cell is painted when its line is put together.
+    cells = [[_as_cell(value) for value in row] for row in rows]
+    widths = [width_of(header) for header in headers]
+    for row in cells:
+        widths = [max(width, width_of(cell.text)) for width, cell in zip(widths, row)]
+    if not look.columns:
+        return _format_plain_table(headers, cells, widths, look)
+
+    needed = _least_widths(headers, cells, look.columns)
+    room = look.columns - 2 * (len(headers) - 1)
+    if not _shrink(widths, needed, room):
+        return _format_blocks(headers, cells, look)
+
+    aligned = [header in right for header in headers]
+    head = [Styled(header, "bold") for header in headers]
+    lines = []
+    for row in [head, *cells]:
+        lines += _format_row(row, widths, aligned, look)
     return "\n".join(lines) + "\n"
 
 
-def format_route(agent, model):
+def _as_cell(value: object) -> Styled:
+    """Return a value as a clean cell of a table."""
+    if not isinstance(value, Styled):
+        value = Styled(str(value))
+    return replace(value, text=clean_line(value.text))
+
+
+def _format_plain_table(headers: Sequence[str], cells: Sequence[Sequence[Styled]],
+                        widths: Sequence[int], look: Look) -> str:
+    """Return a table as pipes have always got it, with a ruler."""
+    # Scripts read it by its columns; numbers that move to the right would be news to them.
+    left = [False] * len(headers)
+    lines = _format_row([Styled(header) for header in headers], widths, left, look)
+    lines.append("-" * (sum(widths) + 2 * (len(widths) - 1)))
+    for row in cells:
+        lines += _format_row(row, widths, left, look)
+    return "\n".join(lines) + "\n"
+
+
+def _least_widths(headers: Sequence[str], cells: Sequence[Sequence[Styled]],
+                  columns: int) -> list[int]:
+    """Return the widths at which no word is cut that fits a line."""
+    widths = [width_of(header) for header in headers]
+    for row in cells:
+        for index, cell in enumerate(row):
+            for word in _split_words(find_commands(cell.text), columns):
+                widths[index] = max(widths[index], width_of(word.text))
+    return widths
+
+
+def _shrink(widths: list[int], needed: Sequence[int], room: int) -> bool:
+    """Make widths fit the room: the last gives first, then that other one which gives the most."""
+    last = len(widths) - 1
+    least = max(needed[last], min(widths[last], LEAST_CELL))
+    _narrow(widths, last, least, room)
+
+    # Two columns that wrap can still be read beside each other; of three, nobody finds the row.
+    if last > 0:
+        other = max(range(last), key=lambda index: widths[index] - needed[index])
+        _narrow(widths, other, needed[other], room)
+    return sum(widths) <= room
+
+
+def _narrow(widths: list[int], index: int, least: int, room: int) -> None:
+    """Make one column narrower until all of them fit, or it has its least width."""
+    excess = sum(widths) - room
+    if excess > 0:
+        widths[index] = max(widths[index] - excess, least)
+
+
+def _format_row(row: Sequence[Styled], widths: Sequence[int], right: Sequence[bool],
+                look: Look) -> list[str]:
+    """Return the lines of a row of a table."""
+    columns = []
+    for cell, width, is_right in zip(row, widths, right):
+        column = []
+        for piece in _wrap_cell(cell, width):
+            blank = " " * (width - width_of(piece))
+            shown = paint(piece, cell.role, look)
+            column.append(blank + shown if is_right else shown + blank)
+        columns.append(column)
+
+    lines = []
+    for number in range(max(len(column) for column in columns)):
+        parts = []
+        for column, width in zip(columns, widths):
+            parts.append(column[number] if number < len(column) else " " * width)
+        lines.append("  ".join(parts).rstrip())
+    return lines
+
+
+def _wrap_cell(cell: Styled, width: int) -> list[str]:
+    """Return the pieces of a cell that stand below each other; what is too long is broken."""
+    if width_of(cell.text) <= width:
+        return [cell.text]
+
+    parts = []
+    for part in find_commands(cell.text):
+        fits = width_of(part.text) <= width
+        parts.append(replace(part, whole=part.whole and fits))
+    lines = _wrap_words(parts, width, width)
+    return [" ".join(word.text for word in line) for line in lines]
+
+
+def _format_blocks(headers: Sequence[str], cells: Sequence[Sequence[Styled]],
+                   look: Look) -> str:
+    """Return a table row by row, a line a cell; a row that goes on with the last has no name."""
+    width = max(width_of(header) for header in headers)
+    room = max(look.columns - width - 2, 1)
+    text = ""
+    for row in cells:
+        if text and row[0].text:
+            text += "\n"
+        for header, cell in zip(headers, row):
+            if cell.text in ("", "-"):
+                continue
+            label = header
+            for piece in _wrap_cell(cell, room):
+                blank = " " * (width - width_of(label))
+                shown = paint(piece, cell.role, look)
+                text += f"{paint(label, 'dim', look)}{blank}  {shown}\n"
+                label = ""
+    return text
+
+
+def format_route_state(route: RouteState) -> str:
+    """Return what is true of a route, and who answers while it is not ready."""
+    text = route.state
+    if route.loaded and route.state == "cold":
+        text += f" (loaded with context {route.loaded.context})"
+    if route.fallback:
+        text += f" \u2192 fallback {route.fallback}"
+    return text
+
+
+def format_pairs(rows: Sequence[tuple[str, str]], look: Look = PLAIN) -> str:
+    """Return one line a pair, in two columns; the right one wraps, or stands below the left."""
+    width = max((width_of(left) for left, _ in rows), default=0)
+    room = look.columns - width - 4
+    text = ""
+    for left, right in rows:
+        blank = " " * (width - width_of(left))
+        if not look.columns:
+            text += f"  {left}{blank}  {right}\n"
+        elif room < LEAST_CELL:
+            text += format_words([Styled(left)], look, margin="  ", indent="  ")
+            text += format_words([Styled(right)], look, margin="      ")
+        else:
+            first, *others = _wrap_cell(Styled(right), room)
+            text += f"  {left}{blank}  {first}\n"
+            text += "".join(f"  {' ' * width}  {piece}\n" for piece in others)
+    return text
+
+
+# -- what commands say --
+
+def format_receipt(receipt: Receipt) -> str:
+    """Return what a request came to, in one line."""
+    where = f"{receipt.model}@{receipt.node}" if receipt.node else "nowhere"
+    tries = "".join(f", {attempt.node}: {attempt.why}" for attempt in receipt.tries)
+    return clean_line(
+        f"{receipt.agent or 'main'} {receipt.alias} -> {where} {receipt.outcome} in "
+        f"{receipt.total:.2f} s (waited {receipt.waited or 0:.2f}, first byte "
+        f"{receipt.first_byte or 0:.2f}), {receipt.input_tokens} tokens in, "
+        f"{receipt.output_tokens} out{tries}") + "\n"
+
+
+def format_event(event: Receipt | Rejection) -> str:
+    """Return what `serve --verbose` says of an event."""
+    if isinstance(event, Rejection):
+        return f"refused: {event.http}, {clean_line(event.what)}\n"
+    return format_receipt(event)
+
+
+def format_route(agent: str, model: Model) -> str:
     """Return a route in one line: agent, node, model, alias."""
     return clean_line(f"{agent} -> {model.node} -> {model.ollama_model} -> {model.alias}")
 
 
-def format_pairs(rows):
-    """Return one line a pair, in two columns."""
-    width = max((len(left) for left, _ in rows), default=0)
-    return "".join(f"  {left.ljust(width)}  {right}\n" for left, right in rows)
-
-
-def format_diff(changes, fleet):
+def format_diff(changes: Iterable[Change], fleet: Fleet, look: Look = PLAIN) -> str:
     """Return what would change as a unified diff; keys are never shown."""
-    names = rf"KEY|TOKEN|SECRET|PASS(?:W(?:OR)?D)?|\b{fleet.gateway.master_key_env}"
-    secret = re.compile(rf"((?:{names})(?: |:?=|:-)).+|sk-\S+", re.IGNORECASE)
-    pieces = []
-    for change in (change for change in changes if change.found != change.wanted):
-        texts = [(content or b"").decode("utf-8", "backslashreplace")
-                 for content in (change.found, change.wanted)]
+    # Only the environment file holds secrets of ours; what a person wrote into it may hold more.
+    secret = _secret_pattern(fleet.gateway.master_key_env)
+    lines: list[str] = []
+    for change in changes:
+        if change.found == change.wanted:
+            continue
+
+        before = (change.found or b"").decode("utf-8", "backslashreplace")
+        after = (change.wanted or b"").decode("utf-8", "backslashreplace")
         if change.path == ENVIRONMENT_FILE:
-            texts = [secret.sub(lambda at: (at[1] or "") + "(hidden)", text) for text in texts]
-        lines = list(difflib.unified_diff(*map(str.splitlines, texts), change.path, change.path,
-                                          change.action, "generated", lineterm=""))
-        pieces += lines or [f"--- {change.path}: only hidden values differ"]
-    return clean_text("".join(line + "\n" for line in pieces))
+            before = _hide_secrets(before, secret)
+            after = _hide_secrets(after, secret)
+
+        differences = difflib.unified_diff(
+            before.splitlines(), after.splitlines(),
+            fromfile=change.path, tofile=change.path,
+            fromfiledate=change.action, tofiledate="generated",
+            lineterm="")
+        shown = list(differences)
+        if not shown:
+            shown = [f"--- {change.path}: only hidden values differ"]
+        lines += shown
+    return "".join(_paint_difference(clean_text(line), look) + "\n" for line in lines)
 
 
-def format_start(fleet, out):
-    """Return what a person types next."""
-    here = out if out.startswith(("/", ".")) else f"./{out}"
-    place = [quote_shell(f"{here}/{name}") for name in (ENVIRONMENT_FILE, LITELLM_FILE)]
-    gateway = fleet.gateway
-    serve = "subagent-fleet serve" if gateway.provider == "builtin" else \
-        f". {place[0]}\n  litellm --config {place[1]} --host {gateway.host} --port {gateway.port}"
-    width = max(map(len, fleet.agents), default=0)
-    routes = [f"  {format_route(name.ljust(width), model)}\n"
-              for name, model in plan_routes(fleet).items()]
-    return (f"\nYour fleet is ready.\n{''.join(routes)}\n"
-            f"Start the gateway:\n  {serve}\n\nStart Claude Code, in another terminal:\n"
-            f"  subagent-fleet launch claude\n(or: . {place[0]}; claude)\n")
+def _secret_pattern(key_variable: str) -> re.Pattern[str]:
+    """Return what matches a value that must not be shown, after the name that says so."""
+    names = rf"KEY|TOKEN|SECRET|PASS(?:W(?:OR)?D)?|\b{key_variable}"
+    return re.compile(rf"((?:{names})(?: |:?=|:-)).+|sk-\S+", re.IGNORECASE)
+
+
+def _hide_secrets(text: str, secret: re.Pattern[str]) -> str:
+    return secret.sub(lambda match: (match[1] or "") + "(hidden)", text)
+
+
+_DIFFERENCE_ROLES = {"---": "bold", "+++": "bold", "@@": "dim", "+": "ok", "-": "bad"}
+
+
+def _paint_difference(line: str, look: Look) -> str:
+    """Return a line of a diff; none is wrapped, so that it can be applied."""
+    for start, role in _DIFFERENCE_ROLES.items():
+        if line.startswith(start):
+            return paint(line, role, look)
+    return line
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """How a system is told Ollama's settings: what to do, one line a setting, what ends it."""
+
+    before: str
+    line: str
+    after: str = ""
 
 
 WORKER_SETTINGS = {
-    "OLLAMA_HOST": "0.0.0.0:{port}", "OLLAMA_CONTEXT_LENGTH": str(MAIN_CONTEXT_TOKENS),
-    "OLLAMA_KEEP_ALIVE": "-1", "OLLAMA_NUM_PARALLEL": "1", "OLLAMA_NO_CLOUD": "1",
-    "OLLAMA_MAX_LOADED_MODELS": "{models}"}
-WORKER_SETUPS = {  # what to do, one setting, what ends it
-    "darwin": ("In the Ollama app: Settings > Expose Ollama to the network. Or in Terminal on the "
-               "Mac itself,\nlost at every restart of the Mac:\n\n",
-               '  launchctl setenv {name} "{value}"\n', "  killall Ollama; open -a Ollama\n"),
-    "systemd": ("Type `sudo systemctl edit ollama` and put this where it says so:\n\n  [Service]\n",
-                '  Environment="{name}={value}"\n', "\nThen: sudo systemctl restart ollama\n"),
-    "windows": ("In a Command Prompt; then quit Ollama in the tray and start it anew:\n\n",
-                '  setx {name} "{value}"\n', ""),
-    "docker": ("Stop the container that runs; add `--gpus=all` where there is one:\n\n"
-               "  docker run -d --name ollama --restart unless-stopped -v ollama:/ollama \\\n"
-               "    -e OLLAMA_MODELS=/ollama/models \\\n", "    -e {name}={value} \\\n",
-               "    -p {address}:{port}:{port} ollama/ollama\n"),
-    "shell": ("Stop Ollama, and start it so:\n\n", "  {name}={value} \\\n", "  ollama serve\n")}
+    "OLLAMA_HOST": "0.0.0.0:{port}",
+    "OLLAMA_CONTEXT_LENGTH": str(MAIN_CONTEXT_TOKENS),
+    "OLLAMA_KEEP_ALIVE": "-1",
+    "OLLAMA_NUM_PARALLEL": "1",
+    "OLLAMA_NO_CLOUD": "1",
+    "OLLAMA_MAX_LOADED_MODELS": "{models}",
+}
+WORKER_SETUPS = {
+    "darwin": WorkerSetup(
+        before="""\
+In the Ollama app: Settings > Expose Ollama to the network. Or in Terminal on the Mac itself,
+lost at every restart of the Mac:
+
+""",
+        line='  launchctl setenv {name} "{value}"\n',
+        after="  killall Ollama; open -a Ollama\n"),
+    "systemd": WorkerSetup(
+        before="""\
+Type `sudo systemctl edit ollama` and put this where it says so:
+
+  [Service]
+""",
+        line='  Environment="{name}={value}"\n',
+        after="\nThen: sudo systemctl restart ollama\n"),
+    "windows": WorkerSetup(
+        before="""\
+In a Command Prompt; then quit Ollama in the tray and start it anew:
+
+""",
+        line='  setx {name} "{value}"\n'),
+    "docker": WorkerSetup(
+        before="""\
+Stop the container that runs; add `--gpus=all` where there is one:
+
+  docker run -d --name ollama --restart unless-stopped -v ollama:/ollama \\
+    -e OLLAMA_MODELS=/ollama/models \\
+""",
+        line="    -e {name}={value} \\\n",
+        after="    -p {address}:{port}:{port} ollama/ollama\n"),
+    "shell": WorkerSetup(
+        before="""\
+Stop Ollama, and start it so:
+
+""",
+        line="  {name}={value} \\\n",
+        after="  ollama serve\n"),
+}
 SECURITY_WARNING = """\
 Ollama has no login: whoever reaches it can use, change and delete its models.
 Do not expose Ollama or LiteLLM to the public internet. Use LAN, firewall, Tailscale, or WireGuard.
 """
 
 
-def format_setup(system, state, reached):
+def format_setup(system: str, state: NodeState, reached: Sequence[NodeState]) -> str:
     """Return what to type on this system to open its Ollama to the fleet."""
-    before, line, after = WORKER_SETUPS[system]
-    words = {"port": split_endpoint(state.endpoint)[2], "models": len(best_models([state])) or 1,
-             "address": reached[0].name if reached else "0.0.0.0"}
-    return before + "".join(line.format(name=name, value=value.format(**words))
-                            for name, value in WORKER_SETTINGS.items()) + after.format(**words)
+    port = split_endpoint(state.endpoint).port
+    words = {
+        "port": port,
+        "models": len(best_models([state])) or 1,
+        "address": reached[0].name if reached else "0.0.0.0",
+    }
+    setup = WORKER_SETUPS[system]
+    text = setup.before
+    for name, value in WORKER_SETTINGS.items():
+        text += setup.line.format(name=name, value=value.format(**words))
+    return text + setup.after.format(**words)
 
 
-def format_worker(report, columns):
+def format_worker(report: Mapping[str, Any], look: Look = PLAIN) -> str:
     """Return everything `worker` has to say, the part to paste last."""
-    state, text = report["ollama"], ""
+    paragraphs = []
+    state = report["ollama"]
     if state.online:
         names = ", ".join(model.name for model in state.models) or "no model"
-        text = clean_line(f"Ollama {state.version} runs here with {names}") + "\n\n"
-    text += format_table(("Address", "Kind", "Ollama answers there"), [
-        (one["address"], one["kind"], "yes" if one["open"] else "no")
-        for one in report["addresses"]], columns=columns) + "\n"
+        sentence = Styled(f"Ollama {state.version} runs here with {names}")
+        paragraphs.append(format_words([sentence], look, indent="  "))
+
+    rows = []
+    for address in report["addresses"]:
+        answers = mark("no", "bad", look)
+        if address["open"]:
+            answers = mark("yes", "ok", look)
+        rows.append((address["address"], address["kind"], answers))
+    headers = ("Address", "Kind", "Ollama answers there")
+    paragraphs.append(format_table(headers, rows, look=look))
     for finding in report["findings"]:
-        text += format_finding(finding) + "\n"
-    block = dump_yaml({key: value for key, value in report["fleet"].items() if value})
-    return text + (f"The settings of a good node, open to the fleet:\n\n{report['setup']}\n"
-                   f"{SECURITY_WARNING}\nOn the machine that has the fleet, put these lines under "
-                   f"the `nodes:` and `models:` of its fleet.yaml:\n\n{block}")
+        paragraphs.append(format_finding(finding, look=look))
+
+    paragraphs.append("The settings of a good node, open to the fleet:\n")
+    paragraphs.append(_wrap_sentences(report["setup"], look.columns))
+    paragraphs.append(wrap_text(SECURITY_WARNING, look.columns))
+    where = "On the machine that has the fleet, put these lines under the `nodes:` and `models:` " \
+            "of its fleet.yaml:\n"
+    paragraphs.append(wrap_text(where, look.columns))
+    block = {key: value for key, value in report["fleet"].items() if value}
+    paragraphs.append(dump_yaml(block))
+    return "\n".join(paragraphs)
 
 
-def format_nodes(fleet, states, headers, columns):
-    """Return the name of a fleet and a table of its nodes: models, or why there are none."""
-    cells = [{"Node": state.name, "Status": "online" if state.online else "offline",
-              "Endpoint": state.endpoint, "Models": ", ".join(model.name for model in state.models)
-              or f"({state.reason or 'none'})"} for state in states.values()]
-    rows = [[of_node[header] for header in headers] for of_node in cells]
-    return f"Fleet: {clean_line(fleet.name)}\n\n" + format_table(headers, rows, columns=columns)
-
-
-def format_details(states):
-    """Return what each node said of itself and its models, or why it said nothing."""
+def _wrap_sentences(text: str, columns: int) -> str:
+    """Return text whose sentences are wrapped; what is indented is to be typed, and stays."""
     lines = []
-    for state in states.values():
-        told = [f"Ollama {state.version}, {state.latency_ms} ms"] if state.online else \
-            [state.why, f"  fix: {state.mend}"]
-        lines += ["", f"{state.name} ({state.endpoint}): {told[0]}", *told[1:]]
-        for model in state.models:
-            parts = [f"{model.size / 1e9:.1f} GB", model.parameters, model.quantization,
-                     model.trained_context and f"trained for {model.trained_context}",
-                     *(model.capabilities or ()), model.remote and f"at {model.remote}"]
-            lines.append(f"  {model.name}: " + ", ".join(filter(None, parts)))
-    return "".join(clean_line(line) + "\n" for line in lines)
+    for line in text.split("\n"):
+        if not line.startswith(" "):
+            line = wrap_text(line, columns)
+        lines.append(line)
+    return "\n".join(lines)
 
 
-def format_share(loaded):
+def format_share(loaded: LoadedModel) -> str:
     """Return which part of a loaded model is on the GPU."""
-    percent = loaded.gpu_percent
-    return "" if percent is None else f"{percent} % on GPU" if percent else "on CPU"
+    if loaded.gpu_percent is None:
+        return ""
+    if loaded.gpu_percent == 0:
+        return "on CPU"
+    return f"{loaded.gpu_percent} % on GPU"
 
 
-def format_expiry(expires, now):
+def format_expiry(expires: str, now: float) -> str:
     """Return when a model leaves memory, from what `/api/ps` says."""
     text = re.sub(r"\.\d+", "", expires).replace("Z", "+00:00")  # 3.9 reads neither
     try:
-        left = datetime.datetime.fromisoformat(text).timestamp() - now
+        left_seconds = datetime.datetime.fromisoformat(text).timestamp() - now
     except (ValueError, OverflowError):
         return "?"
-    # keep_alive: -1 is a date in the year 2318
-    return "leaving, or busy" if left < 0 else f"{left / 60:.0f} min" if left < 7200 else \
-        f"{left / 3600:.0f} h" if left < 366 * 86400 else "stays"
+
+    if left_seconds < 0:
+        return "leaving, or busy"
+    if left_seconds < 2 * 3600:
+        return f"{left_seconds / 60:.0f} min"
+    if left_seconds < 366 * 86400:
+        return f"{left_seconds / 3600:.0f} h"
+    return "stays"  # keep_alive: -1 is a date in the year 2318
 
 
-def format_warmth(warmth):
-    """Return how it ended; a failure in the node's words and what to type."""
-    if not warmth.ok:
-        fix = f"    fix: {clean_line(warmth.fix)}\n" if warmth.fix else ""
-        return f"  failed: {clean_line(warmth.detail)}\n{fix}"
-    loaded = warmth.loaded
-    more = [f"context {loaded.context or '?'}", format_share(loaded)] if loaded else []
-    more += [f"{warmth.seconds:.1f} s", clean_line(warmth.detail)]
-    return f"  ok  ({', '.join(filter(None, more))})\n"
+def format_nodes(fleet: Fleet, states: Mapping[str, NodeState], headers: Sequence[str],
+                 look: Look = PLAIN) -> str:
+    """Return the name of a fleet and a table of its nodes: models, or why there are none."""
+    rows = []
+    for state in states.values():
+        status = mark("offline", "bad", look)
+        if state.online:
+            status = mark("online", "ok", look)
+        names = ", ".join(model.name for model in state.models)
+        cells = {
+            "Node": state.name,
+            "Status": status,
+            "Endpoint": state.endpoint,
+            "Models": names or f"({state.reason or 'none'})",
+        }
+        rows.append([cells[header] for header in headers])
+
+    title = format_words([Styled("Fleet:"), Styled(fleet.name, "bold")], look)
+    return f"{title}\n" + format_table(headers, rows, look=look)
 
 
-def format_progress(groups, now, columns):
+_PRESENCE_ROLES = {"present": "ok", "missing": "bad", "unknown": "warn"}
+
+
+def format_presence(models: Iterable[Mapping[str, str]], look: Look = PLAIN) -> str:
+    """Return a table of a fleet's models: present, unknown, or missing and what mends that."""
+    rows = []
+    for model in models:
+        state = model["state"]
+        words = state
+        if state == "missing":
+            words = f"missing: `ollama pull {model['ollama_model']}` on {model['node']}"
+        presence = mark(words, _PRESENCE_ROLES[state], look)
+        rows.append((model["name"], model["node"], model["ollama_model"], presence))
+    return format_table(("Model", "Node", "Ollama model", "Found"), rows, look=look)
+
+
+def format_details(states: Mapping[str, NodeState], look: Look = PLAIN,
+                   typing: Typing = AS_USUAL) -> str:
+    """Return what each node said of itself and its models, or why it said nothing."""
+    text = ""
+    for state in states.values():
+        says = state.why
+        if state.online:
+            says = f"Ollama {state.version}, {state.latency_ms} ms"
+        heading = Styled(f"{state.name} ({state.endpoint}):", "bold")
+        text += "\n" + format_words([heading, Styled(says)], look, indent="  ")
+
+        if not state.online:
+            text += format_fix(as_typed(state.mend, typing), look)
+        for model in state.models:
+            parts = [Styled(f"{model.name}:"), Styled(_describe_model(model))]
+            text += format_words(parts, look, margin="  ", indent="  ")
+    return text
+
+
+def _describe_model(model: NodeModel) -> str:
+    """Return what is known of a model: how large, what it was trained for, what it can do."""
+    parts = [f"{model.size / 1e9:.1f} GB", model.parameters, model.quantization]
+    if model.trained_context:
+        parts.append(f"trained for {model.trained_context}")
+    parts += model.capabilities or ()
+    if model.remote:
+        parts.append(f"at {model.remote}")
+    return ", ".join(part for part in parts if part)
+
+
+# -- status --
+
+@dataclass(frozen=True)
+class SlotUse:
+    """What a gateway says of a model's place on its node."""
+
+    running: int
+    slots: int
+    rests_seconds: float = 0
+
+
+@dataclass(frozen=True)
+class StatusPage:
+    """What `status` shows: everything that is known of a fleet at one moment."""
+
+    fleet: Fleet
+    states: Mapping[str, NodeState]
+    routes: Mapping[str, RouteState]  # by model
+    following: str  # the sentence of plan_next_step
+    now: float  # seconds since 1970
+    # What the fleet's gateway says, where it was asked and answers.
+    places: Mapping[str, SlotUse] = field(default_factory=dict)  # by model
+    waiting: int = 0
+    gateway_at: str = ""
+    is_served: bool = True
+
+
+def format_status(page: StatusPage, look: Look = PLAIN) -> str:
+    """Return whether a fleet is ready, what its machines hold, who answers for each agent."""
+    if not look.columns:
+        return _format_plain_status(page)
+    text = _format_verdict(page, look)
+    text += "\n" + _format_machines(page, look)
+
+    offline = [state for state in page.states.values() if not state.online]
+    if offline:
+        text += "\n"
+    for state in offline:
+        place = Styled(f"{state.name} ({state.endpoint}):", "dim")
+        text += format_words([place, Styled(state.why)], look, indent="  ")
+
+    if page.fleet.agents:
+        headers = ("Agent", "Model", "Machine", "Alias", "State")
+        rows = [_agent_row(page, agent, look) for agent in page.fleet.agents.values()]
+        text += "\n" + format_table(headers, rows, look=look)
+    return text
+
+
+def _format_plain_status(page: StatusPage) -> str:
+    """Return the status as pipes have always got it."""
+    text = format_nodes(page.fleet, page.states, ("Node", "Status", "Endpoint", "Models"))
+
+    rows = []
+    for state in page.states.values():
+        for loaded in state.loaded:
+            share = format_share(loaded)
+            expiry = format_expiry(loaded.expires, page.now)
+            rows.append((state.name, loaded.name, loaded.context or "?", share, expiry))
+    if rows:
+        headers = ("Node", "Loaded", "Context", "Where", "Until")
+        text += "\n" + format_table(headers, rows)
+
+    text += "\nAgent routing:\n"
+    for agent, model in plan_routes(page.fleet).items():
+        state_now = clean_line(format_route_state(page.routes[model.name]))
+        text += f"{format_route(agent, model)}: {state_now}\n"
+    return f"{text}\n{clean_line(page.following)}\n"
+
+
+def _format_verdict(page: StatusPage, look: Look) -> str:
+    """Return the sentence that says whether the fleet is ready, and what to type if not."""
+    states = [page.routes[name].state for name in page.fleet.models]
+    ready = states.count("ready")
+    is_ready = ready == len(states) and page.is_served
+
+    verdict = Styled(f"{ready} of {count_of(states, 'model')} ready.", "warn")
+    if is_ready:
+        verdict = Styled("ready.", "ok")
+    parts = [Styled(f"{page.fleet.name}:", "bold"), verdict]
+
+    if page.gateway_at:
+        at_work = sum(place.running for place in page.places.values())
+        traffic = f"{at_work} at work, {page.waiting} waiting"
+        parts.append(Styled(f"Gateway at {page.gateway_at}: {traffic}."))
+    if not is_ready:
+        parts += find_commands(clean_line(page.following))
+    return format_words(parts, look, indent="  ")
+
+
+def _format_machines(page: StatusPage, look: Look) -> str:
+    """Return a table of the machines and what they hold; slots only where a gateway says them."""
+    headers = ["Machine", "State", "Runs", "Loaded", "Context", "On GPU", "Slots", "Stays"]
+    if not page.places:
+        headers.remove("Slots")
+
+    rows = []
+    for state in page.states.values():
+        machine = _describe_machine(page, state, look)
+        for loaded in state.loaded or (None,):
+            cells = {**machine, **_describe_loaded(page, state, loaded)}
+            rows.append([cells.get(header, "") for header in headers])
+            machine = {}  # its name stands in the first of its rows only
+    return format_table(headers, rows, look=look, right=("Context", "On GPU", "Slots"))
+
+
+def _describe_machine(page: StatusPage, state: NodeState, look: Look) -> dict[str, object]:
+    """Return the cells that say what a machine is and whether it answers."""
+    places = [place for name, place in page.places.items()
+              if page.fleet.models[name].node == state.name]
+    if not state.online:
+        now = mark("offline", "bad", look)
+    elif any(place.rests_seconds for place in places):
+        now = mark("resting", "warn", look)
+    else:
+        now = mark("online", "ok", look)
+
+    runs = f"Ollama {state.version}" if state.online else "-"
+    return {"Machine": state.name, "State": now, "Runs": runs}
+
+
+def _describe_loaded(page: StatusPage, state: NodeState,
+                     loaded: LoadedModel | None) -> dict[str, object]:
+    """Return the cells that say what a model in memory takes and how long it stays."""
+    if loaded is None:
+        return {"Loaded": "-", "Context": "-", "On GPU": "-", "Slots": "-", "Stays": "-"}
+
+    context = "?"
+    if loaded.context:
+        context = f"{loaded.context:,}"
+    share = "-"
+    if loaded.gpu_percent is not None:
+        share = f"{loaded.gpu_percent} %"
+    stays = format_expiry(loaded.expires, page.now)
+    if stays == "stays":
+        stays = "for ever"
+
+    slots = "-"
+    for name, place in page.places.items():
+        model = page.fleet.models[name]
+        if model.node == state.name and find_models([loaded], model.ollama_model):
+            slots = f"{place.running} / {place.slots}"
+    return {
+        "Loaded": loaded.name,
+        "Context": context,
+        "On GPU": share,
+        "Slots": slots,
+        "Stays": stays,
+    }
+
+
+def _agent_row(page: StatusPage, agent: Agent, look: Look) -> Sequence[object]:
+    """Return who answers for an agent, and who does so instead."""
+    model = page.fleet.models[agent.model]
+    route = page.routes[model.name]
+    place = page.places.get(model.name, SlotUse(0, 0))
+
+    words = format_route_state(replace(route, fallback=None))
+    role = "ok"
+    if route.state == "cold" or route.fallback:
+        role = "warn"
+    elif route.state != "ready":
+        role = "bad"
+    elif place.rests_seconds:
+        words, role = "resting", "warn"
+    elif place.running:
+        words += ", working"
+
+    if route.fallback:
+        other = page.fleet.models[route.fallback]
+        words += f" → {other.ollama_model} on {other.node}"
+    return agent.name, model.ollama_model, model.node, model.alias, mark(words, role, look)
+
+
+# -- warm-up, what was served, JSON --
+
+def format_warmth(warmth: Warmth, *, before: str = "", look: Look = PLAIN) -> str:
+    """Return how it ended, behind what stands before it on its line, and what mends it."""
+    if warmth.ok:
+        details = []
+        if warmth.loaded:
+            details.append(f"context {warmth.loaded.context or '?'}")
+            details.append(format_share(warmth.loaded))
+        details += [f"{warmth.seconds:.1f} s", warmth.detail]
+        outcome = mark("ok", "ok", look)
+        said = f" ({', '.join(detail for detail in details if detail)})"
+        fix = ""
+    else:
+        outcome = mark("failed:", "bad", look)
+        said = warmth.detail
+        fix = format_fix(warmth.fix, look, margin="    ")
+
+    before = clean_line(before)
+    parts = [outcome, Styled(said)]
+    line = f"{before}  {outcome.text} {clean_line(said)}"
+    if look.columns and width_of(line) > look.columns:
+        heading = format_words([Styled(before.strip())], look, margin="  ", indent="  ")
+        return heading + format_words(parts, look, margin="    ", indent="  ") + fix
+    unbroken = replace(look, columns=0)
+    return format_words(parts, unbroken, margin=f"{before}  ") + fix
+
+
+def format_progress(groups: Mapping[str, Mapping[Any, Warmth]], now: float,
+                    columns: int) -> str:
     """Return one line about what is going on, for a terminal."""
     parts = []
-    for warmth in (warmth for group in groups.values() for warmth in group.values()):
-        if warmth.stage not in ("waiting", "done"):
-            amount = f"{100 * warmth.pulled // warmth.size} % of {warmth.size / 1e9:.1f} GB, " \
-                if warmth.stage == "pulling" and warmth.size else ""
-            parts.append(f"{warmth.model.name} {warmth.stage} {amount}{now - warmth.began:.0f} s")
-    return clean_line("  " + " | ".join(parts))[:(columns or 80) - 1]
+    for group in groups.values():
+        for warmth in group.values():
+            if warmth.stage in ("waiting", "done"):
+                continue
+            amount = ""
+            if warmth.stage == "pulling" and warmth.size:
+                percent = 100 * warmth.pulled // warmth.size
+                amount = f"{percent} % of {warmth.size / 1e9:.1f} GB, "
+            seconds = now - warmth.began
+            parts.append(f"{warmth.model.name} {warmth.stage} {amount}{seconds:.0f} s")
+
+    # It is cut, not wrapped: only one line can be redrawn. And one column shorter than the
+    # terminal, because a line that reaches the last one leaves a second line behind.
+    line = clean_line("  " + " | ".join(parts))
+    return crop(line, (columns or 80) - 1)
 
 
-def format_served(before, after, columns):
-    """Return what each node has served in between."""
-    if not after:  # LiteLLM has no such page
+def format_served(rows: Sequence[Sequence[object]], look: Look = PLAIN) -> str:
+    """Return what each node has served: its name, then its totals."""
+    if not rows:  # LiteLLM has no such page
         return "\nThe gateway does not tell which node served what.\n"
     headers = ("Node", "Requests", "Tokens in", "Tokens out", "Seconds waited", "Failures")
-    zeros = dict.fromkeys(TOTALS, 0)
-    pairs = {name: (before.get(name, zeros), node) for name, node in after.items()}
-    if any(old["requests"] > new["requests"] for old, new in pairs.values()):
-        pairs = {name: (zeros, new) for name, (_, new) in pairs.items()}  # of one that took over
-    rows = [(name, *(round(new[total] - old[total], 1) for total in TOTALS))
-            for name, (old, new) in pairs.items()]
-    return "\nServed:\n" + format_table(headers, rows, columns=columns)
+    if look.columns:
+        rows = [[name, *(f"{total:,}" for total in totals)] for name, *totals in rows]
+    return "\nServed:\n" + format_table(headers, rows, look=look, right=headers[1:])
 
 
-def show_record(record):
+def show_record(record: Any) -> dict[str, Any]:
     """Return a record as JSON has it: a finding without the drawn excerpt."""
     if isinstance(record, Finding):
-        return {"id": record.slug, "level": record.level, "what": record.what,
-                "where": record.where, "fix": record.fix}
-    online = {"online": record.online} if isinstance(record, NodeState) else {}
-    return {**vars(record), **online}
+        return {
+            "id": record.slug,
+            "level": record.level,
+            "what": record.what,
+            "where": record.where,
+            "fix": record.fix,
+        }
+    fields = dict(vars(record))
+    if isinstance(record, NodeState):
+        fields["online"] = record.online
+    return fields
 
 
-def render_report(command, fields):
+def render_report(command: str, fields: Mapping[str, object]) -> str:
     """Return the JSON object of a command: plain ASCII, whatever a node calls its models."""
-    return json.dumps({"schema": f"subagent-fleet/{command}/1", **fields}, indent=2,
-                      default=show_record) + "\n"
+    report = {"schema": f"subagent-fleet/{command}/1", **fields}
+    return json.dumps(report, indent=2, default=show_record) + "\n"
+
+
+# -- help --
+
+def format_overview(typing: Typing, groups: Mapping[str, Sequence[tuple[str, str]]],
+                    look: Look) -> str:
+    """Return what there is to type: every command in its group, in the order of use."""
+    width = max(len(name) for rows in groups.values() for name, _ in rows)
+    text = wrap_text(
+        f"subagent-fleet {__version__}: run Claude Code-style subagents across your local model "
+        f"fleet.\n\nStart:\n  {typing.program} up\n\nCommands:\n", look.columns)
+    for heading, rows in groups.items():
+        padded = [(name.ljust(width), summary) for name, summary in rows]
+        text += f"\n{heading}\n{format_pairs(padded, look)}"
+    return text + wrap_text(
+        f"\n{typing.program} COMMAND --help says more. Exit codes: 0 done, 1 a problem was found,\n"
+        "2 usage, 3 refused (--force overrides), 130 interrupted.\n", look.columns)
+
+
+def format_usage(title: str, examples: Sequence[str], rows: Sequence[tuple[str, str]],
+                 look: Look) -> str:
+    """Return the help of one command: examples first, then what each word does."""
+    text = wrap_text(f"{title}.\n\nExamples:\n", look.columns)
+    text += "".join(f"  {line}\n" for line in examples)
+    if rows:
+        text += "\nOptions:\n" + format_pairs(rows, look)
+    return text
+
+
+# -- what ends a command --
+
+def format_next_steps(fleet: Fleet, out: str) -> str:
+    """Return where each agent's work will go, and what a person types next."""
+    width = max(map(len, fleet.agents), default=0)
+    text = "\nAgent routing:\n"
+    for agent, model in plan_routes(fleet).items():
+        text += f"  {format_route(agent.ljust(width), model)}\n"
+
+    here = out if out.startswith(("/", ".")) else f"./{out}"
+    environment = quote_shell(f"{here}/{ENVIRONMENT_FILE}")
+    serve = "  subagent-fleet serve\n"
+    gateway = fleet.gateway
+    if gateway.provider == "litellm":
+        config = quote_shell(f"{here}/{LITELLM_FILE}")
+        serve = (f"  . {environment}\n  litellm --config {config} --host {gateway.host} "
+                 f"--port {gateway.port}\n")
+    return (f"{text}\nNext, load the models, serve them and start Claude Code, all in one:\n"
+            f"  subagent-fleet up\n\nOr the gateway in a terminal of its own:\n{serve}"
+            "and Claude Code in another:\n  subagent-fleet launch claude\n"
+            f"(or: . {environment}; claude)\n")
+
+
+def add_gateway(sentence: str, finding: Finding) -> str:
+    """Return a sentence that says how ready a fleet is; without its gateway it is not."""
+    if finding.level == "ok":
+        return sentence
+    if sentence.startswith("Ready"):
+        start = sentence.partition(":")[0].rstrip(".")
+        return f"{start}, but {finding.what}: {finding.fix}."
+    return f"{sentence} ({finding.what})"
+
+
+def format_doctor(findings: Sequence[tuple[str, Finding]], verdict: str, look: Look, *,
+                  mended: Sequence[str], verbose: bool) -> str:
+    """Return doctor's report: what was mended, a block for each topic, the verdict last."""
+    blocks = []
+    if mended:
+        blocks.append("".join(f"mended: {clean_line(text)}\n" for text in mended))
+    topics: dict[str, list[Finding]] = {}
+    for topic, finding in findings:
+        topics.setdefault(topic, []).append(finding)
+    for topic, listed in topics.items():
+        blocks.append(format_topic(topic, listed, look, verbose=verbose))
+    blocks.append(wrap_text(f"{clean_line(verdict)}\n", look.columns, indent="  "))
+    return "\n".join(blocks)
+
+
+# -- logs --
+
+def pad_row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Return cells as one line, each as wide as it shall be."""
+    padded = []
+    for cell, width in zip(cells, widths):
+        cell = clean_line(cell)
+        padded.append(cell + " " * (width - width_of(cell)))
+    return "  ".join(padded)
+
+
+LOG_HEADERS = ("Time", "Agent", "Model", "Machine", "Seconds", "Outcome")
+
+
+def log_widths(requests: Sequence[dict[str, Any]]) -> list[int]:
+    """Return how wide the columns of a log are; lines that come later have to do with them."""
+    names = [max([10, *(width_of(clean_line(request[key])) for request in requests)])
+             for key in ("name", "model", "node")]
+    return [8, *names, 7]
+
+
+def format_log_head(widths: Sequence[int]) -> str:
+    """Return the line above a log."""
+    return f"{pad_row(LOG_HEADERS, widths)}  {LOG_HEADERS[-1]}\n"
+
+
+def format_log_line(request: Mapping[str, Any], widths: Sequence[int], now: float,
+                    look: Look) -> str:
+    """Return a request in one line: when, who, which model where, how long, how it ended."""
+    outcome = request["outcome"]
+    role = "ok" if outcome == "ok" else "bad"
+    if request["failures"]:
+        tries = [f"{failure['node']}: {failure['why']}" for failure in request["failures"]]
+        outcome += f" after {', '.join(tries)}"
+        role = "warn" if role == "ok" else role
+
+    seconds = "-" if request["total"] is None else f"{request['total']:.1f}"
+    cells = [format_clock(request["time"], now), request["name"], request["model"] or "-",
+             request["node"] or "-", seconds.rjust(widths[-1])]
+    line = pad_row(cells, widths)
+    return f"{line}  {paint(clean_line(outcome), role, look)}\n"
+
+
+def format_clock(seconds: float, now: float) -> str:
+    """Return the local time of day; of another day its date."""
+    try:
+        then = datetime.datetime.fromtimestamp(seconds)
+    except (ValueError, OverflowError, OSError):
+        return "?"
+    if then.date() == datetime.datetime.fromtimestamp(now).date():
+        return then.strftime("%H:%M:%S")
+    return then.strftime("%m-%d %Hh")
+
+
+def format_starter(starter: Starter, states: Sequence[NodeState]) -> list[str]:
+    """Return the lines that say who was asked for models, and which were chosen."""
+    lines = []
+    for state in states:
+        answer = state.reason or count_of(state.models, "model")
+        lines.append(f"  {state.name} ({state.endpoint}): {answer}")
+    if starter.has_models:
+        chosen = [f"{name} is {model['ollama_model']} on {model['node']}"
+                  for name, model in starter.tree["models"].items()]
+        return [*lines, ", ".join(chosen) + "."]
+
+    who = "No model that can be used was found"
+    if all(state.reason == "not asked" for state in states):
+        who = "Nobody was asked"
+    return [*lines, f"{who}: the models in it are placeholders."]
 
 
 # =============================================================================
@@ -2310,70 +6375,336 @@ def render_report(command, fields):
 # =============================================================================
 
 # == 9. Talk ==================================================================
+#
+# What a client asks and a model answers, in nobody's dialect. A Dialect makes a Talk of a request
+# and bytes of Deltas; a Backend makes an Ask of a Talk and Deltas of what a node says. So there
+# are as many translations as there are dialects and backends, never one for each pair.
 
-API_ERROR_KINDS = {400: "invalid_request_error", 401: "authentication_error",
-                   403: "permission_error", 404: "not_found_error", 408: "timeout_error",
-                   413: "request_too_large", 529: "overloaded_error"}
-REQUEST_FIELDS = {  # what is expected: its types, the fields
-    "text": ((str,), "model"), "a list": ((list,), "messages tools stop_sequences"),
-    "an object": ((dict,), "tool_choice"), "true or false": ((bool,), "stream"),
-    "a whole number": ((int,), "max_tokens top_k"), "a number": ((int, float), "temperature top_p")}
-# What Ollama or its engine takes of a tool's schema; one other word can fail the whole request.
-SCHEMA_TYPES = {"type": (str, list), "description": str, "enum": list, "required": list,
-                "anyOf": list, "allOf": list, "properties": dict, "$defs": dict, "$ref": str,
-                "items": object, "const": object, "default": object, "format": str,
-                "additionalProperties": bool}
-JSON_TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
-PROMPT_MARKS = 500_000  # `[`, `{`, `:` and `,` in one request; 60 MB of `[],` become 1.5 GB
-TURN_PARTS = ("reminder", "text", "thinking", "image", "call", "result", "found")
 IMAGE_WEIGHT = 4_000  # bytes of JSON that take as many tokens as an image
 BYTES_A_TOKEN = 4.0  # of JSON; learned per model from its first answer on
-_TOO_LONG = (r"(?:\((\d+) tokens\) )?exceeds the available context size \((\d+) tokens\)"
-             r"|input (length|after truncation) exceeds|longer than the context")
-_NO_IMAGES = r"does not support (?:vision|image)|image input"
-_NOT_ABLE = "does not support|image input"
+REFUSAL_KINDS = {400: "invalid_request_error", 401: "authentication_error",
+                 403: "permission_error", 404: "not_found_error", 408: "timeout_error",
+                 413: "request_too_large", 529: "overloaded_error"}
 NO_IMAGE = "(an image was left out: this model takes none)"
+STOPS_LIMIT = 64  # more stop sequences, or longer ones than this, no client sends
+STOP_LIMIT_CHARACTERS = 1_000
 
 
-class ApiError(FleetError):
-    """A refusal that reaches the client in the Messages API's own shape."""
+class Refusal(FleetError):
+    """Why a request is not answered. Each dialect says it in its own shape and words."""
 
-    def __init__(self, http, what):
+    def __init__(self, http: int, what: str, *, retry_seconds: int = 0) -> None:
         super().__init__("api-error", what)
-        self.http, self.kind = http, API_ERROR_KINDS.get(http, "api_error")
-        # Both a body and an event of a stream.
-        self.event = {"type": "error", "error": {"type": self.kind, "message": what}}
+        self.http = http
+        self.kind = REFUSAL_KINDS.get(http, "api_error")  # in the words of the Messages API
+        self.retry_seconds = retry_seconds  # above 0: when the client should come back
 
 
-def _parse_object(text):
-    """Return the JSON object in a text, or None."""
-    try:
-        found = json.loads(text if isinstance(text, str) else text.decode("utf-8"))
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+class PromptTooLong(Refusal):
+    """A prompt of more tokens than the model's context holds, as its node counted or we did."""
+
+    def __init__(self, tokens: int, maximum: int) -> None:
+        # Claude Code 2.1.326 compacts on exactly these words.
+        super().__init__(400, f"prompt is too long: {tokens} tokens > {maximum} maximum")
+        self.tokens, self.maximum = tokens, maximum
 
 
-def error_text(error):
-    """Return a node's own words, out of the JSON that its engine wraps them in."""
-    while True:
-        inner = error if isinstance(error, dict) else _parse_object(str(error)[:HEADER_LIMIT_BYTES])
-        if not inner:
-            return str(error)[:500]
-        error = inner.get("error", inner.get("message", "an error without words"))
+class NoImages(Refusal):
+    """The model takes no images, which the request holds."""
 
 
-def render_json(value):
-    """Return compact ASCII JSON, in which lone surrogates survive and infinity does not."""
-    try:
-        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
-    except (ValueError, RecursionError):
-        raise ApiError(400, "body: a number or a nesting that JSON cannot carry") from None
+@dataclass(frozen=True)
+class Call:
+    """A tool call that a model made."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a call."""
+
+    call_id: str
+    text: str
+    images: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one side said in its turn, sorted by kind. Images are base64 text."""
+
+    role: str  # user or assistant
+    reminders: tuple[str, ...] = ()  # of the client's program, not the person's own words
+    texts: tuple[str, ...] = ()
+    thoughts: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+    calls: tuple[Call, ...] = ()
+    results: tuple[Result, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool that the model may call; its schema is as the client sent it."""
+
+    name: str
+    description: str
+    schema: object
+
+
+@dataclass(frozen=True)
+class Talk:
+    """A request: what was said so far, in turns that alternate, and how to go on."""
+
+    alias: str
+    turns: tuple[Turn, ...]
+    system: tuple[str, ...] = ()
+    tools: tuple[Tool, ...] = ()
+    choice: str = "auto"  # any: some tool must be called; tool: this one; none
+    chosen_tool: str = ""
+    one_call: bool = False
+    max_tokens: int | None = None
+    sampling: dict[str, float] = field(default_factory=dict)  # temperature, top_p, top_k
+    stops: tuple[str, ...] = ()
+    is_stream: bool = False
+
+    def images(self) -> list[str]:
+        """Return every image in it."""
+        images: list[str] = []
+        for turn in self.turns:
+            images += turn.images
+            for result in turn.results:
+                images += result.images
+        return images
+
+    def without_images(self) -> Talk:
+        """Return the talk with a note where images were."""
+        return replace(self, turns=tuple(map(_without_images, self.turns)))
+
+
+def _without_images(turn: Turn) -> Turn:
+    results = []
+    for result in turn.results:
+        if result.images:
+            result = Result(result.call_id, join_texts([result.text, NO_IMAGE]))
+        results.append(result)
+
+    texts = (*turn.texts, NO_IMAGE) if turn.images else turn.texts
+    return replace(turn, texts=texts, images=(), results=tuple(results))
+
+
+def join_texts(texts: Iterable[str]) -> str:
+    """Return blocks of text as one; glued together, the last word of one runs into the next."""
+    pieces: list[str] = []
+    for text in filter(None, texts):
+        if pieces and not pieces[-1].endswith("\n") and not text.startswith("\n"):
+            pieces.append("\n\n")
+        pieces.append(text)
+    return "".join(pieces)
+
+
+def weigh(body: bytes, talk: Talk) -> int:
+    """Return the bytes of a rendered request that tell how many tokens it has."""
+    images = talk.images()
+    return len(body) - sum(map(len, images)) + len(images) * IMAGE_WEIGHT
+
+
+# -- the answer --
+
+@dataclass(frozen=True)
+class End:
+    """How an answer ended, and what it took."""
+
+    reason: str  # end_turn, max_tokens, stop_sequence or tool_use
+    stop: str = ""  # the stop sequence it ended at
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Delta:
+    """One step of an answer: thinking or text that grows, a call, or the end."""
+
+    kind: str  # thinking, text, call or end
+    text: str = ""
+    call: Call | None = None
+    end: End | None = None
+
+
+class Sieve:
+    """Tells thinking from text in what a model prints, and ends the text at a stop sequence.
+
+    Text that may yet grow to a mark is held back until more comes. A <think> section counts only
+    at the very beginning.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.stop = ""  # the stop sequence that ended the text
+        self._stops = [stop for stop in stops if stop]
+        self._phase, self._held = "start", ""
+
+    def skip_thinking(self) -> None:
+        """Note that the model tells its thinking apart: what it prints is text."""
+        self._phase = "text"
+
+    def feed(self, text: str, *, last: bool = False) -> list[Delta]:
+        """Return what can be told now; with `last`, nothing is held back."""
+        text, self._held = self._held + text, ""
+        if self._phase == "start":
+            text = self._begin(text, last)
+
+        deltas = []
+        if self._phase == "think":
+            thought, mark, text = self._part(text, ["</think>"], last)
+            deltas.append(Delta("thinking", thought))
+            self._phase = "after" if mark else "think"
+        if self._phase == "after":
+            text = text.lstrip()
+            self._phase = "text" if text else "after"
+        if self._stops and self._phase == "text":
+            text, self.stop, _ = self._part(text, self._stops, last)
+
+        deltas.append(Delta("text", text))
+        return [delta for delta in deltas if delta.text]
+
+    def _begin(self, text: str, last: bool) -> str:
+        """Choose the first phase once enough was printed; return what belongs to it."""
+        bare = text.lstrip()
+        if bare.startswith("<think>"):
+            self._phase = "think"
+            return bare[len("<think>"):]
+
+        if "<think>".startswith(bare) and not last:
+            self._held = text
+            return ""
+
+        self._phase = "text"
+        return text
+
+    def _part(self, text: str, marks: list[str], last: bool) -> tuple[str, str, str]:
+        """Return what stands before the first mark, the mark, and what stands behind it."""
+        places = [(text.index(mark), mark) for mark in marks if mark in text]
+        if places:
+            at, mark = min(places)
+            return text[:at], mark, text[at + len(mark):]
+
+        if not last:
+            at = len(text) - max(_growing_tail(text, mark) for mark in marks)
+            self._held = text[at:]
+            text = text[:at]
+        return text, "", ""
+
+
+def _growing_tail(text: str, mark: str) -> int:
+    """Return the length of the longest end of a text that may yet grow to the mark."""
+    at = text.find(mark[0], max(0, len(text) - len(mark) + 1))
+    while at >= 0 and not mark.startswith(text[at:]):
+        at = text.find(mark[0], at + 1)
+    return len(text) - at if at >= 0 else 0
 
 
 # == 10. Backends =============================================================
+#
+# What a node speaks. A Backend makes Asks and reads Replies; it knows no socket and no clock. What
+# a node says is not trusted: a field of the wrong type counts as absent, only an answer without
+# its list makes the node `bad answer`, and what is wrong in an answer is the node's fault.
 
-def _error_words(reply: Reply) -> str:
+ANSWER_MARKS = 100_000  # values in one answer of a node; see count_marks
+TOKENS_LIMIT = 10 ** 9  # a higher count is none
+ARGUMENTS_DEPTH_LIMIT = 64
+# An engine's words for a prompt that its context does not hold (Ollama 0.32.15, llama.cpp).
+_TOO_LONG = _Pattern(
+    r"(?:\((\d{1,9}) tokens\) )?exceeds the available context size \((\d{1,9}) tokens\)"
+    r"|input (?:length|after truncation) exceeds|longer than the context")
+_NO_IMAGES = _Pattern(r"does not support (?:vision|image)|image input")
+_NOT_ABLE = _Pattern(r"does not support|image input")
+
+
+class Backend(ABC):
+    """What one kind of node speaks: what to ask of it, and how to read what it says."""
+
+    name = ""  # as `provider:` and a node's reason have it
+    title = ""  # as people call it
+
+    @abstractmethod
+    def identify(self) -> Ask:
+        """Ask for its version; the quickest thing that only this kind answers."""
+
+    @abstractmethod
+    def list_models(self) -> Ask:
+        """Ask for the NodeModels on its disk."""
+
+    @abstractmethod
+    def list_loaded(self) -> Ask:
+        """Ask for the LoadedModels in its memory."""
+
+    @abstractmethod
+    def describe(self, model_name: str) -> Ask:
+        """Ask for what a NodeModel's list entry does not tell, as a dict of its fields."""
+
+    @abstractmethod
+    def load(self, model: Model, *, unload: bool = False, words: str = "") -> Ask:
+        """Ask to load a model as its route will use it, or to unload it."""
+
+    @abstractmethod
+    def pull(self, model: Model) -> Ask:
+        """Ask to download a model; each line of the answer is read as a PullStep."""
+
+    @abstractmethod
+    def chat(self, talk: Talk, model: Model) -> Ask:
+        """Ask a model to go on with a talk; `extract` reads the words of a refusal."""
+
+    @abstractmethod
+    def reader(self, talk: Talk, model: Model, estimate: int) -> Reader:
+        """Return what reads the answer to `chat`; `estimate` is what the prompt may take."""
+
+
+class Reader(ABC):
+    """Reads one answer of a model, line by line."""
+
+    @abstractmethod
+    def feed(self, line: bytes | bytearray) -> list[Delta]:
+        """Return what a line says; NodeFailure or Refusal where it is no answer."""
+
+    @abstractmethod
+    def refusal(self, status: int, words: str) -> Refusal:
+        """Return what the client is told when the node refuses, in the words it acts on."""
+
+
+@dataclass(frozen=True)
+class PullStep:
+    """One line of a download: how far a layer is, and whether all is done."""
+
+    layer: str = ""
+    completed: int = 0
+    total: int = 0
+    is_done: bool = False
+
+
+# -- reading what a node says --
+
+def read_field(value: object, key: str, kind: type[Any] = str) -> Any:
+    """Return a field of an answer; absent, of another type or below 0 it is empty."""
+    field_value = value.get(key) if isinstance(value, dict) else None
+    if type(field_value) is not kind or (kind is int and field_value < 0):
+        return kind()
+    return field_value
+
+
+def error_text(error: object) -> str:
+    """Return a node's own words, out of the JSON that its engine wraps them in."""
+    while True:
+        if isinstance(error, dict):
+            wrapped: dict[str, Any] | None = error
+        else:
+            wrapped = parse_object(str(error)[:HEADER_LIMIT_BYTES])
+        if not wrapped:
+            return str(error)[:500]
+        error = wrapped.get("error", wrapped.get("message", "an error without words"))
+
+
+def error_words(reply: Reply) -> str:
     """Return what a node says about a request it refused, in its own words."""
     if 300 <= reply.status < 400:
         return f"it redirects to {reply.headers.get('location', 'elsewhere')}; not followed"
@@ -2382,410 +6713,950 @@ def _error_words(reply: Reply) -> str:
     return error_text(reply.body.decode("utf-8", "replace").strip()).split("\n")[0]
 
 
-def read_json(reply: Reply, path: str) -> Any:
-    """Return the JSON value of a node's answer from a path; a refusal is a failure."""
-    if reply.status != 200:
-        words = _error_words(reply)
-        if reply.status == 404 and "model" not in words.lower():
-            raise NodeFailure("not ollama", f"it does not know {path}")
-        raise NodeFailure(f"http {reply.status}", words)
-    return parse_answer(reply.body)
-
-
-def parse_answer(body: bytes | bytearray) -> Any:
+def parse_answer(body: bytes | bytearray, backend: Backend) -> Any:
     """Return the JSON value of an answer; refuse what would grow in memory or take long."""
-    # 8 MiB of `[[],[],…` become 180 MB of lists.
-    if sum(map(body.count, (b"[", b"{", b":", b","))) > JSON_MARKS:
-        raise NodeFailure("bad answer", "far more in it than any Ollama answers")
+    if count_marks(body) > ANSWER_MARKS:
+        raise NodeFailure("bad answer", f"far more in it than any {backend.title} answers")
     try:
-        # NaN and Infinity are no integers; one of a million digits takes minutes on Python 3.9.
-        return json.loads(body.decode("utf-8"), parse_constant=int,
-                          parse_int=lambda digits: int(digits) if len(digits) < 20 else 0)
-    except (ValueError, RecursionError):
-        pass  # they hold the whole text
+        return parse_json(body)
+    except ValueError:
+        pass  # its own exception would hold the whole text
     if re.match(rb"\s*[\[{]", body):
         raise NodeFailure("bad answer", "its JSON is broken")
-    raise NodeFailure("not ollama", "it does not answer with JSON")
+    raise NodeFailure(f"not {backend.name}", "it does not answer with JSON")
 
 
-def plan_chat(request, model):
-    """Return the `/api/chat` request that says what a Messages request says."""
-    choice = request.get("tool_choice") or {}
+def refuse_error(value: Any) -> Any:
+    """Return an answer; refuse an error, which Ollama also sends under HTTP 200."""
+    if isinstance(value, dict) and "error" in value:
+        raise NodeFailure("error", error_text(value["error"]))
+    return value
+
+
+# -- Ollama --
+#
+# Facts: Ollama 0.32.15. Its own /v1/messages cannot carry num_ctx, keep_alive, think or truncate:
+# every request there would reload the model or lose its beginning.
+
+# What Ollama or its engine takes of a tool's schema; one other word can fail the whole request.
+SCHEMA_TYPES: dict[str, Any] = {
+    "type": (str, list), "description": str, "enum": list, "required": list, "anyOf": list,
+    "allOf": list, "properties": dict, "$defs": dict, "$ref": str, "items": object,
+    "const": object, "default": object, "format": str, "additionalProperties": bool}
+SCHEMA_SYNONYMS = {"oneOf": "anyOf", "definitions": "$defs"}
+JSON_TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
+
+
+class Ollama(Backend):
+    """Ollama's own API, translated."""
+
+    name, title = "ollama", "Ollama"
+
+    def identify(self) -> Ask:
+        return self._ask("/api/version", self._parse_version)
+
+    def list_models(self) -> Ask:
+        return self._ask("/api/tags", self._parse_tags)
+
+    def list_loaded(self) -> Ask:
+        return self._ask("/api/ps", self._parse_loaded)
+
+    def describe(self, model_name: str) -> Ask:
+        return self._ask("/api/show", self._parse_show, {"model": model_name})
+
+    def load(self, model: Model, *, unload: bool = False, words: str = "") -> Ask:
+        # With another num_ctx than the route's, the route's first request would load it again.
+        options: dict[str, object] = {"num_ctx": model.context}
+        messages = []
+        if words:
+            messages.append({"role": "user", "content": words})
+            options["num_predict"] = 16
+        return self._ask("/api/chat", self._parse_loading, {
+            "model": model.ollama_model, "messages": messages, "stream": False,
+            "think": model.thinking, "keep_alive": 0 if unload else model.keep_alive,
+            "options": options})
+
+    def pull(self, model: Model) -> Ask:
+        return self._ask("/api/pull", self._parse_pull, {"model": model.ollama_model})
+
+    def chat(self, talk: Talk, model: Model) -> Ask:
+        messages = _chat_messages(_wished_turns(talk), model.thinking)
+        if not messages:  # which Ollama would take for "load the model" and answer nothing
+            raise Refusal(400, "messages: at least one message with content is required")
+        if talk.system:
+            messages.insert(0, {"role": "system", "content": join_texts(talk.system)})
+
+        # num_ctx must be what warm-up sent, else Ollama loads the model again.
+        most = min(talk.max_tokens or model.max_output, model.max_output)
+        options = {"num_ctx": model.context, "num_predict": most, **talk.sampling}
+        payload = {"model": model.ollama_model, "stream": True, "truncate": False,
+                   "think": model.thinking, "keep_alive": model.keep_alive,
+                   "options": options, "messages": messages}
+        tools = _chat_tools(talk)
+        if tools:
+            payload["tools"] = tools
+        return Ask("/api/chat", error_words, payload)
+
+    def reader(self, talk: Talk, model: Model, estimate: int) -> Reader:
+        return OllamaReader(talk, model, estimate)
+
+    def _ask(self, path: str, parse: Callable[[Any], Any], payload: object = None) -> Ask:
+        """Return an Ask whose refusal is a NodeFailure and whose JSON is read by `parse`."""
+        def extract(reply: Reply) -> Any:
+            if reply.status != 200:
+                words = error_words(reply)
+                if reply.status == 404 and "model" not in words.lower():
+                    raise NodeFailure(f"not {self.name}", f"it does not know {path}")
+                raise NodeFailure(f"http {reply.status}", words)
+            return parse(parse_answer(reply.body, self))
+
+        return Ask(path, extract, payload)
+
+    def _parse_version(self, value: Any) -> str:
+        version: str = read_field(value, "version")
+        if not version:
+            raise NodeFailure(f"not {self.name}", "/api/version does not answer as Ollama does")
+        return version
+
+    def _entries(self, value: Any, path: str) -> list[dict[str, Any]]:
+        """Return the entries of a `models` list, each with its name; null is an empty list."""
+        entries = value.get("models", "") if isinstance(value, dict) else ""
+        entries = [] if entries is None else entries
+        if not isinstance(entries, list) or not all(read_field(entry, "name") for entry in entries):
+            raise NodeFailure("bad answer", f"{path} holds no list of models")
+        return sorted(entries, key=lambda entry: entry["name"])  # Ollama's own order changes by ask
+
+    def _parse_tags(self, value: Any) -> tuple[NodeModel, ...]:
+        models = []
+        for entry in self._entries(value, "/api/tags"):
+            details = read_field(entry, "details", dict)
+            # Only /api/show knows what a model can do; but these can do nothing else.
+            is_embedding = "bert" in read_field(details, "family")
+            models.append(NodeModel(
+                name=entry["name"],
+                size=read_field(entry, "size", int),
+                parameters=read_field(details, "parameter_size"),
+                quantization=read_field(details, "quantization_level"),
+                capabilities=("embedding",) if is_embedding else None,
+                trained_context=read_field(details, "context_length", int) or None,
+                remote=read_field(entry, "remote_host") or read_field(entry, "remote_model")))
+        return tuple(models)
+
+    def _parse_show(self, value: Any) -> dict[str, object]:
+        """Return what /api/show adds to a model: what it can do and what it was trained for."""
+        info = read_field(value, "model_info", dict)
+        length_key = read_field(info, "general.architecture") + ".context_length"
+        words = read_field(value, "capabilities", list)
+        facts = {"capabilities": tuple(word for word in words if isinstance(word, str)),
+                 "trained_context": read_field(info, length_key, int),
+                 "token_bytes": plan_token_bytes(info)}
+        return {key: fact for key, fact in facts.items() if fact}
+
+    def _parse_loaded(self, value: Any) -> tuple[LoadedModel, ...]:
+        loaded = []
+        for entry in self._entries(value, "/api/ps"):
+            size = read_field(entry, "size", int)
+            percent = None
+            if size and "size_vram" in entry:
+                percent = min(100, round(100 * read_field(entry, "size_vram", int) / size))
+            loaded.append(LoadedModel(
+                name=entry["name"], context=read_field(entry, "context_length", int),
+                gpu_percent=percent, size=size, expires=read_field(entry, "expires_at")))
+        return tuple(loaded)
+
+    def _parse_loading(self, value: Any) -> None:
+        if not read_field(refuse_error(value), "done", bool):
+            raise NodeFailure("bad answer", "its answer to a load is not Ollama's")
+
+    def _parse_pull(self, value: Any) -> PullStep:
+        step = refuse_error(value)
+        return PullStep(
+            layer=read_field(step, "digest"), completed=read_field(step, "completed", int),
+            total=read_field(step, "total", int),
+            is_done=read_field(step, "status") == "success")  # errors come under 200, too
+
+
+def _wished_turns(talk: Talk) -> tuple[Turn, ...]:
+    """Return the turns, with the client's choice of tools as words in the last one."""
     # Ollama ignores tool_choice: showing fewer tools and a word in the last turn is all there is.
     wishes = {"any": "Answer by calling one of your tools.",
-              "tool": f"Answer by calling the tool `{choice.get('name')}`."}
-    wish = {"role": "system", "content": wishes.get(str(choice.get("type")))}
-    try:
-        turns = _read_turns([*request["messages"], wish])
-        messages, tools = _render_turns(turns, model.thinking), _render_tools(request, turns)
-        system = [value for name, value in _read_parts(request.get("system"), "system")
-                  # Claude Code's billing line always differs and would spoil the prompt cache.
-                  if name == "text" and not value.startswith("x-anthropic-billing-header:")]
-    except RecursionError:
-        raise ApiError(400, "body: nested too deeply") from None
-    if not messages:  # which Ollama would take for "load the model" and answer nothing
-        raise ApiError(400, "messages: at least one message with content is required")
-    if system:
-        messages.insert(0, {"role": "system", "content": _join(system)})
-    # num_ctx must be what warm-up sent, else Ollama loads the model again.
-    options = {"num_ctx": model.context,
-               "num_predict": min(request.get("max_tokens") or model.max_output, model.max_output)}
-    options.update((name, request[name]) for name in ("temperature", "top_p", "top_k")
-                   if request.get(name) is not None)
-    return {"model": model.ollama_model, "stream": True, "truncate": False,
-            "think": model.thinking, "keep_alive": model.keep_alive, "options": options,
-            "messages": messages, **({"tools": tools} if tools else {})}
+              "tool": f"Answer by calling the tool `{talk.chosen_tool}`."}
+    wish = wishes.get(talk.choice)
+    if not wish:
+        return talk.turns
+
+    last = talk.turns[-1] if talk.turns else None
+    if last is None or last.role != "user":
+        return (*talk.turns, Turn("user", reminders=(wish,)))
+    return (*talk.turns[:-1], replace(last, reminders=(*last.reminders, wish)))
 
 
-def _read_turns(messages):
-    """Return turns in strict alternation: {role, and a list for each kind of part}."""
-    turns = []
-    for number, message in enumerate(messages):
-        role = message.get("role") if isinstance(message, dict) else None
-        if role not in ("user", "assistant", "system"):
-            raise ApiError(400, f"messages.{number}: expected the role user, assistant or system")
-        parts = _read_parts(message.get("content"), f"messages.{number}")
-        if role == "system":  # which many templates take only at the very beginning
-            role, parts = "user", [("reminder", value) for name, value in parts if name == "text"]
-        if parts and (not turns or turns[-1]["role"] != role):
-            turns.append({"role": role, **{name: [] for name in TURN_PARTS}})
-        for name, value in parts:
-            turns[-1][name].append(value)
-    return turns
-
-
-def _read_parts(content, where):
-    """Return (kind, value) for all of a content that a local model can be shown."""
-    content = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
-    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
-        raise ApiError(400, f"{where}: expected text or a list of content blocks")
-    parts = []
-    for block in content:
-        kind = block.get("type")
-        if kind in ("text", "thinking"):
-            parts.append((kind, _text(block, kind, where)))
-        elif kind == "image":
-            parts.append((kind, _read_image(block, where)))
-        elif kind in ("document", "search_result"):
-            source = block.get("source") if kind == "document" else block
-            source = source if isinstance(source, dict) else {}
-            inside = source.get("data" if source.get("type") == "text" else "content")
-            parts += [("text", _text(block, "title", where)), *(_read_parts(inside, where) or [
-                ("text", "(a document of which only the bytes were sent was left out)")])]
-        elif kind == "tool_reference":
-            name = _text(block, "tool_name", where)
-            parts += [("found", name), ("text", f"The tool `{name}` can be called now.")]
-        elif kind == "tool_use":
-            given = block.get("input") or {}
-            # Ollama answers 400 to arguments that are not an object.
-            given = given if isinstance(given, dict) else {"input": given}
-            parts.append(("call", {"id": _text(block, "id", where), "input": given,
-                                   "name": _text(block, "name", where) or "unknown"}))
-        elif kind == "tool_result":
-            inside = _read_parts(block.get("content"), where)
-            text = _join([value for name, value in inside if name == "text"])
-            if block.get("is_error") is True and not text.startswith(("Error", "<tool_use_error>")):
-                text = f"Error: {text}"
-            parts.append(("result", {"id": _text(block, "tool_use_id", where), "text": text,
-                                     "images": [value for name, value in inside
-                                                if name == "image"]}))
-            parts += [part for part in inside if part[0] == "found"]
-    return [(name, value) for name, value in parts if value]
-
-
-def _text(block, name, where):
-    value = block.get(name)
-    if value is not None and not isinstance(value, str):
-        raise ApiError(400, f"{where}: `{name}` of a block must be text")
-    return value or ""
-
-
-def _read_image(block, where):
-    source = block.get("source")
-    if not isinstance(source, dict) or source.get("type") != "base64":
-        raise ApiError(400, f"{where}: a local model can only be shown base64 images, not URLs")
-    try:  # one character that Ollama cannot decode costs the whole request
-        pixels = base64.b64decode("".join(_text(source, "data", where).split()), validate=True)
-    except ValueError:
-        raise ApiError(400, f"{where}: the image is not valid base64") from None
-    return base64.b64encode(pixels).decode("ascii")
-
-
-def _join(texts):
-    # Blocks are separate to the client; glued together, the last word of one runs into the next.
-    joined = ""
-    for text in texts:
-        glued = joined and not joined.endswith("\n") and not text.startswith("\n")
-        joined += f"\n\n{text}" if glued else text
-    return joined
-
-
-def _render_turns(turns, thinking):
+def _chat_messages(turns: Iterable[Turn], thinking: bool) -> list[dict[str, Any]]:
     """Return chat messages in which every call has an id of its own and one result."""
-    messages, calls, taken = [], [], set()
+    messages: list[dict[str, Any]] = []
+    ids = _CallIds()
+    calls: list[tuple[str, Call]] = []  # of the turn before, each with its own id
     for turn in turns:
-        if turn["role"] == "assistant":
-            calls = turn["call"]
-            for call in calls:
-                call["unique"] = call["id"] or f"call_{len(taken)}"
-                while call["unique"] in taken:
-                    call["unique"] += "_"
-                taken.add(call["unique"])
-            messages.append({
-                "role": "assistant", "content": _join(turn["text"]),
-                "thinking": _join(turn["thinking"]) if thinking else "",
-                "tool_calls": [{"id": call["unique"], "function": {
-                    "name": call["name"], "arguments": call["input"]}} for call in calls]})
-            continue
-        results = []
-        for call in calls:  # its own result, or one without an id
-            fitting = [r for wanted in (call["id"], "") for r in turn["result"]
-                       if r["id"] == wanted] or [{"text": "(no result)", "images": []}]
-            turn["result"] = [r for r in turn["result"] if r is not fitting[0]]
-            results.append({"role": "tool", "tool_call_id": call["unique"],
-                            "tool_name": call["name"], "content": fitting[0]["text"],
-                            "images": fitting[0]["images"]})
-        calls, orphans = [], turn["result"]  # those that no call was waiting for
-        reminders = [f"<system-reminder>\n{text}\n</system-reminder>" for text in turn["reminder"]]
-        words = [f"[result of an earlier call]\n{o['text']}" for o in orphans] + turn["text"]
-        images = [image for o in orphans for image in o["images"]] + turn["image"]
-        messages += results
-        if results and not words and not images:
-            # A message after the results would read as the user's next question.
-            results[-1]["content"] = _join([results[-1]["content"], *reminders])
+        if turn.role == "assistant":
+            calls = [(ids.take(call.id), call) for call in turn.calls]
+            messages.append(_assistant_message(turn, calls, thinking))
         else:
-            messages.append({"role": "user", "content": _join(reminders + words), "images": images})
-    messages = [{name: value for name, value in message.items() if value or name == "content"}
-                for message in messages]
-    return [message for message in messages if message["content"] or len(message) > 2]
+            messages += _user_messages(turn, calls)
+            calls = []
+
+    kept = []
+    for message in messages:
+        message = {name: value for name, value in message.items() if value or name == "content"}
+        if message["content"] or len(message) > 2:
+            kept.append(message)
+    return kept
 
 
-def _render_tools(request, turns):
-    """Return the client's tools; deferred ones once they were found or called."""
-    choice, tools = request.get("tool_choice") or {}, {}
-    wanted = {name for turn in turns for name in turn["found"]}
-    wanted |= {call["name"] for turn in turns for call in turn["call"]}
-    for tool in request.get("tools") or ():
-        name = tool.get("name") if isinstance(tool, dict) else None
-        # Any other type is a tool that Anthropic's servers run or describe.
-        if not isinstance(name, str) or not name or tool.get("type") not in (None, "custom") \
-                or (tool.get("defer_loading") is True and name not in wanted) \
-                or choice.get("type") == "none" \
-                or (choice.get("type") == "tool" and name != choice.get("name")):
+class _CallIds:
+    """Makes every id of a call its own, in linear time."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+        self._repeats: dict[str, int] = {}
+
+    def take(self, wanted: str) -> str:
+        unique = wanted or f"call_{len(self._taken)}"
+        while unique in self._taken:
+            self._repeats[wanted] = self._repeats.get(wanted, 0) + 1
+            unique = f"{wanted or 'call'}_{self._repeats[wanted]}"
+        self._taken.add(unique)
+        return unique
+
+
+def _assistant_message(turn: Turn, calls: list[tuple[str, Call]],
+                       thinking: bool) -> dict[str, Any]:
+    return {"role": "assistant", "content": join_texts(turn.texts),
+            "thinking": join_texts(turn.thoughts) if thinking else "",
+            "tool_calls": [{"id": own_id, "function": {
+                "name": call.name, "arguments": call.arguments}} for own_id, call in calls]}
+
+
+def _user_messages(turn: Turn, calls: list[tuple[str, Call]]) -> list[dict[str, Any]]:
+    """Return the results of the calls before this turn, then what the user says."""
+    waiting: dict[str, list[Result]] = {}  # by the id of their call, the first one last
+    for result in reversed(turn.results):
+        waiting.setdefault(result.call_id, []).append(result)
+
+    messages = []
+    for own_id, call in calls:  # its own result, or one without an id
+        results = waiting.get(call.id) or waiting.get("")
+        result = results.pop() if results else Result(call.id, "(no result)")
+        messages.append({"role": "tool", "tool_call_id": own_id, "tool_name": call.name,
+                         "content": result.text, "images": list(result.images)})
+
+    left = {id(result) for results in waiting.values() for result in results}
+    orphans = [result for result in turn.results if id(result) in left]
+    words = [f"[result of an earlier call]\n{orphan.text}" for orphan in orphans]
+    words += turn.texts
+    images = [image for orphan in orphans for image in orphan.images] + list(turn.images)
+    reminders = [f"<system-reminder>\n{text}\n</system-reminder>" for text in turn.reminders]
+
+    if messages and not words and not images:
+        # A message after the results would read as the user's next question.
+        messages[-1]["content"] = join_texts([messages[-1]["content"], *reminders])
+    else:
+        content = join_texts([*reminders, *words])
+        messages.append({"role": "user", "content": content, "images": images})
+    return messages
+
+
+def _chat_tools(talk: Talk) -> list[dict[str, Any]]:
+    if talk.choice == "none":
+        return []
+    tools = []
+    for tool in talk.tools:
+        if talk.choice == "tool" and tool.name != talk.chosen_tool:
             continue
-        description = tool.get("description")
-        tools.setdefault(name, {"type": "function", "function": {
-            "name": name, "description": description if isinstance(description, str) else "",
-            "parameters": {"properties": {}, **_mend_schema(tool.get("input_schema"))}}})
-    return list(tools.values())
+        # One tool whose schema is not called an object and Ollama refuses the whole request.
+        root = tool.schema if isinstance(tool.schema, dict) else {}
+        root = _renamed_words({**root, "type": "object"})
+        parameters = {"properties": {}, **_mend_schema(root, root)}
+        tools.append({"type": "function", "function": {
+            "name": tool.name, "description": tool.description, "parameters": parameters}})
+    return tools
 
 
-def _mend_schema(schema, root=None):
+def _renamed_words(schema: object) -> dict[str, Any]:
+    if not isinstance(schema, dict):
+        return {}
+    return {SCHEMA_SYNONYMS.get(word, word): value for word, value in schema.items()}
+
+
+def _mend_schema(schema: object, root: dict[str, Any]) -> dict[str, Any]:
     """Return what is left of a schema when nothing in it can fail the request."""
-    kept = {{"oneOf": "anyOf", "definitions": "$defs"}.get(key, key): value
-            for key, value in (schema if isinstance(schema, dict) else {}).items()}
-    if root is None:  # one tool that is not called an object and Ollama refuses the whole request
-        root = kept = {**kept, "type": "object"}
-    kept = {key: _mend_schema(value, root) if key == "items" else value
-            for key, value in kept.items() if isinstance(value, SCHEMA_TYPES.get(key, ()))}
-    types = kept.pop("type", [])
-    types = [word for word in ([types] if isinstance(types, str) else types) if word in JSON_TYPES]
-    kept["type"] = types[0] if len(types) == 1 else types
-    kept["required"] = [word for word in kept.get("required", ()) if isinstance(word, str)]
-    for key in kept.keys() & {"anyOf", "allOf"}:
-        kept[key] = [_mend_schema(part, root) for part in kept[key]]
-    for key in kept.keys() & {"properties", "$defs"}:
-        kept[key] = {name: _mend_schema(part, root) for name, part in kept[key].items()
-                     if name != "$ref"}  # which the engine would follow
-    found = re.fullmatch(r"#/(\$defs|properties)/([^/]+)",
-                         kept.pop("$ref", "").replace("#/definitions/", "#/$defs/"))
-    if found and isinstance(root.get(found[1]), dict) and found[2] in root[found[1]]:
-        kept["$ref"] = found[0]
-    kept = {key: value for key, value in kept.items() if value not in ([], "")}
-    return kept or {"description": "anything"}  # an empty one would be an object
+    words = {word: value for word, value in _renamed_words(schema).items()
+             if isinstance(value, SCHEMA_TYPES.get(word, ()))}
+
+    if "type" in words:
+        words["type"] = _known_types(words["type"])
+    if "required" in words:
+        words["required"] = [name for name in words["required"] if isinstance(name, str)]
+    if "$ref" in words:
+        words["$ref"] = _known_reference(words["$ref"], root)
+
+    if "items" in words:
+        words["items"] = _mend_schema(words["items"], root)
+    for word in ("anyOf", "allOf"):
+        if word in words:
+            words[word] = [_mend_schema(part, root) for part in words[word]]
+    for word in ("properties", "$defs"):
+        if word in words:
+            words[word] = {name: _mend_schema(part, root) for name, part in words[word].items()
+                           if name != "$ref"}  # which the engine would follow
+
+    words = {word: value for word, value in words.items() if value not in ([], "")}
+    return words or {"description": "anything"}  # an empty one would be an object
 
 
-class Answer:
-    """What a model is asked, and its answer: lines of the node in, events and a Message out."""
+def _known_types(types: str | list[Any]) -> str | list[str]:
+    names = [types] if isinstance(types, str) else types
+    known = [name for name in names if name in JSON_TYPES]
+    return known[0] if len(known) == 1 else known
 
-    def __init__(self, message_id, request, model, ratio, *, blind=False):
-        chat = plan_chat(request, model)
-        for message in chat["messages"]:
-            if blind and message.pop("images", ()):
-                message["content"] = _join([message["content"], NO_IMAGE])
-        images = [image for message in chat["messages"] for image in message.get("images", ())]
-        self.model, self.body, self.has_images = model, render_json(chat), bool(images)
-        self.weight = len(self.body) - sum(map(len, images)) + len(images) * IMAGE_WEIGHT
-        self.estimate = round(self.weight / ratio)  # of its tokens
-        usage = dict.fromkeys(("input_tokens", "output_tokens", "cache_creation_input_tokens",
-                               "cache_read_input_tokens"), 0)
-        self.message = {"id": message_id, "type": "message", "role": "assistant",
-                        "model": request["model"], "content": [], "stop_reason": None,
-                        "stop_sequence": None, "usage": usage}
-        self._taken = {call["id"] for m in chat["messages"] for call in m.get("tool_calls", ())}
-        self._one_call = (request.get("tool_choice") or {}).get("disable_parallel_tool_use") is True
-        self._stops = [stop for stop in request.get("stop_sequences") or () if stop]
-        self._stopped, self._lines, self._calls = "", 0, 0
-        self._open, self._pieces = None, []  # the kind of the block that grows, and its text
-        self._phase, self._held = "start", ""  # of a model that prints <think>
 
-    def feed(self, line):
-        """Return the events that one line of the node stands for."""
-        part = _parse_object(line)
+def _known_reference(reference: str, root: dict[str, Any]) -> str:
+    """Return a reference to a definition that is there, else an empty text."""
+    reference = reference.replace("#/definitions/", "#/$defs/")
+    match = re.fullmatch(r"#/(\$defs|properties)/([^/]+)", reference)
+    if not match:
+        return ""
+    place = root.get(match[1])
+    return reference if isinstance(place, dict) and match[2] in place else ""
+
+
+class OllamaReader(Reader):
+    """Reads the lines of /api/chat."""
+
+    def __init__(self, talk: Talk, model: Model, estimate: int) -> None:
+        self._model, self._estimate = model, estimate
+        self._one_call, self._calls, self._lines = talk.one_call, 0, 0
+        self._sieve = Sieve(talk.stops)
+        self._kind = ""  # of the Delta before
+
+    def feed(self, line: bytes | bytearray) -> list[Delta]:
+        part = parse_object(line)
         if part is None:
-            raise ApiError(500, "the node sent something that is not an answer")
+            raise NodeFailure("bad answer", "it sent something that is not an answer")
         if "error" in part:
             status = part["status"] if type(part.get("status")) is int else 500
             raise self.refusal(status, error_text(part["error"]))
         self._lines += 1
-        message = part.get("message") if isinstance(part.get("message"), dict) else {}
-        thinking, text, calls = map(message.get, ("thinking", "content", "tool_calls"))
-        events = []
-        if isinstance(thinking, str) and thinking:
-            self._phase = "text"
-            events += self._grow("thinking", thinking)
-        if isinstance(text, str) and text:
-            events += self._grow_text(text)
-        if self._stopped:
-            return events + self._finish({"prompt_eval_count": self.estimate,
-                                          "eval_count": self._lines})
-        for call in calls if isinstance(calls, list) else ():
-            events += self._add_call(call)
-        return events + self._finish(part) if part.get("done") is True else events
 
-    def refusal(self, status, words):
-        """Return what the client is told when the node refuses, in the words it acts on."""
-        model, too_long = self.model, re.search(_TOO_LONG, words)
-        if too_long:  # Claude Code 2.1.326 compacts on exactly these words
-            maximum = int(too_long[2] or model.context)
-            tokens = max(int(too_long[1] or self.estimate), maximum + 1)
-            return ApiError(400, f"prompt is too long: {tokens} tokens > {maximum} maximum")
-        status = 400 if re.search(_NOT_ABLE, words) else status
-        http = {400: 400, 404: 404, 503: 529}.get(status, 500)
-        fix = {404: f"; type `ollama pull {model.ollama_model}` there",
-               500: "; Ollama's log there says more"}.get(http, "")
-        return ApiError(http, f"node {model.node}, model {model.ollama_model}: "
-                        f"{words or f'it answered {status}'}{fix}")
+        message = read_field(part, "message", dict)
+        deltas = self._growth(message)
+        if self._sieve.stop:
+            return [*deltas, self._end("stop_sequence", self._estimate, self._lines)]
+        for call in read_field(message, "tool_calls", list):
+            deltas += self._call(call)
+        if part.get("done") is True:
+            deltas += self._last(part)
+        return deltas
 
-    def _grow_text(self, text, *, last=False):
-        """Tell thinking from text; a <think> section counts only at the very beginning."""
-        text, self._held, events = self._held + text, "", []
-        if self._phase == "start":
-            bare = text.lstrip()
-            if bare.startswith("<think>"):
-                self._phase, text = "think", bare[7:]
-            elif "<think>".startswith(bare) and not last:
-                self._held = text
-                return []
-            else:
-                self._phase = "text"
-        if self._phase == "think":
-            thought, end, text = self._split(text, ["</think>"], last)
-            events = self._grow("thinking", thought)
-            self._phase = "after" if end else "think"
-        if self._phase == "after":
-            text = text.lstrip()
-            self._phase = "text" if text else "after"
-        if self._stops:  # Ollama would end there too, but not say that it did
-            text, self._stopped, _ = self._split(text, self._stops, last)
-        return events + self._grow("text", text)
+    def _growth(self, message: dict[str, Any]) -> list[Delta]:
+        """Return the thinking and the text of a line; blank thinking begins no thought."""
+        deltas = []
+        thinking: str = read_field(message, "thinking")
+        if thinking:
+            self._sieve.skip_thinking()
+            deltas.append(Delta("thinking", thinking))
+        text: str = read_field(message, "content")
+        if text:
+            deltas += self._sieve.feed(text)
+        return self._without_blank_thoughts(deltas)
 
-    def _split(self, text, marks, last):
-        """Part a text at its first mark; an end that may grow to one is held until more comes."""
-        at, mark = min(((text.index(mark), mark) for mark in marks if mark in text),
-                       default=(len(text), ""))
-        if not mark and not last:
-            at -= max((count for mark in marks for count in range(1, len(mark))
-                       if text.endswith(mark[:count])), default=0)
-            self._held += text[at:]
-            return text[:at], "", ""
-        return text[:at], mark, text[at + len(mark):]
+    def _without_blank_thoughts(self, deltas: list[Delta]) -> list[Delta]:
+        kept = []
+        for delta in deltas:
+            begins = delta.kind == "thinking" and self._kind != "thinking"
+            if begins and not delta.text.strip():
+                continue
+            self._kind = delta.kind
+            kept.append(delta)
+        return kept
 
-    def _grow(self, kind, piece):
-        """Return the events by which the block of a kind grows; blank thinking opens none."""
-        if not piece or (kind == "thinking" and self._open != kind and not piece.strip()):
-            return []
-        events = []
-        if self._open != kind:
-            block = {"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {})}
-            events = self._end()
-            self.message["content"].append(dict(block))
-            events.append(self._event("start", content_block=block))
-            self._open = kind
-        self._pieces.append(piece)
-        return events + [self._event("delta", delta={"type": f"{kind}_delta", kind: piece})]
-
-    def _event(self, name, **more):
-        return {"type": f"content_block_{name}", "index": len(self.message["content"]) - 1, **more}
-
-    def _end(self):
-        if not self._open:
-            return []
-        self.message["content"][-1][self._open] = "".join(self._pieces)
-        self._open, self._pieces = None, []
-        return [self._event("stop")]
-
-    def _add_call(self, call):
-        function = call.get("function") if isinstance(call, dict) else None
-        name = function.get("name") if isinstance(function, dict) else None
-        if not isinstance(name, str) or (self._one_call and self._calls):
+    def _call(self, value: object) -> list[Delta]:
+        function = read_field(value, "function", dict)
+        name: str = read_field(function, "name")
+        if not name or (self._one_call and self._calls):
             return []
         self._calls += 1
-        given, wanted = call.get("id"), function.get("arguments")
-        if not isinstance(given, str) or not given or given in self._taken:
-            # Some templates number their calls from zero in every answer; the client joins by id.
-            given = f"toolu_{self.message['id'][4:]}_{self._calls}"
-        self._taken.add(given)
-        if not isinstance(wanted, dict):
-            wanted = isinstance(wanted, str) and _parse_object(wanted) or {}
-        events = self._grow_text("", last=True) + self._end()
-        block = {"type": "tool_use", "id": given, "name": name, "input": wanted}
-        self.message["content"].append(block)
-        return events + [
-            self._event("start", content_block={**block, "input": {}}),
-            self._event("delta", delta={"type": "input_json_delta",
-                                        "partial_json": render_json(wanted).decode("ascii")}),
-            self._event("stop")]
 
-    def _finish(self, part):
-        events = ([] if self._stopped else self._grow_text("", last=True)) + self._end()
-        reason = "max_tokens" if part.get("done_reason") == "length" else "end_turn"
-        reason = "stop_sequence" if self._stopped else "tool_use" if self._calls else reason
-        delta = {"stop_reason": reason, "stop_sequence": self._stopped or None}
-        counts = map(part.get, ("prompt_eval_count", "eval_count"))
-        usage = {name: count if type(count) is int and count > 0 else 0
-                 for name, count in zip(("input_tokens", "output_tokens"), counts)}
-        self.message.update(delta, usage={**self.message["usage"], **usage})
-        return events + [{"type": "message_delta", "delta": delta, "usage": usage},
-                         {"type": "message_stop"}]
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            arguments = parse_object(arguments)
+        if not isinstance(arguments, dict):
+            arguments = {}
+        if is_deeper(arguments, ARGUMENTS_DEPTH_LIMIT):
+            raise NodeFailure("bad answer", "the arguments of a call are nested too deeply")
+
+        deltas = self._without_blank_thoughts(self._sieve.feed("", last=True))
+        self._kind = "call"
+        return [*deltas, Delta("call", call=Call(read_field(value, "id"), name, arguments))]
+
+    def _last(self, part: dict[str, Any]) -> list[Delta]:
+        deltas = self._without_blank_thoughts(self._sieve.feed("", last=True))
+        reason = "end_turn"
+        if self._sieve.stop:
+            reason = "stop_sequence"
+        elif self._calls:
+            reason = "tool_use"
+        elif part.get("done_reason") == "length":
+            reason = "max_tokens"
+        counts = [read_field(part, name, int) for name in ("prompt_eval_count", "eval_count")]
+        return [*deltas, self._end(reason, *counts)]
+
+    def _end(self, reason: str, tokens_in: int, tokens_out: int) -> Delta:
+        counts = [count if count < TOKENS_LIMIT else 0 for count in (tokens_in, tokens_out)]
+        return Delta("end", end=End(reason, self._sieve.stop, *counts))
+
+    def refusal(self, status: int, words: str) -> Refusal:
+        model = self._model
+        too_long = _TOO_LONG.search(words)
+        if too_long:
+            maximum = int(too_long[2] or model.context)
+            tokens = int(too_long[1] or self._estimate)
+            return PromptTooLong(max(tokens, maximum + 1), maximum)
+
+        who = f"node {model.node}, model {model.ollama_model}"
+        words = words or f"it answered {status}"
+        if _NO_IMAGES.search(words):
+            return NoImages(400, f"{who}: {words}")
+        if status == 400 or _NOT_ABLE.search(words):
+            return Refusal(400, f"{who}: {words}")
+        if status == 404:
+            return Refusal(404, f"{who}: {words}; type `ollama pull {model.ollama_model}` there")
+        if status == 503:
+            return Refusal(529, f"{who}: {words}")
+        return Refusal(500, f"{who}: {words}; Ollama's log there says more")
+
+
+def is_deeper(value: object, limit: int) -> bool:
+    """Tell whether a JSON value has more levels than the limit."""
+    level = [value]
+    for _ in range(limit + 1):
+        if not level:
+            return False
+        inner = [child for child in level if isinstance(child, (dict, list))]
+        level = [item for child in inner
+                 for item in (child.values() if isinstance(child, dict) else child)]
+    return bool(level)
+
+
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Ollama(),)}
+
+
+def backend_of(node: Node) -> Backend:
+    """Return what a node speaks."""
+    return BACKENDS[node.provider]
 
 
 # == 11. Dialects =============================================================
+#
+# What a client speaks. A Dialect makes a Talk of a request; its Writers make bytes of Deltas.
 
-def render_event(event):
-    """Return an event as it goes down the stream."""
+PROMPT_MARKS = 500_000  # values in one request; see count_marks
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Whose request it is: what one session and agent say belongs together."""
+
+    session: str = ""
+    agent: str = ""
+
+
+class Dialect(ABC):
+    """What one kind of client speaks: its requests, and how it is answered."""
+
+    path = ""  # where its requests go
+    count_path = ""  # where it asks how many tokens a request has; "" where it never does
+
+    @abstractmethod
+    def parse(self, body: bytes | bytearray) -> Talk:
+        """Return the Talk of a request, or raise a Refusal."""
+
+    @abstractmethod
+    def conversation(self, headers: Mapping[str, str]) -> Conversation:
+        """Return whose request it is, as its headers (names in lower case) tell."""
+
+    @abstractmethod
+    def writer(self, talk: Talk, answer_id: str) -> Writer:
+        """Return what writes the answer; its `is_stream` tells whether as it comes."""
+
+    @abstractmethod
+    def refuse(self, refusal: Refusal) -> bytes:
+        """Return the whole body of an answer that refuses."""
+
+    def count(self, tokens: int) -> bytes:
+        """Return the whole body of an answer to how many tokens a request has."""
+        raise Refusal(404, "there is nothing at this path")
+
+
+class Writer(ABC):
+    """Writes one answer. Where it `is_stream`, each method returns what is sent now."""
+
+    is_stream = True
+
+    @abstractmethod
+    def begin(self) -> bytes:
+        """Return what opens the stream; it may be sent long before the first Delta."""
+
+    @abstractmethod
+    def write(self, delta: Delta) -> bytes:
+        """Return what says a Delta that is not the end."""
+
+    @abstractmethod
+    def ping(self) -> bytes:
+        """Return what keeps the client waiting."""
+
+    @abstractmethod
+    def fail(self, refusal: Refusal) -> bytes:
+        """Return what ends the stream with an error."""
+
+    @abstractmethod
+    def end(self, end: End) -> bytes:
+        """Return what ends the answer; of a Writer that is no stream, the whole body."""
+
+
+# -- Messages: Claude Code, and whoever uses Anthropic's SDK --
+#
+# What no local model can take (the bytes of a PDF, server tools, citations, cache marks) is left
+# out: a history that was refused stays refused.
+
+class Messages(Dialect):
+    """Anthropic's Messages API."""
+
+    path = "/v1/messages"
+    count_path = "/v1/messages/count_tokens"
+
+    def parse(self, body: bytes | bytearray) -> Talk:
+        if len(body) > PROMPT_MARKS and count_marks(body) > PROMPT_MARKS:
+            raise Refusal(413, "body: far more in it than any prompt has")
+        request = parse_object(body)
+        if request is None:
+            raise Refusal(400, "body: expected a JSON object, its numbers no larger than JSON's")
+        _check_fields(request)
+        return self.talk_of(request)
+
+    def talk_of(self, request: dict[str, Any]) -> Talk:
+        """Return the Talk of a request whose fields have their types."""
+        try:
+            return self._read(request)
+        except RecursionError:
+            raise Refusal(400, "body: nested too deeply") from None
+
+    def _read(self, request: dict[str, Any]) -> Talk:
+        turns = _read_turns(request["messages"])
+        choice = request.get("tool_choice") or {}
+        kind = choice.get("type")
+        sampling = {name: request[name] for name in ("temperature", "top_p", "top_k")
+                    if request.get(name) is not None}
+        return Talk(
+            alias=request["model"],
+            turns=turns.turns,
+            system=_read_system(request.get("system")),
+            tools=_read_tools(request.get("tools") or (), turns.usable_tools),
+            choice=kind if kind in ("any", "tool", "none") else "auto",
+            chosen_tool=str(choice.get("name") or ""),
+            one_call=choice.get("disable_parallel_tool_use") is True,
+            max_tokens=request.get("max_tokens"),
+            sampling=sampling,
+            stops=tuple(stop for stop in request.get("stop_sequences") or () if stop),
+            is_stream=request.get("stream") is True)
+
+    def conversation(self, headers: Mapping[str, str]) -> Conversation:
+        ids = []
+        for header in ("x-claude-code-session-id", "x-claude-code-agent-id"):
+            value = headers.get(header, "")
+            ids.append(value if re.fullmatch("[A-Za-z0-9_.-]{1,64}", value) else "")
+        return Conversation(*ids)
+
+    def writer(self, talk: Talk, answer_id: str) -> Writer:
+        if talk.is_stream:
+            return MessagesStream(talk, answer_id)
+        return MessagesBody(talk, answer_id)
+
+    def refuse(self, refusal: Refusal) -> bytes:
+        return render_json(_error_event(refusal))
+
+    def count(self, tokens: int) -> bytes:
+        return render_json({"input_tokens": tokens})
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e9  # type: ignore[operator]
+
+
+# What is expected of a field: how it is said, and how it is checked.
+_FIELD_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "text": ("text", lambda value: isinstance(value, str)),
+    "list": ("a list", lambda value: isinstance(value, list)),
+    "object": ("an object", lambda value: isinstance(value, dict)),
+    "boolean": ("true or false", lambda value: isinstance(value, bool)),
+    "whole": ("a whole number", lambda value: type(value) is int and _is_number(value)),
+    "number": ("a number", _is_number)}
+_MESSAGES_FIELDS = {
+    "model": "text", "messages": "list", "tools": "list", "stop_sequences": "list",
+    "tool_choice": "object", "stream": "boolean", "max_tokens": "whole", "top_k": "whole",
+    "temperature": "number", "top_p": "number"}
+
+
+def _check_fields(request: dict[str, Any]) -> None:
+    """Refuse a request whose fields have not the types that translation relies on."""
+    for name, kind in _MESSAGES_FIELDS.items():
+        value = request.get(name)
+        if value is None and name not in ("model", "messages"):
+            continue
+        words, fits = _FIELD_KINDS[kind]
+        if not fits(value):
+            raise Refusal(400, f"{name}: expected {words}")
+
+    most = request.get("max_tokens")
+    if most is not None and most < 1:
+        raise Refusal(400, "max_tokens: must be at least 1")
+    stops = request.get("stop_sequences") or ()
+    if not all(isinstance(stop, str) for stop in stops):
+        raise Refusal(400, "stop_sequences: expected a list of texts")
+    if len(stops) > STOPS_LIMIT or any(len(stop) > STOP_LIMIT_CHARACTERS for stop in stops):
+        raise Refusal(400, f"stop_sequences: at most {STOPS_LIMIT}, each of at most "
+                      f"{STOP_LIMIT_CHARACTERS:,} characters")
+
+
+@dataclass(frozen=True)
+class _History:
+    """The turns of a request, and the names of the deferred tools that it may use."""
+
+    turns: tuple[Turn, ...]
+    usable_tools: frozenset[str]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One thing that was said: which field of a Turn it belongs to (or `found`), and what."""
+
+    kind: str
+    value: Any
+
+
+class _Draft:
+    """A Turn that grows."""
+
+    def __init__(self, role: str) -> None:
+        self.role = role
+        self.parts: dict[str, list[Any]] = {}
+
+    def add(self, part: _Part) -> None:
+        self.parts.setdefault(part.kind, []).append(part.value)
+
+    def turn(self) -> Turn:
+        lists = {kind: tuple(values) for kind, values in self.parts.items() if kind != "found"}
+        return Turn(self.role, **lists)
+
+
+def _read_turns(messages: list[Any]) -> _History:
+    """Return the turns in strict alternation, however the client cut them."""
+    drafts: list[_Draft] = []
+    usable = set()
+    for number, message in enumerate(messages):
+        role = message.get("role") if isinstance(message, dict) else None
+        if role not in ("user", "assistant", "system"):
+            raise Refusal(400, f"messages.{number}: expected the role user, assistant or system")
+
+        parts = _read_content(message.get("content"), f"messages.{number}")
+        if role == "system":  # which many templates take only at the very beginning
+            role = "user"
+            parts = [_Part("reminders", part.value) for part in parts if part.kind == "texts"]
+        if parts and (not drafts or drafts[-1].role != role):
+            drafts.append(_Draft(role))
+        for part in parts:
+            drafts[-1].add(part)
+            if part.kind == "found":
+                usable.add(part.value)
+            elif part.kind == "calls":
+                usable.add(part.value.name)
+    return _History(tuple(draft.turn() for draft in drafts), frozenset(usable))
+
+
+def _read_system(content: object) -> tuple[str, ...]:
+    texts = [part.value for part in _read_content(content, "system") if part.kind == "texts"]
+    # Claude Code's billing line always differs and would spoil the prompt cache.
+    return tuple(text for text in texts if not text.startswith("x-anthropic-billing-header:"))
+
+
+def _read_content(content: object, where: str) -> list[_Part]:
+    """Return all of a content that a local model can be shown."""
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    blocks = content or []
+    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
+        raise Refusal(400, f"{where}: expected text or a list of content blocks")
+
+    parts: list[_Part] = []
+    for block in blocks:
+        kind = block.get("type")
+        read = _BLOCK_READERS.get(kind) if isinstance(kind, str) else None
+        if read:
+            parts += read(block, where)
+    return [part for part in parts if part.value]
+
+
+def _block_text(block: dict[str, Any], name: str, where: str) -> str:
+    value = block.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise Refusal(400, f"{where}: `{name}` of a block must be text")
+    return value
+
+
+def _read_text(block: dict[str, Any], where: str) -> list[_Part]:
+    return [_Part("texts", _block_text(block, "text", where))]
+
+
+def _read_thinking(block: dict[str, Any], where: str) -> list[_Part]:
+    return [_Part("thoughts", _block_text(block, "thinking", where))]
+
+
+def _read_image(block: dict[str, Any], where: str) -> list[_Part]:
+    source = block.get("source")
+    if not isinstance(source, dict) or source.get("type") != "base64":
+        raise Refusal(400, f"{where}: a local model can only be shown base64 images, not URLs")
+    text = "".join(_block_text(source, "data", where).split())
+    try:  # one character that a node cannot decode costs the whole request
+        pixels = base64.b64decode(text, validate=True)
+    except ValueError:
+        raise Refusal(400, f"{where}: the image is not valid base64") from None
+    return [_Part("images", base64.b64encode(pixels).decode("ascii"))]
+
+
+def _read_document(block: dict[str, Any], where: str) -> list[_Part]:
+    source = block.get("source")
+    if not isinstance(source, dict):
+        source = {}
+    inside = source.get("data" if source.get("type") == "text" else "content")
+    return _read_found_text(block, inside, where)
+
+
+def _read_search_result(block: dict[str, Any], where: str) -> list[_Part]:
+    return _read_found_text(block, block.get("content"), where)
+
+
+def _read_found_text(block: dict[str, Any], inside: object, where: str) -> list[_Part]:
+    title = _Part("texts", _block_text(block, "title", where))
+    bytes_only = _Part("texts", "(a document of which only the bytes were sent was left out)")
+    return [title, *(_read_content(inside, where) or [bytes_only])]
+
+
+def _read_tool_reference(block: dict[str, Any], where: str) -> list[_Part]:
+    name = _block_text(block, "tool_name", where)
+    return [_Part("found", name), _Part("texts", f"The tool `{name}` can be called now.")]
+
+
+def _read_tool_use(block: dict[str, Any], where: str) -> list[_Part]:
+    arguments = block.get("input") or {}
+    if not isinstance(arguments, dict):  # Ollama answers 400 to any other
+        arguments = {"input": arguments}
+    name = _block_text(block, "name", where) or "unknown"
+    return [_Part("calls", Call(_block_text(block, "id", where), name, arguments))]
+
+
+def _read_tool_result(block: dict[str, Any], where: str) -> list[_Part]:
+    inside = _read_content(block.get("content"), where)
+    text = join_texts(part.value for part in inside if part.kind == "texts")
+    if block.get("is_error") is True and not text.startswith(("Error", "<tool_use_error>")):
+        text = f"Error: {text}"
+    images = tuple(part.value for part in inside if part.kind == "images")
+    result = Result(_block_text(block, "tool_use_id", where), text, images)
+    return [_Part("results", result), *(part for part in inside if part.kind == "found")]
+
+
+# Blocks of any other type are left out.
+_BLOCK_READERS: dict[str, Callable[[dict[str, Any], str], list[_Part]]] = {
+    "text": _read_text, "thinking": _read_thinking, "image": _read_image,
+    "document": _read_document, "search_result": _read_search_result,
+    "tool_reference": _read_tool_reference, "tool_use": _read_tool_use,
+    "tool_result": _read_tool_result}
+
+
+def _read_tools(tools: Iterable[Any], usable: frozenset[str]) -> tuple[Tool, ...]:
+    """Return the client's own tools; deferred ones once they were found or called."""
+    shown: dict[str, Tool] = {}
+    for tool in tools:
+        if not isinstance(tool, dict) or tool.get("type") not in (None, "custom"):
+            continue  # any other type is a tool that Anthropic's servers run or describe
+        name, description = tool.get("name"), tool.get("description")
+        if not isinstance(name, str) or not name:
+            continue
+        if tool.get("defer_loading") is True and name not in usable:
+            continue
+        if not isinstance(description, str):
+            description = ""
+        shown.setdefault(name, Tool(name, description, tool.get("input_schema")))
+    return tuple(shown.values())
+
+
+def render_event(event: dict[str, Any]) -> bytes:
+    """Return an event as it goes down a stream of Messages."""
     return b"event: %b\ndata: %b\n\n" % (event["type"].encode("ascii"), render_json(event))
 
 
-def parse_messages_request(body):
-    """Return a Messages request whose fields have the types that translation relies on."""
-    if len(body) > PROMPT_MARKS < sum(map(body.count, (b"[", b"{", b":", b","))):
-        raise ApiError(413, "body: far more in it than any prompt has")
-    request = _parse_object(body)
-    if request is None:
-        raise ApiError(400, "body: expected a JSON object")
-    for words, (types, names) in REQUEST_FIELDS.items():
-        for name in names.split():
-            value = request.get(name)
-            if value is None and name not in ("model", "messages"):
-                continue
-            if type(value) not in types or ("number" in words and not abs(value) < 1e9):
-                raise ApiError(400, f"{name}: expected {words}")
-            if name == "max_tokens" and value < 1:
-                raise ApiError(400, "max_tokens: must be at least 1")
-    if not all(isinstance(text, str) for text in request.get("stop_sequences") or ()):
-        raise ApiError(400, "stop_sequences: expected a list of texts")
-    return request
+def _error_event(refusal: Refusal) -> dict[str, Any]:
+    """Return both a body and an event of a stream."""
+    return {"type": "error", "error": {"type": refusal.kind, "message": refusal.what}}
+
+
+class _CallNames:
+    """Gives each call of an answer an id that the whole talk has once."""
+
+    # Some templates number their calls from zero in every answer; the client joins by id.
+    def __init__(self, talk: Talk, prefix: str) -> None:
+        self._taken = {call.id for turn in talk.turns for call in turn.calls}
+        self._prefix, self._count = prefix, 0
+
+    def name(self, call: Call) -> str:
+        self._count += 1
+        own_id = call.id
+        if not own_id or own_id in self._taken:
+            own_id = f"{self._prefix}_{self._count}"
+        self._taken.add(own_id)
+        return own_id
+
+
+def _empty_message(talk: Talk, answer_id: str) -> dict[str, Any]:
+    """Return the Message as it begins; its tokens are known only at the end."""
+    return {"id": f"msg_{answer_id}", "type": "message", "role": "assistant",
+            "model": talk.alias, "content": [], "stop_reason": None, "stop_sequence": None,
+            "usage": {"input_tokens": 0, "output_tokens": 0, "cache_creation_input_tokens": 0,
+                      "cache_read_input_tokens": 0}}
+
+
+class MessagesStream(Writer):
+    """Writes the events of a Message."""
+
+    def __init__(self, talk: Talk, answer_id: str) -> None:
+        self._message = _empty_message(talk, answer_id)
+        self._names = _CallNames(talk, f"toolu_{answer_id}")
+        self._index = -1  # of the block that was opened last
+        self._open = ""  # its kind while it grows
+
+    def begin(self) -> bytes:
+        return render_event({"type": "message_start", "message": self._message})
+
+    def write(self, delta: Delta) -> bytes:
+        if delta.call:
+            return self._close() + self._call(delta.call)
+
+        opening = b""
+        if self._open != delta.kind:
+            block = {"type": delta.kind, delta.kind: ""}
+            if delta.kind == "thinking":
+                block["signature"] = ""
+            opening = self._close() + self._start(block)
+            self._open = delta.kind
+        # Once a token: a template costs a third of rendering the event.
+        words = json.encoder.encode_basestring_ascii(delta.text)
+        growth = (f'event: content_block_delta\ndata: {{"type":"content_block_delta","index":'
+                  f'{self._index},"delta":{{"type":"{delta.kind}_delta","{delta.kind}":{words}}}}}'
+                  "\n\n")
+        return opening + growth.encode("ascii")
+
+    def _start(self, block: dict[str, Any]) -> bytes:
+        self._index += 1
+        return render_event({"type": "content_block_start", "index": self._index,
+                             "content_block": block})
+
+    def _close(self) -> bytes:
+        if not self._open:
+            return b""
+        self._open = ""
+        return render_event({"type": "content_block_stop", "index": self._index})
+
+    def _call(self, call: Call) -> bytes:
+        block = {"type": "tool_use", "id": self._names.name(call), "name": call.name, "input": {}}
+        arguments = render_json(call.arguments).decode("ascii")
+        return self._start(block) + render_event({
+            "type": "content_block_delta", "index": self._index,
+            "delta": {"type": "input_json_delta", "partial_json": arguments},
+        }) + render_event({"type": "content_block_stop", "index": self._index})
+
+    def ping(self) -> bytes:
+        return render_event({"type": "ping"})
+
+    def fail(self, refusal: Refusal) -> bytes:
+        return render_event(_error_event(refusal))
+
+    def end(self, end: End) -> bytes:
+        usage = {"input_tokens": end.input_tokens, "output_tokens": end.output_tokens}
+        delta = {"stop_reason": end.reason, "stop_sequence": end.stop or None}
+        return self._close() + render_event({
+            "type": "message_delta", "delta": delta, "usage": usage,
+        }) + render_event({"type": "message_stop"})
+
+
+class MessagesBody(Writer):
+    """Gathers a whole Message."""
+
+    is_stream = False
+
+    def __init__(self, talk: Talk, answer_id: str) -> None:
+        self._message = _empty_message(talk, answer_id)
+        self._names = _CallNames(talk, f"toolu_{answer_id}")
+        self._pieces: list[str] = []  # of the block that grows
+
+    def begin(self) -> bytes:
+        return b""
+
+    def write(self, delta: Delta) -> bytes:
+        blocks = self._message["content"]
+        if delta.call:
+            self._close()
+            blocks.append({"type": "tool_use", "id": self._names.name(delta.call),
+                           "name": delta.call.name, "input": delta.call.arguments})
+            return b""
+
+        if not self._pieces or blocks[-1]["type"] != delta.kind:
+            self._close()
+            block = {"type": delta.kind, delta.kind: ""}
+            if delta.kind == "thinking":
+                block["signature"] = ""
+            blocks.append(block)
+        self._pieces.append(delta.text)
+        return b""
+
+    def _close(self) -> None:
+        if self._pieces:
+            block = self._message["content"][-1]
+            block[block["type"]] = "".join(self._pieces)
+            self._pieces = []
+
+    def ping(self) -> bytes:
+        return b""
+
+    def fail(self, refusal: Refusal) -> bytes:
+        return render_json(_error_event(refusal))
+
+    def end(self, end: End) -> bytes:
+        self._close()
+        self._message["stop_reason"], self._message["stop_sequence"] = end.reason, end.stop or None
+        self._message["usage"].update(input_tokens=end.input_tokens,
+                                      output_tokens=end.output_tokens)
+        return render_json(self._message)
+
+
+DIALECTS: dict[str, Dialect] = {dialect.path: dialect for dialect in (Messages(),)}
+
+
+def dialect_of(path: str) -> Dialect | None:
+    """Return what is spoken at a path; None where nothing is."""
+    for dialect in DIALECTS.values():
+        if path and path in (dialect.path, dialect.count_path):
+            return dialect
+    return None
 
 
 # =============================================================================
@@ -3126,15 +7997,17 @@ class Visitor(Wire):
         self._look_at: float | None = None  # once the client sends no more: is it still there?
         self._look_seconds = LOOK_SECONDS
 
-    def read_request(self, seconds: float) -> tuple[str, str, dict[str, str]] | None:
+    def read_request(self, seconds: float, *,
+                     first_byte_seconds: float) -> tuple[str, str, dict[str, str]] | None:
         """Return (method, target, headers), or None when the client has nothing more to say."""
-        self.deadline = self._clock() + seconds
+        self.deadline = self._clock() + first_byte_seconds
         with contextlib.suppress(NodeFailure):  # nothing was asked yet
             if not self._buffer:
                 self._fill()
         if not self._buffer:
             return None
 
+        self.deadline = self._clock() + seconds
         try:
             return self._read_head()
         except NodeFailure as failure:
@@ -3793,6 +8666,15 @@ def _refused_port(host: str, port: int, error: OSError) -> FleetError:
     return FleetError("cannot-listen", what, fix="choose another with --host or --port")
 
 
+@dataclass(frozen=True)
+class PortHolder:
+    """A process that listens on a port of this machine."""
+
+    process_id: int
+    program: str
+    directory: str
+
+
 class World:
     """The disk, the network, the environment, the clock and the terminal."""
 
@@ -3837,10 +8719,12 @@ class World:
 
     @property
     def columns(self) -> int:
-        """Width to wrap tables at; 0 in a pipe, where nothing is wrapped."""
-        if not self.is_terminal():
-            return 0
+        """Width of the terminal, or of the one that most have where it does not say."""
         return shutil.get_terminal_size().columns or 80
+
+    def encoding_of(self, stream: str) -> str:
+        """Return how a stream writes text, as far as it says."""
+        return getattr(getattr(sys, stream), "encoding", None) or ""
 
     def discard_output(self) -> None:
         """Send what is still to be written nowhere: the reader has gone."""
@@ -3875,6 +8759,10 @@ class World:
     def parent(self, path: str) -> str:
         """Return the directory of a path."""
         return os.path.dirname(path) or "."
+
+    def real_path(self, path: str) -> str:
+        """Return where a path really leads, from the root."""
+        return os.path.realpath(path)
 
     def kind_of(self, path: str, *, follow: bool = True) -> str:
         """Return file, directory, symlink, device or pipe, or absent."""
@@ -3929,6 +8817,21 @@ class World:
                              what=f"{path} is larger than {limit // 1048576} MiB")
         return content
 
+    def size_of(self, path: str) -> int:
+        """Return the size of a regular file in bytes; 0 where there is none."""
+        if self.kind_of(path) != "file":
+            return 0
+        with Trying("read", path, slug="unreadable"):
+            return os.path.getsize(path)
+
+    def read_part(self, path: str, start: int, limit: int) -> bytes:
+        """Return up to `limit` bytes of a regular file from an offset; nothing where it is none."""
+        if self.kind_of(path) != "file":
+            return b""
+        with Trying("read", path, slug="unreadable"), open(path, "rb") as stream:
+            stream.seek(start)
+            return stream.read(limit)
+
     def read_tree(self, directory: str, ending: str) -> dict[str, str | None]:
         """Return {path: text, None: not read} of the files in a tree whose names end so.
 
@@ -3952,6 +8855,10 @@ class World:
         """Return the names that match a pattern, seen from where a program really lies."""
         place = glob.escape(self.parent(os.path.realpath(program)))
         return [os.path.basename(path) for path in glob.glob(self.path(place, pattern))]
+
+    def paths_below(self, directory: str, pattern: str) -> list[str]:
+        """Return the paths in a directory that match a pattern."""
+        return sorted(glob.glob(self.path(glob.escape(directory), pattern)))
 
     # -- disk: writing --
 
@@ -4138,6 +9045,17 @@ class World:
             with self._parsing:
                 return ask.extract(Reply(exchange.status, exchange.headers, body))
 
+    def ask_lines(self, endpoint: str, ask: Ask, *, stall_seconds: float) -> Iterator[Any]:
+        """Yield what an Ask makes of each line of an answer, none awaited for longer than that."""
+        payload = json.dumps(ask.payload).encode("utf-8")
+        exchange = self.open_exchange(endpoint + ask.path, body=payload, headers=ask.headers,
+                                      deadline=self.clock() + stall_seconds)
+        with contextlib.closing(exchange):
+            exchange.read_head()
+            for line in exchange.lines():
+                yield ask.extract(Reply(exchange.status, exchange.headers, line))
+                exchange.deadline = self.clock() + stall_seconds
+
     def _read_into(self, body: bytearray, exchange: Exchange, ending: contextlib.ExitStack) -> None:
         """Read an answer's body; from a size on, alone until `ending` ends."""
         is_alone = False
@@ -4245,6 +9163,52 @@ class World:
                     addresses.append(address)
         return socket.gethostname(), tuple(addresses)
 
+    def find_holder(self, port: int) -> PortHolder | None:
+        """Return who listens on a port, where the system tells: mostly of one's own processes."""
+        if self.kind_of("/proc/net/tcp") == "file":
+            return self._find_holder_in_proc(port)
+        return self._find_holder_with_lsof(port)
+
+    def _find_holder_in_proc(self, port: int) -> PortHolder | None:
+        """Search Linux's tables: a listening socket has a number, a process has it open."""
+        sockets = set()
+        for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+            with contextlib.suppress(OSError), open(table, encoding="ascii") as lines:
+                for line in lines:
+                    fields = line.split()
+                    if fields[1].endswith(f":{port:04X}") and fields[3] == "0A":  # LISTEN
+                        sockets.add(f"socket:[{fields[9]}]")
+
+        for pid in filter(str.isdigit, os.listdir("/proc") if sockets else ()):
+            place = f"/proc/{pid}"
+            with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+                for name in os.listdir(f"{place}/fd"):
+                    if os.readlink(f"{place}/fd/{name}") in sockets:
+                        program = self.read_part(f"{place}/comm", 0, 64).decode("utf-8", "replace")
+                        return PortHolder(int(pid), program.strip(), os.readlink(f"{place}/cwd"))
+        return None
+
+    def _find_holder_with_lsof(self, port: int) -> PortHolder | None:
+        """Ask lsof, which macOS and the BSDs have; `-F` prints a field a line."""
+        until = self.clock() + 2.0
+        listed = self.read_program(["lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-Fpc"], until)
+        match = re.match(r"p(\d+)\nc(.*)", listed or "")
+        if not match:
+            return None
+
+        pid, program = match.groups()
+        placed = self.read_program(["lsof", "-a", "-p", pid, "-d", "cwd", "-Fn"], until)
+        directory = re.search(r"(?m)^n(.*)", placed or "")
+        return PortHolder(int(pid), program, directory[1] if directory else "?")
+
+    def find_free_port(self, host: str, above: int) -> int:
+        """Return the next port on which nobody listens; 0 where a hundred are taken."""
+        for port in range(above + 1, min(above + 101, 65536)):
+            with contextlib.suppress(FleetError):
+                self.listen(host, port).close()
+                return port
+        return 0
+
     # -- signals: only the main thread may take them --
 
     def on_stop(self, callback: Callable[[str], object]) -> None:
@@ -4270,666 +9234,1005 @@ class World:
 # =============================================================================
 
 # == 14. Nodes ================================================================
+#
+# What is asked of machines: all at once, each with a deadline that holds whatever they do.
 
-def in_ollamas_words(failure: NodeFailure) -> NodeFailure:
-    """Return a failure of the transport as what it means to who looks for Ollama there."""
-    if failure.reason == "refused":
-        return NodeFailure("refused", f"{failure.detail}; is Ollama running?", fix=failure.fix)
-    if failure.reason == "not http":
-        return NodeFailure("not ollama", failure.detail, fix=failure.fix)
-    return failure
-
-
-def _json_ask(endpoint: str, path: str, extract: Callable[[Any], Any],
-              payload: object = None) -> Ask:
-    """Return an Ask whose answer is JSON."""
-    return Ask(path, lambda reply: extract(read_json(reply, endpoint + path)), payload)
-
-
-def probe_nodes(world, nodes, seconds, models=()):
+def probe_nodes(world: World, nodes: Mapping[str, Node], seconds: float,
+                models: Mapping[str, Model] | None = None) -> dict[str, NodeState]:
     """Return {name: NodeState}: every node asked at once, no answer awaited past `seconds`.
 
     The capabilities of the fleet's `models` are asked for; without any, those of all there are.
     """
     deadline = world.clock() + seconds
-    wanted = {_full_model_name(models[name].ollama_model) for name in models}
+    wanted = {full_model_name(model.ollama_model) for model in (models or {}).values()}
     world.allow_files(4 * len(nodes) + 256)
-    jobs = {name: lambda node=node: _probe_node(world, node, deadline=deadline, wanted=wanted)
-            for name, node in nodes.items()}
-    found = dict(run_together(world, jobs, until=deadline + PROBE_GRACE_SECONDS))
+    jobs = {}
+    for name, node in nodes.items():
+        probe = Probe(world, node, deadline)
+        jobs[name] = lambda probe=probe: probe.run(wanted)
+
+    states = dict(run_together(world, jobs, until=deadline + PROBE_GRACE_SECONDS))
     late = f"no answer within {seconds:g} s"
-    return {name: found.get(name) or NodeState(name, node.endpoint, "timeout", late)
+    return {name: states.get(name) or NodeState(name, node.endpoint, "timeout", late)
             for name, node in nodes.items()}
 
 
-def _probe_node(world, node, *, deadline, wanted):
-    """Return the NodeState of one node: who it is, what it has, then the rest at once."""
-    def ask(path, extract, payload=None):
-        return world.ask(node.endpoint, _json_ask(node.endpoint, path, extract, payload),
-                         deadline=deadline)
+class Probe:
+    """Asks one node who it is, what it has, then all the rest at once."""
 
-    began = world.clock()
-    try:
-        version = ask("/api/version", lambda value: _get(value, "version"))
-        if not version:
-            raise NodeFailure("not ollama", "/api/version does not answer as Ollama does")
-        latency = round((world.clock() - began) * 1000, 1)
-        models = ask("/api/tags", _parse_tags)
-    except NodeFailure as failure:
-        told = in_ollamas_words(failure)
-        return NodeState(node.name, node.endpoint, told.reason, told.detail)
-    names = [model.name for model in models if not wanted or _full_model_name(model.name) in wanted]
-    # only /api/show knows for sure what a model can do
-    jobs = {"": lambda: ask("/api/ps", _parse_loaded)}
-    jobs.update({name: lambda name=name: ask("/api/show", _parse_show, {"model": name})
-                 for name in names[:SHOW_LIMIT]})
-    answers = run_together(world, jobs, until=deadline + PROBE_GRACE_SECONDS, threads=8)
-    found = {key: value for key, value in answers if not isinstance(value, NodeFailure)}
-    return NodeState(node.name, node.endpoint, "", "", version, latency,
-                     tuple(replace(model, **found.get(model.name, {})) for model in models),
-                     found.get("", ()))
+    def __init__(self, world: World, node: Node, deadline: float) -> None:
+        self._world, self._node, self._deadline = world, node, deadline
+        self._backend = backend_of(node)
 
+    def run(self, wanted: set[str]) -> NodeState:
+        """Return what the node answered, with what its `wanted` models (none: all) can do."""
+        node, backend = self._node, self._backend
+        began = self._world.clock()
+        try:
+            version = self._ask(backend.identify())
+            latency = round((self._world.clock() - began) * 1000, 1)
+            models = self._ask(backend.list_models())
+        except NodeFailure as failure:
+            failure = explain_failure(failure, backend)
+            return NodeState(node.name, node.endpoint, failure.reason, failure.detail)
 
-def _get(value, key, kind=str):
-    """Return a field of an answer; what is absent or of another type is empty, and 0 not below."""
-    found = value.get(key) if isinstance(value, dict) else None
-    return found if type(found) is kind and (kind is not int or found > 0) else kind()
+        names = [model.name for model in models
+                 if not wanted or full_model_name(model.name) in wanted]
+        details = self._ask_details(names[:SHOW_LIMIT])
+        described = tuple(replace(model, **details.get(model.name, {})) for model in models)
+        return NodeState(node.name, node.endpoint, version=version, latency_ms=latency,
+                         models=described, loaded=details.get("", ()))
 
+    def _ask(self, ask: Ask) -> Any:
+        return self._world.ask(self._node.endpoint, ask, deadline=self._deadline)
 
-def _entries(value, path):
-    """Return the entries of a `models` list, each with its name; null is an empty list."""
-    found = value.get("models", "") if isinstance(value, dict) else ""
-    found = [] if found is None else found
-    if not isinstance(found, list) or not all(_get(entry, "name") for entry in found):
-        raise NodeFailure("bad answer", f"{path} holds no list of models")
-    return sorted(found, key=lambda entry: entry["name"])  # Ollama's own order changes by ask
+    def _ask_details(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return {model: what describes it, "": what is loaded}, without what was not told."""
+        asks = {"": self._backend.list_loaded()}
+        asks.update((name, self._backend.describe(name)) for name in names)
+        jobs = {key: lambda ask=ask: self._ask(ask) for key, ask in asks.items()}
+        answers = run_together(self._world, jobs, threads=8,
+                               until=self._deadline + PROBE_GRACE_SECONDS)
+        return {key: answer for key, answer in answers if not isinstance(answer, NodeFailure)}
 
 
-def _parse_tags(value):
-    details = [(entry, _get(entry, "details", dict)) for entry in _entries(value, "/api/tags")]
-    return tuple(NodeModel(
-        entry["name"], _get(entry, "size", int), _get(told, "parameter_size"),
-        _get(told, "quantization_level"), ("embedding",) if "bert" in _get(told, "family") else
-        None, _get(told, "context_length", int) or None,
-        _get(entry, "remote_host") or _get(entry, "remote_model")) for entry, told in details)
+def explain_failure(failure: NodeFailure, backend: Backend) -> NodeFailure:
+    """Return a failure of the connection in the words of who should have answered."""
+    if failure.reason == "not http":
+        return NodeFailure(f"not {backend.name}", failure.detail)
+    if failure.reason == "refused":
+        return NodeFailure("refused", f"{failure.detail}; is {backend.title} running?")
+    return failure
 
 
-def _parse_show(value):
-    """Return what /api/show adds to a model: what it can do and what it was trained for."""
-    known = _get(value, "model_info", dict)
-    length = _get(known, "general.architecture") + ".context_length"
-    found = {"capabilities": tuple(word for word in _get(value, "capabilities", list)
-                                   if isinstance(word, str)),
-             "trained_context": _get(known, length, int)}
-    return {key: told for key, told in found.items() if told}
+# -- warm-up --
 
-
-def _parse_loaded(value):
-    loaded = []
-    for entry in _entries(value, "/api/ps"):
-        size, share = _get(entry, "size", int), _get(entry, "size_vram", int)
-        percent = min(100, round(100 * share / size)) if size and "size_vram" in entry else None
-        loaded.append(LoadedModel(entry["name"], _get(entry, "context_length", int), percent, size,
-                                  _get(entry, "expires_at")))
-    return tuple(loaded)
-
-
-class Warmth(SimpleNamespace):
+class Warmth:
     """One `model` on one `node`: what is done with it now, and how that ended."""
 
-    stage = "waiting"  # loading, unloading, pulling, done
-    began = seconds = 0.0
-    pulled = size = 0  # bytes of a download
-    ok, detail, fix, loaded = True, "", "", None
+    def __init__(self, node: Node, model: Model) -> None:
+        self.node, self.model = node, model
+        self.stage = "waiting"  # loading, unloading, pulling, done
+        self.began = self.seconds = 0.0
+        self.pulled = self.size = 0  # bytes of a download
+        self.ok, self.detail, self.fix = True, "", ""
+        self.loaded: LoadedModel | None = None
+
+    def fail(self, failure: NodeFailure) -> None:
+        """Note what went wrong and what mends it."""
+        self.ok = False
+        self.detail = failure.detail or failure.reason
+        self.fix = failure.fix or REASON_FIXES.get(failure.reason, "")
 
 
-def warm_nodes(world, groups, options):
+@dataclass(frozen=True)
+class WarmUp:
+    """How models are warmed: for how long each may take, and what is done instead."""
+
+    seconds: float | None = None  # None: the model's own timeout
+    pull: bool = False
+    unload: bool = False
+
+
+def warm_nodes(world: World, groups: Mapping[str, Sequence[Warmth]],
+               how: WarmUp) -> Iterator[tuple[Any, Any]]:
     """Run the Warmths of each node, nodes in parallel; yield as `run_together` does."""
-    def warm(group):
-        for step in (_load, _see_loaded):  # only at the end it shows what is in memory together
-            for warmth in (warmth for warmth in group.values() if warmth.ok):
-                warmth.began = world.clock()
-                try:
-                    step(warmth, world, options)
-                except NodeFailure as error:
-                    failure = in_ollamas_words(error)
-                    warmth.ok, warmth.detail = False, failure.detail or failure.reason
-                    warmth.fix = failure.fix or REASON_FIXES.get(failure.reason, "")
-                warmth.stage = "done"
-                warmth.seconds += world.clock() - warmth.began
+    def warm(warmths: Sequence[Warmth]) -> None:
+        # What is in memory together shows only when all are loaded.
+        for step in (_load, _see_loaded):
+            for warmth in warmths:
+                if warmth.ok:
+                    _time_step(step, warmth, world, how)
 
-    return run_together(world, {name: lambda group=group: warm(group)
-                                for name, group in groups.items()})
+    jobs = {name: lambda warmths=warmths: warm(warmths) for name, warmths in groups.items()}
+    return run_together(world, jobs)
 
 
-def _load(warmth, world, options):
-    """Load or unload a model by an empty chat; where that is refused, with three words."""
-    model, seconds = warmth.model, options.timeout or warmth.model.timeout
-    if model.cloud:
+def _time_step(step: Callable[[Warmth, World, WarmUp], None], warmth: Warmth, world: World,
+               how: WarmUp) -> None:
+    warmth.began = world.clock()
+    try:
+        step(warmth, world, how)
+    except NodeFailure as failure:
+        warmth.fail(explain_failure(failure, backend_of(warmth.node)))
+    warmth.stage = "done"
+    warmth.seconds += world.clock() - warmth.began
+
+
+def _load(warmth: Warmth, world: World, how: WarmUp) -> None:
+    """Load or unload a model; one that its node lacks is downloaded first, where that is wished."""
+    if warmth.model.cloud:
         warmth.detail = "runs at ollama.com, nothing to load"
         return
-    # With another num_ctx than the route's, the route's first request would load it again.
-    payload = {"model": model.ollama_model, "messages": [], "stream": False,
-               "think": model.thinking, "keep_alive": 0 if options.unload else model.keep_alive,
-               "options": {"num_ctx": model.context}}
-    may_pull = options.pull
-    while True:
-        warmth.stage = "unloading" if options.unload else "loading"
-        try:
-            endpoint = warmth.node.endpoint
-            said = world.ask(endpoint, _json_ask(endpoint, "/api/chat", _check_error, payload),
-                             deadline=world.clock() + seconds)
-            if not _get(said, "done", bool):
-                raise NodeFailure("bad answer", "its answer to a load is not Ollama's")
+
+    try:
+        _ask_to_load(warmth, world, how)
+    except NodeFailure as failure:
+        if failure.reason != "http 404":
+            raise
+        if how.unload:
+            warmth.detail = "not there"
             return
+        if not how.pull:
+            raise NodeFailure(failure.reason, failure.detail, fix=_pull_fix(warmth)) from None
+        _pull(warmth, world)
+        _ask_to_load(warmth, world, how)
+
+
+def _pull_fix(warmth: Warmth) -> str:
+    return (f"`ollama pull {warmth.model.ollama_model}` on {warmth.node.name}, or "
+            "`subagent-fleet warmup --pull`")
+
+
+def _ask_to_load(warmth: Warmth, world: World, how: WarmUp) -> None:
+    """Load by an empty chat; where that is refused, with three words."""
+    seconds = how.seconds or warmth.model.timeout
+    backend, endpoint = backend_of(warmth.node), warmth.node.endpoint
+    warmth.stage = "unloading" if how.unload else "loading"
+
+    def ask(words: str) -> None:
+        request = backend.load(warmth.model, unload=how.unload, words=words)
+        world.ask(endpoint, request, deadline=world.clock() + seconds)
+
+    try:
+        try:
+            ask("")
         except NodeFailure as failure:
-            is_missing = failure.reason == "http 404"
-            if is_missing and options.unload:
-                warmth.detail = "not there"
-                return
-            if is_missing and may_pull:
-                may_pull = False
-                _pull(warmth, world)
-            elif failure.reason == "http 400" and not payload["messages"]:
-                payload["messages"].append({"role": "user", "content": "Reply with ok."})
-                payload["options"]["num_predict"] = 16
-            else:
-                if is_missing:
-                    failure.fix = f"`ollama pull {model.ollama_model}` on {warmth.node.name}, or " \
-                                  "`subagent-fleet warmup --pull`"
-                if failure.reason == "timeout":
-                    failure.detail = f"not {warmth.stage[:-3]}ed within {seconds:g} s"
-                    failure.fix = "look at Ollama's log there, or give it longer: --timeout 900"
+            if failure.reason != "http 400":
                 raise
+            ask("Reply with ok.")
+    except NodeFailure as failure:
+        if failure.reason != "timeout":
+            raise
+        verb = "unloaded" if how.unload else "loaded"
+        fix = f"look at {backend.title}'s log there, or give it longer: --timeout 900"
+        raise NodeFailure("timeout", f"not {verb} within {seconds:g} s", fix=fix) from None
 
 
-def _pull(warmth, world):
-    """Have the node download the model: only `success` counts, errors come under 200 too."""
-    warmth.stage, layers, said = "pulling", {}, {}
-    body = json.dumps({"model": warmth.model.ollama_model}).encode()
-    with contextlib.closing(world.open_exchange(
-            warmth.node.endpoint + "/api/pull", body=body,
-            deadline=world.clock() + PULL_STALL_SECONDS)) as exchange:
-        exchange.read_head()
-        for line in exchange.lines():
-            exchange.deadline = world.clock() + PULL_STALL_SECONDS
-            said = _check_error(parse_answer(line))
-            if _get(said, "total", int):
-                layers[_get(said, "digest")] = _get(said, "completed", int), said["total"]
-                warmth.pulled, warmth.size = map(sum, zip(*layers.values()))
-    if _get(said, "status") != "success":
+def _pull(warmth: Warmth, world: World) -> None:
+    """Have the node download the model."""
+    warmth.stage = "pulling"
+    ask = backend_of(warmth.node).pull(warmth.model)
+    layers: dict[str, PullStep] = {}
+    step = PullStep()
+    for step in world.ask_lines(warmth.node.endpoint, ask, stall_seconds=PULL_STALL_SECONDS):
+        if step.total:
+            layers[step.layer] = step
+            warmth.pulled = sum(layer.completed for layer in layers.values())
+            warmth.size = sum(layer.total for layer in layers.values())
+    if not step.is_done:
         raise NodeFailure("bad answer", "the download ended without `success`")
 
 
-def _see_loaded(warmth, world, options):
+def _see_loaded(warmth: Warmth, world: World, how: WarmUp) -> None:
     """Hold what the node says is loaded against what was wanted."""
-    model, wanted = warmth.model, warmth.model.context
-    if model.cloud or options.unload or model.keep_alive == 0:
+    model = warmth.model
+    if model.cloud or how.unload or model.keep_alive == 0:
         return
-    endpoint = warmth.node.endpoint
-    loaded = world.ask(endpoint, _json_ask(endpoint, "/api/ps", _parse_loaded),
+
+    backend = backend_of(warmth.node)
+    ask = backend.list_loaded()
+    loaded = world.ask(warmth.node.endpoint, ask,
                        deadline=world.clock() + PROBE_TIMEOUT_SECONDS)
-    found = find_models(loaded, model.ollama_model)
-    warmth.loaded = min(found, key=lambda one: one.context != wanted, default=None)
-    if not found:
-        raise NodeFailure("not loaded", "Ollama loaded it, but /api/ps shows only "
-                          + (some_of([one.name for one in loaded], 5) or "an empty list"),
+    matches = find_models(loaded, model.ollama_model)
+    if not matches:
+        shown = some_of([other.name for other in loaded], 5) or "an empty list"
+        raise NodeFailure("not loaded", f"{backend.title} loaded it, but "
+                          f"{ask.path} shows only {shown}",
                           fix="move it to another node, or write a smaller `context:`")
+
+    warmth.loaded = min(matches, key=lambda match: match.context != model.context)
     context = warmth.loaded.context
-    if context not in (0, wanted):
-        raise NodeFailure("context", f"loaded with context {context}, not {wanted}",
+    if context not in (0, model.context):
+        raise NodeFailure("context", f"loaded with context {context}, not {model.context}",
                           fix=f"write `context: {context}` in models.{model.name}")
 
 
-def _check_error(value):
-    """Return an answer; refuse an error, which Ollama also sends under HTTP 200."""
-    if isinstance(value, dict) and "error" in value:
-        raise NodeFailure("error", error_text(value["error"]))
-    return value
-
-
 # == 15. Gateway ==============================================================
+#
+# The fleet behind one address. One thread a client connection. Who waits for a node waits for its
+# client's end of the connection, too: a client that leaves takes its request off the node at once.
 
 QUIET_SECONDS = 10.0  # a stream that waited so long gets its headers, then a ping as often
+SILENCE_SECONDS = 10.0  # a node that says nothing for so long is asked whether it still answers
 REST_SECONDS, REST_LIMIT_SECONDS = 2.0, 60.0
 REQUEST_SECONDS = 10.0  # for the headers; also how long an idle connection is kept
+FIRST_BYTE_SECONDS = 2.0  # of a new connection
 BODY_SECONDS = 120.0
 BODY_LIMIT_BYTES = 64 * 1024 * 1024
+BODIES_LIMIT_BYTES = 512 * 1024 * 1024  # of all requests that are held at once
 CONNECTION_LIMIT = 256
 CONVERSATION_LIMIT = 4096
 GRACE_SECONDS = 10.0
 LITELLM_START_SECONDS = 90.0
-TOTALS = ("requests", "input_tokens", "output_tokens", "waited_seconds", "failures")
+
+
+# -- who may ask which node when --
+
+class Rest:
+    """A node, or one model on it, is left alone after a failure; one request may end it."""
+
+    def __init__(self, until: float = 0.0, seconds: float = 0.0) -> None:
+        self.until, self.seconds = until, seconds
+        self.probe: Ticket | None = None
+
+
+class Capacity:
+    """What a model has on its node: slots, and a rest that other models there may share."""
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self.slots, self.running = 1, 0
+        self.last_number = 0  # of the request that came last
+        self.rest = Rest()
+
+
+class Ticket:
+    """A request in the queue; once it holds a slot it has a `model`."""
+
+    def __init__(self, number: int, alias: str, conversation: Conversation) -> None:
+        self.number, self.alias, self.conversation = number, alias, conversation
+        self.candidates: list[list[Model]] = []  # who can still be asked: the alias, its fallbacks
+        self.model: Model | None = None
+        self.is_closed = False  # the gateway stops, there will be no slot
+        self.wake: Callable[[], None] = lambda: None
 
 
 class Scheduler:
-    """Who may ask which node when: slots, one line, rests. Pure but for a lock and a clock."""
+    """Slots, the queue, rests. Pure but for a lock and a clock; any thread may call."""
 
-    # A node, or one model on it, rests after a failure; one request, the probe, may end it.
-    def __init__(self, fleet, clock):
+    def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
         self._lock, self._clock = threading.RLock(), clock
-        models, chains = list(fleet.models.values()), plan_fallbacks(fleet)
-        self.tiers = {first.alias: [[model for model in models if model.alias == alias]
-                                    for alias in (first.alias, *chains.get(first.alias, ()))]
-                      for first in models}
-        self.places, shared = {}, {}  # by model; two that are one Ollama model on a node share it
-        for model in models:
-            place = self.places[model.name] = shared.setdefault(
-                (model.node, _full_model_name(model.ollama_model)),
-                SimpleNamespace(node=model.node, slots=1, running=0, used=0,
-                                rest=SimpleNamespace(until=0, probe=None)))
-            place.slots = max(place.slots, model.max_parallel)
-        self._busy = dict.fromkeys(fleet.nodes, 0)
-        self._line, self._last, self._number = {}, {}, 0
+        self.candidates = _plan_candidates(fleet)
+        self.places = _plan_capacities(fleet)
+        self._busy = dict.fromkeys(fleet.nodes, 0)  # slots in use, by node
+        self._queue: dict[int, Ticket] = {}
+        self._number = 0
+        self._is_closed = False
+        # Which model served a conversation last, the one asked longest ago first.
+        self._served: dict[tuple[Conversation, str], str] = {}
 
-    def enter(self, alias, conversation):
-        """Return a place in the line for an alias and, once it has a `model`, on its node."""
+    def enter(self, alias: str, conversation: Conversation) -> Ticket:
+        """Return a ticket in the queue of an alias; it may hold a slot at once."""
         with self._lock:
             self._number += 1
-            ticket = self._line[self._number] = SimpleNamespace(
-                number=self._number, conversation=conversation, model=None, wake=lambda: None,
-                tiers=self.tiers[alias])  # who can still be asked
-            self.serve_line()
+            ticket = Ticket(self._number, alias, conversation)
+            ticket.candidates = self.candidates[alias]
+            ticket.is_closed = self._is_closed
+            self._queue[ticket.number] = ticket
+            self.serve_queue()
         return ticket
 
-    def leave(self, ticket):
+    def leave(self, ticket: Ticket) -> None:
         """Give up the wait or the slot; nothing is said about the node."""
         with self._lock:
-            self._line.pop(ticket.number, None)
+            self._queue.pop(ticket.number, None)
             self._release(ticket)
-            self.serve_line()
+            self.serve_queue()
 
-    def succeed(self, ticket):
-        """Note that the node answered: its rest ends and the conversation will prefer it."""
+    def close(self) -> None:
+        """Let who waits wait no longer."""
         with self._lock:
-            ended = self.places[ticket.model.name].rest  # which the node's other models may share
-            ended.until, ended.probe = 0, None
-            self._last[ticket.conversation] = ticket.model.name
-            if len(self._last) > CONVERSATION_LIMIT:
-                del self._last[next(iter(self._last))]
-            self.serve_line()
+            self._is_closed = True
+            for ticket in self._queue.values():
+                ticket.is_closed = True
+                ticket.wake()
 
-    def fail(self, ticket, *, is_missing=False):
-        """Let the node, or only the model that it lacks, rest; line up for another."""
+    def succeed(self, ticket: Ticket) -> None:
+        """Note that the node answered: its rest ends and the conversation will prefer it."""
+        assert ticket.model
+        with self._lock:
+            rest = self.places[ticket.model.name].rest
+            rest.until, rest.probe = 0, None
+
+            key = (ticket.conversation, ticket.alias)
+            self._served.pop(key, None)
+            self._served[key] = ticket.model.name
+            if len(self._served) > CONVERSATION_LIMIT:
+                del self._served[next(iter(self._served))]
+            self.serve_queue()
+
+    def fail(self, ticket: Ticket, *, is_missing: bool = False) -> None:
+        """Let the node, or only the model that it lacks, rest; queue for another."""
+        assert ticket.model
         with self._lock:
             failed = self.places[ticket.model.name]
-            seconds = REST_SECONDS if failed.rest.probe is not ticket else \
-                min(failed.rest.seconds * 2, REST_LIMIT_SECONDS)
-            rest = SimpleNamespace(until=self._clock() + seconds, seconds=seconds, probe=None)
-            for place in [failed] if is_missing else self.places.values():
-                if place.node == failed.node:
+            seconds = REST_SECONDS
+            if failed.rest.probe is ticket:
+                seconds = min(failed.rest.seconds * 2, REST_LIMIT_SECONDS)
+            rest = Rest(self._clock() + seconds, seconds)
+            for place in self.places.values():
+                if place is failed or (place.node == failed.node and not is_missing):
                     place.rest = rest
-            ticket.tiers = [[model for model in tier if model is not ticket.model]
-                            for tier in ticket.tiers]
-            self._release(ticket)
-            if any(ticket.tiers):
-                self._line[ticket.number] = ticket
-            self.serve_line()
 
-    def show(self):
+            ticket.candidates = [[model for model in group if model is not ticket.model]
+                                 for group in ticket.candidates]
+            self._release(ticket)
+            if any(ticket.candidates):
+                self._queue[ticket.number] = ticket
+            self.serve_queue()
+
+    def show(self) -> tuple[dict[str, dict[str, Any]], int]:
         """Return what is true of each model's place, and how many wait."""
         with self._lock:
             now = self._clock()
-            return {name: {"running": place.running, "slots": place.slots,
-                           "rests_seconds": round(max(place.rest.until - now, 0), 1)}
-                    for name, place in self.places.items()}, len(self._line)
+            places = {}
+            for name, place in self.places.items():
+                rests = round(max(place.rest.until - now, 0), 1)
+                places[name] = {"running": place.running, "slots": place.slots,
+                                "rests_seconds": rests}
+            return places, len(self._queue)
 
-    def _release(self, ticket):
-        if ticket.model:
-            place = self.places[ticket.model.name]
-            place.running -= 1
-            self._busy[place.node] -= 1
-            if place.rest.probe is ticket:
-                place.rest.probe = None
-            ticket.model = None
-
-    def serve_line(self):
+    def serve_queue(self) -> None:
         """Give what is free to who waits, in order; a rest may have ended by itself."""
         with self._lock:
-            for number, ticket in sorted(self._line.items()):
-                ticket.model = self._choose(ticket)
-                if ticket.model:
-                    del self._line[number]
-                    place = self.places[ticket.model.name]
-                    place.running, place.used = place.running + 1, number
-                    self._busy[place.node] += 1
-                    if place.rest.until:
-                        place.rest.probe = ticket
-                    ticket.wake()
+            for ticket in sorted(self._queue.values(), key=lambda ticket: ticket.number):
+                model = self._choose(ticket)
+                if model:
+                    self._grant(ticket, model)
 
-    def _choose(self, ticket):
+    def _grant(self, ticket: Ticket, model: Model) -> None:
+        del self._queue[ticket.number]
+        place = self.places[model.name]
+        place.running += 1
+        place.last_number = ticket.number
+        self._busy[place.node] += 1
+        if place.rest.until:
+            place.rest.probe = ticket
+        ticket.model = model
+        ticket.wake()
+
+    def _release(self, ticket: Ticket) -> None:
+        if not ticket.model:
+            return
+        place = self.places[ticket.model.name]
+        place.running -= 1
+        self._busy[place.node] -= 1
+        if place.rest.probe is ticket:
+            place.rest.probe = None
+        ticket.model = None
+
+    def _choose(self, ticket: Ticket) -> Model | None:
         """Return the model to ask, None to wait."""
-        now, rest, asleep = self._clock(), self._rest_of, []
-        for tier in ticket.tiers:
-            awake = [model for model in tier if rest(model).until <= now and not rest(model).probe]
+        resting: list[Model] = []
+        for group in ticket.candidates:
+            awake = [model for model in group if self._is_awake(model)]
             if awake:
-                knows = self._last.get(ticket.conversation)
-                # The least busy node, then the one that knows the prompt, then the longest idle.
-                return min(filter(self._has_room, awake), default=None, key=lambda model: (
-                    self._busy[model.node], model.name != knows, self.places[model.name].used))
-            asleep += tier
+                free = [model for model in awake if self._has_room(model)]
+                return min(free, default=None, key=lambda model: self._rank(model, ticket))
+            resting += group
+
         # Everyone rests: to try is better than to refuse, one request at a time.
-        free = [model for model in asleep if self._has_room(model) and not rest(model).probe]
-        return min(free, default=None, key=lambda model: rest(model).until)
+        free = [model for model in resting
+                if self._has_room(model) and not self.places[model.name].rest.probe]
+        return min(free, default=None, key=lambda model: self.places[model.name].rest.until)
 
-    def _rest_of(self, model):
-        return self.places[model.name].rest
+    def _rank(self, model: Model, ticket: Ticket) -> tuple[int, bool, int]:
+        """Order who may answer: the least busy node, who knows the prompt, the longest idle."""
+        knows = self._served.get((ticket.conversation, ticket.alias))
+        return self._busy[model.node], model.name != knows, self.places[model.name].last_number
 
-    def _has_room(self, model):
-        return self.places[model.name].running < self.places[model.name].slots
+    def _is_awake(self, model: Model) -> bool:
+        rest = self.places[model.name].rest
+        return rest.until <= self._clock() and not rest.probe
+
+    def _has_room(self, model: Model) -> bool:
+        place = self.places[model.name]
+        return place.running < place.slots
+
+
+def _plan_candidates(fleet: Fleet) -> dict[str, list[list[Model]]]:
+    """Return {alias: groups of models}: its own, then those of each alias it falls back on."""
+    by_alias: dict[str, list[Model]] = {}
+    for model in fleet.models.values():
+        by_alias.setdefault(model.alias, []).append(model)
+    chains = plan_fallbacks(fleet)
+    return {alias: [by_alias[name] for name in (alias, *chains.get(alias, ()))]
+            for alias in by_alias}
+
+
+def _plan_capacities(fleet: Fleet) -> dict[str, Capacity]:
+    """Return each model's Capacity; two that are one model on a node share it."""
+    places: dict[str, Capacity] = {}
+    shared: dict[tuple[str, str], Capacity] = {}
+    for model in fleet.models.values():
+        key = (model.node, full_model_name(model.ollama_model))
+        place = shared.setdefault(key, Capacity(model.node))
+        place.slots = max(place.slots, model.max_parallel)
+        places[model.name] = place
+    return places
+
+
+# -- one request --
+
+@dataclass(frozen=True)
+class Translation:
+    """A talk as one candidate is asked it."""
+
+    model: Model
+    talk: Talk
+    ask: Ask
+    body: bytes
+    weight: int
+    estimate: int  # of its tokens
 
 
 class Service:
-    """One Messages request, from its body to the last byte of its answer."""
+    """Answers one request, from its Talk to the last byte."""
 
-    def __init__(self, server, visitor, request, conversation):
+    def __init__(self, server: Server, visitor: Visitor, dialect: Dialect, talk: Talk,
+                 conversation: Conversation) -> None:
         self._server, self._world, self._visitor = server, server.world, visitor
-        self._request, self._conversation = request, conversation
-        self._is_stream = request.get("stream") is True
+        self._dialect, self._talk, self._conversation = dialect, talk, conversation
         self._id, self._began = self._world.token(12), self._world.clock()
         self._id_header = f"request-id: req_{self._id}\r\n"
-        self._ping_at = self._began + (QUIET_SECONDS if self._is_stream else float("inf"))
-        self._has_headers, self._has_content = False, False
-        self._model, self._tries, self._outcome = None, [], "error"
-        self._seconds = dict.fromkeys(("waited", "first_byte", "total"))
+        self._translations: dict[str, Translation] = {}  # by model
 
-    def run(self):
-        """Answer the request; the receipt is written however it ends."""
-        scheduler, alias = self._server.scheduler, self._request["model"]
-        self._prepare(scheduler.tiers[alias][0][0])  # refused before it waits
+        self._writer = dialect.writer(talk, self._id)
+        self._out = bytearray()  # what was written and not yet sent
+        self._ping_at = self._began + QUIET_SECONDS if talk.is_stream else float("inf")
+        # What the client has: the headers, and some of an answer that cannot be taken back.
+        self._has_headers = self._has_content = False
+        self._holds_content = False  # in _out
+
+        self._model: Model | None = None  # who was asked last
+        self._tries: list[Try] = []
+        self._marks: dict[str, float] = {}  # seconds from the beginning
+        self._end = End("")
+        self._outcome = "error"
+
+    def run(self) -> None:
+        """Answer the request; the receipt is filed however it ends."""
+        scheduler, alias = self._server.scheduler, self._talk.alias
+        self._translate(scheduler.candidates[alias][0][0])  # refused before it waits
         ticket = scheduler.enter(alias, self._conversation)
         try:
-            while not self._attempt(ticket):
-                pass
-            if self._is_stream:
-                self._flush(last=True)
-            else:
-                self._visitor.reply(200, render_json(self._answer.message), head=self._id_header)
+            self._answer(ticket)
             self._outcome = "ok"
         except ClientGone:
             self._outcome = "stopped" if self._server.stops else "left"
             raise
-        except ApiError as error:
-            self._outcome = error.kind
-            if self._has_headers:  # there is no HTTP status left to give
-                self._out += render_event(error.event)
-                self._flush(last=True)
-            else:
-                self._visitor.reply(error.http, render_json(error.event), head=self._id_header)
+        except Refusal as refusal:
+            self._outcome = "stopped" if ticket.is_closed else refusal.kind
+            self._refuse(refusal)
         finally:
             scheduler.leave(ticket)
             self._mark("total")
-            model, usage = self._model, self._answer.message["usage"]
-            session, agent = self._conversation
-            self._server.file_receipt({  # no prompt, no answer, no words of a node
-                "time": round(self._world.now(), 3), "id": f"req_{self._id}", "session": session,
-                "agent": agent, "alias": alias, "model": model and model.name,
-                "node": model and model.node, "context": model and model.context,
-                "tries": self._tries, **self._seconds, "input_tokens": usage["input_tokens"],
-                "output_tokens": usage["output_tokens"], "outcome": self._outcome})
+            self._server.hub.publish(self._receipt())
 
-    def _prepare(self, model):
-        self._out, server = bytearray(), self._server
-        self._answer = Answer(f"msg_{self._id}", self._request, model, server.ratios[model.name],
-                              blind=model.name in server.blind)
-        # Tokens are known only at the end.
-        self._opening = render_event({"type": "message_start", "message": self._answer.message})
+    def _answer(self, ticket: Ticket) -> None:
+        """Ask one candidate after the other until one has answered; send what is left to send."""
+        while True:
+            model = self._await_slot(ticket)
+            try:
+                self._ask(ticket, self._translate(model))
+                break
+            except NoImages:
+                if self._has_content or model.name in self._server.blind:
+                    raise
+                self._server.blind.add(model.name)  # it is asked again, without them
+                del self._translations[model.name]
+            except Refusal as refusal:
+                if refusal.http == 400:
+                    raise
+                self._go_on(ticket, refusal.kind, refusal)
+            except NodeFailure as failure:
+                node = self._server.fleet.nodes[model.node]
+                failure = explain_failure(failure, backend_of(node))
+                where = f"node {model.node}: {failure.reason}"
+                refusal = Refusal(529, f"{where}; no other is left")
+                if self._has_content:
+                    refusal = Refusal(500, f"{where}, in mid answer")
+                self._go_on(ticket, failure.reason, refusal)
+            self._discard()
 
-    def _mark(self, name):
-        if self._seconds[name] is None:
-            self._seconds[name] = round(self._world.clock() - self._began, 3)
+        if self._talk.is_stream:
+            self._flush(last=True)
+        else:
+            self._visitor.reply(200, bytes(self._out), head=self._id_header)
 
-    def _attempt(self, ticket):
-        """Wait in line, ask the next model; False when another should be asked."""
+    def _go_on(self, ticket: Ticket, why: str, refusal: Refusal) -> None:
+        """Leave a model that failed for the next; where none is left, refuse."""
+        assert ticket.model
+        self._tries.append(Try(ticket.model.node, why))
+        self._server.scheduler.fail(ticket, is_missing=refusal.http == 404)
+        if self._has_content or not any(ticket.candidates):
+            raise refusal
+
+    def _discard(self) -> None:
+        """Forget what of a failed answer was not sent."""
+        self._out, self._holds_content = bytearray(), False
+
+    def _translate(self, model: Model) -> Translation:
+        """Return the talk as this model is asked it; made once for each candidate."""
+        if model.name not in self._translations:
+            talk = self._talk
+            if model.name in self._server.blind:
+                talk = talk.without_images()
+            ask = backend_of(self._server.fleet.nodes[model.node]).chat(talk, model)
+            body = render_json(ask.payload)
+            weight = weigh(body, talk)
+            estimate = round(weight / self._server.ratios[model.name])
+            self._translations[model.name] = Translation(model, talk, ask, body, weight, estimate)
+        return self._translations[model.name]
+
+    def _await_slot(self, ticket: Ticket) -> Model:
+        """Wait in the queue; return the model that may be asked."""
         while not ticket.model:
+            if ticket.is_closed:
+                raise Refusal(529, "the gateway is stopping")
             with contextlib.closing(Signal()) as granted:
                 ticket.wake = granted.set  # and only then, whether it came before
-                if not ticket.model and not self._wait(granted, self._world.clock() + REST_SECONDS):
-                    self._server.scheduler.serve_line()
+                if ticket.model or ticket.is_closed:
+                    continue
+                if not self._wait(granted, self._world.clock() + REST_SECONDS):
+                    self._server.scheduler.serve_queue()
         self._mark("waited")
-        self._model = ticket.model
-        try:
-            self._ask(ticket)
-            return True
-        except ApiError as error:
-            if self._answer.has_images and re.search(_NO_IMAGES, error.what):
-                self._server.blind.add(self._model.name)
-                self._prepare(self._model)
-                return False  # it is asked again, without them
-            if error.http == 400:
-                raise
-            why, problem = error.kind, error
-        except NodeFailure as failure:
-            why, node = in_ollamas_words(failure).reason, self._model.node
-            problem = ApiError(500, f"node {node}: {why}, in mid answer") \
-                if self._has_content else ApiError(529, f"node {node}: {why}; no other is left")
-        self._tries.append({"node": self._model.node, "why": why})
-        self._server.scheduler.fail(ticket, is_missing=problem.http == 404)
-        if self._has_content or not any(ticket.tiers):
-            raise problem
-        self._prepare(self._model)  # in line, nothing of what failed is sent
-        return False
+        return ticket.model
 
-    def _ask(self, ticket):
-        """Send the request to the model's node and its answer to the client."""
-        model, world, size = ticket.model, self._world, 0
-        if model is not self._answer.model:
-            self._prepare(model)
-        answer = self._answer
-        url = self._server.fleet.nodes[model.node].endpoint + "/api/chat"
-        exchange = world.open_exchange(url, body=answer.body,
-                                       deadline=world.clock() + model.timeout)
+    def _ask(self, ticket: Ticket, translation: Translation) -> None:
+        """Send the request to the model's node, and its answer to the client."""
+        model, ask = translation.model, translation.ask
+        self._model = model
+        self._writer = self._dialect.writer(self._talk, self._id)
+        if self._has_headers:
+            self._writer.begin()  # which the client has
+        node = self._server.fleet.nodes[model.node]
+        reader = backend_of(node).reader(translation.talk, model, translation.estimate)
+        exchange = self._world.open_exchange(
+            node.endpoint + ask.path, body=translation.body, headers=ask.headers,
+            deadline=self._world.clock() + model.timeout)
         try:
-            exchange.before_read = lambda: self._wait(exchange, exchange.deadline)
+            exchange.before_read = lambda: self._await_node(exchange, node)
             exchange.read_head()
             if exchange.status != 200:
-                said = Reply(exchange.status, exchange.headers, exchange.read_all())
-                raise answer.refusal(exchange.status, _error_words(said))
-            for line in exchange.lines():
-                self._mark("first_byte")
-                events = answer.feed(line)
-                if events and self._is_stream:
-                    self._out += b"".join(map(render_event, events))
-                    if len(self._out) > HEADER_LIMIT_BYTES:
-                        self._flush()
-                if not size:  # it talks: its rest ends now, the last word may be minutes away
-                    self._server.scheduler.succeed(ticket)
-                size += len(line)
-                if size > 1_000_000 + 1_000 * model.max_output:
-                    raise NodeFailure("bad answer", "it does not end")
-                if answer.message["stop_reason"]:
-                    if not answer.message["stop_sequence"]:
-                        exchange.close()  # the node has said all
-                    tokens = answer.message["usage"]["input_tokens"]
-                    # Who counts only uncached tokens teaches nothing.
-                    if tokens and 0.5 <= answer.weight / tokens <= 16:
-                        self._server.ratios[model.name] = answer.weight / tokens
-                    return
-                exchange.deadline = world.clock() + model.timeout
-            raise NodeFailure("bad answer", "it ended before it was done")
+                body = exchange.read_all()
+                words = ask.extract(Reply(exchange.status, exchange.headers, body))
+                raise reader.refusal(exchange.status, words)
+            self._relay(exchange, reader, ticket, translation)
         finally:
             exchange.leave()
 
-    def _flush(self, *, last=False):
-        """Send what has gathered; the first time with the headers and the opening event."""
-        chunk, self._out, head = bytes(self._out), bytearray(), ""
-        self._has_content = bool(self._answer.message["content"])
+    def _relay(self, exchange: Exchange, reader: Reader, ticket: Ticket,
+               translation: Translation) -> None:
+        """Take the node's lines until the answer ends; write them for the client."""
+        model, size = translation.model, 0
+        for line in exchange.lines():
+            self._mark("first_byte")
+            end = self._write(reader.feed(line))
+            if not size:  # it talks: its rest ends now, the last word may be minutes away
+                self._server.scheduler.succeed(ticket)
+
+            size += len(line)
+            if size > 1_000_000 + 1_000 * model.max_output:
+                raise NodeFailure("bad answer", "it does not end")
+            if end:
+                if not end.stop:
+                    exchange.close()  # the node has said all
+                self._learn(translation, end)
+                return
+            exchange.deadline = self._world.clock() + model.timeout
+        raise NodeFailure("bad answer", "it ended before it was done")
+
+    def _write(self, deltas: list[Delta]) -> End | None:
+        """Write what was said; return the End when that was it."""
+        for delta in deltas:
+            if delta.end:
+                self._end = delta.end
+                self._out += self._writer.end(delta.end)
+                return delta.end
+            self._out += self._writer.write(delta)
+            self._holds_content = True
+        if len(self._out) > HEADER_LIMIT_BYTES:
+            self._flush()
+        return None
+
+    def _learn(self, translation: Translation, end: End) -> None:
+        """Learn how many bytes a token has; who counts only uncached tokens teaches nothing."""
+        tokens = end.input_tokens
+        if tokens and not end.stop and 0.5 <= translation.weight / tokens <= 16:
+            self._server.ratios[translation.model.name] = translation.weight / tokens
+
+    def _flush(self, *, last: bool = False) -> None:
+        """Send what was written; the first time with the headers and what opens the stream."""
+        chunk, head = bytes(self._out), ""
+        self._has_content = self._has_content or self._holds_content
+        self._discard()
         if not self._has_headers:
             self._has_headers = True
             head = ("Content-Type: text/event-stream; charset=utf-8\r\n"
                     f"Cache-Control: no-cache\r\n{self._id_header}")
-            chunk = self._opening + chunk
+            chunk = self._writer.begin() + chunk
         self._visitor.stream(chunk, head=head, last=last)
         self._ping_at = self._world.clock() + QUIET_SECONDS
 
-    def _wait(self, readable, until):
+    def _refuse(self, refusal: Refusal) -> None:
+        if self._has_headers:  # there is no HTTP status left to give
+            self._out += self._writer.fail(refusal)
+            self._flush(last=True)
+        else:
+            head = self._id_header + retry_header(refusal)
+            self._visitor.reply(refusal.http, self._dialect.refuse(refusal), head=head)
+
+    def _await_node(self, exchange: Exchange, node: Node) -> None:
+        """Wait for more from a node; one that is silent is asked whether it answers at all.
+
+        A slow model is waited for, a hung machine is not.
+        """
+        while "first_byte" not in self._marks:
+            look_at = self._world.clock() + SILENCE_SECONDS
+            if look_at >= exchange.deadline:
+                break
+            if self._wait(exchange, look_at):
+                return
+            self._check_alive(node)
+        self._wait(exchange, exchange.deadline)
+
+    def _check_alive(self, node: Node) -> None:
+        until = self._world.clock() + PROBE_TIMEOUT_SECONDS
+        try:
+            self._world.ask(node.endpoint, backend_of(node).identify(), deadline=until)
+        except NodeFailure as failure:
+            if failure.reason == "timeout":
+                raise NodeFailure("timeout", "it took the request and answers nothing") from None
+
+    def _wait(self, readable: Exchange | Signal, until: float) -> bool:
         """Wait while the client stays; pings keep it from giving up."""
         if self._out:
             self._flush()
         while not self._visitor.wait(readable, min(until, self._ping_at) - self._world.clock()):
             if self._world.clock() >= until:
                 return False
-            self._out += render_event({"type": "ping"})
+            self._out += self._writer.ping()
             self._flush()
         return True
 
+    def _mark(self, name: str) -> None:
+        """Note when something happened for the first time."""
+        if name not in self._marks:
+            self._marks[name] = round(self._world.clock() - self._began, 3)
+
+    def _receipt(self) -> Receipt:
+        model = self._model
+        return Receipt(
+            time=round(self._world.now(), 3), id=f"req_{self._id}",
+            session=self._conversation.session, agent=self._conversation.agent,
+            alias=self._talk.alias,
+            model=model.name if model else None,
+            node=model.node if model else None,
+            context=model.context if model else None,
+            tries=tuple(self._tries),
+            waited=self._marks.get("waited"), first_byte=self._marks.get("first_byte"),
+            total=self._marks["total"],
+            input_tokens=self._end.input_tokens, output_tokens=self._end.output_tokens,
+            outcome=self._outcome)
+
+
+def retry_header(refusal: Refusal) -> str:
+    """Return the header line that says when to come back, where that helps."""
+    if not refusal.retry_seconds:
+        return ""
+    return f"Retry-After: {refusal.retry_seconds}\r\n"
+
+
+# -- what becomes of receipts --
+
+class Hub:
+    """Hands each event to all who subscribed, in the order it came."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._listeners: list[Callable[[Any], None]] = []
+
+    def subscribe(self, listener: Callable[[Any], None]) -> None:
+        """Call `listener` with each event from now on; it must neither wait nor raise."""
+        with self._lock:
+            self._listeners.append(listener)
+
+    def publish(self, event: Receipt | Rejection) -> None:
+        """Hand an event to everyone; events of several threads come one after the other."""
+        with self._lock:
+            for listener in self._listeners:
+                listener(event)
+
+
+class Ledger:
+    """Adds up what each node has served."""
+
+    def __init__(self, nodes: Iterable[str]) -> None:
+        self.totals: dict[str, dict[str, Any]] = {
+            name: dict.fromkeys(TOTALS, 0) for name in nodes}
+
+    def take(self, event: Receipt | Rejection) -> None:
+        if isinstance(event, Rejection):
+            return
+        for attempt in event.tries:
+            self.totals[attempt.node]["failures"] += 1
+        if event.node is None:
+            return
+        total = self.totals[event.node]
+        total["requests"] += 1
+        total["input_tokens"] += event.input_tokens
+        total["output_tokens"] += event.output_tokens
+        total["waited_seconds"] = round(total["waited_seconds"] + (event.waited or 0.0), 3)
+
+
+class ReceiptFile:
+    """Keeps receipts as lines of JSON; while it cannot, it has said so once."""
+
+    def __init__(self, world: World, path: str) -> None:
+        self._world, self._path = world, path
+        self._is_broken = False
+
+    def take(self, event: Receipt | Rejection) -> None:
+        if isinstance(event, Rejection):
+            return
+        try:
+            self._world.append_line(self._path, render_json(asdict(event)) + b"\n")
+            self._is_broken = False
+        except FleetError as error:
+            if not self._is_broken:
+                self._world.err(f"warning: no receipts for now: {error.what}\n")
+            self._is_broken = True
+
+
+# -- connections --
+
+class Allowance:
+    """Bounds the sum of what is held at once."""
+
+    def __init__(self, limit: int) -> None:
+        self._lock, self._left = threading.Lock(), limit
+
+    def take(self, size: int) -> bool:
+        """Tell whether so much more may be held, and count it."""
+        with self._lock:
+            if size > self._left:
+                return False
+            self._left -= size
+            return True
+
+    def give_back(self, size: int) -> None:
+        with self._lock:
+            self._left += size
+
 
 class Server:
-    """The gateway: connections, the closed door, routes, receipts."""
+    """The gateway: connections, the closed door, routes."""
 
-    def __init__(self, fleet, key, world, *, receipts=""):
+    def __init__(self, fleet: Fleet, key: str, world: World, *, receipts: str = "") -> None:
         self.fleet, self.world, self._key = fleet, world, key.encode("utf-8")
         self.scheduler = Scheduler(fleet, world.clock)
-        self._receipts, self._warned, self.log = receipts, False, lambda line: None
-        self._lock, self._wake, self.stops = threading.Lock(), Signal(), []
-        self._visitors, name = {}, world.own_names()[0]  # visitor: is it being answered?
+        self.hub, self.ledger = Hub(), Ledger(fleet.nodes)
+        self.hub.subscribe(self.ledger.take)
+        if receipts:
+            self.hub.subscribe(ReceiptFile(world, receipts).take)
+
+        # Learned: bytes a token, and who takes no images.
+        self.ratios = dict.fromkeys(fleet.models, BYTES_A_TOKEN)
+        self.blind: set[str] = set()
+
+        self.stops: list[str] = []
+        self._wake, self._bodies = Signal(), Allowance(BODIES_LIMIT_BYTES)
+        self._visitors: dict[Visitor, str] = {}  # silent, asking, idle or cut; the oldest first
+        name, _ = world.own_names()
         # A web page can make a name of its own point here, so only names of this machine count.
         self._names = {own.lower() for own in (show_host(fleet.gateway.host), "localhost",
                                                "127.0.0.1", "[::1]", name, f"{name}.local")}
-        self.ratios, self.blind = dict.fromkeys(fleet.models, BYTES_A_TOKEN), set()  # learned
-        self.totals = {name: dict.fromkeys(TOTALS, 0) for name in fleet.nodes}
-        models = [{"type": "model", "id": alias, "display_name": alias,
-                   "created_at": "1970-01-01T00:00:00Z"} for alias in self.scheduler.tiers]
-        self._pages = {"/": {"name": "subagent-fleet", "version": __version__},
-                       "/health/liveliness": "I'm alive!",
-                       "/v1/models": {"data": models, "has_more": False,
-                                      "first_id": models[0]["id"], "last_id": models[-1]["id"]},
-                       **{f"/v1/models/{model['id']}": model for model in models}}
+        self._pages = self._plan_pages()
 
-    def stop(self, name):
+    def _plan_pages(self) -> dict[str, object]:
+        """Return the pages that never change, by path."""
+        models = [{"type": "model", "id": alias, "display_name": alias,
+                   "created_at": "1970-01-01T00:00:00Z"} for alias in self.scheduler.candidates]
+        pages: dict[str, object] = {
+            "/": {"name": "subagent-fleet", "version": __version__},
+            "/health/liveliness": "I'm alive!",
+            "/v1/models": {"data": models, "has_more": False,
+                           "first_id": models[0]["id"], "last_id": models[-1]["id"]}}
+        pages.update((f"/v1/models/{model['id']}", model) for model in models)
+        return pages
+
+    def stop(self, name: str) -> None:
         """Take nothing new; a second time, end at once. Safe in a signal handler."""
         self.stops.append(name)
         self._wake.set()
 
-    def run(self, listener):
+    def run(self, listener: Listener | None) -> None:
         """Serve until `stop`, then let what is being answered end; None waits for the port."""
         while not listener and not self.stops:  # it is another `up`'s, which may end before this
             self.world.sleep(TICK_SECONDS)
             with contextlib.suppress(FleetError):
                 listener = self.world.listen(self.fleet.gateway.host, self.fleet.gateway.port)
-        while not self.stops:
-            if len(self._visitors) >= CONNECTION_LIMIT:
-                self.world.sleep(TICK_SECONDS)  # who comes now waits to be accepted
-            elif visitor := listener.accept(self._wake, 1.0):
-                self._visitors[visitor] = False
-                threading.Thread(target=self._serve, args=(visitor,), daemon=True).start()
+        while listener and not self.stops:
+            self._accept(listener)
         if listener:
             listener.close()
-        until = self.world.clock() + GRACE_SECONDS
-        while self._visitors and self.world.clock() < until + 0.5:
-            until = min(until, self.world.clock()) if len(self.stops) > 1 else until
-            for visitor, is_answered in list(self._visitors.items()):
-                if not is_answered or self.world.clock() >= until:
-                    visitor.cut()  # its thread leaves the node and files the receipt
-            self.world.sleep(0.02)
+        self._end_visits()
         self._wake.close()
 
-    def _serve(self, visitor):
+    def _accept(self, listener: Listener) -> None:
+        """Take the next connection; where there are too many, the oldest silent one makes room."""
+        states = list(self._visitors.values())
+        is_full = len(states) - states.count("cut") >= CONNECTION_LIMIT
+        if is_full and "silent" not in states and "idle" not in states:
+            self.world.sleep(TICK_SECONDS)  # who comes now waits to be accepted
+            return
+
+        visitor = listener.accept(self._wake, 1.0)
+        if not visitor:
+            return
+        if is_full:
+            self._make_room()
+        self._visitors[visitor] = "silent"
+        threading.Thread(target=self._serve, args=(visitor,), daemon=True).start()
+
+    def _make_room(self) -> None:
+        """Close the connection that said nothing for longest, else one that is idle."""
+        visitors = self._visitors.copy()
+        for wanted in ("silent", "idle"):
+            for visitor, state in visitors.items():
+                if state == wanted:
+                    self._visitors[visitor] = "cut"
+                    visitor.cut()
+                    return
+
+    def _end_visits(self) -> None:
+        """Let what is being answered end; who waits in the queue is refused at once."""
+        self.scheduler.close()
+        until = self.world.clock() + GRACE_SECONDS
+        while self._visitors and self.world.clock() < until + 0.5:
+            if len(self.stops) > 1:
+                until = min(until, self.world.clock())
+            for visitor, state in self._visitors.copy().items():
+                if state != "asking" or self.world.clock() >= until:
+                    visitor.cut()  # its thread leaves the node and files the receipt
+            self.world.sleep(0.02)
+
+    def _serve(self, visitor: Visitor) -> None:
         """Answer one request after the other on a connection."""
-        problem = None
         try:
-            try:
-                while visitor.stays and not self.stops \
-                        and (asked := visitor.read_request(REQUEST_SECONDS)):
-                    self._visitors[visitor] = True
-                    self._respond(visitor, *asked)
-                    self._visitors[visitor] = False
-            except ApiError as error:
-                problem = error
-            except BadRequest as error:
-                problem = ApiError(error.status, error.what)
-            except Exception as error:  # a bug; its message may quote a prompt, its place does not
-                place = traceback.extract_tb(error.__traceback__)[-1]
-                self.world.err(f"error: {type(error).__name__} in {place.name}, line {place.lineno}"
-                               f"; this is a bug, please report it at {HOME_URL}/issues\n")
-                problem = ApiError(500, "a bug in the gateway")
-            if problem:  # the body may not have been read, so the connection ends with it
-                self.log(f"refused: {problem.http}, {clean_line(problem.what)}\n")
-                visitor.stays = False
-                visitor.reply(problem.http, render_json(problem.event))
+            self._serve_requests(visitor)
         except ClientGone:
             pass
         finally:
             visitor.part()
             del self._visitors[visitor]
 
-    def _respond(self, visitor, method, target, headers):
+    def _serve_requests(self, visitor: Visitor) -> None:
+        path, seconds = "", FIRST_BYTE_SECONDS
+        try:
+            while visitor.stays and not self.stops:
+                request = visitor.read_request(REQUEST_SECONDS, first_byte_seconds=seconds)
+                if request is None:
+                    break
+                method, target, headers = request
+                path = target.partition("?")[0]
+                self._visitors[visitor] = "asking"
+                self._respond(visitor, method, path, headers)
+                self._visitors[visitor] = "idle"
+                seconds = REQUEST_SECONDS
+        except Exception as error:
+            # The body may not have been read, so the connection ends with it.
+            refusal = self._refusal_of(error)
+            self.hub.publish(Rejection(refusal.http, refusal.what))
+            dialect = dialect_of(path) or DIALECTS[Messages.path]
+            visitor.stays = False
+            visitor.reply(refusal.http, dialect.refuse(refusal), head=retry_header(refusal))
+
+    def _refusal_of(self, error: Exception) -> Refusal:
+        """Return what a client is told of an error; a bug is reported here, too."""
+        if isinstance(error, Refusal):
+            return error
+        if isinstance(error, BadRequest):
+            return Refusal(error.status, error.what)
+        # A bug; its message may quote a prompt, its place does not.
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        self.world.err(f"error: {type(error).__name__} in {place.name}, line {place.lineno}"
+                       f"; this is a bug, please report it at {HOME_URL}/issues\n")
+        return Refusal(500, "a bug in the gateway")
+
+    def _respond(self, visitor: Visitor, method: str, path: str, headers: dict[str, str]) -> None:
         """Answer one request, or raise what it is refused with."""
         from urllib.parse import unquote
-        path = target.partition("?")[0]
-        self._check_door(visitor.reached, headers, path)
-        if method == "POST" and path in ("/v1/messages", "/v1/messages/count_tokens"):
-            request = parse_messages_request(visitor.read_body(BODY_LIMIT_BYTES, BODY_SECONDS))
-            if request["model"] not in self.scheduler.tiers:
-                told = re.sub(r"(?s).*[^\w.:/@[\]-].*", "…", request["model"][:128])  # it is logged
-                raise ApiError(404, f"model: this fleet has no `{told}`; it has "
-                               + ", ".join(f"`{alias}`" for alias in self.scheduler.tiers))
-            if path == "/v1/messages":
-                given = (headers.get(f"x-claude-code-{of}-id", "") for of in ("session", "agent"))
-                conversation = tuple(one if re.fullmatch("[A-Za-z0-9_.-]{1,64}", one) else ""
-                                     for one in given)
-                Service(self, visitor, request, conversation).run()
-                return
-            model = self.scheduler.tiers[request["model"]][0][0]
-            page = {"input_tokens": Answer("", request, model, self.ratios[model.name]).estimate}
-        else:
-            page = self.show() if path == "/fleet" else self._pages.get(unquote(path))
-            if page is None or method not in ("GET", "HEAD"):
-                raise ApiError(404, "there is nothing at this path")
-            visitor.read_body(HEADER_LIMIT_BYTES, REQUEST_SECONDS)
+        self._check_door(visitor, headers, path)
+        dialect = dialect_of(path)
+        if method == "POST" and dialect:
+            self._respond_to_talk(visitor, headers, path, dialect)
+            return
+
+        page = self.show() if path == "/fleet" else self._pages.get(unquote(path))
+        if page is None or method not in ("GET", "HEAD"):
+            raise Refusal(404, "there is nothing at this path")
+        visitor.read_body(HEADER_LIMIT_BYTES, REQUEST_SECONDS)
         visitor.reply(200, render_json(page))
 
-    def _check_door(self, reached, headers, path):
+    def _respond_to_talk(self, visitor: Visitor, headers: dict[str, str], path: str,
+                         dialect: Dialect) -> None:
+        """Answer a request for an answer, or for how many tokens it would take."""
+        size = self._body_size(headers)
+        if not self._bodies.take(size):
+            raise Refusal(503, "too much is being asked at once", retry_seconds=2)
+        try:
+            talk = dialect.parse(visitor.read_body(BODY_LIMIT_BYTES, BODY_SECONDS))
+            self._check_alias(talk.alias)
+            if path == dialect.count_path:
+                visitor.reply(200, dialect.count(self._estimate(talk)))
+                return
+            Service(self, visitor, dialect, talk, dialect.conversation(headers)).run()
+        finally:
+            self._bodies.give_back(size)
+
+    def _body_size(self, headers: dict[str, str]) -> int:
+        """Return how much memory a body may take; one that does not say may take all."""
+        length = headers.get("content-length", "")
+        if re.fullmatch("[0-9]{1,18}", length):
+            return min(int(length), BODY_LIMIT_BYTES)
+        return BODY_LIMIT_BYTES if "transfer-encoding" in headers else 0
+
+    def _check_alias(self, alias: str) -> None:
+        if alias in self.scheduler.candidates:
+            return
+        shown = re.sub(r"(?s).*[^\w.:/@[\]-].*", "…", alias[:128])  # it is logged
+        known = ", ".join(f"`{name}`" for name in self.scheduler.candidates)
+        raise Refusal(404, f"model: this fleet has no `{shown}`; it has {known}")
+
+    def _estimate(self, talk: Talk) -> int:
+        """Return how many tokens a talk may take, from what the model's last answers taught."""
+        model = self.scheduler.candidates[talk.alias][0][0]
+        ask = backend_of(self.fleet.nodes[model.node]).chat(talk, model)
+        return round(weigh(render_json(ask.payload), talk) / self.ratios[model.name])
+
+    def _check_door(self, visitor: Visitor, headers: dict[str, str], path: str) -> None:
         """Refuse who has no key, and who a web page may have sent; both take the same time."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = [token.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
-        fits = [hmac.compare_digest(key.encode("latin-1"), self._key) for key in given]
-        # IPv4 on a socket of both families, and an IPv6 zone, are not part of an address.
-        address, port = re.sub(r"^::ffff:(?=.*\.)|%.*", "", reached[0]), reached[1]
-        host, own = headers.get("host", "").lower(), {*self._names, show_host(address)}
-        if not {f"{name}:{port}" for name in own} & {host, f"{host}:80"} or "origin" in headers:
-            raise ApiError(403, "only programs that name this gateway's own address are served: "
-                           f"http://{show_host(address)}:{port}")
-        if not any(fits) and path not in ("/", "/health/liveliness"):
-            raise ApiError(401, "the key is missing or wrong; send it as `Authorization: Bearer "
-                           "KEY` or `x-api-key: KEY`")
+        keys = [headers.get("x-api-key", "")]
+        if scheme.lower() == "bearer":
+            keys.append(token.strip())
+        fits = [hmac.compare_digest(key.encode("latin-1"), self._key) for key in keys]
 
-    def show(self):
-        """Return nodes, slots, the line and totals as plain values."""
+        # IPv4 on a socket of both families, and an IPv6 zone, are not part of an address.
+        address, port = visitor.reached
+        own = show_host(re.sub(r"^::ffff:(?=.*\.)|%.*", "", address))
+        host = headers.get("host", "").lower()
+        names = {f"{name}:{port}" for name in {*self._names, own}}
+        if not names & {host, f"{host}:80"} or "origin" in headers:
+            raise Refusal(403, "only programs that name this gateway's own address are served: "
+                          f"http://{own}:{port}")
+        if not any(fits) and path not in ("/", "/health/liveliness"):
+            raise Refusal(401, "the key is missing or wrong; send it as `Authorization: Bearer "
+                          "KEY` or `x-api-key: KEY`")
+
+    def show(self) -> dict[str, Any]:
+        """Return nodes, slots, the queue and totals as plain values."""
         places, waiting = self.scheduler.show()
         models = [{"name": model.name, "node": model.node, "alias": model.alias,
                    "ollama_model": model.ollama_model, "context": model.context,
                    **places[model.name]} for model in self.fleet.models.values()]
-        nodes = [{"name": node.name, "endpoint": node.endpoint, **self.totals[node.name]}
+        nodes = [{"name": node.name, "endpoint": node.endpoint, **self.ledger.totals[node.name]}
                  for node in self.fleet.nodes.values()]
         return {"schema": "subagent-fleet/fleet/1", "fleet": self.fleet.name, "waiting": waiting,
                 "config": fleet_digest(self.fleet), "nodes": nodes, "models": models}
-
-    def file_receipt(self, receipt):
-        """Count, log and keep what a request came to."""
-        with self._lock:
-            for tried in receipt["tries"]:
-                self.totals[tried["node"]]["failures"] += 1
-            if receipt["node"]:
-                total = self.totals[receipt["node"]]
-                counts = {**receipt, "requests": 1, "waited_seconds": receipt["waited"]}
-                for name in set(TOTALS) - {"failures"}:
-                    total[name] = round(total[name] + counts[name], 3)
-            try:
-                if self._receipts:
-                    self.world.append_line(self._receipts, render_json(receipt) + b"\n")
-                self._warned = False
-            except FleetError as error:  # the next one is tried anew: a full disk may be emptied
-                if not self._warned:
-                    self.world.err("warning: no receipts from here on, until this is mended: "
-                                   f"{error.what}\n")
-                self._warned = True
-        where = f"{receipt['model']}@{receipt['node']}" if receipt["node"] else "nowhere"
-        tries = "".join(f", {tried['node']}: {tried['why']}" for tried in receipt["tries"])
-        self.log(f"{receipt['agent'] or 'main'} {receipt['alias']} -> {where} "
-                 f"{receipt['outcome']} in {receipt['total']:.2f} s (waited "
-                 f"{receipt['waited'] or 0:.2f}, first byte {receipt['first_byte'] or 0:.2f}), "
-                 f"{receipt['input_tokens']} tokens in, {receipt['output_tokens']} out{tries}\n")
 
 
 # =============================================================================
@@ -4938,151 +10241,401 @@ class Server:
 
 # == 16. Workspace ============================================================
 
-def load_config(options, world):
-    """Return (Fleet, warnings) of the chosen config; any error refuses it, all of them at once."""
-    path = find_config(options, world)
-    source, found = "<stdin>" if path == "-" else path, world.read_bytes(path)
+# Takes what was typed and a World; gives the config, the key, the generated files and Claude
+# Code's settings as they lie on the disk. What is there is read here and nowhere else.
+
+def look_of(world: World, stream: str = "stdout") -> Look:
+    """Return how text may look on standard output or standard error."""
+    return plan_look(world.environ, world.is_terminal(stream),
+                     encoding=world.encoding_of(stream), columns=world.columns)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A fleet file that was read and is valid, and what in it will disappoint."""
+
+    fleet: Fleet
+    warnings: tuple[Finding, ...] = ()
+
+
+def load_config(world: World, typed: str | None) -> Config:
+    """Read the chosen config; any error refuses it, all of them at once."""
+    path = find_config(world, typed)
+    source = "<stdin>" if path == "-" else path
+    text = decode_config(world.read_bytes(path), source)
+
     try:
-        fleet, findings = check_fleet(Document(found.decode("utf-8"), source))
-    except UnicodeDecodeError as error:
-        line = found.count(b"\n", 0, error.start) + 1
-        what = "UTF-16, not UTF-8 text" if found[:2] in (b"\xff\xfe", b"\xfe\xff") else \
-            f"line {line}: byte 0x{found[error.start]:02x} is not UTF-8 text"
-        raise FleetError("not-utf8", what, where=source, fix="save it as UTF-8") from None
-    except FleetError as error:
-        fleet, findings = None, [error.finding]
+        fleet, problems = check_fleet(Document(text, source))
+    except FleetError as error:  # of its syntax: nothing more can be said of it
+        fleet, problems = None, [error.finding]
     if fleet is None:
         raise FleetError("invalid-config", f"{source} is not valid", where=source,
-                         findings=findings)
-    return fleet, list(lint_fleet(fleet))
+                         findings=problems)
+
+    return Config(fleet, tuple(lint_fleet(fleet)))
 
 
-def load_fleet(path):
+def load_fleet(path: str) -> Fleet:
     """Return the Fleet of a file; for people who import this module."""
-    return load_config(SimpleNamespace(config=str(path)), World())[0]
+    return load_config(World(), str(path)).fleet
 
 
-def find_config(options, world):
-    """Return --config, else the variable, else the nearest fleet file up to the git root."""
-    given = world.environ.get(CONFIG_VARIABLE) or None if options.config is None else options.config
-    if given is not None:
-        return given
-    directory, shown = world.directory, ""
+def decode_config(content: bytes, source: str) -> str:
+    """Return the text of a config; what is not UTF-8 is refused with its line."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        what = f"line {line}: byte 0x{content[error.start]:02x} is not UTF-8 text"
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        what = "UTF-16, not UTF-8 text"
+    raise FleetError("not-utf8", what, where=source, fix="save it as UTF-8")
+
+
+def find_config(world: World, typed: str | None) -> str:
+    """Return what was typed, else the variable, else the nearest fleet file up to the git root."""
+    if typed is not None:
+        return typed
+    if world.environ.get(CONFIG_VARIABLE):
+        return world.environ[CONFIG_VARIABLE]
+
+    path = search_config(world, world.directory, shown="")
+    if not path:
+        raise FleetError("no-config", "no fleet.yaml here or above, up to the git root",
+                         fix="subagent-fleet init")
+    return path
+
+
+def search_config(world: World, directory: str, *, shown: str) -> str:
+    """Return the nearest fleet file in a directory or above it, up to the git root, or nothing.
+
+    The path begins with what is `shown` for the directory.
+    """
     while True:
         for name in CONFIG_NAMES:
             if world.kind_of(world.path(directory, name)) != "absent":
                 return world.path(shown, name)
+
         above = world.parent(directory)
-        if above == directory or world.kind_of(world.path(directory, ".git")) != "absent":
-            raise FleetError("no-config", "no fleet.yaml here or above, up to the git root",
-                             fix="subagent-fleet init")
-        directory, shown = above, world.path(shown, "..")
+        is_root = world.kind_of(world.path(directory, ".git")) != "absent"
+        if is_root or above == directory:
+            return ""
+        directory = above
+        shown = world.path(shown, "..")
 
 
-def find_output(options, world):
-    """Return where the generated files are: --out, else beside the fleet file that was found."""
-    out = getattr(options, "out", None)
-    if not (out or options.config or world.environ.get(CONFIG_VARIABLE)):
-        with contextlib.suppress(FleetError):
-            return world.parent(find_config(options, world))
-    return out or "."
+def find_output(world: World, *, out: str | None, config: str | None) -> str:
+    """Return where the generated files are: what was typed, else beside the fleet file."""
+    if out:
+        return out
+    if config or world.environ.get(CONFIG_VARIABLE):
+        return "."
+    try:
+        return world.parent(find_config(world, config))
+    except FleetError:  # there is none, and `clean` needs none
+        return "."
 
 
-def read_file(world, out, path):
-    """Return a file's bytes, None if it is absent; what is no file inside `out` is refused."""
-    place = world.enter(out, path)
-    return world.read_bytes(place) if world.kind_of(place) == "file" else None
+@dataclass(frozen=True)
+class Workspace:
+    """The directory `out`, and in it what was generated from a fleet."""
+
+    world: World
+    out: str
+
+    def path(self, *names: str) -> str:
+        """Return a path below `out`."""
+        return self.world.path(self.out, *names)
+
+    def enter(self, path: str) -> str:
+        """Return a path below `out`; what leads out of it, or is no file, is refused."""
+        return self.world.enter(self.out, path)
+
+    def read(self, path: str) -> bytes | None:
+        """Return a file's bytes, None where there is none; refuse as `enter` does."""
+        place = self.enter(path)
+        if self.world.kind_of(place) != "file":
+            return None
+        return self.world.read_bytes(place)
+
+    def kept_key(self, fleet: Fleet) -> str:
+        """Return the key that the environment file keeps, or an empty string."""
+        text = (self.read(ENVIRONMENT_FILE) or b"").decode("utf-8", "replace")
+        variable = fleet.gateway.master_key_env
+
+        # As it was generated, under whatever name, or as a person writes it.
+        generated = r'^export (\w+)="\$\{\1:-(?P<generated>[A-Za-z0-9_-]{1,200})\}"$'
+        written = rf'^(?:export )?{variable}=(["\']?)(?P<written>[\w.:/+=@%-]+)\3[ \t]*$'
+        match = re.search(f"(?m){generated}|{written}", text)
+        if not match:
+            return ""
+        return match["generated"] or match["written"]
+
+    def find_key(self, fleet: Fleet) -> str:
+        """Return the gateway's key: the environment's, else the generated one, else nothing."""
+        key = self.world.environ.get(fleet.gateway.master_key_env)
+        return key or self.kept_key(fleet)
+
+    def read_key(self, fleet: Fleet) -> str:
+        """Return the gateway's key; without one nothing can be served or asked."""
+        key = self.find_key(fleet)
+        if key:
+            return key
+
+        path = self.path(ENVIRONMENT_FILE)
+        what = f"no key: ${fleet.gateway.master_key_env} is not set, and {path}"
+        if self.world.kind_of(path) == "absent":
+            raise FleetError("no-key", f"{what} is not there", fix="subagent-fleet generate")
+        raise FleetError("no-key", f"{what} holds no line that sets it",
+                         fix="subagent-fleet generate --force")
+
+    def compare(self, fleet: Fleet | None, targets: Sequence[str] = TARGET_NAMES) -> list[Change]:
+        """Return the Changes that shall be made to the files here; without a fleet, all go."""
+        written = parse_manifest(self.read(MANIFEST_FILE))
+        if written is None:
+            self.world.err(format_finding(Finding(
+                "manifest-broken", "warning",
+                f"{MANIFEST_FILE} cannot be read; files that differ count as yours"),
+                look=look_of(self.world, "stderr")))
+            written = {}
+
+        wanted: dict[str, bytes] = {}
+        if fleet:
+            key = self.kept_key(fleet) or f"sk-{self.world.token(32)}"
+            wanted = render_files(fleet, key)
+
+        changes = []
+        for path in [*wanted, *(path for path in written if path not in wanted)]:
+            target = target_of(path)
+            if target and target.name in targets:
+                content = self.read(path)
+                is_ours = digest(content) in written.get(path, "")
+                changes.append(Change(path, content, wanted.get(path), is_ours))
+        return changes
+
+    def write(self, changes: Sequence[Change]) -> None:
+        """Make the changes; a run that is cut off leaves a manifest that knows its files."""
+        before = parse_manifest(self.read(MANIFEST_FILE)) or {}
+        copies = [(backup_of(change.path, change.found), change.found, 0o600)
+                  for change in changes if change.action == "edited"]
+        new = [change for change in changes
+               if change.wanted is not None and change.action != "unchanged"]
+
+        # 1. First copies of what is the user's, then a manifest that knows each new file by its
+        # old and its new hash, then the files: whenever this ends, all that lies there is ours.
+        during = dict(before)
+        for change in new:
+            during[change.path] = f"{before.get(change.path, '')} {digest(change.wanted)}"
+        if copies or new:
+            self._replace([*copies, (MANIFEST_FILE, render_manifest(during), 0o644),
+                           *((change.path, change.wanted, mode_of(change.path)) for change in new)])
+
+        # 2. What left the fleet goes, and the manifest knows each file by one hash.
+        after = dict(before)
+        for change in changes:
+            if change.wanted is None:
+                self.world.remove(self.enter(change.path))
+                after.pop(change.path, None)
+            else:
+                after[change.path] = digest(change.wanted)
+        if after != during:
+            self._replace([(MANIFEST_FILE, render_manifest(after), 0o644)])
+
+        # 3. Whoever loosened the mode of the key's file, it is closed again.
+        self.world.make_private(self.enter(ENVIRONMENT_FILE))
+
+    def _replace(self, files: Sequence[tuple[str, bytes | None, int]]) -> None:
+        """Replace files below `out`, all or none."""
+        self.world.replace_files([(self.enter(path), content or b"", mode)
+                                  for path, content, mode in files])
 
 
-def kept_key(world, fleet, out):
-    """Return the key that the environment file keeps, or an empty string."""
-    text = (read_file(world, out, ENVIRONMENT_FILE) or b"").decode("utf-8", "replace")
-    found = re.search(  # as it was generated, or as a person writes it
-        r'(?m)^export (\w+)="\$\{\1:-([A-Za-z0-9_-]{1,200})\}"$|'
-        rf'^(?:export )?{fleet.gateway.master_key_env}=(["\']?)([\w.:/+=@%-]+)\3[ \t]*$', text)
-    return found[2] or found[4] if found else ""
+def backup_of(path: str, content: bytes | None) -> str:
+    """Return where a file is copied to before it is replaced: each version has its own name."""
+    return f"{STATE_DIRECTORY}/backup/{path}.{digest(content)[:12]}"
 
 
-def read_key(world, fleet, out):
-    """Return the gateway's key: the environment's, else the generated one."""
-    key = world.environ.get(fleet.gateway.master_key_env) or kept_key(world, fleet, out)
-    if not key:
-        path = world.path(out, ENVIRONMENT_FILE)
-        is_there = world.kind_of(path) != "absent"
-        raise FleetError("no-key", f"no key: ${fleet.gateway.master_key_env} is not set, and {path}"
-                         f" {'holds no line that sets it' if is_there else 'is not there'}",
-                         fix="subagent-fleet generate" + " --force" * is_there)
-    return key
+def mode_of(path: str) -> int:
+    """Return who may read a generated file: what holds the key, only its owner."""
+    target = target_of(path)
+    return target.mode if target else 0o600
 
 
-def compare_output(world, out, fleet, targets=TARGETS):
-    """Return the Changes that shall be made to the files there; without a fleet, all go."""
-    known = parse_manifest(read_file(world, out, MANIFEST_FILE))
-    if known is None:
-        world.err(format_finding(Finding("manifest-broken", "warning", f"{MANIFEST_FILE} cannot be "
-                                         "read; files that differ count as yours")))
-        known = {}
-    wanted = render_files(fleet, kept_key(world, fleet, out) or f"sk-{world.token(32)}") \
-        if fleet else {}
-    found = {path: read_file(world, out, path) for path in (*wanted, *known)
-             if target_of(path) in targets}
-    return [Change(path, content, wanted.get(path), digest(content) in known.get(path, ""))
-            for path, content in found.items()]
+RECEIPTS_FILE = f"{STATE_DIRECTORY}/requests.jsonl"
+RECEIPTS_PART_BYTES = 1024 * 1024  # some 3,000 requests
 
 
-def write_changes(world, out, changes):
-    """Make the changes; a run that is cut off leaves a manifest that knows its files."""
-    known = parse_manifest(read_file(world, out, MANIFEST_FILE)) or {}
-    new = [c for c in changes if c.action != "unchanged" and c.wanted is not None]
-    noted = {**known, **{c.path: f"{known.get(c.path, '')} {digest(c.wanted)}" for c in new}}
-    files = [(f"{STATE_DIRECTORY}/backup/{c.path}.{digest(c.found)[:12]}", c.found, 0o600)
-             for c in changes if c.action == "edited"]
-    files.append((MANIFEST_FILE, render_manifest(noted), 0o644))
-    files += [(c.path, c.wanted, 0o600 if c.path == ENVIRONMENT_FILE else 0o644) for c in new]
-    if len(files) > 1:
-        world.replace_files([(world.enter(out, path), *rest) for path, *rest in files])
-    written = {**known, **{c.path: digest(c.wanted) for c in changes}}
-    for gone in (c.path for c in changes if c.wanted is None):
-        world.remove(world.enter(out, gone))
-        del written[gone]
-    if written != noted:
-        world.replace_files([(world.enter(out, MANIFEST_FILE), render_manifest(written), 0o644)])
-    world.make_private(world.enter(out, ENVIRONMENT_FILE))
+class ReceiptsReader:
+    """Reads what a gateway files: the latest part first, then what has come since."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._world = workspace.world
+        self._path = workspace.enter(RECEIPTS_FILE)
+        self._at = max(0, self._world.size_of(self._path) - RECEIPTS_PART_BYTES)
+        self._begun = b""  # a line whose end is still to come
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the receipts that have come, oldest first."""
+        if self._world.size_of(self._path) < self._at:  # it has turned over and is new
+            self._at = 0
+            self._begun = b""
+        content = self._world.read_part(self._path, self._at, RECEIPTS_PART_BYTES)
+        self._at += len(content)
+        *lines, self._begun = (self._begun + content).split(b"\n")
+        return parse_receipts(lines)
 
 
-def find_settings(world):
-    """Return {path: what it sets under `env`} of the settings files Claude Code reads here."""
+def parse_receipts(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    """Return what the lines of a receipts file say; one that is cut or foreign is passed over."""
+    receipts = []
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):
+            receipt = parse_json(line)
+            if isinstance(receipt, dict) and is_number(receipt.get("time")):
+                receipts.append(receipt)
+    return receipts
+
+
+def is_number(value: object) -> bool:
+    """Tell whether a value is a number that can be a time, a size or a count."""
+    return isinstance(value, (int, float)) and abs(value) < 1e12  # NaN is not
+
+
+_ID = _Pattern("[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # a part of a path, too
+
+
+def last_session(receipts: Sequence[dict[str, Any]], *, since: float) -> str:
+    """Return the id of the session that was served last since then, or an empty string."""
+    for receipt in reversed(receipts):
+        session = str(receipt.get("session"))
+        if receipt["time"] >= since and _ID.fullmatch(session) and receipt.get("session"):
+            return session
+    return ""
+
+
+def find_agent_type(world: World, session: str, agent: str) -> str:
+    """Return what Claude Code calls a subagent of a session, where it has kept that (2.1.326)."""
+    if not (_ID.fullmatch(session) and _ID.fullmatch(agent)):
+        return ""
+    pattern = f"projects/*/{session}/subagents/agent-{agent}.meta.json"
+    for path in world.paths_below(claude_directory(world), pattern):
+        with contextlib.suppress(FleetError, ValueError, KeyError, TypeError, RecursionError):
+            return str(json.loads(world.read_bytes(path))["agentType"])
+    return ""
+
+
+def claude_directory(world: World) -> str:
+    """Return where Claude Code keeps a person's settings and sessions."""
     home = world.environ.get("HOME") or world.environ.get("USERPROFILE", "")
-    user = world.environ.get("CLAUDE_CONFIG_DIR") or world.path(home, ".claude")
+    return world.environ.get("CLAUDE_CONFIG_DIR") or world.path(home, ".claude")
+
+
+def find_settings(world: World) -> dict[str, dict[str, object]]:
+    """Return {path: what it sets under `env`} of the settings files Claude Code reads here."""
+    user = claude_directory(world)
     managed = ("/Library/Application Support/ClaudeCode", "/etc/claude-code",
                "C:\\Program Files\\ClaudeCode")  # two of these are nowhere
-    found = {}
-    for path in (*(f"{place}/managed-settings.json" for place in managed),
-                 world.path(user, "settings.json"), ".claude/settings.json",
-                 ".claude/settings.local.json"):
+    paths = [f"{place}/managed-settings.json" for place in managed]
+    paths += [world.path(user, "settings.json"), ".claude/settings.json",
+              ".claude/settings.local.json"]
+
+    settings = {}
+    for path in paths:
         # else it is absent, or Claude Code ignores it as well
         with contextlib.suppress(FleetError, KeyError, TypeError, ValueError, RecursionError):
-            found[path] = dict(json.loads(world.read_bytes(path))["env"])
-    return found
+            settings[path] = dict(json.loads(world.read_bytes(path))["env"])
+    return settings
 
 
-def observe_files(world, fleet, out):
-    """Return the Facts about the generated files; where they cannot be read, that is a problem."""
+def observe_files(workspace: Workspace, fleet: Fleet, facts: Facts) -> Facts:
+    """Add what is so of the generated files; where they cannot be read, that is a problem."""
+    world = workspace.world
     try:
-        changes = compare_output(world, out, fleet)
-        path = world.enter(out, ENVIRONMENT_FILE)
+        changes = workspace.compare(fleet)
+        path = workspace.enter(ENVIRONMENT_FILE)
         if world.kind_of(path) != "absent":
-            read_key(world, fleet, out)
+            workspace.read_key(fleet)
     except FleetError as error:
-        return {"file_problems": (error.finding,)}
-    printed = world.read_git(["ls-files", "-t", "--cached", "--others", "--exclude-standard", "--",
-                              ENVIRONMENT_FILE], world.parent(path), world.clock() + 1.0)
-    leaks = ["env-readable"] * world.others_may_read(path)
-    leaks += ["env-unignored" if printed[0] == "?" else "env-tracked"] if printed else []
-    return {"changes": changes, "env_path": path, "leaks": leaks}
+        return replace(facts, file_problems=(error.finding,))
+
+    return replace(facts, changes=tuple(changes), env_path=path, leaks=find_leaks(world, path))
+
+
+def find_leaks(world: World, path: str) -> tuple[str, ...]:
+    """Return the ids of what is wrong with the environment file: who may read it, and git."""
+    leaks = []
+    if world.others_may_read(path):
+        leaks.append("env-readable")
+
+    listed = world.read_git(["ls-files", "-t", "--cached", "--others", "--exclude-standard", "--",
+                             ENVIRONMENT_FILE], world.parent(path), world.clock() + 1.0)
+    if listed:
+        leaks.append("env-unignored" if listed.startswith("?") else "env-tracked")
+    return tuple(leaks)
 
 
 # == 17. Commands =============================================================
+
+# A command is a function of what was typed and a World; its row, above it, says how it is typed.
+# `COMMANDS` holds the rows in the order of this section, which is the order of use and of help.
+
+@dataclass(frozen=True)
+class Options:
+    """What was typed after a command; what the command does not take stays as it is here."""
+
+    config: str | None = None
+    out: str | None = None
+    json: bool = False
+    force: bool = False
+    timeout: float = 0.0
+    check: bool = False
+    verbose: bool = False
+    # What follows `--`, for another program.
+    passed: Sequence[str] = ()
+    # How messages shall name the commands they advise.
+    typing: Typing = field(default_factory=Typing)
+    # init
+    output: str | None = None
+    node: Sequence[str] = ()
+    offline: bool = False
+    # validate
+    strict: bool = False
+    # generate
+    target: Sequence[str] = ()
+    litellm_only: bool = False
+    claude_only: bool = False
+    diff: bool = False
+    # env
+    shell: str | None = "sh"
+    show_key: bool = False
+    # launch
+    program: str = "claude"
+    # discover
+    write: bool = False
+    # status
+    watch: float = 0.0
+    # doctor
+    fix: bool = False
+    # warmup
+    model: Sequence[str] = ()
+    agent: Sequence[str] = ()
+    pull: bool = False
+    unload: bool = False
+    # serve
+    host: str = ""
+    port: str = ""
+    no_receipts: bool = False
+    # clean
+    dry_run: bool = False
+    # logs
+    follow: bool = False
+    lines: int = 20
+    failed: bool = False
+    # completion
+    names: str = ""
+    # help
+    command: str = ""
+
 
 @dataclass(frozen=True)
 class Flag:
@@ -5091,8 +10644,10 @@ class Flag:
     name: str
     note: str
     metavar: str = ""  # without one it is on or off
-    more: dict = field(default_factory=dict)
+    more: dict[str, Any] = field(default_factory=dict)
     short: str = ""
+    # What completion offers: words, or one of NAME_KINDS, whose names the fleet file gives.
+    offers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -5100,750 +10655,1559 @@ class Command:
     """A command: what runs, what it says of itself, what it takes, how it is typed."""
 
     name: str
-    run: object
+    group: str
+    run: Callable[[Options, World], int]
     summary: str
-    flags: tuple
-    examples: tuple = ()
-    passes: str = ""  # what may follow `--` and goes to another program
+    flags: tuple[Flag, ...]
+    examples: tuple[str, ...]
+    passes: str  # what may follow `--` and goes to another program
 
 
-def seconds_above_zero(text):
+COMMANDS: list[Command] = []
+NAME_KINDS = ("models", "agents", "nodes")
+START, SET_UP, LOOK, SERVE, FILES, MORE = "Start", "Set up", "Look", "Serve", "Files", "More"
+
+
+def command(name: str, summary: str, *flags: Flag, group: str, examples: tuple[str, ...],
+            passes: str = "") -> Callable[..., Any]:
+    """Make a function a command: its row stands above it."""
+    def register(run: Callable[[Options, World], int]) -> Callable[[Options, World], int]:
+        COMMANDS.append(Command(name, group, run, summary, flags, examples, passes))
+        return run
+    return register
+
+
+def find_command(name: str) -> Command:
+    """Return the command of that name; an unknown one is refused with the nearest."""
+    known = {row.name: row for row in COMMANDS}
+    if name in known:
+        return known[name]
+
+    behind = "; flags come after the command" if name.startswith("-") else ""
+    raise FleetError("unknown-command", f"unknown command `{name}`{behind}", status=EXIT_USAGE,
+                     fix=nearest(name, known) or "subagent-fleet --help")
+
+
+def parse_seconds(text: str) -> float:
     """Return a number of seconds that can be waited, a day at most."""
-    number = float(text) if re.fullmatch(r"\d+\.?\d*|\.\d+", text) else 0
-    if not 0 < number <= 86400:
-        raise argparse.ArgumentTypeError(f"expected seconds, above 0, at most 86400, not `{text}`")
-    return number
+    number = float(text) if re.fullmatch(r"\d+\.?\d*|\.\d+", text) else 0.0
+    if 0 < number <= 86400:
+        return number
+    raise argparse.ArgumentTypeError(f"expected seconds, above 0, at most 86400, not `{text}`")
 
 
+def parse_count(text: str) -> int:
+    """Return a number of lines."""
+    if re.fullmatch(r"[1-9]\d{0,3}", text):
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected a number, 1 to 9999, not `{text}`")
+
+
+SECONDS = {"type": parse_seconds}
+REPEAT = {"action": "append", "default": []}
 CONFIG = Flag("--config", "the fleet file, `-` for stdin; else the nearest fleet.yaml", "FILE")
+OUT = Flag("--out", "where generated files are; else here (--config) or by fleet.yaml", "DIR")
 JSON = Flag("--json", "print one JSON object")
-OUT = Flag("--out", "where generated files are; else here (--config) or beside fleet.yaml", "DIR")
 FORCE = Flag("--force", "overwrite what is there")
-SECONDS, REPEAT = {"type": seconds_above_zero}, {"action": "append", "default": []}
 TIMEOUT = Flag("--timeout", "seconds to wait", "S", {**SECONDS, "default": PROBE_TIMEOUT_SECONDS})
 
 
-def check_names(kind, names, known, owner):
+def open_workspace(options: Options, world: World) -> Workspace:
+    """Return the directory of the generated files that the typed words mean."""
+    return Workspace(world, find_output(world, out=options.out, config=options.config))
+
+
+def check_names(kind: str, names: Iterable[str], known: Iterable[str], owner: str) -> None:
     """Refuse names of a command that its owner does not have."""
     for name in names:
         if name not in known:
+            choices = some_of(list(known)) or "none"
             raise FleetError(f"unknown-{kind}", f"{owner}: unknown {kind} `{name}`",
                              status=EXIT_USAGE, fix=nearest(name, known)
-                             or f"known {kind}s: {some_of(known) or 'none'}")
+                             or f"known {kind}s: {choices}")
 
 
-def tell_findings(world, findings):
+def tell_findings(findings: Iterable[Finding], options: Options, world: World) -> None:
     """Show findings; one that is an error refuses the command."""
     for finding in findings:
         if finding.level == "error":
             raise FleetError(finding.slug, finding.what, fix=finding.fix, status=EXIT_REFUSED)
-        world.err(format_finding(finding))
+        shown = retype(finding, options.typing)
+        world.err(format_finding(shown, look=look_of(world, "stderr")))
 
 
-def refusal(paths, command, done):
+def retype(finding: Finding, typing: Typing) -> Finding:
+    """Return a finding whose fix names commands as they were typed."""
+    return replace(finding, fix=as_typed(finding.fix, typing))
+
+
+def refuse_edited(paths: Sequence[str], command: str, outcome: str) -> FleetError:
     """Return the error for files that are the user's."""
-    return FleetError("edited", f"{some_of(paths, 5)}: not as this program wrote it; {done}",
-                      fix=f"move it away, or `subagent-fleet {command} --force` (what is there is "
-                      f"copied to {STATE_DIRECTORY}/backup first)", status=EXIT_REFUSED)
+    return FleetError(
+        "edited", f"{some_of(paths, 5)}: not as this program wrote it; {outcome}",
+        fix=f"move it away, or `subagent-fleet {command} --force` (what is there is copied to "
+            f"{STATE_DIRECTORY}/backup first)", status=EXIT_REFUSED)
 
 
-def cmd_up(options, world):
-    """Do the whole job: find, generate, warm, serve, run Claude Code, say what was served."""
-    world.out = world.err  # standard output is Claude Code's
+# -- the gateway, from outside --
+
+def get_page(world: World, url: str, until: float, **headers: str) -> Reply:
+    """Return the answer to a GET."""
+    with contextlib.closing(world.open_exchange(url, headers=headers, deadline=until)) as exchange:
+        exchange.read_head()
+        return Reply(exchange.status, exchange.headers, exchange.read_all())
+
+
+def who_serves(world: World, fleet: Fleet, key: str, until: float) -> str:
+    """Return OUR_GATEWAY when one serves this fleet with its key, else who listens, or ""."""
+    url = gateway_url(fleet.gateway)
     try:
-        path = find_config(options, world)
-    except FleetError:
-        path = CONFIG_NAMES[0]
-        world.err(write_starter(world, path, {}, placeholders=False))
-    if path == "-":
-        raise FleetError("usage", "up: reads the config more than once, so it must be in a file",
-                         status=EXIT_USAGE, fix="subagent-fleet up --config fleet.yaml")
-    fleet, findings = load_config(options, world)
-    tell_findings(world, [*findings, *lint_key(fleet, world.environ)])
-    out, typed = find_output(options, world), [f"--config={options.config}"] * bool(options.config)
-    changes = compare_output(world, out, fleet)
-    write_changes(world, out, [change for change in changes if change.action != "edited"])
-    words = {"edited": "kept, as it is yours"}
-    world.err("".join(f"{clean_line(change.path)}: {words.get(change.action, change.action)}\n"
-                      for change in changes if change.action != "unchanged"))
-    names, status = [], EXIT_OK
-    with contextlib.ExitStack() as stops:
-        start_gateway(fleet, world, out, stops)  # what it refuses is told before models load
-        if run_words(["warmup", *typed], world):
-            states = probe_nodes(world, fleet.nodes, PROBE_TIMEOUT_SECONDS, fleet.models)
-            routes = {name: plan_route_state(fleet, states, model)
-                      for name, model in fleet.models.items()}
-            main, what = plan_tiers(fleet)["main"], ""
-            if all(route.state != "ready" for route in routes.values()):
-                what = "no model of this fleet could be loaded"
-            elif routes[main].state not in ("ready", "cold") and not routes[main].fallback:
-                what = f"nobody can answer for {main}, the main session's model: {routes[main]}"
-            if what:
-                raise FleetError("nothing-ready", what, fix="subagent-fleet doctor")
-            world.err("Going on with what is ready.\n")
-        typed += [f"--out={options.out}"] * bool(options.out)
-        before = ask_gateway(fleet, world, out)
-        if world.which("claude"):
-            status = run_words(["launch", "claude", *typed, "--", *options.passed], world)
-        else:
-            world.on_stop(names.append)
-            world.err(f"Claude Code is not on the PATH: {CLAUDE_INSTALL}\nServing until Ctrl-C.\n")
-            while not names:
-                world.sleep(TICK_SECONDS)
-        world.err(format_served(before, ask_gateway(fleet, world, out), world.columns))
-    return EXIT_INTERRUPTED if "SIGINT" in names else status
+        if b'"subagent-fleet"' in get_page(world, url + "/", until).body:
+            return _serves_as_we_do(world, fleet, key, until)
+        if b"I'm alive!" in get_page(world, url + "/health/liveliness", until).body:
+            return _serves_as_litellm(world, fleet, key, until)
+    except NodeFailure as failure:
+        if failure.reason in ("refused", "unreachable", "dns"):
+            return ""
+    return "another program"  # which is not shown the key
 
 
-def start_gateway(fleet, world, out, stops):
-    """Start what serves the fleet, or find that it runs; `stops`, an ExitStack, will stop it."""
-    gateway, name, url = fleet.gateway, clean_line(fleet.name), gateway_url(fleet.gateway)
-    runs = find_gateway(world, fleet, out)
-    if gateway.provider == "builtin":
-        server, listener = open_gateway(fleet, world, out, listens=not runs)
+def _serves_as_we_do(world: World, fleet: Fleet, key: str, until: float) -> str:
+    """Return whether a gateway of ours serves this fleet, in its present form."""
+    page = _show_key(world, gateway_url(fleet.gateway) + "/fleet", key, until)
+    if page.get("fleet") != fleet.name:
+        return "subagent-fleet"
+    return OUR_GATEWAY if page.get("config") == fleet_digest(fleet) else OLD_GATEWAY
+
+
+def _serves_as_litellm(world: World, fleet: Fleet, key: str, until: float) -> str:
+    """Return whether a LiteLLM has every alias of this fleet."""
+    page = _show_key(world, gateway_url(fleet.gateway) + "/v1/models", key, until)
+    wanted = {model.alias for model in fleet.models.values()}
+    try:
+        aliases = {model["id"] for model in page["data"]}
+    except (KeyError, TypeError):
+        return "LiteLLM"
+    return OUR_GATEWAY if wanted <= aliases else "LiteLLM"
+
+
+def _show_key(world: World, url: str, key: str, until: float) -> dict[str, Any]:
+    """Return the page that a gateway shows to who has its key; to others it is empty."""
+    if not key:
+        return {}
+    try:
+        page = parse_json(get_page(world, url, until, Authorization=f"Bearer {key}").body)
+    except (FleetError, ValueError):  # a key that no header can hold
+        return {}
+    return page if isinstance(page, dict) else {}
+
+
+def find_gateway(world: World, fleet: Fleet, key: str, *, needed: bool = False) -> bool:
+    """Tell whether this fleet's gateway runs; refuse somebody else, and nobody where needed."""
+    holder = who_serves(world, fleet, key, world.clock() + CONNECT_SECONDS)
+    finding = check_gateway(fleet, holder)
+    runs = finding.slug == "gateway-up"
+    if finding.level == "error":
+        what = finding.what + describe_holder(world, fleet.gateway.port)
+        raise FleetError(finding.slug, what, fix=name_free_port(world, fleet, finding.fix))
+    if needed and not runs:
+        raise FleetError(finding.slug, finding.what, fix=finding.fix)
+    return runs
+
+
+def describe_holder(world: World, port: int) -> str:
+    """Return ` (PROGRAM, pid PID, in DIRECTORY)` of who listens on a port, where that is told."""
+    holder = world.find_holder(port)
+    if not holder:
+        return ""
+    return f" ({holder.program}, pid {holder.process_id}, in {holder.directory})"
+
+
+def name_free_port(world: World, fleet: Fleet, fix: str) -> str:
+    """Return a fix that says another `port:` with one that is free."""
+    port = world.find_free_port(fleet.gateway.host, fleet.gateway.port)
+    return fix.replace("another `port:`", f"`port: {port}`") if port else fix
+
+
+def ask_gateway(world: World, fleet: Fleet, key: str) -> dict[str, dict[str, Any]]:
+    """Return {node: what it has served} from a gateway of ours that serves this fleet."""
+    url = gateway_url(fleet.gateway) + "/fleet"
+    page = _show_key(world, url, key, world.clock() + CONNECT_SECONDS)
+    if page.get("fleet") != fleet.name:  # nobody, or no page of ours
+        return {}
+    try:
+        return {node["name"]: node for node in page["nodes"]}
+    except (KeyError, TypeError):
+        return {}
+
+
+def count_served(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[object, ...]]:
+    """Return (node, its totals …) of what each node has served between two looks at a gateway."""
+    nothing = dict.fromkeys(TOTALS, 0)
+    earlier = {name: before.get(name, nothing) for name in after}
+    if any(earlier[name]["requests"] > node["requests"] for name, node in after.items()):
+        earlier = dict.fromkeys(after, nothing)  # another gateway took over, and began at 0
+
+    rows = []
+    for name, node in after.items():
+        totals = [round(node[total] - earlier[name][total], 1) for total in TOTALS]
+        rows.append((name, *totals))
+    return rows
+
+
+def start_gateway(world: World, fleet: Fleet, key: str, *, out: str,
+                  stops: contextlib.ExitStack) -> None:
+    """Start what serves the fleet, or find that it runs; `stops` will stop it."""
+    runs = find_gateway(world, fleet, key)
+    name = clean_line(fleet.name)
+    url = gateway_url(fleet.gateway)
+
+    if fleet.gateway.provider == "builtin":
+        listener = None if runs else open_door(world, fleet, key)
+        server = Server(fleet, key, world, receipts=receipts_path(world, out))
         serving = threading.Thread(target=server.run, args=(listener,), daemon=True)
         serving.start()
         stops.callback(serving.join, GRACE_SECONDS + 1)  # the last one comes first
         stops.callback(server.stop, "up")
-    if runs or gateway.provider == "builtin":
-        world.err(f"A gateway for {name} runs at {url}: it is used.\n" if runs else
-                  f"Serving {name} at {url}.\n")
-        return
-    program, log = world.which("litellm"), world.enter(out, f"{STATE_DIRECTORY}/litellm.log")
+
+    if runs:
+        world.err(f"A gateway for {name} runs at {url}: it is used.\n")
+    elif fleet.gateway.provider == "builtin":
+        world.err(f"Serving {name} at {url}.\n")
+    else:
+        start_litellm(world, fleet, key, out=out, stops=stops)
+        world.err(f"LiteLLM serves {name} at {url}.\n")
+
+
+def start_litellm(world: World, fleet: Fleet, key: str, *, out: str,
+                  stops: contextlib.ExitStack) -> None:
+    """Start LiteLLM with the generated config, and wait until it has every alias."""
+    program = world.which("litellm")
     if not program:
         raise FleetError("litellm-missing", "the gateway is LiteLLM and it is not on the PATH",
                          fix=f"{LITELLM_INSTALL}, or write `provider: builtin`")
-    environ = merge_environment(world.environ, fleet, read_key(world, fleet, out))
-    child = world.start([program, "--config", world.path(out, LITELLM_FILE), "--host", gateway.host,
-                         "--port", str(gateway.port)], environ=environ, log=log)
+
+    log = world.enter(out, f"{STATE_DIRECTORY}/litellm.log")
+    words = [program, "--config", world.path(out, LITELLM_FILE), "--host", fleet.gateway.host,
+             "--port", str(fleet.gateway.port)]
+    child = world.start(words, environ=merge_environment(world.environ, fleet, key), log=log)
     stops.callback(child.stop)
+
     until = world.clock() + LITELLM_START_SECONDS
-    while who_serves(world, fleet, out, until) != OUR_GATEWAY:
+    while who_serves(world, fleet, key, until) != OUR_GATEWAY:
         if child.ended() or world.clock() > until:
             raise FleetError("litellm-failed", "LiteLLM did not start", fix=f"see {log}")
         world.sleep(TICK_SECONDS)
-    world.err(f"LiteLLM serves {name} at {url}.\n")
 
 
-def find_gateway(world, fleet, out, *, needed=False):
-    """Tell whether this fleet's gateway runs; refuse somebody else, and nobody where needed."""
-    found = check_gateway(fleet, who_serves(world, fleet, out, world.clock() + CONNECT_SECONDS))
-    if found.level == "error" or needed and found.slug != "gateway-up":
-        raise FleetError(found.slug, found.what, fix=found.fix)
-    return found.slug == "gateway-up"
-
-
-def ask_gateway(fleet, world, out):
-    """Return {node: what it has served} from a gateway of ours that serves this fleet."""
-    headers, until = {"x-api-key": read_key(world, fleet, out)}, world.clock() + CONNECT_SECONDS
-    with contextlib.suppress(NodeFailure, KeyError, TypeError):  # nobody, or no page of ours
-        page = parse_answer(look(world, gateway_url(fleet.gateway) + "/fleet", until, **headers)[1])
-        if page["fleet"] == fleet.name:
-            return {node["name"]: node for node in page["nodes"]}
-    return {}
-
-
-def look(world, url, until, **headers):
-    """Return (headers, body) of a GET."""
-    with contextlib.closing(world.open_exchange(url, headers=headers, deadline=until)) as exchange:
-        exchange.read_head()
-        return exchange.headers, exchange.read_all()
-
-
-def who_serves(world, fleet, out, until):
-    """Return OUR_GATEWAY when one serves this fleet with its key, else who listens, or ""."""
-    url, name, path = gateway_url(fleet.gateway), "subagent-fleet", "/fleet"
+def open_door(world: World, fleet: Fleet, key: str) -> Listener:
+    """Return the port at which the fleet will be served; of a taken one, say who has it."""
+    gateway = fleet.gateway
     try:
-        if b'"subagent-fleet"' not in look(world, url + "/", until)[1]:
-            name, path = "LiteLLM", "/v1/models"
-            if b"I'm alive!" not in look(world, url + "/health/liveliness", until)[1]:
-                return "another program"  # which is not shown the key
-    except NodeFailure as failure:
-        return "" if failure.reason in ("refused", "unreachable", "dns") else "another program"
-    # no key, or it is not of this fleet
-    with contextlib.suppress(FleetError, KeyError, TypeError, ValueError):
-        headers = {"Authorization": f"Bearer {read_key(world, fleet, out)}"}
-        page = parse_answer(look(world, url + path, until, **headers)[1])
-        if name == "LiteLLM":
-            aliases = {model.alias for model in fleet.models.values()}
-            return OUR_GATEWAY if aliases <= {model["id"] for model in page["data"]} else name
-        if page["fleet"] == fleet.name:
-            return OUR_GATEWAY if page["config"] == fleet_digest(fleet) else OLD_GATEWAY
-    return name
-
-
-def open_gateway(fleet, world, out, *, receipts=True, listens=True):
-    """Return a Server and the Listener it will serve; refuse an open door and a taken one."""
-    gateway, key, listener = fleet.gateway, read_key(world, fleet, out), None
-    if not LOOPBACK.fullmatch(gateway.host):
-        tell_findings(world, lint_key(fleet, {gateway.master_key_env: key}))
-    try:
-        if listens:
-            listener = world.listen(gateway.host, gateway.port)
+        return world.listen(gateway.host, gateway.port)
     except FleetError as error:
-        if error.slug == "port-taken":
-            holder = who_serves(world, fleet, out, world.clock() + 1.0)
-            error.what += f", by {holder}" if holder else ""
-        raise
-    path = world.enter(out, f"{STATE_DIRECTORY}/requests.jsonl") if receipts else ""
-    if path:
-        world.make_directory(world.below(out, STATE_DIRECTORY))
-    return Server(fleet, key, world, receipts=path), listener
+        if error.slug != "port-taken":
+            raise
+        what = error.what
+
+    server = who_serves(world, fleet, key, world.clock() + 1.0)
+    if server:
+        what += f", by {server}"
+    holder = describe_holder(world, gateway.port)
+    fix = name_free_port(world, fleet, OTHER_PORT)
+    if not holder:
+        fix += f" (lsof -nP -iTCP:{gateway.port} -sTCP:LISTEN shows it)"
+    raise FleetError("port-taken", what + holder, fix=fix)
 
 
-def cmd_init(options, world):
-    output, nodes = options.output or CONFIG_NAMES[0], {}
+def receipts_path(world: World, out: str) -> str:
+    """Return where the gateway of a workspace files what each request came to."""
+    world.make_directory(world.below(out, STATE_DIRECTORY))
+    return world.enter(out, RECEIPTS_FILE)
+
+
+# -- start --
+
+@command("up", "do the whole job: find, generate, warm, serve, run Claude Code", CONFIG, OUT,
+         group=START, examples=("up", "up -- -p 'say hi'"), passes="ARGS")
+def cmd_up(options: Options, world: World) -> int:
+    """Do the whole job. What is said goes to standard error: standard output is Claude Code's."""
+    fleet = find_or_write_fleet(options, world)
+    workspace = open_workspace(options, world)
+    write_unedited(workspace, fleet)
+    key = workspace.read_key(fleet)
+    check_key(fleet, key, options, world)
+
+    signals: list[str] = []
+    with contextlib.ExitStack() as stops:
+        # What it refuses is told before models load.
+        start_gateway(world, fleet, key, out=workspace.out, stops=stops)
+        warm_for_session(fleet, options, world)
+
+        before = ask_gateway(world, fleet, key)
+        began = world.now()
+        if world.which("claude"):
+            status = launch_claude(workspace, fleet, options)
+        else:
+            status = EXIT_OK
+            wait_for_signal(world, signals)
+        after = ask_gateway(world, fleet, key)
+        world.err(format_served(count_served(before, after), look_of(world, "stderr")))
+
+    tell_session(workspace, began, "subagent-fleet up", options)
+    return EXIT_INTERRUPTED if "SIGINT" in signals else status
+
+
+def find_or_write_fleet(options: Options, world: World) -> Fleet:
+    """Return the fleet of the nearest file; where there is none, write one and say so."""
+    try:
+        path = find_config(world, options.config)
+    except FleetError:
+        path = CONFIG_NAMES[0]
+        starter = write_starter(world, path, {}, placeholders=False)
+        world.err(as_typed(starter, options.typing))
+    if path == "-":
+        raise FleetError("usage", "up: standard input is Claude Code's, so the config must be in "
+                         "a file", status=EXIT_USAGE,
+                         fix="subagent-fleet up --config fleet.yaml")
+
+    config = load_config(world, options.config)
+    weak = lint_key(config.fleet, world.environ)
+    tell_findings([*config.warnings, *weak], options, world)
+    return config.fleet
+
+
+def write_unedited(workspace: Workspace, fleet: Fleet) -> None:
+    """Write what is generated, keep what a person has edited, and say what became of each."""
+    changes = workspace.compare(fleet)
+    workspace.write([change for change in changes if change.action != "edited"])
+    for change in changes:
+        if change.action == "edited":
+            workspace.world.err(f"{clean_line(change.path)}: kept, as it is yours\n")
+        elif change.action != "unchanged":
+            workspace.world.err(f"{clean_line(change.path)}: {change.action}\n")
+
+
+def check_key(fleet: Fleet, key: str, options: Options, world: World) -> None:
+    """Refuse to serve beyond this machine with a weak key, wherever that stands."""
+    if not LOOPBACK.fullmatch(fleet.gateway.host):
+        tell_findings(lint_key(fleet, {fleet.gateway.master_key_env: key}), options, world)
+
+
+def warm_for_session(fleet: Fleet, options: Options, world: World) -> None:
+    """Load every model; refuse to go on when nobody could answer the main session."""
+    warmths = warm_fleet(fleet, Options(typing=options.typing), world, say=world.err)
+    if all(warmth.ok for warmth in warmths.values()):
+        return
+
+    states = probe_nodes(world, fleet.nodes, PROBE_TIMEOUT_SECONDS, fleet.models)
+    routes = {name: plan_route_state(fleet, states, model)
+              for name, model in fleet.models.items()}
+    main = plan_tiers(fleet)["main"]
+    route = routes[main]
+    if all(one.state != "ready" for one in routes.values()):
+        raise FleetError("nothing-ready", "no model of this fleet could be loaded",
+                         fix="subagent-fleet doctor")
+    if route.state not in ("ready", "cold") and not route.fallback:
+        raise FleetError("nothing-ready", f"nobody can answer for {main}, the main session's "
+                         f"model: {format_route_state(route)}", fix="subagent-fleet doctor")
+    world.err("Going on with what is ready.\n")
+
+
+def wait_for_signal(world: World, signals: list[str]) -> None:
+    """Serve who comes until Ctrl-C, whose name is then in `signals`."""
+    world.on_stop(signals.append)
+    world.err(f"Claude Code is not on the PATH: {CLAUDE_INSTALL}\nServing until Ctrl-C.\n")
+    while not signals:
+        world.sleep(TICK_SECONDS)
+
+
+# -- set up --
+
+@command("init", "write fleet.yaml with the models your machines have",
+         Flag("--output", "where to write, else fleet.yaml; .json writes JSON; not `-`", "FILE"),
+         Flag("--node", "also ask this machine; may be repeated", "NAME=URL", REPEAT),
+         Flag("--offline", "ask nobody, write placeholders"), FORCE,
+         group=SET_UP, examples=("init", "init --node mini=http://192.168.1.50:11434"))
+def cmd_init(options: Options, world: World) -> int:
+    output = options.output or CONFIG_NAMES[0]
     if output == "-":
         raise FleetError("usage", "init: it writes a file, not to standard output",
                          status=EXIT_USAGE, fix="subagent-fleet init --output fleet.yaml")
-    if read_file(world, *world.split(output)) is not None and not options.force:
+    directory, name = world.split(output)
+    if Workspace(world, directory).read(name) is not None and not options.force:
         raise FleetError("exists", f"{output} is there already", status=EXIT_REFUSED,
                          fix="edit it, or `subagent-fleet init --force` (a copy is kept)")
-    for text in options.node:  # NAME=URL; http and the port of Ollama may be left out
-        name, _, url = text.partition("=")
-        parts = split_endpoint(full_endpoint(url))
-        wrong = "not of the form NAME=URL" if not url or not _fits(name, RULES["name"][0]) else \
-            parts if isinstance(parts, str) else f"a second `{name}`" if name in nodes else ""
-        if wrong:
-            raise FleetError("usage", f"init: `{text}`: {wrong}", status=EXIT_USAGE,
-                             fix="subagent-fleet init --node mini=http://192.168.1.50:11434")
-        nodes[name] = Node(name, _normal_endpoint(full_endpoint(url)))
-    text = write_starter(world, output, nodes, offline=options.offline) + "Edit it with your " \
-        "Ollama node endpoints, then run:\n  subagent-fleet discover\n  subagent-fleet generate\n"
-    options.config = options.output
-    world.out(clean_text(keep_places(text, options)))
+
+    nodes = parse_nodes(options.node)
+    if not options.force:
+        ask_for_second(world, output)
+    said = write_starter(world, output, nodes, offline=options.offline)
+    said += ("Edit it with your Ollama node endpoints, then run:\n"
+             "  subagent-fleet discover\n  subagent-fleet generate\n")
+    world.out(clean_text(as_typed(said, options.typing)))
     return EXIT_OK
 
 
-def write_starter(world, output, nodes, *, offline=False, placeholders=True):
+def ask_for_second(world: World, output: str) -> None:
+    """Ask whether a fleet file shall hide one above, or another beside it; else refuse."""
+    directory, name = world.split(output)
+    if name not in CONFIG_NAMES:  # it hides none: it is only read when it is named
+        return
+    directory = world.real_path(directory or ".")
+    path = search_config(world, directory, shown=directory)
+    if not path:
+        return
+
+    path = world.real_path(path)
+    what = f"{path} is the fleet of this directory already"
+    is_asked = world.is_terminal("stdin") and world.is_terminal("stderr")
+    if not is_asked or not world.confirm(f"{clean_line(what)}. Write {clean_line(output)}, too?"):
+        raise FleetError("second-fleet", what, status=EXIT_REFUSED, fix="edit that one, or "
+                         "`subagent-fleet init --force` for a second one here")
+
+
+def parse_nodes(texts: Iterable[str]) -> dict[str, Node]:
+    """Return the Nodes of NAME=URL texts; http and the port of Ollama may be left out."""
+    nodes: dict[str, Node] = {}
+    for text in texts:
+        name, _, url = text.partition("=")
+        if not url or not obeys(name, "name"):
+            refuse_node(text, "not of the form NAME=URL")
+        try:
+            endpoint = split_endpoint(full_endpoint(url)).url
+        except FleetError as error:
+            refuse_node(text, error.what)
+        if name in nodes:
+            refuse_node(text, f"a second `{name}`")
+        for other in nodes.values():
+            if other.endpoint == endpoint:
+                refuse_node(text, f"the machine of `{other.name}`")
+        nodes[name] = Node(name, endpoint)
+    return nodes
+
+
+def refuse_node(text: str, why: str) -> NoReturn:
+    """Refuse a --node."""
+    raise FleetError("usage", f"init: `{text}`: {why}", status=EXIT_USAGE,
+                     fix="subagent-fleet init --node mini=http://192.168.1.50:11434")
+
+
+def write_starter(world: World, output: str, nodes: dict[str, Node], *, offline: bool = False,
+                  placeholders: bool = True) -> str:
     """Write a fleet file with the models that this machine and these nodes have; tell them."""
-    nodes = {"local": Node("local", OLLAMA_ENDPOINT), **nodes}
-    states = [NodeState(name, node.endpoint, "not asked") for name, node in nodes.items()] \
-        if offline else [*probe_nodes(world, nodes, INIT_TIMEOUT_SECONDS).values()]
-    tree, found, flaw = plan_starter(states)
-    told = [f"{state.name} ({state.endpoint}): "
-            + (state.reason or count_of(state.models, "model")) for state in states]
-    if not found and not placeholders:
-        raise FleetError("no-model", "no fleet.yaml, and no model to write one with: "
-                         + "; ".join(filter(None, (*told, flaw))), fix="start Ollama, "
+    here = own_endpoint(world)
+    if not any(is_same_machine(world, node.endpoint, here) for node in nodes.values()):
+        nodes = {"local": Node("local", here), **nodes}
+    if offline:
+        states = [NodeState(node.name, node.endpoint, "not asked") for node in nodes.values()]
+    else:
+        states = list(probe_nodes(world, nodes, INIT_TIMEOUT_SECONDS).values())
+    starter = plan_starter(states)
+    flaw = starter.flaw
+    said = format_starter(starter, states)
+    if not starter.has_models and not placeholders:
+        answers = "; ".join(line.strip() for line in said[:-1])
+        what = f"no fleet.yaml, and no model to write one with: {answers}"
+        raise FleetError("no-model", f"{what}; {flaw}" if flaw else what, fix="start Ollama, "
                          f"`ollama pull {PLACEHOLDERS[0]}`, then `subagent-fleet up`")
-    text, (place, name) = render_starter(tree, found), world.split(output)
-    if output.lower().endswith(".json"):
-        text = json.dumps(parse_yaml(text), indent=2, ensure_ascii=False) + "\n"
-    elif world.kind_of(world.path(place, "fleet.schema.json")) == "file":
-        text = f"# yaml-language-server: $schema=fleet.schema.json\n{text}"
-    files, lines = [(output, text.encode("utf-8"), 0o644)], [f"Created {output}"]
-    old = read_file(world, place, name)
-    if old is not None:
-        kept = world.enter(place, f"{STATE_DIRECTORY}/backup/{name}.{digest(old)[:12]}")
-        files.insert(0, (kept, old, 0o600))
-        lines.append(f"The old one is kept: {kept}")
-    world.replace_files(files)
-    lines += [f"  {line}" for line in told]
-    lines.append(", ".join(f"{name} is {model['ollama_model']} on {model['node']}"
-                           for name, model in tree["models"].items()) + "." if found else
-                 f"{'Nobody was asked' if offline else 'No model that can be used was found'}: "
-                 "the models in it are placeholders.")
-    lines.append(flaw and f"{flaw}: `ollama pull {PLACEHOLDERS[0]}`, `subagent-fleet init --force`")
-    return "".join(clean_line(line) + "\n" for line in lines if line)
+
+    text = render_starter(starter.tree, starter.has_models, name_project(world, output))
+    said = [*replace_config(world, output, text), *said]
+    if flaw:
+        said.append(f"{flaw}: `ollama pull {PLACEHOLDERS[0]}`, `subagent-fleet init --force`")
+    return "".join(clean_line(line) + "\n" for line in said)
 
 
-def cmd_validate(options, world):
+def own_endpoint(world: World) -> str:
+    """Return where Ollama answers on this machine: OLLAMA_HOST says where it listens."""
+    text = world.environ.get("OLLAMA_HOST", "").strip(" \"'")
+    scheme, _, rest = text.rpartition("://")
+    host, _, port = rest.rpartition(":") if re.search(r":\d*$", rest) else (rest, "", "")
+    if not text or scheme not in ("", "http", "https"):
+        return OLLAMA_ENDPOINT
+    if host in ("", "0.0.0.0", "[::]", "::"):  # everywhere is here, too
+        host = "localhost"
+    usual = {"": OLLAMA_PORT, "http": 80, "https": 443}[scheme]  # as Ollama reads it (0.32.15)
     try:
-        fleet, findings = load_config(options, world)
-        source = fleet.document.source
-    except FleetError as error:
-        if not options.json or not error.findings:
-            error.report = {"file": error.where or options.config, "valid": False}
-            raise
-        source, findings = error.where, error.findings
-    valid = not any(options.strict or finding.level == "error" for finding in findings)
+        return split_endpoint(f"{scheme or 'http'}://{host}:{port or usual}").url
+    except FleetError:
+        return OLLAMA_ENDPOINT
+
+
+def is_same_machine(world: World, endpoint: str, here: str) -> bool:
+    """Tell whether an endpoint is another name for the Ollama of this machine."""
+    if endpoint == here:
+        return True
+    name, addresses = world.own_names()
+    own = {"localhost", name.lower(), f"{name.lower()}.local", *addresses}
+    places = []
+    for url in (endpoint, here):
+        place = split_endpoint(url)
+        if place.host in own or LOOPBACK.fullmatch(place.host):
+            place = replace(place, host="localhost")
+        places.append(place)
+    return places[0] == places[1]
+
+
+def name_project(world: World, output: str) -> str:
+    """Return the name of the directory that a fleet file is written to, if a fleet can have it."""
+    _, name = world.split(world.real_path(world.parent(output)))
+    return name if obeys(name, "line") else "local-dev"
+
+
+def replace_config(world: World, output: str, text: str) -> list[str]:
+    """Write a new fleet file, as YAML or JSON, keep a copy of the old one; say so in lines."""
+    directory, name = world.split(output)
+    beside = Workspace(world, directory)
+    if name.lower().endswith(".json"):
+        text = json.dumps(parse_yaml(text), indent=2, ensure_ascii=False) + "\n"
+    elif world.kind_of(beside.path("fleet.schema.json")) == "file":
+        text = f"# yaml-language-server: $schema=fleet.schema.json\n{text}"
+
+    files = [(output, text.encode("utf-8"), 0o644)]
+    said = [f"Created {output}"]
+    old = beside.read(name)
+    if old is not None:
+        copy = beside.enter(backup_of(name, old))
+        files.insert(0, (copy, old, 0o600))
+        said.append(f"The old one is kept: {copy}")
+    world.replace_files(files)
+    return said
+
+
+@command("worker", "say how this machine becomes a node", TIMEOUT, JSON,
+         group=SET_UP, examples=("worker",))
+def cmd_worker(options: Options, world: World) -> int:
+    name, addresses = world.own_names()
+    port = split_endpoint(own_endpoint(world)).port
+    nodes = {address: Node(address, f"http://{address}:{port}")
+             for address in ("127.0.0.1", *filter(address_kind, addresses))}
+    here, *reached = probe_nodes(world, nodes, options.timeout).values()
+
+    program = find_ollama(world)
+    system = find_system(world, in_docker=here.online and not program)
+    findings = check_worker(program, here, reached)
+    report = {
+        "system": system, "name": name, "program": program, "ollama": here,
+        "addresses": [{"address": state.name, "kind": address_kind(state.name),
+                       "open": state.online} for state in reached],
+        "findings": findings,
+        "setup": format_setup(system, here, reached),
+        "security": SECURITY_WARNING,
+        "fleet": plan_worker_block(name, here, reached)}
+
     if options.json:
-        world.out(render_report("validate", {"file": source, "valid": valid, "findings": findings}))
+        world.out(render_report("worker", report))
     else:
-        tell_findings(world, findings)
-        if not valid:
-            raise FleetError("strict", f"{count_of(findings, 'warning')} and --strict",
-                             fix="mend them, or leave out --strict")
-        world.out(f"{clean_line(source)} is valid.\n")
-    return EXIT_OK if valid else EXIT_PROBLEM
+        world.out(format_worker(report, look_of(world)))
+    return exit_status(findings)
 
 
-def parse_targets(options):
-    """Return the chosen targets; --litellm-only and --claude-only are short for one."""
-    words = [word for text in options.target for word in text.split(",") if word]
-    words += [name for name in ("litellm", "claude") if getattr(options, f"{name}_only")]
-    check_names("target", words, TARGETS, "generate")
-    return tuple(name for name in TARGETS if name in words) or TARGETS
+def exit_status(findings: Iterable[Finding]) -> int:
+    """Return the exit status of a command that looks: an error is a problem."""
+    return EXIT_PROBLEM if any(found.level == "error" for found in findings) else EXIT_OK
 
 
-def cmd_generate(options, world):
+def find_ollama(world: World) -> str:
+    """Return where Ollama is installed, or an empty string."""
+    app = "/Applications/Ollama.app"
+    program = world.which("ollama")
+    if not program and world.kind_of(app) == "directory":
+        return app
+    return program or ""
+
+
+def find_system(world: World, *, in_docker: bool) -> str:
+    """Return which of WORKER_SETUPS fits: how Ollama is run on this machine."""
+    if in_docker and world.which("docker"):  # it answers and is not installed
+        return "docker"
+    if sys.platform in ("darwin", "win32"):
+        return {"darwin": "darwin", "win32": "windows"}[sys.platform]
+    return "systemd" if world.which("systemctl") else "shell"
+
+
+@command("generate", "write what LiteLLM, Claude Code and your shell read", CONFIG, OUT,
+         Flag("--target", f"only these: {', '.join(TARGET_NAMES)}", "LIST", REPEAT,
+              offers=TARGET_NAMES),
+         Flag("--litellm-only", "only LiteLLM's config"), Flag("--claude-only", "only the agents"),
+         Flag("--check", "write nothing; exit 1 when something would change"),
+         Flag("--diff", "write nothing; show what would change"), FORCE, JSON, group=SET_UP,
+         examples=("generate", "generate --check --diff", "generate --target claude,env"))
+def cmd_generate(options: Options, world: World) -> int:
     targets = parse_targets(options)
-    fleet, findings = load_config(options, world)
-    findings = [*findings, *lint_key(fleet, world.environ)]
-    tell_findings(world, findings)
-    out = find_output(options, world)
-    changes = compare_output(world, out, fleet, targets)
-    edited = [change for change in changes if change.action == "edited"]
-    looks = options.check or options.diff
-    written = not looks and (options.force or not edited)
-    if written:
-        write_changes(world, out, changes)
-        changes = [replace(change, ours=True) for change in changes]
-    listed = [(c.path, c.action) for c in changes if c.found or c.wanted]
-    report = {"out": out, "written": written, "findings": findings,
-              "files": [{"path": path, "action": action} for path, action in listed],
-              "diff": format_diff(changes, fleet) if options.diff else None,
-              "routes": [{"agent": agent, "node": model.node, "model": model.name,
-                          "ollama_model": model.ollama_model, "alias": model.alias}
-                         for agent, model in plan_routes(fleet).items()]}
-    if not looks and not written:
-        world.err("" if options.json else format_diff(edited, fleet))
-        error = refusal([change.path for change in edited], "generate", "nothing was written")
-        error.report = report
-        raise error
+    config = load_config(world, options.config)
+    fleet = config.fleet
+    findings = (*config.warnings, *lint_key(fleet, world.environ))
+    tell_findings(findings, options, world)
+
+    workspace = open_workspace(options, world)
+    changes = workspace.compare(fleet, targets)
+    result = Generation(fleet, workspace.out, findings, changes)
+    if options.check or options.diff:
+        show_generation(result, options, world)
+        return EXIT_PROBLEM if options.check and result.differs else EXIT_OK
+    if result.edited and not options.force:
+        refuse_generation(result, options, world)
+
+    workspace.write(changes)
+    changes = [replace(change, ours=True) for change in changes]
+    result = replace(result, changes=changes, written=True)
+    show_generation(result, options, world)
+    if targets == TARGET_NAMES and not options.json:
+        text = format_after_generate(result, options.typing)
+        world.out(wrap_text(text, look_of(world).columns, indent="    "))
+    return EXIT_OK
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What `generate` would write, or has written."""
+
+    fleet: Fleet
+    out: str
+    findings: tuple[Finding, ...]
+    changes: list[Change]
+    written: bool = False
+
+    @property
+    def listed(self) -> list[tuple[str, str]]:
+        """The path of each file that is or was there, and what becomes of it."""
+        return [(change.path, change.action) for change in self.changes
+                if change.found or change.wanted]
+
+    @property
+    def differs(self) -> bool:
+        return any(action != "unchanged" for _, action in self.listed)
+
+    @property
+    def edited(self) -> list[Change]:
+        """The changes that would replace what is the user's."""
+        return [change for change in self.changes if change.action == "edited"]
+
+
+def show_generation(result: Generation, options: Options, world: World) -> None:
+    """Print what was or would be written."""
     if options.json:
-        world.out(render_report("generate", report))
+        world.out(render_report("generate", report_generation(result, options)))
     elif options.diff:
-        world.out(format_diff(changes, fleet))
+        world.out(format_diff(result.changes, result.fleet, look_of(world)))
     else:
-        world.out(("Would generate:\n" if options.check else "Generated:\n") + format_pairs(listed))
-        if not looks and targets == TARGETS:
-            world.out(clean_text(keep_places(format_start(fleet, out), options)))
-            if (ENVIRONMENT_FILE, "created") in listed:
-                world.out(f"\nKeep the key out of git: add {ENVIRONMENT_FILE} and "
-                          f"{STATE_DIRECTORY}/ to .gitignore.\n")
-    differs = any(action != "unchanged" for _, action in listed)
-    return EXIT_PROBLEM if options.check and differs else EXIT_OK
+        heading = "Would generate:\n" if options.check else "Generated:\n"
+        world.out(heading + format_pairs(result.listed, look_of(world)))
 
 
-def cmd_launch(options, world):
+def report_generation(result: Generation, options: Options) -> dict[str, Any]:
+    """Return what `generate --json` says."""
+    routes = [{"agent": agent, "node": model.node, "model": model.name,
+               "ollama_model": model.ollama_model, "alias": model.alias}
+              for agent, model in plan_routes(result.fleet).items()]
+    return {"out": result.out, "written": result.written, "findings": result.findings,
+            "files": [{"path": path, "action": action} for path, action in result.listed],
+            "diff": format_diff(result.changes, result.fleet) if options.diff else None,
+            "routes": routes}
+
+
+def refuse_generation(result: Generation, options: Options, world: World) -> NoReturn:
+    """Refuse to replace what is the user's, and show what would change there."""
+    if not options.json:
+        world.err(format_diff(result.edited, result.fleet, look_of(world, "stderr")))
+    error = refuse_edited([change.path for change in result.edited], "generate",
+                          "nothing was written")
+    error.report = report_generation(result, options)
+    raise error
+
+
+def format_after_generate(result: Generation, typing: Typing) -> str:
+    """Return what a person types next and, the first time, how the key stays out of git."""
+    text = as_typed(format_next_steps(result.fleet, result.out), typing)
+    if (ENVIRONMENT_FILE, "created") in result.listed:
+        text += (f"\nKeep the key out of git: add {ENVIRONMENT_FILE} and {STATE_DIRECTORY}/ to "
+                 ".gitignore.\n")
+    return text
+
+
+def parse_targets(options: Options) -> tuple[str, ...]:
+    """Return the chosen targets; --litellm-only and --claude-only are short for one."""
+    if options.litellm_only and options.claude_only:
+        raise FleetError("usage", "generate: --litellm-only and --claude-only exclude each other",
+                         status=EXIT_USAGE, fix="subagent-fleet generate --target litellm,claude")
+
+    words = []
+    for text in options.target:
+        words += [word for word in text.split(",") if word]
+    if options.litellm_only:
+        words.append("litellm")
+    if options.claude_only:
+        words.append("claude")
+    check_names("target", words, TARGET_NAMES, "generate")
+    return tuple(name for name in TARGET_NAMES if name in words) or TARGET_NAMES
+
+
+@command("env", "print Claude Code's environment for your shell", CONFIG, OUT,
+         Flag("--shell", "for whom", "SHELL",
+              {"default": "sh", "choices": ("sh", "bash", "zsh", "fish", "json")}),
+         Flag("--show-key", "show the key on a terminal, too"),
+         group=SET_UP, examples=("env", 'eval "$(subagent-fleet env)"'))
+def cmd_env(options: Options, world: World) -> int:
+    fleet = load_config(world, options.config).fleet
+    workspace = open_workspace(options, world)
+    key = workspace.read_key(fleet)
+    is_shown = options.show_key or not world.is_terminal()
+
+    if options.shell == "json":
+        unset = [variable.name for variable in plan_environment(fleet) if variable.is_unset]
+        shown = key if is_shown else "(--show-key shows it)"
+        world.out(render_report("env", {
+            "set": merge_environment({}, fleet, shown), "unset": unset}))
+    else:
+        # Only what the file keeps: a key of the environment stays where it is.
+        kept = workspace.kept_key(fleet) if is_shown else None
+        shell = "fish" if options.shell == "fish" else "sh"  # which bash and zsh understand
+        world.out(render_environment(fleet, kept, shell))
+    return EXIT_OK
+
+
+# -- look --
+
+@command("validate", "check the config", CONFIG, Flag("--strict", "warnings are errors"), JSON,
+         group=LOOK, examples=("validate", "validate --config - < fleet.yaml"))
+def cmd_validate(options: Options, world: World) -> int:
+    try:
+        config = load_config(world, options.config)
+    except FleetError as error:
+        if not options.json:
+            raise
+        return refuse_config(error, options, world)
+    source = config.fleet.document.source
+    valid = not (options.strict and config.warnings)
+
+    if options.json:
+        report = {"file": source, "valid": valid, "findings": config.warnings}
+        world.out(render_report("validate", report))
+        return EXIT_OK if valid else EXIT_PROBLEM
+
+    tell_findings(config.warnings, options, world)
+    if not valid:
+        raise FleetError("strict", f"{count_of(config.warnings, 'warning')} and --strict",
+                         fix="mend them, or leave out --strict")
+    world.out(f"{clean_line(source)} is valid.\n")
+    return EXIT_OK
+
+
+def refuse_config(error: FleetError, options: Options, world: World) -> int:
+    """Print what `validate --json` says of an invalid config; of one that cannot be read, raise."""
+    report = {"file": error.where or options.config, "valid": False}
+    if not error.findings:
+        unread = FleetError(error.slug, error.what, where=error.where, fix=error.fix,
+                            status=error.status)
+        unread.report = report
+        raise unread
+    world.out(render_report("validate", {**report, "findings": error.findings}))
+    return EXIT_PROBLEM
+
+
+@command("discover", "show what every node has", CONFIG,
+         Flag("--write", f"also write {STATE_DIRECTORY}/discovery.json"),
+         Flag("--check", "exit 1 when a node is offline or a model missing"), TIMEOUT,
+         Flag("--verbose", "say more of what each node has", short="-v"), JSON,
+         group=LOOK, examples=("discover", "discover --verbose --timeout 2"))
+def cmd_discover(options: Options, world: World) -> int:
+    fleet = load_config(world, options.config).fleet
+    states = probe_nodes(world, fleet.nodes, options.timeout, fleet.models)
+    models = report_presence(fleet, states)
+    report = {"fleet": fleet.name, "nodes": list(states.values()), "models": models}
+
+    written = None
+    if options.write:
+        path = open_workspace(options, world).enter(f"{STATE_DIRECTORY}/discovery.json")
+        content = render_report("discover", report).encode("utf-8")
+        world.replace_files([(path, content, 0o644)])
+        written = path.removeprefix("./")
+
+    if options.json:
+        world.out(render_report("discover", {**report, "written": written}))
+    else:
+        look = look_of(world)
+        text = format_nodes(fleet, states, ("Node", "Status", "Models"), look)
+        text += "\n" + format_presence(models, look)
+        described = states
+        if not options.verbose:
+            described = {name: state for name, state in states.items() if not state.online}
+        text += format_details(described, look, options.typing)
+        if written:
+            text += f"\nWrote {written}\n"
+        world.out(text)
+
+    is_whole = all(state.online for state in states.values()) \
+        and all(model["state"] == "present" for model in models)
+    return EXIT_PROBLEM if options.check and not is_whole else EXIT_OK
+
+
+def report_presence(fleet: Fleet, states: dict[str, NodeState]) -> list[dict[str, str]]:
+    """Return of each model whether its node has it: present, missing, or unknown."""
+    words = {"node offline": "unknown", "model missing": "missing"}
+    models = []
+    for name, model in fleet.models.items():
+        route = plan_route_state(fleet, states, model)
+        models.append({"name": name, "node": model.node, "ollama_model": model.ollama_model,
+                       "state": words.get(route.state, "present")})
+    return models
+
+
+@command("status", "show nodes, loaded models and routes", CONFIG, OUT,
+         Flag("--watch", "again every S seconds, until Ctrl-C", "[S]",
+              {**SECONDS, "nargs": "?", "const": 2.0, "default": 0.0}),
+         Flag("--check", "exit 1 when a route is not ready"), TIMEOUT, JSON,
+         group=LOOK, examples=("status", "status --watch", "status --check"))
+def cmd_status(options: Options, world: World) -> int:
+    fleet = load_config(world, options.config).fleet
+    if options.watch and options.json:
+        raise FleetError("usage", "status: --watch is for people, --json for programs",
+                         status=EXIT_USAGE, fix="subagent-fleet status --json")
+
+    ready = show_status(fleet, options, world)
+    while options.watch:
+        world.sleep(options.watch)
+        ready = show_status(fleet, options, world)
+    return EXIT_PROBLEM if options.check and not ready else EXIT_OK
+
+
+def show_status(fleet: Fleet, options: Options, world: World) -> bool:
+    """Print what is so now; tell whether every route is ready."""
+    key = known_key(open_workspace(options, world), fleet)
+    until = world.clock() + options.timeout
+    jobs = {"states": lambda: probe_nodes(world, fleet.nodes, options.timeout, fleet.models),
+            "holder": lambda: who_serves(world, fleet, key, until)}
+    seen = dict(run_together(world, jobs))
+    states = seen["states"]
+    gateway = check_gateway(fleet, seen["holder"])
+
+    routes = {name: plan_route_state(fleet, states, model)
+              for name, model in fleet.models.items()}
+    ready = all(route.state == "ready" for route in routes.values())
+    sentence = add_gateway(plan_next_step(fleet, states, routes), gateway)
+    following = as_typed(sentence, options.typing)
+
+    if options.json:
+        world.out(render_report("status", {
+            "fleet": fleet.name, "ready": ready, "next": following,
+            "gateway": retype(gateway, options.typing), "nodes": list(states.values()),
+            **report_status(fleet, routes)}))
+        return ready
+
+    page = StatusPage(fleet, states, routes, following, world.now(),
+                      is_served=gateway.level == "ok")
+    text = format_status(page, look_of(world))
+    if options.watch and world.is_terminal():
+        # home and clear: a redraw that does not scroll what stood there before
+        text = "\x1b[H\x1b[2J" + text
+    world.out(text)
+    return ready
+
+
+def known_key(workspace: Workspace, fleet: Fleet) -> str:
+    """Return the gateway's key where it can be read, else nothing: then who serves is unknown."""
+    try:
+        return workspace.find_key(fleet)
+    except FleetError:
+        return ""
+
+
+def report_status(fleet: Fleet, routes: dict[str, RouteState]) -> dict[str, list[Any]]:
+    """Return what `--json` says of each model, and again of it for each agent."""
+    models = {}
+    for name, model in fleet.models.items():
+        models[name] = {"name": name, "node": model.node, "ollama_model": model.ollama_model,
+                        "alias": model.alias, "context": model.context, **vars(routes[name])}
+    agents = [{"agent": agent.name, "model": agent.model, **models[agent.model]}
+              for agent in fleet.agents.values()]
+    return {"models": list(models.values()), "routes": agents}
+
+
+@command("doctor", "find what is wrong, and say what mends it", CONFIG, OUT,
+         Flag("--fix", "mend what is safe: permissions, stale and missing files"),
+         Flag("--verbose", "on a terminal, also list what is right", short="-v"), TIMEOUT, JSON,
+         group=LOOK, examples=("doctor", "doctor --fix", "doctor --json"))
+def cmd_doctor(options: Options, world: World) -> int:
+    fleet = None
+    try:
+        config = load_config(world, options.config)
+        fleet = config.fleet
+        problems = config.warnings
+    except FleetError as error:
+        problems = error.findings or (error.finding,)
+
+    workspace = open_workspace(options, world)
+    facts = observe(workspace, fleet, problems=problems, seconds=options.timeout)
+    mended = []
+    if options.fix and fleet:
+        mended = mend_files(workspace, facts)
+        facts = observe_files(workspace, fleet, facts)
+
+    findings = [(topic, retype(finding, options.typing))
+                for topic, finding in plan_doctor(fleet, facts)]
+    verdict = plan_verdict([finding for _, finding in findings])
+    for _, finding in findings:
+        if finding.slug in ("port-free", "litellm-down"):  # no error: it may be about to start
+            verdict = add_gateway(verdict, finding)
+    if options.json:
+        listed = [{"topic": topic, **show_record(finding)} for topic, finding in findings]
+        world.out(render_report("doctor", {
+            "verdict": verdict, "mended": mended, "findings": listed}))
+    else:
+        world.out(format_doctor(findings, verdict, look_of(world), mended=mended,
+                                verbose=options.verbose))
+    return exit_status(finding for _, finding in findings)
+
+
+def mend_files(workspace: Workspace, facts: Facts) -> list[str]:
+    """Mend what nobody wrote by hand: old generated files, the mode of the key's; say each."""
+    mended = []
+    if "env-readable" in facts.leaks:
+        mended.append(f"{facts.env_path}: only you may read it now")
+    stale = [change for change in facts.changes
+             if change.action in ("created", "updated", "removed")]
+    mended += [f"{change.path}: {change.action}" for change in stale]
+    if mended:
+        workspace.write(stale)
+    return mended
+
+
+def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Finding],
+            seconds: float) -> Facts:
+    """Return the Facts of this machine and, where there is a fleet, of its nodes and files."""
+    world = workspace.world
+    until = world.clock() + seconds  # at which every job ends by itself
+    facts = Facts(problems=tuple(problems), agents=world.read_tree(".claude/agents", ".md"),
+                  litellm=find_litellm(world))
+    jobs: dict[str, Callable[[], Any]] = {}
+
+    program = world.which("claude")
+    if program:
+        jobs["claude"] = lambda: ask_version(world, program, until)
+    if fleet:
+        weak = lint_key(fleet, world.environ)
+        facts = replace(facts, settings=find_settings(world), problems=(*problems, *weak))
+        facts = observe_files(workspace, fleet, facts)
+        key = known_key(workspace, fleet)
+        jobs["states"] = lambda: probe_nodes(world, fleet.nodes, seconds, fleet.models)
+        jobs["looks"] = lambda: look_at_nodes(world, fleet, until)
+        jobs["holder"] = lambda: who_serves(world, fleet, key, until)
+
+    answers = {key: answer for key, answer in run_together(world, jobs) if key}
+    return replace(facts, **answers)
+
+
+def find_litellm(world: World) -> str | None:
+    """Return LiteLLM's version and whether litellm_init.pth lies beside it, None without it."""
+    program = world.which("litellm")
+    if not program:
+        return None
+
+    # It is not run: `--version` takes 10 s and calls out (1.106.2), a .pth may do harm.
+    names: list[str] = []
+    for place in ("lib/python*", "Lib"):
+        names += world.names_near(program, f"../{place}/*-packages/litellm*")
+    versions = re.findall(r"^litellm-(\d.*)\.dist-info$", "\n".join(names), re.M)
+    version = versions[-1] if versions else "?"
+    if "litellm_init.pth" in names:
+        version += " with litellm_init.pth"
+    return version
+
+
+def ask_version(world: World, program: str, until: float) -> str:
+    """Return the first word that a program prints of its version, or `?`."""
+    words = (world.read_program([program, "--version"], until) or "").split()
+    return words[0][:40] if words else "?"
+
+
+def look_at_nodes(world: World, fleet: Fleet, until: float) -> dict[str, Exposure]:
+    """Return who can reach each node beside the fleet, all asked at once."""
+    jobs = {name: lambda node=node: look_at_node(world, node, until)
+            for name, node in fleet.nodes.items()}
+    return {name: seen for name, seen in run_together(world, jobs) if name}
+
+
+def look_at_node(world: World, node: Node, until: float) -> Exposure:
+    """Return who can reach a node beside the fleet."""
+    foreign = "https://fleet-doctor.invalid"
+    addresses: tuple[str, ...] = ()
+    allowed = ""
+    with contextlib.suppress(NodeFailure):  # how a node fails is in its state
+        places = world.resolve(split_endpoint(node.endpoint).host, 0, until)
+        addresses = tuple(sorted({address[0] for *_, address in places}))
+        headers = get_page(world, node.endpoint + "/api/version", until, Origin=foreign).headers
+        allowed = headers.get("access-control-allow-origin", "")
+    return Exposure(addresses, allowed in ("*", foreign))
+
+
+@command("logs", "show the latest requests: which machine answered which agent", CONFIG, OUT,
+         Flag("--follow", "go on as requests end, until Ctrl-C", short="-f"),
+         Flag("--lines", "how many", "N", {"type": parse_count, "default": 20}, short="-n"),
+         Flag("--failed", "only what failed, or failed on one machine before another"), JSON,
+         group=LOOK, examples=("logs", "logs --follow --failed"))
+def cmd_logs(options: Options, world: World) -> int:
+    if options.follow and options.json:
+        raise FleetError("usage", "logs: --follow is for people, --json for programs",
+                         status=EXIT_USAGE, fix="subagent-fleet logs --json")
+    workspace = open_workspace(options, world)
+    reader = ReceiptsReader(workspace)
+    names = AgentNames(world, known_agents(options, world))
+    receipts = choose_receipts(reader.read(), options)[-options.lines:]
+    requests = [report_receipt(receipt, names) for receipt in receipts]
+
+    if options.json:
+        world.out(render_report("logs", {"requests": requests}))
+        return EXIT_OK
+    if not requests:
+        path = clean_line(workspace.path(RECEIPTS_FILE))
+        world.err(as_typed(f"No such request in {path}; `subagent-fleet up` and `subagent-fleet "
+                           "serve` keep them there.\n", options.typing))
+
+    widths = log_widths(requests)
+    world.out(format_log_head(widths))
+    while True:
+        for request in requests:
+            world.out(format_log_line(request, widths, world.now(), look_of(world)))
+        if not options.follow:
+            return EXIT_OK
+        world.sleep(TICK_SECONDS)
+        requests = [report_receipt(receipt, names)
+                    for receipt in choose_receipts(reader.read(), options)]
+
+
+def choose_receipts(receipts: Sequence[dict[str, Any]], options: Options) -> list[dict[str, Any]]:
+    """Return all of them, or those in which something failed."""
+    return [receipt for receipt in receipts if not options.failed
+            or receipt.get("outcome") != "ok" or receipt.get("tries")]
+
+
+def known_agents(options: Options, world: World) -> dict[str, list[str]]:
+    """Return {alias: the agents whose model has it}; nothing where there is no valid fleet."""
+    try:
+        fleet = load_config(world, options.config).fleet
+    except FleetError:
+        if options.config:
+            raise
+        return {}  # what was asked can be told without a fleet
+    agents: dict[str, list[str]] = {}
+    for agent, model in plan_routes(fleet).items():
+        agents.setdefault(model.alias, []).append(agent)
+    return agents
+
+
+class AgentNames:
+    """Who asked: the name of an agent is not on the wire, only its id (2.1.326)."""
+
+    def __init__(self, world: World, agents: dict[str, list[str]]) -> None:
+        self._world = world
+        self._agents = agents  # by alias
+        self._kept: dict[tuple[str, str], str] = {}
+
+    def find(self, session: str, agent: str, alias: str) -> str:
+        """Return a name, `NAME?` where only its alias tells it, else the id."""
+        if not agent:
+            return "main"
+        if (session, agent) not in self._kept:
+            self._kept[session, agent] = find_agent_type(self._world, session, agent)
+        name = self._kept[session, agent]
+        if name:
+            return name
+        candidates = self._agents.get(alias, [])
+        return f"{candidates[0]}?" if len(candidates) == 1 else agent
+
+
+def report_receipt(receipt: dict[str, Any], names: AgentNames) -> dict[str, Any]:
+    """Return what is shown of a request: its receipt, who asked, and why a machine failed."""
+    texts = {key: str(receipt.get(key) or "")
+             for key in ("id", "session", "agent", "alias", "model", "node", "outcome")}
+    tries = receipt.get("tries")
+    failures = [{"node": str(tried.get("node")), "why": str(tried.get("why"))}
+                for tried in tries if isinstance(tried, dict)] if isinstance(tries, list) else []
+    numbers = {key: receipt.get(key) if is_number(receipt.get(key)) else None
+               for key in ("waited", "first_byte", "total", "input_tokens", "output_tokens")}
+    name = names.find(texts["session"], texts["agent"], texts["alias"])
+    return {"time": receipt["time"], "name": name, **texts, "failures": failures, **numbers}
+
+
+# -- serve --
+
+@command("warmup", "load models before you need them", CONFIG,
+         Flag("--model", "only this model; may be repeated", "MODEL", REPEAT, offers=("models",)),
+         Flag("--agent", "only the model of this agent; may be repeated", "AGENT", REPEAT,
+              offers=("agents",)),
+         Flag("--pull", "download what a node lacks"),
+         Flag("--unload", "take models out of memory"),
+         Flag("--timeout", "seconds for each model; else its own `timeout`", "S",
+              {**SECONDS, "default": 0.0}), JSON,
+         group=SERVE, examples=("warmup", "warmup --agent implementer", "warmup --pull"))
+def cmd_warmup(options: Options, world: World) -> int:
+    fleet = load_config(world, options.config).fleet
+    check_names("agent", options.agent, fleet.agents, fleet.name)
+    check_names("model", options.model, fleet.models, fleet.name)
+
+    if options.json:
+        warmths = warm_fleet(fleet, options, world, say=lambda text: None)
+        results = [report_warmth(name, warmth) for name, warmth in warmths.items()]
+        world.out(render_report("warmup", {"results": results}))
+    else:
+        warmths = warm_fleet(fleet, options, world, say=world.out)
+    return EXIT_OK if all(warmth.ok for warmth in warmths.values()) else EXIT_PROBLEM
+
+
+def warm_fleet(fleet: Fleet, options: Options, world: World, *,
+               say: Callable[[str], None]) -> dict[str, Warmth]:
+    """Load models as their routes will ask for them; say how each ended, in the file's order."""
+    warmths = plan_warmths(fleet, options)
+    groups: dict[str, dict[str, Warmth]] = {}
+    for warmth in warmths.values():
+        groups.setdefault(warmth.node.name, {})[warmth.model.name] = warmth
+
+    say("Unloading models:\n" if options.unload else "Warming models:\n")
+    rows = {name: (name, warmth.node.name, warmth.model.ollama_model)
+            for name, warmth in warmths.items()}
+    widths = [max(map(width_of, column)) for column in zip(*rows.values())]
+    waiting = list(warmths)
+    ended = set()
+    is_live = world.is_terminal("stderr")
+    clear = "\r\x1b[K" if is_live else ""
+    how = WarmUp(options.timeout or None, pull=options.pull, unload=options.unload)
+    by_node = {name: list(group.values()) for name, group in groups.items()}
+    try:
+        for node, _ in warm_nodes(world, by_node, how):
+            ended.add(node)
+            world.err(clear)
+            while waiting and warmths[waiting[0]].node.name in ended:
+                name = waiting.pop(0)
+                before = f"  {pad_row(rows[name], widths)}"
+                warmth = warmths[name]
+                warmth.fix = as_typed(warmth.fix, options.typing)
+                say(format_warmth(warmth, before=before, look=look_of(world)))
+            if is_live:
+                world.err(format_progress(groups, world.clock(), world.columns))
+    finally:
+        world.err(clear)
+    return warmths
+
+
+def plan_warmths(fleet: Fleet, options: Options) -> dict[str, Warmth]:
+    """Return {model: Warmth} of the chosen models, all where none is chosen.
+
+    What is one Ollama model with one context on a node is loaded once: it is one Warmth.
+    """
+    names = {*options.model, *(fleet.agents[name].model for name in options.agent)}
+    shared: dict[tuple[str, str, int], Warmth] = {}
+    warmths = {}
+    for name, model in fleet.models.items():
+        if names and name not in names:
+            continue
+        load = (model.node, full_model_name(model.ollama_model), model.context)
+        if load not in shared:
+            shared[load] = Warmth(node=fleet.nodes[model.node], model=model)
+        warmths[name] = shared[load]
+    return warmths
+
+
+def report_warmth(name: str, warmth: Warmth) -> dict[str, object]:
+    """Return what `warmup --json` says of a model."""
+    return {"model": name, "node": warmth.node.name, "ollama_model": warmth.model.ollama_model,
+            "ok": warmth.ok, "seconds": round(warmth.seconds, 1), "loaded": warmth.loaded,
+            "pulled_bytes": warmth.pulled, "detail": warmth.detail,
+            "fix": warmth.fix}
+
+
+@command("serve", "serve the fleet to Claude Code", CONFIG, OUT,
+         Flag("--host", "listen there instead", "HOST", {"default": ""}),
+         Flag("--port", "listen there instead, where `launch` does not ask; 0: any", "PORT",
+              {"default": ""}),
+         Flag("--no-receipts", "keep no record of requests"),
+         Flag("--verbose", "print a line for each request and each refusal", short="-v"),
+         group=SERVE, examples=("serve", "serve --verbose"))
+def cmd_serve(options: Options, world: World) -> int:
+    fleet = load_config(world, options.config).fleet
+    workspace = open_workspace(options, world)
+    port = options.port or str(fleet.gateway.port)
+    if not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
+        raise FleetError("usage", f"--port: `{port}` is not a port", status=EXIT_USAGE,
+                         fix="write --port 4000")
+    host = options.host or fleet.gateway.host
+    fleet = replace(fleet, gateway=replace(fleet.gateway, host=host, port=int(port)))
+
+    key = workspace.read_key(fleet)
+    check_key(fleet, key, options, world)
+    listener = open_door(world, fleet, key)
+    receipts = "" if options.no_receipts else receipts_path(world, workspace.out)
+    server = Server(fleet, key, world, receipts=receipts)
+    if options.verbose:
+        server.hub.subscribe(lambda event: world.err(format_event(event)))
+    world.on_stop(server.stop)
+
+    address = f"{show_host(listener.host)}:{listener.port}"
+    world.out(f"Serving {clean_line(fleet.name)} at http://{address}: "
+              f"{', '.join(server.scheduler.candidates)} on {count_of(fleet.nodes, 'node')}. "
+              "Ctrl-C stops.\n")
+    server.run(listener)
+    world.out(format_served(count_served({}, server.ledger.totals), look_of(world)))
+    return EXIT_INTERRUPTED if server.stops[0] == "SIGINT" else EXIT_OK
+
+
+@command("launch", "run Claude Code on the fleet",
+         Flag("program", "the program", "claude", {"choices": ("claude",)}), CONFIG, OUT,
+         group=SERVE, examples=("launch claude", "launch claude -- -p 'say hi'"), passes="ARGS")
+def cmd_launch(options: Options, world: World) -> int:
     """Run Claude Code on the fleet; its exit code is ours."""
-    fleet, _ = load_config(options, world)
+    fleet = load_config(world, options.config).fleet
+    workspace = open_workspace(options, world)
+    began = world.now()
+    status = launch_claude(workspace, fleet, options)
+    tell_session(workspace, began, "subagent-fleet launch claude", options)
+    return status
+
+
+def launch_claude(workspace: Workspace, fleet: Fleet, options: Options) -> int:
+    """Say what will disturb Claude Code, see that the fleet is served, run it to its end."""
+    world = workspace.world
     program = world.which("claude")
     if not program:
         raise FleetError("claude-missing", "Claude Code is not on the PATH", fix=CLAUDE_INSTALL)
-    out = find_output(options, world)
-    key = read_key(world, fleet, out)
-    facts = Facts(settings=find_settings(world), **observe_files(world, fleet, out))
-    seen = [*_doctor_files(facts), *_doctor_claude(fleet, facts)]
-    tell_findings(world, [*lint_key(fleet, world.environ), *(
-        replace(found, level="warning", fix=keep_places(found.fix, options)) for found in seen
-        if found.level in ("warning", "error"))])
-    find_gateway(world, fleet, out, needed=True)
-    words = options.passed
+    key = workspace.read_key(fleet)
+
+    facts = observe_files(workspace, fleet, Facts(settings=find_settings(world)))
+    findings = list(lint_key(fleet, world.environ))
+    for _, finding in plan_doctor(fleet, facts, topics=("Claude Code", "Files")):
+        if finding.level in ("warning", "error"):
+            findings.append(replace(finding, level="warning"))
+    tell_findings(findings, options, world)
+
+    find_gateway(world, fleet, key, needed=True)
+    words = list(options.passed)
     if not any(word.split("=")[0] == "--settings" for word in words):
         # Auto mode asks a server of Anthropic before every action, which no gateway has (2.1.326).
         words = ["--settings", '{"permissions":{"disableAutoMode":"disable"}}', *words]
     return world.run([program, *words], merge_environment(world.environ, fleet, key))
 
 
-def cmd_env(options, world):
-    fleet, _ = load_config(options, world)
-    out = find_output(options, world)
-    key = read_key(world, fleet, out)
-    shown = options.show_key or not world.is_terminal()
-    report = {"set": merge_environment({}, fleet, key if shown else "(--show-key shows it)"),
-              "unset": [name for name, value, _ in plan_environment(fleet) if value is None]}
-    kept = kept_key(world, fleet, out) if shown else None  # the environment's stays where it is
-    world.out(render_report("env", report) if options.shell == "json" else
-              render_environment(fleet, kept, options.shell))
-    return EXIT_OK
-
-
-def cmd_clean(options, world):
-    out = find_output(options, world)
-    changes = compare_output(world, out, None)
-    kept = [c.path for c in changes if c.action == "edited" and not options.force]
-    doomed = [c for c in changes if c.path not in kept]
-    shown = [(c.path, "removed") for c in doomed if c.found is not None]
-    heading = "Would remove:\n" if options.dry_run else "Removing:\n"
-    world.out(heading + format_pairs(shown) if shown else "Nothing to remove.\n")
-    if doomed and not options.dry_run and world.confirm(f"Remove {count_of(shown, 'file')}?"):
-        write_changes(world, out, doomed)
-        if not kept:
-            world.remove(world.enter(out, MANIFEST_FILE))
-        for path in (".claude/agents", ".claude", STATE_DIRECTORY):
-            world.remove_empty(world.below(out, path))
-    if kept:
-        raise refusal(kept, "clean", "kept")
-    return EXIT_OK
-
-
-def cmd_discover(options, world):
-    fleet, _ = load_config(options, world)
-    states = probe_nodes(world, fleet.nodes, options.timeout, fleet.models)
-    words = {"node offline": "unknown", "model missing": "missing"}
-    models = [{"name": name, "node": model.node, "ollama_model": model.ollama_model,
-               "state": words.get(plan_route_state(fleet, states, model).state, "present")}
-              for name, model in fleet.models.items()]
-    report = {"fleet": fleet.name, "nodes": [*states.values()], "models": models}
-    written = None
-    if options.write:
-        path = world.enter(find_output(options, world), f"{STATE_DIRECTORY}/discovery.json")
-        world.replace_files([(path, render_report("discover", report).encode("utf-8"), 0o644)])
-        written = path.removeprefix("./")
-    hint = "missing: `ollama pull {ollama_model}` on {node}"
-    rows = [(model["name"], model["node"], model["ollama_model"], hint.format(**model)
-             if model["state"] == "missing" else model["state"]) for model in models]
-    headers = ("Model", "Node", "Ollama model", "Found")
-    world.out(render_report("discover", {**report, "written": written}) if options.json else
-              format_nodes(fleet, states, ("Node", "Status", "Models"), world.columns) + "\n"
-              + format_table(headers, rows, columns=world.columns)
-              + (format_details(states) if options.verbose else "")
-              + (f"\nWrote {written}\n" if written else ""))
-    whole = all(model["state"] == "present" for model in models) \
-        and all(state.online for state in states.values())
-    return EXIT_PROBLEM if options.check and not whole else EXIT_OK
-
-
-def cmd_warmup(options, world):
-    """Load models as their routes will ask for them, and see that they are loaded."""
-    fleet, _ = load_config(options, world)
-    check_names("agent", options.agent, fleet.agents, fleet.name)
-    check_names("model", options.model, fleet.models, fleet.name)
-    names = options.model + [fleet.agents[name].model for name in options.agent]
-    groups = {}  # what is one Ollama model with one context on a node is loaded once
-    warmths = {name: groups.setdefault(model.node, {}).setdefault(
-        (_full_model_name(model.ollama_model), model.context),
-        Warmth(node=fleet.nodes[model.node], model=model))
-        for name, model in fleet.models.items() if name in names or not names}
-    rows = {name: (name, one.node.name, one.model.ollama_model) for name, one in warmths.items()}
-    widths = [max(map(len, column)) for column in zip(*rows.values())]
-    if not options.json:
-        world.out("Unloading models:\n" if options.unload else "Warming models:\n")
-    ended, waiting = set(), [] if options.json else list(warmths)
-    clear = "\r\x1b[K" if world.is_terminal("stderr") else ""
+def tell_session(workspace: Workspace, began: float, command: str, options: Options) -> None:
+    """Say how the session that has ended goes on: Claude Code's own words for it lack the fleet."""
     try:
-        for node, _ in warm_nodes(world, groups, options):
-            ended.add(node)
-            world.err(clear)
-            while waiting and warmths[waiting[0]].node.name in ended:
-                name = waiting.pop(0)
-                cells = map(str.ljust, rows[name], widths)
-                world.out("  " + clean_line("  ".join(cells)) + format_warmth(warmths[name]))
-            if clear:
-                world.err(format_progress(groups, world.clock(), world.columns))
-    finally:
-        world.err(clear)
-    if options.json:
-        world.out(render_report("warmup", {"results": [
-            {"model": name, "node": warmth.node.name, "ollama_model": warmth.model.ollama_model,
-             "ok": warmth.ok, "seconds": round(warmth.seconds, 1),
-             "loaded": warmth.loaded, "pulled_bytes": warmth.pulled, "detail": warmth.detail,
-             "fix": warmth.fix} for name, warmth in warmths.items()]}))
-    return EXIT_OK if all(warmth.ok for warmth in warmths.values()) else EXIT_PROBLEM
+        session = last_session(ReceiptsReader(workspace).read(), since=began)
+    except FleetError:  # they cannot be read, which is no reason to fail now
+        return
+    if session:
+        text = f"\nThis session goes on with:\n  {command} -- --resume {session}\n"
+        workspace.world.err(as_typed(text, options.typing))
 
 
-def cmd_status(options, world):
-    fleet, _ = load_config(options, world)
-    if options.watch and options.json:
-        raise FleetError("usage", "status: --watch is for people, --json for programs",
-                         status=EXIT_USAGE, fix="subagent-fleet status --json")
-    while True:
-        states = probe_nodes(world, fleet.nodes, options.timeout, fleet.models)
-        routes = {model.name: plan_route_state(fleet, states, model)
-                  for model in fleet.models.values()}
-        following = keep_places(plan_next_step(fleet, states, routes), options)
-        ready = all(route.state == "ready" for route in routes.values())
-        models = {name: {"name": name, "node": model.node, "ollama_model": model.ollama_model,
-                         "alias": model.alias, "context": model.context, **vars(routes[name])}
-                  for name, model in fleet.models.items()}
-        report = {"fleet": fleet.name, "ready": ready, "next": following,
-                  "nodes": [*states.values()], "models": [*models.values()],
-                  "routes": [{"agent": agent.name, "model": agent.model, **models[agent.model]}
-                             for agent in fleet.agents.values()]}
-        # home and clear: a redraw that does not scroll what stood there before
-        text = "\x1b[H\x1b[2J" if options.watch and world.is_terminal() else ""
-        text += format_nodes(fleet, states, ("Node", "Status", "Endpoint", "Models"), world.columns)
-        rows = [(state.name, one.name, one.context or "?", format_share(one),
-                 format_expiry(one.expires, world.now()))
-                for state in states.values() for one in state.loaded]
-        if rows:
-            headers = ("Node", "Loaded", "Context", "Where", "Until")
-            text += "\n" + format_table(headers, rows, columns=world.columns)
-        lines = [f"{format_route(agent, model)}: {clean_line(str(routes[model.name]))}\n"
-                 for agent, model in plan_routes(fleet).items()]
-        world.out(render_report("status", report) if options.json else
-                  f"{text}\nAgent routing:\n{''.join(lines)}\n{clean_line(following)}\n")
-        if not options.watch:
-            return EXIT_PROBLEM if options.check and not ready else EXIT_OK
-        world.sleep(options.watch)
+# -- files --
+
+@command("clean", "remove the generated files that nobody has changed", OUT, CONFIG,
+         Flag("--dry-run", "only list them"), Flag("--force", "changed ones too, after a copy"),
+         group=FILES, examples=("clean --dry-run", "clean"))
+def cmd_clean(options: Options, world: World) -> int:
+    workspace = open_workspace(options, world)
+    changes = workspace.compare(None)
+    kept = []
+    if not options.force:
+        kept = [change.path for change in changes if change.action == "edited"]
+    doomed = [change for change in changes if change.path not in kept]
+
+    listed = [(change.path, "removed") for change in doomed if change.found is not None]
+    if listed:
+        heading = "Would remove:\n" if options.dry_run else "Removing:\n"
+        world.out(heading + format_pairs(listed, look_of(world)))
+    else:
+        world.out("Nothing to remove.\n")
+
+    if doomed and not options.dry_run and world.confirm(f"Remove {count_of(listed, 'file')}?"):
+        remove_files(workspace, doomed, is_all=not kept)
+    if kept:
+        raise refuse_edited(kept, "clean", "kept")
+    return EXIT_OK
 
 
-def cmd_serve(options, world):
-    fleet, _ = load_config(options, world)
-    gateway, out = fleet.gateway, find_output(options, world)
-    port = options.port or str(gateway.port)
-    if not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
-        raise FleetError("usage", f"--port: `{port}` is not a port", status=EXIT_USAGE,
-                         fix="write --port 4000")
-    gateway = replace(gateway, host=options.host or gateway.host, port=int(port))
-    server, listener = open_gateway(replace(fleet, gateway=gateway), world, out,
-                                    receipts=not options.no_receipts)
-    server.log = world.err if options.verbose else server.log
-    world.on_stop(server.stop)
-    address = f"{show_host(listener.host)}:{listener.port}"
-    world.out(f"Serving {clean_line(fleet.name)} at http://{address}: "
-              f"{', '.join(server.scheduler.tiers)} on {count_of(fleet.nodes, 'node')}. "
-              "Ctrl-C stops.\n")
-    server.run(listener)
-    return EXIT_INTERRUPTED if server.stops[0] == "SIGINT" else EXIT_OK
+def remove_files(workspace: Workspace, doomed: Sequence[Change], *, is_all: bool) -> None:
+    """Remove files and the directories that are empty then; with the last the manifest goes."""
+    workspace.write(doomed)
+    if is_all:
+        workspace.world.remove(workspace.enter(MANIFEST_FILE))
+    for path in (".claude/agents", ".claude", STATE_DIRECTORY):
+        workspace.world.remove_empty(workspace.world.below(workspace.out, path))
 
 
-def cmd_schema(options, world):
+# -- more --
+
+@command("schema", "print the JSON Schema of the fleet file",
+         group=MORE, examples=("schema > fleet.schema.json",))
+def cmd_schema(options: Options, world: World) -> int:
     world.out(json.dumps(render_schema(), indent=2) + "\n")
     return EXIT_OK
 
 
-def cmd_completion(options, world):
-    words = {c.name: " ".join(["--help", *(f.name for f in c.flags if f.name.startswith("-"))]
-                              + [choice for f in c.flags for choice in f.more.get("choices", ())])
-             for c in COMMANDS}
-    words["help"] = names = " ".join(words)
-    if options.shell == "fish":
-        lines = [f"complete -c subagent-fleet -n __fish_use_subcommand -f -a {c.name} "
-                 f'-d "{c.summary}"' for c in COMMANDS]
-        lines += [f"complete -c subagent-fleet -n '__fish_seen_subcommand_from {name}' "
-                  f"-a '{found}'" for name, found in words.items() if found]
-        world.out("\n".join(lines) + "\n")
-        return EXIT_OK
-    cases = "".join(f"    *' {name}') words='{found}' ;;\n" for name, found in words.items())
-    start = "whence compdef >/dev/null || { autoload -U compinit && compinit; }\n" \
-            "autoload -U +X bashcompinit && bashcompinit\n" if options.shell == "zsh" else ""
-    world.out(f"{start}_subagent_fleet() {{\n  local words='{names}'\n"
-              '  [ "$COMP_CWORD" -gt 1 ] && case "$3 ${COMP_WORDS[1]}" in\n'
-              "    --config*|--out*) words='' ;;\n" + cases + "    *) words='' ;;\n  esac\n"
-              '  COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))\n}\n'
-              "complete -o default -F _subagent_fleet subagent-fleet\n")
+@command("completion", "print a completion script for your shell",
+         # argparse would check a default that is a text against the choices
+         Flag("shell", "your shell", "SHELL", {"nargs": "?", "default": None,
+                                               "choices": ("bash", "zsh", "fish")}),
+         Flag("--names", "print names of the fleet instead, as the script asks for them", "KIND",
+              {"choices": NAME_KINDS, "default": ""}), CONFIG,
+         group=MORE, examples=('eval "$(subagent-fleet completion zsh)"',))
+def cmd_completion(options: Options, world: World) -> int:
+    if options.names:
+        fleet = load_config(world, options.config).fleet
+        world.out("".join(f"{name}\n" for name in getattr(fleet, options.names)))
+    elif options.shell == "fish":
+        world.out(render_fish_completion())
+    elif options.shell:
+        world.out(render_bash_completion(is_zsh=options.shell == "zsh"))
+    else:
+        raise FleetError("usage", "completion: name your shell: bash, zsh or fish",
+                         status=EXIT_USAGE, fix="subagent-fleet completion --help")
     return EXIT_OK
 
 
-def observe(world, fleet, problems, options):
-    """Return the Facts of this machine and, where there is a fleet, of its nodes and files."""
-    until = world.clock() + options.timeout  # at which every job ends by itself
-    seen = {"problems": problems, "agents": world.read_tree(".claude/agents", ".md")}
-    claude, litellm, jobs = world.which("claude"), world.which("litellm"), {}
-    if litellm:  # not run: `--version` takes 10 s and calls out (1.106.2), a .pth may do harm
-        names = [name for place in ("lib/python*", "Lib")
-                 for name in world.names_near(litellm, f"../{place}/*-packages/litellm*")]
-        versions = re.findall(r"^litellm-(\d.*)\.dist-info$", "\n".join(names), re.M)
-        seen["litellm"] = (versions or ["?"])[-1] \
-            + " with litellm_init.pth" * ("litellm_init.pth" in names)
-    if claude:  # its version, or `?`
-        words = [claude, "--version"]
-        jobs["claude"] = lambda: f"{world.read_program(words, until) or ''} ?".split()[0][:40]
-    if fleet:
-        out = find_output(options, world)
-        seen.update(observe_files(world, fleet, out), settings=find_settings(world),
-                    problems=[*problems, *lint_key(fleet, world.environ)])
-        looks = {name: lambda node=node: look_at_node(world, node, until)
-                 for name, node in fleet.nodes.items()}
-        jobs.update(states=lambda: probe_nodes(world, fleet.nodes, options.timeout, fleet.models),
-                    looks=lambda: dict(run_together(world, looks)),
-                    holder=lambda: who_serves(world, fleet, out, until))
-    return Facts(**seen, **{key: told for key, told in run_together(world, jobs) if key})
+def offered_words(flag: Flag) -> tuple[str, ...]:
+    """Return the words that may follow a flag, or one of NAME_KINDS, or nothing known."""
+    return flag.offers or tuple(flag.more.get("choices", ()))
 
 
-def look_at_node(world, node, until):
-    """Return (every address of a node's host, whether it answers a foreign web page)."""
-    addresses, allowed, foreign = (), "", "https://fleet-doctor.invalid"
-    with contextlib.suppress(NodeFailure):  # how a node fails is in its state
-        found = world.resolve(split_endpoint(node.endpoint)[1].strip("[]"), 0, until)
-        addresses = tuple(sorted({address[0] for *_, address in found}))
-        headers = look(world, node.endpoint + "/api/version", until, Origin=foreign)[0]
-        allowed = headers.get("access-control-allow-origin", "")
-    return addresses, allowed in ("*", foreign)
+def completion_words(row: Command) -> list[str]:
+    """Return what may follow a command: its flags and the words it can choose from."""
+    words = ["--help"]
+    for flag in row.flags:
+        if flag.name.startswith("-"):
+            words.append(flag.name)
+        else:
+            words += offered_words(flag)
+    if row.name == "help":
+        words += [other.name for other in COMMANDS]
+    return words
 
 
-def cmd_doctor(options, world):
-    mended = []
-    try:
-        fleet, problems = load_config(options, world)
-    except FleetError as error:
-        fleet, problems = None, error.findings or (error.finding,)
-    facts = observe(world, fleet, problems, options)
-    if options.fix and fleet:  # nothing that a person wrote is touched
-        stale = [change for change in facts.changes if change.action in ("updated", "removed")]
-        mended = [f"{facts.env_path}: only you may read it now"] * ("env-readable" in facts.leaks)
-        mended += [f"{change.path}: {change.action}" for change in stale]
-        if mended:
-            out = find_output(options, world)
-            write_changes(world, out, stale)
-            facts = replace(facts, **observe_files(world, fleet, out))
-    pairs = [(topic, replace(found, fix=keep_places(found.fix, options)))
-             for topic, found in plan_doctor(fleet, facts)]
-    findings = [finding for _, finding in pairs]
-    verdict = plan_verdict(findings)
-    report = {"verdict": verdict, "mended": mended,
-              "findings": [{"topic": topic, **show_record(found)} for topic, found in pairs]}
-    told = {"": "".join(f"mended: {clean_line(text)}\n" for text in mended)} if mended else {}
-    for topic, found in pairs:
-        told[topic] = told.get(topic, f"{topic}\n") + format_finding(found)
-    world.out(render_report("doctor", report) if options.json else
-              "\n".join([*told.values(), f"{clean_line(verdict)}\n"]))
-    return EXIT_PROBLEM if any(found.level == "error" for found in findings) else EXIT_OK
+def render_fish_completion() -> str:
+    """Return the script for fish."""
+    start = "complete -c subagent-fleet"
+    lines = [f'{start} -n __fish_use_subcommand -f -a {row.name} -d "{row.summary}"\n'
+             for row in COMMANDS]
+    for row in COMMANDS:
+        seen = f"{start} -n '__fish_seen_subcommand_from {row.name}'"
+        lines.append(f"{seen} -a '{' '.join(completion_words(row))}'\n")
+        for flag in row.flags:
+            words = offered_words(flag)
+            if flag.name.startswith("--") and words:
+                offered = " ".join(words)
+                if words[0] in NAME_KINDS and len(words) == 1:
+                    offered = f"(subagent-fleet completion --names {offered} 2>/dev/null)"
+                lines.append(f"{seen} -l {flag.name.strip('-')} -xa '{offered}'\n")
+    return "".join(lines)
 
 
-def cmd_worker(options, world):
-    found = re.search(r":([1-9]\d{0,4})/?$", world.environ.get("OLLAMA_HOST", ""))
-    port = min(int(found[1]), 65535) if found else OLLAMA_PORT
-    name, addresses = world.own_names()
-    nodes = {address: Node(address, f"http://{address}:{port}")
-             for address in ("127.0.0.1", *filter(address_kind, addresses))}
-    here, *reached = probe_nodes(world, nodes, options.timeout).values()
-    app = "/Applications/Ollama.app"
-    program = world.which("ollama") or (app if world.kind_of(app) == "directory" else "")
-    system = "docker" if here.online and not program and world.which("docker") else {
-        "darwin": "darwin", "win32": "windows"}.get(
-        sys.platform, "systemd" if world.which("systemctl") else "shell")
-    findings = check_worker(program, here, reached)
-    report = {"system": system, "name": name, "program": program, "ollama": here,
-              "addresses": [{"address": one.name, "kind": address_kind(one.name),
-                             "open": one.online} for one in reached],
-              "findings": findings, "setup": format_setup(system, here, reached),
-              "security": SECURITY_WARNING, "fleet": plan_worker_block(name, here, reached)}
-    world.out(render_report("worker", report) if options.json else
-              format_worker(report, world.columns))
-    return EXIT_PROBLEM if any(found.level == "error" for found in findings) else EXIT_OK
+_BASH_COMPLETION = """\
+_subagent_fleet_names() {
+  local program=$1 kind=$2 config= at
+  for ((at = 1; at < COMP_CWORD; at++)); do
+    [ "${COMP_WORDS[at]}" = --config ] && config=${COMP_WORDS[at + 1]}
+  done
+  "$program" completion --names "$kind" ${config:+--config "$config"} 2>/dev/null
+}
+_subagent_fleet() {
+  local words='@COMMANDS@'
+  [ "$COMP_CWORD" -gt 1 ] && case "$3 ${COMP_WORDS[1]}" in
+@FLAGS@@CASES@    *) words='' ;;
+  esac
+  COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))
+}
+complete -o default -F _subagent_fleet subagent-fleet
+"""
+_ZSH_START = """\
+whence compdef >/dev/null || { autoload -U compinit && compinit; }
+autoload -U +X bashcompinit && bashcompinit
+"""
 
 
-def cmd_help(options, world):
-    if not options.command:
-        head = f"subagent-fleet {__version__}: run Claude Code-style subagents across your local " \
-               "model fleet.\n\nStart:\n  subagent-fleet up\n\nCommands:\n"
-        tail = "\nsubagent-fleet COMMAND --help says more. Exit codes: 0 done, 1 a problem was " \
-               "found,\n2 usage, 3 refused (--force overrides), 130 interrupted.\n"
-        world.out(head + format_pairs([(c.name, c.summary) for c in COMMANDS]) + tail)
+def render_bash_completion(*, is_zsh: bool) -> str:
+    """Return the script for bash, which zsh understands after a start of its own."""
+    cases = [f"    *' {row.name}') words='{' '.join(completion_words(row))}' ;;\n"
+             for row in COMMANDS]
+    script = _BASH_COMPLETION.replace("@COMMANDS@", " ".join(row.name for row in COMMANDS))
+    script = script.replace("@FLAGS@", "".join(bash_flag_cases()))
+    script = script.replace("@CASES@", "".join(cases))
+    return _ZSH_START + script if is_zsh else script
+
+
+def bash_flag_cases() -> list[str]:
+    """Return the lines for the flags that a value follows; else bash offers file names."""
+    lines = []
+    others = []
+    for row in COMMANDS:
+        for flag in row.flags:
+            words = offered_words(flag)
+            if not flag.name.startswith("--") or not flag.metavar:
+                continue
+            if len(words) == 1 and words[0] in NAME_KINDS:
+                names = f'$(_subagent_fleet_names "$1" {words[0]})'
+                lines.append(f"    '{flag.name} {row.name}') words={names} ;;\n")
+            elif words:
+                lines.append(f"    '{flag.name} {row.name}') words='{' '.join(words)}' ;;\n")
+            elif "nargs" not in flag.more and f"'{flag.name} '*" not in others:
+                others.append(f"'{flag.name} '*")
+    return [*lines, f"    {'|'.join(others)}) words='' ;;\n"]
+
+
+@command("help", "say how a command is used",
+         Flag("command", "which command", "[COMMAND]", {"nargs": "?", "default": ""}),
+         group=MORE, examples=("help validate",))
+def cmd_help(options: Options, world: World) -> int:
+    if options.command:
+        usage = show_usage(find_command(options.command), options.typing, look_of(world))
+        world.out(usage)
         return EXIT_OK
-    command, rows = find_command(options.command), []
-    for flag in command.flags:
-        value = "|".join(flag.more.get("choices", ())) or flag.metavar
-        name = f"{flag.short}, {flag.name}" if flag.short else flag.name
-        rows.append((f"{name} {value}".rstrip() if name.startswith("-") else value, flag.note))
-    if command.passes:
-        rows.append(("-- " + command.passes, "handed on as it is"))
-    examples = [f"  subagent-fleet {text}\n" if text.startswith(command.name) else f"  {text}\n"
-                for text in command.examples]
-    world.out(f"subagent-fleet {command.name}: {command.summary}.\n\nExamples:\n"
-              + "".join(examples) + ("\nOptions:\n" + format_pairs(rows) if rows else ""))
+
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for row in COMMANDS:
+        groups.setdefault(row.group, []).append((row.name, row.summary))
+    world.out(format_overview(options.typing, groups, look_of(world)))
     return EXIT_OK
+
+
+def show_usage(row: Command, typing: Typing, look: Look) -> str:
+    """Return the help of a command, its examples as they can be typed here."""
+    examples = []
+    for example in row.examples:
+        if example.startswith(row.name):
+            example = f"subagent-fleet {example}"
+        examples.append(as_typed(example, typing))
+
+    rows = [(show_flag(flag), flag.note) for flag in row.flags]
+    if row.passes:
+        rows.append((f"-- {row.passes}", "handed on as it is"))
+    return format_usage(f"subagent-fleet {row.name}: {row.summary}", examples, rows,
+                        look)
+
+
+def show_flag(flag: Flag) -> str:
+    """Return a flag as it is typed: `-v, --verbose`, `--shell sh|fish|json`, `[COMMAND]`."""
+    value = "|".join(flag.more.get("choices", ())) or flag.metavar
+    if not flag.name.startswith("-"):
+        return value
+    name = f"{flag.short}, {flag.name}" if flag.short else flag.name
+    return f"{name} {value}".rstrip()
 
 
 # == 18. Command line =========================================================
 
-COMMANDS = (
-    Command("init", cmd_init, "write fleet.yaml with the models your machines have", (
-        Flag("--output", "where to write, else fleet.yaml; .json writes JSON; not `-`", "FILE"),
-        Flag("--node", "also ask this machine; may be repeated", "NAME=URL", REPEAT),
-        Flag("--offline", "ask nobody, write placeholders"), FORCE),
-        ("init", "init --node mini=http://192.168.1.50:11434")),
-    Command("validate", cmd_validate, "check the config", (
-        CONFIG, Flag("--strict", "warnings are errors"), JSON),
-        ("validate", "validate --config - < fleet.yaml")),
-    Command("generate", cmd_generate, "write what LiteLLM, Claude Code and your shell read", (
-        CONFIG, OUT, Flag("--target", "only these: litellm, claude, env", "LIST", REPEAT),
-        Flag("--litellm-only", "only LiteLLM's config"), Flag("--claude-only", "only the agents"),
-        Flag("--check", "write nothing; exit 1 when something would change"),
-        Flag("--diff", "write nothing; show what would change"), FORCE, JSON),
-        ("generate", "generate --check --diff", "generate --target claude,env")),
-    Command("launch", cmd_launch, "run Claude Code on the fleet", (
-        Flag("program", "the program", "claude", {"choices": ("claude",)}), CONFIG, OUT),
-        ("launch claude", "launch claude -- -p 'say hi'"), "ARGS"),
-    Command("env", cmd_env, "print Claude Code's environment for your shell", (
-        CONFIG, OUT,
-        Flag("--shell", "for whom", "SHELL", {"default": "sh", "choices": ("sh", "fish", "json")}),
-        Flag("--show-key", "show the key on a terminal, too")),
-        ("env", 'eval "$(subagent-fleet env)"')),
-    Command("clean", cmd_clean, "remove the generated files that nobody has changed", (
-        OUT, CONFIG, Flag("--dry-run", "only list them"),
-        Flag("--force", "changed ones too, after a copy")), ("clean --dry-run", "clean")),
-    Command("discover", cmd_discover, "show what every node has", (
-        CONFIG, Flag("--write", f"also write {STATE_DIRECTORY}/discovery.json"),
-        Flag("--check", "exit 1 when a node is offline or a model missing"), TIMEOUT,
-        Flag("--verbose", "say more, and why a node is offline", short="-v"), JSON),
-        ("discover", "discover --verbose --timeout 2")),
-    Command("warmup", cmd_warmup, "load models before you need them", (
-        CONFIG, Flag("--model", "only this model; may be repeated", "MODEL", REPEAT),
-        Flag("--agent", "only the model of this agent; may be repeated", "AGENT", REPEAT),
-        Flag("--pull", "download what a node lacks"), Flag("--unload", "take models out of memory"),
-        Flag("--timeout", "seconds for each model; else its own `timeout`", "S", SECONDS), JSON),
-        ("warmup", "warmup --agent implementer", "warmup --pull")),
-    Command("status", cmd_status, "show nodes, loaded models and routes", (
-        CONFIG, Flag("--watch", "again every S seconds, until Ctrl-C", "[S]",
-                     {**SECONDS, "nargs": "?", "const": 2.0}),
-        Flag("--check", "exit 1 when a route is not ready"), TIMEOUT, JSON),
-        ("status", "status --watch", "status --check")),
-    Command("serve", cmd_serve, "serve the fleet to Claude Code", (
-        CONFIG, OUT, Flag("--host", "listen there instead", "HOST"),
-        Flag("--port", "listen there instead, where `launch` does not ask; 0: any", "PORT"),
-        Flag("--no-receipts", "keep no record of requests"),
-        Flag("--verbose", "print a line for each request and each refusal", short="-v")),
-        ("serve", "serve --verbose")),
-    Command("up", cmd_up, "do the whole job: find, generate, warm, serve, run Claude Code",
-            (CONFIG, OUT), ("up", "up -- -p 'say hi'"), "ARGS"),
-    Command("schema", cmd_schema, "print the JSON Schema of the fleet file", (),
-            ("schema > fleet.schema.json",)),
-    Command("completion", cmd_completion, "print a completion script for your shell", (
-        Flag("shell", "your shell", "SHELL", {"choices": ("bash", "zsh", "fish")}),),
-        ('eval "$(subagent-fleet completion zsh)"',)),
-    Command("doctor", cmd_doctor, "find what is wrong, and say what mends it", (
-        CONFIG, OUT, Flag("--fix", "mend what is safe: permissions, stale generated files"),
-        TIMEOUT, JSON), ("doctor", "doctor --fix", "doctor --json")),
-    Command("worker", cmd_worker, "say how this machine becomes a node", (TIMEOUT, JSON),
-            ("worker",)),
-    Command("help", cmd_help, "say how a command is used",
-            (Flag("command", "which command", "[COMMAND]", {"nargs": "?"}),), ("help validate",)))
+# Takes the words that were typed; finds the command, reads its flags, runs it, and prints what it
+# was refused with. What is typed again in a message is named here as it was typed.
+
+@dataclass(frozen=True)
+class CommandLine:
+    """A command line that was understood."""
+
+    command: Command
+    options: Options
 
 
-def find_command(name):
-    """Return the command of that name; an unknown one is refused with the nearest."""
-    known = {command.name: command for command in COMMANDS}
-    if name not in known:
-        behind = "; flags come after the command" if name.startswith("-") else ""
-        raise FleetError("unknown-command", f"unknown command `{name}`{behind}", status=EXIT_USAGE,
-                         fix=nearest(name, known) or "subagent-fleet --help")
-    return known[name]
+def name_program(world: World) -> str:
+    """Return what a person types to start this program, as far as that can be known."""
+    usual = Typing().program
+    typed = sys.argv[0]
+    _, name = world.split(typed)
+    if name in ("", "-", "-c", "<stdin>", usual, f"{usual}.exe"):  # piped, or installed
+        return usual
+    if __name__ == "__main__" and __spec__ is not None:
+        return "python3 -m subagent_fleet"
+    if world.which(name) == typed:  # a link on the PATH
+        return quote_shell(name)
+    if world.which(typed) == typed:  # it can be run as it is: a path, and executable
+        return quote_shell(typed)
+    return f"python3 {quote_shell(typed)}"
 
 
-def parse_arguments(command, words):
+def plan_typing(program: str, options: Options) -> Typing:
+    """Return how messages shall name commands: with the places that were typed, where taken."""
+    config = options.config
+    if options.output:  # `init` writes what the next commands read
+        config = options.output
+    values = {"--config": config, "--out": options.out, "--output": options.output}
+
+    places = {}
+    for row in COMMANDS:
+        takes = [flag.name for flag in row.flags]
+        words = [f" {name} {quote_shell(value)}" for name, value in values.items()
+                 if name in takes and value not in (None, "", "-")]
+        places[row.name] = "".join(words)
+    return Typing(program, places)
+
+
+def read_call(words: Sequence[str], program: str) -> CommandLine:
+    """Return the command and its options; what is wrong is said in one line."""
+    row = find_command(words[0])
+    options = parse_arguments(row, list(words[1:]))
+    return CommandLine(row, replace(options, typing=plan_typing(program, options)))
+
+
+def parse_arguments(row: Command, words: list[str]) -> Options:
     """Return the options of a command; what is wrong is said in one line."""
-    class Parser(argparse.ArgumentParser):
-        def error(self, message, fix=""):
-            raise FleetError("usage", f"{command.name}: {message}", status=EXIT_USAGE,
-                             fix=fix or f"subagent-fleet {command.name} --help")
+    own = words
+    passed: list[str] = []
+    if row.passes and "--" in words:
+        cut = words.index("--")
+        own = words[:cut]
+        passed = words[cut + 1:]
 
-    cut = words.index("--") if command.passes and "--" in words else len(words)
+    parser = make_parser(row)
+    options, unknown = parser.parse_known_args(own)
+    if unknown:
+        raise FleetError("usage", f"{row.name}: unknown argument `{unknown[0]}`",
+                         status=EXIT_USAGE, fix=suggest_words(row, own, passed, unknown)
+                         or f"subagent-fleet {row.name} --help")
+    return Options(**vars(options), passed=tuple(passed))
+
+
+def make_parser(row: Command) -> argparse.ArgumentParser:
+    """Return an argparse parser that refuses as this program does."""
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise FleetError("usage", f"{row.name}: {message}", status=EXIT_USAGE,
+                             fix=f"subagent-fleet {row.name} --help")
+
     parser = Parser(prog="subagent-fleet", add_help=False, allow_abbrev=False,
                     # without a width it imports shutil, and with it three packers
                     formatter_class=lambda prog: argparse.HelpFormatter(prog, width=80))
-    for flag in command.flags:
-        more = {"metavar": flag.metavar, **flag.more} if flag.metavar else {"action": "store_true"}
-        parser.add_argument(*filter(None, (flag.short, flag.name)), **more)
-    options, unknown = parser.parse_known_args(words[:cut])
-    if unknown:
-        known = [flag.name for flag in command.flags if flag.name.startswith("-")]
-        hint = nearest(unknown[0].split("=")[0], known)
-        own = [word for word in words[:cut] if word not in unknown]
-        better = [*own, "--config", unknown[0], *words[cut:]] if "--config" in known \
-            and "--config" not in words and unknown[0].endswith((".yaml", ".yml", ".json")) else \
-            [*own, "--", *unknown, *words[cut + 1:]] if command.passes and not hint else []
-        if better:
-            hint = " ".join(map(quote_shell, ("subagent-fleet", command.name, *better)))
-        parser.error(f"unknown argument `{unknown[0]}`", hint)
-    options.passed = words[cut + 1:]
-    return options
+    for flag in row.flags:
+        names = [flag.short, flag.name] if flag.short else [flag.name]
+        if flag.metavar:
+            parser.add_argument(*names, **{"metavar": flag.metavar, **flag.more})
+        else:
+            parser.add_argument(*names, action="store_true")
+    return parser
 
 
-def main(argv=None, world=None):
+def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list[str]) -> str:
+    """Return what was probably meant by words that a command does not take, or nothing."""
+    flags = [flag.name for flag in row.flags if flag.name.startswith("-")]
+    first = unknown[0]
+    hint = nearest(first.split("=")[0], flags)
+    known = [word for word in own if word not in unknown]
+
+    looks_like_config = first.endswith((".yaml", ".yml", ".json"))
+    if looks_like_config and "--config" in flags and "--config" not in own:
+        better = [*known, "--config", first]
+        if passed:
+            better += ["--", *passed]
+    elif row.passes and not hint:
+        better = [*known, "--", *unknown, *passed]
+    else:
+        return hint
+    return " ".join(map(quote_shell, ("subagent-fleet", row.name, *better)))
+
+
+def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
     """Run one command; return its exit status."""
     world = world or World()
     try:
-        return run_words(list(sys.argv[1:] if argv is None else argv), world)
-    except FleetError as error:
-        told = "".join(format_finding(finding, indent="  ") for finding in error.findings)
-        world.err(f"Invalid {clean_line(error.where)}:\n{told}" if told else
-                  format_finding(error.finding))
-        return error.status
+        if argv is None:
+            return run_words(sys.argv[1:], world, program=name_program(world))
+        return run_words(list(argv), world)
     except KeyboardInterrupt:
         world.err("\ninterrupted\n")
         return EXIT_INTERRUPTED
@@ -5857,39 +12221,45 @@ def main(argv=None, world=None):
         return EXIT_PROBLEM
 
 
-def run_words(words, world):
-    """Choose the command, read its flags, run it."""
-    if words[:1] in (["-V"], ["--version"]):
-        world.out(f"subagent-fleet {__version__}\n")
-        return EXIT_OK
+def run_words(words: list[str], world: World, *, program: str = Typing.program) -> int:
+    """Do what was typed, or say why not; return the exit status."""
+    typing = plan_typing(program, Options())
     own = words[:words.index("--")] if "--" in words else words
-    if not words or "-h" in own or "--help" in own:
-        named = [word for word in own[:1] if not word.startswith("-")]
-        cmd_help(SimpleNamespace(command="".join(named)), world)
-        return EXIT_OK if words else EXIT_USAGE
-    command, options = find_command(words[0]), None
     try:
-        options = parse_arguments(command, words[1:])
-        return command.run(options, world)
+        if words[:1] in (["-V"], ["--version"]):
+            world.out(f"subagent-fleet {__version__}\n")
+            return EXIT_OK
+        if not words or "-h" in own or "--help" in own:
+            name = own[0] if own and not own[0].startswith("-") else ""
+            cmd_help(Options(command=name, typing=typing), world)
+            return EXIT_OK if words else EXIT_USAGE
+
+        call = read_call(words, program)
+        typing = call.options.typing
+        return call.command.run(call.options, world)
     except FleetError as error:
-        error.fix = keep_places(error.fix, options)
+        tell_error(error, typing, world)
         if "--json" in own:
-            world.out(render_report(command.name, {
-                "error": error.finding, "findings": error.findings, **error.report}))
-        raise
+            tell_error_as_json(error, words[0], typing, world)
+        return error.status
 
 
-def keep_places(text, options):
-    """Return text whose commands name the files and the directory that were typed."""
-    def name_them(found):
-        takes = {flag.name for command in COMMANDS if command.name == found[1]
-                 for flag in command.flags}
-        return found[0] + "".join(f" {flag} {quote_shell(value)}" for flag, value in typed
-                                  if flag in takes and value not in (None, "", "-"))
+def tell_error(error: FleetError, typing: Typing, world: World) -> None:
+    """Say why a command was refused; of a config everything that is wrong with it."""
+    look = look_of(world, "stderr")
+    if not error.findings:
+        world.err(format_finding(retype(error.finding, typing), look=look))
+        return
+    world.err(f"Invalid {clean_line(error.where)}:\n")
+    for finding in error.findings:
+        world.err(format_finding(retype(finding, typing), indent="  ", look=look))
 
-    typed = [(f"--{name}", getattr(options, name, "")) for name in ("config", "out", "output")]
-    return re.sub(r"(?<![\w./-])subagent-fleet ([a-z]+)( claude)?\b(?! --(?:config|out)| claude)",
-                  name_them, text)
+
+def tell_error_as_json(error: FleetError, name: str, typing: Typing, world: World) -> None:
+    """Print the same for programs, with what the command knew before it was refused."""
+    findings = [retype(finding, typing) for finding in error.findings]
+    world.out(render_report(name, {
+        "error": retype(error.finding, typing), "findings": findings, **error.report}))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ def python_with_pytest():
     if subprocess.call([sys.executable, "-c", "import pytest"], stderr=subprocess.DEVNULL) == 0:
         return sys.executable
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
-    place = cache / "subagent-fleet-tests" / ("py%d.%d" % sys.version_info[:2])
+    place = cache / "subagent-fleet-tests" / "py{}.{}".format(*sys.version_info)
     python = place / ("Scripts/python.exe" if os.name == "nt" else "bin/python3")
     if subprocess.call([str(python), "-c", "import pytest"], stderr=subprocess.DEVNULL) \
             if python.exists() else True:

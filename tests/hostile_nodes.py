@@ -13,6 +13,8 @@ import threading
 import time
 import zlib
 
+from tools import free_port
+
 NAMES = ["\x1b[2J\x1b]0;owned\x07:latest", "two\nlines:1b", "[/x]:1b", "\u202egnp:1b", "\ud800:1b",
          "\u00e9\U0001f600:1b", "a" * 300 + ":1b"]
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -68,8 +70,9 @@ def only(path, behave):
     """A node that is honest but for one path."""
     def choose(connection, asked):
         if asked == path:
-            return behave(connection, asked)
-        connection.sendall(VERSION if asked == "/api/version" else EMPTY)
+            behave(connection, asked)
+        else:
+            connection.sendall(VERSION if asked == "/api/version" else EMPTY)
     return choose
 
 
@@ -123,7 +126,7 @@ BEHAVIOURS = {
     "empty-lists": (only("/api/tags", say(whole(b"[" + b"[]," * 2_000_000 + b"[]]"))),
                     {"bad answer"}),
     "long-integer": (only("/api/tags", say(whole(b'{"models":[],"x":' + b"9" * 900_000 + b"}"))),
-                     []),
+                     {"bad answer"}),
     "wide-text": (only("/api/tags", say(whole(
         b'{"models":[],"x":"\xf0\x9f\x98\x80' + b"a" * 7_000_000 + b'"}'))), {"bad answer"}),
     "not-a-number": (only("/api/tags", say(whole(b'{"models":[],"x":NaN}'))), {"bad answer"}),
@@ -196,12 +199,6 @@ def black_hole():
     return server.getsockname()[1], held
 
 
-def closed_port():
-    """A port where nothing listens."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
 def self_signed(directory):
     """Return a TLS context with a certificate nobody trusts, or None without openssl."""
     if not shutil.which("openssl"):
@@ -223,7 +220,7 @@ def start_hostile_nodes(directory):
              for name, (behave, wanted) in BEHAVIOURS.items()}
     port, held = black_hole()
     nodes["black-hole"] = f"http://127.0.0.1:{port}", {"timeout"}
-    nodes["closed"] = f"http://127.0.0.1:{closed_port()}", {"refused"}
+    nodes["closed"] = f"http://127.0.0.1:{free_port()}", {"refused"}
     nodes["no-such-name"] = "http://fleet-test-no-such-host.local:11434", {"dns", "timeout"}
     nodes["plain-for-tls"] = f"https://127.0.0.1:{listen(say(VERSION))}", {"tls"}
     context = self_signed(directory)

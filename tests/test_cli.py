@@ -7,19 +7,16 @@ import select
 import shlex
 import shutil
 import signal
-import stat
 import subprocess
 import sys
-import time
 
 import pytest
-import subagent_fleet as sf
 
-from conftest import ROOT, SCRIPT, clean_environment, free_port
-from test_fleet import EXAMPLE, edited
+import subagent_fleet as sf
+from tools import EXAMPLE, ROOT, SCRIPT, clean_environment, edited
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-COMMAND_TABLE = README[README.index("## Commands"):README.index("## Generated files")]
+COMMAND_TABLE = README[README.index("## Commands"):README.index("Every command that reads")]
 
 
 @pytest.fixture
@@ -153,10 +150,8 @@ HOSTILE = {
 @pytest.mark.parametrize("name", sorted(HOSTILE))
 def test_any_bytes_get_one_message(run_cli, tmp_path, name):
     (tmp_path / "fleet.yaml").write_bytes(HOSTILE[name])
-    started = time.monotonic()
     done = run_cli("validate")
     assert done.returncode == 1 and done.stdout == ""
-    assert time.monotonic() - started < 5  # generous: the bench measures, this only bounds
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", done.stderr)
     assert len(done.stderr) < (60_000 if "many" in name else 4000)
     assert ("and more; mend these first" in done.stderr) == ("many" in name)
@@ -204,13 +199,6 @@ def test_each_refusal_has_its_slug(tmp_path, make, slug):
     assert caught.value.slug == slug and caught.value.status == 1
 
 
-class Options:
-    """What argparse gives."""
-
-    def __init__(self, **given):
-        self.__dict__.update(given)
-
-
 @pytest.mark.parametrize("words, slug, status", [
     (["validat"], "unknown-command", 2), (["schema", "--x"], "usage", 2),
     (["completion"], "usage", 2), (["validate", "--strict"], "strict", 1),
@@ -222,7 +210,8 @@ def test_each_usage_error_has_its_slug(tmp_path, monkeypatch, words, slug, statu
     (tmp_path / "fleet.yaml").write_text(
         edited(("host: 127.0.0.1", "host: 0.0.0.0")), encoding="utf-8")
     with pytest.raises(sf.FleetError) as caught:
-        sf.run_words(words, sf.World())
+        call = sf.read_call(words, "subagent-fleet")
+        call.command.run(call.options, sf.World())
     assert (caught.value.slug, caught.value.status) == (slug, status)
 
 
@@ -230,13 +219,13 @@ def test_what_the_world_lacks_has_its_slug(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".git").mkdir()
     with pytest.raises(sf.FleetError) as caught:
-        sf.load_config(Options(config=None), sf.World())
+        sf.load_config(sf.World(), None)
     assert caught.value.slug == "no-config" and "subagent-fleet init" in caught.value.fix
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     with pytest.raises(sf.FleetError) as caught:
-        sf.load_config(Options(config=None), sf.World())
+        sf.load_config(sf.World(), None)
     assert caught.value.slug == "no-directory"
 
 
@@ -299,7 +288,7 @@ def test_control_characters_never_reach_the_terminal(run_cli, tmp_path):
 
 def test_runs_piped_through_python(run_cli, fleet_file, tmp_path):
     done = subprocess.run([sys.executable, "-", "validate", "--config", "fleet.yaml"],
-                          stdin=open(SCRIPT, "rb"), stdout=subprocess.PIPE, cwd=str(tmp_path),
+                          input=SCRIPT.read_bytes(), stdout=subprocess.PIPE, cwd=str(tmp_path),
                           env=clean_environment())
     assert (done.returncode, done.stdout) == (0, b"fleet.yaml is valid.\n")
 
@@ -316,7 +305,7 @@ def test_runs_as_a_script_from_a_read_only_directory(tmp_path):
         environment = clean_environment(PATH=os.path.dirname(sys.executable) + ":/usr/bin:/bin",
                                         LC_ALL="C", NO_COLOR="1")
         done = subprocess.run(["./subagent_fleet.py", "validate"], cwd=str(place),
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+                              capture_output=True, env=environment)
     finally:
         place.chmod(0o755)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"fleet.yaml is valid.\n", b"")
@@ -333,8 +322,7 @@ def test_a_vanished_working_directory_is_named(tmp_path):
     place = tmp_path / "gone"
     place.mkdir()
     program = f"cd {place} && rmdir {place} && exec {sys.executable} {SCRIPT} validate"
-    done = subprocess.run(["sh", "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          env=clean_environment())
+    done = subprocess.run(["sh", "-c", program], capture_output=True, env=clean_environment())
     assert done.returncode == 1 and b"Traceback" not in done.stderr
     assert b"the working directory no longer exists" in done.stderr
 
@@ -468,15 +456,62 @@ def test_json_of_an_invalid_config_has_every_finding(run_cli, fleet_file):
 
 @pytest.mark.parametrize("text, shown", [
     ("`subagent-fleet init --force`, then `subagent-fleet up`",
-     "`subagent-fleet init --output o --force`, then `subagent-fleet up --config 'a b' --out c`"),
-    ("subagent-fleet launch claude", "subagent-fleet launch claude --config 'a b' --out c"),
-    ("subagent-fleet warmup --pull", "subagent-fleet warmup --config 'a b' --pull"),
+     "`subagent-fleet init --output o --force`, then `subagent-fleet up --config o --out c`"),
+    ("subagent-fleet launch claude", "subagent-fleet launch claude --config o --out c"),
+    ("subagent-fleet warmup --pull", "subagent-fleet warmup --config o --pull"),
     *[(same, same) for same in ("subagent-fleet up --config x", "subagent-fleet schema",
-                                "subagent-fleet launch claude --out y",
+                                "subagent-fleet launch claude --out y", "a subagent-fleet runs",
                                 "echo .env.subagent-fleet up", "subagent-fleet --help")]])
 def test_fixes_keep_the_places_that_were_typed(text, shown):
-    assert sf.keep_places(text, Options(config="a b", out="c", output="o")) == shown
-    assert sf.keep_places(text, Options(config="-", out=None)) == text
+    typed = sf.Options(config="a b", out="c", output="o")
+    assert sf.as_typed(text, sf.plan_typing("subagent-fleet", typed)) == shown
+    typed = sf.Options(config="a b", out="c")
+    assert sf.as_typed(text, sf.plan_typing("subagent-fleet", typed)) == shown.replace(
+        " --output o", "").replace("--config o", "--config 'a b'")
+    assert sf.as_typed(text, sf.plan_typing("subagent-fleet", sf.Options(config="-"))) == text
+    assert sf.as_typed(text, sf.Typing()) == text
+
+
+@pytest.mark.parametrize("typed, found, shown", [
+    ("-", "", "subagent-fleet"), ("-c", "", "subagent-fleet"), ("", "", "subagent-fleet"),
+    ("/usr/bin/subagent-fleet", "", "subagent-fleet"),
+    ("C:subagent-fleet.exe", "", "python3 C:subagent-fleet.exe"),
+    ("subagent_fleet.py", "", "python3 subagent_fleet.py"),
+    ("./subagent_fleet.py", "./subagent_fleet.py", "./subagent_fleet.py"),
+    ("../a b/subagent_fleet.py", "", "python3 '../a b/subagent_fleet.py'"),
+    ("/home/me/bin/fleet", "/home/me/bin/fleet", "fleet"),
+    ("/opt/fleet", "/opt/fleet", "/opt/fleet")])
+def test_program_is_named_as_it_was_typed(monkeypatch, typed, found, shown):
+    world = sf.World()
+    on_path = {typed: found, "fleet": "/home/me/bin/fleet"}
+    monkeypatch.setattr(world, "which", lambda name: on_path.get(name) or None)
+    monkeypatch.setattr(sf.sys, "argv", [typed])
+    assert sf.name_program(world) == shown
+
+
+@pytest.mark.parametrize("start, shown", [
+    ("{python} subagent_fleet.py {words}", "python3 subagent_fleet.py"),
+    ("./subagent_fleet.py {words}", "./subagent_fleet.py"),
+    ("./'my fleet' {words}", "'./my fleet'"), ("PATH=$PWD:$PATH 'my fleet' {words}", "'my fleet'"),
+    ("cat subagent_fleet.py | {python} - {words}", "subagent-fleet"),
+    ("{python} -m subagent_fleet {words}", "python3 -m subagent_fleet")])
+def test_messages_name_the_command_as_it_was_typed(tmp_path, start, shown):
+    shutil.copy(str(SCRIPT), str(tmp_path / "subagent_fleet.py"))
+    (tmp_path / "my fleet").symlink_to("subagent_fleet.py")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python3").symlink_to(sys.executable)
+    env = clean_environment(PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+
+    def run(words):
+        command = start.format(python=sys.executable, words=words)
+        return subprocess.run(["sh", "-c", command], cwd=str(tmp_path), env=env,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    assert run("validate").stderr.decode().endswith(f"\n  fix: {shown} init\n")
+    said = run("init --offline --output x.yaml").stdout.decode()
+    assert f"\n  {shown} discover --config x.yaml\n" in said
+    assert f"\n  {shown} validate\n" in run("validate --help").stdout.decode()
 
 
 @pytest.mark.parametrize("command", [c.name for c in sf.COMMANDS])
@@ -517,8 +552,8 @@ def test_readme_names_every_flag():
 def test_readme_names_exit_codes_and_config_keys():
     for code in ("0", "1", "2", "3", "130"):
         assert re.search(rf"^\| {code} \|", README, re.M)
-    for kind in sf.FIELDS:
-        for key in sf.FIELDS[kind]:
+    for kind in sf.FILE_KEYS:
+        for key in sf.FILE_KEYS[kind]:
             assert f"`{key}`" in README or f"{key}:" in README, key
 
 
@@ -542,15 +577,28 @@ def test_completion_is_a_script_of_that_shell(run_cli, shell, tmp_path):
     (["subagent-fleet", "validate", "--config", ""], []),  # file names, then
     (["subagent-fleet", "init", "--output", "--"], []),
     (["subagent-fleet", "generate", "--out", "--j"], []),
+    (["subagent-fleet", "generate", "--target", "l"], ["litellm"]),
+    (["subagent-fleet", "env", "--shell", ""], ["sh", "bash", "zsh", "fish", "json"]),
+    (["subagent-fleet", "warmup", "--model", ""], ["heavy-coder", "small-coder"]),
+    (["subagent-fleet", "warmup", "--pull", "--agent", "im"], ["implementer"]),
+    (["subagent-fleet", "warmup", "--config", "my fleet.yaml", "--agent", ""], ["other"]),
+    (["subagent-fleet", "warmup", "--config", "none.yaml", "--model", ""], []),
+    (["subagent-fleet", "help", "do"], ["doctor"]),
 ])
-def test_completion_completes_in_bash(run_cli, typed, expected):
+def test_completion_completes_in_bash(run_cli, tmp_path, typed, expected):
     script = run_cli("completion", "bash").stdout
+    (tmp_path / "fleet.yaml").write_text(EXAMPLE, encoding="utf-8")
+    (tmp_path / "my fleet.yaml").write_text(
+        re.sub(r"(?s)agents:.*", "agents:\n  other: {model: small-coder, description: x}\n", EXAMPLE))
+    (tmp_path / "subagent-fleet").write_text(f'#!/bin/sh\nexec "{sys.executable}" "{SCRIPT}" "$@"\n')
+    (tmp_path / "subagent-fleet").chmod(0o755)
     words = " ".join(map(shlex.quote, typed))
     asked = " ".join(map(shlex.quote, (typed[0], typed[-1], typed[-2])))  # as bash and zsh ask
     program = (f"{script}\nCOMP_WORDS=({words}); COMP_CWORD={len(typed) - 1}; "
                f"_subagent_fleet {asked}; "
                'printf "%s\\n" "${COMPREPLY[@]}"')
-    done = subprocess.run(["bash", "-c", program], stdout=subprocess.PIPE)
+    done = subprocess.run(["bash", "-c", program], stdout=subprocess.PIPE, cwd=str(tmp_path),
+                          env=clean_environment(PATH=f"{tmp_path}:{os.environ['PATH']}"))
     assert done.stdout.decode().split() == expected
 
 
@@ -562,12 +610,15 @@ def test_completion_completes_in_zsh_as_help_says(run_cli, tmp_path):
     (tmp_path / "subagent-fleet").write_text(f'#!/bin/sh\nexec "{sys.executable}" "{SCRIPT}" "$@"\n')
     (tmp_path / "subagent-fleet").chmod(0o755)
     (tmp_path / ".zshrc").write_text(f"ZSH_DISABLE_COMPFIX=true; {example}; PROMPT=READY; ZLE_RPROMPT=")
+    (tmp_path / "fleet.yaml").write_text(EXAMPLE, encoding="utf-8")
     child, master = pty.fork()
     if child == 0:
+        os.chdir(tmp_path)
         os.execvpe("zsh", ["zsh", "-d", "-i"], clean_environment(
             PATH=f"{tmp_path}:{os.environ['PATH']}", ZDOTDIR=tmp_path, TERM="dumb"))
     shown, typed = b"", [(b"READY", b"subagent-fleet val\t"), (b"validate ", b"--js\t"),
-                         (b"--json ", b"\x15exit\n")]
+                         (b"--json ", b"\x15subagent-fleet warmup --agent impl\t"),
+                         (b"implementer ", b"\x15exit\n")]
     try:
         while select.select([master], [], [], 20)[0]:
             shown += os.read(master, 65536)
@@ -582,115 +633,6 @@ def test_completion_completes_in_zsh_as_help_says(run_cli, tmp_path):
 
 def test_schema_is_json(run_cli):
     assert json.loads(run_cli("schema").stdout) == json.loads(json.dumps(sf.render_schema()))
-
-
-# -- init --
-
-def test_init_offline_writes_a_fleet_that_validates(run_cli, tmp_path):
-    done = run_cli("init", "--offline")
-    assert done.returncode == 0
-    assert done.stdout.startswith("Created fleet.yaml\n")
-    assert done.stdout.endswith("Edit it with your Ollama node endpoints, then run:\n"
-                                "  subagent-fleet discover\n  subagent-fleet generate\n")
-    assert "\nNobody was asked: the models in it are placeholders.\n" in done.stdout
-    done = run_cli("validate", "--strict")
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_init_never_overwrites_without_force(run_cli, tmp_path):
-    (tmp_path / "fleet.yaml").write_text("mine", encoding="utf-8")
-    done = run_cli("init", "--offline")
-    assert done.returncode == 3 and "--force" in done.stderr
-    assert (tmp_path / "fleet.yaml").read_text(encoding="utf-8") == "mine"
-    done = run_cli("init", "--offline", "--force")
-    kept, = (tmp_path / ".subagent-fleet/backup").iterdir()
-    assert done.returncode == 0 and kept.read_text(encoding="utf-8") == "mine"
-    assert f"The old one is kept: {kept.relative_to(tmp_path)}\n" in done.stdout
-    assert kept.stat().st_mode & 0o777 == 0o600
-    done = run_cli("init", "--offline", "--output", "./fleet.yaml")
-    assert "`subagent-fleet init --output ./fleet.yaml --force` (a copy is kept)" in done.stderr
-
-
-@pytest.mark.parametrize("words", [(), ("--force",)])
-@pytest.mark.parametrize("kind, fix", [
-    ("pipe", "move it away: `ls -ld 'a b.yaml'`"), ("directory", "move it away: `ls -ld 'a b.yaml'`"),
-    ("link", "name its target: `ls -ld 'a b.yaml'`"), ("dangling", "name its target: `ls -ld 'a b.yaml'`")])
-def test_init_replaces_nothing_but_a_regular_file(run_cli, tmp_path, kind, fix, words):
-    place = tmp_path / "a b.yaml"
-    (tmp_path / "real.yaml").write_text("mine", encoding="utf-8")
-    {"pipe": lambda: os.mkfifo(str(place)), "directory": place.mkdir,
-     "link": lambda: place.symlink_to("real.yaml"),
-     "dangling": lambda: place.symlink_to("nowhere")}[kind]()
-    before = os.lstat(str(place))[:7]  # all but the times
-    done = run_cli("init", "--offline", "--output", place.name, *words)
-    assert done.returncode == 3 and done.stdout == "" and done.stderr.endswith(f"  fix: {fix}\n")
-    assert done.stderr.startswith("error: a b.yaml is a ") and os.lstat(str(place))[:7] == before
-    assert sorted(os.listdir(str(tmp_path))) == ["a b.yaml", "real.yaml"]
-    assert (tmp_path / "real.yaml").read_text(encoding="utf-8") == "mine"
-
-
-def test_init_tells_what_it_found_and_what_that_lacks(tmp_path, monkeypatch, capsys, fake_node):
-    nothing = fake_node({"nomic-embed-text": {"size": 300}, "qwen3:8b": {}, "qwen3:14b": {"size": 9**12},
-                         "paraphrase-multilingual": {"size": 200, "family": "bert"}})
-    nothing.answers["/api/show"] = 500, {"error": "broken"}
-    short = fake_node({"tiny:1b": {"context": 2048}})
-    embeds = fake_node({"bge-m3": {"capabilities": ["embedding"]}})
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sf, "OLLAMA_ENDPOINT", f"http://127.0.0.1:{free_port()}")
-    for node, lines in (
-            (nothing, ["heavy-coder is qwen3:14b on n, small-coder is qwen3:8b on n."]),
-            (short, ["heavy-coder is tiny:1b on n.",
-                     "tiny:1b holds 2048 tokens; Claude Code's own prompt takes 10,000 to 18,000: "
-                     "`ollama pull qwen3:8b`, `subagent-fleet init --output o/f.yaml --force`"]),
-            (embeds, ["No model that can be used was found: the models in it are placeholders.",
-                      "bge-m3:latest cannot chat: `ollama pull qwen3:8b`, "
-                      "`subagent-fleet init --output o/f.yaml --force`"])):
-        assert sf.main(["init", "--output", "o/f.yaml", "--force", "--node", f"n={node.endpoint}"]) == 0
-        said = capsys.readouterr().out.splitlines()
-        assert said[-3 - len(lines):-3] == lines
-        assert sf.main(["validate", "--config", "o/f.yaml"]) == 0
-        assert ("# Placeholders:" in (tmp_path / "o/f.yaml").read_text()) == (node is embeds)
-        capsys.readouterr()
-
-
-def test_init_makes_parents_and_json(run_cli, tmp_path):
-    done = run_cli("init", "--offline", "--output", "a/b/fleet.json", "--node", "mini=10.0.0.5")
-    assert done.returncode == 0
-    found = json.loads((tmp_path / "a/b/fleet.json").read_text(encoding="utf-8"))
-    assert found["nodes"]["mini"]["endpoint"] == "http://10.0.0.5:11434"
-    assert "  subagent-fleet generate --config a/b/fleet.json\n" in done.stdout
-    assert run_cli("validate", "--config", "a/b/fleet.json").returncode == 0
-
-
-def test_init_names_the_schema_only_where_it_is(run_cli, tmp_path):
-    run_cli("init", "--offline")
-    assert "yaml-language-server" not in (tmp_path / "fleet.yaml").read_text(encoding="utf-8")
-    (tmp_path / "fleet.schema.json").write_text(run_cli("schema").stdout, encoding="utf-8")
-    run_cli("init", "--offline", "--force")
-    text = (tmp_path / "fleet.yaml").read_text(encoding="utf-8")
-    assert text.startswith("# yaml-language-server: $schema=fleet.schema.json\n")
-    assert run_cli("validate").returncode == 0
-
-
-@pytest.mark.parametrize("node", ["mini", "=http://x", "a b=http://x", "a=ftp://x", "a=http://",
-                                  "a=http://x:0", "a=http://u@x", "a=", "127.0.0.1:11435", "10.0.0.5"])
-def test_init_refuses_a_wrong_node(run_cli, tmp_path, node):
-    done = run_cli("init", "--offline", "--node", node)
-    assert done.returncode == 2 and "fix: subagent-fleet init --node" in done.stderr
-    assert ("NAME=URL" in done.stderr) == (node[:2] != "a=" or node == "a=")
-    done = run_cli("init", "--offline", "--node", "a=x", "--node", "a=y")
-    assert done.returncode == 2 and done.stderr.startswith("error: init: `a=y`: a second `a`\n")
-    assert os.listdir(str(tmp_path)) == []
-
-
-@pytest.mark.parametrize("place", ["file/fleet.yaml", "dir", "/proc/fleet.yaml"])
-def test_init_says_where_it_cannot_write(run_cli, tmp_path, place):
-    (tmp_path / "file").write_text("x", encoding="utf-8")
-    (tmp_path / "dir").mkdir()
-    done = run_cli("init", "--offline", "--output", place)
-    assert done.returncode in (1, 3) and place.split("/")[-2 if "file" in place else -1] in done.stderr
-    assert stat.S_ISREG(os.stat(str(tmp_path / "file")).st_mode)
-    assert not [name for name in os.listdir(str(tmp_path)) if name.startswith(".")]
 
 
 # -- README --
@@ -720,8 +662,9 @@ def test_readme_defaults_are_the_defaults():
     kinds = {"nodes": "node", "models": "model", "agents": "agent"}
     seen = 0
     for first, second, key, default, note in rows:
-        _, wanted, text = sf.FIELDS[kinds.get(first) or (second or first)][key]
-        assert text == note
+        declared = sf.FILE_KEYS[kinds.get(first) or (second or first)][key]
+        wanted = declared.default
+        assert declared.words == note
         if wanted is sf.REQUIRED:
             assert default == "required"
         elif wanted in (None, {}):

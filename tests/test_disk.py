@@ -11,9 +11,9 @@ import sys
 import threading
 
 import pytest
-import subagent_fleet as sf
 
-import test_generate
+import subagent_fleet as sf
+import workspace_cases
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="links and descriptors as POSIX has them")
 
@@ -78,9 +78,9 @@ def test_a_directory_swapped_at_any_moment_leads_nothing_out(
     original, place, outside = tmp_path / "original", tmp_path / "place", make_outside(tmp_path)
     original.mkdir()
     monkeypatch.chdir(original)
-    pathlib.Path("fleet.yaml").write_text(test_generate.FLEET)
+    pathlib.Path("fleet.yaml").write_text(workspace_cases.FLEET)
     assert sf.main(["generate"]) == 0
-    pathlib.Path("fleet.yaml").write_text(test_generate.OTHER)
+    pathlib.Path("fleet.yaml").write_text(workspace_cases.OTHER)
     with open(".claude/agents/planner.md", "a") as stream:
         stream.write("mine\n")
     before, number, ends = marks(outside), 1, set()
@@ -190,7 +190,7 @@ def test_a_state_directory_or_a_file_in_it_that_leads_out_is_refused(tmp_path, m
     monkeypatch.chdir(place)
     monkeypatch.setattr(os, "environ", {"PATH": "/nowhere", "HOME": str(tmp_path),
                                         "LITELLM_MASTER_KEY": "sk-0123456789abcdef"})
-    pathlib.Path("fleet.yaml").write_text(test_generate.FLEET.replace("litellm}", "builtin}"))
+    pathlib.Path("fleet.yaml").write_text(workspace_cases.FLEET.replace("litellm}", "builtin}"))
     before = marks(outside)
     os.symlink(outside, ".subagent-fleet")
     assert sf.main([words]) == 3
@@ -299,11 +299,11 @@ def test_a_line_that_another_wrote_behind_a_torn_one_stays(tmp_path, world, monk
 
 def test_a_childs_log_is_private_and_no_link(tmp_path, world):
     log = tmp_path / "logs" / "log"
-    program = "import sys, threading; sys.path.insert(0, {!r}); import subagent_fleet as sf\n" \
+    program = f"import sys, threading; sys.path.insert(0, {str(pathlib.Path(sf.__file__).parent)!r}); import subagent_fleet as sf\n" \
               "world = sf.World()\n" \
-              "child = world.start([sys.executable, '-c', 'print(7)'], environ={{}}, log={!r})\n" \
+              f"child = world.start([sys.executable, '-c', 'print(7)'], environ={{}}, log={str(log)!r})\n" \
               "while not child.ended(): world.sleep(0.01)\n" \
-              "child.stop()\n".format(str(pathlib.Path(sf.__file__).parent), str(log))
+              "child.stop()\n"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=20)
     assert log.read_bytes() == b"7\n" and stat.S_IMODE(log.stat().st_mode) == 0o600
 

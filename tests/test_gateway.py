@@ -1,23 +1,24 @@
 """The gateway: who may ask which node when, and what a client sees of it."""
-from dataclasses import replace
 import contextlib
 import json
+import math
 import os
 import pathlib
 import re
 import signal
 import socket
 import stat
-import statistics
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 import subagent_fleet as sf
-from conftest import SCRIPT, clean_environment, free_port
+from tools import SCRIPT, clean_environment, free_port
 
 WIRE = pathlib.Path(__file__).parent / "cases" / "wire"
 KEY = "sk-0123456789abcdef0123456789abcdef"
@@ -26,7 +27,7 @@ PROMPT, SPOKEN = "the secret prompt", "the secret answer"
 
 def fleet_of(*models, nodes=("a", "b")):
     """A fleet of (name, node, alias, {more}) on nodes that are addresses or only names."""
-    nodes = nodes if isinstance(nodes, dict) else {name: "http://127.0.0.1:1" for name in nodes}
+    nodes = nodes if isinstance(nodes, dict) else dict.fromkeys(nodes, "http://127.0.0.1:1")
     text = {"project": {"name": "test", "gateway": {"provider": "builtin"}},
             "nodes": {name: {"endpoint": endpoint} for name, endpoint in nodes.items()},
             "models": {name: {"node": node, "ollama_model": "tiny", "litellm_alias": alias,
@@ -137,7 +138,7 @@ def test_conversations_are_not_remembered_without_end():
     desk = Desk(("m", "a", "x", {}))
     for number in range(sf.CONVERSATION_LIMIT + 50):
         desk.serve(conversation=(str(number), ""))
-    assert len(desk.scheduler._last) == sf.CONVERSATION_LIMIT
+    assert len(desk.scheduler._served) == sf.CONVERSATION_LIMIT
 
 
 def test_a_failed_request_goes_to_the_next_candidate_and_the_node_rests():
@@ -211,10 +212,10 @@ def test_when_all_rest_one_at_a_time_is_tried_all_the_same():
     desk = Desk(("m", "a", "x", {"max_parallel": 4}))
     first = desk.enter()
     desk.scheduler.fail(first)
-    assert first.model is None and first.tiers == [[]], "nobody is left"
+    assert first.model is None and first.candidates == [[]], "nobody is left"
     desk.scheduler.leave(first)
     second, third = desk.enter(), desk.enter()
-    assert second.model.name == "m" and third.model is None and any(third.tiers)
+    assert second.model.name == "m" and third.model is None and any(third.candidates)
     desk.scheduler.succeed(second)
     desk.scheduler.leave(second)
     assert third.model.name == "m"
@@ -259,7 +260,7 @@ def test_a_retry_finds_the_node_whose_rest_has_ended():
     waiting = desk.enter(conversation=("w", ""))
     assert waiting.model is None
     desk.now += 3
-    desk.scheduler.serve_line()
+    desk.scheduler.serve_queue()
     assert waiting.model
 
 
@@ -284,7 +285,7 @@ def test_slots_come_back_whatever_happens():
                 held.remove(ticket)
         places, waiting = desk.scheduler.show()
         busy = sum(place["running"] for place in places.values())
-        assert busy + waiting + sum(not any(t.tiers) for t in held) == len(held)
+        assert busy + waiting + sum(not any(t.candidates) for t in held) == len(held)
         assert all(0 <= place["running"] <= place["slots"] for place in places.values())
     for ticket in held:
         desk.scheduler.leave(ticket)
@@ -377,7 +378,7 @@ class Rig:
         self.world.err = self.said.append
         self.receipts_path = tmp_path / "requests.jsonl"
         self.server = sf.Server(fleet, KEY, self.world, receipts=str(self.receipts_path))
-        self.server.log = self.said.append
+        self.server.hub.subscribe(lambda event: self.said.append(sf.format_event(event)))
         listener = self.world.listen("127.0.0.1", 0)
         self.port = listener.port
         self.thread = threading.Thread(target=self.server.run, args=(listener,), daemon=True)
@@ -577,7 +578,7 @@ def test_count_tokens_learns_from_the_last_answer(rig):
             target="/v1/messages/count_tokens", Content_Length=len(body)) + body.encode())[2])
     before = count()["input_tokens"]
     served.ask()
-    assert 0 < before and count()["input_tokens"] == 12
+    assert before > 0 and count()["input_tokens"] == 12
 
 
 def test_one_connection_serves_many_requests_also_pipelined_and_chunked(rig):
@@ -645,14 +646,13 @@ def test_refusals_take_the_same_time(rig):
     served = rig(says("x"))
     kinds = {"none": {"x_api_key": None}, "wrong": {"x_api_key": "sk-wrong"},
              "close": {"x_api_key": KEY[:-1] + "0"}, "host": {"Host": "evil.example"}}
-    took = {name: [] for name in kinds}
+    least = dict.fromkeys(kinds, math.inf)  # noise only adds: the least of many runs has none
     for _ in range(40):
         for name, headers in kinds.items():
             began = time.perf_counter()
             served.ask(headers=headers)
-            took[name].append(time.perf_counter() - began)
-    medians = [statistics.median(found) for found in took.values()]
-    assert max(medians) < min(medians) * 2 + 0.002
+            least[name] = min(least[name], time.perf_counter() - began)
+    assert max(least.values()) < min(least.values()) * 2 + 0.002
 
 
 def test_only_names_and_addresses_of_this_machine_count_as_hosts(rig, monkeypatch):
@@ -677,8 +677,8 @@ def test_the_address_a_client_reached_and_the_configured_host_count(reached, hos
     fleet = fleet_of(("m", "a", "x", {}))
     server = sf.Server(replace(fleet, gateway=replace(fleet.gateway, host="myGate.lan")), KEY,
                        sf.World())
-    with contextlib.nullcontext() if counts else pytest.raises(sf.ApiError, match=" are served: "):
-        server._check_door(reached, {"host": host, "x-api-key": KEY}, "/")
+    with contextlib.nullcontext() if counts else pytest.raises(sf.Refusal, match=" are served: "):
+        server._check_door(SimpleNamespace(reached=reached), {"host": host, "x-api-key": KEY}, "/")
 
 
 # -- broken and hostile clients --
@@ -735,23 +735,37 @@ def test_slow_senders_are_let_go(rig, monkeypatch):
     assert served.ask()[0] == 200
 
 
-def test_300_connections_leave_the_others_served(rig):
+def test_300_silent_connections_leave_the_others_served(rig, monkeypatch):
+    for name in ("FIRST_BYTE_SECONDS", "REQUEST_SECONDS"):  # none of them ends by itself
+        monkeypatch.setattr(sf, name, 600)
     served = rig(says("x"))
     held = [served.connect() for _ in range(sf.CONNECTION_LIMIT)]
     wait_until(lambda: len(served.server._visitors) == sf.CONNECTION_LIMIT)
     more = [served.connect() for _ in range(44)]
     for connection in more:
         connection.sendall(served.head("GET", "/"))
-    held[0].sendall(served.post(request_of()))
-    assert read_answer(held[0].makefile("rb"))[0] == 200
-    assert len(served.server._visitors) == sf.CONNECTION_LIMIT
-    for connection in held:
-        connection.close()
     assert {read_answer(connection.makefile("rb"))[0] for connection in more} == {200}
-    for connection in more:
+    assert len(served.server._visitors) <= sf.CONNECTION_LIMIT
+    assert [connection.recv(1) for connection in held[:40]] == [b""] * 40  # the oldest went first
+    held[-1].sendall(served.post(request_of()))
+    assert read_answer(held[-1].makefile("rb"))[0] == 200
+    for connection in held + more:
         connection.close()
     wait_until(lambda: not served.server._visitors)
     assert served.ask()[0] == 200
+
+
+def test_a_connection_that_says_nothing_is_closed_soon(rig, monkeypatch):
+    monkeypatch.setattr(sf, "FIRST_BYTE_SECONDS", 0.05)
+    monkeypatch.setattr(sf, "REQUEST_SECONDS", 600)
+    served = rig(says("x"))
+    silent, talking = served.connect(), served.connect()
+    talking.sendall(served.head("GET", "/"))
+    assert silent.recv(1) == b""
+    assert read_answer(talking.makefile("rb"))[0] == 200
+    talking.sendall(served.head("GET", "/"))  # who has talked may be idle
+    assert read_answer(talking.makefile("rb"))[0] == 200
+    silent.close(), talking.close()
 
 
 def test_a_burst_within_the_limit_is_served_whole(rig):
@@ -819,7 +833,8 @@ def test_who_waits_for_a_slot_gets_pings_and_is_served_in_order(rig, monkeypatch
     for number in range(4):
         threads.append(threading.Thread(target=ask, args=(str(number),)))
         threads[-1].start()
-        wait_until(lambda: len(order) + served.server.scheduler.show()[1] == number + 1)
+        wait_until(lambda count=number + 1:
+                   len(order) + served.server.scheduler.show()[1] == count)
     assert order == ["0"]
     time.sleep(0.5)
     gate.set()
@@ -829,7 +844,7 @@ def test_who_waits_for_a_slot_gets_pings_and_is_served_in_order(rig, monkeypatch
     assert all(text_of(body) == "ok" for _, _, body in found.values())
     assert b"event: ping" in found["3"][2]
     waited = sorted(receipt["waited"] for receipt in served.receipts(4))
-    assert waited[0] < 0.2 < waited[1]
+    assert waited[0] < waited[1] and waited[1] > 0.2  # of the 0.5 s that the gate was shut
 
 
 def test_a_node_that_talks_again_rests_no_more_though_its_answer_is_long(rig):
@@ -849,8 +864,8 @@ def test_a_node_that_talks_again_rests_no_more_though_its_answer_is_long(rig):
     first = served.connect()
     first.sendall(served.post(request_of(stream=True)))
     assert b"message_start" in first.recv(4096)
-    began = time.monotonic()
-    assert served.ask()[0] == 200 and time.monotonic() - began < 1
+    assert rests(served.server.scheduler) == {}
+    assert served.ask()[0] == 200 and not gate.is_set()
     gate.set()
     first.close()
 
@@ -898,9 +913,8 @@ def test_a_client_that_leaves_takes_its_request_off_the_node(rig, play, stream):
     wait_until(lambda: served.nodes[0].requests)
     if play is says_and_hangs and stream:
         connection.recv(10)
-    began = time.monotonic()
     connection.close()
-    assert served.nodes[0].gone.wait(5) and time.monotonic() - began < 0.5
+    assert served.nodes[0].gone.wait(5)  # of the 300 s that the model has
     assert served.receipts()[0]["outcome"] == "left"
     assert set(running(served.server.scheduler).values()) == {0}
 
@@ -934,10 +948,10 @@ def test_a_client_that_leaves_the_line_never_reaches_the_node(rig):
     (answers(500, "boom"), "api_error"), (answers(503, "busy"), "overloaded_error"),
     (answers(404, "model 'tiny' not found"), "not_found_error"), (sends(b""), "bad answer"),
     (sends(b"garbage\r\n\r\n"), "not ollama"), (sends(HEAD), "bad answer"),
-    (sends(HEAD + b"garbage\n"), "api_error"), (sends(HEAD + b'{"error":"boom"}\n'), "api_error"),
+    (sends(HEAD + b"garbage\n"), "bad answer"), (sends(HEAD + b'{"error":"boom"}\n'), "api_error"),
     (sends(HEAD + b"{" * 300_000), "bad answer"),
     (sends(HEAD + line("never ") + line("sent ") + b'{"error":"boom"}\n'), "api_error"),
-    (sends(HEAD + line("never sent ") + b"garbage\n"), "api_error"),
+    (sends(HEAD + line("never sent ") + b"garbage\n"), "bad answer"),
 ])
 @pytest.mark.parametrize("stream", [True, False])
 def test_before_any_content_another_node_answers(rig, monkeypatch, play, why, stream):
@@ -949,7 +963,7 @@ def test_before_any_content_another_node_answers(rig, monkeypatch, play, why, st
     receipts = served.receipts(2)
     assert sorted(len(r["tries"]) for r in receipts) == [0, 1]
     assert {"node": "n0", "why": why} in [tried for r in receipts for tried in r["tries"]]
-    assert served.server.totals["n0"]["failures"] == 1
+    assert served.server.ledger.totals["n0"]["failures"] == 1
 
 
 def test_what_a_failed_node_said_is_not_sent_while_the_next_is_busy(rig, monkeypatch):
@@ -963,9 +977,9 @@ def test_what_a_failed_node_said_is_not_sent_while_the_next_is_busy(rig, monkeyp
     served = rig(fails, lambda node, connection: (gate.wait(10), node.gone.wait(10),
                                                   says("PONG")(node, connection)))
     with served.connect() as first, served.connect() as second:
-        for connection in (first, second):
-            connection.sendall(served.post(request_of(stream=True)))
-            wait_until(lambda: first is not connection or served.nodes[0].requests)
+        first.sendall(served.post(request_of(stream=True)))
+        wait_until(lambda: served.nodes[0].requests)
+        second.sendall(served.post(request_of(stream=True)))
         wait_until(lambda: served.nodes[1].requests)
         gate.set()
         wait_until(lambda: rests(served.server.scheduler))
@@ -1061,14 +1075,17 @@ def test_a_node_that_never_ends_is_cut_off(rig):
 def test_a_node_that_drips_is_left_after_its_timeout(rig):
     def play(node, connection):
         with contextlib.suppress(OSError):
-            for byte in HEAD + line("x"):
+            for byte in slow:
                 connection.sendall(bytes([byte]))
+                sent.append(byte)
                 time.sleep(0.1)
         node.gone.set()
+    slow, sent = HEAD + line("x"), []
     served = rig(play, timeout=0.4)
     began = time.monotonic()
     assert error_of(served.ask())[0] == 529
-    assert 0.4 <= time.monotonic() - began < 5 and served.nodes[0].gone.wait(5)
+    assert time.monotonic() - began >= 0.4 and served.nodes[0].gone.wait(5)
+    assert len(sent) < len(slow)
 
 
 # -- receipts, logs, errors --
@@ -1125,7 +1142,7 @@ def test_receipts_that_cannot_be_written_stop_nothing(rig):
     served = rig(says("x"))
     served.receipts_path.mkdir()
     assert [served.ask()[0] for _ in range(2)] == [200, 200]
-    wait_until(lambda: any("no receipts from here on" in told for told in served.said))
+    wait_until(lambda: any("no receipts for now" in told for told in served.said))
     assert served.receipts_path.is_dir()
 
 
@@ -1153,7 +1170,7 @@ def test_nothing_of_prompt_answer_or_key_is_kept_or_told(rig, monkeypatch):
     wrong = {"role": "user", "content": [{"type": "image", "source": {"data": PROMPT}}]}
     served.ask(messages=[wrong])
     served.ask(PROMPT)
-    monkeypatch.setattr(sf, "plan_chat", lambda request, model: {}[str(request)])
+    monkeypatch.setattr(sf.Ollama, "chat", lambda self, talk, model: {}[str(talk)])
     assert error_of(served.ask())[:2] == (500, "api_error")
     wait_until(lambda: any("KeyError" in told for told in served.said))
     kept = served.receipts_path.read_text() + "".join(served.said)
@@ -1196,13 +1213,11 @@ class Program:
 
     def __init__(self, tmp_path, *words, endpoint="http://127.0.0.1:1", **env):
         (tmp_path / "fleet.yaml").write_text(CONFIG.format(endpoint=endpoint))
-        began = time.monotonic()
         self.process = started(
             [sys.executable, "-I", "-S", "-W", "error", str(SCRIPT), "serve", *words],
             cwd=str(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=clean_environment(**{"LITELLM_MASTER_KEY": KEY, **env}))
         self.greeting = self.process.stdout.readline().decode()
-        self.ready_seconds = time.monotonic() - began
         found = re.search(r"http://[^:]+:(\d+)", self.greeting)
         self.port = int(found[1]) if found else 0
 
@@ -1232,8 +1247,9 @@ def test_serve_says_where_and_answers_until_it_is_told_to_stop(tmp_path):
         wait_until(lambda: node.requests)
         program.process.send_signal(signal.SIGTERM)
         assert text_of(read_answer(connection.makefile("rb"))[2]) == "PONG"
-    status, told = program.end()
-    assert status == 0 and "main x -> m@a ok" in told
+    stdout, told = program.process.communicate(timeout=15)
+    assert program.process.returncode == 0 and b"main x -> m@a ok" in told
+    assert re.search(rb"(?m)^Served:\nNode +Requests .*\n-+\na +1 +12 +3 ", stdout)
     receipt = json.loads((tmp_path / ".subagent-fleet" / "requests.jsonl").read_text())
     assert receipt["outcome"] == "ok"
     with pytest.raises(OSError):
@@ -1252,11 +1268,10 @@ def test_a_second_signal_ends_at_once_and_tells_what_it_cut_off(tmp_path, words)
         program.process.send_signal(signal.SIGINT)
         time.sleep(0.15)
         assert program.process.poll() is None
-        began = time.monotonic()
         program.process.send_signal(signal.SIGINT)
-        status, told = program.end()
-        assert status == 130 and time.monotonic() - began < 2 and node.gone.wait(1)
-    assert told.count("stopped in 0.") == (2 if words == ("-v",) else 0)
+        status, told = program.end(sf.GRACE_SECONDS / 2)  # which one signal gives the answers
+        assert status == 130 and node.gone.wait(5)
+    assert len(re.findall(r"stopped in \d+\.", told)) == (2 if words == ("-v",) else 0)
     if words == ("-v",):
         kept = (tmp_path / ".subagent-fleet" / "requests.jsonl").read_text().splitlines()
         assert [json.loads(receipt)["outcome"] for receipt in kept] == ["stopped", "stopped"]
@@ -1269,8 +1284,10 @@ def test_a_taken_port_is_said(tmp_path):
     status, told = Program(tmp_path, "--port", str(other.port)).end()
     other.close()
     assert status == 1 and f"cannot listen on 127.0.0.1:{other.port}: " in told
-    assert "already in use, by another program" in told
-    assert "fix: stop it, or write another `port:` under project.gateway (lsof " in told
+    assert "already in use, by another program (" in told
+    assert f", pid {os.getpid()}, in {os.getcwd()})\n" in told
+    free, = re.findall(r"fix: stop it, or write `port: (\d+)` under project.gateway\n", told)
+    assert other.port < int(free) <= other.port + 100 and answers_nobody(int(free))
 
 
 def test_a_port_that_another_of_us_has_is_said(tmp_path):
@@ -1301,7 +1318,8 @@ import json, os, sys, urllib.request
 request = urllib.request.Request(os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages", json.dumps({{
     "model": os.environ["ANTHROPIC_MODEL"], "max_tokens": 9,
     "messages": [{{"role": "user", "content": "hi"}}]}}).encode(),
-    {{"Authorization": "Bearer " + os.environ["ANTHROPIC_AUTH_TOKEN"]}})
+    {{"Authorization": "Bearer " + os.environ["ANTHROPIC_AUTH_TOKEN"],
+      "x-claude-code-session-id": "a-session"}})
 print(json.load(urllib.request.urlopen(request))["content"][0]["text"], *sys.argv[3:])
 print(*sorted(name for name in os.environ if name.startswith("CLAUDE_CODE_USE_")), end="")
 sys.exit(7)
@@ -1332,6 +1350,8 @@ def test_up_does_the_whole_job(project):
     done = project("up", "--", "-p", "hi there")
     assert (done.returncode, done.stdout) == (7, "PONG -p hi there\n")
     assert "m  a  tiny  ok" in done.stderr
+    assert done.stderr.endswith(
+        "\nThis session goes on with:\n  subagent-fleet up -- --resume a-session\n")
     assert re.search(r"^a +1 +7 +2 +0\.0 +0$", done.stderr, re.M)
     assert (project.place / ".claude" / "agents" / "planner.md").exists()
     with pytest.raises(OSError):
@@ -1468,6 +1488,16 @@ def answers_nobody(port):
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
+def is_gone(number):
+    """Say whether a process has ended; whoever adopted it may not have looked yet."""
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return True
+    stat = pathlib.Path(f"/proc/{number}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
 @pytest.mark.skipif(os.name != "posix", reason="a script stands in for LiteLLM")
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_up_ended_while_litellm_starts_leaves_nothing_running(project, sent):
@@ -1484,8 +1514,7 @@ def test_up_ended_while_litellm_starts_leaves_nothing_running(project, sent):
     process.send_signal(sent)  # to it alone: on a terminal LiteLLM would get its own
     _, said = process.communicate(timeout=15)
     assert process.returncode == 130 and said.endswith(b"interrupted\n")
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((project.place / "pid").read_text()), 0)
+    wait_until(lambda: is_gone(int((project.place / "pid").read_text())))
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a script stands in for LiteLLM")
@@ -1554,7 +1583,9 @@ def test_up_refuses_a_port_that_is_not_its_fleets(project, fake_node):
     fake_node(port=project.port)
     done = project("up")
     assert (done.returncode, done.stdout) == (1, "")
-    assert f"error: another program answers at http://127.0.0.1:{project.port}\n" in done.stderr
+    assert f"error: another program answers at http://127.0.0.1:{project.port} (" in done.stderr
+    assert f", pid {os.getpid()}, in {os.getcwd()})\n" in done.stderr
+    assert re.search(r"  fix: stop it, or write `port: \d+` under project.gateway\n", done.stderr)
 
 
 @pytest.mark.parametrize("words, env", [
@@ -1563,7 +1594,7 @@ def test_up_wants_its_config_in_a_file(project, words, env):
     done = project("up", *words, input=(project.place / "fleet.yaml").read_bytes(), **env)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "error: up: reads the config more than once, so it must be in a file\n"
+        "error: up: standard input is Claude Code's, so the config must be in a file\n"
         "  fix: subagent-fleet up --config fleet.yaml\n")
     assert project.node.asked("/api/chat") == []
 

@@ -9,9 +9,9 @@ import threading
 import time
 
 import pytest
-import subagent_fleet as sf
 
 import hostile_nodes
+import subagent_fleet as sf
 
 LIMIT = 1000  # bytes of a body
 

@@ -11,15 +11,18 @@ import time
 import types
 
 import pytest
-import subagent_fleet as sf
 
 import hostile_nodes
-from conftest import ROOT, SCRIPT, clean_environment
+import subagent_fleet as sf
+from tools import ROOT, SCRIPT, clean_environment, free_port, not_held_up
+
+PORT = free_port()  # nobody serves there
+NO_GATEWAY = f"no gateway runs at http://127.0.0.1:{PORT}"
 
 
 def write_fleet(directory, nodes, models, agents=None):
     """Write a fleet file (JSON is read as YAML is)."""
-    tree = {"project": {"name": "local-dev"},
+    tree = {"project": {"name": "local-dev", "gateway": {"provider": "builtin", "port": PORT}},
             "nodes": {name: {"endpoint": endpoint} for name, endpoint in nodes.items()},
             "models": {name: {"litellm_alias": f"{name}-local", **told}
                        for name, told in models.items()},
@@ -44,7 +47,7 @@ def test_probe_online_node_tells_models_and_what_is_loaded(fake_node):
     model, = state.models
     assert vars(model) == {"name": "tiny:latest", "size": 4_700_000_000, "parameters": "7.6B",
                            "quantization": "Q4_K_M", "capabilities": ("tools", "completion"),
-                           "trained_context": 8192, "remote": ""}
+                           "trained_context": 8192, "token_bytes": None, "remote": ""}
     loaded, = state.loaded
     assert (loaded.name, loaded.context, loaded.gpu_percent) == ("tiny:latest", 4096, 62)
 
@@ -92,10 +95,9 @@ def test_together_a_bug_is_raised_and_a_failure_returned():
 def test_together_nobody_waits_past_the_deadline_or_for_the_threads():
     world, gone = sf.World(), threading.Event()
     jobs = {i: (lambda: gone.wait(20)) if i % 2 else (lambda i=i: i) for i in range(8)}
-    began = time.monotonic()
-    found = dict(sf.run_together(world, jobs, until=world.clock() + 0.3))
+    with not_held_up(20):
+        found = dict(sf.run_together(world, jobs, until=world.clock() + 0.3))
     assert sorted(key for key in found if key is not None) == [0, 2, 4, 6]
-    assert time.monotonic() - began < 5  # who waits for the threads takes 20
     gone.set()
 
 
@@ -162,6 +164,15 @@ def test_discover_marks_missing_models_with_what_to_type(fleet, command):
                      re.M)
     assert re.search(r"^light +m5 +small:7b +unknown$", done.stdout, re.M)
     assert re.search(r"^m5 +offline +\(refused\)$", done.stdout, re.M)
+    assert done.stdout.endswith(
+        f"\nm5 ({m5.endpoint}): refused: nothing listens there; is Ollama running?\n  fix: {sf.REASON_FIXES['refused']}\n")
+
+
+def test_discover_says_of_every_broken_node_what_mends_it(fleet, command):
+    for node in fleet:
+        node.close()
+    said = command("discover").stdout
+    assert said.count(": refused: ") == said.count("  fix: ") == 2
 
 
 @pytest.mark.parametrize("broken, status", [(False, 0), (True, 1)])
@@ -223,14 +234,16 @@ def test_status_prints_nodes_and_routes_of_the_specification(fleet, command):
     assert re.search(r"^m4 +big:32b +32768 +62 % on GPU +stays$", done.stdout, re.M)
     assert routes_of(done) == ["planner -> m5 -> small:7b -> light-local: cold",
                                "implementer -> m4 -> big:32b -> heavy-local: ready"]
-    assert lines[-1] == "Next: `subagent-fleet warmup`"
+    assert lines[-1] == f"Next: `subagent-fleet warmup` ({NO_GATEWAY})"
 
 
 def test_status_ready_when_all_is_loaded(fleet, command):
     m4, m5 = fleet
     m4.loaded["big:32b"], m5.loaded["small:7b"] = 32768, 8192
     done = command("status", "--check")
-    assert done.returncode == 0 and done.stdout.splitlines()[-1].startswith("Ready: ")
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == (
+        f"Ready, but {NO_GATEWAY}: `subagent-fleet serve` in another terminal, or "
+        "`subagent-fleet up`.")
 
 
 def test_status_context_other_than_the_route_asks_for_is_cold(fleet, command):
@@ -246,7 +259,8 @@ def test_status_offline_node_names_the_fallback(fleet, command):
     done = command("status")
     assert routes_of(done)[0].endswith("light-local: node offline \u2192 fallback heavy")
     assert done.stdout.splitlines()[-1] == \
-        f"Next: m5 ({fleet[1].endpoint}) is offline, refused: {sf.REASON_FIXES['refused']}."
+        f"Next: m5 ({fleet[1].endpoint}) is offline, refused: {sf.REASON_FIXES['refused']}. " \
+        f"({NO_GATEWAY})"
 
 
 @pytest.mark.parametrize("words", [b"404 page not found", b"", {"detail": "Not Found"}])
@@ -254,13 +268,13 @@ def test_a_404_that_speaks_of_no_model_is_no_ollama_to_every_command(fleet, comm
     fleet[1].answers = dict.fromkeys(
         ("/api/version", "/api/tags", "/api/ps", "/api/chat"), (404, words))
     fix, url = sf.REASON_FIXES["not ollama"], fleet[1].endpoint
-    assert f"m5 ({url}): not ollama: it does not know {url}/api/version\n  fix: {fix}\n" \
+    assert f"m5 ({url}): not ollama: it does not know /api/version\n  fix: {fix}\n" \
         in command("discover", "-v").stdout
-    assert f"failed: it does not know {url}/api/chat\n    fix: {fix}\n" \
+    assert f"failed: it does not know /api/chat\n    fix: {fix}\n" \
         in command("warmup", "--model", "light").stdout
     fleet[0].loaded["big:32b"] = 32768
     assert command("status").stdout.splitlines()[-1] \
-        == f"Next: m5 ({url}) is offline, not ollama: {fix}."
+        == f"Next: m5 ({url}) is offline, not ollama: {fix}. ({NO_GATEWAY})"
 
 
 def test_status_missing_model_says_what_to_pull(fleet, command):
@@ -274,7 +288,8 @@ def test_status_json_holds_nodes_models_and_routes(fleet, command):
     fleet[0].loaded["big:32b"] = 4096
     nodes, found = nodes_of(command, "status")
     assert found["schema"] == "subagent-fleet/status/1" and found["ready"] is False
-    assert found["next"] == "Next: `subagent-fleet warmup`"
+    assert found["next"] == f"Next: `subagent-fleet warmup` ({NO_GATEWAY})"
+    assert (found["gateway"]["id"], found["gateway"]["level"]) == ("port-free", "info")
     heavy = found["models"][0]
     assert (heavy["name"], heavy["state"], heavy["context"], heavy["loaded"]["context"]) \
         == ("heavy", "cold", 32768, 4096)
@@ -290,7 +305,7 @@ def test_status_watch_and_json_exclude_each_other(fleet, command):
 def route_state(fleet, **states):
     """The state of the model `heavy` when the nodes are as told."""
     known = {name: sf.NodeState(name, "http://x:1", *state) for name, state in states.items()}
-    return str(sf.plan_route_state(fleet, known, fleet.models["heavy"]))
+    return sf.format_route_state(sf.plan_route_state(fleet, known, fleet.models["heavy"]))
 
 
 @pytest.mark.parametrize("m4, m5, told", [
@@ -353,7 +368,8 @@ def test_warmup_loads_each_model_as_its_route_asks_for_it(fleet, command):
     assert lines[1][:4] == ["heavy", "m4", "big:32b", "ok"]
     assert lines[2][:4] == ["light", "m5", "small:7b", "ok"]
     model = sf.Model("heavy", "m4", "big:32b", "heavy-local", context=32768)
-    route = sf.plan_chat({"messages": [{"role": "user", "content": "hi"}]}, model)
+    talk = sf.Talk("heavy-local", (sf.Turn("user", texts=("hi",)),))
+    route = sf.Ollama().chat(talk, model).payload
     sent, = m4.asked("/api/chat")
     assert sent["messages"] == [] and sent["options"]["num_ctx"] == route["options"]["num_ctx"]
     assert {key: sent[key] for key in ("model", "keep_alive", "think")} \
@@ -495,7 +511,7 @@ def test_warmup_cloud_model_has_nothing_to_load(fake_node, command, tmp_path):
     done = command("warmup")
     assert done.returncode == 0 and "ok  (0.0 s, runs at ollama.com" in done.stdout
     assert not node.asked("/api/chat")
-    assert command("status").stdout.splitlines()[-1].startswith("Ready: ")
+    assert command("status").stdout.splitlines()[-1].startswith("Ready, but no gateway runs at ")
     assert "at https://ollama.com:443" in command("discover", "-v").stdout
 
 
@@ -588,18 +604,22 @@ def measure(directory, *words, environment=None):
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", MEASURED, str(report), str(SCRIPT), *words],
         cwd=str(directory), env=clean_environment(**(environment or {})), timeout=60,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        capture_output=True)
     return done, time.monotonic() - began, int(report.read_text()) / 1024
 
 
-def measure_in_time(directory, *words, seconds, **more):
-    """Measure, without the time the file takes to start; a second try where others slowed it."""
-    for _ in range(2):
+def measure_in_time(directory, *words, timeout, **more):
+    """Run with a --timeout; give (process, whether it kept it, peak MB, MB above `--version`).
+
+    Kept: it ended well before a second deadline would have passed, the time the file takes to
+    start aside. Three tries, as others may slow it; who is held up by a node is so each time.
+    """
+    for _ in range(3):
         _, start, idle = measure(directory, "--version")
-        done, took, peak = measure(directory, *words, **more)
-        if took - start < seconds:
-            break
-    return done, took - start, peak, peak - idle
+        done, took, peak = measure(directory, *words, "--timeout", str(timeout), **more)
+        if took - start < 1.6 * timeout:
+            return done, True, peak, peak - idle
+    return done, False, peak, peak - idle
 
 
 @pytest.fixture(scope="module")
@@ -613,10 +633,9 @@ def hostile(tmp_path_factory):
     wanted["honest"] = honest.endpoint, list(honest.models)
     write_fleet(directory, {name: endpoint for name, (endpoint, _) in wanted.items()},
                 {"m": {"node": "honest", "ollama_model": "model-7:1b"}}, {"a": "m"})
-    done, seconds, _, grown = measure_in_time(directory, "discover", "--json", "--timeout", "1.5",
-                                               seconds=2.0)
+    done, in_time, _, grown = measure_in_time(directory, "discover", "--json", timeout=2)
     yield types.SimpleNamespace(directory=directory, wanted=wanted, done=done, grown=grown,
-                                seconds=seconds)
+                                in_time=in_time)
     honest.close()
     assert held
 
@@ -636,7 +655,7 @@ def test_hostile_nodes_each_have_the_right_class_or_names(hostile):
 
 
 def test_hostile_nodes_hold_nobody_up(hostile):
-    assert hostile.seconds < 1.5 + 0.5
+    assert hostile.in_time
 
 
 def test_hostile_nodes_take_little_memory(hostile):
@@ -680,15 +699,14 @@ def test_two_hundred_nodes_half_of_them_black_holes(fake_node, tmp_path):
         + [honest.endpoint] * 100
     write_fleet(tmp_path, {f"n{i}": endpoint for i, endpoint in enumerate(endpoints)},
                 {f"m{i}": {"node": f"n{i}", "ollama_model": "m1:1b"} for i in range(200)})
-    dead = {name: "http://127.0.0.1:1" for name in
-            ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY")}
-    done, seconds, peak, _ = measure_in_time(tmp_path, "discover", "--json", "--timeout", "2",
-                                          seconds=3.0, environment=dead)
+    dead = dict.fromkeys(("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"), "http://127.0.0.1:1")
+    done, in_time, peak, _ = measure_in_time(tmp_path, "discover", "--json", timeout=2,
+                                             environment=dead)
     nodes = json.loads(done.stdout)["nodes"]
     assert [node["reason"] for node in nodes] == ["timeout"] * 100 + [""] * 100
     assert [node["name"] for node in nodes[100:] if not any(
         model["capabilities"] for model in node["models"])] == []
-    assert seconds < 2 + 1 and peak < 60 and held
+    assert in_time and peak < 60 and held
 
 
 def start(directory, *words, **more):
@@ -710,15 +728,13 @@ def test_interrupt_ends_at_once_with_one_line(fake_node, tmp_path, words, after)
                            "d": "http://no-such-host.local:1"},
                 {"a": {"node": "n", "ollama_model": "a:1b"},
                  "b": {"node": "s", "ollama_model": "a:1b"}}, {"x": "a"})
-    process = start(tmp_path, *words)
+    process = start(tmp_path, *words, "--timeout", "60")
     while not node.requests and process.poll() is None:
         time.sleep(0.01)
     time.sleep(after)  # the moment is what is varied
     process.send_signal(signal.SIGINT)
-    began = time.monotonic()
-    _, stderr = process.communicate(timeout=10)
+    _, stderr = process.communicate(timeout=20)  # who waits for the silent node takes 60
     assert (process.returncode, stderr.strip()) == (130, b"interrupted")
-    assert time.monotonic() - began < 3  # who waits for the nodes takes 5
     assert not (tmp_path / ".subagent-fleet").exists()
 
 
@@ -773,13 +789,13 @@ def test_warmup_progress_is_only_on_a_terminal_and_leaves_it_clean(fleet, tmp_pa
     last = re.split(r"\r\x1b\[K", shown)
     assert last[-1] == "" and max(len(line) for line in last) < 200
     visible = re.sub(r"[^\r\n]*\r\x1b\[K", "", shown).replace("\r\n", "\n")
-    assert visible.startswith("Warming models:\n") and visible.count("  ok  ") == 2
+    assert visible.startswith("Warming models:\n") and visible.count("\u2713 ok\x1b[0m  (") == 2
 
 
 def test_status_watch_redraws_a_terminal_until_interrupted(fleet, tmp_path):
     shown, status = on_terminal(tmp_path, "status", "--watch", "0.05",
                                 stop=lambda text: text.count(b"\x1b[H\x1b[2J") == 3)
-    assert status == 130 and shown.count("Fleet: local-dev") >= 3
+    assert status == 130 and shown.count("local-dev:") >= 3
     assert shown.rstrip().endswith("interrupted")
 
 

@@ -1,9 +1,12 @@
 """Decisions: the environment, the key, what happens to each file."""
 import json
 import pathlib
+from dataclasses import replace
 
 import pytest
+
 import subagent_fleet as sf
+from doctor_facts import GOOD_MODEL, LOCAL, REACHED, paste, reached
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 
@@ -25,7 +28,9 @@ def fleet_of(models=None, agents=None, **gateway):
 
 
 def environment(fleet):
-    return {name: value for name, value, _ in sf.plan_environment(fleet)}
+    """{name: value} of what is planned: None where it is unset, no key."""
+    return {variable.name: None if variable.is_unset else variable.value
+            for variable in sf.plan_environment(fleet)}
 
 
 @pytest.mark.parametrize("host, url", [
@@ -75,11 +80,22 @@ def test_environment_keeps_agents_in_turn_where_there_is_one_machine(node, alone
 
 
 def test_environment_says_what_each_line_is_for_and_holds_no_key():
-    planned = sf.plan_environment(fleet_of(master_key_env="MY_KEY"))
-    assert len(planned) > 20 and len({name for name, _, _ in planned}) == len(planned)
-    assert all(why.strip() and "\n" not in why for _, _, why in planned)
-    assert [name for name, value, _ in planned if value is sf.KEY] == [
-        "MY_KEY", "ANTHROPIC_AUTH_TOKEN"]
+    planned = sf.plan_environment(fleet_of(master_key_env="MY_MASTER_KEY"))
+    assert len(planned) > 20 and len({variable.name for variable in planned}) == len(planned)
+    assert all(variable.why.strip() and "\n" not in variable.why for variable in planned)
+    assert [variable.name for variable in planned if variable.holds_key] == [
+        "MY_MASTER_KEY", "ANTHROPIC_AUTH_TOKEN"]
+    assert [variable.name for variable in planned if variable.is_added] == ["NO_PROXY", "no_proxy"]
+    empty = [v for v in planned if v.holds_key or v.is_unset]
+    assert len(empty) > 4 and {variable.value for variable in empty} == {""}
+    assert all(variable.value for variable in planned if variable not in empty)
+
+
+def test_merged_environment_adds_to_the_hosts_that_go_without_a_proxy():
+    ours = environment(fleet_of())["NO_PROXY"]
+    assert ours == "a,b,127.0.0.1,localhost"
+    found = sf.merge_environment({"NO_PROXY": "corp.example", "no_proxy": ""}, fleet_of(), "k")
+    assert (found["NO_PROXY"], found["no_proxy"]) == (f"corp.example,{ours}", ours)
 
 
 def test_merged_environment_sets_and_unsets():
@@ -97,19 +113,26 @@ def test_merged_environment_sets_and_unsets():
     "BASH_ENV", "ZSH_NAME", "PYTHONPATH", "NODE_OPTIONS", "NO_DOCS", "DYLD_LIBRARY_PATH",
     "LITELLM_LOCAL_MODEL_COST_MAP"])
 def test_key_variable_that_belongs_to_something_else_is_refused(name):
-    rule = sf.RULES["variable"][0]
-    assert not sf._fits(name, rule)
-    assert sf._fits("MY_" + name, rule)
+    assert not sf.obeys(name, "variable")
+    assert sf.obeys(f"MY_{name}_GATEWAY_KEY", "variable")
+
+
+@pytest.mark.parametrize("name", ["ANTHROPIC_MASTER_KEY", "LD_GATEWAY_KEY", "BASH_X_MASTER_KEY",
+                                  "LITELLM_LOCAL_MASTER_KEY", "GITHUB_TOKEN", "MASTER_KEY",
+                                  "AWS_SECRET_ACCESS_KEY", "_GATEWAY_KEY", "A" * 118 + "_MASTER_KEY"])
+def test_key_variable_is_made_for_a_gateway(name):
+    assert not sf.obeys(name, "variable")
+    assert sf.obeys("MY_GATEWAY_KEY", "variable") and sf.obeys("LITELLM_MASTER_KEY", "variable")
 
 
 def test_every_name_the_environment_sets_is_refused_as_key_variable():
-    names = [name for name, value, _ in sf.plan_environment(fleet_of()) if value is not sf.KEY]
-    assert names and [n for n in names if sf._fits(n, sf.RULES["variable"][0])] == []
+    names = [v.name for v in sf.plan_environment(fleet_of()) if v.name != "LITELLM_MASTER_KEY"]
+    assert names and [n for n in names if sf.obeys(n, "variable")] == []
 
 
 def test_alias_that_litellm_would_take_for_a_variable_is_refused():
-    assert not sf._fits("os.environ/HOME", sf.RULES["alias"][0])
-    assert sf._fits("x/os.environ/HOME", sf.RULES["alias"][0])
+    assert not sf.obeys("os.environ/HOME", "alias")
+    assert sf.obeys("x/os.environ/HOME", "alias")
 
 
 @pytest.mark.parametrize("key, weak", [
@@ -130,6 +153,22 @@ def test_weak_key_of_the_environment_is_told(host, environ, level):
     assert all(finding.slug == "weak-key" and finding.fix for finding in found)
 
 
+def test_fleet_digest_tells_what_is_served_from_what_is_said():
+    def digest(nodes=None, **changes):
+        fleet = fleet_of(**changes)
+        return sf.fleet_digest(replace(fleet, nodes={
+            name: replace(node, **(nodes or {})) for name, node in fleet.nodes.items()}))
+
+    assert digest() == digest({"tags": ("heavy",)}) == digest({"memory_gb": 64})
+    assert digest(agents={"other": {"model": "heavy", "description": "d"}}) == digest()
+    assert digest(port=4001) == digest()
+    served = [digest(), digest({"endpoint": "http://c:11434"}),
+              *(digest(models={"light": change}) for change in (
+                  {"context": 4096}, {"litellm_alias": "other"}, {"fallback": ["heavy"]},
+                  {"timeout": 9}, {"max_parallel": 2}, {"thinking": True}, {"node": "a"}))]
+    assert len(set(served)) == len(served) == 9
+
+
 @pytest.mark.parametrize("found, wanted, last, action", [
     (None, b"new", None, "created"), (None, b"new", b"old", "created"),
     (b"new", b"new", None, "unchanged"), (b"old", b"new", b"old", "updated"),
@@ -146,7 +185,7 @@ def test_a_run_that_was_cut_off_is_known_by_both_hashes(tmp_path):
     (tmp_path / sf.MANIFEST_FILE).write_bytes(sf.render_manifest(
         {"litellm_config.yaml": "old " + sf.digest(b"half")}))
     (tmp_path / "litellm_config.yaml").write_bytes(b"half")
-    change, = sf.compare_output(sf.World(), str(tmp_path), fleet_of(), ("litellm",))
+    change, = sf.Workspace(sf.World(), str(tmp_path)).compare(fleet_of(), ("litellm",))
     assert (change.found, change.action) == (b"half", "updated")
 
 
@@ -156,7 +195,7 @@ def test_a_run_that_was_cut_off_is_known_by_both_hashes(tmp_path):
     (".claude/agents/../x.md", None), ("../litellm_config.yaml", None), ("/etc/passwd", None),
     (".claude/agents/a.md\n", None), (".claude/agents/a/b.md", None), ("", None)])
 def test_only_own_paths_are_ever_removed(path, target):
-    assert sf.target_of(path) == target
+    assert getattr(sf.target_of(path), "name", None) == target
 
 
 @pytest.mark.parametrize("content", [
@@ -170,3 +209,97 @@ def test_manifest_names_no_foreign_path():
     text = json.dumps({"files": {"/etc/passwd": "x", "../x": "y", ".claude/agents/a.md": "z"},
                        "writing": {}})
     assert list(sf.parse_manifest(text)) == [".claude/agents/a.md"]
+
+
+# -- memory --
+
+LLAMA = {"general.architecture": "llama", "llama.block_count": 32, "llama.embedding_length": 4096,
+         "llama.attention.head_count": 32, "llama.attention.head_count_kv": 8}
+
+
+@pytest.mark.parametrize("more, token_bytes", [
+    ({}, 131072),  # 2 bytes, 32 layers, 8 heads, keys and values of 128
+    ({"llama.attention.key_length": 64, "llama.attention.value_length": 64}, 65536),
+    ({"llama.attention.sliding_window": 1024}, 65536),
+    ({"llama.full_attention_interval": 4}, 32768),
+    ({"llama.full_attention_interval": 64}, 4096),
+    ({"llama.attention.head_count_kv": None}, None), ({"llama.attention.head_count_kv": [8, 0]}, None),
+    ({"llama.block_count": 10**400}, None), ({"llama.block_count": -1}, None),
+    ({"llama.block_count": True}, None), ({"llama.attention.head_count": 0}, None),
+    ({"general.architecture": "other"}, None), ({"general.architecture": []}, None)])
+def test_a_token_of_context_takes_what_the_node_tells(more, token_bytes):
+    assert sf.plan_token_bytes({**LLAMA, **more}) == token_bytes
+
+
+@pytest.mark.parametrize("model, gigabytes", [
+    (sf.NodeModel("x", 10**10, token_bytes=100_000), 14.3),  # 11 and 3.3
+    (sf.NodeModel("x", 10**10, "10.0B"), 14.9),  # 0.12 MB a token and 10 B
+    (sf.NodeModel("x:10b", 10**10), 14.9), (sf.NodeModel("x:10b", 10**10, "567.75M"), 11.2),
+    (sf.NodeModel("x:10b", 10**10, "1.0T"), 404.2), (sf.NodeModel("x", 10**10, "?"), 11.0),
+    (sf.NodeModel("x", 10**400, "9" * 4000 + "B"), 1.1 * 2**50 / 1e9),
+    (sf.NodeModel(f"x:{'9' * 400}b", 0), 12 * 32768)])
+def test_gigabytes_of_a_model_and_its_context(model, gigabytes):
+    assert round(sf.plan_gigabytes(model, 32768), 1) == round(gigabytes, 1)
+
+
+def test_context_that_fits_fits():
+    model = sf.NodeModel("x", 10**10, token_bytes=100_000)
+    context = sf.plan_fitting_context(model, 14)
+    assert context == 29696 and sf.plan_gigabytes(model, context) <= 14
+    assert sf.plan_gigabytes(model, context + 1024) > 14
+    assert sf.plan_fitting_context(model, 10) == 0
+    assert sf.plan_fitting_context(sf.NodeModel("x", 10**10), 64) == 0
+
+
+# -- worker --
+
+@pytest.mark.parametrize("address,kind", [
+    ("192.168.1.50", "LAN"), ("10.1.2.3", "LAN"), ("172.20.0.4", "LAN"), ("fd00::1", "LAN"),
+    ("100.101.102.103", "Tailscale"), ("100.64.0.1", "Tailscale"), ("127.0.0.1", ""),
+    ("169.254.3.4", ""), ("8.8.8.8", "public"), ("100.128.0.1", "public"), ("localhost", ""),
+    ("10.example.com", ""), ("192.168.1", ""), ("fe80::1", ""), ("[2606:4700::1111]", "public")])
+def test_addresses_have_a_kind(address, kind):
+    assert sf.address_kind(address) == kind
+
+
+def plan_block(name="Mac-mini.local", state=LOCAL, reached=REACHED):
+    return sf.plan_worker_block(name, state, reached)
+
+
+def test_worker_block_is_a_part_of_a_valid_fleet():
+    fleet = paste(plan_block())
+    assert fleet.nodes["mac-mini"].endpoint == "http://192.168.1.50:11434"
+    model = fleet.models["qwen3-8b"]
+    assert (model.ollama_model, model.alias, model.context) == ("qwen3:8b", "qwen3-8b", 32768)
+
+
+@pytest.mark.parametrize("changed,endpoint", [
+    ({"reached": reached("192.168.1.50", reason="refused") + reached("100.101.102.103")},
+     "http://100.101.102.103:11434"),
+    ({"reached": reached("100.101.102.103", "192.168.1.50", reason="refused")},
+     "http://192.168.1.50:11434"),
+    ({"reached": reached("8.8.8.8", "100.101.102.103")}, "http://100.101.102.103:11434"),
+    ({"reached": (), "state": replace(LOCAL, endpoint="http://127.0.0.1:12000")},
+     "http://Mac-mini.local:12000")])
+def test_worker_block_prefers_an_address_that_answers_then_the_lan(changed, endpoint):
+    block = plan_block(**changed)
+    assert block["nodes"]["mac-mini"]["endpoint"] == endpoint
+
+
+def test_worker_block_survives_hostile_names():
+    names = ("opus", "Opus:latest", "hf.co/User/Repo-GGUF:Q4_K_M", "a/b:c", "a-b:c", "a.b\x1b[31m",
+             "\u202eevil", "x" * 200, "x" * 201, "é", "\n", "", "q:cloud", "'\"#{}", "-", "y: z")
+    models = tuple(sf.NodeModel(name, 1, capabilities=("completion", "tools"),
+                                trained_context=n * 50000) for n, name in enumerate(names))
+    fleet = paste(plan_block("\x1b[2J Bad name:" + "n" * 90, replace(LOCAL, models=models)))
+    kept = {model.ollama_model for model in fleet.models.values()}
+    assert {"opus", "a/b:c", "a-b:c", "é", "y: z"} <= kept
+    assert not kept & {"q:cloud", "", "\n", "a.b\x1b[31m"}
+
+
+def test_worker_block_prefers_models_that_call_tools():
+    models = (GOOD_MODEL, sf.NodeModel("phi:1b", 1, capabilities=("completion",)),
+              sf.NodeModel("embed", 1, capabilities=("embedding",)),
+              sf.NodeModel("stub", 1, capabilities=("completion", "tools"), remote="ollama.com"))
+    assert list(plan_block(state=replace(LOCAL, models=models))["models"]) == ["qwen3-8b"]
+    assert list(plan_block(state=replace(LOCAL, models=models[1:]))["models"]) == ["phi-1b"]

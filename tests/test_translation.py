@@ -24,18 +24,60 @@ def recorded(name):
     return json.loads((WIRE / name).read_text(encoding="utf-8"))["body"]
 
 
+def talk_of(request):
+    body = request if isinstance(request, bytes) else json.dumps(request).encode()
+    return sf.Messages().parse(body)
+
+
+def chat_of(request, chosen=None):
+    """What Ollama is asked for a Messages request."""
+    return sf.Ollama().chat(talk_of(request), chosen or model()).payload
+
+
 def plan(*messages, chosen=None, **more):
-    request = {"model": "alias", "messages": list(messages), "max_tokens": 64, **more}
-    body = json.dumps(request).encode()
-    return sf.plan_chat(sf.parse_messages_request(body), chosen or model())
+    return chat_of({"model": "alias", "messages": list(messages), "max_tokens": 64, **more}, chosen)
+
+
+class Answer:
+    """A request and its answer: lines of Ollama in, events out; both writers must agree."""
+
+    def __init__(self, request, chosen, estimate=99):
+        self.talk = talk_of(request)
+        self.reader = sf.Ollama().reader(self.talk, chosen, estimate)
+        streamed = sf.replace(self.talk, is_stream=True)
+        self.stream = sf.Messages().writer(streamed, "0")
+        self.whole = sf.Messages().writer(sf.replace(self.talk, is_stream=False), "0")
+        assert self.stream.is_stream and not self.whole.is_stream
+        self.opening, self.message = events_in(self.stream.begin()), None
+
+    def feed(self, line):
+        written = b""
+        for delta in self.reader.feed(line):
+            if delta.end:
+                self.message = json.loads(self.whole.end(delta.end))
+                written += self.stream.end(delta.end)
+            else:
+                assert self.whole.write(delta) == b""
+                written += self.stream.write(delta)
+        return events_in(written)
+
+    def refusal(self, status, words):
+        return self.reader.refusal(status, words)
+
+
+def events_in(sent):
+    """The events of a stream; each is named as its data says."""
+    events = []
+    for block in sent.decode("ascii").split("\n\n")[:-1]:
+        name, data = block.split("\n")
+        events.append(json.loads(data[len("data: "):]))
+        assert (name, data[:6]) == (f"event: {events[-1]['type']}", "data: ")
+    return events
 
 
 def answer_to(*messages, chosen=None, estimate=99, **more):
-    """The Answer to a request, with another estimate of its tokens."""
     request = {"model": "alias", "messages": list(messages), "max_tokens": 64, **more}
-    answer = sf.Answer("msg_0", request, chosen or model(), 4.0)
-    answer.estimate = estimate
-    return answer
+    return Answer(request, chosen or model(), estimate)
 
 
 def user(*content):
@@ -67,10 +109,12 @@ def said(chat):
 
 
 def refusal(*messages, **more):
-    with pytest.raises(sf.ApiError) as caught:
+    with pytest.raises(sf.Refusal) as caught:
         plan(*messages, **more)
     assert (caught.value.slug, caught.value.http) == ("api-error", 400)
-    assert caught.value.event["error"]["type"] == "invalid_request_error"
+    body = json.loads(sf.Messages().refuse(caught.value))
+    assert body == {"type": "error", "error": {"type": "invalid_request_error",
+                                               "message": caught.value.what}}
     return caught.value.what
 
 
@@ -82,8 +126,7 @@ def test_recordings_are_there():
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_recorded_request_becomes_a_chat_that_ollama_can_type(name):
-    request = sf.parse_messages_request(json.dumps(recorded(name)).encode())
-    chat = sf.plan_chat(request, model())
+    chat = chat_of(recorded(name))
     assert set(chat) == {"model", "stream", "truncate", "think", "keep_alive", "options",
                          "messages", "tools"}
     assert (chat["truncate"], chat["think"], chat["stream"]) == (False, False, True)
@@ -98,7 +141,7 @@ def test_recorded_request_becomes_a_chat_that_ollama_can_type(name):
 
 
 def test_recorded_system_message_reads_the_same_as_list_and_as_string():
-    first, later = (sf.plan_chat(recorded(name), model()) for name in (
+    first, later = (chat_of(recorded(name)) for name in (
         "main-first.json", "main-after-subagent.json"))
     # The prompt cache of the node lives on this: what was said once must not move.
     assert later["messages"][:2] == first["messages"]
@@ -235,11 +278,13 @@ def test_images_travel_beside_the_text():
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png",
                                          "data": PIXELS[:8] + "\n" + PIXELS[8:]}}
     messages = [user(text("what is it?"), image), assistant(call("a")), user(result("a", [image]))]
-    asked = answer_to(*messages)
-    chat = json.loads(asked.body)
+    chat = plan(*messages)
+    talk = talk_of({"model": "x", "messages": messages})
+    body = sf.render_json(chat)
     assert chat["messages"][0]["images"] == [PIXELS]
     assert chat["messages"][2]["images"] == [PIXELS]
-    assert asked.weight > 2 * 4000
+    assert talk.images() == [PIXELS, PIXELS]
+    assert sf.weigh(body, talk) == len(body) - 2 * len(PIXELS) + 2 * sf.IMAGE_WEIGHT
 
 
 @pytest.mark.parametrize("messages, more, words", [
@@ -271,29 +316,29 @@ def test_what_cannot_be_mended_is_refused(messages, more, words):
     b'{"model":"a","messages":[],"top_k":' + b"9" * 5000 + b"}",
 ])
 def test_broken_bodies_are_refused(body):
-    with pytest.raises(sf.ApiError) as caught:
-        sf.parse_messages_request(body)
+    with pytest.raises(sf.Refusal) as caught:
+        talk_of(body)
     assert caught.value.http == 400
 
 
 def test_a_body_of_nothing_but_marks_is_refused_before_it_is_read():
     lists = b"[]," * (sf.PROMPT_MARKS // 2)
     for extra, http in ((b"[" + b"," * 99, 413), (b"x" * 999, 400)):
-        with pytest.raises(sf.ApiError) as caught:
-            sf.parse_messages_request(lists + extra)
+        with pytest.raises(sf.Refusal) as caught:
+            talk_of(lists + extra)
         assert caught.value.http == http
 
 
 def test_infinity_deep_inside_and_endless_nesting_are_refused():
     body = b'{"model":"a","messages":[{"role":"assistant","content":[{"type":"tool_use","id":"x",' \
            b'"name":"y","input":{"n":1e999}}]}]}'
-    with pytest.raises(sf.ApiError):
-        sf.render_json(sf.plan_chat(sf.parse_messages_request(body), model()))
+    with pytest.raises(sf.Refusal):
+        chat_of(body)
     block = text("deep")
     for _ in range(100_000):
         block = {"type": "tool_result", "tool_use_id": "x", "content": [block]}
-    with pytest.raises(sf.ApiError):
-        sf.plan_chat({"messages": [user([block])]}, model())
+    with pytest.raises(sf.Refusal, match="nested too deeply"):
+        sf.Messages().talk_of({"model": "x", "messages": [user([block])]})
 
 
 def test_lone_surrogates_survive():
@@ -387,13 +432,9 @@ def made_call(name="Bash", given="call_1", **arguments):
     return {"id": given, "function": {"index": 0, "name": name, "arguments": arguments}}
 
 
-def started(answer):
-    return {"type": "message_start", "message": copy.deepcopy(answer.message)}
-
-
 def answer_of(*lines, before=(), **more):
     answer = answer_to(user("hi"), *before, **more)
-    events = [started(answer)] + [event for item in lines for event in answer.feed(item)]
+    events = answer.opening + [event for item in lines for event in answer.feed(item)]
     check_grammar(events)
     assert fold(events) == answer.message
     return answer.message, events
@@ -403,7 +444,6 @@ def check_grammar(events):
     """Blocks open, grow and close one after the other; the stream ends once."""
     opened, index = None, -1
     for event in events[1:-2]:
-        assert sf.render_event(event).endswith(b"\n\n")
         if event["type"] == "content_block_start":
             assert opened is None and event["index"] == index + 1
             opened, index = event["content_block"]["type"], event["index"]
@@ -480,10 +520,10 @@ def test_stop_reasons(reason, calls, wanted):
 def test_stop_sequences_end_the_text_wherever_the_chunks_end(stops, words, text, stopped):
     for size in (1, 2, 3, 100):
         answer = answer_to(user("hi"), stop_sequences=stops)
-        events = [started(answer)]
+        events = list(answer.opening)
         for item in [line(words[at:at + size]) for at in range(0, len(words), size)] \
                 + [line(done=True)]:
-            if answer.message["stop_reason"] is None:
+            if answer.message is None:
                 events += answer.feed(item)
         check_grammar(events)
         message = fold(events)
@@ -537,9 +577,12 @@ def test_arguments_that_are_not_an_object_do_not_reach_the_client(arguments, wan
     b"", b"garbage", b"[]", b"NaN", b'{"error":"boom"}', b'{"error":{"x":1}}', b"\xff",
     b"{" * 9999])
 def test_garbage_of_a_node_is_one_clean_error(sent):
-    with pytest.raises(sf.ApiError) as caught:
+    with pytest.raises((sf.Refusal, sf.NodeFailure)) as caught:
         answer_of(sent)
-    assert caught.value.event["error"]["type"] == "api_error"
+    if isinstance(caught.value, sf.Refusal):
+        assert (caught.value.http, caught.value.kind) == (500, "api_error")
+    else:
+        assert caught.value.reason == "bad answer"
 
 
 @pytest.mark.parametrize("sent", [
@@ -579,7 +622,7 @@ def test_the_words_of_an_engine_are_taken_out_of_their_json():
         assert sf.error_text(error) == "no room"
     assert sf.error_text({}) == "{}" and sf.error_text('{"x": 1}') == "an error without words"
     assert sf.error_text(5) == "5" and len(sf.error_text("x" * 9999)) == 500
-    with pytest.raises(sf.ApiError, match="node mini, model coder:7b: no room; "):
+    with pytest.raises(sf.Refusal, match="node mini, model coder:7b: no room; "):
         answer_of(json.dumps({"error": wrapped}).encode())
 
 
@@ -588,10 +631,13 @@ def test_a_model_that_takes_no_images_is_told_where_they_were():
     request = {"model": "x", "messages": [user(text("see"), image), assistant(call("a")),
                                           user(result("a", [image, image])), assistant("so"),
                                           user("on")]}
-    seeing, blind = (sf.Answer("", request, model(), 4.0, blind=blind) for blind in (False, True))
-    assert seeing.has_images and not blind.has_images and b"images" not in blind.body
+    seeing = talk_of(request)
+    blind = seeing.without_images()
+    assert len(seeing.images()) == 3 and not blind.images()
+    chat = sf.Ollama().chat(blind, model()).payload
+    assert b"images" not in sf.render_json(chat)
     note = "(an image was left out: this model takes none)"
-    assert [content for _, content in said(json.loads(blind.body))] \
+    assert [content for _, content in said(chat)] \
         == [f"see\n\n{note}", "", note, "so", "on"]
 
 
@@ -653,9 +699,9 @@ def test_mutated_requests_are_translated_or_refused_cleanly():
         if number % 10 == 0:
             body[chance.randrange(len(body))] = chance.randrange(256)
         try:
-            chat = sf.plan_chat(sf.parse_messages_request(bytes(body)), model(thinking=True))
+            chat = chat_of(bytes(body), model(thinking=True))
             assert json.loads(sf.render_json(chat))["messages"]
-        except sf.ApiError as error:
+        except sf.Refusal as error:
             refused += 1
             assert error.http == 400 and len(error.what) < 200, error.what
     assert 200 < refused < 2300
@@ -666,13 +712,15 @@ def test_mutated_answers_are_translated_or_refused_cleanly():
     seed = [json.loads(item) for item in (
         line(thinking="t"), line("<think>x</think>"), line("text"),
         line(calls=[made_call(a=1), made_call("b", "2")]), line(done=True))]
-    for number in range(1000):
+    for _ in range(1000):
         answer = answer_to(user("hi"), stop_sequences=["xt"])
         try:
             for part in mutate(chance, copy.deepcopy(seed)):
-                for event in answer.feed(json.dumps(part).encode()):
-                    json.loads(sf.render_event(event).split(b"data: ", 1)[1])
-        except sf.ApiError as error:
+                answer.feed(json.dumps(part).encode())
+        except sf.Refusal as error:
             refused += 1
             assert error.http in (400, 500)
+        except sf.NodeFailure as failure:
+            refused += 1
+            assert failure.reason == "bad answer"
     assert 0 < refused < 900

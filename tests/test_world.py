@@ -6,14 +6,13 @@ import shutil
 import socket
 import subprocess
 import threading
-import time
 
 import pytest
-import subagent_fleet as sf
 
 import hostile_nodes
-import test_generate
-from conftest import clean_environment
+import subagent_fleet as sf
+import workspace_cases
+from tools import clean_environment, free_port, not_held_up
 
 
 @pytest.fixture
@@ -24,10 +23,15 @@ def world():
     return found
 
 
+def reading(reply):
+    """Return the JSON of a reply as Ollama's own Asks read it."""
+    return sf.Ollama()._ask("/x", lambda value: value).extract(reply)
+
+
 def ask(world, url, *, seconds=1.0, payload=None):
     """Ask and return the value."""
     path = "/" + url.split("/", 3)[3]
-    question = sf.Ask(path, lambda reply: sf.read_json(reply, url), payload)
+    question = sf.Ask(path, lambda reply: reading(reply), payload)
     return world.ask(url[:-len(path)], question, deadline=world.clock() + seconds)
 
 
@@ -108,6 +112,17 @@ def names(monkeypatch, *addresses):
          else (address, port, 0, 0)) for family, address in addresses])
 
 
+def calls(monkeypatch):
+    """The (address, timeout) of what is connected to from now on."""
+    called = []
+
+    def connect(self, address):
+        called.append((address[0], self.gettimeout()))
+        return socket.SocketType.connect(self, address)
+    monkeypatch.setattr(socket, "socket", type("Socket", (socket.socket,), {"connect": connect}))
+    return called
+
+
 @needs_ipv6
 @pytest.mark.parametrize("dead", ["refuses", "silent"])
 def test_one_dead_family_does_not_matter(world, monkeypatch, dead):
@@ -119,17 +134,18 @@ def test_one_dead_family_does_not_matter(world, monkeypatch, dead):
             held[-1].setblocking(False)
             held[-1].connect_ex(("::1", port))
     names(monkeypatch, (socket.AF_INET6, "::1"), (socket.AF_INET, "127.0.0.1"))
-    began = time.monotonic()
-    assert ask(world, f"http://studio.local:{port}/") == {}
-    first, began = time.monotonic() - began, time.monotonic()
-    assert ask(world, f"http://studio.local:{port}/") == {}
-    assert first < 0.9 and time.monotonic() - began < 0.3, "what answered last goes first"
+    called = calls(monkeypatch)
+    for _ in range(2):
+        assert ask(world, f"http://studio.local:{port}/", seconds=20) == {}
+    addresses, timeouts = zip(*called)
+    assert addresses == ("::1", "127.0.0.1", "127.0.0.1"), "what answered last goes first"
+    assert timeouts[0] <= world.connect_seconds / 2, "the other family gets its share of the time"
 
 
 # -- failures --
 
 def test_closed_port_is_refused(world):
-    reason, detail = failure(world, f"http://127.0.0.1:{hostile_nodes.closed_port()}/")
+    reason, detail = failure(world, f"http://127.0.0.1:{free_port()}/")
     assert (reason, detail) == ("refused", "nothing listens there")
 
 
@@ -158,17 +174,17 @@ def test_name_server_that_never_answers_is_dns_in_time(world, monkeypatch):
             raise socket.gaierror("not an address")
         gone.wait(20)
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    began = time.monotonic()
-    assert failure(world, "http://studio.local:1/", seconds=0.3)[0] == "dns"
-    assert time.monotonic() - began < 5  # the look-up itself takes 20
+    with not_held_up(20):
+        assert failure(world, "http://studio.local:1/", seconds=0.3)[0] == "dns"
     gone.set()
 
 
 def test_connecting_ends_before_the_whole_deadline(world):
     port, held = hostile_nodes.black_hole()
-    world.connect_seconds, began = 0.3, time.monotonic()
-    assert failure(world, f"http://127.0.0.1:{port}/", seconds=20)[0] == "timeout"
-    assert time.monotonic() - began < 5 and held
+    world.connect_seconds = 0.3
+    with not_held_up(20):
+        assert failure(world, f"http://127.0.0.1:{port}/", seconds=20)[0] == "timeout"
+    assert held
 
 
 def test_redirect_is_named_not_followed(world):
@@ -246,10 +262,8 @@ def test_close_from_another_thread_ends_a_wait_at_once(world):
     found = exchange(world, hostile_nodes.listen(hostile_nodes.silence), seconds=30,
                      reads_head=False)
     threading.Timer(0.1, found.close).start()
-    began = time.monotonic()
-    with pytest.raises(sf.NodeFailure):
+    with not_held_up(30), pytest.raises(sf.NodeFailure):
         found.read_head()
-    assert time.monotonic() - began < 2
 
 
 def test_deadline_may_be_set_anew_between_lines(world):
@@ -277,14 +291,22 @@ def test_deadline_may_be_set_anew_between_lines(world):
 ])
 def test_answer_that_is_no_json_or_too_much_of_it(text, reason):
     with pytest.raises(sf.NodeFailure) as caught:
-        sf.parse_answer(text)
+        sf.parse_answer(text, sf.Ollama())
     assert caught.value.reason == reason
 
 
-def test_integer_of_a_million_digits_costs_nothing():
-    began = time.process_time()
-    assert sf.parse_answer(b'{"a": ' + b"7" * 900_000 + b', "b": 12}') == {"a": 0, "b": 12}
-    assert time.process_time() - began < 1
+@pytest.mark.parametrize("text", [
+    b"7" * 900_000, b"-" + b"7" * 101, b"1e999", b"-1e999", b"NaN", b"Infinity", b"-Infinity",
+    b"[" * 100_000, b"\xff", b""])
+def test_json_that_no_program_takes_back_is_refused(text):
+    with pytest.raises(ValueError):
+        sf.parse_json(b'{"a": ' + text + b"}")
+
+
+def test_json_numbers_as_large_as_any_are_kept():
+    text = b'{"a": ' + b"7" * 100 + b', "b": [1.5e300, -0.5, 12]}'
+    assert sf.parse_json(text) == {"a": int("7" * 100), "b": [1.5e300, -0.5, 12]}
+    assert sf.parse_json('"\\ud800"') == "\ud800"
 
 
 def test_allow_files_raises_the_limit_as_far_as_it_may(world):
@@ -303,13 +325,39 @@ def test_nothing_is_left_open(world):
     listing = pathlib.Path("/proc/self/fd")
     if not listing.exists():
         pytest.skip("no /proc here")
-    port = serve(hostile_nodes.VERSION)
+    port, closed = serve(hostile_nodes.VERSION), free_port()
     ask(world, f"http://127.0.0.1:{port}/")
     before = len(os.listdir(listing))
     for _ in range(20):
         ask(world, f"http://127.0.0.1:{port}/")
-        failure(world, f"http://127.0.0.1:{hostile_nodes.closed_port()}/")
+        failure(world, f"http://127.0.0.1:{closed}/")
     assert len(os.listdir(listing)) <= before + 3
+
+
+# -- who has a port --
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_the_holder_of_a_port_is_named(host):
+    world = sf.World()
+    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) \
+            as taken:
+        port = taken.getsockname()[1]
+        ways = [world.find_holder]
+        if shutil.which("lsof"):
+            ways.append(world._find_holder_with_lsof)
+        for find in ways:
+            holder = find(port)
+            assert (holder.process_id, holder.directory) == (os.getpid(), os.getcwd()) and holder.program
+    assert [find(port) for find in ways] == [None] * len(ways)
+
+
+def test_a_free_port_is_found_above_a_taken_one():
+    world = sf.World()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        free = world.find_free_port("127.0.0.1", port - 1)
+        assert port < free <= port + 99
+    assert world.find_free_port("127.0.0.1", 65535) == 0
 
 
 # -- git, where the directory may be anybody's --
@@ -357,7 +405,7 @@ def test_doctor_runs_nothing_that_a_repository_names(tmp_path, monkeypatch, caps
                    cwd=str(place), env=environ, stderr=subprocess.DEVNULL, timeout=20)
     assert mark.exists(), "it is hostile"
     mark.unlink()
-    (place / "fleet.yaml").write_text(test_generate.FLEET.replace(
+    (place / "fleet.yaml").write_text(workspace_cases.FLEET.replace(
         "http://studio.local:11434", f"http://127.0.0.1:{hostile_nodes.closed_port()}"))
     monkeypatch.chdir(place)
     monkeypatch.setattr(os, "environ", environ)

@@ -5,10 +5,12 @@ import json
 import math
 import os
 import pathlib
-import time
+import re
 
 import pytest
+
 import subagent_fleet as sf
+from tools import grows_linearly
 
 try:
     import yaml
@@ -77,6 +79,87 @@ def test_invalid_case_says_exactly(path):
     if ACCEPT:
         stored.write_bytes(message(caught.value).encode())
     assert message(caught.value) == text_of(stored), HOW_TO_ACCEPT
+
+
+ODD_BLANKS = " \t\xa0\u2003\u3000\u200b"
+
+
+def indent(row, at, match):
+    """Move what is at a column to the one that the fix names."""
+    return row[:at].strip(ODD_BLANKS).ljust(int(match["column"]) - 1) + row[at:].lstrip(ODD_BLANKS)
+
+
+def replace_blanks(row, at, match):
+    new = "" if "remove" in match.group() else " "
+    return row[:at] + new + row[at:].lstrip(ODD_BLANKS[1:])
+
+
+def put(new, size=0):
+    return lambda row, at, match: row[:at] + new + row[at + size:]
+
+
+def quote(row, at, match):
+    """Put the quoted text where the same text stands without quotes."""
+    return row.replace(json.loads(match["text"].replace("\\x2d", "-")), match["text"], 1)
+
+
+# What a person types who follows a fix: its words, and how they change the line of the error.
+MENDS = [(re.compile(words), mend) for words, mend in (
+    (r"begin its line with (?P<depth>\d+) spaces?",
+     lambda row, at, match: " " * int(match["depth"]) + row.lstrip(ODD_BLANKS)),
+    (r"move it to column (?P<column>\d+)", indent),
+    (r"put a space after the colon: .*", lambda row, at, match: row[:at + 1] + " " + row[at + 1:]),
+    (r"write a space instead.*|remove it", replace_blanks),
+    (r"begin a comment with `#`.*", put("#", size=2)),
+    (r"begin it with `- `", put("- ")),
+    (r"write `-` instead", put("-", size=1)),
+    (r"(remove it, or|put `: ` after the key, or) (begin it with )?`#`( before it)?", put("# ")),
+    (r"(.*, or )?quote (it|the text): (?P<text>\".*\")", quote),
+)]
+INSERTION = re.compile(r"write `(?P<new>.)` on line (?P<line>\d+), in column (?P<column>\d+)")
+
+
+def mended(text, error):
+    """The text of a person who typed the fix of an error, or None where the fix needs thought."""
+    lines = text.split("\n")
+    insertion = INSERTION.fullmatch(error.fix)
+    if insertion:
+        line, at = int(insertion["line"]) - 1, int(insertion["column"]) - 1
+        lines[line] = lines[line][:at] + insertion["new"] + lines[line][at:]
+        return "\n".join(lines)
+
+    line, column = map(int, error.where.split(":")[1:])
+    for words, mend in MENDS:
+        match = words.fullmatch(error.fix)
+        if match:
+            lines[line - 1] = mend(lines[line - 1], column - 1, match)
+            return "\n".join(lines)
+    return None
+
+
+# Two mistakes in one file, or text over two lines: the first fix leads to the next.
+MENDED_IN_STEPS = {
+    "blank-indentation-folded", "date-time-folded", "indent-item-between",
+    "indent-literal-between", "indent-two-deeper", "key-over-lines", "key-without-space-shallow",
+    "marker-in-flow-plain", "slashes-trailing-second", "star-item-nested", "tab-json-indent"}
+
+
+def test_fix_of_an_invalid_case_works_when_typed():
+    tried, left = 0, set()
+    for path in INVALID:
+        text = text_of(path).replace("\r\n", "\n")
+        error, _ = read(text)
+        mended_text = mended(text, error)
+        if mended_text is None:
+            continue
+        tried += 1
+        value, fine = read(mended_text)
+        if not fine:
+            left.add(path.stem)
+            has_moved = (value.what, value.where) != (error.what, error.where)
+            assert has_moved or path.stem == "date-time-folded"
+    assert tried > 150
+    assert left == MENDED_IN_STEPS
 
 
 @pytest.mark.parametrize("path", VALID, ids=lambda path: path.stem)
@@ -307,9 +390,9 @@ class Scribe:
         margin, step = " " * indent, 1 + self.dice.roll(4)
         comment = self.dice.pick(["", "", "", "  # c", "\n\n", "\n" + margin + "# c"])
         if not value or not isinstance(value, (dict, list)) or not self.dice.roll(5):
-            if isinstance(value, str) and value.isprintable() and value.strip() == value != "":
-                if indent and not self.dice.roll(4):
-                    return f"|-{comment.split(chr(10))[0]}\n{margin} {value}\n"
+            is_plain = isinstance(value, str) and value.isprintable() and value.strip() == value != ""
+            if is_plain and indent and not self.dice.roll(4):
+                return f"|-{comment.split(chr(10))[0]}\n{margin} {value}\n"
             return self.flow(value) + comment + "\n"
         lines = []
         if isinstance(value, dict):
@@ -404,6 +487,7 @@ def test_quote_keeps_simple_text_plain(text):
     ("a #b", '"a #b"'), (" a", '" a"'), ("a ", '"a "'), ("a:", '"a:"'),
     ("a, b", '"a, b"'), ("-x", '"-x"'), ('say "hi"', '"say \\"hi\\""'), ("a\\b", '"a\\\\b"'),
     ("a\nb\tc", '"a\\nb\\tc"'), ("\x1b", '"\\x1b"'), ("\ufeff", '"\\ufeff"'), ("é", '"é"'),
+    ("//", '"//"'), ("//a", '"//a"'),
     ("\U000e0001", '"\\U000e0001"'), ("- ---- -", '"- -\\x2d\\x2d- -"')])
 def test_quote_quotes_what_another_yaml_might_misread(text, wanted):
     assert sf.quote_yaml(text) == wanted
@@ -515,52 +599,69 @@ def test_excerpt_of_a_long_line_is_a_window():
     assert first[second.index("^"):second.rindex("^") + 1] == "target"
 
 
-def test_thousand_problems_are_located_in_linear_time():
-    text = "".join(f"key{number}: {{a: 1, b: [x, y]}}\n" for number in range(5000))
+def locate_each(count):
+    """Find something on each of so many lines."""
+    text = "".join(f"key{number}: {{a: 1, b: [x, y]}}\n" for number in range(count))
     document = sf.Document(text, "f")
-    start = time.process_time()
-    for number in range(5000):
+    for number in range(count):
         assert document.locate((f"key{number}", "b", 1))[0].startswith(f"f:{number + 1}:")
-    assert time.process_time() - start < 5
+
+
+def test_thousand_problems_are_located_in_linear_time():
+    assert grows_linearly(locate_each, 1250, 5000)
 
 
 # -- texts made to hurt --
 
-SIZE = 100_000
-HURTFUL = {
-    "plain": "a: " + "x" * SIZE, "spaces": "a:" + " " * SIZE + "b", "only spaces": " " * SIZE,
-    "brackets": "[" * SIZE, "a million brackets": "[" * 10 ** 6, "braces": "{" * SIZE,
-    "quotes": '"' * (SIZE + 1), "apostrophes": "'" * (SIZE + 1), "hashes": " #" * SIZE,
-    "colons": "a" + ":" * SIZE, "keys on a line": "a: " * SIZE, "dashes": "- " * SIZE,
-    "backslashes": '"' + "\\" * SIZE + '"', "unclosed backslashes": '"' + "\\" * SIZE,
-    "escaped quotes": '"' + '\\"' * SIZE, "breaks in quotes": '"a' + "\n" * SIZE + 'b"',
-    "spaces in quotes": '"a' + " " * SIZE + 'b"', "padded breaks": '"a' + "      \n" * SIZE + '"',
-    "escaped breaks": '"' + "\\\n" * SIZE + '"', "breaks": "a" + "\n" * SIZE + "b",
-    "deep block": "\n".join(" " * level + "a:" for level in range(1000)),
-    "deep dashes": "- " * 10_000 + "a", "flow list": "[" + "a," * SIZE + "]",
-    "unclosed list": "[a" + ",a" * SIZE, "flow breaks": "[" + "\n" * SIZE + "]",
-    "flow comments": "[" + "#\n" * SIZE + "]", "flow words": "[" + "a " * SIZE + "]",
-    "flow lines": "[" + "a\n" * SIZE + "]", "literal blanks": "a: |\n" + "\n" * SIZE,
-    "literal spaces": "a: |\n" + (" " * 30 + "\n") * 9000 + " b", "literals": "- |\n" * 20_000,
-    "plain lines": "a:\n" + "  x\n" * SIZE, "comments": "a: b\n" + " #\n" * SIZE + "  c",
-    "digits": "a: " + "1" * SIZE, "underscores": "a: " + "1_" * SIZE,
-    "sixties": "a: 1" + ":1" * SIZE, "sixties and x": "a: 1" + ":1" * SIZE + "z",
-    "dots": "a: " + "." * SIZE,
-    "long key": "a" * SIZE + ": b", "long quoted key": '"' + "a" * SIZE + '": b',
-    "key of colons": "a" + ":a" * SIZE + ": b", "key of hashes": "a" + "#a" * SIZE + ": b",
-    "many keys": "".join(f"k{number}:\n" for number in range(20_000)) + "k5:\n",
-    "markers": "---\n" * SIZE, "markers in quotes": '"' + "\n--" * SIZE + '"',
-    "tabs": "a:" + "\t" * SIZE,
-    "carriage returns": "\r" * SIZE, "last is odd": "a" * SIZE + "\0",
-    "json": "[" + ",".join('{"a": "b\\n", "c": [1, 2.5, true]}' for _ in range(4000)) + "]",
-}
+def hurtful(size):
+    """Texts of about that many characters."""
+    return {
+        "plain": "a: " + "x" * size, "spaces": "a:" + " " * size + "b", "only spaces": " " * size,
+        "brackets": "[" * size, "a million brackets": "[" * size * 10, "braces": "{" * size,
+        "quotes": '"' * (size + 1), "apostrophes": "'" * (size + 1), "hashes": " #" * size,
+        "colons": "a" + ":" * size, "keys on a line": "a: " * size, "dashes": "- " * size,
+        "backslashes": '"' + "\\" * size + '"', "unclosed backslashes": '"' + "\\" * size,
+        "escaped quotes": '"' + '\\"' * size, "breaks in quotes": '"a' + "\n" * size + 'b"',
+        "spaces in quotes": '"a' + " " * size + 'b"', "padded breaks": '"a' + "      \n" * size + '"',
+        "escaped breaks": '"' + "\\\n" * size + '"', "breaks": "a" + "\n" * size + "b",
+        "deep block": "\n".join(" " * level + "a:" for level in range(math.isqrt(size * 10))),
+        "deep dashes": "- " * (size // 10) + "a", "flow list": "[" + "a," * size + "]",
+        "unclosed list": "[a" + ",a" * size, "flow breaks": "[" + "\n" * size + "]",
+        "flow comments": "[" + "#\n" * size + "]", "flow words": "[" + "a " * size + "]",
+        "flow lines": "[" + "a\n" * size + "]", "literal blanks": "a: |\n" + "\n" * size,
+        "literal spaces": "a: |\n" + (" " * 30 + "\n") * (size // 11) + " b",
+        "literals": "- |\n" * (size // 5),
+        "plain lines": "a:\n" + "  x\n" * size, "comments": "a: b\n" + " #\n" * size + "  c",
+        "digits": "a: " + "1" * size, "underscores": "a: " + "1_" * size,
+        "sixties": "a: 1" + ":1" * size, "sixties and x": "a: 1" + ":1" * size + "z",
+        "dots": "a: " + "." * size,
+        "long key": "a" * size + ": b", "long quoted key": '"' + "a" * size + '": b',
+        "key of colons": "a" + ":a" * size + ": b", "key of hashes": "a" + "#a" * size + ": b",
+        "many keys": "".join(f"k{number}:\n" for number in range(size // 5)) + "k5:\n",
+        "markers": "---\n" * size, "markers in quotes": '"' + "\n--" * size + '"',
+        "tabs": "a:" + "\t" * size,
+        "no-break spaces": "a: " + "\xa0" * size, "inner no-break": "a: b" + "\xa0" * size + "c",
+        "slashes": "a: b: " + "// " * size, "slash lines": "a: b\n" + "  /x\n" * size + "  c: d",
+        "quote starts": "a: b: " + ' "' * size, "quotes inside": "a: " + '"b" ' * size,
+        "conflicts": "<<<<<<<\n" * size + ": x", "folded word": "[" + "a\n" * size + ": b]",
+        "too deep": "a:\n" + "".join(f"   k{number}: 1\n" for number in range(size // 5))
+                    + "  z: 1\n",
+        "too shallow": "a:\n   b: 1\n" + "".join(
+            f"  k{number}: 1\n" for number in range(size // 5)),
+        "tab below": "a: 1\n" + "# c\n" * size + "\tb: 1", "question": "[" + "a " * size + "?]",
+        "never closed": 'a: "' + "b\n" * size, "comma missing": '["a"' + "\n" * size + '"b"]',
+        "carriage returns": "\r" * size, "last is odd": "a" * size + "\0",
+        "json": "[" + ",".join(['{"a": "b\\n", "c": [1, 2.5, true]}'] * (size // 25)) + "]",
+    }
+
+
+SMALL, HURTFUL = hurtful(25_000), hurtful(100_000)
 
 
 @pytest.mark.parametrize("name", HURTFUL)
 def test_hurtful_text_is_read_or_refused_in_linear_time(name):
-    start = time.process_time()
+    assert grows_linearly(read, SMALL[name], HURTFUL[name])
     value, fine = read(HURTFUL[name])
-    assert time.process_time() - start < 3  # linear: under 0.3; quadratic: over 10
     if not fine:
         assert value.where.startswith("x.yaml:") and len(value.excerpt) < 1000
 

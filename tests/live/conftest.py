@@ -2,8 +2,8 @@
 
 import ctypes
 import fcntl
+import functools
 import os
-import pathlib
 import platform
 import socket
 import struct
@@ -13,15 +13,12 @@ import time
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import install
+import rig
 
-import install  # noqa: E402
-import rig  # noqa: E402
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "subagent_fleet.py"
 REQUIRED = bool(os.environ.get("CI")) or os.environ.get("SUBAGENT_FLEET_LIVE") == "required"
 _SKIPPED = []
+_RAN = []
 
 
 # -- a network of our own -----------------------------------------------------------------------
@@ -42,22 +39,23 @@ def leave_the_network():
     return True
 
 
-ALONE = leave_the_network()
-
-
 # -- what is there, and saying so ---------------------------------------------------------------
 
 
-def absent_programs():
-    """Name the components that are not installed; newer or older is named too."""
+@functools.cache
+def look_around():
+    """Name the components that are not installed, and what is there; leave the network if all is.
+
+    Asked by the first live test that is to run: who collects them all to run another one waits
+    for nothing, and where none can run the other tests keep their network.
+    """
     answers = {"engine": install.engine_version, "ollama": install.ollama_version,
                "litellm": lambda: install.package_version(install.LITELLM_PYTHON, "litellm"),
                "claude-latest": lambda: install.claude_version("latest"),
                "claude-node20": lambda: install.claude_version("node20"),
                "sdk": lambda: install.package_version(install.SDK_PYTHON, "anthropic")}
     found = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version(),
-             "system": f"{platform.system()} {platform.machine()}",
-             "network": "loopback only" if ALONE else "this machine's, watched by a trap"}
+             "system": f"{platform.system()} {platform.machine()}"}
     absent = []
     for name, answer in answers.items():
         try:
@@ -66,25 +64,30 @@ def absent_programs():
             absent.append(name)
     if not any(install.MODELS.glob("*.gguf")):
         absent.append("models")
+    if not absent:
+        alone = leave_the_network()
+        found["network"] = "loopback only" if alone else "this machine's, watched by a trap"
     return absent, found
 
 
-def pytest_configure(config):
-    config.absent_programs, config.works_with = absent_programs()
-
-
 def pytest_runtest_setup(item):
-    if item.config.absent_programs:
-        reason = (f"not installed: {', '.join(item.config.absent_programs)}; "
-                  "fix: python3 tests/live/install.py")
-        if REQUIRED:
-            pytest.fail(f"a live test was skipped where none may be: {reason}", pytrace=False)
+    absent, _ = look_around()
+    reason = ""
+    if absent:
+        reason = f"not installed: {', '.join(absent)}; fix: python3 tests/live/install.py"
+    elif "PYTEST_XDIST_WORKER" in os.environ:
+        reason = "there is one rig, for one process; fix: python3 tests live"
+    if reason and REQUIRED:
+        pytest.fail(f"a live test was skipped where none may be: {reason}", pytrace=False)
+    if reason:
         pytest.skip(reason)
 
 
 def pytest_runtest_logreport(report):
     if report.skipped:
         _SKIPPED.append((report.nodeid, report.longrepr[2] if report.longrepr else ""))
+    elif report.when == "call":
+        _RAN.append(report.nodeid)
 
 
 def pytest_sessionfinish(session, exitstatus):
@@ -92,16 +95,16 @@ def pytest_sessionfinish(session, exitstatus):
         session.exitstatus = 1
 
 
-def pytest_terminal_summary(terminalreporter, config):
+def pytest_terminal_summary(terminalreporter):
     if _SKIPPED:
         terminalreporter.section("LIVE TESTS THAT DID NOT RUN", sep="!", red=True)
         for nodeid, reason in _SKIPPED:
             terminalreporter.line(f"{nodeid}: {reason}")
         if REQUIRED:
             terminalreporter.line("CI or SUBAGENT_FLEET_LIVE=required: this run FAILS for it.")
-    else:
+    elif _RAN:
         terminalreporter.section("works with")
-        for name, version in config.works_with.items():
+        for name, version in look_around()[1].items():
             terminalreporter.line(f"{name:14} {version}")
 
 

@@ -7,13 +7,13 @@ process group when the session ends, however it ends.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import http.client
 import http.server
 import json
 import os
 import pathlib
-import random
 import re
 import select
 import signal
@@ -27,22 +27,9 @@ import urllib.request
 from dataclasses import dataclass, field
 
 import install
+from tools import free_port
 
 _RUNNING = []
-
-
-_PORTS = iter(random.sample(range(20000, 30000), 10000))  # none is given twice
-
-
-def free_port():
-    """Find a port that nobody has, below those that systems give to whoever calls out.
-
-    Of five digits, so that a recorder can swap it in a Host header.
-    """
-    for port in _PORTS:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)):
-                return port
 
 
 def wait_until(condition, *, seconds=30.0, what="condition"):
@@ -101,19 +88,15 @@ class Process:
                        for path in (self.log, self.talk))
 
     def send(self, number):
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.child.pid, number)
-        except ProcessLookupError:
-            pass
 
     def stop(self, number=signal.SIGTERM, seconds=10):
         """End the whole group; give the exit status of its leader."""
         if self.child.poll() is None:
             self.send(number)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self.child.wait(seconds)
-            except subprocess.TimeoutExpired:
-                pass
         self.send(signal.SIGKILL)
         status = self.child.wait()
         if self in _RUNNING:
@@ -160,7 +143,7 @@ class Trap:
     def environment(self):
         here = f"http://127.0.0.1:{self.port}"
         names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-        return {**{name: here for name in names},
+        return {**dict.fromkeys(names, here),
                 "no_proxy": "127.0.0.1,localhost,::1", "NO_PROXY": "127.0.0.1,localhost,::1"}
 
 
@@ -181,7 +164,6 @@ class Exchange:
     last_byte: float = 0.0
     done_at: float = 0.0  # when a node's last line was passed on; the end of the body follows it
     closed_by: str = ""
-    closed_at: float = 0.0
 
     @property
     def body(self):
@@ -283,7 +265,7 @@ class _Conversation:
             except OSError:
                 closed_by = "client" if self.client in ready else "node"
         if self.current and not self.current.closed_by:
-            self.current.closed_by, self.current.closed_at = closed_by, time.monotonic()
+            self.current.closed_by = closed_by
 
     def _move(self, source, target, note):
         try:

@@ -2,8 +2,9 @@
 import json
 import re
 
-import install
 import pytest
+
+import install
 import rig
 import subagent_fleet as sf
 from agent_cases import AGENTS
@@ -17,7 +18,8 @@ def test_doctor_knows_which_agents_claude_code_lists(which, trap, tmp_path):
     for number, (text, _) in enumerate(AGENTS):
         named = re.sub(r"(name\"? ?: ['-]?(?:kit:)?)a\b", rf"\g<1>case{number}", text)
         (agents / f"{number}.md").write_bytes(named.encode())
-        name, defect = sf.read_agent(named)
+        agent = sf.read_agent(named)
+        name, defect = agent.name, agent.defect
         if not defect or "tools" in defect or (which == "node20" and "kit:" in defect):
             wanted.add(name or f"kit:case{number}")
     env = rig.bare_environment(tmp_path, trap, ANTHROPIC_BASE_URL="http://127.0.0.1:9",

@@ -8,15 +8,16 @@ share one project; what was typed and said becomes `session.txt`.
 import os
 import pathlib
 
-import install
 import pytest
+
+import install
 import rig
-from conftest import SCRIPT
+from tools import SCRIPT
 
 ACCEPT = "SUBAGENT_FLEET_ACCEPT"
 SESSION = pathlib.Path(__file__).with_name("session.txt")
 OWN_AGENT = "---\nname: mine\ndescription: my own agent\nmodel: haiku\n---\n\nMine.\n"
-KEY_NAME = "STUDIO_FLEET_KEY"  # not LiteLLM's own variable: that one it reads by itself
+KEY_NAME = "STUDIO_GATEWAY_KEY"  # not LiteLLM's own variable: that one it reads by itself
 
 
 class Chain:

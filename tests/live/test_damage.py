@@ -7,15 +7,16 @@ import re
 import shutil
 from dataclasses import dataclass
 
-import install
 import pytest
+
+import install
 import rig
-from conftest import SCRIPT
+from tools import SCRIPT
 
 FLEET = """
 project:
   name: damage
-  gateway: {{provider: litellm, port: {port}, master_key_env: DAMAGE_FLEET_KEY}}
+  gateway: {{provider: litellm, port: {port}, master_key_env: DAMAGE_GATEWAY_KEY}}
 nodes:
   studio: {{endpoint: {studio}}}
   mini: {{endpoint: {mini}}}
@@ -36,7 +37,7 @@ CONFIG = "litellm_config.yaml"
 def key_under_the_wrong_section(text):
     """The place where many examples have it, and where LiteLLM ignores it."""
     return text.replace("general_settings:", "wrong_settings:").replace(
-        "litellm_settings:", "litellm_settings:\n  master_key: os.environ/DAMAGE_FLEET_KEY")
+        "litellm_settings:", "litellm_settings:\n  master_key: os.environ/DAMAGE_GATEWAY_KEY")
 
 
 def no_num_ctx(text):

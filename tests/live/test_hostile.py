@@ -5,10 +5,11 @@ import os
 import re
 import subprocess
 
-import install
 import pytest
+
+import install
 import rig
-from conftest import ROOT, SCRIPT
+from tools import ROOT, SCRIPT
 
 FLEET = ROOT / "tests/golden/hostile/fleet.yaml"
 GONE = {"MultiEdit": "Edit", "LS": None, "TodoWrite": None}  # what Claude Code no longer has

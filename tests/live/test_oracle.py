@@ -7,8 +7,9 @@ Compared are the blocks, the stop reason and the counts, whole and as a stream.
 import json
 
 import pytest
+
 import rig
-from conftest import SCRIPT
+from tools import SCRIPT
 
 FLEET = """
 project: {{name: oracle, gateway: {{provider: builtin, port: {port}}}}}
@@ -175,15 +176,19 @@ def shape(message):
             "out": usage["output_tokens"]}
 
 
+def events_of(stream):
+    """What each `data:` line of a stream holds."""
+    for part in stream.split("\n\n"):
+        for line in part.split("\n"):
+            if line.startswith("data: "):
+                yield json.loads(line[len("data: "):])
+                break
+
+
 def collect(stream):
     """Put a stream's events together as a client does; assert that they come in order."""
     message, block, seen = None, None, []
-    for part in stream.split("\n\n"):
-        data = next((line[len("data: "):] for line in part.split("\n")
-                     if line.startswith("data: ")), None)
-        if data is None:
-            continue
-        event = json.loads(data)
+    for event in events_of(stream):
         kind = event["type"]
         seen.append(kind)
         if kind == "message_start":

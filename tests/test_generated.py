@@ -1,5 +1,4 @@
 """Generated files, read back by readers that are not ours, and compared as values."""
-from dataclasses import replace
 import json
 import os
 import pathlib
@@ -9,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+
 import subagent_fleet as sf
 
 yaml = pytest.importorskip("yaml")
@@ -36,7 +36,7 @@ def build(**fields):
     agent = {"model": "m", "description": fields.get("description", "d")}
     agent.update({key: fields[key] for key in ("prompt", "tools", "frontmatter") if key in fields})
     tree = {"project": {"name": "p", "gateway": {"host": fields.get("host", "127.0.0.1"),
-                                                 "master_key_env": fields.get("variable", "A_KEY")}},
+                                                 "master_key_env": fields.get("variable", "A_MASTER_KEY")}},
             "nodes": {"n": {"endpoint": fields.get("endpoint", "http://h:1")}},
             "models": {"m": model}, "agents": {fields.get("agent", "ag"): agent}}
     try:
@@ -132,7 +132,7 @@ def test_fields_with_a_narrow_rule_let_nothing_through_that_changes_meaning(fiel
         assert head == {"name": name, "description": "d", "model": fleet.models["m"].alias}
         assert not re.search("[^\n -~]", files[".env.subagent-fleet"].decode("utf-8"))
 
-    wraps = {"endpoint": lambda text: f"http://h:1/{text}", "variable": lambda text: f"A_{text}"}
+    wraps = {"endpoint": lambda text: f"http://h:1/{text}", "variable": lambda text: f"A_{text}_GATEWAY_KEY"}
     assert survivors(field, check, wraps.get(field, lambda text: text)) > 3
 
 
@@ -155,8 +155,8 @@ def variables_of(command, cwd, **more):
     """What a shell exports after a script, and what it says."""
     environ = {"PATH": os.environ["PATH"], "HOME": str(cwd), "LC_ALL": "C.UTF-8",
                "ANTHROPIC_API_KEY": "old", "CLAUDE_CODE_SUBAGENT_MODEL": "old", **more}
-    done = subprocess.run(command + ["env -0"], cwd=cwd, env=environ, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, check=True)
+    done = subprocess.run(command + ["env -0"], cwd=cwd, env=environ, capture_output=True,
+                          check=True)
     assert done.stderr == b""
     lines = [line for line in done.stdout.decode("utf-8").split("\0") if "=" in line]
     return {name: value for name, value in (line.split("=", 1) for line in lines)
@@ -194,9 +194,9 @@ def test_environment_can_be_evaluated_at_a_prompt(name, tmp_path):
     fleet = sf.load_fleet(GOLDEN / "laptop" / "fleet.yaml")
     (tmp_path / "env").write_bytes(sf.render_environment(fleet, KEY).encode("utf-8"))
     quiet = {"bash": ["--norc", "-i"], "zsh": ["-f", "-i"]}[name]
-    done = subprocess.run([name, *quiet], cwd=tmp_path, stdout=subprocess.PIPE,
+    done = subprocess.run([name, *quiet], cwd=tmp_path, capture_output=True,
                           input=b'eval "$(cat env)"\nprintf "<%s>" "$ANTHROPIC_AUTH_TOKEN"\nexit\n',
-                          stderr=subprocess.PIPE, env={"PATH": os.environ["PATH"], "HOME": "/"})
+                          env={"PATH": os.environ["PATH"], "HOME": "/"})
     assert f"<{KEY}>".encode() in done.stdout and b"not found" not in done.stderr
 
 
@@ -280,20 +280,20 @@ def test_gone_tools_are_replaced_and_no_tools_are_none():
 def test_missing_prompt_becomes_the_roles(name, prompt):
     fleet = build(agent=name, **prompt)
     _, body = read_agent(sf.render_agent(fleet.agents[name], "al"))
-    usual = sf.ROLES[name][3] if name in sf.ROLES else sf.OTHER_PROMPT
+    usual = sf.ROLES[name].prompt if name in sf.ROLES else sf.OTHER_PROMPT
     assert body == "\n" + usual
 
 
 def test_kept_key_is_read_back_whatever_its_variable_is_called(tmp_path):
     def kept(text):
         (tmp_path / sf.ENVIRONMENT_FILE).write_text(text, encoding="utf-8")
-        return sf.kept_key(sf.World(), build(variable="A_KEY"), str(tmp_path))
+        return sf.Workspace(sf.World(), str(tmp_path)).kept_key(build(variable="A_MASTER_KEY"))
 
-    assert sf.kept_key(sf.World(), build(), str(tmp_path)) == ""
-    assert kept(sf.render_environment(build(variable="OLD_NAME"), KEY)) == KEY
-    for line in ("A_KEY=sk-1", 'export A="${A:-sk-1}"', "export A_KEY=sk-1", 'export A_KEY="sk-1" ', "export A_KEY='sk-1'"):
+    assert sf.Workspace(sf.World(), str(tmp_path)).kept_key(build()) == ""
+    assert kept(sf.render_environment(build(variable="OLD_MASTER_KEY"), KEY)) == KEY
+    for line in ("A_MASTER_KEY=sk-1", 'export A="${A:-sk-1}"', "export A_MASTER_KEY=sk-1", 'export A_MASTER_KEY="sk-1" ', "export A_MASTER_KEY='sk-1'"):
         assert kept(f"export B=x\n{line}\nexport C=y\n") == "sk-1"
-    for text in ("", "export OTHER=sk-1", "export A_KEY=$(id)", "export A_KEY='sk-1\"", 'export A="${B:-sk-0123456789abc}"',
+    for text in ("", "export OTHER=sk-1", "export A_MASTER_KEY=$(id)", "export A_MASTER_KEY='sk-1\"", 'export A="${B:-sk-0123456789abc}"',
                  'export A="${A:-sk-0123456789abc d}"', 'export A="${A:-$(id)0123456789ab}"'):
         assert kept(text) == ""
 
@@ -303,29 +303,6 @@ def test_a_hidden_key_is_nowhere():
     for shell in ("sh", "fish"):
         text = sf.render_environment(fleet, None, shell)
         assert "sk-" not in text and "--show-key" in text and "None" not in text
-
-
-def test_a_diff_shows_no_secret():
-    fleet = build(variable="MY_FLEET")
-    mine = "export OPENAI_API_KEY=abc\nexport MY_FLEET='def'\nPASSWORD=ghi\nX=sk-jkl\nline\n"
-    change = sf.Change(".env.subagent-fleet", mine.encode(),
-                       sf.render_environment(fleet, KEY).encode(), False)
-    text = sf.format_diff([change], fleet)
-    assert not re.search("abc|def'|ghi|jkl|0123456789", text) and "-line\n" in text
-    for line in ("my_token=a:b", 'export "DB_PASSWD=a:b"', ': "${MY_FLEET:=a:b}"',
-                 'set -gx HF_TOKEN a:b', "echo ${MY_FLEET:-a:b}", "A_SECRET= a:b sk-c:b"):
-        shown = sf.format_diff([replace(change, found=line.encode())], fleet)
-        assert "(hidden)" in shown and ":b" not in shown, line
-    window = replace(change, found=change.wanted.replace(b"_TOKENS=", b"_TOKENS=1"))
-    assert "-export CLAUDE_CODE_MAX_CONTEXT_TOKENS=1" in sf.format_diff([window], fleet)
-    other = replace(change, found=change.wanted.replace(b"sk-0", b"sk-1"))
-    assert "only hidden values differ" in sf.format_diff([other], fleet)
-    assert sf.format_diff([replace(change, found=change.wanted)], fleet) == ""
-
-
-def test_a_diff_cannot_steer_the_terminal():
-    change = sf.Change(".claude/agents/a.md", b"\x1b[31m\xff\xe2\x80\xae", b"new\n", False)
-    assert set(re.findall("[^\n -~\t]", sf.format_diff([change], build()))) == set()
 
 
 def test_a_thousand_models_are_written_once_each():
@@ -338,3 +315,16 @@ def test_a_thousand_models_are_written_once_each():
     files = sf.render_files(fleet, KEY)
     assert len(files) == 2002 and sum(map(len, files.values())) < 2_000_000
     assert files["litellm_config.yaml"].count(b"model_name: ") == 1000
+
+
+def test_a_target_says_whose_a_path_is_and_who_may_read_it():
+    fleet = sf.load_fleet(GOLDEN / "three-nodes" / "fleet.yaml")
+    assert sf.TARGET_NAMES == ("litellm", "claude", "env")
+    for target in sf.TARGETS:
+        files = target.render(fleet, KEY)
+        assert files and {sf.target_of(path) for path in files} == {target} and target.purpose
+        assert [re.fullmatch(other.pattern, path) for path in files for other in sf.TARGETS
+                if other is not target] == [None] * len(files) * 2
+        has_key = any(KEY in text for text in files.values())
+        assert target.mode == (0o600 if has_key else 0o644)
+    assert sf.target_of("fleet.yaml") is None

@@ -1,0 +1,772 @@
+"""Section 17: what each command does, most of them as black boxes."""
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+import pytest
+
+import subagent_fleet as sf
+from tools import SCRIPT, clean_environment, free_port, keys_near
+from workspace_cases import (
+    ENV,
+    FILES,
+    FLEET,
+    MANIFEST,
+    OTHER,
+    PLANNER,
+    PORT,
+    edit,
+    marks,
+    rewrite,
+    rows,
+    tree,
+)
+
+# -- init --
+
+def test_init_offline_writes_a_fleet_that_validates(run_cli, tmp_path):
+    done = run_cli("init", "--offline")
+    assert done.returncode == 0
+    assert done.stdout.startswith("Created fleet.yaml\n")
+    assert done.stdout.endswith("Edit it with your Ollama node endpoints, then run:\n"
+                                "  subagent-fleet discover\n  subagent-fleet generate\n")
+    assert "\nNobody was asked: the models in it are placeholders.\n" in done.stdout
+    done = run_cli("validate", "--strict")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_init_never_overwrites_without_force(run_cli, tmp_path):
+    (tmp_path / "fleet.yaml").write_text("mine", encoding="utf-8")
+    done = run_cli("init", "--offline")
+    assert done.returncode == 3 and "--force" in done.stderr
+    assert (tmp_path / "fleet.yaml").read_text(encoding="utf-8") == "mine"
+    done = run_cli("init", "--offline", "--force")
+    kept, = (tmp_path / ".subagent-fleet/backup").iterdir()
+    assert done.returncode == 0 and kept.read_text(encoding="utf-8") == "mine"
+    assert f"The old one is kept: {kept.relative_to(tmp_path)}\n" in done.stdout
+    assert kept.stat().st_mode & 0o777 == 0o600
+    done = run_cli("init", "--offline", "--output", "./fleet.yaml")
+    assert "`subagent-fleet init --output ./fleet.yaml --force` (a copy is kept)" in done.stderr
+
+
+@pytest.mark.parametrize("words", [(), ("--force",)])
+@pytest.mark.parametrize("kind, fix", [
+    ("pipe", "move it away: `ls -ld 'a b.yaml'`"), ("directory", "move it away: `ls -ld 'a b.yaml'`"),
+    ("link", "name its target: `ls -ld 'a b.yaml'`"), ("dangling", "name its target: `ls -ld 'a b.yaml'`")])
+def test_init_replaces_nothing_but_a_regular_file(run_cli, tmp_path, kind, fix, words):
+    place = tmp_path / "a b.yaml"
+    (tmp_path / "real.yaml").write_text("mine", encoding="utf-8")
+    {"pipe": lambda: os.mkfifo(str(place)), "directory": place.mkdir,
+     "link": lambda: place.symlink_to("real.yaml"),
+     "dangling": lambda: place.symlink_to("nowhere")}[kind]()
+    before = os.lstat(str(place))[:7]  # all but the times
+    done = run_cli("init", "--offline", "--output", place.name, *words)
+    assert done.returncode == 3 and done.stdout == "" and done.stderr.endswith(f"  fix: {fix}\n")
+    assert done.stderr.startswith("error: a b.yaml is a ") and os.lstat(str(place))[:7] == before
+    assert sorted(os.listdir(str(tmp_path))) == ["a b.yaml", "real.yaml"]
+    assert (tmp_path / "real.yaml").read_text(encoding="utf-8") == "mine"
+
+
+def test_init_tells_what_it_found_and_what_that_lacks(tmp_path, monkeypatch, capsys, fake_node):
+    nothing = fake_node({"nomic-embed-text": {"size": 300}, "qwen3:8b": {}, "qwen3:14b": {"size": 9**12},
+                         "paraphrase-multilingual": {"size": 200, "family": "bert"}})
+    nothing.answers["/api/show"] = 500, {"error": "broken"}
+    short = fake_node({"tiny:1b": {"context": 2048}})
+    embeds = fake_node({"bge-m3": {"capabilities": ["embedding"]}})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sf, "OLLAMA_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    for node, lines in (
+            (nothing, ["heavy-coder is qwen3:14b on n, small-coder is qwen3:8b on n."]),
+            (short, ["heavy-coder is tiny:1b on n.",
+                     "tiny:1b holds 2048 tokens; Claude Code's own prompt takes 10,000 to 18,000: "
+                     "`ollama pull qwen3:8b`, `subagent-fleet init --output o/f.yaml --force`"]),
+            (embeds, ["No model that can be used was found: the models in it are placeholders.",
+                      "bge-m3:latest cannot chat: `ollama pull qwen3:8b`, "
+                      "`subagent-fleet init --output o/f.yaml --force`"])):
+        assert sf.main(["init", "--output", "o/f.yaml", "--force", "--node", f"n={node.endpoint}"]) == 0
+        said = capsys.readouterr().out.splitlines()
+        assert said[-3 - len(lines):-3] == lines
+        assert sf.main(["validate", "--config", "o/f.yaml"]) == 0
+        assert ("# Placeholders:" in (tmp_path / "o/f.yaml").read_text()) == (node is embeds)
+        capsys.readouterr()
+
+
+def test_init_names_the_project_after_its_directory(run_cli, tmp_path):
+    (tmp_path / "my 'shop'").mkdir()
+    run_cli("init", "--offline", cwd=tmp_path / "my 'shop'")
+    assert sf.load_fleet(tmp_path / "my 'shop'" / "fleet.yaml").name == "my 'shop'"
+    run_cli("init", "--offline", "--output", "42/fleet.yaml")
+    assert sf.load_fleet(tmp_path / "42/fleet.yaml").name == "42"
+    (tmp_path / "a\x1bb").mkdir()  # no name for a fleet
+    run_cli("init", "--offline", cwd=tmp_path / "a\x1bb")
+    assert sf.load_fleet(tmp_path / "a\x1bb" / "fleet.yaml").name == "local-dev"
+
+
+@pytest.mark.parametrize("there, output, hides", [
+    ("fleet.yaml", "sub/fleet.yaml", True), ("fleet.yml", "fleet.yaml", True),
+    ("fleet.yaml", "fleet.json", True), ("fleet.yaml", "other.yaml", False),
+    ("sub/fleet.yaml", "fleet.yaml", False)])
+def test_init_of_a_second_fleet_is_asked_for(run_cli, tmp_path, there, output, hides):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / there).write_text(FLEET, encoding="utf-8")
+    done = run_cli("init", "--offline", "--output", output)
+    assert done.returncode == (3 if hides else 0)
+    if hides:  # slug "second-fleet"
+        assert done.stderr == (
+            f"error: {tmp_path / there} is the fleet of this directory already\n  fix: edit that "
+            f"one, or `subagent-fleet init --output {output} --force` for a second one here\n")
+        assert not (tmp_path / output).exists()
+        assert run_cli("init", "--offline", "--output", output, "--force").returncode == 0
+    assert (tmp_path / there).read_text(encoding="utf-8") == FLEET
+
+
+def test_init_below_a_fleet_asks_a_person(tmp_path):
+    (tmp_path / "fleet.yaml").write_text(FLEET, encoding="utf-8")
+    (tmp_path / "sub").mkdir()
+    status, shown = on_terminal(["init", "--offline"], tmp_path / "sub", b"n\n")
+    assert status == 3 and f"{tmp_path}/fleet.yaml is the fleet of this directory already. Write " \
+        "fleet.yaml, too? [y/N]" in shown
+    assert os.listdir(tmp_path / "sub") == []
+    assert on_terminal(["init", "--offline"], tmp_path / "sub", b"y\n")[0] == 0
+    assert os.listdir(tmp_path / "sub") == ["fleet.yaml"]
+
+
+@pytest.mark.parametrize("text, endpoint", [
+    ("", "http://localhost:11434"), ("0.0.0.0", "http://localhost:11434"),
+    ("0.0.0.0:12000", "http://localhost:12000"), (":12000", "http://localhost:12000"),
+    ("192.168.1.7", "http://192.168.1.7:11434"), ("http://mini:12000", "http://mini:12000"),
+    ("https://mini", "https://mini:443"), ("http://mini", "http://mini:80"),
+    ("'[::]:12000'", "http://localhost:12000"), ("[fd00::1]:1", "http://[fd00::1]:1"),
+    ("ftp://x", "http://localhost:11434"), ("a b", "http://localhost:11434")])
+def test_own_endpoint_is_what_ollama_host_says(text, endpoint):
+    world = sf.World()
+    world.environ = {"OLLAMA_HOST": text}
+    assert sf.own_endpoint(world) == endpoint
+
+
+def test_init_asks_where_ollama_host_says(run_cli, tmp_path, fake_node):
+    node = fake_node({"qwen3:8b": {}})
+    done = run_cli("init", env={"OLLAMA_HOST": f"0.0.0.0:{node.port}"})
+    assert done.returncode == 0 and f"  local (http://localhost:{node.port}): 1 model\n" in done.stdout
+
+
+@pytest.mark.parametrize("given, names", [
+    ("localhost", ["mini"]), ("127.0.0.1", ["mini"]), ("HERE.local", ["mini"]), ("here", ["mini"]),
+    ("10.1.2.3", ["mini"]), ("10.1.2.4", ["local", "mini"]), ("here:1", ["local", "mini"])])
+def test_init_knows_this_machine_by_another_name(monkeypatch, tmp_path, capsys, given, names):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OLLAMA_HOST", raising=False)
+    monkeypatch.setattr(sf.World, "own_names", lambda world: ("Here", ("10.1.2.3",)))
+    assert sf.main(["init", "--offline", "--node", f"mini={given}"]) == 0
+    assert list(sf.load_fleet("fleet.yaml").nodes) == names
+
+
+def test_init_refuses_a_machine_that_is_named_twice(run_cli):
+    done = run_cli("init", "--offline", "--node", "a=mini", "--node", "b=http://mini:11434")
+    assert done.returncode == 2 and "error: init: `b=http://mini:11434`: the machine of `a`\n" \
+        in done.stderr
+
+
+def test_init_makes_parents_and_json(run_cli, tmp_path):
+    done = run_cli("init", "--offline", "--output", "a/b/fleet.json", "--node", "mini=10.0.0.5")
+    assert done.returncode == 0
+    found = json.loads((tmp_path / "a/b/fleet.json").read_text(encoding="utf-8"))
+    assert found["nodes"]["mini"]["endpoint"] == "http://10.0.0.5:11434"
+    assert "  subagent-fleet generate --config a/b/fleet.json\n" in done.stdout
+    assert run_cli("validate", "--config", "a/b/fleet.json").returncode == 0
+
+
+def test_init_names_the_schema_only_where_it_is(run_cli, tmp_path):
+    run_cli("init", "--offline")
+    assert "yaml-language-server" not in (tmp_path / "fleet.yaml").read_text(encoding="utf-8")
+    (tmp_path / "fleet.schema.json").write_text(run_cli("schema").stdout, encoding="utf-8")
+    run_cli("init", "--offline", "--force")
+    text = (tmp_path / "fleet.yaml").read_text(encoding="utf-8")
+    assert text.startswith("# yaml-language-server: $schema=fleet.schema.json\n")
+    assert run_cli("validate").returncode == 0
+
+
+@pytest.mark.parametrize("node", ["mini", "=http://x", "a b=http://x", "a=ftp://x", "a=http://",
+                                  "a=http://x:0", "a=http://u@x", "a=", "127.0.0.1:11435", "10.0.0.5"])
+def test_init_refuses_a_wrong_node(run_cli, tmp_path, node):
+    done = run_cli("init", "--offline", "--node", node)
+    assert done.returncode == 2 and "fix: subagent-fleet init --node" in done.stderr
+    assert ("NAME=URL" in done.stderr) == (node[:2] != "a=" or node == "a=")
+    done = run_cli("init", "--offline", "--node", "a=x", "--node", "a=y")
+    assert done.returncode == 2 and done.stderr.startswith("error: init: `a=y`: a second `a`\n")
+    assert os.listdir(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize("place", ["file/fleet.yaml", "dir", "/proc/fleet.yaml"])
+def test_init_says_where_it_cannot_write(run_cli, tmp_path, place):
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    (tmp_path / "dir").mkdir()
+    done = run_cli("init", "--offline", "--output", place)
+    assert done.returncode in (1, 3) and place.split("/")[-2 if "file" in place else -1] in done.stderr
+    assert stat.S_ISREG(os.stat(str(tmp_path / "file")).st_mode)
+    assert not [name for name in os.listdir(str(tmp_path)) if name.startswith(".")]
+
+
+# -- what is written --
+
+def test_generate_lists_every_file_in_order(fleet, run_cli):
+    done = run_cli("generate")
+    assert done.returncode == 0 and done.stderr == ""
+    assert done.stdout.startswith("Generated:\n  litellm_config.yaml ")
+    assert rows(done.stdout) == [(path, "created") for path in FILES]
+    assert set(tree(fleet)) == {*FILES, MANIFEST, "fleet.yaml"}
+
+
+def test_generate_says_what_to_type_next(fleet, quick):
+    done = quick("generate")
+    assert "  planner     -> small -> qwen3:8b -> claude-haiku-local\n" in done.stdout
+    assert f"  litellm --config ./litellm_config.yaml --host 127.0.0.1 --port {PORT}\n" in done.stdout
+    assert "  subagent-fleet launch claude\n" in done.stdout and "\n  subagent-fleet up\n" in done.stdout
+    assert "is ready" not in done.stdout and "subagent-fleet serve" not in done.stdout
+    rewrite(fleet, FLEET.replace("litellm}", "builtin}"))
+    done = quick("generate", "--out", "some where", "--config", "fleet.yaml")
+    assert "  subagent-fleet serve --config fleet.yaml --out 'some where'\n" in done.stdout
+    assert (fleet / "some where" / ENV).exists() and "to .gitignore" in done.stdout
+    assert "to .gitignore" not in quick("generate").stdout
+
+
+def test_second_run_touches_nothing(generated, run_cli):
+    before = marks(generated)
+    done = run_cli("generate")
+    assert rows(done.stdout) == [(path, "unchanged") for path in FILES]
+    assert marks(generated) == before
+
+
+def test_a_change_updates_what_differs_and_removes_who_left(generated, quick):
+    rewrite(generated, OTHER)
+    done = quick("generate")
+    assert dict(rows(done.stdout)) == {
+        "litellm_config.yaml": "updated", PLANNER: "updated", ".claude/agents/reviewer.md":
+        "created", FILES[2]: "removed", ENV: "updated"}
+    assert set(tree(generated)) == {*FILES, MANIFEST, "fleet.yaml",
+                                    ".claude/agents/reviewer.md"} - {FILES[2]}
+    assert dict(rows(quick("generate").stdout))[PLANNER] == "unchanged"
+
+
+def test_generate_works_on_the_fleet_of_the_directory_above(generated, quick):
+    below = generated / "src" / "deep"
+    below.mkdir(parents=True)
+    rewrite(generated, OTHER)
+    assert quick("generate", cwd=below).returncode == 0
+    assert list(below.iterdir()) == [] and b"Thinks." in (generated / PLANNER).read_bytes()
+    assert quick("generate", "--check", cwd=below).returncode == 0
+
+
+@pytest.mark.parametrize("words, written", [
+    (["--target", "claude"], FILES[1:3]), (["--claude-only"], FILES[1:3]),
+    (["--target", "claude,litellm"], FILES[:3]),
+    (["--target", "litellm,env"], [FILES[0], ENV]), (["--litellm-only"], FILES[:1]),
+    (["--target", "env", "--target", "claude"], FILES[1:])])
+def test_targets_are_chosen(fleet, quick, words, written):
+    done = quick("generate", *words)
+    assert done.returncode == 0 and [path for path, _ in rows(done.stdout)] == written
+    assert set(tree(fleet)) == {*written, MANIFEST, "fleet.yaml"}
+
+
+def test_a_target_leaves_the_other_files_and_what_is_known_of_them(generated, quick):
+    rewrite(generated, OTHER)
+    quick("generate", "--target", "litellm")
+    assert b"Plans." in (generated / PLANNER).read_bytes() and (generated / FILES[2]).exists()
+    assert dict(rows(quick("generate").stdout))[FILES[2]] == "removed"
+
+
+@pytest.mark.parametrize("words, message", [
+    (["--target", "claude,litelm"], "did you mean `litellm`?"),
+    (["--target", "x"], "known targets: litellm, claude, env"),
+    (["--litellm-only", "--claude-only"], "fix: subagent-fleet generate --target litellm,claude")])
+def test_targets_that_cannot_be_exit_2(fleet, quick, words, message):
+    done = quick("generate", *words)
+    assert done.returncode == 2 and done.stdout == "" and message in done.stderr
+    assert set(tree(fleet)) == {"fleet.yaml"}
+
+
+def test_check_writes_nothing_and_tells_by_its_exit_code(fleet, quick):
+    before = marks(fleet)
+    done = quick("generate", "--check")
+    assert done.returncode == 1 and rows(done.stdout) == [(path, "created") for path in FILES]
+    assert marks(fleet) == before
+    quick("generate")
+    assert quick("generate", "--check").returncode == 0
+    edit(fleet / PLANNER)
+    done = quick("generate", "--check")
+    assert done.returncode == 1 and (PLANNER, "edited") in rows(done.stdout)
+
+
+def test_diff_writes_nothing_and_shows_it(generated, quick):
+    rewrite(generated, OTHER)
+    before = marks(generated)
+    done = quick("generate", "--diff")
+    assert done.returncode == 0 and "\n-description: Plans.\n+description: Thinks.\n" in done.stdout
+    assert "--- .claude/agents/reviewer.md\tcreated\n" in done.stdout
+    assert quick("generate", "--diff", "--check").returncode == 1
+    assert json.loads(quick("generate", "--diff", "--json").stdout)["diff"] == done.stdout
+    assert marks(generated) == before
+
+
+def test_json_is_one_object(fleet, quick):
+    done = quick("generate", "--json")
+    value = json.loads(done.stdout)
+    assert value["schema"] == "subagent-fleet/generate/1" and value["written"] is True
+    assert [(f["path"], f["action"]) for f in value["files"]] == [(p, "created") for p in FILES]
+    assert value["findings"] == [] and value["out"] == "."
+    assert value["routes"][0] == {"agent": "planner", "node": "small", "model": "light",
+                                  "ollama_model": "qwen3:8b", "alias": "claude-haiku-local"}
+    edit(fleet / PLANNER)
+    done = quick("generate", "--json")
+    assert done.returncode == 3 and json.loads(done.stdout)["written"] is False
+    assert json.loads(quick("generate", "--json", "--check").stdout)["written"] is False
+
+
+# -- clean --
+
+def test_clean_removes_exactly_what_was_written(generated, run_cli):
+    mine = generated / ".claude/agents/mine.md"
+    mine.write_text("mine", encoding="utf-8")
+    (generated / "fleet.yaml").unlink()
+    done = run_cli("clean", "--dry-run")
+    assert done.returncode == 0 and done.stdout.startswith("Would remove:\n")
+    assert sorted(rows(done.stdout)) == sorted((path, "removed") for path in FILES)
+    assert set(tree(generated)) == {*FILES, MANIFEST, ".claude/agents/mine.md"}
+    assert run_cli("clean").returncode == 0
+    assert set(tree(generated)) == {".claude/agents/mine.md"}
+    assert sorted(path.name for path in generated.iterdir()) == [".claude"]
+    assert run_cli("clean").stdout == "Nothing to remove.\n"
+
+
+def test_clean_keeps_what_was_edited(generated, quick):
+    edit(generated / PLANNER)
+    done = quick("clean")
+    assert done.returncode == 3 and PLANNER not in done.stdout and PLANNER in done.stderr
+    assert set(tree(generated)) == {"fleet.yaml", MANIFEST, PLANNER}
+    done = quick("clean", "--force")
+    assert done.returncode == 0 and rows(done.stdout) == [(PLANNER, "removed")]
+    copy, = [path for path in tree(generated) if "backup" in path]
+    assert b"my own line" in tree(generated)[copy]
+    assert set(tree(generated)) == {"fleet.yaml", copy}
+
+
+def test_clean_follows_no_hostile_manifest(generated, tmp_path, quick):
+    victim = tmp_path.parent / (tmp_path.name + "-victim")
+    victim.write_text("theirs", encoding="utf-8")
+    value = {"files": {str(victim): sf.digest(b"theirs"), "../" + victim.name:
+                       sf.digest(b"theirs"), "fleet.yaml": sf.digest(FLEET.encode())},
+             "writing": {}}
+    (generated / MANIFEST).write_text(json.dumps(value), encoding="utf-8")
+    assert quick("clean", "--force").stdout == "Nothing to remove.\n"
+    assert victim.exists() and (generated / "fleet.yaml").exists()
+
+
+def on_terminal(words, cwd, typed=b"", **env):
+    """Run with a terminal for stdin, stdout and stderr; return (exit status, what it shows)."""
+    pty = pytest.importorskip("pty")
+    child, master = pty.fork()
+    if child == 0:
+        os.chdir(cwd)
+        os.execve(sys.executable, [sys.executable, "-I", "-S", str(SCRIPT), *words],
+                  clean_environment(**env))
+    os.write(master, typed)
+    shown = b""
+    try:
+        while True:
+            piece = os.read(master, 65536)
+            if not piece:
+                break
+            shown += piece
+    except OSError:  # Linux says so at the end
+        pass
+    os.close(master)
+    _, status = os.waitpid(child, 0)
+    return os.WEXITSTATUS(status), shown.decode("utf-8").replace("\r\n", "\n")
+
+
+def test_clean_asks_a_person(generated):
+    before = tree(generated)
+    status, shown = on_terminal(["clean"], generated, b"n\n")
+    assert status == 0 and "Remove 4 files? [y/N]" in shown and tree(generated) == before
+    assert shown.index(PLANNER) < shown.index("[y/N]")
+    assert on_terminal(["clean"], generated, b"y\n")[0] == 0
+    assert set(tree(generated)) == {"fleet.yaml"}
+
+
+# -- env --
+
+def test_env_is_the_file(generated, run_cli):
+    assert run_cli("env").stdout.encode() == (generated / ENV).read_bytes()
+
+
+def test_env_json_and_fish_hold_the_same(generated, quick):
+    key, = keys_near(generated)
+    value = json.loads(quick("env", "--shell", "json").stdout)
+    wanted = sf.merge_environment({}, sf.load_fleet(generated / "fleet.yaml"), key)
+    assert value["set"] == wanted and value["schema"] == "subagent-fleet/env/1"
+    assert value["unset"] == ["ANTHROPIC_API_KEY", "CLAUDE_CODE_SUBAGENT_MODEL", *(
+        f"CLAUDE_CODE_USE_{cloud}" for cloud in sf.CLOUDS)]
+    assert f"set -g LITELLM_MASTER_KEY '{key}'" in quick("env", "--shell", "fish").stdout
+    for shell in ("bash", "zsh"):
+        assert quick("env", "--shell", shell).stdout == quick("env").stdout
+    found = quick("env", "--shell", "json", env={"LITELLM_MASTER_KEY": "sk-0123456789abcdef"})
+    assert json.loads(found.stdout)["set"]["ANTHROPIC_AUTH_TOKEN"] == "sk-0123456789abcdef"
+
+
+def test_env_with_a_key_of_the_environment_only_puts_it_in_no_script(fleet, quick):
+    done = quick("env", env={"LITELLM_MASTER_KEY": 'sk-"; touch owned; "0123456789'})
+    assert done.returncode == 0 and "owned" not in done.stdout
+    assert 'export LITELLM_MASTER_KEY="${LITELLM_MASTER_KEY:-}"\n' in done.stdout
+
+
+@pytest.mark.parametrize("shell", ["sh", "fish", "json"])
+def test_env_shows_no_key_on_a_terminal_unless_asked(generated, shell):
+    key, = keys_near(generated)
+    status, shown = on_terminal(["env", "--shell", shell], generated)
+    assert status == 0 and key not in shown and "LITELLM_MASTER_KEY" in shown
+    status, shown = on_terminal(["env", "--shell", shell, "--show-key"], generated)
+    assert status == 0 and key in shown
+    status, shown = on_terminal(["env", "--shell", shell], generated,
+                                LITELLM_MASTER_KEY="sk-from-outside-0123456789")
+    assert status == 0 and "from-outside" not in shown
+
+
+@pytest.mark.parametrize("words", [["env"], ["env", "--shell", "json"], ["launch", "claude"]])
+def test_without_a_key_it_says_what_to_type(fleet, quick, words, fake_claude):
+    done = quick(*words, env=fake_claude(""))
+    assert done.returncode == 1 and done.stdout == "" and "fix: subagent-fleet generate\n" in \
+        done.stderr
+    done = quick(*words, "--out", "non ex", "--config", "fleet.yaml", env=fake_claude(""))
+    assert "and non ex/.env.subagent-fleet is not there\n" in done.stderr
+    assert "fix: subagent-fleet generate --config fleet.yaml --out 'non ex'\n" in done.stderr
+
+
+# -- launch --
+
+@pytest.fixture
+def gateway(fake_node):
+    """What answers at the fleet's port as its gateway does."""
+    node = fake_node(port=PORT)
+    models = {"data": [{"id": "claude-sonnet-local"}, {"id": "claude-haiku-local"}]}
+    node.answers.update({"/health/liveliness": (200, "I'm alive!"), "/v1/models": (200, models)})
+    return node
+
+
+@pytest.fixture
+def fake_claude(tmp_path, gateway):
+    """Put a `claude` on the PATH that runs some shell lines; gives the environment."""
+    def make(lines):
+        place = tmp_path / "programs"
+        place.mkdir(exist_ok=True)
+        (place / "claude").write_text("#!/bin/sh\n" + lines, encoding="utf-8")
+        (place / "claude").chmod(0o755)
+        home = tmp_path / "home"
+        home.mkdir(exist_ok=True)
+        return {"PATH": f"{place}:/usr/bin:/bin", "HOME": str(home)}
+    return make
+
+
+def test_launch_gives_the_environment_and_returns_the_exit_code(generated, run_cli, fake_claude):
+    environ = fake_claude('env -0 > seen.env; printf "%s\\0" "$@" > seen.args; exit 7\n')
+    environ.update(ANTHROPIC_API_KEY="old", CLAUDE_CODE_SUBAGENT_MODEL="old", KEPT="yes")
+    done = run_cli("launch", "claude", "--", "-p", "a b", "--", "$(id)", env=environ)
+    assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
+    seen = dict(line.split("=", 1) for line in (generated / "seen.env").read_text().split("\0")
+                if line)
+    key, = keys_near(generated)
+    wanted = sf.merge_environment({}, sf.load_fleet(generated / "fleet.yaml"), key)
+    assert {name: seen[name] for name in wanted} == wanted and seen["KEPT"] == "yes"
+    assert "ANTHROPIC_API_KEY" not in seen and "CLAUDE_CODE_SUBAGENT_MODEL" not in seen
+    words = (generated / "seen.args").read_text().split("\0")[:-1]
+    assert words[0] == "--settings" and words[2:] == ["-p", "a b", "--", "$(id)"]
+    assert json.loads(words[1]) == {"permissions": {"disableAutoMode": "disable"}}
+
+
+@pytest.mark.parametrize("given", [["--settings", "x.json"], ["--settings=x.json"]])
+def test_launch_leaves_your_own_settings(generated, run_cli, fake_claude, given):
+    done = run_cli("launch", "claude", "--", *given, env=fake_claude('echo "$@"\n'))
+    assert done.stdout == " ".join(given) + "\n"
+
+
+def test_launch_asks_for_the_gateway_first(generated, quick, gateway, fake_claude):
+    environ, url = fake_claude("touch ran\n"), f"http://127.0.0.1:{PORT}"
+    (generated / "x.yaml").write_text(FLEET, encoding="utf-8")
+    gateway.answers["/v1/models"] = 401, {"error": "the key is wrong"}
+    gateway.answers["/health/liveliness"] = 200, "I'm alive!"
+    done = quick("launch", "claude", env=environ)
+    assert done.returncode == 1 and re.fullmatch(
+        f"error: another fleet's gateway \\(LiteLLM\\) answers at {url}, or this one's, which has an "
+        f"older key or lacks aliases \\(.+, pid {os.getpid()}, in .*\\)\n"
+        "  fix: stop it, or write `port: [0-9]+` under project.gateway\n", done.stderr)
+    del gateway.answers["/health/liveliness"]
+    assert f"error: another program answers at {url}; LiteLLM would take another port (" \
+        in quick("launch", "claude", env=environ).stderr
+    gateway.close()
+    done = quick("launch", "claude", "--config", "x.yaml", env=environ)
+    assert done.returncode == 1 and done.stderr == (
+        f"error: no gateway runs at {url}\n  fix: `subagent-fleet up --config x.yaml` starts LiteLLM; "
+        "`subagent-fleet generate --config x.yaml` says how to start it in another terminal\n")
+    assert not (generated / "ran").exists()
+
+
+def test_launch_without_claude_says_how_to_install_it(generated, quick):
+    done = quick("launch", "claude", env={"PATH": "/nowhere"})
+    assert done.returncode == 1 and "Claude Code is not on the PATH" in done.stderr
+    assert "fix: npm install -g @anthropic-ai/claude-code@latest" in done.stderr
+
+
+def test_launch_of_what_cannot_run_is_an_error(generated, run_cli, fake_claude):
+    environ = fake_claude("")
+    (generated / "programs/claude").write_text("#!/nowhere/sh\n", encoding="utf-8")
+    done = run_cli("launch", "claude", env=environ)
+    assert done.returncode == 1 and "error: cannot run " in done.stderr  # slug "cannot-run"
+
+
+def test_launch_names_stale_files_and_goes_on(generated, run_cli, fake_claude):
+    rewrite(generated, OTHER)
+    done = run_cli("launch", "claude", env=fake_claude("exit 0\n"))
+    assert done.returncode == 0 and "fix: subagent-fleet generate" in done.stderr
+    assert f"warning: litellm_config.yaml, {PLANNER}, {ENV}" in done.stderr
+    assert ": behind the config\n" in done.stderr
+    assert "warning: .claude/agents/reviewer.md: not generated yet\n" in done.stderr
+    done = run_cli("launch", "claude", "--config", "fleet.yaml", env=fake_claude("exit 0\n"))
+    assert "  fix: subagent-fleet generate --config fleet.yaml\n" in done.stderr
+
+
+def test_status_names_the_config_that_was_typed(fleet, quick, fake_node):
+    node = fake_node({"qwen3:8b": {}, "qwen3-coder:30b": {}})
+    rewrite(fleet, re.sub('"http:[^"]*"', node.endpoint, FLEET))
+    done = quick("status", "--config", "fleet.yaml")
+    assert "\nNext: `subagent-fleet warmup --config fleet.yaml` (no gateway runs" in done.stdout
+
+
+def test_launch_names_settings_that_beat_the_environment(generated, quick, fake_claude):
+    environ = fake_claude("exit 0\n")
+    (generated / ".claude/settings.local.json").write_text(json.dumps(
+        {"env": {"ANTHROPIC_BASE_URL": "https://elsewhere.example", "EDITOR": "vi"}}),
+        encoding="utf-8")
+    (generated / "home/.claude").mkdir()
+    (generated / "home/.claude/settings.json").write_text(json.dumps(
+        {"env": {"CLAUDE_CODE_SUBAGENT_MODEL": "opus", "NO_DOCS": "True"}}), encoding="utf-8")
+    done = quick("launch", "claude", env=environ)
+    assert done.returncode == 0 and done.stderr.count("warning: ") == 2
+    assert "settings.local.json sets ANTHROPIC_BASE_URL under" in done.stderr
+    assert "home/.claude/settings.json sets CLAUDE_CODE_SUBAGENT_MODEL under" in done.stderr
+    assert "elsewhere" not in done.stderr
+
+
+def test_launch_with_a_weak_key_beyond_this_machine_is_refused(generated, quick, fake_claude):
+    rewrite(generated, FLEET.replace("litellm}", "litellm, host: 0.0.0.0}"))
+    environ = dict(fake_claude("touch ran\n"), LITELLM_MASTER_KEY="sk-1234")
+    done = quick("launch", "claude", env=environ)
+    assert done.returncode == 3 and not (generated / "ran").exists()
+
+
+def write_receipts(place, *receipts):
+    """Write what a gateway files; a time is in seconds from now."""
+    (place / ".subagent-fleet").mkdir(exist_ok=True)
+    lines = [json.dumps({**receipt, "time": time.time() + receipt.get("time", 0)})
+             if isinstance(receipt, dict) else receipt for receipt in receipts]
+    (place / ".subagent-fleet/requests.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def test_launch_ends_with_how_the_session_goes_on(generated, quick, fake_claude):
+    resume = "This session goes on with:\n  subagent-fleet launch claude{} -- --resume {}\n"
+    environ = fake_claude("exit 0\n")
+    write_receipts(generated, {"session": "old", "time": -60})
+    assert "goes on" not in quick("launch", "claude", env=environ).stderr
+    write_receipts(generated, {"session": "5b1c-a", "time": 60}, {"session": "", "time": 61},
+                   {"session": "$(id)", "time": 62}, '{"time": "x"}', "[]", '{"cut')
+    assert resume.format("", "5b1c-a") in quick("launch", "claude", env=environ).stderr
+    done = quick("launch", "claude", "--config", "fleet.yaml", env=environ)
+    assert resume.format(" --config fleet.yaml", "5b1c-a") in done.stderr
+
+
+# -- logs --
+
+ONE = {"time": 0, "id": "req_1", "session": "s-1", "agent": "", "alias": "claude-sonnet-local",
+       "model": "heavy", "node": "big", "tries": [], "waited": 0.5, "first_byte": 1, "total": 61.25,
+       "input_tokens": 900, "output_tokens": 7, "outcome": "ok"}
+TWO = {**ONE, "time": 1, "agent": "a1", "tries": [{"node": "big", "why": "refused"}], "node": "small",
+       "model": "light", "total": 2}
+THREE = {**ONE, "time": 2, "agent": "a2", "model": None, "node": None, "outcome": "overloaded_error",
+         "tries": [{"node": "big", "why": "timeout"}, {"node": "small", "why": "refused"}],
+         "first_byte": None}
+
+
+def lines_of(done):
+    """The lines of a log without the clock."""
+    assert done.returncode == 0
+    return [re.sub(r"^\d\d:\d\d:\d\d  ", "", line) for line in done.stdout.splitlines()]
+
+
+def write_meta(place, session, agent, text):
+    """Write what Claude Code keeps of a subagent."""
+    path = place / f"config/projects/-a-b/{session}/subagents/agent-{agent}.meta.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return {"CLAUDE_CONFIG_DIR": str(place / "config")}
+
+
+def test_logs_name_agent_model_machine_and_reason(fleet, quick):
+    write_receipts(fleet, ONE, TWO, THREE)
+    env = write_meta(fleet, "s-1", "a2", '{"agentType": "explorer"}')
+    assert lines_of(quick("logs", env=env)) == [
+        "Time      Agent         Model       Machine     Seconds  Outcome",
+        "main          heavy       big            61.2  ok",
+        "implementer?  light       small           2.0  ok after big: refused",
+        "explorer      -           -              61.2  overloaded_error after big: timeout, "
+        "small: refused"]
+    assert lines_of(quick("logs", "-n", "2", "--failed", env=env))[1].startswith("implementer?")
+    assert len(lines_of(quick("logs", "--failed", env=env))) == 3
+    assert len(lines_of(quick("logs", "-n", "1", env=env))) == 2
+
+
+def test_logs_json_is_one_object(fleet, quick):
+    write_receipts(fleet, ONE, THREE)
+    found = json.loads(quick("logs", "--json").stdout)
+    assert found["schema"] == "subagent-fleet/logs/1"
+    first, second = found["requests"]
+    assert first == {**{key: value for key, value in ONE.items() if key != "tries"},
+                     "time": first["time"], "name": "main", "failures": []}
+    assert second["failures"] == THREE["tries"] and second["node"] == second["model"] == ""
+    assert quick("logs", "--json", "--follow").returncode == 2
+
+
+def test_logs_without_fleet_or_name_show_the_id(tmp_path, quick):
+    (tmp_path / ".git").mkdir()
+    write_receipts(tmp_path, TWO)
+    for text in ("{", "[]", '{"agentType": 1', "[" * 100_000):
+        env = write_meta(tmp_path, "s-1", "a1", text)
+        assert lines_of(quick("logs", env=env))[1].split()[:2] == ["a1", "light"]
+
+
+@pytest.mark.parametrize("receipt", [
+    "{}", "[]", "nonsense", '{"time": "x"}', '{"time": 1e999}', '{"time": NaN}', '{"time": -1e18}',
+    '{"time": 5, "tries": 3, "total": NaN, "agent": {}, "session": ["../.."]}', "[" * 100_000,
+    '{"time": 5, "tries": [1, {"node": {}}], "agent": "../../x", "session": ".."}',
+    '{"time": 5, "agent": "\\u001b[2J", "model": "\\u202e", "outcome": "\\n\\u001b]0;x"}'])
+def test_logs_survive_any_receipt(tmp_path, quick, receipt):
+    (tmp_path / ".git").mkdir()
+    write_receipts(tmp_path, receipt, ONE)
+    done = quick("logs")
+    assert lines_of(done)[-1].startswith("main ") and "\x1b" not in done.stdout
+    found = json.loads(quick("logs", "--json").stdout, parse_constant=pytest.fail)
+    assert len(found["requests"]) in (1, 2)
+
+
+def test_logs_without_any_say_who_keeps_them(fleet, quick):
+    done = quick("logs", "--out", "x")
+    assert done.returncode == 0 and done.stderr == (
+        "No such request in x/.subagent-fleet/requests.jsonl; `subagent-fleet up --out x` and "
+        "`subagent-fleet serve --out x` keep them there.\n")
+
+
+@pytest.mark.parametrize("words", [("-n", "0"), ("-n", "x"), ("-n", "10000")])
+def test_logs_want_a_number_of_lines(fleet, quick, words):
+    assert quick("logs", *words).returncode == 2
+
+
+def test_logs_follow_a_file_that_grows_and_turns_over(fleet):
+    write_receipts(fleet, ONE)
+    path = fleet / ".subagent-fleet/requests.jsonl"
+    child = subprocess.Popen([sys.executable, str(SCRIPT), "logs", "-f"], cwd=fleet,
+                             env=clean_environment(), stdout=subprocess.PIPE)
+    try:
+        assert b"Time " in child.stdout.readline() and b" main " in child.stdout.readline()
+        line = json.dumps({**ONE, "agent": "second-one", "alias": "?"}) + "\n"
+        edit(path, line[:40])
+        time.sleep(0.3)
+        edit(path, line[40:])
+        assert b" second-one " in child.stdout.readline()
+        path.rename(f"{path}.1")
+        path.write_text(json.dumps({**ONE, "agent": "third", "alias": "?"}) + "\n")
+        assert b" third " in child.stdout.readline()
+        child.send_signal(signal.SIGINT)
+        assert child.wait(10) == 130
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_status_is_ready_only_with_its_gateway(generated, quick, fake_node, gateway):
+    node = fake_node({"qwen3:8b": {}, "qwen3-coder:30b": {}})
+    rewrite(generated, re.sub('"http:[^"]*"', node.endpoint, FLEET))
+    node.loaded.update({"qwen3:8b": 32768, "qwen3-coder:30b": 65536})
+    assert quick("status").stdout.endswith("\nReady: every model is loaded as its route wants it.\n")
+    assert json.loads(quick("status", "--json").stdout)["gateway"]["id"] == "gateway-up"
+    gateway.close()
+    assert quick("status").stdout.endswith(
+        f"\nReady, but no gateway runs at http://127.0.0.1:{PORT}: `subagent-fleet up` starts "
+        "LiteLLM; `subagent-fleet generate` says how to start it in another terminal.\n")
+    del node.models["qwen3:8b"]
+    assert quick("status").stdout.endswith(f" (no gateway runs at http://127.0.0.1:{PORT})\n")
+
+
+def start_launch(generated, environ):
+    """Start launch in a group of its own; return it once the fake Claude is up."""
+    child = subprocess.Popen([sys.executable, str(SCRIPT), "launch", "claude"], cwd=generated,
+                             env=clean_environment(**environ), stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, start_new_session=True)
+    assert child.stdout.readline() == b"up\n"
+    return child
+
+
+def test_ctrl_c_belongs_to_the_child(generated, fake_claude):
+    child = start_launch(generated, fake_claude(
+        'trap "echo asked" INT; echo up; while [ ! -e stop ]; do sleep 0.02; done; exit 9\n'))
+    for _ in range(3):
+        os.killpg(child.pid, signal.SIGINT)
+        assert child.stdout.readline() == b"asked\n"
+    (generated / "stop").touch()
+    out, err = child.communicate(timeout=10)
+    assert (child.returncode, out, err) == (9, b"", b"")
+
+
+@pytest.mark.parametrize("name, status", [("KILL", 137), ("TERM", 143)])
+def test_a_child_that_was_killed_gives_the_shells_exit_code(generated, quick, fake_claude, name,
+                                                            status):
+    assert quick("launch", "claude", env=fake_claude(f"kill -{name} $$\n")).returncode == status
+
+
+def test_terminating_launch_terminates_the_child(generated, fake_claude):
+    child = start_launch(generated, fake_claude(
+        'trap "exit 5" TERM; echo up; while :; do sleep 0.02; done\n'))
+    os.kill(child.pid, signal.SIGTERM)
+    child.communicate(timeout=10)
+    assert child.returncode == 5
+
+
+def slug_of(call, *words):
+    with pytest.raises(sf.FleetError) as caught:
+        call(*words)
+    assert caught.value.fix
+    return caught.value.slug, caught.value.status
+
+
+def test_refusals_by_their_slugs(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "environ", {"PATH": "/nowhere", "HOME": str(tmp_path)})
+    world, out = sf.World(), str(tmp_path)
+    workspace = sf.Workspace(world, out)
+    rewrite(tmp_path, FLEET)
+    fleet = sf.load_fleet(tmp_path / "fleet.yaml")
+    options = sf.Options(target=["x"])
+    assert slug_of(sf.parse_targets, options) == ("unknown-target", 2)
+    assert slug_of(workspace.read_key, fleet) == ("no-key", 1)
+    assert slug_of(world.enter, out, "..") == ("in-the-way", 3)
+    assert slug_of(world.run, ["/nowhere/claude"], {}) == ("cannot-run", 1)
+    assert sf.refuse_edited(["a"], "clean", "kept").slug == "edited"
+    options = sf.parse_arguments(sf.find_command("launch"), ["claude", "--out", out, "--config",
+                                                             out + "/fleet.yaml"])
+    assert slug_of(sf.cmd_launch, options, world) == ("claude-missing", 1)
+    monkeypatch.setattr(sf, "parse_manifest", lambda content: None)
+    (tmp_path / ".subagent-fleet").mkdir()
+    (tmp_path / MANIFEST).touch()
+    told = []
+    monkeypatch.setattr(sf, "format_finding", lambda finding, **_: told.append(finding.slug) or "")
+    assert workspace.compare(None) == [] and told == ["manifest-broken"]

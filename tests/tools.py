@@ -1,0 +1,162 @@
+"""What tests share: places, ports, time, environments, keys, golden files, a fleet file."""
+import contextlib
+import itertools
+import os
+import pathlib
+import random
+import re
+import socket
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SCRIPT = ROOT / "subagent_fleet.py"
+GOLDEN = ROOT / "tests" / "golden"
+
+HOSTED_VARIABLES = ("ANTHROPIC_", "CLAUDE", "LITELLM_", "OLLAMA_", "SUBAGENT_FLEET_CONFIG", "http_",
+                    "https_", "HTTP_", "HTTPS_", "ALL_PROXY", "NO_COLOR", "FORCE_COLOR",
+                    "COLUMNS", "TERM")
+
+
+# -- ports --
+
+_PORTS = itertools.cycle(random.sample(range(20000, 30000), 10000))
+_CLAIMS = []
+
+
+def free_port():
+    """Find a port nobody has, below those that systems give to whoever calls out.
+
+    It is this process's until it ends: the UDP port of the same number, which nobody else wants,
+    is the claim that every other test process sees. Five digits: a recorder can swap it in a
+    Host header.
+    """
+    for port in itertools.islice(_PORTS, 10000):
+        claim = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            claim.bind(("127.0.0.1", port))
+        except OSError:
+            claim.close()
+            continue
+        if is_silent(port):
+            _CLAIMS.append(claim)
+            return port
+        claim.close()
+    raise AssertionError("no port between 20000 and 30000 is free")
+
+
+def is_silent(port):
+    """Say whether nothing listens on a port of loopback."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+# -- time --
+
+@contextlib.contextmanager
+def not_held_up(seconds):
+    """Fail where the block waits for what would hold it up for that many seconds.
+
+    No claim about speed: half of the hold is far above what a busy machine adds.
+    """
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < seconds / 2, f"it was held up for {seconds} s"
+
+
+def grows_linearly(work, small, large):
+    """Say whether four times as much takes work() the processor time of linear growth.
+
+    Linear is 4 times, quadratic 16: 8 is in between. Under 0.2 s nothing is told from noise,
+    and what is quadratic is so in each of three tries.
+    """
+    return any(processor_seconds(work, large) < 8 * processor_seconds(work, small) + 0.2
+               for _ in range(3))
+
+
+def processor_seconds(work, value):
+    """The processor time of work(value): what else the machine does is not in it."""
+    began = time.process_time()
+    work(value)
+    return time.process_time() - began
+
+
+# -- environments and keys --
+
+def clean_environment(**more):
+    """The environment without what would steer the product."""
+    kept = {name: value for name, value in os.environ.items()
+            if not name.startswith(HOSTED_VARIABLES)}
+    kept["PYTHONDONTWRITEBYTECODE"] = "1"
+    kept.update({name: str(value) for name, value in more.items()})
+    return kept
+
+
+def keys_near(directory):
+    """The gateway keys that lie in a directory or just below it: no output may hold one."""
+    keys = []
+    for pattern in (".env.subagent-fleet", "*/.env.subagent-fleet"):
+        for path in pathlib.Path(directory).glob(pattern):
+            if path.is_file():
+                keys += re.findall("sk-[0-9a-f]{64}", path.read_bytes().decode("latin-1"))
+    return keys
+
+
+# -- golden files --
+
+def golden_text(name):
+    """What tests/golden/NAME holds; None where there is no such file."""
+    path = GOLDEN / name
+    return path.read_bytes().decode("utf-8") if path.exists() else None
+
+
+def accept_golden(name, text):
+    """Write tests/golden/NAME where SUBAGENT_FLEET_ACCEPT asks for it, and never else."""
+    if os.environ.get("SUBAGENT_FLEET_ACCEPT"):
+        path = GOLDEN / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text.encode("utf-8"))
+
+
+# -- a fleet file to change --
+
+EXAMPLE = """\
+project:
+  name: local-dev
+  gateway:
+    provider: litellm
+    host: 127.0.0.1
+    port: 4000
+nodes:
+  mini:
+    endpoint: http://192.168.1.50:11434
+    tags: [heavy]
+  laptop:
+    endpoint: http://localhost:11434
+models:
+  heavy-coder:
+    node: mini
+    ollama_model: qwen3-coder:30b
+    litellm_alias: claude-sonnet-local
+    context: 65536
+  small-coder:
+    node: laptop
+    ollama_model: qwen3:8b
+    litellm_alias: claude-haiku-local
+agents:
+  planner:
+    model: small-coder
+    description: Use for planning.
+    tools: [Read, Grep]
+  implementer:
+    model: heavy-coder
+    description: Use for code.
+"""
+
+
+def edited(*changes):
+    """The example with replacements, each of which must apply."""
+    text = EXAMPLE
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
