@@ -8105,6 +8105,7 @@ class Visitor(Wire):
         HTTP/1.0 knows no chunks: there the end of the connection is the end of the answer.
         """
         answer = b""
+        # The length of an answer that begins is told by chunks, or by the end of the connection.
         if head:
             framing = "Transfer-Encoding: chunked\r\n" if self._speaks_1_1 else ""
             if not self.stays:
@@ -8164,6 +8165,7 @@ class Visitor(Wire):
                 return
         except NodeFailure:  # a reset
             raise ClientGone() from None
+
         if self._is_streaming and not self._speaks_1_1:
             raise ClientGone()
         self._look_at = self._clock()
@@ -8172,6 +8174,8 @@ class Visitor(Wire):
         """Raise ClientGone when a byte was answered by a reset, send another; return when next."""
         if self._clock() < look_at:
             return look_at
+
+        # Not by reading: after a FIN, Linux goes on saying that nothing comes.
         if self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise ClientGone()
 
@@ -8376,6 +8380,11 @@ class Place(str):
         return os.path.basename(self.inner)
 
     @property
+    def new_name(self) -> str:
+        """What its next content is called until it is whole."""
+        return f".{self.name}.new"
+
+    @property
     def above(self) -> str:
         """How its directory is reached from the root."""
         return os.path.dirname(self.inner)
@@ -8432,6 +8441,8 @@ class Descent:
             os.close(self._trail.pop())
             return
 
+        # O_NOFOLLOW makes a link an error: ENOTDIR on Linux, ELOOP on macOS. Whatever it is called,
+        # `readlink` then knows better than a look before could.
         here = self._trail[-1]
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
         try:
@@ -8452,6 +8463,7 @@ class Descent:
         except OSError:
             raise error from None
 
+        # A link from the root of the disk may still end below ours.
         if os.path.isabs(target):
             target = self._inside(target)
             while len(self._trail) > 1:
@@ -8500,6 +8512,7 @@ class Directory:
 
     def open(self, name: str, flags: int, mode: int = 0o600) -> int:
         """Return a descriptor of a file here; links are not followed, pipes not awaited."""
+        # A FIFO without O_NONBLOCK holds the thread until somebody reads it: for ever.
         for more in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):
             flags |= getattr(os, more, 0)
         return os.open(self._reach(name), flags, mode, dir_fd=self._descriptor)
@@ -8516,6 +8529,7 @@ class Directory:
         """Return a descriptor of a regular file that only its owner can read, at its end."""
         descriptor = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
+            # Asked of what is open, not of the path, which may be something else by now.
             mode = os.fstat(descriptor).st_mode
             if not stat.S_ISREG(mode):
                 raise OSError(errno.ENXIO, "it is a device or pipe, not a file")
@@ -8765,8 +8779,9 @@ class World:
 
     def others_may_read(self, path: str) -> bool:
         """Tell whether a file is there that not only its owner can read."""
-        if os.name != "posix":
+        if os.name != "posix":  # Windows keeps its rights elsewhere
             return False
+
         try:
             mode = os.stat(path).st_mode
         except (OSError, ValueError):  # it has just gone
@@ -8858,25 +8873,27 @@ class World:
     def replace_files(self, files: Sequence[tuple[str, bytes, int]]) -> None:
         """Replace (path, bytes, mode) files in their order; at any moment each is old or new."""
         staged: list[tuple[Directory, Place]] = []
+        held: dict[tuple[str, str], Directory] = {}  # by root and path: 200 agents share one
         with contextlib.ExitStack() as holding:
-            held: dict[tuple[str, str], Directory] = {}  # 200 agents take one descriptor
             try:
+                # All are written beside their places first, so that a full disk changes nothing.
                 for path, content, mode in files:
                     place = _as_place(path)
+                    key = (place.root, place.above)
                     with Trying("write", place):
-                        key = (place.root, place.above)
                         if key not in held:
                             directory = Directory(place, place.above, makes=True)
                             held[key] = holding.enter_context(directory)
                         staged.append((held[key], place))
-                        held[key].write_new(f".{place.name}.new", content, mode)
+                        held[key].write_new(place.new_name, content, mode)
+
                 for directory, place in staged:
                     with Trying("write", place):
-                        directory.replace(f".{place.name}.new", place.name)
+                        directory.replace(place.new_name, place.name)
             except FleetError:
                 for directory, place in staged:
                     with contextlib.suppress(OSError):
-                        directory.unlink(f".{place.name}.new")
+                        directory.unlink(place.new_name)
                 raise
 
     def append_line(self, path: str, line: bytes) -> None:
@@ -8930,6 +8947,7 @@ class World:
 
     def read_git(self, words: Sequence[str], directory: str, until: float) -> str | None:
         """Return what git prints in a directory that may be anybody's: nothing it names is run."""
+        # The machine's own settings stay in force (no GIT_CONFIG_NOSYSTEM): they are its owner's.
         argv = ["git", "-C", directory]
         for setting in GIT_SETTINGS:
             argv += ["-c", setting]
@@ -8998,7 +9016,9 @@ class World:
         """
         from urllib.parse import urlsplit
         parts = urlsplit(url)
-        connection = self._connect(parts, min(deadline, self.clock() + self.connect_seconds))
+        until = min(deadline, self.clock() + self.connect_seconds)
+        connection = self._connect(parts, until)
+
         exchange = Exchange(connection, deadline, self.clock)
         try:
             exchange.send(_render_request(parts, body, headers or {}))
@@ -9022,6 +9042,8 @@ class World:
             ending.callback(exchange.close)
             exchange.read_head()
             self._read_into(body, exchange, ending)
+
+            # One at a time: values take many times the memory of their text.
             with self._parsing:
                 return ask.extract(Reply(exchange.status, exchange.headers, body))
 
@@ -9057,6 +9079,7 @@ class World:
         addresses = self.resolve(parts.hostname or "", port, until)
         # They are of two families and one may be dead; what answered last goes first.
         addresses.sort(key=lambda entry: entry[4] != self._alive.get(parts.netloc))
+
         failures = []
         for index, (family, kind, protocol, _, address) in enumerate(addresses):
             connection = None
@@ -9065,8 +9088,10 @@ class World:
                 connection = socket.socket(family, kind, protocol)
                 connection.settimeout(left / (len(addresses) - index))
                 connection.connect(address)
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._alive[parts.netloc] = address
+
+                # What is small is not held back for more to come.
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if parts.scheme == "https":
                     connection = self._wrap_tls(connection, parts, until)
                 return connection
@@ -9074,6 +9099,7 @@ class World:
                 if connection:
                     connection.close()
                 failures.append(_name_failure(error))
+
         raise failures.pop()  # a name for it would keep its frame, and all in it, in a cycle
 
     def _wrap_tls(self, connection: socket.socket, parts: SplitResult,
@@ -9104,6 +9130,7 @@ class World:
             # `localhost` may be ::1 first, and the environment names 127.0.0.1
             host = "127.0.0.1" if host == "localhost" else host
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            # `::` shall take who comes by IPv4 as well.
             both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
             listening = socket.create_server((host, port), family=family, backlog=512,
                                              dualstack_ipv6=both)
