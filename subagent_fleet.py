@@ -10759,8 +10759,8 @@ def replace_config(world: World, path: str, text: str) -> list[str]:
 
 @command("add", "put a machine and its models into fleet.yaml",
          Flag("machine", "the machine: a name, and where its Ollama answers", "NAME=URL"), CONFIG,
-         Flag("--model", "this one of its models; may be repeated; else what the fleet has "
-              "already, and its largest", "MODEL", REPEAT),
+         Flag("--model", "this of its models; else what the fleet has already, and its largest",
+              "MODEL", REPEAT),
          Flag("--dry-run", "write nothing; show what would change"),
          group=SET_UP, examples=("add mini=192.168.1.50", "add mini=mini.local --model qwen3:8b"))
 def cmd_add(options: Options, world: World) -> int:
