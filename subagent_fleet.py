@@ -44,10 +44,11 @@ from __future__ import annotations
 import sys
 
 if sys.version_info < (3, 9):  # noqa: UP036 - this line is what an older Python reaches
-    sys.exit("subagent-fleet needs Python 3.9 or newer; this is %s" % sys.version.split()[0])
+    sys.exit("subagent-fleet needs Python 3.9 or newer; this is "
+             + sys.version.split()[0])
 
 
-def _end_quietly(kind, error, trace):
+def _end_quietly(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """Let Ctrl-C end a start without a traceback; `main` does so from then on."""
     if kind is not KeyboardInterrupt:
         sys.__excepthook__(kind, error, trace)
@@ -56,19 +57,20 @@ def _end_quietly(kind, error, trace):
 if __name__ == "__main__":
     sys.excepthook = _end_quietly
 
-from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass, field, fields, replace
-from functools import lru_cache
+from abc import ABC, abstractmethod  # noqa: E402 - an older Python ends above
+from dataclasses import asdict, dataclass, field, fields, replace  # noqa: E402
+from functools import lru_cache  # noqa: E402
 
 
 class _Late:
     """Stands for a module until it is first used; `--version` uses none of these."""
 
-    def __init__(self, name):
+    def __init__(self, name: str) -> None:
         self.name = name
 
-    def __getattr__(self, key):
-        globals()[self.name] = module = __import__(self.name)
+    def __getattr__(self, key: str) -> Any:
+        module = __import__(self.name)
+        globals()[self.name] = module
         return getattr(module, key)
 
 
@@ -86,10 +88,13 @@ if TYPE_CHECKING:  # what checkers and editors read; the names are those below
     import string
     import threading
     import unicodedata
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
     from typing import Any, NoReturn, TypeVar
 
+    _Container = TypeVar("_Container", "dict[Any, Any]", "list[Any]")
     _Named = TypeVar("_Named", "NodeModel", "LoadedModel")
+    _Warn = Callable[..., "Finding"]  # see lint_fleet
+    _Rule = Callable[["Fleet", _Warn], Iterator["Finding"]]
 else:
     (argparse, array, base64, datetime, difflib, hashlib, ipaddress, json, re, string, threading,
      unicodedata) = map(_Late, (
@@ -100,12 +105,13 @@ else:
 class _Pattern:
     """A regular expression that is compiled when it is first used."""
 
-    def __init__(self, pattern):
+    def __init__(self, pattern: str) -> None:
         self.pattern = pattern
 
-    def __getattr__(self, method):
-        self.__dict__[method] = found = getattr(re.compile(self.pattern), method)
-        return found
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(re.compile(self.pattern), name)
+        self.__dict__[name] = method  # the next look finds it here
+        return method
 
 
 __version__ = "1.0.0"
@@ -117,28 +123,39 @@ __version__ = "1.0.0"
 
 # == 1. Start and constants ===================================================
 
-EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, EXIT_REFUSED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
+EXIT_OK = 0
+EXIT_PROBLEM = 1
+EXIT_USAGE = 2
+EXIT_REFUSED = 3
+EXIT_INTERRUPTED = 130
+
+# Files, by the names people know.
 CONFIG_NAMES = ("fleet.yaml", "fleet.yml", "fleet.json")
 CONFIG_VARIABLE = "SUBAGENT_FLEET_CONFIG"
+STATE_DIRECTORY = ".subagent-fleet"
+MANIFEST_FILE = f"{STATE_DIRECTORY}/manifest.json"
+LITELLM_FILE = "litellm_config.yaml"
+ENVIRONMENT_FILE = ".env.subagent-fleet"
 TEXT_LIMIT_BYTES = 4 * 1024 * 1024
+RECEIPTS_LIMIT_BYTES = 10 * 1024 * 1024
+
+# How long is waited.
 PROBE_TIMEOUT_SECONDS = 5.0
 INIT_TIMEOUT_SECONDS = 2.0
-SEND_SECONDS = 60.0
 CONNECT_SECONDS = 3.0  # a sleeping laptop costs this, not the whole deadline
-ANSWER_LIMIT_BYTES = 8 * 1024 * 1024
-PROBE_LIMIT_BYTES = 1024 * 1024  # 2,400 models; as text and values it takes five times that
-FREE_ANSWER_BYTES = 256 * 1024  # larger answers are read one at a time
-HEADER_LIMIT_BYTES = 64 * 1024
-RECEIPTS_LIMIT_BYTES = 10 * 1024 * 1024
-JSON_MARKS = 100_000  # `[`, `{`, `:` and `,` in one answer
+SEND_SECONDS = 60.0
 LEAVE_SECONDS = 0.02  # for a byte to arrive before the connection closes
 PROBE_GRACE_SECONDS = 0.2  # for what a node said in time to reach the main thread
 PULL_STALL_SECONDS = 120.0
 TICK_SECONDS = 0.2
+
+# How much is read.
+ANSWER_LIMIT_BYTES = 8 * 1024 * 1024
+PROBE_LIMIT_BYTES = 1024 * 1024  # 2,400 models; as text and values it takes five times that
+FREE_ANSWER_BYTES = 256 * 1024  # larger answers are read one at a time
+HEADER_LIMIT_BYTES = 64 * 1024
 SHOW_LIMIT = 64  # models of one node that are asked for their capabilities
-STATE_DIRECTORY = ".subagent-fleet"
-MANIFEST_FILE = f"{STATE_DIRECTORY}/manifest.json"
-LITELLM_FILE, ENVIRONMENT_FILE = "litellm_config.yaml", ".env.subagent-fleet"
+
 HOME_URL = "https://github.com/adityak74/subagent-fleet"
 OTHER_PORT = "stop it, or write another `port:` under project.gateway"
 OLLAMA_PORT = 11434
@@ -153,23 +170,25 @@ TIERS = ("main", "opus", "sonnet", "haiku", "fable")
 class FleetError(Exception):
     """An expected failure: what, where and what to type. Only `main` prints it."""
 
-    def __init__(self, slug, what, *, where="", fix="", excerpt="", status=EXIT_PROBLEM,
-                 findings=()):
+    def __init__(self, slug: str, what: str, *, where: str = "", fix: str = "", excerpt: str = "",
+                 status: int = EXIT_PROBLEM, findings: Iterable[Finding] = ()) -> None:
         super().__init__(what)
-        self.slug, self.what, self.where = slug, what, where
-        self.fix, self.excerpt, self.status = fix, excerpt, status
+        self.slug = slug
+        self.what, self.where = what, where
+        self.fix, self.excerpt = fix, excerpt
+        self.status = status
         self.findings = tuple(findings)  # one error may carry every problem of a config
-        self.report = {}  # what `--json` shows beside it
+        self.report: dict[str, Any] = {}  # what `--json` shows beside it
 
     @property
-    def finding(self):
+    def finding(self) -> Finding:
         return Finding(self.slug, "error", self.what, self.where, self.excerpt, self.fix)
 
 
 class NodeFailure(FleetError):
     """Why a node could not be used: a reason class (refused, timeout, …) and the detail."""
 
-    def __init__(self, reason, detail, *, fix=""):
+    def __init__(self, reason: str, detail: str, *, fix: str = "") -> None:
         super().__init__("node-failure", f"{reason}: {detail}" if detail else reason, fix=fix)
         self.reason, self.detail = reason, detail
 
@@ -295,42 +314,46 @@ class NodeState:
     loaded: tuple[LoadedModel, ...] = ()
 
     @property
-    def online(self):
+    def online(self) -> bool:
         return not self.reason
 
     @property
-    def why(self):
+    def why(self) -> str:
         return f"{self.reason}: {self.detail}".rstrip(": ")
 
     @property
-    def mend(self):
+    def mend(self) -> str:
         return REASON_FIXES.get(self.reason, REASON_FIXES["bad answer"])
 
 
-def nearest(word, choices):
+def nearest(word: object, choices: Iterable[object]) -> str:
     """Return ``did you mean `x`?`` for the closest choice, or an empty string."""
     spelled = {str(choice).lower(): choice for choice in list(choices)[:100]}  # 3 ms
-    found = difflib.get_close_matches(str(word)[:64].lower(), spelled, 1, 0.6)
-    return f"did you mean `{spelled[found[0]]}`?" if found else ""
+    matches = difflib.get_close_matches(str(word)[:64].lower(), spelled, 1, 0.6)
+    return f"did you mean `{spelled[matches[0]]}`?" if matches else ""
 
 
-def some_of(names, limit=12):
+def some_of(names: Collection[object], limit: int = 12) -> str:
     """Return `a, b and 3 more`."""
-    more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
-    return ", ".join(map(str, list(names)[:limit])) + more
+    shown = ", ".join(map(str, list(names)[:limit]))
+    if len(names) > limit:
+        shown += f" and {len(names) - limit:,} more"
+    return shown
 
 
-def count_of(things, noun):
+def count_of(things: Sized, noun: str) -> str:
     """Return `1 warning`, `2 warnings`."""
-    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
+    return f"{len(things)} {noun}" if len(things) == 1 else f"{len(things)} {noun}s"
 
 
-def show_value(value):
+def show_value(value: object) -> str:
     """Return a value as it may stand in a message: short, in backticks."""
     words = {type(None): "nothing", dict: "a mapping", list: "a list"}
     if type(value) in words:
         return words[type(value)]
-    text = str(value).lower() if isinstance(value, bool) else str(value)
+    text = str(value)
+    if isinstance(value, bool):
+        text = text.lower()
     return f"`{text[:60]}…`" if len(text) > 60 else f"`{text}`"
 
 
@@ -532,7 +555,7 @@ class Document:
         self.column = -1
         self.span: tuple[int, int] | None = None  # of the value read last, if it has its own
         self.open: list[array.array] = []  # the marks of the containers that are not over
-        self.opener: int | None = None  # the innermost bracket
+        self.opener = -1  # the innermost bracket; -1: none is open
 
         # What `locate` remembers, so that many problems are located in linear time.
         self.last_line = (0, 1)
@@ -545,7 +568,7 @@ class Document:
 
     def locate(self, path: tuple, *, key: bool = False) -> tuple[str, str]:
         """Return (`source:line:column`, excerpt) of a value, or of the nearest key above it."""
-        node = self.value
+        node: Any = self.value
         spans = self.marks[None] * 2
         for step in path:
             place = self.place_of(step, node)
@@ -651,7 +674,7 @@ class Document:
         if len(self.open) > DEPTH_LIMIT:
             self.fail("yaml-limit", f"more than {DEPTH_LIMIT} levels deep")
 
-    def leave(self, container: dict | list) -> dict | list:
+    def leave(self, container: _Container) -> _Container:
         """Keep the marks of a container that is over, and return it."""
         marks = self.open.pop()
         if marks:
@@ -773,6 +796,7 @@ class Document:
         text = self.text
         start = self.at
         char = text[start]
+        value: Any
         if char in "[{":
             value = self.read_flow()
         elif char in "\"'":
@@ -810,9 +834,9 @@ class Document:
     def resolve(self, text: str, at: int) -> object:
         """Return what the plain text at `at` means."""
         value = _WORDS.get(text, text)
+        if value is _CLASH:
+            self.fail_clash(text, at)
         if value is not text:
-            if value is _CLASH:
-                self.fail_clash(text, at)
             return value
 
         if not text.isascii():
@@ -925,6 +949,7 @@ class Document:
         self.enter()
         self.at += 1
 
+        container: Any
         if self.text[self.opener] == "[":
             container = self.read_flow_list()
         else:
@@ -995,7 +1020,7 @@ class Document:
     # -- what is wrong --
 
     def fail(self, slug: str, what: str, *, at: int | None = None, size: int = 1,
-             fix: str = "") -> None:
+             fix: str = "") -> NoReturn:
         """Refuse the text for what stands `at` a place, or for what explains it better."""
         if at is None:
             at = self.at
@@ -1003,7 +1028,7 @@ class Document:
         self.check_blank(at)
         self.refuse(slug, what, at, size=size, fix=fix)
 
-    def refuse(self, slug: str, what: str, at: int, *, size: int = 1, fix: str = "") -> None:
+    def refuse(self, slug: str, what: str, at: int, *, size: int = 1, fix: str = "") -> NoReturn:
         """Refuse the text for exactly this."""
         where, excerpt = self.show(at, at + size)
         raise FleetError(slug, what, where=where, excerpt=excerpt, fix=fix)
@@ -1128,7 +1153,7 @@ class Document:
 
     # -- what is wrong: characters that mean more --
 
-    def fail_unexpected(self, expected: str, *, fix: str = "") -> None:
+    def fail_unexpected(self, expected: str, *, fix: str = "") -> NoReturn:
         """Say why the character here cannot stand here."""
         char = self.text[self.at]
         self.check_blank(self.at)
@@ -1173,13 +1198,13 @@ class Document:
             fix += f", or {quoted}"
         self.fail_outside(f"{feature} ({shown})", fix, at=self.at, size=len(word))
 
-    def fail_outside(self, feature: str, fix: str, *, at: int, size: int) -> None:
+    def fail_outside(self, feature: str, fix: str, *, at: int, size: int) -> NoReturn:
         self.fail("yaml-unsupported", f"{feature} are outside the YAML subset", at=at,
                   size=size, fix=fix)
 
     def misplaced_fix(self, char: str) -> str:
         """Say what to do about a character that begins neither a value nor a key."""
-        if _DASH.match(self.text, self.at) and self.opener is None:
+        if _DASH.match(self.text, self.at) and self.opener < 0:
             return "start the list on the line below its key"
         if _MARKER.match(self.text, self.at):
             return "close the brackets above it, or indent the line"
@@ -1195,14 +1220,14 @@ class Document:
 
     def plain_text(self, at: int) -> str:
         """Return what would be plain text from `at` on, if it began with a letter."""
-        stops = _BLOCK_STOP if self.opener is None else _FLOW_STOP
+        stops = _BLOCK_STOP if self.opener < 0 else _FLOW_STOP
         stop = stops.search(self.text, at + 1)
         end = stop.start() if stop else len(self.text)
         return self.text[at:end].rstrip(" ")
 
     # -- what is wrong: keys --
 
-    def fail_key(self, at: int) -> None:
+    def fail_key(self, at: int) -> NoReturn:
         """Say why what stands here, at the column of a mapping, is no key."""
         self.at = at
         char = self.text[at]
@@ -1225,7 +1250,7 @@ class Document:
             fix += f": `{key.group()} {value}`"
         self.fail("yaml-syntax", "no space after the colon", at=key.end() - 1, fix=fix)
 
-    def fail_colon(self, start: int, column: int = -1) -> None:
+    def fail_colon(self, start: int, column: int = -1) -> NoReturn:
         """Say why the colon here does not make a key of the text from `start`.
 
         The text is the value of what stands at `column`.
@@ -1253,7 +1278,7 @@ class Document:
             fix = "quote the whole value"
         self.fail("yaml-syntax", "`: ` inside plain text", fix=fix)
 
-    def fail_folded_key(self, start: int, column: int) -> None:
+    def fail_folded_key(self, start: int, column: int) -> NoReturn:
         """Say why the text from `start` has its colon on another line than its beginning."""
         text = self.text
         self.check_quote(start, self.at)
@@ -1275,12 +1300,12 @@ class Document:
         if is_word and is_next and is_value and column >= 0:
             self.fail_alignment(column, self.line_start(start) + column, begin)
         fix = "quote the whole text, or put the missing `: ` after a key above"
-        if self.opener is not None:
+        if self.opener >= 0:
             fix = "look for a missing comma or colon above"
         line = self.line_of(start)
         self.fail("yaml-syntax", f"`: ` inside the text that begins on line {line}", fix=fix)
 
-    def fail_duplicate(self, mapping: dict, key: object, at: int) -> None:
+    def fail_duplicate(self, mapping: dict, key: object, at: int) -> NoReturn:
         place = list(mapping).index(key)
         line = self.line_of(self.open[-1][4 * place])
         name = str(key)
@@ -1289,7 +1314,7 @@ class Document:
 
     # -- what is wrong: columns --
 
-    def fail_neighbour(self, column: int, indent: int) -> None:
+    def fail_neighbour(self, column: int, indent: int) -> NoReturn:
         """Say why the line here does not follow the entries at `column`.
 
         What they belong to is at `indent`, and the line is deeper.
@@ -1331,7 +1356,7 @@ class Document:
         has_line = (key_start, key_end) != (value_start, value_end)
         return has_line and self.rest_of_line(self.at).endswith(":")
 
-    def fail_alignment(self, column: int, last: int, at: int) -> None:
+    def fail_alignment(self, column: int, last: int, at: int) -> NoReturn:
         """Say which is in a wrong column: the entries up to `last`, or what is `at` a place."""
         self.check_blank(at)
         starts = [start for start in self.open[-1][::4] if start < last]
@@ -1368,7 +1393,7 @@ class Document:
                 count += 1
         return count
 
-    def refuse_column(self, at: int, column: int, *, neighbour: int | None = None) -> None:
+    def refuse_column(self, at: int, column: int, *, neighbour: int | None = None) -> NoReturn:
         """Refuse what is `at` a place, because its neighbours stand at `column`."""
         line_start = self.line_start(at)
         neighbours = "its neighbours"
@@ -1407,7 +1432,7 @@ class Document:
         line_start = self.line_start(start)
         before = text[:start].rstrip(" \n")[-1:]
         is_key = not text[line_start:start].strip(" -")
-        if self.opener is not None:
+        if self.opener >= 0:
             is_key = text[self.opener] == "{" and before in "{,"
 
         key = _OPEN_KEY.match(text, start + 1)
@@ -1416,11 +1441,11 @@ class Document:
         else:
             line = text[start + 1:self.line_end(start)].split(" #")[0]
             # What is closed or separated behind the quote is no part of the text.
-            line = line.rstrip(" " if self.opener is None else " ,]}")
+            line = line.rstrip(" " if self.opener < 0 else " ,]}")
             end = start + 1 + len(line)
         return f"write `{text[start]}` {self.place(end)}"
 
-    def fail_item(self, closer: str) -> None:
+    def fail_item(self, closer: str) -> NoReturn:
         """Say why neither a comma nor the end of the brackets follows an item."""
         text = self.text
         start, end = self.open[-1][-2:]
@@ -1463,7 +1488,7 @@ class Document:
 
     # -- what is wrong: scalars --
 
-    def fail_clash(self, text: str, at: int) -> None:
+    def fail_clash(self, text: str, at: int) -> NoReturn:
         """Say how to write what programs read differently."""
         if text == "<<":
             self.fail_outside("merge keys (`<<`)", "repeat the values", at=at, size=2)
@@ -1478,7 +1503,7 @@ class Document:
         self.fail("yaml-ambiguous", f"YAML programs disagree about `{text[:80]}`", at=at,
                   size=len(text), fix=fix)
 
-    def fail_escape(self, token: str, at: int, fix: str) -> None:
+    def fail_escape(self, token: str, at: int, fix: str) -> NoReturn:
         self.fail("yaml-escape", f"`{_visible(token)}` is no character", at=at,
                   size=len(token), fix=fix)
 
@@ -1677,10 +1702,10 @@ def _json_encoder() -> json.JSONEncoder:
 
 # == 4. Fleet file ============================================================
 #
-# Takes a Document (section 3), gives a Fleet, or a Finding for everything that is wrong with it.
-# What a file may say is declared once: each `key(...)` of the records below names the rule of its
-# value, what it is for, and what its absence means. Checking, `schema`, the comments of `init` and
-# README's table are all made of that.
+# Takes a Document (section 3), gives a Fleet, or a Finding for everything that is wrong.
+# What a file may say is declared once: each `key(...)` of the records below names the rule of
+# its value, what it is for, and what its absence means. Checking, `schema`, the comments of
+# `init` and README's table are all made of that. A mistake is said once, with what to type.
 
 # -- Patterns, each of which means the same in Python and in JSON Schema (JavaScript) --
 
@@ -1697,7 +1722,8 @@ _ALIAS = "^(?!os[.]environ/)[A-Za-z0-9._:/@-]{1,128}$"
 _DURATION = "^-?([0-9]{1,4}h|[0-9]{1,6}[ms])+$"
 # The ending keeps a fleet file that somebody else wrote from handing out other secrets of the
 # environment; of what is left, not what shells, loaders and the generated file itself use.
-_VARIABLE = ("^(?!(BASH|ZSH|PYTHON)|(ANTHROPIC|CLAUDE|API|NO|LC|LD|DYLD|FISH|NODE|LITELLM_LOCAL)_)"
+_VARIABLE = ("^(?!(BASH|ZSH|PYTHON)|"
+             "(ANTHROPIC|CLAUDE|API|NO|LC|LD|DYLD|FISH|NODE|LITELLM_LOCAL)_)"
              "[A-Za-z_][A-Za-z0-9_]{0,115}_(MASTER|GATEWAY)_KEY$")
 _OCTET = "(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])"  # a number of an IPv4 address
 _LABEL = "[A-Za-z0-9_]+"  # a part of a host name
@@ -1726,7 +1752,8 @@ class Endpoint:
 
 def split_endpoint(endpoint: str) -> Endpoint:
     """Take an endpoint apart, or raise a FleetError that says what is wrong with it."""
-    match = re.fullmatch(r"(?i)(https?)://(\[[^\]/]*\]|[^/:\[\]]*)(?::([^/:]*))?(/\S*)?", endpoint)
+    host_pattern = r"\[[^\]/]*\]|[^/:\[\]]*"
+    match = re.fullmatch(rf"(?i)(https?)://({host_pattern})(?::([^/:]*))?(/\S*)?", endpoint)
     if not match:
         raise _bad_endpoint("not of the form scheme://host:port")
     scheme, host, port, path = match.groups()
@@ -1736,13 +1763,16 @@ def split_endpoint(endpoint: str) -> Endpoint:
     if not re.fullmatch(rf"{_HOST}|\[{_IPV6}(%.+)?\]", host):
         raise _bad_endpoint(f"`{host}` is not a host name or address")
 
+    scheme = scheme.lower()
     if port is None:
-        number = 443 if scheme.lower() == "https" else 80
+        number = {"http": 80, "https": 443}[scheme]
     elif re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= 65535:
         number = int(port)
     else:
         raise _bad_endpoint(f"`{port}` is not a port (1 to 65535)")
-    return Endpoint(scheme.lower(), host.strip("[]").lower(), number, (path or "").rstrip("/"))
+
+    path = (path or "").rstrip("/")
+    return Endpoint(scheme, host.strip("[]").lower(), number, path)
 
 
 def _bad_endpoint(what: str) -> FleetError:
@@ -1782,7 +1812,7 @@ def _normal_paragraph(text: str) -> str:
     return " ".join(line for line in lines if line)
 
 
-# -- What people mean: values that may stand behind one that its rule refuses, likeliest first --
+# -- What people mean by a value that its rule refuses: what it may stand for, likeliest first --
 
 # Double, single, French, and what keyboards offer for them.
 _QUOTES = ("\u201c\u201d\u201e\u201f\u2018\u2019\u201a\u201b\u00ab\u00bb\u2039\u203a"
@@ -1814,12 +1844,15 @@ def _meant_text(value: object) -> list[object]:
         return ["\n".join(value)]
     if isinstance(value, str):
         return [re.sub(f"[{_CONTROL}]", "", value), " ".join(value.split())]
-    return [_typed(value)] if isinstance(value, int) else []
+    if isinstance(value, int):
+        return [_typed(value)]
+    return []
 
 
 def _meant_name(value: object) -> list[object]:
     """Return text without the characters that names do not have."""
-    text = re.sub(r"\[1m\]$|^os[.]environ/", "", _typed(value))  # as Claude Code, LiteLLM write
+    # `[1m]` is how Claude Code asks for a window, `os.environ/` how LiteLLM names a variable.
+    text = re.sub(r"\[1m\]$|^os[.]environ/", "", _typed(value))
     as_alias = re.sub("[^A-Za-z0-9._:/@-]+", "-", text).strip("-")
     as_name = re.sub("[^A-Za-z0-9._-]+", "-", text).strip("-")
     return [*_meant_text(value), as_alias, as_name]
@@ -1831,7 +1864,7 @@ def _meant_agent_name(value: object) -> list[object]:
 
 
 def _meant_address(value: object) -> list[object]:
-    """Return the endpoint and the host of an address whose scheme, port or rest is not right."""
+    """Return the endpoint and the host of an address with a wrong scheme, port or rest."""
     text = re.sub(r"\s+(?=[:/])|(?<=[:/])\s+|[,;]$", "", _typed(value))
     scheme = "http"
     match = _SCHEME.fullmatch(text)
@@ -1885,7 +1918,8 @@ def _meant_list(value: object) -> list[object]:
 
 _TRUE_WORDS = ("true", "yes", "on", "1", "y", "enabled", "low", "medium", "high")
 _FALSE_WORDS = ("false", "no", "off", "0", "n", "disabled", "none")
-_ALWAYS_WORDS = ("forever", "always", "infinite", "infinity", "permanent", "unlimited", "true")
+_ALWAYS_WORDS = (
+    "forever", "always", "infinite", "infinity", "permanent", "unlimited", "true")
 
 
 def _meant_boolean(value: object) -> list[object]:
@@ -1938,12 +1972,14 @@ def _meant_number(value: object, units: Mapping[str, float]) -> list[Any]:
     amount = _read_amount(value)
     if not amount:
         return []
-    factor = units.get(amount.unit) if amount.unit else 1
+    factor = {"": 1, **units}.get(amount.unit)
     if not factor:
         return []
 
     number = amount.number * factor
-    return [int(number) if number == int(number) else number]
+    if number == int(number):
+        return [int(number)]
+    return [number]
 
 
 def _meant_count(value: object) -> list[object]:
@@ -1957,7 +1993,7 @@ def _meant_tokens(value: object) -> list[object]:
 
 
 def _meant_seconds(value: object) -> list[object]:
-    """Return seconds: milliseconds are what other programs count, -1 is what they call never."""
+    """Return seconds; other programs count milliseconds, and call -1 never."""
     if _typed(value).lower() in ("-1", *_ALWAYS_WORDS):
         return [RULES["seconds"].schema["maximum"]]
     amounts = _meant_number(value, {**UNIT_SECONDS, "ms": 0.001})
@@ -2097,7 +2133,7 @@ REQUIRED = object()
 
 
 def key(rule: str, words: str, default: Any = REQUIRED, *, name: str = "") -> Any:
-    """Declare a key of a section: its rule or own section, what it is for, what absence means.
+    """Declare a key: its rule or its own section, what it is for, what its absence means.
 
     Its `name` in the file is the field's own, unless given.
     """
@@ -2267,7 +2303,8 @@ PLACES = {
     "node": "to a node, under `nodes:`",
     "model": "to a model, under `models:`",
     "agent": "to an agent, under `agents:`"}
-HOMELESS_KEYS = ("name", "model", "host")  # words that people write everywhere, for many things
+# Words that people write everywhere, for many things.
+HOMELESS_KEYS = ("name", "model", "host")
 
 
 # -- Checking --
@@ -2282,7 +2319,7 @@ _UNREAD = object()  # the value of a key that is there, but cannot be told from 
 
 
 def put_space(text: object, keys: Iterable[str]) -> str:
-    """Return what mends a key and a value without a blank between them, or an empty string."""
+    """Return what mends a key and a value without a blank between, or an empty string."""
     name, _, value = str(text).partition(":")
     if name not in keys or not value.strip():
         return ""
@@ -2316,7 +2353,7 @@ def suggest_value(key: FileKey, value: object) -> str:
 
 
 def _likeliest(value: Any, rule: str) -> object:
-    """Return what obeys a rule and is most likely meant by another value; None: nobody knows."""
+    """Return what obeys a rule and is meant by a value, as far as one can tell, or None."""
     if value is None or len(_typed(value)) >= SUGGESTION_CHARACTERS:
         return None
     if isinstance(value, (list, dict)) and len(value) == 1 and not RULES[rule].item:
@@ -2364,7 +2401,7 @@ def _meant_key(name: object, absent: Iterable[str]) -> str:
 
 
 def _home_of(name: object, kind: str) -> str:
-    """Return where a key belongs that this kind of section does not have, or an empty string."""
+    """Return where a key belongs that a kind of section does not have, or an empty string."""
     if name == "name" and kind in NAME_RULES:
         return f"remove it: the {kind}'s name is the key above"
     if kind and name in HOMELESS_KEYS:
@@ -2376,7 +2413,7 @@ def _home_of(name: object, kind: str) -> str:
 
 
 def _kind_of(section: object) -> str:
-    """Return whether a section has keys of a node, a model or an agent, or an empty string."""
+    """Return whose keys a section has: a node's, a model's, an agent's, or nobody's ("")."""
     if isinstance(section, dict):
         for kind in NAME_RULES:
             needed = {key.name for key in FILE_KEYS[kind].values() if key.default is REQUIRED}
@@ -2410,22 +2447,23 @@ class _Checker:
     """Collects the `findings` about one `document` while its sections are read.
 
     What is wrong is None in the records that are made, or absent from a mapping of names.
-    A thing that stands in the wrong place, or under a wrong key, is reported once and then read
-    as if it were right: its path is the right one, and `moved` holds where it really stands.
+    What stands in the wrong place, or under a wrong key, is reported once and then read as if
+    it were right: its path is the right one, and `moved` holds where it really stands.
     """
 
     def __init__(self, document: Document) -> None:
         self.document = document
-        self.tree: dict[str, Any] = {}
         self.findings: list[Finding] = []
-        self.moved: dict[tuple, tuple] = {}  # by the path that is right: the path in the document
+        self.tree: dict[str, Any] = {}  # the whole file, its sections where they belong
+        self.moved: dict[tuple, tuple] = {}  # the right path: the path in the document
         self.passed: set[tuple] = set()  # paths in the document that were moved away
         self.unreadable: set[str] = set()  # kinds whose names are not known
         self.spellings: dict[str, set[str]] = {}  # by kind: its names, as text
         self.meanings: dict[str, dict[str, str]] = {}  # by kind: see _meanings_of
 
-    def error(self, slug: str, path: tuple, what: str, *, fix: str = "", key: bool = False) -> None:
-        """Report what is wrong with a value; `what` goes on after its path, unless with a key."""
+    def error(self, slug: str, path: tuple, what: str, *, fix: str = "",
+              key: bool = False) -> None:
+        """Report what is wrong with a value (`what` goes on after its path), or with a `key`."""
         if len(self.findings) == FINDINGS_LIMIT:
             raise FleetError("too-many", "and more; mend these first")
         if not key:
@@ -2452,10 +2490,12 @@ class _Checker:
         return self.section("", (), tree)
 
     def gather_sections(self, tree: dict) -> dict:
-        """Return the file with those sections at its left margin that were indented too far."""
+        """Return the file with its sections, also those that were indented too far."""
         whole = dict(tree)
         for name in FILE_KEYS[""]:
-            path = () if name in tree else _find_section(tree, name)
+            if name in tree:
+                continue
+            path = _find_section(tree, name)
             if path:
                 self.error("misplaced-section", path, key=True,
                            what=f"`{name}:` stands inside {_dotted(path[:-1])}",
@@ -2468,7 +2508,7 @@ class _Checker:
         return whole
 
     def gather_names(self, tree: dict) -> dict:
-        """Return the file with those nodes, models and agents in place that were not indented."""
+        """Return the file with its nodes, models and agents, also those not indented."""
         whole = dict(tree)
         for name, section in tree.items():
             kind = _kind_of(section)
@@ -2479,8 +2519,9 @@ class _Checker:
             if not isinstance(neighbours, dict) or name in neighbours:
                 continue
 
-            self.error("misplaced-section", (name,), key=True, fix=f"indent it under `{home}:`",
-                       what=f"`{_typed(name)}:` stands beside `{home}:`, not in it")
+            self.error("misplaced-section", (name,), key=True,
+                       what=f"`{_typed(name)}:` stands beside `{home}:`, not in it",
+                       fix=f"indent it under `{home}:`")
             self.move((home, name), (name,))
             whole[home] = {**neighbours, name: section}
             del whole[name]
@@ -2503,7 +2544,7 @@ class _Checker:
         return SECTIONS[kind](**values)
 
     def entries(self, kind: str, path: tuple, section: dict) -> dict[str, Any]:
-        """Return {key: value}, each misspelled key reported and under the name that was meant."""
+        """Return {key: value}; an unknown key is reported, and read as the one it means."""
         keys = FILE_KEYS[kind]
         entries = {name: section[name] for name in keys if name in section}
         for name, value in section.items():
@@ -2516,10 +2557,11 @@ class _Checker:
                 meant, value = str(name).partition(":")[0], _UNREAD
             else:
                 meant = _meant_key(name, keys.keys() - entries.keys())
-                fix = f"did you mean `{meant}`?" if meant else _home_of(name, kind)
+            if meant and not fix:
+                fix = f"did you mean `{meant}`?"
+            fix = fix or _home_of(name, kind) or _known_keys(kind, path)
             self.error("unknown-key", path + (name,), key=True,
-                       what=f"unknown key {show_value(name)} in {_dotted(path)}",
-                       fix=fix or _known_keys(kind, path))
+                       what=f"unknown key {show_value(name)} in {_dotted(path)}", fix=fix)
 
             if meant and meant not in entries:
                 entries[meant] = value
@@ -2531,7 +2573,8 @@ class _Checker:
         path = path + (key.name,)
         value = entries.get(key.name, _UNREAD)
         if key.name not in entries:
-            self.error("missing-key", path, "is missing", fix=f"add `{key.name}:` ({key.words})")
+            self.error("missing-key", path, "is missing",
+                       fix=f"add `{key.name}:` ({key.words})")
         if value is _UNREAD:
             self.unreadable.add(key.rule)
             return None
@@ -2549,12 +2592,16 @@ class _Checker:
             return tuple(self.value(item, path + (index,), each)
                          for index, each in enumerate(value))
 
-        if isinstance(value, str) and key.rule not in PROSE_RULES and _is_curly(value):
+        is_curly = isinstance(value, str) and _is_curly(value)
+        if is_curly and key.rule not in PROSE_RULES:
+            # Word processors make them, and a model of that name would never be found.
             self.refuse("curly-quotes", key, path, value,
                         ": to YAML, such quotes are a part of the value")
-            return None if key.rule == "reference" else _likeliest(value, key.rule)
-        if isinstance(value, str) and value and key.rule == "reference":
-            return value  # `reference` will say more than a rule can
+            if key.rule == "reference":
+                return None
+            return _likeliest(value, key.rule)
+        if key.rule == "reference" and isinstance(value, str) and value:
+            return value  # `reference` will say more about it than a rule can
         if not obeys(value, key.rule):
             self.refuse("bad-value", key, path, value, f"; accepted: {rule.words}")
             return None
@@ -2578,12 +2625,14 @@ class _Checker:
         """Return what to write instead of a wrong value: for a name, one that there is."""
         if key.rule not in ("reference", "references") or value in (None, ""):
             return suggest_value(key, value)
-        sections = self.tree.get("nodes" if key.name == "node" else "models")
+        kind = "node" if key.name == "node" else "model"
+        sections = self.tree.get(f"{kind}s")
         if not isinstance(sections, dict):
             return suggest_value(key, value)
 
-        meant = _likeliest(value, key.rule)
-        names = meant if isinstance(meant, list) else [meant]
+        names = _likeliest(value, key.rule)
+        if not isinstance(names, list):
+            names = [names]
         if all(name in sections for name in names):
             return suggest_value(key, value)
         return f"write one of these: {some_of(sections)}"
@@ -2592,7 +2641,7 @@ class _Checker:
         """Check a mapping of names to sections; return {name: record}."""
         if not isinstance(value, dict) or not value and kind != "agent":
             sections = self.list_of_sections(kind, path, value)
-            if not sections:
+            if not any(sections.values()):
                 self.unreadable.add(kind)
                 return {}
             value = sections
@@ -2612,22 +2661,30 @@ class _Checker:
         return records
 
     def list_of_sections(self, kind: str, path: tuple, value: object) -> dict[str, dict]:
-        """Report what is no mapping of names; return one where its items have each a `name`."""
+        """Report what is no mapping of names; return what a list of mappings would be as one."""
+        shown = show_value(value)
+        items = []
+        if isinstance(value, list):
+            items = value
+        elif value == {}:
+            shown = "an empty mapping"
+
         sections = {}
         example = ""
-        for index, item in enumerate(value if isinstance(value, list) else ()):
-            name = item.get("name") if isinstance(item, dict) else item
-            if not isinstance(name, str):
-                continue
-            example = example or name
+        for index, item in enumerate(items):
+            section = {"name": item}
             if isinstance(item, dict):
-                sections[name] = {key: item[key] for key in item if key != "name"}
+                section = dict(item)
+            name = section.pop("name", None)
+            if isinstance(name, str):
+                example = example or name
+                sections[name] = section
                 self.moved[path + (name,)] = self.real(path) + (index,)
 
-        shown = "an empty mapping" if value == {} else show_value(value)
         fix = f"write `{path[0]}:`, below it a name, below that its keys"
         if example:
-            fix = f"write `{example[:64]}:` on a line of its own, below it its keys, without dashes"
+            fix = (f"write `{example[:64]}:` on a line of its own, below it its keys, "
+                   "without dashes")
         self.error("not-mapping", path, f"must hold {kind}s by name, not {shown}", fix=fix)
         return sections
 
@@ -2659,15 +2716,16 @@ class _Checker:
         if name in self.spellings[kind]:  # a name that is a number: that was said
             return
 
-        shown = name if len(name) <= 60 else f"{name[:60]}…"
         meaning = self.meanings[kind].get(name.lower())
+        choices = list(records)
+        if path[0] == "models" and kind == "model":  # nobody falls back on itself
+            choices.remove(path[1])
+        fix = nearest(name, choices) or f"known {kind}s: {some_of(records) or 'none'}"
         if meaning:
             fix = f"did you mean {meaning}?"
-        else:
-            own = path[1] if "fallback" in path else None  # nobody falls back on itself
-            others = [other for other in records if other != own]
-            fix = nearest(name, others) or f"known {kind}s: {some_of(records) or 'none'}"
-        self.error(f"unknown-{kind}", path, f"references unknown {kind}: {shown}", fix=fix)
+        if len(name) > 60:
+            name = f"{name[:60]}…"
+        self.error(f"unknown-{kind}", path, f"references unknown {kind}: {name}", fix=fix)
 
 
 def _dotted(path: tuple) -> str:
@@ -2702,7 +2760,7 @@ def _suggest_section(kind: str, path: tuple, value: object) -> str:
 
 
 def _meanings_of(records: dict[str, Any]) -> dict[str, str]:
-    """Return {word in lower case: `name`, which is …} for what people write instead of a name."""
+    """Return {word in lower case: "`name`, which is …"} for what is written for a name."""
     sure: dict[str, str] = {}
     likely: dict[str, str] = {}
     for name, record in records.items():
@@ -2734,7 +2792,7 @@ def _addresses(endpoint: str | None) -> set[str]:
 
 
 def check_fleet(document: Document) -> tuple[Fleet | None, list[Finding]]:
-    """Return (Fleet, []) for a file that has been read, or (None, everything that is wrong)."""
+    """Return (Fleet, []) for a file that was read, or (None, everything that is wrong)."""
     if document.value is None:
         return None, [_empty_file(document)]
     check = _Checker(document)
@@ -2757,16 +2815,20 @@ def check_fleet(document: Document) -> tuple[Fleet | None, list[Finding]]:
 
     if check.findings:
         return None, sorted(check.findings, key=_place_of) + last
-    fleet = Fleet(project.name, project.gateway, tiers, file.nodes, models, file.agents, document)
+    fleet = Fleet(
+        name=project.name, gateway=project.gateway, claude=tiers,
+        nodes=file.nodes, models=file.models, agents=file.agents, document=document)
     return fleet, []
 
 
 def _empty_file(document: Document) -> Finding:
     where, excerpt = document.locate(())
-    what = "the file is empty; it needs `project:` with a `name:`, `nodes:`, `models:`, `agents:`"
+    what = ("the file is empty; it needs `project:` with a `name:`, "
+            "`nodes:`, `models:`, `agents:`")
     fix = "subagent-fleet init --force"  # a file is there, so `init` alone would refuse
-    if re.fullmatch("[A-Za-z0-9._/-]+", document.source) and document.source != CONFIG_NAMES[0]:
-        fix += f" --output {document.source}"
+    source = document.source
+    if source != CONFIG_NAMES[0] and re.fullmatch("[A-Za-z0-9._/-]+", source):
+        fix += f" --output {source}"
     return Finding("empty-file", "error", what, where, excerpt, fix)
 
 
@@ -2792,8 +2854,9 @@ def _check_agent(check: _Checker, agent: Agent, models: dict[str, Model]) -> Non
             fix = "rename it"
         else:
             continue
-        check.error("bad-frontmatter", (*path, "frontmatter", key), key=True, fix=fix,
-                    what=f"agents.{agent.name}.frontmatter cannot hold the key {show_value(key)}")
+        at = (*path, "frontmatter")
+        check.error("bad-frontmatter", (*at, key), key=True, fix=fix,
+                    what=f"{_dotted(at)} cannot hold the key {show_value(key)}")
 
 
 def _check_model(check: _Checker, model: Model, models: dict[str, Model],
@@ -2811,8 +2874,9 @@ def _check_model(check: _Checker, model: Model, models: dict[str, Model],
                     fix=f"write `claude-{alias.lower()}-local`")
     if leaves_house(model.ollama_model or "") and not model.cloud:
         check.error("cloud-model", (*path, "ollama_model"),
-                    f"is `{model.ollama_model}`: Ollama sends this to ollama.com; it does not "
-                    "run on your machine", fix="choose a local model, or add `cloud: true`")
+                    f"is `{model.ollama_model}`: Ollama sends this to ollama.com; "
+                    "it does not run on your machine",
+                    fix="choose a local model, or add `cloud: true`")
 
 
 def _check_cycles(check: _Checker, models: dict[str, Model]) -> None:
@@ -2853,9 +2917,11 @@ def full_model_name(name: str) -> str:
 # -- Schema --
 
 def render_schema() -> dict[str, Any]:
-    """Return the JSON Schema of the fleet file, for editors, from the records that check it."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "subagent-fleet",
-            **_section_schema("")}
+    """Return the JSON Schema of the fleet file, from the records that check it."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "subagent-fleet",
+        **_section_schema("")}
 
 
 def _section_schema(kind: str) -> dict[str, Any]:
@@ -2880,9 +2946,9 @@ def _key_schema(key: FileKey) -> dict[str, Any]:
 
 # == 5. Planning ==============================================================
 #
-# Takes a Fleet and, where they were asked, what its nodes answered. Gives decisions: which model
-# stands for which tier, what is true of a route, what Claude Code's environment holds, what
-# happens to a file, and what `init` and `worker` propose. It decides; sections 7 and 8 word it.
+# Takes a Fleet and, where they were asked, what its nodes answered. Gives decisions: which
+# model stands for which tier, what is true of a route, what Claude Code's environment holds,
+# what happens to a file, what `init` and `worker` propose. Sections 7 and 8 put it in words.
 
 MAIN_CONTEXT_TOKENS = 32768  # Claude Code's own prompt is 10-18k tokens, before any work
 SMALL_CONTEXT_TOKENS = 8192
@@ -2965,7 +3031,7 @@ def plan_prompt(agent: Agent) -> str:
 
 
 def plan_tools(tools: Iterable[str]) -> tuple[str, ...]:
-    """Return the tools that Claude Code still has, in order, gone ones replaced, none twice."""
+    """Return the tools that Claude Code still has, gone ones replaced, none twice."""
     kept: list[str] = []
     for tool in tools:
         present = GONE_TOOLS.get(tool.split("(")[0], tool)
@@ -3022,8 +3088,8 @@ def rate_model(model: NodeModel) -> Rating:
     if capabilities and not calls_tools:
         return Rating(score, "cannot call tools")
     if not holds_prompt:
-        return Rating(score, f"holds {context} tokens; Claude Code's own prompt takes 10,000 to "
-                             "18,000")
+        flaw = f"holds {context} tokens; Claude Code's own prompt takes 10,000 to 18,000"
+        return Rating(score, flaw)
     return Rating(score)
 
 
@@ -3082,7 +3148,7 @@ def _family(ollama_model: str) -> str:
 
 
 def plan_correction(model: Model, state: NodeState) -> str:
-    """Return what to write where a model's name is nearly one that its node has, or nothing."""
+    """Return what to write where a name is nearly that of a model there, or nothing."""
     near = near_model(state.models, model.ollama_model)
     if near is None:
         return ""
@@ -3091,7 +3157,7 @@ def plan_correction(model: Model, state: NodeState) -> str:
 
 # -- what fits a machine --
 
-ROUGH_TOKEN_BYTES = 12_000  # a token of context takes about so much for each billion parameters
+ROUGH_TOKEN_BYTES = 12_000  # of a token of context, for each billion parameters
 LARGEST_MODEL_BYTES = 1 << 50  # what says it is larger says nothing
 
 
@@ -3107,7 +3173,7 @@ def plan_token_bytes(known: Mapping[str, Any]) -> int | None:
     if not width and number("attention.head_count"):  # then the heads share the embedding
         width = 2 * number("embedding_length") // number("attention.head_count")
 
-    # Not every layer keeps the whole context. Of those with a window every other one does at most
+    # Not every layer keeps the whole context: of those with a window every other one at most
     # (gpt-oss; gemma has fewer), of hybrids (qwen3-next) one in so many.
     if number("attention.sliding_window"):
         layers = (layers + 1) // 2
@@ -3122,7 +3188,7 @@ def plan_gigabytes(model: NodeModel, context: int) -> float:
 
 
 def plan_fitting_context(model: NodeModel, gigabytes: float) -> int:
-    """Return the context that a model can have in so much memory, in whole 1,024; 0 for none."""
+    """Return the context that so much memory has room for, in whole 1,024; 0 for none."""
     room = gigabytes * 1e9 - _weight_bytes(model)
     each = _token_bytes(model)
     return max(int(room / each) // 1024 * 1024, 0) if each else 0
@@ -3159,7 +3225,8 @@ def plan_tiers(fleet: Fleet) -> dict[str, str]:
     """
     by_size = sorted(fleet.models.values(),
                      key=lambda model: (billions(model.ollama_model), model.context))
-    return {tier: fleet.claude.get(tier) or _plan_tier(fleet, tier, by_size) for tier in TIERS}
+    return {tier: fleet.claude.get(tier) or _plan_tier(fleet, tier, by_size)
+            for tier in TIERS}
 
 
 def _plan_tier(fleet: Fleet, tier: str, by_size: Sequence[Model]) -> str:
@@ -3197,7 +3264,7 @@ def plan_used_models(fleet: Fleet) -> set[str]:
 
 
 def _models_leading_to(fleet: Fleet, goal: str) -> set[str]:
-    """Return the models whose fallbacks lead to one, and itself: it cannot fall back on them."""
+    """Return a model and those whose fallbacks lead to it: on none can it fall back."""
     callers: dict[str, list[str]] = {}
     for model in fleet.models.values():
         for name in model.fallback:
@@ -3247,8 +3314,9 @@ class RouteState:
     fallback: str | None = None  # a model's name
 
 
-def plan_route_state(fleet: Fleet, states: Mapping[str, NodeState], model: Model) -> RouteState:
-    """Return the RouteState of a model; what counts as ready is that no request will load it."""
+def plan_route_state(fleet: Fleet, states: Mapping[str, NodeState],
+                     model: Model) -> RouteState:
+    """Return the RouteState of a model; ready means that no request will load it."""
     node = states[model.node]
     if not _can_answer(states, model):
         state = "model missing" if node.online else "node offline"
@@ -3269,8 +3337,9 @@ def _can_answer(states: Mapping[str, NodeState], model: Model) -> bool:
     return node.online and (model.cloud or bool(find_models(node.models, model.ollama_model)))
 
 
-def _plan_substitute(fleet: Fleet, states: Mapping[str, NodeState], model: Model) -> str | None:
-    """Return the name of the first model that answers instead: a fallback, or of its alias."""
+def _plan_substitute(fleet: Fleet, states: Mapping[str, NodeState],
+                     model: Model) -> str | None:
+    """Return the name of the first that answers instead: a fallback, or one of its alias."""
     others = [fleet.models[name] for name in model.fallback]
     others += [twin for twin in fleet.models.values() if twin.alias == model.alias]
     for other in others:
@@ -3366,8 +3435,8 @@ CLOUDS = ("BEDROCK", "VERTEX", "FOUNDRY", "MANTLE", "ANTHROPIC_AWS", "ANTHROPIC_
 class Variable:
     """One variable of the environment: what becomes of it, and why.
 
-    The gateway's key is in no plan, so that every plan can be shown: `holds_key` says where it
-    goes, and the value is empty.
+    The gateway's key is in no plan, so that every plan can be shown: `holds_key` says where
+    it goes, and the value is empty.
     """
 
     name: str
@@ -3396,24 +3465,27 @@ def plan_environment(fleet: Fleet) -> list[Variable]:
 
 def _gateway_variables(gateway: Gateway) -> Iterator[Variable]:
     """Yield where the gateway is and how Claude Code shows its key."""
-    yield Variable(gateway.master_key_env, "", "the gateway's key; one that is set already is kept",
-                   holds_key=True)
+    yield Variable(gateway.master_key_env, "", holds_key=True,
+                   why="the gateway's key; one that is set already is kept")
     yield Variable("ANTHROPIC_BASE_URL", gateway_url(gateway),
                    "the gateway, which stands for Claude")
-    yield Variable("ANTHROPIC_AUTH_TOKEN", "", "how Claude Code shows the key", holds_key=True)
+    yield Variable("ANTHROPIC_AUTH_TOKEN", "", holds_key=True,
+                   why="how Claude Code shows the key")
 
 
 def _rival_variables() -> Iterator[Variable]:
     """Yield what would lead Claude Code past the gateway, or past an agent's model."""
-    yield Variable("ANTHROPIC_API_KEY", "", "would be shown as well", is_unset=True)
-    yield Variable("CLAUDE_CODE_SUBAGENT_MODEL", "", "would beat the model of every agent",
-                   is_unset=True)
+    # 2.1.197 lets the variable beat an agent's model; 2.1.326 only together with _FORCE.
+    yield Variable("ANTHROPIC_API_KEY", "", is_unset=True, why="would be shown as well")
+    yield Variable("CLAUDE_CODE_SUBAGENT_MODEL", "", is_unset=True,
+                   why="would beat the model of every agent")
     for cloud in CLOUDS:
-        yield Variable(f"CLAUDE_CODE_USE_{cloud}", "", "would ask a cloud instead", is_unset=True)
+        yield Variable(f"CLAUDE_CODE_USE_{cloud}", "", is_unset=True,
+                       why="would ask a cloud instead")
 
 
 def _proxy_variables(fleet: Fleet) -> Iterator[Variable]:
-    """Yield the hosts that are asked without a proxy, in both spellings that programs read."""
+    """Yield the hosts that are asked without a proxy, in both spellings that are read."""
     urls = [node.endpoint for node in fleet.nodes.values()]
     urls += [gateway_url(fleet.gateway), OLLAMA_ENDPOINT]  # which LiteLLM asks, too (1.106.2)
     hosts: list[str] = []
@@ -3428,14 +3500,17 @@ def _proxy_variables(fleet: Fleet) -> Iterator[Variable]:
 
 def _tier_variables(fleet: Fleet, tiers: Mapping[str, str]) -> Iterator[Variable]:
     """Yield which alias answers for the main session and for each tier."""
+    # All of them, always: a main model that calls an agent with `model: "sonnet"` beats the
+    # agent's own model, and an unset tier means one of Anthropic's (2.1.326).
     yield Variable("ANTHROPIC_MODEL", fleet.models[tiers["main"]].alias, "the main session")
     for tier in TIERS[1:]:
-        yield Variable(f"ANTHROPIC_DEFAULT_{tier.upper()}_MODEL", fleet.models[tiers[tier]].alias,
-                       f"what `{tier}` means")
+        alias = fleet.models[tiers[tier]].alias
+        yield Variable(f"ANTHROPIC_DEFAULT_{tier.upper()}_MODEL", alias, f"what `{tier}` means")
 
 
 def _window_variables(session: Model) -> Iterator[Variable]:
     """Yield what the main session's model holds."""
+    # Claude Code compacts at the window less the answer less 13,000 tokens (2.1.326).
     yield Variable("CLAUDE_CODE_MAX_CONTEXT_TOKENS", str(session.context),
                    "the main model's window; Claude Code would take it for 1,000,000")
     yield Variable("CLAUDE_CODE_MAX_OUTPUT_TOKENS",
@@ -3445,10 +3520,13 @@ def _window_variables(session: Model) -> Iterator[Variable]:
 
 def _cache_variables() -> Iterator[Variable]:
     """Yield what keeps a prompt's beginning the same, and Claude Code's calls at home."""
+    # Otherwise the system prompt differs in each conversation from its 47th character on, and
+    # a node reads 10,000 tokens anew (2.1.326).
     yield Variable("CLAUDE_CODE_ATTRIBUTION_HEADER", "0",
                    "else nothing of a prompt is found in the cache")
     yield Variable("CLAUDE_CODE_TOTAL_TOKENS_REMINDER", "off", "the same")
-    yield Variable("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1", "no calls but to the gateway")
+    yield Variable("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1",
+                   "no calls but to the gateway")
 
 
 def _patience_variables(fleet: Fleet) -> Iterator[Variable]:
@@ -3456,17 +3534,21 @@ def _patience_variables(fleet: Fleet) -> Iterator[Variable]:
 
     A request waits for its turn, then for a first token, then for the next candidate's.
     """
+    # Left alone, 2.1.326 gives up after 300 to 360 s of silence and asks again, up to 11 times;
+    # each time the node reads the prompt from its beginning.
     slowest = max(model.timeout for model in fleet.models.values()) * 1000
     yield Variable("API_FORCE_IDLE_TIMEOUT", "0",
                    "a local model may need minutes for its first token")
-    yield Variable("CLAUDE_STREAM_IDLE_TIMEOUT_MS", str(slowest * 3), "thrice the slowest timeout")
+    yield Variable("CLAUDE_STREAM_IDLE_TIMEOUT_MS", str(slowest * 3),
+                   "thrice the slowest timeout")
     yield Variable("API_TIMEOUT_MS", str(slowest * 5), "five times, for a whole answer")
 
 
 def _thrift_variables(fleet: Fleet, session: Model) -> Iterator[Variable]:
     """Yield what spares a small window and a single machine."""
     if session.context <= LEAN_CONTEXT_TOKENS:
-        yield Variable("CLAUDE_CODE_SIMPLE_SYSTEM_PROMPT", "1", "a shorter prompt, small window")
+        yield Variable("CLAUDE_CODE_SIMPLE_SYSTEM_PROMPT", "1",
+                       "a shorter prompt, small window")
     if len({model.node for model in fleet.models.values()}) == 1:
         yield Variable("CLAUDE_CODE_DISABLE_BACKGROUND_TASKS", "1",
                        "one machine: an agent and its caller would compete for it")
@@ -3559,7 +3641,7 @@ STARTER_MODELS = {
 class Starter:
     """What `init` writes."""
 
-    tree: dict[str, dict[str, dict[str, Any]]]  # `nodes`, `models` and `agents` of a fleet file
+    tree: dict[str, dict[str, dict[str, Any]]]  # `nodes`, `models` and `agents` by name
     has_models: bool  # else those in it are placeholders
     flaw: str  # what the best model lacks
 
@@ -3574,9 +3656,9 @@ def plan_starter(states: Sequence[NodeState]) -> Starter:
 
     models = {"heavy-coder": _starter_model("heavy", chosen[-1])}
     if len(chosen) > 1:
-        models["small-coder"] = _starter_model("small", chosen[0])
-        if chosen[0].node != chosen[-1].node and _context_for(
-                chosen[0].model, MAIN_CONTEXT_TOKENS) == MAIN_CONTEXT_TOKENS:
+        small = _starter_model("small", chosen[0])
+        models["small-coder"] = small
+        if chosen[0].node != chosen[-1].node and small["context"] >= MAIN_CONTEXT_TOKENS:
             models["heavy-coder"]["fallback"] = ["small-coder"]
 
     agents = {}
@@ -3603,13 +3685,17 @@ def _starter_nodes(states: Sequence[NodeState]) -> dict[str, dict[str, Any]]:
 def _starter_model(size: str, placed: PlacedModel) -> dict[str, Any]:
     """Return a model's keys in the fleet file."""
     usual = STARTER_MODELS[size]
-    return {"node": placed.node, "ollama_model": placed.model.name, "litellm_alias": usual.alias,
-            "timeout": usual.timeout, "context": _context_for(placed.model, usual.context),
-            "max_parallel": 1}
+    return {
+        "node": placed.node,
+        "ollama_model": placed.model.name,
+        "litellm_alias": usual.alias,
+        "timeout": usual.timeout,
+        "context": _context_for(placed.model, usual.context),
+        "max_parallel": 1}
 
 
 def _starter_flaw(states: Sequence[NodeState], ranked: Sequence[PlacedModel]) -> str:
-    """Return what the best model lacks, or why the first of those that are there will not do."""
+    """Return what the best model lacks, or why the first one that is there will not do."""
     models = [ranked[-1].model] if ranked else [
         model for state in states for model in state.models]
     for model in models:
@@ -3623,7 +3709,7 @@ def _starter_flaw(states: Sequence[NodeState], ranked: Sequence[PlacedModel]) ->
 
 def plan_worker_block(name: str, state: NodeState,
                       reached: Iterable[NodeState]) -> dict[str, dict[str, Any]]:
-    """Return the `nodes:` and `models:` to paste: a worker's `state`, `reached` at each address."""
+    """Return the `nodes:` and `models:` to paste of a worker, `reached` at its addresses."""
     node = _make_name(name.split(".")[0], "worker")
     models: dict[str, dict[str, Any]] = {}
     for number, placed in enumerate(best_models([state])):
@@ -3634,7 +3720,8 @@ def plan_worker_block(name: str, state: NodeState,
             "node": node, "ollama_model": placed.model.name,
             "litellm_alias": f"{model}-local" if model in CLAUDE_WORDS else model,
             "context": _context_for(placed.model, MAIN_CONTEXT_TOKENS)}
-    return {"nodes": {node: {"endpoint": _best_endpoint(name, state, reached)}}, "models": models}
+    endpoint = _best_endpoint(name, state, reached)
+    return {"nodes": {node: {"endpoint": endpoint}}, "models": models}
 
 
 def _best_endpoint(name: str, state: NodeState, reached: Iterable[NodeState]) -> str:
@@ -3699,11 +3786,12 @@ def plan_added_models(fleet: Fleet, state: NodeState) -> list[NodeModel]:
 
 # == 6. Findings ==============================================================
 #
-# Takes a Fleet and the Facts that were gathered; gives Findings: what is so, and what mends it.
-# `validate` runs LINTS, which know the file alone; `doctor` runs CHECKS, which know what was seen
-# as well. A new finding is a function with its row, `@lint` or `@check(topic)`, above it.
+# Takes a Fleet and the Facts that were gathered; gives Findings: what is so, what mends it.
+# `validate` runs LINTS, which know the file alone; `doctor` runs CHECKS, which know what was
+# seen as well. A new finding is a function with its row, `@lint` or `@check`, above it.
 
-LITELLM_INSTALL = "uv tool install --python 3.12 'litellm[proxy]==1.106.2' (or pipx install …)"
+LITELLM_INSTALL = ("uv tool install --python 3.12 'litellm[proxy]==1.106.2' "
+                   "(or pipx install …)")
 CLAUDE_INSTALL = "npm install -g @anthropic-ai/claude-code@latest"
 OUR_GATEWAY = "this fleet's gateway"
 OLD_GATEWAY = "a gateway with an older config"
@@ -3711,10 +3799,11 @@ TOOL_CALLER = "qwen3-coder:30b"  # a model that calls tools, to name where one d
 EDIT_TOOLS = {"Edit", "Write", "NotebookEdit"}
 KNOWN_TOOLS = """
     Agent AskUserQuestion Bash BashOutput CronCreate CronDelete CronList Edit EnterPlanMode
-    EnterWorktree ExitPlanMode ExitWorktree Glob Grep KillShell LSP ListAgents ListMcpResourcesTool
-    Monitor NotebookEdit PowerShell PushNotification Read ReadMcpResourceTool ReportFindings
-    ScheduleWakeup SendMessage Skill Task TaskCreate TaskGet TaskList TaskOutput TaskStop
-    TaskUpdate ToolSearch WebFetch WebSearch Workflow Write
+    EnterWorktree ExitPlanMode ExitWorktree Glob Grep KillShell LSP ListAgents
+    ListMcpResourcesTool Monitor NotebookEdit PowerShell PushNotification Read
+    ReadMcpResourceTool ReportFindings ScheduleWakeup SendMessage Skill Task TaskCreate
+    TaskGet TaskList TaskOutput TaskStop TaskUpdate ToolSearch WebFetch WebSearch Workflow
+    Write
 """.split()
 KNOWN_FRONTMATTER = """
     color maxTurns effort permissionMode disallowedTools skills memory isolation background
@@ -3725,11 +3814,10 @@ KNOWN_FRONTMATTER = """
 
 # -- warnings: what the file alone shows --
 
-LINTS: list[Callable[[Fleet, Callable[..., Finding]], Iterator[Finding]]] = []
+LINTS: list[_Rule] = []
 
 
-def lint(rule: Callable[[Fleet, Callable[..., Finding]], Iterator[Finding]]) \
-        -> Callable[[Fleet, Callable[..., Finding]], Iterator[Finding]]:
+def lint(rule: _Rule) -> _Rule:
     """Add a row to LINTS: a rule that yields what `warn` makes of its words."""
     LINTS.append(rule)
     return rule
@@ -3748,61 +3836,64 @@ def lint_fleet(fleet: Fleet) -> Iterator[Finding]:
 
 
 @lint
-def _lint_gateway_host(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_gateway_host(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of a gateway that others can reach."""
     host = fleet.gateway.host
     if not LOOPBACK.fullmatch(host):
         yield warn("exposed-gateway", ("project", "gateway", "host"),
-                   what=f"`{host}` offers your models to the network; only the key protects them",
-                   fix="write `host: 127.0.0.1`, or keep it on a private network with a strong key")
+                   what=f"`{host}` offers your models to the network; only the key protects "
+                        "them",
+                   fix="write `host: 127.0.0.1`, or keep it on a private network with a "
+                       "strong key")
 
 
 @lint
-def _lint_public_endpoints(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_public_endpoints(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of prompts that cross the internet in clear."""
     for name, node in fleet.nodes.items():
         host = _host_of(node.endpoint)
         if node.endpoint.startswith("http:") and address_kind(host) == "public":
             yield warn("public-endpoint", ("nodes", name, "endpoint"),
-                       what=f"{host} is a public address and http sends every prompt in clear",
+                       what=f"{host} is a public address and http sends every prompt in "
+                            "clear",
                        fix="use a LAN, Tailscale or WireGuard address, or https")
 
 
 @lint
-def _lint_endpoint_paths(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_endpoint_paths(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of the address at which Ollama speaks another dialect."""
     for name, node in fleet.nodes.items():
         if node.endpoint.endswith("/v1"):
             yield warn("endpoint-v1", ("nodes", name, "endpoint"),
-                       what="`/v1` is where Ollama speaks to other programs; it is asked beside it",
+                       what="`/v1` is where Ollama speaks to other programs",
                        fix=f"write `endpoint: {node.endpoint[:-len('/v1')]}`")
 
 
 @lint
-def _lint_endpoints_of_ours(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_endpoints_of_ours(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of a gateway that would ask itself."""
     for name, node in fleet.nodes.items():
         if is_gateway_address(fleet.gateway, node.endpoint):
             fix = f"write `endpoint: {OLLAMA_ENDPOINT}`"
             if fleet.gateway.port == OLLAMA_PORT:
                 fix = "write `port: 4000` in project.gateway"
-            yield warn("endpoint-gateway", ("nodes", name, "endpoint"),
-                       what=f"{node.endpoint} is this fleet's own gateway, not an Ollama", fix=fix)
+            yield warn("endpoint-gateway", ("nodes", name, "endpoint"), fix=fix,
+                       what=f"{node.endpoint} is this fleet's own gateway, not an Ollama")
 
 
 @lint
-def _lint_idle_nodes(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_idle_nodes(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of machines that get no work."""
     busy = {model.node for model in fleet.models.values()}
     for name in fleet.nodes:
         if name not in busy:
             yield warn("unused-node", ("nodes", name), key=True, what="no model runs on it",
-                       fix=f"write `node: {name}` in one of models (`subagent-fleet discover` "
-                           "shows what it has), or remove it")
+                       fix=f"write `node: {quote_yaml(name)}` in one of models "
+                           "(`subagent-fleet discover` shows what it has), or remove it")
 
 
 def _guess_gigabytes(ollama_model: str) -> float:
-    """Return about how much memory a model takes by its name: four bits a weight; 0: unknown."""
+    """Return about how many GB a model takes by its name, at four bits a weight; 0: unknown."""
     size = billions(ollama_model)
     return size * 0.6 + 1 if size else 0
 
@@ -3818,18 +3909,18 @@ def _guess_loads(fleet: Fleet) -> dict[str, dict[str, float]]:
 
 
 def _guess_rooms(fleet: Fleet) -> dict[str, float]:
-    """Return {node: the GB it has left beside its models, by their names} where it is known."""
+    """Return {node: the GB left beside its models, by their names} where it is known."""
     loads = _guess_loads(fleet)
     return {name: node.memory_gb - sum(loads[name].values())
             for name, node in fleet.nodes.items() if node.memory_gb}
 
 
 def _plan_move(rooms: Mapping[str, float], needs: Iterable[tuple[Model, float]]) -> str:
-    """Return what to write so that one of some models runs where there is room, or nothing."""
+    """Return what to write so that one of these runs where there is room, or nothing."""
     for model, need in needs:
         for name, room in rooms.items():
             if name != model.node and need <= room:
-                return f"write `node: {name}` in models.{model.name}"
+                return f"write `node: {quote_yaml(name)}` in models.{model.name}"
     return ""
 
 
@@ -3837,7 +3928,7 @@ PART_THEM = "move one to another node, or choose a smaller one"
 
 
 @lint
-def _lint_large_models(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_large_models(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of a model that is larger than its node."""
     rooms = _guess_rooms(fleet)
     for name, model in fleet.models.items():
@@ -3855,7 +3946,7 @@ def _lint_large_models(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[F
 
 
 @lint
-def _lint_memory(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_memory(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of models that push each other out of their node."""
     rooms = _guess_rooms(fleet)
     for name, needs in _guess_loads(fleet).items():
@@ -3866,15 +3957,16 @@ def _lint_memory(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding
         total = sum(fitting)  # what does not fit alone is said alone
         if len(fitting) > 1 and total > memory:
             residents = [(model, _guess_gigabytes(model.ollama_model))
-                         for model in fleet.models.values() if model.node == name]
+                         for model in fleet.models.values()
+                         if model.node == name and not model.cloud]
             yield warn("memory-short", ("nodes", name, "memory_gb"),
-                       what=f"by their names, its models need about {total:.0f} GB and evict each "
-                            "other",
+                       what=f"by their names, its models need about {total:.0f} GB and "
+                            "evict each other",
                        fix=_plan_move(rooms, residents) or PART_THEM)
 
 
 @lint
-def _lint_aliases(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_aliases(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of one alias that is now this model, now that one."""
     owners: dict[str, Model] = {}
     for name, model in fleet.models.items():
@@ -3887,15 +3979,15 @@ def _lint_aliases(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Findin
 
 
 @lint
-def _lint_contexts(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_contexts(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of one model that is loaded anew with each change of its context."""
     firsts: dict[tuple[str, str], Model] = {}
     for name, model in fleet.models.items():
         twin = firsts.setdefault((model.node, full_model_name(model.ollama_model)), model)
         if twin.context != model.context:
             yield warn("context-thrash", ("models", name, "context"),
-                       what=f"{model.context}, but {twin.context} in models.{twin.name}, the same "
-                            "model: each switch reloads it",
+                       what=f"{model.context}, but {twin.context} in models.{twin.name}, "
+                            "the same model: each switch reloads it",
                        fix=f"write `{max(twin.context, model.context)}` for both")
 
 
@@ -3903,13 +3995,14 @@ def _plan_prompts(fleet: Fleet) -> dict[str, list[str]]:
     """Return {model: the tiers in which it reads Claude Code's own prompt}."""
     served: dict[str, list[str]] = {name: [] for name in fleet.models}
     for tier, name in plan_tiers(fleet).items():
-        if tier != "haiku" or tier in fleet.claude:  # one that was only planned never reads it
+        # A haiku that was only planned never reads it.
+        if tier != "haiku" or tier in fleet.claude:
             served[name].append(tier)
     return served
 
 
 @lint
-def _lint_small_contexts(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_small_contexts(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of a context that Claude Code's own prompt fills."""
     served = _plan_prompts(fleet)
     for name, model in fleet.models.items():
@@ -3920,25 +4013,25 @@ def _lint_small_contexts(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator
             why = (f"it serves {', '.join(served[name])}, and Claude Code's own prompt takes "
                    "10,000 to 18,000 tokens")
         if model.context < least:
-            yield warn("small-context", ("models", name, "context"), what=f"{model.context}; {why}",
-                       fix=f"write `context: {least}` or more")
+            yield warn("small-context", ("models", name, "context"),
+                       what=f"{model.context}; {why}", fix=f"write `context: {least}` or more")
 
 
 @lint
-def _lint_outputs(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_outputs(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of an answer that is longer than all that the model can hold."""
     for name, model in fleet.models.items():
         # The default is nobody's wish: of a context below it `small-context` says enough.
         if model.max_output > model.context and model.max_output != Model.max_output:
             most = max(model.context // 2, LEAST_CONTEXT_TOKENS)
             yield warn("output-above-context", ("models", name, "max_output"),
-                       what=f"{model.max_output}, but its context of {model.context} holds the "
-                            "prompt and the answer together",
+                       what=f"{model.max_output}, but its context of {model.context} holds "
+                            "the prompt and the answer together",
                        fix=f"write `max_output: {most}` or less")
 
 
 @lint
-def _lint_main_fallback(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_main_fallback(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of a main session that ends with one machine, where another could go on."""
     main = fleet.models[plan_tiers(fleet)["main"]]
     helpers = [fleet.models[name] for name in main.fallback]
@@ -3950,27 +4043,32 @@ def _lint_main_fallback(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[
     if heirs:
         yield warn("no-fallback", ("models", main.name), key=True,
                    what=f"it serves the main session, which ends when {main.node} sleeps",
-                   fix=f"write `fallback: [{', '.join([*main.fallback, heirs[0]])}]`")
+                   fix=f"write `{_show_fallback(main, heirs[0])}`")
+
+
+def _show_fallback(model: Model, more: str) -> str:
+    """Return a model's fallbacks and one more as the file holds them."""
+    return f"fallback: [{', '.join(map(quote_yaml, [*model.fallback, more]))}]"
 
 
 @lint
-def _lint_unused_models(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_unused_models(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of models that get no work."""
     used = plan_used_models(fleet)
     main = fleet.models[plan_tiers(fleet)["main"]]
     heirs = {model.name for model in plan_main_fallbacks(fleet)}
     for name in fleet.models:
         if name not in used:
-            fix = f"write `model: {name}` in one of agents, or remove it"
+            fix = f"write `model: {quote_yaml(name)}` in one of agents, or remove it"
             if name in heirs:
-                chain = ", ".join([*main.fallback, name])
-                fix = f"write `fallback: [{chain}]` in models.{main.name}, or remove it"
+                line = _show_fallback(main, name)
+                fix = f"write `{line}` in models.{main.name}, or remove it"
             yield warn("unused-model", ("models", name), key=True,
                        what="no agent, tier or fallback uses it", fix=fix)
 
 
 @lint
-def _lint_tools(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_tools(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of tools that Claude Code does not have."""
     for name, agent in fleet.agents.items():
         for index, tool in enumerate(agent.tools or ()):
@@ -3995,19 +4093,18 @@ def _looks_mistyped(tool: str) -> bool:
 
 
 @lint
-def _lint_frontmatter(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_frontmatter(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of keys that Claude Code passes over."""
     for name, agent in fleet.agents.items():
         for key in agent.frontmatter:
             if key not in KNOWN_FRONTMATTER:
-                yield warn("unknown-frontmatter", ("agents", name, "frontmatter", key), key=True,
-                           what="Claude Code is not known to read it",
-                           fix=nearest(key, KNOWN_FRONTMATTER)
-                           or f"known: {some_of(KNOWN_FRONTMATTER)}")
+                fix = nearest(key, KNOWN_FRONTMATTER) or f"known: {some_of(KNOWN_FRONTMATTER)}"
+                yield warn("unknown-frontmatter", ("agents", name, "frontmatter", key),
+                           what="Claude Code is not known to read it", fix=fix, key=True)
 
 
 @lint
-def _lint_editors(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Finding]:
+def _lint_editors(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of agents that shall edit on a model which only says that it does."""
     for name, agent in fleet.agents.items():
         model = fleet.models[agent.model].ollama_model
@@ -4020,7 +4117,7 @@ def _lint_editors(fleet: Fleet, warn: Callable[..., Finding]) -> Iterator[Findin
 
 
 def lint_key(fleet: Fleet, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield a finding when the environment holds a weak key, which beats the one generated."""
+    """Yield that the environment holds a weak key, which beats the one generated."""
     variable = fleet.gateway.master_key_env
     key = environ.get(variable)
     is_exposed = not LOOPBACK.fullmatch(fleet.gateway.host)
@@ -4056,8 +4153,8 @@ class Facts:
     looks: dict[str, Exposure] = field(default_factory=dict)
     # Who holds the gateway's port; see check_gateway.
     holder: str = ""
-    # The versions of the programs, None where they were not found; LiteLLM's also tells whether
-    # a litellm_init.pth lies beside it.
+    # The versions of the programs, None where they were not found; LiteLLM's also tells
+    # whether a litellm_init.pth lies beside it.
     claude: str | None = None
     litellm: str | None = None
     # By path: what that settings file puts into the environment.
@@ -4077,7 +4174,7 @@ class Check:
     """A row of CHECKS: the heading that its findings stand under, and who finds them."""
 
     topic: str
-    find: Callable[[Any, Facts], Iterator[Finding]]  # takes the Fleet, or None where there is none
+    find: Callable[[Any, Facts], Iterator[Finding]]  # the first is the Fleet, or None
     needs_fleet: bool
 
 
@@ -4095,12 +4192,13 @@ def check(topic: str, *, needs_fleet: bool = False) -> Callable[..., Any]:
 
 def plan_doctor(fleet: Fleet | None, facts: Facts, *,
                 topics: Sequence[str] = ()) -> list[tuple[str, Finding]]:
-    """Return (topic, Finding) for everything the checks have to say, or those of some topics."""
+    """Return (topic, Finding) for all that the checks, or those of some topics, have to say."""
     findings = []
     for row in CHECKS:
-        if row.needs_fleet and fleet is None or topics and row.topic not in topics:
-            continue
-        findings += [(row.topic, finding) for finding in row.find(fleet, facts)]
+        is_asked = not topics or row.topic in topics
+        is_able = fleet is not None or not row.needs_fleet
+        if is_asked and is_able:
+            findings += [(row.topic, finding) for finding in row.find(fleet, facts)]
     return findings
 
 
@@ -4133,7 +4231,7 @@ def _version_numbers(version: str) -> list[int]:
 
 
 def quote_shell(text: str) -> str:
-    """Return text as one word of every shell; of fish only if it holds no quote or backslash."""
+    """Return text as one word of every shell; of fish only without quotes and backslashes."""
     is_bare = re.fullmatch("(?a)[\\w./:-]+", text)
     return text if is_bare else "'" + text.replace("'", "'\\''") + "'"
 
@@ -4173,15 +4271,16 @@ def _check_litellm(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
     is_needed = fleet is not None and fleet.gateway.provider == "litellm"
     if not version:
         if is_needed:
-            yield Finding("litellm-missing", "error", "LiteLLM (Python 3.10+) is not on the PATH",
-                          fix=LITELLM_INSTALL)
+            yield Finding("litellm-missing", "error",
+                          "LiteLLM (Python 3.10+) is not on the PATH", fix=LITELLM_INSTALL)
     elif re.match(r"1\.82\.[78]$|.*litellm_init\.pth", version):
         yield Finding("litellm-poisoned", "error",
                       f"LiteLLM {version} steals credentials (OSV MAL-2026-2144)",
-                      fix="remove it, change every secret of this machine, " + LITELLM_INSTALL)
+                      fix=f"remove it, change every secret of this machine, {LITELLM_INSTALL}")
     elif is_older(version, "1.104.0"):
         yield Finding("litellm-old", "error" if is_needed else "warning",
-                      f"LiteLLM {version} without its key is an open proxy", fix=LITELLM_INSTALL)
+                      f"LiteLLM {version} without its key is an open proxy",
+                      fix=LITELLM_INSTALL)
     else:
         yield Finding("litellm", "ok", f"LiteLLM {version}")
 
@@ -4242,8 +4341,8 @@ def _ollama_holes(state: NodeState, who: str) -> Iterator[Finding]:
     """Yield the worst that is known of an Ollama's version."""
     for hole in OLLAMA_HOLES:
         if is_older(state.version, hole.mended_in):
-            yield Finding("ollama-old", hole.level, f"{who}: Ollama {state.version} {hole.harm}; "
-                          f"mended in {hole.mended_in}", fix="update it: ollama.com/download")
+            what = f"{who}: Ollama {state.version} {hole.harm}; mended in {hole.mended_in}"
+            yield Finding("ollama-old", hole.level, what, fix="update it: ollama.com/download")
             return
 
 
@@ -4252,19 +4351,20 @@ def _check_exposure(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     """Name the nodes that web pages or the internet may use."""
     for name, look in facts.looks.items():
         if look.answers_any_page:
-            yield Finding("open-origin", "warning", f"node `{name}` answers every web page that a "
-                          "browser near it opens",
+            yield Finding("open-origin", "warning", f"node `{name}` answers every web page "
+                          "that a browser near it opens",
                           fix=f"remove OLLAMA_ORIGINS on `{name}`, then restart Ollama")
         for address in look.addresses:
-            # One that the config itself names is a warning of the config.
-            if address_kind(address) == "public" and address not in fleet.nodes[name].endpoint:
+            is_named = address in fleet.nodes[name].endpoint  # then it is a warning of the config
+            if address_kind(address) == "public" and not is_named:
                 yield _public_address(f"node `{name}`", address, "warning")
 
 
 def _public_address(who: str, address: str, level: str) -> Finding:
     """Return the Finding on a machine that the internet may reach."""
     return Finding("public-address", level, f"{who}: the internet may reach it at {address}",
-                   fix="close its port to the internet; use a LAN, Tailscale or WireGuard address")
+                   fix="close its port to the internet; use a LAN, Tailscale or WireGuard "
+                       "address")
 
 
 def _held_model(model: Model, state: NodeState) -> NodeModel:
@@ -4317,9 +4417,10 @@ def _check_large_models(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
                        or _plan_move(rooms, [(model, resident.gigabytes)])
                        or _plan_smaller_model(state, resident, memory)
                        or "choose a smaller model, or correct `memory_gb`")
-                yield Finding("model-too-large", "warning", f"models.{model.name}: "
-                              f"{model.ollama_model} takes about {resident.gigabytes:.0f} GB with "
-                              f"its context of {model.context}; `{name}` has {memory:g}",
+                yield Finding("model-too-large", "warning",
+                              f"models.{model.name}: {model.ollama_model} takes about "
+                              f"{resident.gigabytes:.0f} GB with its context of "
+                              f"{model.context}; `{name}` has {memory:g}",
                               _locate(fleet, "models", model.name, "context"), fix=fix)
 
 
@@ -4334,7 +4435,8 @@ def _plan_smaller_model(state: NodeState, resident: Resident, memory: float) -> 
     model = resident.model
     for placed in reversed(best_models([state])):
         if plan_gigabytes(placed.model, model.context) <= memory:
-            return f"write `ollama_model: {quote_yaml(placed.model.name)}` in models.{model.name}"
+            shown = quote_yaml(placed.model.name)
+            return f"write `ollama_model: {shown}` in models.{model.name}"
     return ""
 
 
@@ -4356,9 +4458,10 @@ def _check_evictions(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
         if is_short or _spills(state):
             names = ", ".join(resident.held.name for resident in residents)
             moves = [(resident.model, resident.gigabytes) for resident in residents]
-            yield Finding("evicts", "warning", f"node `{name}`: {names} take about {need:.0f} GB "
-                          "with their contexts, and evict each other",
-                          _locate(fleet, "nodes", name), fix=_plan_move(rooms, moves) or PART_THEM)
+            yield Finding("evicts", "warning",
+                          f"node `{name}`: {names} take about {need:.0f} GB with their "
+                          "contexts, and evict each other", _locate(fleet, "nodes", name),
+                          fix=_plan_move(rooms, moves) or PART_THEM)
 
 
 def _spills(state: NodeState) -> bool:
@@ -4370,7 +4473,7 @@ def _spills(state: NodeState) -> bool:
 
 @check("Routes", needs_fleet=True)
 def _check_routes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Say of each model that its node serves it as it will be asked, or what is in the way."""
+    """Say of each model that its node serves it as it is asked, or what is in the way."""
     users = _tool_users(fleet)
     for model in fleet.models.values():
         state = facts.states[model.node]
@@ -4411,8 +4514,8 @@ def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Fi
             fix = f"{plan_correction(model, state)}, or: {fix}"
         yield Finding("model-missing", "error", what, where, fix=fix)
     elif held.remote:
-        yield Finding("cloud-stub", "error", f"models.{model.name}: {model.ollama_model} is sent "
-                      f"by `{model.node}` to {held.remote}", where,
+        yield Finding("cloud-stub", "error", f"models.{model.name}: {model.ollama_model} is "
+                      f"sent by `{model.node}` to {held.remote}", where,
                       fix="choose a local model, or add `cloud: true`")
 
 
@@ -4473,8 +4576,9 @@ def check_gateway(fleet: Fleet, holder: str) -> Finding:
     if holder == OUR_GATEWAY:
         return Finding("gateway-up", "ok", f"{holder} answers at {url}")
     if holder == OLD_GATEWAY:
-        return Finding("gateway-old", "error", f"the gateway at {url} serves this fleet as it was "
-                       "before a change", where, fix="stop it and start it anew")
+        return Finding("gateway-old", "error",
+                       f"the gateway at {url} serves this fleet as it was before a change",
+                       where, fix="stop it and start it anew")
     if holder == "another program":
         what = f"another program answers at {url}"
         if fleet.gateway.provider == "litellm":
@@ -4499,8 +4603,8 @@ def _check_settings(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
             listed = ", ".join(names)
             leads_away = re.search("ANTHROPIC_(BASE_URL|AUTH|API_)|CLAUDE_CODE_USE", listed)
             yield Finding("settings-override", "error" if leads_away else "warning",
-                          f"{path} sets {listed} under `env`, which beats the fleet's environment",
-                          fix=f"remove them from {path}")
+                          f"{path} sets {listed} under `env`, which beats the fleet's "
+                          "environment", fix=f"remove them from {path}")
 
 
 def _agrees(variable: Variable, value: object) -> bool:
@@ -4518,8 +4622,8 @@ def _check_agents(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
         if defect:
             yield Finding("agent-unloadable", "warning",
                           f"{path}: {defect}; newer Claude Code will not run it",
-                          fix="begin with `---`, `name:`, `description:`, `tools: Read, Grep`, "
-                              "`---`")
+                          fix="begin with `---`, `name:`, `description:`, "
+                              "`tools: Read, Grep`, `---`")
 
 
 @check("Claude Code")
@@ -4531,9 +4635,9 @@ def _check_twin_agents(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
         if agent.defect:
             continue  # Claude Code runs neither it nor its name
         if agent.name in paths:  # 2.1.326 says so in its debug log alone
-            yield Finding("agent-duplicate", "warning", f"{path} and {paths[agent.name]} are both "
-                          f"`{agent.name}`; the last one read wins",
-                          fix="rename one, or remove it")
+            what = (f"{path} and {paths[agent.name]} are both `{agent.name}`; the last one "
+                    "read wins")
+            yield Finding("agent-duplicate", "warning", what, fix="rename one, or remove it")
         paths[agent.name] = path
 
 
@@ -4548,8 +4652,9 @@ class AgentFile:
 def read_agent(text: str) -> AgentFile:
     """Return an agent's name, and why Claude Code will not use it.
 
-    As 2.1.197 and 2.1.327 list them: YAML whose `name` and `description` are texts, odd values
-    are texts too, and of two equal keys one goes. With none of its tools known it is refused.
+    As 2.1.197 and 2.1.327 list them: YAML whose `name` and `description` are texts, odd
+    values are texts too, and of two equal keys one goes. With none of its tools known it is
+    refused.
     """
     head = re.match(r"\ufeff?---[ \t]*\r?\n(.*?\n?)---", text, re.DOTALL)
     if not head:
@@ -4593,10 +4698,10 @@ def _read_frontmatter(head: str) -> dict[Any, Any]:
     quoted = _quote_odd_values(head)
     for text in (head, quoted, _drop_repeated_keys(quoted)):
         try:
-            values = dict(parse_yaml(text))
-        except (FleetError, TypeError, ValueError):
-            continue  # no YAML, or no mapping: that is a finding, not an error
-        if values:
+            values = parse_yaml(text)
+        except FleetError:
+            continue  # that is a finding, not an error
+        if values and isinstance(values, dict):
             return values
     return {}
 
@@ -4629,8 +4734,9 @@ def _check_files(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
         count = count_of(groups["unchanged"], "generated file")
         yield Finding("files-unchanged", "ok", f"{count} up to date")
     if "created" in groups:
-        # `generate` writes nothing at all while one file is the user's.
-        fix = "subagent-fleet doctor --fix" if "edited" in groups else "subagent-fleet generate"
+        fix = "subagent-fleet generate"
+        if "edited" in groups:  # then it writes nothing at all
+            fix = "subagent-fleet doctor --fix"
         yield Finding("files-created", "warning",
                       f"{some_of(groups['created'], 5)}: not generated yet", fix=fix)
     if "updated" in groups:
@@ -4668,7 +4774,7 @@ def _edited_file(fleet: Fleet | None, change: Change) -> Finding:
 
 
 def read_new_prompt(change: Change) -> str:
-    """Return the prompt that a person wrote into an agent's file, if nothing else is theirs."""
+    """Return the prompt that a person wrote into an agent's file, if that is all they did."""
     try:
         text = (change.found or b"").decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError:
@@ -4691,7 +4797,7 @@ def _frontmatter_of(content: bytes) -> str:
 
 def render_prompt(change: Change, prompt: str) -> bytes:
     """Return the file that `generate` will make of a prompt."""
-    return f"{_frontmatter_of(change.wanted or b'')}\n{prompt}".encode("utf-8")
+    return f"{_frontmatter_of(change.wanted or b'')}\n{prompt}".encode()
 
 
 def show_prompt(prompt: str, *, is_json: bool) -> str:
@@ -4727,7 +4833,8 @@ def _check_secret(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
 
 # -- worker --
 
-def check_worker(program: str, state: NodeState, reached: Iterable[NodeState]) -> list[Finding]:
+def check_worker(program: str, state: NodeState,
+                 reached: Iterable[NodeState]) -> list[Finding]:
     """Return what keeps this machine from being a node, and what mends it."""
     if not state.online:
         return [_check_stopped_ollama(program, state)]
@@ -5070,11 +5177,12 @@ def insert_sections(document: Document, added: Mapping[str, Mapping[str, Any]]) 
     if document.text.lstrip().startswith("{"):
         return _insert_into_json(document, added)
 
+    tree: Any = document.value
     lines = document.text.split("\n")
     insertions = []
     for kind, sections in added.items():
         if sections:
-            last = next(reversed(document.value[kind]))
+            last = next(reversed(tree[kind]))
             row, column = _start_of_section(document, kind, last)
             margin = lines[row][:column]
             if margin.strip():  # in braces, on the line of another key
@@ -5273,10 +5381,11 @@ def width_of(text: str) -> int:
 
 
 def _width_of_char(char: str) -> int:
+    if char < "\u0300":  # what western text is made of, and the soft hyphen, which may be shown
+        return 1
     if unicodedata.east_asian_width(char) in "WF":
         return 2
-    # A variation selector may make the sign before it wide; a soft hyphen may be shown.
-    if char in "\ufe0f\xad":
+    if char == "\ufe0f":  # which may make the sign before it wide
         return 1
     return 0 if unicodedata.category(char) in ("Mn", "Me", "Cf") else 1
 
@@ -5376,11 +5485,21 @@ def _split_words(parts: Iterable[Styled], room: int) -> Iterator[Styled]:
             yield part
             continue
         for word in part.text.split():
-            while width_of(word) > room:
-                piece, word = _cut(word, room)
+            for piece in _break_word(word, room):
                 yield Styled(piece, part.role)
-            if word:
-                yield Styled(word, part.role)
+
+
+def _break_word(word: str, room: int) -> Iterator[str]:
+    """Yield a word in pieces that fit, in one pass: a node may send one of a million letters."""
+    start = used = 0
+    for end, char in enumerate(word):
+        width = width_of(char)
+        if used + width > room and end > start:
+            yield word[start:end]
+            start = end
+            used = 0
+        used += width
+    yield word[start:]
 
 
 def _paint_words(words: Sequence[Styled], look: Look) -> str:
@@ -6681,7 +6800,7 @@ class PullStep:
 
 def read_field(value: object, key: str, kind: type[Any] = str) -> Any:
     """Return a field of an answer; absent, of another type or below 0 it is empty."""
-    field_value = value.get(key) if isinstance(value, dict) else None
+    field_value: Any = value.get(key) if isinstance(value, dict) else None
     if type(field_value) is not kind or (kind is int and field_value < 0):
         return kind()
     return field_value
@@ -6937,7 +7056,7 @@ def _user_messages(turn: Turn, calls: list[tuple[str, Call]]) -> list[dict[str, 
     for result in reversed(turn.results):
         waiting.setdefault(result.call_id, []).append(result)
 
-    messages = []
+    messages: list[dict[str, Any]] = []
     for own_id, call in calls:  # its own result, or one without an id
         results = waiting.get(call.id) or waiting.get("")
         result = results.pop() if results else Result(call.id, "(no result)")
@@ -6979,7 +7098,7 @@ def _chat_tools(talk: Talk) -> list[dict[str, Any]]:
 def _renamed_words(schema: object) -> dict[str, Any]:
     if not isinstance(schema, dict):
         return {}
-    return {SCHEMA_SYNONYMS.get(word, word): value for word, value in schema.items()}
+    return {SCHEMA_SYNONYMS.get(str(word), str(word)): value for word, value in schema.items()}
 
 
 def _mend_schema(schema: object, root: dict[str, Any]) -> dict[str, Any]:
@@ -7009,7 +7128,7 @@ def _mend_schema(schema: object, root: dict[str, Any]) -> dict[str, Any]:
 
 
 def _known_types(types: str | list[Any]) -> str | list[str]:
-    names = [types] if isinstance(types, str) else types
+    names: Sequence[Any] = [types] if isinstance(types, str) else types
     known = [name for name in names if name in JSON_TYPES]
     return known[0] if len(known) == 1 else known
 
@@ -7283,8 +7402,8 @@ class Messages(Dialect):
         return render_json({"input_tokens": tokens})
 
 
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and abs(value) < 1e9  # type: ignore[operator]
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e9
 
 
 # What is expected of a field: how it is said, and how it is checked.
@@ -7664,6 +7783,10 @@ def dialect_of(path: str) -> Dialect | None:
 # that asks us. No wait is longer than its deadline. It is transport and knows no product: what a
 # node does wrong is a NodeFailure, what a client does wrong a BadRequest, both in words of HTTP.
 # It may use sockets and the clock; only section 13 opens connections.
+#
+# It reads as strictly as RFC 9112 lets a server be. Where two readers of the same bytes could see
+# two requests (both lengths, two codings, odd blanks, folded or broken fields), it sees none. A
+# node has one connection for one answer, so LF for CRLF, or both lengths, confuse nobody there.
 
 if TYPE_CHECKING:
     import _thread
@@ -7684,6 +7807,7 @@ if TYPE_CHECKING:
     import subprocess
     import time
     import traceback
+    from typing import IO
     from urllib.parse import SplitResult
 else:
     (_thread, contextlib, errno, glob, hmac, os, queue, resource, select, shlex, shutil, signal,
@@ -7693,7 +7817,13 @@ else:
 
 _STATUS_LINE = _Pattern(r"HTTP/1\.[01] +([1-5][0-9][0-9])( .*)?")
 _REQUEST_LINE = _Pattern(r"([A-Z]{1,16}) ([!-~]{1,4096}) HTTP/1\.([01])")
-_CHUNK_LINE = _Pattern(r"\s*([0-9A-Fa-f]{1,8})\s*(;.*)?")
+_FIELD_LINE = _Pattern(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\t\x20-\x7e\x80-\xff]*)")
+_CHUNK_LINE = _Pattern(r"0*([0-9A-Fa-f]{1,8})[ \t]*(;[\t\x20-\x7e\x80-\xff]*)?")
+SINGLE_FIELDS = ("host", "content-length", "transfer-encoding")
+# With what every answer, and every chunk, begins or may begin: it can go ahead, byte by byte.
+ANSWER_START = b"HTTP/1.1 "
+CHUNK_START = b"0000000"
+LOOK_SECONDS, LOOK_LIMIT_SECONDS = 0.02, 60.0
 
 
 class BadRequest(FleetError):
@@ -7735,6 +7865,7 @@ class Wire:
     """
 
     speech = "answer"  # what the other side sends
+    is_strict = False  # a line may end in LF alone
     before_read: Callable[[], object] | None = None  # when all that came was taken; may raise
 
     def __init__(self, connection: socket.socket, deadline: float,
@@ -7797,23 +7928,30 @@ class Wire:
         end = self._buffer.index(b"\n")
         line = bytes(self._buffer[:end])
         del self._buffer[:end + 1]  # partition would copy all the rest
-        return line.rstrip(b"\r").decode("latin-1")
+        if line.endswith(b"\r"):
+            line = line[:-1]
+        elif self.is_strict:
+            raise NodeFailure("bad answer", f"a line of its {self.speech} ends without CR")
+        return line.decode("latin-1")
 
     def _read_fields(self) -> dict[str, str]:
         """Return the header fields up to the empty line, names in lower case."""
-        fields: dict[str, str] = {}
+        fields: dict[str, list[str]] = {}
         size = 0
         for line in iter(self._read_line, ""):
             size += len(line)
             if size > HEADER_LIMIT_BYTES:
                 raise NodeFailure("bad answer", "its headers do not end")
+            match = _FIELD_LINE.fullmatch(line)
+            if not match:
+                raise NodeFailure("bad answer", "a line of its headers is not `Name: value`")
+            # str.strip() would take more than RFC 9112 calls a blank: `\x0bchunked`, `chunked\xa0`.
+            fields.setdefault(match[1].lower(), []).append(match[2].strip(" \t"))
 
-            name, _, value = line.partition(":")
-            name = name.strip().lower()
-            value = value.strip()
-            if fields.setdefault(name, value) != value and name in ("host", "content-length"):
-                raise NodeFailure("bad answer", f"two different `{name}` in its headers")
-        return fields
+        for name in SINGLE_FIELDS:
+            if len(fields.get(name, ())) > 1:
+                raise NodeFailure("bad answer", f"more than one `{name}` in its headers")
+        return {name: ", ".join(values) for name, values in fields.items()}
 
     def _read_chunk_size(self) -> int:
         """Return how many bytes the next chunk has; 0 ends the body."""
@@ -7880,8 +8018,11 @@ class Exchange(Wire):
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the body as it comes; one that ends early is a failure, trailers are left."""
+        if not self.status:
+            self.read_head()  # nobody has waited for it yet
         coding = self.headers.get("transfer-encoding", "identity").lower()
-        length = self.headers.get("content-length", "")
+        length = self.headers.get("content-length")
+        is_length = length is None or re.fullmatch("[0-9]{1,18}", length)
         if self.headers.get("content-encoding", "identity").lower() != "identity":
             raise NodeFailure("bad answer", "it compressed what was asked for in clear")
 
@@ -7890,14 +8031,14 @@ class Exchange(Wire):
             while size:
                 yield from self._take_chunk(size)
                 size = self._read_chunk_size()
-        elif coding not in ("", "identity") or not re.fullmatch("[0-9]{0,18}", length):
+        elif coding != "identity" or not is_length:
             raise NodeFailure("bad answer", "nothing tells how long its answer is")
         elif self.status in (204, 304):
             return
-        elif length:
-            yield from self._take(int(length))
-        else:
+        elif length is None:
             yield from self._take_rest()
+        else:
+            yield from self._take(int(length))
 
     def read_all(self, limit: int = ANSWER_LIMIT_BYTES) -> bytearray:
         """Return the whole body; more than `limit` bytes are a failure."""
@@ -7946,15 +8087,29 @@ class Exchange(Wire):
 
 
 class Visitor(Wire):
-    """A client's connection: its requests one after the other, and whether it is still there."""
+    """A client's connection: its requests one after the other, and whether it is still there.
+
+    A client that has closed and one that only sends no more (`shutdown`, as `nc` does) look the
+    same: both sent their FIN. But who has closed answers any byte with a reset. So bytes with which
+    the answer will begin anyway go ahead, at growing intervals: nothing comes back from who still
+    reads, and who has gone is known after one round trip. Not in the middle of a stream to
+    HTTP/1.0, where no byte is free: there the FIN alone counts as gone.
+    """
 
     speech = "request"
+    is_strict = True
     stays = True  # whether another request may follow on this connection
+    _speaks_1_1 = True  # else it knows no chunks
     _wants_body = True  # HEAD asks for the head of an answer only
+    _length: int | None = None  # of the request's body; None: it comes in chunks
 
     def __init__(self, connection: socket.socket, clock: Callable[[], float]) -> None:
         super().__init__(connection, clock(), clock)
         self.reached: tuple[str, int] = connection.getsockname()[:2]  # which address of ours
+        self._is_streaming = False
+        self._bytes_ahead = 0  # of the next answer or chunk
+        self._look_at: float | None = None  # once the client sends no more: is it still there?
+        self._look_seconds = LOOK_SECONDS
 
     def read_request(self, seconds: float, *,
                      first_byte_seconds: float) -> tuple[str, str, dict[str, str]] | None:
@@ -7979,57 +8134,111 @@ class Visitor(Wire):
         method, target, minor = match.groups()
 
         self.headers = self._read_fields()
-        self.stays = minor == "1" and self.headers.get("connection", "").lower() != "close"
+        self._speaks_1_1 = minor == "1"
         self._wants_body = method != "HEAD"
+        options = self.headers.get("connection", "").lower().split(",")
+        closes = "close" in [option.strip(" \t") for option in options]
+        self.stays = self._speaks_1_1 and not closes
+        self._length = self._find_length()
         return method, target, self.headers
+
+    def _find_length(self) -> int | None:
+        """Return how long the request's body is, None for chunks; refuse what says it twice."""
+        coding = self.headers.get("transfer-encoding")
+        length = self.headers.get("content-length")
+        if coding is not None:
+            if length is not None:
+                raise BadRequest(400, "request: both Content-Length and Transfer-Encoding")
+            if not self._speaks_1_1:
+                raise BadRequest(400, "request: HTTP/1.0 knows no Transfer-Encoding")
+            if coding.lower() != "chunked":
+                raise BadRequest(400, "request: no Transfer-Encoding but chunked is known")
+            return None
+
+        if length is None:
+            return 0
+        if not re.fullmatch("[0-9]+", length):
+            raise BadRequest(400, "request: its Content-Length is no number")
+        digits = length.lstrip("0")[:19] or "0"  # 19 are too many anyway, 4,301 no int() takes
+        return int(digits)
 
     def read_body(self, limit: int, seconds: float) -> bytearray:
         """Return the body of the request just read; refuse more than `limit` bytes."""
-        coding = self.headers.get("transfer-encoding", "")
-        length = self.headers.get("content-length", "")
-        if not coding and not length:
+        if self._length == 0:
             return bytearray()
-        if re.fullmatch("[0-9]{1,18}", length) and int(length) > limit:
-            raise BadRequest(413, f"body: longer than {limit} bytes")
+        if self.headers.get("content-encoding", "identity").lower() != "identity":
+            raise BadRequest(400, "request: its body is compressed; send it in clear")
+        self._check_size(self._length or 0, limit)
 
-        if self.headers.get("expect", "").lower() == "100-continue":
+        if self._speaks_1_1 and self.headers.get("expect", "").lower() == "100-continue":
             self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
         self.deadline = self._clock() + seconds
         try:
-            return self._read_framed(coding, length, limit)
+            if self._length is None:
+                return self._read_chunks(limit)
+            body = bytearray()
+            for piece in self._take(self._length):
+                body += piece
+            return body
         except NodeFailure as failure:
             raise _refusal(failure) from None
 
-    def _read_framed(self, coding: str, length: str, limit: int) -> bytearray:
-        """Return a body that comes in chunks, or of a length."""
-        if self.headers.get("content-encoding", "identity").lower() != "identity":
-            raise NodeFailure("bad answer", "it is compressed, which nobody asked for")
+    def _check_size(self, size: int, limit: int) -> None:
+        if size > limit:
+            raise BadRequest(413, f"body: longer than {limit} bytes")
+
+    def _read_chunks(self, limit: int) -> bytearray:
+        """Return a body that comes in chunks; one that would be too long is not awaited."""
         body = bytearray()
-        if coding.lower() == "chunked":
-            size = self._read_chunk_size()
-            while size:
-                for piece in self._take_chunk(size):
-                    body += piece
-                if len(body) > limit:
-                    raise NodeFailure("bad answer", f"its body is longer than {limit} bytes")
-                size = self._read_chunk_size()
-            self._read_fields()  # the trailers, or the next request would begin with them
-        elif coding.lower() in ("", "identity") and re.fullmatch("[0-9]{1,18}", length):
-            for piece in self._take(int(length)):
+        size = self._read_chunk_size()
+        while size:
+            self._check_size(len(body) + size, limit)
+            for piece in self._take_chunk(size):
                 body += piece
-        else:
-            raise NodeFailure("bad answer", "nothing tells how long its body is")
+            size = self._read_chunk_size()
+        self._read_fields()  # the trailers, or the next request would begin with them
         return body
 
     def reply(self, status: int, body: bytes, *, head: str = "") -> None:
         """Send a whole JSON answer; `head` holds further header lines."""
         reason = "OK" if status == 200 else "Refused"
+        if not self.stays:
+            head += "Connection: close\r\n"
         lines = (f"HTTP/1.1 {status} {reason}\r\n{head}Content-Type: application/json\r\n"
                  f"Content-Length: {len(body)}\r\n\r\n")
         answer = lines.encode("ascii")
         if self._wants_body:
             answer += body
-        self.send(answer)
+        self._send_rest(answer)
+
+    def stream(self, piece: bytes, *, head: str = "", last: bool = False) -> None:
+        """Send a piece of an answer whose length nobody knows: `head` begins it, `last` ends it.
+
+        HTTP/1.0 knows no chunks: there the end of the connection is the end of the answer.
+        """
+        answer = b""
+        if head:
+            framing = "Transfer-Encoding: chunked\r\n" if self._speaks_1_1 else ""
+            if not self.stays:
+                framing += "Connection: close\r\n"
+            answer = f"HTTP/1.1 200 OK\r\n{head}{framing}\r\n".encode("ascii")
+        if not self._speaks_1_1:
+            answer += piece
+        elif piece:
+            answer += b"%x\r\n%b\r\n" % (len(piece), piece)
+        if last and self._speaks_1_1:
+            answer += b"0\r\n\r\n"
+
+        if self._is_streaming:
+            self._bytes_ahead = 0  # zeros before the size of a chunk change nothing
+        self._is_streaming = not last
+        self._send_rest(answer)
+
+    def _send_rest(self, answer: bytes) -> None:
+        """Send what has not gone ahead."""
+        rest = answer[self._bytes_ahead:]
+        self._bytes_ahead = 0
+        self.send(rest)
 
     def send(self, message: bytes) -> None:
         """Send bytes; a client that takes none of them for a minute has left."""
@@ -8043,11 +8252,15 @@ class Visitor(Wire):
         """Tell whether `other` becomes readable in time; raise ClientGone when the client goes."""
         until = self._clock() + seconds
         while True:
+            wake_at = until
             watched: list[Wire | Signal] = [other]
-            # What a client sends ahead waits here; beyond a limit it is left in its socket, unseen.
-            if len(self._buffer) <= HEADER_LIMIT_BYTES:
+            if self._look_at is not None:
+                wake_at = min(until, self._look(self._look_at))
+            elif len(self._buffer) <= HEADER_LIMIT_BYTES:
+                # What a client sends ahead waits here; what is more is left in its socket, unseen.
                 watched.append(self)
-            ready = _readable(watched, until - self._clock())
+
+            ready = _readable(watched, wake_at - self._clock())
             if self in ready:
                 self._take_what_came()
             if other in ready:
@@ -8056,13 +8269,31 @@ class Visitor(Wire):
                 return False
 
     def _take_what_came(self) -> None:
-        """Keep what the client sent ahead of its answer; its end means that it has left."""
+        """Keep what the client sent ahead of its answer; from its end on, look whether it stays."""
         self.deadline = self._clock() + 1.0
-        came = False
-        with contextlib.suppress(NodeFailure):
-            came = self._fill()
-        if not came:
+        try:
+            if self._fill():
+                return
+        except NodeFailure:  # a reset
+            raise ClientGone() from None
+        if self._is_streaming and not self._speaks_1_1:
             raise ClientGone()
+        self._look_at = self._clock()
+
+    def _look(self, look_at: float) -> float:
+        """Raise ClientGone when a byte was answered by a reset, send another; return when next."""
+        if self._clock() < look_at:
+            return look_at
+        if self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise ClientGone()
+
+        start = CHUNK_START if self._is_streaming else ANSWER_START
+        if self._bytes_ahead < len(start):
+            self.send(start[self._bytes_ahead:self._bytes_ahead + 1])
+            self._bytes_ahead += 1
+        self._look_at = self._clock() + self._look_seconds
+        self._look_seconds = min(3 * self._look_seconds, LOOK_LIMIT_SECONDS)
+        return self._look_at
 
     def part(self) -> None:
         """Close so that the last answer still arrives: unread bytes would make it a reset."""
@@ -8155,6 +8386,20 @@ def _readable(things: Sequence[Any], seconds: float) -> list[Any]:
 # gives out text, bytes and objects of its own or of section 12, never a socket, a process or a
 # descriptor. What the system refuses becomes a FleetError in plain words.
 
+# A directory can be a repository of its own making, whose settings name programs: to watch files,
+# to fetch what is missing (a lazy fetch, seen with 2.39.5), to run before or after this and that.
+# Git before 2.38 knows no safe.bareRepository, before 2.44 no GIT_NO_LAZY_FETCH; of every version
+# GIT_ALLOW_PROTOCOL lets none reach another repository, not even one on the disk.
+GIT_SETTINGS = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "safe.bareRepository=explicit")
+GIT_ENVIRONMENT = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1",
+                   "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
+STEP_LIMIT = 256  # names and links on the way to one file
+TREE_FILES_LIMIT, TREE_DEPTH_LIMIT = 2000, 16
+TREE_FILE_LIMIT_BYTES = 256 * 1024
+TREE_LIMIT_BYTES = 16 * 1024 * 1024
+OUTSIDE = "lies outside, behind a symbolic link"
+
+
 def run_together(world: World, jobs: Mapping[Any, Callable[[], Any]], *,
                  until: float = float("inf"), threads: int = 512) -> Iterator[tuple[Any, Any]]:
     """Yield (key, value or NodeFailure) of each job as it ends, (None, None) while none does.
@@ -8223,6 +8468,248 @@ class Trying:
             if os.path.lexists(path):
                 return f"check it: `ls -la {shlex.quote(path)}`"
         return "check it: `ls -la .`"
+
+
+class Place(str):
+    """A path below a directory, its `root`, which no link may lead it out of."""
+
+    root: str
+    inner: str  # how it goes on from the root
+
+    def __new__(cls, root: str, inner: str) -> Place:
+        place = super().__new__(cls, os.path.join(root, inner))
+        place.root = root or "."
+        place.inner = inner
+        return place
+
+    @property
+    def name(self) -> str:
+        """The last name of the path."""
+        return os.path.basename(self.inner)
+
+    @property
+    def above(self) -> str:
+        """How its directory is reached from the root."""
+        return os.path.dirname(self.inner)
+
+
+def _as_place(path: str) -> Place:
+    """Return a path as a Place; a plain one is believed up to its last name."""
+    if isinstance(path, Place):
+        return path
+    return Place(*os.path.split(path))
+
+
+def _in_the_way(place: str, what: str, *, fix: str = "move it away") -> FleetError:
+    """Return the refusal to write at a place."""
+    return FleetError("in-the-way", f"{place} {what}; nothing is written there",
+                      fix=f"{fix}: `ls -ld {shlex.quote(place)}`", status=EXIT_REFUSED)
+
+
+class Descent:
+    """The way from a root down to a directory, each step by the descriptor of the one before.
+
+    Links are read here, never followed by the system: one that is put there at any moment, even
+    between two steps, is seen. One that stays below the root is gone along, others are refused.
+    """
+
+    def __init__(self, place: Place, inner: str, *, makes: bool) -> None:
+        self._place = place
+        self._makes = makes
+        self._steps: list[str] = []  # what is still to go, the next one last
+        self._trail = [os.open(place.root, os.O_RDONLY | os.O_DIRECTORY)]
+        self._add_steps(inner)
+
+    def go(self) -> int:
+        """Return a descriptor of the directory at the end."""
+        try:
+            for _ in range(STEP_LIMIT):
+                if not self._steps:
+                    return self._trail.pop()
+                self._take(self._steps.pop())
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        finally:
+            for descriptor in self._trail:
+                os.close(descriptor)
+
+    def _add_steps(self, path: str) -> None:
+        names = [name for name in path.split("/") if name not in ("", ".")]
+        self._steps += reversed(names)
+
+    def _take(self, step: str) -> None:
+        """Go one step down, or up again as far as the root."""
+        if step == "..":
+            if len(self._trail) == 1:
+                raise _in_the_way(self._place, OUTSIDE)
+            os.close(self._trail.pop())
+            return
+
+        here = self._trail[-1]
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+        try:
+            self._trail.append(os.open(step, flags, dir_fd=here))
+        except FileNotFoundError:
+            if not self._makes:
+                raise
+            with contextlib.suppress(FileExistsError):  # somebody else was faster
+                os.mkdir(step, dir_fd=here)
+            self._steps.append(step)
+        except OSError as error:
+            self._go_along(step, error)
+
+    def _go_along(self, step: str, error: OSError) -> None:
+        """Put the steps of a link in the place of its name; what is no link is the error."""
+        try:
+            target = os.readlink(step, dir_fd=self._trail[-1])
+        except OSError:
+            raise error from None
+
+        if os.path.isabs(target):
+            target = self._inside(target)
+            while len(self._trail) > 1:
+                os.close(self._trail.pop())
+        self._add_steps(target)
+
+    def _inside(self, target: str) -> str:
+        """Return how an absolute path goes on from the root."""
+        for root in (os.path.realpath(self._place.root), os.path.abspath(self._place.root)):
+            start = root.rstrip("/") + "/"
+            if f"{target}/".startswith(start):
+                return target[len(start):]
+        raise _in_the_way(self._place, OUTSIDE)
+
+
+class Directory:
+    """A directory below a root, held open: what is done in it is done there, wherever links lead.
+
+    Where a system has no descriptors of directories (Windows), its path is looked at and used.
+    """
+
+    def __init__(self, place: Place, inner: str, *, makes: bool = False) -> None:
+        self._path = os.path.join(place.root, inner)
+        self._descriptor: int | None = None
+        if makes:
+            os.makedirs(place.root, exist_ok=True)
+        if os.name == "posix":
+            self._descriptor = Descent(place, inner, makes=makes).go()
+            return
+
+        if not _is_below(self._path, place.root):
+            raise _in_the_way(place, OUTSIDE)
+        if makes:
+            os.makedirs(self._path, exist_ok=True)
+
+    def __enter__(self) -> Directory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+    def _reach(self, name: str) -> str:
+        """Return a name as the calls below take it."""
+        return os.path.join(self._path, name) if self._descriptor is None else name
+
+    def open(self, name: str, flags: int, mode: int = 0o600) -> int:
+        """Return a descriptor of a file here; links are not followed, pipes not awaited."""
+        for more in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):
+            flags |= getattr(os, more, 0)
+        return os.open(self._reach(name), flags, mode, dir_fd=self._descriptor)
+
+    def size_of(self, name: str) -> int:
+        """Return how many bytes a file here has; 0 where none is."""
+        try:
+            state = os.stat(self._reach(name), dir_fd=self._descriptor, follow_symlinks=False)
+        except FileNotFoundError:
+            return 0
+        return state.st_size if stat.S_ISREG(state.st_mode) else 0
+
+    def open_to_append(self, name: str) -> int:
+        """Return a descriptor of a regular file that only its owner can read, at its end."""
+        descriptor = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            mode = os.fstat(descriptor).st_mode
+            if not stat.S_ISREG(mode):
+                raise OSError(errno.ENXIO, "it is a device or pipe, not a file")
+            if os.name == "posix" and mode & 0o077:
+                os.fchmod(descriptor, 0o600)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def write_new(self, name: str, content: bytes, mode: int) -> None:
+        """Write a file that was not there; what is left of a run that was cut off goes."""
+        with contextlib.suppress(FileNotFoundError):
+            self.unlink(name)
+        descriptor = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with open(descriptor, "wb") as stream:
+            stream.write(content)
+
+    def replace(self, old: str, new: str) -> None:
+        """Give a file here another name; what had that name is gone."""
+        os.replace(self._reach(old), self._reach(new), src_dir_fd=self._descriptor,
+                   dst_dir_fd=self._descriptor)
+
+    def unlink(self, name: str) -> None:
+        """Remove a file, or a link itself."""
+        os.unlink(self._reach(name), dir_fd=self._descriptor)
+
+    def rmdir(self, name: str) -> None:
+        """Remove an empty directory."""
+        os.rmdir(self._reach(name), dir_fd=self._descriptor)
+
+
+def _is_below(path: str, root: str) -> bool:
+    """Tell whether a path, its links followed, lies in a directory."""
+    real = os.path.realpath(root)
+    try:
+        return os.path.commonpath([real, os.path.realpath(path)]) == real
+    except ValueError:  # another drive
+        return False
+
+
+def _open_to_read(path: str) -> IO[bytes]:
+    """Return a regular file to read, or standard input for `-`; a pipe in its place blocks not."""
+    if path == "-":
+        return open(0, "rb", closefd=False)
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(path, flags)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.ENXIO, "it is no file any more")
+        return open(descriptor, "rb")
+    except OSError:
+        os.close(descriptor)
+        raise
+
+
+def _files_in(directory: str, ending: str) -> Iterator[str]:
+    """Yield the first files in a tree whose names end so, not below links, not too deep."""
+    count = 0
+    for place, directories, names in os.walk(directory):
+        directories.sort()
+        if place.count(os.sep) - directory.count(os.sep) >= TREE_DEPTH_LIMIT:
+            directories.clear()
+        for name in sorted(names):
+            if name.endswith(ending):
+                count += 1
+                if count > TREE_FILES_LIMIT:
+                    return
+                yield os.path.join(place, name)
+
+
+def _append(descriptor: int, line: bytes) -> None:
+    """Add a whole line to a file; where the disk is full, nothing of it."""
+    size = os.fstat(descriptor).st_size
+    written = 0
+    try:
+        while written < len(line):
+            written += os.write(descriptor, line[written:])
+    except OSError:
+        if os.fstat(descriptor).st_size == size + written:  # else another has written behind it
+            os.ftruncate(descriptor, size)
+        raise
 
 
 class Child:
@@ -8390,39 +8877,43 @@ class World:
 
     def others_may_read(self, path: str) -> bool:
         """Tell whether a file is there that not only its owner can read."""
-        if os.name != "posix" or self.kind_of(path) != "file":
+        if os.name != "posix":
             return False
-        return bool(os.stat(path).st_mode & 0o077)
+        try:
+            mode = os.stat(path).st_mode
+        except (OSError, ValueError):  # it has just gone
+            return False
+        return stat.S_ISREG(mode) and bool(mode & 0o077)
 
-    def enter(self, root: str, path: str) -> str:
-        """Return root/path; refuse when links lead it out of root or something else is there."""
-        place = self.path(root, path)
-        real = os.path.realpath(root)
-        inside = os.path.realpath(self.parent(place))
+    def below(self, root: str, path: str) -> Place:
+        """Return root/path as a Place: what is written there is not led out of root by a link."""
+        return Place(root, path)
+
+    def enter(self, root: str, path: str) -> Place:
+        """Return root/path as a Place; refuse where a link leads out or no file can be."""
+        place = self.below(root, path)
         kind = self.kind_of(place, follow=False)
-        what = "" if kind in ("file", "absent") else f"is a {kind}"
-        if os.path.commonpath([real, inside]) != real:
-            what = "lies outside, behind a symbolic link"
-        if what:
-            fix = "name its target" if kind == "symlink" else "move it away"
-            raise FleetError("in-the-way", f"{place} {what}; nothing is written there",
-                             fix=f"{fix}: `ls -ld {shlex.quote(place)}`", status=EXIT_REFUSED)
+        if not _is_below(self.parent(place), root):
+            raise _in_the_way(place, OUTSIDE)
+        if kind == "symlink":
+            raise _in_the_way(place, "is a symlink", fix="name its target")
+        if kind not in ("file", "absent"):
+            raise _in_the_way(place, f"is a {kind}")
         return place
 
     # -- disk: reading --
 
-    def read_bytes(self, path: str) -> bytes:
+    def read_bytes(self, path: str, *, limit: int = TEXT_LIMIT_BYTES) -> bytes:
         """Read a regular file, or standard input for `-`; refuse what is larger than the limit."""
         kind = "file" if path == "-" else self.kind_of(path)
         if kind not in ("file", "absent"):
             raise FleetError("not-file", f"{path} is a {kind}, not a file",
                              fix="name a file, or `-` for standard input")
-        with Trying("read", path, slug="unreadable"), \
-                open(0 if path == "-" else path, "rb", closefd=path != "-") as stream:
-            content = stream.read(TEXT_LIMIT_BYTES + 1)
-        if len(content) > TEXT_LIMIT_BYTES:
+        with Trying("read", path, slug="unreadable"), _open_to_read(path) as stream:
+            content = stream.read(limit + 1)
+        if len(content) > limit:
             raise FleetError("too-large", fix="name the right file",
-                             what=f"{path} is larger than {TEXT_LIMIT_BYTES // 1048576} MiB")
+                             what=f"{path} is larger than {limit // 1048576} MiB")
         return content
 
     def size_of(self, path: str) -> int:
@@ -8441,15 +8932,22 @@ class World:
             return stream.read(limit)
 
     def read_tree(self, directory: str, ending: str) -> dict[str, str | None]:
-        """Return {path: text, None: unreadable} of the files in a tree whose names end so."""
+        """Return {path: text, None: not read} of the files in a tree whose names end so.
+
+        The tree may be anybody's: what lies outside the working directory is not read, and no
+        more than so many files, bytes and levels are.
+        """
+        if self.kind_of(directory) != "absent" and not _is_below(directory, "."):
+            return {directory: None}
         texts: dict[str, str | None] = {}
-        for place, _, names in os.walk(directory):
-            for name in names:
-                if name.endswith(ending):
-                    path = self.path(place, name)
-                    texts[path] = None
-                    with contextlib.suppress(FleetError):
-                        texts[path] = self.read_bytes(path).decode("utf-8", "replace")
+        left = TREE_LIMIT_BYTES
+        for path in _files_in(directory, ending):
+            texts[path] = None
+            if _is_below(path, "."):
+                with contextlib.suppress(FleetError):
+                    content = self.read_bytes(path, limit=min(TREE_FILE_LIMIT_BYTES, left))
+                    left -= len(content)
+                    texts[path] = content.decode("utf-8", "replace")
         return dict(sorted(texts.items()))
 
     def names_near(self, program: str, pattern: str) -> list[str]:
@@ -8465,56 +8963,72 @@ class World:
 
     def make_directory(self, path: str) -> None:
         """Make a directory and those above it, where they are absent."""
-        with Trying("make", path):
-            os.makedirs(path, exist_ok=True)
+        place = _as_place(path)
+        with Trying("make", place), Directory(place, place.inner, makes=True):
+            pass
 
     def replace_files(self, files: Sequence[tuple[str, bytes, int]]) -> None:
         """Replace (path, bytes, mode) files in their order; at any moment each is old or new."""
-        staged = []
-        for directory in {self.parent(path) for path, _, _ in files}:
-            self.make_directory(directory)
-        try:
-            for path, content, mode in files:
-                temporary = self.path(self.parent(path), f".{os.path.basename(path)}.new")
-                self.remove(temporary)  # of a run that was cut off
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-                with Trying("write", path):
-                    staged.append((temporary, path))
-                    with open(os.open(temporary, flags, mode), "wb") as stream:
-                        stream.write(content)
-            for temporary, path in staged:
-                with Trying("write", path):
-                    os.replace(temporary, path)
-        except FleetError:
-            for temporary, _ in staged:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-            raise
+        staged: list[tuple[Directory, Place]] = []
+        with contextlib.ExitStack() as holding:
+            held: dict[tuple[str, str], Directory] = {}  # 200 agents take one descriptor
+            try:
+                for path, content, mode in files:
+                    place = _as_place(path)
+                    with Trying("write", place):
+                        key = (place.root, place.above)
+                        if key not in held:
+                            directory = Directory(place, place.above, makes=True)
+                            held[key] = holding.enter_context(directory)
+                        staged.append((held[key], place))
+                        held[key].write_new(f".{place.name}.new", content, mode)
+                for directory, place in staged:
+                    with Trying("write", place):
+                        directory.replace(f".{place.name}.new", place.name)
+            except FleetError:
+                for directory, place in staged:
+                    with contextlib.suppress(OSError):
+                        directory.unlink(f".{place.name}.new")
+                raise
 
     def append_line(self, path: str, line: bytes) -> None:
         """Add a line to a file only its owner can read; past the limit it turns over to `.1`."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
-        with Trying("write", path):
-            if self.kind_of(path) == "file" and os.path.getsize(path) > RECEIPTS_LIMIT_BYTES:
-                os.replace(path, f"{path}.1")
-            with open(os.open(path, flags, 0o600), "ab", buffering=0) as stream:
-                stream.write(line)
+        place = _as_place(path)
+        with Trying("write", place), Directory(place, place.above) as directory:
+            if directory.size_of(place.name) > RECEIPTS_LIMIT_BYTES:
+                directory.replace(place.name, f"{place.name}.1")
+            descriptor = directory.open_to_append(place.name)
+            try:
+                _append(descriptor, line)
+            finally:
+                os.close(descriptor)
 
     def make_private(self, path: str) -> None:
         """Let nobody but the owner read a file."""
-        with Trying("protect", path):
-            if self.others_may_read(path):
-                os.chmod(path, 0o600)
+        place = _as_place(path)
+        if not self.others_may_read(place):
+            return
+        with Trying("protect", place), Directory(place, place.above) as directory:
+            descriptor = directory.open(place.name, os.O_RDONLY)
+            try:
+                os.fchmod(descriptor, 0o600)
+            finally:
+                os.close(descriptor)
 
     def remove(self, path: str) -> None:
         """Remove a file, where there is one."""
-        with Trying("remove", path), contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+        place = _as_place(path)
+        with Trying("remove", place), contextlib.suppress(FileNotFoundError), \
+                Directory(place, place.above) as directory:
+            directory.unlink(place.name)
 
     def remove_empty(self, path: str) -> None:
         """Remove a directory in which nothing is left."""
-        with contextlib.suppress(OSError):  # it is used, or was never there
-            os.rmdir(path)
+        place = _as_place(path)
+        # it is used, was never there, or lies behind a link
+        with contextlib.suppress(OSError, FleetError), \
+                Directory(place, place.above) as directory:
+            directory.rmdir(place.name)
 
     # -- programs --
 
@@ -8524,9 +9038,20 @@ class World:
 
     def read_program(self, words: Sequence[str], until: float) -> str | None:
         """Return what a program prints; None when it is absent, fails or takes too long."""
+        return self._read_program(words, self.environ, until)
+
+    def read_git(self, words: Sequence[str], directory: str, until: float) -> str | None:
+        """Return what git prints in a directory that may be anybody's: nothing it names is run."""
+        argv = ["git", "-C", directory]
+        for setting in GIT_SETTINGS:
+            argv += ["-c", setting]
+        return self._read_program([*argv, *words], {**self.environ, **GIT_ENVIRONMENT}, until)
+
+    def _read_program(self, words: Sequence[str], environ: Mapping[str, str],
+                      until: float) -> str | None:
         seconds = max(0.1, until - self.clock())
         with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-            done = subprocess.run(words, check=True, timeout=seconds, env=self.environ,
+            done = subprocess.run(words, check=True, timeout=seconds, env=environ,
                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                   stderr=subprocess.DEVNULL)
             return done.stdout.decode("utf-8", "replace")
@@ -8555,9 +9080,25 @@ class World:
     def start(self, argv: Sequence[str], *, environ: Mapping[str, str], log: str) -> Child:
         """Start a program in the background, its output in a file."""
         self._end_by_interrupt()
-        with Trying("run", argv[0], slug="cannot-run"), open(log, "ab") as stream:
-            return Child(subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL,
-                                          stdout=stream, stderr=stream))
+        came: list[int] = []
+
+        def note(number: int, _: object) -> None:
+            came.append(number)  # raised in the middle of Popen it would lose the child
+
+        with self._take_signals({signal.SIGINT: note, signal.SIGTERM: note}), \
+                self._open_log(log) as stream, Trying("run", argv[0], slug="cannot-run"):
+            child = Child(subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL,
+                                           stdout=stream, stderr=stream))
+        if came:
+            child.stop()
+            raise KeyboardInterrupt
+        return child
+
+    def _open_log(self, path: str) -> IO[bytes]:
+        """Return a file that a child's output is added to; only its owner can read it."""
+        place = _as_place(path)
+        with Trying("write", place), Directory(place, place.above, makes=True) as directory:
+            return open(directory.open_to_append(place.name), "ab", buffering=0)
 
     # -- network --
 
@@ -9023,7 +9564,7 @@ class Rest:
         self.probe: Ticket | None = None
 
 
-class Place:
+class Capacity:
     """What a model has on its node: slots, and a rest that other models there may share."""
 
     def __init__(self, node: str) -> None:
@@ -9050,7 +9591,7 @@ class Scheduler:
     def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
         self._lock, self._clock = threading.RLock(), clock
         self.candidates = _plan_candidates(fleet)
-        self.places = _plan_places(fleet)
+        self.places = _plan_capacities(fleet)
         self._busy = dict.fromkeys(fleet.nodes, 0)  # slots in use, by node
         self._queue: dict[int, Ticket] = {}
         self._number = 0
@@ -9197,13 +9738,13 @@ def _plan_candidates(fleet: Fleet) -> dict[str, list[list[Model]]]:
             for alias in by_alias}
 
 
-def _plan_places(fleet: Fleet) -> dict[str, Place]:
-    """Return each model's Place; two that are one model on a node share it."""
-    places: dict[str, Place] = {}
-    shared: dict[tuple[str, str], Place] = {}
+def _plan_capacities(fleet: Fleet) -> dict[str, Capacity]:
+    """Return each model's Capacity; two that are one model on a node share it."""
+    places: dict[str, Capacity] = {}
+    shared: dict[tuple[str, str], Capacity] = {}
     for model in fleet.models.values():
         key = (model.node, full_model_name(model.ollama_model))
-        place = shared.setdefault(key, Place(model.node))
+        place = shared.setdefault(key, Capacity(model.node))
         place.slots = max(place.slots, model.max_parallel)
         places[model.name] = place
     return places
@@ -9284,12 +9825,11 @@ class Service:
                 self._go_on(ticket, refusal.kind, refusal)
             except NodeFailure as failure:
                 node = self._server.fleet.nodes[model.node]
-                failure = explain_failure(failure, backend_of(node))
-                where = f"node {model.node}: {failure.reason}"
-                refusal = Refusal(529, f"{where}; no other is left")
+                why = explain_failure(failure, backend_of(node)).reason
+                problem = Refusal(529, f"node {node.name}: {why}; no other is left")
                 if self._has_content:
-                    refusal = Refusal(500, f"{where}, in mid answer")
-                self._go_on(ticket, failure.reason, refusal)
+                    problem = Refusal(500, f"node {node.name}: {why}, in mid answer")
+                self._go_on(ticket, why, problem)
             self._discard()
 
         if self._talk.is_stream:
@@ -9406,15 +9946,10 @@ class Service:
         self._discard()
         if not self._has_headers:
             self._has_headers = True
-            head = ("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
-                    f"Cache-Control: no-cache\r\n{self._id_header}"
-                    "Transfer-Encoding: chunked\r\n\r\n")
+            head = ("Content-Type: text/event-stream; charset=utf-8\r\n"
+                    f"Cache-Control: no-cache\r\n{self._id_header}")
             chunk = self._writer.begin() + chunk
-        if chunk:
-            chunk = b"%x\r\n%b\r\n" % (len(chunk), chunk)
-        if last:
-            chunk += b"0\r\n\r\n"
-        self._visitor.send(head.encode("ascii") + chunk)
+        self._visitor.stream(chunk, head=head, last=last)
         self._ping_at = self._world.clock() + QUIET_SECONDS
 
     def _refuse(self, refusal: Refusal) -> None:
@@ -9688,8 +10223,8 @@ class Server:
             refusal = self._refusal_of(error)
             self.hub.publish(Rejection(refusal.http, refusal.what))
             dialect = dialect_of(path) or DIALECTS[Messages.path]
-            visitor.reply(refusal.http, dialect.refuse(refusal),
-                          head="Connection: close\r\n" + retry_header(refusal))
+            visitor.stays = False
+            visitor.reply(refusal.http, dialect.refuse(refusal), head=retry_header(refusal))
 
     def _refusal_of(self, error: Exception) -> Refusal:
         """Return what a client is told of an error; a bug is reported here, too."""
@@ -10118,11 +10653,8 @@ def find_leaks(world: World, path: str) -> tuple[str, ...]:
     if world.others_may_read(path):
         leaks.append("env-readable")
 
-    # fsmonitor would run a program that the checkout names
-    listed = world.read_program(
-        ["git", "-c", "core.fsmonitor=false", "-C", world.parent(path), "ls-files", "-t",
-         "--cached", "--others", "--exclude-standard", "--", ENVIRONMENT_FILE],
-        world.clock() + 1.0)
+    listed = world.read_git(["ls-files", "-t", "--cached", "--others", "--exclude-standard", "--",
+                             ENVIRONMENT_FILE], world.parent(path), world.clock() + 1.0)
     if listed:
         leaks.append("env-unignored" if listed.startswith("?") else "env-tracked")
     return tuple(leaks)
@@ -10399,10 +10931,10 @@ def ask_gateway(world: World, fleet: Fleet, key: str) -> dict[str, dict[str, Any
 
 def count_served(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[object, ...]]:
     """Return (node, its totals …) of what each node has served between two looks at a gateway."""
-    nothing = {total: 0 for total in TOTALS}
+    nothing = dict.fromkeys(TOTALS, 0)
     earlier = {name: before.get(name, nothing) for name in after}
     if any(earlier[name]["requests"] > node["requests"] for name, node in after.items()):
-        earlier = {name: nothing for name in after}  # another gateway took over, and began at 0
+        earlier = dict.fromkeys(after, nothing)  # another gateway took over, and began at 0
 
     rows = []
     for name, node in after.items():
@@ -10420,7 +10952,7 @@ def start_gateway(world: World, fleet: Fleet, key: str, *, out: str,
 
     if fleet.gateway.provider == "builtin":
         listener = None if runs else open_door(world, fleet, key)
-        server = make_server(world, fleet, key, receipts=receipts_path(world, out))
+        server = Server(fleet, key, world, receipts=receipts_path(world, out))
         serving = threading.Thread(target=server.run, args=(listener,), daemon=True)
         serving.start()
         stops.callback(serving.join, GRACE_SECONDS + 1)  # the last one comes first
@@ -10443,7 +10975,7 @@ def start_litellm(world: World, fleet: Fleet, key: str, *, out: str,
         raise FleetError("litellm-missing", "the gateway is LiteLLM and it is not on the PATH",
                          fix=f"{LITELLM_INSTALL}, or write `provider: builtin`")
 
-    log = world.path(out, STATE_DIRECTORY, "litellm.log")
+    log = world.enter(out, f"{STATE_DIRECTORY}/litellm.log")
     words = [program, "--config", world.path(out, LITELLM_FILE), "--host", fleet.gateway.host,
              "--port", str(fleet.gateway.port)]
     child = world.start(words, environ=merge_environment(world.environ, fleet, key), log=log)
@@ -10476,16 +11008,10 @@ def open_door(world: World, fleet: Fleet, key: str) -> Listener:
     raise FleetError("port-taken", what + holder, fix=fix)
 
 
-def make_server(world: World, fleet: Fleet, key: str, *, receipts: str) -> Server:
-    """Return a Server; without a path for them it keeps no receipts."""
-    if receipts:
-        world.make_directory(world.parent(receipts))
-    return Server(fleet, key, world, receipts=receipts)
-
-
 def receipts_path(world: World, out: str) -> str:
     """Return where the gateway of a workspace files what each request came to."""
-    return world.path(out, RECEIPTS_FILE)
+    world.make_directory(world.below(out, STATE_DIRECTORY))
+    return world.enter(out, RECEIPTS_FILE)
 
 
 # -- start --
@@ -10831,7 +11357,8 @@ def choose_models(fleet: Fleet, state: NodeState, names: Sequence[str]) -> list[
 
 def check_insertion(document: Document, text: str, added: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse to write a text that says anything but what was there and what was added."""
-    wanted = dict(document.value)
+    tree: Any = document.value
+    wanted = dict(tree)
     for kind, sections in added.items():
         wanted[kind] = {**wanted[kind], **sections}
     try:
@@ -11510,7 +12037,7 @@ def cmd_serve(options: Options, world: World) -> int:
     check_key(fleet, key, options, world)
     listener = open_door(world, fleet, key)
     receipts = "" if options.no_receipts else receipts_path(world, workspace.out)
-    server = make_server(world, fleet, key, receipts=receipts)
+    server = Server(fleet, key, world, receipts=receipts)
     if options.verbose:
         server.hub.subscribe(lambda event: world.err(format_event(event)))
     world.on_stop(server.stop)
@@ -11604,7 +12131,7 @@ def remove_files(workspace: Workspace, doomed: Sequence[Change], *, is_all: bool
     if is_all:
         workspace.world.remove(workspace.enter(MANIFEST_FILE))
     for path in (".claude/agents", ".claude", STATE_DIRECTORY):
-        workspace.world.remove_empty(workspace.path(path))
+        workspace.world.remove_empty(workspace.world.below(workspace.out, path))
 
 
 # -- more --

@@ -13,8 +13,19 @@ import pytest
 import subagent_fleet as sf
 from tools import SCRIPT, clean_environment, free_port, keys_near
 from workspace_cases import (
-    ENV, FILES, FLEET, MANIFEST, OTHER, PLANNER, PORT, edit, marks, rewrite, rows, tree)
-
+    ENV,
+    FILES,
+    FLEET,
+    MANIFEST,
+    OTHER,
+    PLANNER,
+    PORT,
+    edit,
+    marks,
+    rewrite,
+    rows,
+    tree,
+)
 
 # -- init --
 

@@ -1,17 +1,32 @@
 """Section 6: what is found of the facts, and what to type then."""
 import copy
-from dataclasses import replace
 import json
 import re
+from dataclasses import replace
 
 import pytest
-import subagent_fleet as sf
 
+import subagent_fleet as sf
 from agent_cases import AGENTS
+from doctor_facts import (
+    GOOD_FACTS,
+    GOOD_MODEL,
+    GOOD_STATE,
+    LITELLM,
+    LOCAL,
+    OFFLINE,
+    REACHED,
+    changes,
+    facts_with,
+    loaded,
+    make_fleet,
+    model_fleet,
+    model_with,
+    on,
+    reached,
+    state_with,
+)
 from tools import SCRIPT
-from doctor_facts import (GOOD_FACTS, GOOD_MODEL, GOOD_STATE, LITELLM, LOCAL, OFFLINE, REACHED,
-                          changes, facts_with, loaded, make_fleet, model_fleet, model_with, on,
-                          reached, state_with)
 
 
 def found(fleet, facts):
@@ -142,11 +157,21 @@ def test_a_fleet_in_order_warns_of_nothing():
     assert len(sf.LINTS) > 12
 
 
+def test_a_name_is_written_as_the_file_needs_it():
+    tree = changed_tree({"models.heavy.fallback": None})
+    tree["models"]["8"] = tree["models"].pop("light")
+    tree["agents"]["planner"]["model"] = "8"
+    assert warnings(tree)["no-fallback"].fix == 'write `fallback: ["8"]`'
+    tree = changed_tree({"nodes.a.memory_gb": 4, "nodes.1e3": {"endpoint": "http://c:1", "memory_gb": 64}})
+    tree["models"]["third"] = {**THIRD, "node": "1e3", "litellm_alias": "small", "ollama_model": "qwen3:8b"}
+    assert warnings(tree)["model-too-large"].fix == 'write `node: "1e3"` in models.heavy'
+
+
 def test_readme_lists_every_warning():
     source = SCRIPT.read_text(encoding="utf-8")
     slugs = set(re.findall(r'\bwarn\(\s*"([a-z0-9-]+)"', source)) | {"weak-key"}
     readme = (SCRIPT.parent / "README.md").read_text(encoding="utf-8")
-    table = readme[readme.index("| Warning |"):readme.index("## Generated files")]
+    table = readme[readme.index("| Warning |"):readme.index("## Commands")]
     rows = [row.split(" | ")[0] for row in table.splitlines() if row.startswith("| `")]
     assert set(re.findall("`([a-z0-9-]+)`", "".join(rows))) == slugs and len(slugs) > 15
 

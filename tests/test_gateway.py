@@ -1,5 +1,4 @@
 """The gateway: who may ask which node when, and what a client sees of it."""
-from dataclasses import replace
 import contextlib
 import json
 import math
@@ -13,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -598,6 +598,15 @@ def test_one_connection_serves_many_requests_also_pipelined_and_chunked(rig):
         assert b"subagent-fleet" in read_answer(stream)[2]
 
 
+def test_a_client_of_http_1_0_gets_a_stream_without_chunks(rig):
+    served = rig(says("PO", "NG"))
+    sent = served.post(request_of(stream=True)).replace(b" HTTP/1.1\r\n", b" HTTP/1.0\r\n", 1)
+    with served.connect() as connection:
+        connection.sendall(sent)
+        head, _, body = b"".join(iter(lambda: connection.recv(65536), b"")).partition(b"\r\n\r\n")
+    assert b"chunked" not in head and b"\r\nConnection: close" in head and text_of(body) == "PONG"
+
+
 def test_a_client_that_waits_for_100_continue_is_told_to_go_on(rig):
     served = rig(says("PONG"))
     with served.connect() as connection:
@@ -683,7 +692,7 @@ def test_the_address_a_client_reached_and_the_configured_host_count(reached, hos
     (b"POST /v1/messages HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: gzip\r\n", 400),
     (b"POST /v1/messages HTTP/1.1\r\nContent-Length: 5\r\nContent-Encoding: gzip\r\n", 400),
     (b"POST /v1/messages HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\nzz\r\n", 400),
-    (b"POST /v1/messages HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\nfffffff\r\n", 400),
+    (b"POST /v1/messages HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\nfffffff\r\n", 413),
     (b"POST /v1/messages HTTP/1.1\r\nContent-Length: 3\r\n\n{}{", 400),
     (b"POST /v1/messages HTTP/1.1\r\nContent-Length: 9\r\n\n{}", 400),
     (b"POST /v1/messages HTTP/1.1\r\nContent-Length: 99999999999\r\nContent-Length: 2\r\n\n{}", 400),
@@ -910,6 +919,15 @@ def test_a_client_that_leaves_takes_its_request_off_the_node(rig, play, stream):
     assert set(running(served.server.scheduler).values()) == {0}
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_sends_no_more_waits_for_its_answer(rig, stream):
+    served = rig(lambda node, connection: (time.sleep(0.3), says("PO", "NG", pause=0.2)(
+        node, connection)))
+    status, _, body = served.raw(served.post(request_of(stream=stream)), half_close=True)
+    assert status == 200 and b"NG" in body
+    assert served.receipts()[0]["outcome"] == "ok"
+
+
 def test_a_client_that_leaves_the_line_never_reaches_the_node(rig):
     served = rig(hangs)
     first, second = served.connect(), served.connect()
@@ -1091,7 +1109,8 @@ def test_receipts_say_what_happened(rig):
 
 def test_each_refusal_is_one_line_of_the_log(rig):
     served = rig(says("x"))
-    for headers in ({"x_api_key": "sk-wrong"}, {"Host": "evil.example\x1b[2J"}):
+    for headers in ({"x_api_key": "sk-wrong"}, {"Host": "evil.example"},
+                    {"Host": "evil.example\x1b[2J"}):
         served.ask(headers=headers)
     for alias in ("claude-opus-9[1m]", PROMPT, "\x1b[2J"):
         served.ask(alias)
@@ -1102,6 +1121,8 @@ def test_each_refusal_is_one_line_of_the_log(rig):
         "`x-api-key: KEY`\n",
         "refused: 403, only programs that name this gateway's own address are served: "
         f"http://127.0.0.1:{served.port}\n",
+        "refused: 400, request: too slow, too long or broken (a line of its headers is not "
+        "`Name: value`)\n",
         "refused: 404, model: this fleet has no `claude-opus-9[1m]`; it has `x`\n",
         "refused: 404, model: this fleet has no `…`; it has `x`\n",
         "refused: 404, model: this fleet has no `…`; it has `x`\n",
@@ -1123,6 +1144,21 @@ def test_receipts_that_cannot_be_written_stop_nothing(rig):
     assert [served.ask()[0] for _ in range(2)] == [200, 200]
     wait_until(lambda: any("no receipts for now" in told for told in served.said))
     assert served.receipts_path.is_dir()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a pipe in the place of a file")
+@pytest.mark.parametrize("put", [os.mkdir, os.mkfifo])
+def test_receipts_go_on_when_they_can_be_written_again(rig, put):
+    served = rig(says("x"))
+    path = served.receipts_path
+    put(path)
+    began = time.monotonic()
+    assert [served.ask()[0] for _ in range(3)] == [200] * 3 and time.monotonic() - began < 5
+    wait_until(lambda: sum(" ok in " in told for told in served.said) == 3)  # each is filed
+    assert sum("no receipts from here on" in told for told in served.said) == 1
+    path.rmdir() if path.is_dir() else path.unlink()
+    served.ask()
+    assert len(served.receipts()) == 1
 
 
 def test_nothing_of_prompt_answer_or_key_is_kept_or_told(rig, monkeypatch):

@@ -1,5 +1,4 @@
 """What a person reads on a terminal: safe, aligned, and never wider than the terminal."""
-from dataclasses import replace
 import itertools
 import os
 import random
@@ -8,8 +7,10 @@ import subprocess
 import sys
 import types
 import unicodedata
+from dataclasses import replace
 
 import pytest
+
 import subagent_fleet as sf
 from tools import clean_environment, install
 
@@ -165,8 +166,8 @@ def test_wrapped_lines_stand_below_each_other():
 
 
 def test_wrapping_takes_linear_time():
-    for text in ("a" * 200_000, "a " * 100_000, "`" * 200_000, "`git " * 40_000, ": git " * 40_000,
-                 "a`" * 100_000):
+    for text in ("a" * 100_000, "\u00e9" * 100_000, "\u65e5" * 100_000, "a " * 50_000, "`" * 100_000,
+                 "`git " * 20_000, ": git " * 20_000, "a`" * 50_000):
         assert sf.wrap_text(text, 60)
 
 
@@ -409,7 +410,7 @@ def test_status_marks_by_what_is_left_of_a_route():
 
 def test_slots_are_those_of_the_model_on_that_machine():
     page = page_of(**{'"qwen3-coder:30b"': '"qwen3:8b"'})
-    places = {"small": sf.Place(1, 2), "heavy": sf.Place(3, 4)}
+    places = {"small": sf.SlotUse(1, 2), "heavy": sf.SlotUse(3, 4)}
     text = sf.format_status(replace(page, places=places), sf.Look(columns=100))
     assert re.search("^laptop .* 1 / 2 ", text, re.M) and "3 / 4" not in text
 
@@ -447,7 +448,7 @@ def shown_width(line):
     """The columns of a line on a terminal, escapes not counted."""
     line = re.sub("\x1b\\[[0-9]*m", "", line)
     return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in line
-               if not unicodedata.category(char) in ("Mn", "Me", "Cf"))
+               if unicodedata.category(char) not in ("Mn", "Me", "Cf"))
 
 
 NAMES = ["a", "mini", "x" * 30, "x" * 170, "two words", "w " * 60, "\u65e5\u672c\u8a9e" * 9, "e\u0301" * 40,
@@ -555,8 +556,8 @@ COMMANDS = [("validate",), ("generate", "--check"), ("generate",), ("doctor",), 
             ("status", "--nope"), ("clean", "--dry-run"), ("validate", "--strict")]
 
 
-@pytest.mark.parametrize("columns", [60, 100])
-def test_commands_fit_the_terminal(tmp_path, columns):
+def test_commands_fit_the_terminal(tmp_path):
+    columns = 60
     text = FLEET.replace("http://localhost:11434", "http://127.0.0.1:1")
     text = re.sub(r"http://192[0-9.]+:11434", "http://127.0.0.1:1", text)
     (tmp_path / "fleet.yaml").write_text(text, encoding="utf-8")

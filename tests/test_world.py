@@ -4,13 +4,15 @@ import os
 import pathlib
 import shutil
 import socket
+import subprocess
 import threading
 
 import pytest
 
 import hostile_nodes
 import subagent_fleet as sf
-from tools import free_port, not_held_up
+import workspace_cases
+from tools import clean_environment, free_port, not_held_up
 
 
 @pytest.fixture
@@ -356,3 +358,66 @@ def test_a_free_port_is_found_above_a_taken_one():
         free = world.find_free_port("127.0.0.1", port - 1)
         assert port < free <= port + 99
     assert world.find_free_port("127.0.0.1", 65535) == 0
+
+
+# -- git, where the directory may be anybody's --
+
+def hostile_repository(place, *, bare):
+    """A repository that names programs wherever git lets one; each would leave a mark."""
+    def git(*words):
+        subprocess.run(["git", *words], cwd=str(place), check=True, env=environ)
+
+    mark = place.parent / "mark"
+    script = place.parent / "run-me"
+    script.write_text(f"#!/bin/sh\ntouch {mark}\n")
+    script.chmod(0o755)
+    place.mkdir()
+    hooks = place / "hooks" if bare else place / ".git" / "hooks"
+    environ = clean_environment(HOME=place.parent, GIT_CONFIG_NOSYSTEM=1)
+    git("init", "-q", *["--bare"] * bare, ".")
+    if bare:
+        environ["GIT_DIR"] = "."
+        git("config", "core.bare", "false")
+        git("config", "core.worktree", str(place))
+    for name, value in (("core.repositoryformatversion", "1"), ("extensions.partialClone", "evil"),
+                        ("remote.evil.promisor", "true"), ("remote.evil.url", str(place)),
+                        ("remote.evil.uploadpack", f"{script};false")):
+        git("config", name, value)
+    # A .gitignore that is only in the index, and whose content the promisor has to send.
+    git("update-index", "--add", "--cacheinfo", f"100644,{'1' * 40},.gitignore")
+    git("update-index", "--skip-worktree", ".gitignore")
+    git("config", "core.fsmonitor", str(script))
+    git("config", "core.sshCommand", str(script))
+    hooks.mkdir(exist_ok=True)
+    for name in ("post-index-change", "pre-auto-gc", "query-watchman", "reference-transaction"):
+        shutil.copy(script, hooks / name)
+    (place / ".env.subagent-fleet").write_text("")
+    environ.pop("GIT_DIR", None)
+    return mark, environ
+
+
+@pytest.mark.skipif(not shutil.which("git") or os.name != "posix", reason="needs git and sh")
+@pytest.mark.parametrize("bare", [True, False])
+def test_doctor_runs_nothing_that_a_repository_names(tmp_path, monkeypatch, capsys, bare):
+    place = tmp_path / "clone"
+    mark, environ = hostile_repository(place, bare=bare)
+    subprocess.run(["git", "ls-files", "--others", "--exclude-standard", "--", ".env.subagent-fleet"],
+                   cwd=str(place), env=environ, stderr=subprocess.DEVNULL, timeout=20)
+    assert mark.exists(), "it is hostile"
+    mark.unlink()
+    (place / "fleet.yaml").write_text(workspace_cases.FLEET.replace(
+        "http://studio.local:11434", f"http://127.0.0.1:{hostile_nodes.closed_port()}"))
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(os, "environ", environ)
+    (place / ".env.subagent-fleet").unlink()
+    assert sf.main(["generate"]) == 0
+    assert sf.main(["doctor", "--timeout", "1"]) == 1 and not mark.exists()
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="needs git")
+def test_git_still_tells_what_it_knows(tmp_path, world):
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    (tmp_path / "x").touch()
+    until = world.clock() + 10
+    assert world.read_git(["ls-files", "--others"], str(tmp_path), until) == "x\n"
+    assert world.read_git(["no-such-command"], str(tmp_path), until) is None

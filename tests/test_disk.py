@@ -1,0 +1,355 @@
+"""Section 13's disk: no write leaves its root, nothing blocks, reads are bounded."""
+import contextlib
+import errno
+import os
+import pathlib
+import resource
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import subagent_fleet as sf
+import workspace_cases
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="links and descriptors as POSIX has them")
+
+
+@pytest.fixture
+def world():
+    return sf.World()
+
+
+def marks(directory):
+    """Everything below a directory that changes when something there is touched."""
+    found = {}
+    for path in [directory, *sorted(directory.rglob("*"))]:
+        state = path.lstat()
+        found[str(path)] = (state.st_ino, state.st_mode, state.st_mtime_ns, state.st_size)
+    return found
+
+
+def make_outside(tmp_path):
+    """A place that holds what ours does, in somebody else's words."""
+    outside = tmp_path / "outside"
+    for name in ("agents/planner.md", "manifest.json", "requests.jsonl", "litellm.log", "backup/x"):
+        path = outside / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("theirs")
+        path.chmod(0o644)
+    return outside
+
+
+# -- a directory that becomes a link --
+
+class SwappingOs:
+    """The os module; at one of its uses a directory becomes a link to elsewhere, as one that
+    another process swaps would, and after some more uses it is back."""
+
+    def __init__(self, directory, outside, number, length):
+        self.directory, self.outside, self.uses = directory, outside, 0
+        self.begin, self.end = number, number + length
+
+    def __getattr__(self, name):
+        self.uses += 1
+        kept = f"{self.directory}.kept"
+        if self.uses == self.begin and os.path.isdir(self.directory):
+            os.rename(self.directory, kept)
+            os.symlink(self.outside, self.directory)
+        if self.uses == self.end and os.path.lexists(kept):
+            os.unlink(self.directory)
+            os.rename(kept, self.directory)
+        return getattr(os, name)
+
+
+@pytest.mark.parametrize("directory", [".claude", ".claude/agents", ".subagent-fleet"])
+@pytest.mark.parametrize("words", [("generate", "--force"), ("clean", "--force"), ("doctor", "--fix")])
+@pytest.mark.parametrize("length", [4, 10 ** 6])
+def test_a_directory_swapped_at_any_moment_leads_nothing_out(
+        tmp_path, monkeypatch, capsys, directory, words, length):
+    monkeypatch.setattr(sf, "probe_nodes", lambda world, nodes, *_: {
+        name: sf.NodeState(name, node.endpoint, "refused") for name, node in nodes.items()})
+    monkeypatch.setattr(sf.World, "open_exchange", refuse)
+    monkeypatch.setattr(sf.World, "read_program", lambda *_, **__: None)
+    monkeypatch.setattr(os, "environ", {"PATH": "/nowhere", "HOME": str(tmp_path)})
+    original, place, outside = tmp_path / "original", tmp_path / "place", make_outside(tmp_path)
+    original.mkdir()
+    monkeypatch.chdir(original)
+    pathlib.Path("fleet.yaml").write_text(workspace_cases.FLEET)
+    assert sf.main(["generate"]) == 0
+    pathlib.Path("fleet.yaml").write_text(workspace_cases.OTHER)
+    with open(".claude/agents/planner.md", "a") as stream:
+        stream.write("mine\n")
+    before, number, ends = marks(outside), 1, set()
+    step = 29 if "doctor" in words else 13
+    while True:
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(original, place)
+        monkeypatch.chdir(place)
+        swapping = SwappingOs(directory, str(outside), number, length)
+        monkeypatch.setattr(sf, "os", swapping)
+        ends.add(sf.main(list(words)))
+        monkeypatch.setattr(sf, "os", os)
+        said = capsys.readouterr()
+        assert marks(outside) == before, number
+        assert "this is a bug" not in said.err, (number, said.err)
+        if swapping.uses < number:
+            break
+        number += step
+    assert number > 50 and ends <= {0, 1, 3}
+
+
+def refuse(*_, **__):
+    raise sf.NodeFailure("refused", "nothing listens there")
+
+
+def test_a_directory_swapped_by_another_thread_leads_nothing_out(tmp_path, world):
+    root, outside = tmp_path / "root", make_outside(tmp_path)
+    inside, kept = root / "d", root / "d.kept"
+    inside.mkdir(parents=True)
+    before, is_over, swaps = marks(outside), threading.Event(), [0]
+
+    def swap():
+        while not is_over.is_set():
+            with contextlib.suppress(OSError):  # the other thread makes and removes there, too
+                os.rename(inside, kept)
+                os.symlink(outside, inside)
+                swaps[0] += 1
+            with contextlib.suppress(OSError):
+                os.unlink(inside)
+            shutil.rmtree(inside, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                os.rename(kept, inside)
+            shutil.rmtree(kept, ignore_errors=True)
+            inside.mkdir(exist_ok=True)
+
+    swapper = threading.Thread(target=swap)
+    swapper.start()
+    place = {name: world.below(str(root), f"d/{name}") for name in (
+        "manifest.json", "requests.jsonl", "litellm.log", "agents/planner.md", "backup")}
+    calls = [lambda: world.replace_files([(place["manifest.json"], b"ours", 0o600),
+                                          (place["agents/planner.md"], b"ours", 0o600)]),
+             lambda: world.append_line(place["requests.jsonl"], b"ours\n"),
+             lambda: world.remove(place["agents/planner.md"]),
+             lambda: world.make_private(place["manifest.json"]),
+             lambda: world.make_directory(place["backup"]),
+             lambda: world.remove_empty(place["backup"]),
+             lambda: world.enter(str(root), "d/manifest.json")]
+    refused = 0
+    try:
+        for number in range(1400):
+            try:
+                calls[number % len(calls)]()
+            except sf.FleetError:
+                refused += 1
+    finally:
+        is_over.set()
+        swapper.join()
+    assert marks(outside) == before and swaps[0] > 20 and refused < 1400
+
+
+def test_links_that_stay_inside_are_gone_along(tmp_path, world):
+    root = tmp_path / "root"
+    (root / "real" / "deep").mkdir(parents=True)
+    (root / "relative").symlink_to("real/deep/..")
+    (root / "absolute").symlink_to(root / "real")
+    (root / "chain").symlink_to("relative/../absolute")
+    for number, name in enumerate(("relative", "absolute", "chain", "real/deep/../../real")):
+        world.replace_files([(world.enter(str(root), f"{name}/{number}/x"), b"ours", 0o600)])
+        assert (root / "real" / str(number) / "x").read_bytes() == b"ours"
+
+
+@pytest.mark.parametrize("target", ["../outside", "/", "..", "a/../..", "{root}/../outside", "d", "e"])
+def test_links_that_lead_out_or_nowhere_are_refused(tmp_path, world, target):
+    root, outside = tmp_path / "root", make_outside(tmp_path)
+    (root / "a").mkdir(parents=True)
+    (root / "d").symlink_to(target.format(root=root))
+    (root / "e").symlink_to("d")
+    before = marks(outside)
+    place = world.below(str(root), "d/agents/planner.md")
+    for call in (lambda: world.replace_files([(place, b"ours", 0o600)]),
+                 lambda: world.append_line(place, b"ours"), lambda: world.remove(place),
+                 lambda: world.make_directory(place), lambda: world.make_directory(place),
+                 lambda: world.start(["true"], environ={}, log=place)):
+        with pytest.raises(sf.FleetError) as caught:
+            call()
+        assert caught.value.slug in ("in-the-way", "unwritable"), target
+    world.remove_empty(world.below(str(root), "d/agents"))
+    assert marks(outside) == before
+
+
+@pytest.mark.parametrize("words", ["generate", "clean", "serve", "up"])
+def test_a_state_directory_or_a_file_in_it_that_leads_out_is_refused(tmp_path, monkeypatch, capsys,
+                                                                     words):
+    outside = make_outside(tmp_path)
+    place = tmp_path / "place"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(os, "environ", {"PATH": "/nowhere", "HOME": str(tmp_path),
+                                        "LITELLM_MASTER_KEY": "sk-0123456789abcdef"})
+    pathlib.Path("fleet.yaml").write_text(workspace_cases.FLEET.replace("litellm}", "builtin}"))
+    before = marks(outside)
+    os.symlink(outside, ".subagent-fleet")
+    assert sf.main([words]) == 3
+    os.unlink(".subagent-fleet")
+    if words == "serve":
+        os.mkdir(".subagent-fleet")
+        os.symlink(outside / "requests.jsonl", ".subagent-fleet/requests.jsonl")
+        assert sf.main([words]) == 3
+    assert capsys.readouterr().err.count("error: ") == 1 + (words == "serve")
+    assert marks(outside) == before
+
+
+class WindowsOs:
+    """The os module of a system without descriptors of directories."""
+
+    def __getattr__(self, name):
+        return "nt" if name == "name" else getattr(os, name)
+
+    def open(self, path, flags, mode=0o777, *, dir_fd=None):
+        assert dir_fd is None and not os.path.isdir(path)
+        return os.open(path, flags, mode)
+
+
+def test_without_descriptors_of_directories_paths_are_looked_at(tmp_path, world, monkeypatch):
+    root, outside = tmp_path / "root", make_outside(tmp_path)
+    root.mkdir()
+    (root / "d").symlink_to(outside)
+    before = marks(outside)
+    monkeypatch.setattr(sf, "os", WindowsOs())
+    place = world.below(str(root), "a/b/x")
+    world.replace_files([(place, b"ours\n", 0o600)])
+    world.append_line(place, b"more\n")
+    world.make_directory(world.below(str(root), "a/c"))
+    assert (root / "a/b/x").read_bytes() == b"ours\nmore\n" and (root / "a/c").is_dir()
+    world.remove(place)
+    for path in ("a/b", "a/c", "a"):
+        world.remove_empty(world.below(str(root), path))
+    assert [path.name for path in root.iterdir()] == ["d"]
+    there = world.below(str(root), "d/agents/planner.md")
+    for call in (lambda: world.replace_files([(there, b"ours", 0o600)]),
+                 lambda: world.append_line(there, b"ours"), lambda: world.remove(there)):
+        with pytest.raises(sf.FleetError, match="lies outside, behind a symbolic link"):
+            call()
+    assert marks(outside) == before
+
+
+# -- lines that are added --
+
+def test_lines_go_only_to_a_file_and_nothing_is_awaited(tmp_path, world):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "directory").mkdir()
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    for name in ("pipe", "link", "directory"):
+        with pytest.raises(sf.FleetError) as caught:
+            world.append_line(str(tmp_path / name), b"x\n")
+        assert caught.value.slug == "unwritable"
+    os.close(reader)
+    with pytest.raises(sf.FleetError):  # without a reader it would wait for one
+        world.append_line(str(tmp_path / "pipe"), b"x\n")
+    with pytest.raises(sf.FleetError):
+        world.append_line("/dev/full", b"x\n")
+    assert not (tmp_path / "file").exists()
+
+
+def test_a_file_that_others_could_read_is_made_private(tmp_path, world):
+    path = tmp_path / "file"
+    path.touch()
+    path.chmod(0o666)
+    world.append_line(str(path), b"x\n")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and path.read_bytes() == b"x\n"
+
+
+def test_a_full_disk_leaves_whole_lines_and_more_follow_when_there_is_space(tmp_path, world):
+    path = tmp_path / "file"
+    world.append_line(str(path), b"first\n")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        with pytest.raises(sf.FleetError) as caught:
+            world.append_line(str(path), b"second line\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.slug == "unwritable" and os.strerror(errno.EFBIG) in caught.value.what
+    assert path.read_bytes() == b"first\n"
+    world.append_line(str(path), b"third\n")
+    assert path.read_bytes() == b"first\nthird\n"
+
+
+def test_a_line_that_another_wrote_behind_a_torn_one_stays(tmp_path, world, monkeypatch):
+    path = tmp_path / "file"
+
+    class Torn:
+        def __getattr__(self, name):
+            return getattr(os, name) if name != "write" else self.tear
+
+        def tear(self, descriptor, line):
+            os.write(descriptor, line[:3])
+            path.open("ab").write(b"\nanother\n")
+            raise OSError(errno.ENOSPC, "full")
+    monkeypatch.setattr(sf, "os", Torn())
+    with pytest.raises(sf.FleetError):
+        world.append_line(str(path), b"mine\n")
+    assert path.read_bytes() == b"min\nanother\n"
+
+
+def test_a_childs_log_is_private_and_no_link(tmp_path, world):
+    log = tmp_path / "logs" / "log"
+    program = f"import sys, threading; sys.path.insert(0, {str(pathlib.Path(sf.__file__).parent)!r}); import subagent_fleet as sf\n" \
+              "world = sf.World()\n" \
+              f"child = world.start([sys.executable, '-c', 'print(7)'], environ={{}}, log={str(log)!r})\n" \
+              "while not child.ended(): world.sleep(0.01)\n" \
+              "child.stop()\n"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=20)
+    assert log.read_bytes() == b"7\n" and stat.S_IMODE(log.stat().st_mode) == 0o600
+
+
+# -- reading what may be anybody's --
+
+def test_a_pipe_put_in_the_place_of_a_file_blocks_no_reader(tmp_path, world, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr(world, "kind_of", lambda *_, **__: "file")  # as it was a moment ago
+    with pytest.raises(sf.FleetError) as caught:
+        world.read_bytes(str(tmp_path / "pipe"))
+    assert caught.value.slug == "unreadable"
+
+
+def test_a_tree_is_read_within_bounds(tmp_path, world, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    outside = tmp_path.parent / f"{tmp_path.name}-outside"
+    outside.mkdir()
+    (outside / "x.md").write_text("secret")
+    place = pathlib.Path("agents")
+    place.mkdir()
+    (place / "large.md").write_bytes(b"a" * (256 * 1024 + 1))
+    (place / "fits.md").write_bytes(b"a" * 256 * 1024)
+    (place / "link.md").symlink_to(outside / "x.md")
+    (place / "inside.md").symlink_to("fits.md")
+    (place / "far").symlink_to(outside)
+    os.mkfifo(place / "pipe.md")
+    deep = place.joinpath(*["d"] * 40)
+    deep.mkdir(parents=True)
+    (deep / "deep.md").write_text("deep")
+    found = world.read_tree("agents", ".md")
+    assert {name: text and len(text) for name, text in found.items()} == {
+        "agents/large.md": None, "agents/fits.md": 256 * 1024, "agents/link.md": None,
+        "agents/inside.md": 256 * 1024, "agents/pipe.md": None}
+
+    os.symlink(outside, "linked")
+    assert world.read_tree("linked", ".md") == {"linked": None}
+    assert world.read_tree("absent", ".md") == {}
+
+
+def test_a_tree_of_many_files_is_read_in_part(tmp_path, world, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkdir("many")
+    for number in range(2100):
+        with open(f"many/{number:04}.md", "wb") as stream:
+            stream.truncate(200 * 1024 if number < 200 else 0)
+    found = world.read_tree("many", ".md")
+    assert len(found) == 2000
+    assert 15 << 20 < sum(len(text) for text in found.values() if text) <= 16 << 20
