@@ -3738,6 +3738,52 @@ def _make_name(text: str, otherwise: str) -> str:
     return re.sub("[^A-Za-z0-9._]+", "-", text).strip("-._")[:64].lower() or otherwise
 
 
+# -- what `add` proposes --
+
+def plan_addition(fleet: Fleet, state: NodeState,
+                  models: Iterable[NodeModel]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the `nodes:` and `models:` to add: what the fleet serves already shares its alias."""
+    added: dict[str, dict[str, Any]] = {}
+    aliases = {model.alias for model in fleet.models.values()}
+    for model in models:
+        name = _free_name(_make_name(re.sub(":latest$", "", model.name), "model"), state.name,
+                          taken={*fleet.models, *added})
+        twins = [other for other in fleet.models.values()
+                 if full_model_name(other.ollama_model) == full_model_name(model.name)]
+        if twins:
+            added[name] = {"node": state.name, "ollama_model": model.name,
+                           "litellm_alias": twins[0].alias, "context": twins[0].context,
+                           "timeout": twins[0].timeout}
+        else:
+            alias = f"{name}-local" if name in CLAUDE_WORDS else name
+            added[name] = {"node": state.name, "ollama_model": model.name,
+                           "litellm_alias": _free_name(alias, state.name, taken=aliases),
+                           "context": _context_for(model, MAIN_CONTEXT_TOKENS)}
+        aliases.add(added[name]["litellm_alias"])
+    return {"nodes": {state.name: {"endpoint": state.endpoint}}, "models": added}
+
+
+def _free_name(name: str, more: str, *, taken: set[str]) -> str:
+    """Return a name that is not taken: with the node's behind it, then with a number."""
+    number = 1
+    free = name
+    while free in taken:
+        behind = f"-{more}" if number == 1 else f"-{more}-{number}"
+        free = name[:64 - len(behind)] + behind if len(behind) < 64 else f"{name[:50]}-{number}"
+        number += 1
+    return free
+
+
+def plan_added_models(fleet: Fleet, state: NodeState) -> list[NodeModel]:
+    """Return what `add` takes of a machine unasked: what the fleet has, and its largest."""
+    known = {full_model_name(model.ollama_model) for model in fleet.models.values()}
+    ranked = [placed.model for placed in best_models([state])]
+    chosen = [model for model in ranked if full_model_name(model.name) in known]
+    if ranked and ranked[-1] not in chosen:
+        chosen.append(ranked[-1])
+    return chosen
+
+
 # == 6. Findings ==============================================================
 #
 # Takes a Fleet and the Facts that were gathered; gives Findings: what is so, what mends it.
@@ -5119,6 +5165,72 @@ def _starter_value(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(value)}]"
     return dump_yaml(value).rstrip("\n")
+
+
+# -- what `add` puts into a fleet file --
+
+def insert_sections(document: Document, added: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a fleet file with more sections under `nodes:` and `models:`; the rest is untouched.
+
+    They go behind the last one of their kind, as it is indented, and before what stands below.
+    """
+    if document.text.lstrip().startswith("{"):
+        return _insert_into_json(document, added)
+
+    tree: Any = document.value
+    lines = document.text.split("\n")
+    insertions = []
+    for kind, sections in added.items():
+        if sections:
+            last = next(reversed(tree[kind]))
+            row, column = _start_of_section(document, kind, last)
+            margin = lines[row][:column]
+            if margin.strip():  # in braces, on the line of another key
+                raise _cannot_insert(document, sections, f"behind `{last}` under `{kind}:`")
+            new = [margin + line for line in dump_yaml(dict(sections)).splitlines()]
+            insertions.append((_end_of_section(lines, row, column), new))
+
+    for end, new in sorted(insertions, reverse=True):  # from below: rows above stay as they are
+        lines[end:end] = new
+    return "\n".join(lines)
+
+
+def _start_of_section(document: Document, kind: str, name: str) -> tuple[int, int]:
+    """Return the row and the column, from 0, of a section's name."""
+    place, _ = document.locate((kind, name), key=True)
+    _, line, column = place.rsplit(":", 2)
+    return int(line) - 1, int(column) - 1
+
+
+def _end_of_section(lines: Sequence[str], row: int, column: int) -> int:
+    """Return the row behind a section: behind the last line that is indented deeper than it."""
+    end = row + 1
+    for number in range(row + 1, len(lines)):
+        words = lines[number].lstrip(" ")
+        is_deeper = len(lines[number]) - len(words) > column
+        if words.strip() and is_deeper:
+            end = number + 1
+        elif words.strip() and not words.startswith("#"):
+            break
+    return end
+
+
+def _insert_into_json(document: Document, added: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a JSON file with more sections, indented as its second line is."""
+    try:
+        value = json.loads(document.text)
+    except ValueError:  # YAML in braces
+        raise _cannot_insert(document, added, "into it") from None
+    for kind, sections in added.items():
+        value[kind].update(sections)
+    margin = re.match(r"\{\s*\n([ \t]+)", document.text)
+    return json.dumps(value, indent=margin[1] if margin else 2, ensure_ascii=False) + "\n"
+
+
+def _cannot_insert(document: Document, sections: Mapping[str, Any], where: str) -> FleetError:
+    """Return the error for a file that is written so that nothing can be put in."""
+    return FleetError("cannot-add", f"{document.source} is written in braces; put these lines in "
+                      "by hand", excerpt=dump_yaml(dict(sections)), fix=f"write them {where}")
 
 
 # == 8. Terminal text =========================================================
@@ -10599,6 +10711,8 @@ class Options:
     output: str | None = None
     node: Sequence[str] = ()
     offline: bool = False
+    # add
+    machine: str = ""
     # validate
     strict: bool = False
     # generate
@@ -10930,6 +11044,7 @@ def receipts_path(world: World, out: str) -> str:
 # -- start --
 
 @command("up", "do the whole job: find, generate, warm, serve, run Claude Code", CONFIG, OUT,
+         Flag("--node", "also take this machine; may be repeated", "NAME=URL", REPEAT),
          group=START, examples=("up", "up -- -p 'say hi'"), passes="ARGS")
 def cmd_up(options: Options, world: World) -> int:
     """Do the whole job. What is said goes to standard error: standard output is Claude Code's."""
@@ -10960,19 +11075,27 @@ def cmd_up(options: Options, world: World) -> int:
 
 
 def find_or_write_fleet(options: Options, world: World) -> Fleet:
-    """Return the fleet of the nearest file; where there is none, write one and say so."""
+    """Return the fleet of the nearest file, with the machines that were typed; else write one."""
+    nodes = parse_nodes(options.node, "up")
     try:
         path = find_config(world, options.config)
     except FleetError:
         path = CONFIG_NAMES[0]
-        starter = write_starter(world, path, {}, placeholders=False)
+        starter = write_starter(world, path, nodes, placeholders=False)
         world.err(as_typed(starter, options.typing))
+        nodes = {}
     if path == "-":
         raise FleetError("usage", "up: standard input is Claude Code's, so the config must be in "
                          "a file", status=EXIT_USAGE,
                          fix="subagent-fleet up --config fleet.yaml")
 
     config = load_config(world, options.config)
+    for node in nodes.values():
+        if config.fleet.nodes.get(node.name, Node("", "")).endpoint != node.endpoint:
+            addition = plan_insertion(config, node, options, world)
+            replace_config(world, path, addition)
+            world.err(f"{clean_line(node.name)}: put into {clean_line(path)}\n")
+            config = load_config(world, options.config)
     weak = lint_key(config.fleet, world.environ)
     tell_findings([*config.warnings, *weak], options, world)
     return config.fleet
@@ -11040,7 +11163,7 @@ def cmd_init(options: Options, world: World) -> int:
         raise FleetError("exists", f"{output} is there already", status=EXIT_REFUSED,
                          fix="edit it, or `subagent-fleet init --force` (a copy is kept)")
 
-    nodes = parse_nodes(options.node)
+    nodes = parse_nodes(options.node, "init")
     if not options.force:
         ask_for_second(world, output)
     said = write_starter(world, output, nodes, offline=options.offline)
@@ -11068,30 +11191,31 @@ def ask_for_second(world: World, output: str) -> None:
                          "`subagent-fleet init --force` for a second one here")
 
 
-def parse_nodes(texts: Iterable[str]) -> dict[str, Node]:
+def parse_nodes(texts: Iterable[str], command: str) -> dict[str, Node]:
     """Return the Nodes of NAME=URL texts; http and the port of Ollama may be left out."""
     nodes: dict[str, Node] = {}
     for text in texts:
         name, _, url = text.partition("=")
         if not url or not obeys(name, "name"):
-            refuse_node(text, "not of the form NAME=URL")
+            refuse_node(command, text, "not of the form NAME=URL")
         try:
             endpoint = split_endpoint(full_endpoint(url)).url
         except FleetError as error:
-            refuse_node(text, error.what)
+            refuse_node(command, text, error.what)
         if name in nodes:
-            refuse_node(text, f"a second `{name}`")
+            refuse_node(command, text, f"a second `{name}`")
         for other in nodes.values():
             if other.endpoint == endpoint:
-                refuse_node(text, f"the machine of `{other.name}`")
+                refuse_node(command, text, f"the machine of `{other.name}`")
         nodes[name] = Node(name, endpoint)
     return nodes
 
 
-def refuse_node(text: str, why: str) -> NoReturn:
-    """Refuse a --node."""
-    raise FleetError("usage", f"init: `{text}`: {why}", status=EXIT_USAGE,
-                     fix="subagent-fleet init --node mini=http://192.168.1.50:11434")
+def refuse_node(command: str, text: str, why: str) -> NoReturn:
+    """Refuse what is no machine for a command."""
+    flag = "" if command == "add" else "--node "
+    raise FleetError("usage", f"{command}: `{text}`: {why}", status=EXIT_USAGE,
+                     fix=f"subagent-fleet {command} {flag}mini=http://192.168.1.50:11434")
 
 
 def write_starter(world: World, output: str, nodes: dict[str, Node], *, offline: bool = False,
@@ -11114,6 +11238,7 @@ def write_starter(world: World, output: str, nodes: dict[str, Node], *, offline:
                          f"`ollama pull {PLACEHOLDERS[0]}`, then `subagent-fleet up`")
 
     text = render_starter(starter.tree, starter.has_models, name_project(world, output))
+    text = dress_starter(world, output, text)
     said = [*replace_config(world, output, text), *said]
     if flaw:
         said.append(f"{flaw}: `ollama pull {PLACEHOLDERS[0]}`, `subagent-fleet init --force`")
@@ -11157,24 +11282,124 @@ def name_project(world: World, output: str) -> str:
     return name if obeys(name, "line") else "local-dev"
 
 
-def replace_config(world: World, output: str, text: str) -> list[str]:
-    """Write a new fleet file, as YAML or JSON, keep a copy of the old one; say so in lines."""
+def dress_starter(world: World, output: str, text: str) -> str:
+    """Return a new fleet file as its name wants it: JSON, or YAML that names its schema."""
     directory, name = world.split(output)
-    beside = Workspace(world, directory)
     if name.lower().endswith(".json"):
-        text = json.dumps(parse_yaml(text), indent=2, ensure_ascii=False) + "\n"
-    elif world.kind_of(beside.path("fleet.schema.json")) == "file":
-        text = f"# yaml-language-server: $schema=fleet.schema.json\n{text}"
+        return json.dumps(parse_yaml(text), indent=2, ensure_ascii=False) + "\n"
+    if world.kind_of(world.path(directory, "fleet.schema.json")) == "file":
+        return f"# yaml-language-server: $schema=fleet.schema.json\n{text}"
+    return text
 
-    files = [(output, text.encode("utf-8"), 0o644)]
-    said = [f"Created {output}"]
+
+def replace_config(world: World, path: str, text: str) -> list[str]:
+    """Write a fleet file, keep a copy of the old one; say so in lines."""
+    directory, name = world.split(path)
+    beside = Workspace(world, directory)
     old = beside.read(name)
-    if old is not None:
-        copy = beside.enter(backup_of(name, old))
-        files.insert(0, (copy, old, 0o600))
-        said.append(f"The old one is kept: {copy}")
-    world.replace_files(files)
-    return said
+    content = text.encode("utf-8")
+    if old is None:
+        world.replace_files([(path, content, 0o644)])
+        return [f"Created {path}"]
+
+    if b"\r\n" in old:  # as Windows ends its lines
+        content = content.replace(b"\n", b"\r\n")
+    mode = 0o644 if world.others_may_read(path) else 0o600
+    copy = beside.enter(backup_of(name, old))
+    world.replace_files([(copy, old, 0o600), (path, content, mode)])
+    return [f"Created {path}", f"The old one is kept: {copy}"]
+
+
+@command("add", "put a machine and its models into fleet.yaml",
+         Flag("machine", "the machine: a name, and where its Ollama answers", "NAME=URL"), CONFIG,
+         Flag("--model", "this of its models; else what the fleet has already, and its largest",
+              "MODEL", REPEAT),
+         Flag("--dry-run", "write nothing; show what would change"),
+         group=SET_UP, examples=("add mini=192.168.1.50", "add mini=mini.local --model qwen3:8b"))
+def cmd_add(options: Options, world: World) -> int:
+    path = find_config(world, options.config)
+    if path == "-":
+        raise FleetError("usage", "add: it changes a file, so the config must be in one",
+                         status=EXIT_USAGE, fix="subagent-fleet add --config fleet.yaml")
+    node, = parse_nodes([options.machine], "add").values()
+    config = load_config(world, options.config)
+    text = plan_insertion(config, node, options, world)
+
+    change = Change(path, config.fleet.document.text.encode("utf-8"), text.encode("utf-8"),
+                    ours=True)
+    world.out(format_diff([change], config.fleet, look_of(world)))
+    if options.dry_run:
+        return EXIT_OK
+
+    _, kept = replace_config(world, path, text)
+    before = {finding.what for finding in config.warnings}
+    after = load_config(world, options.config).warnings
+    tell_findings([finding for finding in after if finding.what not in before], options, world)
+    world.out(f"\n{clean_line(path)} has {clean_line(node.name)}. {clean_line(kept)}\n")
+    world.out(as_typed("Next: `subagent-fleet up`, or `subagent-fleet generate`\n",
+                       options.typing))
+    return EXIT_OK
+
+
+def plan_insertion(config: Config, node: Node, options: Options, world: World) -> str:
+    """Return the text of a fleet file with one more machine, which is asked for its models."""
+    fleet = config.fleet
+    known = {other.endpoint: name for name, other in fleet.nodes.items()}
+    if node.name in fleet.nodes:
+        raise FleetError("known-node", f"{fleet.document.source} has a node `{node.name}` already",
+                         fix="choose another name, or change it there")
+    if node.endpoint in known:
+        raise FleetError("known-node", f"{node.endpoint} is the node `{known[node.endpoint]}` of "
+                         f"{fleet.document.source} already", fix="subagent-fleet discover")
+
+    state = probe_nodes(world, {node.name: node}, INIT_TIMEOUT_SECONDS)[node.name]
+    if not state.online:
+        raise FleetError("node-silent", f"node `{node.name}`: {state.why} ({node.endpoint}); "
+                         "nothing was written", fix=state.mend)
+    models = choose_models(fleet, state, options.model)
+    added = plan_addition(fleet, state, models)
+    text = insert_sections(fleet.document, added)
+    check_insertion(fleet.document, text, added)
+    return text
+
+
+def choose_models(fleet: Fleet, state: NodeState, names: Sequence[str]) -> list[NodeModel]:
+    """Return the models of a machine that shall be put in."""
+    if not names:
+        models = plan_added_models(fleet, state)
+        if not models:
+            raise FleetError("no-model", f"node `{state.name}` has no model that can answer an "
+                             "agent; nothing was written",
+                             fix=f"`ollama pull {PLACEHOLDERS[0]}` there")
+        return models
+
+    models = []
+    for name in names:
+        matches = find_models(state.models, name)
+        check_names("model", () if matches else (name,), [model.name for model in state.models],
+                    state.name)
+        models += matches
+    return models
+
+
+def check_insertion(document: Document, text: str, added: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse to write a text that says anything but what was there and what was added."""
+    tree: Any = document.value
+    wanted = dict(tree)
+    for kind, sections in added.items():
+        wanted[kind] = {**wanted[kind], **sections}
+    try:
+        changed = Document(text, document.source)
+        fleet, _ = check_fleet(changed)
+        if fleet and changed.value == wanted:
+            return
+    except FleetError:  # of its syntax
+        pass
+
+    block = {kind: dict(sections) for kind, sections in added.items()}
+    raise FleetError("cannot-add", f"{document.source} is written so that nothing can be put in; "
+                     "put these lines in by hand", excerpt=dump_yaml(block),
+                     fix="write them under its `nodes:` and `models:`")
 
 
 @command("worker", "say how this machine becomes a node", TIMEOUT, JSON,

@@ -17,6 +17,17 @@ HOSTED_VARIABLES = ("ANTHROPIC_", "CLAUDE", "LITELLM_", "OLLAMA_", "SUBAGENT_FLE
                     "COLUMNS", "TERM")
 
 
+# -- the program --
+
+def install(directory):
+    """Give the program the name it has where it is installed, which messages then use."""
+    program = directory.parent / f"{directory.name}-bin" / "subagent-fleet"
+    if not program.exists():
+        program.parent.mkdir()
+        program.symlink_to(SCRIPT)
+    return program
+
+
 # -- ports --
 
 _PORTS = itertools.cycle(random.sample(range(20000, 30000), 10000))
