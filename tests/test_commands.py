@@ -11,7 +11,7 @@ import time
 import pytest
 
 import subagent_fleet as sf
-from tools import SCRIPT, clean_environment, free_port, keys_near
+from tools import PROGRAM, clean_environment, free_port, keys_near
 from workspace_cases import (
     ENV,
     FILES,
@@ -372,7 +372,7 @@ def on_terminal(words, cwd, typed=b"", **env):
     child, master = pty.fork()
     if child == 0:
         os.chdir(cwd)
-        os.execve(sys.executable, [sys.executable, "-I", "-S", str(SCRIPT), *words],
+        os.execve(sys.executable, [sys.executable, "-I", "-S", PROGRAM, *words],
                   clean_environment(**env))
     os.write(master, typed)
     shown = b""
@@ -839,7 +839,7 @@ def test_logs_want_a_number_of_lines(fleet, quick, words):
 def test_logs_follow_a_file_that_grows_and_turns_over(fleet):
     write_receipts(fleet, ONE)
     path = fleet / ".subagent-fleet/requests.jsonl"
-    child = subprocess.Popen([sys.executable, str(SCRIPT), "logs", "-f"], cwd=fleet,
+    child = subprocess.Popen([sys.executable, PROGRAM, "logs", "-f"], cwd=fleet,
                              env=clean_environment(), stdout=subprocess.PIPE)
     try:
         assert b"Time " in child.stdout.readline() and b" main " in child.stdout.readline()
@@ -874,7 +874,7 @@ def test_status_is_ready_only_with_its_gateway(generated, quick, fake_node, gate
 
 def start_launch(generated, environ):
     """Start launch in a group of its own; return it once the fake Claude is up."""
-    child = subprocess.Popen([sys.executable, str(SCRIPT), "launch", "claude"], cwd=generated,
+    child = subprocess.Popen([sys.executable, PROGRAM, "launch", "claude"], cwd=generated,
                              env=clean_environment(**environ), stdout=subprocess.PIPE,
                              stderr=subprocess.PIPE, start_new_session=True)
     assert child.stdout.readline() == b"up\n"

@@ -11,7 +11,7 @@ import pytest
 
 import subagent_fleet as sf
 from doctor_facts import GOOD_MODEL, LOCAL, OFFLINE, REACHED, on, paste
-from tools import SCRIPT, clean_environment, keys_near
+from tools import PROGRAM, clean_environment, keys_near
 
 
 @pytest.fixture
@@ -410,7 +410,7 @@ def test_doctor_ends_in_time_whatever_hangs(doctor):
 
 
 def test_doctor_knows_its_own_gateway(doctor):
-    serving = subprocess.Popen([sys.executable, str(SCRIPT), "serve"], cwd=str(doctor.path),
+    serving = subprocess.Popen([sys.executable, PROGRAM, "serve"], cwd=str(doctor.path),
                                stdout=subprocess.PIPE, env=clean_environment(**doctor.env))
     try:
         assert b"Serving" in serving.stdout.readline()
