@@ -44,10 +44,11 @@ from __future__ import annotations
 import sys
 
 if sys.version_info < (3, 9):  # noqa: UP036 - this line is what an older Python reaches
-    sys.exit("subagent-fleet needs Python 3.9 or newer; this is %s" % sys.version.split()[0])
+    sys.exit("subagent-fleet needs Python 3.9 or newer; this is "
+             + sys.version.split()[0])
 
 
-def _end_quietly(kind, error, trace):
+def _end_quietly(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """Let Ctrl-C end a start without a traceback; `main` does so from then on."""
     if kind is not KeyboardInterrupt:
         sys.__excepthook__(kind, error, trace)
@@ -56,19 +57,20 @@ def _end_quietly(kind, error, trace):
 if __name__ == "__main__":
     sys.excepthook = _end_quietly
 
-from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass, field, fields, replace
-from functools import lru_cache
+from abc import ABC, abstractmethod  # noqa: E402 - an older Python ends above
+from dataclasses import asdict, dataclass, field, fields, replace  # noqa: E402
+from functools import lru_cache  # noqa: E402
 
 
 class _Late:
     """Stands for a module until it is first used; `--version` uses none of these."""
 
-    def __init__(self, name):
+    def __init__(self, name: str) -> None:
         self.name = name
 
-    def __getattr__(self, key):
-        globals()[self.name] = module = __import__(self.name)
+    def __getattr__(self, key: str) -> Any:
+        module = __import__(self.name)
+        globals()[self.name] = module
         return getattr(module, key)
 
 
@@ -86,9 +88,10 @@ if TYPE_CHECKING:  # what checkers and editors read; the names are those below
     import string
     import threading
     import unicodedata
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
     from typing import Any, NoReturn, TypeVar
 
+    _Container = TypeVar("_Container", "dict[Any, Any]", "list[Any]")
     _Named = TypeVar("_Named", "NodeModel", "LoadedModel")
     _Warn = Callable[..., "Finding"]  # see lint_fleet
     _Rule = Callable[["Fleet", _Warn], Iterator["Finding"]]
@@ -102,12 +105,13 @@ else:
 class _Pattern:
     """A regular expression that is compiled when it is first used."""
 
-    def __init__(self, pattern):
+    def __init__(self, pattern: str) -> None:
         self.pattern = pattern
 
-    def __getattr__(self, method):
-        self.__dict__[method] = found = getattr(re.compile(self.pattern), method)
-        return found
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(re.compile(self.pattern), name)
+        self.__dict__[name] = method  # the next look finds it here
+        return method
 
 
 __version__ = "1.0.0"
@@ -119,28 +123,39 @@ __version__ = "1.0.0"
 
 # == 1. Start and constants ===================================================
 
-EXIT_OK, EXIT_PROBLEM, EXIT_USAGE, EXIT_REFUSED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
+EXIT_OK = 0
+EXIT_PROBLEM = 1
+EXIT_USAGE = 2
+EXIT_REFUSED = 3
+EXIT_INTERRUPTED = 130
+
+# Files, by the names people know.
 CONFIG_NAMES = ("fleet.yaml", "fleet.yml", "fleet.json")
 CONFIG_VARIABLE = "SUBAGENT_FLEET_CONFIG"
+STATE_DIRECTORY = ".subagent-fleet"
+MANIFEST_FILE = f"{STATE_DIRECTORY}/manifest.json"
+LITELLM_FILE = "litellm_config.yaml"
+ENVIRONMENT_FILE = ".env.subagent-fleet"
 TEXT_LIMIT_BYTES = 4 * 1024 * 1024
+RECEIPTS_LIMIT_BYTES = 10 * 1024 * 1024
+
+# How long is waited.
 PROBE_TIMEOUT_SECONDS = 5.0
 INIT_TIMEOUT_SECONDS = 2.0
-SEND_SECONDS = 60.0
 CONNECT_SECONDS = 3.0  # a sleeping laptop costs this, not the whole deadline
-ANSWER_LIMIT_BYTES = 8 * 1024 * 1024
-PROBE_LIMIT_BYTES = 1024 * 1024  # 2,400 models; as text and values it takes five times that
-FREE_ANSWER_BYTES = 256 * 1024  # larger answers are read one at a time
-HEADER_LIMIT_BYTES = 64 * 1024
-RECEIPTS_LIMIT_BYTES = 10 * 1024 * 1024
-JSON_MARKS = 100_000  # `[`, `{`, `:` and `,` in one answer
+SEND_SECONDS = 60.0
 LEAVE_SECONDS = 0.02  # for a byte to arrive before the connection closes
 PROBE_GRACE_SECONDS = 0.2  # for what a node said in time to reach the main thread
 PULL_STALL_SECONDS = 120.0
 TICK_SECONDS = 0.2
+
+# How much is read.
+ANSWER_LIMIT_BYTES = 8 * 1024 * 1024
+PROBE_LIMIT_BYTES = 1024 * 1024  # 2,400 models; as text and values it takes five times that
+FREE_ANSWER_BYTES = 256 * 1024  # larger answers are read one at a time
+HEADER_LIMIT_BYTES = 64 * 1024
 SHOW_LIMIT = 64  # models of one node that are asked for their capabilities
-STATE_DIRECTORY = ".subagent-fleet"
-MANIFEST_FILE = f"{STATE_DIRECTORY}/manifest.json"
-LITELLM_FILE, ENVIRONMENT_FILE = "litellm_config.yaml", ".env.subagent-fleet"
+
 HOME_URL = "https://github.com/adityak74/subagent-fleet"
 OTHER_PORT = "stop it, or write another `port:` under project.gateway"
 OLLAMA_PORT = 11434
@@ -155,23 +170,25 @@ TIERS = ("main", "opus", "sonnet", "haiku", "fable")
 class FleetError(Exception):
     """An expected failure: what, where and what to type. Only `main` prints it."""
 
-    def __init__(self, slug, what, *, where="", fix="", excerpt="", status=EXIT_PROBLEM,
-                 findings=()):
+    def __init__(self, slug: str, what: str, *, where: str = "", fix: str = "", excerpt: str = "",
+                 status: int = EXIT_PROBLEM, findings: Iterable[Finding] = ()) -> None:
         super().__init__(what)
-        self.slug, self.what, self.where = slug, what, where
-        self.fix, self.excerpt, self.status = fix, excerpt, status
+        self.slug = slug
+        self.what, self.where = what, where
+        self.fix, self.excerpt = fix, excerpt
+        self.status = status
         self.findings = tuple(findings)  # one error may carry every problem of a config
-        self.report = {}  # what `--json` shows beside it
+        self.report: dict[str, Any] = {}  # what `--json` shows beside it
 
     @property
-    def finding(self):
+    def finding(self) -> Finding:
         return Finding(self.slug, "error", self.what, self.where, self.excerpt, self.fix)
 
 
 class NodeFailure(FleetError):
     """Why a node could not be used: a reason class (refused, timeout, …) and the detail."""
 
-    def __init__(self, reason, detail, *, fix=""):
+    def __init__(self, reason: str, detail: str, *, fix: str = "") -> None:
         super().__init__("node-failure", f"{reason}: {detail}" if detail else reason, fix=fix)
         self.reason, self.detail = reason, detail
 
@@ -297,42 +314,46 @@ class NodeState:
     loaded: tuple[LoadedModel, ...] = ()
 
     @property
-    def online(self):
+    def online(self) -> bool:
         return not self.reason
 
     @property
-    def why(self):
+    def why(self) -> str:
         return f"{self.reason}: {self.detail}".rstrip(": ")
 
     @property
-    def mend(self):
+    def mend(self) -> str:
         return REASON_FIXES.get(self.reason, REASON_FIXES["bad answer"])
 
 
-def nearest(word, choices):
+def nearest(word: object, choices: Iterable[object]) -> str:
     """Return ``did you mean `x`?`` for the closest choice, or an empty string."""
     spelled = {str(choice).lower(): choice for choice in list(choices)[:100]}  # 3 ms
-    found = difflib.get_close_matches(str(word)[:64].lower(), spelled, 1, 0.6)
-    return f"did you mean `{spelled[found[0]]}`?" if found else ""
+    matches = difflib.get_close_matches(str(word)[:64].lower(), spelled, 1, 0.6)
+    return f"did you mean `{spelled[matches[0]]}`?" if matches else ""
 
 
-def some_of(names, limit=12):
+def some_of(names: Collection[object], limit: int = 12) -> str:
     """Return `a, b and 3 more`."""
-    more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
-    return ", ".join(map(str, list(names)[:limit])) + more
+    shown = ", ".join(map(str, list(names)[:limit]))
+    if len(names) > limit:
+        shown += f" and {len(names) - limit:,} more"
+    return shown
 
 
-def count_of(things, noun):
+def count_of(things: Sized, noun: str) -> str:
     """Return `1 warning`, `2 warnings`."""
-    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
+    return f"{len(things)} {noun}" if len(things) == 1 else f"{len(things)} {noun}s"
 
 
-def show_value(value):
+def show_value(value: object) -> str:
     """Return a value as it may stand in a message: short, in backticks."""
     words = {type(None): "nothing", dict: "a mapping", list: "a list"}
     if type(value) in words:
         return words[type(value)]
-    text = str(value).lower() if isinstance(value, bool) else str(value)
+    text = str(value)
+    if isinstance(value, bool):
+        text = text.lower()
     return f"`{text[:60]}…`" if len(text) > 60 else f"`{text}`"
 
 
@@ -534,7 +555,7 @@ class Document:
         self.column = -1
         self.span: tuple[int, int] | None = None  # of the value read last, if it has its own
         self.open: list[array.array] = []  # the marks of the containers that are not over
-        self.opener: int | None = None  # the innermost bracket
+        self.opener = -1  # the innermost bracket; -1: none is open
 
         # What `locate` remembers, so that many problems are located in linear time.
         self.last_line = (0, 1)
@@ -547,7 +568,7 @@ class Document:
 
     def locate(self, path: tuple, *, key: bool = False) -> tuple[str, str]:
         """Return (`source:line:column`, excerpt) of a value, or of the nearest key above it."""
-        node = self.value
+        node: Any = self.value
         spans = self.marks[None] * 2
         for step in path:
             place = self.place_of(step, node)
@@ -653,7 +674,7 @@ class Document:
         if len(self.open) > DEPTH_LIMIT:
             self.fail("yaml-limit", f"more than {DEPTH_LIMIT} levels deep")
 
-    def leave(self, container: dict | list) -> dict | list:
+    def leave(self, container: _Container) -> _Container:
         """Keep the marks of a container that is over, and return it."""
         marks = self.open.pop()
         if marks:
@@ -775,6 +796,7 @@ class Document:
         text = self.text
         start = self.at
         char = text[start]
+        value: Any
         if char in "[{":
             value = self.read_flow()
         elif char in "\"'":
@@ -812,9 +834,9 @@ class Document:
     def resolve(self, text: str, at: int) -> object:
         """Return what the plain text at `at` means."""
         value = _WORDS.get(text, text)
+        if value is _CLASH:
+            self.fail_clash(text, at)
         if value is not text:
-            if value is _CLASH:
-                self.fail_clash(text, at)
             return value
 
         if not text.isascii():
@@ -927,6 +949,7 @@ class Document:
         self.enter()
         self.at += 1
 
+        container: Any
         if self.text[self.opener] == "[":
             container = self.read_flow_list()
         else:
@@ -997,7 +1020,7 @@ class Document:
     # -- what is wrong --
 
     def fail(self, slug: str, what: str, *, at: int | None = None, size: int = 1,
-             fix: str = "") -> None:
+             fix: str = "") -> NoReturn:
         """Refuse the text for what stands `at` a place, or for what explains it better."""
         if at is None:
             at = self.at
@@ -1005,7 +1028,7 @@ class Document:
         self.check_blank(at)
         self.refuse(slug, what, at, size=size, fix=fix)
 
-    def refuse(self, slug: str, what: str, at: int, *, size: int = 1, fix: str = "") -> None:
+    def refuse(self, slug: str, what: str, at: int, *, size: int = 1, fix: str = "") -> NoReturn:
         """Refuse the text for exactly this."""
         where, excerpt = self.show(at, at + size)
         raise FleetError(slug, what, where=where, excerpt=excerpt, fix=fix)
@@ -1130,7 +1153,7 @@ class Document:
 
     # -- what is wrong: characters that mean more --
 
-    def fail_unexpected(self, expected: str, *, fix: str = "") -> None:
+    def fail_unexpected(self, expected: str, *, fix: str = "") -> NoReturn:
         """Say why the character here cannot stand here."""
         char = self.text[self.at]
         self.check_blank(self.at)
@@ -1175,13 +1198,13 @@ class Document:
             fix += f", or {quoted}"
         self.fail_outside(f"{feature} ({shown})", fix, at=self.at, size=len(word))
 
-    def fail_outside(self, feature: str, fix: str, *, at: int, size: int) -> None:
+    def fail_outside(self, feature: str, fix: str, *, at: int, size: int) -> NoReturn:
         self.fail("yaml-unsupported", f"{feature} are outside the YAML subset", at=at,
                   size=size, fix=fix)
 
     def misplaced_fix(self, char: str) -> str:
         """Say what to do about a character that begins neither a value nor a key."""
-        if _DASH.match(self.text, self.at) and self.opener is None:
+        if _DASH.match(self.text, self.at) and self.opener < 0:
             return "start the list on the line below its key"
         if _MARKER.match(self.text, self.at):
             return "close the brackets above it, or indent the line"
@@ -1197,14 +1220,14 @@ class Document:
 
     def plain_text(self, at: int) -> str:
         """Return what would be plain text from `at` on, if it began with a letter."""
-        stops = _BLOCK_STOP if self.opener is None else _FLOW_STOP
+        stops = _BLOCK_STOP if self.opener < 0 else _FLOW_STOP
         stop = stops.search(self.text, at + 1)
         end = stop.start() if stop else len(self.text)
         return self.text[at:end].rstrip(" ")
 
     # -- what is wrong: keys --
 
-    def fail_key(self, at: int) -> None:
+    def fail_key(self, at: int) -> NoReturn:
         """Say why what stands here, at the column of a mapping, is no key."""
         self.at = at
         char = self.text[at]
@@ -1227,7 +1250,7 @@ class Document:
             fix += f": `{key.group()} {value}`"
         self.fail("yaml-syntax", "no space after the colon", at=key.end() - 1, fix=fix)
 
-    def fail_colon(self, start: int, column: int = -1) -> None:
+    def fail_colon(self, start: int, column: int = -1) -> NoReturn:
         """Say why the colon here does not make a key of the text from `start`.
 
         The text is the value of what stands at `column`.
@@ -1255,7 +1278,7 @@ class Document:
             fix = "quote the whole value"
         self.fail("yaml-syntax", "`: ` inside plain text", fix=fix)
 
-    def fail_folded_key(self, start: int, column: int) -> None:
+    def fail_folded_key(self, start: int, column: int) -> NoReturn:
         """Say why the text from `start` has its colon on another line than its beginning."""
         text = self.text
         self.check_quote(start, self.at)
@@ -1277,12 +1300,12 @@ class Document:
         if is_word and is_next and is_value and column >= 0:
             self.fail_alignment(column, self.line_start(start) + column, begin)
         fix = "quote the whole text, or put the missing `: ` after a key above"
-        if self.opener is not None:
+        if self.opener >= 0:
             fix = "look for a missing comma or colon above"
         line = self.line_of(start)
         self.fail("yaml-syntax", f"`: ` inside the text that begins on line {line}", fix=fix)
 
-    def fail_duplicate(self, mapping: dict, key: object, at: int) -> None:
+    def fail_duplicate(self, mapping: dict, key: object, at: int) -> NoReturn:
         place = list(mapping).index(key)
         line = self.line_of(self.open[-1][4 * place])
         name = str(key)
@@ -1291,7 +1314,7 @@ class Document:
 
     # -- what is wrong: columns --
 
-    def fail_neighbour(self, column: int, indent: int) -> None:
+    def fail_neighbour(self, column: int, indent: int) -> NoReturn:
         """Say why the line here does not follow the entries at `column`.
 
         What they belong to is at `indent`, and the line is deeper.
@@ -1333,7 +1356,7 @@ class Document:
         has_line = (key_start, key_end) != (value_start, value_end)
         return has_line and self.rest_of_line(self.at).endswith(":")
 
-    def fail_alignment(self, column: int, last: int, at: int) -> None:
+    def fail_alignment(self, column: int, last: int, at: int) -> NoReturn:
         """Say which is in a wrong column: the entries up to `last`, or what is `at` a place."""
         self.check_blank(at)
         starts = [start for start in self.open[-1][::4] if start < last]
@@ -1370,7 +1393,7 @@ class Document:
                 count += 1
         return count
 
-    def refuse_column(self, at: int, column: int, *, neighbour: int | None = None) -> None:
+    def refuse_column(self, at: int, column: int, *, neighbour: int | None = None) -> NoReturn:
         """Refuse what is `at` a place, because its neighbours stand at `column`."""
         line_start = self.line_start(at)
         neighbours = "its neighbours"
@@ -1409,7 +1432,7 @@ class Document:
         line_start = self.line_start(start)
         before = text[:start].rstrip(" \n")[-1:]
         is_key = not text[line_start:start].strip(" -")
-        if self.opener is not None:
+        if self.opener >= 0:
             is_key = text[self.opener] == "{" and before in "{,"
 
         key = _OPEN_KEY.match(text, start + 1)
@@ -1418,11 +1441,11 @@ class Document:
         else:
             line = text[start + 1:self.line_end(start)].split(" #")[0]
             # What is closed or separated behind the quote is no part of the text.
-            line = line.rstrip(" " if self.opener is None else " ,]}")
+            line = line.rstrip(" " if self.opener < 0 else " ,]}")
             end = start + 1 + len(line)
         return f"write `{text[start]}` {self.place(end)}"
 
-    def fail_item(self, closer: str) -> None:
+    def fail_item(self, closer: str) -> NoReturn:
         """Say why neither a comma nor the end of the brackets follows an item."""
         text = self.text
         start, end = self.open[-1][-2:]
@@ -1465,7 +1488,7 @@ class Document:
 
     # -- what is wrong: scalars --
 
-    def fail_clash(self, text: str, at: int) -> None:
+    def fail_clash(self, text: str, at: int) -> NoReturn:
         """Say how to write what programs read differently."""
         if text == "<<":
             self.fail_outside("merge keys (`<<`)", "repeat the values", at=at, size=2)
@@ -1480,7 +1503,7 @@ class Document:
         self.fail("yaml-ambiguous", f"YAML programs disagree about `{text[:80]}`", at=at,
                   size=len(text), fix=fix)
 
-    def fail_escape(self, token: str, at: int, fix: str) -> None:
+    def fail_escape(self, token: str, at: int, fix: str) -> NoReturn:
         self.fail("yaml-escape", f"`{_visible(token)}` is no character", at=at,
                   size=len(token), fix=fix)
 
@@ -3732,6 +3755,52 @@ def _make_name(text: str, otherwise: str) -> str:
     return re.sub("[^A-Za-z0-9._]+", "-", text).strip("-._")[:64].lower() or otherwise
 
 
+# -- what `add` proposes --
+
+def plan_addition(fleet: Fleet, state: NodeState,
+                  models: Iterable[NodeModel]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the `nodes:` and `models:` to add: what the fleet serves already shares its alias."""
+    added: dict[str, dict[str, Any]] = {}
+    aliases = {model.alias for model in fleet.models.values()}
+    for model in models:
+        name = _free_name(_make_name(re.sub(":latest$", "", model.name), "model"), state.name,
+                          taken={*fleet.models, *added})
+        twins = [other for other in fleet.models.values()
+                 if full_model_name(other.ollama_model) == full_model_name(model.name)]
+        if twins:
+            added[name] = {"node": state.name, "ollama_model": model.name,
+                           "litellm_alias": twins[0].alias, "context": twins[0].context,
+                           "timeout": twins[0].timeout}
+        else:
+            alias = f"{name}-local" if name in CLAUDE_WORDS else name
+            added[name] = {"node": state.name, "ollama_model": model.name,
+                           "litellm_alias": _free_name(alias, state.name, taken=aliases),
+                           "context": _context_for(model, MAIN_CONTEXT_TOKENS)}
+        aliases.add(added[name]["litellm_alias"])
+    return {"nodes": {state.name: {"endpoint": state.endpoint}}, "models": added}
+
+
+def _free_name(name: str, more: str, *, taken: set[str]) -> str:
+    """Return a name that is not taken: with the node's behind it, then with a number."""
+    number = 1
+    free = name
+    while free in taken:
+        behind = f"-{more}" if number == 1 else f"-{more}-{number}"
+        free = name[:64 - len(behind)] + behind if len(behind) < 64 else f"{name[:50]}-{number}"
+        number += 1
+    return free
+
+
+def plan_added_models(fleet: Fleet, state: NodeState) -> list[NodeModel]:
+    """Return what `add` takes of a machine unasked: what the fleet has, and its largest."""
+    known = {full_model_name(model.ollama_model) for model in fleet.models.values()}
+    ranked = [placed.model for placed in best_models([state])]
+    chosen = [model for model in ranked if full_model_name(model.name) in known]
+    if ranked and ranked[-1] not in chosen:
+        chosen.append(ranked[-1])
+    return chosen
+
+
 # == 6. Findings ==============================================================
 #
 # Takes a Fleet and the Facts that were gathered; gives Findings: what is so, what mends it.
@@ -5118,6 +5187,72 @@ def _starter_value(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(value)}]"
     return dump_yaml(value).rstrip("\n")
+
+
+# -- what `add` puts into a fleet file --
+
+def insert_sections(document: Document, added: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a fleet file with more sections under `nodes:` and `models:`; the rest is untouched.
+
+    They go behind the last one of their kind, as it is indented, and before what stands below.
+    """
+    if document.text.lstrip().startswith("{"):
+        return _insert_into_json(document, added)
+
+    tree: Any = document.value
+    lines = document.text.split("\n")
+    insertions = []
+    for kind, sections in added.items():
+        if sections:
+            last = next(reversed(tree[kind]))
+            row, column = _start_of_section(document, kind, last)
+            margin = lines[row][:column]
+            if margin.strip():  # in braces, on the line of another key
+                raise _cannot_insert(document, sections, f"behind `{last}` under `{kind}:`")
+            new = [margin + line for line in dump_yaml(dict(sections)).splitlines()]
+            insertions.append((_end_of_section(lines, row, column), new))
+
+    for end, new in sorted(insertions, reverse=True):  # from below: rows above stay as they are
+        lines[end:end] = new
+    return "\n".join(lines)
+
+
+def _start_of_section(document: Document, kind: str, name: str) -> tuple[int, int]:
+    """Return the row and the column, from 0, of a section's name."""
+    place, _ = document.locate((kind, name), key=True)
+    _, line, column = place.rsplit(":", 2)
+    return int(line) - 1, int(column) - 1
+
+
+def _end_of_section(lines: Sequence[str], row: int, column: int) -> int:
+    """Return the row behind a section: behind the last line that is indented deeper than it."""
+    end = row + 1
+    for number in range(row + 1, len(lines)):
+        words = lines[number].lstrip(" ")
+        is_deeper = len(lines[number]) - len(words) > column
+        if words.strip() and is_deeper:
+            end = number + 1
+        elif words.strip() and not words.startswith("#"):
+            break
+    return end
+
+
+def _insert_into_json(document: Document, added: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a JSON file with more sections, indented as its second line is."""
+    try:
+        value = json.loads(document.text)
+    except ValueError:  # YAML in braces
+        raise _cannot_insert(document, added, "into it") from None
+    for kind, sections in added.items():
+        value[kind].update(sections)
+    margin = re.match(r"\{\s*\n([ \t]+)", document.text)
+    return json.dumps(value, indent=margin[1] if margin else 2, ensure_ascii=False) + "\n"
+
+
+def _cannot_insert(document: Document, sections: Mapping[str, Any], where: str) -> FleetError:
+    """Return the error for a file that is written so that nothing can be put in."""
+    return FleetError("cannot-add", f"{document.source} is written in braces; put these lines in "
+                      "by hand", excerpt=dump_yaml(dict(sections)), fix=f"write them {where}")
 
 
 # == 8. Terminal text =========================================================
@@ -6687,7 +6822,7 @@ class PullStep:
 
 def read_field(value: object, key: str, kind: type[Any] = str) -> Any:
     """Return a field of an answer; absent, of another type or below 0 it is empty."""
-    field_value = value.get(key) if isinstance(value, dict) else None
+    field_value: Any = value.get(key) if isinstance(value, dict) else None
     if type(field_value) is not kind or (kind is int and field_value < 0):
         return kind()
     return field_value
@@ -6943,7 +7078,7 @@ def _user_messages(turn: Turn, calls: list[tuple[str, Call]]) -> list[dict[str, 
     for result in reversed(turn.results):
         waiting.setdefault(result.call_id, []).append(result)
 
-    messages = []
+    messages: list[dict[str, Any]] = []
     for own_id, call in calls:  # its own result, or one without an id
         results = waiting.get(call.id) or waiting.get("")
         result = results.pop() if results else Result(call.id, "(no result)")
@@ -6985,7 +7120,7 @@ def _chat_tools(talk: Talk) -> list[dict[str, Any]]:
 def _renamed_words(schema: object) -> dict[str, Any]:
     if not isinstance(schema, dict):
         return {}
-    return {SCHEMA_SYNONYMS.get(word, word): value for word, value in schema.items()}
+    return {SCHEMA_SYNONYMS.get(str(word), str(word)): value for word, value in schema.items()}
 
 
 def _mend_schema(schema: object, root: dict[str, Any]) -> dict[str, Any]:
@@ -7015,7 +7150,7 @@ def _mend_schema(schema: object, root: dict[str, Any]) -> dict[str, Any]:
 
 
 def _known_types(types: str | list[Any]) -> str | list[str]:
-    names = [types] if isinstance(types, str) else types
+    names: Sequence[Any] = [types] if isinstance(types, str) else types
     known = [name for name in names if name in JSON_TYPES]
     return known[0] if len(known) == 1 else known
 
@@ -7289,8 +7424,8 @@ class Messages(Dialect):
         return render_json({"input_tokens": tokens})
 
 
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and abs(value) < 1e9  # type: ignore[operator]
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e9
 
 
 # What is expected of a field: how it is said, and how it is checked.
@@ -8112,6 +8247,7 @@ class Visitor(Wire):
         HTTP/1.0 knows no chunks: there the end of the connection is the end of the answer.
         """
         answer = b""
+        # The length of an answer that begins is told by chunks, or by the end of the connection.
         if head:
             framing = "Transfer-Encoding: chunked\r\n" if self._speaks_1_1 else ""
             if not self.stays:
@@ -8171,6 +8307,7 @@ class Visitor(Wire):
                 return
         except NodeFailure:  # a reset
             raise ClientGone() from None
+
         if self._is_streaming and not self._speaks_1_1:
             raise ClientGone()
         self._look_at = self._clock()
@@ -8179,6 +8316,8 @@ class Visitor(Wire):
         """Raise ClientGone when a byte was answered by a reset, send another; return when next."""
         if self._clock() < look_at:
             return look_at
+
+        # Not by reading: after a FIN, Linux goes on saying that nothing comes.
         if self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise ClientGone()
 
@@ -8383,6 +8522,11 @@ class Place(str):
         return os.path.basename(self.inner)
 
     @property
+    def new_name(self) -> str:
+        """What its next content is called until it is whole."""
+        return f".{self.name}.new"
+
+    @property
     def above(self) -> str:
         """How its directory is reached from the root."""
         return os.path.dirname(self.inner)
@@ -8439,6 +8583,8 @@ class Descent:
             os.close(self._trail.pop())
             return
 
+        # O_NOFOLLOW makes a link an error: ENOTDIR on Linux, ELOOP on macOS. Whatever it is called,
+        # `readlink` then knows better than a look before could.
         here = self._trail[-1]
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
         try:
@@ -8459,6 +8605,7 @@ class Descent:
         except OSError:
             raise error from None
 
+        # A link from the root of the disk may still end below ours.
         if os.path.isabs(target):
             target = self._inside(target)
             while len(self._trail) > 1:
@@ -8507,6 +8654,7 @@ class Directory:
 
     def open(self, name: str, flags: int, mode: int = 0o600) -> int:
         """Return a descriptor of a file here; links are not followed, pipes not awaited."""
+        # A FIFO without O_NONBLOCK holds the thread until somebody reads it: for ever.
         for more in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):
             flags |= getattr(os, more, 0)
         return os.open(self._reach(name), flags, mode, dir_fd=self._descriptor)
@@ -8523,6 +8671,7 @@ class Directory:
         """Return a descriptor of a regular file that only its owner can read, at its end."""
         descriptor = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
+            # Asked of what is open, not of the path, which may be something else by now.
             mode = os.fstat(descriptor).st_mode
             if not stat.S_ISREG(mode):
                 raise OSError(errno.ENXIO, "it is a device or pipe, not a file")
@@ -8782,8 +8931,9 @@ class World:
 
     def others_may_read(self, path: str) -> bool:
         """Tell whether a file is there that not only its owner can read."""
-        if os.name != "posix":
+        if os.name != "posix":  # Windows keeps its rights elsewhere
             return False
+
         try:
             mode = os.stat(path).st_mode
         except (OSError, ValueError):  # it has just gone
@@ -8875,25 +9025,27 @@ class World:
     def replace_files(self, files: Sequence[tuple[str, bytes, int]]) -> None:
         """Replace (path, bytes, mode) files in their order; at any moment each is old or new."""
         staged: list[tuple[Directory, Place]] = []
+        held: dict[tuple[str, str], Directory] = {}  # by root and path: 200 agents share one
         with contextlib.ExitStack() as holding:
-            held: dict[tuple[str, str], Directory] = {}  # 200 agents take one descriptor
             try:
+                # All are written beside their places first, so that a full disk changes nothing.
                 for path, content, mode in files:
                     place = _as_place(path)
+                    key = (place.root, place.above)
                     with Trying("write", place):
-                        key = (place.root, place.above)
                         if key not in held:
                             directory = Directory(place, place.above, makes=True)
                             held[key] = holding.enter_context(directory)
                         staged.append((held[key], place))
-                        held[key].write_new(f".{place.name}.new", content, mode)
+                        held[key].write_new(place.new_name, content, mode)
+
                 for directory, place in staged:
                     with Trying("write", place):
-                        directory.replace(f".{place.name}.new", place.name)
+                        directory.replace(place.new_name, place.name)
             except FleetError:
                 for directory, place in staged:
                     with contextlib.suppress(OSError):
-                        directory.unlink(f".{place.name}.new")
+                        directory.unlink(place.new_name)
                 raise
 
     def append_line(self, path: str, line: bytes) -> None:
@@ -8947,6 +9099,7 @@ class World:
 
     def read_git(self, words: Sequence[str], directory: str, until: float) -> str | None:
         """Return what git prints in a directory that may be anybody's: nothing it names is run."""
+        # The machine's own settings stay in force (no GIT_CONFIG_NOSYSTEM): they are its owner's.
         argv = ["git", "-C", directory]
         for setting in GIT_SETTINGS:
             argv += ["-c", setting]
@@ -9015,7 +9168,9 @@ class World:
         """
         from urllib.parse import urlsplit
         parts = urlsplit(url)
-        connection = self._connect(parts, min(deadline, self.clock() + self.connect_seconds))
+        until = min(deadline, self.clock() + self.connect_seconds)
+        connection = self._connect(parts, until)
+
         exchange = Exchange(connection, deadline, self.clock)
         try:
             exchange.send(_render_request(parts, body, headers or {}))
@@ -9039,6 +9194,8 @@ class World:
             ending.callback(exchange.close)
             exchange.read_head()
             self._read_into(body, exchange, ending)
+
+            # One at a time: values take many times the memory of their text.
             with self._parsing:
                 return ask.extract(Reply(exchange.status, exchange.headers, body))
 
@@ -9074,6 +9231,7 @@ class World:
         addresses = self.resolve(parts.hostname or "", port, until)
         # They are of two families and one may be dead; what answered last goes first.
         addresses.sort(key=lambda entry: entry[4] != self._alive.get(parts.netloc))
+
         failures = []
         for index, (family, kind, protocol, _, address) in enumerate(addresses):
             connection = None
@@ -9082,8 +9240,10 @@ class World:
                 connection = socket.socket(family, kind, protocol)
                 connection.settimeout(left / (len(addresses) - index))
                 connection.connect(address)
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._alive[parts.netloc] = address
+
+                # What is small is not held back for more to come.
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if parts.scheme == "https":
                     connection = self._wrap_tls(connection, parts, until)
                 return connection
@@ -9091,6 +9251,7 @@ class World:
                 if connection:
                     connection.close()
                 failures.append(_name_failure(error))
+
         raise failures.pop()  # a name for it would keep its frame, and all in it, in a cycle
 
     def _wrap_tls(self, connection: socket.socket, parts: SplitResult,
@@ -9121,6 +9282,7 @@ class World:
             # `localhost` may be ::1 first, and the environment names 127.0.0.1
             host = "127.0.0.1" if host == "localhost" else host
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            # `::` shall take who comes by IPv4 as well.
             both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
             listening = socket.create_server((host, port), family=family, backlog=512,
                                              dualstack_ipv6=both)
@@ -9759,12 +9921,11 @@ class Service:
                 self._go_on(ticket, refusal.kind, refusal)
             except NodeFailure as failure:
                 node = self._server.fleet.nodes[model.node]
-                failure = explain_failure(failure, backend_of(node))
-                where = f"node {model.node}: {failure.reason}"
-                refusal = Refusal(529, f"{where}; no other is left")
+                why = explain_failure(failure, backend_of(node)).reason
+                problem = Refusal(529, f"node {node.name}: {why}; no other is left")
                 if self._has_content:
-                    refusal = Refusal(500, f"{where}, in mid answer")
-                self._go_on(ticket, failure.reason, refusal)
+                    problem = Refusal(500, f"node {node.name}: {why}, in mid answer")
+                self._go_on(ticket, why, problem)
             self._discard()
 
         if self._talk.is_stream:
@@ -10648,6 +10809,8 @@ class Options:
     output: str | None = None
     node: Sequence[str] = ()
     offline: bool = False
+    # add
+    machine: str = ""
     # validate
     strict: bool = False
     # generate
@@ -11023,6 +11186,7 @@ def receipts_path(world: World, out: str) -> str:
 # -- start --
 
 @command("up", "do the whole job: find, generate, warm, serve, run Claude Code", CONFIG, OUT,
+         Flag("--node", "also take this machine; may be repeated", "NAME=URL", REPEAT),
          group=START, examples=("up", "up -- -p 'say hi'"), passes="ARGS")
 def cmd_up(options: Options, world: World) -> int:
     """Do the whole job. What is said goes to standard error: standard output is Claude Code's."""
@@ -11053,19 +11217,27 @@ def cmd_up(options: Options, world: World) -> int:
 
 
 def find_or_write_fleet(options: Options, world: World) -> Fleet:
-    """Return the fleet of the nearest file; where there is none, write one and say so."""
+    """Return the fleet of the nearest file, with the machines that were typed; else write one."""
+    nodes = parse_nodes(options.node, "up")
     try:
         path = find_config(world, options.config)
     except FleetError:
         path = CONFIG_NAMES[0]
-        starter = write_starter(world, path, {}, placeholders=False)
+        starter = write_starter(world, path, nodes, placeholders=False)
         world.err(as_typed(starter, options.typing))
+        nodes = {}
     if path == "-":
         raise FleetError("usage", "up: standard input is Claude Code's, so the config must be in "
                          "a file", status=EXIT_USAGE,
                          fix="subagent-fleet up --config fleet.yaml")
 
     config = load_config(world, options.config)
+    for node in nodes.values():
+        if config.fleet.nodes.get(node.name, Node("", "")).endpoint != node.endpoint:
+            addition = plan_insertion(config, node, options, world)
+            replace_config(world, path, addition)
+            world.err(f"{clean_line(node.name)}: put into {clean_line(path)}\n")
+            config = load_config(world, options.config)
     weak = lint_key(config.fleet, world.environ)
     tell_findings([*config.warnings, *weak], options, world)
     return config.fleet
@@ -11133,7 +11305,7 @@ def cmd_init(options: Options, world: World) -> int:
         raise FleetError("exists", f"{output} is there already", status=EXIT_REFUSED,
                          fix="edit it, or `subagent-fleet init --force` (a copy is kept)")
 
-    nodes = parse_nodes(options.node)
+    nodes = parse_nodes(options.node, "init")
     if not options.force:
         ask_for_second(world, output)
     said = write_starter(world, output, nodes, offline=options.offline)
@@ -11161,30 +11333,31 @@ def ask_for_second(world: World, output: str) -> None:
                          "`subagent-fleet init --force` for a second one here")
 
 
-def parse_nodes(texts: Iterable[str]) -> dict[str, Node]:
+def parse_nodes(texts: Iterable[str], command: str) -> dict[str, Node]:
     """Return the Nodes of NAME=URL texts; http and the port of Ollama may be left out."""
     nodes: dict[str, Node] = {}
     for text in texts:
         name, _, url = text.partition("=")
         if not url or not obeys(name, "name"):
-            refuse_node(text, "not of the form NAME=URL")
+            refuse_node(command, text, "not of the form NAME=URL")
         try:
             endpoint = split_endpoint(full_endpoint(url)).url
         except FleetError as error:
-            refuse_node(text, error.what)
+            refuse_node(command, text, error.what)
         if name in nodes:
-            refuse_node(text, f"a second `{name}`")
+            refuse_node(command, text, f"a second `{name}`")
         for other in nodes.values():
             if other.endpoint == endpoint:
-                refuse_node(text, f"the machine of `{other.name}`")
+                refuse_node(command, text, f"the machine of `{other.name}`")
         nodes[name] = Node(name, endpoint)
     return nodes
 
 
-def refuse_node(text: str, why: str) -> NoReturn:
-    """Refuse a --node."""
-    raise FleetError("usage", f"init: `{text}`: {why}", status=EXIT_USAGE,
-                     fix="subagent-fleet init --node mini=http://192.168.1.50:11434")
+def refuse_node(command: str, text: str, why: str) -> NoReturn:
+    """Refuse what is no machine for a command."""
+    flag = "" if command == "add" else "--node "
+    raise FleetError("usage", f"{command}: `{text}`: {why}", status=EXIT_USAGE,
+                     fix=f"subagent-fleet {command} {flag}mini=http://192.168.1.50:11434")
 
 
 def write_starter(world: World, output: str, nodes: dict[str, Node], *, offline: bool = False,
@@ -11207,6 +11380,7 @@ def write_starter(world: World, output: str, nodes: dict[str, Node], *, offline:
                          f"`ollama pull {PLACEHOLDERS[0]}`, then `subagent-fleet up`")
 
     text = render_starter(starter.tree, starter.has_models, name_project(world, output))
+    text = dress_starter(world, output, text)
     said = [*replace_config(world, output, text), *said]
     if flaw:
         said.append(f"{flaw}: `ollama pull {PLACEHOLDERS[0]}`, `subagent-fleet init --force`")
@@ -11250,24 +11424,124 @@ def name_project(world: World, output: str) -> str:
     return name if obeys(name, "line") else "local-dev"
 
 
-def replace_config(world: World, output: str, text: str) -> list[str]:
-    """Write a new fleet file, as YAML or JSON, keep a copy of the old one; say so in lines."""
+def dress_starter(world: World, output: str, text: str) -> str:
+    """Return a new fleet file as its name wants it: JSON, or YAML that names its schema."""
     directory, name = world.split(output)
-    beside = Workspace(world, directory)
     if name.lower().endswith(".json"):
-        text = json.dumps(parse_yaml(text), indent=2, ensure_ascii=False) + "\n"
-    elif world.kind_of(beside.path("fleet.schema.json")) == "file":
-        text = f"# yaml-language-server: $schema=fleet.schema.json\n{text}"
+        return json.dumps(parse_yaml(text), indent=2, ensure_ascii=False) + "\n"
+    if world.kind_of(world.path(directory, "fleet.schema.json")) == "file":
+        return f"# yaml-language-server: $schema=fleet.schema.json\n{text}"
+    return text
 
-    files = [(output, text.encode("utf-8"), 0o644)]
-    said = [f"Created {output}"]
+
+def replace_config(world: World, path: str, text: str) -> list[str]:
+    """Write a fleet file, keep a copy of the old one; say so in lines."""
+    directory, name = world.split(path)
+    beside = Workspace(world, directory)
     old = beside.read(name)
-    if old is not None:
-        copy = beside.enter(backup_of(name, old))
-        files.insert(0, (copy, old, 0o600))
-        said.append(f"The old one is kept: {copy}")
-    world.replace_files(files)
-    return said
+    content = text.encode("utf-8")
+    if old is None:
+        world.replace_files([(path, content, 0o644)])
+        return [f"Created {path}"]
+
+    if b"\r\n" in old:  # as Windows ends its lines
+        content = content.replace(b"\n", b"\r\n")
+    mode = 0o644 if world.others_may_read(path) else 0o600
+    copy = beside.enter(backup_of(name, old))
+    world.replace_files([(copy, old, 0o600), (path, content, mode)])
+    return [f"Created {path}", f"The old one is kept: {copy}"]
+
+
+@command("add", "put a machine and its models into fleet.yaml",
+         Flag("machine", "the machine: a name, and where its Ollama answers", "NAME=URL"), CONFIG,
+         Flag("--model", "this of its models; else what the fleet has already, and its largest",
+              "MODEL", REPEAT),
+         Flag("--dry-run", "write nothing; show what would change"),
+         group=SET_UP, examples=("add mini=192.168.1.50", "add mini=mini.local --model qwen3:8b"))
+def cmd_add(options: Options, world: World) -> int:
+    path = find_config(world, options.config)
+    if path == "-":
+        raise FleetError("usage", "add: it changes a file, so the config must be in one",
+                         status=EXIT_USAGE, fix="subagent-fleet add --config fleet.yaml")
+    node, = parse_nodes([options.machine], "add").values()
+    config = load_config(world, options.config)
+    text = plan_insertion(config, node, options, world)
+
+    change = Change(path, config.fleet.document.text.encode("utf-8"), text.encode("utf-8"),
+                    ours=True)
+    world.out(format_diff([change], config.fleet, look_of(world)))
+    if options.dry_run:
+        return EXIT_OK
+
+    _, kept = replace_config(world, path, text)
+    before = {finding.what for finding in config.warnings}
+    after = load_config(world, options.config).warnings
+    tell_findings([finding for finding in after if finding.what not in before], options, world)
+    world.out(f"\n{clean_line(path)} has {clean_line(node.name)}. {clean_line(kept)}\n")
+    world.out(as_typed("Next: `subagent-fleet up`, or `subagent-fleet generate`\n",
+                       options.typing))
+    return EXIT_OK
+
+
+def plan_insertion(config: Config, node: Node, options: Options, world: World) -> str:
+    """Return the text of a fleet file with one more machine, which is asked for its models."""
+    fleet = config.fleet
+    known = {other.endpoint: name for name, other in fleet.nodes.items()}
+    if node.name in fleet.nodes:
+        raise FleetError("known-node", f"{fleet.document.source} has a node `{node.name}` already",
+                         fix="choose another name, or change it there")
+    if node.endpoint in known:
+        raise FleetError("known-node", f"{node.endpoint} is the node `{known[node.endpoint]}` of "
+                         f"{fleet.document.source} already", fix="subagent-fleet discover")
+
+    state = probe_nodes(world, {node.name: node}, INIT_TIMEOUT_SECONDS)[node.name]
+    if not state.online:
+        raise FleetError("node-silent", f"node `{node.name}`: {state.why} ({node.endpoint}); "
+                         "nothing was written", fix=state.mend)
+    models = choose_models(fleet, state, options.model)
+    added = plan_addition(fleet, state, models)
+    text = insert_sections(fleet.document, added)
+    check_insertion(fleet.document, text, added)
+    return text
+
+
+def choose_models(fleet: Fleet, state: NodeState, names: Sequence[str]) -> list[NodeModel]:
+    """Return the models of a machine that shall be put in."""
+    if not names:
+        models = plan_added_models(fleet, state)
+        if not models:
+            raise FleetError("no-model", f"node `{state.name}` has no model that can answer an "
+                             "agent; nothing was written",
+                             fix=f"`ollama pull {PLACEHOLDERS[0]}` there")
+        return models
+
+    models = []
+    for name in names:
+        matches = find_models(state.models, name)
+        check_names("model", () if matches else (name,), [model.name for model in state.models],
+                    state.name)
+        models += matches
+    return models
+
+
+def check_insertion(document: Document, text: str, added: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse to write a text that says anything but what was there and what was added."""
+    tree: Any = document.value
+    wanted = dict(tree)
+    for kind, sections in added.items():
+        wanted[kind] = {**wanted[kind], **sections}
+    try:
+        changed = Document(text, document.source)
+        fleet, _ = check_fleet(changed)
+        if fleet and changed.value == wanted:
+            return
+    except FleetError:  # of its syntax
+        pass
+
+    block = {kind: dict(sections) for kind, sections in added.items()}
+    raise FleetError("cannot-add", f"{document.source} is written so that nothing can be put in; "
+                     "put these lines in by hand", excerpt=dump_yaml(block),
+                     fix="write them under its `nodes:` and `models:`")
 
 
 @command("worker", "say how this machine becomes a node", TIMEOUT, JSON,

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from fake_ollama import FakeNode
-from tools import SCRIPT, accept_golden, clean_environment, golden_text, keys_near
+from tools import accept_golden, clean_environment, golden_text, install, keys_near
 
 pytest_plugins = ("workspace_cases",)
 sys.dont_write_bytecode = True
@@ -17,13 +17,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 @pytest.fixture
 def run_cli(tmp_path):
     """Run the file as a user does, installed; gives stdout, stderr (text) and returncode."""
-    program = tmp_path.parent / f"{tmp_path.name}-bin" / "subagent-fleet"
-
     def run(*words, cwd=tmp_path, env=None, input=None, python=(), timeout=30):
-        if not program.exists():
-            program.parent.mkdir()
-            program.symlink_to(SCRIPT)
-        command = [sys.executable, "-I", "-S", "-W", "error", *python, str(program),
+        command = [sys.executable, "-I", "-S", "-W", "error", *python, str(install(tmp_path)),
                    *map(str, words)]
         done = subprocess.run(command, cwd=str(cwd), env=clean_environment(**(env or {})),
                               input=input, capture_output=True, timeout=timeout)

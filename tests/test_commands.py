@@ -11,7 +11,7 @@ import time
 import pytest
 
 import subagent_fleet as sf
-from tools import SCRIPT, clean_environment, free_port, keys_near
+from tools import PROGRAM, clean_environment, free_port, keys_near
 from workspace_cases import (
     ENV,
     FILES,
@@ -372,7 +372,7 @@ def on_terminal(words, cwd, typed=b"", **env):
     child, master = pty.fork()
     if child == 0:
         os.chdir(cwd)
-        os.execve(sys.executable, [sys.executable, "-I", "-S", str(SCRIPT), *words],
+        os.execve(sys.executable, [sys.executable, "-I", "-S", PROGRAM, *words],
                   clean_environment(**env))
     os.write(master, typed)
     shown = b""
@@ -587,6 +587,170 @@ def test_launch_ends_with_how_the_session_goes_on(generated, quick, fake_claude)
     assert resume.format(" --config fleet.yaml", "5b1c-a") in done.stderr
 
 
+# -- add --
+
+COMMENTED = """\
+# the whole fleet
+project: {name: p, gateway: {port: PORT, provider: builtin}}
+nodes:
+    big:   # under the desk
+        endpoint: ENDPOINT
+        # tags: []
+  # small: {endpoint: http://192.168.1.51:11434}
+
+# what runs where
+models:
+  heavy:
+    node: big
+    ollama_model: qwen3:8b
+    litellm_alias: claude-sonnet-local
+    context: 32768
+    timeout: 600
+
+agents:
+  planner: {model: heavy, description: Plans.}
+"""
+
+
+@pytest.fixture
+def two(tmp_path, fake_node):
+    """A commented fleet of one machine, and another machine."""
+    (tmp_path / ".git").mkdir()
+    node = fake_node({"qwen3:8b": {"size": 5}, "tiny:latest": {"size": 1}, "big:32b": {"size": 9},
+                      "nomic-embed-text": {"capabilities": ["embedding"]}})
+    text = COMMENTED.replace("ENDPOINT", "http://127.0.0.1:1").replace("PORT", str(PORT))
+    (tmp_path / "fleet.yaml").write_text(text, encoding="utf-8")
+    return node
+
+
+def test_add_puts_a_machine_in_and_leaves_the_rest(two, quick, tmp_path):
+    before = (tmp_path / "fleet.yaml").read_text()
+    done = quick("add", f"mini=127.0.0.1:{two.port}", "--dry-run")
+    assert done.returncode == 0 and (tmp_path / "fleet.yaml").read_text() == before
+    shown = quick("add", f"mini=127.0.0.1:{two.port}")
+    assert shown.returncode == 0 and shown.stdout.startswith(done.stdout)
+    assert shown.stdout.endswith("\nNext: `subagent-fleet up`, or `subagent-fleet generate`\n")
+    after = (tmp_path / "fleet.yaml").read_text()
+    assert after == before.replace("""        # tags: []
+""", f"""        # tags: []
+    mini:
+      endpoint: http://127.0.0.1:{two.port}
+""").replace("""    timeout: 600
+""", """    timeout: 600
+  qwen3-8b:
+    node: mini
+    ollama_model: qwen3:8b
+    litellm_alias: claude-sonnet-local
+    context: 32768
+    timeout: 600
+  big-32b:
+    node: mini
+    ollama_model: big:32b
+    litellm_alias: big-32b
+    context: 32768
+""")
+    assert "warning: fleet.yaml:25:3: models.big-32b: it serves the main session" in shown.stderr
+    kept, = (tmp_path / ".subagent-fleet/backup").iterdir()
+    assert kept.read_text() == before and f"The old one is kept: {kept.relative_to(tmp_path)}" \
+        in shown.stdout
+
+
+@pytest.mark.parametrize("name", ["fleet.yaml", "fleet.json"])
+def test_add_takes_the_models_that_are_named(two, quick, tmp_path, name):
+    text = (tmp_path / "fleet.yaml").read_text()
+    (tmp_path / "fleet.yaml").unlink()
+    if name == "fleet.json":
+        text = json.dumps(sf.parse_yaml(text), indent=4)
+    (tmp_path / name).write_text(text.replace("\n", "\r\n"), newline="")
+    (tmp_path / name).chmod(0o600)
+    done = quick("add", f"mini=127.0.0.1:{two.port}", "--model", "tiny", "--model", "BIG:32b")
+    assert done.returncode == 0, done.stderr
+    fleet = sf.load_fleet(tmp_path / name)
+    assert [(m.node, m.ollama_model) for m in fleet.models.values()] == [
+        ("big", "qwen3:8b"), ("mini", "tiny:latest"), ("mini", "big:32b")]
+    content = (tmp_path / name).read_bytes()
+    assert content.count(b"\n") == content.count(b"\r\n") > 10
+    assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+    assert quick("validate").returncode == 0
+
+
+def test_add_shares_no_name_with_what_is_there(two, quick, tmp_path):
+    path = tmp_path / "fleet.yaml"
+    path.write_text(path.read_text().replace("heavy", "qwen3-8b").replace(
+        "claude-sonnet-local", "big-32b"))
+    assert quick("add", f"mini=127.0.0.1:{two.port}").returncode == 0
+    fleet = sf.load_fleet(path)
+    assert {name: model.alias for name, model in fleet.models.items()} == {
+        "qwen3-8b": "big-32b", "qwen3-8b-mini": "big-32b", "big-32b": "big-32b-mini"}
+
+
+@pytest.mark.parametrize("change, words, status, slug, told", [
+    (("", ""), ["big=127.0.0.1:PORT"], 1, "known-node", "has a node `big` already"),
+    (("", ""), ["x=127.0.0.1:1"], 1, "known-node", "is the node `big` of fleet.yaml already"),
+    (("", ""), ["x=127.0.0.1:2"], 1, "node-silent", "refused: nothing listens there"),
+    (("", ""), ["x=127.0.0.1:PORT", "--model", "tiney"], 2, "unknown-model", "known models: big:32b, "),
+    (("", ""), ["x y=127.0.0.1:PORT"], 2, "usage", "add: `x y=127.0.0.1:PORT`: not of the form"),
+    (("", ""), [], 2, "usage", "add: the following arguments are required: NAME=URL"),
+    (("    big:   # under the desk\n        endpoint: http://127.0.0.1:1\n        # tags: []\n",
+      "  {big: {endpoint: 'http://127.0.0.1:1'}}\n"), ["x=127.0.0.1:PORT"], 1, "cannot-add",
+     "is written in braces; put these lines in by hand"),
+    (("project:", "{project:"), ["x=127.0.0.1:PORT"], 1, "invalid-config", "Invalid fleet.yaml"),
+    (("", ""), ["x=127.0.0.1:PORT", "--config", "-"], 2, "usage", "add: it changes a file")])
+def test_add_refuses_and_writes_nothing(two, quick, tmp_path, change, words, status, slug, told):
+    path = tmp_path / "fleet.yaml"
+    path.write_text(path.read_text().replace(*change))
+    before = tree(tmp_path)
+    words = [word.replace("PORT", str(two.port)) for word in words]
+    done = quick("add", *words)
+    assert done.returncode == status and tree(tmp_path) == before and slug
+    assert told.replace("PORT", str(two.port)) in done.stderr
+
+
+@pytest.mark.parametrize("models", [{}, {"embed": {"capabilities": ["embedding"]}}])
+def test_add_of_a_machine_without_models_is_refused(two, quick, fake_node, models):
+    done = quick("add", f"mini=127.0.0.1:{fake_node(models).port}")
+    assert done.returncode == 1 and "has no model that can answer an agent" in done.stderr
+
+
+@pytest.mark.parametrize("nodes, models", [
+    ("nodes:\n  a: {endpoint: 'http://h:1'}", "models:\n  m: {node: a, ollama_model: x, litellm_alias: y}"),
+    ("nodes:\n a:\n    endpoint: http://h:1\n    tags:\n    - |\n      x", "models:\n  m:\n    node: a\n"
+     "    ollama_model: x\n    litellm_alias: y\n    fallback: [\n  ]"),
+    ("nodes:\n  a:\n    endpoint: http://h:1\n# at the margin\n    memory_gb: 4", "models:\n  m:\n"
+     "    node: a\n    ollama_model: x\n    # c\n    litellm_alias: y"),
+    ("nodes:\n  a: {endpoint: 'http://h:1',\n    tags: []}", "models:\n  m:\n    node: a\n"
+     "    ollama_model: x\n    litellm_alias: y"),
+    ("nodes: {a: {endpoint: 'http://h:1'}}", "models:\n  m: {node: a, ollama_model: x, litellm_alias: y}")])
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
+@pytest.mark.parametrize("end", ["\n", "", "\n\n# end\n"])
+def test_insertion_is_right_or_refused(nodes, models, order, end):
+    parts = [nodes, models, "agents: {}"]
+    text = "project: {name: p}\n" + "\n".join(parts[index] for index in order) + end
+    document = sf.Document(text, "fleet.yaml")
+    added = {"nodes": {"b": {"endpoint": "http://h:2"}},
+             "models": {"n": {"node": "b", "ollama_model": "z", "litellm_alias": "z"}}}
+    try:
+        changed = sf.insert_sections(document, added)
+        sf.check_insertion(document, changed, added)
+    except sf.FleetError as error:
+        assert error.slug == "cannot-add" and "b:" in error.finding.excerpt
+        return
+    assert "nodes: {" not in text
+    kept = iter(changed.split("\n"))
+    assert all(line in kept for line in text.split("\n"))  # each, in its order
+
+
+def test_up_takes_a_machine_that_is_typed(two, quick, tmp_path):
+    words = ["up", "--node", f"mini=127.0.0.1:{two.port}"]
+    two.answers["/api/chat"] = 500, {"error": "out of memory"}
+    done = quick(*words, env={"PATH": "/nowhere"})
+    assert "mini: put into fleet.yaml\n" in done.stderr and "nothing-ready" not in done.stderr
+    assert list(sf.load_fleet(tmp_path / "fleet.yaml").nodes) == ["big", "mini"]
+    before = (tmp_path / "fleet.yaml").read_bytes()
+    done = quick(*words, env={"PATH": "/nowhere"})
+    assert "put into" not in done.stderr and (tmp_path / "fleet.yaml").read_bytes() == before
+
+
 # -- logs --
 
 ONE = {"time": 0, "id": "req_1", "session": "s-1", "agent": "", "alias": "claude-sonnet-local",
@@ -675,7 +839,7 @@ def test_logs_want_a_number_of_lines(fleet, quick, words):
 def test_logs_follow_a_file_that_grows_and_turns_over(fleet):
     write_receipts(fleet, ONE)
     path = fleet / ".subagent-fleet/requests.jsonl"
-    child = subprocess.Popen([sys.executable, str(SCRIPT), "logs", "-f"], cwd=fleet,
+    child = subprocess.Popen([sys.executable, PROGRAM, "logs", "-f"], cwd=fleet,
                              env=clean_environment(), stdout=subprocess.PIPE)
     try:
         assert b"Time " in child.stdout.readline() and b" main " in child.stdout.readline()
@@ -710,7 +874,7 @@ def test_status_is_ready_only_with_its_gateway(generated, quick, fake_node, gate
 
 def start_launch(generated, environ):
     """Start launch in a group of its own; return it once the fake Claude is up."""
-    child = subprocess.Popen([sys.executable, str(SCRIPT), "launch", "claude"], cwd=generated,
+    child = subprocess.Popen([sys.executable, PROGRAM, "launch", "claude"], cwd=generated,
                              env=clean_environment(**environ), stdout=subprocess.PIPE,
                              stderr=subprocess.PIPE, start_new_session=True)
     assert child.stdout.readline() == b"up\n"

@@ -518,7 +518,7 @@ def test_schema_agrees_with_the_checks_on_every_example():
 
 def test_every_key_has_a_rule_or_a_section_and_a_default_that_obeys_it():
     seen = 0
-    for kind, keys in sf.FILE_KEYS.items():
+    for keys in sf.FILE_KEYS.values():
         assert keys and list(keys) == [key.name for key in keys.values()]
         for key in keys.values():
             assert key.rule in sf.RULES or key.rule in sf.SECTIONS, key

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 import subagent_fleet as sf
-from tools import SCRIPT, clean_environment, free_port
+from tools import PROGRAM, clean_environment, free_port
 
 WIRE = pathlib.Path(__file__).parent / "cases" / "wire"
 KEY = "sk-0123456789abcdef0123456789abcdef"
@@ -1214,7 +1214,7 @@ class Program:
     def __init__(self, tmp_path, *words, endpoint="http://127.0.0.1:1", **env):
         (tmp_path / "fleet.yaml").write_text(CONFIG.format(endpoint=endpoint))
         self.process = started(
-            [sys.executable, "-I", "-S", "-W", "error", str(SCRIPT), "serve", *words],
+            [sys.executable, "-I", "-S", "-W", "error", PROGRAM, "serve", *words],
             cwd=str(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=clean_environment(**{"LITELLM_MASTER_KEY": KEY, **env}))
         self.greeting = self.process.stdout.readline().decode()
@@ -1367,7 +1367,7 @@ def test_fix_of_a_weak_key_mends_it_wherever_it_stands(project):
     said = project("serve").stderr
     assert "is weak" in said
     typed, = re.findall("fix: (unset .*)", said)
-    python = f"{sys.executable} {SCRIPT}"
+    python = f"{sys.executable} {PROGRAM}"
     subprocess.run(["sh", "-c", typed.replace("subagent-fleet generate", f"{python} generate")],
                    cwd=str(project.place), check=True, stdout=subprocess.DEVNULL)
     assert len(re.findall("sk-[0-9a-f]{64}", environment.read_text())) == 1
@@ -1406,7 +1406,7 @@ def test_up_refuses_when_nobody_answers_for_the_main_session(project):
 
 def test_a_gateway_that_serves_an_older_config_is_not_used(project):
     project("generate")
-    process = started([sys.executable, "-I", "-S", str(SCRIPT), "serve"], cwd=str(project.place),
+    process = started([sys.executable, "-I", "-S", PROGRAM, "serve"], cwd=str(project.place),
                       env=clean_environment(), stdout=subprocess.PIPE)
     process.stdout.readline()
     config = project.place / "fleet.yaml"
@@ -1424,7 +1424,7 @@ def test_a_gateway_that_serves_an_older_config_is_not_used(project):
 def test_second_up_serves_on_when_the_first_ends(project):
     def start(seconds):
         return started(
-            [sys.executable, "-I", "-S", str(SCRIPT), "up", "--", str(seconds)],
+            [sys.executable, "-I", "-S", PROGRAM, "up", "--", str(seconds)],
             cwd=str(project.place), stderr=subprocess.PIPE, stdout=subprocess.PIPE,
             env=clean_environment(PATH=f"{project.claude.parent}:{os.defpath}", HOME=project.place))
 
@@ -1453,7 +1453,7 @@ def test_up_keeps_what_a_person_has_edited(project):
 
 def test_up_uses_the_gateway_that_runs_already(project):
     project("generate")
-    process = started([sys.executable, "-I", "-S", str(SCRIPT), "serve"], cwd=str(project.place),
+    process = started([sys.executable, "-I", "-S", PROGRAM, "serve"], cwd=str(project.place),
                       env=clean_environment(), stdout=subprocess.PIPE)
     process.stdout.readline()
     done = project("up")
@@ -1468,7 +1468,7 @@ def test_up_uses_the_gateway_that_runs_already(project):
 def test_up_without_claude_code_serves_until_it_is_stopped(project):
     project.claude.unlink()
     process = started(
-        [sys.executable, "-I", "-S", str(SCRIPT), "up"], cwd=str(project.place),
+        [sys.executable, "-I", "-S", PROGRAM, "up"], cwd=str(project.place),
         env=clean_environment(PATH=os.defpath, HOME=project.place), stderr=subprocess.PIPE)
     said = b""
     while b"until Ctrl-C" not in said:
@@ -1507,7 +1507,7 @@ def test_up_ended_while_litellm_starts_leaves_nothing_running(project, sent):
     litellm.write_text("#!/bin/sh\necho $$ > pid\nexec sleep 60\n")
     litellm.chmod(0o755)
     process = started(
-        [sys.executable, "-I", "-S", str(SCRIPT), "up"], cwd=str(project.place),
+        [sys.executable, "-I", "-S", PROGRAM, "up"], cwd=str(project.place),
         env=clean_environment(PATH=f"{litellm.parent}:{os.defpath}", HOME=project.place),
         stderr=subprocess.PIPE)
     wait_until(lambda: (project.place / "pid").exists() and (project.place / "pid").read_text())

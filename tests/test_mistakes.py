@@ -387,7 +387,7 @@ WHOLE = [
      "remove it: the agent's name is the key above", BASE),
     (edited("    memory_gb: 64\n", "    name: mini\n"), ["unknown-key"],
      "remove it: the node's name is the key above", BASE),
-    (edited("    memory_gb: 64\n", "    memory_gb:\u00a064\n"), ["yaml-syntax"], "", BASE),
+    (edited("    memory_gb: 64\n", "    memory_gb:\u00a064\n"), ["yaml-character"], "", BASE),
     (edited("    prompt: You write code.\n", "    frontmatter: {model: opus}\n"),
      ["bad-frontmatter"], "write `model:` one level up", BASE),
     # mappings that were written as lists, or as one value
@@ -438,11 +438,12 @@ WHOLE = [
     (edited("fallback: [small-coder]", "fallback: [heavy-coder]"), ["fallback-cycle"],
      "remove `heavy-coder` from it", edited("[small-coder]", "[]")),
     # what is no YAML
-    (edited("    port: 4000", "\tport: 4000"), ["yaml-tab"], "replace the tab by spaces", BASE),
+    (edited("    port: 4000", "\tport: 4000"), ["yaml-tab"], "begin its line with 4 spaces", BASE),
     (edited("provider: litellm", "provider: yes"), ["yaml-ambiguous"], "write true", BASE),
     (edited("    port: 4000", "    port 4000"), ["yaml-syntax"], "put `: ` after the key", BASE),
     (edited("  laptop:\n", "  mini:\n"), ["yaml-duplicate"], "remove or rename one of them", BASE),
-    (edited("tools: [Read, Grep]", "tools: [Read, Grep"), ["yaml-syntax"], "comma or bracket", BASE),
+    (edited("tools: [Read, Grep]", "tools: [Read, Grep"), ["yaml-syntax"],
+     "write `]` on line 33, in column 23", BASE),
     (edited("tools: [Read, Grep]", "tools: [Read, *]"), ["yaml-unsupported"], "quote the text",
      BASE),
     (edited("Use for planning.", "Use for: planning."), ["yaml-syntax"], "quote it", BASE),

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 import subagent_fleet as sf
-from tools import SCRIPT, clean_environment
+from tools import clean_environment, install
 
 KEY = "sk-" + "0123456789abcdef" * 4
 
@@ -533,7 +533,7 @@ def on_terminal(directory, *words, columns, **env):
     """What a command shows on a terminal of so many columns."""
     pty = pytest.importorskip("pty")
     master, slave = pty.openpty()
-    command = [sys.executable, "-I", "-S", "-W", "error", str(SCRIPT), *words]
+    command = [sys.executable, "-I", "-S", "-W", "error", str(install(directory)), *words]
     process = subprocess.Popen(command, cwd=str(directory), stdin=slave, stdout=slave, stderr=slave,
                                env=clean_environment(COLUMNS=columns, **env))
     os.close(slave)
