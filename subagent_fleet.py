@@ -4843,9 +4843,12 @@ def _check_secret(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
     if "env-readable" in facts.leaks:
         yield Finding("env-readable", "error", f"others may read the key in {path}",
                       fix="subagent-fleet doctor --fix")
+    if "env-foreign" in facts.leaks:
+        yield Finding("env-foreign", "error", f"{path} and the key in it are somebody else's",
+                      fix=f"rm {path}; subagent-fleet generate")
     if "env-tracked" in facts.leaks:
         yield Finding("env-tracked", "error", f"the key in {path} is in git",
-                      fix=f"git rm --cached {path}; rm {path}; subagent-fleet generate")
+                      fix=f"git rm -f --cached {path}; rm {path}; subagent-fleet generate")
     if "env-unignored" in facts.leaks:
         ignore = quote_shell(facts.env_path.replace(ENVIRONMENT_FILE, ".gitignore"))
         # The bare name: `./` or `../` before it would ignore nothing.
@@ -8940,6 +8943,15 @@ class World:
             return False
         return stat.S_ISREG(mode) and bool(mode & 0o077)
 
+    def belongs_to_other(self, path: str) -> bool:
+        """Tell whether a file is there that is another user's."""
+        if os.name != "posix":
+            return False
+        try:
+            return os.stat(path).st_uid != os.getuid()
+        except (OSError, ValueError):  # it has just gone
+            return False
+
     def below(self, root: str, path: str) -> Place:
         """Return root/path as a Place: what is written there is not led out of root by a link."""
         return Place(root, path)
@@ -10583,9 +10595,42 @@ class Workspace:
         return match["generated"] or match["written"]
 
     def find_key(self, fleet: Fleet) -> str:
-        """Return the gateway's key: the environment's, else the generated one, else nothing."""
-        key = self.world.environ.get(fleet.gateway.master_key_env)
-        return key or self.kept_key(fleet)
+        """Return the gateway's key: the environment's, else the generated one, else nothing.
+
+        One that others may know is refused, and one that cannot be sent.
+        """
+        variable = fleet.gateway.master_key_env
+        path = quote_shell(self.path(ENVIRONMENT_FILE))
+        key = self.world.environ.get(variable)
+        if key:
+            return self._check_letters(key, f"${variable}", fix=f"unset {variable}")
+
+        key = self.kept_key(fleet)
+        if not key:
+            return ""
+        self._refuse_known_key(path)
+        return self._check_letters(key, path, fix=f"rm {path}; subagent-fleet generate")
+
+    def _check_letters(self, key: str, place: str, *, fix: str) -> str:
+        """Return a key that a header can hold."""
+        if re.fullmatch("[!-~]+", key):
+            return key
+        raise FleetError("bad-key", f"the key in {place} holds more than printable ASCII without "
+                         "blanks, so it cannot be sent", fix=fix, status=EXIT_REFUSED)
+
+    def _refuse_known_key(self, path: str) -> None:
+        """Refuse the key of a file that others have read, or have put there."""
+        leaks = known_by_others(self.world, self.path(ENVIRONMENT_FILE))
+        reasons = {"env-readable": "others may read it", "env-tracked": "git tracks it",
+                   "env-foreign": "it is somebody else's"}
+        if not leaks:
+            return
+        fix = f"rm {path}; subagent-fleet generate"
+        if "env-tracked" in leaks:
+            fix = f"git rm -f --cached {path}; {fix}"
+        reason = " and ".join(reasons[leak] for leak in leaks)
+        raise FleetError("known-key", f"the key in {path} is not used: {reason}", fix=fix,
+                         status=EXIT_REFUSED)
 
     def read_key(self, fleet: Fleet) -> str:
         """Return the gateway's key; without one nothing can be served or asked."""
@@ -10600,8 +10645,12 @@ class Workspace:
         raise FleetError("no-key", f"{what} holds no line that sets it",
                          fix="subagent-fleet generate --force")
 
-    def compare(self, fleet: Fleet | None, targets: Sequence[str] = TARGET_NAMES) -> list[Change]:
-        """Return the Changes that shall be made to the files here; without a fleet, all go."""
+    def compare(self, fleet: Fleet | None, targets: Sequence[str] = TARGET_NAMES, *,
+                renews: bool = False) -> list[Change]:
+        """Return the Changes that shall be made to the files here; without a fleet, all go.
+
+        It may renew a key that others may know; else the key is kept.
+        """
         written = parse_manifest(self.read(MANIFEST_FILE))
         if written is None:
             self.world.err(format_finding(Finding(
@@ -10612,8 +10661,10 @@ class Workspace:
 
         wanted: dict[str, bytes] = {}
         if fleet:
-            key = self.kept_key(fleet) or f"sk-{self.world.token(32)}"
-            wanted = render_files(fleet, key)
+            key = self.kept_key(fleet)
+            if renews and known_by_others(self.world, self.path(ENVIRONMENT_FILE)):
+                key = ""
+            wanted = render_files(fleet, key or f"sk-{self.world.token(32)}")
 
         changes = []
         for path in [*wanted, *(path for path in written if path not in wanted)]:
@@ -10764,7 +10815,7 @@ def observe_files(workspace: Workspace, fleet: Fleet, facts: Facts) -> Facts:
     try:
         changes = workspace.compare(fleet)
         path = workspace.enter(ENVIRONMENT_FILE)
-        if world.kind_of(path) != "absent":
+        if world.kind_of(path) != "absent" and not known_by_others(world, path):
             workspace.read_key(fleet)
     except FleetError as error:
         return replace(facts, file_problems=(error.finding,))
@@ -10777,12 +10828,19 @@ def find_leaks(world: World, path: str) -> tuple[str, ...]:
     leaks = []
     if world.others_may_read(path):
         leaks.append("env-readable")
+    if world.belongs_to_other(path):
+        leaks.append("env-foreign")
 
     listed = world.read_git(["ls-files", "-t", "--cached", "--others", "--exclude-standard", "--",
                              ENVIRONMENT_FILE], world.parent(path), world.clock() + 1.0)
     if listed:
         leaks.append("env-unignored" if listed.startswith("?") else "env-tracked")
     return tuple(leaks)
+
+
+def known_by_others(world: World, path: str) -> tuple[str, ...]:
+    """Return the ids of what lets others know the key in an environment file."""
+    return tuple(leak for leak in find_leaks(world, path) if leak != "env-unignored")
 
 
 # == 17. Commands =============================================================
@@ -11245,7 +11303,7 @@ def find_or_write_fleet(options: Options, world: World) -> Fleet:
 
 def write_unedited(workspace: Workspace, fleet: Fleet) -> None:
     """Write what is generated, keep what a person has edited, and say what became of each."""
-    changes = workspace.compare(fleet)
+    changes = workspace.compare(fleet, renews=True)
     workspace.write([change for change in changes if change.action != "edited"])
     for change in changes:
         if change.action == "edited":
@@ -11610,7 +11668,7 @@ def cmd_generate(options: Options, world: World) -> int:
     tell_findings(findings, options, world)
 
     workspace = open_workspace(options, world)
-    changes = workspace.compare(fleet, targets)
+    changes = workspace.compare(fleet, targets, renews=True)
     result = Generation(fleet, workspace.out, findings, changes)
     if options.check or options.diff:
         show_generation(result, options, world)

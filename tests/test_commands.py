@@ -419,7 +419,7 @@ def test_env_json_and_fish_hold_the_same(generated, quick):
 
 
 def test_env_with_a_key_of_the_environment_only_puts_it_in_no_script(fleet, quick):
-    done = quick("env", env={"LITELLM_MASTER_KEY": 'sk-"; touch owned; "0123456789'})
+    done = quick("env", env={"LITELLM_MASTER_KEY": 'sk-";touch${IFS}owned;"0123456789'})
     assert done.returncode == 0 and "owned" not in done.stdout
     assert 'export LITELLM_MASTER_KEY="${LITELLM_MASTER_KEY:-}"\n' in done.stdout
 

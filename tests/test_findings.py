@@ -329,6 +329,7 @@ CASES = [
     ("files edited", on(changes=changes("edited", "a")), {"files-edited": "info"}),
     ("env readable", on(leaks=["env-readable"]), {"env-readable": "error"}),
     ("env tracked", on(leaks=["env-tracked"]), {"env-tracked": "error"}),
+    ("env foreign", on(leaks=["env-foreign"]), {"env-foreign": "error"}),
     ("env not ignored", on(leaks=["env-unignored"]), {"env-unignored": "warning"}),
 ]
 

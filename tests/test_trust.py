@@ -209,3 +209,94 @@ def test_a_litellm_of_ones_own_is_shown_the_key(world):
     assert ask_who_serves(world, fleet) == sf.OUR_GATEWAY
     litellm.close()
     assert KEY.encode() in litellm.heard
+
+
+# -- which key is used --
+
+@pytest.fixture
+def workspace(tmp_path, world):
+    """A directory in which a fleet was generated, as `generate` and `find_key` see it."""
+    made = sf.Workspace(world, str(tmp_path))
+    made.write(made.compare(fleet_at(4000)))
+    return made
+
+
+def refusal_of(workspace):
+    with pytest.raises(sf.FleetError) as caught:
+        workspace.find_key(fleet_at(4000))
+    assert caught.value.status == 3
+    return caught.value
+
+
+def commit_all(directory):
+    for words in (["init", "-q"], ["add", "-f", "."]):
+        subprocess.run(["git", "-C", str(directory), *words], check=True)
+
+
+def loosen(directory):
+    (directory / ".env.subagent-fleet").chmod(0o640)
+
+
+def give_away(directory):
+    os.chown(str(directory / ".env.subagent-fleet"), 65534, 65534)
+
+
+NEEDS_ROOT = pytest.mark.skipif(os.name != "posix" or os.getuid() != 0,
+                                reason="root alone can give a file away")
+
+
+@pytest.mark.parametrize("expose, why", [
+    (commit_all, "git tracks it"), (loosen, "others may read it"),
+    pytest.param(give_away, "it is somebody else's", marks=NEEDS_ROOT)])
+def test_a_key_that_others_may_know_is_not_used_and_is_renewed(workspace, tmp_path, expose, why):
+    fleet, before = fleet_at(4000), workspace.find_key(fleet_at(4000))
+    expose(tmp_path)
+    error = refusal_of(workspace)
+    path = tmp_path / ".env.subagent-fleet"
+    assert (error.slug, error.what) == (
+        "known-key", f"the key in {path} is not used: {why}")
+    assert error.fix.endswith(f"rm {path}; subagent-fleet generate")
+    workspace.world.environ["LITELLM_MASTER_KEY"] = KEY
+    assert workspace.find_key(fleet) == KEY
+    del workspace.world.environ["LITELLM_MASTER_KEY"]
+    workspace.write(workspace.compare(fleet, renews=True))
+    assert workspace.kept_key(fleet) not in ("", before)
+    subprocess.run(error.fix.rpartition("; ")[0], shell=True, check=True, cwd=str(tmp_path),
+                   stdout=subprocess.DEVNULL)
+    workspace.write(workspace.compare(fleet))
+    assert workspace.find_key(fleet) not in ("", before)
+
+
+def test_a_key_that_git_only_ignores_or_does_not_know_is_used(workspace, tmp_path):
+    before = workspace.find_key(fleet_at(4000))
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    assert workspace.find_key(fleet_at(4000)) == before
+    assert sf.find_leaks(workspace.world, str(tmp_path / ".env.subagent-fleet")) == (
+        "env-unignored",)
+
+
+@pytest.mark.parametrize("key", ["two words", "tab\t", "schl\u00fcssel", "\x7f", "a\n", "\x00"])
+def test_a_key_that_no_header_holds_is_refused_where_it_is_read(workspace, key):
+    workspace.world.environ["LITELLM_MASTER_KEY"] = key
+    error = refusal_of(workspace)
+    assert (error.slug, error.fix) == ("bad-key", "unset LITELLM_MASTER_KEY")
+    assert "$LITELLM_MASTER_KEY holds more than printable ASCII" in error.what
+
+
+def test_a_key_of_the_file_is_looked_at_as_well(workspace, tmp_path):
+    path = tmp_path / ".env.subagent-fleet"
+    path.write_text("LITELLM_MASTER_KEY='schl\u00fcssel-0123456789'\n", encoding="utf-8")
+    assert refusal_of(workspace).slug == "bad-key"
+
+
+@pytest.mark.parametrize("words", [["env"], ["serve"], ["launch", "claude"], ["status"], ["doctor"]])
+def test_a_bad_key_is_no_bug_of_any_command(fleet, quick, words, tmp_path):
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "claude").write_text("#!/bin/sh\n")
+    (programs / "claude").chmod(0o755)
+    done = quick(*words, *(["--timeout", "0.2"] if words[0] in ("status", "doctor") else []), env={
+        "LITELLM_MASTER_KEY": "two words and more", "PATH": f"{programs}:/usr/bin:/bin"})
+    assert "bug" not in done.stderr
+    if words[0] not in ("status", "doctor"):
+        assert done.returncode == 3 and done.stderr.count("error: ") == 1
