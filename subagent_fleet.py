@@ -3445,6 +3445,7 @@ def is_gateway_address(gateway: Gateway, endpoint: str) -> bool:
 
 # -- Claude Code's environment --
 
+ADDRESSES = ("ANTHROPIC_BASE_URL",)
 CLOUDS = ("BEDROCK", "VERTEX", "FOUNDRY", "MANTLE", "ANTHROPIC_AWS", "ANTHROPIC_GOOGLE_CLOUD")
 
 
@@ -3592,6 +3593,29 @@ def merge_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> dic
         else:
             merged[name] = variable.value
     return merged
+
+
+def plan_settings(fleet: Fleet, environ: Mapping[str, str], own: Mapping[str, Any]
+                  ) -> dict[str, Any]:
+    """Return the settings of a session: a person's own, and what leads it to the fleet.
+
+    Those that Claude Code is started with beat a project's and a person's usual ones (2.1.327
+    and 2.1.197). An empty word there counts as unset, and nothing else unsets what a project sets.
+    """
+    wanted: dict[str, Any] = {}
+    leading: dict[str, str] = {}  # addresses and keys
+    for variable in plan_environment(fleet):
+        name = variable.name
+        if name == fleet.gateway.master_key_env:
+            continue
+        value = environ.get(name, "")
+        wanted[name] = value
+        if variable.is_unset or variable.holds_key or variable.is_added or name in ADDRESSES:
+            leading[name] = value
+
+    # Auto mode asks a server of Anthropic before every action, which no gateway has (2.1.326).
+    permissions = {"disableAutoMode": "disable", **own.get("permissions", {})}
+    return {**own, "env": {**wanted, **own.get("env", {}), **leading}, "permissions": permissions}
 
 
 # -- files, and what tells two configs apart --
@@ -4616,17 +4640,26 @@ def check_gateway(fleet: Fleet, holder: str) -> Finding:
 @check("Claude Code")
 def _check_settings(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
     """Name the settings files that beat the fleet's environment; their values are secrets."""
-    planned = plan_environment(fleet) if fleet else []
     for path, environment in facts.settings.items():
-        names = [variable.name for variable in planned
-                 if variable.name in environment
-                 and not _agrees(variable, environment[variable.name])]
+        names = overridden_names(fleet, environment) if fleet else []
         if names:
             listed = ", ".join(names)
-            leads_away = re.search("ANTHROPIC_(BASE_URL|AUTH|API_)|CLAUDE_CODE_USE", listed)
-            yield Finding("settings-override", "error" if leads_away else "warning",
+            level = "error" if any(map(leads_away, names)) else "warning"
+            yield Finding("settings-override", level,
                           f"{path} sets {listed} under `env`, which beats the fleet's "
                           "environment", fix=f"remove them from {path}")
+
+
+def overridden_names(fleet: Fleet, environment: Mapping[str, object]) -> list[str]:
+    """Return the fleet's variables that the `env` of a settings file sets otherwise."""
+    return [variable.name for variable in plan_environment(fleet)
+            if variable.name in environment
+            and not _agrees(variable, environment[variable.name])]
+
+
+def leads_away(name: str) -> bool:
+    """Tell whether a variable can lead prompts or the key elsewhere."""
+    return bool(re.match("ANTHROPIC_(BASE_URL|AUTH|API_)|CLAUDE_CODE_USE", name))
 
 
 def _agrees(variable: Variable, value: object) -> bool:
@@ -8823,6 +8856,19 @@ def _owners_in_table(table: Iterable[str], port: int) -> set[int]:
     return owners
 
 
+class PrivateDirectory:
+    """A directory outside of any project that only its owner can enter, until it is left."""
+
+    def __enter__(self) -> str:
+        from tempfile import mkdtemp
+        with Trying("make", "a temporary directory"):
+            self._path = mkdtemp(prefix="subagent-fleet-")  # 0700
+        return self._path
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._path, ignore_errors=True)
+
+
 @dataclass(frozen=True)
 class PortHolder:
     """A process that listens on a port of this machine."""
@@ -9137,8 +9183,12 @@ class World:
             for started in children:
                 started.terminate()
 
-        # Functions, not SIG_IGN, which the child would inherit. Ctrl-C reaches it anyway.
-        with self._take_signals({signal.SIGINT: lambda *_: None, signal.SIGTERM: hand_on}):
+        # Functions, not SIG_IGN, which the child would inherit. Ctrl-C reaches it anyway. A
+        # terminal that closes (SIGHUP) must not leave behind what is removed at the end.
+        handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: hand_on}
+        if hasattr(signal, "SIGHUP"):
+            handlers[signal.SIGHUP] = hand_on
+        with self._take_signals(handlers):
             with Trying("run", argv[0], slug="cannot-run"):
                 child = subprocess.Popen(argv, env=environ)
             children.append(child)
@@ -10792,21 +10842,80 @@ def claude_directory(world: World) -> str:
     return world.environ.get("CLAUDE_CONFIG_DIR") or world.path(home, ".claude")
 
 
-def find_settings(world: World) -> dict[str, dict[str, object]]:
-    """Return {path: what it sets under `env`} of the settings files Claude Code reads here."""
-    user = claude_directory(world)
-    managed = ("/Library/Application Support/ClaudeCode", "/etc/claude-code",
-               "C:\\Program Files\\ClaudeCode")  # two of these are nowhere
-    paths = [f"{place}/managed-settings.json" for place in managed]
-    paths += [world.path(user, "settings.json"), ".claude/settings.json",
-              ".claude/settings.local.json"]
+def managed_settings(world: World) -> list[str]:
+    """Return where an administrator's settings for Claude Code may be, which beat all others."""
+    places = ("/Library/Application Support/ClaudeCode", "/etc/claude-code",
+              "C:\\Program Files\\ClaudeCode")  # two of these are nowhere
+    paths = []
+    for place in places:
+        paths += [f"{place}/managed-settings.json",
+                  *world.paths_below(place, "managed-settings.d/*.json")]
+    return paths
 
+
+def usual_settings(world: World) -> list[str]:
+    """Return where a person's and a project's settings for Claude Code may be."""
+    return [world.path(claude_directory(world), "settings.json"), ".claude/settings.json",
+            ".claude/settings.local.json"]
+
+
+def find_settings(world: World, paths: Iterable[str]) -> dict[str, dict[str, object]]:
+    """Return {path: what it sets under `env`} of the settings files that are there."""
     settings = {}
     for path in paths:
         # else it is absent, or Claude Code ignores it as well
         with contextlib.suppress(FleetError, KeyError, TypeError, ValueError, RecursionError):
             settings[path] = dict(json.loads(world.read_bytes(path))["env"])
     return settings
+
+
+def line_of(content: bytes, word: str) -> int:
+    """Return the number of the line that a quoted word stands on, the first where it is none."""
+    return content.partition(f'"{word}"'.encode())[0].count(b"\n") + 1
+
+
+@dataclass(frozen=True)
+class OwnSettings:
+    """What a person hands to Claude Code as `--settings`, and the words beside it."""
+
+    words: tuple[str, ...]
+    source: str = ""  # a path
+    content: bytes = b"{}"
+
+    def read(self) -> dict[str, Any]:
+        """Return the settings, or refuse what Claude Code could not read either."""
+        try:
+            settings = parse_json(self.content)
+        except ValueError:
+            settings = None
+        if not isinstance(settings, dict) or not all(
+                isinstance(settings.get(name, {}), dict) for name in ("env", "permissions")):
+            raise FleetError("bad-settings", f"{self.source} holds no settings of Claude Code",
+                             where=self.source, fix="write a JSON object, `env` and "
+                             "`permissions` in it objects, too")
+        return settings
+
+
+def take_settings(world: World, words: Sequence[str]) -> OwnSettings:
+    """Take a person's own `--settings`, a file or JSON, out of Claude Code's words."""
+    kept = []
+    value = None
+    left = list(words)
+    while left and left[0] != "--":
+        word = left.pop(0)
+        if word == "--settings" and left:
+            value = left.pop(0)
+        elif word.startswith("--settings="):
+            value = word.partition("=")[2]
+        else:
+            kept.append(word)
+
+    words = (*kept, *left)
+    if value is None:
+        return OwnSettings(words)
+    if value.lstrip().startswith("{"):
+        return OwnSettings(words, "--settings", value.encode("utf-8", "surrogateescape"))
+    return OwnSettings(words, value, world.read_bytes(value))
 
 
 def observe_files(workspace: Workspace, fleet: Fleet, facts: Facts) -> Facts:
@@ -10856,6 +10965,7 @@ class Options:
     out: str | None = None
     json: bool = False
     force: bool = False
+    trust: bool = False
     timeout: float = 0.0
     check: bool = False
     verbose: bool = False
@@ -10980,6 +11090,7 @@ CONFIG = Flag("--config", "the fleet file, `-` for stdin; else the nearest fleet
 OUT = Flag("--out", "where generated files are; else here (--config) or by fleet.yaml", "DIR")
 JSON = Flag("--json", "print one JSON object")
 FORCE = Flag("--force", "overwrite what is there")
+TRUST = Flag("--trust", "accept what would otherwise be asked, or refused off a terminal")
 TIMEOUT = Flag("--timeout", "seconds to wait", "S", {**SECONDS, "default": PROBE_TIMEOUT_SECONDS})
 
 
@@ -11244,6 +11355,7 @@ def receipts_path(world: World, out: str) -> str:
 # -- start --
 
 @command("up", "do the whole job: find, generate, warm, serve, run Claude Code", CONFIG, OUT,
+         TRUST,
          Flag("--node", "also take this machine; may be repeated", "NAME=URL", REPEAT),
          group=START, examples=("up", "up -- -p 'say hi'"), passes="ARGS")
 def cmd_up(options: Options, world: World) -> int:
@@ -12014,7 +12126,8 @@ def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Fin
         jobs["claude"] = lambda: ask_version(world, program, until)
     if fleet:
         weak = lint_key(fleet, world.environ)
-        facts = replace(facts, settings=find_settings(world), problems=(*problems, *weak))
+        paths = [*managed_settings(world), *usual_settings(world)]
+        facts = replace(facts, settings=find_settings(world, paths), problems=(*problems, *weak))
         facts = observe_files(workspace, fleet, facts)
         key = known_key(workspace, fleet)
         jobs["states"] = lambda: probe_nodes(world, fleet.nodes, seconds, fleet.models)
@@ -12280,6 +12393,7 @@ def cmd_serve(options: Options, world: World) -> int:
 
 @command("launch", "run Claude Code on the fleet",
          Flag("program", "the program", "claude", {"choices": ("claude",)}), CONFIG, OUT,
+         TRUST,
          group=SERVE, examples=("launch claude", "launch claude -- -p 'say hi'"), passes="ARGS")
 def cmd_launch(options: Options, world: World) -> int:
     """Run Claude Code on the fleet; its exit code is ours."""
@@ -12299,7 +12413,12 @@ def launch_claude(workspace: Workspace, fleet: Fleet, options: Options) -> int:
         raise FleetError("claude-missing", "Claude Code is not on the PATH", fix=CLAUDE_INSTALL)
     key = workspace.read_key(fleet)
 
-    facts = observe_files(workspace, fleet, Facts(settings=find_settings(world)))
+    managed = find_settings(world, managed_settings(world))  # ours beat all the others
+    refuse_managed(fleet, managed, options, world)
+    own = take_settings(world, options.passed)
+    settings = own.read()
+    refuse_other_address(fleet, settings, own)
+    facts = observe_files(workspace, fleet, Facts(settings=managed))
     findings = list(lint_key(fleet, world.environ))
     for _, finding in plan_doctor(fleet, facts, topics=("Claude Code", "Files")):
         if finding.level in ("warning", "error"):
@@ -12307,11 +12426,40 @@ def launch_claude(workspace: Workspace, fleet: Fleet, options: Options) -> int:
     tell_findings(findings, options, world)
 
     find_gateway(world, fleet, key, needed=True)
-    words = list(options.passed)
-    if not any(word.split("=")[0] == "--settings" for word in words):
-        # Auto mode asks a server of Anthropic before every action, which no gateway has (2.1.326).
-        words = ["--settings", '{"permissions":{"disableAutoMode":"disable"}}', *words]
-    return world.run([program, *words], merge_environment(world.environ, fleet, key))
+    environ = merge_environment(world.environ, fleet, key)
+    with PrivateDirectory() as place:
+        path = world.path(place, "settings.json")
+        content = json.dumps(plan_settings(fleet, environ, settings)).encode("utf-8")
+        world.replace_files([(path, content, 0o600)])  # a key in an argument is seen by all
+        return world.run([program, "--settings", path, *own.words], environ)
+
+
+def refuse_managed(fleet: Fleet, managed: Mapping[str, Mapping[str, object]], options: Options,
+                   world: World) -> None:
+    """Refuse to start Claude Code where an administrator's settings lead it elsewhere."""
+    for path, environment in managed.items():
+        names = [name for name in overridden_names(fleet, environment) if leads_away(name)]
+        names.sort(key=lambda name: name not in ADDRESSES)
+        if not names or (options.trust and names[0] not in ADDRESSES):
+            continue
+        fix = f"remove it from {path}"
+        if names[0] not in ADDRESSES:
+            fix += ", or add --trust"
+        where = f"{path}:{line_of(world.read_bytes(path), names[0])}"
+        raise FleetError("settings-managed", f"{names[0]} under `env` of managed settings beats "
+                         "the fleet's: prompts or the key would go elsewhere", where=where,
+                         fix=fix, status=EXIT_REFUSED)
+
+
+def refuse_other_address(fleet: Fleet, settings: Mapping[str, Any], own: OwnSettings) -> None:
+    """Refuse a person's own settings that name another gateway: what is meant is not known."""
+    for name in ADDRESSES:
+        url = settings.get("env", {}).get(name)
+        if url is not None and url != gateway_url(fleet.gateway):
+            raise FleetError("settings-elsewhere", f"{name} under `env` names another gateway "
+                             "than the fleet's", where=f"{own.source}:{line_of(own.content, name)}",
+                             fix=f"remove it from {own.source}, or run `claude` alone",
+                             status=EXIT_REFUSED)
 
 
 def tell_session(workspace: Workspace, began: float, command: str, options: Options) -> None:
