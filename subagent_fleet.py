@@ -3595,6 +3595,16 @@ def merge_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> dic
     return merged
 
 
+def litellm_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> dict[str, str]:
+    """Return what LiteLLM is started with: nothing in it names code or settings of a project."""
+    kept = {}
+    for name, value in environ.items():
+        if not re.match("PYTHON|LITELLM_|(CONFIG_FILE_PATH|WORKER_CONFIG)$", name):
+            kept[name] = value
+    kept["LITELLM_MODE"] = "PRODUCTION"  # else it reads a file .env (1.106.2)
+    return merge_environment(kept, fleet, key)
+
+
 def plan_settings(fleet: Fleet, environ: Mapping[str, str], own: Mapping[str, Any]
                   ) -> dict[str, Any]:
     """Return the settings of a session: a person's own, and what leads it to the fleet.
@@ -9148,8 +9158,16 @@ class World:
     # -- programs --
 
     def which(self, name: str) -> str | None:
-        """Return where a program lies on the PATH."""
-        return shutil.which(name, path=self.environ.get("PATH"))
+        """Return where a program lies on the PATH, or that a path is one.
+
+        What the PATH holds relative to the working directory (on Windows always first) is not
+        looked at: a program there is whoever's that directory is.
+        """
+        places = self.environ.get("PATH", os.defpath).split(os.pathsep)
+        program = shutil.which(name, path=os.pathsep.join(filter(os.path.isabs, places)))
+        if program and not os.path.dirname(name) and not os.path.isabs(program):
+            return None
+        return program
 
     def read_program(self, words: Sequence[str], until: float) -> str | None:
         """Return what a program prints; None when it is absent, fails or takes too long."""
@@ -9165,9 +9183,12 @@ class World:
 
     def _read_program(self, words: Sequence[str], environ: Mapping[str, str],
                       until: float) -> str | None:
+        program = self.which(words[0])
+        if not program:
+            return None
         seconds = max(0.1, until - self.clock())
         with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-            done = subprocess.run(words, check=True, timeout=seconds, env=environ,
+            done = subprocess.run([program, *words[1:]], check=True, timeout=seconds, env=environ,
                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                   stderr=subprocess.DEVNULL)
             return done.stdout.decode("utf-8", "replace")
@@ -9197,8 +9218,9 @@ class World:
             code = child.wait()
         return code if code >= 0 else 128 - code
 
-    def start(self, argv: Sequence[str], *, environ: Mapping[str, str], log: str) -> Child:
-        """Start a program in the background, its output in a file."""
+    def start(self, argv: Sequence[str], *, environ: Mapping[str, str], log: str,
+              directory: str) -> Child:
+        """Start a program in the background, in a directory, its output in a file."""
         self._end_by_interrupt()
         came: list[int] = []
 
@@ -9207,8 +9229,9 @@ class World:
 
         with self._take_signals({signal.SIGINT: note, signal.SIGTERM: note}), \
                 self._open_log(log) as stream, Trying("run", argv[0], slug="cannot-run"):
-            child = Child(subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL,
-                                           stdout=stream, stderr=stream))
+            child = Child(subprocess.Popen(argv, env=environ, cwd=directory,
+                                           stdin=subprocess.DEVNULL, stdout=stream,
+                                           stderr=stream))
         if came:
             child.stop()
             raise KeyboardInterrupt
@@ -11307,16 +11330,25 @@ def start_gateway(world: World, fleet: Fleet, key: str, *, out: str,
 
 def start_litellm(world: World, fleet: Fleet, key: str, *, out: str,
                   stops: contextlib.ExitStack) -> None:
-    """Start LiteLLM with the generated config, and wait until it has every alias."""
+    """Start LiteLLM, and wait until it has every alias.
+
+    Its config can name Python to import, which it finds where the config lies and where it was
+    started (1.106.2). So it gets one that was just made, in a directory of its own.
+    """
     program = world.which("litellm")
     if not program:
         raise FleetError("litellm-missing", "the gateway is LiteLLM and it is not on the PATH",
                          fix=f"{LITELLM_INSTALL}, or write `provider: builtin`")
 
     log = world.enter(out, f"{STATE_DIRECTORY}/litellm.log")
-    words = [program, "--config", world.path(out, LITELLM_FILE), "--host", fleet.gateway.host,
+    place = stops.enter_context(PrivateDirectory())
+    config = world.path(place, LITELLM_FILE)
+    world.replace_files([(config, render_litellm(fleet).encode("utf-8"), 0o600)])
+
+    words = [program, "--config", config, "--host", fleet.gateway.host,
              "--port", str(fleet.gateway.port)]
-    child = world.start(words, environ=merge_environment(world.environ, fleet, key), log=log)
+    child = world.start(words, environ=litellm_environment(world.environ, fleet, key), log=log,
+                        directory=place)
     stops.callback(child.stop)
 
     until = world.clock() + LITELLM_START_SECONDS

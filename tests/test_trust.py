@@ -300,3 +300,22 @@ def test_a_bad_key_is_no_bug_of_any_command(fleet, quick, words, tmp_path):
     assert "bug" not in done.stderr
     if words[0] not in ("status", "doctor"):
         assert done.returncode == 3 and done.stderr.count("error: ") == 1
+
+
+# -- programs --
+
+@pytest.mark.parametrize("places", [".", "", "bin", "./bin", ":"])
+@pytest.mark.skipif(os.name != "posix", reason="scripts stand in for programs")
+def test_a_program_of_the_directory_is_not_found_by_its_name(world, tmp_path, monkeypatch, places):
+    for place in (tmp_path, tmp_path / "bin"):
+        place.mkdir(exist_ok=True)
+        for name in ("git", "litellm"):
+            (place / name).write_text("#!/bin/sh\ntouch ran\n")
+            (place / name).chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    world.environ["PATH"] = places
+    assert world.which("litellm") is None and world.which("./litellm") == "./litellm"
+    assert world.read_git(["status"], ".", world.clock() + 5) is None
+    assert not (tmp_path / "ran").exists()
+    world.environ["PATH"] += f":{tmp_path}/bin"
+    assert world.which("litellm") == f"{tmp_path}/bin/litellm"
