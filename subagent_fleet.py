@@ -9269,11 +9269,18 @@ class World:
         for pid in filter(str.isdigit, os.listdir("/proc") if sockets else ()):
             place = f"/proc/{pid}"
             with contextlib.suppress(OSError):  # it has ended, or is somebody else's
-                for name in os.listdir(f"{place}/fd"):
-                    if os.readlink(f"{place}/fd/{name}") in sockets:
-                        program = self.read_part(f"{place}/comm", 0, 64).decode("utf-8", "replace")
-                        return PortHolder(int(pid), program.strip(), os.readlink(f"{place}/cwd"))
+                if sockets & self._open_sockets(f"{place}/fd"):
+                    program = self.read_part(f"{place}/comm", 0, 64).decode("utf-8", "replace")
+                    return PortHolder(int(pid), program.strip(), os.readlink(f"{place}/cwd"))
         return None
+
+    def _open_sockets(self, directory: str) -> set[str]:
+        """Return what a process has open, as Linux names it."""
+        names = set()
+        for name in os.listdir(directory):
+            with contextlib.suppress(OSError):  # closed since, as what listed this directory is
+                names.add(os.readlink(f"{directory}/{name}"))
+        return names
 
     def _find_holder_with_lsof(self, port: int) -> PortHolder | None:
         """Ask lsof, which macOS and the BSDs have; `-F` prints a field a line."""
