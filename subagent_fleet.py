@@ -9296,11 +9296,18 @@ class World:
         for pid in filter(str.isdigit, os.listdir("/proc") if sockets else ()):
             place = f"/proc/{pid}"
             with contextlib.suppress(OSError):  # it has ended, or is somebody else's
-                for name in os.listdir(f"{place}/fd"):
-                    if os.readlink(f"{place}/fd/{name}") in sockets:
-                        program = self.read_part(f"{place}/comm", 0, 64).decode("utf-8", "replace")
-                        return PortHolder(int(pid), program.strip(), os.readlink(f"{place}/cwd"))
+                if sockets & self._open_sockets(f"{place}/fd"):
+                    program = self.read_part(f"{place}/comm", 0, 64).decode("utf-8", "replace")
+                    return PortHolder(int(pid), program.strip(), os.readlink(f"{place}/cwd"))
         return None
+
+    def _open_sockets(self, directory: str) -> set[str]:
+        """Return what a process has open, as Linux names it."""
+        names = set()
+        for name in os.listdir(directory):
+            with contextlib.suppress(OSError):  # closed since, as what listed this directory is
+                names.add(os.readlink(f"{directory}/{name}"))
+        return names
 
     def _find_holder_with_lsof(self, port: int) -> PortHolder | None:
         """Ask lsof, which macOS and the BSDs have; `-F` prints a field a line."""
@@ -10604,14 +10611,9 @@ def parse_receipts(lines: Iterable[bytes]) -> list[dict[str, Any]]:
     for line in lines:
         with contextlib.suppress(ValueError, RecursionError):
             receipt = parse_json(line)
-            if isinstance(receipt, dict) and is_number(receipt.get("time")):
+            if isinstance(receipt, dict) and isinstance(receipt.get("time"), (int, float)):
                 receipts.append(receipt)
     return receipts
-
-
-def is_number(value: object) -> bool:
-    """Tell whether a value is a number that can be a time, a size or a count."""
-    return isinstance(value, (int, float)) and abs(value) < 1e12  # NaN is not
 
 
 _ID = _Pattern("[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # a part of a path, too
@@ -11951,8 +11953,10 @@ def report_receipt(receipt: dict[str, Any], names: AgentNames) -> dict[str, Any]
     tries = receipt.get("tries")
     failures = [{"node": str(tried.get("node")), "why": str(tried.get("why"))}
                 for tried in tries if isinstance(tried, dict)] if isinstance(tries, list) else []
-    numbers = {key: receipt.get(key) if is_number(receipt.get(key)) else None
-               for key in ("waited", "first_byte", "total", "input_tokens", "output_tokens")}
+    numbers = {}
+    for key in ("waited", "first_byte", "total", "input_tokens", "output_tokens"):
+        number = receipt.get(key)
+        numbers[key] = number if isinstance(number, (int, float)) else None
     name = names.find(texts["session"], texts["agent"], texts["alias"])
     return {"time": receipt["time"], "name": name, **texts, "failures": failures, **numbers}
 
