@@ -9804,7 +9804,7 @@ class Service:
 
         self._writer = dialect.writer(talk, self._id)
         self._out = bytearray()  # what was written and not yet sent
-        self._ping_at = self._began + QUIET_SECONDS if talk.is_stream else float("inf")
+        self._ping_at = self._began + QUIET_SECONDS if self._writer.is_stream else float("inf")
         # What the client has: the headers, and some of an answer that cannot be taken back.
         self._has_headers = self._has_content = False
         self._holds_content = False  # in _out
@@ -9859,7 +9859,7 @@ class Service:
                 self._go_on(ticket, why, problem)
             self._discard()
 
-        if self._talk.is_stream:
+        if self._writer.is_stream:
             self._flush(last=True)
         else:
             self._visitor.reply(200, bytes(self._out), head=self._id_header)

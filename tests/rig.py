@@ -31,10 +31,14 @@ def fleet_of(*models, nodes=("a", "b")):
 # -- nodes whose every byte is scripted --
 
 class Node:
-    """A node that plays a function on each connection, after it has read the request."""
+    """A node that plays a function on each connection, after it has read the request.
+
+    `here` holds the target and the request of the connection that the asking thread plays on.
+    """
 
     def __init__(self, play):
         self.play, self.requests, self.gone = play, [], threading.Event()
+        self.here = threading.local()
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=300)
         self.port = self.listener.getsockname()[1]
         self.endpoint = f"http://127.0.0.1:{self.port}"
@@ -51,10 +55,12 @@ class Node:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             stream = connection.makefile("rb")
             size = 0
+            self.here.target = stream.readline().split(b" ")[1].decode()
             for line in iter(stream.readline, b"\r\n"):
                 if line.lower().startswith(b"content-length:"):
                     size = int(line.split(b":")[1])
-            self.requests.append(json.loads(stream.read(size) or b"null"))
+            self.here.request = json.loads(stream.read(size) or b"null")
+            self.requests.append(self.here.request)
             self.play(self, connection)
 
     def close(self):
