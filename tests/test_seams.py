@@ -307,12 +307,13 @@ def test_a_client_hears_of_refusals_in_its_own_words(serve):
     assert status == 401 and body.startswith(b'error "the key is missing')
 
 
+def waits(node, connection):
+    node.gone.wait(0.35)
+    toy_node(node, connection)
+
+
 def test_a_client_counts_tokens_and_is_pinged_in_its_own_words(serve, monkeypatch):
     monkeypatch.setattr(sf, "QUIET_SECONDS", 0.1)
-
-    def waits(node, connection):
-        node.gone.wait(0.35)
-        toy_node(node, connection)
     served = serve("toy", plays={"toy": waits})
     request = {"to": "x", "said": [("user", "which files?")], "tools": ["Bash"], "stream": True}
     assert served.raw(served.post(request, target="/toy/count"))[2].startswith(b"count ")
@@ -323,13 +324,14 @@ def test_a_client_counts_tokens_and_is_pinged_in_its_own_words(serve, monkeypatc
 def test_the_writer_says_whether_the_answer_is_a_stream(serve, monkeypatch):
     """A client that never asks for a stream, and always gets one, is a dialect, too."""
     monkeypatch.setattr(ToyDialect, "writer", lambda self, talk, answer_id: ToyWriter(True))
-    served = serve("toy")
+    monkeypatch.setattr(sf, "QUIET_SECONDS", 0.2)
+    served = serve("toy", plays={"toy": waits})
     said = [("user", "which files?")]
     request = {"to": "x", "said": said, "tools": ["Bash"], "stream": False}
     _, headers, body = served.raw(served.post(request, target="/toy"))
     assert headers["transfer-encoding"] == "chunked"
     assert [line.split()[0] for line in body.splitlines()] \
-        == [b"begin", b"text", b"text", b"call", b"end"]
+        == [b"begin", b"ping", b"text", b"text", b"call", b"end"]
 
 
 def test_conversations_of_any_dialect_are_remembered(serve):

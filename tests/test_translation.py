@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 import subagent_fleet as sf
+from rig import fleet_of
+from tools import grows_linearly, processor_seconds
 
 WIRE = pathlib.Path(__file__).parent / "cases" / "wire"
 RECORDED = sorted(path.name for path in WIRE.glob("*.json"))
@@ -344,6 +346,107 @@ def test_infinity_deep_inside_and_endless_nesting_are_refused():
 def test_lone_surrogates_survive():
     chat = plan({"role": "user", "content": "\ud83d"})
     assert b"\\ud83d" in sf.render_json(chat)
+
+
+@pytest.mark.parametrize("body", [
+    b'{"model":"a","messages":[{"role":"assistant","content":[{"type":"tool_use","id":"x",'
+    b'"name":"y","input":{"a":%b}}]}]}', b'{"model":"a","messages":[{"role":"user","content":"x"}],'
+    b'"tools":[{"name":"b","input_schema":{"items":%b}}]}'])
+@pytest.mark.parametrize("opening, closing", [(b"[", b"]"), (b'{"items":', b"}"),
+                                              (b'{"anyOf":[', b"]}")])
+def test_nesting_of_any_depth_is_asked_or_refused(body, opening, closing):
+    """From Python 3.12 on, far more levels can be parsed than be followed or rendered."""
+    server = sf.Server(fleet_of(("m", "a", "x", {})), "sk-test", sf.World())
+    chosen = server.fleet.models["m"]
+    for depth in (10, 450, 490, 900, 970, 980, 985, 990, 1000, 3000, 5000, 9000):
+        try:
+            talk = talk_of(body % (opening * depth + b"{}" + closing * depth))
+            assert server.translate(talk, chosen).body
+            asked = depth
+        except sf.Refusal as error:
+            assert error.http == 400 and error.what.startswith("body: ")
+    assert asked >= 450
+
+
+def test_no_endless_number_is_ever_made(monkeypatch):
+    """int() of 2,000,000 digits takes 74 s on a Python before 3.10.7, such as macOS's own."""
+    made = []
+
+    class Watched(int):
+        def __new__(cls, digits):
+            made.append(len(digits))
+            return int(digits)
+    endless = b"9" * 2_000_000
+    body = b'{"max_tokens":12,"model":"a","messages":[],"n":%b}' % endless
+    sent = b'{"eval_count":12,"message":{"content":"x"},"prompt_eval_count":%b}' % endless
+    reader = answer_to(user("hi")).reader
+    monkeypatch.setattr(sf, "int", Watched, raising=False)
+    with pytest.raises(sf.Refusal):
+        talk_of(body)
+    with pytest.raises(sf.NodeFailure):
+        reader.feed(sent)
+    with pytest.raises(sf.NodeFailure, match="its JSON is broken"):
+        sf.parse_answer(sent, sf.Ollama())
+    assert made == [2, 2, 2], "one number of two digits each"
+
+
+def crowd(count, *, own_ids):
+    """A request with so many calls and their results."""
+    ids = [f"id{number if own_ids else ''}" for number in range(count)]
+    return json.dumps({"model": "a", "messages": [
+        user("go"), assistant(*(call(own_id) for own_id in ids)),
+        user(*(result(own_id, "r") for own_id in ids))]}).encode()
+
+
+@pytest.mark.parametrize("large, own_ids", [(5_000, False), (20_000, True)])
+def test_many_calls_take_no_more_than_their_number(large, own_ids):
+    bodies = {count: crowd(count, own_ids=own_ids) for count in (large // 4, large)}
+    assert grows_linearly(lambda count: chat_of(bodies[count]), large // 4, large)
+    messages = chat_of(bodies[large])["messages"]
+    made = [entry["id"] for entry in messages[1]["tool_calls"]]
+    assert len(set(made)) == large
+    assert [message["tool_call_id"] for message in messages[2:]] == made
+
+
+def test_many_calls_of_one_answer_take_no_more_than_their_number():
+    def answer(count):
+        _, events = answer_of(line(calls=[made_call()] * count, done=True))
+        assert len({event["content_block"]["id"] for event in events
+                    if event["type"] == "content_block_start"}) == count
+    assert grows_linearly(answer, 1_500, 6_000)
+
+
+def test_documents_in_documents_take_no_more_than_their_size():
+    words = [text("a")] * 40_000
+
+    def body(depth):
+        inside = words
+        for _ in range(depth):
+            inside = [{"type": "document", "source": {"type": "content", "content": inside}}]
+        return json.dumps({"model": "a", "messages": [user(*inside)]}).encode()
+    bodies = {depth: body(depth) for depth in (1, 300)}
+    least, deep = (min(processor_seconds(talk_of, bodies[depth]) for _ in range(4))
+                   for depth in (1, 300))
+    assert deep < 2.5 * least, "it does not depend on how deep they stand"
+
+
+def test_endless_stop_sequences_are_refused():
+    most = ["s" * sf.STOP_LIMIT_CHARACTERS] * sf.STOPS_LIMIT
+    assert plan(user("hi"), stop_sequences=most)
+    for stops in (["s" * 1_000_000], [*most, "x"], ["s" * (sf.STOP_LIMIT_CHARACTERS + 1)]):
+        assert "at most 64, each of at most 1,000 characters" in refusal(
+            user("hi"), stop_sequences=stops)
+
+
+def test_many_stop_sequences_take_no_more_than_the_text():
+    stops = ["s" * (sf.STOP_LIMIT_CHARACTERS - number) + "t" for number in range(1, 65)]
+
+    def answer(count):
+        reader = answer_to(user("hi"), stop_sequences=stops).reader
+        told = [delta.text for _ in range(count) for delta in reader.feed(line("s" * 10))]
+        held = sf.STOP_LIMIT_CHARACTERS - 1
+        assert len("".join(told)) == count * 10 - held
+    assert grows_linearly(answer, 150, 600)
 
 
 # -- tools --
