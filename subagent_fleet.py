@@ -7516,7 +7516,12 @@ def _read_content(content: object, where: str) -> list[_Part]:
         read = _BLOCK_READERS.get(kind) if isinstance(kind, str) else None
         if read:
             parts += read(block, where)
-    return [part for part in parts if part.value]
+    return parts
+
+
+def _part(kind: str, value: object) -> list[_Part]:
+    """Return what was said as one part; to say nothing is none."""
+    return [_Part(kind, value)] if value else []
 
 
 def _block_text(block: dict[str, Any], name: str, where: str) -> str:
@@ -7529,11 +7534,11 @@ def _block_text(block: dict[str, Any], name: str, where: str) -> str:
 
 
 def _read_text(block: dict[str, Any], where: str) -> list[_Part]:
-    return [_Part("texts", _block_text(block, "text", where))]
+    return _part("texts", _block_text(block, "text", where))
 
 
 def _read_thinking(block: dict[str, Any], where: str) -> list[_Part]:
-    return [_Part("thoughts", _block_text(block, "thinking", where))]
+    return _part("thoughts", _block_text(block, "thinking", where))
 
 
 def _read_image(block: dict[str, Any], where: str) -> list[_Part]:
@@ -7545,7 +7550,7 @@ def _read_image(block: dict[str, Any], where: str) -> list[_Part]:
         pixels = base64.b64decode(text, validate=True)
     except ValueError:
         raise Refusal(400, f"{where}: the image is not valid base64") from None
-    return [_Part("images", base64.b64encode(pixels).decode("ascii"))]
+    return _part("images", base64.b64encode(pixels).decode("ascii"))
 
 
 def _read_document(block: dict[str, Any], where: str) -> list[_Part]:
@@ -7561,14 +7566,14 @@ def _read_search_result(block: dict[str, Any], where: str) -> list[_Part]:
 
 
 def _read_found_text(block: dict[str, Any], inside: object, where: str) -> list[_Part]:
-    title = _Part("texts", _block_text(block, "title", where))
-    bytes_only = _Part("texts", "(a document of which only the bytes were sent was left out)")
-    return [title, *(_read_content(inside, where) or [bytes_only])]
+    title = _part("texts", _block_text(block, "title", where))
+    bytes_only = _part("texts", "(a document of which only the bytes were sent was left out)")
+    return title + (_read_content(inside, where) or bytes_only)
 
 
 def _read_tool_reference(block: dict[str, Any], where: str) -> list[_Part]:
     name = _block_text(block, "tool_name", where)
-    return [_Part("found", name), _Part("texts", f"The tool `{name}` can be called now.")]
+    return _part("found", name) + _part("texts", f"The tool `{name}` can be called now.")
 
 
 def _read_tool_use(block: dict[str, Any], where: str) -> list[_Part]:
@@ -9690,6 +9695,7 @@ class Scheduler:
                                  for group in ticket.candidates]
             self._release(ticket)
             if any(ticket.candidates):
+                ticket.is_closed = self._is_closed
                 self._queue[ticket.number] = ticket
             self.serve_queue()
 
@@ -9811,12 +9817,13 @@ class Service:
 
         self._writer = dialect.writer(talk, self._id)
         self._out = bytearray()  # what was written and not yet sent
-        self._ping_at = self._began + QUIET_SECONDS if talk.is_stream else float("inf")
+        self._ping_at = self._began + QUIET_SECONDS if self._writer.is_stream else float("inf")
         # What the client has: the headers, and some of an answer that cannot be taken back.
         self._has_headers = self._has_content = False
         self._holds_content = False  # in _out
 
         self._model: Model | None = None  # who was asked last
+        self._is_silent = True  # it has not said a word yet
         self._tries: list[Try] = []
         self._marks: dict[str, float] = {}  # seconds from the beginning
         self._end = End("")
@@ -9849,10 +9856,11 @@ class Service:
                 self._ask(ticket, self._translate(model))
                 break
             except NoImages:
-                if self._has_content or model.name in self._server.blind:
+                # Not `blind`: another request may have learned it since this one was translated.
+                had_images = self._translations.pop(model.name).talk.images()
+                if self._has_content or not had_images:
                     raise
                 self._server.blind.add(model.name)  # it is asked again, without them
-                del self._translations[model.name]
             except Refusal as refusal:
                 if refusal.http == 400:
                     raise
@@ -9866,7 +9874,7 @@ class Service:
                 self._go_on(ticket, why, problem)
             self._discard()
 
-        if self._talk.is_stream:
+        if self._writer.is_stream:
             self._flush(last=True)
         else:
             self._visitor.reply(200, bytes(self._out), head=self._id_header)
@@ -9886,14 +9894,7 @@ class Service:
     def _translate(self, model: Model) -> Translation:
         """Return the talk as this model is asked it; made once for each candidate."""
         if model.name not in self._translations:
-            talk = self._talk
-            if model.name in self._server.blind:
-                talk = talk.without_images()
-            ask = backend_of(self._server.fleet.nodes[model.node]).chat(talk, model)
-            body = render_json(ask.payload)
-            weight = weigh(body, talk)
-            estimate = round(weight / self._server.ratios[model.name])
-            self._translations[model.name] = Translation(model, talk, ask, body, weight, estimate)
+            self._translations[model.name] = self._server.translate(self._talk, model)
         return self._translations[model.name]
 
     def _await_slot(self, ticket: Ticket) -> Model:
@@ -9913,7 +9914,7 @@ class Service:
     def _ask(self, ticket: Ticket, translation: Translation) -> None:
         """Send the request to the model's node, and its answer to the client."""
         model, ask = translation.model, translation.ask
-        self._model = model
+        self._model, self._is_silent = model, True
         self._writer = self._dialect.writer(self._talk, self._id)
         if self._has_headers:
             self._writer.begin()  # which the client has
@@ -9938,6 +9939,7 @@ class Service:
         """Take the node's lines until the answer ends; write them for the client."""
         model, size = translation.model, 0
         for line in exchange.lines():
+            self._is_silent = False
             self._mark("first_byte")
             end = self._write(reader.feed(line))
             if not size:  # it talks: its rest ends now, the last word may be minutes away
@@ -9999,7 +10001,7 @@ class Service:
 
         A slow model is waited for, a hung machine is not.
         """
-        while "first_byte" not in self._marks:
+        while self._is_silent:
             look_at = self._world.clock() + SILENCE_SECONDS
             if look_at >= exchange.deadline:
                 break
@@ -10013,7 +10015,8 @@ class Service:
         try:
             self._world.ask(node.endpoint, backend_of(node).identify(), deadline=until)
         except NodeFailure as failure:
-            if failure.reason == "timeout":
+            # `refused` may be a program that stops once it has answered what it took.
+            if failure.reason in ("timeout", "unreachable"):
                 raise NodeFailure("timeout", "it took the request and answers nothing") from None
 
     def _wait(self, readable: Exchange | Signal, until: float) -> bool:
@@ -10319,9 +10322,20 @@ class Server:
 
     def _estimate(self, talk: Talk) -> int:
         """Return how many tokens a talk may take, from what the model's last answers taught."""
-        model = self.scheduler.candidates[talk.alias][0][0]
-        ask = backend_of(self.fleet.nodes[model.node]).chat(talk, model)
-        return round(weigh(render_json(ask.payload), talk) / self.ratios[model.name])
+        return self.translate(talk, self.scheduler.candidates[talk.alias][0][0]).estimate
+
+    def translate(self, talk: Talk, model: Model) -> Translation:
+        """Return a talk as a model is asked it, as far as is known what the model takes."""
+        if model.name in self.blind:
+            talk = talk.without_images()
+        try:
+            ask = backend_of(self.fleet.nodes[model.node]).chat(talk, model)
+            body = render_json(ask.payload)
+        except (RecursionError, ValueError):  # from 3.12 on, more can be parsed than be followed
+            raise Refusal(400, "body: nested too deeply") from None
+        weight = weigh(body, talk)
+        estimate = round(weight / self.ratios[model.name])
+        return Translation(model, talk, ask, body, weight, estimate)
 
     def _check_door(self, visitor: Visitor, headers: dict[str, str], path: str) -> None:
         """Refuse who has no key, and who a web page may have sent; both take the same time."""
