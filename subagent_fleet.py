@@ -3405,6 +3405,23 @@ def show_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+def plain_address(host: str) -> str:
+    """Return a host as it compares: an IPv4 address within an IPv6 one is that, without a zone."""
+    host = host.strip("[]").partition("%")[0].lower()
+    if ":" not in host:
+        return host
+    try:
+        address = ipaddress.IPv6Address(host)
+    except ValueError:
+        return host
+    return str(address.ipv4_mapped or address)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host is this machine to itself, however that is spelled."""
+    return bool(LOOPBACK.fullmatch(plain_address(host)))
+
+
 def gateway_url(gateway: Gateway) -> str:
     """Return the address at which a program on this machine reaches the gateway."""
     reached = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}
@@ -3420,14 +3437,15 @@ def is_gateway_address(gateway: Gateway, endpoint: str) -> bool:
     """Tell whether an endpoint is where the gateway listens, as seen from this machine."""
     host = _host_of(endpoint)
     if host != gateway.host:
-        listens_here = gateway.host in ("0.0.0.0", "::") or LOOPBACK.fullmatch(gateway.host)
-        if not (listens_here and LOOPBACK.fullmatch(host)):
+        listens_here = gateway.host in ("0.0.0.0", "::") or is_loopback(gateway.host)
+        if not (listens_here and is_loopback(host)):
             return False
     return split_endpoint(endpoint).port == gateway.port
 
 
 # -- Claude Code's environment --
 
+ADDRESSES = ("ANTHROPIC_BASE_URL",)
 CLOUDS = ("BEDROCK", "VERTEX", "FOUNDRY", "MANTLE", "ANTHROPIC_AWS", "ANTHROPIC_GOOGLE_CLOUD")
 
 
@@ -3575,6 +3593,39 @@ def merge_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> dic
         else:
             merged[name] = variable.value
     return merged
+
+
+def litellm_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> dict[str, str]:
+    """Return what LiteLLM is started with: nothing in it names code or settings of a project."""
+    kept = {}
+    for name, value in environ.items():
+        if not re.match("PYTHON|LITELLM_|(CONFIG_FILE_PATH|WORKER_CONFIG)$", name):
+            kept[name] = value
+    kept["LITELLM_MODE"] = "PRODUCTION"  # else it reads a file .env (1.106.2)
+    return merge_environment(kept, fleet, key)
+
+
+def plan_settings(fleet: Fleet, environ: Mapping[str, str], own: Mapping[str, Any]
+                  ) -> dict[str, Any]:
+    """Return the settings of a session: a person's own, and what leads it to the fleet.
+
+    Those that Claude Code is started with beat a project's and a person's usual ones (2.1.327
+    and 2.1.197). An empty word there counts as unset, and nothing else unsets what a project sets.
+    """
+    wanted: dict[str, Any] = {}
+    leading: dict[str, str] = {}  # addresses and keys
+    for variable in plan_environment(fleet):
+        name = variable.name
+        if name == fleet.gateway.master_key_env:
+            continue
+        value = environ.get(name, "")
+        wanted[name] = value
+        if variable.is_unset or variable.holds_key or variable.is_added or name in ADDRESSES:
+            leading[name] = value
+
+    # Auto mode asks a server of Anthropic before every action, which no gateway has (2.1.326).
+    permissions = {"disableAutoMode": "disable", **own.get("permissions", {})}
+    return {**own, "env": {**wanted, **own.get("env", {}), **leading}, "permissions": permissions}
 
 
 # -- files, and what tells two configs apart --
@@ -3795,6 +3846,7 @@ LITELLM_INSTALL = ("uv tool install --python 3.12 'litellm[proxy]==1.106.2' "
 CLAUDE_INSTALL = "npm install -g @anthropic-ai/claude-code@latest"
 OUR_GATEWAY = "this fleet's gateway"
 OLD_GATEWAY = "a gateway with an older config"
+FAR_GATEWAY = "a gateway elsewhere"
 TOOL_CALLER = "qwen3-coder:30b"  # a model that calls tools, to name where one does not
 EDIT_TOOLS = {"Edit", "Write", "NotebookEdit"}
 KNOWN_TOOLS = """
@@ -3839,7 +3891,7 @@ def lint_fleet(fleet: Fleet) -> Iterator[Finding]:
 def _lint_gateway_host(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of a gateway that others can reach."""
     host = fleet.gateway.host
-    if not LOOPBACK.fullmatch(host):
+    if not is_loopback(host):
         yield warn("exposed-gateway", ("project", "gateway", "host"),
                    what=f"`{host}` offers your models to the network; only the key protects "
                         "them",
@@ -4120,7 +4172,7 @@ def lint_key(fleet: Fleet, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Yield that the environment holds a weak key, which beats the one generated."""
     variable = fleet.gateway.master_key_env
     key = environ.get(variable)
-    is_exposed = not LOOPBACK.fullmatch(fleet.gateway.host)
+    is_exposed = not is_loopback(fleet.gateway.host)
     if key is None or (len(key) >= 16 and len(set(key)) >= 8):  # not sk-local-dev and the like
         return
 
@@ -4579,6 +4631,10 @@ def check_gateway(fleet: Fleet, holder: str) -> Finding:
         return Finding("gateway-old", "error",
                        f"the gateway at {url} serves this fleet as it was before a change",
                        where, fix="stop it and start it anew")
+    if holder == FAR_GATEWAY:
+        return Finding("gateway-elsewhere", "error",
+                       f"{url} is not on this machine; it is not shown the key before you say so",
+                       _locate(fleet, "project", "gateway", "host"), fix="subagent-fleet trust")
     if holder == "another program":
         what = f"another program answers at {url}"
         if fleet.gateway.provider == "litellm":
@@ -4594,17 +4650,26 @@ def check_gateway(fleet: Fleet, holder: str) -> Finding:
 @check("Claude Code")
 def _check_settings(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
     """Name the settings files that beat the fleet's environment; their values are secrets."""
-    planned = plan_environment(fleet) if fleet else []
     for path, environment in facts.settings.items():
-        names = [variable.name for variable in planned
-                 if variable.name in environment
-                 and not _agrees(variable, environment[variable.name])]
+        names = overridden_names(fleet, environment) if fleet else []
         if names:
             listed = ", ".join(names)
-            leads_away = re.search("ANTHROPIC_(BASE_URL|AUTH|API_)|CLAUDE_CODE_USE", listed)
-            yield Finding("settings-override", "error" if leads_away else "warning",
+            level = "error" if any(map(leads_away, names)) else "warning"
+            yield Finding("settings-override", level,
                           f"{path} sets {listed} under `env`, which beats the fleet's "
                           "environment", fix=f"remove them from {path}")
+
+
+def overridden_names(fleet: Fleet, environment: Mapping[str, object]) -> list[str]:
+    """Return the fleet's variables that the `env` of a settings file sets otherwise."""
+    return [variable.name for variable in plan_environment(fleet)
+            if variable.name in environment
+            and not _agrees(variable, environment[variable.name])]
+
+
+def leads_away(name: str) -> bool:
+    """Tell whether a variable can lead prompts or the key elsewhere."""
+    return bool(re.match("ANTHROPIC_(BASE_URL|AUTH|API_)|CLAUDE_CODE_USE", name))
 
 
 def _agrees(variable: Variable, value: object) -> bool:
@@ -4821,9 +4886,12 @@ def _check_secret(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
     if "env-readable" in facts.leaks:
         yield Finding("env-readable", "error", f"others may read the key in {path}",
                       fix="subagent-fleet doctor --fix")
+    if "env-foreign" in facts.leaks:
+        yield Finding("env-foreign", "error", f"{path} and the key in it are somebody else's",
+                      fix=f"rm {path}; subagent-fleet generate")
     if "env-tracked" in facts.leaks:
         yield Finding("env-tracked", "error", f"the key in {path} is in git",
-                      fix=f"git rm --cached {path}; rm {path}; subagent-fleet generate")
+                      fix=f"git rm -f --cached {path}; rm {path}; subagent-fleet generate")
     if "env-unignored" in facts.leaks:
         ignore = quote_shell(facts.env_path.replace(ENVIRONMENT_FILE, ".gitignore"))
         # The bare name: `./` or `../` before it would ignore nothing.
@@ -7994,6 +8062,14 @@ class Exchange(Wire):
 
     status = 0  # until `read_head`
 
+    def find_peer(self) -> tuple[str, int]:
+        """Return the address and the port at the other end."""
+        try:
+            address, port = self._socket.getpeername()[:2]
+        except (OSError, ValueError):  # a reset came
+            raise NodeFailure("bad answer", "it closed the connection") from None
+        return address, port
+
     def read_head(self) -> None:
         """Wait for the answer's status line and headers; sets `status` and `headers`."""
         for _ in range(8):  # a few below 200 may come before the real one
@@ -8785,6 +8861,29 @@ def _refused_port(host: str, port: int, error: OSError) -> FleetError:
     return FleetError("cannot-listen", what, fix="choose another with --host or --port")
 
 
+def _owners_in_table(table: Iterable[str], port: int) -> set[int]:
+    """Return the users that listen on a port by a table of Linux (/proc/net/tcp)."""
+    owners = set()
+    for line in table:
+        fields = line.split()
+        if fields[1].endswith(f":{port:04X}") and fields[3] == "0A":  # LISTEN
+            owners.add(int(fields[7]))
+    return owners
+
+
+class PrivateDirectory:
+    """A directory outside of any project that only its owner can enter, until it is left."""
+
+    def __enter__(self) -> str:
+        from tempfile import mkdtemp
+        with Trying("make", "a temporary directory"):
+            self._path = mkdtemp(prefix="subagent-fleet-")  # 0700
+        return self._path
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._path, ignore_errors=True)
+
+
 @dataclass(frozen=True)
 class PortHolder:
     """A process that listens on a port of this machine."""
@@ -8904,6 +9003,15 @@ class World:
         except (OSError, ValueError):  # it has just gone
             return False
         return stat.S_ISREG(mode) and bool(mode & 0o077)
+
+    def belongs_to_other(self, path: str) -> bool:
+        """Tell whether a file is there that is another user's."""
+        if os.name != "posix":
+            return False
+        try:
+            return os.stat(path).st_uid != os.getuid()
+        except (OSError, ValueError):  # it has just gone
+            return False
 
     def below(self, root: str, path: str) -> Place:
         """Return root/path as a Place: what is written there is not led out of root by a link."""
@@ -9055,8 +9163,16 @@ class World:
     # -- programs --
 
     def which(self, name: str) -> str | None:
-        """Return where a program lies on the PATH."""
-        return shutil.which(name, path=self.environ.get("PATH"))
+        """Return where a program lies on the PATH, or that a path is one.
+
+        What the PATH holds relative to the working directory (on Windows always first) is not
+        looked at: a program there is whoever's that directory is.
+        """
+        places = self.environ.get("PATH", os.defpath).split(os.pathsep)
+        program = shutil.which(name, path=os.pathsep.join(filter(os.path.isabs, places)))
+        if program and not os.path.dirname(name) and not os.path.isabs(program):
+            return None
+        return program
 
     def read_program(self, words: Sequence[str], until: float) -> str | None:
         """Return what a program prints; None when it is absent, fails or takes too long."""
@@ -9072,9 +9188,12 @@ class World:
 
     def _read_program(self, words: Sequence[str], environ: Mapping[str, str],
                       until: float) -> str | None:
+        program = self.which(words[0])
+        if not program:
+            return None
         seconds = max(0.1, until - self.clock())
         with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-            done = subprocess.run(words, check=True, timeout=seconds, env=environ,
+            done = subprocess.run([program, *words[1:]], check=True, timeout=seconds, env=environ,
                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                   stderr=subprocess.DEVNULL)
             return done.stdout.decode("utf-8", "replace")
@@ -9090,8 +9209,12 @@ class World:
             for started in children:
                 started.terminate()
 
-        # Functions, not SIG_IGN, which the child would inherit. Ctrl-C reaches it anyway.
-        with self._take_signals({signal.SIGINT: lambda *_: None, signal.SIGTERM: hand_on}):
+        # Functions, not SIG_IGN, which the child would inherit. Ctrl-C reaches it anyway. A
+        # terminal that closes (SIGHUP) must not leave behind what is removed at the end.
+        handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: hand_on}
+        if hasattr(signal, "SIGHUP"):
+            handlers[signal.SIGHUP] = hand_on
+        with self._take_signals(handlers):
             with Trying("run", argv[0], slug="cannot-run"):
                 child = subprocess.Popen(argv, env=environ)
             children.append(child)
@@ -9100,8 +9223,9 @@ class World:
             code = child.wait()
         return code if code >= 0 else 128 - code
 
-    def start(self, argv: Sequence[str], *, environ: Mapping[str, str], log: str) -> Child:
-        """Start a program in the background, its output in a file."""
+    def start(self, argv: Sequence[str], *, environ: Mapping[str, str], log: str,
+              directory: str) -> Child:
+        """Start a program in the background, in a directory, its output in a file."""
         self._end_by_interrupt()
         came: list[int] = []
 
@@ -9110,8 +9234,9 @@ class World:
 
         with self._take_signals({signal.SIGINT: note, signal.SIGTERM: note}), \
                 self._open_log(log) as stream, Trying("run", argv[0], slug="cannot-run"):
-            child = Child(subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL,
-                                           stdout=stream, stderr=stream))
+            child = Child(subprocess.Popen(argv, env=environ, cwd=directory,
+                                           stdin=subprocess.DEVNULL, stdout=stream,
+                                           stderr=stream))
         if came:
             child.stop()
             raise KeyboardInterrupt
@@ -9281,6 +9406,33 @@ class World:
                 if address not in addresses:
                     addresses.append(address)
         return socket.gethostname(), tuple(addresses)
+
+    def is_own_address(self, address: str) -> bool:
+        """Tell whether an address is one of this machine's: no other can be bound."""
+        with contextlib.suppress(NodeFailure, OSError):
+            for family, kind, _, _, place in _look_up(address, 0, socket.AI_NUMERICHOST):
+                with socket.socket(family, kind) as probe:
+                    probe.bind(place)
+                    return True
+        return False
+
+    def is_port_ours(self, port: int) -> bool:
+        """Tell whether nobody but this user and root listens on a port.
+
+        False as well where the system does not say: that is Windows, and a port nobody has.
+        """
+        if os.name != "posix":
+            return False
+        owners: set[int] = set()
+        if self.kind_of("/proc/net/tcp") == "file":
+            for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+                with contextlib.suppress(OSError), open(table, encoding="ascii") as lines:
+                    owners |= _owners_in_table(lines, port)
+        else:
+            words = ["lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-Fu"]
+            listed = self.read_program(words, self.clock() + 2.0)
+            owners = {int(owner) for owner in re.findall(r"(?m)^u(\d+)$", listed or "")}
+        return bool(owners) and owners <= {0, os.getuid()}
 
     def find_holder(self, port: int) -> PortHolder | None:
         """Return who listens on a port, where the system tells: mostly of one's own processes."""
@@ -9591,6 +9743,8 @@ CONNECTION_LIMIT = 256
 CONVERSATION_LIMIT = 4096
 GRACE_SECONDS = 10.0
 LITELLM_START_SECONDS = 90.0
+OPEN_PAGES = ("/", "/health/liveliness")  # they say who answers, to anybody
+PROOF_PATH = "/prove/"  # a nonce follows: 32 bytes in hexadecimal
 
 
 # -- who may ask which node when --
@@ -10119,6 +10273,24 @@ class ReceiptFile:
             self._is_broken = True
 
 
+# -- who knows the key --
+
+def prove_key(key: str, nonce: str, address: str, port: int) -> str:
+    """Return what only who knows the key can say to a nonce, in hexadecimal.
+
+    It names where the gateway was reached. Who holds another port and hands the nonce on to a
+    gateway that knows the key gets a proof for that one's port, which is none for its own.
+    """
+    place = f"{show_host(plain_address(address))}:{port}"
+    message = f"subagent-fleet{nonce}{place}".encode("ascii")
+    return hmac.new(key.encode("utf-8"), message, hashlib.sha256).hexdigest()
+
+
+def proves_key(proof: object, wanted: str) -> bool:
+    """Tell whether a proof is the wanted one, in a time that tells nothing."""
+    return hmac.compare_digest(str(proof).encode("utf-8"), wanted.encode("utf-8"))
+
+
 # -- connections --
 
 class Allowance:
@@ -10144,7 +10316,7 @@ class Server:
     """The gateway: connections, the closed door, routes."""
 
     def __init__(self, fleet: Fleet, key: str, world: World, *, receipts: str = "") -> None:
-        self.fleet, self.world, self._key = fleet, world, key.encode("utf-8")
+        self.fleet, self.world, self._key = fleet, world, key
         self.scheduler = Scheduler(fleet, world.clock)
         self.hub, self.ledger = Hub(), Ledger(fleet.nodes)
         self.hub.subscribe(self.ledger.take)
@@ -10284,11 +10456,20 @@ class Server:
             self._respond_to_talk(visitor, headers, path, dialect)
             return
 
-        page = self.show() if path == "/fleet" else self._pages.get(unquote(path))
+        page = self._page_at(unquote(path), visitor)
         if page is None or method not in ("GET", "HEAD"):
             raise Refusal(404, "there is nothing at this path")
         visitor.read_body(HEADER_LIMIT_BYTES, REQUEST_SECONDS)
         visitor.reply(200, render_json(page))
+
+    def _page_at(self, path: str, visitor: Visitor) -> object:
+        """Return the page at a path, None where there is none."""
+        if path == "/fleet":
+            return self.show()
+        match = re.fullmatch(f"{PROOF_PATH}([0-9a-f]{{64}})", path)
+        if match:
+            return {"proof": prove_key(self._key, match[1], *visitor.reached)}
+        return self._pages.get(path)
 
     def _respond_to_talk(self, visitor: Visitor, headers: dict[str, str], path: str,
                          dialect: Dialect) -> None:
@@ -10343,7 +10524,8 @@ class Server:
         keys = [headers.get("x-api-key", "")]
         if scheme.lower() == "bearer":
             keys.append(token.strip())
-        fits = [hmac.compare_digest(key.encode("latin-1"), self._key) for key in keys]
+        wanted = self._key.encode("utf-8")
+        fits = [hmac.compare_digest(key.encode("latin-1"), wanted) for key in keys]
 
         # IPv4 on a socket of both families, and an IPv6 zone, are not part of an address.
         address, port = visitor.reached
@@ -10353,7 +10535,8 @@ class Server:
         if not names & {host, f"{host}:80"} or "origin" in headers:
             raise Refusal(403, "only programs that name this gateway's own address are served: "
                           f"http://{own}:{port}")
-        if not any(fits) and path not in ("/", "/health/liveliness"):
+        is_open = path in OPEN_PAGES or path.startswith(PROOF_PATH)
+        if not any(fits) and not is_open:
             raise Refusal(401, "the key is missing or wrong; send it as `Authorization: Bearer "
                           "KEY` or `x-api-key: KEY`")
 
@@ -10506,9 +10689,42 @@ class Workspace:
         return match["generated"] or match["written"]
 
     def find_key(self, fleet: Fleet) -> str:
-        """Return the gateway's key: the environment's, else the generated one, else nothing."""
-        key = self.world.environ.get(fleet.gateway.master_key_env)
-        return key or self.kept_key(fleet)
+        """Return the gateway's key: the environment's, else the generated one, else nothing.
+
+        One that others may know is refused, and one that cannot be sent.
+        """
+        variable = fleet.gateway.master_key_env
+        path = quote_shell(self.path(ENVIRONMENT_FILE))
+        key = self.world.environ.get(variable)
+        if key:
+            return self._check_letters(key, f"${variable}", fix=f"unset {variable}")
+
+        key = self.kept_key(fleet)
+        if not key:
+            return ""
+        self._refuse_known_key(path)
+        return self._check_letters(key, path, fix=f"rm {path}; subagent-fleet generate")
+
+    def _check_letters(self, key: str, place: str, *, fix: str) -> str:
+        """Return a key that a header can hold."""
+        if re.fullmatch("[!-~]+", key):
+            return key
+        raise FleetError("bad-key", f"the key in {place} holds more than printable ASCII without "
+                         "blanks, so it cannot be sent", fix=fix, status=EXIT_REFUSED)
+
+    def _refuse_known_key(self, path: str) -> None:
+        """Refuse the key of a file that others have read, or have put there."""
+        leaks = known_by_others(self.world, self.path(ENVIRONMENT_FILE))
+        reasons = {"env-readable": "others may read it", "env-tracked": "git tracks it",
+                   "env-foreign": "it is somebody else's"}
+        if not leaks:
+            return
+        fix = f"rm {path}; subagent-fleet generate"
+        if "env-tracked" in leaks:
+            fix = f"git rm -f --cached {path}; {fix}"
+        reason = " and ".join(reasons[leak] for leak in leaks)
+        raise FleetError("known-key", f"the key in {path} is not used: {reason}", fix=fix,
+                         status=EXIT_REFUSED)
 
     def read_key(self, fleet: Fleet) -> str:
         """Return the gateway's key; without one nothing can be served or asked."""
@@ -10523,8 +10739,12 @@ class Workspace:
         raise FleetError("no-key", f"{what} holds no line that sets it",
                          fix="subagent-fleet generate --force")
 
-    def compare(self, fleet: Fleet | None, targets: Sequence[str] = TARGET_NAMES) -> list[Change]:
-        """Return the Changes that shall be made to the files here; without a fleet, all go."""
+    def compare(self, fleet: Fleet | None, targets: Sequence[str] = TARGET_NAMES, *,
+                renews: bool = False) -> list[Change]:
+        """Return the Changes that shall be made to the files here; without a fleet, all go.
+
+        It may renew a key that others may know; else the key is kept.
+        """
         written = parse_manifest(self.read(MANIFEST_FILE))
         if written is None:
             self.world.err(format_finding(Finding(
@@ -10535,8 +10755,10 @@ class Workspace:
 
         wanted: dict[str, bytes] = {}
         if fleet:
-            key = self.kept_key(fleet) or f"sk-{self.world.token(32)}"
-            wanted = render_files(fleet, key)
+            key = self.kept_key(fleet)
+            if renews and known_by_others(self.world, self.path(ENVIRONMENT_FILE)):
+                key = ""
+            wanted = render_files(fleet, key or f"sk-{self.world.token(32)}")
 
         changes = []
         for path in [*wanted, *(path for path in written if path not in wanted)]:
@@ -10659,15 +10881,25 @@ def claude_directory(world: World) -> str:
     return world.environ.get("CLAUDE_CONFIG_DIR") or world.path(home, ".claude")
 
 
-def find_settings(world: World) -> dict[str, dict[str, object]]:
-    """Return {path: what it sets under `env`} of the settings files Claude Code reads here."""
-    user = claude_directory(world)
-    managed = ("/Library/Application Support/ClaudeCode", "/etc/claude-code",
-               "C:\\Program Files\\ClaudeCode")  # two of these are nowhere
-    paths = [f"{place}/managed-settings.json" for place in managed]
-    paths += [world.path(user, "settings.json"), ".claude/settings.json",
-              ".claude/settings.local.json"]
+def managed_settings(world: World) -> list[str]:
+    """Return where an administrator's settings for Claude Code may be, which beat all others."""
+    places = ("/Library/Application Support/ClaudeCode", "/etc/claude-code",
+              "C:\\Program Files\\ClaudeCode")  # two of these are nowhere
+    paths = []
+    for place in places:
+        paths += [f"{place}/managed-settings.json",
+                  *world.paths_below(place, "managed-settings.d/*.json")]
+    return paths
 
+
+def usual_settings(world: World) -> list[str]:
+    """Return where a person's and a project's settings for Claude Code may be."""
+    return [world.path(claude_directory(world), "settings.json"), ".claude/settings.json",
+            ".claude/settings.local.json"]
+
+
+def find_settings(world: World, paths: Iterable[str]) -> dict[str, dict[str, object]]:
+    """Return {path: what it sets under `env`} of the settings files that are there."""
     settings = {}
     for path in paths:
         # else it is absent, or Claude Code ignores it as well
@@ -10676,13 +10908,62 @@ def find_settings(world: World) -> dict[str, dict[str, object]]:
     return settings
 
 
+def line_of(content: bytes, word: str) -> int:
+    """Return the number of the line that a quoted word stands on, the first where it is none."""
+    return content.partition(f'"{word}"'.encode())[0].count(b"\n") + 1
+
+
+@dataclass(frozen=True)
+class OwnSettings:
+    """What a person hands to Claude Code as `--settings`, and the words beside it."""
+
+    words: tuple[str, ...]
+    source: str = ""  # a path
+    content: bytes = b"{}"
+
+    def read(self) -> dict[str, Any]:
+        """Return the settings, or refuse what Claude Code could not read either."""
+        try:
+            settings = parse_json(self.content)
+        except ValueError:
+            settings = None
+        if not isinstance(settings, dict) or not all(
+                isinstance(settings.get(name, {}), dict) for name in ("env", "permissions")):
+            raise FleetError("bad-settings", f"{self.source} holds no settings of Claude Code",
+                             where=self.source, fix="write a JSON object, `env` and "
+                             "`permissions` in it objects, too")
+        return settings
+
+
+def take_settings(world: World, words: Sequence[str]) -> OwnSettings:
+    """Take a person's own `--settings`, a file or JSON, out of Claude Code's words."""
+    kept = []
+    value = None
+    left = list(words)
+    while left and left[0] != "--":
+        word = left.pop(0)
+        if word == "--settings" and left:
+            value = left.pop(0)
+        elif word.startswith("--settings="):
+            value = word.partition("=")[2]
+        else:
+            kept.append(word)
+
+    words = (*kept, *left)
+    if value is None:
+        return OwnSettings(words)
+    if value.lstrip().startswith("{"):
+        return OwnSettings(words, "--settings", value.encode("utf-8", "surrogateescape"))
+    return OwnSettings(words, value, world.read_bytes(value))
+
+
 def observe_files(workspace: Workspace, fleet: Fleet, facts: Facts) -> Facts:
     """Add what is so of the generated files; where they cannot be read, that is a problem."""
     world = workspace.world
     try:
         changes = workspace.compare(fleet)
         path = workspace.enter(ENVIRONMENT_FILE)
-        if world.kind_of(path) != "absent":
+        if world.kind_of(path) != "absent" and not known_by_others(world, path):
             workspace.read_key(fleet)
     except FleetError as error:
         return replace(facts, file_problems=(error.finding,))
@@ -10695,12 +10976,19 @@ def find_leaks(world: World, path: str) -> tuple[str, ...]:
     leaks = []
     if world.others_may_read(path):
         leaks.append("env-readable")
+    if world.belongs_to_other(path):
+        leaks.append("env-foreign")
 
     listed = world.read_git(["ls-files", "-t", "--cached", "--others", "--exclude-standard", "--",
                              ENVIRONMENT_FILE], world.parent(path), world.clock() + 1.0)
     if listed:
         leaks.append("env-unignored" if listed.startswith("?") else "env-tracked")
     return tuple(leaks)
+
+
+def known_by_others(world: World, path: str) -> tuple[str, ...]:
+    """Return the ids of what lets others know the key in an environment file."""
+    return tuple(leak for leak in find_leaks(world, path) if leak != "env-unignored")
 
 
 # == 17. Commands =============================================================
@@ -10716,6 +11004,7 @@ class Options:
     out: str | None = None
     json: bool = False
     force: bool = False
+    trust: bool = False
     timeout: float = 0.0
     check: bool = False
     verbose: bool = False
@@ -10840,6 +11129,7 @@ CONFIG = Flag("--config", "the fleet file, `-` for stdin; else the nearest fleet
 OUT = Flag("--out", "where generated files are; else here (--config) or by fleet.yaml", "DIR")
 JSON = Flag("--json", "print one JSON object")
 FORCE = Flag("--force", "overwrite what is there")
+TRUST = Flag("--trust", "accept what would otherwise be asked, or refused off a terminal")
 TIMEOUT = Flag("--timeout", "seconds to wait", "S", {**SECONDS, "default": PROBE_TIMEOUT_SECONDS})
 
 
@@ -10889,8 +11179,22 @@ def get_page(world: World, url: str, until: float, **headers: str) -> Reply:
         return Reply(exchange.status, exchange.headers, exchange.read_all())
 
 
+def is_here(world: World, host: str) -> bool:
+    """Tell whether a host is this machine, by an address or a name of its own."""
+    host = plain_address(host)
+    name = world.own_names()[0].lower()
+    names = (name, f"{name}.local", name.partition(".")[0])
+    return is_loopback(host) or host in names or world.is_own_address(host)
+
+
 def who_serves(world: World, fleet: Fleet, key: str, until: float) -> str:
-    """Return OUR_GATEWAY when one serves this fleet with its key, else who listens, or ""."""
+    """Return OUR_GATEWAY when one serves this fleet with its key, else who listens, or "".
+
+    Whoever came first can hold the port and say any name. So the key is sent only after a proof
+    that it is known there already.
+    """
+    if not is_here(world, fleet.gateway.host):
+        return FAR_GATEWAY
     url = gateway_url(fleet.gateway)
     try:
         if b'"subagent-fleet"' in get_page(world, url + "/", until).body:
@@ -10900,19 +11204,41 @@ def who_serves(world: World, fleet: Fleet, key: str, until: float) -> str:
     except NodeFailure as failure:
         if failure.reason in ("refused", "unreachable", "dns"):
             return ""
-    return "another program"  # which is not shown the key
+    return "another program"
 
 
 def _serves_as_we_do(world: World, fleet: Fleet, key: str, until: float) -> str:
     """Return whether a gateway of ours serves this fleet, in its present form."""
+    if not key or not _knows_key(world, fleet, key, until):
+        return "subagent-fleet"
     page = _show_key(world, gateway_url(fleet.gateway) + "/fleet", key, until)
     if page.get("fleet") != fleet.name:
         return "subagent-fleet"
     return OUR_GATEWAY if page.get("config") == fleet_digest(fleet) else OLD_GATEWAY
 
 
+def _knows_key(world: World, fleet: Fleet, key: str, until: float) -> bool:
+    """Tell whether the gateway proves that it knows the key, which it is not shown."""
+    nonce = world.token(32)
+    url = f"{gateway_url(fleet.gateway)}{PROOF_PATH}{nonce}"
+    with contextlib.closing(world.open_exchange(url, deadline=until)) as exchange:
+        address, port = exchange.find_peer()
+        exchange.read_head()
+        page = _read_object(exchange.read_all(PROBE_LIMIT_BYTES))
+    return proves_key(page.get("proof"), prove_key(key, nonce, address, port))
+
+
 def _serves_as_litellm(world: World, fleet: Fleet, key: str, until: float) -> str:
-    """Return whether a LiteLLM has every alias of this fleet."""
+    """Return whether a LiteLLM has every alias of this fleet.
+
+    It can prove nothing. But it can be told whose program it is, and who runs one as this user
+    or as root can read the file with the key anyway. To a wrong key it may say anything (401,
+    or 400 without a database, 1.106.2), and so may who only poses as LiteLLM.
+    """
+    if not world.is_port_ours(fleet.gateway.port):
+        return "LiteLLM, which another user runs"
+    if not key:
+        return "LiteLLM"
     page = _show_key(world, gateway_url(fleet.gateway) + "/v1/models", key, until)
     wanted = {model.alias for model in fleet.models.values()}
     try:
@@ -10924,11 +11250,17 @@ def _serves_as_litellm(world: World, fleet: Fleet, key: str, until: float) -> st
 
 def _show_key(world: World, url: str, key: str, until: float) -> dict[str, Any]:
     """Return the page that a gateway shows to who has its key; to others it is empty."""
-    if not key:
-        return {}
     try:
-        page = parse_json(get_page(world, url, until, Authorization=f"Bearer {key}").body)
-    except (FleetError, ValueError):  # a key that no header can hold
+        return _read_object(get_page(world, url, until, Authorization=f"Bearer {key}").body)
+    except (NodeFailure, UnicodeEncodeError):  # no answer, or a key that no header can hold
+        return {}
+
+
+def _read_object(body: bytes | bytearray) -> dict[str, Any]:
+    """Return the JSON object of a page, an empty one where it is something else."""
+    try:
+        page = parse_json(body)
+    except ValueError:
         return {}
     return page if isinstance(page, dict) else {}
 
@@ -10962,8 +11294,10 @@ def name_free_port(world: World, fleet: Fleet, fix: str) -> str:
 
 def ask_gateway(world: World, fleet: Fleet, key: str) -> dict[str, dict[str, Any]]:
     """Return {node: what it has served} from a gateway of ours that serves this fleet."""
-    url = gateway_url(fleet.gateway) + "/fleet"
-    page = _show_key(world, url, key, world.clock() + CONNECT_SECONDS)
+    until = world.clock() + CONNECT_SECONDS
+    if who_serves(world, fleet, key, until) != OUR_GATEWAY:
+        return {}
+    page = _show_key(world, gateway_url(fleet.gateway) + "/fleet", key, until)
     if page.get("fleet") != fleet.name:  # nobody, or no page of ours
         return {}
     try:
@@ -11012,16 +11346,25 @@ def start_gateway(world: World, fleet: Fleet, key: str, *, out: str,
 
 def start_litellm(world: World, fleet: Fleet, key: str, *, out: str,
                   stops: contextlib.ExitStack) -> None:
-    """Start LiteLLM with the generated config, and wait until it has every alias."""
+    """Start LiteLLM, and wait until it has every alias.
+
+    Its config can name Python to import, which it finds where the config lies and where it was
+    started (1.106.2). So it gets one that was just made, in a directory of its own.
+    """
     program = world.which("litellm")
     if not program:
         raise FleetError("litellm-missing", "the gateway is LiteLLM and it is not on the PATH",
                          fix=f"{LITELLM_INSTALL}, or write `provider: builtin`")
 
     log = world.enter(out, f"{STATE_DIRECTORY}/litellm.log")
-    words = [program, "--config", world.path(out, LITELLM_FILE), "--host", fleet.gateway.host,
+    place = stops.enter_context(PrivateDirectory())
+    config = world.path(place, LITELLM_FILE)
+    world.replace_files([(config, render_litellm(fleet).encode("utf-8"), 0o600)])
+
+    words = [program, "--config", config, "--host", fleet.gateway.host,
              "--port", str(fleet.gateway.port)]
-    child = world.start(words, environ=merge_environment(world.environ, fleet, key), log=log)
+    child = world.start(words, environ=litellm_environment(world.environ, fleet, key), log=log,
+                        directory=place)
     stops.callback(child.stop)
 
     until = world.clock() + LITELLM_START_SECONDS
@@ -11060,6 +11403,7 @@ def receipts_path(world: World, out: str) -> str:
 # -- start --
 
 @command("up", "do the whole job: find, generate, warm, serve, run Claude Code", CONFIG, OUT,
+         TRUST,
          Flag("--node", "also take this machine; may be repeated", "NAME=URL", REPEAT),
          group=START, examples=("up", "up -- -p 'say hi'"), passes="ARGS")
 def cmd_up(options: Options, world: World) -> int:
@@ -11119,7 +11463,7 @@ def find_or_write_fleet(options: Options, world: World) -> Fleet:
 
 def write_unedited(workspace: Workspace, fleet: Fleet) -> None:
     """Write what is generated, keep what a person has edited, and say what became of each."""
-    changes = workspace.compare(fleet)
+    changes = workspace.compare(fleet, renews=True)
     workspace.write([change for change in changes if change.action != "edited"])
     for change in changes:
         if change.action == "edited":
@@ -11130,7 +11474,7 @@ def write_unedited(workspace: Workspace, fleet: Fleet) -> None:
 
 def check_key(fleet: Fleet, key: str, options: Options, world: World) -> None:
     """Refuse to serve beyond this machine with a weak key, wherever that stands."""
-    if not LOOPBACK.fullmatch(fleet.gateway.host):
+    if not is_loopback(fleet.gateway.host):
         tell_findings(lint_key(fleet, {fleet.gateway.master_key_env: key}), options, world)
 
 
@@ -11286,7 +11630,7 @@ def is_same_machine(world: World, endpoint: str, here: str) -> bool:
     places = []
     for url in (endpoint, here):
         place = split_endpoint(url)
-        if place.host in own or LOOPBACK.fullmatch(place.host):
+        if place.host in own or is_loopback(place.host):
             place = replace(place, host="localhost")
         places.append(place)
     return places[0] == places[1]
@@ -11484,7 +11828,7 @@ def cmd_generate(options: Options, world: World) -> int:
     tell_findings(findings, options, world)
 
     workspace = open_workspace(options, world)
-    changes = workspace.compare(fleet, targets)
+    changes = workspace.compare(fleet, targets, renews=True)
     result = Generation(fleet, workspace.out, findings, changes)
     if options.check or options.diff:
         show_generation(result, options, world)
@@ -11830,7 +12174,8 @@ def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Fin
         jobs["claude"] = lambda: ask_version(world, program, until)
     if fleet:
         weak = lint_key(fleet, world.environ)
-        facts = replace(facts, settings=find_settings(world), problems=(*problems, *weak))
+        paths = [*managed_settings(world), *usual_settings(world)]
+        facts = replace(facts, settings=find_settings(world, paths), problems=(*problems, *weak))
         facts = observe_files(workspace, fleet, facts)
         key = known_key(workspace, fleet)
         jobs["states"] = lambda: probe_nodes(world, fleet.nodes, seconds, fleet.models)
@@ -12098,6 +12443,7 @@ def cmd_serve(options: Options, world: World) -> int:
 
 @command("launch", "run Claude Code on the fleet",
          Flag("program", "the program", "claude", {"choices": ("claude",)}), CONFIG, OUT,
+         TRUST,
          group=SERVE, examples=("launch claude", "launch claude -- -p 'say hi'"), passes="ARGS")
 def cmd_launch(options: Options, world: World) -> int:
     """Run Claude Code on the fleet; its exit code is ours."""
@@ -12117,7 +12463,12 @@ def launch_claude(workspace: Workspace, fleet: Fleet, options: Options) -> int:
         raise FleetError("claude-missing", "Claude Code is not on the PATH", fix=CLAUDE_INSTALL)
     key = workspace.read_key(fleet)
 
-    facts = observe_files(workspace, fleet, Facts(settings=find_settings(world)))
+    managed = find_settings(world, managed_settings(world))  # ours beat all the others
+    refuse_managed(fleet, managed, options, world)
+    own = take_settings(world, options.passed)
+    settings = own.read()
+    refuse_other_address(fleet, settings, own)
+    facts = observe_files(workspace, fleet, Facts(settings=managed))
     findings = list(lint_key(fleet, world.environ))
     for _, finding in plan_doctor(fleet, facts, topics=("Claude Code", "Files")):
         if finding.level in ("warning", "error"):
@@ -12125,11 +12476,40 @@ def launch_claude(workspace: Workspace, fleet: Fleet, options: Options) -> int:
     tell_findings(findings, options, world)
 
     find_gateway(world, fleet, key, needed=True)
-    words = list(options.passed)
-    if not any(word.split("=")[0] == "--settings" for word in words):
-        # Auto mode asks a server of Anthropic before every action, which no gateway has (2.1.326).
-        words = ["--settings", '{"permissions":{"disableAutoMode":"disable"}}', *words]
-    return world.run([program, *words], merge_environment(world.environ, fleet, key))
+    environ = merge_environment(world.environ, fleet, key)
+    with PrivateDirectory() as place:
+        path = world.path(place, "settings.json")
+        content = json.dumps(plan_settings(fleet, environ, settings)).encode("utf-8")
+        world.replace_files([(path, content, 0o600)])  # a key in an argument is seen by all
+        return world.run([program, "--settings", path, *own.words], environ)
+
+
+def refuse_managed(fleet: Fleet, managed: Mapping[str, Mapping[str, object]], options: Options,
+                   world: World) -> None:
+    """Refuse to start Claude Code where an administrator's settings lead it elsewhere."""
+    for path, environment in managed.items():
+        names = [name for name in overridden_names(fleet, environment) if leads_away(name)]
+        names.sort(key=lambda name: name not in ADDRESSES)
+        if not names or (options.trust and names[0] not in ADDRESSES):
+            continue
+        fix = f"remove it from {path}"
+        if names[0] not in ADDRESSES:
+            fix += ", or add --trust"
+        where = f"{path}:{line_of(world.read_bytes(path), names[0])}"
+        raise FleetError("settings-managed", f"{names[0]} under `env` of managed settings beats "
+                         "the fleet's: prompts or the key would go elsewhere", where=where,
+                         fix=fix, status=EXIT_REFUSED)
+
+
+def refuse_other_address(fleet: Fleet, settings: Mapping[str, Any], own: OwnSettings) -> None:
+    """Refuse a person's own settings that name another gateway: what is meant is not known."""
+    for name in ADDRESSES:
+        url = settings.get("env", {}).get(name)
+        if url is not None and url != gateway_url(fleet.gateway):
+            raise FleetError("settings-elsewhere", f"{name} under `env` names another gateway "
+                             "than the fleet's", where=f"{own.source}:{line_of(own.content, name)}",
+                             fix=f"remove it from {own.source}, or run `claude` alone",
+                             status=EXIT_REFUSED)
 
 
 def tell_session(workspace: Workspace, began: float, command: str, options: Options) -> None:

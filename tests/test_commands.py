@@ -420,7 +420,7 @@ def test_env_json_and_fish_hold_the_same(generated, quick):
 
 
 def test_env_with_a_key_of_the_environment_only_puts_it_in_no_script(fleet, quick):
-    done = quick("env", env={"LITELLM_MASTER_KEY": 'sk-"; touch owned; "0123456789'})
+    done = quick("env", env={"LITELLM_MASTER_KEY": 'sk-";touch${IFS}owned;"0123456789'})
     assert done.returncode == 0 and "owned" not in done.stdout
     assert 'export LITELLM_MASTER_KEY="${LITELLM_MASTER_KEY:-}"\n' in done.stdout
 
@@ -473,7 +473,8 @@ def fake_claude(tmp_path, gateway):
 
 
 def test_launch_gives_the_environment_and_returns_the_exit_code(generated, run_cli, fake_claude):
-    environ = fake_claude('env -0 > seen.env; printf "%s\\0" "$@" > seen.args; exit 7\n')
+    environ = fake_claude('env -0 > seen.env; printf "%s\\0" "$@" > seen.args\n'
+                          'cp "$2" seen.settings; ls -ln "$2" > seen.mode; exit 7\n')
     environ.update(ANTHROPIC_API_KEY="old", CLAUDE_CODE_SUBAGENT_MODEL="old", KEPT="yes")
     done = run_cli("launch", "claude", "--", "-p", "a b", "--", "$(id)", env=environ)
     assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
@@ -485,13 +486,71 @@ def test_launch_gives_the_environment_and_returns_the_exit_code(generated, run_c
     assert "ANTHROPIC_API_KEY" not in seen and "CLAUDE_CODE_SUBAGENT_MODEL" not in seen
     words = (generated / "seen.args").read_text().split("\0")[:-1]
     assert words[0] == "--settings" and words[2:] == ["-p", "a b", "--", "$(id)"]
-    assert json.loads(words[1]) == {"permissions": {"disableAutoMode": "disable"}}
+    assert not any(key in word for word in words) and not os.path.exists(words[1])
+    assert (generated / "seen.mode").read_text().startswith("-rw------- ")
+    settings = json.loads((generated / "seen.settings").read_text())
+    assert settings["permissions"] == {"disableAutoMode": "disable"}
+    assert settings["env"] == {**{name: value for name, value in wanted.items()
+                                  if name != "LITELLM_MASTER_KEY"},
+                               **dict.fromkeys(settings["env"].keys() - wanted.keys(), "")}
+    assert settings["env"]["ANTHROPIC_AUTH_TOKEN"] == key
+    assert settings["env"]["CLAUDE_CODE_USE_BEDROCK"] == settings["env"]["ANTHROPIC_API_KEY"] == ""
 
 
-@pytest.mark.parametrize("given", [["--settings", "x.json"], ["--settings=x.json"]])
-def test_launch_leaves_your_own_settings(generated, run_cli, fake_claude, given):
-    done = run_cli("launch", "claude", "--", *given, env=fake_claude('echo "$@"\n'))
-    assert done.stdout == " ".join(given) + "\n"
+OWN = {"model": "y", "env": {"EDITOR": "vi", "ANTHROPIC_MODEL": "mine", "NO_PROXY": "theirs",
+                             "ANTHROPIC_AUTH_TOKEN": "theirs", "CLAUDE_CODE_USE_BEDROCK": "1"},
+       "permissions": {"deny": ["Bash"]}}
+
+
+@pytest.mark.parametrize("given", [["--settings", "x.json"], ["--settings=x.json"],
+                                   ["--settings", "nowhere", "--settings", json.dumps(OWN)]])
+def test_launch_merges_your_own_settings(generated, run_cli, fake_claude, given):
+    (generated / "x.json").write_text(json.dumps(OWN))
+    environ = fake_claude('cp "$2" seen; shift 2; echo "$@"\n')
+    done = run_cli("launch", "claude", "--", "-c", *given, "-p", "--", "--settings", env=environ)
+    assert done.stdout == "-c -p -- --settings\n"
+    settings = json.loads((generated / "seen").read_text())
+    assert settings["permissions"] == {"deny": ["Bash"], "disableAutoMode": "disable"}
+    assert settings["model"] == "y"
+    environment = settings["env"]
+    assert (environment["EDITOR"], environment["ANTHROPIC_MODEL"]) == ("vi", "mine")
+    assert environment["ANTHROPIC_BASE_URL"] == f"http://127.0.0.1:{PORT}"
+    assert environment["ANTHROPIC_AUTH_TOKEN"] in keys_near(generated)
+    assert environment["CLAUDE_CODE_USE_BEDROCK"] == "" and "theirs" not in environment["NO_PROXY"]
+
+
+@pytest.mark.parametrize("text, slug, told", [
+    ('{"env": {\n "ANTHROPIC_BASE_URL": "http://other"}}', "settings-elsewhere",
+     "x.json:2: ANTHROPIC_BASE_URL under `env` names another gateway"),
+    ("[]", "bad-settings", "x.json holds no settings"), ("{", "bad-settings", "x.json holds no"),
+    ('{"env": []}', "bad-settings", "x.json holds no"),
+    ('{"permissions": 1}', "bad-settings", "x.json holds no"),
+    (None, "unreadable", "x.json")])
+def test_launch_refuses_settings_that_lead_elsewhere(generated, quick, fake_claude, text, slug, told):
+    if text is not None:
+        (generated / "x.json").write_text(text)
+    done = quick("launch", "claude", "--trust", "--", "--settings", "x.json",
+                 env=fake_claude("touch ran\n"))
+    assert done.returncode == (3 if slug == "settings-elsewhere" else 1)
+    assert told in done.stderr and "fix: " in done.stderr and not (generated / "ran").exists()
+
+
+@pytest.mark.parametrize("name, words, status", [
+    ("ANTHROPIC_BASE_URL", [], 3), ("ANTHROPIC_BASE_URL", ["--trust"], 3),
+    ("CLAUDE_CODE_USE_BEDROCK", [], 3), ("CLAUDE_CODE_USE_BEDROCK", ["--trust"], 0),
+    ("ANTHROPIC_AUTH_TOKEN", [], 3), ("ANTHROPIC_MODEL", [], 0)])
+def test_launch_refuses_managed_settings_that_beat_the_fleet(
+        generated, quick, fake_claude, monkeypatch, name, words, status):
+    managed = generated / "managed.json"
+    managed.write_text(json.dumps({"env": {"A": "b", name: "other"}}, indent=1))
+    monkeypatch.setattr(sf, "managed_settings", lambda world: [str(managed)])
+    done = quick("launch", "claude", *words, env=fake_claude("touch ran\n"))
+    assert done.returncode == status and (generated / "ran").exists() == (status == 0)
+    if status:  # slug "settings-managed"
+        assert f"error: {managed}:4: {name} under `env` of managed settings beats" in done.stderr
+        assert ("or add --trust" in done.stderr) == (name != "ANTHROPIC_BASE_URL")
+    else:
+        assert f"warning: {managed} sets {name} under `env`" in done.stderr
 
 
 def test_launch_asks_for_the_gateway_first(generated, quick, gateway, fake_claude):
@@ -546,8 +605,8 @@ def test_status_names_the_config_that_was_typed(fleet, quick, fake_node):
     assert "\nNext: `subagent-fleet warmup --config fleet.yaml` (no gateway runs" in done.stdout
 
 
-def test_launch_names_settings_that_beat_the_environment(generated, quick, fake_claude):
-    environ = fake_claude("exit 0\n")
+def test_launch_beats_the_settings_that_lie_there(generated, quick, fake_claude):
+    environ = fake_claude('cp "$2" seen\n')
     (generated / ".claude/settings.local.json").write_text(json.dumps(
         {"env": {"ANTHROPIC_BASE_URL": "https://elsewhere.example", "EDITOR": "vi"}}),
         encoding="utf-8")
@@ -555,10 +614,10 @@ def test_launch_names_settings_that_beat_the_environment(generated, quick, fake_
     (generated / "home/.claude/settings.json").write_text(json.dumps(
         {"env": {"CLAUDE_CODE_SUBAGENT_MODEL": "opus", "NO_DOCS": "True"}}), encoding="utf-8")
     done = quick("launch", "claude", env=environ)
-    assert done.returncode == 0 and done.stderr.count("warning: ") == 2
-    assert "settings.local.json sets ANTHROPIC_BASE_URL under" in done.stderr
-    assert "home/.claude/settings.json sets CLAUDE_CODE_SUBAGENT_MODEL under" in done.stderr
-    assert "elsewhere" not in done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
+    environment = json.loads((generated / "seen").read_text())["env"]
+    assert environment["ANTHROPIC_BASE_URL"] == f"http://127.0.0.1:{PORT}"
+    assert environment["CLAUDE_CODE_SUBAGENT_MODEL"] == ""  # which unsets it
 
 
 def test_launch_with_a_weak_key_beyond_this_machine_is_refused(generated, quick, fake_claude):

@@ -1533,7 +1533,7 @@ def test_up_ended_while_litellm_starts_leaves_nothing_running(project, sent):
     config = project.place / "fleet.yaml"
     config.write_text(config.read_text().replace("builtin", "litellm"))
     litellm = project.claude.with_name("litellm")
-    litellm.write_text("#!/bin/sh\necho $$ > pid\nexec sleep 60\n")
+    litellm.write_text(f"#!/bin/sh\necho $$ > '{project.place}/pid'\nexec sleep 60\n")
     litellm.chmod(0o755)
     process = started(
         [sys.executable, "-I", "-S", PROGRAM, "up"], cwd=str(project.place),
@@ -1576,6 +1576,45 @@ http.server.HTTPServer((sys.argv[4], int(sys.argv[6])), Handler).serve_forever()
     running.wait()
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", project.port), timeout=1)
+
+
+LITELLM_ALIKE = r"""
+import http.server, json, os, sys
+seen = {"words": sys.argv, "environ": dict(os.environ), "directory": os.getcwd(),
+        "config": open(sys.argv[2]).read(), "path": sys.path}
+json.dump(seen, open("@SEEN@", "w"))
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.say('{"data": [{"id": "x"}]}' if "models" in self.path else '"I\'m alive!"')
+    def do_POST(self): self.say('{"content": [{"text": "FROM LITELLM"}]}')
+    def say(self, text):
+        self.send_response(200); self.end_headers(); self.wfile.write(text.encode())
+http.server.HTTPServer((sys.argv[4], int(sys.argv[6])), Handler).serve_forever()
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a script stands in for LiteLLM")
+def test_up_gives_litellm_nothing_of_the_project(project, tmp_path):
+    config = project.place / "fleet.yaml"
+    config.write_text(config.read_text().replace("builtin", "litellm"))
+    litellm = project.claude.with_name("litellm")
+    litellm.write_text(f"#!{sys.executable} -S\n" + LITELLM_ALIKE.replace("@SEEN@", str(tmp_path / "seen")))
+    litellm.chmod(0o755)
+    evil = "litellm_settings:\n  callbacks: evil.handler\n"
+    (project.place / "litellm_config.yaml").write_text(evil)
+    (project.place / "sitecustomize.py").write_text("open('ran', 'w')\n")
+    done = project("up", PYTHONPATH=str(project.place), PYTHONSTARTUP="x", LITELLM_CONFIG="x",
+                   WORKER_CONFIG="x", LITELLM_MASTER_KEY="sk-0123456789abcdef", KEPT="yes")
+    assert (done.returncode, done.stdout) == (7, "FROM LITELLM\n")
+    seen = json.loads((tmp_path / "seen").read_text())
+    assert "callbacks" not in seen["config"] and "ollama_chat/tiny" in seen["config"]
+    assert seen["words"][2] == os.path.join(seen["directory"], "litellm_config.yaml")
+    assert not os.path.exists(seen["directory"]) and str(project.place) not in seen["path"]
+    assert {name for name in seen["environ"] if name.startswith(("PYTHON", "LITELLM", "WORKER"))} \
+        == {"LITELLM_MASTER_KEY", "LITELLM_MODE", "LITELLM_LOCAL_MODEL_COST_MAP"}
+    assert seen["environ"]["KEPT"] == "yes" and seen["environ"]["LITELLM_MODE"] == "PRODUCTION"
+    assert (project.place / "litellm_config.yaml").read_text() == evil
+    assert not list(project.place.rglob("ran"))
 
 
 def test_up_writes_a_fleet_file_where_there_is_none(tmp_path, monkeypatch, capsys, fake_node):
