@@ -88,10 +88,10 @@ if TYPE_CHECKING:  # what checkers and editors read; the names are those below
     import string
     import threading
     import unicodedata
-    from collections.abc import (
-        Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized)
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
     from typing import Any, NoReturn, TypeVar
 
+    _Container = TypeVar("_Container", "dict[Any, Any]", "list[Any]")
     _Named = TypeVar("_Named", "NodeModel", "LoadedModel")
     _Warn = Callable[..., "Finding"]  # see lint_fleet
     _Rule = Callable[["Fleet", _Warn], Iterator["Finding"]]
@@ -555,7 +555,7 @@ class Document:
         self.column = -1
         self.span: tuple[int, int] | None = None  # of the value read last, if it has its own
         self.open: list[array.array] = []  # the marks of the containers that are not over
-        self.opener: int | None = None  # the innermost bracket
+        self.opener = -1  # the innermost bracket; -1: none is open
 
         # What `locate` remembers, so that many problems are located in linear time.
         self.last_line = (0, 1)
@@ -568,7 +568,7 @@ class Document:
 
     def locate(self, path: tuple, *, key: bool = False) -> tuple[str, str]:
         """Return (`source:line:column`, excerpt) of a value, or of the nearest key above it."""
-        node = self.value
+        node: Any = self.value
         spans = self.marks[None] * 2
         for step in path:
             place = self.place_of(step, node)
@@ -674,7 +674,7 @@ class Document:
         if len(self.open) > DEPTH_LIMIT:
             self.fail("yaml-limit", f"more than {DEPTH_LIMIT} levels deep")
 
-    def leave(self, container: dict | list) -> dict | list:
+    def leave(self, container: _Container) -> _Container:
         """Keep the marks of a container that is over, and return it."""
         marks = self.open.pop()
         if marks:
@@ -796,6 +796,7 @@ class Document:
         text = self.text
         start = self.at
         char = text[start]
+        value: Any
         if char in "[{":
             value = self.read_flow()
         elif char in "\"'":
@@ -833,9 +834,9 @@ class Document:
     def resolve(self, text: str, at: int) -> object:
         """Return what the plain text at `at` means."""
         value = _WORDS.get(text, text)
+        if value is _CLASH:
+            self.fail_clash(text, at)
         if value is not text:
-            if value is _CLASH:
-                self.fail_clash(text, at)
             return value
 
         if not text.isascii():
@@ -948,6 +949,7 @@ class Document:
         self.enter()
         self.at += 1
 
+        container: Any
         if self.text[self.opener] == "[":
             container = self.read_flow_list()
         else:
@@ -1018,7 +1020,7 @@ class Document:
     # -- what is wrong --
 
     def fail(self, slug: str, what: str, *, at: int | None = None, size: int = 1,
-             fix: str = "") -> None:
+             fix: str = "") -> NoReturn:
         """Refuse the text for what stands `at` a place, or for what explains it better."""
         if at is None:
             at = self.at
@@ -1026,7 +1028,7 @@ class Document:
         self.check_blank(at)
         self.refuse(slug, what, at, size=size, fix=fix)
 
-    def refuse(self, slug: str, what: str, at: int, *, size: int = 1, fix: str = "") -> None:
+    def refuse(self, slug: str, what: str, at: int, *, size: int = 1, fix: str = "") -> NoReturn:
         """Refuse the text for exactly this."""
         where, excerpt = self.show(at, at + size)
         raise FleetError(slug, what, where=where, excerpt=excerpt, fix=fix)
@@ -1151,7 +1153,7 @@ class Document:
 
     # -- what is wrong: characters that mean more --
 
-    def fail_unexpected(self, expected: str, *, fix: str = "") -> None:
+    def fail_unexpected(self, expected: str, *, fix: str = "") -> NoReturn:
         """Say why the character here cannot stand here."""
         char = self.text[self.at]
         self.check_blank(self.at)
@@ -1196,13 +1198,13 @@ class Document:
             fix += f", or {quoted}"
         self.fail_outside(f"{feature} ({shown})", fix, at=self.at, size=len(word))
 
-    def fail_outside(self, feature: str, fix: str, *, at: int, size: int) -> None:
+    def fail_outside(self, feature: str, fix: str, *, at: int, size: int) -> NoReturn:
         self.fail("yaml-unsupported", f"{feature} are outside the YAML subset", at=at,
                   size=size, fix=fix)
 
     def misplaced_fix(self, char: str) -> str:
         """Say what to do about a character that begins neither a value nor a key."""
-        if _DASH.match(self.text, self.at) and self.opener is None:
+        if _DASH.match(self.text, self.at) and self.opener < 0:
             return "start the list on the line below its key"
         if _MARKER.match(self.text, self.at):
             return "close the brackets above it, or indent the line"
@@ -1218,14 +1220,14 @@ class Document:
 
     def plain_text(self, at: int) -> str:
         """Return what would be plain text from `at` on, if it began with a letter."""
-        stops = _BLOCK_STOP if self.opener is None else _FLOW_STOP
+        stops = _BLOCK_STOP if self.opener < 0 else _FLOW_STOP
         stop = stops.search(self.text, at + 1)
         end = stop.start() if stop else len(self.text)
         return self.text[at:end].rstrip(" ")
 
     # -- what is wrong: keys --
 
-    def fail_key(self, at: int) -> None:
+    def fail_key(self, at: int) -> NoReturn:
         """Say why what stands here, at the column of a mapping, is no key."""
         self.at = at
         char = self.text[at]
@@ -1248,7 +1250,7 @@ class Document:
             fix += f": `{key.group()} {value}`"
         self.fail("yaml-syntax", "no space after the colon", at=key.end() - 1, fix=fix)
 
-    def fail_colon(self, start: int, column: int = -1) -> None:
+    def fail_colon(self, start: int, column: int = -1) -> NoReturn:
         """Say why the colon here does not make a key of the text from `start`.
 
         The text is the value of what stands at `column`.
@@ -1276,7 +1278,7 @@ class Document:
             fix = "quote the whole value"
         self.fail("yaml-syntax", "`: ` inside plain text", fix=fix)
 
-    def fail_folded_key(self, start: int, column: int) -> None:
+    def fail_folded_key(self, start: int, column: int) -> NoReturn:
         """Say why the text from `start` has its colon on another line than its beginning."""
         text = self.text
         self.check_quote(start, self.at)
@@ -1298,12 +1300,12 @@ class Document:
         if is_word and is_next and is_value and column >= 0:
             self.fail_alignment(column, self.line_start(start) + column, begin)
         fix = "quote the whole text, or put the missing `: ` after a key above"
-        if self.opener is not None:
+        if self.opener >= 0:
             fix = "look for a missing comma or colon above"
         line = self.line_of(start)
         self.fail("yaml-syntax", f"`: ` inside the text that begins on line {line}", fix=fix)
 
-    def fail_duplicate(self, mapping: dict, key: object, at: int) -> None:
+    def fail_duplicate(self, mapping: dict, key: object, at: int) -> NoReturn:
         place = list(mapping).index(key)
         line = self.line_of(self.open[-1][4 * place])
         name = str(key)
@@ -1312,7 +1314,7 @@ class Document:
 
     # -- what is wrong: columns --
 
-    def fail_neighbour(self, column: int, indent: int) -> None:
+    def fail_neighbour(self, column: int, indent: int) -> NoReturn:
         """Say why the line here does not follow the entries at `column`.
 
         What they belong to is at `indent`, and the line is deeper.
@@ -1354,7 +1356,7 @@ class Document:
         has_line = (key_start, key_end) != (value_start, value_end)
         return has_line and self.rest_of_line(self.at).endswith(":")
 
-    def fail_alignment(self, column: int, last: int, at: int) -> None:
+    def fail_alignment(self, column: int, last: int, at: int) -> NoReturn:
         """Say which is in a wrong column: the entries up to `last`, or what is `at` a place."""
         self.check_blank(at)
         starts = [start for start in self.open[-1][::4] if start < last]
@@ -1391,7 +1393,7 @@ class Document:
                 count += 1
         return count
 
-    def refuse_column(self, at: int, column: int, *, neighbour: int | None = None) -> None:
+    def refuse_column(self, at: int, column: int, *, neighbour: int | None = None) -> NoReturn:
         """Refuse what is `at` a place, because its neighbours stand at `column`."""
         line_start = self.line_start(at)
         neighbours = "its neighbours"
@@ -1430,7 +1432,7 @@ class Document:
         line_start = self.line_start(start)
         before = text[:start].rstrip(" \n")[-1:]
         is_key = not text[line_start:start].strip(" -")
-        if self.opener is not None:
+        if self.opener >= 0:
             is_key = text[self.opener] == "{" and before in "{,"
 
         key = _OPEN_KEY.match(text, start + 1)
@@ -1439,11 +1441,11 @@ class Document:
         else:
             line = text[start + 1:self.line_end(start)].split(" #")[0]
             # What is closed or separated behind the quote is no part of the text.
-            line = line.rstrip(" " if self.opener is None else " ,]}")
+            line = line.rstrip(" " if self.opener < 0 else " ,]}")
             end = start + 1 + len(line)
         return f"write `{text[start]}` {self.place(end)}"
 
-    def fail_item(self, closer: str) -> None:
+    def fail_item(self, closer: str) -> NoReturn:
         """Say why neither a comma nor the end of the brackets follows an item."""
         text = self.text
         start, end = self.open[-1][-2:]
@@ -1486,7 +1488,7 @@ class Document:
 
     # -- what is wrong: scalars --
 
-    def fail_clash(self, text: str, at: int) -> None:
+    def fail_clash(self, text: str, at: int) -> NoReturn:
         """Say how to write what programs read differently."""
         if text == "<<":
             self.fail_outside("merge keys (`<<`)", "repeat the values", at=at, size=2)
@@ -1501,7 +1503,7 @@ class Document:
         self.fail("yaml-ambiguous", f"YAML programs disagree about `{text[:80]}`", at=at,
                   size=len(text), fix=fix)
 
-    def fail_escape(self, token: str, at: int, fix: str) -> None:
+    def fail_escape(self, token: str, at: int, fix: str) -> NoReturn:
         self.fail("yaml-escape", f"`{_visible(token)}` is no character", at=at,
                   size=len(token), fix=fix)
 
@@ -6686,7 +6688,7 @@ class PullStep:
 
 def read_field(value: object, key: str, kind: type[Any] = str) -> Any:
     """Return a field of an answer; absent, of another type or below 0 it is empty."""
-    field_value = value.get(key) if isinstance(value, dict) else None
+    field_value: Any = value.get(key) if isinstance(value, dict) else None
     if type(field_value) is not kind or (kind is int and field_value < 0):
         return kind()
     return field_value
@@ -6942,7 +6944,7 @@ def _user_messages(turn: Turn, calls: list[tuple[str, Call]]) -> list[dict[str, 
     for result in reversed(turn.results):
         waiting.setdefault(result.call_id, []).append(result)
 
-    messages = []
+    messages: list[dict[str, Any]] = []
     for own_id, call in calls:  # its own result, or one without an id
         results = waiting.get(call.id) or waiting.get("")
         result = results.pop() if results else Result(call.id, "(no result)")
@@ -6984,7 +6986,7 @@ def _chat_tools(talk: Talk) -> list[dict[str, Any]]:
 def _renamed_words(schema: object) -> dict[str, Any]:
     if not isinstance(schema, dict):
         return {}
-    return {SCHEMA_SYNONYMS.get(word, word): value for word, value in schema.items()}
+    return {SCHEMA_SYNONYMS.get(str(word), str(word)): value for word, value in schema.items()}
 
 
 def _mend_schema(schema: object, root: dict[str, Any]) -> dict[str, Any]:
@@ -7014,7 +7016,7 @@ def _mend_schema(schema: object, root: dict[str, Any]) -> dict[str, Any]:
 
 
 def _known_types(types: str | list[Any]) -> str | list[str]:
-    names = [types] if isinstance(types, str) else types
+    names: Sequence[Any] = [types] if isinstance(types, str) else types
     known = [name for name in names if name in JSON_TYPES]
     return known[0] if len(known) == 1 else known
 
@@ -7288,8 +7290,8 @@ class Messages(Dialect):
         return render_json({"input_tokens": tokens})
 
 
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and abs(value) < 1e9  # type: ignore[operator]
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e9
 
 
 # What is expected of a field: how it is said, and how it is checked.
@@ -9738,12 +9740,11 @@ class Service:
                 self._go_on(ticket, refusal.kind, refusal)
             except NodeFailure as failure:
                 node = self._server.fleet.nodes[model.node]
-                failure = explain_failure(failure, backend_of(node))
-                where = f"node {model.node}: {failure.reason}"
-                refusal = Refusal(529, f"{where}; no other is left")
+                why = explain_failure(failure, backend_of(node)).reason
+                problem = Refusal(529, f"node {node.name}: {why}; no other is left")
                 if self._has_content:
-                    refusal = Refusal(500, f"{where}, in mid answer")
-                self._go_on(ticket, failure.reason, refusal)
+                    problem = Refusal(500, f"node {node.name}: {why}, in mid answer")
+                self._go_on(ticket, why, problem)
             self._discard()
 
         if self._talk.is_stream:

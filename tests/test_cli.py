@@ -506,7 +506,7 @@ def test_messages_name_the_command_as_it_was_typed(tmp_path, start, shown):
     def run(words):
         command = start.format(python=sys.executable, words=words)
         return subprocess.run(["sh", "-c", command], cwd=str(tmp_path), env=env,
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                              capture_output=True)
 
     assert run("validate").stderr.decode().endswith(f"\n  fix: {shown} init\n")
     said = run("init --offline --output x.yaml").stdout.decode()

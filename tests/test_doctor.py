@@ -100,7 +100,7 @@ def write_settings(directory, text):
 def test_settings_are_read_where_claude_code_reads_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for place in ("home/.claude", ".claude", "own"):
-        write_settings(tmp_path / place, '{"env": {"A": "%s"}, "permissions": {}}' % place)
+        write_settings(tmp_path / place, json.dumps({"env": {"A": place}, "permissions": {}}))
     (tmp_path / ".claude" / "settings.local.json").write_text('{"env": {}}')
     world = world_with(HOME="home")
     found = {path: env for path, env in sf.find_settings(world).items() if path[0] != "/"}
@@ -399,7 +399,7 @@ def test_doctor_ends_in_time_whatever_hangs(doctor):
     with socket.socket() as silent:  # a gateway's port and a node that take and never answer
         silent.bind(("127.0.0.1", doctor.fleet["project"]["gateway"]["port"]))
         silent.listen(16)
-        doctor.fleet["nodes"]["mini"]["endpoint"] = "http://127.0.0.1:%d" % silent.getsockname()[1]
+        doctor.fleet["nodes"]["mini"]["endpoint"] = f"http://127.0.0.1:{silent.getsockname()[1]}"
         doctor.write()
         for name in ("claude", "git", "lsof", "ss"):
             write_program(doctor.path / "venv" / "bin", name, "sleep 60")
@@ -523,7 +523,7 @@ def test_worker_text_ends_with_what_to_paste(run_cli, fake_node):
 def test_worker_without_ollama_says_where_to_get_it(run_here):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        env = {"OLLAMA_HOST": "127.0.0.1:%d" % taken.getsockname()[1], "PATH": "/nowhere"}
+        env = {"OLLAMA_HOST": f"127.0.0.1:{taken.getsockname()[1]}", "PATH": "/nowhere"}
         done = run_here("worker", env=env)
     assert done.returncode == 1
     assert "install it from ollama.com/download" in done.stdout or sys.platform == "darwin"

@@ -87,9 +87,9 @@ def names_read(node, scopes=()):
     if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
         local = {n.id for g in node.generators for n in ast.walk(g.target) if isinstance(n, ast.Name)}
         scopes = (*scopes, local)
-    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-        if not any(node.id in scope for scope in scopes):
-            yield node.id, node.lineno
+    is_read = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    if is_read and not any(node.id in scope for scope in scopes):
+        yield node.id, node.lineno
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns"):  # never evaluated
             continue
