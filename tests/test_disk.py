@@ -173,7 +173,7 @@ def test_links_that_lead_out_or_nowhere_are_refused(tmp_path, world, target):
     for call in (lambda: world.replace_files([(place, b"ours", 0o600)]),
                  lambda: world.append_line(place, b"ours"), lambda: world.remove(place),
                  lambda: world.make_directory(place), lambda: world.make_directory(place),
-                 lambda: world.start(["true"], environ={}, log=place)):
+                 lambda: world.start(["true"], environ={}, log=place, directory="/")):
         with pytest.raises(sf.FleetError) as caught:
             call()
         assert caught.value.slug in ("in-the-way", "unwritable"), target
