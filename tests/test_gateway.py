@@ -1393,6 +1393,7 @@ def test_fix_of_a_weak_key_mends_it_wherever_it_stands(project):
     config, environment = project.place / "fleet.yaml", project.place / ".env.subagent-fleet"
     config.write_text(config.read_text().replace("builtin", "builtin, host: 0.0.0.0"))
     environment.write_text("export LITELLM_MASTER_KEY=mine\n")
+    environment.chmod(0o600)
     said = project("serve").stderr
     assert "is weak" in said
     typed, = re.findall("fix: (unset .*)", said)
