@@ -3422,6 +3422,63 @@ def is_loopback(host: str) -> bool:
     return bool(LOOPBACK.fullmatch(plain_address(host)))
 
 
+PRIVATE_NETWORKS = ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16",
+                    "169.254.0.0/16", "100.64.0.0/10", "::1/128", "fc00::/7", "fe80::/10")
+# A name of one word, or one that no public name server may know.
+_PRIVATE_NAME = _Pattern(r"[^.]+|.+[.](local|lan|home|internal|home[.]arpa|localdomain)[.]?")
+
+
+def is_private(host: str) -> bool:
+    """Tell whether a host can only be at home: in private networks, Tailscale's among them."""
+    host = plain_address(host)
+    if is_loopback(host):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        # What looks like a number is one to the system: 0x08080808 is 8.8.8.8.
+        last = host.rstrip(".").rpartition(".")[2]
+        is_number = re.fullmatch("0x[0-9a-f]*|[0-9]+", last)
+        return bool(_PRIVATE_NAME.fullmatch(host)) and not is_number
+    return any(address in ipaddress.ip_network(network) for network in PRIVATE_NETWORKS)
+
+
+# -- what a fleet file could do with what is a person's --
+
+@dataclass(frozen=True)
+class Stake:
+    """Something of a person's that would go where no fleet file may send it unasked."""
+
+    fact: str  # what is accepted, to the letter
+    what: str  # as a person reads it
+
+
+def plan_stakes(fleet: Fleet, own_hosts: Collection[str] = ()) -> list[Stake]:
+    """Return what is at stake when a fleet is used.
+
+    `own_hosts` are those of its hosts that turned out to be this machine's, or to be at home.
+    """
+    gateway = fleet.gateway
+    stakes = []
+    if not is_loopback(gateway.host) and gateway.host not in own_hosts:
+        url = gateway_url(gateway)
+        stakes.append(Stake(f"gateway {url}", f"the gateway's key and all prompts go to {url}"))
+    return [*stakes, *plan_node_stakes(fleet.nodes.values(), own_hosts)]
+
+
+def plan_node_stakes(nodes: Iterable[Node], own_hosts: Collection[str] = ()) -> list[Stake]:
+    """Return what is at stake when these nodes are asked."""
+    stakes = []
+    for node in nodes:
+        host = _host_of(node.endpoint)
+        if host not in own_hosts and not is_private(host):
+            stakes.append(Stake(f"node {node.endpoint}", "prompts, and what agents read, go to "
+                                f"{node.endpoint} (node {node.name})"))
+    return stakes
+
+
+# -- the gateway --
+
 def gateway_url(gateway: Gateway) -> str:
     """Return the address at which a program on this machine reaches the gateway."""
     reached = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}
@@ -6550,6 +6607,19 @@ def format_starter(starter: Starter, states: Sequence[NodeState]) -> list[str]:
     if all(state.reason == "not asked" for state in states):
         who = "Nobody was asked"
     return [*lines, f"{who}: the models in it are placeholders."]
+
+
+# -- trust --
+
+def format_stakes(source: str, stakes: Sequence[tuple[Stake, bool]], look: Look = PLAIN) -> str:
+    """Return what would go where with a fleet file, and what of that was accepted."""
+    name = clean_line(source)
+    if not stakes:
+        return f"{name} sends nothing beyond your machines and private networks.\n"
+    rows = []
+    for stake, accepted in stakes:
+        rows.append(("accepted" if accepted else "new", clean_line(stake.what)))
+    return f"With {name}:\n{format_pairs(rows, look)}"
 
 
 # =============================================================================
@@ -10986,6 +11056,101 @@ def find_leaks(world: World, path: str) -> tuple[str, ...]:
     return tuple(leaks)
 
 
+# -- what a person has accepted --
+
+def trust_file(world: World) -> str:
+    """Return where it is kept what this user has accepted."""
+    home = world.environ.get("HOME") or world.environ.get("USERPROFILE", "")
+    base = world.environ.get("XDG_STATE_HOME", "")
+    if not re.match(r"/|[A-Za-z]:", base):  # a relative one does not count, by its standard
+        base = world.path(home, ".local", "state")
+    return world.path(base, "subagent-fleet", "trusted.json")
+
+
+def read_trusted(world: World) -> dict[str, list[str]]:
+    """Return {path of a fleet file: hashes of what was accepted of it}."""
+    path = trust_file(world)
+    trusted = {}
+    # absent, or not as this program wrote it: nothing was accepted
+    with contextlib.suppress(FleetError, ValueError, KeyError, TypeError, AttributeError):
+        if not world.others_may_read(path) and not world.belongs_to_other(path):
+            for config, hashes in parse_json(world.read_bytes(path))["trusted"].items():
+                trusted[config] = [str(one) for one in hashes]
+    return trusted
+
+
+def write_trusted(world: World, trusted: Mapping[str, Sequence[str]]) -> None:
+    """Keep what was accepted."""
+    report = {"schema": "subagent-fleet/trusted/1", "trusted": trusted}
+    content = json.dumps(report, indent=1).encode("utf-8") + b"\n"
+    world.replace_files([(trust_file(world), content, 0o600)])
+
+
+def trust_name(world: World, source: str) -> str:
+    """Return under which name a fleet file is accepted: where it really lies."""
+    return source if source == "<stdin>" else world.real_path(source)
+
+
+def hash_of(name: str, stake: Stake) -> str:
+    """Return what is kept of something that was accepted of a fleet file."""
+    return digest(f"{name}\n{stake.fact}".encode("utf-8", "surrogateescape"))
+
+
+def accept_stakes(world: World, source: str, stakes: Iterable[Stake]) -> None:
+    """Keep that this is accepted of a fleet file, beside what was before."""
+    name = trust_name(world, source)
+    trusted = read_trusted(world)
+    hashes = trusted.setdefault(name, [])
+    new = [hash_of(name, stake) for stake in stakes]
+    new = [one for one in new if one not in hashes]
+    if new:
+        hashes += new
+        write_trusted(world, trusted)
+
+
+def find_stakes(world: World, fleet: Fleet) -> list[Stake]:
+    """Return what is at stake with a fleet on this machine."""
+    gateway = fleet.gateway
+    own_hosts = {gateway.host} if is_here(world, gateway.host) else set()
+    for node in fleet.nodes.values():
+        host = split_endpoint(node.endpoint).host
+        if host != gateway.host and not is_private(host) and is_at_home(world, host):
+            own_hosts.add(host)
+    return plan_stakes(fleet, own_hosts)
+
+
+def is_here(world: World, host: str) -> bool:
+    """Tell whether a host is this machine, by an address or a name of its own."""
+    host = plain_address(host)
+    name = world.own_names()[0].lower()
+    names = (name, f"{name}.local", name.partition(".")[0])
+    return is_loopback(host) or host in names or world.is_own_address(host)
+
+
+def is_at_home(world: World, host: str) -> bool:
+    """Tell whether a host that might be anywhere is this machine, or in its Tailscale network."""
+    if is_here(world, host):
+        return True
+    # Such names are Tailscale's to give: what it says is so. It also makes some of them public.
+    if not host.endswith(".ts.net"):
+        return False
+    try:
+        places = world.resolve(host, 0, world.clock() + CONNECT_SECONDS)
+    except NodeFailure:
+        return False
+    return bool(places) and all(is_private(address[0]) for *_, address in places)
+
+
+def find_untrusted(world: World, fleet: Fleet) -> list[Stake]:
+    """Return what is at stake with a fleet and was not accepted."""
+    stakes = find_stakes(world, fleet)
+    if not stakes:
+        return []  # as with every fleet of machines at home: nothing is read
+    name = trust_name(world, fleet.document.source)
+    accepted = read_trusted(world).get(name, [])
+    return [stake for stake in stakes if hash_of(name, stake) not in accepted]
+
+
 def known_by_others(world: World, path: str) -> tuple[str, ...]:
     """Return the ids of what lets others know the key in an environment file."""
     return tuple(leak for leak in find_leaks(world, path) if leak != "env-unignored")
@@ -11005,6 +11170,9 @@ class Options:
     json: bool = False
     force: bool = False
     trust: bool = False
+    # trust
+    show: bool = False
+    forget: bool = False
     timeout: float = 0.0
     check: bool = False
     verbose: bool = False
@@ -11170,6 +11338,33 @@ def refuse_edited(paths: Sequence[str], command: str, outcome: str) -> FleetErro
             f"{STATE_DIRECTORY}/backup first)", status=EXIT_REFUSED)
 
 
+# -- what a person is asked before it goes out --
+
+def ask_trust(fleet: Fleet, options: Options, world: World) -> None:
+    """Have a person accept what would go where with this fleet; without a person, refuse."""
+    stakes = find_untrusted(world, fleet)
+    if not stakes:
+        return
+
+    source = fleet.document.source
+    if not options.trust:
+        is_asked = world.is_terminal("stdin") and world.is_terminal("stderr")
+        if is_asked:
+            world.err(format_stakes(source, [(stake, False) for stake in stakes],
+                                    look_of(world, "stderr")))
+        if not is_asked or not world.confirm("Do you want that?"):
+            words = "; ".join(stake.what for stake in stakes)
+            raise FleetError("untrusted", f"with {source}, {words}; you have not accepted that",
+                             fix="`subagent-fleet trust`, or add --trust",
+                             status=EXIT_REFUSED)
+    accept_stakes(world, source, stakes)
+
+
+def accept_typed(world: World, source: str, nodes: Iterable[Node]) -> None:
+    """Accept machines of a fleet file that a person has just typed."""
+    accept_stakes(world, source, plan_node_stakes(nodes))
+
+
 # -- the gateway, from outside --
 
 def get_page(world: World, url: str, until: float, **headers: str) -> Reply:
@@ -11179,21 +11374,14 @@ def get_page(world: World, url: str, until: float, **headers: str) -> Reply:
         return Reply(exchange.status, exchange.headers, exchange.read_all())
 
 
-def is_here(world: World, host: str) -> bool:
-    """Tell whether a host is this machine, by an address or a name of its own."""
-    host = plain_address(host)
-    name = world.own_names()[0].lower()
-    names = (name, f"{name}.local", name.partition(".")[0])
-    return is_loopback(host) or host in names or world.is_own_address(host)
-
-
 def who_serves(world: World, fleet: Fleet, key: str, until: float) -> str:
     """Return OUR_GATEWAY when one serves this fleet with its key, else who listens, or "".
 
     Whoever came first can hold the port and say any name. So the key is sent only after a proof
     that it is known there already.
     """
-    if not is_here(world, fleet.gateway.host):
+    is_far = not is_here(world, fleet.gateway.host)
+    if is_far and any(stake.fact.startswith("gateway ") for stake in find_untrusted(world, fleet)):
         return FAR_GATEWAY
     url = gateway_url(fleet.gateway)
     try:
@@ -11235,7 +11423,8 @@ def _serves_as_litellm(world: World, fleet: Fleet, key: str, until: float) -> st
     or as root can read the file with the key anyway. To a wrong key it may say anything (401,
     or 400 without a database, 1.106.2), and so may who only poses as LiteLLM.
     """
-    if not world.is_port_ours(fleet.gateway.port):
+    is_far = not is_here(world, fleet.gateway.host)  # and then a person has said it may see it
+    if not is_far and not world.is_port_ours(fleet.gateway.port):
         return "LiteLLM, which another user runs"
     if not key:
         return "LiteLLM"
@@ -11409,6 +11598,7 @@ def receipts_path(world: World, out: str) -> str:
 def cmd_up(options: Options, world: World) -> int:
     """Do the whole job. What is said goes to standard error: standard output is Claude Code's."""
     fleet = find_or_write_fleet(options, world)
+    ask_trust(fleet, options, world)
     workspace = open_workspace(options, world)
     write_unedited(workspace, fleet)
     key = workspace.read_key(fleet)
@@ -11454,6 +11644,7 @@ def find_or_write_fleet(options: Options, world: World) -> Fleet:
         if config.fleet.nodes.get(node.name, Node("", "")).endpoint != node.endpoint:
             addition = plan_insertion(config, node, options, world)
             replace_config(world, path, addition)
+            accept_typed(world, path, [node])
             world.err(f"{clean_line(node.name)}: put into {clean_line(path)}\n")
             config = load_config(world, options.config)
     weak = lint_key(config.fleet, world.environ)
@@ -11600,6 +11791,7 @@ def write_starter(world: World, output: str, nodes: dict[str, Node], *, offline:
     text = render_starter(starter.tree, starter.has_models, name_project(world, output))
     text = dress_starter(world, output, text)
     said = [*replace_config(world, output, text), *said]
+    accept_typed(world, output, nodes.values())
     if flaw:
         said.append(f"{flaw}: `ollama pull {PLACEHOLDERS[0]}`, `subagent-fleet init --force`")
     return "".join(clean_line(line) + "\n" for line in said)
@@ -11692,6 +11884,7 @@ def cmd_add(options: Options, world: World) -> int:
         return EXIT_OK
 
     _, kept = replace_config(world, path, text)
+    accept_typed(world, path, [node])
     before = {finding.what for finding in config.warnings}
     after = load_config(world, options.config).warnings
     tell_findings([finding for finding in after if finding.what not in before], options, world)
@@ -11933,10 +12126,11 @@ def parse_targets(options: Options) -> tuple[str, ...]:
 @command("env", "print Claude Code's environment for your shell", CONFIG, OUT,
          Flag("--shell", "for whom", "SHELL",
               {"default": "sh", "choices": ("sh", "bash", "zsh", "fish", "json")}),
-         Flag("--show-key", "show the key on a terminal, too"),
+         Flag("--show-key", "show the key on a terminal, too"), TRUST,
          group=SET_UP, examples=("env", 'eval "$(subagent-fleet env)"'))
 def cmd_env(options: Options, world: World) -> int:
     fleet = load_config(world, options.config).fleet
+    ask_trust(fleet, options, world)
     workspace = open_workspace(options, world)
     key = workspace.read_key(fleet)
     is_shown = options.show_key or not world.is_terminal()
@@ -11952,6 +12146,44 @@ def cmd_env(options: Options, world: World) -> int:
         shell = "fish" if options.shell == "fish" else "sh"  # which bash and zsh understand
         world.out(render_environment(fleet, kept, shell))
     return EXIT_OK
+
+
+@command("trust", "accept what a fleet file would send beyond your machines and networks", CONFIG,
+         Flag("--show", "only show what that is, and what was accepted"),
+         Flag("--forget", "accept nothing of it any more"), JSON,
+         group=SET_UP, examples=("trust --show", "trust"))
+def cmd_trust(options: Options, world: World) -> int:
+    """Ask a person; who types this off a terminal has decided."""
+    fleet = load_config(world, options.config).fleet
+    source = fleet.document.source
+    if options.forget:
+        forget_stakes(world, source)
+
+    stakes = find_stakes(world, fleet)
+    untrusted = find_untrusted(world, fleet)
+    is_shown = options.show or options.forget or options.json
+    rows = [(stake, stake not in untrusted) for stake in stakes]
+    if options.json:
+        listed = [{"what": stake.what, "accepted": accepted} for stake, accepted in rows]
+        world.out(render_report("trust", {"file": source, "stakes": listed}))
+    else:
+        world.out(format_stakes(source, rows, look_of(world)))
+
+    if not untrusted or is_shown:
+        return EXIT_OK
+    if not world.confirm("Do you want that?"):
+        raise FleetError("untrusted", "nothing was accepted", status=EXIT_REFUSED,
+                         fix=f"change {source}")
+    accept_stakes(world, source, untrusted)
+    world.out("Accepted.\n")
+    return EXIT_OK
+
+
+def forget_stakes(world: World, source: str) -> None:
+    """Keep nothing any more that was accepted of a fleet file."""
+    trusted = read_trusted(world)
+    if trusted.pop(trust_name(world, source), None) is not None:
+        write_trusted(world, trusted)
 
 
 # -- look --
@@ -12410,7 +12642,7 @@ def report_warmth(name: str, warmth: Warmth) -> dict[str, object]:
          Flag("--host", "listen there instead", "HOST", {"default": ""}),
          Flag("--port", "listen there instead, where `launch` does not ask; 0: any", "PORT",
               {"default": ""}),
-         Flag("--no-receipts", "keep no record of requests"),
+         Flag("--no-receipts", "keep no record of requests"), TRUST,
          Flag("--verbose", "print a line for each request and each refusal", short="-v"),
          group=SERVE, examples=("serve", "serve --verbose"))
 def cmd_serve(options: Options, world: World) -> int:
@@ -12421,6 +12653,7 @@ def cmd_serve(options: Options, world: World) -> int:
         raise FleetError("usage", f"--port: `{port}` is not a port", status=EXIT_USAGE,
                          fix="write --port 4000")
     host = options.host or fleet.gateway.host
+    ask_trust(replace(fleet, gateway=Gateway()), options, world)  # it can only be served here
     fleet = replace(fleet, gateway=replace(fleet.gateway, host=host, port=int(port)))
 
     key = workspace.read_key(fleet)
@@ -12448,6 +12681,7 @@ def cmd_serve(options: Options, world: World) -> int:
 def cmd_launch(options: Options, world: World) -> int:
     """Run Claude Code on the fleet; its exit code is ours."""
     fleet = load_config(world, options.config).fleet
+    ask_trust(fleet, options, world)
     workspace = open_workspace(options, world)
     began = world.now()
     status = launch_claude(workspace, fleet, options)

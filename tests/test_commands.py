@@ -137,6 +137,16 @@ def test_init_below_a_fleet_asks_a_person(tmp_path):
     assert os.listdir(tmp_path / "sub") == ["fleet.yaml"]
 
 
+def test_what_goes_beyond_is_asked_of_a_person(generated):
+    rewrite(generated, FLEET.replace("http://192.168.1.50:11434", "https://gpu.example:443"))
+    status, shown = on_terminal(["env"], generated, b"n\n", HOME=generated)
+    assert status == 3 and "With fleet.yaml:" in shown and "Do you want that? [y/N]" in shown
+    assert "new  prompts, and what agents read, go to https://gpu.example:443 (node big)" in shown
+    assert on_terminal(["env"], generated, b"y\n", HOME=generated)[0] == 0
+    status, shown = on_terminal(["env"], generated, HOME=generated)
+    assert status == 0 and "Do you" not in shown
+
+
 @pytest.mark.parametrize("text, endpoint", [
     ("", "http://localhost:11434"), ("0.0.0.0", "http://localhost:11434"),
     ("0.0.0.0:12000", "http://localhost:12000"), (":12000", "http://localhost:12000"),

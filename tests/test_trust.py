@@ -1,4 +1,5 @@
 """Whom we believe: who is shown the key, which key is used, what is asked before it goes out."""
+import json
 import os
 import subprocess
 import sys
@@ -319,3 +320,175 @@ def test_a_program_of_the_directory_is_not_found_by_its_name(world, tmp_path, mo
     assert not (tmp_path / "ran").exists()
     world.environ["PATH"] += f":{tmp_path}/bin"
     assert world.which("litellm") == f"{tmp_path}/bin/litellm"
+
+
+# -- what is asked before it goes out --
+
+def hosts_of(fleet):
+    return {stake.fact for stake in sf.plan_stakes(fleet)}
+
+
+@pytest.mark.parametrize("host", [
+    "127.0.0.1", "localhost", "10.1.2.3", "172.31.0.1", "192.168.1.50", "169.254.9.9",
+    "100.64.0.1", "100.127.255.254", "[::1]", "[fd7a:115c:a1e0::1]", "[fe80::1%25en0]", "studio",
+    "[::ffff:c0a8:105]", "studio.local", "mini.lan", "mini.local.", "a.b.home.arpa", "Mini.Home",
+    "mini-2", "x0x8.lan"])
+def test_what_is_at_home_is_never_at_stake(host):
+    assert sf.is_private(sf.split_endpoint(f"http://{host}:1").host)
+
+
+@pytest.mark.parametrize("host", [
+    "8.8.8.8", "172.32.0.1", "100.128.0.1", "192.0.2.7", "0x08080808", "8.8.0x808", "evil.example",
+    "studio.local.example", "[2001:db8::1]", "[::ffff:808:808]", "[64:ff9b::808:808]", "[2002::1]",
+    "[::808:808]", "ai.", "evil.ts.net", "local.evil", "01.2.3.4", "10.0.0.1.example", "0x.lan.0x7f"])
+def test_what_may_be_anywhere_is_at_stake(host):
+    try:
+        endpoint = sf.split_endpoint(f"http://{host}:1")
+    except sf.FleetError:
+        return  # a fleet file cannot say it
+    assert not sf.is_private(endpoint.host)
+
+
+def test_the_stakes_are_told_and_kept_by_their_facts():
+    fleet = fleet_at(4000, host="8.8.8.8")
+    fleet = replace(fleet, nodes={"n": sf.Node("n", "https://gpu.example:443")})
+    assert [stake.fact for stake in sf.plan_stakes(fleet)] == [
+        "gateway http://8.8.8.8:4000", "node https://gpu.example:443"]
+    assert sf.plan_stakes(fleet, {"8.8.8.8", "gpu.example"}) == []
+    assert sf.plan_stakes(fleet_at(4000, host="192.168.1.9"))  # a key in clear, to whom?
+    other = replace(fleet, nodes={"m": sf.Node("m", "https://gpu.example:443")})
+    assert hosts_of(other) == hosts_of(fleet)
+
+
+def test_tailscale_names_are_at_home_where_they_lead_there(world, monkeypatch):
+    led = {"mini.tail1.ts.net": ["100.64.0.9"], "funnel.tail1.ts.net": ["1.1.1.1"],
+           "both.tail1.ts.net": ["100.64.0.9", "1.1.1.1"], "none.tail1.ts.net": [],
+           "evil.example": ["100.64.0.9"]}  # who may say something else the next time
+    monkeypatch.setattr(world, "resolve", lambda host, port, until: [
+        (0, 0, 0, "", (address, port)) for address in led[host]])
+    assert [host for host in led if sf.is_at_home(world, host)] == ["mini.tail1.ts.net"]
+
+
+FAR = FLEET.replace("PROVIDER", "builtin").replace("HOST", "127.0.0.1").replace(
+    "http://192.168.1.50:11434", "https://gpu.example:443")
+COMMANDS = (["up"], ["launch", "claude"], ["serve"], ["env"])
+
+
+@pytest.fixture
+def far(tmp_path, quick):
+    """Run a command where the fleet has a machine beyond; `far.environ` is its environment."""
+    (tmp_path / "project").mkdir()
+    (tmp_path / "home").mkdir()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/claude").write_text("#!/bin/sh\ntouch ran\n")
+    (tmp_path / "bin/claude").chmod(0o755)
+    (tmp_path / "project/fleet.yaml").write_text(FAR.replace("PORT", str(free_port())))
+
+    def run(*words, **more):
+        return quick(*words, cwd=tmp_path / "project",
+                     env={"HOME": tmp_path / "home", "PATH": f"{tmp_path}/bin:/usr/bin:/bin", **more})
+    run.config = tmp_path / "project/fleet.yaml"
+    run.file = tmp_path / "home/.local/state/subagent-fleet/trusted.json"
+    return run
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_off_a_terminal_nothing_goes_beyond_unasked(far, words, monkeypatch):
+    monkeypatch.setattr(sf.World, "open_exchange", lambda *words, **more: pytest.fail("it did"))
+    before = sorted(path.name for path in far.config.parent.iterdir())
+    done = far(*words)
+    assert (done.returncode, done.stdout) == (3, "")  # slug "untrusted"
+    assert done.stderr == (
+        "error: with fleet.yaml, prompts, and what agents read, go to https://gpu.example:443 (node "
+        "mini); you have not accepted that\n  fix: `subagent-fleet trust`, or add --trust\n")
+    assert sorted(path.name for path in far.config.parent.iterdir()) == before
+    assert not far.file.exists()
+
+
+def test_what_was_accepted_is_kept_for_this_file_and_these_facts(far, tmp_path):
+    assert far("generate").returncode == 0  # which sends nothing
+    assert far("env").returncode == 3
+    done = far("trust", "--show")
+    assert "new  prompts, and what agents read" in done.stdout and far("env").returncode == 3
+    done = far("trust")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "Accepted.")
+    assert far.file.stat().st_mode & 0o777 == 0o600
+    kept = json.loads(far.file.read_text())
+    assert list(kept["trusted"]) == [str(far.config.resolve())] and "gpu" not in far.file.read_text()
+    assert far("env").returncode == 0 and "accepted  prompts" in far("trust", "--show").stdout
+    stakes = json.loads(far("trust", "--json").stdout)["stakes"]
+    assert [stake["accepted"] for stake in stakes] == [True]
+
+    far.config.write_text(far.config.read_text().replace("planner", "reviewer"))
+    assert far("env").returncode == 0  # nothing that was at stake
+    text = far.config.read_text()
+    far.config.write_text(text.replace("gpu.example", "gpu2.example"))
+    assert far("env").returncode == 3
+    far.config.write_text(text)
+    copy = far.config.with_name("copy.yaml")
+    copy.write_text(text)
+    assert far("env", "--config", "copy.yaml").returncode == 3
+    assert far("trust", "--forget").returncode == 0 and far("env").returncode == 3
+
+
+@pytest.mark.parametrize("flaw", ["mode", "owner", "text", "shape"])
+def test_a_file_that_another_may_have_written_accepts_nothing(far, flaw):
+    far("generate")
+    far("trust")
+    assert far("env").returncode == 0
+    if flaw == "mode":
+        far.file.chmod(0o666)
+    elif flaw == "owner":
+        if os.name != "posix" or os.getuid():
+            pytest.skip("root alone can give a file away")
+        os.chown(str(far.file), 65534, 65534)
+    else:
+        far.file.write_text({"text": "{", "shape": '{"trusted": {"a": 5}}'}[flaw])
+    assert far("env").returncode == 3
+    assert far("env", "--trust").returncode == 0 and far("env").returncode == 0
+
+
+def test_the_state_is_kept_where_its_standard_says(far, tmp_path):
+    far("generate")
+    assert far("trust", XDG_STATE_HOME=tmp_path / "state").returncode == 0
+    assert (tmp_path / "state/subagent-fleet/trusted.json").exists() and not far.file.exists()
+    assert far("env", XDG_STATE_HOME="relative").returncode == 3
+    assert far("trust", XDG_STATE_HOME="relative").returncode == 0 and far.file.exists()
+
+
+def test_what_a_person_types_is_accepted(far, tmp_path, monkeypatch):
+    far.config.unlink()
+    monkeypatch.setattr(sf, "INIT_TIMEOUT_SECONDS", 0.2)
+    assert far("init", "--offline", "--node", "gpu=https://gpu.example:443").returncode == 0
+    assert far("generate").returncode == 0 and far("env").returncode == 0
+    text = far.config.read_text()
+    far.config.write_text(text.replace("gpu.example", "other.example"))
+    assert far("env").returncode == 3
+
+
+TWO_MACS = """\
+project: {name: home, gateway: {provider: PROVIDER, port: PORT}}
+nodes:
+  laptop: {endpoint: "http://localhost:11434"}
+  studio: {endpoint: "http://192.168.1.50:11434"}
+  mini: {endpoint: "http://Mac-mini.local:11434"}
+  far: {endpoint: "http://100.101.102.103:11434"}
+models: {m: {node: laptop, ollama_model: tiny, litellm_alias: x, context: 32768}}
+agents: {planner: {model: m, description: Plans.}}
+"""
+
+
+@pytest.mark.parametrize("provider", ["builtin", "litellm"])
+def test_two_macs_on_a_lan_are_never_asked_anything(far, provider, monkeypatch):
+    text = TWO_MACS.replace("PROVIDER", provider).replace("PORT", str(free_port()))
+    far.config.write_text(text)
+    monkeypatch.setattr(sf.World, "confirm", lambda *words: pytest.fail("it was asked"))
+    monkeypatch.setattr(sf, "probe_nodes", lambda world, nodes, *more: {
+        name: sf.NodeState(name, node.endpoint, "refused") for name, node in nodes.items()})
+    assert far("generate").returncode == 0 and far("env").returncode == 0
+    assert "sends nothing beyond" in far("trust").stdout and not far.file.exists()
+    for words in (["launch", "claude"], ["up"]):
+        assert far(*words).returncode == 1  # nobody is there, which is all that is wrong
+    fleet = sf.load_fleet(far.config)
+    assert sf.plan_stakes(fleet) == sf.find_untrusted(sf.World(), fleet) == []
+    assert not far.file.exists()
