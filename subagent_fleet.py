@@ -9937,8 +9937,9 @@ class Scheduler:
     def serve_queue(self) -> None:
         """Give what is free to who waits, in order; a rest may have ended by itself."""
         with self._lock:
+            now = self._clock()  # one for all: a rest that ends meanwhile is not for who came last
             for ticket in sorted(self._queue.values(), key=lambda ticket: ticket.number):
-                model = self._choose(ticket)
+                model = self._choose(ticket, now)
                 if model:
                     self._grant(ticket, model)
 
@@ -9963,11 +9964,11 @@ class Scheduler:
             place.rest.probe = None
         ticket.model = None
 
-    def _choose(self, ticket: Ticket) -> Model | None:
+    def _choose(self, ticket: Ticket, now: float) -> Model | None:
         """Return the model to ask, None to wait."""
         resting: list[Model] = []
         for group in ticket.candidates:
-            awake = [model for model in group if self._is_awake(model)]
+            awake = [model for model in group if self._is_awake(model, now)]
             if awake:
                 free = [model for model in awake if self._has_room(model)]
                 return min(free, default=None, key=lambda model: self._rank(model, ticket))
@@ -9983,9 +9984,9 @@ class Scheduler:
         knows = self._served.get((ticket.conversation, ticket.alias))
         return self._busy[model.node], model.name != knows, self.places[model.name].last_number
 
-    def _is_awake(self, model: Model) -> bool:
+    def _is_awake(self, model: Model, now: float) -> bool:
         rest = self.places[model.name].rest
-        return rest.until <= self._clock() and not rest.probe
+        return rest.until <= now and not rest.probe
 
     def _has_room(self, model: Model) -> bool:
         place = self.places[model.name]

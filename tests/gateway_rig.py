@@ -64,6 +64,8 @@ class Node:
             self.play(self, connection)
 
     def close(self):
+        with contextlib.suppress(OSError):  # closing alone does not wake who accepts
+            self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()
 
 
