@@ -3405,6 +3405,80 @@ def show_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+def plain_address(host: str) -> str:
+    """Return a host as it compares: an IPv4 address within an IPv6 one is that, without a zone."""
+    host = host.strip("[]").partition("%")[0].lower()
+    if ":" not in host:
+        return host
+    try:
+        address = ipaddress.IPv6Address(host)
+    except ValueError:
+        return host
+    return str(address.ipv4_mapped or address)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host is this machine to itself, however that is spelled."""
+    return bool(LOOPBACK.fullmatch(plain_address(host)))
+
+
+PRIVATE_NETWORKS = ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16",
+                    "169.254.0.0/16", "100.64.0.0/10", "::1/128", "fc00::/7", "fe80::/10")
+# A name of one word, or one that no public name server may know.
+_PRIVATE_NAME = _Pattern(r"[^.]+|.+[.](local|lan|home|internal|home[.]arpa|localdomain)[.]?")
+
+
+def is_private(host: str) -> bool:
+    """Tell whether a host can only be at home: in private networks, Tailscale's among them."""
+    host = plain_address(host)
+    if is_loopback(host):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        # What looks like a number is one to the system: 0x08080808 is 8.8.8.8.
+        last = host.rstrip(".").rpartition(".")[2]
+        is_number = re.fullmatch("0x[0-9a-f]*|[0-9]+", last)
+        return bool(_PRIVATE_NAME.fullmatch(host)) and not is_number
+    return any(address in ipaddress.ip_network(network) for network in PRIVATE_NETWORKS)
+
+
+# -- what a fleet file could do with what is a person's --
+
+@dataclass(frozen=True)
+class Stake:
+    """Something of a person's that would go where no fleet file may send it unasked."""
+
+    fact: str  # what is accepted, to the letter
+    what: str  # as a person reads it
+
+
+def plan_stakes(fleet: Fleet, own_hosts: Collection[str] = ()) -> list[Stake]:
+    """Return what is at stake when a fleet is used.
+
+    `own_hosts` are those of its hosts that turned out to be this machine's, or to be at home.
+    """
+    gateway = fleet.gateway
+    stakes = []
+    if not is_loopback(gateway.host) and gateway.host not in own_hosts:
+        url = gateway_url(gateway)
+        stakes.append(Stake(f"gateway {url}", f"the gateway's key and all prompts go to {url}"))
+    return [*stakes, *plan_node_stakes(fleet.nodes.values(), own_hosts)]
+
+
+def plan_node_stakes(nodes: Iterable[Node], own_hosts: Collection[str] = ()) -> list[Stake]:
+    """Return what is at stake when these nodes are asked."""
+    stakes = []
+    for node in nodes:
+        host = _host_of(node.endpoint)
+        if host not in own_hosts and not is_private(host):
+            stakes.append(Stake(f"node {node.endpoint}", "prompts, and what agents read, go to "
+                                f"{node.endpoint} (node {node.name})"))
+    return stakes
+
+
+# -- the gateway --
+
 def gateway_url(gateway: Gateway) -> str:
     """Return the address at which a program on this machine reaches the gateway."""
     reached = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}
@@ -3420,14 +3494,15 @@ def is_gateway_address(gateway: Gateway, endpoint: str) -> bool:
     """Tell whether an endpoint is where the gateway listens, as seen from this machine."""
     host = _host_of(endpoint)
     if host != gateway.host:
-        listens_here = gateway.host in ("0.0.0.0", "::") or LOOPBACK.fullmatch(gateway.host)
-        if not (listens_here and LOOPBACK.fullmatch(host)):
+        listens_here = gateway.host in ("0.0.0.0", "::") or is_loopback(gateway.host)
+        if not (listens_here and is_loopback(host)):
             return False
     return split_endpoint(endpoint).port == gateway.port
 
 
 # -- Claude Code's environment --
 
+ADDRESSES = ("ANTHROPIC_BASE_URL",)
 CLOUDS = ("BEDROCK", "VERTEX", "FOUNDRY", "MANTLE", "ANTHROPIC_AWS", "ANTHROPIC_GOOGLE_CLOUD")
 
 
@@ -3575,6 +3650,39 @@ def merge_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> dic
         else:
             merged[name] = variable.value
     return merged
+
+
+def litellm_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> dict[str, str]:
+    """Return what LiteLLM is started with: nothing in it names code or settings of a project."""
+    kept = {}
+    for name, value in environ.items():
+        if not re.match("PYTHON|LITELLM_|(CONFIG_FILE_PATH|WORKER_CONFIG)$", name):
+            kept[name] = value
+    kept["LITELLM_MODE"] = "PRODUCTION"  # else it reads a file .env (1.106.2)
+    return merge_environment(kept, fleet, key)
+
+
+def plan_settings(fleet: Fleet, environ: Mapping[str, str], own: Mapping[str, Any]
+                  ) -> dict[str, Any]:
+    """Return the settings of a session: a person's own, and what leads it to the fleet.
+
+    Those that Claude Code is started with beat a project's and a person's usual ones (2.1.327
+    and 2.1.197). An empty word there counts as unset, and nothing else unsets what a project sets.
+    """
+    wanted: dict[str, Any] = {}
+    leading: dict[str, str] = {}  # addresses and keys
+    for variable in plan_environment(fleet):
+        name = variable.name
+        if name == fleet.gateway.master_key_env:
+            continue
+        value = environ.get(name, "")
+        wanted[name] = value
+        if variable.is_unset or variable.holds_key or variable.is_added or name in ADDRESSES:
+            leading[name] = value
+
+    # Auto mode asks a server of Anthropic before every action, which no gateway has (2.1.326).
+    permissions = {"disableAutoMode": "disable", **own.get("permissions", {})}
+    return {**own, "env": {**wanted, **own.get("env", {}), **leading}, "permissions": permissions}
 
 
 # -- files, and what tells two configs apart --
@@ -3795,6 +3903,7 @@ LITELLM_INSTALL = ("uv tool install --python 3.12 'litellm[proxy]==1.106.2' "
 CLAUDE_INSTALL = "npm install -g @anthropic-ai/claude-code@latest"
 OUR_GATEWAY = "this fleet's gateway"
 OLD_GATEWAY = "a gateway with an older config"
+FAR_GATEWAY = "a gateway elsewhere"
 TOOL_CALLER = "qwen3-coder:30b"  # a model that calls tools, to name where one does not
 EDIT_TOOLS = {"Edit", "Write", "NotebookEdit"}
 KNOWN_TOOLS = """
@@ -3839,7 +3948,7 @@ def lint_fleet(fleet: Fleet) -> Iterator[Finding]:
 def _lint_gateway_host(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     """Warn of a gateway that others can reach."""
     host = fleet.gateway.host
-    if not LOOPBACK.fullmatch(host):
+    if not is_loopback(host):
         yield warn("exposed-gateway", ("project", "gateway", "host"),
                    what=f"`{host}` offers your models to the network; only the key protects "
                         "them",
@@ -4120,7 +4229,7 @@ def lint_key(fleet: Fleet, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Yield that the environment holds a weak key, which beats the one generated."""
     variable = fleet.gateway.master_key_env
     key = environ.get(variable)
-    is_exposed = not LOOPBACK.fullmatch(fleet.gateway.host)
+    is_exposed = not is_loopback(fleet.gateway.host)
     if key is None or (len(key) >= 16 and len(set(key)) >= 8):  # not sk-local-dev and the like
         return
 
@@ -4579,6 +4688,10 @@ def check_gateway(fleet: Fleet, holder: str) -> Finding:
         return Finding("gateway-old", "error",
                        f"the gateway at {url} serves this fleet as it was before a change",
                        where, fix="stop it and start it anew")
+    if holder == FAR_GATEWAY:
+        return Finding("gateway-elsewhere", "error",
+                       f"{url} is not on this machine; it is not shown the key before you say so",
+                       _locate(fleet, "project", "gateway", "host"), fix="subagent-fleet trust")
     if holder == "another program":
         what = f"another program answers at {url}"
         if fleet.gateway.provider == "litellm":
@@ -4594,17 +4707,26 @@ def check_gateway(fleet: Fleet, holder: str) -> Finding:
 @check("Claude Code")
 def _check_settings(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
     """Name the settings files that beat the fleet's environment; their values are secrets."""
-    planned = plan_environment(fleet) if fleet else []
     for path, environment in facts.settings.items():
-        names = [variable.name for variable in planned
-                 if variable.name in environment
-                 and not _agrees(variable, environment[variable.name])]
+        names = overridden_names(fleet, environment) if fleet else []
         if names:
             listed = ", ".join(names)
-            leads_away = re.search("ANTHROPIC_(BASE_URL|AUTH|API_)|CLAUDE_CODE_USE", listed)
-            yield Finding("settings-override", "error" if leads_away else "warning",
+            level = "error" if any(map(leads_away, names)) else "warning"
+            yield Finding("settings-override", level,
                           f"{path} sets {listed} under `env`, which beats the fleet's "
                           "environment", fix=f"remove them from {path}")
+
+
+def overridden_names(fleet: Fleet, environment: Mapping[str, object]) -> list[str]:
+    """Return the fleet's variables that the `env` of a settings file sets otherwise."""
+    return [variable.name for variable in plan_environment(fleet)
+            if variable.name in environment
+            and not _agrees(variable, environment[variable.name])]
+
+
+def leads_away(name: str) -> bool:
+    """Tell whether a variable can lead prompts or the key elsewhere."""
+    return bool(re.match("ANTHROPIC_(BASE_URL|AUTH|API_)|CLAUDE_CODE_USE", name))
 
 
 def _agrees(variable: Variable, value: object) -> bool:
@@ -4821,9 +4943,12 @@ def _check_secret(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
     if "env-readable" in facts.leaks:
         yield Finding("env-readable", "error", f"others may read the key in {path}",
                       fix="subagent-fleet doctor --fix")
+    if "env-foreign" in facts.leaks:
+        yield Finding("env-foreign", "error", f"{path} and the key in it are somebody else's",
+                      fix=f"rm {path}; subagent-fleet generate")
     if "env-tracked" in facts.leaks:
         yield Finding("env-tracked", "error", f"the key in {path} is in git",
-                      fix=f"git rm --cached {path}; rm {path}; subagent-fleet generate")
+                      fix=f"git rm -f --cached {path}; rm {path}; subagent-fleet generate")
     if "env-unignored" in facts.leaks:
         ignore = quote_shell(facts.env_path.replace(ENVIRONMENT_FILE, ".gitignore"))
         # The bare name: `./` or `../` before it would ignore nothing.
@@ -6484,6 +6609,19 @@ def format_starter(starter: Starter, states: Sequence[NodeState]) -> list[str]:
     return [*lines, f"{who}: the models in it are placeholders."]
 
 
+# -- trust --
+
+def format_stakes(source: str, stakes: Sequence[tuple[Stake, bool]], look: Look = PLAIN) -> str:
+    """Return what would go where with a fleet file, and what of that was accepted."""
+    name = clean_line(source)
+    if not stakes:
+        return f"{name} sends nothing beyond your machines and private networks.\n"
+    rows = []
+    for stake, accepted in stakes:
+        rows.append(("accepted" if accepted else "new", clean_line(stake.what)))
+    return f"With {name}:\n{format_pairs(rows, look)}"
+
+
 # =============================================================================
 # D. Speech (pure)
 # =============================================================================
@@ -7998,6 +8136,14 @@ class Exchange(Wire):
 
     status = 0  # until `read_head`
 
+    def find_peer(self) -> tuple[str, int]:
+        """Return the address and the port at the other end."""
+        try:
+            address, port = self._socket.getpeername()[:2]
+        except (OSError, ValueError):  # a reset came
+            raise NodeFailure("bad answer", "it closed the connection") from None
+        return address, port
+
     def read_head(self) -> None:
         """Wait for the answer's status line and headers; sets `status` and `headers`."""
         for _ in range(8):  # a few below 200 may come before the real one
@@ -8822,6 +8968,29 @@ def _refused_port(host: str, port: int, error: OSError) -> FleetError:
     return FleetError("cannot-listen", what, fix="choose another with --host or --port")
 
 
+def _owners_in_table(table: Iterable[str], port: int) -> set[int]:
+    """Return the users that listen on a port by a table of Linux (/proc/net/tcp)."""
+    owners = set()
+    for line in table:
+        fields = line.split()
+        if fields[1].endswith(f":{port:04X}") and fields[3] == "0A":  # LISTEN
+            owners.add(int(fields[7]))
+    return owners
+
+
+class PrivateDirectory:
+    """A directory outside of any project that only its owner can enter, until it is left."""
+
+    def __enter__(self) -> str:
+        from tempfile import mkdtemp
+        with Trying("make", "a temporary directory"):
+            self._path = mkdtemp(prefix="subagent-fleet-")  # 0700
+        return self._path
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._path, ignore_errors=True)
+
+
 @dataclass(frozen=True)
 class PortHolder:
     """A process that listens on a port of this machine."""
@@ -8941,6 +9110,15 @@ class World:
         except (OSError, ValueError):  # it has just gone
             return False
         return stat.S_ISREG(mode) and bool(mode & 0o077)
+
+    def belongs_to_other(self, path: str) -> bool:
+        """Tell whether a file is there that is another user's."""
+        if os.name != "posix":
+            return False
+        try:
+            return os.stat(path).st_uid != os.getuid()
+        except (OSError, ValueError):  # it has just gone
+            return False
 
     def below(self, root: str, path: str) -> Place:
         """Return root/path as a Place: what is written there is not led out of root by a link."""
@@ -9092,8 +9270,16 @@ class World:
     # -- programs --
 
     def which(self, name: str) -> str | None:
-        """Return where a program lies on the PATH."""
-        return shutil.which(name, path=self.environ.get("PATH"))
+        """Return where a program lies on the PATH, or that a path is one.
+
+        What the PATH holds relative to the working directory (on Windows always first) is not
+        looked at: a program there is whoever's that directory is.
+        """
+        places = self.environ.get("PATH", os.defpath).split(os.pathsep)
+        program = shutil.which(name, path=os.pathsep.join(filter(os.path.isabs, places)))
+        if program and not os.path.dirname(name) and not os.path.isabs(program):
+            return None
+        return program
 
     def read_program(self, words: Sequence[str], until: float) -> str | None:
         """Return what a program prints; None when it is absent, fails or takes too long."""
@@ -9109,9 +9295,12 @@ class World:
 
     def _read_program(self, words: Sequence[str], environ: Mapping[str, str],
                       until: float) -> str | None:
+        program = self.which(words[0])
+        if not program:
+            return None
         seconds = max(0.1, until - self.clock())
         with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
-            done = subprocess.run(words, check=True, timeout=seconds, env=environ,
+            done = subprocess.run([program, *words[1:]], check=True, timeout=seconds, env=environ,
                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                   stderr=subprocess.DEVNULL)
             return done.stdout.decode("utf-8", "replace")
@@ -9127,8 +9316,12 @@ class World:
             for started in children:
                 started.terminate()
 
-        # Functions, not SIG_IGN, which the child would inherit. Ctrl-C reaches it anyway.
-        with self._take_signals({signal.SIGINT: lambda *_: None, signal.SIGTERM: hand_on}):
+        # Functions, not SIG_IGN, which the child would inherit. Ctrl-C reaches it anyway. A
+        # terminal that closes (SIGHUP) must not leave behind what is removed at the end.
+        handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: hand_on}
+        if hasattr(signal, "SIGHUP"):
+            handlers[signal.SIGHUP] = hand_on
+        with self._take_signals(handlers):
             with Trying("run", argv[0], slug="cannot-run"):
                 child = subprocess.Popen(argv, env=environ)
             children.append(child)
@@ -9137,8 +9330,9 @@ class World:
             code = child.wait()
         return code if code >= 0 else 128 - code
 
-    def start(self, argv: Sequence[str], *, environ: Mapping[str, str], log: str) -> Child:
-        """Start a program in the background, its output in a file."""
+    def start(self, argv: Sequence[str], *, environ: Mapping[str, str], log: str,
+              directory: str) -> Child:
+        """Start a program in the background, in a directory, its output in a file."""
         self._end_by_interrupt()
         came: list[int] = []
 
@@ -9147,8 +9341,9 @@ class World:
 
         with self._take_signals({signal.SIGINT: note, signal.SIGTERM: note}), \
                 self._open_log(log) as stream, Trying("run", argv[0], slug="cannot-run"):
-            child = Child(subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL,
-                                           stdout=stream, stderr=stream))
+            child = Child(subprocess.Popen(argv, env=environ, cwd=directory,
+                                           stdin=subprocess.DEVNULL, stdout=stream,
+                                           stderr=stream))
         if came:
             child.stop()
             raise KeyboardInterrupt
@@ -9319,6 +9514,33 @@ class World:
                     addresses.append(address)
         return socket.gethostname(), tuple(addresses)
 
+    def is_own_address(self, address: str) -> bool:
+        """Tell whether an address is one of this machine's: no other can be bound."""
+        with contextlib.suppress(NodeFailure, OSError):
+            for family, kind, _, _, place in _look_up(address, 0, socket.AI_NUMERICHOST):
+                with socket.socket(family, kind) as probe:
+                    probe.bind(place)
+                    return True
+        return False
+
+    def is_port_ours(self, port: int) -> bool:
+        """Tell whether nobody but this user and root listens on a port.
+
+        False as well where the system does not say: that is Windows, and a port nobody has.
+        """
+        if os.name != "posix":
+            return False
+        owners: set[int] = set()
+        if self.kind_of("/proc/net/tcp") == "file":
+            for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+                with contextlib.suppress(OSError), open(table, encoding="ascii") as lines:
+                    owners |= _owners_in_table(lines, port)
+        else:
+            words = ["lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-Fu"]
+            listed = self.read_program(words, self.clock() + 2.0)
+            owners = {int(owner) for owner in re.findall(r"(?m)^u(\d+)$", listed or "")}
+        return bool(owners) and owners <= {0, os.getuid()}
+
     def find_holder(self, port: int) -> PortHolder | None:
         """Return who listens on a port, where the system tells: mostly of one's own processes."""
         if self.kind_of("/proc/net/tcp") == "file":
@@ -9338,11 +9560,18 @@ class World:
         for pid in filter(str.isdigit, os.listdir("/proc") if sockets else ()):
             place = f"/proc/{pid}"
             with contextlib.suppress(OSError):  # it has ended, or is somebody else's
-                for name in os.listdir(f"{place}/fd"):
-                    if os.readlink(f"{place}/fd/{name}") in sockets:
-                        program = self.read_part(f"{place}/comm", 0, 64).decode("utf-8", "replace")
-                        return PortHolder(int(pid), program.strip(), os.readlink(f"{place}/cwd"))
+                if sockets & self._open_sockets(f"{place}/fd"):
+                    program = self.read_part(f"{place}/comm", 0, 64).decode("utf-8", "replace")
+                    return PortHolder(int(pid), program.strip(), os.readlink(f"{place}/cwd"))
         return None
+
+    def _open_sockets(self, directory: str) -> set[str]:
+        """Return what a process has open, as Linux names it."""
+        names = set()
+        for name in os.listdir(directory):
+            with contextlib.suppress(OSError):  # closed since, as what listed this directory is
+                names.add(os.readlink(f"{directory}/{name}"))
+        return names
 
     def _find_holder_with_lsof(self, port: int) -> PortHolder | None:
         """Ask lsof, which macOS and the BSDs have; `-F` prints a field a line."""
@@ -9621,6 +9850,8 @@ CONNECTION_LIMIT = 256
 CONVERSATION_LIMIT = 4096
 GRACE_SECONDS = 10.0
 LITELLM_START_SECONDS = 90.0
+OPEN_PAGES = ("/", "/health/liveliness")  # they say who answers, to anybody
+PROOF_PATH = "/prove/"  # a nonce follows: 32 bytes in hexadecimal
 
 
 # -- who may ask which node when --
@@ -10151,6 +10382,24 @@ class ReceiptFile:
             self._is_broken = True
 
 
+# -- who knows the key --
+
+def prove_key(key: str, nonce: str, address: str, port: int) -> str:
+    """Return what only who knows the key can say to a nonce, in hexadecimal.
+
+    It names where the gateway was reached. Who holds another port and hands the nonce on to a
+    gateway that knows the key gets a proof for that one's port, which is none for its own.
+    """
+    place = f"{show_host(plain_address(address))}:{port}"
+    message = f"subagent-fleet{nonce}{place}".encode("ascii")
+    return hmac.new(key.encode("utf-8"), message, hashlib.sha256).hexdigest()
+
+
+def proves_key(proof: object, wanted: str) -> bool:
+    """Tell whether a proof is the wanted one, in a time that tells nothing."""
+    return hmac.compare_digest(str(proof).encode("utf-8"), wanted.encode("utf-8"))
+
+
 # -- connections --
 
 class Allowance:
@@ -10176,7 +10425,7 @@ class Server:
     """The gateway: connections, the closed door, routes."""
 
     def __init__(self, fleet: Fleet, key: str, world: World, *, receipts: str = "") -> None:
-        self.fleet, self.world, self._key = fleet, world, key.encode("utf-8")
+        self.fleet, self.world, self._key = fleet, world, key
         self.scheduler = Scheduler(fleet, world.clock)
         self.hub, self.ledger = Hub(), Ledger(fleet.nodes)
         self.hub.subscribe(self.ledger.take)
@@ -10316,11 +10565,20 @@ class Server:
             self._respond_to_talk(visitor, headers, path, dialect)
             return
 
-        page = self.show() if path == "/fleet" else self._pages.get(unquote(path))
+        page = self._page_at(unquote(path), visitor)
         if page is None or method not in ("GET", "HEAD"):
             raise Refusal(404, "there is nothing at this path")
         visitor.read_body(HEADER_LIMIT_BYTES, REQUEST_SECONDS)
         visitor.reply(200, render_json(page))
+
+    def _page_at(self, path: str, visitor: Visitor) -> object:
+        """Return the page at a path, None where there is none."""
+        if path == "/fleet":
+            return self.show()
+        match = re.fullmatch(f"{PROOF_PATH}([0-9a-f]{{64}})", path)
+        if match:
+            return {"proof": prove_key(self._key, match[1], *visitor.reached)}
+        return self._pages.get(path)
 
     def _respond_to_talk(self, visitor: Visitor, headers: dict[str, str], path: str,
                          dialect: Dialect) -> None:
@@ -10375,7 +10633,8 @@ class Server:
         keys = [headers.get("x-api-key", "")]
         if scheme.lower() == "bearer":
             keys.append(token.strip())
-        fits = [hmac.compare_digest(key.encode("latin-1"), self._key) for key in keys]
+        wanted = self._key.encode("utf-8")
+        fits = [hmac.compare_digest(key.encode("latin-1"), wanted) for key in keys]
 
         # IPv4 on a socket of both families, and an IPv6 zone, are not part of an address.
         address, port = visitor.reached
@@ -10385,7 +10644,8 @@ class Server:
         if not names & {host, f"{host}:80"} or "origin" in headers:
             raise Refusal(403, "only programs that name this gateway's own address are served: "
                           f"http://{own}:{port}")
-        if not any(fits) and path not in ("/", "/health/liveliness"):
+        is_open = path in OPEN_PAGES or path.startswith(PROOF_PATH)
+        if not any(fits) and not is_open:
             raise Refusal(401, "the key is missing or wrong; send it as `Authorization: Bearer "
                           "KEY` or `x-api-key: KEY`")
 
@@ -10538,9 +10798,42 @@ class Workspace:
         return match["generated"] or match["written"]
 
     def find_key(self, fleet: Fleet) -> str:
-        """Return the gateway's key: the environment's, else the generated one, else nothing."""
-        key = self.world.environ.get(fleet.gateway.master_key_env)
-        return key or self.kept_key(fleet)
+        """Return the gateway's key: the environment's, else the generated one, else nothing.
+
+        One that others may know is refused, and one that cannot be sent.
+        """
+        variable = fleet.gateway.master_key_env
+        path = quote_shell(self.path(ENVIRONMENT_FILE))
+        key = self.world.environ.get(variable)
+        if key:
+            return self._check_letters(key, f"${variable}", fix=f"unset {variable}")
+
+        key = self.kept_key(fleet)
+        if not key:
+            return ""
+        self._refuse_known_key(path)
+        return self._check_letters(key, path, fix=f"rm {path}; subagent-fleet generate")
+
+    def _check_letters(self, key: str, place: str, *, fix: str) -> str:
+        """Return a key that a header can hold."""
+        if re.fullmatch("[!-~]+", key):
+            return key
+        raise FleetError("bad-key", f"the key in {place} holds more than printable ASCII without "
+                         "blanks, so it cannot be sent", fix=fix, status=EXIT_REFUSED)
+
+    def _refuse_known_key(self, path: str) -> None:
+        """Refuse the key of a file that others have read, or have put there."""
+        leaks = known_by_others(self.world, self.path(ENVIRONMENT_FILE))
+        reasons = {"env-readable": "others may read it", "env-tracked": "git tracks it",
+                   "env-foreign": "it is somebody else's"}
+        if not leaks:
+            return
+        fix = f"rm {path}; subagent-fleet generate"
+        if "env-tracked" in leaks:
+            fix = f"git rm -f --cached {path}; {fix}"
+        reason = " and ".join(reasons[leak] for leak in leaks)
+        raise FleetError("known-key", f"the key in {path} is not used: {reason}", fix=fix,
+                         status=EXIT_REFUSED)
 
     def read_key(self, fleet: Fleet) -> str:
         """Return the gateway's key; without one nothing can be served or asked."""
@@ -10555,8 +10848,12 @@ class Workspace:
         raise FleetError("no-key", f"{what} holds no line that sets it",
                          fix="subagent-fleet generate --force")
 
-    def compare(self, fleet: Fleet | None, targets: Sequence[str] = TARGET_NAMES) -> list[Change]:
-        """Return the Changes that shall be made to the files here; without a fleet, all go."""
+    def compare(self, fleet: Fleet | None, targets: Sequence[str] = TARGET_NAMES, *,
+                renews: bool = False) -> list[Change]:
+        """Return the Changes that shall be made to the files here; without a fleet, all go.
+
+        It may renew a key that others may know; else the key is kept.
+        """
         written = parse_manifest(self.read(MANIFEST_FILE))
         if written is None:
             self.world.err(format_finding(Finding(
@@ -10567,8 +10864,10 @@ class Workspace:
 
         wanted: dict[str, bytes] = {}
         if fleet:
-            key = self.kept_key(fleet) or f"sk-{self.world.token(32)}"
-            wanted = render_files(fleet, key)
+            key = self.kept_key(fleet)
+            if renews and known_by_others(self.world, self.path(ENVIRONMENT_FILE)):
+                key = ""
+            wanted = render_files(fleet, key or f"sk-{self.world.token(32)}")
 
         changes = []
         for path in [*wanted, *(path for path in written if path not in wanted)]:
@@ -10657,14 +10956,9 @@ def parse_receipts(lines: Iterable[bytes]) -> list[dict[str, Any]]:
     for line in lines:
         with contextlib.suppress(ValueError, RecursionError):
             receipt = parse_json(line)
-            if isinstance(receipt, dict) and is_number(receipt.get("time")):
+            if isinstance(receipt, dict) and isinstance(receipt.get("time"), (int, float)):
                 receipts.append(receipt)
     return receipts
-
-
-def is_number(value: object) -> bool:
-    """Tell whether a value is a number that can be a time, a size or a count."""
-    return isinstance(value, (int, float)) and abs(value) < 1e12  # NaN is not
 
 
 _ID = _Pattern("[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # a part of a path, too
@@ -10696,15 +10990,25 @@ def claude_directory(world: World) -> str:
     return world.environ.get("CLAUDE_CONFIG_DIR") or world.path(home, ".claude")
 
 
-def find_settings(world: World) -> dict[str, dict[str, object]]:
-    """Return {path: what it sets under `env`} of the settings files Claude Code reads here."""
-    user = claude_directory(world)
-    managed = ("/Library/Application Support/ClaudeCode", "/etc/claude-code",
-               "C:\\Program Files\\ClaudeCode")  # two of these are nowhere
-    paths = [f"{place}/managed-settings.json" for place in managed]
-    paths += [world.path(user, "settings.json"), ".claude/settings.json",
-              ".claude/settings.local.json"]
+def managed_settings(world: World) -> list[str]:
+    """Return where an administrator's settings for Claude Code may be, which beat all others."""
+    places = ("/Library/Application Support/ClaudeCode", "/etc/claude-code",
+              "C:\\Program Files\\ClaudeCode")  # two of these are nowhere
+    paths = []
+    for place in places:
+        paths += [f"{place}/managed-settings.json",
+                  *world.paths_below(place, "managed-settings.d/*.json")]
+    return paths
 
+
+def usual_settings(world: World) -> list[str]:
+    """Return where a person's and a project's settings for Claude Code may be."""
+    return [world.path(claude_directory(world), "settings.json"), ".claude/settings.json",
+            ".claude/settings.local.json"]
+
+
+def find_settings(world: World, paths: Iterable[str]) -> dict[str, dict[str, object]]:
+    """Return {path: what it sets under `env`} of the settings files that are there."""
     settings = {}
     for path in paths:
         # else it is absent, or Claude Code ignores it as well
@@ -10713,13 +11017,62 @@ def find_settings(world: World) -> dict[str, dict[str, object]]:
     return settings
 
 
+def line_of(content: bytes, word: str) -> int:
+    """Return the number of the line that a quoted word stands on, the first where it is none."""
+    return content.partition(f'"{word}"'.encode())[0].count(b"\n") + 1
+
+
+@dataclass(frozen=True)
+class OwnSettings:
+    """What a person hands to Claude Code as `--settings`, and the words beside it."""
+
+    words: tuple[str, ...]
+    source: str = ""  # a path
+    content: bytes = b"{}"
+
+    def read(self) -> dict[str, Any]:
+        """Return the settings, or refuse what Claude Code could not read either."""
+        try:
+            settings = parse_json(self.content)
+        except ValueError:
+            settings = None
+        if not isinstance(settings, dict) or not all(
+                isinstance(settings.get(name, {}), dict) for name in ("env", "permissions")):
+            raise FleetError("bad-settings", f"{self.source} holds no settings of Claude Code",
+                             where=self.source, fix="write a JSON object, `env` and "
+                             "`permissions` in it objects, too")
+        return settings
+
+
+def take_settings(world: World, words: Sequence[str]) -> OwnSettings:
+    """Take a person's own `--settings`, a file or JSON, out of Claude Code's words."""
+    kept = []
+    value = None
+    left = list(words)
+    while left and left[0] != "--":
+        word = left.pop(0)
+        if word == "--settings" and left:
+            value = left.pop(0)
+        elif word.startswith("--settings="):
+            value = word.partition("=")[2]
+        else:
+            kept.append(word)
+
+    words = (*kept, *left)
+    if value is None:
+        return OwnSettings(words)
+    if value.lstrip().startswith("{"):
+        return OwnSettings(words, "--settings", value.encode("utf-8", "surrogateescape"))
+    return OwnSettings(words, value, world.read_bytes(value))
+
+
 def observe_files(workspace: Workspace, fleet: Fleet, facts: Facts) -> Facts:
     """Add what is so of the generated files; where they cannot be read, that is a problem."""
     world = workspace.world
     try:
         changes = workspace.compare(fleet)
         path = workspace.enter(ENVIRONMENT_FILE)
-        if world.kind_of(path) != "absent":
+        if world.kind_of(path) != "absent" and not known_by_others(world, path):
             workspace.read_key(fleet)
     except FleetError as error:
         return replace(facts, file_problems=(error.finding,))
@@ -10732,12 +11085,114 @@ def find_leaks(world: World, path: str) -> tuple[str, ...]:
     leaks = []
     if world.others_may_read(path):
         leaks.append("env-readable")
+    if world.belongs_to_other(path):
+        leaks.append("env-foreign")
 
     listed = world.read_git(["ls-files", "-t", "--cached", "--others", "--exclude-standard", "--",
                              ENVIRONMENT_FILE], world.parent(path), world.clock() + 1.0)
     if listed:
         leaks.append("env-unignored" if listed.startswith("?") else "env-tracked")
     return tuple(leaks)
+
+
+# -- what a person has accepted --
+
+def trust_file(world: World) -> str:
+    """Return where it is kept what this user has accepted."""
+    home = world.environ.get("HOME") or world.environ.get("USERPROFILE", "")
+    base = world.environ.get("XDG_STATE_HOME", "")
+    if not re.match(r"/|[A-Za-z]:", base):  # a relative one does not count, by its standard
+        base = world.path(home, ".local", "state")
+    return world.path(base, "subagent-fleet", "trusted.json")
+
+
+def read_trusted(world: World) -> dict[str, list[str]]:
+    """Return {path of a fleet file: hashes of what was accepted of it}."""
+    path = trust_file(world)
+    trusted = {}
+    # absent, or not as this program wrote it: nothing was accepted
+    with contextlib.suppress(FleetError, ValueError, KeyError, TypeError, AttributeError):
+        if not world.others_may_read(path) and not world.belongs_to_other(path):
+            for config, hashes in parse_json(world.read_bytes(path))["trusted"].items():
+                trusted[config] = [str(one) for one in hashes]
+    return trusted
+
+
+def write_trusted(world: World, trusted: Mapping[str, Sequence[str]]) -> None:
+    """Keep what was accepted."""
+    report = {"schema": "subagent-fleet/trusted/1", "trusted": trusted}
+    content = json.dumps(report, indent=1).encode("utf-8") + b"\n"
+    world.replace_files([(trust_file(world), content, 0o600)])
+
+
+def trust_name(world: World, source: str) -> str:
+    """Return under which name a fleet file is accepted: where it really lies."""
+    return source if source == "<stdin>" else world.real_path(source)
+
+
+def hash_of(name: str, stake: Stake) -> str:
+    """Return what is kept of something that was accepted of a fleet file."""
+    return digest(f"{name}\n{stake.fact}".encode("utf-8", "surrogateescape"))
+
+
+def accept_stakes(world: World, source: str, stakes: Iterable[Stake]) -> None:
+    """Keep that this is accepted of a fleet file, beside what was before."""
+    name = trust_name(world, source)
+    trusted = read_trusted(world)
+    hashes = trusted.setdefault(name, [])
+    new = [hash_of(name, stake) for stake in stakes]
+    new = [one for one in new if one not in hashes]
+    if new:
+        hashes += new
+        write_trusted(world, trusted)
+
+
+def find_stakes(world: World, fleet: Fleet) -> list[Stake]:
+    """Return what is at stake with a fleet on this machine."""
+    gateway = fleet.gateway
+    own_hosts = {gateway.host} if is_here(world, gateway.host) else set()
+    for node in fleet.nodes.values():
+        host = split_endpoint(node.endpoint).host
+        if host != gateway.host and not is_private(host) and is_at_home(world, host):
+            own_hosts.add(host)
+    return plan_stakes(fleet, own_hosts)
+
+
+def is_here(world: World, host: str) -> bool:
+    """Tell whether a host is this machine, by an address or a name of its own."""
+    host = plain_address(host)
+    name = world.own_names()[0].lower()
+    names = (name, f"{name}.local", name.partition(".")[0])
+    return is_loopback(host) or host in names or world.is_own_address(host)
+
+
+def is_at_home(world: World, host: str) -> bool:
+    """Tell whether a host that might be anywhere is this machine, or in its Tailscale network."""
+    if is_here(world, host):
+        return True
+    # Such names are Tailscale's to give: what it says is so. It also makes some of them public.
+    if not host.endswith(".ts.net"):
+        return False
+    try:
+        places = world.resolve(host, 0, world.clock() + CONNECT_SECONDS)
+    except NodeFailure:
+        return False
+    return bool(places) and all(is_private(address[0]) for *_, address in places)
+
+
+def find_untrusted(world: World, fleet: Fleet) -> list[Stake]:
+    """Return what is at stake with a fleet and was not accepted."""
+    stakes = find_stakes(world, fleet)
+    if not stakes:
+        return []  # as with every fleet of machines at home: nothing is read
+    name = trust_name(world, fleet.document.source)
+    accepted = read_trusted(world).get(name, [])
+    return [stake for stake in stakes if hash_of(name, stake) not in accepted]
+
+
+def known_by_others(world: World, path: str) -> tuple[str, ...]:
+    """Return the ids of what lets others know the key in an environment file."""
+    return tuple(leak for leak in find_leaks(world, path) if leak != "env-unignored")
 
 
 # == 17. Commands =============================================================
@@ -10753,6 +11208,10 @@ class Options:
     out: str | None = None
     json: bool = False
     force: bool = False
+    trust: bool = False
+    # trust
+    show: bool = False
+    forget: bool = False
     timeout: float = 0.0
     check: bool = False
     verbose: bool = False
@@ -10877,6 +11336,7 @@ CONFIG = Flag("--config", "the fleet file, `-` for stdin; else the nearest fleet
 OUT = Flag("--out", "where generated files are; else here (--config) or by fleet.yaml", "DIR")
 JSON = Flag("--json", "print one JSON object")
 FORCE = Flag("--force", "overwrite what is there")
+TRUST = Flag("--trust", "accept what would otherwise be asked, or refused off a terminal")
 TIMEOUT = Flag("--timeout", "seconds to wait", "S", {**SECONDS, "default": PROBE_TIMEOUT_SECONDS})
 
 
@@ -10917,6 +11377,33 @@ def refuse_edited(paths: Sequence[str], command: str, outcome: str) -> FleetErro
             f"{STATE_DIRECTORY}/backup first)", status=EXIT_REFUSED)
 
 
+# -- what a person is asked before it goes out --
+
+def ask_trust(fleet: Fleet, options: Options, world: World) -> None:
+    """Have a person accept what would go where with this fleet; without a person, refuse."""
+    stakes = find_untrusted(world, fleet)
+    if not stakes:
+        return
+
+    source = fleet.document.source
+    if not options.trust:
+        is_asked = world.is_terminal("stdin") and world.is_terminal("stderr")
+        if is_asked:
+            world.err(format_stakes(source, [(stake, False) for stake in stakes],
+                                    look_of(world, "stderr")))
+        if not is_asked or not world.confirm("Do you want that?"):
+            words = "; ".join(stake.what for stake in stakes)
+            raise FleetError("untrusted", f"with {source}, {words}; you have not accepted that",
+                             fix="`subagent-fleet trust`, or add --trust",
+                             status=EXIT_REFUSED)
+    accept_stakes(world, source, stakes)
+
+
+def accept_typed(world: World, source: str, nodes: Iterable[Node]) -> None:
+    """Accept machines of a fleet file that a person has just typed."""
+    accept_stakes(world, source, plan_node_stakes(nodes))
+
+
 # -- the gateway, from outside --
 
 def get_page(world: World, url: str, until: float, **headers: str) -> Reply:
@@ -10927,7 +11414,14 @@ def get_page(world: World, url: str, until: float, **headers: str) -> Reply:
 
 
 def who_serves(world: World, fleet: Fleet, key: str, until: float) -> str:
-    """Return OUR_GATEWAY when one serves this fleet with its key, else who listens, or ""."""
+    """Return OUR_GATEWAY when one serves this fleet with its key, else who listens, or "".
+
+    Whoever came first can hold the port and say any name. So the key is sent only after a proof
+    that it is known there already.
+    """
+    is_far = not is_here(world, fleet.gateway.host)
+    if is_far and any(stake.fact.startswith("gateway ") for stake in find_untrusted(world, fleet)):
+        return FAR_GATEWAY
     url = gateway_url(fleet.gateway)
     try:
         if b'"subagent-fleet"' in get_page(world, url + "/", until).body:
@@ -10937,19 +11431,42 @@ def who_serves(world: World, fleet: Fleet, key: str, until: float) -> str:
     except NodeFailure as failure:
         if failure.reason in ("refused", "unreachable", "dns"):
             return ""
-    return "another program"  # which is not shown the key
+    return "another program"
 
 
 def _serves_as_we_do(world: World, fleet: Fleet, key: str, until: float) -> str:
     """Return whether a gateway of ours serves this fleet, in its present form."""
+    if not key or not _knows_key(world, fleet, key, until):
+        return "subagent-fleet"
     page = _show_key(world, gateway_url(fleet.gateway) + "/fleet", key, until)
     if page.get("fleet") != fleet.name:
         return "subagent-fleet"
     return OUR_GATEWAY if page.get("config") == fleet_digest(fleet) else OLD_GATEWAY
 
 
+def _knows_key(world: World, fleet: Fleet, key: str, until: float) -> bool:
+    """Tell whether the gateway proves that it knows the key, which it is not shown."""
+    nonce = world.token(32)
+    url = f"{gateway_url(fleet.gateway)}{PROOF_PATH}{nonce}"
+    with contextlib.closing(world.open_exchange(url, deadline=until)) as exchange:
+        address, port = exchange.find_peer()
+        exchange.read_head()
+        page = _read_object(exchange.read_all(PROBE_LIMIT_BYTES))
+    return proves_key(page.get("proof"), prove_key(key, nonce, address, port))
+
+
 def _serves_as_litellm(world: World, fleet: Fleet, key: str, until: float) -> str:
-    """Return whether a LiteLLM has every alias of this fleet."""
+    """Return whether a LiteLLM has every alias of this fleet.
+
+    It can prove nothing. But it can be told whose program it is, and who runs one as this user
+    or as root can read the file with the key anyway. To a wrong key it may say anything (401,
+    or 400 without a database, 1.106.2), and so may who only poses as LiteLLM.
+    """
+    is_far = not is_here(world, fleet.gateway.host)  # and then a person has said it may see it
+    if not is_far and not world.is_port_ours(fleet.gateway.port):
+        return "LiteLLM, which another user runs"
+    if not key:
+        return "LiteLLM"
     page = _show_key(world, gateway_url(fleet.gateway) + "/v1/models", key, until)
     wanted = {model.alias for model in fleet.models.values()}
     try:
@@ -10961,11 +11478,17 @@ def _serves_as_litellm(world: World, fleet: Fleet, key: str, until: float) -> st
 
 def _show_key(world: World, url: str, key: str, until: float) -> dict[str, Any]:
     """Return the page that a gateway shows to who has its key; to others it is empty."""
-    if not key:
-        return {}
     try:
-        page = parse_json(get_page(world, url, until, Authorization=f"Bearer {key}").body)
-    except (FleetError, ValueError):  # a key that no header can hold
+        return _read_object(get_page(world, url, until, Authorization=f"Bearer {key}").body)
+    except (NodeFailure, UnicodeEncodeError):  # no answer, or a key that no header can hold
+        return {}
+
+
+def _read_object(body: bytes | bytearray) -> dict[str, Any]:
+    """Return the JSON object of a page, an empty one where it is something else."""
+    try:
+        page = parse_json(body)
+    except ValueError:
         return {}
     return page if isinstance(page, dict) else {}
 
@@ -10999,8 +11522,10 @@ def name_free_port(world: World, fleet: Fleet, fix: str) -> str:
 
 def ask_gateway(world: World, fleet: Fleet, key: str) -> dict[str, dict[str, Any]]:
     """Return {node: what it has served} from a gateway of ours that serves this fleet."""
-    url = gateway_url(fleet.gateway) + "/fleet"
-    page = _show_key(world, url, key, world.clock() + CONNECT_SECONDS)
+    until = world.clock() + CONNECT_SECONDS
+    if who_serves(world, fleet, key, until) != OUR_GATEWAY:
+        return {}
+    page = _show_key(world, gateway_url(fleet.gateway) + "/fleet", key, until)
     if page.get("fleet") != fleet.name:  # nobody, or no page of ours
         return {}
     try:
@@ -11049,16 +11574,25 @@ def start_gateway(world: World, fleet: Fleet, key: str, *, out: str,
 
 def start_litellm(world: World, fleet: Fleet, key: str, *, out: str,
                   stops: contextlib.ExitStack) -> None:
-    """Start LiteLLM with the generated config, and wait until it has every alias."""
+    """Start LiteLLM, and wait until it has every alias.
+
+    Its config can name Python to import, which it finds where the config lies and where it was
+    started (1.106.2). So it gets one that was just made, in a directory of its own.
+    """
     program = world.which("litellm")
     if not program:
         raise FleetError("litellm-missing", "the gateway is LiteLLM and it is not on the PATH",
                          fix=f"{LITELLM_INSTALL}, or write `provider: builtin`")
 
     log = world.enter(out, f"{STATE_DIRECTORY}/litellm.log")
-    words = [program, "--config", world.path(out, LITELLM_FILE), "--host", fleet.gateway.host,
+    place = stops.enter_context(PrivateDirectory())
+    config = world.path(place, LITELLM_FILE)
+    world.replace_files([(config, render_litellm(fleet).encode("utf-8"), 0o600)])
+
+    words = [program, "--config", config, "--host", fleet.gateway.host,
              "--port", str(fleet.gateway.port)]
-    child = world.start(words, environ=merge_environment(world.environ, fleet, key), log=log)
+    child = world.start(words, environ=litellm_environment(world.environ, fleet, key), log=log,
+                        directory=place)
     stops.callback(child.stop)
 
     until = world.clock() + LITELLM_START_SECONDS
@@ -11097,11 +11631,13 @@ def receipts_path(world: World, out: str) -> str:
 # -- start --
 
 @command("up", "do the whole job: find, generate, warm, serve, run Claude Code", CONFIG, OUT,
+         TRUST,
          Flag("--node", "also take this machine; may be repeated", "NAME=URL", REPEAT),
          group=START, examples=("up", "up -- -p 'say hi'"), passes="ARGS")
 def cmd_up(options: Options, world: World) -> int:
     """Do the whole job. What is said goes to standard error: standard output is Claude Code's."""
     fleet = find_or_write_fleet(options, world)
+    ask_trust(fleet, options, world)
     workspace = open_workspace(options, world)
     write_unedited(workspace, fleet)
     key = workspace.read_key(fleet)
@@ -11147,6 +11683,7 @@ def find_or_write_fleet(options: Options, world: World) -> Fleet:
         if config.fleet.nodes.get(node.name, Node("", "")).endpoint != node.endpoint:
             addition = plan_insertion(config, node, options, world)
             replace_config(world, path, addition)
+            accept_typed(world, path, [node])
             world.err(f"{clean_line(node.name)}: put into {clean_line(path)}\n")
             config = load_config(world, options.config)
     weak = lint_key(config.fleet, world.environ)
@@ -11156,7 +11693,7 @@ def find_or_write_fleet(options: Options, world: World) -> Fleet:
 
 def write_unedited(workspace: Workspace, fleet: Fleet) -> None:
     """Write what is generated, keep what a person has edited, and say what became of each."""
-    changes = workspace.compare(fleet)
+    changes = workspace.compare(fleet, renews=True)
     workspace.write([change for change in changes if change.action != "edited"])
     for change in changes:
         if change.action == "edited":
@@ -11167,7 +11704,7 @@ def write_unedited(workspace: Workspace, fleet: Fleet) -> None:
 
 def check_key(fleet: Fleet, key: str, options: Options, world: World) -> None:
     """Refuse to serve beyond this machine with a weak key, wherever that stands."""
-    if not LOOPBACK.fullmatch(fleet.gateway.host):
+    if not is_loopback(fleet.gateway.host):
         tell_findings(lint_key(fleet, {fleet.gateway.master_key_env: key}), options, world)
 
 
@@ -11293,6 +11830,7 @@ def write_starter(world: World, output: str, nodes: dict[str, Node], *, offline:
     text = render_starter(starter.tree, starter.has_models, name_project(world, output))
     text = dress_starter(world, output, text)
     said = [*replace_config(world, output, text), *said]
+    accept_typed(world, output, nodes.values())
     if flaw:
         said.append(f"{flaw}: `ollama pull {PLACEHOLDERS[0]}`, `subagent-fleet init --force`")
     return "".join(clean_line(line) + "\n" for line in said)
@@ -11323,7 +11861,7 @@ def is_same_machine(world: World, endpoint: str, here: str) -> bool:
     places = []
     for url in (endpoint, here):
         place = split_endpoint(url)
-        if place.host in own or LOOPBACK.fullmatch(place.host):
+        if place.host in own or is_loopback(place.host):
             place = replace(place, host="localhost")
         places.append(place)
     return places[0] == places[1]
@@ -11385,6 +11923,7 @@ def cmd_add(options: Options, world: World) -> int:
         return EXIT_OK
 
     _, kept = replace_config(world, path, text)
+    accept_typed(world, path, [node])
     before = {finding.what for finding in config.warnings}
     after = load_config(world, options.config).warnings
     tell_findings([finding for finding in after if finding.what not in before], options, world)
@@ -11521,7 +12060,7 @@ def cmd_generate(options: Options, world: World) -> int:
     tell_findings(findings, options, world)
 
     workspace = open_workspace(options, world)
-    changes = workspace.compare(fleet, targets)
+    changes = workspace.compare(fleet, targets, renews=True)
     result = Generation(fleet, workspace.out, findings, changes)
     if options.check or options.diff:
         show_generation(result, options, world)
@@ -11626,10 +12165,11 @@ def parse_targets(options: Options) -> tuple[str, ...]:
 @command("env", "print Claude Code's environment for your shell", CONFIG, OUT,
          Flag("--shell", "for whom", "SHELL",
               {"default": "sh", "choices": ("sh", "bash", "zsh", "fish", "json")}),
-         Flag("--show-key", "show the key on a terminal, too"),
+         Flag("--show-key", "show the key on a terminal, too"), TRUST,
          group=SET_UP, examples=("env", 'eval "$(subagent-fleet env)"'))
 def cmd_env(options: Options, world: World) -> int:
     fleet = load_config(world, options.config).fleet
+    ask_trust(fleet, options, world)
     workspace = open_workspace(options, world)
     key = workspace.read_key(fleet)
     is_shown = options.show_key or not world.is_terminal()
@@ -11645,6 +12185,44 @@ def cmd_env(options: Options, world: World) -> int:
         shell = "fish" if options.shell == "fish" else "sh"  # which bash and zsh understand
         world.out(render_environment(fleet, kept, shell))
     return EXIT_OK
+
+
+@command("trust", "accept what a fleet file would send beyond your machines and networks", CONFIG,
+         Flag("--show", "only show what that is, and what was accepted"),
+         Flag("--forget", "accept nothing of it any more"), JSON,
+         group=SET_UP, examples=("trust --show", "trust"))
+def cmd_trust(options: Options, world: World) -> int:
+    """Ask a person; who types this off a terminal has decided."""
+    fleet = load_config(world, options.config).fleet
+    source = fleet.document.source
+    if options.forget:
+        forget_stakes(world, source)
+
+    stakes = find_stakes(world, fleet)
+    untrusted = find_untrusted(world, fleet)
+    is_shown = options.show or options.forget or options.json
+    rows = [(stake, stake not in untrusted) for stake in stakes]
+    if options.json:
+        listed = [{"what": stake.what, "accepted": accepted} for stake, accepted in rows]
+        world.out(render_report("trust", {"file": source, "stakes": listed}))
+    else:
+        world.out(format_stakes(source, rows, look_of(world)))
+
+    if not untrusted or is_shown:
+        return EXIT_OK
+    if not world.confirm("Do you want that?"):
+        raise FleetError("untrusted", "nothing was accepted", status=EXIT_REFUSED,
+                         fix=f"change {source}")
+    accept_stakes(world, source, untrusted)
+    world.out("Accepted.\n")
+    return EXIT_OK
+
+
+def forget_stakes(world: World, source: str) -> None:
+    """Keep nothing any more that was accepted of a fleet file."""
+    trusted = read_trusted(world)
+    if trusted.pop(trust_name(world, source), None) is not None:
+        write_trusted(world, trusted)
 
 
 # -- look --
@@ -11867,7 +12445,8 @@ def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Fin
         jobs["claude"] = lambda: ask_version(world, program, until)
     if fleet:
         weak = lint_key(fleet, world.environ)
-        facts = replace(facts, settings=find_settings(world), problems=(*problems, *weak))
+        paths = [*managed_settings(world), *usual_settings(world)]
+        facts = replace(facts, settings=find_settings(world, paths), problems=(*problems, *weak))
         facts = observe_files(workspace, fleet, facts)
         key = known_key(workspace, fleet)
         jobs["states"] = lambda: probe_nodes(world, fleet.nodes, seconds, fleet.models)
@@ -12004,8 +12583,10 @@ def report_receipt(receipt: dict[str, Any], names: AgentNames) -> dict[str, Any]
     tries = receipt.get("tries")
     failures = [{"node": str(tried.get("node")), "why": str(tried.get("why"))}
                 for tried in tries if isinstance(tried, dict)] if isinstance(tries, list) else []
-    numbers = {key: receipt.get(key) if is_number(receipt.get(key)) else None
-               for key in ("waited", "first_byte", "total", "input_tokens", "output_tokens")}
+    numbers = {}
+    for key in ("waited", "first_byte", "total", "input_tokens", "output_tokens"):
+        number = receipt.get(key)
+        numbers[key] = number if isinstance(number, (int, float)) else None
     name = names.find(texts["session"], texts["agent"], texts["alias"])
     return {"time": receipt["time"], "name": name, **texts, "failures": failures, **numbers}
 
@@ -12100,7 +12681,7 @@ def report_warmth(name: str, warmth: Warmth) -> dict[str, object]:
          Flag("--host", "listen there instead", "HOST", {"default": ""}),
          Flag("--port", "listen there instead, where `launch` does not ask; 0: any", "PORT",
               {"default": ""}),
-         Flag("--no-receipts", "keep no record of requests"),
+         Flag("--no-receipts", "keep no record of requests"), TRUST,
          Flag("--verbose", "print a line for each request and each refusal", short="-v"),
          group=SERVE, examples=("serve", "serve --verbose"))
 def cmd_serve(options: Options, world: World) -> int:
@@ -12111,6 +12692,7 @@ def cmd_serve(options: Options, world: World) -> int:
         raise FleetError("usage", f"--port: `{port}` is not a port", status=EXIT_USAGE,
                          fix="write --port 4000")
     host = options.host or fleet.gateway.host
+    ask_trust(replace(fleet, gateway=Gateway()), options, world)  # it can only be served here
     fleet = replace(fleet, gateway=replace(fleet.gateway, host=host, port=int(port)))
 
     key = workspace.read_key(fleet)
@@ -12133,10 +12715,12 @@ def cmd_serve(options: Options, world: World) -> int:
 
 @command("launch", "run Claude Code on the fleet",
          Flag("program", "the program", "claude", {"choices": ("claude",)}), CONFIG, OUT,
+         TRUST,
          group=SERVE, examples=("launch claude", "launch claude -- -p 'say hi'"), passes="ARGS")
 def cmd_launch(options: Options, world: World) -> int:
     """Run Claude Code on the fleet; its exit code is ours."""
     fleet = load_config(world, options.config).fleet
+    ask_trust(fleet, options, world)
     workspace = open_workspace(options, world)
     began = world.now()
     status = launch_claude(workspace, fleet, options)
@@ -12152,7 +12736,12 @@ def launch_claude(workspace: Workspace, fleet: Fleet, options: Options) -> int:
         raise FleetError("claude-missing", "Claude Code is not on the PATH", fix=CLAUDE_INSTALL)
     key = workspace.read_key(fleet)
 
-    facts = observe_files(workspace, fleet, Facts(settings=find_settings(world)))
+    managed = find_settings(world, managed_settings(world))  # ours beat all the others
+    refuse_managed(fleet, managed, options, world)
+    own = take_settings(world, options.passed)
+    settings = own.read()
+    refuse_other_address(fleet, settings, own)
+    facts = observe_files(workspace, fleet, Facts(settings=managed))
     findings = list(lint_key(fleet, world.environ))
     for _, finding in plan_doctor(fleet, facts, topics=("Claude Code", "Files")):
         if finding.level in ("warning", "error"):
@@ -12160,11 +12749,40 @@ def launch_claude(workspace: Workspace, fleet: Fleet, options: Options) -> int:
     tell_findings(findings, options, world)
 
     find_gateway(world, fleet, key, needed=True)
-    words = list(options.passed)
-    if not any(word.split("=")[0] == "--settings" for word in words):
-        # Auto mode asks a server of Anthropic before every action, which no gateway has (2.1.326).
-        words = ["--settings", '{"permissions":{"disableAutoMode":"disable"}}', *words]
-    return world.run([program, *words], merge_environment(world.environ, fleet, key))
+    environ = merge_environment(world.environ, fleet, key)
+    with PrivateDirectory() as place:
+        path = world.path(place, "settings.json")
+        content = json.dumps(plan_settings(fleet, environ, settings)).encode("utf-8")
+        world.replace_files([(path, content, 0o600)])  # a key in an argument is seen by all
+        return world.run([program, "--settings", path, *own.words], environ)
+
+
+def refuse_managed(fleet: Fleet, managed: Mapping[str, Mapping[str, object]], options: Options,
+                   world: World) -> None:
+    """Refuse to start Claude Code where an administrator's settings lead it elsewhere."""
+    for path, environment in managed.items():
+        names = [name for name in overridden_names(fleet, environment) if leads_away(name)]
+        names.sort(key=lambda name: name not in ADDRESSES)
+        if not names or (options.trust and names[0] not in ADDRESSES):
+            continue
+        fix = f"remove it from {path}"
+        if names[0] not in ADDRESSES:
+            fix += ", or add --trust"
+        where = f"{path}:{line_of(world.read_bytes(path), names[0])}"
+        raise FleetError("settings-managed", f"{names[0]} under `env` of managed settings beats "
+                         "the fleet's: prompts or the key would go elsewhere", where=where,
+                         fix=fix, status=EXIT_REFUSED)
+
+
+def refuse_other_address(fleet: Fleet, settings: Mapping[str, Any], own: OwnSettings) -> None:
+    """Refuse a person's own settings that name another gateway: what is meant is not known."""
+    for name in ADDRESSES:
+        url = settings.get("env", {}).get(name)
+        if url is not None and url != gateway_url(fleet.gateway):
+            raise FleetError("settings-elsewhere", f"{name} under `env` names another gateway "
+                             "than the fleet's", where=f"{own.source}:{line_of(own.content, name)}",
+                             fix=f"remove it from {own.source}, or run `claude` alone",
+                             status=EXIT_REFUSED)
 
 
 def tell_session(workspace: Workspace, began: float, command: str, options: Options) -> None:

@@ -178,7 +178,7 @@ def test_any_bytes_take_little_memory(tmp_path, name):
             stream.truncate(100 << 20)
     else:
         path.write_bytes(HOSTILE[name])
-    done = subprocess.run([sys.executable, "-I", "-S", str(SCRIPT), "validate"],
+    done = subprocess.run([sys.executable, "-I", "-S", "-W", "error", str(SCRIPT), "validate"],
                           cwd=str(tmp_path), stderr=subprocess.PIPE, preexec_fn=limit_memory,
                           timeout=20)
     assert done.returncode == 1 and b"MemoryError" not in done.stderr

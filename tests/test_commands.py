@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import select
 import signal
 import stat
 import subprocess
@@ -11,7 +12,7 @@ import time
 import pytest
 
 import subagent_fleet as sf
-from tools import SCRIPT, clean_environment, free_port, keys_near
+from tools import PROGRAM, clean_environment, free_port, keys_near
 from workspace_cases import (
     ENV,
     FILES,
@@ -134,6 +135,16 @@ def test_init_below_a_fleet_asks_a_person(tmp_path):
     assert os.listdir(tmp_path / "sub") == []
     assert on_terminal(["init", "--offline"], tmp_path / "sub", b"y\n")[0] == 0
     assert os.listdir(tmp_path / "sub") == ["fleet.yaml"]
+
+
+def test_what_goes_beyond_is_asked_of_a_person(generated):
+    rewrite(generated, FLEET.replace("http://192.168.1.50:11434", "https://gpu.example:443"))
+    status, shown = on_terminal(["env"], generated, b"n\n", HOME=generated)
+    assert status == 3 and "With fleet.yaml:" in shown and "Do you want that? [y/N]" in shown
+    assert "new  prompts, and what agents read, go to https://gpu.example:443 (node big)" in shown
+    assert on_terminal(["env"], generated, b"y\n", HOME=generated)[0] == 0
+    status, shown = on_terminal(["env"], generated, HOME=generated)
+    assert status == 0 and "Do you" not in shown
 
 
 @pytest.mark.parametrize("text, endpoint", [
@@ -372,7 +383,7 @@ def on_terminal(words, cwd, typed=b"", **env):
     child, master = pty.fork()
     if child == 0:
         os.chdir(cwd)
-        os.execve(sys.executable, [sys.executable, "-I", "-S", str(SCRIPT), *words],
+        os.execve(sys.executable, [sys.executable, "-I", "-S", PROGRAM, *words],
                   clean_environment(**env))
     os.write(master, typed)
     shown = b""
@@ -419,7 +430,7 @@ def test_env_json_and_fish_hold_the_same(generated, quick):
 
 
 def test_env_with_a_key_of_the_environment_only_puts_it_in_no_script(fleet, quick):
-    done = quick("env", env={"LITELLM_MASTER_KEY": 'sk-"; touch owned; "0123456789'})
+    done = quick("env", env={"LITELLM_MASTER_KEY": 'sk-";touch${IFS}owned;"0123456789'})
     assert done.returncode == 0 and "owned" not in done.stdout
     assert 'export LITELLM_MASTER_KEY="${LITELLM_MASTER_KEY:-}"\n' in done.stdout
 
@@ -472,7 +483,8 @@ def fake_claude(tmp_path, gateway):
 
 
 def test_launch_gives_the_environment_and_returns_the_exit_code(generated, run_cli, fake_claude):
-    environ = fake_claude('env -0 > seen.env; printf "%s\\0" "$@" > seen.args; exit 7\n')
+    environ = fake_claude('env -0 > seen.env; printf "%s\\0" "$@" > seen.args\n'
+                          'cp "$2" seen.settings; ls -ln "$2" > seen.mode; exit 7\n')
     environ.update(ANTHROPIC_API_KEY="old", CLAUDE_CODE_SUBAGENT_MODEL="old", KEPT="yes")
     done = run_cli("launch", "claude", "--", "-p", "a b", "--", "$(id)", env=environ)
     assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
@@ -484,13 +496,71 @@ def test_launch_gives_the_environment_and_returns_the_exit_code(generated, run_c
     assert "ANTHROPIC_API_KEY" not in seen and "CLAUDE_CODE_SUBAGENT_MODEL" not in seen
     words = (generated / "seen.args").read_text().split("\0")[:-1]
     assert words[0] == "--settings" and words[2:] == ["-p", "a b", "--", "$(id)"]
-    assert json.loads(words[1]) == {"permissions": {"disableAutoMode": "disable"}}
+    assert not any(key in word for word in words) and not os.path.exists(words[1])
+    assert (generated / "seen.mode").read_text().startswith("-rw------- ")
+    settings = json.loads((generated / "seen.settings").read_text())
+    assert settings["permissions"] == {"disableAutoMode": "disable"}
+    assert settings["env"] == {**{name: value for name, value in wanted.items()
+                                  if name != "LITELLM_MASTER_KEY"},
+                               **dict.fromkeys(settings["env"].keys() - wanted.keys(), "")}
+    assert settings["env"]["ANTHROPIC_AUTH_TOKEN"] == key
+    assert settings["env"]["CLAUDE_CODE_USE_BEDROCK"] == settings["env"]["ANTHROPIC_API_KEY"] == ""
 
 
-@pytest.mark.parametrize("given", [["--settings", "x.json"], ["--settings=x.json"]])
-def test_launch_leaves_your_own_settings(generated, run_cli, fake_claude, given):
-    done = run_cli("launch", "claude", "--", *given, env=fake_claude('echo "$@"\n'))
-    assert done.stdout == " ".join(given) + "\n"
+OWN = {"model": "y", "env": {"EDITOR": "vi", "ANTHROPIC_MODEL": "mine", "NO_PROXY": "theirs",
+                             "ANTHROPIC_AUTH_TOKEN": "theirs", "CLAUDE_CODE_USE_BEDROCK": "1"},
+       "permissions": {"deny": ["Bash"]}}
+
+
+@pytest.mark.parametrize("given", [["--settings", "x.json"], ["--settings=x.json"],
+                                   ["--settings", "nowhere", "--settings", json.dumps(OWN)]])
+def test_launch_merges_your_own_settings(generated, run_cli, fake_claude, given):
+    (generated / "x.json").write_text(json.dumps(OWN))
+    environ = fake_claude('cp "$2" seen; shift 2; echo "$@"\n')
+    done = run_cli("launch", "claude", "--", "-c", *given, "-p", "--", "--settings", env=environ)
+    assert done.stdout == "-c -p -- --settings\n"
+    settings = json.loads((generated / "seen").read_text())
+    assert settings["permissions"] == {"deny": ["Bash"], "disableAutoMode": "disable"}
+    assert settings["model"] == "y"
+    environment = settings["env"]
+    assert (environment["EDITOR"], environment["ANTHROPIC_MODEL"]) == ("vi", "mine")
+    assert environment["ANTHROPIC_BASE_URL"] == f"http://127.0.0.1:{PORT}"
+    assert environment["ANTHROPIC_AUTH_TOKEN"] in keys_near(generated)
+    assert environment["CLAUDE_CODE_USE_BEDROCK"] == "" and "theirs" not in environment["NO_PROXY"]
+
+
+@pytest.mark.parametrize("text, slug, told", [
+    ('{"env": {\n "ANTHROPIC_BASE_URL": "http://other"}}', "settings-elsewhere",
+     "x.json:2: ANTHROPIC_BASE_URL under `env` names another gateway"),
+    ("[]", "bad-settings", "x.json holds no settings"), ("{", "bad-settings", "x.json holds no"),
+    ('{"env": []}', "bad-settings", "x.json holds no"),
+    ('{"permissions": 1}', "bad-settings", "x.json holds no"),
+    (None, "unreadable", "x.json")])
+def test_launch_refuses_settings_that_lead_elsewhere(generated, quick, fake_claude, text, slug, told):
+    if text is not None:
+        (generated / "x.json").write_text(text)
+    done = quick("launch", "claude", "--trust", "--", "--settings", "x.json",
+                 env=fake_claude("touch ran\n"))
+    assert done.returncode == (3 if slug == "settings-elsewhere" else 1)
+    assert told in done.stderr and "fix: " in done.stderr and not (generated / "ran").exists()
+
+
+@pytest.mark.parametrize("name, words, status", [
+    ("ANTHROPIC_BASE_URL", [], 3), ("ANTHROPIC_BASE_URL", ["--trust"], 3),
+    ("CLAUDE_CODE_USE_BEDROCK", [], 3), ("CLAUDE_CODE_USE_BEDROCK", ["--trust"], 0),
+    ("ANTHROPIC_AUTH_TOKEN", [], 3), ("ANTHROPIC_MODEL", [], 0)])
+def test_launch_refuses_managed_settings_that_beat_the_fleet(
+        generated, quick, fake_claude, monkeypatch, name, words, status):
+    managed = generated / "managed.json"
+    managed.write_text(json.dumps({"env": {"A": "b", name: "other"}}, indent=1))
+    monkeypatch.setattr(sf, "managed_settings", lambda world: [str(managed)])
+    done = quick("launch", "claude", *words, env=fake_claude("touch ran\n"))
+    assert done.returncode == status and (generated / "ran").exists() == (status == 0)
+    if status:  # slug "settings-managed"
+        assert f"error: {managed}:4: {name} under `env` of managed settings beats" in done.stderr
+        assert ("or add --trust" in done.stderr) == (name != "ANTHROPIC_BASE_URL")
+    else:
+        assert f"warning: {managed} sets {name} under `env`" in done.stderr
 
 
 def test_launch_asks_for_the_gateway_first(generated, quick, gateway, fake_claude):
@@ -545,8 +615,8 @@ def test_status_names_the_config_that_was_typed(fleet, quick, fake_node):
     assert "\nNext: `subagent-fleet warmup --config fleet.yaml` (no gateway runs" in done.stdout
 
 
-def test_launch_names_settings_that_beat_the_environment(generated, quick, fake_claude):
-    environ = fake_claude("exit 0\n")
+def test_launch_beats_the_settings_that_lie_there(generated, quick, fake_claude):
+    environ = fake_claude('cp "$2" seen\n')
     (generated / ".claude/settings.local.json").write_text(json.dumps(
         {"env": {"ANTHROPIC_BASE_URL": "https://elsewhere.example", "EDITOR": "vi"}}),
         encoding="utf-8")
@@ -554,10 +624,10 @@ def test_launch_names_settings_that_beat_the_environment(generated, quick, fake_
     (generated / "home/.claude/settings.json").write_text(json.dumps(
         {"env": {"CLAUDE_CODE_SUBAGENT_MODEL": "opus", "NO_DOCS": "True"}}), encoding="utf-8")
     done = quick("launch", "claude", env=environ)
-    assert done.returncode == 0 and done.stderr.count("warning: ") == 2
-    assert "settings.local.json sets ANTHROPIC_BASE_URL under" in done.stderr
-    assert "home/.claude/settings.json sets CLAUDE_CODE_SUBAGENT_MODEL under" in done.stderr
-    assert "elsewhere" not in done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
+    environment = json.loads((generated / "seen").read_text())["env"]
+    assert environment["ANTHROPIC_BASE_URL"] == f"http://127.0.0.1:{PORT}"
+    assert environment["CLAUDE_CODE_SUBAGENT_MODEL"] == ""  # which unsets it
 
 
 def test_launch_with_a_weak_key_beyond_this_machine_is_refused(generated, quick, fake_claude):
@@ -720,6 +790,8 @@ def test_add_of_a_machine_without_models_is_refused(two, quick, fake_node, model
      "    node: a\n    ollama_model: x\n    # c\n    litellm_alias: y"),
     ("nodes:\n  a: {endpoint: 'http://h:1',\n    tags: []}", "models:\n  m:\n    node: a\n"
      "    ollama_model: x\n    litellm_alias: y"),
+    ("nodes:\n  a:\n    endpoint: http://h:1\n    tags: [\"x\n  y\"]", "models:\n  m: {node: a, "
+     "ollama_model: x, litellm_alias: y}"),
     ("nodes: {a: {endpoint: 'http://h:1'}}", "models:\n  m: {node: a, ollama_model: x, litellm_alias: y}")])
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
 @pytest.mark.parametrize("end", ["\n", "", "\n\n# end\n"])
@@ -734,8 +806,9 @@ def test_insertion_is_right_or_refused(nodes, models, order, end):
         sf.check_insertion(document, changed, added)
     except sf.FleetError as error:
         assert error.slug == "cannot-add" and "b:" in error.finding.excerpt
+        assert re.search(r'nodes: \{|\n  y"|\n  \]', text)  # on whose lines nothing can be put
         return
-    assert "nodes: {" not in text
+    assert list(sf.parse_yaml(changed)["nodes"]) == ["a", "b"] and "nodes: {" not in text
     kept = iter(changed.split("\n"))
     assert all(line in kept for line in text.split("\n"))  # each, in its order
 
@@ -810,10 +883,22 @@ def test_logs_without_fleet_or_name_show_the_id(tmp_path, quick):
         assert lines_of(quick("logs", env=env))[1].split()[:2] == ["a1", "light"]
 
 
+@pytest.mark.parametrize("session, agent", [("..", "a1"), ("s-1", "*"), ("s-1", "[a]1"), ("*", "a1")])
+def test_logs_take_a_name_from_no_other_file(tmp_path, quick, session, agent):
+    (tmp_path / ".git").mkdir()
+    write_receipts(tmp_path, {**ONE, "session": session, "agent": agent})
+    env = write_meta(tmp_path, "s-1", "a1", '{"agentType": "stolen"}')
+    below = tmp_path / "config/projects/subagents/agent-a1.meta.json"
+    below.parent.mkdir()
+    below.write_text('{"agentType": "stolen"}')
+    assert lines_of(quick("logs", env=env))[1].split()[0] == agent
+
+
 @pytest.mark.parametrize("receipt", [
     "{}", "[]", "nonsense", '{"time": "x"}', '{"time": 1e999}', '{"time": NaN}', '{"time": -1e18}',
     '{"time": 5, "tries": 3, "total": NaN, "agent": {}, "session": ["../.."]}', "[" * 100_000,
     '{"time": 5, "tries": [1, {"node": {}}], "agent": "../../x", "session": ".."}',
+    '{"time": 5, "total": 1%s}' % ("0" * 400), '{"time": 1%s}' % ("0" * 400),
     '{"time": 5, "agent": "\\u001b[2J", "model": "\\u202e", "outcome": "\\n\\u001b]0;x"}'])
 def test_logs_survive_any_receipt(tmp_path, quick, receipt):
     (tmp_path / ".git").mkdir()
@@ -839,18 +924,24 @@ def test_logs_want_a_number_of_lines(fleet, quick, words):
 def test_logs_follow_a_file_that_grows_and_turns_over(fleet):
     write_receipts(fleet, ONE)
     path = fleet / ".subagent-fleet/requests.jsonl"
-    child = subprocess.Popen([sys.executable, str(SCRIPT), "logs", "-f"], cwd=fleet,
+    child = subprocess.Popen([sys.executable, PROGRAM, "logs", "-f"], cwd=fleet,
                              env=clean_environment(), stdout=subprocess.PIPE)
+
+    def next_line():
+        assert select.select([child.stdout], [], [], 20)[0], "nothing came"
+        return child.stdout.readline()
+
     try:
-        assert b"Time " in child.stdout.readline() and b" main " in child.stdout.readline()
+        assert b"Time " in next_line()
+        assert b" main " in child.stdout.readline()  # it may have come with the first
         line = json.dumps({**ONE, "agent": "second-one", "alias": "?"}) + "\n"
         edit(path, line[:40])
         time.sleep(0.3)
         edit(path, line[40:])
-        assert b" second-one " in child.stdout.readline()
+        assert b" second-one " in next_line()
         path.rename(f"{path}.1")
         path.write_text(json.dumps({**ONE, "agent": "third", "alias": "?"}) + "\n")
-        assert b" third " in child.stdout.readline()
+        assert b" third " in next_line()
         child.send_signal(signal.SIGINT)
         assert child.wait(10) == 130
     finally:
@@ -874,7 +965,7 @@ def test_status_is_ready_only_with_its_gateway(generated, quick, fake_node, gate
 
 def start_launch(generated, environ):
     """Start launch in a group of its own; return it once the fake Claude is up."""
-    child = subprocess.Popen([sys.executable, str(SCRIPT), "launch", "claude"], cwd=generated,
+    child = subprocess.Popen([sys.executable, PROGRAM, "launch", "claude"], cwd=generated,
                              env=clean_environment(**environ), stdout=subprocess.PIPE,
                              stderr=subprocess.PIPE, start_new_session=True)
     assert child.stdout.readline() == b"up\n"

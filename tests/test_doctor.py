@@ -11,7 +11,7 @@ import pytest
 
 import subagent_fleet as sf
 from doctor_facts import GOOD_MODEL, LOCAL, OFFLINE, REACHED, on, paste
-from tools import SCRIPT, clean_environment, keys_near
+from tools import PROGRAM, clean_environment, keys_near
 
 
 @pytest.fixture
@@ -103,11 +103,11 @@ def test_settings_are_read_where_claude_code_reads_them(tmp_path, monkeypatch):
         write_settings(tmp_path / place, json.dumps({"env": {"A": place}, "permissions": {}}))
     (tmp_path / ".claude" / "settings.local.json").write_text('{"env": {}}')
     world = world_with(HOME="home")
-    found = {path: env for path, env in sf.find_settings(world).items() if path[0] != "/"}
+    found = sf.find_settings(world, sf.usual_settings(world))
     assert found == {"home/.claude/settings.json": {"A": "home/.claude"},
                      ".claude/settings.json": {"A": ".claude"}, ".claude/settings.local.json": {}}
     world = world_with(HOME="home", CLAUDE_CONFIG_DIR="own")
-    assert sf.find_settings(world)["own/settings.json"] == {"A": "own"}
+    assert sf.find_settings(world, sf.usual_settings(world))["own/settings.json"] == {"A": "own"}
 
 
 @pytest.mark.parametrize("text", ["{", "[" * 9999, "", "[]", "5", '{"a": 1}', '{"env": [1]}',
@@ -115,7 +115,8 @@ def test_settings_are_read_where_claude_code_reads_them(tmp_path, monkeypatch):
 def test_settings_that_set_nothing_are_passed_over(tmp_path, monkeypatch, text):
     monkeypatch.chdir(tmp_path)
     write_settings(tmp_path / ".claude", text)
-    assert ".claude/settings.json" not in sf.find_settings(world_with(HOME="home"))
+    paths = sf.usual_settings(world_with(HOME="home"))
+    assert sf.find_settings(world_with(HOME="home"), paths) == {}
 
 
 def test_agents_are_read_from_folders_below_too(tmp_path, monkeypatch):
@@ -410,7 +411,7 @@ def test_doctor_ends_in_time_whatever_hangs(doctor):
 
 
 def test_doctor_knows_its_own_gateway(doctor):
-    serving = subprocess.Popen([sys.executable, str(SCRIPT), "serve"], cwd=str(doctor.path),
+    serving = subprocess.Popen([sys.executable, PROGRAM, "serve"], cwd=str(doctor.path),
                                stdout=subprocess.PIPE, env=clean_environment(**doctor.env))
     try:
         assert b"Serving" in serving.stdout.readline()

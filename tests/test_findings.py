@@ -290,6 +290,7 @@ CASES = [
     ("port free", on(holder=""), {"port-free": "info"}),
     ("port free, LiteLLM's", on(LITELLM, holder=""), {"litellm-down": "info"}),
     ("port another fleet's", on(holder="subagent-fleet"), {"gateway-other": "error"}),
+    ("port elsewhere", on(holder=sf.FAR_GATEWAY), {"gateway-elsewhere": "error"}),
     ("port of an older fleet", on(holder=sf.OLD_GATEWAY), {"gateway-old": "error"}),
     ("port another LiteLLM's", on(LITELLM, holder="LiteLLM"), {"gateway-other": "error"}),
     ("no LiteLLM, unneeded", on(litellm=None), {}),
@@ -329,6 +330,7 @@ CASES = [
     ("files edited", on(changes=changes("edited", "a")), {"files-edited": "info"}),
     ("env readable", on(leaks=["env-readable"]), {"env-readable": "error"}),
     ("env tracked", on(leaks=["env-tracked"]), {"env-tracked": "error"}),
+    ("env foreign", on(leaks=["env-foreign"]), {"env-foreign": "error"}),
     ("env not ignored", on(leaks=["env-unignored"]), {"env-unignored": "warning"}),
 ]
 

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 import subagent_fleet as sf
-from rig import (
+from gateway_rig import (
     DONE,
     HEAD,
     KEY,
@@ -40,7 +40,7 @@ from rig import (
     text_of,
     wait_until,
 )
-from tools import SCRIPT, clean_environment, free_port
+from tools import PROGRAM, clean_environment, free_port
 
 WIRE = pathlib.Path(__file__).parent / "cases" / "wire"
 
@@ -641,8 +641,8 @@ def test_more_bodies_than_fit_are_told_to_come_back(rig, monkeypatch):
         assert served.ask()[0] == 200  # a small one still fits
         first.sendall(large[-1:])
         assert read_answer(first.makefile("rb"))[0] == 200
-    assert served.raw(large)[0] == 200
     wait_until(lambda: served.server._bodies._left == 1500)
+    assert served.raw(large)[0] == 200
 
 
 def test_a_body_that_does_not_say_its_length_may_take_all(rig, monkeypatch):
@@ -1243,7 +1243,7 @@ class Program:
     def __init__(self, tmp_path, *words, endpoint="http://127.0.0.1:1", **env):
         (tmp_path / "fleet.yaml").write_text(CONFIG.format(endpoint=endpoint))
         self.process = started(
-            [sys.executable, "-I", "-S", "-W", "error", str(SCRIPT), "serve", *words],
+            [sys.executable, "-I", "-S", "-W", "error", PROGRAM, "serve", *words],
             cwd=str(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=clean_environment(**{"LITELLM_MASTER_KEY": KEY, **env}))
         self.greeting = self.process.stdout.readline().decode()
@@ -1393,10 +1393,11 @@ def test_fix_of_a_weak_key_mends_it_wherever_it_stands(project):
     config, environment = project.place / "fleet.yaml", project.place / ".env.subagent-fleet"
     config.write_text(config.read_text().replace("builtin", "builtin, host: 0.0.0.0"))
     environment.write_text("export LITELLM_MASTER_KEY=mine\n")
+    environment.chmod(0o600)
     said = project("serve").stderr
     assert "is weak" in said
     typed, = re.findall("fix: (unset .*)", said)
-    python = f"{sys.executable} {SCRIPT}"
+    python = f"{sys.executable} {PROGRAM}"
     subprocess.run(["sh", "-c", typed.replace("subagent-fleet generate", f"{python} generate")],
                    cwd=str(project.place), check=True, stdout=subprocess.DEVNULL)
     assert len(re.findall("sk-[0-9a-f]{64}", environment.read_text())) == 1
@@ -1435,7 +1436,7 @@ def test_up_refuses_when_nobody_answers_for_the_main_session(project):
 
 def test_a_gateway_that_serves_an_older_config_is_not_used(project):
     project("generate")
-    process = started([sys.executable, "-I", "-S", str(SCRIPT), "serve"], cwd=str(project.place),
+    process = started([sys.executable, "-I", "-S", PROGRAM, "serve"], cwd=str(project.place),
                       env=clean_environment(), stdout=subprocess.PIPE)
     process.stdout.readline()
     config = project.place / "fleet.yaml"
@@ -1453,7 +1454,7 @@ def test_a_gateway_that_serves_an_older_config_is_not_used(project):
 def test_second_up_serves_on_when_the_first_ends(project):
     def start(seconds):
         return started(
-            [sys.executable, "-I", "-S", str(SCRIPT), "up", "--", str(seconds)],
+            [sys.executable, "-I", "-S", PROGRAM, "up", "--", str(seconds)],
             cwd=str(project.place), stderr=subprocess.PIPE, stdout=subprocess.PIPE,
             env=clean_environment(PATH=f"{project.claude.parent}:{os.defpath}", HOME=project.place))
 
@@ -1482,7 +1483,7 @@ def test_up_keeps_what_a_person_has_edited(project):
 
 def test_up_uses_the_gateway_that_runs_already(project):
     project("generate")
-    process = started([sys.executable, "-I", "-S", str(SCRIPT), "serve"], cwd=str(project.place),
+    process = started([sys.executable, "-I", "-S", PROGRAM, "serve"], cwd=str(project.place),
                       env=clean_environment(), stdout=subprocess.PIPE)
     process.stdout.readline()
     done = project("up")
@@ -1497,7 +1498,7 @@ def test_up_uses_the_gateway_that_runs_already(project):
 def test_up_without_claude_code_serves_until_it_is_stopped(project):
     project.claude.unlink()
     process = started(
-        [sys.executable, "-I", "-S", str(SCRIPT), "up"], cwd=str(project.place),
+        [sys.executable, "-I", "-S", PROGRAM, "up"], cwd=str(project.place),
         env=clean_environment(PATH=os.defpath, HOME=project.place), stderr=subprocess.PIPE)
     said = b""
     while b"until Ctrl-C" not in said:
@@ -1533,10 +1534,10 @@ def test_up_ended_while_litellm_starts_leaves_nothing_running(project, sent):
     config = project.place / "fleet.yaml"
     config.write_text(config.read_text().replace("builtin", "litellm"))
     litellm = project.claude.with_name("litellm")
-    litellm.write_text("#!/bin/sh\necho $$ > pid\nexec sleep 60\n")
+    litellm.write_text(f"#!/bin/sh\necho $$ > '{project.place}/pid'\nexec sleep 60\n")
     litellm.chmod(0o755)
     process = started(
-        [sys.executable, "-I", "-S", str(SCRIPT), "up"], cwd=str(project.place),
+        [sys.executable, "-I", "-S", PROGRAM, "up"], cwd=str(project.place),
         env=clean_environment(PATH=f"{litellm.parent}:{os.defpath}", HOME=project.place),
         stderr=subprocess.PIPE)
     wait_until(lambda: (project.place / "pid").exists() and (project.place / "pid").read_text())
@@ -1576,6 +1577,45 @@ http.server.HTTPServer((sys.argv[4], int(sys.argv[6])), Handler).serve_forever()
     running.wait()
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", project.port), timeout=1)
+
+
+LITELLM_ALIKE = r"""
+import http.server, json, os, sys
+seen = {"words": sys.argv, "environ": dict(os.environ), "directory": os.getcwd(),
+        "config": open(sys.argv[2]).read(), "path": sys.path}
+json.dump(seen, open("@SEEN@", "w"))
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.say('{"data": [{"id": "x"}]}' if "models" in self.path else '"I\'m alive!"')
+    def do_POST(self): self.say('{"content": [{"text": "FROM LITELLM"}]}')
+    def say(self, text):
+        self.send_response(200); self.end_headers(); self.wfile.write(text.encode())
+http.server.HTTPServer((sys.argv[4], int(sys.argv[6])), Handler).serve_forever()
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a script stands in for LiteLLM")
+def test_up_gives_litellm_nothing_of_the_project(project, tmp_path):
+    config = project.place / "fleet.yaml"
+    config.write_text(config.read_text().replace("builtin", "litellm"))
+    litellm = project.claude.with_name("litellm")
+    litellm.write_text(f"#!{sys.executable} -S\n" + LITELLM_ALIKE.replace("@SEEN@", str(tmp_path / "seen")))
+    litellm.chmod(0o755)
+    evil = "litellm_settings:\n  callbacks: evil.handler\n"
+    (project.place / "litellm_config.yaml").write_text(evil)
+    (project.place / "sitecustomize.py").write_text("open('ran', 'w')\n")
+    done = project("up", PYTHONPATH=str(project.place), PYTHONSTARTUP="x", LITELLM_CONFIG="x",
+                   WORKER_CONFIG="x", LITELLM_MASTER_KEY="sk-0123456789abcdef", KEPT="yes")
+    assert (done.returncode, done.stdout) == (7, "FROM LITELLM\n")
+    seen = json.loads((tmp_path / "seen").read_text())
+    assert "callbacks" not in seen["config"] and "ollama_chat/tiny" in seen["config"]
+    assert seen["words"][2] == os.path.join(seen["directory"], "litellm_config.yaml")
+    assert not os.path.exists(seen["directory"]) and str(project.place) not in seen["path"]
+    assert {name for name in seen["environ"] if name.startswith(("PYTHON", "LITELLM", "WORKER"))} \
+        == {"LITELLM_MASTER_KEY", "LITELLM_MODE", "LITELLM_LOCAL_MODEL_COST_MAP"}
+    assert seen["environ"]["KEPT"] == "yes" and seen["environ"]["LITELLM_MODE"] == "PRODUCTION"
+    assert (project.place / "litellm_config.yaml").read_text() == evil
+    assert not list(project.place.rglob("ran"))
 
 
 def test_up_writes_a_fleet_file_where_there_is_none(tmp_path, monkeypatch, capsys, fake_node):

@@ -44,7 +44,7 @@ class Front:
         try:
             try:
                 while visitor.stays:
-                    request = visitor.read_request(5.0)
+                    request = visitor.read_request(5.0, first_byte_seconds=5.0)
                     if not request:
                         break
                     self._respond(visitor, *request)
@@ -230,49 +230,61 @@ CHUNKS = re.compile(rb"((?:0*[1-9a-fA-F][0-9a-fA-F]{0,2})[ \t]*(?:;[\t\x20-\x7e\
                     rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*\r\n)*\r\n")
 
 
+def fields_in(lines):
+    """{name: values} of header lines."""
+    fields = {}
+    for line in lines.split(b"\r\n")[:-1]:
+        name, _, value = line.partition(b":")
+        fields.setdefault(name.lower(), []).append(value.strip(b" \t"))
+    return fields
+
+
+def chunks_in(sent, at):
+    """(body, where it ends) of a body in chunks; None where it is none, or too long."""
+    body = b""
+    while True:
+        chunk = CHUNKS.match(sent, at)
+        if not chunk:
+            return None
+        at = chunk.end()
+        if not chunk[1]:
+            return body, at
+        size = int(re.match(rb"[0-9a-fA-F]+", chunk[1])[0], 16)
+        body += sent[at:at + size]
+        at += size + 2
+        if len(body) > LIMIT or sent[at - 2:at] != b"\r\n":
+            return None
+
+
+def body_in(sent, at, fields, minor):
+    """(body, where it ends) of a request with these fields; None where nothing says so."""
+    coding, length = (fields.get(name, []) for name in (b"transfer-encoding", b"content-length"))
+    if len(coding) + len(length) > 1:
+        return None
+    if coding:
+        return chunks_in(sent, at) if coding[0].lower() == b"chunked" and minor == b"1" else None
+    if not length:
+        return b"", at
+    size = int(length[0]) if re.fullmatch(rb"[0-9]{1,9}", length[0]) else -1
+    return (sent[at:at + size], at + size) if 0 <= size <= min(LIMIT, len(sent) - at) else None
+
+
 def requests_in(sent):
     """The (method, target, body) that these bytes hold by the grammar of RFC 9112."""
-    found, at = [], 0
-    while True:
+    found, at, closes = [], 0, False
+    while not closes:
         head = HEAD.match(sent, at)
         if not head:
-            return found
-        at, fields = head.end(), {}
-        for line in head[4].split(b"\r\n")[:-1]:
-            name, _, value = line.partition(b":")
-            fields.setdefault(name.lower(), []).append(value.strip(b" \t"))
-        coding, length = (fields.get(name, []) for name in (b"transfer-encoding", b"content-length"))
-        if len(fields.get(b"host", [])) > 1 or fields.get(b"content-encoding"):
-            return found
-        body = b""
-        if coding:
-            if length or len(coding) > 1 or coding[0].lower() != b"chunked" or head[3] == b"0":
-                return found
-            while True:
-                chunk = CHUNKS.match(sent, at)
-                if not chunk:
-                    return found
-                at = chunk.end()
-                if not chunk[1]:
-                    break
-                size = int(re.match(rb"[0-9a-fA-F]+", chunk[1])[0], 16)
-                body += sent[at:at + size]
-                if len(body) > LIMIT or sent[at + size:at + size + 2] != b"\r\n":
-                    return found
-                at += size + 2
-        elif length:
-            if len(length) > 1 or not re.fullmatch(rb"[0-9]{1,9}", length[0]):
-                return found
-            size = int(length[0])
-            body = sent[at:at + size]
-            if size > LIMIT or len(body) < size:
-                return found
-            at += size
+            break
+        fields = fields_in(head[4])
+        whole = body_in(sent, head.end(), fields, head[3])
+        if not whole or len(fields.get(b"host", [])) > 1 or fields.get(b"content-encoding"):
+            break
+        body, at = whole
         found.append((head[1].decode(), head[2].decode(), body))
-        closes = any(word.strip(b" \t").lower() == b"close" for value in fields.get(b"connection", [])
-                     for word in value.split(b","))
-        if head[3] == b"0" or closes:
-            return found
+        options = b",".join(fields.get(b"connection", [])).lower().split(b",")
+        closes = head[3] == b"0" or b"close" in [option.strip(b" \t") for option in options]
+    return found
 
 
 WORDS = [b"GET /a HTTP/1.1\r\n", b"POST /b HTTP/1.1\r\n", b"POST /c HTTP/1.0\r\n", b"Host: h\r\n",

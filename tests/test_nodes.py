@@ -14,7 +14,7 @@ import pytest
 
 import hostile_nodes
 import subagent_fleet as sf
-from tools import ROOT, SCRIPT, clean_environment, free_port, not_held_up
+from tools import PROGRAM, ROOT, SCRIPT, clean_environment, free_port, not_held_up
 
 PORT = free_port()  # nobody serves there
 NO_GATEWAY = f"no gateway runs at http://127.0.0.1:{PORT}"
@@ -711,7 +711,7 @@ def test_two_hundred_nodes_half_of_them_black_holes(fake_node, tmp_path):
 
 def start(directory, *words, **more):
     """Start the file as a user does."""
-    return subprocess.Popen([sys.executable, "-I", "-S", str(SCRIPT), *words], cwd=str(directory),
+    return subprocess.Popen([sys.executable, "-I", "-S", PROGRAM, *words], cwd=str(directory),
                             env=clean_environment(), stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, **more)
 
@@ -755,7 +755,7 @@ def on_terminal(directory, *words, stop=None, seconds=20):
     """Run on a terminal of 80 columns; return (all it showed, exit status)."""
     pty = pytest.importorskip("pty")
     master, slave = pty.openpty()
-    process = subprocess.Popen([sys.executable, "-I", "-S", str(SCRIPT), *words],
+    process = subprocess.Popen([sys.executable, "-I", "-S", PROGRAM, *words],
                                cwd=str(directory), env=clean_environment(COLUMNS=80),
                                stdin=slave, stdout=slave, stderr=slave)
     os.close(slave)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 import subagent_fleet as sf
-from rig import HEAD, Node, Rig, events_of, fleet_of
+from gateway_rig import HEAD, Node, Rig, events_of, fleet_of
 
 # -- a backend: it speaks in lines of `word rest` --
 

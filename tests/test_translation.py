@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import subagent_fleet as sf
-from rig import fleet_of
+from gateway_rig import fleet_of
 from tools import grows_linearly, processor_seconds
 
 WIRE = pathlib.Path(__file__).parent / "cases" / "wire"

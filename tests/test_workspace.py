@@ -12,7 +12,7 @@ import time
 import pytest
 
 import subagent_fleet as sf
-from tools import ROOT, SCRIPT, clean_environment, keys_near
+from tools import PROGRAM, ROOT, clean_environment, keys_near
 from workspace_cases import ENV, FILES, FLEET, MANIFEST, OTHER, PLANNER, edit, rewrite, rows, tree
 
 # -- what is the user's --
@@ -193,7 +193,7 @@ def test_a_file_larger_than_the_disk_takes_leaves_everything(generated):
     rewrite(generated, OTHER)
     before = tree(generated)
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "generate"], cwd=generated, env=clean_environment(),
+        [sys.executable, PROGRAM, "generate"], cwd=generated, env=clean_environment(),
         capture_output=True, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500)))
     assert done.returncode == 1 and done.stdout == b""
     assert b"error: cannot write ./" in done.stderr and b"Traceback" not in done.stderr

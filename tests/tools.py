@@ -1,11 +1,17 @@
 """What tests share: places, ports, time, environments, keys, golden files, a fleet file."""
+import atexit
 import contextlib
+import getpass
+import hashlib
 import itertools
+import marshal
 import os
 import pathlib
 import random
 import re
 import socket
+import sys
+import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -19,12 +25,54 @@ HOSTED_VARIABLES = ("ANTHROPIC_", "CLAUDE", "LITELLM_", "OLLAMA_", "SUBAGENT_FLE
 
 # -- the program --
 
+# Compiling the file takes longer than most of its commands: it is done once for all runs.
+_LAUNCHER = """\
+import marshal, sys
+{rename}with open({code!r}, "rb") as stream:
+    code = marshal.load(stream)
+exec(code, sys.modules["__main__"].__dict__)
+"""
+
+
+def compiled():
+    """The compiled file, kept beside other temporary files under the hash of its text."""
+    source = SCRIPT.read_bytes()
+    name = f"{hashlib.sha256(source).hexdigest()[:16]}.{sys.implementation.cache_tag}"
+    place = pathlib.Path(tempfile.gettempdir()) / f"subagent-fleet-tests-{getpass.getuser()}"
+    place.mkdir(mode=0o700, exist_ok=True)
+    path = place / name
+    if not path.exists():
+        code = compile(source, str(SCRIPT), "exec")
+        begun = place / f"{name}.{os.getpid()}"
+        begun.write_bytes(marshal.dumps(code))
+        begun.replace(path)
+    return path
+
+
+def launcher(path, typed=""):
+    """Write a program that runs the compiled file; messages name it as `typed`, else by its path."""
+    rename = f"sys.argv[0] = {typed!r}\n" if typed else ""
+    path.write_text(_LAUNCHER.format(rename=rename, code=str(compiled())), encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+def program_path():
+    """The file as `python3 PATH` runs it, without compiling it again."""
+    path = compiled().with_suffix(f".{os.getpid()}.py")
+    atexit.register(path.unlink)
+    return str(launcher(path, str(SCRIPT)))
+
+
+PROGRAM = program_path()
+
+
 def install(directory):
     """Give the program the name it has where it is installed, which messages then use."""
     program = directory.parent / f"{directory.name}-bin" / "subagent-fleet"
     if not program.exists():
         program.parent.mkdir()
-        program.symlink_to(SCRIPT)
+        launcher(program)
     return program
 
 

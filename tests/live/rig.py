@@ -437,6 +437,7 @@ class Project:
         self.swaps = {}
         for place in (self.folder, self.home, self.bin):
             place.mkdir(parents=True)
+        (self.bin / "subagent-fleet").symlink_to(script)  # messages name it as it is typed
         self.use_claude(claude)
 
     def use_claude(self, which):
@@ -454,7 +455,7 @@ class Project:
                                    **more})
 
     def argv(self, *words):
-        return [sys.executable, "-I", "-S", str(self.script), *map(str, words)]
+        return [sys.executable, "-I", "-S", str(self.bin / "subagent-fleet"), *map(str, words)]
 
     def run(self, *words, status=0, quiet=False, **more):
         """Type one command; fail with all it said when its exit status is another one."""
