@@ -58,7 +58,7 @@ if __name__ == "__main__":
     sys.excepthook = _end_quietly
 
 from abc import ABC, abstractmethod  # noqa: E402 - an older Python ends above
-from dataclasses import asdict, dataclass, field, fields, replace  # noqa: E402
+from dataclasses import dataclass, field, fields, replace  # noqa: E402
 from functools import lru_cache  # noqa: E402
 
 
@@ -105,8 +105,8 @@ else:
 class _Pattern:
     """A regular expression that is compiled when it is first used."""
 
-    def __init__(self, pattern: str) -> None:
-        self.pattern = pattern
+    def __init__(self, pattern: str | bytes) -> None:
+        self.pattern: Any = pattern
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(re.compile(self.pattern), name)
@@ -7226,23 +7226,17 @@ def _chat_tools(talk: Talk) -> list[dict[str, Any]]:
             continue
         # One tool whose schema is not called an object and Ollama refuses the whole request.
         root = tool.schema if isinstance(tool.schema, dict) else {}
-        root = _renamed_words({**root, "type": "object"})
+        root = {SCHEMA_SYNONYMS.get(word, word): value for word, value in root.items()}
+        root["type"] = "object"
         parameters = {"properties": {}, **_mend_schema(root, root)}
         tools.append({"type": "function", "function": {
             "name": tool.name, "description": tool.description, "parameters": parameters}})
     return tools
 
 
-def _renamed_words(schema: object) -> dict[str, Any]:
-    if not isinstance(schema, dict):
-        return {}
-    return {SCHEMA_SYNONYMS.get(str(word), str(word)): value for word, value in schema.items()}
-
-
 def _mend_schema(schema: object, root: dict[str, Any]) -> dict[str, Any]:
     """Return what is left of a schema when nothing in it can fail the request."""
-    words = {word: value for word, value in _renamed_words(schema).items()
-             if isinstance(value, SCHEMA_TYPES.get(word, ()))}
+    words = _known_words(schema) if isinstance(schema, dict) else {}
 
     if "type" in words:
         words["type"] = _known_types(words["type"])
@@ -7263,6 +7257,15 @@ def _mend_schema(schema: object, root: dict[str, Any]) -> dict[str, Any]:
 
     words = {word: value for word, value in words.items() if value not in ([], "")}
     return words or {"description": "anything"}  # an empty one would be an object
+
+
+def _known_words(schema: dict[str, Any]) -> dict[str, Any]:
+    words = {}
+    for name, value in schema.items():
+        word = SCHEMA_SYNONYMS.get(name, name)
+        if isinstance(value, SCHEMA_TYPES.get(word, ())):
+            words[word] = value
+    return words
 
 
 def _known_types(types: str | list[Any]) -> str | list[str]:
@@ -7962,6 +7965,7 @@ _STATUS_LINE = _Pattern(r"HTTP/1\.[01] +([1-5][0-9][0-9])( .*)?")
 _REQUEST_LINE = _Pattern(r"([A-Z]{1,16}) ([!-~]{1,4096}) HTTP/1\.([01])")
 _FIELD_LINE = _Pattern(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\t\x20-\x7e\x80-\xff]*)")
 _CHUNK_LINE = _Pattern(r"0*([0-9A-Fa-f]{1,8})[ \t]*(;[\t\x20-\x7e\x80-\xff]*)?")
+_PLAIN_CHUNK = _Pattern(rb"([1-9A-Fa-f][0-9A-Fa-f]{0,5})\r\n")
 SINGLE_FIELDS = ("host", "content-length", "transfer-encoding")
 # With what every answer, and every chunk, begins or may begin: it can go ahead, byte by byte.
 ANSWER_START = b"HTTP/1.1 "
@@ -8178,10 +8182,7 @@ class Exchange(Wire):
             raise NodeFailure("bad answer", "it compressed what was asked for in clear")
 
         if coding == "chunked":
-            size = self._read_chunk_size()
-            while size:
-                yield from self._take_chunk(size)
-                size = self._read_chunk_size()
+            yield from self._take_chunks()
         elif coding != "identity" or not is_length:
             raise NodeFailure("bad answer", "nothing tells how long its answer is")
         elif self.status in (204, 304):
@@ -8190,6 +8191,42 @@ class Exchange(Wire):
             yield from self._take_rest()
         else:
             yield from self._take(int(length))
+
+    def _take_chunks(self) -> Iterator[bytes]:
+        """Yield what the chunks of the body hold, up to the last."""
+        while True:
+            if not self._buffer:
+                self._fill()  # where nothing comes any more, reading the size says so
+            piece = self._take_whole_chunks()
+            if piece:
+                yield piece
+                continue
+
+            size = self._read_chunk_size()
+            if not size:
+                return
+            yield from self._take_chunk(size)
+
+    def _take_whole_chunks(self) -> bytes:
+        """Return what the chunks hold that lie whole in the buffer; what is odd is left there.
+
+        A model's answer has a chunk for each word, and one by one they cost twice as much.
+        """
+        pieces = []
+        at = 0
+        match = _PLAIN_CHUNK.match(self._buffer)
+        while match:
+            begin = match.end()
+            end = begin + int(match[1], 16)
+            if self._buffer[end:end + 2] != b"\r\n":
+                break
+            pieces.append(self._buffer[begin:end])
+            at = end + 2
+            match = _PLAIN_CHUNK.match(self._buffer, at)
+
+        match = None  # it holds the buffer, which then cannot shrink
+        del self._buffer[:at]
+        return b"".join(pieces)
 
     def read_all(self, limit: int = ANSWER_LIMIT_BYTES) -> bytearray:
         """Return the whole body; more than `limit` bytes are a failure."""
@@ -10336,7 +10373,8 @@ class ReceiptFile:
         if isinstance(event, Rejection):
             return
         try:
-            self._world.append_line(self._path, render_json(asdict(event)) + b"\n")
+            line = render_json({**vars(event), "tries": [vars(each) for each in event.tries]})
+            self._world.append_line(self._path, line + b"\n")
             self._is_broken = False
         except FleetError as error:
             if not self._is_broken:

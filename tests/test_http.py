@@ -455,5 +455,48 @@ def test_what_can_be_read_in_two_ways_is_no_answer(name):
     assert caught.value.reason == "bad answer"
 
 
+def read_in_pieces(sent, size):
+    """The body that an Exchange reads when so many bytes come at once; or why it is none."""
+    near, far = socket.socketpair()
+    exchange = sf.Exchange(near, time.monotonic() + 10, time.monotonic)
+
+    def feed():  # once all that came was taken
+        left = len(sent) - feed.at
+        far.sendall(sent[feed.at:feed.at + size])
+        feed.at += size
+        if left <= 0:
+            far.close()
+            exchange.before_read = None
+    feed.at, exchange.before_read = 0, feed
+    try:
+        exchange.read_head()
+        return bytes(exchange.read_all())
+    except sf.NodeFailure as failure:
+        return failure.detail
+    finally:
+        exchange.close()
+        far.close()
+
+
+WIKI = b"4\r\nWiki\r\n00005;a=b\r\npedia\r\nA \r\n in chunks\r\n1\r\n.\r\n2\r\n\r\n\r\n0000A\r\n" \
+         b"0123456789\r\n3\r\nend\r\n"
+
+
+@pytest.mark.parametrize("size", [*range(1, 24), 1000])
+@pytest.mark.parametrize("sent, wanted", [
+    (WIKI + b"0\r\n\r\n", b"Wikipedia in chunks.\r\n0123456789end"),
+    (WIKI + b"000;x\r\nTrailer: x\r\n\r\n", b"Wikipedia in chunks.\r\n0123456789end"),
+    (WIKI.replace(b"\r\nend\r\n", b"\nend\n") + b"0\n\n", b"Wikipedia in chunks.\r\n0123456789end"),
+    (WIKI, "it closed the connection in mid answer"),
+    (WIKI + b"5\r\nabc", "it closed the connection 2 bytes early"),
+    (WIKI + b"2\r\nabc\r\n0\r\n\r\n", "a chunk is longer than it said"),
+    (WIKI + b"4\r\nab\r\n0\r\n\r\n", "a chunk is longer than it said"),
+    (WIKI + b"+2\r\nab\r\n0\r\n\r\n", "its chunks have no readable size"),
+    (WIKI + b"1_0\r\nab\r\n0\r\n\r\n", "its chunks have no readable size"),
+    (WIKI + b"\r\n2\r\nab\r\n0\r\n\r\n", "its chunks have no readable size")])
+def test_chunks_are_read_alike_however_they_come(sent, wanted, size):
+    assert read_in_pieces(ANSWER + b"Transfer-Encoding: chunked\r\n\r\n" + sent, size) == wanted
+
+
 def test_bad_requests_have_their_slug():
     assert sf.BadRequest(400, "x").slug == "bad-request"
