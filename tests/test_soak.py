@@ -15,7 +15,7 @@ import threading
 import time
 
 import subagent_fleet as sf
-from rig import (
+from gateway_rig import (
     DONE,
     HEAD,
     Node,
