@@ -1,6 +1,6 @@
 """The gateway among nodes that die and clients that leave: nothing is lost, doubled or kept.
 
-python3 tests/test_soak.py 50000     as many requests as you like
+PYTHONPATH=. python3 tests/test_soak.py 50000     as many requests as you like
 """
 import collections
 import json
@@ -15,7 +15,7 @@ import threading
 import time
 
 import subagent_fleet as sf
-from rig import (
+from gateway_rig import (
     DONE,
     HEAD,
     Node,
