@@ -58,7 +58,7 @@ if __name__ == "__main__":
     sys.excepthook = _end_quietly
 
 from abc import ABC, abstractmethod  # noqa: E402 - an older Python ends above
-from dataclasses import asdict, dataclass, field, fields, replace  # noqa: E402
+from dataclasses import dataclass, field, fields, replace  # noqa: E402
 from functools import lru_cache  # noqa: E402
 
 
@@ -105,8 +105,8 @@ else:
 class _Pattern:
     """A regular expression that is compiled when it is first used."""
 
-    def __init__(self, pattern: str) -> None:
-        self.pattern = pattern
+    def __init__(self, pattern: str | bytes) -> None:
+        self.pattern: Any = pattern
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(re.compile(self.pattern), name)
@@ -7226,23 +7226,17 @@ def _chat_tools(talk: Talk) -> list[dict[str, Any]]:
             continue
         # One tool whose schema is not called an object and Ollama refuses the whole request.
         root = tool.schema if isinstance(tool.schema, dict) else {}
-        root = _renamed_words({**root, "type": "object"})
+        root = {SCHEMA_SYNONYMS.get(word, word): value for word, value in root.items()}
+        root["type"] = "object"
         parameters = {"properties": {}, **_mend_schema(root, root)}
         tools.append({"type": "function", "function": {
             "name": tool.name, "description": tool.description, "parameters": parameters}})
     return tools
 
 
-def _renamed_words(schema: object) -> dict[str, Any]:
-    if not isinstance(schema, dict):
-        return {}
-    return {SCHEMA_SYNONYMS.get(str(word), str(word)): value for word, value in schema.items()}
-
-
 def _mend_schema(schema: object, root: dict[str, Any]) -> dict[str, Any]:
     """Return what is left of a schema when nothing in it can fail the request."""
-    words = {word: value for word, value in _renamed_words(schema).items()
-             if isinstance(value, SCHEMA_TYPES.get(word, ()))}
+    words = _known_words(schema) if isinstance(schema, dict) else {}
 
     if "type" in words:
         words["type"] = _known_types(words["type"])
@@ -7263,6 +7257,15 @@ def _mend_schema(schema: object, root: dict[str, Any]) -> dict[str, Any]:
 
     words = {word: value for word, value in words.items() if value not in ([], "")}
     return words or {"description": "anything"}  # an empty one would be an object
+
+
+def _known_words(schema: dict[str, Any]) -> dict[str, Any]:
+    words = {}
+    for name, value in schema.items():
+        word = SCHEMA_SYNONYMS.get(name, name)
+        if isinstance(value, SCHEMA_TYPES.get(word, ())):
+            words[word] = value
+    return words
 
 
 def _known_types(types: str | list[Any]) -> str | list[str]:
@@ -7654,7 +7657,12 @@ def _read_content(content: object, where: str) -> list[_Part]:
         read = _BLOCK_READERS.get(kind) if isinstance(kind, str) else None
         if read:
             parts += read(block, where)
-    return [part for part in parts if part.value]
+    return parts
+
+
+def _part(kind: str, value: object) -> list[_Part]:
+    """Return what was said as one part; to say nothing is none."""
+    return [_Part(kind, value)] if value else []
 
 
 def _block_text(block: dict[str, Any], name: str, where: str) -> str:
@@ -7667,11 +7675,11 @@ def _block_text(block: dict[str, Any], name: str, where: str) -> str:
 
 
 def _read_text(block: dict[str, Any], where: str) -> list[_Part]:
-    return [_Part("texts", _block_text(block, "text", where))]
+    return _part("texts", _block_text(block, "text", where))
 
 
 def _read_thinking(block: dict[str, Any], where: str) -> list[_Part]:
-    return [_Part("thoughts", _block_text(block, "thinking", where))]
+    return _part("thoughts", _block_text(block, "thinking", where))
 
 
 def _read_image(block: dict[str, Any], where: str) -> list[_Part]:
@@ -7683,7 +7691,7 @@ def _read_image(block: dict[str, Any], where: str) -> list[_Part]:
         pixels = base64.b64decode(text, validate=True)
     except ValueError:
         raise Refusal(400, f"{where}: the image is not valid base64") from None
-    return [_Part("images", base64.b64encode(pixels).decode("ascii"))]
+    return _part("images", base64.b64encode(pixels).decode("ascii"))
 
 
 def _read_document(block: dict[str, Any], where: str) -> list[_Part]:
@@ -7699,14 +7707,14 @@ def _read_search_result(block: dict[str, Any], where: str) -> list[_Part]:
 
 
 def _read_found_text(block: dict[str, Any], inside: object, where: str) -> list[_Part]:
-    title = _Part("texts", _block_text(block, "title", where))
-    bytes_only = _Part("texts", "(a document of which only the bytes were sent was left out)")
-    return [title, *(_read_content(inside, where) or [bytes_only])]
+    title = _part("texts", _block_text(block, "title", where))
+    bytes_only = _part("texts", "(a document of which only the bytes were sent was left out)")
+    return title + (_read_content(inside, where) or bytes_only)
 
 
 def _read_tool_reference(block: dict[str, Any], where: str) -> list[_Part]:
     name = _block_text(block, "tool_name", where)
-    return [_Part("found", name), _Part("texts", f"The tool `{name}` can be called now.")]
+    return _part("found", name) + _part("texts", f"The tool `{name}` can be called now.")
 
 
 def _read_tool_use(block: dict[str, Any], where: str) -> list[_Part]:
@@ -7957,6 +7965,7 @@ _STATUS_LINE = _Pattern(r"HTTP/1\.[01] +([1-5][0-9][0-9])( .*)?")
 _REQUEST_LINE = _Pattern(r"([A-Z]{1,16}) ([!-~]{1,4096}) HTTP/1\.([01])")
 _FIELD_LINE = _Pattern(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\t\x20-\x7e\x80-\xff]*)")
 _CHUNK_LINE = _Pattern(r"0*([0-9A-Fa-f]{1,8})[ \t]*(;[\t\x20-\x7e\x80-\xff]*)?")
+_PLAIN_CHUNK = _Pattern(rb"([1-9A-Fa-f][0-9A-Fa-f]{0,5})\r\n")
 SINGLE_FIELDS = ("host", "content-length", "transfer-encoding")
 # With what every answer, and every chunk, begins or may begin: it can go ahead, byte by byte.
 ANSWER_START = b"HTTP/1.1 "
@@ -8173,10 +8182,7 @@ class Exchange(Wire):
             raise NodeFailure("bad answer", "it compressed what was asked for in clear")
 
         if coding == "chunked":
-            size = self._read_chunk_size()
-            while size:
-                yield from self._take_chunk(size)
-                size = self._read_chunk_size()
+            yield from self._take_chunks()
         elif coding != "identity" or not is_length:
             raise NodeFailure("bad answer", "nothing tells how long its answer is")
         elif self.status in (204, 304):
@@ -8185,6 +8191,42 @@ class Exchange(Wire):
             yield from self._take_rest()
         else:
             yield from self._take(int(length))
+
+    def _take_chunks(self) -> Iterator[bytes]:
+        """Yield what the chunks of the body hold, up to the last."""
+        while True:
+            if not self._buffer:
+                self._fill()  # where nothing comes any more, reading the size says so
+            piece = self._take_whole_chunks()
+            if piece:
+                yield piece
+                continue
+
+            size = self._read_chunk_size()
+            if not size:
+                return
+            yield from self._take_chunk(size)
+
+    def _take_whole_chunks(self) -> bytes:
+        """Return what the chunks hold that lie whole in the buffer; what is odd is left there.
+
+        A model's answer has a chunk for each word, and one by one they cost twice as much.
+        """
+        pieces = []
+        at = 0
+        match = _PLAIN_CHUNK.match(self._buffer)
+        while match:
+            begin = match.end()
+            end = begin + int(match[1], 16)
+            if self._buffer[end:end + 2] != b"\r\n":
+                break
+            pieces.append(self._buffer[begin:end])
+            at = end + 2
+            match = _PLAIN_CHUNK.match(self._buffer, at)
+
+        match = None  # it holds the buffer, which then cannot shrink
+        del self._buffer[:at]
+        return b"".join(pieces)
 
     def read_all(self, limit: int = ANSWER_LIMIT_BYTES) -> bytearray:
         """Return the whole body; more than `limit` bytes are a failure."""
@@ -9518,11 +9560,18 @@ class World:
         for pid in filter(str.isdigit, os.listdir("/proc") if sockets else ()):
             place = f"/proc/{pid}"
             with contextlib.suppress(OSError):  # it has ended, or is somebody else's
-                for name in os.listdir(f"{place}/fd"):
-                    if os.readlink(f"{place}/fd/{name}") in sockets:
-                        program = self.read_part(f"{place}/comm", 0, 64).decode("utf-8", "replace")
-                        return PortHolder(int(pid), program.strip(), os.readlink(f"{place}/cwd"))
+                if sockets & self._open_sockets(f"{place}/fd"):
+                    program = self.read_part(f"{place}/comm", 0, 64).decode("utf-8", "replace")
+                    return PortHolder(int(pid), program.strip(), os.readlink(f"{place}/cwd"))
         return None
+
+    def _open_sockets(self, directory: str) -> set[str]:
+        """Return what a process has open, as Linux names it."""
+        names = set()
+        for name in os.listdir(directory):
+            with contextlib.suppress(OSError):  # closed since, as what listed this directory is
+                names.add(os.readlink(f"{directory}/{name}"))
+        return names
 
     def _find_holder_with_lsof(self, port: int) -> PortHolder | None:
         """Ask lsof, which macOS and the BSDs have; `-F` prints a field a line."""
@@ -9907,6 +9956,7 @@ class Scheduler:
                                  for group in ticket.candidates]
             self._release(ticket)
             if any(ticket.candidates):
+                ticket.is_closed = self._is_closed
                 self._queue[ticket.number] = ticket
             self.serve_queue()
 
@@ -9924,8 +9974,9 @@ class Scheduler:
     def serve_queue(self) -> None:
         """Give what is free to who waits, in order; a rest may have ended by itself."""
         with self._lock:
+            now = self._clock()  # one for all: a rest that ends meanwhile is not for who came last
             for ticket in sorted(self._queue.values(), key=lambda ticket: ticket.number):
-                model = self._choose(ticket)
+                model = self._choose(ticket, now)
                 if model:
                     self._grant(ticket, model)
 
@@ -9950,11 +10001,11 @@ class Scheduler:
             place.rest.probe = None
         ticket.model = None
 
-    def _choose(self, ticket: Ticket) -> Model | None:
+    def _choose(self, ticket: Ticket, now: float) -> Model | None:
         """Return the model to ask, None to wait."""
         resting: list[Model] = []
         for group in ticket.candidates:
-            awake = [model for model in group if self._is_awake(model)]
+            awake = [model for model in group if self._is_awake(model, now)]
             if awake:
                 free = [model for model in awake if self._has_room(model)]
                 return min(free, default=None, key=lambda model: self._rank(model, ticket))
@@ -9970,9 +10021,9 @@ class Scheduler:
         knows = self._served.get((ticket.conversation, ticket.alias))
         return self._busy[model.node], model.name != knows, self.places[model.name].last_number
 
-    def _is_awake(self, model: Model) -> bool:
+    def _is_awake(self, model: Model, now: float) -> bool:
         rest = self.places[model.name].rest
-        return rest.until <= self._clock() and not rest.probe
+        return rest.until <= now and not rest.probe
 
     def _has_room(self, model: Model) -> bool:
         place = self.places[model.name]
@@ -10028,12 +10079,13 @@ class Service:
 
         self._writer = dialect.writer(talk, self._id)
         self._out = bytearray()  # what was written and not yet sent
-        self._ping_at = self._began + QUIET_SECONDS if talk.is_stream else float("inf")
+        self._ping_at = self._began + QUIET_SECONDS if self._writer.is_stream else float("inf")
         # What the client has: the headers, and some of an answer that cannot be taken back.
         self._has_headers = self._has_content = False
         self._holds_content = False  # in _out
 
         self._model: Model | None = None  # who was asked last
+        self._is_silent = True  # it has not said a word yet
         self._tries: list[Try] = []
         self._marks: dict[str, float] = {}  # seconds from the beginning
         self._end = End("")
@@ -10066,10 +10118,11 @@ class Service:
                 self._ask(ticket, self._translate(model))
                 break
             except NoImages:
-                if self._has_content or model.name in self._server.blind:
+                # Not `blind`: another request may have learned it since this one was translated.
+                had_images = self._translations.pop(model.name).talk.images()
+                if self._has_content or not had_images:
                     raise
                 self._server.blind.add(model.name)  # it is asked again, without them
-                del self._translations[model.name]
             except Refusal as refusal:
                 if refusal.http == 400:
                     raise
@@ -10083,7 +10136,7 @@ class Service:
                 self._go_on(ticket, why, problem)
             self._discard()
 
-        if self._talk.is_stream:
+        if self._writer.is_stream:
             self._flush(last=True)
         else:
             self._visitor.reply(200, bytes(self._out), head=self._id_header)
@@ -10103,14 +10156,7 @@ class Service:
     def _translate(self, model: Model) -> Translation:
         """Return the talk as this model is asked it; made once for each candidate."""
         if model.name not in self._translations:
-            talk = self._talk
-            if model.name in self._server.blind:
-                talk = talk.without_images()
-            ask = backend_of(self._server.fleet.nodes[model.node]).chat(talk, model)
-            body = render_json(ask.payload)
-            weight = weigh(body, talk)
-            estimate = round(weight / self._server.ratios[model.name])
-            self._translations[model.name] = Translation(model, talk, ask, body, weight, estimate)
+            self._translations[model.name] = self._server.translate(self._talk, model)
         return self._translations[model.name]
 
     def _await_slot(self, ticket: Ticket) -> Model:
@@ -10130,7 +10176,7 @@ class Service:
     def _ask(self, ticket: Ticket, translation: Translation) -> None:
         """Send the request to the model's node, and its answer to the client."""
         model, ask = translation.model, translation.ask
-        self._model = model
+        self._model, self._is_silent = model, True
         self._writer = self._dialect.writer(self._talk, self._id)
         if self._has_headers:
             self._writer.begin()  # which the client has
@@ -10155,6 +10201,7 @@ class Service:
         """Take the node's lines until the answer ends; write them for the client."""
         model, size = translation.model, 0
         for line in exchange.lines():
+            self._is_silent = False
             self._mark("first_byte")
             end = self._write(reader.feed(line))
             if not size:  # it talks: its rest ends now, the last word may be minutes away
@@ -10216,7 +10263,7 @@ class Service:
 
         A slow model is waited for, a hung machine is not.
         """
-        while "first_byte" not in self._marks:
+        while self._is_silent:
             look_at = self._world.clock() + SILENCE_SECONDS
             if look_at >= exchange.deadline:
                 break
@@ -10230,7 +10277,8 @@ class Service:
         try:
             self._world.ask(node.endpoint, backend_of(node).identify(), deadline=until)
         except NodeFailure as failure:
-            if failure.reason == "timeout":
+            # `refused` may be a program that stops once it has answered what it took.
+            if failure.reason in ("timeout", "unreachable"):
                 raise NodeFailure("timeout", "it took the request and answers nothing") from None
 
     def _wait(self, readable: Exchange | Signal, until: float) -> bool:
@@ -10325,7 +10373,8 @@ class ReceiptFile:
         if isinstance(event, Rejection):
             return
         try:
-            self._world.append_line(self._path, render_json(asdict(event)) + b"\n")
+            line = render_json({**vars(event), "tries": [vars(each) for each in event.tries]})
+            self._world.append_line(self._path, line + b"\n")
             self._is_broken = False
         except FleetError as error:
             if not self._is_broken:
@@ -10563,9 +10612,20 @@ class Server:
 
     def _estimate(self, talk: Talk) -> int:
         """Return how many tokens a talk may take, from what the model's last answers taught."""
-        model = self.scheduler.candidates[talk.alias][0][0]
-        ask = backend_of(self.fleet.nodes[model.node]).chat(talk, model)
-        return round(weigh(render_json(ask.payload), talk) / self.ratios[model.name])
+        return self.translate(talk, self.scheduler.candidates[talk.alias][0][0]).estimate
+
+    def translate(self, talk: Talk, model: Model) -> Translation:
+        """Return a talk as a model is asked it, as far as is known what the model takes."""
+        if model.name in self.blind:
+            talk = talk.without_images()
+        try:
+            ask = backend_of(self.fleet.nodes[model.node]).chat(talk, model)
+            body = render_json(ask.payload)
+        except (RecursionError, ValueError):  # from 3.12 on, more can be parsed than be followed
+            raise Refusal(400, "body: nested too deeply") from None
+        weight = weigh(body, talk)
+        estimate = round(weight / self.ratios[model.name])
+        return Translation(model, talk, ask, body, weight, estimate)
 
     def _check_door(self, visitor: Visitor, headers: dict[str, str], path: str) -> None:
         """Refuse who has no key, and who a web page may have sent; both take the same time."""
@@ -10896,14 +10956,9 @@ def parse_receipts(lines: Iterable[bytes]) -> list[dict[str, Any]]:
     for line in lines:
         with contextlib.suppress(ValueError, RecursionError):
             receipt = parse_json(line)
-            if isinstance(receipt, dict) and is_number(receipt.get("time")):
+            if isinstance(receipt, dict) and isinstance(receipt.get("time"), (int, float)):
                 receipts.append(receipt)
     return receipts
-
-
-def is_number(value: object) -> bool:
-    """Tell whether a value is a number that can be a time, a size or a count."""
-    return isinstance(value, (int, float)) and abs(value) < 1e12  # NaN is not
 
 
 _ID = _Pattern("[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # a part of a path, too
@@ -12528,8 +12583,10 @@ def report_receipt(receipt: dict[str, Any], names: AgentNames) -> dict[str, Any]
     tries = receipt.get("tries")
     failures = [{"node": str(tried.get("node")), "why": str(tried.get("why"))}
                 for tried in tries if isinstance(tried, dict)] if isinstance(tries, list) else []
-    numbers = {key: receipt.get(key) if is_number(receipt.get(key)) else None
-               for key in ("waited", "first_byte", "total", "input_tokens", "output_tokens")}
+    numbers = {}
+    for key in ("waited", "first_byte", "total", "input_tokens", "output_tokens"):
+        number = receipt.get(key)
+        numbers[key] = number if isinstance(number, (int, float)) else None
     name = names.find(texts["session"], texts["agent"], texts["alias"])
     return {"time": receipt["time"], "name": name, **texts, "failures": failures, **numbers}
 

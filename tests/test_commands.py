@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import select
 import signal
 import stat
 import subprocess
@@ -789,6 +790,8 @@ def test_add_of_a_machine_without_models_is_refused(two, quick, fake_node, model
      "    node: a\n    ollama_model: x\n    # c\n    litellm_alias: y"),
     ("nodes:\n  a: {endpoint: 'http://h:1',\n    tags: []}", "models:\n  m:\n    node: a\n"
      "    ollama_model: x\n    litellm_alias: y"),
+    ("nodes:\n  a:\n    endpoint: http://h:1\n    tags: [\"x\n  y\"]", "models:\n  m: {node: a, "
+     "ollama_model: x, litellm_alias: y}"),
     ("nodes: {a: {endpoint: 'http://h:1'}}", "models:\n  m: {node: a, ollama_model: x, litellm_alias: y}")])
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
 @pytest.mark.parametrize("end", ["\n", "", "\n\n# end\n"])
@@ -803,8 +806,9 @@ def test_insertion_is_right_or_refused(nodes, models, order, end):
         sf.check_insertion(document, changed, added)
     except sf.FleetError as error:
         assert error.slug == "cannot-add" and "b:" in error.finding.excerpt
+        assert re.search(r'nodes: \{|\n  y"|\n  \]', text)  # on whose lines nothing can be put
         return
-    assert "nodes: {" not in text
+    assert list(sf.parse_yaml(changed)["nodes"]) == ["a", "b"] and "nodes: {" not in text
     kept = iter(changed.split("\n"))
     assert all(line in kept for line in text.split("\n"))  # each, in its order
 
@@ -879,10 +883,22 @@ def test_logs_without_fleet_or_name_show_the_id(tmp_path, quick):
         assert lines_of(quick("logs", env=env))[1].split()[:2] == ["a1", "light"]
 
 
+@pytest.mark.parametrize("session, agent", [("..", "a1"), ("s-1", "*"), ("s-1", "[a]1"), ("*", "a1")])
+def test_logs_take_a_name_from_no_other_file(tmp_path, quick, session, agent):
+    (tmp_path / ".git").mkdir()
+    write_receipts(tmp_path, {**ONE, "session": session, "agent": agent})
+    env = write_meta(tmp_path, "s-1", "a1", '{"agentType": "stolen"}')
+    below = tmp_path / "config/projects/subagents/agent-a1.meta.json"
+    below.parent.mkdir()
+    below.write_text('{"agentType": "stolen"}')
+    assert lines_of(quick("logs", env=env))[1].split()[0] == agent
+
+
 @pytest.mark.parametrize("receipt", [
     "{}", "[]", "nonsense", '{"time": "x"}', '{"time": 1e999}', '{"time": NaN}', '{"time": -1e18}',
     '{"time": 5, "tries": 3, "total": NaN, "agent": {}, "session": ["../.."]}', "[" * 100_000,
     '{"time": 5, "tries": [1, {"node": {}}], "agent": "../../x", "session": ".."}',
+    '{"time": 5, "total": 1%s}' % ("0" * 400), '{"time": 1%s}' % ("0" * 400),
     '{"time": 5, "agent": "\\u001b[2J", "model": "\\u202e", "outcome": "\\n\\u001b]0;x"}'])
 def test_logs_survive_any_receipt(tmp_path, quick, receipt):
     (tmp_path / ".git").mkdir()
@@ -910,16 +926,22 @@ def test_logs_follow_a_file_that_grows_and_turns_over(fleet):
     path = fleet / ".subagent-fleet/requests.jsonl"
     child = subprocess.Popen([sys.executable, PROGRAM, "logs", "-f"], cwd=fleet,
                              env=clean_environment(), stdout=subprocess.PIPE)
+
+    def next_line():
+        assert select.select([child.stdout], [], [], 20)[0], "nothing came"
+        return child.stdout.readline()
+
     try:
-        assert b"Time " in child.stdout.readline() and b" main " in child.stdout.readline()
+        assert b"Time " in next_line()
+        assert b" main " in child.stdout.readline()  # it may have come with the first
         line = json.dumps({**ONE, "agent": "second-one", "alias": "?"}) + "\n"
         edit(path, line[:40])
         time.sleep(0.3)
         edit(path, line[40:])
-        assert b" second-one " in child.stdout.readline()
+        assert b" second-one " in next_line()
         path.rename(f"{path}.1")
         path.write_text(json.dumps({**ONE, "agent": "third", "alias": "?"}) + "\n")
-        assert b" third " in child.stdout.readline()
+        assert b" third " in next_line()
         child.send_signal(signal.SIGINT)
         assert child.wait(10) == 130
     finally:

@@ -173,7 +173,7 @@ def test_links_that_lead_out_or_nowhere_are_refused(tmp_path, world, target):
     for call in (lambda: world.replace_files([(place, b"ours", 0o600)]),
                  lambda: world.append_line(place, b"ours"), lambda: world.remove(place),
                  lambda: world.make_directory(place), lambda: world.make_directory(place),
-                 lambda: world.start(["true"], environ={}, log=place)):
+                 lambda: world.start(["true"], environ={}, log=place, directory="/")):
         with pytest.raises(sf.FleetError) as caught:
             call()
         assert caught.value.slug in ("in-the-way", "unwritable"), target
@@ -301,7 +301,7 @@ def test_a_childs_log_is_private_and_no_link(tmp_path, world):
     log = tmp_path / "logs" / "log"
     program = f"import sys, threading; sys.path.insert(0, {str(pathlib.Path(sf.__file__).parent)!r}); import subagent_fleet as sf\n" \
               "world = sf.World()\n" \
-              f"child = world.start([sys.executable, '-c', 'print(7)'], environ={{}}, log={str(log)!r})\n" \
+              f"child = world.start([sys.executable, '-c', 'print(7)'], environ={{}}, log={str(log)!r}, directory='/')\n" \
               "while not child.ended(): world.sleep(0.01)\n" \
               "child.stop()\n"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=20)

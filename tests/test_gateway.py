@@ -18,25 +18,31 @@ from types import SimpleNamespace
 import pytest
 
 import subagent_fleet as sf
+from gateway_rig import (
+    DONE,
+    HEAD,
+    KEY,
+    PROMPT,
+    SPOKEN,
+    Node,
+    Rig,
+    answers,
+    error_of,
+    events_of,
+    fleet_of,
+    hangs,
+    line,
+    read_answer,
+    request_of,
+    says,
+    says_and_hangs,
+    sends,
+    text_of,
+    wait_until,
+)
 from tools import PROGRAM, clean_environment, free_port
 
 WIRE = pathlib.Path(__file__).parent / "cases" / "wire"
-KEY = "sk-0123456789abcdef0123456789abcdef"
-PROMPT, SPOKEN = "the secret prompt", "the secret answer"
-
-
-def fleet_of(*models, nodes=("a", "b")):
-    """A fleet of (name, node, alias, {more}) on nodes that are addresses or only names."""
-    nodes = nodes if isinstance(nodes, dict) else dict.fromkeys(nodes, "http://127.0.0.1:1")
-    text = {"project": {"name": "test", "gateway": {"provider": "builtin"}},
-            "nodes": {name: {"endpoint": endpoint} for name, endpoint in nodes.items()},
-            "models": {name: {"node": node, "ollama_model": "tiny", "litellm_alias": alias,
-                              "context": 32768, **more}
-                       for name, node, alias, more in models},
-            "agents": {"planner": {"model": models[0][0], "description": "d"}}}
-    fleet, findings = sf.check_fleet(sf.Document(json.dumps(text), "fleet.json"))
-    assert fleet, findings
-    return fleet
 
 
 # -- scheduling, with a clock that stands still --
@@ -132,6 +138,26 @@ def test_a_busier_node_loses_the_conversation():
     desk.scheduler.leave(free)
     assert desk.enter(conversation=("1", "")).model.name != mine
     assert running(desk.scheduler) == {"m": 1, "n": 1}
+
+
+def test_a_conversation_is_remembered_for_each_alias_it_asks():
+    """A session asks two aliases in turn; each has its prompt in the cache of one node."""
+    desk = Desk(*((f"{alias}{node}", node, alias, {"ollama_model": alias, "max_parallel": 2})
+                  for alias in "xy" for node in "abc"), nodes="abc")
+    where = {alias: desk.serve(alias, ("mine", "")) for alias in "xy"}
+    for number in range(5):
+        for alias in "xyx":  # what others ask makes another node the longest idle one
+            desk.serve(alias, (f"other {number}", alias))
+        assert {alias: desk.serve(alias, ("mine", "")) for alias in "xy"} == where
+
+
+def test_the_conversation_asked_longest_ago_is_forgotten_first(monkeypatch):
+    monkeypatch.setattr(sf, "CONVERSATION_LIMIT", 3)
+    desk = Desk(("m", "a", "x", {}), ("n", "b", "x", {}))
+    for name in ("one", "two", "three", "one", "four"):
+        desk.serve(conversation=(name, ""))
+    assert [conversation[0] for conversation, _ in desk.scheduler._served] \
+        == ["three", "one", "four"]
 
 
 def test_conversations_are_not_remembered_without_end():
@@ -293,216 +319,12 @@ def test_slots_come_back_whatever_happens():
     assert desk.serve() and desk.serve("y")  # nobody is busy for ever
 
 
-# -- nodes whose every byte is scripted --
-
-class Node:
-    """A node that plays a function on each connection, after it has read the request."""
-
-    def __init__(self, play):
-        self.play, self.requests, self.gone = play, [], threading.Event()
-        self.listener = socket.create_server(("127.0.0.1", 0), backlog=300)
-        self.port = self.listener.getsockname()[1]
-        self.endpoint = f"http://127.0.0.1:{self.port}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                connection, _ = self.listener.accept()
-                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-
-    def _serve(self, connection):
-        with contextlib.suppress(OSError), connection:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            stream = connection.makefile("rb")
-            size = 0
-            for line in iter(stream.readline, b"\r\n"):
-                if line.lower().startswith(b"content-length:"):
-                    size = int(line.split(b":")[1])
-            self.requests.append(json.loads(stream.read(size) or b"null"))
-            self.play(self, connection)
-
-    def close(self):
-        self.listener.close()
-
-
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nConnection: close\r\n\r\n"
-DONE = b'{"message":{"content":""},"done":true,"done_reason":"stop","prompt_eval_count":12,' \
-       b'"eval_count":3}\n'
-
-
-def line(words):
-    return json.dumps({"message": {"role": "assistant", "content": words}, "done": False}
-                      ).encode() + b"\n"
-
-
-def says(*pieces, pause=0.0):
-    def play(node, connection):
-        connection.sendall(HEAD)
-        for piece in pieces:
-            connection.sendall(line(piece))
-            time.sleep(pause)
-        connection.sendall(DONE)
-    return play
-
-
-def sends(sent):
-    return lambda node, connection: connection.sendall(sent)
-
-
-def answers(status, error):
-    body = json.dumps({"error": error}).encode()
-    return sends(b"HTTP/1.1 %d x\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body))
-
-
-def hangs(node, connection):
-    """Say nothing; note when the gateway lets go."""
-    with contextlib.suppress(OSError):
-        connection.recv(1)
-    node.gone.set()
-
-
-def says_and_hangs(node, connection):
-    connection.sendall(HEAD + line("begun "))
-    hangs(node, connection)
-
-
-# -- a gateway in this process, and clients for it --
-
-class Rig:
-    """A served fleet; `ask` posts a Messages request, `raw` sends bytes."""
-
-    def __init__(self, fleet, tmp_path):
-        self.world = sf.World()
-        self.said = []
-        self.world.err = self.said.append
-        self.receipts_path = tmp_path / "requests.jsonl"
-        self.server = sf.Server(fleet, KEY, self.world, receipts=str(self.receipts_path))
-        self.server.hub.subscribe(lambda event: self.said.append(sf.format_event(event)))
-        listener = self.world.listen("127.0.0.1", 0)
-        self.port = listener.port
-        self.thread = threading.Thread(target=self.server.run, args=(listener,), daemon=True)
-        self.thread.start()
-
-    def close(self):
-        self.server.stop("test")
-        self.server.stop("test")
-        self.thread.join(15)
-        assert not self.thread.is_alive()
-
-    def connect(self):
-        connection = socket.create_connection(("127.0.0.1", self.port), timeout=20)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return connection
-
-    def head(self, method="POST", target="/v1/messages", **headers):
-        fields = {"Host": f"127.0.0.1:{self.port}", "x-api-key": KEY,
-                  **{name.replace("_", "-"): value for name, value in headers.items()}}
-        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items()
-                        if value is not None)
-        return f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
-
-    def post(self, request, **headers):
-        """The bytes of a Messages request."""
-        body = request if isinstance(request, bytes) else json.dumps(request).encode()
-        return self.head(**{"Content_Length": len(body), **headers}) + body
-
-    def raw(self, sent, *, half_close=False):
-        """Send bytes on a new connection, return (status, headers, body)."""
-        with self.connect() as connection:
-            connection.sendall(sent)
-            if half_close:
-                connection.shutdown(socket.SHUT_WR)
-            return read_answer(connection.makefile("rb"))
-
-    def ask(self, alias="x", *, headers=None, **more):
-        return self.raw(self.post(request_of(alias, **more), **(headers or {})))
-
-    def get(self, target, **headers):
-        return self.raw(self.head("GET", target, **headers))
-
-    def receipts(self, count=1):
-        """The receipts, once so many are there."""
-        wait_until(lambda: self.receipts_path.exists()
-                   and self.receipts_path.read_bytes().count(b"\n") >= count)
-        return [json.loads(text) for text in self.receipts_path.read_text().splitlines()]
-
-
-def wait_until(condition, seconds=10.0):
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.005)
-
-
-def request_of(alias="x", **more):
-    return {"model": alias, "max_tokens": 100, "messages": [{"role": "user", "content": PROMPT}],
-            **more}
-
-
-def read_answer(stream):
-    """(status, headers, body) of one answer; status 0 when the connection only closed."""
-    first = stream.readline()
-    if not first:
-        return 0, {}, b""
-    headers = {}
-    for text in iter(stream.readline, b"\r\n"):
-        assert text, "the answer ends in its headers"
-        name, _, value = text.decode("latin-1").partition(":")
-        headers[name.lower()] = value.strip()
-    body = b""
-    if headers.get("transfer-encoding") == "chunked":
-        size = int(stream.readline(), 16)
-        while size:
-            body += stream.read(size)
-            assert stream.readline() == b"\r\n"
-            size = int(stream.readline(), 16)
-        assert stream.readline() == b"\r\n"
-    else:
-        body = stream.read(int(headers["content-length"]))
-    return int(first.split()[1]), headers, body
-
-
-def events_of(body):
-    found = []
-    for block in body.decode().strip().split("\n\n"):
-        name, text = block.split("\n")
-        found.append(json.loads(text[len("data: "):]))
-        assert name == f"event: {found[-1]['type']}"
-    return found
-
-
-def text_of(body):
-    return "".join(event["delta"].get("text", "") for event in events_of(body)
-                   if event["type"] == "content_block_delta")
-
-
-def error_of(answer):
-    status, _, body = answer
-    told = json.loads(body)
-    assert told["type"] == "error" and set(told["error"]) == {"type", "message"}
-    return status, told["error"]["type"], told["error"]["message"]
-
-
-@pytest.fixture
-def rig(tmp_path):
-    """Start nodes that play the given functions and a gateway for them; model per node."""
-    made = []
-
-    def start(*plays, timeout=20, **more):
-        nodes = [Node(play) for play in plays]
-        models = [(f"m{i}", f"n{i}", "x", more) for i in range(len(nodes))]
-        fleet = fleet_of(*models, nodes={f"n{i}": node.endpoint for i, node in enumerate(nodes)})
-        served = Rig(replace(fleet, models={name: replace(model, timeout=timeout) for name, model
-                                           in fleet.models.items()}), tmp_path)
-        served.nodes = nodes
-        made.append(served)
-        return served
-    yield start
-    for served in made:
-        served.close()
-        for node in served.nodes:
-            node.close()
+def test_who_fails_at_a_stop_waits_for_no_other_slot():
+    desk = Desk(("m", "a", "x", {}), ("n", "b", "x", {}))
+    first, second = desk.enter(), desk.enter()
+    desk.scheduler.close()
+    desk.scheduler.fail(first)
+    assert first.model is None and first.is_closed and second.model
 
 
 # -- what a client sees --
@@ -745,7 +567,7 @@ def test_300_silent_connections_leave_the_others_served(rig, monkeypatch):
     for connection in more:
         connection.sendall(served.head("GET", "/"))
     assert {read_answer(connection.makefile("rb"))[0] for connection in more} == {200}
-    assert len(served.server._visitors) <= sf.CONNECTION_LIMIT
+    wait_until(lambda: len(served.server._visitors) <= sf.CONNECTION_LIMIT)  # who is cut off goes
     assert [connection.recv(1) for connection in held[:40]] == [b""] * 40  # the oldest went first
     held[-1].sendall(served.post(request_of()))
     assert read_answer(held[-1].makefile("rb"))[0] == 200
@@ -803,6 +625,35 @@ def test_memory_stays_small_whatever_comes(tmp_path):
     program.process.send_signal(signal.SIGTERM)
     assert program.end()[0] == 0
     node.close()
+
+
+def test_more_bodies_than_fit_are_told_to_come_back(rig, monkeypatch):
+    monkeypatch.setattr(sf, "BODIES_LIMIT_BYTES", 1500)
+    served = rig(says("PONG"))
+    large = served.post(request_of(system="s" * 1000))
+    with served.connect() as first:
+        first.sendall(large[:-1])
+        wait_until(lambda: served.server._bodies._left < 500)
+        status, headers, body = served.raw(large)
+        assert error_of((status, headers, body)) \
+            == (503, "api_error", "too much is being asked at once")
+        assert int(headers["retry-after"]) > 0
+        assert served.ask()[0] == 200  # a small one still fits
+        first.sendall(large[-1:])
+        assert read_answer(first.makefile("rb"))[0] == 200
+    wait_until(lambda: served.server._bodies._left == 1500)
+    assert served.raw(large)[0] == 200
+
+
+def test_a_body_that_does_not_say_its_length_may_take_all(rig, monkeypatch):
+    monkeypatch.setattr(sf, "BODIES_LIMIT_BYTES", sf.BODY_LIMIT_BYTES + 1000)
+    served = rig(says("PONG"))
+    with served.connect() as first:
+        first.sendall(served.head(Transfer_Encoding="chunked") + b"5\r\n{")
+        wait_until(lambda: served.server._bodies._left == 1000)
+        assert served.raw(served.post(request_of(system="s" * 1000)))[0] == 503
+        assert served.ask()[0] == 200
+    wait_until(lambda: served.server._bodies._left == sf.BODIES_LIMIT_BYTES)
 
 
 # -- waiting and leaving --
@@ -942,6 +793,31 @@ def test_a_client_that_leaves_the_line_never_reaches_the_node(rig):
     assert len(served.nodes[0].requests) == 1
 
 
+def test_who_waits_in_the_queue_at_a_stop_is_told_so(rig, monkeypatch):
+    monkeypatch.setattr(sf, "QUIET_SECONDS", 0.2)
+    gate = threading.Event()
+    served = rig(lambda node, connection: (gate.wait(10), says("PONG")(node, connection)))
+    scheduler = served.server.scheduler
+    clients = []
+    for stream in (False, False, True):
+        clients.append(served.connect())
+        clients[-1].sendall(served.post(request_of(stream=stream)))
+        wait_until(lambda: scheduler.show()[1] + 1 == len(clients))
+    wait_until(lambda: b"event: ping" in clients[2].recv(65536, socket.MSG_PEEK))
+
+    served.server.stop("test")
+    status, kind, words = error_of(read_answer(clients[1].makefile("rb")))
+    assert (status, kind, words) == (529, "overloaded_error", "the gateway is stopping")
+    events = events_of(read_answer(clients[2].makefile("rb"))[2])
+    assert events[-1]["error"] == {"type": "overloaded_error", "message": "the gateway is stopping"}
+    gate.set()
+    assert read_answer(clients[0].makefile("rb"))[0] == 200
+    assert sorted(receipt["outcome"] for receipt in served.receipts(3)) \
+        == ["ok", "stopped", "stopped"]
+    for client in clients:
+        client.close()
+
+
 # -- failing nodes --
 
 @pytest.mark.parametrize("play, why", [
@@ -1028,6 +904,159 @@ def test_a_model_that_takes_no_images_is_asked_again_without_them(rig, words):
         == [True, False, False], "it is learned once"
     assert [receipt["tries"] for receipt in served.receipts(2)] == [[], []]
     assert rests(served.server.scheduler) == {}
+
+
+IMAGE = {"type": "image", "source": {"type": "base64", "data": "aGk="}}
+NO_IMAGES = b'{"error":"image input is not supported"}\n'
+
+
+def test_nothing_is_asked_again_after_content(rig):
+    def play(node, connection):
+        connection.sendall(HEAD + line("begun "))
+        time.sleep(0.2)  # until it is sent on
+        connection.sendall(NO_IMAGES)
+    served = rig(play)
+    body = served.ask(messages=[{"role": "user", "content": [IMAGE]}], stream=True)[2]
+    events = events_of(body)
+    starts = [event["index"] for event in events if event["type"] == "content_block_start"]
+    assert starts == [0] and text_of(body) == "begun "
+    assert events[-1]["error"]["type"] == "invalid_request_error"
+    assert len(served.nodes[0].requests) == 1
+
+
+def test_what_was_held_back_before_it_is_asked_again_is_not_sent(rig):
+    def play(node, connection):
+        if "images" in node.here.request["messages"][0]:
+            connection.sendall(HEAD + line("never sent ") + NO_IMAGES)
+        else:
+            says("PONG")(node, connection)
+    served = rig(play)
+    for stream in (True, False):
+        served.server.blind.clear()
+        body = served.ask(messages=[{"role": "user", "content": [IMAGE]}], stream=stream)[2]
+        assert b"PONG" in body and b"sent" not in body
+        assert not stream or [event["type"] for event in events_of(body)].count(
+            "content_block_start") == 1
+
+
+def test_two_who_learn_at_once_that_a_model_takes_no_images_are_both_answered(rig):
+    both = threading.Barrier(2)
+
+    def play(node, connection):
+        if "images" in node.here.request["messages"][0]:
+            both.wait(10)
+            answers(500, "image input is not supported")(node, connection)
+        else:
+            says("PONG")(node, connection)
+    served = rig(play, max_parallel=2)
+    statuses = []
+    clients = [threading.Thread(target=lambda: statuses.append(served.ask(
+        messages=[{"role": "user", "content": [IMAGE]}])[0])) for _ in range(2)]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join(20)
+    assert statuses == [200, 200]
+
+
+def call_with(arguments):
+    """A line of a node that calls a tool with such arguments."""
+    return b'{"message":{"tool_calls":[{"function":{"name":"Bash","arguments":{"a":%b}}}]}}\n' \
+        % arguments
+
+
+@pytest.mark.parametrize("sent", [
+    call_with(b"NaN"), call_with(b"1e999"), call_with(b"-Infinity"),
+    call_with(b"[" * 980 + b"]" * 980), call_with(b"[" * 70 + b"]" * 70),
+    call_with(b"9" * 5000), line("x").replace(b"false", b"NaN")])
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_no_program_can_hold_is_the_nodes_fault(rig, sent, stream):
+    served = rig(sends(HEAD + sent + DONE), says("PONG"))
+    for _ in range(2):
+        status, _, body = served.ask(stream=stream)
+        assert status == 200 and b"PONG" in body
+    assert [tried for receipt in served.receipts(2) for tried in receipt["tries"]] \
+        == [{"node": "n0", "why": "bad answer"}]
+    served.nodes[1].play = sends(HEAD + sent + DONE)
+    status, kind, words = error_of(served.ask())
+    assert (status, kind) == (529, "overloaded_error") and "bad answer" in words
+
+
+@pytest.mark.parametrize("digits, status", [(9, 200), (10, 200), (99, 200), (4300, 529)])
+def test_counts_of_any_length_leave_the_page_of_the_fleet_readable(rig, digits, status):
+    count = b"9" * digits
+    served = rig(sends(HEAD + line("x") + DONE.replace(b"12", count).replace(b":3}", b":%b}" % count)))
+    assert served.ask()[0] == status
+    served.receipts()
+    page = served.get("/fleet")
+    total = json.loads(page[2])["nodes"][0]["input_tokens"]
+    assert page[0] == 200 and total == (10 ** 9 - 1 if digits == 9 else 0)
+
+
+def hangs_as_a_whole(node, connection):
+    """Take every connection, answer none."""
+    node.gone.wait(30)
+
+
+def thinks_long(page):
+    """Play a node that has its version page at once, and an answer after some time."""
+    def play(node, connection):
+        if node.here.target == "/api/version":
+            page(node, connection)
+        else:
+            node.gone.wait(0.7)
+            says("PONG")(node, connection)
+    return play
+
+
+@pytest.mark.parametrize("page", [sends(HEAD + b'{"version":"0.32.15"}'), answers(500, "busy"),
+                                  sends(b"")])
+def test_a_machine_that_hangs_is_left_and_a_slow_model_is_not(rig, monkeypatch, page):
+    monkeypatch.setattr(sf, "SILENCE_SECONDS", 0.15)
+    monkeypatch.setattr(sf, "PROBE_TIMEOUT_SECONDS", 0.15)
+    served = rig(hangs_as_a_whole, thinks_long(page), timeout=300)
+    for stream in (True, False):
+        for place in served.server.scheduler.places.values():
+            place.rest = sf.Rest()
+        begin_at(served.server.scheduler, "m0")
+        status, _, body = served.ask(stream=stream, headers={
+            "x_claude_code_session_id": str(stream)})  # 20 s are all that this client waits
+        assert status == 200 and b"PONG" in body
+    assert [receipt["tries"] for receipt in served.receipts(2)] \
+        == [[{"node": "n0", "why": "timeout"}]] * 2
+    served.nodes[0].gone.set()
+
+
+def begin_at(scheduler, name):
+    """Make this model the longest idle one."""
+    for place in scheduler.places.values():
+        place.last_number = 1
+    scheduler.places[name].last_number = 0
+
+
+def test_a_machine_that_hangs_is_left_although_another_had_begun(rig, monkeypatch):
+    """Each node that is asked has to say something itself."""
+    monkeypatch.setattr(sf, "SILENCE_SECONDS", 0.15)
+    monkeypatch.setattr(sf, "PROBE_TIMEOUT_SECONDS", 0.15)
+    served = rig(sends(HEAD + line("never sent ") + b"garbage\n"), hangs_as_a_whole, says("PONG"),
+                 timeout=300)
+    begin_at(served.server.scheduler, "m0")
+    served.server.scheduler.places["m2"].last_number = 2
+    assert served.ask()[0] == 200
+    assert [tried["why"] for tried in served.receipts()[0]["tries"]] == ["bad answer", "timeout"]
+    served.nodes[1].gone.set()
+
+
+def test_a_node_that_cannot_be_reached_any_more_is_left(rig, monkeypatch):
+    monkeypatch.setattr(sf, "SILENCE_SECONDS", 0.15)
+    served = rig(hangs, says("PONG"), timeout=300)
+    begin_at(served.server.scheduler, "m0")
+
+    def unreachable(endpoint, ask, *, deadline):
+        raise sf.NodeFailure("unreachable", "No route to host")
+    served.world.ask = unreachable
+    assert served.ask()[0] == 200
+    assert served.receipts()[0]["tries"] == [{"node": "n0", "why": "timeout"}]
 
 
 def test_what_only_the_client_can_mend_is_not_tried_elsewhere(rig):
@@ -1155,7 +1184,7 @@ def test_receipts_go_on_when_they_can_be_written_again(rig, put):
     began = time.monotonic()
     assert [served.ask()[0] for _ in range(3)] == [200] * 3 and time.monotonic() - began < 5
     wait_until(lambda: sum(" ok in " in told for told in served.said) == 3)  # each is filed
-    assert sum("no receipts from here on" in told for told in served.said) == 1
+    assert sum("no receipts for now" in told for told in served.said) == 1
     path.rmdir() if path.is_dir() else path.unlink()
     served.ask()
     assert len(served.receipts()) == 1

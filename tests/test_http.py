@@ -44,7 +44,7 @@ class Front:
         try:
             try:
                 while visitor.stays:
-                    request = visitor.read_request(5.0)
+                    request = visitor.read_request(5.0, first_byte_seconds=5.0)
                     if not request:
                         break
                     self._respond(visitor, *request)
@@ -230,49 +230,61 @@ CHUNKS = re.compile(rb"((?:0*[1-9a-fA-F][0-9a-fA-F]{0,2})[ \t]*(?:;[\t\x20-\x7e\
                     rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*\r\n)*\r\n")
 
 
+def fields_in(lines):
+    """{name: values} of header lines."""
+    fields = {}
+    for line in lines.split(b"\r\n")[:-1]:
+        name, _, value = line.partition(b":")
+        fields.setdefault(name.lower(), []).append(value.strip(b" \t"))
+    return fields
+
+
+def chunks_in(sent, at):
+    """(body, where it ends) of a body in chunks; None where it is none, or too long."""
+    body = b""
+    while True:
+        chunk = CHUNKS.match(sent, at)
+        if not chunk:
+            return None
+        at = chunk.end()
+        if not chunk[1]:
+            return body, at
+        size = int(re.match(rb"[0-9a-fA-F]+", chunk[1])[0], 16)
+        body += sent[at:at + size]
+        at += size + 2
+        if len(body) > LIMIT or sent[at - 2:at] != b"\r\n":
+            return None
+
+
+def body_in(sent, at, fields, minor):
+    """(body, where it ends) of a request with these fields; None where nothing says so."""
+    coding, length = (fields.get(name, []) for name in (b"transfer-encoding", b"content-length"))
+    if len(coding) + len(length) > 1:
+        return None
+    if coding:
+        return chunks_in(sent, at) if coding[0].lower() == b"chunked" and minor == b"1" else None
+    if not length:
+        return b"", at
+    size = int(length[0]) if re.fullmatch(rb"[0-9]{1,9}", length[0]) else -1
+    return (sent[at:at + size], at + size) if 0 <= size <= min(LIMIT, len(sent) - at) else None
+
+
 def requests_in(sent):
     """The (method, target, body) that these bytes hold by the grammar of RFC 9112."""
-    found, at = [], 0
-    while True:
+    found, at, closes = [], 0, False
+    while not closes:
         head = HEAD.match(sent, at)
         if not head:
-            return found
-        at, fields = head.end(), {}
-        for line in head[4].split(b"\r\n")[:-1]:
-            name, _, value = line.partition(b":")
-            fields.setdefault(name.lower(), []).append(value.strip(b" \t"))
-        coding, length = (fields.get(name, []) for name in (b"transfer-encoding", b"content-length"))
-        if len(fields.get(b"host", [])) > 1 or fields.get(b"content-encoding"):
-            return found
-        body = b""
-        if coding:
-            if length or len(coding) > 1 or coding[0].lower() != b"chunked" or head[3] == b"0":
-                return found
-            while True:
-                chunk = CHUNKS.match(sent, at)
-                if not chunk:
-                    return found
-                at = chunk.end()
-                if not chunk[1]:
-                    break
-                size = int(re.match(rb"[0-9a-fA-F]+", chunk[1])[0], 16)
-                body += sent[at:at + size]
-                if len(body) > LIMIT or sent[at + size:at + size + 2] != b"\r\n":
-                    return found
-                at += size + 2
-        elif length:
-            if len(length) > 1 or not re.fullmatch(rb"[0-9]{1,9}", length[0]):
-                return found
-            size = int(length[0])
-            body = sent[at:at + size]
-            if size > LIMIT or len(body) < size:
-                return found
-            at += size
+            break
+        fields = fields_in(head[4])
+        whole = body_in(sent, head.end(), fields, head[3])
+        if not whole or len(fields.get(b"host", [])) > 1 or fields.get(b"content-encoding"):
+            break
+        body, at = whole
         found.append((head[1].decode(), head[2].decode(), body))
-        closes = any(word.strip(b" \t").lower() == b"close" for value in fields.get(b"connection", [])
-                     for word in value.split(b","))
-        if head[3] == b"0" or closes:
-            return found
+        options = b",".join(fields.get(b"connection", [])).lower().split(b",")
+        closes = head[3] == b"0" or b"close" in [option.strip(b" \t") for option in options]
+    return found
 
 
 WORDS = [b"GET /a HTTP/1.1\r\n", b"POST /b HTTP/1.1\r\n", b"POST /c HTTP/1.0\r\n", b"Host: h\r\n",
@@ -441,6 +453,49 @@ def test_what_can_be_read_in_two_ways_is_no_answer(name):
     with pytest.raises(sf.NodeFailure) as caught:
         world.ask(f"http://127.0.0.1:{port}", question, deadline=world.clock() + 5)
     assert caught.value.reason == "bad answer"
+
+
+def read_in_pieces(sent, size):
+    """The body that an Exchange reads when so many bytes come at once; or why it is none."""
+    near, far = socket.socketpair()
+    exchange = sf.Exchange(near, time.monotonic() + 10, time.monotonic)
+
+    def feed():  # once all that came was taken
+        left = len(sent) - feed.at
+        far.sendall(sent[feed.at:feed.at + size])
+        feed.at += size
+        if left <= 0:
+            far.close()
+            exchange.before_read = None
+    feed.at, exchange.before_read = 0, feed
+    try:
+        exchange.read_head()
+        return bytes(exchange.read_all())
+    except sf.NodeFailure as failure:
+        return failure.detail
+    finally:
+        exchange.close()
+        far.close()
+
+
+WIKI = b"4\r\nWiki\r\n00005;a=b\r\npedia\r\nA \r\n in chunks\r\n1\r\n.\r\n2\r\n\r\n\r\n0000A\r\n" \
+         b"0123456789\r\n3\r\nend\r\n"
+
+
+@pytest.mark.parametrize("size", [*range(1, 24), 1000])
+@pytest.mark.parametrize("sent, wanted", [
+    (WIKI + b"0\r\n\r\n", b"Wikipedia in chunks.\r\n0123456789end"),
+    (WIKI + b"000;x\r\nTrailer: x\r\n\r\n", b"Wikipedia in chunks.\r\n0123456789end"),
+    (WIKI.replace(b"\r\nend\r\n", b"\nend\n") + b"0\n\n", b"Wikipedia in chunks.\r\n0123456789end"),
+    (WIKI, "it closed the connection in mid answer"),
+    (WIKI + b"5\r\nabc", "it closed the connection 2 bytes early"),
+    (WIKI + b"2\r\nabc\r\n0\r\n\r\n", "a chunk is longer than it said"),
+    (WIKI + b"4\r\nab\r\n0\r\n\r\n", "a chunk is longer than it said"),
+    (WIKI + b"+2\r\nab\r\n0\r\n\r\n", "its chunks have no readable size"),
+    (WIKI + b"1_0\r\nab\r\n0\r\n\r\n", "its chunks have no readable size"),
+    (WIKI + b"\r\n2\r\nab\r\n0\r\n\r\n", "its chunks have no readable size")])
+def test_chunks_are_read_alike_however_they_come(sent, wanted, size):
+    assert read_in_pieces(ANSWER + b"Transfer-Encoding: chunked\r\n\r\n" + sent, size) == wanted
 
 
 def test_bad_requests_have_their_slug():

@@ -1,5 +1,6 @@
 """Translation: a Messages request to /api/chat, and its lines back to events."""
 import base64
+import collections
 import copy
 import json
 import pathlib
@@ -9,6 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 import subagent_fleet as sf
+from gateway_rig import fleet_of
+from tools import grows_linearly, processor_seconds
 
 WIRE = pathlib.Path(__file__).parent / "cases" / "wire"
 RECORDED = sorted(path.name for path in WIRE.glob("*.json"))
@@ -346,6 +349,107 @@ def test_lone_surrogates_survive():
     assert b"\\ud83d" in sf.render_json(chat)
 
 
+@pytest.mark.parametrize("body", [
+    b'{"model":"a","messages":[{"role":"assistant","content":[{"type":"tool_use","id":"x",'
+    b'"name":"y","input":{"a":%b}}]}]}', b'{"model":"a","messages":[{"role":"user","content":"x"}],'
+    b'"tools":[{"name":"b","input_schema":{"items":%b}}]}'])
+@pytest.mark.parametrize("opening, closing", [(b"[", b"]"), (b'{"items":', b"}"),
+                                              (b'{"anyOf":[', b"]}")])
+def test_nesting_of_any_depth_is_asked_or_refused(body, opening, closing):
+    """From Python 3.12 on, far more levels can be parsed than be followed or rendered."""
+    server = sf.Server(fleet_of(("m", "a", "x", {})), "sk-test", sf.World())
+    chosen = server.fleet.models["m"]
+    for depth in (10, 450, 490, 900, 970, 980, 985, 990, 1000, 3000, 5000, 9000):
+        try:
+            talk = talk_of(body % (opening * depth + b"{}" + closing * depth))
+            assert server.translate(talk, chosen).body
+            asked = depth
+        except sf.Refusal as error:
+            assert error.http == 400 and error.what.startswith("body: ")
+    assert asked >= 450
+
+
+def test_no_endless_number_is_ever_made(monkeypatch):
+    """int() of 2,000,000 digits takes 74 s on a Python before 3.10.7, such as macOS's own."""
+    made = []
+
+    class Watched(int):
+        def __new__(cls, digits):
+            made.append(len(digits))
+            return int(digits)
+    endless = b"9" * 2_000_000
+    body = b'{"max_tokens":12,"model":"a","messages":[],"n":%b}' % endless
+    sent = b'{"eval_count":12,"message":{"content":"x"},"prompt_eval_count":%b}' % endless
+    reader = answer_to(user("hi")).reader
+    monkeypatch.setattr(sf, "int", Watched, raising=False)
+    with pytest.raises(sf.Refusal):
+        talk_of(body)
+    with pytest.raises(sf.NodeFailure):
+        reader.feed(sent)
+    with pytest.raises(sf.NodeFailure, match="its JSON is broken"):
+        sf.parse_answer(sent, sf.Ollama())
+    assert made == [2, 2, 2], "one number of two digits each"
+
+
+def crowd(count, *, own_ids):
+    """A request with so many calls and their results."""
+    ids = [f"id{number if own_ids else ''}" for number in range(count)]
+    return json.dumps({"model": "a", "messages": [
+        user("go"), assistant(*(call(own_id) for own_id in ids)),
+        user(*(result(own_id, "r") for own_id in ids))]}).encode()
+
+
+@pytest.mark.parametrize("large, own_ids", [(5_000, False), (20_000, True)])
+def test_many_calls_take_no_more_than_their_number(large, own_ids):
+    bodies = {count: crowd(count, own_ids=own_ids) for count in (large // 4, large)}
+    assert grows_linearly(lambda count: chat_of(bodies[count]), large // 4, large)
+    messages = chat_of(bodies[large])["messages"]
+    made = [entry["id"] for entry in messages[1]["tool_calls"]]
+    assert len(set(made)) == large
+    assert [message["tool_call_id"] for message in messages[2:]] == made
+
+
+def test_many_calls_of_one_answer_take_no_more_than_their_number():
+    def answer(count):
+        _, events = answer_of(line(calls=[made_call()] * count, done=True))
+        assert len({event["content_block"]["id"] for event in events
+                    if event["type"] == "content_block_start"}) == count
+    assert grows_linearly(answer, 1_500, 6_000)
+
+
+def test_documents_in_documents_take_no_more_than_their_size():
+    words = [text("a")] * 40_000
+
+    def body(depth):
+        inside = words
+        for _ in range(depth):
+            inside = [{"type": "document", "source": {"type": "content", "content": inside}}]
+        return json.dumps({"model": "a", "messages": [user(*inside)]}).encode()
+    bodies = {depth: body(depth) for depth in (1, 300)}
+    least, deep = (min(processor_seconds(talk_of, bodies[depth]) for _ in range(4))
+                   for depth in (1, 300))
+    assert deep < 2.5 * least, "it does not depend on how deep they stand"
+
+
+def test_endless_stop_sequences_are_refused():
+    most = ["s" * sf.STOP_LIMIT_CHARACTERS] * sf.STOPS_LIMIT
+    assert plan(user("hi"), stop_sequences=most)
+    for stops in (["s" * 1_000_000], [*most, "x"], ["s" * (sf.STOP_LIMIT_CHARACTERS + 1)]):
+        assert "at most 64, each of at most 1,000 characters" in refusal(
+            user("hi"), stop_sequences=stops)
+
+
+def test_many_stop_sequences_take_no_more_than_the_text():
+    stops = ["s" * (sf.STOP_LIMIT_CHARACTERS - number) + "t" for number in range(1, 65)]
+
+    def answer(count):
+        reader = answer_to(user("hi"), stop_sequences=stops).reader
+        told = [delta.text for _ in range(count) for delta in reader.feed(line("s" * 10))]
+        held = sf.STOP_LIMIT_CHARACTERS - 1
+        assert len("".join(told)) == count * 10 - held
+    assert grows_linearly(answer, 150, 600)
+
+
 # -- tools --
 
 def tools_of(*tools, messages=(), **more):
@@ -440,22 +544,47 @@ def answer_of(*lines, before=(), **more):
     return answer.message, events
 
 
-def check_grammar(events):
-    """Blocks open, grow and close one after the other; the stream ends once."""
-    opened, index = None, -1
-    for event in events[1:-2]:
+BEGINS = {"text": {"type": "text", "text": ""}, "tool_use": {"type": "tool_use", "input": {}},
+          "thinking": {"type": "thinking", "thinking": "", "signature": ""}}
+GROWS = {"text": "text", "thinking": "thinking", "tool_use": "partial_json"}
+REASONS = ("end_turn", "max_tokens", "stop_sequence", "tool_use")
+
+
+def check_grammar(events, *, ended=True):
+    """Blocks open, grow and close one after the other; the stream ends once, or was broken off."""
+    first, *blocks = events
+    assert first["type"] == "message_start" and first["message"]["content"] == []
+    if ended:
+        *blocks, last, stop = blocks
+        assert (last["type"], stop) == ("message_delta", {"type": "message_stop"})
+        assert set(last) == {"type", "delta", "usage"}
+        reason, at = last["delta"]["stop_reason"], last["delta"]["stop_sequence"]
+        assert reason in REASONS and (at is not None) is (reason == "stop_sequence")
+        assert set(last["usage"]) == {"input_tokens", "output_tokens"}
+        assert all(type(count) is int and 0 <= count < 10 ** 9
+                   for count in last["usage"].values())
+
+    opened, index = "", -1
+    for event in blocks:
         if event["type"] == "content_block_start":
-            assert opened is None and event["index"] == index + 1
-            opened, index = event["content_block"]["type"], event["index"]
+            assert not opened and event["index"] == index + 1
+            block = event["content_block"]
+            opened, index, pieces = block["type"], event["index"], []
+            names = {key: block.pop(key) for key in ("id", "name") if opened == "tool_use"}
+            assert block == BEGINS[opened] and all(names.values())
+            block.update(names)
         elif event["type"] == "content_block_delta":
-            wanted = {"tool_use": "input_json_delta"}.get(opened, f"{opened}_delta")
-            assert (event["delta"]["type"], event["index"]) == (wanted, index)
+            key = GROWS[opened]
+            kind = "input_json" if opened == "tool_use" else opened
+            assert event["index"] == index and set(event["delta"]) == {"type", key}
+            assert event["delta"]["type"] == f"{kind}_delta" and event["delta"][key]
+            pieces.append(event["delta"][key])
         else:
             assert (event["type"], event["index"]) == ("content_block_stop", index)
-            opened = None
-    assert opened is None
-    assert [events[0]["type"]] + [e["type"] for e in events[-2:]] \
-        == ["message_start", "message_delta", "message_stop"]
+            assert opened and pieces
+            assert opened != "tool_use" or type(json.loads("".join(pieces))) is dict
+            opened = ""
+    assert not (ended and opened)
 
 
 def fold(events):
@@ -643,6 +772,8 @@ def test_a_model_that_takes_no_images_is_told_where_they_were():
 
 # -- whatever arrives --
 
+MUTATED_REQUESTS, MUTATED_LINES = 20_000, 50_000
+
 ODD = (None, True, 0, -1, 1.5, 1e308, "", "x", "\ud800", [], [[]], {}, {"type": "text"}, [None],
        {"type": "tool_use", "id": []}, {"type": ["text"]}, "a" * 5000, [{"type": "tool_result"}])
 
@@ -671,11 +802,10 @@ def mutate(chance, value):
 
 
 def small_recordings():
-    """The recorded requests without most of their bulk, and one of every kind of block."""
-    found = [recorded(name) for name in RECORDED]
+    """The recorded requests without their bulk, and one of every kind of block, as JSON."""
+    found = [shortened(recorded(name)) for name in RECORDED]
     for request in found:
-        request["tools"] = request["tools"][:3]
-        request["messages"][0]["content"][0]["text"] = "short"
+        del request["tools"][2:]
     image = {"type": "image", "source": {"type": "base64", "data": PIXELS}}
     found.append({"model": "a", "max_tokens": 9, "system": [text("s")], "temperature": 1,
                   "tool_choice": {"type": "tool", "name": "b"}, "stop_sequences": ["x"],
@@ -688,39 +818,111 @@ def small_recordings():
                       user(result("1", [text("r"), image, {
                           "type": "tool_reference", "tool_name": "b"}], is_error=True)),
                       {"role": "system", "content": [text("z")]}]})
-    return found
+    return [json.dumps(request) for request in found]
+
+
+def shortened(value):
+    """A JSON value whose texts are short: what is mutated is their shape."""
+    if isinstance(value, dict):
+        return {key: shortened(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [shortened(inner) for inner in value]
+    return value[:20] if isinstance(value, str) else value
 
 
 def test_mutated_requests_are_translated_or_refused_cleanly():
     chance, seeds, refused = random.Random(7), small_recordings(), 0
-    for number in range(2500):
-        request = mutate(chance, copy.deepcopy(seeds[number % len(seeds)]))
-        body = bytearray(json.dumps(request).encode())
+    chosen = model(thinking=True)
+    for number in range(MUTATED_REQUESTS):
+        body = json.dumps(mutate(chance, json.loads(seeds[number % len(seeds)]))).encode()
         if number % 10 == 0:
-            body[chance.randrange(len(body))] = chance.randrange(256)
+            body = spoil(chance, body)
         try:
-            chat = chat_of(bytes(body), model(thinking=True))
+            chat = chat_of(body, chosen)
             assert json.loads(sf.render_json(chat))["messages"]
         except sf.Refusal as error:
             refused += 1
             assert error.http == 400 and len(error.what) < 200, error.what
-    assert 200 < refused < 2300
+    assert 0.1 < refused / MUTATED_REQUESTS < 0.9
 
 
-def test_mutated_answers_are_translated_or_refused_cleanly():
-    chance, refused = random.Random(7), 0
-    seed = [json.loads(item) for item in (
-        line(thinking="t"), line("<think>x</think>"), line("text"),
-        line(calls=[made_call(a=1), made_call("b", "2")]), line(done=True))]
-    for _ in range(1000):
-        answer = answer_to(user("hi"), stop_sequences=["xt"])
+def spoil(chance, sent):
+    """Change a byte, cut the end off, or put a piece in twice."""
+    sent = bytearray(sent)
+    at = chance.randrange(len(sent))
+    act = chance.randrange(3)
+    if act == 0:
+        sent[at] = chance.randrange(256)
+    elif act == 1:
+        del sent[at:]
+    else:
+        sent[at:at] = sent[chance.randrange(len(sent)):][:30]
+    return bytes(sent)
+
+
+STOPS = ["xt", "<b>", "stop here", "\u00fc\u4e2d"]
+WORDS = ("t", "x", "<thi", "nk>", "<think>", "</think>", " ", "\n", "stop ", "here", "<b", ">", "<b>xt",
+         "\u00fc", "\u4e2d", "\ud83d", "some words", "")
+
+
+def odd_answer(chance):
+    """The lines of an answer such as no model gives."""
+    parts = []
+    for _ in range(chance.randrange(1, 14)):
+        message = {}
+        if chance.random() < 0.7:
+            message["content"] = "".join(chance.choices(WORDS, k=chance.randrange(1, 4)))
+        if chance.random() < 0.25:
+            message["thinking"] = chance.choice(WORDS)
+        if chance.random() < 0.15:
+            message["tool_calls"] = [made_call(chance.choice("ab"), chance.choice("12"), a=1)
+                                     for _ in range(chance.randrange(1, 3))]
+        parts.append({"message": message, "done": False})
+    reason = chance.choice(("stop", "length", "load", 5))
+    parts.append({"message": {}, "done": True, "done_reason": reason, "prompt_eval_count": 5,
+                  "eval_count": chance.choice((0, 7, 10 ** 9, 10 ** 90, -1, None))})
+    if chance.random() < 0.4:
+        parts = mutate(chance, parts)
+    lines = [json.dumps(part).encode() for part in parts]
+    if lines and chance.random() < 0.05:
+        at = chance.randrange(len(lines))
+        lines[at] = spoil(chance, lines[at])
+    return lines
+
+
+def test_mutated_answers_are_a_stream_that_reads_as_the_whole_or_fail_cleanly():
+    chance = random.Random(7)
+    fed = failed = 0
+    reasons = collections.Counter()
+    while fed < MUTATED_LINES:
+        answer = answer_to(user("hi"), assistant(call("1")), user(result("1", "x")),
+                           stop_sequences=chance.sample(STOPS, chance.randrange(3)))
+        events = list(answer.opening)
         try:
-            for part in mutate(chance, copy.deepcopy(seed)):
-                answer.feed(json.dumps(part).encode())
+            for sent in odd_answer(chance):
+                fed += 1
+                events += answer.feed(sent)
+                if answer.message:
+                    break
         except sf.Refusal as error:
-            refused += 1
-            assert error.http in (400, 500)
+            assert error.http in (400, 500) and error.kind
+            failed += 1
         except sf.NodeFailure as failure:
-            refused += 1
             assert failure.reason == "bad answer"
-    assert 0 < refused < 900
+            failed += 1
+
+        check_grammar(events, ended=answer.message is not None)
+        if answer.message:
+            reasons[answer.message["stop_reason"]] += 1
+            assert fold(events) == answer.message
+            check_message(answer.message, answer.talk.stops)
+    assert min(reasons[reason] for reason in REASONS) > 100 and failed > 100
+
+
+def check_message(message, stops):
+    """No stop sequence stands in a text, no call has an id that was used, none is blank."""
+    for block in message["content"]:
+        assert block["type"] != "text" or not [stop for stop in stops if stop in block["text"]]
+        assert block["type"] != "thinking" or block["thinking"].strip()
+    ids = [block["id"] for block in message["content"] if block["type"] == "tool_use"]
+    assert len(set(ids)) == len(ids) and "1" not in ids

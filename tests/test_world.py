@@ -409,7 +409,7 @@ def test_doctor_runs_nothing_that_a_repository_names(tmp_path, monkeypatch, caps
     assert mark.exists(), "it is hostile"
     mark.unlink()
     (place / "fleet.yaml").write_text(workspace_cases.FLEET.replace(
-        "http://studio.local:11434", f"http://127.0.0.1:{hostile_nodes.closed_port()}"))
+        "http://studio.local:11434", f"http://127.0.0.1:{free_port()}"))
     monkeypatch.chdir(place)
     monkeypatch.setattr(os, "environ", environ)
     (place / ".env.subagent-fleet").unlink()

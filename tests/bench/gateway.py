@@ -42,14 +42,17 @@ def answer_node(connection):
         head, body = asked
         request = json.loads(body or b"{}")
         count = min(request.get("options", {}).get("num_predict", 1), 2000)
-        parts = [{"message": {"role": "assistant", "content": "word "}, "done": False}] * count
+        words = [("word ", "text ")[number % 2] for number in range(count)]  # a hundred equal
+        # ones in a row are a loop to LiteLLM, which then ends the stream
+        parts = [{"message": {"role": "assistant", "content": word}, "done": False}
+                 for word in words]
         parts.append({"message": {"role": "assistant", "content": ""}, "done": True,
                       "done_reason": "stop", "prompt_eval_count": 11, "eval_count": count})
         lines = [json.dumps({"model": "m", "created_at": "2026-01-01T00:00:00Z", **part}).encode()
                  + b"\n" for part in parts]
         if request.get("stream") is False:
             whole = {**parts[-1], "model": "m", "message": {"role": "assistant",
-                                                            "content": "word " * count}}
+                                                            "content": "".join(words)}}
             lines = [json.dumps(whole).encode()]
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\n"
                            b"Transfer-Encoding: chunked\r\n\r\n" + chunk(lines[0]))

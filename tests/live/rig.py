@@ -27,6 +27,7 @@ import urllib.request
 from dataclasses import dataclass, field
 
 import install
+import subagent_fleet
 from tools import free_port
 
 _RUNNING = []
@@ -194,8 +195,12 @@ class Recorder:
     """Passes bytes between a client and one server untouched, and reads along.
 
     Plain TCP, so that a hang-up on either side reaches the other at once. With `pretend` the
-    port in the Host header becomes the server's own: a gateway refuses strangers' hosts.
+    port in the Host header becomes the server's own: a gateway refuses strangers' hosts. A
+    gateway's proof names the port it was reached at, so that nobody can stand before it unseen:
+    with `key` the recorder gives that proof itself.
     """
+
+    key = ""
 
     def __init__(self, upstream_port, *, pretend=False):
         self.upstream_port = upstream_port
@@ -234,7 +239,19 @@ class Recorder:
         for side in (client, server):
             side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with client, server:
-            _Conversation(self, client, server).run()
+            nonce = re.match(rb"GET /prove/([0-9a-f]+) ", client.recv(256, socket.MSG_PEEK))
+            if self.key and nonce:
+                self._prove(client, nonce[1].decode())
+            else:
+                _Conversation(self, client, server).run()
+
+    def _prove(self, client, nonce):
+        """Answer as the gateway would that listened at this port."""
+        proof = subagent_fleet.prove_key(self.key, nonce, "127.0.0.1", self.port)
+        body = json.dumps({"proof": proof}).encode()
+        client.recv(65536)
+        client.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+                       b"Content-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(body), body))
 
     def mark(self):
         """Remember this place; `since` gives what came after."""
@@ -437,6 +454,7 @@ class Project:
         self.swaps = {}
         for place in (self.folder, self.home, self.bin):
             place.mkdir(parents=True)
+        (self.bin / "subagent-fleet").symlink_to(script)  # messages name it as it is typed
         self.use_claude(claude)
 
     def use_claude(self, which):
@@ -454,7 +472,7 @@ class Project:
                                    **more})
 
     def argv(self, *words):
-        return [sys.executable, "-I", "-S", str(self.script), *map(str, words)]
+        return [sys.executable, "-I", "-S", str(self.bin / "subagent-fleet"), *map(str, words)]
 
     def run(self, *words, status=0, quiet=False, **more):
         """Type one command; fail with all it said when its exit status is another one."""

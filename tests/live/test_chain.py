@@ -97,6 +97,7 @@ def test_validate_accepts_what_init_wrote_and_a_user_completed(chain):
     project.edit("fleet.yaml", "port: 4000", f"port: {chain.recorder.port}")
     project.edit("fleet.yaml", "LITELLM_MASTER_KEY", KEY_NAME)
     project.edit("fleet.yaml", "provider: builtin", "provider: litellm")
+    project.edit("fleet.yaml", "fallback: [small-coder]", "fallback: []")  # the other way round
     project.edit("fleet.yaml", "litellm_alias: claude-haiku-local",
                  "litellm_alias: claude-haiku-local\n    fallback: [heavy-coder]")
     project.note("(edited: gateway port, provider and key variable, small-coder's fallback)")

@@ -130,6 +130,7 @@ def served(ground, nodes, trap):
     project.write("fleet.yaml", FLEET.format(
         port=recorder.port, **{name: node.url for name, node in nodes.items()}))
     project.run("generate")
+    recorder.key = project.key()
     served = Served(project, nodes, recorder)
     yield served
     served.process.stop()

@@ -1,0 +1,248 @@
+"""A gateway in this process, nodes whose every byte is scripted, and clients for both."""
+import contextlib
+import json
+import socket
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+import subagent_fleet as sf
+
+KEY = "sk-0123456789abcdef0123456789abcdef"
+PROMPT, SPOKEN = "the secret prompt", "the secret answer"
+
+
+def fleet_of(*models, nodes=("a", "b")):
+    """A fleet of (name, node, alias, {more}) on nodes that are addresses or only names."""
+    nodes = nodes if isinstance(nodes, dict) else dict.fromkeys(nodes, "http://127.0.0.1:1")
+    text = {"project": {"name": "test", "gateway": {"provider": "builtin"}},
+            "nodes": {name: {"endpoint": endpoint} for name, endpoint in nodes.items()},
+            "models": {name: {"node": node, "ollama_model": "tiny", "litellm_alias": alias,
+                              "context": 32768, **more}
+                       for name, node, alias, more in models},
+            "agents": {"planner": {"model": models[0][0], "description": "d"}}}
+    fleet, findings = sf.check_fleet(sf.Document(json.dumps(text), "fleet.json"))
+    assert fleet, findings
+    return fleet
+
+
+# -- nodes whose every byte is scripted --
+
+class Node:
+    """A node that plays a function on each connection, after it has read the request.
+
+    `here` holds the target and the request of the connection that the asking thread plays on.
+    """
+
+    def __init__(self, play):
+        self.play, self.requests, self.gone = play, [], threading.Event()
+        self.here = threading.local()
+        self.listener = socket.create_server(("127.0.0.1", 0), backlog=300)
+        self.port = self.listener.getsockname()[1]
+        self.endpoint = f"http://127.0.0.1:{self.port}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self.listener.accept()
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection):
+        with contextlib.suppress(OSError), connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            stream = connection.makefile("rb")
+            size = 0
+            self.here.target = stream.readline().split(b" ")[1].decode()
+            for line in iter(stream.readline, b"\r\n"):
+                if line.lower().startswith(b"content-length:"):
+                    size = int(line.split(b":")[1])
+            self.here.request = json.loads(stream.read(size) or b"null")
+            self.requests.append(self.here.request)
+            self.play(self, connection)
+
+    def close(self):
+        with contextlib.suppress(OSError):  # closing alone does not wake who accepts
+            self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nConnection: close\r\n\r\n"
+DONE = b'{"message":{"content":""},"done":true,"done_reason":"stop","prompt_eval_count":12,' \
+       b'"eval_count":3}\n'
+
+
+def line(words):
+    return json.dumps({"message": {"role": "assistant", "content": words}, "done": False}
+                      ).encode() + b"\n"
+
+
+def says(*pieces, pause=0.0):
+    def play(node, connection):
+        connection.sendall(HEAD)
+        for piece in pieces:
+            connection.sendall(line(piece))
+            time.sleep(pause)
+        connection.sendall(DONE)
+    return play
+
+
+def sends(sent):
+    return lambda node, connection: connection.sendall(sent)
+
+
+def answers(status, error):
+    body = json.dumps({"error": error}).encode()
+    return sends(b"HTTP/1.1 %d x\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body))
+
+
+def hangs(node, connection):
+    """Say nothing; note when the gateway lets go."""
+    with contextlib.suppress(OSError):
+        connection.recv(1)
+    node.gone.set()
+
+
+def says_and_hangs(node, connection):
+    connection.sendall(HEAD + line("begun "))
+    hangs(node, connection)
+
+
+# -- a gateway in this process, and clients for it --
+
+class Rig:
+    """A served fleet; `ask` posts a Messages request, `raw` sends bytes."""
+
+    def __init__(self, fleet, tmp_path):
+        self.world = sf.World()
+        self.said = []
+        self.world.err = self.said.append
+        self.receipts_path = tmp_path / "requests.jsonl"
+        self.server = sf.Server(fleet, KEY, self.world, receipts=str(self.receipts_path))
+        self.server.hub.subscribe(lambda event: self.said.append(sf.format_event(event)))
+        listener = self.world.listen("127.0.0.1", 0)
+        self.port = listener.port
+        self.thread = threading.Thread(target=self.server.run, args=(listener,), daemon=True)
+        self.thread.start()
+
+    def close(self):
+        self.server.stop("test")
+        self.server.stop("test")
+        self.thread.join(15)
+        assert not self.thread.is_alive()
+
+    def connect(self):
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def head(self, method="POST", target="/v1/messages", **headers):
+        fields = {"Host": f"127.0.0.1:{self.port}", "x-api-key": KEY,
+                  **{name.replace("_", "-"): value for name, value in headers.items()}}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items()
+                        if value is not None)
+        return f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
+
+    def post(self, request, **headers):
+        """The bytes of a Messages request."""
+        body = request if isinstance(request, bytes) else json.dumps(request).encode()
+        return self.head(**{"Content_Length": len(body), **headers}) + body
+
+    def raw(self, sent, *, half_close=False):
+        """Send bytes on a new connection, return (status, headers, body)."""
+        with self.connect() as connection:
+            connection.sendall(sent)
+            if half_close:
+                connection.shutdown(socket.SHUT_WR)
+            return read_answer(connection.makefile("rb"))
+
+    def ask(self, alias="x", *, headers=None, **more):
+        return self.raw(self.post(request_of(alias, **more), **(headers or {})))
+
+    def get(self, target, **headers):
+        return self.raw(self.head("GET", target, **headers))
+
+    def receipts(self, count=1):
+        """The receipts, once so many are there."""
+        wait_until(lambda: self.receipts_path.exists()
+                   and self.receipts_path.read_bytes().count(b"\n") >= count)
+        return [json.loads(text) for text in self.receipts_path.read_text().splitlines()]
+
+
+def wait_until(condition, seconds=10.0):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(0.005)
+
+
+def request_of(alias="x", **more):
+    return {"model": alias, "max_tokens": 100, "messages": [{"role": "user", "content": PROMPT}],
+            **more}
+
+
+def read_answer(stream):
+    """(status, headers, body) of one answer; status 0 when the connection only closed."""
+    first = stream.readline()
+    if not first:
+        return 0, {}, b""
+    headers = {}
+    for text in iter(stream.readline, b"\r\n"):
+        assert text, "the answer ends in its headers"
+        name, _, value = text.decode("latin-1").partition(":")
+        headers[name.lower()] = value.strip()
+    body = b""
+    if headers.get("transfer-encoding") == "chunked":
+        size = int(stream.readline(), 16)
+        while size:
+            body += stream.read(size)
+            assert stream.readline() == b"\r\n"
+            size = int(stream.readline(), 16)
+        assert stream.readline() == b"\r\n"
+    else:
+        body = stream.read(int(headers["content-length"]))
+    return int(first.split()[1]), headers, body
+
+
+def events_of(body):
+    found = []
+    for block in body.decode().strip().split("\n\n"):
+        name, text = block.split("\n")
+        found.append(json.loads(text[len("data: "):]))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+def text_of(body):
+    return "".join(event["delta"].get("text", "") for event in events_of(body)
+                   if event["type"] == "content_block_delta")
+
+
+def error_of(answer):
+    status, _, body = answer
+    told = json.loads(body)
+    assert told["type"] == "error" and set(told["error"]) == {"type", "message"}
+    return status, told["error"]["type"], told["error"]["message"]
+
+
+@pytest.fixture
+def rig(tmp_path):
+    """Start nodes that play the given functions and a gateway for them; model per node."""
+    made = []
+
+    def start(*plays, timeout=20, **more):
+        nodes = [Node(play) for play in plays]
+        models = [(f"m{i}", f"n{i}", "x", more) for i in range(len(nodes))]
+        fleet = fleet_of(*models, nodes={f"n{i}": node.endpoint for i, node in enumerate(nodes)})
+        served = Rig(replace(fleet, models={name: replace(model, timeout=timeout) for name, model
+                                           in fleet.models.items()}), tmp_path)
+        served.nodes = nodes
+        made.append(served)
+        return served
+    yield start
+    for served in made:
+        served.close()
+        for node in served.nodes:
+            node.close()
