@@ -6874,7 +6874,10 @@ _NOT_ABLE = _Pattern(r"does not support|image input")
 
 
 class Backend(ABC):
-    """What one kind of node speaks: what to ask of it, and how to read what it says."""
+    """What one kind of node speaks: what to ask of it, and how to read what it says.
+
+    An Ask that a server has nothing for is one that it answers all the same: its version page.
+    """
 
     name = ""  # as `provider:` and a node's reason have it
     title = ""  # as people call it
@@ -6889,7 +6892,7 @@ class Backend(ABC):
 
     @abstractmethod
     def list_loaded(self) -> Ask:
-        """Ask for the LoadedModels in its memory."""
+        """Ask for the LoadedModels in its memory; context 0: the server does not say which."""
 
     @abstractmethod
     def describe(self, model_name: str) -> Ask:
@@ -6897,7 +6900,11 @@ class Backend(ABC):
 
     @abstractmethod
     def load(self, model: Model, *, unload: bool = False, words: str = "") -> Ask:
-        """Ask to load a model as its route will use it, or to unload it."""
+        """Ask to load a model as its route will use it, or to unload it.
+
+        `http 404` of its answer means that the model is not there, and may be pulled; `http 400`
+        that it wants `words` to answer to.
+        """
 
     @abstractmethod
     def pull(self, model: Model) -> Ask:
@@ -6917,7 +6924,12 @@ class Reader(ABC):
 
     @abstractmethod
     def feed(self, line: bytes | bytearray) -> list[Delta]:
-        """Return what a line says; NodeFailure or Refusal where it is no answer."""
+        """Return what a line says; NodeFailure or Refusal where it is no answer.
+
+        The last Delta of an answer is its end; without one the node has failed. A Sieve tells
+        thinking from text and ends at the talk's stop sequences, where the server does not say
+        so. Tokens it does not count are the estimate, and the number of lines.
+        """
 
     @abstractmethod
     def refusal(self, status: int, words: str) -> Refusal:
@@ -12495,7 +12507,8 @@ def look_at_node(world: World, node: Node, until: float) -> Exposure:
     with contextlib.suppress(NodeFailure):  # how a node fails is in its state
         places = world.resolve(split_endpoint(node.endpoint).host, 0, until)
         addresses = tuple(sorted({address[0] for *_, address in places}))
-        headers = get_page(world, node.endpoint + "/api/version", until, Origin=foreign).headers
+        url = node.endpoint + backend_of(node).identify().path
+        headers = get_page(world, url, until, Origin=foreign).headers
         allowed = headers.get("access-control-allow-origin", "")
     return Exposure(addresses, allowed in ("*", foreign))
 
