@@ -541,7 +541,11 @@ def test_readme_lists_every_command_as_the_table_does():
 
 def test_readme_names_every_flag():
     rows = dict(re.findall(r"^\| `([a-z]+)([^`]*)` \|", COMMAND_TABLE, re.M))
+    json_rows = re.findall(r"^\| `([a-z]+)[^`]*` \|", README.split("## JSON output")[1], re.M)
     for command in sf.COMMANDS:
+        assert command.name in rows, f"README, Commands: give `{command.name}` a row"
+        reports = any(flag.name == "--json" for flag in command.flags)
+        assert not reports or command.name in json_rows, f"README, JSON output: `{command.name}`"
         for flag in command.flags:
             assert flag.name.startswith("-") is False or flag.name in rows[command.name], flag.name
     for name, words in rows.items():
