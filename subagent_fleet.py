@@ -8876,10 +8876,12 @@ class Directory:
 
 def _is_below(path: str, root: str) -> bool:
     """Tell whether a path, its links followed, lies in a directory."""
-    real = os.path.realpath(root)
     try:
+        real = os.path.realpath(root)
         return os.path.commonpath([real, os.path.realpath(path)]) == real
     except ValueError:  # another drive
+        return False
+    except OSError:  # a link was taken away while it was followed (3.12.1 raises that)
         return False
 
 
