@@ -731,7 +731,7 @@ def test_add_takes_the_models_that_are_named(two, quick, tmp_path, name):
     (tmp_path / "fleet.yaml").unlink()
     if name == "fleet.json":
         text = json.dumps(sf.parse_yaml(text), indent=4)
-    (tmp_path / name).write_text(text.replace("\n", "\r\n"), newline="")
+    (tmp_path / name).write_bytes(text.replace("\n", "\r\n").encode("utf-8"))
     (tmp_path / name).chmod(0o600)
     done = quick("add", f"mini=127.0.0.1:{two.port}", "--model", "tiny", "--model", "BIG:32b")
     assert done.returncode == 0, done.stderr
