@@ -33,11 +33,18 @@ Contents
     13. World                 disk, network, programs, clock, terminal: the only door
   F. The fleet at work
     14. Nodes                 what is asked of a machine
-    15. Gateway               the fleet behind one address
+    15. Trials                what a model really can
+    16. Gateway               the fleet behind one address
+    17. Traces                which machine served which agent
+    18. Dashboard             the fleet on a page
+    19. Tasks                 what shall be done, and what was (pure)
+    20. Supervisor            agents at work, each in a worktree of its own
+    21. Demo                  the whole thing with nothing installed
   G. Commands
-    16. Workspace             config, key, generated files, settings: as they lie on the disk
-    17. Commands              what each command does
-    18. Command line          flags, help, main
+    22. Workspace             config, key, generated files, settings: as they lie on the disk
+    23. Commands              what each command does
+    24. Command line          flags, help, main
+    25. Assets                texts that are handed out whole
 """
 from __future__ import annotations
 
@@ -9847,7 +9854,13 @@ def _see_loaded(warmth: Warmth, world: World, how: WarmUp) -> None:
                           fix=f"write `context: {context}` in models.{model.name}")
 
 
-# == 15. Gateway ==============================================================
+# == 15. Trials ===============================================================
+
+# Takes a model on its node, asks it what it can do, and judges each answer by a value that can be
+# checked. A trial is a row: name, what is asked, how the answer is judged.
+
+
+# == 16. Gateway ==============================================================
 #
 # The fleet behind one address. One thread a client connection. Who waits for a node waits for its
 # client's end of the connection, too: a client that leaves takes its request off the node at once.
@@ -10675,11 +10688,37 @@ class Server:
                 "config": fleet_digest(self.fleet), "nodes": nodes, "models": models}
 
 
+# == 17. Traces ===============================================================
+
+# Takes what the gateway wrote and what Claude Code wrote; gives which model on which machine served
+# which agent, and whether that is what was planned.
+
+
+# == 18. Dashboard ============================================================
+
+# Takes what the gateway and the nodes say; gives it to one page in a browser, read-only.
+
+
+# == 19. Tasks ================================================================
+
+# Takes a task file and a journal; gives the state of every task and the next step. Pure.
+
+
+# == 20. Supervisor ===========================================================
+
+# Takes tasks; runs an agent in a worktree for each, and keeps the journal.
+
+
+# == 21. Demo =================================================================
+
+# A fleet with nothing installed: nodes that are simulated, the real commands, a scripted client.
+
+
 # =============================================================================
 # G. Commands
 # =============================================================================
 
-# == 16. Workspace ============================================================
+# == 22. Workspace ============================================================
 
 # Takes what was typed and a World; gives the config, the key, the generated files and Claude
 # Code's settings as they lie on the disk. What is there is read here and nowhere else.
@@ -11209,7 +11248,7 @@ def known_by_others(world: World, path: str) -> tuple[str, ...]:
     return tuple(leak for leak in find_leaks(world, path) if leak != "env-unignored")
 
 
-# == 17. Commands =============================================================
+# == 23. Commands =============================================================
 
 # A command is a function of what was typed and a World; its row, above it, says how it is typed.
 # `COMMANDS` holds the rows in the order of this section, which is the order of use and of help.
@@ -13005,7 +13044,7 @@ def show_flag(flag: Flag) -> str:
     return f"{name} {value}".rstrip()
 
 
-# == 18. Command line =========================================================
+# == 24. Command line =========================================================
 
 # Takes the words that were typed; finds the command, reads its flags, runs it, and prints what it
 # was refused with. What is typed again in a message is named here as it was typed.
@@ -13172,6 +13211,12 @@ def tell_error_as_json(error: FleetError, name: str, typing: Typing, world: Worl
     findings = [retype(finding, typing) for finding in error.findings]
     world.out(render_report(name, {
         "error": retype(error.finding, typing), "findings": findings, **error.report}))
+
+
+# == 25. Assets ===============================================================
+
+# Texts that are handed out whole: never templated, joined at exact markers. Any section may use
+# them.
 
 
 if __name__ == "__main__":
