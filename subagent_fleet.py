@@ -3162,6 +3162,150 @@ def plan_correction(model: Model, state: NodeState) -> str:
     return f"write `ollama_model: {quote_yaml(near.name)}` in models.{model.name}"
 
 
+# -- what was measured --
+#
+# `bench` keeps what it measured in BENCH_FILE. The file may lie in anybody's directory: it is read
+# as data, bounded in everything, and a measurement speaks of no machine but that of its endpoint.
+
+BENCH_FILE = f"{STATE_DIRECTORY}/bench.json"
+BENCH_SCHEMA = "subagent-fleet/bench/1"
+MEASUREMENTS_LIMIT = 1_000
+MEASURED_TEXT_LIMIT = 4_000  # characters of an answer that is kept for reading
+MEASURED_NUMBER_LIMIT = 1e9
+FAILED_ANSWERS_LIMIT = 64  # of one model
+
+
+@dataclass(frozen=True)
+class Score:
+    """How many of so many trials a model passed, and what it did instead where it failed."""
+
+    passed: int
+    asked: int
+    instead: str = ""
+
+    @property
+    def is_full(self) -> bool:
+        return self.passed == self.asked
+
+    @property
+    def share(self) -> float:
+        return self.passed / self.asked if self.asked else 0.0
+
+
+@dataclass(frozen=True)
+class FailedAnswer:
+    """An answer that did not pass its trial, kept for a person to read."""
+
+    trial: str
+    why: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What `bench` measured of a model on a machine; None: not measured, or not told."""
+
+    node: str
+    endpoint: str
+    model: str  # as the node calls it
+    date: str = ""  # of the day and hour, UTC: 2026-11-18T14:05:02Z
+    tokens: int = 0  # the context it was asked with
+    load_seconds: float | None = None  # 0.0: it was loaded
+    prompt_rate: float | None = None  # tokens a second, of a prompt of 1,000
+    long_prompt_rate: float | None = None  # of one that fills half the context
+    answer_rate: float | None = None
+    first_token_seconds: float | None = None  # when warm, the beginning of the prompt cached
+    is_counted: bool = True  # the rates are from the node's own counters; else by the clock
+    tools: Score | None = None
+    context: Score | None = None
+    claims: dict[str, Score] = field(default_factory=dict)  # thinking, images: where it says so
+    quality: dict[str, Score] = field(default_factory=dict)  # by role
+    failed: tuple[FailedAnswer, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)  # of the node's server, of this program
+    failure: str = ""  # why it is not all there: the node's own words
+
+
+def parse_measurements(content: bytes | None) -> tuple[Measurement, ...]:
+    """Return the measurements that a bench file holds; what is foreign in it is passed over."""
+    tree = parse_object(content or b"")
+    entries = tree.get("measurements") if tree else None
+    if not isinstance(entries, list):
+        return ()
+    return tuple(filter(None, map(_parse_measurement, entries[:MEASUREMENTS_LIMIT])))
+
+
+def find_measurement(measured: Iterable[Measurement], endpoint: str,
+                     ollama_model: str) -> Measurement | None:
+    """Return the latest measurement of a model at an endpoint."""
+    full_name = full_model_name(ollama_model)
+    matches = [measurement for measurement in measured if measurement.endpoint == endpoint
+               and full_model_name(measurement.model) == full_name]
+    return max(matches, key=lambda measurement: measurement.date, default=None)
+
+
+def _parse_measurement(entry: object) -> Measurement | None:
+    """Return one entry of a bench file; a field of the wrong type counts as absent."""
+    if not isinstance(entry, dict) or not all(
+            obeys(entry.get(name), "line") for name in ("node", "endpoint", "model")):
+        return None
+
+    values: dict[str, Any] = {name: entry[name] for name in ("node", "endpoint", "model")}
+    for name in ("load_seconds", "prompt_rate", "long_prompt_rate", "answer_rate",
+                 "first_token_seconds"):
+        values[name] = _measured_number(entry.get(name))
+    for name in ("date", "failure"):
+        values[name] = _measured_text(entry.get(name), 256)
+    for name in ("tools", "context"):
+        values[name] = _parse_score(entry.get(name))
+    for name in ("claims", "quality"):
+        values[name] = _measured_table(entry.get(name), _parse_score)
+    values["versions"] = _measured_table(
+        entry.get("versions"), lambda version: _measured_text(version, 64) or None)
+    values["tokens"] = int(_measured_number(entry.get("tokens")) or 0)
+    values["is_counted"] = entry.get("is_counted") is not False
+    values["failed"] = _parse_failed(entry.get("failed"))
+    return Measurement(**values)
+
+
+def _measured_number(value: object) -> float | None:
+    """Return a number that can have been measured."""
+    if isinstance(value, (int, float)) and type(value) is not bool \
+            and 0 <= value <= MEASURED_NUMBER_LIMIT:
+        return value
+    return None
+
+
+def _measured_text(value: object, limit: int) -> str:
+    return value[:limit] if isinstance(value, str) else ""
+
+
+def _measured_table(value: object, parse: Callable[[object], Any]) -> dict[str, Any]:
+    """Return the entries of a table that can be read, a few at the most."""
+    if not isinstance(value, dict):
+        return {}
+    parsed = {name: parse(entry) for name, entry in list(value.items())[:16]
+              if obeys(name, "line")}
+    return {name: entry for name, entry in parsed.items() if entry is not None}
+
+
+def _parse_score(value: object) -> Score | None:
+    if not isinstance(value, dict):
+        return None
+    passed, asked = (_measured_number(value.get(name)) for name in ("passed", "asked"))
+    if passed is None or not asked or passed > asked:
+        return None
+    return Score(int(passed), int(asked), _measured_text(value.get("instead"), 256))
+
+
+def _parse_failed(value: object) -> tuple[FailedAnswer, ...]:
+    failed = []
+    for entry in value[:FAILED_ANSWERS_LIMIT] if isinstance(value, list) else ():
+        if isinstance(entry, dict) and obeys(entry.get("trial"), "line"):
+            failed.append(FailedAnswer(entry["trial"], _measured_text(entry.get("why"), 256),
+                                       _measured_text(entry.get("answer"), MEASURED_TEXT_LIMIT)))
+    return tuple(failed)
+
+
 # -- what fits a machine --
 
 ROUGH_TOKEN_BYTES = 12_000  # of a token of context, for each billion parameters
@@ -10977,6 +11121,17 @@ def mode_of(path: str) -> int:
     """Return who may read a generated file: what holds the key, only its owner."""
     target = target_of(path)
     return target.mode if target else 0o600
+
+
+def read_measurements(workspace: Workspace) -> tuple[Measurement, ...]:
+    """Return what `bench` measured here; a file that cannot be read, or is too large, is none."""
+    try:
+        content = workspace.read(BENCH_FILE)
+    except FleetError:
+        return ()
+    if content is None or count_marks(content) > ANSWER_MARKS:
+        return ()
+    return parse_measurements(content)
 
 
 RECEIPTS_FILE = f"{STATE_DIRECTORY}/requests.jsonl"
