@@ -229,7 +229,8 @@ class Receipt:
     total: float
     input_tokens: int
     output_tokens: int
-    outcome: str  # ok, left, stopped, or the kind of the error
+    outcome: str  # ok, left, stopped, prompt_too_long, or the kind of the error
+    sent: int = 0  # tokens that the prompt was thought to have; 0: not known
 
 
 @dataclass(frozen=True)
@@ -5622,8 +5623,21 @@ MARKS = {"ok": "✓", "warn": "!", "bad": "✗"}
 COLOURS = {"ok": "32", "warn": "33", "bad": "31", "dim": "2", "bold": "1"}
 
 
+# The machines of a fleet: five of Okabe and Ito's colours, which stay apart for colour-blind eyes
+# on black and on white; for a page, and the nearest of a terminal's 256.
+MACHINE_COLOURS = (("#0072b2", 32), ("#d55e00", 166), ("#009e73", 36), ("#cc79a7", 175),
+                   ("#e69f00", 172))
+COLOURS.update({f"machine {index}": f"38;5;{number}"
+                for index, (_, number) in enumerate(MACHINE_COLOURS)})
+
+
+def plan_machine_colours(nodes: Iterable[str]) -> dict[str, int]:
+    """Return {node: which of MACHINE_COLOURS is its own}, in the order of the fleet file."""
+    return {node: index % len(MACHINE_COLOURS) for index, node in enumerate(nodes)}
+
+
 def paint(text: str, role: str, look: Look) -> str:
-    """Return text in the colour of its role: ok, warn, bad, dim or bold."""
+    """Return text in the colour of its role: ok, warn, bad, dim, bold or `machine N`."""
     if not look.colour or not text or role not in COLOURS:
         return text
     return f"\x1b[{COLOURS[role]}m{text}\x1b[0m"
@@ -10256,6 +10270,7 @@ class Service:
         self._holds_content = False  # in _out
 
         self._model: Model | None = None  # who was asked last
+        self._sent = 0  # tokens of what it was asked, as far as is known
         self._is_silent = True  # it has not said a word yet
         self._tries: list[Try] = []
         self._marks: dict[str, float] = {}  # seconds from the beginning
@@ -10275,6 +10290,8 @@ class Service:
             raise
         except Refusal as refusal:
             self._outcome = "stopped" if ticket.is_closed else refusal.kind
+            if isinstance(refusal, PromptTooLong):
+                self._outcome = "prompt_too_long"
             self._refuse(refusal)
         finally:
             scheduler.leave(ticket)
@@ -10348,6 +10365,7 @@ class Service:
         """Send the request to the model's node, and its answer to the client."""
         model, ask = translation.model, translation.ask
         self._model, self._is_silent = model, True
+        self._sent = translation.estimate
         self._writer = self._dialect.writer(self._talk, self._id)
         if self._has_headers:
             self._writer.begin()  # which the client has
@@ -10481,7 +10499,8 @@ class Service:
             waited=self._marks.get("waited"), first_byte=self._marks.get("first_byte"),
             total=self._marks["total"],
             input_tokens=self._end.input_tokens, output_tokens=self._end.output_tokens,
-            outcome=self._outcome)
+            outcome=self._outcome,
+            sent=self._sent)
 
 
 def retry_header(refusal: Refusal) -> str:

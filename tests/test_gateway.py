@@ -1067,6 +1067,7 @@ def test_what_only_the_client_can_mend_is_not_tried_elsewhere(rig):
             400, "invalid_request_error", "prompt is too long: 9 tokens > 5 maximum")
     assert len(served.nodes[0].requests) + len(served.nodes[1].requests) == 2
     assert rests(served.server.scheduler) == {}
+    assert {receipt["outcome"] for receipt in served.receipts(2)} == {"prompt_too_long"}
 
 
 def test_after_content_an_error_event_ends_the_stream(rig):
@@ -1126,11 +1127,13 @@ def test_receipts_say_what_happened(rig):
     first, second = served.receipts(2)
     assert set(first) == {"time", "id", "session", "agent", "alias", "model", "node", "context",
                           "tries", "waited", "first_byte", "total", "input_tokens",
-                          "output_tokens", "outcome"}
+                          "output_tokens", "outcome", "sent"}
     assert (first["session"], first["agent"], first["alias"]) == ("s-1", "a1", "x")
     assert (first["outcome"], first["input_tokens"], first["context"]) == ("ok", 12, 32768)
     assert 0 <= first["waited"] <= first["first_byte"] <= first["total"] < 10
     assert second["session"] == "" and {first["node"], second["node"]} == {"n0", "n1"}
+    body = json.dumps(served.nodes[0].requests[0], separators=(",", ":"))
+    assert first["sent"] == round(len(body) / sf.BYTES_A_TOKEN) > 40
     assert any("a1 x -> m" in told and "12 tokens in" in told for told in served.said)
     if os.name == "posix":
         assert stat.S_IMODE(served.receipts_path.stat().st_mode) == 0o600

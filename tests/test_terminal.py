@@ -115,6 +115,14 @@ def test_paint_and_marks_only_where_they_are_seen():
     assert sf.mark("so", "ok", sf.PLAIN) == sf.Styled("so", "ok")
 
 
+def test_machines_have_their_colours_in_the_order_of_the_file():
+    nodes = [f"n{number}" for number in range(7)]
+    assert list(sf.plan_machine_colours(nodes).values()) == [0, 1, 2, 3, 4, 0, 1]
+    painted = {sf.paint("x", f"machine {index}", sf.Look(colour=True)) for index in range(5)}
+    assert len(painted) == 5 and sf.paint("x", "machine 1", sf.PLAIN) == "x"
+    assert len({page for page, _ in sf.MACHINE_COLOURS}) == 5
+
+
 @pytest.mark.parametrize("text, width", [
     ("", 0), ("abc", 3), ("\u00e9", 1), ("e\u0301", 1), ("\u65e5\u672c", 4), ("\uff21", 2),
     ("\U0001f642", 2), ("a\u200bb", 2), ("\u26a0\ufe0f", 2), ("a\xadb", 3)])
