@@ -53,7 +53,9 @@ def look_around():
                "litellm": lambda: install.package_version(install.LITELLM_PYTHON, "litellm"),
                "claude-latest": lambda: install.claude_version("latest"),
                "claude-node20": lambda: install.claude_version("node20"),
-               "sdk": lambda: install.package_version(install.SDK_PYTHON, "anthropic")}
+               "sdk": lambda: install.package_version(install.SDK_PYTHON, "anthropic"),
+               "release": lambda: install.package_version(install.RELEASE_PYTHON,
+                                                          install.BUILDER[0])}
     found = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version(),
              "system": f"{platform.system()} {platform.machine()}"}
     absent = []

@@ -13,6 +13,7 @@ import argparse
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -40,6 +41,9 @@ ENGINE_BUILD = {
         "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DCMAKE_C_FLAGS_RELEASE=-O1",
     )),
 }
+# What .github/release.py builds with, and its version there.
+BUILDER = re.search(r'BUILDER = "(.*)==(.*)"', (HERE.parent.parent / ".github/release.py")
+                    .read_text(encoding="utf-8")).groups()
 MISSING_HINTS = {
     "go": "Go 1.26 or newer (https://go.dev/dl)",
     "npm": "Node 20 or newer with npm",
@@ -54,6 +58,7 @@ OLLAMA_BIN = CACHE / "ollama/bin/ollama"
 ENGINE_PYTHON = CACHE / "engine-venv/bin/python"
 TOOLS_PYTHON = CACHE / "tools-venv/bin/python"
 SDK_PYTHON = CACHE / "sdk-venv/bin/python"
+RELEASE_PYTHON = CACHE / "release-venv/bin/python"
 MODELS = CACHE / "models"
 CLAUDES = {
     "latest": CACHE / "claude-latest/node_modules/.bin/claude",
@@ -221,6 +226,7 @@ def components():
         ("litellm", CACHE / "litellm", LITELLM, [f"litellm[proxy]=={LITELLM}"], {}),
         ("sdk", CACHE / "sdk-venv", "anthropic", ["anthropic"], {}),
         ("tools", CACHE / "tools-venv", "gguf", ["gguf", "numpy", "PyYAML"], {}),
+        ("release", CACHE / "release-venv", BUILDER[1], ["==".join(BUILDER)], {}),
     )
     made = {
         name: lambda n=name, f=folder, r=requirements, e=extra: make_venv(n, f, *r, **e)
@@ -243,6 +249,8 @@ def components():
                   lambda: package_version(SDK_PYTHON, "anthropic") and "any"),
         Component("tools", "any", ("python",), made["tools"],
                   lambda: package_version(TOOLS_PYTHON, "gguf") and "any"),
+        Component("release", BUILDER[1], ("python",), made["release"],
+                  lambda: package_version(RELEASE_PYTHON, BUILDER[0])),
         Component("shells", " ".join(SHELLS), (), install_shells, present_shells),
     )
 
