@@ -6937,6 +6937,10 @@ class End:
     stop: str = ""  # the stop sequence it ended at
     input_tokens: int = 0
     output_tokens: int = 0
+    # By the node's own clock, where it tells; what of the prompt was cached is not in it.
+    load_seconds: float | None = None
+    prompt_seconds: float | None = None
+    answer_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -7029,6 +7033,7 @@ def _growing_tail(text: str, mark: str) -> int:
 
 ANSWER_MARKS = 100_000  # values in one answer of a node; see count_marks
 TOKENS_LIMIT = 10 ** 9  # a higher count is none
+LONGEST_SECONDS = 10 ** 6  # nor did anything take longer
 ARGUMENTS_DEPTH_LIMIT = 64
 # An engine's words for a prompt that its context does not hold (Ollama 0.32.15, llama.cpp).
 _TOO_LONG = _Pattern(
@@ -7540,11 +7545,14 @@ class OllamaReader(Reader):
         elif part.get("done_reason") == "length":
             reason = "max_tokens"
         counts = [read_field(part, name, int) for name in ("prompt_eval_count", "eval_count")]
-        return [*deltas, self._end(reason, *counts)]
+        names = ("load_duration", "prompt_eval_duration", "eval_duration")
+        times = [_seconds_of(read_field(part, name, int)) for name in names]
+        return [*deltas, self._end(reason, *counts, times=times)]
 
-    def _end(self, reason: str, tokens_in: int, tokens_out: int) -> Delta:
+    def _end(self, reason: str, tokens_in: int, tokens_out: int, *,
+             times: Iterable[float | None] = ()) -> Delta:
         counts = [count if count < TOKENS_LIMIT else 0 for count in (tokens_in, tokens_out)]
-        return Delta("end", end=End(reason, self._sieve.stop, *counts))
+        return Delta("end", end=End(reason, self._sieve.stop, *counts, *times))
 
     def refusal(self, status: int, words: str) -> Refusal:
         model = self._model
@@ -7565,6 +7573,12 @@ class OllamaReader(Reader):
         if status == 503:
             return Refusal(529, f"{who}: {words}")
         return Refusal(500, f"{who}: {words}; Ollama's log there says more")
+
+
+def _seconds_of(nanoseconds: int) -> float | None:
+    """Return a time that a node told, None where it told none, or one that no request takes."""
+    seconds = nanoseconds / 1e9
+    return seconds if 0 < seconds < LONGEST_SECONDS else None
 
 
 def is_deeper(value: object, limit: int) -> bool:

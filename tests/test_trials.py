@@ -89,3 +89,24 @@ def test_bench_file_of_a_directory_is_read_and_never_followed_out(tmp_path):
 
     place.write_bytes(b'{"measurements": [' + b"[]," * 200_000)
     assert sf.read_measurements(workspace) == ()
+
+
+# -- the node's own counters --
+
+def end_of(**last):
+    """The End that Ollama's reader makes of a last line."""
+    model = sf.Model("m", "n", "x", "x")
+    line = {"message": {"content": ""}, "done": True, "done_reason": "stop", **last}
+    return sf.Ollama().reader(sf.Talk("x", ()), model, 9).feed(json.dumps(line).encode())[-1].end
+
+
+def test_times_of_the_node_are_read_from_its_last_line():
+    end = end_of(load_duration=1_500_000_000, prompt_eval_count=1000,
+                 prompt_eval_duration=2_000_000_000, eval_count=50, eval_duration=500_000_000)
+    assert (end.load_seconds, end.prompt_seconds, end.answer_seconds) == (1.5, 2.0, 0.5)
+
+
+@pytest.mark.parametrize("nanoseconds", [0, -5, "7", 1.5, True, 10 ** 30, None])
+def test_time_that_no_request_takes_is_none(nanoseconds):
+    end = end_of(load_duration=nanoseconds, eval_duration=nanoseconds)
+    assert (end.load_seconds, end.prompt_seconds, end.answer_seconds) == (None, None, None)
