@@ -2817,7 +2817,7 @@ def check_fleet(document: Document) -> tuple[Fleet | None, list[Finding]]:
             _check_agent(check, agent, models)
         for model in models.values():
             _check_model(check, model, models, file.nodes or {})
-        _check_cycles(check, models)
+        _check_fallbacks(check, models)
     except FleetError as error:  # too many
         last = [error.finding]
 
@@ -2887,25 +2887,17 @@ def _check_model(check: _Checker, model: Model, models: dict[str, Model],
                     fix="choose a local model, or add `cloud: true`")
 
 
-def _check_cycles(check: _Checker, models: dict[str, Model]) -> None:
-    """Report each cycle of fallbacks once, at the entry that closes it."""
-    unread = {name: enumerate(model.fallback or ()) for name, model in models.items()}
-    for start in models:
-        trail = [start]  # each the fallback of the one before
-        on_trail = {start}
-        while trail:
-            name = trail[-1]
-            index, fallback = next(unread[name], (0, None))
-            if fallback is None:
-                on_trail.remove(trail.pop())
-            elif fallback in on_trail:
-                cycle = trail[trail.index(fallback):] + [fallback]
+def _check_fallbacks(check: _Checker, models: dict[str, Model]) -> None:
+    """Report a model that falls back on itself.
+
+    Two that fall back on each other are right: of a chain only the first step is taken, and
+    LiteLLM takes no more than five (1.106.2: `a` and `b` both dead answered in 0.06 s).
+    """
+    for name, model in models.items():
+        for index, fallback in enumerate(model.fallback or ()):
+            if fallback == name:
                 check.error("fallback-cycle", ("models", name, "fallback", index),
-                            "forms a cycle: " + " → ".join(cycle),
-                            fix=f"remove `{fallback}` from it")
-            elif fallback in models:
-                trail.append(fallback)
-                on_trail.add(fallback)
+                            "is the model itself", fix=f"remove `{name}` from it")
 
 
 # -- Names of models --
@@ -3415,29 +3407,11 @@ def plan_used_models(fleet: Fleet) -> set[str]:
     return used
 
 
-def _models_leading_to(fleet: Fleet, goal: str) -> set[str]:
-    """Return a model and those whose fallbacks lead to it: on none can it fall back."""
-    callers: dict[str, list[str]] = {}
-    for model in fleet.models.values():
-        for name in model.fallback:
-            callers.setdefault(name, []).append(model.name)
-
-    leading: set[str] = set()
-    pending = [goal]
-    while pending:
-        name = pending.pop()
-        if name not in leading:
-            leading.add(name)
-            pending += callers.get(name, ())
-    return leading
-
-
 def plan_main_fallbacks(fleet: Fleet) -> list[Model]:
     """Return the models that could answer for the main session's, the strongest first."""
     main = plan_tiers(fleet)["main"]
-    leading = _models_leading_to(fleet, main)
     able = [model for model in fleet.models.values()
-            if model.name not in leading and model.context >= MAIN_CONTEXT_TOKENS
+            if model.name != main and model.context >= MAIN_CONTEXT_TOKENS
             and not model.cloud and not prints_calls(model.ollama_model)]
     return sorted(able, key=lambda model: (-billions(model.ollama_model), model.name))
 

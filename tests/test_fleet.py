@@ -93,7 +93,7 @@ ERRORS = [
     ("context: 65536", "fallback: small-coder", "bad-value", "fallback is `\"small-coder\"`", "18:15"),
     ("context: 65536", "fallback: [smal-coder]", "unknown-model",
      "models.heavy-coder.fallback.0 references unknown model: smal-coder", "18:16"),
-    ("context: 65536", "fallback: [heavy-coder]", "fallback-cycle", "cycle: heavy-coder → heavy-coder", "18:16"),
+    ("context: 65536", "fallback: [heavy-coder]", "fallback-cycle", "is the model itself", "18:16"),
     ("context: 65536", "contex: 65536", "unknown-key", "unknown key `contex` in models.heavy-coder",
      "18:5"),
     ("claude-sonnet-local", "sonnet", "reserved-alias", "`sonnet` as a word of its own", "17:20"),
@@ -332,12 +332,17 @@ def test_an_agent_may_be_called_as_a_key_is():
     assert check(edited(("  planner:", "  tools:")))[1] == []
 
 
-def test_fallback_cycles_are_reported_once_each():
+def test_models_may_fall_back_on_each_other_but_not_on_themselves():
     chain = "".join(f"  m{i}: {{node: mini, ollama_model: a, litellm_alias: a{i}, context: 65536, "
                     f"fallback: [m{(i + 1) % 5}]}}\n" for i in range(5))
-    _, findings = check(EXAMPLE.replace("models:\n", "models:\n" + chain))
-    assert [f.slug for f in findings] == ["fallback-cycle"]
-    assert "m0 → m1 → m2 → m3 → m4 → m0" in findings[0].what
+    fleet, findings = check(EXAMPLE.replace("models:\n", "models:\n" + chain))
+    assert {f.slug for f in findings} == {"unused-model"} \
+        and sf.plan_fallbacks(fleet)["a4"] == ["a0"]
+    _, findings = check(EXAMPLE.replace("models:\n", "models:\n" + chain.replace(
+        "[m0]", "[m0, m4]").replace("[m3]", "[m2]")))
+    assert [f.what for f in findings] == [
+        "models.m2.fallback.0 is the model itself",
+        "models.m4.fallback.1 is the model itself"]
 
 
 def test_long_fallback_chains_are_no_cycle():
