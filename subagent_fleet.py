@@ -6776,6 +6776,7 @@ BYTES_A_TOKEN = 4.0  # of JSON; learned per model from its first answer on
 REFUSAL_KINDS = {400: "invalid_request_error", 401: "authentication_error",
                  403: "permission_error", 404: "not_found_error", 408: "timeout_error",
                  413: "request_too_large", 529: "overloaded_error"}
+RETRY_STATUSES, RETRY_SECONDS = (429, 503, 529), 2
 NO_IMAGE = "(an image was left out: this model takes none)"
 STOPS_LIMIT = 64  # more stop sequences, or longer ones than this, no client sends
 STOP_LIMIT_CHARACTERS = 1_000
@@ -6788,7 +6789,10 @@ class Refusal(FleetError):
         super().__init__("api-error", what)
         self.http = http
         self.kind = REFUSAL_KINDS.get(http, "api_error")  # in the words of the Messages API
-        self.retry_seconds = retry_seconds  # above 0: when the client should come back
+        # Above 0: when the client should come back. codex 0.169 asks 30 times in 25 s if not told.
+        self.retry_seconds = retry_seconds
+        if http in RETRY_STATUSES and not retry_seconds:
+            self.retry_seconds = RETRY_SECONDS
 
 
 class PromptTooLong(Refusal):
@@ -6842,6 +6846,10 @@ class Tool:
     name: str
     description: str
     schema: object
+    # How the client knows it, where that is more than a name: a call of it is given back so.
+    namespace: str = ""
+    own_name: str = ""  # within its namespace
+    is_custom: bool = False  # it takes one text, which the model gives as `input`
 
 
 @dataclass(frozen=True)
@@ -6858,7 +6866,9 @@ class Talk:
     max_tokens: int | None = None
     sampling: dict[str, float] = field(default_factory=dict)  # temperature, top_p, top_k
     stops: tuple[str, ...] = ()
+    answer_format: object = None  # "json", or the JSON Schema of what the answer must be
     is_stream: bool = False
+    thread: str = ""  # what the client calls the conversation, where its body says so
 
     def images(self) -> list[str]:
         """Return every image in it."""
@@ -7203,6 +7213,8 @@ class Ollama(Backend):
         tools = _chat_tools(talk)
         if tools:
             payload["tools"] = tools
+        if talk.answer_format:
+            payload["format"] = talk.answer_format
         return Ask("/api/chat", error_words, payload)
 
     def reader(self, talk: Talk, model: Model, estimate: int) -> Reader:
@@ -7582,12 +7594,20 @@ def backend_of(node: Node) -> Backend:
 PROMPT_MARKS = 500_000  # values in one request; see count_marks
 
 
+# Headers in which a client names its session, and the agent in it. The first pair counts of which
+# the session was sent: Claude Code, opencode's subagents, opencode, codex, pi.
+CONVERSATION_HEADERS = (
+    ("x-claude-code-session-id", "x-claude-code-agent-id"), ("x-parent-session-id", "x-session-id"),
+    ("x-session-id", ""), ("session-id", "thread-id"), ("session_id", ""))
+
+
 @dataclass(frozen=True)
 class Conversation:
     """Whose request it is: what one session and agent say belongs together."""
 
     session: str = ""
     agent: str = ""
+    opening: str = ""  # a hash of how it began, where the client names no session; kept nowhere
 
 
 class Dialect(ABC):
@@ -7600,9 +7620,18 @@ class Dialect(ABC):
     def parse(self, body: bytes | bytearray) -> Talk:
         """Return the Talk of a request, or raise a Refusal."""
 
-    @abstractmethod
-    def conversation(self, headers: Mapping[str, str]) -> Conversation:
-        """Return whose request it is, as its headers (names in lower case) tell."""
+    def conversation(self, headers: Mapping[str, str], talk: Talk) -> Conversation:
+        """Return whose request it is, as its headers (names in lower case) or it itself tell."""
+        for session_header, agent_header in CONVERSATION_HEADERS:
+            session = _read_id(headers.get(session_header, ""))
+            if session:
+                agent = _read_id(headers.get(agent_header, ""))
+                return Conversation(session, agent if agent != session else "")
+
+        thread = _read_id(talk.thread)
+        if thread:
+            return Conversation(thread)
+        return Conversation(opening=_hash_opening(talk))
 
     @abstractmethod
     def writer(self, talk: Talk, answer_id: str) -> Writer:
@@ -7615,6 +7644,18 @@ class Dialect(ABC):
     def count(self, tokens: int) -> bytes:
         """Return the whole body of an answer to how many tokens a request has."""
         raise Refusal(404, "there is nothing at this path")
+
+
+def _read_id(text: str) -> str:
+    return text if re.fullmatch("[A-Za-z0-9_.-]{1,64}", text) else ""
+
+
+def _hash_opening(talk: Talk) -> str:
+    """Return what tells apart conversations that have no name: how the first turn begins."""
+    if not talk.turns:
+        return ""
+    words = "\0".join(talk.turns[0].texts)
+    return hashlib.sha256(words.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class Writer(ABC):
@@ -7643,16 +7684,12 @@ class Writer(ABC):
         """Return what ends the answer; of a Writer that is no stream, the whole body."""
 
 
-# -- Messages: Claude Code, and whoever uses Anthropic's SDK --
-#
-# What no local model can take (the bytes of a PDF, server tools, citations, cache marks) is left
-# out: a history that was refused stays refused.
+# -- reading what clients send, whatever they speak --
 
-class Messages(Dialect):
-    """Anthropic's Messages API."""
+class JsonDialect(Dialect):
+    """A dialect whose requests are JSON objects; `fields` names those that translation reads."""
 
-    path = "/v1/messages"
-    count_path = "/v1/messages/count_tokens"
+    fields: Mapping[str, str] = {}  # name: what is expected, a word of _FIELD_KINDS
 
     def parse(self, body: bytes | bytearray) -> Talk:
         if len(body) > PROMPT_MARKS and count_marks(body) > PROMPT_MARKS:
@@ -7660,8 +7697,20 @@ class Messages(Dialect):
         request = parse_object(body)
         if request is None:
             raise Refusal(400, "body: expected a JSON object, its numbers no larger than JSON's")
-        _check_fields(request)
+        self._check_fields(request)
         return self.talk_of(request)
+
+    def _check_fields(self, request: dict[str, Any]) -> None:
+        """Refuse a request whose fields have not the types that translation relies on."""
+        for name, kind in self.fields.items():
+            value: Any = request.get(name)
+            if value is None and name not in REQUIRED_FIELDS:
+                continue
+            words, fits = _FIELD_KINDS[kind]
+            if not fits(value):
+                raise Refusal(400, f"{name}: expected {words}")
+            if name in TOKEN_FIELDS and value < 1:
+                raise Refusal(400, f"{name}: must be at least 1")
 
     def talk_of(self, request: dict[str, Any]) -> Talk:
         """Return the Talk of a request whose fields have their types."""
@@ -7670,42 +7719,13 @@ class Messages(Dialect):
         except RecursionError:
             raise Refusal(400, "body: nested too deeply") from None
 
+    @abstractmethod
     def _read(self, request: dict[str, Any]) -> Talk:
-        turns = _read_turns(request["messages"])
-        choice = request.get("tool_choice") or {}
-        kind = choice.get("type")
-        sampling = {name: request[name] for name in ("temperature", "top_p", "top_k")
-                    if request.get(name) is not None}
-        return Talk(
-            alias=request["model"],
-            turns=turns.turns,
-            system=_read_system(request.get("system")),
-            tools=_read_tools(request.get("tools") or (), turns.usable_tools),
-            choice=kind if kind in ("any", "tool", "none") else "auto",
-            chosen_tool=str(choice.get("name") or ""),
-            one_call=choice.get("disable_parallel_tool_use") is True,
-            max_tokens=request.get("max_tokens"),
-            sampling=sampling,
-            stops=tuple(stop for stop in request.get("stop_sequences") or () if stop),
-            is_stream=request.get("stream") is True)
+        """Return the Talk, however deep what was sent is nested."""
 
-    def conversation(self, headers: Mapping[str, str]) -> Conversation:
-        ids = []
-        for header in ("x-claude-code-session-id", "x-claude-code-agent-id"):
-            value = headers.get(header, "")
-            ids.append(value if re.fullmatch("[A-Za-z0-9_.-]{1,64}", value) else "")
-        return Conversation(*ids)
 
-    def writer(self, talk: Talk, answer_id: str) -> Writer:
-        if talk.is_stream:
-            return MessagesStream(talk, answer_id)
-        return MessagesBody(talk, answer_id)
-
-    def refuse(self, refusal: Refusal) -> bytes:
-        return render_json(_error_event(refusal))
-
-    def count(self, tokens: int) -> bytes:
-        return render_json({"input_tokens": tokens})
+REQUIRED_FIELDS = ("model", "messages", "input")
+TOKEN_FIELDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
 def _is_number(value: Any) -> bool:
@@ -7719,40 +7739,25 @@ _FIELD_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "object": ("an object", lambda value: isinstance(value, dict)),
     "boolean": ("true or false", lambda value: isinstance(value, bool)),
     "whole": ("a whole number", lambda value: type(value) is int and _is_number(value)),
-    "number": ("a number", _is_number)}
-_MESSAGES_FIELDS = {
-    "model": "text", "messages": "list", "tools": "list", "stop_sequences": "list",
-    "tool_choice": "object", "stream": "boolean", "max_tokens": "whole", "top_k": "whole",
-    "temperature": "number", "top_p": "number"}
+    "number": ("a number", _is_number),
+    "text or list": ("text or a list", lambda value: isinstance(value, (str, list))),
+    "text or object": ("text or an object", lambda value: isinstance(value, (str, dict)))}
 
 
-def _check_fields(request: dict[str, Any]) -> None:
-    """Refuse a request whose fields have not the types that translation relies on."""
-    for name, kind in _MESSAGES_FIELDS.items():
-        value = request.get(name)
-        if value is None and name not in ("model", "messages"):
-            continue
-        words, fits = _FIELD_KINDS[kind]
-        if not fits(value):
-            raise Refusal(400, f"{name}: expected {words}")
-
-    most = request.get("max_tokens")
-    if most is not None and most < 1:
-        raise Refusal(400, "max_tokens: must be at least 1")
-    stops = request.get("stop_sequences") or ()
-    if not all(isinstance(stop, str) for stop in stops):
-        raise Refusal(400, "stop_sequences: expected a list of texts")
+def _read_stops(value: object, name: str) -> tuple[str, ...]:
+    """Return the texts at which an answer ends."""
+    stops = [value] if isinstance(value, str) else value or ()
+    if not isinstance(stops, (list, tuple)) or not all(isinstance(stop, str) for stop in stops):
+        raise Refusal(400, f"{name}: expected a list of texts")
     if len(stops) > STOPS_LIMIT or any(len(stop) > STOP_LIMIT_CHARACTERS for stop in stops):
-        raise Refusal(400, f"stop_sequences: at most {STOPS_LIMIT}, each of at most "
+        raise Refusal(400, f"{name}: at most {STOPS_LIMIT}, each of at most "
                       f"{STOP_LIMIT_CHARACTERS:,} characters")
+    return tuple(filter(None, stops))
 
 
-@dataclass(frozen=True)
-class _History:
-    """The turns of a request, and the names of the deferred tools that it may use."""
-
-    turns: tuple[Turn, ...]
-    usable_tools: frozenset[str]
+def _read_sampling(request: dict[str, Any]) -> dict[str, float]:
+    return {name: request[name] for name in ("temperature", "top_p", "top_k")
+            if request.get(name) is not None}
 
 
 @dataclass(frozen=True)
@@ -7778,56 +7783,30 @@ class _Draft:
         return Turn(self.role, **lists)
 
 
-def _read_turns(messages: list[Any]) -> _History:
-    """Return the turns in strict alternation, however the client cut them."""
-    drafts: list[_Draft] = []
-    usable = set()
-    for number, message in enumerate(messages):
-        role = message.get("role") if isinstance(message, dict) else None
-        if role not in ("user", "assistant", "system"):
-            raise Refusal(400, f"messages.{number}: expected the role user, assistant or system")
+class _History:
+    """The turns of a request in strict alternation, however the client cut them."""
 
-        parts = _read_content(message.get("content"), f"messages.{number}")
-        if role == "system":  # which many templates take only at the very beginning
-            role = "user"
-            parts = [_Part("reminders", part.value) for part in parts if part.kind == "texts"]
-        if parts and (not drafts or drafts[-1].role != role):
-            drafts.append(_Draft(role))
+    def __init__(self) -> None:
+        self._drafts: list[_Draft] = []
+
+    def add(self, role: str, parts: Iterable[_Part]) -> None:
+        """Add what a side said to its turn; to say nothing is no turn."""
         for part in parts:
-            drafts[-1].add(part)
-            if part.kind == "found":
-                usable.add(part.value)
-            elif part.kind == "calls":
-                usable.add(part.value.name)
-    return _History(tuple(draft.turn() for draft in drafts), frozenset(usable))
+            if not self._drafts or self._drafts[-1].role != role:
+                self._drafts.append(_Draft(role))
+            self._drafts[-1].add(part)
 
-
-def _read_system(content: object) -> tuple[str, ...]:
-    texts = [part.value for part in _read_content(content, "system") if part.kind == "texts"]
-    # Claude Code's billing line always differs and would spoil the prompt cache.
-    return tuple(text for text in texts if not text.startswith("x-anthropic-billing-header:"))
-
-
-def _read_content(content: object, where: str) -> list[_Part]:
-    """Return all of a content that a local model can be shown."""
-    if isinstance(content, str):
-        content = [{"type": "text", "text": content}]
-    blocks = content or []
-    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
-        raise Refusal(400, f"{where}: expected text or a list of content blocks")
-
-    parts: list[_Part] = []
-    for block in blocks:
-        kind = block.get("type")
-        read = _BLOCK_READERS.get(kind) if isinstance(kind, str) else None
-        if read:
-            parts += read(block, where)
-    return parts
+    def turns(self) -> tuple[Turn, ...]:
+        return tuple(draft.turn() for draft in self._drafts)
 
 
 def _part(kind: str, value: object) -> list[_Part]:
     """Return what was said as one part; to say nothing is none."""
     return [_Part(kind, value)] if value else []
+
+
+def _texts_of(parts: Iterable[_Part]) -> list[str]:
+    return [part.value for part in parts if part.kind == "texts"]
 
 
 def _block_text(block: dict[str, Any], name: str, where: str) -> str:
@@ -7837,6 +7816,129 @@ def _block_text(block: dict[str, Any], name: str, where: str) -> str:
     if not isinstance(value, str):
         raise Refusal(400, f"{where}: `{name}` of a block must be text")
     return value
+
+
+def _blocks_of(content: object, where: str) -> list[dict[str, Any]]:
+    """Return the blocks of a content; null is none, and text is one."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    blocks = content or []
+    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
+        raise Refusal(400, f"{where}: expected text or a list of content blocks")
+    return blocks
+
+
+def _read_pixels(text: str, where: str) -> list[_Part]:
+    try:  # one character that a node cannot decode costs the whole request
+        pixels = base64.b64decode("".join(text.split()), validate=True)
+    except ValueError:
+        raise Refusal(400, f"{where}: the image is not valid base64") from None
+    return _part("images", base64.b64encode(pixels).decode("ascii"))
+
+
+class _CallNames:
+    """Gives each call of an answer an id that the whole talk has once."""
+
+    # Some templates number their calls from zero in every answer; the client joins by id.
+    def __init__(self, talk: Talk, prefix: str) -> None:
+        self._taken = {call.id for turn in talk.turns for call in turn.calls}
+        self._prefix, self._count = prefix, 0
+
+    def name(self, call: Call) -> str:
+        self._count += 1
+        own_id = call.id
+        if not own_id or own_id in self._taken:
+            own_id = f"{self._prefix}_{self._count}"
+        self._taken.add(own_id)
+        return own_id
+
+
+def render_event(event: dict[str, Any]) -> bytes:
+    """Return an event as it goes down a stream whose events are named."""
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode("ascii"), render_json(event))
+
+
+# -- Messages: Claude Code, and whoever uses Anthropic's SDK --
+#
+# What no local model can take (the bytes of a PDF, server tools, citations, cache marks) is left
+# out: a history that was refused stays refused.
+
+class Messages(JsonDialect):
+    """Anthropic's Messages API."""
+
+    path = "/v1/messages"
+    count_path = "/v1/messages/count_tokens"
+    fields = {
+        "model": "text", "messages": "list", "tools": "list", "stop_sequences": "list",
+        "tool_choice": "object", "stream": "boolean", "max_tokens": "whole", "top_k": "whole",
+        "temperature": "number", "top_p": "number"}
+
+    def _read(self, request: dict[str, Any]) -> Talk:
+        history, usable_tools = _read_turns(request["messages"])
+        choice = request.get("tool_choice") or {}
+        kind = choice.get("type")
+        return Talk(
+            alias=request["model"],
+            turns=history.turns(),
+            system=_read_system(request.get("system")),
+            tools=_read_tools(request.get("tools") or (), usable_tools),
+            choice=kind if kind in ("any", "tool", "none") else "auto",
+            chosen_tool=str(choice.get("name") or ""),
+            one_call=choice.get("disable_parallel_tool_use") is True,
+            max_tokens=request.get("max_tokens"),
+            sampling=_read_sampling(request),
+            stops=_read_stops(request.get("stop_sequences"), "stop_sequences"),
+            is_stream=request.get("stream") is True)
+
+    def writer(self, talk: Talk, answer_id: str) -> Writer:
+        if talk.is_stream:
+            return MessagesStream(talk, answer_id)
+        return MessagesBody(talk, answer_id)
+
+    def refuse(self, refusal: Refusal) -> bytes:
+        return render_json(_error_event(refusal))
+
+    def count(self, tokens: int) -> bytes:
+        return render_json({"input_tokens": tokens})
+
+
+def _read_turns(messages: list[Any]) -> tuple[_History, frozenset[str]]:
+    """Return what was said, and the names of the deferred tools that may be used."""
+    history = _History()
+    usable = set()
+    for number, message in enumerate(messages):
+        role = message.get("role") if isinstance(message, dict) else None
+        if role not in ("user", "assistant", "system"):
+            raise Refusal(400, f"messages.{number}: expected the role user, assistant or system")
+
+        parts = _read_content(message.get("content"), f"messages.{number}")
+        if role == "system":  # which many templates take only at the very beginning
+            role = "user"
+            parts = [_Part("reminders", text) for text in _texts_of(parts)]
+        history.add(role, parts)
+        for part in parts:
+            if part.kind == "found":
+                usable.add(part.value)
+            elif part.kind == "calls":
+                usable.add(part.value.name)
+    return history, frozenset(usable)
+
+
+def _read_system(content: object) -> tuple[str, ...]:
+    texts = _texts_of(_read_content(content, "system"))
+    # Claude Code's billing line always differs and would spoil the prompt cache.
+    return tuple(text for text in texts if not text.startswith("x-anthropic-billing-header:"))
+
+
+def _read_content(content: object, where: str) -> list[_Part]:
+    """Return all of a content that a local model can be shown."""
+    parts: list[_Part] = []
+    for block in _blocks_of(content, where):
+        kind = block.get("type")
+        read = _BLOCK_READERS.get(kind) if isinstance(kind, str) else None
+        if read:
+            parts += read(block, where)
+    return parts
 
 
 def _read_text(block: dict[str, Any], where: str) -> list[_Part]:
@@ -7851,12 +7953,7 @@ def _read_image(block: dict[str, Any], where: str) -> list[_Part]:
     source = block.get("source")
     if not isinstance(source, dict) or source.get("type") != "base64":
         raise Refusal(400, f"{where}: a local model can only be shown base64 images, not URLs")
-    text = "".join(_block_text(source, "data", where).split())
-    try:  # one character that a node cannot decode costs the whole request
-        pixels = base64.b64decode(text, validate=True)
-    except ValueError:
-        raise Refusal(400, f"{where}: the image is not valid base64") from None
-    return _part("images", base64.b64encode(pixels).decode("ascii"))
+    return _read_pixels(_block_text(source, "data", where), where)
 
 
 def _read_document(block: dict[str, Any], where: str) -> list[_Part]:
@@ -7892,7 +7989,7 @@ def _read_tool_use(block: dict[str, Any], where: str) -> list[_Part]:
 
 def _read_tool_result(block: dict[str, Any], where: str) -> list[_Part]:
     inside = _read_content(block.get("content"), where)
-    text = join_texts(part.value for part in inside if part.kind == "texts")
+    text = join_texts(_texts_of(inside))
     if block.get("is_error") is True and not text.startswith(("Error", "<tool_use_error>")):
         text = f"Error: {text}"
     images = tuple(part.value for part in inside if part.kind == "images")
@@ -7925,31 +8022,9 @@ def _read_tools(tools: Iterable[Any], usable: frozenset[str]) -> tuple[Tool, ...
     return tuple(shown.values())
 
 
-def render_event(event: dict[str, Any]) -> bytes:
-    """Return an event as it goes down a stream of Messages."""
-    return b"event: %b\ndata: %b\n\n" % (event["type"].encode("ascii"), render_json(event))
-
-
 def _error_event(refusal: Refusal) -> dict[str, Any]:
     """Return both a body and an event of a stream."""
     return {"type": "error", "error": {"type": refusal.kind, "message": refusal.what}}
-
-
-class _CallNames:
-    """Gives each call of an answer an id that the whole talk has once."""
-
-    # Some templates number their calls from zero in every answer; the client joins by id.
-    def __init__(self, talk: Talk, prefix: str) -> None:
-        self._taken = {call.id for turn in talk.turns for call in turn.calls}
-        self._prefix, self._count = prefix, 0
-
-    def name(self, call: Call) -> str:
-        self._count += 1
-        own_id = call.id
-        if not own_id or own_id in self._taken:
-            own_id = f"{self._prefix}_{self._count}"
-        self._taken.add(own_id)
-        return own_id
 
 
 def _empty_message(talk: Talk, answer_id: str) -> dict[str, Any]:
@@ -10144,6 +10219,13 @@ class Scheduler:
                                 "rests_seconds": rests}
             return places, len(self._queue)
 
+    def rest_seconds(self, alias: str) -> int:
+        """Return after how many whole seconds the first candidate has rested enough."""
+        with self._lock:
+            ends = [self.places[model.name].rest.until
+                    for group in self.candidates[alias] for model in group]
+            return max(int(min(ends) - self._clock()) + 1, 1)
+
     def serve_queue(self) -> None:
         """Give what is free to who waits, in order; a rest may have ended by itself."""
         with self._lock:
@@ -10322,8 +10404,12 @@ class Service:
         assert ticket.model
         self._tries.append(Try(ticket.model.node, why))
         self._server.scheduler.fail(ticket, is_missing=refusal.http == 404)
-        if self._has_content or not any(ticket.candidates):
-            raise refusal
+        if not self._has_content and any(ticket.candidates):
+            return
+        if refusal.http in RETRY_STATUSES:
+            seconds = self._server.scheduler.rest_seconds(ticket.alias)
+            raise Refusal(refusal.http, refusal.what, retry_seconds=seconds)
+        raise refusal
 
     def _discard(self) -> None:
         """Forget what of a failed answer was not sent."""
@@ -10770,7 +10856,7 @@ class Server:
             if path == dialect.count_path:
                 visitor.reply(200, dialect.count(self._estimate(talk)))
                 return
-            Service(self, visitor, dialect, talk, dialect.conversation(headers)).run()
+            Service(self, visitor, dialect, talk, dialect.conversation(headers, talk)).run()
         finally:
             self._bodies.give_back(size)
 

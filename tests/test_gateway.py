@@ -879,13 +879,25 @@ def test_a_node_that_refuses_or_is_slow_costs_no_answer(rig):
 
 def test_when_nobody_is_left_the_client_is_told_to_come_back(rig):
     served = rig(sends(b""))
-    status, kind, words = error_of(served.ask())
+    answer = served.ask()
+    status, kind, words = error_of(answer)
     assert (status, kind) == (529, "overloaded_error") and "n0: bad answer" in words
+    assert 1 <= int(answer[1]["retry-after"]) <= 2
     assert served.receipts()[0]["outcome"] == "overloaded_error"
     busy = rig(answers(404, "model 'tiny' not found"))
     assert error_of(busy.ask(stream=True)) == (
         404, "not_found_error",
         "node n0, model tiny: model 'tiny' not found; type `ollama pull tiny` there")
+
+
+def test_who_is_told_to_come_back_is_told_when_a_node_has_rested(rig, monkeypatch):
+    served = rig(sends(b""))
+    waits = []
+    clock = served.world.clock
+    monkeypatch.setattr(served.server.scheduler, "_clock", lambda: clock() + 1000 * len(waits))
+    for _ in range(3):  # each failed probe doubles the rest
+        waits.append(int(served.ask()[1]["retry-after"]))
+    assert waits == [2, 4, 8]
 
 
 @pytest.mark.parametrize("words", [

@@ -92,7 +92,7 @@ class ToyDialect(sf.Dialect):
         tools = tuple(sf.Tool(name, "", {}) for name in request["tools"])
         return sf.Talk(request["to"], tuple(turns), tools=tools, is_stream=request["stream"])
 
-    def conversation(self, headers):
+    def conversation(self, headers, talk):
         return sf.Conversation(headers.get("x-toy-session", ""))
 
     def writer(self, talk, answer_id):
