@@ -6524,8 +6524,15 @@ def _agent_row(page: StatusPage, agent: Agent, look: Look) -> Sequence[object]:
 # -- warm-up, what was served, JSON --
 
 def format_warmth(warmth: Warmth, *, before: str = "", look: Look = PLAIN) -> str:
-    """Return how it ended, behind what stands before it on its line, and what mends it."""
-    if warmth.ok:
+    """Return how it ended, behind what stands before it on its line, and what mends it.
+
+    Of one that waits for others, it says for whom.
+    """
+    if warmth.stage == "busy":
+        outcome = mark("busy:", "warn", look)
+        said = f"{warmth.wait}; waiting"
+        fix = ""
+    elif warmth.ok:
         details = []
         if warmth.loaded:
             details.append(f"context {warmth.loaded.context or '?'}")
@@ -6535,7 +6542,8 @@ def format_warmth(warmth: Warmth, *, before: str = "", look: Look = PLAIN) -> st
         said = f" ({', '.join(detail for detail in details if detail)})"
         fix = ""
     else:
-        outcome = mark("failed:", "bad", look)
+        role = "warn" if warmth.state == "busy" else "bad"
+        outcome = mark(f"{warmth.state}:", role, look)
         said = warmth.detail
         fix = format_fix(warmth.fix, look, margin="    ")
 
@@ -6562,7 +6570,10 @@ def format_progress(groups: Mapping[str, Mapping[Any, Warmth]], now: float,
                 percent = 100 * warmth.pulled // warmth.size
                 amount = f"{percent} % of {warmth.size / 1e9:.1f} GB, "
             seconds = now - warmth.began
-            parts.append(f"{warmth.model.name} {warmth.stage} {amount}{seconds:.0f} s")
+            stage = warmth.stage
+            if stage == "busy":
+                stage = f"waits for {some_of(warmth.rivals, 1)}"
+            parts.append(f"{warmth.model.name} {stage} {amount}{seconds:.0f} s")
 
     # It is cut, not wrapped: only one line can be redrawn. And one column shorter than the
     # terminal, because a line that reaches the last one leaves a second line behind.
@@ -9934,20 +9945,42 @@ def explain_failure(failure: NodeFailure, backend: Backend) -> NodeFailure:
 
 # -- warm-up --
 
+# A load says nothing until it ends, so a long one is looked at: what does its machine hold now?
+LOAD_LOOK_SECONDS = 2.0
+BUSY_SECONDS = 6.0  # another model leaves, or the new one is listed, within this
+HUNG_SECONDS = 15.0  # a machine that answers nothing for so long is left
+
+
 class Warmth:
     """One `model` on one `node`: what is done with it now, and how that ended."""
 
     def __init__(self, node: Node, model: Model) -> None:
         self.node, self.model = node, model
-        self.stage = "waiting"  # loading, unloading, pulling, done
+        self.stage = "waiting"  # asking, loading, busy, not answering, unloading, pulling, done
         self.began = self.seconds = 0.0
         self.pulled = self.size = 0  # bytes of a download
-        self.ok, self.detail, self.fix = True, "", ""
+        self.ok, self.reason, self.detail, self.fix = True, "", "", ""
         self.loaded: LoadedModel | None = None
+        self.rivals: tuple[str, ...] = ()  # what its machine holds instead, while it is busy
+
+    @property
+    def state(self) -> str:
+        """What became of it: ok, not answering, busy or failed; its stage while it is not over."""
+        if self.stage != "done" or self.ok:
+            return "ok" if self.stage == "done" else self.stage
+        if self.reason in ("timeout", "unreachable"):
+            return "not answering"
+        return "busy" if self.reason == "busy" else "failed"
+
+    @property
+    def wait(self) -> str:
+        """For whom it waits on a busy machine."""
+        return f"{some_of(self.rivals, 3)} is in use there, it seems"
 
     def fail(self, failure: NodeFailure) -> None:
         """Note what went wrong and what mends it."""
         self.ok = False
+        self.reason = failure.reason
         self.detail = failure.detail or failure.reason
         self.fix = failure.fix or REASON_FIXES.get(failure.reason, "")
 
@@ -9957,6 +9990,7 @@ class WarmUp:
     """How models are warmed: for how long each may take, and what is done instead."""
 
     seconds: float | None = None  # None: the model's own timeout
+    busy_seconds: float = float("inf")  # how long others may keep a machine from loading
     pull: bool = False
     unload: bool = False
 
@@ -9965,11 +9999,21 @@ def warm_nodes(world: World, groups: Mapping[str, Sequence[Warmth]],
                how: WarmUp) -> Iterator[tuple[Any, Any]]:
     """Run the Warmths of each node, nodes in parallel; yield as `run_together` does."""
     def warm(warmths: Sequence[Warmth]) -> None:
-        # What is in memory together shows only when all are loaded.
-        for step in (_load, _see_loaded):
-            for warmth in warmths:
+        # Whoever does not answer this has taken five seconds, not the minutes of a load.
+        _time_step(_ask_first, warmths[0], world, how)
+        for warmth in warmths[1:]:
+            warmth.ok, warmth.reason = warmths[0].ok, warmths[0].reason
+            warmth.detail, warmth.fix = warmths[0].detail, warmths[0].fix
+
+        for warmth in warmths:
+            for step in (_load, _see_loaded):
                 if warmth.ok:
                     _time_step(step, warmth, world, how)
+            warmth.stage = "done"
+        # What is in memory together shows only when all are loaded.
+        for warmth in warmths[:-1]:
+            if warmth.ok:
+                _time_step(_see_loaded, warmth, world, how)
 
     jobs = {name: lambda warmths=warmths: warm(warmths) for name, warmths in groups.items()}
     return run_together(world, jobs)
@@ -9982,8 +10026,20 @@ def _time_step(step: Callable[[Warmth, World, WarmUp], None], warmth: Warmth, wo
         step(warmth, world, how)
     except NodeFailure as failure:
         warmth.fail(explain_failure(failure, backend_of(warmth.node)))
-    warmth.stage = "done"
     warmth.seconds += world.clock() - warmth.began
+
+
+def _ask_first(warmth: Warmth, world: World, how: WarmUp) -> None:
+    """Ask a machine whether it is there, before anything is asked of it that takes long."""
+    warmth.stage = "asking"
+    seconds = min(PROBE_TIMEOUT_SECONDS, how.seconds or PROBE_TIMEOUT_SECONDS)
+    until = world.clock() + seconds
+    try:
+        world.ask(warmth.node.endpoint, backend_of(warmth.node).identify(), deadline=until)
+    except NodeFailure as failure:
+        if failure.reason != "timeout":
+            raise
+        raise NodeFailure("timeout", f"no answer within {seconds:g} s") from None
 
 
 def _load(warmth: Warmth, world: World, how: WarmUp) -> None:
@@ -10019,7 +10075,15 @@ def _ask_to_load(warmth: Warmth, world: World, how: WarmUp) -> None:
 
     def ask(words: str) -> None:
         request = backend.load(warmth.model, unload=how.unload, words=words)
-        world.ask(endpoint, request, deadline=world.clock() + seconds)
+        until = world.clock() + seconds
+        jobs = {"load": lambda: world.ask(endpoint, request, deadline=until)}
+        watch = LoadWatch(warmth, world, how)
+        for key, outcome in run_together(world, jobs):
+            if isinstance(outcome, NodeFailure):
+                raise outcome
+            if key is None:
+                # When this gives up, the request goes on: the model is loaded when its turn comes.
+                watch.look()
 
     try:
         try:
@@ -10029,11 +10093,65 @@ def _ask_to_load(warmth: Warmth, world: World, how: WarmUp) -> None:
                 raise
             ask("Reply with ok.")
     except NodeFailure as failure:
-        if failure.reason != "timeout":
+        if failure.reason != "timeout" or warmth.stage == "not answering":
             raise
+        if warmth.stage == "busy":
+            raise NodeFailure("busy", warmth.wait, fix=BUSY_FIX) from None
         verb = "unloaded" if how.unload else "loaded"
         fix = f"look at {backend.title}'s log there, or give it longer: --timeout 900"
-        raise NodeFailure("timeout", f"not {verb} within {seconds:g} s", fix=fix) from None
+        raise NodeFailure("slow", f"not {verb} within {seconds:g} s", fix=fix) from None
+
+
+BUSY_FIX = "wait until that ends, or give the model a machine of its own"
+
+
+class LoadWatch:
+    """Tells loading from waiting for others and from a machine that hangs, by what it holds."""
+
+    def __init__(self, warmth: Warmth, world: World, how: WarmUp) -> None:
+        self._warmth, self._world, self._how = warmth, world, how
+        self._stage = warmth.stage  # loading or unloading
+        self._backend = backend_of(warmth.node)
+        self._began = self._answered = world.clock()
+        self._look_at = self._began + LOAD_LOOK_SECONDS
+
+    def look(self) -> None:
+        """Look from time to time; raise when there is nothing left to wait for."""
+        began = self._world.clock()
+        if began < self._look_at:
+            return
+        try:
+            loaded = self._world.ask(self._warmth.node.endpoint, self._backend.list_loaded(),
+                                     deadline=began + PROBE_TIMEOUT_SECONDS)
+        except NodeFailure as failure:
+            if failure.reason in ("timeout", "unreachable"):
+                self._note_silence()
+        else:
+            self._answered = self._world.clock()
+            self._note_loaded(loaded)
+        self._look_at = self._world.clock() + LOAD_LOOK_SECONDS
+
+    def _note_silence(self) -> None:
+        self._warmth.stage = "not answering"
+        seconds = self._world.clock() - self._answered
+        if seconds >= HUNG_SECONDS:
+            what = f"it took the request, and answers nothing since {seconds:.0f} s"
+            raise NodeFailure("timeout", what)
+
+    def _note_loaded(self, loaded: Sequence[LoadedModel]) -> None:
+        """Ollama says nothing of its queue: who waits there holds nothing, and others do."""
+        model = self._warmth.model
+        mine = find_models(loaded, model.ollama_model)
+        is_mine = any(match.context in (0, model.context) for match in mine)
+        waited = self._world.clock() - self._began
+        if is_mine or not loaded or waited < BUSY_SECONDS or self._how.unload:
+            self._warmth.stage = self._stage
+            return
+
+        self._warmth.rivals = tuple(other.name for other in loaded)
+        self._warmth.stage = "busy"
+        if waited >= self._how.busy_seconds:
+            raise NodeFailure("busy", self._warmth.wait, fix=BUSY_FIX)
 
 
 def _pull(warmth: Warmth, world: World) -> None:
@@ -10042,11 +10160,17 @@ def _pull(warmth: Warmth, world: World) -> None:
     ask = backend_of(warmth.node).pull(warmth.model)
     layers: dict[str, PullStep] = {}
     step = PullStep()
-    for step in world.ask_lines(warmth.node.endpoint, ask, stall_seconds=PULL_STALL_SECONDS):
-        if step.total:
-            layers[step.layer] = step
-            warmth.pulled = sum(layer.completed for layer in layers.values())
-            warmth.size = sum(layer.total for layer in layers.values())
+    try:
+        for step in world.ask_lines(warmth.node.endpoint, ask, stall_seconds=PULL_STALL_SECONDS):
+            if step.total:
+                layers[step.layer] = step
+                warmth.pulled = sum(layer.completed for layer in layers.values())
+                warmth.size = sum(layer.total for layer in layers.values())
+    except NodeFailure as failure:
+        if failure.reason != "timeout":
+            raise
+        what = f"the download stood still for {PULL_STALL_SECONDS:g} s"
+        raise NodeFailure("slow", what, fix="look at its network, and pull again") from None
     if not step.is_done:
         raise NodeFailure("bad answer", "the download ended without `success`")
 
@@ -12011,11 +12135,15 @@ def check_key(fleet: Fleet, key: str, options: Options, world: World) -> None:
 
 def warm_for_session(fleet: Fleet, options: Options, world: World) -> None:
     """Load every model; refuse to go on when nobody could answer the main session."""
-    warmths = warm_fleet(fleet, Options(typing=options.typing), world, say=world.err)
+    warmths = warm_fleet(fleet, Options(typing=options.typing), world, say=world.err,
+                         busy_seconds=HUNG_SECONDS)
     if all(warmth.ok for warmth in warmths.values()):
         return
 
-    states = probe_nodes(world, fleet.nodes, PROBE_TIMEOUT_SECONDS, fleet.models)
+    silent = {warmth.node.name: NodeState(warmth.node.name, warmth.node.endpoint, warmth.reason)
+              for warmth in warmths.values() if warmth.state == "not answering"}
+    others = {name: node for name, node in fleet.nodes.items() if name not in silent}
+    states = {**silent, **probe_nodes(world, others, PROBE_TIMEOUT_SECONDS, fleet.models)}
     routes = {name: plan_route_state(fleet, states, model)
               for name, model in fleet.models.items()}
     main = plan_tiers(fleet)["main"]
@@ -12026,7 +12154,10 @@ def warm_for_session(fleet: Fleet, options: Options, world: World) -> None:
     if route.state not in ("ready", "cold") and not route.fallback:
         raise FleetError("nothing-ready", f"nobody can answer for {main}, the main session's "
                          f"model: {format_route_state(route)}", fix="subagent-fleet doctor")
-    world.err("Going on with what is ready.\n")
+    absent = [f"{clean_line(name)} ({format_route_state(routes[name])})"
+              for name, warmth in warmths.items() if not warmth.ok]
+    said = f"Going on without {', '.join(absent)}.\n"
+    world.err(wrap_text(said, look_of(world, "stderr").columns, indent="  "))
 
 
 def wait_for_signal(world: World, signals: list[str]) -> None:
@@ -12918,9 +13049,9 @@ def cmd_warmup(options: Options, world: World) -> int:
     return EXIT_OK if all(warmth.ok for warmth in warmths.values()) else EXIT_PROBLEM
 
 
-def warm_fleet(fleet: Fleet, options: Options, world: World, *,
-               say: Callable[[str], None]) -> dict[str, Warmth]:
-    """Load models as their routes will ask for them; say how each ended, in the file's order."""
+def warm_fleet(fleet: Fleet, options: Options, world: World, *, say: Callable[[str], None],
+               busy_seconds: float = WarmUp.busy_seconds) -> dict[str, Warmth]:
+    """Load models as their routes will ask for them; say of each how it ended, when it does."""
     warmths = plan_warmths(fleet, options)
     groups: dict[str, dict[str, Warmth]] = {}
     for warmth in warmths.values():
@@ -12930,22 +13061,22 @@ def warm_fleet(fleet: Fleet, options: Options, world: World, *,
     rows = {name: (name, warmth.node.name, warmth.model.ollama_model)
             for name, warmth in warmths.items()}
     widths = [max(map(width_of, column)) for column in zip(*rows.values())]
-    waiting = list(warmths)
-    ended = set()
+    told: dict[str, str] = {}
     is_live = world.is_terminal("stderr")
     clear = "\r\x1b[K" if is_live else ""
-    how = WarmUp(options.timeout or None, pull=options.pull, unload=options.unload)
+    how = WarmUp(options.timeout or None, busy_seconds, pull=options.pull, unload=options.unload)
     by_node = {name: list(group.values()) for name, group in groups.items()}
     try:
-        for node, _ in warm_nodes(world, by_node, how):
-            ended.add(node)
+        for _ in warm_nodes(world, by_node, how):
             world.err(clear)
-            while waiting and warmths[waiting[0]].node.name in ended:
-                name = waiting.pop(0)
-                before = f"  {pad_row(rows[name], widths)}"
-                warmth = warmths[name]
-                warmth.fix = as_typed(warmth.fix, options.typing)
-                say(format_warmth(warmth, before=before, look=look_of(world)))
+            for name, warmth in warmths.items():
+                is_news = warmth.stage == "busy" or warmth.stage == "done"
+                state = f"{warmth.stage} {warmth.state}"
+                if is_news and told.get(name) != state:
+                    told[name] = state
+                    warmth.fix = as_typed(warmth.fix, options.typing)
+                    before = f"  {pad_row(rows[name], widths)}"
+                    say(format_warmth(warmth, before=before, look=look_of(world)))
             if is_live:
                 world.err(format_progress(groups, world.clock(), world.columns))
     finally:
@@ -12974,8 +13105,8 @@ def plan_warmths(fleet: Fleet, options: Options) -> dict[str, Warmth]:
 def report_warmth(name: str, warmth: Warmth) -> dict[str, object]:
     """Return what `warmup --json` says of a model."""
     return {"model": name, "node": warmth.node.name, "ollama_model": warmth.model.ollama_model,
-            "ok": warmth.ok, "seconds": round(warmth.seconds, 1), "loaded": warmth.loaded,
-            "pulled_bytes": warmth.pulled, "detail": warmth.detail,
+            "ok": warmth.ok, "state": warmth.state, "seconds": round(warmth.seconds, 1),
+            "loaded": warmth.loaded, "pulled_bytes": warmth.pulled, "detail": warmth.detail,
             "fix": warmth.fix}
 
 

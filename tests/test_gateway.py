@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import hostile_nodes
 import subagent_fleet as sf
 from gateway_rig import (
     DONE,
@@ -40,7 +41,7 @@ from gateway_rig import (
     text_of,
     wait_until,
 )
-from tools import PROGRAM, clean_environment, free_port
+from tools import PROGRAM, clean_environment, free_port, not_held_up
 
 WIRE = pathlib.Path(__file__).parent / "cases" / "wire"
 
@@ -1447,6 +1448,22 @@ def test_up_refuses_when_nobody_answers_for_the_main_session(project):
     assert "error: nobody can answer for far, the main session's model: node offline\n" in done.stderr
     config.write_text(config.read_text().replace("alias: y", "alias: y, fallback: [m]"))
     assert project("up").returncode == 7
+
+
+def test_up_goes_on_without_a_machine_that_never_answers(project):
+    hole = hostile_nodes.listen(hostile_nodes.silence)
+    config = project.place / "fleet.yaml"
+    text = config.read_text().replace("agents:", "  far: {node: gone, ollama_model: big:70b, "
+                                      "litellm_alias: y, context: 32768, fallback: [m]}\nagents:")
+    text = text.replace("nodes: {", f"nodes: {{gone: {{endpoint: 'http://127.0.0.1:{hole}'}}, ")
+    config.write_text(text.replace("models: {m:", "models:\n  m:").replace("context: 32768}}",
+                                                                           "context: 32768}"))
+    with not_held_up(40):
+        done = project("up")
+    assert done.returncode == 7, done.stderr
+    ready, silent = done.stderr.index("m    a     tiny"), done.stderr.index("not answering: no answer")
+    assert ready < silent < done.stderr.index(
+        "\nGoing on without far (node offline \u2192 fallback m).\n")
 
 
 def test_a_gateway_that_serves_an_older_config_is_not_used(project):

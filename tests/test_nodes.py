@@ -270,7 +270,7 @@ def test_a_404_that_speaks_of_no_model_is_no_ollama_to_every_command(fleet, comm
     fix, url = sf.REASON_FIXES["not ollama"], fleet[1].endpoint
     assert f"m5 ({url}): not ollama: it does not know /api/version\n  fix: {fix}\n" \
         in command("discover", "-v").stdout
-    assert f"failed: it does not know /api/chat\n    fix: {fix}\n" \
+    assert f"failed: it does not know /api/version\n    fix: {fix}\n" \
         in command("warmup", "--model", "light").stdout
     fleet[0].loaded["big:32b"] = 32768
     assert command("status").stdout.splitlines()[-1] \
@@ -363,10 +363,10 @@ def test_warmup_loads_each_model_as_its_route_asks_for_it(fleet, command):
     m4, m5 = fleet
     done = command("warmup")
     assert done.returncode == 0, done.stdout
-    lines = [line.split() for line in done.stdout.splitlines()]
-    assert lines[0] == ["Warming", "models:"]
-    assert lines[1][:4] == ["heavy", "m4", "big:32b", "ok"]
-    assert lines[2][:4] == ["light", "m5", "small:7b", "ok"]
+    first, *lines = sorted(line.split() for line in done.stdout.splitlines())
+    assert first == ["Warming", "models:"]  # who is ready first is said first
+    assert [line[:4] for line in lines] == [["heavy", "m4", "big:32b", "ok"],
+                                            ["light", "m5", "small:7b", "ok"]]
     model = sf.Model("heavy", "m4", "big:32b", "heavy-local", context=32768)
     talk = sf.Talk("heavy-local", (sf.Turn("user", texts=("hi",)),))
     route = sf.Ollama().chat(talk, model).payload
@@ -422,10 +422,13 @@ def test_warmup_name_that_ps_lists_twice_is_seen_with_its_context(fleet, command
 
 @pytest.mark.parametrize("piece, told", [
     (b'{"status":"pulling a","digest":"a","total":9,"completed":1}\n', "the download ended"),
-    (b" ", "no answer in time"),
+    (b" ", "the download stood still for 0.4 s"),
 ])
 def test_warmup_pull_may_take_long_while_it_goes_on(command, tmp_path, monkeypatch, piece, told):
     def behave(connection, path):
+        if path == "/api/version":
+            connection.sendall(hostile_nodes.whole(b'{"version":"0.32.15"}'))
+            return
         if path != "/api/pull":
             connection.sendall(hostile_nodes.whole(b'{"error":"no model"}', b"HTTP/1.1 404 No\r\n"))
             return
@@ -501,7 +504,88 @@ def test_warmup_node_that_never_answers_fails_in_time(fake_node, command, tmp_pa
                  "b": {"node": "s", "ollama_model": "a:1b"}})
     done = command("warmup", "--timeout", "0.5")
     assert done.returncode == 1
-    assert "a:1b  ok" in done.stdout and "failed: not loaded within 0.5 s" in done.stdout
+    assert "a:1b  ok" in done.stdout
+    assert "b  s  a:1b  not answering: no answer within 0.5 s\n" in done.stdout
+
+
+def loads_slowly(node, seconds, *, held=(), silent=False):
+    """Make a node take its time to load: what it holds meanwhile, whether it answers at all."""
+    ready = threading.Event()
+    asked = threading.Event()
+
+    def chat(payload):
+        asked.set()
+        ready.wait(seconds)
+        ready.set()
+        del node.answers["/api/chat"]
+        return node.answer("/api/chat", payload)
+
+    def hold(payload):
+        if asked.is_set() and not ready.is_set():
+            if silent:
+                ready.wait(30)
+            names = [{"name": name, "size": 1, "size_vram": 1, "context_length": context}
+                     for name, context in held]
+            return 200, {"models": names}
+        node.answers.pop("/api/ps", None)
+        return node.answer("/api/ps", payload)
+    node.answers.update({"/api/chat": chat, "/api/ps": hold})
+    return ready
+
+
+@pytest.fixture
+def hurried(monkeypatch):
+    for name, seconds in (("LOAD_LOOK_SECONDS", 0.1), ("BUSY_SECONDS", 0.5), ("HUNG_SECONDS", 1.0),
+                          ("PROBE_TIMEOUT_SECONDS", 0.4)):
+        monkeypatch.setattr(sf, name, seconds)
+
+
+def test_warmup_row_comes_as_it_happens_and_names_who_is_busy(fleet, command, hurried):
+    loads_slowly(fleet[0], 2.0, held=[("other:8b", 4096)])
+    done = command("warmup")
+    lines = [re.sub(r", [0-9.]+ s[)]", ")", line) for line in done.stdout.splitlines()]
+    assert (done.returncode, lines) == (0, [
+        "Warming models:", "  light  m5  small:7b  ok  (context 8192, 100 % on GPU)",
+        "  heavy  m4  big:32b   busy: other:8b is in use there, it seems; waiting",
+        "  heavy  m4  big:32b   ok  (context 32768, 100 % on GPU)"])
+
+
+@pytest.mark.parametrize("held, is_busy", [
+    ((), False),  # not yet listed
+    ((("big:32b", 32768),), False), ((("big:32b", 0), ("other:8b", 1)), False),
+    ((("big:32b", 4096),), True),  # which must leave first
+])
+def test_warmup_that_loads_is_not_busy(fleet, command, hurried, held, is_busy):
+    loads_slowly(fleet[0], 1.2, held=held)
+    done = command("warmup", "--model", "heavy")
+    assert done.returncode == 0 and ("busy" in done.stdout) == is_busy, done.stdout
+
+
+def test_warmup_of_a_busy_machine_ends_with_its_own_word(fleet, command, hurried):
+    ready = loads_slowly(fleet[0], 20, held=[("other:8b", 4096)])
+    done = command("warmup", "--json", "--timeout", "1.5")
+    ready.set()
+    heavy, light = json.loads(done.stdout)["results"]
+    assert (heavy["state"], heavy["detail"]) == ("busy", "other:8b is in use there, it seems")
+    assert light["state"] == "ok" and heavy["fix"]
+
+
+def test_warmup_machine_that_hangs_while_it_loads_is_left(fleet, command, hurried):
+    ready = loads_slowly(fleet[0], 20, silent=True)
+    with not_held_up(20):
+        done = command("warmup")
+    ready.set()
+    assert done.returncode == 1 and "light  m5  small:7b  ok" in done.stdout
+    assert re.search("heavy  m4  big:32b   not answering: it took the request, and answers nothing "
+                     "since [12] s\n", done.stdout)
+
+
+def test_warmup_asks_before_it_loads(fleet, command, hurried):
+    fleet[0].answers["/api/version"] = lambda payload: time.sleep(3) or (200, {})
+    with not_held_up(3):
+        done = command("warmup")
+    assert "heavy  m4  big:32b   not answering: no answer within 0.4 s\n" in done.stdout
+    assert not fleet[0].asked("/api/chat")
 
 
 def test_warmup_cloud_model_has_nothing_to_load(fake_node, command, tmp_path):

@@ -492,7 +492,8 @@ def hostile_outputs(rng, look):
                                            "state": rng.choice(["present", "missing"])}] * 2, look)
     warmth = types.SimpleNamespace(ok=rng.random() < 0.5, detail=pick(), fix=pick(), seconds=3.0,
                                    loaded=sf.LoadedModel("x", 4096, 50, 1, ""), size=10**10,
-                                   stage="pulling", pulled=10**9, began=0.0,
+                                   stage=rng.choice(["pulling", "busy"]), state="failed", wait=pick(),
+                                   rivals=(pick(),), pulled=10**9, began=0.0,
                                    model=types.SimpleNamespace(name=pick()))
     yield "warmth", sf.format_warmth(warmth, before=f"  {pick()}  {pick()}", look=look)
     yield "progress", sf.format_progress({"n": {0: warmth, 1: warmth}}, 9.0, look.columns)
