@@ -96,12 +96,14 @@ if TYPE_CHECKING:  # what checkers and editors read; the names are those below
     import threading
     import unicodedata
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
-    from typing import Any, NoReturn, TypeVar
+    from typing import Any, NoReturn, TypeVar, Union
 
     _Container = TypeVar("_Container", "dict[Any, Any]", "list[Any]")
     _Named = TypeVar("_Named", "NodeModel", "LoadedModel")
     _Warn = Callable[..., "Finding"]  # see lint_fleet
     _Rule = Callable[["Fleet", _Warn], Iterator["Finding"]]
+    Event = Union["RequestBegun", "SlotGot", "FirstToken", "TokensSoFar", "Receipt", "NodeRests",
+                  "NodeReturns"]
 else:
     (argparse, array, base64, datetime, difflib, hashlib, ipaddress, json, re, string, threading,
      unicodedata) = map(_Late, (
@@ -231,6 +233,67 @@ class Receipt:
     output_tokens: int
     outcome: str  # ok, left, stopped, prompt_too_long, or the kind of the error
     sent: int = 0  # tokens that the prompt was thought to have; 0: not known
+
+
+# What happens on the way to a receipt, as it happens: the time is seconds since 1970.
+
+@dataclass(frozen=True)
+class RequestBegun:
+    """A request waits for a slot."""
+
+    time: float
+    id: str
+    session: str
+    agent: str
+    alias: str
+
+
+@dataclass(frozen=True)
+class SlotGot:
+    """A model is asked: the first time, or another one after a failure."""
+
+    time: float
+    id: str
+    model: str
+    node: str
+
+
+@dataclass(frozen=True)
+class FirstToken:
+    """The model has read the prompt and begins to answer."""
+
+    time: float
+    id: str
+
+
+@dataclass(frozen=True)
+class TokensSoFar:
+    """How far an answer is, once a second; the node's own count is in the receipt."""
+
+    time: float
+    id: str
+    output_tokens: int
+
+
+@dataclass(frozen=True)
+class NodeRests:
+    """A node, or one model on it, has failed and is left alone for a while."""
+
+    time: float
+    id: str  # of the request that found out, which goes on elsewhere where it can
+    node: str
+    model: str  # empty: all of them
+    seconds: float
+    why: str  # a class of reasons
+
+
+@dataclass(frozen=True)
+class NodeReturns:
+    """A node that rested has answered."""
+
+    time: float
+    id: str
+    node: str
 
 
 @dataclass(frozen=True)
@@ -6076,11 +6139,11 @@ def format_receipt(receipt: Receipt) -> str:
         f"{receipt.output_tokens} out{tries}") + "\n"
 
 
-def format_event(event: Receipt | Rejection) -> str:
-    """Return what `serve --verbose` says of an event."""
+def format_event(event: Event | Rejection) -> str:
+    """Return what `serve --verbose` says of an event: of what goes on, nothing."""
     if isinstance(event, Rejection):
         return f"refused: {event.http}, {clean_line(event.what)}\n"
-    return format_receipt(event)
+    return format_receipt(event) if isinstance(event, Receipt) else ""
 
 
 def format_route(agent: str, model: Model) -> str:
@@ -8804,6 +8867,11 @@ class Signal:
         with contextlib.suppress(OSError):  # full is as good as set; closed: nobody waits
             self._far.send(b"!")
 
+    def clear(self) -> None:
+        """Lower it, where it is up."""
+        if _readable([self], 0):
+            self._near.recv(4096)
+
     def close(self) -> None:
         """Give its descriptors back."""
         self._near.close()
@@ -10220,9 +10288,16 @@ BODY_LIMIT_BYTES = 64 * 1024 * 1024
 BODIES_LIMIT_BYTES = 512 * 1024 * 1024  # of all requests that are held at once
 CONNECTION_LIMIT = 256
 CONVERSATION_LIMIT = 4096
+FOLLOWER_LIMIT = 64
+EVENTS_BEHIND_LIMIT = 4096  # who is further behind is dropped
+EVENTS_PAUSE_SECONDS = 0.1  # they go out in batches: a burst costs one write
+PROGRESS_SECONDS = 1.0
+RECEIPTS_SHOWN = 200
 GRACE_SECONDS = 10.0
 LITELLM_START_SECONDS = 90.0
 OPEN_PAGES = ("/", "/health/liveliness")  # they say who answers, to anybody
+EVENTS_PATH = "/events"
+EVENTS_HEAD = "Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-store\r\n"
 PROOF_PATH = "/prove/"  # a nonce follows: 32 bytes in hexadecimal
 
 
@@ -10297,11 +10372,15 @@ class Scheduler:
                 ticket.is_closed = True
                 ticket.wake()
 
-    def succeed(self, ticket: Ticket) -> None:
-        """Note that the node answered: its rest ends and the conversation will prefer it."""
+    def succeed(self, ticket: Ticket) -> bool:
+        """Note that the node answered: its rest ends and the conversation will prefer it.
+
+        Tell whether it had rested.
+        """
         assert ticket.model
         with self._lock:
             rest = self.places[ticket.model.name].rest
+            had_rested = rest.until > 0
             rest.until, rest.probe = 0, None
 
             key = (ticket.conversation, ticket.alias)
@@ -10310,9 +10389,13 @@ class Scheduler:
             if len(self._served) > CONVERSATION_LIMIT:
                 del self._served[next(iter(self._served))]
             self.serve_queue()
+        return had_rested
 
-    def fail(self, ticket: Ticket, *, is_missing: bool = False) -> None:
-        """Let the node, or only the model that it lacks, rest; queue for another."""
+    def fail(self, ticket: Ticket, *, is_missing: bool = False) -> float:
+        """Let the node, or only the model that it lacks, rest; queue for another.
+
+        Return for how many seconds.
+        """
         assert ticket.model
         with self._lock:
             failed = self.places[ticket.model.name]
@@ -10331,6 +10414,7 @@ class Scheduler:
                 ticket.is_closed = self._is_closed
                 self._queue[ticket.number] = ticket
             self.serve_queue()
+        return seconds
 
     def show(self) -> tuple[dict[str, dict[str, Any]], int]:
         """Return what is true of each model's place, and how many wait."""
@@ -10468,6 +10552,7 @@ class Service:
         self._is_silent = True  # it has not said a word yet
         self._tries: list[Try] = []
         self._marks: dict[str, float] = {}  # seconds from the beginning
+        self._spoken, self._tell_at = 0, 0.0  # how far the answer is, when that is told next
         self._end = End("")
         self._outcome = "error"
 
@@ -10475,6 +10560,8 @@ class Service:
         """Answer the request; the receipt is filed however it ends."""
         scheduler, alias = self._server.scheduler, self._talk.alias
         self._translate(scheduler.candidates[alias][0][0])  # refused before it waits
+        self._tell(RequestBegun, session=self._conversation.session,
+                   agent=self._conversation.agent, alias=alias)
         ticket = scheduler.enter(alias, self._conversation)
         try:
             self._answer(ticket)
@@ -10526,8 +10613,11 @@ class Service:
     def _go_on(self, ticket: Ticket, why: str, refusal: Refusal) -> None:
         """Leave a model that failed for the next; where none is left, refuse."""
         assert ticket.model
-        self._tries.append(Try(ticket.model.node, why))
-        self._server.scheduler.fail(ticket, is_missing=refusal.http == 404)
+        model, is_missing = ticket.model, refusal.http == 404
+        self._tries.append(Try(model.node, why))
+        seconds = self._server.scheduler.fail(ticket, is_missing=is_missing)
+        self._tell(NodeRests, node=model.node, model=model.name if is_missing else "",
+                   seconds=seconds, why=why)
         if not self._has_content and any(ticket.candidates):
             return
         if refusal.http in RETRY_STATUSES:
@@ -10557,6 +10647,7 @@ class Service:
                 if not self._wait(granted, self._world.clock() + REST_SECONDS):
                     self._server.scheduler.serve_queue()
         self._mark("waited")
+        self._tell(SlotGot, model=ticket.model.name, node=ticket.model.node)
         return ticket.model
 
     def _ask(self, ticket: Ticket, translation: Translation) -> None:
@@ -10564,6 +10655,8 @@ class Service:
         model, ask = translation.model, translation.ask
         self._model, self._is_silent = model, True
         self._sent = translation.estimate
+        self._spoken = 0
+        self._tell_at = self._world.clock() + PROGRESS_SECONDS
         self._writer = self._dialect.writer(self._talk, self._id)
         if self._has_headers:
             self._writer.begin()  # which the client has
@@ -10588,11 +10681,14 @@ class Service:
         """Take the node's lines until the answer ends; write them for the client."""
         model, size = translation.model, 0
         for line in exchange.lines():
-            self._is_silent = False
-            self._mark("first_byte")
-            end = self._write(reader.feed(line))
-            if not size:  # it talks: its rest ends now, the last word may be minutes away
-                self._server.scheduler.succeed(ticket)
+            if self._is_silent:
+                self._is_silent = False
+                self._mark("first_byte")
+                self._tell(FirstToken)
+            deltas = reader.feed(line)
+            end = self._write(deltas)
+            if not size and self._server.scheduler.succeed(ticket):
+                self._tell(NodeReturns, node=model.node)  # now: the last word may be minutes away
 
             size += len(line)
             if size > 1_000_000 + 1_000 * model.max_output:
@@ -10602,8 +10698,17 @@ class Service:
                     exchange.close()  # the node has said all
                 self._learn(translation, end)
                 return
-            exchange.deadline = self._world.clock() + model.timeout
+            now = self._world.clock()
+            exchange.deadline = now + model.timeout
+            self._count(deltas, now)
         raise NodeFailure("bad answer", "it ended before it was done")
+
+    def _count(self, deltas: list[Delta], now: float) -> None:
+        """Count what was said as tokens, and tell it once a second."""
+        self._spoken += len(deltas)
+        if now >= self._tell_at:
+            self._tell_at = now + PROGRESS_SECONDS
+            self._tell(TokensSoFar, output_tokens=self._spoken)
 
     def _write(self, deltas: list[Delta]) -> End | None:
         """Write what was said; return the End when that was it."""
@@ -10684,6 +10789,11 @@ class Service:
         if name not in self._marks:
             self._marks[name] = round(self._world.clock() - self._began, 3)
 
+    def _tell(self, kind: Callable[..., Event], **fields: Any) -> None:
+        """Publish what has just happened to this request."""
+        now = round(self._world.now(), 3)
+        self._server.hub.publish(kind(time=now, id=f"req_{self._id}", **fields))
+
     def _receipt(self) -> Receipt:
         model = self._model
         return Receipt(
@@ -10708,7 +10818,89 @@ def retry_header(refusal: Refusal) -> str:
     return f"Retry-After: {refusal.retry_seconds}\r\n"
 
 
-# -- what becomes of receipts --
+# -- what becomes of events --
+
+EVENT_KINDS: dict[str, type[Event]] = {
+    "begun": RequestBegun, "slot": SlotGot, "first": FirstToken, "tokens": TokensSoFar,
+    "ended": Receipt, "rests": NodeRests, "returns": NodeReturns}
+
+
+@lru_cache(maxsize=256)  # a receipt goes to the file and to each who follows
+def render_record(event: Event) -> bytes:
+    """Return an event as a JSON object."""
+    return render_json({**vars(event), "tries": [vars(each) for each in event.tries]}
+                       if isinstance(event, Receipt) else vars(event))
+
+
+def render_frame(event: Event) -> bytes:
+    """Return an event as those who follow `/events` get it."""
+    kind = next(word for word, made in EVENT_KINDS.items() if made is type(event))
+    return b'data: {"kind":"%b",%b\n\n' % (kind.encode("ascii"), render_record(event)[1:])
+
+
+FIELD_TYPES: dict[str, Any] = {
+    "str": str, "int": int, "float": (int, float), "bool": bool,
+    "str | None": (str, type(None)), "int | None": (int, type(None)),
+    "float | None": (int, float, type(None))}
+
+
+def parse_event(value: Mapping[str, Any]) -> Event | None:
+    """Return the event that an object of `/events` or of a receipts file is, None for others.
+
+    What a newer gateway adds is left; what an older one does not say has its default.
+    """
+    kind: Any = EVENT_KINDS.get(str(value.get("kind", "ended")))
+    if not kind:
+        return None
+    words = {}
+    for row in fields(kind):
+        if row.name not in value:
+            continue
+        part = value[row.name]
+        if not isinstance(part, FIELD_TYPES.get(str(row.type), object)):
+            return None
+        words[row.name] = tuple(part) if isinstance(part, list) else part
+
+    with contextlib.suppress(TypeError, KeyError):  # of an event that has not all it needs
+        if kind is Receipt:
+            tries = [Try(str(each["node"]), str(each["why"])) for each in words["tries"]]
+            words["tries"] = tuple(tries)
+        return kind(**words)
+    return None
+
+
+class Board:
+    """What a listener that comes late must know: who works, who rests, the latest receipts."""
+
+    def __init__(self) -> None:
+        self._working: dict[str, list[Event]] = {}  # by the request
+        self._rests: dict[tuple[str, str], NodeRests] = {}  # by node and model
+        self._receipts: dict[str, Receipt] = {}  # the oldest first
+
+    def take(self, event: Event) -> None:
+        if isinstance(event, Receipt):
+            self._working.pop(event.id, None)
+            self._receipts[event.id] = event
+            if len(self._receipts) > RECEIPTS_SHOWN:
+                del self._receipts[next(iter(self._receipts))]
+            return
+
+        if isinstance(event, NodeRests):
+            self._rests[event.node, event.model] = event
+        elif isinstance(event, NodeReturns):
+            for place in [place for place in self._rests if place[0] == event.node]:
+                del self._rests[place]
+        told = self._working.setdefault(event.id, [])
+        if told and type(told[-1]) is TokensSoFar is type(event):
+            told.pop()
+        told.append(event)
+
+    def events(self) -> list[Event]:
+        """Return the events that lead to what is so now."""
+        working = [event for told in self._working.values() for event in told]
+        rests = [rest for rest in self._rests.values() if rest.id not in self._working]
+        return [*self._receipts.values(), *rests, *working]
+
 
 class Hub:
     """Hands each event to all who subscribed, in the order it came."""
@@ -10716,17 +10908,67 @@ class Hub:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._listeners: list[Callable[[Any], None]] = []
+        self.board = Board()
 
-    def subscribe(self, listener: Callable[[Any], None]) -> None:
-        """Call `listener` with each event from now on; it must neither wait nor raise."""
+    def subscribe(self, listener: Callable[[Any], None], *, catches_up: bool = False) -> None:
+        """Call `listener` with each event from now on; it must neither wait nor raise.
+
+        Who catches up is first told what leads to what is so now.
+        """
         with self._lock:
+            for event in self.board.events() if catches_up else ():
+                listener(event)
             self._listeners.append(listener)
 
-    def publish(self, event: Receipt | Rejection) -> None:
+    def unsubscribe(self, listener: Callable[[Any], None]) -> None:
+        with self._lock:
+            self._listeners.remove(listener)
+
+    def publish(self, event: Event | Rejection) -> None:
         """Hand an event to everyone; events of several threads come one after the other."""
         with self._lock:
+            if not isinstance(event, Rejection):
+                self.board.take(event)
             for listener in self._listeners:
                 listener(event)
+
+
+class Follower:
+    """A client that reads the events as they come: any thread puts in, its own takes out.
+
+    Nobody waits for it: who is too far behind is dropped, and finds out what it missed when it
+    comes back. What came and went between two looks is told by its end alone.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.signal = Signal()
+        self.is_late = self.is_closed = False
+
+    def take(self, event: Event | Rejection) -> None:
+        if isinstance(event, Rejection) or self.is_late:
+            return
+        self.is_late = self._queue.qsize() >= EVENTS_BEHIND_LIMIT
+        self._queue.put(event)
+        if self._queue.qsize() == 1:  # else it is taking, and goes on until there is nothing
+            self.signal.set()
+
+    def close(self) -> None:
+        """Let it have what has come, and nothing more."""
+        self.is_closed = True
+        self.signal.set()
+
+    def drain(self) -> bytes:
+        """Return what has come since the last time, as frames."""
+        self.signal.clear()  # first: what comes from here on raises it again
+        events = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                events.append(self._queue.get_nowait())
+        ended = {event.id for event in events if isinstance(event, Receipt)}
+        steps = (RequestBegun, SlotGot, FirstToken, TokensSoFar)
+        return b"".join(render_frame(event) for event in events
+                        if not (isinstance(event, steps) and event.id in ended))
 
 
 class Ledger:
@@ -10736,8 +10978,8 @@ class Ledger:
         self.totals: dict[str, dict[str, Any]] = {
             name: dict.fromkeys(TOTALS, 0) for name in nodes}
 
-    def take(self, event: Receipt | Rejection) -> None:
-        if isinstance(event, Rejection):
+    def take(self, event: Event | Rejection) -> None:
+        if not isinstance(event, Receipt):
             return
         for attempt in event.tries:
             self.totals[attempt.node]["failures"] += 1
@@ -10757,12 +10999,11 @@ class ReceiptFile:
         self._world, self._path = world, path
         self._is_broken = False
 
-    def take(self, event: Receipt | Rejection) -> None:
-        if isinstance(event, Rejection):
+    def take(self, event: Event | Rejection) -> None:
+        if not isinstance(event, Receipt):
             return
         try:
-            line = render_json({**vars(event), "tries": [vars(each) for each in event.tries]})
-            self._world.append_line(self._path, line + b"\n")
+            self._world.append_line(self._path, render_record(event) + b"\n")
             self._is_broken = False
         except FleetError as error:
             if not self._is_broken:
@@ -10826,6 +11067,7 @@ class Server:
 
         self.stops: list[str] = []
         self._wake, self._bodies = Signal(), Allowance(BODIES_LIMIT_BYTES)
+        self._followers: list[Follower] = []
         self._visitors: dict[Visitor, str] = {}  # silent, asking, idle or cut; the oldest first
         name, _ = world.own_names()
         # A web page can make a name of its own point here, so only names of this machine count.
@@ -10896,8 +11138,12 @@ class Server:
         while self._visitors and self.world.clock() < until + 0.5:
             if len(self.stops) > 1:
                 until = min(until, self.world.clock())
+            if "asking" not in self._visitors.copy().values():
+                for follower in self._followers.copy():
+                    follower.close()  # it has been told how the last one ended
             for visitor, state in self._visitors.copy().items():
-                if state != "asking" or self.world.clock() >= until:
+                is_at_work = state in ("asking", "following")
+                if not is_at_work or self.world.clock() >= until:
                     visitor.cut()  # its thread leaves the node and files the receipt
             self.world.sleep(0.02)
 
@@ -10953,6 +11199,11 @@ class Server:
             self._respond_to_talk(visitor, headers, path, dialect)
             return
 
+        if method == "GET" and path == EVENTS_PATH:
+            visitor.read_body(HEADER_LIMIT_BYTES, REQUEST_SECONDS)
+            self._follow(visitor)
+            return
+
         page = self._page_at(unquote(path), visitor)
         if page is None or method not in ("GET", "HEAD"):
             raise Refusal(404, "there is nothing at this path")
@@ -10967,6 +11218,30 @@ class Server:
         if match:
             return {"proof": prove_key(self._key, match[1], *visitor.reached)}
         return self._pages.get(path)
+
+    def _follow(self, visitor: Visitor) -> None:
+        """Tell a client what happens until it leaves, is too far behind, or the gateway stops."""
+        follower = Follower()
+        if len(self._followers) >= FOLLOWER_LIMIT:
+            raise Refusal(503, "as many follow the events as may", retry_seconds=5)
+        self._followers.append(follower)
+        self._visitors[visitor] = "following"
+        visitor.stays = False
+        hello = {"kind": "hello", "schema": "subagent-fleet/events/1", "fleet": self.fleet.name,
+                 "config": fleet_digest(self.fleet), "time": round(self.world.now(), 3)}
+        self.hub.subscribe(follower.take, catches_up=True)
+        try:
+            visitor.stream(b"data: %b\n\n" % render_json(hello), head=EVENTS_HEAD)
+            while not (follower.is_late or follower.is_closed):
+                comes = visitor.wait(follower.signal, QUIET_SECONDS)
+                if comes and not follower.is_closed:
+                    self.world.sleep(EVENTS_PAUSE_SECONDS)  # for others that come at once
+                visitor.stream(follower.drain() or b": nothing happens\n\n")
+            visitor.stream(follower.drain(), last=True)
+        finally:
+            self._followers.remove(follower)
+            self.hub.unsubscribe(follower.take)
+            follower.signal.close()
 
     def _respond_to_talk(self, visitor: Visitor, headers: dict[str, str], path: str,
                          dialect: Dialect) -> None:
