@@ -803,7 +803,9 @@ def test_who_waits_in_the_queue_at_a_stop_is_told_so(rig, monkeypatch):
     for stream in (False, False, True):
         clients.append(served.connect())
         clients[-1].sendall(served.post(request_of(stream=stream)))
-        wait_until(lambda: scheduler.show()[1] + 1 == len(clients))
+        # The first has the slot before the next one comes.
+        wait_until(lambda: len(clients) == scheduler.show()[1] + sum(
+            place.running for place in scheduler.places.values()))
     wait_until(lambda: b"event: ping" in clients[2].recv(65536, socket.MSG_PEEK))
 
     served.server.stop("test")
