@@ -210,6 +210,14 @@ class Try:
     why: str  # a class of reasons
 
 
+@dataclass(frozen=True)
+class Passed:
+    """A candidate that was not asked: the request needs what it cannot do."""
+
+    model: str
+    why: str  # images, context or tools
+
+
 TOTALS = ("requests", "input_tokens", "output_tokens", "waited_seconds", "failures")
 
 
@@ -233,6 +241,8 @@ class Receipt:
     output_tokens: int
     outcome: str  # ok, left, stopped, prompt_too_long, or the kind of the error
     sent: int = 0  # tokens that the prompt was thought to have; 0: not known
+    cloud: bool = False  # it left the house
+    passed_over: tuple[Passed, ...] = ()
 
 
 # What happens on the way to a receipt, as it happens: the time is seconds since 1970.
@@ -366,7 +376,9 @@ REASON_FIXES = {
     "dns": "check the name, or write the address of the machine",
     "unreachable": "join its network; on a Mac see also Privacy & Security > Local Network",
     "tls": "write http:// in its endpoint, or give it a certificate this machine trusts",
-    "http 401": "remove the login in front of it: Ollama has none, and none is sent",
+    "http 401": "write `api_key_env:` with the variable that holds its key",
+    "no key": "export the variable, where the command runs",
+    "not trusted": "`subagent-fleet trust`",
     "not ollama": "correct its endpoint, or stop what answers there and start Ollama (port 11434)",
     "bad answer": "check what listens there; restart Ollama"}
 
@@ -1796,6 +1808,8 @@ _DURATION = "^-?([0-9]{1,4}h|[0-9]{1,6}[ms])+$"
 _VARIABLE = ("^(?!(BASH|ZSH|PYTHON)|"
              "(ANTHROPIC|CLAUDE|API|NO|LC|LD|DYLD|FISH|NODE|LITELLM_LOCAL)_)"
              "[A-Za-z_][A-Za-z0-9_]{0,115}_(MASTER|GATEWAY)_KEY$")
+# So that a fleet file cannot send just any secret of the environment to a node.
+_KEY_VARIABLE = "^[A-Za-z_][A-Za-z0-9_]{0,115}_API_(KEY|TOKEN)$"
 _OCTET = "(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])"  # a number of an IPv4 address
 _LABEL = "[A-Za-z0-9_]+"  # a part of a host name
 # An IPv4 address, or labels that are more than digits: those alone are a broken address.
@@ -1963,8 +1977,21 @@ def _meant_variable(value: object) -> list[object]:
     return [name, f"{stem}_GATEWAY_KEY", "FLEET_GATEWAY_KEY"]
 
 
+def _meant_key_variable(value: object) -> list[object]:
+    """Return a variable's name with the ending it needs."""
+    written = re.sub("^(os[.]environ/)", "", _typed(value).strip("${}[]"))
+    name = re.sub("[^A-Za-z0-9_]", "_", written).upper()
+    stem = re.sub("_?(API)?_?(KEY|TOKEN|SECRET|PASSWORD)$", "", name)
+    return [name, f"{stem}_API_KEY", "NODE_API_KEY"]
+
+
 def _meant_provider(value: object) -> list[object]:
     return list(difflib.get_close_matches(_typed(value)[:64].lower(), PROVIDERS))
+
+
+def _meant_node_provider(value: object) -> list[object]:
+    word = re.sub("[^a-z]", "", _typed(value)[:64].lower())
+    return [*difflib.get_close_matches(word, NODE_PROVIDERS)]
 
 
 def _meant_tool(value: object) -> list[object]:
@@ -2125,6 +2152,7 @@ def _list_rule(item: str) -> Rule:
 
 
 PROVIDERS = ("builtin", "litellm")
+NODE_PROVIDERS = ("ollama",)  # the rows of BACKENDS
 RULES = {
     "name": _text_rule(
         _NAME, "text of letters, digits, `.`, `_` and `-`, at most 64", meant=_meant_name),
@@ -2162,6 +2190,12 @@ RULES = {
         "seconds, a duration such as `24h`, or -1 for ever",
         _meant_keep_alive, _normal_keep_alive),
     "provider": Rule({"enum": list(PROVIDERS)}, "`builtin` or `litellm`", _meant_provider),
+    "node provider": Rule(
+        {"enum": list(NODE_PROVIDERS)}, some_of([f"`{name}`" for name in NODE_PROVIDERS]),
+        _meant_node_provider),
+    "key variable": _text_rule(
+        _KEY_VARIABLE, "a variable name that ends in _API_KEY or _API_TOKEN",
+        meant=_meant_key_variable),
     "boolean": Rule({"type": "boolean"}, "`true` or `false`", _meant_boolean),
     "frontmatter": Rule({"type": "object"}, "keys and values"),
 }
@@ -2203,12 +2237,13 @@ def _fits_schema(value: Any, schema: dict[str, Any]) -> bool:
 REQUIRED = object()
 
 
-def key(rule: str, words: str, default: Any = REQUIRED, *, name: str = "") -> Any:
+def key(rule: str, words: str, default: Any = REQUIRED, *, name: str = "",
+        also: str = "") -> Any:
     """Declare a key: its rule or its own section, what it is for, what its absence means.
 
-    Its `name` in the file is the field's own, unless given.
+    Its `name` in the file is the field's own, unless given; `also` is a second spelling of it.
     """
-    metadata = {"rule": rule, "words": words, "default": default, "name": name}
+    metadata = {"rule": rule, "words": words, "default": default, "name": name, "also": also}
     if default is REQUIRED:
         return field(metadata=metadata)
     if default == {}:
@@ -2256,7 +2291,10 @@ class Node:
     endpoint: str = key("endpoint", "where its Ollama answers")
     tags: tuple[str, ...] = key("tags", "your own words for it", ())
     memory_gb: float | None = key("gigabytes", "memory for models; lets `validate` warn", None)
-    provider: str = "ollama"  # what it speaks: a row of BACKENDS
+    provider: str = key("node provider", "what it runs", "ollama")
+    api_key_env: str | None = key(
+        "key variable", "variable with its key; ends in _API_KEY or _API_TOKEN", None)
+    auth: str = ""  # client: the login that the client sends is handed on
 
 
 @dataclass(frozen=True)
@@ -2265,8 +2303,9 @@ class Model:
 
     name: str
     node: str = key("reference", "the node it runs on")
-    ollama_model: str = key("line", "its name in `ollama list`")
-    alias: str = key("alias", "the name Claude Code asks for", name="litellm_alias")
+    ollama_model: str = key("line", "its name on the node, as in `ollama list`", also="model")
+    alias: str = key(
+        "alias", "the name Claude Code asks for", name="litellm_alias", also="alias")
     context: int = key("tokens", "context window in tokens", 8192)
     timeout: int = key("seconds", "seconds to wait for its first token", 300)
     max_parallel: int = key("parallel", "requests at the same time", 1)
@@ -2275,6 +2314,7 @@ class Model:
     max_output: int = key("tokens", "longest answer in tokens", 8192)
     fallback: tuple[str, ...] = key("references", "models that answer when this one cannot", ())
     cloud: bool = key("boolean", "allow a name that Ollama sends to ollama.com", False)
+    name_key: str = "ollama_model"  # as the file spells the key of its name
 
 
 @dataclass(frozen=True)
@@ -2322,6 +2362,7 @@ class FileKey:
     rule: str  # in RULES, or else in SECTIONS
     words: str
     default: Any  # REQUIRED, or what its absence means
+    also: str = ""  # a second spelling of its name
 
 
 def _keys_of(record: Any) -> dict[str, FileKey]:
@@ -2350,8 +2391,9 @@ KEY_WORDS = {
     "tags": "labels",
     "memory_gb": "memory ram vram ram_gb vram_gb",
     "node": "machine host server runs_on",
-    "ollama_model": "model model_name ollama name",
-    "litellm_alias": "alias model_alias",
+    "ollama_model": "model_name ollama name",
+    "litellm_alias": "model_alias",
+    "api_key_env": "api_key key key_env token",
     "context": "num_ctx ctx context_length context_window context_size max_context",
     "max_parallel": "parallel num_parallel concurrency",
     "thinking": "think reasoning",
@@ -2602,7 +2644,8 @@ class _Checker:
         """Check a mapping of known keys; return its record."""
         keys = FILE_KEYS[kind]
         if isinstance(value, dict):
-            entries = self.entries(kind, path, value)
+            keys = self.spelled_keys(kind, path, value)
+            entries = self.entries(kind, path, value, keys)
             values = {key.attribute: self.entry(key, path, entries) for key in keys.values()
                       if key.name in entries or key.default is REQUIRED}
         else:
@@ -2612,11 +2655,30 @@ class _Checker:
 
         if kind in NAME_RULES:
             values["name"] = path[-1]
+        if kind == "model":
+            values["name_key"] = next(key.name for key in keys.values()
+                                      if key.attribute == "ollama_model")
         return SECTIONS[kind](**values)
 
-    def entries(self, kind: str, path: tuple, section: dict) -> dict[str, Any]:
+    def spelled_keys(self, kind: str, path: tuple, section: dict) -> dict[str, FileKey]:
+        """Return the keys of a section, each with the name by which it stands there."""
+        keys = {}
+        for key in FILE_KEYS[kind].values():
+            if key.also and key.also in section:
+                if key.name in section:
+                    self.error("two-spellings", path + (key.also,), key=True,
+                               what=f"{_dotted(path)} has `{key.name}` and `{key.also}`, which "
+                                    "are two spellings of one key",
+                               fix=f"remove `{key.also}:`, or `{key.name}:`")
+                    self.passed.add(self.real(path) + (key.also,))
+                else:
+                    key = replace(key, name=key.also)
+            keys[key.name] = key
+        return keys
+
+    def entries(self, kind: str, path: tuple, section: dict,
+                keys: dict[str, FileKey]) -> dict[str, Any]:
         """Return {key: value}; an unknown key is reported, and read as the one it means."""
-        keys = FILE_KEYS[kind]
         entries = {name: section[name] for name in keys if name in section}
         for name, value in section.items():
             real = self.real(path) + (name,)
@@ -2940,11 +3002,11 @@ def _check_model(check: _Checker, model: Model, models: dict[str, Model],
 
     alias = model.alias or ""
     if alias.lower() in CLAUDE_WORDS:
-        check.error("reserved-alias", (*path, "litellm_alias"),
+        check.error("reserved-alias", as_spelled(check.tree, (*path, "litellm_alias")),
                     f"is `{alias}`: Claude Code reads `{alias}` as a word of its own",
                     fix=f"write `claude-{alias.lower()}-local`")
     if leaves_house(model.ollama_model or "") and not model.cloud:
-        check.error("cloud-model", (*path, "ollama_model"),
+        check.error("cloud-model", (*path, model.name_key),
                     f"is `{model.ollama_model}`: Ollama sends this to ollama.com; "
                     "it does not run on your machine",
                     fix="choose a local model, or add `cloud: true`")
@@ -2961,6 +3023,18 @@ def _check_fallbacks(check: _Checker, models: dict[str, Model]) -> None:
             if fallback == name:
                 check.error("fallback-cycle", ("models", name, "fallback", index),
                             "is the model itself", fix=f"remove `{name}` from it")
+
+
+def as_spelled(tree: object, path: tuple) -> tuple:
+    """Return the path of a key as the file spells it."""
+    section = tree
+    for step in path[:-1]:
+        section = section.get(step) if isinstance(section, dict) else None
+    for key in FILE_KEYS["model"].values():
+        if key.also and path[-1] == key.name and isinstance(section, dict) \
+                and key.also in section:
+            return (*path[:-1], key.also)
+    return path
 
 
 # -- Names of models --
@@ -2989,10 +3063,20 @@ def render_schema() -> dict[str, Any]:
 
 def _section_schema(kind: str) -> dict[str, Any]:
     keys = FILE_KEYS[kind].values()
-    return {"type": "object", "additionalProperties": False,
-            "properties": {key.name: {"description": key.words, **_key_schema(key)}
-                           for key in keys},
-            "required": [key.name for key in keys if key.default is REQUIRED]}
+    properties = {}
+    choices = []  # one of two spellings, never both
+    for key in keys:
+        properties[key.name] = {"description": key.words, **_key_schema(key)}
+        if key.also:
+            properties[key.also] = {"description": f"the same as {key.name}", **_key_schema(key)}
+            choices.append({"oneOf": [{"required": [key.name]}, {"required": [key.also]}]})
+
+    schema = {"type": "object", "additionalProperties": False, "properties": properties,
+              "required": [key.name for key in keys
+                           if key.default is REQUIRED and not key.also]}
+    if choices:
+        schema["allOf"] = choices
+    return schema
 
 
 def _key_schema(key: FileKey) -> dict[str, Any]:
@@ -3215,7 +3299,7 @@ def plan_correction(model: Model, state: NodeState) -> str:
     near = near_model(state.models, model.ollama_model)
     if near is None:
         return ""
-    return f"write `ollama_model: {quote_yaml(near.name)}` in models.{model.name}"
+    return f"write `{model.name_key}: {quote_yaml(near.name)}` in models.{model.name}"
 
 
 # -- what was measured --
@@ -3663,7 +3747,15 @@ def plan_node_stakes(nodes: Iterable[Node], own_hosts: Collection[str] = ()) -> 
         if host not in own_hosts and not is_private(host):
             stakes.append(Stake(f"node {node.endpoint}", "prompts, and what agents read, go to "
                                 f"{node.endpoint} (node {node.name})"))
+        if node.api_key_env:
+            stakes.append(plan_key_stake(node))
     return stakes
+
+
+def plan_key_stake(node: Node) -> Stake:
+    """Return what is at stake when a node is sent the key that it wants."""
+    return Stake(f"key {node.api_key_env} {node.endpoint}",
+                 f"the key in {node.api_key_env} goes to {node.endpoint} (node {node.name})")
 
 
 # -- the gateway --
@@ -4125,6 +4217,7 @@ def lint_fleet(fleet: Fleet) -> Iterator[Finding]:
     """Yield a warning for each thing that is allowed and will disappoint."""
     def warn(slug: str, path: tuple[str | int, ...], *, what: str, fix: str,
              key: bool = False) -> Finding:
+        path = as_spelled(fleet.document.value, path)
         dotted = ".".join(step for step in path if isinstance(step, str))
         where, excerpt = fleet.document.locate(path, key=key)
         return Finding(slug, "warning", f"{dotted}: {what}", where, excerpt, fix)
@@ -4536,7 +4629,7 @@ def quote_shell(text: str) -> str:
 
 def _locate(fleet: Fleet, *path: str) -> str:
     """Return where a key of the fleet file stands."""
-    return fleet.document.locate(path)[0]
+    return fleet.document.locate(as_spelled(fleet.document.value, path))[0]
 
 
 # -- This machine --
@@ -4708,7 +4801,7 @@ def _check_large_models(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
         memory = fleet.nodes[name].memory_gb
         for resident in _plan_residents(fleet, state):
             model = resident.model
-            is_said = f"models.{model.name}.ollama_model" in guessed
+            is_said = f"models.{model.name}.{model.name_key}" in guessed
             if memory and resident.gigabytes > memory and not is_said:
                 least = MAIN_CONTEXT_TOKENS if served[model.name] else SMALL_CONTEXT_TOKENS
                 fix = (_plan_less_context(resident, memory, least)
@@ -4734,7 +4827,7 @@ def _plan_smaller_model(state: NodeState, resident: Resident, memory: float) -> 
     for placed in reversed(best_models([state])):
         if plan_gigabytes(placed.model, model.context) <= memory:
             shown = quote_yaml(placed.model.name)
-            return f"write `ollama_model: {shown}` in models.{model.name}"
+            return f"write `{model.name_key}: {shown}` in models.{model.name}"
     return ""
 
 
@@ -7110,6 +7203,10 @@ class Backend(ABC):
     name = ""  # as `provider:` and a node's reason have it
     title = ""  # as people call it
 
+    def key_headers(self, key: str) -> dict[str, str]:
+        """Return the headers that show a node the key it wants."""
+        return {"Authorization": f"Bearer {key}"}
+
     @abstractmethod
     def identify(self) -> Ask:
         """Ask for its version; the quickest thing that only this kind answers."""
@@ -9330,6 +9427,7 @@ class World:
         self.now: Callable[[], float] = time.time
         self.sleep: Callable[[float], None] = time.sleep
         self.connect_seconds = CONNECT_SECONDS
+        self.node_keys: dict[tuple[str, str], str] = {}  # what may go to (endpoint, variable)
         self._large = _thread.allocate_lock()  # who reads a large answer
         self._parsing = _thread.allocate_lock()  # who makes values of an answer
         self._tls: ssl.SSLContext | None = None
@@ -9963,6 +10061,27 @@ def probe_nodes(world: World, nodes: Mapping[str, Node], seconds: float,
             for name, node in nodes.items()}
 
 
+def sign(world: World, node: Node, ask: Ask) -> Ask:
+    """Return an Ask with the key that its node wants; only keys that may go there are sent."""
+    variable = node.api_key_env
+    if not variable:
+        return ask
+
+    key = world.node_keys.get((node.endpoint, variable))
+    if key is None and world.environ.get(variable):
+        raise NodeFailure("not trusted", f"its key, {variable}, may not go there yet")
+    if not key:
+        raise NodeFailure("no key", f"it wants a key, and {variable} is not set")
+    if not re.fullmatch("[!-~]{1,4096}", key):
+        raise NodeFailure("no key", f"{variable} holds what is no key")
+    return replace(ask, headers={**ask.headers, **backend_of(node).key_headers(key)})
+
+
+def ask_node(world: World, node: Node, ask: Ask, *, deadline: float) -> Any:
+    """Return what an Ask makes of a node's answer."""
+    return world.ask(node.endpoint, sign(world, node, ask), deadline=deadline)
+
+
 class Probe:
     """Asks one node who it is, what it has, then all the rest at once."""
 
@@ -9990,7 +10109,7 @@ class Probe:
                          models=described, loaded=details.get("", ()))
 
     def _ask(self, ask: Ask) -> Any:
-        return self._world.ask(self._node.endpoint, ask, deadline=self._deadline)
+        return ask_node(self._world, self._node, ask, deadline=self._deadline)
 
     def _ask_details(self, names: Iterable[str]) -> dict[str, Any]:
         """Return {model: what describes it, "": what is loaded}, without what was not told."""
@@ -10103,7 +10222,7 @@ def _ask_first(warmth: Warmth, world: World, how: WarmUp) -> None:
     seconds = min(PROBE_TIMEOUT_SECONDS, how.seconds or PROBE_TIMEOUT_SECONDS)
     until = world.clock() + seconds
     try:
-        world.ask(warmth.node.endpoint, backend_of(warmth.node).identify(), deadline=until)
+        ask_node(world, warmth.node, backend_of(warmth.node).identify(), deadline=until)
     except NodeFailure as failure:
         if failure.reason != "timeout":
             raise
@@ -10138,13 +10257,13 @@ def _pull_fix(warmth: Warmth) -> str:
 def _ask_to_load(warmth: Warmth, world: World, how: WarmUp) -> None:
     """Load by an empty chat; where that is refused, with three words."""
     seconds = how.seconds or warmth.model.timeout
-    backend, endpoint = backend_of(warmth.node), warmth.node.endpoint
+    backend = backend_of(warmth.node)
     warmth.stage = "unloading" if how.unload else "loading"
 
     def ask(words: str) -> None:
         request = backend.load(warmth.model, unload=how.unload, words=words)
         until = world.clock() + seconds
-        jobs = {"load": lambda: world.ask(endpoint, request, deadline=until)}
+        jobs = {"load": lambda: ask_node(world, warmth.node, request, deadline=until)}
         watch = LoadWatch(warmth, world, how)
         for key, outcome in run_together(world, jobs):
             if isinstance(outcome, NodeFailure):
@@ -10189,8 +10308,8 @@ class LoadWatch:
         if began < self._look_at:
             return
         try:
-            loaded = self._world.ask(self._warmth.node.endpoint, self._backend.list_loaded(),
-                                     deadline=began + PROBE_TIMEOUT_SECONDS)
+            loaded = ask_node(self._world, self._warmth.node, self._backend.list_loaded(),
+                              deadline=began + PROBE_TIMEOUT_SECONDS)
         except NodeFailure as failure:
             if failure.reason in ("timeout", "unreachable"):
                 self._note_silence()
@@ -10225,7 +10344,7 @@ class LoadWatch:
 def _pull(warmth: Warmth, world: World) -> None:
     """Have the node download the model."""
     warmth.stage = "pulling"
-    ask = backend_of(warmth.node).pull(warmth.model)
+    ask = sign(world, warmth.node, backend_of(warmth.node).pull(warmth.model))
     layers: dict[str, PullStep] = {}
     step = PullStep()
     try:
@@ -10251,8 +10370,7 @@ def _see_loaded(warmth: Warmth, world: World, how: WarmUp) -> None:
 
     backend = backend_of(warmth.node)
     ask = backend.list_loaded()
-    loaded = world.ask(warmth.node.endpoint, ask,
-                       deadline=world.clock() + PROBE_TIMEOUT_SECONDS)
+    loaded = ask_node(world, warmth.node, ask, deadline=world.clock() + PROBE_TIMEOUT_SECONDS)
     matches = find_models(loaded, model.ollama_model)
     if not matches:
         shown = some_of([other.name for other in loaded], 5) or "an empty list"
@@ -10663,7 +10781,8 @@ class Service:
         node = self._server.fleet.nodes[model.node]
         reader = backend_of(node).reader(translation.talk, model, translation.estimate)
         exchange = self._world.open_exchange(
-            node.endpoint + ask.path, body=translation.body, headers=ask.headers,
+            node.endpoint + ask.path, body=translation.body,
+            headers=sign(self._world, node, ask).headers,
             deadline=self._world.clock() + model.timeout)
         try:
             exchange.before_read = lambda: self._await_node(exchange, node)
@@ -10767,7 +10886,7 @@ class Service:
     def _check_alive(self, node: Node) -> None:
         until = self._world.clock() + PROBE_TIMEOUT_SECONDS
         try:
-            self._world.ask(node.endpoint, backend_of(node).identify(), deadline=until)
+            ask_node(self._world, node, backend_of(node).identify(), deadline=until)
         except NodeFailure as failure:
             # `refused` may be a program that stops once it has answered what it took.
             if failure.reason in ("timeout", "unreachable"):
@@ -10828,8 +10947,10 @@ EVENT_KINDS: dict[str, type[Event]] = {
 @lru_cache(maxsize=256)  # a receipt goes to the file and to each who follows
 def render_record(event: Event) -> bytes:
     """Return an event as a JSON object."""
-    return render_json({**vars(event), "tries": [vars(each) for each in event.tries]}
-                       if isinstance(event, Receipt) else vars(event))
+    if not isinstance(event, Receipt):
+        return render_json(vars(event))
+    return render_json({**vars(event), "tries": [vars(each) for each in event.tries],
+                        "passed_over": [vars(each) for each in event.passed_over]})
 
 
 def render_frame(event: Event) -> bytes:
@@ -10865,6 +10986,8 @@ def parse_event(value: Mapping[str, Any]) -> Event | None:
         if kind is Receipt:
             tries = [Try(str(each["node"]), str(each["why"])) for each in words["tries"]]
             words["tries"] = tuple(tries)
+            words["passed_over"] = tuple(Passed(str(each["model"]), str(each["why"]))
+                                         for each in words.get("passed_over", ()))
         return kind(**words)
     return None
 
@@ -11387,6 +11510,7 @@ def load_config(world: World, typed: str | None) -> Config:
         raise FleetError("invalid-config", f"{source} is not valid", where=source,
                          findings=problems)
 
+    unlock_keys(world, fleet)
     return Config(fleet, tuple(lint_fleet(fleet)))
 
 
@@ -11880,6 +12004,19 @@ def is_at_home(world: World, host: str) -> bool:
     return bool(places) and all(is_private(address[0]) for *_, address in places)
 
 
+def unlock_keys(world: World, fleet: Fleet) -> None:
+    """Let those keys go to nodes that were accepted to go there."""
+    wanting = [node for node in fleet.nodes.values() if node.api_key_env]
+    if not wanting:
+        return
+    name = trust_name(world, fleet.document.source)
+    accepted = read_trusted(world).get(name, [])
+    for node in wanting:
+        key = world.environ.get(node.api_key_env or "")
+        if key and hash_of(name, plan_key_stake(node)) in accepted:
+            world.node_keys[node.endpoint, node.api_key_env or ""] = key
+
+
 def find_untrusted(world: World, fleet: Fleet) -> list[Stake]:
     """Return what is at stake with a fleet and was not accepted."""
     stakes = find_stakes(world, fleet)
@@ -12097,6 +12234,7 @@ def ask_trust(fleet: Fleet, options: Options, world: World) -> None:
                              fix="`subagent-fleet trust`, or add --trust",
                              status=EXIT_REFUSED)
     accept_stakes(world, source, stakes)
+    unlock_keys(world, fleet)
 
 
 def accept_typed(world: World, source: str, nodes: Iterable[Node]) -> None:

@@ -100,6 +100,13 @@ ERRORS = [
     ("claude-sonnet-local", "Inherit", "reserved-alias", "`Inherit` as a word of its own", "17:20"),
     ("claude-sonnet-local", "a b", "bad-value", "litellm_alias is `a b`", "17:20"),
     ("claude-sonnet-local", "a[1m]", "bad-value", "litellm_alias is `a[1m]`", "17:20"),
+    ("node: mini", "node: mini\n    model: x", "two-spellings", "`ollama_model` and `model`", "16:5"),
+    ("node: mini", "node: mini\n    alias: x", "two-spellings", "`litellm_alias` and `alias`", "16:5"),
+    ("ollama_model: qwen3-coder:30b", "model: 7", "bad-value", "models.heavy-coder.model is `7`", "16:12"),
+    ("ollama_model: qwen3-coder:30b", "model: a-cloud", "cloud-model", "heavy-coder.model is", "16:12"),
+    ("litellm_alias: claude-sonnet-local", "alias: sonnet", "reserved-alias", "heavy-coder.alias is", "17:12"),
+    ("tags: [heavy]", "provider: lamacpp", "bad-value", "nodes.mini.provider is `\"lamacpp\"`", "10:15"),
+    ("tags: [heavy]", "api_key_env: AWS_SECRET_KEY", "bad-value", "ends in _API_KEY or", "10:18"),
     ("qwen3-coder:30b", "gpt-oss:120b-cloud", "cloud-model", "ollama.com", "16:19"),
     ("qwen3-coder:30b", "glm:cloud", "cloud-model", "ollama.com", "16:19"),
     ("qwen3-coder:30b", "\"a\\tb\"", "bad-value", "models.heavy-coder.ollama_model is", "16:19"),
@@ -297,9 +304,9 @@ def test_long_lists_end(count, text):
 
 
 @pytest.mark.parametrize("old, new, fix", [
-    ("node: mini", "model: qwen3:8b\n    node: mini", "known keys: node, "),
-    ("ollama_model: qwen3-coder:30b", "model: qwen3:8b", "did you mean `ollama_model`?"),
-    ("litellm_alias: claude-sonnet-local", "alias: a", "did you mean `litellm_alias`?"),
+    ("node: mini", "host: qwen3:8b\n    node: mini", "known keys: node, "),
+    ("ollama_model: qwen3-coder:30b", "model_name: qwen3:8b", "did you mean `ollama_model`?"),
+    ("litellm_alias: claude-sonnet-local", "model_alias: a", "did you mean `litellm_alias`?"),
     ("context: 65536", "num_ctx: 65536", "did you mean `context`?"),
     ("context: 65536", "max_tokens: 65536", "did you mean `max_output`?"),
     ("endpoint: http://localhost:11434", "url: http://x", "did you mean `endpoint`?"),
@@ -501,7 +508,10 @@ def test_schema_is_the_table_that_checks():
     schema = sf.render_schema()
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     model = schema["properties"]["models"]["additionalProperties"]
-    assert model["required"] == ["node", "ollama_model", "litellm_alias"]
+    assert model["required"] == ["node"]
+    assert model["allOf"] == [
+        {"oneOf": [{"required": ["ollama_model"]}, {"required": ["model"]}]},
+        {"oneOf": [{"required": ["litellm_alias"]}, {"required": ["alias"]}]}]
     assert model["properties"]["context"]["default"] == 8192
     assert model["additionalProperties"] is False
     assert schema["required"] == ["project", "nodes", "models", "agents"]

@@ -492,3 +492,69 @@ def test_two_macs_on_a_lan_are_never_asked_anything(far, provider, monkeypatch):
     fleet = sf.load_fleet(far.config)
     assert sf.plan_stakes(fleet) == sf.find_untrusted(sf.World(), fleet) == []
     assert not far.file.exists()
+
+
+# -- the key of a node goes nowhere unasked --
+
+NODE_KEY = "sk-or-0123456789abcdef-of-a-person"
+
+
+@pytest.fixture
+def keyed(tmp_path, run_cli):
+    """A fleet whose node wants a key, and what was heard there; commands run with that key."""
+    node = Listener(lambda path: {"/api/version": {"version": "0.32.15"},
+                                  "/api/tags": {"models": [{"name": "tiny:latest"}]},
+                                  "/api/ps": {"models": []}}.get(path))
+    (tmp_path / "fleet.yaml").write_text(f"""\
+project: {{name: shop, gateway: {{port: {free_port()}}}}}
+nodes: {{mini: {{endpoint: "http://127.0.0.1:{node.port}", api_key_env: SHOP_API_KEY}}}}
+models: {{m: {{node: mini, model: tiny, alias: x, context: 32768}}}}
+agents: {{planner: {{model: m, description: Plans.}}}}
+""")
+    home = tmp_path / "home"
+    home.mkdir()
+
+    def run(*words, **env):
+        return run_cli(*words, env={"HOME": str(home), "SHOP_API_KEY": NODE_KEY, **env})
+    run.node, run.directory = node, tmp_path
+    yield run
+    node.close()
+
+
+@pytest.mark.parametrize("words", [
+    ["status"], ["discover"], ["doctor"], ["warmup"], ["validate"], ["generate"]])
+def test_the_key_of_a_node_is_not_sent_before_it_is_accepted(keyed, words):
+    said = keyed(*words)
+    assert NODE_KEY.encode() not in keyed.node.heard
+    assert NODE_KEY not in said.stdout + said.stderr
+    if words == ["discover"]:
+        assert "not trusted: its key, SHOP_API_KEY, may not go there yet" in said.stdout
+
+
+def test_the_key_of_a_node_is_sent_once_it_is_accepted_and_is_written_nowhere(keyed):
+    asked = keyed("env")
+    assert asked.returncode == 3 and "the key in SHOP_API_KEY goes to" in asked.stderr
+    assert keyed("trust").returncode == 0
+    said = [keyed(*words) for words in (["discover"], ["status", "--json"], ["generate"],
+                                        ["doctor", "--json"], ["trust", "--show"])]
+    assert b"Authorization: Bearer " + NODE_KEY.encode() in keyed.node.heard
+    assert "tiny:latest" in said[0].stdout
+    assert not [one for one in said if NODE_KEY in one.stdout + one.stderr]
+    files = [path for path in keyed.directory.rglob("*") if path.is_file()]
+    assert len(files) > 4 and not [one for one in files if NODE_KEY.encode() in one.read_bytes()]
+
+    text = (keyed.directory / "fleet.yaml").read_text()
+    (keyed.directory / "fleet.yaml").write_text(text.replace("SHOP_API_KEY", "OTHER_API_KEY"))
+    before = keyed.node.heard.count(b"Authorization")
+    assert "not trusted" in keyed("discover", OTHER_API_KEY=NODE_KEY).stdout
+    assert keyed.node.heard.count(b"Authorization") == before
+
+
+@pytest.mark.parametrize("key, why", [("", "SHOP_API_KEY is not set"),
+                                      ("a b", "SHOP_API_KEY holds what is no key"),
+                                      ("ä", "SHOP_API_KEY holds what is no key")])
+def test_a_node_without_its_key_is_not_asked(keyed, key, why):
+    assert keyed("trust").returncode == 0
+    said = keyed("discover", SHOP_API_KEY=key)
+    assert f"no key: it wants a key, and {why}" in said.stdout or f"no key: {why}" in said.stdout
+    assert keyed.node.heard == b""
