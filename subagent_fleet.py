@@ -8798,12 +8798,13 @@ class Visitor(Wire):
         self._read_fields()  # the trailers, or the next request would begin with them
         return body
 
-    def reply(self, status: int, body: bytes, *, head: str = "") -> None:
-        """Send a whole JSON answer; `head` holds further header lines."""
+    def reply(self, status: int, body: bytes, *, head: str = "",
+              kind: str = "application/json") -> None:
+        """Send a whole answer, JSON where no `kind` is named; `head` holds further header lines."""
         reason = "OK" if status == 200 else "Refused"
         if not self.stays:
             head += "Connection: close\r\n"
-        lines = (f"HTTP/1.1 {status} {reason}\r\n{head}Content-Type: application/json\r\n"
+        lines = (f"HTTP/1.1 {status} {reason}\r\n{head}Content-Type: {kind}\r\n"
                  f"Content-Length: {len(body)}\r\n\r\n")
         answer = lines.encode("ascii")
         if self._wants_body:
@@ -9817,7 +9818,7 @@ class World:
 
     def ask_lines(self, endpoint: str, ask: Ask, *, stall_seconds: float) -> Iterator[Any]:
         """Yield what an Ask makes of each line of an answer, none awaited for longer than that."""
-        payload = json.dumps(ask.payload).encode("utf-8")
+        payload = None if ask.payload is None else json.dumps(ask.payload).encode("utf-8")
         exchange = self.open_exchange(endpoint + ask.path, body=payload, headers=ask.headers,
                                       deadline=self.clock() + stall_seconds)
         with contextlib.closing(exchange):
@@ -11173,60 +11174,41 @@ class Allowance:
             self._left += size
 
 
-class Server:
-    """The gateway: connections, the closed door, routes."""
+class Reception(ABC):
+    """Takes connections and their requests, follows who listens to a hub, ends them all."""
 
-    def __init__(self, fleet: Fleet, key: str, world: World, *, receipts: str = "") -> None:
-        self.fleet, self.world, self._key = fleet, world, key
-        self.scheduler = Scheduler(fleet, world.clock)
-        self.hub, self.ledger = Hub(), Ledger(fleet.nodes)
-        self.hub.subscribe(self.ledger.take)
-        if receipts:
-            self.hub.subscribe(ReceiptFile(world, receipts).take)
-
-        # Learned: bytes a token, and who takes no images.
-        self.ratios = dict.fromkeys(fleet.models, BYTES_A_TOKEN)
-        self.blind: set[str] = set()
-
+    def __init__(self, world: World, names: Iterable[str]) -> None:
+        self.world, self.hub = world, Hub()
         self.stops: list[str] = []
-        self._wake, self._bodies = Signal(), Allowance(BODIES_LIMIT_BYTES)
+        self._wake = Signal()
         self._followers: list[Follower] = []
-        self._visitors: dict[Visitor, str] = {}  # silent, asking, idle or cut; the oldest first
-        name, _ = world.own_names()
-        # A web page can make a name of its own point here, so only names of this machine count.
-        self._names = {own.lower() for own in (show_host(fleet.gateway.host), "localhost",
-                                               "127.0.0.1", "[::1]", name, f"{name}.local")}
-        self._pages = self._plan_pages()
+        # By what they do: silent, asking, following, idle or cut; the oldest first.
+        self._visitors: dict[Visitor, str] = {}
+        self._names = {name.lower() for name in names}
 
-    def _plan_pages(self) -> dict[str, object]:
-        """Return the pages that never change, by path."""
-        models = [{"type": "model", "id": alias, "display_name": alias,
-                   "created_at": "1970-01-01T00:00:00Z"} for alias in self.scheduler.candidates]
-        pages: dict[str, object] = {
-            "/": {"name": "subagent-fleet", "version": __version__},
-            "/health/liveliness": "I'm alive!",
-            "/v1/models": {"data": models, "has_more": False,
-                           "first_id": models[0]["id"], "last_id": models[-1]["id"]}}
-        pages.update((f"/v1/models/{model['id']}", model) for model in models)
-        return pages
+    @abstractmethod
+    def _respond(self, visitor: Visitor, method: str, target: str,
+                 headers: dict[str, str]) -> None:
+        """Answer one request, or raise what it is refused with."""
+
+    @abstractmethod
+    def _refuse(self, visitor: Visitor, refusal: Refusal, path: str) -> None:
+        """Send a refusal in the words of who asked."""
+
+    @abstractmethod
+    def _hello(self) -> dict[str, Any]:
+        """Return what is said first to who follows."""
 
     def stop(self, name: str) -> None:
         """Take nothing new; a second time, end at once. Safe in a signal handler."""
         self.stops.append(name)
         self._wake.set()
 
-    def run(self, listener: Listener | None) -> None:
-        """Serve until `stop`, then let what is being answered end; None waits for the port."""
-        while not listener and not self.stops:  # it is another `up`'s, which may end before this
-            self.world.sleep(TICK_SECONDS)
-            with contextlib.suppress(FleetError):
-                listener = self.world.listen(self.fleet.gateway.host, self.fleet.gateway.port)
-        while listener and not self.stops:
+    def serve(self, listener: Listener) -> None:
+        """Serve until `stop`, then let what is being answered end."""
+        while not self.stops:
             self._accept(listener)
-        if listener:
-            listener.close()
-        self._end_visits()
-        self._wake.close()
+        listener.close()
 
     def _accept(self, listener: Listener) -> None:
         """Take the next connection; where there are too many, the oldest silent one makes room."""
@@ -11255,8 +11237,7 @@ class Server:
                     return
 
     def _end_visits(self) -> None:
-        """Let what is being answered end; who waits in the queue is refused at once."""
-        self.scheduler.close()
+        """Let what is being answered end."""
         until = self.world.clock() + GRACE_SECONDS
         while self._visitors and self.world.clock() < until + 0.5:
             if len(self.stops) > 1:
@@ -11281,25 +11262,23 @@ class Server:
             del self._visitors[visitor]
 
     def _serve_requests(self, visitor: Visitor) -> None:
-        path, seconds = "", FIRST_BYTE_SECONDS
+        target, seconds = "", FIRST_BYTE_SECONDS
         try:
             while visitor.stays and not self.stops:
                 request = visitor.read_request(REQUEST_SECONDS, first_byte_seconds=seconds)
                 if request is None:
                     break
                 method, target, headers = request
-                path = target.partition("?")[0]
                 self._visitors[visitor] = "asking"
-                self._respond(visitor, method, path, headers)
+                self._respond(visitor, method, target, headers)
                 self._visitors[visitor] = "idle"
                 seconds = REQUEST_SECONDS
         except Exception as error:
             # The body may not have been read, so the connection ends with it.
             refusal = self._refusal_of(error)
             self.hub.publish(Rejection(refusal.http, refusal.what))
-            dialect = dialect_of(path) or DIALECTS[Messages.path]
             visitor.stays = False
-            visitor.reply(refusal.http, dialect.refuse(refusal), head=retry_header(refusal))
+            self._refuse(visitor, refusal, target.partition("?")[0])
 
     def _refusal_of(self, error: Exception) -> Refusal:
         """Return what a client is told of an error; a bug is reported here, too."""
@@ -11311,11 +11290,103 @@ class Server:
         place = traceback.extract_tb(error.__traceback__)[-1]
         self.world.err(f"error: {type(error).__name__} in {place.name}, line {place.lineno}"
                        f"; this is a bug, please report it at {HOME_URL}/issues\n")
-        return Refusal(500, "a bug in the gateway")
+        return Refusal(500, "a bug in subagent-fleet")
 
-    def _respond(self, visitor: Visitor, method: str, path: str, headers: dict[str, str]) -> None:
-        """Answer one request, or raise what it is refused with."""
+    def _follow(self, visitor: Visitor) -> None:
+        """Tell a client what happens until it leaves, is too far behind, or the gateway stops."""
+        follower = Follower()
+        if len(self._followers) >= FOLLOWER_LIMIT:
+            raise Refusal(503, "as many follow the events as may", retry_seconds=5)
+        self._followers.append(follower)
+        self._visitors[visitor] = "following"
+        visitor.stays = False
+        self.hub.subscribe(follower.take, catches_up=True)
+        try:
+            hello = {"kind": "hello", "schema": "subagent-fleet/events/1", **self._hello(),
+                     "time": round(self.world.now(), 3)}
+            visitor.stream(b"data: %b\n\n" % render_json(hello), head=EVENTS_HEAD)
+            while not (follower.is_late or follower.is_closed):
+                comes = visitor.wait(follower.signal, QUIET_SECONDS)
+                if comes and not follower.is_closed:
+                    self.world.sleep(EVENTS_PAUSE_SECONDS)  # for others that come at once
+                visitor.stream(follower.drain() or b": nothing happens\n\n")
+            visitor.stream(follower.drain(), last=True)
+        finally:
+            self._followers.remove(follower)
+            self.hub.unsubscribe(follower.take)
+            follower.signal.close()
+
+    def _check_host(self, visitor: Visitor, headers: Mapping[str, str]) -> None:
+        """Refuse who a web page may have sent.
+
+        A page can make a name of its own point here, so only names of this machine count.
+        """
+        # IPv4 on a socket of both families, and an IPv6 zone, are not part of an address.
+        address, port = visitor.reached
+        own = show_host(re.sub(r"^::ffff:(?=.*\.)|%.*", "", address))
+        host = headers.get("host", "").lower()
+        names = {f"{name}:{port}" for name in {*self._names, own}}
+        if not names & {host, f"{host}:80"} or "origin" in headers:
+            raise Refusal(403, "only programs that name this gateway's own address are served: "
+                          f"http://{own}:{port}")
+
+
+class Server(Reception):
+    """The gateway: the closed door, routes."""
+
+    def __init__(self, fleet: Fleet, key: str, world: World, *, receipts: str = "") -> None:
+        name, _ = world.own_names()
+        super().__init__(world, (show_host(fleet.gateway.host), "localhost", "127.0.0.1", "[::1]",
+                                 name, f"{name}.local"))
+        self.fleet, self._key = fleet, key
+        self.scheduler = Scheduler(fleet, world.clock)
+        self.ledger = Ledger(fleet.nodes)
+        self.hub.subscribe(self.ledger.take)
+        if receipts:
+            self.hub.subscribe(ReceiptFile(world, receipts).take)
+
+        # Learned: bytes a token, and who takes no images.
+        self.ratios = dict.fromkeys(fleet.models, BYTES_A_TOKEN)
+        self.blind: set[str] = set()
+
+        self._bodies = Allowance(BODIES_LIMIT_BYTES)
+        self._pages = self._plan_pages()
+
+    def _plan_pages(self) -> dict[str, object]:
+        """Return the pages that never change, by path."""
+        models = [{"type": "model", "id": alias, "display_name": alias,
+                   "created_at": "1970-01-01T00:00:00Z"} for alias in self.scheduler.candidates]
+        pages: dict[str, object] = {
+            "/": {"name": "subagent-fleet", "version": __version__},
+            "/health/liveliness": "I'm alive!",
+            "/v1/models": {"data": models, "has_more": False,
+                           "first_id": models[0]["id"], "last_id": models[-1]["id"]}}
+        pages.update((f"/v1/models/{model['id']}", model) for model in models)
+        return pages
+
+    def run(self, listener: Listener | None) -> None:
+        """Serve until `stop`, then let what is being answered end; None waits for the port."""
+        while not listener and not self.stops:  # it is another `up`'s, which may end before this
+            self.world.sleep(TICK_SECONDS)
+            with contextlib.suppress(FleetError):
+                listener = self.world.listen(self.fleet.gateway.host, self.fleet.gateway.port)
+        if listener:
+            self.serve(listener)
+        self.scheduler.close()  # who waits in the queue is refused at once
+        self._end_visits()
+        self._wake.close()
+
+    def _hello(self) -> dict[str, Any]:
+        return {"fleet": self.fleet.name, "config": fleet_digest(self.fleet)}
+
+    def _refuse(self, visitor: Visitor, refusal: Refusal, path: str) -> None:
+        dialect = dialect_of(path) or DIALECTS[Messages.path]
+        visitor.reply(refusal.http, dialect.refuse(refusal), head=retry_header(refusal))
+
+    def _respond(self, visitor: Visitor, method: str, target: str,
+                 headers: dict[str, str]) -> None:
         from urllib.parse import unquote
+        path = target.partition("?")[0]
         self._check_door(visitor, headers, path)
         dialect = dialect_of(path)
         if method == "POST" and dialect:
@@ -11341,30 +11412,6 @@ class Server:
         if match:
             return {"proof": prove_key(self._key, match[1], *visitor.reached)}
         return self._pages.get(path)
-
-    def _follow(self, visitor: Visitor) -> None:
-        """Tell a client what happens until it leaves, is too far behind, or the gateway stops."""
-        follower = Follower()
-        if len(self._followers) >= FOLLOWER_LIMIT:
-            raise Refusal(503, "as many follow the events as may", retry_seconds=5)
-        self._followers.append(follower)
-        self._visitors[visitor] = "following"
-        visitor.stays = False
-        hello = {"kind": "hello", "schema": "subagent-fleet/events/1", "fleet": self.fleet.name,
-                 "config": fleet_digest(self.fleet), "time": round(self.world.now(), 3)}
-        self.hub.subscribe(follower.take, catches_up=True)
-        try:
-            visitor.stream(b"data: %b\n\n" % render_json(hello), head=EVENTS_HEAD)
-            while not (follower.is_late or follower.is_closed):
-                comes = visitor.wait(follower.signal, QUIET_SECONDS)
-                if comes and not follower.is_closed:
-                    self.world.sleep(EVENTS_PAUSE_SECONDS)  # for others that come at once
-                visitor.stream(follower.drain() or b": nothing happens\n\n")
-            visitor.stream(follower.drain(), last=True)
-        finally:
-            self._followers.remove(follower)
-            self.hub.unsubscribe(follower.take)
-            follower.signal.close()
 
     def _respond_to_talk(self, visitor: Visitor, headers: dict[str, str], path: str,
                          dialect: Dialect) -> None:
@@ -11414,22 +11461,15 @@ class Server:
         return Translation(model, talk, ask, body, weight, estimate)
 
     def _check_door(self, visitor: Visitor, headers: dict[str, str], path: str) -> None:
-        """Refuse who has no key, and who a web page may have sent; both take the same time."""
+        """Refuse who has no key, and who is not meant; both take the same time."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         keys = [headers.get("x-api-key", "")]
         if scheme.lower() == "bearer":
             keys.append(token.strip())
         wanted = self._key.encode("utf-8")
         fits = [hmac.compare_digest(key.encode("latin-1"), wanted) for key in keys]
+        self._check_host(visitor, headers)
 
-        # IPv4 on a socket of both families, and an IPv6 zone, are not part of an address.
-        address, port = visitor.reached
-        own = show_host(re.sub(r"^::ffff:(?=.*\.)|%.*", "", address))
-        host = headers.get("host", "").lower()
-        names = {f"{name}:{port}" for name in {*self._names, own}}
-        if not names & {host, f"{host}:80"} or "origin" in headers:
-            raise Refusal(403, "only programs that name this gateway's own address are served: "
-                          f"http://{own}:{port}")
         is_open = path in OPEN_PAGES or path.startswith(PROOF_PATH)
         if not any(fits) and not is_open:
             raise Refusal(401, "the key is missing or wrong; send it as `Authorization: Bearer "
