@@ -12138,7 +12138,7 @@ class Options:
     # completion
     names: str = ""
     # help
-    command: str = ""
+    command: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -12158,7 +12158,7 @@ class Flag:
 class Command:
     """A command: what runs, what it says of itself, what it takes, how it is typed."""
 
-    name: str
+    name: str  # one word, or two (`task add`) where several share the first
     group: str
     run: Callable[[Options, World], int]
     summary: str
@@ -12181,15 +12181,43 @@ def command(name: str, summary: str, *flags: Flag, group: str, examples: tuple[s
     return register
 
 
-def find_command(name: str) -> Command:
-    """Return the command of that name; an unknown one is refused with the nearest."""
-    known = {row.name: row for row in COMMANDS}
-    if name in known:
-        return known[name]
+@dataclass(frozen=True)
+class Called:
+    """The command that words begin with, and the words that follow its name."""
 
+    command: Command
+    words: list[str]
+
+
+def find_call(words: Sequence[str]) -> Called:
+    """Return what is called; an unknown command is refused with the nearest."""
+    known = {row.name: row for row in COMMANDS}
+    for count in (2, 1):
+        name = " ".join(words[:count])
+        if name in known:
+            return Called(known[name], list(words[count:]))
+
+    name = words[0]
+    seconds = second_words(name)
+    if seconds:
+        typed = words[1] if len(words) > 1 else ""
+        hint = nearest(typed, seconds)
+        raise FleetError("unknown-command", f"{name}: what? One of {', '.join(seconds)}",
+                         status=EXIT_USAGE, fix=hint or f"subagent-fleet help {name}")
     behind = "; flags come after the command" if name.startswith("-") else ""
     raise FleetError("unknown-command", f"unknown command `{name}`{behind}", status=EXIT_USAGE,
                      fix=nearest(name, known) or "subagent-fleet --help")
+
+
+def find_command(name: str) -> Command:
+    """Return the command of that name; an unknown one is refused with the nearest."""
+    return find_call(name.split() or [name]).command
+
+
+def second_words(first: str) -> list[str]:
+    """Return the second words of the commands that share a first one."""
+    names = [row.name.split() for row in COMMANDS]
+    return [name[1] for name in names if len(name) == 2 and name[0] == first]
 
 
 def parse_seconds(text: str) -> float:
@@ -13762,17 +13790,32 @@ def completion_words(row: Command) -> list[str]:
         else:
             words += offered_words(flag)
     if row.name == "help":
-        words += [other.name for other in COMMANDS]
+        words += first_words()
     return words
+
+
+def first_words() -> list[str]:
+    """Return the words that may come first, each once."""
+    return list(dict.fromkeys(row.name.split()[0] for row in COMMANDS))
 
 
 def render_fish_completion() -> str:
     """Return the script for fish."""
     start = "complete -c subagent-fleet"
-    lines = [f'{start} -n __fish_use_subcommand -f -a {row.name} -d "{row.summary}"\n'
-             for row in COMMANDS]
+    lines = []
+    for first in first_words():
+        seconds = second_words(first)
+        note = ", ".join(seconds) or find_command(first).summary
+        lines.append(f'{start} -n __fish_use_subcommand -f -a {first} -d "{note}"\n')
+        if seconds:
+            test = fish_test([first], seconds)
+            lines.append(f"{start} -n '{test}' -f -a '{' '.join(seconds)}'\n")
+
+    shared = [first for first in first_words() if second_words(first)]
     for row in COMMANDS:
-        seen = f"{start} -n '__fish_seen_subcommand_from {row.name}'"
+        name = row.name.split()
+        # A second word may be another command's name: `add`, `task add`.
+        seen = f"{start} -n '{fish_test(name, shared if len(name) == 1 else [])}'"
         lines.append(f"{seen} -a '{' '.join(completion_words(row))}'\n")
         for flag in row.flags:
             words = offered_words(flag)
@@ -13784,6 +13827,14 @@ def render_fish_completion() -> str:
     return "".join(lines)
 
 
+def fish_test(seen: Sequence[str], unseen: Sequence[str]) -> str:
+    """Return a test of fish: all of `seen` were typed, none of `unseen` was."""
+    tests = [f"__fish_seen_subcommand_from {word}" for word in seen]
+    if unseen:
+        tests.append(f"not __fish_seen_subcommand_from {' '.join(unseen)}")
+    return "; and ".join(tests)
+
+
 _BASH_COMPLETION = """\
 _subagent_fleet_names() {
   local program=$1 kind=$2 config= at
@@ -13793,8 +13844,11 @@ _subagent_fleet_names() {
   "$program" completion --names "$kind" ${config:+--config "$config"} 2>/dev/null
 }
 _subagent_fleet() {
-  local words='@COMMANDS@'
-  [ "$COMP_CWORD" -gt 1 ] && case "$3 ${COMP_WORDS[1]}" in
+  local words='@COMMANDS@' command=${COMP_WORDS[1]}
+  case " @SHARED@ " in
+    *" $command "*) [ "$COMP_CWORD" -gt 2 ] && command="$command ${COMP_WORDS[2]}" ;;
+  esac
+  [ "$COMP_CWORD" -gt 1 ] && case "$3 $command" in
 @FLAGS@@CASES@    *) words='' ;;
   esac
   COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))
@@ -13809,9 +13863,14 @@ autoload -U +X bashcompinit && bashcompinit
 
 def render_bash_completion(*, is_zsh: bool) -> str:
     """Return the script for bash, which zsh understands after a start of its own."""
-    cases = [f"    *' {row.name}') words='{' '.join(completion_words(row))}' ;;\n"
-             for row in COMMANDS]
-    script = _BASH_COMPLETION.replace("@COMMANDS@", " ".join(row.name for row in COMMANDS))
+    shared = [first for first in first_words() if second_words(first)]
+    choices = {row.name: completion_words(row) for row in COMMANDS}
+    choices.update({first: second_words(first) for first in shared})
+    # The longer name first: `*' add'` would take `task add`, too.
+    names = sorted(choices, key=lambda name: -len(name.split()))
+    cases = [f"    *' {name}') words='{' '.join(choices[name])}' ;;\n" for name in names]
+    script = _BASH_COMPLETION.replace("@COMMANDS@", " ".join(first_words()))
+    script = script.replace("@SHARED@", " ".join(shared))
     script = script.replace("@FLAGS@", "".join(bash_flag_cases()))
     script = script.replace("@CASES@", "".join(cases))
     return _ZSH_START + script if is_zsh else script
@@ -13837,16 +13896,22 @@ def bash_flag_cases() -> list[str]:
 
 
 @command("help", "say how a command is used",
-         Flag("command", "which command", "[COMMAND]", {"nargs": "?", "default": ""}),
+         Flag("command", "which command", "[COMMAND]", {"nargs": "*", "default": ()}),
          group=MORE, examples=("help validate",))
 def cmd_help(options: Options, world: World) -> int:
-    if options.command:
-        usage = show_usage(find_command(options.command), options.typing, look_of(world))
-        world.out(usage)
+    rows: Sequence[Command] = COMMANDS
+    if len(options.command) == 1 and second_words(options.command[0]):
+        rows = [row for row in COMMANDS if row.name.split()[0] == options.command[0]]
+    elif options.command:
+        called = find_call(options.command)
+        if called.words:
+            raise FleetError("usage", f"help: `{called.words[0]}` is more than a command's name",
+                             status=EXIT_USAGE, fix=f"subagent-fleet help {called.command.name}")
+        world.out(show_usage(called.command, options.typing, look_of(world)))
         return EXIT_OK
 
     groups: dict[str, list[tuple[str, str]]] = {}
-    for row in COMMANDS:
+    for row in rows:
         groups.setdefault(row.group, []).append((row.name, row.summary))
     world.out(format_overview(options.typing, groups, look_of(world)))
     return EXIT_OK
@@ -13923,8 +13988,9 @@ def plan_typing(program: str, options: Options) -> Typing:
 
 def read_call(words: Sequence[str], program: str) -> CommandLine:
     """Return the command and its options; what is wrong is said in one line."""
-    row = find_command(words[0])
-    options = parse_arguments(row, list(words[1:]))
+    called = find_call(words)
+    row = called.command
+    options = parse_arguments(row, called.words)
     return CommandLine(row, replace(options, typing=plan_typing(program, options)))
 
 
@@ -13981,7 +14047,7 @@ def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list
         better = [*known, "--", *unknown, *passed]
     else:
         return hint
-    return " ".join(map(quote_shell, ("subagent-fleet", row.name, *better)))
+    return " ".join(("subagent-fleet", row.name, *map(quote_shell, better)))
 
 
 def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
@@ -14004,6 +14070,16 @@ def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
         return EXIT_PROBLEM
 
 
+def name_command(words: Sequence[str]) -> Sequence[str]:
+    """Return the words in front of `--help` that name a command, as far as they do."""
+    first = words[:1]
+    if not first or first[0].startswith("-"):
+        return ()
+    if words[1:2] and words[1] in second_words(first[0]):
+        return words[:2]
+    return first
+
+
 def run_words(words: list[str], world: World, *, program: str = Typing.program) -> int:
     """Do what was typed, or say why not; return the exit status."""
     typing = plan_typing(program, Options())
@@ -14013,8 +14089,7 @@ def run_words(words: list[str], world: World, *, program: str = Typing.program) 
             world.out(f"subagent-fleet {__version__}\n")
             return EXIT_OK
         if not words or "-h" in own or "--help" in own:
-            name = own[0] if own and not own[0].startswith("-") else ""
-            cmd_help(Options(command=name, typing=typing), world)
+            cmd_help(Options(command=name_command(own), typing=typing), world)
             return EXIT_OK if words else EXIT_USAGE
 
         call = read_call(words, program)

@@ -516,8 +516,8 @@ def test_messages_name_the_command_as_it_was_typed(tmp_path, start, shown):
 
 @pytest.mark.parametrize("command", [c.name for c in sf.COMMANDS])
 def test_help_has_examples_first_and_every_flag(run_cli, command):
-    done = run_cli(command, "--help")
-    assert done.returncode == 0 and run_cli("help", command).stdout == done.stdout
+    done = run_cli(*command.split(), "--help")
+    assert done.returncode == 0 and run_cli("help", *command.split()).stdout == done.stdout
     found = sf.find_command(command)
     assert done.stdout.index("Examples:") < (done.stdout.find("Options:") % 100000)
     for flag in found.flags:
@@ -530,18 +530,24 @@ def test_help_has_examples_first_and_every_flag(run_cli, command):
 def test_examples_parse(command):
     for example in command.examples:
         words = re.split(r" [|<>] |\)", example.split("subagent-fleet ")[-1])[0].split()
-        assert words[0] == command.name
-        sf.parse_arguments(command, words[1:])
+        called = sf.find_call(words)
+        assert called.command == command
+        sf.parse_arguments(command, called.words)
 
 
 def test_readme_lists_every_command_as_the_table_does():
-    rows = dict(re.findall(r"^\| `([a-z]+)[^`]*` \| (.+?) \|", COMMAND_TABLE, re.M))
+    rows = {sf.find_call(words.split()).command.name: summary
+            for words, summary in re.findall(r"^\| `([^`]+)` \| (.+?) \|", COMMAND_TABLE, re.M)}
     assert rows == {command.name: command.summary for command in sf.COMMANDS}
 
 
 def test_readme_names_every_flag():
-    rows = dict(re.findall(r"^\| `([a-z]+)([^`]*)` \|", COMMAND_TABLE, re.M))
-    json_rows = re.findall(r"^\| `([a-z]+)[^`]*` \|", README.split("## JSON output")[1], re.M)
+    def read_rows(text):
+        found = re.findall(r"^\| `([a-z]+[^`]*)` \|", text, re.M)
+        return {sf.find_call(words.split()).command.name: words for words in found}
+
+    rows = read_rows(COMMAND_TABLE)
+    json_rows = read_rows(README.split("## JSON output")[1])
     for command in sf.COMMANDS:
         assert command.name in rows, f"README, Commands: give `{command.name}` a row"
         reports = any(flag.name == "--json" for flag in command.flags)
@@ -639,6 +645,79 @@ def test_schema_is_json(run_cli):
     assert json.loads(run_cli("schema").stdout) == json.loads(json.dumps(sf.render_schema()))
 
 
+# -- commands of two words --
+
+@pytest.fixture
+def two_words(monkeypatch):
+    """The commands, and two that share their first word; one has another's name behind it."""
+    rows = list(sf.COMMANDS)
+    monkeypatch.setattr(sf, "COMMANDS", rows)
+    for name in ("toy add", "toy log"):
+        sf.command(name, f"do {name}", sf.Flag("--hard", "harder"), group=sf.MORE,
+                   examples=(name,))(lambda options, world: 0)
+
+
+@pytest.mark.parametrize("words, name, rest", [
+    (["toy", "add", "x"], "toy add", ["x"]), (["add", "x=y"], "add", ["x=y"]),
+    (["toy", "log"], "toy log", []), (["logs", "-n", "3"], "logs", ["-n", "3"])])
+def test_a_command_of_two_words_is_found_before_its_words(two_words, words, name, rest):
+    called = sf.find_call(words)
+    assert (called.command.name, called.words) == (name, rest)
+
+
+@pytest.mark.parametrize("words, fix", [
+    (["toy"], "subagent-fleet help toy"), (["toy", "lgo"], "did you mean `log`?"),
+    (["toy", "xyzzy"], "subagent-fleet help toy"), (["toyadd"], None)])
+def test_a_first_word_alone_is_refused_with_its_seconds(two_words, words, fix):
+    with pytest.raises(sf.FleetError) as caught:
+        sf.find_call(words)
+    assert caught.value.finding.slug == "unknown-command"
+    if fix:
+        assert caught.value.finding.fix == fix and "add, log" in caught.value.finding.what
+
+
+@pytest.mark.parametrize("words, told, untold", [
+    (["help", "toy"], ["toy add", "toy log"], ["validate"]),
+    (["toy", "--help"], ["toy add", "toy log"], ["validate"]),
+    (["help", "toy", "add"], ["--hard", "subagent-fleet toy add"], ["toy log"]),
+    (["toy", "add", "--help"], ["--hard", "subagent-fleet toy add"], ["toy log"]),
+    (["help"], ["toy add", "toy log", "validate"], ["--hard"])])
+def test_help_of_a_first_word_shows_its_commands(two_words, capsys, words, told, untold):
+    assert sf.main(words) == 0
+    shown = capsys.readouterr().out
+    for word in told:
+        assert word in shown
+    for word in untold:
+        assert not re.search(rf"(?<!subagent-fleet ){re.escape(word)}", shown)
+
+
+def test_help_of_more_than_a_name_is_refused(two_words, capsys):
+    assert sf.main(["help", "toy", "add", "now"]) == 2
+    assert "subagent-fleet help toy add" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="bash is not here")
+@pytest.mark.parametrize("typed, expected", [
+    (["subagent-fleet", "to"], ["toy"]), (["subagent-fleet", "toy", ""], ["add", "log"]),
+    (["subagent-fleet", "toy", "add", "--ha"], ["--hard"]),
+    (["subagent-fleet", "add", "--ha"], []), (["subagent-fleet", "toy", "l"], ["log"])])
+def test_completion_completes_two_words(two_words, typed, expected):
+    words = " ".join(map(shlex.quote, typed))
+    asked = " ".join(map(shlex.quote, (typed[0], typed[-1], typed[-2])))
+    program = (f"{sf.render_bash_completion(is_zsh=False)}\nCOMP_WORDS=({words}); "
+               f"COMP_CWORD={len(typed) - 1}; _subagent_fleet {asked}; "
+               'printf "%s\\n" "${COMPREPLY[@]}"')
+    done = subprocess.run(["bash", "-c", program], stdout=subprocess.PIPE)
+    assert done.stdout.decode().split() == expected
+
+
+def test_fish_tells_a_second_word_from_a_command(two_words):
+    script = sf.render_fish_completion()
+    assert "'__fish_seen_subcommand_from toy; and __fish_seen_subcommand_from add' -a '--help --hard'" in script
+    assert "'__fish_seen_subcommand_from add; and not __fish_seen_subcommand_from toy' -a" in script
+    assert "'__fish_seen_subcommand_from toy; and not __fish_seen_subcommand_from add log' -f -a 'add log'" in script
+
+
 # -- README --
 
 def readme_block(language, heading):
@@ -686,4 +765,5 @@ def test_readme_commands_exist():
     assert len(typed) > 10
     for line in typed:
         words = re.split(r" [|<>] ", line)[0].split()
-        sf.parse_arguments(sf.find_command(words[0]), words[1:])
+        called = sf.find_call(words)
+        sf.parse_arguments(called.command, called.words)
