@@ -7959,9 +7959,13 @@ class _History:
 
     def __init__(self) -> None:
         self._drafts: list[_Draft] = []
+        self.system: list[str] = []  # what belongs at the front, wherever it stood
 
-    def add(self, role: str, parts: Iterable[_Part]) -> None:
+    def add(self, role: str, parts: list[_Part]) -> None:
         """Add what a side said to its turn; to say nothing is no turn."""
+        if role == "system":
+            self.system += _texts_of(parts)
+            return
         for part in parts:
             if not self._drafts or self._drafts[-1].role != role:
                 self._drafts.append(_Draft(role))
@@ -8319,7 +8323,632 @@ class MessagesBody(Writer):
         return render_json(self._message)
 
 
-DIALECTS: dict[str, Dialect] = {dialect.path: dialect for dialect in (Messages(),)}
+# -- what Chat Completions and Responses share --
+#
+# Facts of the real clients (opencode 1.18, codex 0.169, aider 0.86, qwen-code 0.24, pi 0.73,
+# cn 1.5): system and developer messages may come twice and in the middle, and are joined at the
+# front; a content is null, text or parts, that of a tool result, too. What no local model has a
+# word for (reasoning effort, encrypted reasoning, stores, seeds, service tiers) is left out; what
+# would change the answer's shape is refused.
+
+_DATA_URL = _Pattern(r"data:[^,]{0,200};base64,")
+# Fields that ask for what no node has, and the values that do not.
+_UNKEPT_FIELDS: dict[str, tuple[object, ...]] = {
+    "n": (None, 1), "logprobs": (None, False), "previous_response_id": (None, ""),
+    "conversation": (None,), "background": (None, False)}
+
+
+def _refuse_unkept(request: dict[str, Any]) -> None:
+    for name, harmless in _UNKEPT_FIELDS.items():
+        if request.get(name) not in harmless:
+            raise Refusal(400, f"{name}: this gateway has no such thing; leave it out")
+
+
+def _read_open_content(content: object, where: str) -> list[_Part]:
+    """Return the texts and images of a content; parts of other types are left out."""
+    parts: list[_Part] = []
+    for block in _blocks_of(content, where):
+        kind = block.get("type")
+        if kind in ("text", "input_text", "output_text"):
+            parts += _part("texts", _block_text(block, "text", where))
+        elif kind == "refusal":
+            parts += _part("texts", _block_text(block, "refusal", where))
+        elif kind in ("image_url", "input_image"):
+            parts += _read_image_url(block, where)
+        elif kind in ("file", "input_file", "input_audio"):
+            parts += _part("texts", "(a file of which only the bytes were sent was left out)")
+    return parts
+
+
+def _read_image_url(block: dict[str, Any], where: str) -> list[_Part]:
+    url = block.get("image_url")
+    if isinstance(url, dict):
+        url = url.get("url")
+    match = _DATA_URL.match(url) if isinstance(url, str) else None
+    if not match or not isinstance(url, str):
+        raise Refusal(400, f"{where}: a local model can only be shown images as data: URLs with "
+                      "base64")
+    return _read_pixels(url[match.end():], where)
+
+
+def _read_result(call_id: str, content: object, where: str) -> list[_Part]:
+    """Return what came of a call; one that came to nothing is a result, too."""
+    inside = _read_open_content(content, where)
+    images = tuple(part.value for part in inside if part.kind == "images")
+    return [_Part("results", Result(call_id, join_texts(_texts_of(inside)), images))]
+
+
+def _read_arguments(text: str) -> dict[str, Any]:
+    """Return the arguments of a call; Ollama answers 400 to what is no object."""
+    if not text.strip():
+        return {}
+    sent = text.encode("utf-8", "surrogatepass")
+    is_bounded = len(sent) < PROMPT_MARKS or count_marks(sent) < PROMPT_MARKS
+    arguments = parse_object(text) if is_bounded else None
+    return {"input": text} if arguments is None else arguments
+
+
+class _OpenTools:
+    """The tools of a request, each under a name that only it has."""
+
+    def __init__(self, tools: Iterable[Any]) -> None:
+        self._by_name: dict[str, Tool] = {}
+        self._names: dict[tuple[str, str], str] = {}
+        for tool in tools:
+            self._add(tool, "")
+
+    def _add(self, tool: Any, namespace: str) -> None:
+        """Add a tool; of any other type it is one that OpenAI's servers run."""
+        kind = read_field(tool, "type")
+        if kind == "namespace" and not namespace:
+            for inner in read_field(tool, "tools", list):
+                self._add(inner, read_field(tool, "name"))
+        elif kind == "function":
+            words = tool.get("function", tool)  # which Chat Completions wraps
+            self._keep(words, namespace, read_field(words, "parameters", dict))
+        elif kind == "custom":
+            words = tool.get("custom", tool)
+            self._keep(words, namespace, _custom_schema(words), is_custom=True)
+
+    def _keep(self, words: object, namespace: str, schema: dict[str, Any], *,
+              is_custom: bool = False) -> None:
+        own_name: str = read_field(words, "name")
+        if not own_name or (namespace, own_name) in self._names:
+            return
+        name = own_name
+        if name in self._by_name:
+            name = f"{namespace}__{own_name}"
+        self._names[namespace, own_name] = name
+        self._by_name[name] = Tool(name, read_field(words, "description"), schema, namespace,
+                                   own_name, is_custom)
+
+    def name_of(self, namespace: str, own_name: str) -> str:
+        """Return the name under which the model knows a tool, which may be gone."""
+        return self._names.get((namespace, own_name), own_name) or "unknown"
+
+    def tools(self) -> tuple[Tool, ...]:
+        return tuple(self._by_name.values())
+
+
+def _custom_schema(words: object) -> dict[str, Any]:
+    """Return the schema of a tool that takes one text; its grammar is told in words."""
+    form = read_field(words, "format", dict)
+    told = "The whole text."
+    if read_field(form, "definition"):
+        syntax = read_field(form, "syntax") or "a"
+        told = f"The whole text, in this {syntax} grammar:\n{read_field(form, 'definition')}"
+    return {"type": "object", "properties": {"input": {"type": "string", "description": told}},
+            "required": ["input"]}
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Which tools the client wants called."""
+
+    kind: str
+    tool: str = ""
+
+
+def _read_choice(choice: object, tools: _OpenTools) -> _Choice:
+    if choice == "required":
+        return _Choice("any")
+    if choice == "none":
+        return _Choice("none")
+    if read_field(choice, "type") in ("function", "custom"):
+        inner = read_field(choice, "function", dict) or read_field(choice, "custom", dict)
+        name = read_field(inner or choice, "name")
+        return _Choice("tool", tools.name_of(read_field(choice, "namespace"), name))
+    return _Choice("auto")
+
+
+def _read_format(form: object) -> object:
+    """Return what an answer must be: "json", a schema, or None for anything."""
+    kind = read_field(form, "type")
+    if kind == "json_object":
+        return "json"
+    if kind == "json_schema":
+        return read_field(read_field(form, "json_schema", dict) or form, "schema", dict) or "json"
+    return None
+
+
+def _least(*counts: int | None) -> int | None:
+    """Return the smallest of several limits, of which some may not be there."""
+    return min((count for count in counts if count is not None), default=None)
+
+
+def _open_error(refusal: Refusal, field_name: str) -> dict[str, Any]:
+    """Return an error as OpenAI's API has it, in the words on which clients act.
+
+    On these words and this code for a prompt that is too long opencode, pi and qwen-code compact,
+    codex stops and says so, and aider gives its help.
+    """
+    if isinstance(refusal, PromptTooLong):
+        words = (f"This model's maximum context length is {refusal.maximum} tokens. However, your "
+                 f"messages resulted in {refusal.tokens} tokens ({refusal.what}).")
+        return {"message": words, "type": refusal.kind, "param": field_name,
+                "code": "context_length_exceeded"}
+    codes = {401: "invalid_api_key", 404: "not_found"}
+    return {"message": refusal.what, "type": refusal.kind, "param": None,
+            "code": codes.get(refusal.http)}
+
+
+def _given_input(call: Call) -> str:
+    """Return the one text that a custom tool is called with."""
+    text = call.arguments.get("input")
+    return text if isinstance(text, str) else render_json(call.arguments).decode("ascii")
+
+
+# -- Chat Completions: the rest of the world --
+
+class ChatCompletions(JsonDialect):
+    """OpenAI's Chat Completions API."""
+
+    path = "/v1/chat/completions"
+    fields = {
+        "model": "text", "messages": "list", "tools": "list", "tool_choice": "text or object",
+        "stream": "boolean", "max_tokens": "whole", "max_completion_tokens": "whole",
+        "temperature": "number", "top_p": "number", "top_k": "whole", "stop": "text or list",
+        "response_format": "object", "parallel_tool_calls": "boolean"}
+
+    def _read(self, request: dict[str, Any]) -> Talk:
+        _refuse_unkept(request)
+        tools = _OpenTools(request.get("tools") or ())
+        choice = _read_choice(request.get("tool_choice"), tools)
+        history = _History()
+        for number, message in enumerate(request["messages"]):
+            history.add(*_read_message(message, f"messages.{number}", tools))
+        return Talk(
+            alias=request["model"],
+            turns=history.turns(),
+            system=tuple(history.system),
+            tools=tools.tools(),
+            choice=choice.kind,
+            chosen_tool=choice.tool,
+            one_call=request.get("parallel_tool_calls") is False,
+            max_tokens=_least(request.get("max_tokens"), request.get("max_completion_tokens")),
+            sampling=_read_sampling(request),
+            stops=_read_stops(request.get("stop"), "stop"),
+            answer_format=_read_format(request.get("response_format")),
+            is_stream=request.get("stream") is True,
+            thread=read_field(request, "prompt_cache_key"))
+
+    def writer(self, talk: Talk, answer_id: str) -> Writer:
+        if talk.is_stream:
+            return ChatStream(talk, answer_id)
+        return ChatBody(talk, answer_id)
+
+    def refuse(self, refusal: Refusal) -> bytes:
+        return render_json({"error": _open_error(refusal, "messages")})
+
+
+def _read_message(message: Any, where: str, tools: _OpenTools) -> tuple[str, list[_Part]]:
+    """Return who said a message, and what."""
+    role = read_field(message, "role")
+    if role in ("system", "developer"):
+        return "system", _read_open_content(message.get("content"), where)
+    if role == "user":
+        return "user", _read_open_content(message.get("content"), where)
+    if role == "assistant":
+        return "assistant", _read_chat_answer(message, where, tools)
+    if role == "tool":
+        call_id = _block_text(message, "tool_call_id", where)
+        return "user", _read_result(call_id, message.get("content"), where)
+    raise Refusal(400, f"{where}: expected the role system, developer, user, assistant or tool")
+
+
+def _read_chat_answer(message: dict[str, Any], where: str, tools: _OpenTools) -> list[_Part]:
+    """Return what the model said, thought and called in an earlier answer."""
+    thought = read_field(message, "reasoning_content") or read_field(message, "reasoning")
+    parts = _part("thoughts", thought) + _read_open_content(message.get("content"), where)
+    for call in read_field(message, "tool_calls", list):
+        custom = read_field(call, "custom", dict)
+        words = custom or read_field(call, "function", dict)
+        if custom:
+            arguments = {"input": _block_text(custom, "input", where)}
+        else:
+            arguments = _read_arguments(_block_text(words, "arguments", where))
+        name = tools.name_of("", _block_text(words, "name", where))
+        parts.append(_Part("calls", Call(read_field(call, "id"), name, arguments)))
+    return parts
+
+
+def _chat_usage(end: End) -> dict[str, int]:
+    return {"prompt_tokens": end.input_tokens, "completion_tokens": end.output_tokens,
+            "total_tokens": end.input_tokens + end.output_tokens}
+
+
+_CHAT_REASONS = {"max_tokens": "length", "tool_use": "tool_calls"}  # any other is `stop`
+_CHAT_FIELDS = {"text": "content", "thinking": "reasoning_content"}
+
+
+class _ChatCalls:
+    """Makes the calls of an answer what Chat Completions has for them."""
+
+    def __init__(self, talk: Talk, answer_id: str) -> None:
+        self._names = _CallNames(talk, f"call_{answer_id}")
+        self._tools = {tool.name: tool for tool in talk.tools}
+
+    def render(self, call: Call) -> dict[str, Any]:
+        own_id = self._names.name(call)
+        tool = self._tools.get(call.name)
+        if tool and tool.is_custom:
+            return {"id": own_id, "type": "custom",
+                    "custom": {"name": call.name, "input": _given_input(call)}}
+        arguments = render_json(call.arguments).decode("ascii")
+        return {"id": own_id, "type": "function",
+                "function": {"name": call.name, "arguments": arguments}}
+
+
+class ChatStream(Writer):
+    """Writes the chunks of a completion.
+
+    Without a `finish_reason` opencode asks again for ever: only `end` writes the last event.
+    """
+
+    def __init__(self, talk: Talk, answer_id: str) -> None:
+        self._head = {"id": f"chatcmpl-{answer_id}", "object": "chat.completion.chunk",
+                      "created": 0, "model": talk.alias}
+        self._before = render_json(self._head)[:-1].decode("ascii")
+        self._calls, self._count = _ChatCalls(talk, answer_id), 0
+
+    def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> bytes:
+        return self._event({"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
+
+    def _event(self, fields: dict[str, Any]) -> bytes:
+        return b"data: %b\n\n" % render_json({**self._head, **fields})
+
+    def begin(self) -> bytes:
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def write(self, delta: Delta) -> bytes:
+        if delta.call:
+            call = {"index": self._count, **self._calls.render(delta.call)}
+            self._count += 1
+            return self._chunk({"tool_calls": [call]})
+        # Once a token: a template costs a third of rendering the event.
+        words = json.encoder.encode_basestring_ascii(delta.text)
+        return (f'data: {self._before},"choices":[{{"index":0,"delta":'
+                f'{{"{_CHAT_FIELDS[delta.kind]}":{words}}},"finish_reason":null}}]}}\n\n'
+                ).encode("ascii")
+
+    def ping(self) -> bytes:
+        return b": ping\n\n"
+
+    def fail(self, refusal: Refusal) -> bytes:
+        return b"data: %b\n\n" % render_json({"error": _open_error(refusal, "messages")})
+
+    def end(self, end: End) -> bytes:
+        last = self._chunk({}, _CHAT_REASONS.get(end.reason, "stop"))
+        usage = self._event({"choices": [], "usage": _chat_usage(end)})
+        return last + usage + b"data: [DONE]\n\n"
+
+
+class ChatBody(Writer):
+    """Gathers a whole completion."""
+
+    is_stream = False
+
+    def __init__(self, talk: Talk, answer_id: str) -> None:
+        self._head = {"id": f"chatcmpl-{answer_id}", "object": "chat.completion", "created": 0,
+                      "model": talk.alias}
+        self._calls = _ChatCalls(talk, answer_id)
+        self._pieces: dict[str, list[str]] = {"text": [], "thinking": []}
+        self._made: list[dict[str, Any]] = []
+
+    def begin(self) -> bytes:
+        return b""
+
+    def write(self, delta: Delta) -> bytes:
+        if delta.call:
+            self._made.append(self._calls.render(delta.call))
+        else:
+            self._pieces[delta.kind].append(delta.text)
+        return b""
+
+    def ping(self) -> bytes:
+        return b""
+
+    def fail(self, refusal: Refusal) -> bytes:
+        return render_json({"error": _open_error(refusal, "messages")})
+
+    def end(self, end: End) -> bytes:
+        message: dict[str, Any] = {"role": "assistant",
+                                   "content": "".join(self._pieces["text"]) or None}
+        if self._pieces["thinking"]:
+            message["reasoning_content"] = "".join(self._pieces["thinking"])
+        if self._made:
+            message["tool_calls"] = self._made
+        choice = {"index": 0, "message": message, "logprobs": None,
+                  "finish_reason": _CHAT_REASONS.get(end.reason, "stop")}
+        return render_json({**self._head, "choices": [choice], "usage": _chat_usage(end)})
+
+
+# -- Responses: codex, which speaks nothing else --
+
+class Responses(JsonDialect):
+    """OpenAI's Responses API, as far as a server that stores nothing can have it."""
+
+    path = "/v1/responses"
+    fields = {
+        "model": "text", "input": "text or list", "instructions": "text", "tools": "list",
+        "tool_choice": "text or object", "stream": "boolean", "max_output_tokens": "whole",
+        "temperature": "number", "top_p": "number", "top_k": "whole", "text": "object",
+        "parallel_tool_calls": "boolean"}
+
+    def _read(self, request: dict[str, Any]) -> Talk:
+        _refuse_unkept(request)
+        tools = _OpenTools(request.get("tools") or ())
+        choice = _read_choice(request.get("tool_choice"), tools)
+        history = _History()
+        history.add("system", _part("texts", request.get("instructions")))
+        items = request["input"]
+        if isinstance(items, str):
+            items = [{"role": "user", "content": items}]
+        for number, item in enumerate(items):
+            if not isinstance(item, dict):
+                raise Refusal(400, f"input.{number}: expected an object")
+            history.add(*_read_item(item, f"input.{number}", tools))
+        return Talk(
+            alias=request["model"],
+            turns=history.turns(),
+            system=tuple(history.system),
+            tools=tools.tools(),
+            choice=choice.kind,
+            chosen_tool=choice.tool,
+            one_call=request.get("parallel_tool_calls") is False,
+            max_tokens=request.get("max_output_tokens"),
+            sampling=_read_sampling(request),
+            answer_format=_read_format(read_field(request.get("text"), "format", dict)),
+            is_stream=request.get("stream") is True,
+            thread=read_field(request, "prompt_cache_key"))
+
+    def writer(self, talk: Talk, answer_id: str) -> Writer:
+        if talk.is_stream:
+            return ResponsesStream(talk, answer_id)
+        return ResponsesBody(talk, answer_id)
+
+    def refuse(self, refusal: Refusal) -> bytes:
+        return render_json({"error": _open_error(refusal, "input")})
+
+
+def _read_item(item: dict[str, Any], where: str, tools: _OpenTools) -> tuple[str, list[_Part]]:
+    """Return who said an item of the input, and what; of an unknown type it says nothing."""
+    kind = item.get("type", "message")
+    if kind == "message":
+        role = read_field(item, "role")
+        if role not in ("user", "assistant", "system", "developer"):
+            raise Refusal(400, f"{where}: expected the role system, developer, user or assistant")
+        parts = _read_open_content(item.get("content"), where)
+        return "system" if role == "developer" else role, parts
+
+    if kind in ("function_call", "custom_tool_call"):
+        return "assistant", [_Part("calls", _read_item_call(item, where, tools))]
+    if kind in ("function_call_output", "custom_tool_call_output"):
+        return "user", _read_result(read_field(item, "call_id"), item.get("output"), where)
+    if kind == "reasoning":
+        blocks = read_field(item, "summary", list) or read_field(item, "content", list)
+        thought = join_texts(read_field(block, "text") for block in blocks)
+        return "assistant", _part("thoughts", thought)
+    if kind == "item_reference":
+        raise Refusal(400, f"{where}: this gateway stores no items; send the item itself")
+    return "user", []
+
+
+def _read_item_call(item: dict[str, Any], where: str, tools: _OpenTools) -> Call:
+    name = tools.name_of(read_field(item, "namespace"), _block_text(item, "name", where))
+    if item["type"] == "custom_tool_call":
+        arguments = {"input": _block_text(item, "input", where)}
+    else:
+        arguments = _read_arguments(_block_text(item, "arguments", where))
+    return Call(read_field(item, "call_id"), name, arguments)
+
+
+@dataclass(frozen=True)
+class _ItemKind:
+    """How an item of a response grows: its names in Responses' words."""
+
+    type: str
+    id_prefix: str
+    parts: str  # the field that holds its only part
+    part: dict[str, Any]
+    index: str  # the field of an event that says which part
+    part_event: str
+    text_event: str
+
+
+_ITEM_KINDS = {
+    "text": _ItemKind("message", "msg", "content",
+                      {"type": "output_text", "annotations": [], "logprobs": []},
+                      "content_index", "response.content_part", "response.output_text"),
+    "thinking": _ItemKind("reasoning", "rs", "summary", {"type": "summary_text"}, "summary_index",
+                          "response.reasoning_summary_part", "response.reasoning_summary_text")}
+
+
+class ResponsesStream(Writer):
+    """Writes the events of a response.
+
+    Clients act on `output_item.done` and `response.completed`; on `response.incomplete` codex
+    drops the turn, so that an answer cut at its length is completed, and says so inside. Comments
+    do not keep codex waiting, a `response.in_progress` does.
+    """
+
+    def __init__(self, talk: Talk, answer_id: str) -> None:
+        self._id, self._sequence = answer_id, -1
+        self._response: dict[str, Any] = {
+            "id": f"resp_{answer_id}", "object": "response", "created_at": 0,
+            "status": "in_progress", "model": talk.alias, "output": [], "error": None,
+            "incomplete_details": None, "instructions": None, "metadata": {}, "tools": [],
+            "tool_choice": "auto", "parallel_tool_calls": not talk.one_call, "usage": None}
+        self._names = _CallNames(talk, f"call_{answer_id}")
+        self._tools = {tool.name: tool for tool in talk.tools}
+        self._open = ""  # the kind of the item that grows
+        self._item: dict[str, Any] = {}
+        self._pieces: list[str] = []
+        self._place = ""  # where it grows, as rendered fields of an event
+
+    def _event(self, kind: str, **more: Any) -> bytes:
+        self._sequence += 1
+        return render_event({"type": kind, "sequence_number": self._sequence, **more})
+
+    def begin(self) -> bytes:
+        return (self._event("response.created", response=self._response)
+                + self._event("response.in_progress", response=self._response))
+
+    def ping(self) -> bytes:
+        return self._event("response.in_progress", response={**self._response, "output": []})
+
+    def write(self, delta: Delta) -> bytes:
+        if delta.call:
+            return self._close() + self._call(delta.call)
+
+        opening = b""
+        if self._open != delta.kind:
+            opening = self._close() + self._start(delta.kind)
+        self._pieces.append(delta.text)
+        # Once a token: a template costs a third of rendering the event.
+        self._sequence += 1
+        name = f"{_ITEM_KINDS[delta.kind].text_event}.delta"
+        words = json.encoder.encode_basestring_ascii(delta.text)
+        growth = (f'event: {name}\ndata: {{"type":"{name}","sequence_number":{self._sequence},'
+                  f'{self._place},"delta":{words}}}\n\n')
+        return opening + growth.encode("ascii")
+
+    def _start(self, kind: str) -> bytes:
+        names = _ITEM_KINDS[kind]
+        output = self._response["output"]
+        self._open = kind
+        self._item = {"id": f"{names.id_prefix}_{self._id}_{len(output)}", "type": names.type,
+                      names.parts: []}
+        if kind == "text":
+            self._item.update(status="in_progress", role="assistant")
+        place = {"item_id": self._item["id"], "output_index": len(output), names.index: 0}
+        self._place = render_json(place)[1:-1].decode("ascii")
+        opening = self._event("response.output_item.added", output_index=len(output),
+                              item=self._item)
+        part = {**names.part, "text": ""}
+        return opening + self._event(f"{names.part_event}.added", **place, part=part)
+
+    def _close(self) -> bytes:
+        """End the item that grows."""
+        if not self._open:
+            return b""
+        names, text = _ITEM_KINDS[self._open], "".join(self._pieces)
+        place = {"item_id": self._item["id"], "output_index": len(self._response["output"]),
+                 names.index: 0}
+        part = {**names.part, "text": text}
+        item = {**self._item, names.parts: [part]}
+        if "status" in item:
+            item["status"] = "completed"
+        self._open, self._pieces = "", []
+        return (self._event(f"{names.text_event}.done", **place, text=text)
+                + self._event(f"{names.part_event}.done", **place, part=part)
+                + self._finish(item))
+
+    def _finish(self, item: dict[str, Any]) -> bytes:
+        """Put a whole item into the response."""
+        output = self._response["output"]
+        output.append(item)
+        return self._event("response.output_item.done", output_index=len(output) - 1, item=item)
+
+    def _call(self, call: Call) -> bytes:
+        """Write a call as the tool was given: within its namespace, or with its one text."""
+        tool = self._tools.get(call.name) or Tool(call.name, "", {})
+        number = len(self._response["output"])
+        head: dict[str, Any] = {"call_id": self._names.name(call),
+                                "name": tool.own_name or tool.name, "status": "in_progress"}
+        if tool.namespace:
+            head["namespace"] = tool.namespace
+        if tool.is_custom:
+            head.update(id=f"ctc_{self._id}_{number}", type="custom_tool_call")
+            growing, text, name = "input", _given_input(call), "response.custom_tool_call_input"
+        else:
+            head.update(id=f"fc_{self._id}_{number}", type="function_call")
+            growing, text = "arguments", render_json(call.arguments).decode("ascii")
+            name = "response.function_call_arguments"
+
+        place = {"item_id": head["id"], "output_index": number}
+        opening = self._event("response.output_item.added", output_index=number,
+                              item={**head, growing: ""})
+        growth = self._event(f"{name}.delta", **place, delta=text)
+        growth += self._event(f"{name}.done", **place, **{growing: text})
+        return opening + growth + self._finish({**head, "status": "completed", growing: text})
+
+    def fail(self, refusal: Refusal) -> bytes:
+        """Return both events that end a response: the AI SDK acts on the first, codex the other."""
+        error = _open_error(refusal, "input")
+        error["code"] = error["code"] or "server_error"
+        if refusal.retry_seconds:  # on this code and these words codex comes back, and only then
+            error["code"] = "rate_limit_exceeded"
+            error["message"] += f". Please try again in {refusal.retry_seconds}s."
+        told = {"code": error["code"], "message": error["message"]}
+        response = {**self._response, "status": "failed", "error": told}
+        return (self._event("error", **told, param=error["param"], error=error)
+                + self._event("response.failed", response=response))
+
+    def end(self, end: End) -> bytes:
+        closing = self._close()
+        return closing + self._event("response.completed", response=self.response(end))
+
+    def response(self, end: End) -> dict[str, Any]:
+        """Return the whole response."""
+        usage = {"input_tokens": end.input_tokens, "input_tokens_details": {"cached_tokens": 0},
+                 "output_tokens": end.output_tokens,
+                 "output_tokens_details": {"reasoning_tokens": 0},
+                 "total_tokens": end.input_tokens + end.output_tokens}
+        how: dict[str, Any] = {"status": "completed"}
+        if end.reason == "max_tokens":
+            how = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+        return {**self._response, **how, "usage": usage}
+
+
+class ResponsesBody(Writer):
+    """Gathers a whole response: what the last event of its stream would hold."""
+
+    is_stream = False
+
+    def __init__(self, talk: Talk, answer_id: str) -> None:
+        self._stream = ResponsesStream(talk, answer_id)
+
+    def begin(self) -> bytes:
+        return b""
+
+    def write(self, delta: Delta) -> bytes:
+        self._stream.write(delta)
+        return b""
+
+    def ping(self) -> bytes:
+        return b""
+
+    def fail(self, refusal: Refusal) -> bytes:
+        return render_json({"error": _open_error(refusal, "input")})
+
+    def end(self, end: End) -> bytes:
+        self._stream.end(end)
+        return render_json(self._stream.response(end))
+
+
+DIALECTS: dict[str, Dialect] = {dialect.path: dialect for dialect in (
+    Messages(), ChatCompletions(), Responses())}
 
 
 def dialect_of(path: str) -> Dialect | None:
@@ -11354,12 +11983,14 @@ class Server(Reception):
 
     def _plan_pages(self) -> dict[str, object]:
         """Return the pages that never change, by path."""
+        # In Anthropic's words and in OpenAI's at once; nobody knows when a model was made.
         models = [{"type": "model", "id": alias, "display_name": alias,
-                   "created_at": "1970-01-01T00:00:00Z"} for alias in self.scheduler.candidates]
+                   "created_at": "1970-01-01T00:00:00Z", "object": "model", "created": 0,
+                   "owned_by": "subagent-fleet"} for alias in self.scheduler.candidates]
         pages: dict[str, object] = {
             "/": {"name": "subagent-fleet", "version": __version__},
             "/health/liveliness": "I'm alive!",
-            "/v1/models": {"data": models, "has_more": False,
+            "/v1/models": {"object": "list", "data": models, "has_more": False,
                            "first_id": models[0]["id"], "last_id": models[-1]["id"]}}
         pages.update((f"/v1/models/{model['id']}", model) for model in models)
         return pages
