@@ -6669,7 +6669,7 @@ def _agent_row(page: StatusPage, agent: Agent, look: Look) -> Sequence[object]:
     elif place.rests_seconds:
         words, role = "resting", "warn"
     elif place.running:
-        words += ", working"
+        words += f", {place.running} at work"
 
     if route.fallback:
         other = page.fleet.models[route.fallback]
@@ -13879,10 +13879,10 @@ def show_status(fleet: Fleet, options: Options, world: World) -> bool:
     key = known_key(open_workspace(options, world), fleet)
     until = world.clock() + options.timeout
     jobs = {"states": lambda: probe_nodes(world, fleet.nodes, options.timeout, fleet.models),
-            "holder": lambda: who_serves(world, fleet, key, until)}
+            "traffic": lambda: look_at_gateway(world, fleet, key, until)}
     seen = dict(run_together(world, jobs))
-    states = seen["states"]
-    gateway = check_gateway(fleet, seen["holder"])
+    states, traffic = seen["states"], seen["traffic"]
+    gateway = check_gateway(fleet, traffic.holder)
 
     routes = {name: plan_route_state(fleet, states, model)
               for name, model in fleet.models.items()}
@@ -13893,18 +13893,47 @@ def show_status(fleet: Fleet, options: Options, world: World) -> bool:
     if options.json:
         world.out(render_report("status", {
             "fleet": fleet.name, "ready": ready, "next": following,
-            "gateway": retype(gateway, options.typing), "nodes": list(states.values()),
+            "gateway": retype(gateway, options.typing), "work": traffic.places,
+            "waiting": traffic.waiting, "nodes": list(states.values()),
             **report_status(fleet, routes)}))
         return ready
 
+    is_served = gateway.level == "ok"
     page = StatusPage(fleet, states, routes, following, world.now(),
-                      is_served=gateway.level == "ok")
+                      places=traffic.places, waiting=traffic.waiting,
+                      gateway_at=gateway_url(fleet.gateway) if is_served else "",
+                      is_served=is_served)
     text = format_status(page, look_of(world))
     if options.watch and world.is_terminal():
         # home and clear: a redraw that does not scroll what stood there before
         text = "\x1b[H\x1b[2J" + text
     world.out(text)
     return ready
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Who holds the gateway's port and, where that is ours, what goes on in it."""
+
+    holder: str
+    places: dict[str, SlotUse] = field(default_factory=dict)  # by model
+    waiting: int = 0
+
+
+def look_at_gateway(world: World, fleet: Fleet, key: str, until: float) -> Traffic:
+    """Return who serves, and who is at work there; LiteLLM does not say that."""
+    holder = who_serves(world, fleet, key, until)
+    if holder != OUR_GATEWAY:
+        return Traffic(holder)
+    page = _show_key(world, gateway_url(fleet.gateway) + "/fleet", key, until)
+    places = {}
+    try:
+        for model in page["models"]:
+            places[model["name"]] = SlotUse(model["running"], model["slots"],
+                                            model["rests_seconds"])
+        return Traffic(holder, places, page["waiting"])
+    except (KeyError, TypeError):
+        return Traffic(holder)
 
 
 def known_key(workspace: Workspace, fleet: Fleet) -> str:

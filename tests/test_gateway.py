@@ -1459,8 +1459,8 @@ def test_up_goes_on_without_a_machine_that_never_answers(project):
     text = config.read_text().replace("agents:", "  far: {node: gone, ollama_model: big:70b, "
                                       "litellm_alias: y, context: 32768, fallback: [m]}\nagents:")
     text = text.replace("nodes: {", f"nodes: {{gone: {{endpoint: 'http://127.0.0.1:{hole}'}}, ")
-    config.write_text(text.replace("models: {m:", "models:\n  m:").replace("context: 32768}}",
-                                                                           "context: 32768}"))
+    text = text.replace("models: {m:", "models:\n  m:").replace("context: 32768}}", "context: 32768}")
+    config.write_text(text.replace("project: {name: shop", "project: {claude: {main: m}, name: shop"))
     with not_held_up(40):
         done = project("up")
     assert done.returncode == 7, done.stderr
@@ -1481,6 +1481,31 @@ def test_a_gateway_that_serves_an_older_config_is_not_used(project):
         assert done.returncode == 1 and not project.node.asked("/api/chat")
         assert "serves this fleet as it was before a change" in done.stdout + done.stderr
         assert "fix: stop it and start it anew" in done.stdout + done.stderr
+    process.terminate()
+    assert process.wait(10) == 0
+    process.stdout.close()
+
+
+def test_status_says_who_works_at_the_gateway(project):
+    assert json.loads(project("status", "--json").stdout)["work"] == {}
+    project("generate")
+    process = started([sys.executable, "-I", "-S", PROGRAM, "serve"], cwd=str(project.place),
+                      env=clean_environment(), stdout=subprocess.PIPE)
+    process.stdout.readline()
+    ended = threading.Event()
+    project.node.answers["/api/chat"] = lambda payload: ended.wait(20) and (500, {"error": "late"})
+    key, = re.findall("sk-[0-9a-f]{64}", (project.place / ".env.subagent-fleet").read_text())
+    body = json.dumps({"model": "x", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]})
+    clients = [socket.create_connection(("127.0.0.1", project.port)) for _ in range(2)]
+    for client in clients:
+        client.sendall(f"POST /v1/messages HTTP/1.1\r\nHost: 127.0.0.1:{project.port}\r\nx-api-key: {key}"
+                       f"\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+    wait_until(lambda: json.loads(project("status", "--json").stdout)["waiting"] == 1)
+    said = json.loads(project("status", "--json").stdout)
+    assert said["work"] == {"m": {"running": 1, "slots": 1, "rests_seconds": 0}}
+    ended.set()
+    for client in clients:
+        client.close()
     process.terminate()
     assert process.wait(10) == 0
     process.stdout.close()

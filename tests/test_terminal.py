@@ -402,7 +402,7 @@ def test_status_with_a_gateway_counts_its_slots():
                         "work, 2 waiting. Next:")
     assert re.search(r"Slots +Stays$", lines[3]) and re.search(r" 100 %  1 / 2  for ever$", lines[4])
     assert re.search(r"^mini +resting ", lines[6])
-    assert any(re.search(r"haiku-local +ready, working$", line) for line in lines)
+    assert any(re.search(r"haiku-local +ready, 1 at work$", line) for line in lines)
 
 
 def test_status_marks_by_what_is_left_of_a_route():
