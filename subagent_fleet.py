@@ -223,7 +223,7 @@ TOTALS = ("requests", "input_tokens", "output_tokens", "waited_seconds", "failur
 
 @dataclass(frozen=True)
 class Receipt:
-    """What one request came to: no prompt, no answer, no words of a node."""
+    """What one request came to: nothing of the prompt or the answer."""
 
     time: float
     id: str
@@ -243,6 +243,7 @@ class Receipt:
     sent: int = 0  # tokens that the prompt was thought to have; 0: not known
     cloud: bool = False  # it left the house
     passed_over: tuple[Passed, ...] = ()
+    said: str = ""  # who failed and in which words, as far as those are no prompt's or answer's
 
 
 # What happens on the way to a receipt, as it happens: the time is seconds since 1970.
@@ -6221,24 +6222,6 @@ def format_pairs(rows: Sequence[tuple[str, str]], look: Look = PLAIN) -> str:
 
 # -- what commands say --
 
-def format_receipt(receipt: Receipt) -> str:
-    """Return what a request came to, in one line."""
-    where = f"{receipt.model}@{receipt.node}" if receipt.node else "nowhere"
-    tries = "".join(f", {attempt.node}: {attempt.why}" for attempt in receipt.tries)
-    return clean_line(
-        f"{receipt.agent or 'main'} {receipt.alias} -> {where} {receipt.outcome} in "
-        f"{receipt.total:.2f} s (waited {receipt.waited or 0:.2f}, first byte "
-        f"{receipt.first_byte or 0:.2f}), {receipt.input_tokens} tokens in, "
-        f"{receipt.output_tokens} out{tries}") + "\n"
-
-
-def format_event(event: Event | Rejection) -> str:
-    """Return what `serve --verbose` says of an event: of what goes on, nothing."""
-    if isinstance(event, Rejection):
-        return f"refused: {event.http}, {clean_line(event.what)}\n"
-    return format_receipt(event) if isinstance(event, Receipt) else ""
-
-
 def format_route(agent: str, model: Model) -> str:
     """Return a route in one line: agent, node, model, alias."""
     return clean_line(f"{agent} -> {model.node} -> {model.ollama_model} -> {model.alias}")
@@ -6856,35 +6839,91 @@ def pad_row(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 LOG_HEADERS = ("Time", "Agent", "Model", "Machine", "Seconds", "Outcome")
+LOG_INDENT = "          "  # what goes on below a line of a log stands behind its time
 
 
-def log_widths(requests: Sequence[dict[str, Any]]) -> list[int]:
+def log_widths(rows: Iterable[Mapping[str, str]]) -> list[int]:
     """Return how wide the columns of a log are; lines that come later have to do with them."""
-    names = [max([10, *(width_of(clean_line(request[key])) for request in requests)])
-             for key in ("name", "model", "node")]
-    return [8, *names, 7]
+    widths = [10, 10, 10]
+    for row in rows:
+        names = [row.get(key, "") for key in ("name", "model", "node")]
+        widths = [max(width, width_of(clean_line(name))) for width, name in zip(widths, names)]
+    return [8, *widths, 7]
 
 
-def format_log_head(widths: Sequence[int]) -> str:
-    """Return the line above a log."""
-    return f"{pad_row(LOG_HEADERS, widths)}  {LOG_HEADERS[-1]}\n"
+def format_log_head(widths: Sequence[int], look: Look = PLAIN) -> str:
+    """Return the line above a log, where there is room for columns."""
+    line = f"{pad_row(LOG_HEADERS, widths)}  {LOG_HEADERS[-1]}"
+    if look.columns and width_of(line) + LEAST_CELL > look.columns:
+        return ""
+    return f"{paint(line, 'bold', look)}\n"
 
 
 def format_log_line(request: Mapping[str, Any], widths: Sequence[int], now: float,
-                    look: Look) -> str:
+                    look: Look, *, more: bool = False) -> str:
     """Return a request in one line: when, who, which model where, how long, how it ended."""
-    outcome = request["outcome"]
-    role = "ok" if outcome == "ok" else "bad"
-    if request["failures"]:
-        tries = [f"{failure['node']}: {failure['why']}" for failure in request["failures"]]
-        outcome += f" after {', '.join(tries)}"
-        role = "warn" if role == "ok" else role
-
+    role = "ok" if request["outcome"] == "ok" else "bad"
+    if request["failures"] and role == "ok":
+        role = "warn"
+    outcome = mark(_describe_outcome(request), role, look)
     seconds = "-" if request["total"] is None else f"{request['total']:.1f}"
     cells = [format_clock(request["time"], now), request["name"], request["model"] or "-",
              request["node"] or "-", seconds.rjust(widths[-1])]
+    parts = [outcome]
+    if more:
+        parts.append(Styled(_describe_request(request), "dim"))
+
     line = pad_row(cells, widths)
-    return f"{line}  {paint(clean_line(outcome), role, look)}\n"
+    if not look.columns:
+        return format_words(parts, look, margin=f"{line}  ")
+    room = look.columns - width_of(line) - 2
+    if room < LEAST_CELL:  # no columns then
+        cells[-1] = f"{seconds} s"
+        return format_words([Styled("  ".join(cells[:1])), *map(Styled, cells[1:]), *parts], look,
+                            indent=LOG_INDENT)
+
+    first, *others = _wrap_words(parts, room, look.columns - len(LOG_INDENT))
+    text = f"{line}  {_paint_words(first, look)}\n"
+    return text + "".join(f"{LOG_INDENT}{_paint_words(words, look)}\n" for words in others)
+
+
+def _describe_outcome(request: Mapping[str, Any]) -> str:
+    """Return how a request ended, and who failed on the way: in words, else by class."""
+    tries = [f"{failure['node']}: {failure['why']}" for failure in request["failures"]]
+    said = request["said"] or ", ".join(tries)
+    if not said:
+        return clean_line(request["outcome"])
+    joint = " after" if tries else ":"
+    return clean_line(f"{request['outcome']}{joint} {said}")
+
+
+def _describe_request(request: Mapping[str, Any]) -> str:
+    """Return what else is known of a request: its waits and its tokens."""
+    waits = [f"{word} {request[key]:.1f} s" for word, key in (
+        ("waited", "waited"), ("first token after", "first_byte")) if request[key] is not None]
+    tokens = f"{request['input_tokens'] or 0:,} tokens in, {request['output_tokens'] or 0:,} out"
+    return f"({', '.join([*waits, tokens])})"
+
+
+def format_failures(requests: Sequence[Mapping[str, Any]], look: Look = PLAIN) -> str:
+    """Return who failed how often, and in which words, the most frequent first."""
+    counts: dict[str, int] = {}
+    for request in requests:
+        if request["failures"] or request["outcome"] not in ("ok", "left", "stopped"):
+            words = _describe_outcome(request)
+            counts[words] = counts.get(words, 0) + 1
+    if not counts:
+        return ""
+
+    text = "\nFailures:\n"
+    for words, count in sorted(counts.items(), key=lambda item: -item[1])[:FAILURES_SHOWN]:
+        role = "warn" if words.startswith("ok") else "bad"
+        text += format_words([Styled(f"{count} ×"), mark(words, role, look)], look,
+                             margin="  ", indent="    ")
+    return f"{text}`subagent-fleet logs --failed` says when and for whom.\n"
+
+
+FAILURES_SHOWN = 5
 
 
 def format_clock(seconds: float, now: float) -> str:
@@ -7202,6 +7241,7 @@ class Backend(ABC):
 
     name = ""  # as `provider:` and a node's reason have it
     title = ""  # as people call it
+    log = ""  # where it says more, in words
 
     def key_headers(self, key: str) -> dict[str, str]:
         """Return the headers that show a node the key it wants."""
@@ -7293,6 +7333,44 @@ def error_text(error: object) -> str:
         error = wrapped.get("error", wrapped.get("message", "an error without words"))
 
 
+# The words in which Ollama and its engine say why they fail (0.32.15, llama.cpp b10488).
+_PLAIN_WORDS = """
+    a abort aborted again allocate an and any are at available be because been body buffer busy by
+    call canceled cannot chat check closed completion connect connection content context could cpu
+    crashed cuda cudamalloc deadline decode details device disk does due during embed encountered
+    end entity eof error exceed exceeded exceeds exit failed fault file find first for forbidden
+    found free from gateway generate gib gpu gpus had has have image images in increase input
+    insufficient internal interrupted invalid is it its killed large layers length less limit
+    limitations limits llama load loaded loading log logs long lost many maximum may memory message
+    messages metal mib missing model more must needs no not null of ollama on open or out overloaded
+    parse parsing peer pending please process progress pulling ram refused request requests
+    requires reset resource retry rocm runner running segmentation segv server service shutting
+    signal sigkill size space start started starting status stopped supported support system
+    template terminated than the thinking this timed timeout to token tokens too tool tools try
+    unable unauthorized unavailable unexpected unknown unsupported use vram vulkan waiting was while
+    with without
+""".split()
+PLAIN_WORDS_LIMIT = 160
+
+
+def plain_words(text: str, names: Collection[str] = ()) -> str:
+    """Return why a node failed in its own words, as far as they may be kept.
+
+    Its message may quote the prompt or the answer (Ollama's `error parsing tool call: raw=…`
+    does): of what is no word of an error, no small number and none of `names`, a dash is left.
+    """
+    kept: list[str] = []
+    for word in text[:HEADER_LIMIT_BYTES].split():
+        bare = word.strip("\"'`.,:;()[]{}").lower()
+        is_number = re.fullmatch(r"\d{1,5}(\.\d{1,3})?", bare)
+        if is_number or bare in _PLAIN_WORDS or bare in names:
+            kept.append(word)
+        elif bare and kept[-1:] != ["…"]:
+            kept.append("…")
+    words = " ".join(kept)
+    return words[:PLAIN_WORDS_LIMIT].rstrip()
+
+
 def error_words(reply: Reply) -> str:
     """Return what a node says about a request it refused, in its own words."""
     if 300 <= reply.status < 400:
@@ -7340,6 +7418,8 @@ class Ollama(Backend):
     """Ollama's own API, translated."""
 
     name, title = "ollama", "Ollama"
+    log = ("journalctl -u ollama (Linux), ~/.ollama/logs/server.log (macOS), "
+           "%LOCALAPPDATA%\\Ollama\\server.log (Windows) or docker logs ollama")
 
     def identify(self) -> Ask:
         return self._ask("/api/version", self._parse_version)
@@ -11041,6 +11121,7 @@ EVENTS_BEHIND_LIMIT = 4096  # who is further behind is dropped
 EVENTS_PAUSE_SECONDS = 0.1  # they go out in batches: a burst costs one write
 PROGRESS_SECONDS = 1.0
 RECEIPTS_SHOWN = 200
+SAID_LIMIT = 400  # characters of the words of who failed
 GRACE_SECONDS = 10.0
 LITELLM_START_SECONDS = 90.0
 OPEN_PAGES = ("/", "/health/liveliness")  # they say who answers, to anybody
@@ -11299,6 +11380,7 @@ class Service:
         self._sent = 0  # tokens of what it was asked, as far as is known
         self._is_silent = True  # it has not said a word yet
         self._tries: list[Try] = []
+        self._said: list[str] = []  # by those who failed
         self._marks: dict[str, float] = {}  # seconds from the beginning
         self._spoken, self._tell_at = 0, 0.0  # how far the answer is, when that is told next
         self._end = End("")
@@ -11342,11 +11424,14 @@ class Service:
                 self._server.blind.add(model.name)  # it is asked again, without them
             except Refusal as refusal:
                 if refusal.http == 400:
+                    self._note(model, refusal)
                     raise
+                self._note(model, refusal)
                 self._go_on(ticket, refusal.kind, refusal)
             except NodeFailure as failure:
                 node = self._server.fleet.nodes[model.node]
                 why = explain_failure(failure, backend_of(node)).reason
+                self._said.append(f"{node.name}: {failure.detail or why}")
                 problem = Refusal(529, f"node {node.name}: {why}; no other is left")
                 if self._has_content:
                     problem = Refusal(500, f"node {node.name}: {why}, in mid answer")
@@ -11357,6 +11442,15 @@ class Service:
             self._flush(last=True)
         else:
             self._visitor.reply(200, bytes(self._out), head=self._id_header)
+
+    def _note(self, model: Model, refusal: Refusal) -> None:
+        """Keep the words of a node that refused; those of ours are without it."""
+        who = f"node {model.node}, model {model.ollama_model}: "
+        words = refusal.what
+        if words.startswith(who):
+            names = (model.ollama_model.lower(), full_model_name(model.ollama_model))
+            words = plain_words(words[len(who):].partition("; ")[0], names)
+        self._said.append(f"{model.node}: {words or refusal.kind}")
 
     def _go_on(self, ticket: Ticket, why: str, refusal: Refusal) -> None:
         """Leave a model that failed for the next; where none is left, refuse."""
@@ -11557,7 +11651,7 @@ class Service:
             total=self._marks["total"],
             input_tokens=self._end.input_tokens, output_tokens=self._end.output_tokens,
             outcome=self._outcome,
-            sent=self._sent)
+            sent=self._sent, said=clean_line("; ".join(self._said))[:SAID_LIMIT])
 
 
 def retry_header(refusal: Refusal) -> str:
@@ -13196,6 +13290,7 @@ def cmd_up(options: Options, world: World) -> int:
         after = ask_gateway(world, fleet, key)
         world.err(format_served(count_served(before, after), look_of(world, "stderr")))
 
+    world.err(as_typed(list_failures(workspace, fleet, began), options.typing))
     tell_session(workspace, began, "subagent-fleet up", options)
     return EXIT_INTERRUPTED if "SIGINT" in signals else status
 
@@ -14098,21 +14193,58 @@ def cmd_logs(options: Options, world: World) -> int:
                            "serve` keep them there.\n", options.typing))
 
     widths = log_widths(requests)
-    world.out(format_log_head(widths))
+    world.out(format_log_head(widths, look_of(world)))
     while True:
         for request in requests:
             world.out(format_log_line(request, widths, world.now(), look_of(world)))
         if not options.follow:
+            tell_node_logs(requests, options, world)
             return EXIT_OK
         world.sleep(TICK_SECONDS)
         requests = [report_receipt(receipt, names)
                     for receipt in choose_receipts(reader.read(), options)]
 
 
+def tell_node_logs(requests: Sequence[dict[str, Any]], options: Options, world: World) -> None:
+    """Say where a machine's own log is, of those that refused what they were asked."""
+    failures = [failure for request in requests for failure in request["failures"]]
+    kinds = {"api_error", *REFUSAL_KINDS.values()}
+    names = {failure["node"] for failure in failures if failure["why"] in kinds}
+    with contextlib.suppress(FleetError):  # without a valid fleet nobody knows what they run
+        fleet = load_config(world, options.config).fleet
+        for name in sorted(names & set(fleet.nodes)):
+            backend = backend_of(fleet.nodes[name])
+            said = f"\n{backend.title}'s own log on {name}: {backend.log}\n"
+            if backend.log:
+                world.err(wrap_text(said, look_of(world, "stderr").columns, indent="  "))
+
+
 def choose_receipts(receipts: Sequence[dict[str, Any]], options: Options) -> list[dict[str, Any]]:
     """Return all of them, or those in which something failed."""
     return [receipt for receipt in receipts if not options.failed
             or receipt.get("outcome") != "ok" or receipt.get("tries")]
+
+
+class LogLines:
+    """Says of each request how it ended, and of each refusal why, as it happens."""
+
+    def __init__(self, world: World, fleet: Fleet) -> None:
+        self._world = world
+        self._names = AgentNames(world, agents_by_alias(fleet))
+        names = [{"name": name} for name in fleet.agents]
+        models = [{"model": model.name, "node": model.node} for model in fleet.models.values()]
+        self.widths = log_widths([*names, *models])
+
+    def take(self, event: Event | Rejection) -> None:
+        look, now = look_of(self._world, "stderr"), self._world.now()
+        if isinstance(event, Rejection):
+            words = f"{event.http}, {event.what}"
+            parts = [Styled(format_clock(now, now)), Styled(" refused:", "warn"), Styled(words)]
+            self._world.err(format_words(parts, look, indent=LOG_INDENT))
+        elif isinstance(event, Receipt):
+            receipt = {**vars(event), "tries": [vars(each) for each in event.tries]}
+            request = report_receipt(receipt, self._names)
+            self._world.err(format_log_line(request, self.widths, now, look, more=True))
 
 
 def known_agents(options: Options, world: World) -> dict[str, list[str]]:
@@ -14123,6 +14255,11 @@ def known_agents(options: Options, world: World) -> dict[str, list[str]]:
         if options.config:
             raise
         return {}  # what was asked can be told without a fleet
+    return agents_by_alias(fleet)
+
+
+def agents_by_alias(fleet: Fleet) -> dict[str, list[str]]:
+    """Return {alias: the agents whose model has it}."""
     agents: dict[str, list[str]] = {}
     for agent, model in plan_routes(fleet).items():
         agents.setdefault(model.alias, []).append(agent)
@@ -14153,7 +14290,7 @@ class AgentNames:
 def report_receipt(receipt: dict[str, Any], names: AgentNames) -> dict[str, Any]:
     """Return what is shown of a request: its receipt, who asked, and why a machine failed."""
     texts = {key: str(receipt.get(key) or "")
-             for key in ("id", "session", "agent", "alias", "model", "node", "outcome")}
+             for key in ("id", "session", "agent", "alias", "model", "node", "outcome", "said")}
     tries = receipt.get("tries")
     failures = [{"node": str(tried.get("node")), "why": str(tried.get("why"))}
                 for tried in tries if isinstance(tried, dict)] if isinstance(tries, list) else []
@@ -14274,17 +14411,43 @@ def cmd_serve(options: Options, world: World) -> int:
     listener = open_door(world, fleet, key)
     receipts = "" if options.no_receipts else receipts_path(world, workspace.out)
     server = Server(fleet, key, world, receipts=receipts)
-    if options.verbose:
-        server.hub.subscribe(lambda event: world.err(format_event(event)))
     world.on_stop(server.stop)
 
     address = f"{show_host(listener.host)}:{listener.port}"
-    world.out(f"Serving {clean_line(fleet.name)} at http://{address}: "
-              f"{', '.join(server.scheduler.candidates)} on {count_of(fleet.nodes, 'node')}. "
-              "Ctrl-C stops.\n")
+    said = (f"Serving {clean_line(fleet.name)} at http://{address}: "
+            f"{', '.join(server.scheduler.candidates)} on {count_working(fleet)}. "
+            "Ctrl-C stops.\n")
+    world.out(wrap_text(said, look_of(world).columns, indent="  "))
+    if options.verbose:
+        log = LogLines(world, fleet)
+        server.hub.subscribe(log.take)
+        world.err(format_log_head(log.widths, look_of(world, "stderr")))
+    began = world.now()
     server.run(listener)
     world.out(format_served(count_served({}, server.ledger.totals), look_of(world)))
+    if receipts:
+        world.out(as_typed(list_failures(workspace, fleet, began), options.typing))
     return EXIT_INTERRUPTED if server.stops[0] == "SIGINT" else EXIT_OK
+
+
+def count_working(fleet: Fleet) -> str:
+    """Return `2 nodes`, or `2 of 3 nodes` where one has no model that is used."""
+    working = {model.node for model in fleet.models.values()}
+    if len(working) == len(fleet.nodes):
+        return count_of(fleet.nodes, "node")
+    return f"{len(working)} of {count_of(fleet.nodes, 'node')}"
+
+
+def list_failures(workspace: Workspace, fleet: Fleet, began: float) -> str:
+    """Return who failed since then, from the receipts; nothing where they cannot be read."""
+    try:
+        receipts = ReceiptsReader(workspace).read()
+    except FleetError:
+        return ""
+    names = AgentNames(workspace.world, agents_by_alias(fleet))
+    requests = [report_receipt(receipt, names) for receipt in receipts
+                if receipt["time"] >= began]
+    return format_failures(requests, look_of(workspace.world))
 
 
 @command("launch", "run Claude Code on the fleet",

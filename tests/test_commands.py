@@ -864,13 +864,49 @@ def test_logs_name_agent_model_machine_and_reason(fleet, quick):
     assert len(lines_of(quick("logs", "-n", "1", env=env))) == 2
 
 
+def test_logs_say_the_words_of_who_failed_and_where_its_log_is(fleet, quick):
+    tries = [{"node": "big", "why": "api_error"}]
+    write_receipts(fleet, {**TWO, "tries": tries, "said": "big: out of memory"},
+                   {**ONE, "outcome": "prompt_too_long", "said": "big: prompt is too long"})
+    done = quick("logs")
+    assert [line.split("  ")[-1] for line in lines_of(done)[1:]] == [
+        "ok after big: out of memory", "prompt_too_long: big: prompt is too long"]
+    assert done.stderr.startswith("\nOllama's own log on big: journalctl -u ollama (Linux), ")
+    write_receipts(fleet, TWO)
+    assert quick("logs").stderr == ""
+
+
+@pytest.mark.parametrize("columns, wanted", [
+    (0, "00:00:00  planner     small       laptop          2.0  ok after mini: refused (waited 0.5 s, "
+        "9 tokens in, 7 out)\n"),
+    (80, "00:00:00  planner     small       laptop          2.0  ok after mini: refused\n"
+         "          (waited 0.5 s, 9 tokens in, 7 out)\n"),
+    (60, "00:00:00 planner small laptop 2.0 s ok after mini: refused\n"
+         "          (waited 0.5 s, 9 tokens in, 7 out)\n")])
+def test_a_line_of_the_log_fits(columns, wanted):
+    request = {"time": 0, "name": "planner", "model": "small", "node": "laptop", "total": 2,
+               "outcome": "ok", "failures": [{"node": "mini", "why": "refused"}], "said": "",
+               "waited": 0.5, "first_byte": None, "input_tokens": 9, "output_tokens": 7}
+    line = sf.format_log_line(request, sf.log_widths([request]), 0, sf.Look(columns=columns), more=True)
+    assert re.sub(r"^\d\d:\d\d:\d\d", "00:00:00", line) == wanted
+
+
+def test_failures_are_counted_by_their_words():
+    request = {"outcome": "ok", "failures": [{"node": "a", "why": "refused"}], "said": ""}
+    others = [{**request, "failures": []}, {**request, "outcome": "api_error", "said": "b: down"}]
+    assert sf.format_failures([request, *others, request]) == (
+        "\nFailures:\n  2 \u00d7 ok after a: refused\n  1 \u00d7 api_error after b: down\n"
+        "`subagent-fleet logs --failed` says when and for whom.\n")
+    assert sf.format_failures([{**request, "failures": [], "outcome": "left"}]) == ""
+
+
 def test_logs_json_is_one_object(fleet, quick):
     write_receipts(fleet, ONE, THREE)
     found = json.loads(quick("logs", "--json").stdout)
     assert found["schema"] == "subagent-fleet/logs/1"
     first, second = found["requests"]
     assert first == {**{key: value for key, value in ONE.items() if key != "tries"},
-                     "time": first["time"], "name": "main", "failures": []}
+                     "time": first["time"], "name": "main", "failures": [], "said": ""}
     assert second["failures"] == THREE["tries"] and second["node"] == second["model"] == ""
     assert quick("logs", "--json", "--follow").returncode == 2
 

@@ -1142,17 +1142,45 @@ def test_receipts_say_what_happened(rig):
     first, second = served.receipts(2)
     assert set(first) == {"time", "id", "session", "agent", "alias", "model", "node", "context",
                           "tries", "waited", "first_byte", "total", "input_tokens",
-                          "output_tokens", "outcome", "sent", "cloud",
-                          "passed_over"}
+                          "output_tokens", "outcome", "sent", "cloud", "passed_over", "said"}
     assert (first["session"], first["agent"], first["alias"]) == ("s-1", "a1", "x")
     assert (first["outcome"], first["input_tokens"], first["context"]) == ("ok", 12, 32768)
     assert 0 <= first["waited"] <= first["first_byte"] <= first["total"] < 10
     assert second["session"] == "" and {first["node"], second["node"]} == {"n0", "n1"}
     body = json.dumps(served.nodes[0].requests[0], separators=(",", ":"))
     assert first["sent"] == round(len(body) / sf.BYTES_A_TOKEN) > 40
-    assert any("a1 x -> m" in told and "12 tokens in" in told for told in served.said)
+    assert re.search(r"(?m)^..:..:..  planner[?] +m\d +n\d +0\.\d  ok [(]waited .*, 12 tokens in, \d out[)]$",
+                     "".join(served.said)), served.said
     if os.name == "posix":
         assert stat.S_IMODE(served.receipts_path.stat().st_mode) == 0o600
+
+
+def test_receipts_keep_why_a_node_failed_in_its_own_words(rig):
+    served = rig(answers(500, "model requires more system memory (9.3 GiB) than is available"),
+                 answers(500, f"error parsing tool call: raw='{SPOKEN}', err=invalid"))
+    assert error_of(served.ask())[0] == 500
+    receipt, = served.receipts()
+    assert sorted(receipt["said"].split("; ")) == [
+        "n0: model requires more system memory (9.3 GiB) than is available",
+        "n1: error parsing tool call: …"]
+    assert "  api_error after n" in served.said[-1]
+
+
+def test_receipts_keep_why_a_request_was_refused(rig):
+    served = rig(answers(400, "request (40000 tokens) exceeds the available context size (32768 tokens)"))
+    served.ask()
+    assert re.fullmatch(r"n\d: prompt is too long: \d+ tokens > 32768 maximum",
+                        served.receipts()[0]["said"])
+
+
+@pytest.mark.parametrize("text, kept", [
+    ("llama runner process has terminated: exit status 2 CUDA error: out of memory", None),
+    ("unable to load model: /usr/share/ollama/blobs/sha256-f00", "unable to load model: …"),
+    ("model 'Tiny:1b' not found, try pulling it first", None),
+    ("call 5550199 and 0.5 of 12345678", "call … and 0.5 of …"), ("", ""), ("  ", ""),
+    ("error " * 100, ("error " * 100)[:sf.PLAIN_WORDS_LIMIT].rstrip())])
+def test_plain_words_are_those_of_errors(text, kept):
+    assert sf.plain_words(text, ("tiny:1b",)) == (text if kept is None else kept)
 
 
 def test_each_refusal_is_one_line_of_the_log(rig):
@@ -1164,7 +1192,7 @@ def test_each_refusal_is_one_line_of_the_log(rig):
         served.ask(alias)
     served.ask(max_tokens=0)
     served.raw(b"\x1b\r\n\r\n")
-    assert served.said == [
+    assert [re.sub(r"^\d\d:\d\d:\d\d  ", "", told) for told in served.said] == [
         "refused: 401, the key is missing or wrong; send it as `Authorization: Bearer KEY` or "
         "`x-api-key: KEY`\n",
         "refused: 403, only programs that name this gateway's own address are served: "
@@ -1202,7 +1230,7 @@ def test_receipts_go_on_when_they_can_be_written_again(rig, put):
     put(path)
     began = time.monotonic()
     assert [served.ask()[0] for _ in range(3)] == [200] * 3 and time.monotonic() - began < 5
-    wait_until(lambda: sum(" ok in " in told for told in served.said) == 3)  # each is filed
+    wait_until(lambda: sum("  ok (" in told for told in served.said) == 3)  # each is filed
     assert sum("no receipts for now" in told for told in served.said) == 1
     path.rmdir() if path.is_dir() else path.unlink()
     served.ask()
@@ -1296,7 +1324,7 @@ def test_serve_says_where_and_answers_until_it_is_told_to_stop(tmp_path):
         program.process.send_signal(signal.SIGTERM)
         assert text_of(read_answer(connection.makefile("rb"))[2]) == "PONG"
     stdout, told = program.process.communicate(timeout=15)
-    assert program.process.returncode == 0 and b"main x -> m@a ok" in told
+    assert program.process.returncode == 0 and re.search(rb"  main +m +a +0\.\d  ok [(]", told)
     assert re.search(rb"(?m)^Served:\nNode +Requests .*\n-+\na +1 +12 +3 ", stdout)
     receipt = json.loads((tmp_path / ".subagent-fleet" / "requests.jsonl").read_text())
     assert receipt["outcome"] == "ok"
@@ -1319,7 +1347,7 @@ def test_a_second_signal_ends_at_once_and_tells_what_it_cut_off(tmp_path, words)
         program.process.send_signal(signal.SIGINT)
         status, told = program.end(sf.GRACE_SECONDS / 2)  # which one signal gives the answers
         assert status == 130 and node.gone.wait(5)
-    assert len(re.findall(r"stopped in \d+\.", told)) == (2 if words == ("-v",) else 0)
+    assert len(re.findall(r" \d+\.\d  stopped", told)) == (2 if words == ("-v",) else 0)
     if words == ("-v",):
         kept = (tmp_path / ".subagent-fleet" / "requests.jsonl").read_text().splitlines()
         assert [json.loads(receipt)["outcome"] for receipt in kept] == ["stopped", "stopped"]
