@@ -66,7 +66,7 @@ if __name__ == "__main__":
 
 from abc import ABC, abstractmethod  # noqa: E402 - an older Python ends above
 from dataclasses import dataclass, field, fields, replace  # noqa: E402
-from functools import lru_cache  # noqa: E402
+from functools import lru_cache, partial  # noqa: E402
 
 
 class _Late:
@@ -3365,6 +3365,11 @@ class Measurement:
     versions: dict[str, str] = field(default_factory=dict)  # of the node's server, of this program
     failure: str = ""  # why it is not all there: the node's own words
 
+    @property
+    def is_worth_keeping(self) -> bool:
+        """Tell whether anything was measured."""
+        return self.load_seconds is not None
+
 
 def parse_measurements(content: bytes | None) -> tuple[Measurement, ...]:
     """Return the measurements that a bench file holds; what is foreign in it is passed over."""
@@ -3382,6 +3387,40 @@ def find_measurement(measured: Iterable[Measurement], endpoint: str,
     matches = [measurement for measurement in measured if measurement.endpoint == endpoint
                and full_model_name(measurement.model) == full_name]
     return max(matches, key=lambda measurement: measurement.date, default=None)
+
+
+def merge_measurements(kept: Iterable[Measurement],
+                       new: Iterable[Measurement]) -> tuple[Measurement, ...]:
+    """Return what is known now: what was not measured anew stays while versions are the same."""
+    merged = {_subject_of(measurement): measurement for measurement in kept}
+    for measurement in new:
+        old = merged.get(_subject_of(measurement))
+        if old:
+            measurement = _merge(old, measurement)
+        if measurement.is_worth_keeping:
+            merged[_subject_of(measurement)] = measurement
+    places = sorted(merged.values(), key=lambda known: (known.node, known.model, known.tokens))
+    return tuple(places[:MEASUREMENTS_LIMIT])
+
+
+def _subject_of(measurement: Measurement) -> tuple[str, str, int]:
+    return measurement.endpoint, full_model_name(measurement.model), measurement.tokens
+
+
+def _merge(old: Measurement, new: Measurement) -> Measurement:
+    """Return a new measurement with what only the old one has."""
+    if not new.is_worth_keeping:
+        return old
+    if old.versions != new.versions:
+        return new
+
+    filled = {name: value for name, value in vars(old).items()
+              if getattr(new, name) is None and value is not None}
+    topics = {name for name in ("tools", "context") if getattr(new, name)}
+    topics |= {*new.claims, *new.quality, "speed"}
+    failed = [answer for answer in old.failed if answer.trial.partition(":")[0] not in topics]
+    return replace(new, **filled, claims={**old.claims, **new.claims},
+                   quality={**old.quality, **new.quality}, failed=(*new.failed, *failed))
 
 
 def _parse_measurement(entry: object) -> Measurement | None:
@@ -6718,6 +6757,96 @@ def format_progress(groups: Mapping[str, Mapping[Any, Warmth]], now: float,
     # terminal, because a line that reaches the last one leaves a second line behind.
     line = clean_line("  " + " | ".join(parts))
     return crop(line, (columns or 80) - 1)
+
+
+LEAST_BAR_COLUMNS = 110  # of a terminal that has room for bars
+BAR_CHARACTERS = 8
+
+
+def format_measurements(measured: Sequence[Measurement], look: Look = PLAIN) -> str:
+    """Return a table of what models can, and below it what they did instead."""
+    roles = [role for role in ROLES if any(role in known.quality for known in measured)]
+    headers = ["Model", "Machine", "Load s", "Prompt tok/s", "Answer tok/s", "First s", "Tools",
+               "Context", *(role.capitalize() for role in roles)]
+    fastest = max((known.answer_rate or 0 for known in measured), default=0)
+    rows = []
+    for known in measured:
+        scores = [known.tools, known.context, *map(known.quality.get, roles)]
+        rows.append([known.model, known.node, _show_number(known.load_seconds),
+                     _show_prompt_rates(known), _show_rate(known.answer_rate, fastest, look),
+                     _show_number(known.first_token_seconds, digits=2),
+                     *(_score_cell(score, look) for score in scores)])
+
+    right = ("Load s", "Prompt tok/s", "Answer tok/s", "First s")
+    text = format_table(headers, rows, look=look, right=right)
+    notes = [(known, note) for known in measured for note in _measured_notes(known)]
+    if notes:
+        text += "\n"
+    for known, note in notes:
+        who = Styled(f"{known.model} on {known.node}:", "dim")
+        text += format_words([who, *find_commands(clean_line(note))], look, indent="  ")
+    return text
+
+
+def _show_number(number: float | None, *, digits: int = 1) -> str:
+    return "-" if number is None else f"{number:,.{digits}f}"
+
+
+def _show_prompt_rates(known: Measurement) -> str:
+    """Return how fast prompts are read: one of 1,000 tokens, and one of half the context."""
+    rates = [known.prompt_rate]
+    if known.long_prompt_rate is not None:
+        rates.append(known.long_prompt_rate)
+    return " / ".join(_show_number(rate, digits=0) for rate in rates)
+
+
+def _show_rate(rate: float | None, fastest: float, look: Look) -> str:
+    """Return a rate, with a bar as long as it is against the fastest where there is room."""
+    text = _show_number(rate)
+    if not (rate and fastest and look.marks and look.columns >= LEAST_BAR_COLUMNS):
+        return text
+    bar = "█" * max(1, round(BAR_CHARACTERS * rate / fastest))
+    return f"{text} {bar:{BAR_CHARACTERS}}"
+
+
+def _score_cell(score: Score | None, look: Look) -> Styled:
+    if score is None:
+        return Styled("-")
+    role = "bad"
+    if score.is_full:
+        role = "ok"
+    elif score.passed:
+        role = "warn"
+    return mark(f"{score.passed} of {score.asked}", role, look)
+
+
+def _measured_notes(known: Measurement) -> Iterator[str]:
+    """Yield what a model did instead of what it was asked, and why it was asked no further."""
+    topics = {"tools": known.tools, "context": known.context, **known.claims, **known.quality}
+    for topic, score in topics.items():
+        if score and not score.is_full:
+            yield f"{topic}: {score.instead}"
+    if known.failure:
+        yield f"not measured further: {known.failure}"
+    elif known.load_seconds is not None and not known.is_counted:
+        yield "its speeds are by this machine's clock; its server does not count them"
+
+
+def format_courses(courses: Sequence[Course], seconds_left: float, columns: int) -> str:
+    """Return one line about what is being measured, for a terminal."""
+    parts = [f"{course.node.name}: {course.model.ollama_model}, {course.stage}"
+             for course in courses]
+    line = clean_line("  " + " | ".join([f"about {format_span(seconds_left)} left", *parts]))
+    return crop(line, (columns or 80) - 1)
+
+
+def format_span(seconds: float) -> str:
+    """Return how long something takes, as people say it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
 
 
 def format_served(rows: Sequence[Sequence[object]], look: Look = PLAIN) -> str:
@@ -11096,9 +11225,639 @@ def _see_loaded(warmth: Warmth, world: World, how: WarmUp) -> None:
 
 
 # == 15. Trials ===============================================================
-
+#
 # Takes a model on its node, asks it what it can do, and judges each answer by a value that can be
-# checked. A trial is a row: name, what is asked, how the answer is judged.
+# checked. A trial is a row: what is asked, and pure judges. Each goes the way of a request: Talk,
+# Backend, Reader, Deltas. Speeds are the node's own counters, where it has some.
+
+SPEED_TOKENS = 1000  # of the prompt by which models are compared
+FILLER_LINES_LIMIT = 400_000  # 25 MB, whatever a node counts
+COUNT_TOLERANCE = 0.02  # between what a node counts and what its earlier counts let expect
+QUICK_SECONDS = 15.0  # a long prompt may take, with --quick
+ANSWER_TOKENS = 512
+THINKING_TOKENS = 2048  # for who thinks before it answers
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a trial asks of a model, and what is expected of a prompt that is to be counted."""
+
+    talk: Talk
+    lines: int = 0  # of filler in it
+    tokens: int = 0  # it should have by the node's earlier counts
+    context: int = 0  # of the route
+    loaded: int = 0  # the context the node says it holds; 0: it does not say
+    word: str = ""  # that stands at the very beginning
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model answered to a question, and when; or why it did not."""
+
+    question: Question
+    text: str = ""
+    thoughts: str = ""
+    calls: tuple[Call, ...] = ()
+    end: End = End("")
+    first_seconds: float = 0.0  # to its first word, by our clock
+    seconds: float = 0.0
+    refusal: Refusal | None = None
+    failure: str = ""  # of the node, which lives on
+
+    @property
+    def missing(self) -> str:
+        """Why there is none, or an empty string."""
+        if self.refusal:
+            words = re.sub(r"^node \S+, model \S+: ", "", self.refusal.what)
+            return f"refused: {words}"
+        return self.failure
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model under trial, and what is known of it by now."""
+
+    model: Model
+    seed: str = ""  # makes prompts new to the node, whatever it has cached
+    claims: tuple[str, ...] = ()  # its capabilities, as its node has them
+    is_quick: bool = False
+    loaded: int = 0
+    prompt_rate: float | None = None
+    fills: tuple[tuple[int, int], ...] = ()  # (lines of filler, tokens the node counted)
+
+    @property
+    def room(self) -> int:
+        """The tokens that a prompt which fills the context leaves to the answer."""
+        thoughts = THINKING_TOKENS if self.model.thinking else 0
+        return min(64 + thoughts, self.model.context // 4) + self.model.context // 50
+
+    def count_lines(self, tokens: int) -> int:
+        """Return how many lines of filler make a prompt of so many tokens, in whole rounds."""
+        base, each = self._count()
+        rounds = int((tokens - base) / each) // len(FILLER)
+        return min(max(rounds, 1) * len(FILLER), FILLER_LINES_LIMIT)
+
+    def count_tokens(self, lines: int) -> int:
+        """Return the tokens of a prompt with so many lines, as the node's counts let expect."""
+        base, each = self._count()
+        return round(base + each * lines)
+
+    def _count(self) -> tuple[float, float]:
+        """Return the tokens of a prompt without filler, and those of one line."""
+        if not self.fills:
+            return FILLER_BASE_TOKENS, FILLER_LINE_TOKENS
+
+        lines, tokens = self.fills[-1]
+        first_lines, first_tokens = self.fills[0]
+        if lines == first_lines:
+            return FILLER_BASE_TOKENS, max((tokens - FILLER_BASE_TOKENS) / lines, 4.0)
+        each = max((tokens - first_tokens) / (lines - first_lines), 4.0)
+        return tokens - each * lines, each
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A row: what is asked of a model, what is measured at the answer, who judges it."""
+
+    topic: str  # speed, tools, context, thinking, images, or a role
+    name: str
+    ask: Callable[[Subject], Question | None]  # None: this model is not asked
+    judges: tuple[Callable[[Answer], str], ...] = ()  # "": right, else what it is instead
+    measure: Callable[[Answer], dict[str, Any]] | None = None  # fields of a Measurement
+    thinks: bool = False  # the model is asked to
+
+    @property
+    def title(self) -> str:
+        return f"{self.topic}: {self.name}"
+
+
+def _say(subject: Subject, text: str, **more: Any) -> Question:
+    """Return a question in one turn."""
+    return _ask_talk(subject, (Turn("user", texts=(text,)),), **more)
+
+
+def _ask_talk(subject: Subject, turns: tuple[Turn, ...], **more: Any) -> Question:
+    """Return a question of these turns; the same has the same answer, as far as models go."""
+    thoughts = THINKING_TOKENS if subject.model.thinking else 0
+    tokens = more.pop("tokens", ANSWER_TOKENS)
+    talk = Talk(subject.model.alias, turns, max_tokens=tokens + thoughts,
+                sampling={"temperature": 0.0}, is_stream=True, **more)
+    return Question(talk, context=subject.model.context, loaded=subject.loaded)
+
+
+# -- speed --
+
+FILLER_BASE_TOKENS = 60.0  # of a prompt without filler, until the node has counted some
+FILLER_LINE_TOKENS = 20.0
+
+
+def _fill(subject: Subject, lines: int, number: int, *, extra: int = 0,
+          wish: str = "Answer with that word alone.") -> Question:
+    """Return a question about a word at the very beginning, so many lines before.
+
+    The word stands in a turn of its own: who cuts a talk drops its first turns.
+    """
+    word = CODE_WORDS[number % len(CODE_WORDS)]
+    text = "\n".join(FILLER * (lines // len(FILLER))) + " x" * extra
+    question = _ask_talk(subject, (
+        Turn("user", texts=(f"Run {subject.seed}-{number}. The code word is {word}.",)),
+        Turn("assistant", texts=("Noted.",)),
+        Turn("user", texts=(f"{text}\n\nWhat is the code word? {wish}",))), tokens=48)
+    return replace(question, lines=lines, word=word, tokens=subject.count_tokens(lines) + extra)
+
+
+def _ask_load(subject: Subject) -> Question:
+    return _fill(subject, len(FILLER), 0)
+
+
+def _ask_prompt(subject: Subject) -> Question:
+    tokens = min(SPEED_TOKENS, subject.model.context // 2)
+    return _fill(subject, subject.count_lines(tokens), 1)
+
+
+def _ask_again(subject: Subject) -> Question:
+    """Ask about the prompt of the question before, which the node has cached."""
+    tokens = min(SPEED_TOKENS, subject.model.context // 2)
+    return _fill(subject, subject.count_lines(tokens), 1, wish="Say it once more.")
+
+
+def _ask_long_prompt(subject: Subject) -> Question | None:
+    half = subject.model.context // 2
+    if subject.is_quick or half < 2 * SPEED_TOKENS:
+        return None
+    return _fill(subject, subject.count_lines(half), 2)
+
+
+def _ask_much(subject: Subject) -> Question:
+    text = "Write the numbers from 1 to 200, one a line, and nothing else."
+    return _say(subject, text, tokens=128)
+
+
+def _measure_load(answer: Answer) -> dict[str, Any]:
+    return {"load_seconds": round(answer.end.load_seconds or answer.first_seconds, 2)}
+
+
+def _measure_prompt(answer: Answer) -> dict[str, Any]:
+    return {"prompt_rate": _prompt_rate(answer),
+            "is_counted": answer.end.prompt_seconds is not None}
+
+
+def _measure_long_prompt(answer: Answer) -> dict[str, Any]:
+    return {"long_prompt_rate": _prompt_rate(answer)}
+
+
+def _prompt_rate(answer: Answer) -> float | None:
+    """Return the tokens a second at which a new prompt was read."""
+    seconds = answer.end.prompt_seconds or answer.first_seconds
+    tokens = answer.end.input_tokens
+    return round(tokens / seconds, 1) if tokens and seconds else None
+
+
+def _measure_answer(answer: Answer) -> dict[str, Any]:
+    """Return the tokens a second at which an answer was written."""
+    tokens, seconds = answer.end.output_tokens, answer.end.answer_seconds
+    if seconds is None:  # by our clock, which starts at the first of them
+        tokens, seconds = tokens - 1, answer.seconds - answer.first_seconds
+    return {"answer_rate": round(tokens / seconds, 1) if tokens > 0 and seconds > 0 else None}
+
+
+def _measure_first_token(answer: Answer) -> dict[str, Any]:
+    """Return how long a warm model takes to its first word."""
+    end = answer.end
+    seconds = answer.first_seconds
+    if end.answer_seconds is not None:  # the node counts: what it does not tell took no time
+        seconds = (end.load_seconds or 0) + (end.prompt_seconds or 0)
+    return {"first_token_seconds": round(seconds, 3)}
+
+
+SPEED_TRIALS = (
+    Trial("speed", "load", _ask_load, measure=_measure_load),
+    Trial("speed", "prompt", _ask_prompt, measure=_measure_prompt),
+    Trial("speed", "first token", _ask_again, measure=_measure_first_token),
+    Trial("speed", "answer", _ask_much, measure=_measure_answer),
+    Trial("speed", "long prompt", _ask_long_prompt, measure=_measure_long_prompt))
+
+
+# -- tools --
+
+def _tool(name: str, description: str, **properties: Any) -> Tool:
+    return Tool(name, description, {"type": "object", "properties": properties,
+                                    "required": list(properties)})
+
+
+TEXT = {"type": "string"}
+TEXTS = {"type": "array", "items": TEXT}
+TRIAL_TOOLS = (
+    _tool("set-log-level", "Set how much a service logs.", service=TEXT,
+          level={"type": "string", "enum": ["debug", "info", "warning", "error"]}),
+    _tool("open_ticket", "Open a ticket in the tracker.", title=TEXT,
+          owner={"type": "object", "properties": {"name": TEXT, "team": TEXT},
+                 "required": ["name", "team"]}),
+    _tool("run_tests", "Run tests.", paths=TEXTS, stop_early={"type": "boolean"}),
+    _tool("get_setting", "Look up a setting by its key.", key=TEXT),
+    _tool("send_mail", "Send a mail.", receivers=TEXTS, text=TEXT))
+PRINTED_CALL = "printed the call as text"
+_PRINTED_CALL = _Pattern(
+    r"<tool_call>|<function=|\[TOOL_CALLS\]|\"(?:name|function|tool)\"\s*:\s*\"(?:{0})\""
+    r"|\b(?:{0})\s*\(".format("|".join(re.escape(tool.name) for tool in TRIAL_TOOLS)))
+
+
+def _offer(text: str) -> Callable[[Subject], Question]:
+    """Return what asks something of a model that has the five tools."""
+    return lambda subject: _say(subject, text, tools=TRIAL_TOOLS)
+
+
+def _offer_result(subject: Subject) -> Question:
+    call = Call("call_1", "get_setting", {"key": "retry_limit"})
+    return _ask_talk(subject, (
+        Turn("user", texts=("What is the value of the setting retry_limit?",)),
+        Turn("assistant", calls=(call,)),
+        Turn("user", results=(Result("call_1", "retry_limit = 7391"),))), tools=TRIAL_TOOLS)
+
+
+def calls_rightly(*wanted: tuple[str, dict[str, Any]]) -> Callable[[Answer], str]:
+    """Return the judge of an answer that shall be these calls, in any order."""
+    def judge(answer: Answer) -> str:
+        if answer.missing:
+            return answer.missing
+        if not answer.calls:
+            return PRINTED_CALL if _PRINTED_CALL.search(answer.text) else "called no tool"
+        if len(answer.calls) != len(wanted):
+            return f"made {count_of(answer.calls, 'call')}, not {len(wanted)}"
+
+        left = list(wanted)
+        for call in answer.calls:
+            matches = [want for want in left if _flaw_of(call, want) == ""]
+            if not matches:
+                return _flaw_of(call, next((want for want in left if want[0] == call.name),
+                                           left[0]))
+            left.remove(matches[0])
+        return ""
+    return judge
+
+
+def _flaw_of(call: Call, wanted: tuple[str, dict[str, Any]]) -> str:
+    """Return what is wrong with a call."""
+    name, arguments = wanted
+    if call.name != name:
+        return f"called `{call.name[:64]}` instead of `{name}`"
+    for key, value in arguments.items():
+        if not _is_same(call.arguments.get(key), value):
+            return f"called `{name}` with a wrong `{key}`"
+    extra = [key for key, value in call.arguments.items() if key not in arguments and value]
+    return f"called `{name}` with an unknown `{extra[0][:64]}`" if extra else ""
+
+
+def _is_same(value: object, wanted: object) -> bool:
+    """Tell whether an argument is what was asked for; case and blanks around it are no matter."""
+    if isinstance(wanted, str):
+        return isinstance(value, str) and value.strip().lower() == wanted.lower()
+    if isinstance(wanted, list):
+        return isinstance(value, list) and len(value) == len(wanted) \
+            and all(map(_is_same, value, wanted))
+    if isinstance(wanted, dict):
+        return isinstance(value, dict) and value.keys() == wanted.keys() \
+            and all(_is_same(value[key], wanted[key]) for key in wanted)
+    return type(value) is type(wanted) and value == wanted
+
+
+def says_without_calls(word: str) -> Callable[[Answer], str]:
+    """Return the judge of an answer that shall be text with a word in it, and no call."""
+    def judge(answer: Answer) -> str:
+        if answer.missing:
+            return answer.missing
+        if answer.calls:
+            return f"called `{answer.calls[0].name[:64]}` where no tool was needed"
+        if _PRINTED_CALL.search(answer.text):
+            return PRINTED_CALL
+        return "" if word in answer.text.replace(",", "") else f"did not answer {word}"
+    return judge
+
+
+TOOL_TRIALS = (
+    Trial("tools", "an enum, a name with a dash",
+          _offer("Set the log level of the service billing to debug."),
+          (calls_rightly(("set-log-level", {"service": "billing", "level": "debug"})),)),
+    Trial("tools", "a nested object",
+          _offer('Open a ticket with the title "Login fails". Its owner is Ada, team web.'),
+          (calls_rightly(("open_ticket", {"title": "Login fails",
+                                          "owner": {"name": "Ada", "team": "web"}})),)),
+    Trial("tools", "an array",
+          _offer("Run the tests in tests/api and tests/web, in this order; stop early."),
+          (calls_rightly(("run_tests", {"paths": ["tests/api", "tests/web"],
+                                        "stop_early": True})),)),
+    Trial("tools", "none where none fits",
+          _offer("How much is 17 plus 25? Answer with the number alone."),
+          (says_without_calls("42"),)),
+    Trial("tools", "two calls in one turn",
+          _offer("Set the log level of the service billing to error and that of the service "
+                 "search to info. Make both calls now, in this turn."),
+          (calls_rightly(("set-log-level", {"service": "billing", "level": "error"}),
+                         ("set-log-level", {"service": "search", "level": "info"})),)),
+    Trial("tools", "an answer after the result", _offer_result, (says_without_calls("7391"),)))
+
+
+# -- context --
+
+def _ask_full(subject: Subject) -> Question:
+    """Ask with the context full; with --quick only as far as can be read in a while."""
+    tokens = subject.model.context - subject.room
+    if subject.is_quick:
+        tokens = min(tokens, max(SPEED_TOKENS, int((subject.prompt_rate or 0) * QUICK_SECONDS)))
+    return _fill(subject, subject.count_lines(tokens), 3)
+
+
+def _ask_too_much(subject: Subject) -> Question:
+    """Ask with one token more than the context holds, as far as the node's counts tell."""
+    tokens = subject.model.context + 1
+    lines = subject.count_lines(tokens)
+    missing = max(tokens - subject.count_tokens(lines), 0)
+    return _fill(subject, lines, 4, extra=min(missing, FILLER_LINES_LIMIT))
+
+
+def holds_context(answer: Answer) -> str:
+    """Judge whether the whole context is there."""
+    refusal, question = answer.refusal, answer.question
+    if isinstance(refusal, PromptTooLong) and refusal.maximum < question.context:
+        return f"holds {refusal.maximum:,} tokens, not {question.context:,}"
+    if 0 < question.loaded < question.context:
+        return f"is loaded with {question.loaded:,} tokens, not {question.context:,}"
+    return answer.missing
+
+
+def knows_beginning(answer: Answer) -> str:
+    """Judge whether the word at the very beginning is still known."""
+    if answer.missing:
+        return holds_context(answer)
+    if answer.question.word.lower() in answer.text.lower():
+        return holds_context(answer)
+    return f"lost the beginning of a prompt of {answer.question.tokens:,} tokens"
+
+
+def counts_rightly(answer: Answer) -> str:
+    """Judge whether the node read all that was sent."""
+    if answer.missing:
+        return holds_context(answer)
+    expected, counted = answer.question.tokens, answer.end.input_tokens
+    if abs(counted - expected) <= 16 + COUNT_TOLERANCE * expected:
+        return ""
+    return f"counted {counted:,} tokens of about {expected:,}"
+
+
+def refuses_too_much(answer: Answer) -> str:
+    """Judge whether a prompt that is too long is refused, in words a client acts on."""
+    if isinstance(answer.refusal, PromptTooLong):
+        return ""
+    if answer.missing:
+        return f"too long a prompt: {answer.missing}"
+    # It may hold more than the fleet file says: what matters is that nothing was lost.
+    if knows_beginning(answer) or counts_rightly(answer):
+        return "cuts a prompt that is too long instead of refusing it"
+    return ""
+
+
+CONTEXT_TRIALS = (
+    Trial("context", "full", _ask_full, (knows_beginning, counts_rightly)),
+    Trial("context", "one token more", _ask_too_much, (refuses_too_much,)))
+
+
+# -- what it claims --
+
+def _ask_thought(subject: Subject) -> Question | None:
+    if "thinking" not in subject.claims:
+        return None
+    text = "A bat and a ball cost 1.10 together; the bat costs 1.00 more. What does the ball cost?"
+    return _say(subject, text, tokens=THINKING_TOKENS)
+
+
+def _ask_image(subject: Subject) -> Question | None:
+    if "vision" not in subject.claims:
+        return None
+    turn = Turn("user", texts=("Which colour is this? One word.",), images=(RED_SQUARE,))
+    return _ask_talk(subject, (turn,))
+
+
+def thinks_and_answers(answer: Answer) -> str:
+    """Judge whether there are thoughts, and an answer behind them."""
+    if answer.missing:
+        return answer.missing
+    if not answer.thoughts.strip():
+        return "did not think"
+    if answer.end.reason == "max_tokens" and not answer.text.strip():
+        return f"was still thinking after {answer.end.output_tokens:,} tokens"
+    return "" if answer.text.strip() else "thought and did not answer"
+
+
+def sees_red(answer: Answer) -> str:
+    """Judge whether the red square was seen."""
+    if answer.missing:
+        return answer.missing
+    return "" if re.search(r"\bred\b", answer.text.lower()) else "did not see a red square"
+
+
+CLAIM_TRIALS = (Trial("thinking", "thinks", _ask_thought, (thinks_and_answers,), thinks=True),
+                Trial("images", "sees", _ask_image, (sees_red,)))
+TRIALS = (*SPEED_TRIALS, *TOOL_TRIALS, *CONTEXT_TRIALS, *CLAIM_TRIALS)
+
+
+# -- one model under trial --
+
+PROMPT_RATE_GUESS, ANSWER_RATE_GUESS = 200.0, 20.0  # until something is known
+LOAD_SECONDS_GUESS = 15.0
+
+
+class Course:
+    """One model on its node on its way through the trials; one thread moves it, others look."""
+
+    def __init__(self, node: Node, subject: Subject, trials: Sequence[Trial],
+                 known: Measurement | None = None) -> None:
+        self.node, self.model, self.trials = node, subject.model, trials
+        self.measurement = Measurement(node.name, node.endpoint, subject.model.ollama_model,
+                                       tokens=subject.model.context)
+        self.at, self.is_done = 0, False
+        self._subject = subject
+        self._known = known  # what an earlier run measured
+        self._flaws: dict[str, list[str]] = {}  # by topic, "" where an answer was right
+        self._costs: list[tuple[int, int]] = []
+        self._guess_costs()
+
+    @property
+    def stage(self) -> str:
+        """What it is asked now, of how many in its topic."""
+        if self.at >= len(self.trials):
+            return "done"
+        topic = self.trials[self.at].topic
+        names = [trial.topic for trial in self.trials]
+        return f"{topic} {self.at - names.index(topic) + 1} of {names.count(topic)}"
+
+    def seconds_left(self) -> float:
+        """Return how long the trials to come may take, by what is known of its speed."""
+        if self.is_done:
+            return 0.0
+        rates = []
+        for name, guess in (("prompt_rate", PROMPT_RATE_GUESS),
+                            ("answer_rate", ANSWER_RATE_GUESS)):
+            measured = getattr(self.measurement, name) or getattr(self._known, name, None)
+            rates.append(measured or guess)
+        costs = self._costs[self.at:]
+        seconds = sum(cost[0] for cost in costs) / rates[0]
+        seconds += sum(cost[1] for cost in costs) / rates[1]
+        return seconds if self.at else seconds + LOAD_SECONDS_GUESS
+
+    def run(self, world: World) -> None:
+        """Ask everything, one after the other; a node that dies ends it."""
+        backend = backend_of(self.node)
+        try:
+            with contextlib.suppress(NodeFailure):  # not there, or never unloaded: the first
+                deadline = world.clock() + PROBE_TIMEOUT_SECONDS  # question will tell
+                world.ask(self.node.endpoint, backend.load(self.model, unload=True),
+                          deadline=deadline)
+            for trial in self.trials:
+                question = trial.ask(self._subject)
+                if question:
+                    self.take(trial, self._ask(world, trial, question))
+                if trial is SPEED_TRIALS[0]:
+                    self._subject = replace(self._subject, loaded=self._see_loaded(world))
+                self.at += 1
+        except NodeFailure as failure:
+            self.fail(explain_failure(failure, backend).what)
+        self.is_done = True
+
+    def take(self, trial: Trial, answer: Answer) -> None:
+        """Note what an answer shows; without the first there will be no other."""
+        if trial is SPEED_TRIALS[0] and answer.missing:
+            raise NodeFailure("not loaded", answer.missing)
+        if trial.measure and not answer.missing:
+            self.note(**trial.measure(answer))
+        self._learn(answer)
+
+        flaws = [judge(answer) for judge in trial.judges]
+        self._flaws.setdefault(trial.topic, []).extend(flaws)
+        if flaws:
+            self._score(trial.topic)
+        for flaw in dict.fromkeys(filter(None, flaws)):
+            failed = FailedAnswer(trial.title, flaw[:256], show_answer(answer))
+            self.note(failed=(*self.measurement.failed, failed))
+
+    def note(self, **fields: Any) -> None:
+        """Note what was measured; who looks meanwhile sees all of the old or of the new."""
+        self.measurement = replace(self.measurement, **fields)
+
+    def fail(self, why: str) -> None:
+        """Note why it goes no further."""
+        self.note(failure=why[:256])
+
+    def _score(self, topic: str) -> None:
+        flaws = self._flaws[topic]
+        score = Score(flaws.count(""), len(flaws), main_flaw(flaws))
+        if topic in ("tools", "context"):
+            self.note(**{topic: score})
+        elif topic in ROLES:
+            self.note(quality={**self.measurement.quality, topic: score})
+        else:
+            self.note(claims={**self.measurement.claims, topic: score})
+
+    def _learn(self, answer: Answer) -> None:
+        """Learn how many tokens a line has, and how fast prompts are read."""
+        lines, tokens = answer.question.lines, answer.end.input_tokens
+        fills = self._subject.fills
+        if lines and tokens and not answer.missing:
+            fills = (*fills, (lines, tokens))
+        self._subject = replace(self._subject, fills=fills,
+                                prompt_rate=self.measurement.prompt_rate)
+        if lines:
+            self._guess_costs()
+
+    def _guess_costs(self) -> None:
+        """Guess the tokens in and out of each trial."""
+        self._costs = [guess_cost(trial.ask(self._subject)) for trial in self.trials]
+
+    def _ask(self, world: World, trial: Trial, question: Question) -> Answer:
+        """Return the answer; a node that fails and still lives gave none."""
+        model = replace(self.model, thinking=True) if trial.thinks else self.model
+        try:
+            return ask_model(world, self.node, model, question)
+        except NodeFailure as failure:
+            backend = backend_of(self.node)
+            deadline = world.clock() + PROBE_TIMEOUT_SECONDS
+            world.ask(self.node.endpoint, backend.identify(), deadline=deadline)
+            return Answer(question, failure=explain_failure(failure, backend).what)
+
+    def _see_loaded(self, world: World) -> int:
+        """Return the context with which the node says it holds the model."""
+        deadline = world.clock() + PROBE_TIMEOUT_SECONDS
+        loaded = world.ask(self.node.endpoint, backend_of(self.node).list_loaded(),
+                           deadline=deadline)
+        return max((match.context for match in find_models(loaded, self.model.ollama_model)),
+                   default=0)
+
+
+def main_flaw(flaws: Sequence[str]) -> str:
+    """Return what was wrong most often; of two, what came first."""
+    wrong = list(filter(None, flaws))
+    return max(wrong, key=wrong.count, default="")[:256]
+
+
+def guess_cost(question: Question | None) -> tuple[int, int]:
+    """Return about how many tokens a question has, and its answer will."""
+    if question is None:
+        return 0, 0
+    talk = question.talk
+    size = sum(len(text) for turn in talk.turns for text in turn.texts)
+    return size // 4 + 100 * len(talk.tools), min(talk.max_tokens or ANSWER_TOKENS, 128)
+
+
+def show_answer(answer: Answer) -> str:
+    """Return an answer as it is kept for reading: its text, then its calls."""
+    calls = [f"{call.name} {json.dumps(call.arguments)}" for call in answer.calls]
+    return "\n".join(filter(None, [answer.text, *calls]))[:MEASURED_TEXT_LIMIT]
+
+
+def ask_model(world: World, node: Node, model: Model, question: Question) -> Answer:
+    """Ask a model as its route does; a refusal is an answer, too."""
+    began = world.clock()
+    texts: dict[str, list[str]] = {"text": [], "thinking": []}
+    calls: list[Call] = []
+    end = End("")
+    first_seconds = 0.0
+    try:
+        for delta in _hear(world, node, model, question.talk):
+            first_seconds = first_seconds or world.clock() - began
+            if delta.call:
+                calls.append(delta.call)
+            end = delta.end or end
+            texts.setdefault(delta.kind, []).append(delta.text)
+    except Refusal as refusal:
+        return Answer(question, refusal=refusal)
+    return Answer(question, "".join(texts["text"]), "".join(texts["thinking"]), tuple(calls), end,
+                  first_seconds, world.clock() - began)
+
+
+def _hear(world: World, node: Node, model: Model, talk: Talk) -> Iterator[Delta]:
+    """Yield what a model says, up to its end; Refusal or NodeFailure where it does not."""
+    backend = backend_of(node)
+    ask = backend.chat(talk, model)
+    body = render_json(ask.payload)
+    reader = backend.reader(talk, model, round(weigh(body, talk) / BYTES_A_TOKEN))
+    exchange = world.open_exchange(node.endpoint + ask.path, body=body, headers=ask.headers,
+                                   deadline=world.clock() + model.timeout)
+    with contextlib.closing(exchange):
+        exchange.read_head()
+        if exchange.status != 200:
+            reply = Reply(exchange.status, exchange.headers, exchange.read_all())
+            raise reader.refusal(exchange.status, ask.extract(reply))
+
+        size = 0
+        for line in exchange.lines():
+            size += len(line)
+            if size > 1_000_000 + 1_000 * model.max_output:
+                raise NodeFailure("bad answer", "it does not end")
+            for delta in reader.feed(line):
+                yield delta
+                if delta.end:
+                    return
+            exchange.deadline = world.clock() + model.timeout
+    raise NodeFailure("bad answer", "it ended before it was done")
 
 
 # == 16. Gateway ==============================================================
@@ -12487,6 +13246,10 @@ class Workspace:
         # 3. Whoever loosened the mode of the key's file, it is closed again.
         self.world.make_private(self.enter(ENVIRONMENT_FILE))
 
+    def keep(self, path: str, content: bytes) -> None:
+        """Write a file of ours that only its owner can read."""
+        self._replace([(path, content, 0o600)])
+
     def _replace(self, files: Sequence[tuple[str, bytes | None, int]]) -> None:
         """Replace files below `out`, all or none."""
         self.world.replace_files([(self.enter(path), content or b"", mode)
@@ -12856,6 +13619,8 @@ class Options:
     no_receipts: bool = False
     # clean
     dry_run: bool = False
+    # bench
+    quick: bool = False
     # logs
     follow: bool = False
     lines: int = 20
@@ -14388,6 +15153,116 @@ def report_warmth(name: str, warmth: Warmth) -> dict[str, object]:
             "fix": warmth.fix}
 
 
+@command("bench", "measure what each model can: speed, tool calls, context", CONFIG, OUT,
+         Flag("--model", "only this model; may be repeated", "MODEL", REPEAT, offers=("models",)),
+         Flag("--quick", "no prompt that takes long to read"),
+         TRUST, JSON,
+         group=LOOK, examples=("bench", "bench --quick", "bench --model heavy-coder"))
+def cmd_bench(options: Options, world: World) -> int:
+    fleet = load_config(world, options.config).fleet
+    check_names("model", options.model, fleet.models, fleet.name)
+    ask_trust(fleet, options, world)
+
+    bench = Bench(open_workspace(options, world), plan_courses(fleet, options, world))
+    bench.run()
+    measured = [course.measurement for course in bench.courses]
+    if options.json:
+        world.out(render_report("bench", {"fleet": fleet.name, "measurements": measured}))
+    elif measured:
+        world.out(format_measurements(measured, look_of(world)))
+    else:
+        world.out("Every model leaves the house; name one with --model to measure it.\n")
+    return EXIT_PROBLEM if any(known.failure for known in measured) else EXIT_OK
+
+
+def plan_courses(fleet: Fleet, options: Options, world: World) -> list[Course]:
+    """Return what each model is asked, once where two are one; who costs money only if named."""
+    states = probe_nodes(world, fleet.nodes, PROBE_TIMEOUT_SECONDS, fleet.models)
+    kept = read_measurements(open_workspace(options, world))
+    seed = world.token(4)
+    date = datetime.datetime.fromtimestamp(world.now(), datetime.timezone.utc)
+
+    courses = []
+    for warmth in dict.fromkeys(plan_warmths(fleet, options).values()):
+        model, node, state = warmth.model, warmth.node, states[warmth.node.name]
+        if model.cloud and not options.model:
+            continue
+        known = find_models(state.models, model.ollama_model)
+        claims = (known[0].capabilities or ()) if known else ()
+        subject = Subject(model, seed, claims, options.quick)
+        course = Course(node, subject, TRIALS,
+                        find_measurement(kept, node.endpoint, model.ollama_model))
+        course.note(date=f"{date:%Y-%m-%dT%H:%M:%SZ}",
+                    versions={"subagent-fleet": __version__, node.provider: state.version})
+        if not state.online:
+            course.fail(state.why)
+            course.is_done = True
+        courses.append(course)
+    return courses
+
+
+SAVE_SECONDS = 2.0  # at the most are lost when the machine is
+
+
+class Bench:
+    """Runs courses, one after the other on a node; tells how far they are, keeps what there is."""
+
+    def __init__(self, workspace: Workspace, courses: Sequence[Course]) -> None:
+        self.courses = courses
+        self._workspace, self._world = workspace, workspace.world
+        self._groups: dict[str, list[Course]] = {}
+        for course in courses:
+            if not course.is_done:
+                self._groups.setdefault(course.node.name, []).append(course)
+        self._saved: list[Measurement] = []
+        self._save_at = 0.0
+
+    def run(self) -> None:
+        """Run all; however it ends, what was measured is kept."""
+        world = self._world
+        is_live = world.is_terminal("stderr")
+        clear = "\r\x1b[K" if is_live else ""
+        try:
+            for _ in run_together(world, self._plan_jobs()):
+                self._save_now_and_then()
+                if is_live:
+                    world.err(clear + self._show_progress())
+        finally:
+            world.err(clear)
+            self._save()
+
+    def _plan_jobs(self) -> dict[str, Callable[[], None]]:
+        """Return what is done on each node."""
+        def run_group(courses: Sequence[Course]) -> None:
+            for course in courses:
+                course.run(self._world)
+
+        return {name: partial(run_group, group) for name, group in self._groups.items()}
+
+    def _show_progress(self) -> str:
+        left = max((sum(course.seconds_left() for course in group)
+                    for group in self._groups.values()), default=0.0)
+        active = [next((course for course in group if not course.is_done), None)
+                  for group in self._groups.values()]
+        return format_courses([course for course in active if course], left,
+                              self._world.columns)
+
+    def _save_now_and_then(self) -> None:
+        if self._world.clock() >= self._save_at:
+            self._save()
+            self._save_at = self._world.clock() + SAVE_SECONDS
+
+    def _save(self) -> None:
+        """Write what is new to what earlier runs measured."""
+        measured = [course.measurement for course in self.courses]
+        if measured == self._saved or not any(known.is_worth_keeping for known in measured):
+            return
+        self._saved = measured
+        merged = merge_measurements(read_measurements(self._workspace), measured)
+        report = render_report("bench", {"measurements": merged})
+        self._workspace.keep(BENCH_FILE, report.encode("ascii"))
+
+
 @command("serve", "serve the fleet to Claude Code", CONFIG, OUT,
          Flag("--host", "listen there instead", "HOST", {"default": ""}),
          Flag("--port", "listen there instead, where `launch` does not ask; 0: any", "PORT",
@@ -14947,6 +15822,23 @@ def tell_error_as_json(error: FleetError, name: str, typing: Typing, world: Worl
 
 # Texts that are handed out whole: never templated, joined at exact markers. Any section may use
 # them.
+
+# -- what trials are made of --
+
+CODE_WORDS = ("KESTREL", "MARBLE", "TUNDRA", "SAFFRON", "LANTERN")
+# A round of lines, each of its own tokens whatever stands before it.
+FILLER = (
+    "The morning train to the coast was late again, so the meeting began without the engineers.",
+    "In the second drawer there are four pencils, a ruler and the receipt for the blue lamp.",
+    "Nobody had opened the west gate since the storm, and the path behind it was full of leaves.",
+    "The report says that the pumps ran for nine hours and that the water fell by half a metre.",
+    "She counted the boxes twice, wrote the number on the wall and closed the door behind her.",
+    "A cook from the harbour sold soup on the stairs, with bread when there was any left.",
+    "The old map shows a bridge where today there is only a row of stones in the river.",
+    "At noon the office sent a note that the lift would be repaired on the following Tuesday.")
+RED_SQUARE = (  # a PNG, 64 by 64
+    "iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAIAAAAlC+aJAAAAS0lEQVR42u3PQQkAAAgAsetfWiP4FgYrsKZeS0BA"
+    "QEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEDgsqnc8OJg6Ln3AAAAAElFTkSuQmCC")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ MEASURED = sf.Measurement(
     long_prompt_rate=640.0, answer_rate=58.1, first_token_seconds=0.3,
     tools=sf.Score(5, 6, "made one call of two"), context=sf.Score(3, 3),
     claims={"thinking": sf.Score(0, 1, "it did not think")},
-    quality={"planner": sf.Score(4, 5)},
+    quality={"planner": sf.Score(4, 5, "names no file")},
     failed=(sf.FailedAnswer("plan-config", "names no file", "Look around."),),
     versions={"ollama": "0.32.15", "subagent-fleet": "1.0.0"}, failure="")
 
@@ -110,3 +110,510 @@ def test_times_of_the_node_are_read_from_its_last_line():
 def test_time_that_no_request_takes_is_none(nanoseconds):
     end = end_of(load_duration=nanoseconds, eval_duration=nanoseconds)
     assert (end.load_seconds, end.prompt_seconds, end.answer_seconds) == (None, None, None)
+
+
+# -- judges --
+
+def answer(text="", calls=(), *, refusal=None, failure="", thoughts="", reason="end_turn", **more):
+    """An Answer with these calls: (name, arguments)."""
+    counted = more.pop("counted", 0)
+    question = sf.Question(sf.Talk("x", ()), **more)
+    made = tuple(sf.Call(str(number), *call) for number, call in enumerate(calls))
+    return sf.Answer(question, text, thoughts, made, sf.End(reason, input_tokens=counted),
+                     refusal=refusal, failure=failure)
+
+
+def judge_of(topic, name):
+    """The judges of a trial, as one that says the first flaw."""
+    (trial,) = [trial for trial in sf.TRIALS if (trial.topic, trial.name) == (topic, name)]
+    return lambda given: next(filter(None, (judge(given) for judge in trial.judges)), "")
+
+
+DEBUG = ("set-log-level", {"service": "billing", "level": "debug"})
+ERROR = ("set-log-level", {"service": "billing", "level": "error"})
+INFO = ("set-log-level", {"service": "search", "level": "info"})
+OWNER = {"name": "Ada", "team": "web"}
+TESTS = {"paths": ["tests/api", "tests/web"], "stop_early": True}
+NO_TOOLS = sf.Refusal(400, 'node mini, model x: "x" does not support tools')
+
+
+@pytest.mark.parametrize("name, given, flaw", [
+    ("an enum, a name with a dash", answer(calls=[DEBUG]), ""),
+    ("an enum, a name with a dash", answer(calls=[
+        ("set-log-level", {"service": " Billing", "level": "DEBUG", "note": ""})]), ""),
+    ("an enum, a name with a dash", answer(), "called no tool"),
+    ("an enum, a name with a dash", answer("set-log-level is a good tool for that"),
+     "called no tool"),
+    ("an enum, a name with a dash", answer('{"name": "set-log-level", "arguments": {}}'),
+     "printed the call as text"),
+    ("an enum, a name with a dash", answer("<tool_call>{}</tool_call>"),
+     "printed the call as text"),
+    ("an enum, a name with a dash", answer('set-log-level(service="billing")'),
+     "printed the call as text"),
+    ("an enum, a name with a dash", answer("<function=set-log-level>"),
+     "printed the call as text"),
+    ("an enum, a name with a dash", answer(calls=[INFO]),
+     "called `set-log-level` with a wrong `service`"),
+    ("an enum, a name with a dash", answer(calls=[("set_log_level", DEBUG[1])]),
+     "called `set_log_level` instead of `set-log-level`"),
+    ("an enum, a name with a dash", answer(calls=[(DEBUG[0], {**DEBUG[1], "who": "me"})]),
+     "called `set-log-level` with an unknown `who`"),
+    ("an enum, a name with a dash", answer(calls=[DEBUG, DEBUG]), "made 2 calls, not 1"),
+    ("an enum, a name with a dash", answer(refusal=NO_TOOLS),
+     'refused: "x" does not support tools'),
+    ("an enum, a name with a dash", answer(failure="timeout: no answer"), "timeout: no answer"),
+    ("a nested object", answer(calls=[("open_ticket", {"title": "Login fails", "owner": OWNER})]),
+     ""),
+    ("a nested object", answer(calls=[("open_ticket", {"title": "Login fails",
+                                                       "owner": "Ada, web"})]),
+     "called `open_ticket` with a wrong `owner`"),
+    ("an array", answer(calls=[("run_tests", TESTS)]), ""),
+    ("an array", answer(calls=[("run_tests", {**TESTS, "paths": "tests/api tests/web"})]),
+     "called `run_tests` with a wrong `paths`"),
+    ("an array", answer(calls=[("run_tests", {**TESTS, "paths": TESTS["paths"][::-1]})]),
+     "called `run_tests` with a wrong `paths`"),
+    ("an array", answer(calls=[("run_tests", {**TESTS, "stop_early": "true"})]),
+     "called `run_tests` with a wrong `stop_early`"),
+    ("none where none fits", answer("It is 42."), ""),
+    ("none where none fits", answer("It is 43."), "did not answer 42"),
+    ("none where none fits", answer("42", [DEBUG]),
+     "called `set-log-level` where no tool was needed"),
+    ("none where none fits", answer("run_tests(42)"), "printed the call as text"),
+    ("two calls in one turn", answer(calls=[INFO, ERROR]), ""),
+    ("two calls in one turn", answer(calls=[ERROR]), "made 1 call, not 2"),
+    ("two calls in one turn", answer(calls=[ERROR, ERROR]),
+     "called `set-log-level` with a wrong `service`"),
+    ("an answer after the result", answer("It is 7,391."), ""),
+    ("an answer after the result", answer(calls=[("get_setting", {"key": "retry_limit"})]),
+     "called `get_setting` where no tool was needed"),
+    ("an answer after the result", answer("I do not know."), "did not answer 7391"),
+])
+def test_tool_answers_are_judged_by_their_arguments(name, given, flaw):
+    assert judge_of("tools", name)(given) == flaw
+
+
+FULL = {"context": 8192, "tokens": 8000, "word": "KESTREL"}
+TOO_LONG = sf.PromptTooLong(8200, 8192)
+
+
+@pytest.mark.parametrize("name, given, flaw", [
+    ("full", answer("kestrel.", counted=8000, **FULL), ""),
+    ("full", answer("kestrel", counted=7900, loaded=8192, **FULL), ""),
+    ("full", answer("MARBLE", counted=8000, **FULL),
+     "lost the beginning of a prompt of 8,000 tokens"),
+    ("full", answer("kestrel", counted=4096, **FULL), "counted 4,096 tokens of about 8,000"),
+    ("full", answer("kestrel", counted=8000, loaded=4096, **FULL),
+     "is loaded with 4,096 tokens, not 8,192"),
+    ("full", answer(refusal=sf.PromptTooLong(8000, 4096), **FULL),
+     "holds 4,096 tokens, not 8,192"),
+    ("full", answer(failure="timeout: no answer in time", **FULL), "timeout: no answer in time"),
+    ("one token more", answer(refusal=TOO_LONG, **FULL), ""),
+    ("one token more", answer("kestrel", counted=8000, **FULL), ""),  # it holds more than that
+    ("one token more", answer("marble", counted=8000, **FULL),
+     "cuts a prompt that is too long instead of refusing it"),
+    ("one token more", answer("kestrel", counted=4000, **FULL),
+     "cuts a prompt that is too long instead of refusing it"),
+    ("one token more", answer(refusal=sf.Refusal(500, "out of memory"), **FULL),
+     "too long a prompt: refused: out of memory"),
+])
+def test_context_answers_are_judged_by_word_and_count(name, given, flaw):
+    assert judge_of("context", name)(given) == flaw
+
+
+@pytest.mark.parametrize("topic, given, flaw", [
+    ("thinking", answer("5 cents", thoughts="let me see"), ""),
+    ("thinking", answer("5 cents"), "did not think"),
+    ("thinking", answer(thoughts="hm"), "thought and did not answer"),
+    ("thinking", answer(thoughts="hm", reason="max_tokens"),
+     "was still thinking after 0 tokens"),
+    ("thinking", answer(refusal=sf.Refusal(400, "no")), "refused: no"),
+    ("images", answer("It is red."), ""),
+    ("images", answer("It is rendered blue."), "did not see a red square"),
+    ("images", answer(refusal=sf.NoImages(400, "no")), "refused: no"),
+])
+def test_claims_are_judged_by_what_was_done(topic, given, flaw):
+    name = {"thinking": "thinks", "images": "sees"}[topic]
+    assert judge_of(topic, name)(given) == flaw
+
+
+def test_what_is_claimed_is_asked_and_nothing_else():
+    def asked(*claims):
+        subject = sf.Subject(sf.Model("m", "n", "x", "x"), claims=claims)
+        return [trial.topic for trial in sf.CLAIM_TRIALS if trial.ask(subject)]
+    assert asked() == asked("completion", "tools") == []
+    assert asked("thinking") == ["thinking"]
+    assert asked("vision", "thinking") == ["thinking", "images"]
+
+
+def test_red_square_is_a_picture():
+    import base64
+    import struct
+    content = base64.b64decode(sf.RED_SQUARE, validate=True)
+    assert content.startswith(b"\x89PNG\r\n\x1a\n")
+    assert struct.unpack(">II", content[16:24]) == (64, 64)
+
+
+# -- prompts that fill --
+
+def subject_of(context=8192, **more):
+    return sf.Subject(sf.Model("m", "n", "x", "x", context=context), seed="s", **more)
+
+
+def words_of(question):
+    return sum(len(text.split()) for turn in question.talk.turns for text in turn.texts)
+
+
+def test_lines_are_counted_by_what_the_node_counted():
+    base, each = 40, 21.5  # tokens
+    subject = subject_of(fills=((8, round(base + 8 * each)), (80, round(base + 80 * each))))
+    lines = subject.count_lines(8000)
+    assert lines % len(sf.FILLER) == 0
+    assert 8000 - 8 * each - 1 <= base + lines * each <= 8000
+    assert abs(subject.count_tokens(lines) - (base + lines * each)) <= 2
+
+
+@pytest.mark.parametrize("fills", [(), ((8, 1),), ((8, 10 ** 9),), ((8, 5), (8, 5)),
+                                   ((80, 10), (8, 10 ** 9)), ((8, 100), (16, 50))])
+def test_counts_that_make_no_sense_make_no_endless_prompt(fills):
+    subject = subject_of(context=16777216, fills=fills)
+    assert len(sf.FILLER) <= subject.count_lines(16777216) <= sf.FILLER_LINES_LIMIT
+
+
+def test_quick_fills_what_is_read_in_a_while():
+    def tokens(**more):
+        subject = subject_of(context=262144, fills=((8, 200), (80, 1640)), **more)
+        return sf.CONTEXT_TRIALS[0].ask(subject).tokens
+    assert tokens() > 240_000
+    assert tokens(is_quick=True) < 1100
+    assert 2900 < tokens(is_quick=True, prompt_rate=200.0) <= 3100
+    assert tokens(is_quick=True, prompt_rate=1e6) == tokens()
+
+
+def test_prompt_that_is_too_long_is_so_by_little():
+    subject = subject_of(fills=((8, 200), (80, 1640)))
+    question = sf.CONTEXT_TRIALS[1].ask(subject)
+    assert question.tokens == 8193
+    assert words_of(question) > words_of(sf.CONTEXT_TRIALS[0].ask(subject))
+
+
+def test_no_prompt_begins_as_another_but_the_one_that_shall():
+    subject = subject_of(context=65536)
+    starts = [trial.ask(subject).talk.turns[0].texts[0]
+              for trial in (*sf.SPEED_TRIALS, *sf.CONTEXT_TRIALS)
+              if trial.name != "answer"]
+    assert starts[1] == starts[2]  # the first token of a warm model
+    assert len(set(starts)) == len(starts) - 1
+    assert all("Run s-" in start for start in starts)
+
+
+# -- what is kept of two runs --
+
+def measured(**more):
+    return sf.replace(MEASURED, **more)
+
+
+def test_later_run_keeps_what_it_did_not_measure():
+    quick = measured(long_prompt_rate=None, prompt_rate=900.0, quality={}, failed=(), claims={},
+                     date="2026-11-20T00:00:00Z")
+    (merged,) = sf.merge_measurements([MEASURED], [quick])
+    assert merged == measured(prompt_rate=900.0, date="2026-11-20T00:00:00Z")
+
+
+def test_failed_answers_go_with_their_score():
+    old = measured(failed=(sf.FailedAnswer("tools: an array", "x", "y"),
+                           sf.FailedAnswer("planner: config", "x", "y")))
+    new = measured(quality={}, failed=(sf.FailedAnswer("tools: two", "x", "y"),))
+    (merged,) = sf.merge_measurements([old], [new])
+    assert [answer.trial for answer in merged.failed] == ["tools: two", "planner: config"]
+
+
+def test_another_version_is_measured_anew():
+    new = measured(versions={"ollama": "0.33.0"}, quality={}, long_prompt_rate=None, failed=())
+    assert sf.merge_measurements([MEASURED], [new]) == (new,)
+
+
+def test_run_that_measured_nothing_takes_nothing_away():
+    dead = sf.Measurement("mini", MEASURED.endpoint, "qwen3-coder:30b", tokens=65536,
+                          failure="refused: connection refused")
+    assert sf.merge_measurements([MEASURED], [dead]) == (MEASURED,)
+    assert sf.merge_measurements([], [dead]) == ()
+
+
+def test_other_context_and_other_machine_are_other_subjects():
+    others = [measured(tokens=32768), measured(endpoint="http://10.0.0.9:11434", node="studio")]
+    assert len(sf.merge_measurements([MEASURED], others)) == 3
+
+
+# -- the command, against nodes that play a model --
+
+BILLION = 1_000_000_000
+CALLS = {"billing to debug": [DEBUG],
+         "Open a ticket": [("open_ticket", {"title": "Login fails", "owner": OWNER})],
+         "Run the tests": [("run_tests", TESTS)], "billing to error": [ERROR, INFO]}
+TEXTS = {"17 plus 25": "42", "retry_limit = 7391": "It is 7391.", "numbers from 1": "1 " * 100,
+         "bat and a ball": "5 cents", "Which colour": "red"}
+
+
+class Played:
+    """A model that does all it is asked; each flaw is a way in which some do not.
+
+    It reads 1,000 words a second, writes 50 and loads in 2 s, as its counters have it.
+    """
+
+    def __init__(self, node, *flaws):
+        self.node, self.flaws, self.chats = node, flaws, []
+        node.answers["/api/chat"] = self.chat
+
+    def chat(self, payload):
+        is_first = not self.node.loaded
+        if not payload["messages"]:
+            return self.node._chat(sf.full_model_name(payload["model"]), payload)
+        self.chats.append(payload)
+        if "tools" in payload and "no tools" in self.flaws:
+            return 400, {"error": '"x" does not support tools'}
+        if "dies" in self.flaws and len(self.chats) == 5:
+            self.node.server.socket.close()
+            self.node.answers["/api/version"] = 500, {"error": "dying"}
+            return 500, b"{"
+        self.node._chat(sf.full_model_name(payload["model"]), payload)  # now it is loaded
+        return self.answer(payload, is_first)
+
+    def answer(self, payload, is_first):
+        messages, context = payload["messages"], payload["options"]["num_ctx"]
+        if "small" in self.flaws:
+            context = 4096
+        texts = [message["content"] for message in messages]
+        tokens = 10 + sum(len(text.split()) for text in texts)
+        if tokens >= context and "cuts" not in self.flaws:
+            return 400, {"error": f"request ({tokens} tokens) exceeds the available context "
+                                  f"size ({context} tokens)"}
+        while tokens >= context:
+            tokens -= len(texts.pop(0).split())
+
+        calls, text = self.say(texts, payload)
+        last = {"done": True, "done_reason": "stop", "prompt_eval_count": tokens,
+                "eval_count": 100, "message": {"content": ""}}
+        if "no counters" not in self.flaws:
+            last.update(prompt_eval_duration=tokens * BILLION // 1000,
+                        eval_duration=2 * BILLION, load_duration=2 * BILLION if is_first else 1)
+        made = [{"function": {"name": name, "arguments": arguments}} for name, arguments in calls]
+        thought = "hm" if payload["think"] else ""
+        return 200, [{"message": {"content": text, "thinking": thought, "tool_calls": made},
+                      "done": False}, last]
+
+    def say(self, texts, payload):
+        word = texts[0].partition("The code word is ")[2].rstrip(".")
+        calls = next((calls for cue, calls in CALLS.items() if cue in texts[-1]), [])
+        text = next((text for cue, text in TEXTS.items() if cue in texts[-1]), word)
+        if "prints" in self.flaws and calls:
+            text = json.dumps({"name": calls[0][0], "arguments": calls[0][1]})
+            calls = []
+        return calls, text
+
+
+BENCH_FLEET = """\
+project: {name: benched}
+nodes:
+  mini: {endpoint: "%s"}
+  studio: {endpoint: "%s"}
+models:
+  coder: {node: mini, ollama_model: "coder:30b", litellm_alias: a, context: 8192}
+  small: {node: studio, ollama_model: "small:8b", litellm_alias: b, context: 8192}
+agents:
+  planner: {model: small, description: Plans.}
+"""
+
+
+@pytest.fixture
+def benched(fake_node, tmp_path):
+    """Write a fleet of two played models; gives them, by name."""
+    def start(coder=(), small=()):
+        mini, studio = fake_node({"coder:30b": {}}), fake_node({"small:8b": {}})
+        text = BENCH_FLEET % (mini.endpoint, studio.endpoint)
+        (tmp_path / "fleet.yaml").write_text(text, encoding="utf-8")
+        return Played(mini, *coder), Played(studio, *small)
+    return start
+
+
+def kept(directory):
+    """{model: Measurement} of the bench file of a directory."""
+    content = (directory / ".subagent-fleet" / "bench.json").read_bytes()
+    return {known.model: known for known in sf.parse_measurements(content)}
+
+
+def results(done):
+    return {known["model"]: known for known in json.loads(done.stdout)["measurements"]}
+
+
+def test_bench_measures_by_the_nodes_own_counters(benched, quick, tmp_path):
+    benched()
+    done = quick("bench", "--json")
+    assert done.returncode == 0, done.stderr
+    for known in results(done).values():
+        assert (known["load_seconds"], known["prompt_rate"], known["answer_rate"]) == (2, 1000, 50)
+        assert known["long_prompt_rate"] == 1000 and known["is_counted"]
+        assert 0.5 < known["first_token_seconds"] < 1.1  # the words of its prompt
+        assert known["tools"] == {"passed": 6, "asked": 6, "instead": ""}
+        assert known["context"] == {"passed": 3, "asked": 3, "instead": ""}
+        assert known["versions"] == {"ollama": "0.32.15", "subagent-fleet": sf.__version__}
+        assert known["claims"] == {} and known["failed"] == [] and known["failure"] == ""
+    assert kept(tmp_path).keys() == {"coder:30b", "small:8b"}
+    assert (tmp_path / ".subagent-fleet/bench.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_bench_asks_as_a_route_does_and_one_after_the_other(benched, quick):
+    coder, _ = benched()
+    assert quick("bench").returncode == 0
+    assert {chat["options"]["num_ctx"] for chat in coder.chats} == {8192}
+    assert {(chat["truncate"], chat["think"], chat["keep_alive"], chat["stream"])
+            for chat in coder.chats} == {(False, False, -1, True)}
+    unloads = [index for index, (path, payload) in enumerate(coder.node.requests)
+               if path == "/api/chat" and payload["keep_alive"] == 0]
+    first = coder.node.requests.index(("/api/chat", coder.chats[0]))
+    assert len(unloads) == 1 and unloads[0] < first
+
+
+@pytest.mark.parametrize("flaw, topic, passed, instead", [
+    ("prints", "tools", 2, "printed the call as text"),
+    ("no tools", "tools", 0, 'refused: "x" does not support tools'),
+    ("small", "context", 1, "holds 4,096 tokens, not 8,192"),
+    ("cuts", "context", 2, "cuts a prompt that is too long instead of refusing it")])
+def test_bench_says_what_a_model_did_instead(benched, quick, flaw, topic, passed, instead):
+    benched(coder=[flaw])
+    done = quick("bench", "--quick")
+    assert done.returncode == 0
+    assert f"coder:30b on mini: {topic}: {instead}\n" in done.stdout
+    assert "small:8b on studio" not in done.stdout
+    known = results(quick("bench", "--quick", "--json"))["coder:30b"]
+    assert (known[topic]["passed"], known[topic]["instead"]) == (passed, instead)
+    assert known["failed"][0]["why"] == instead
+
+
+def test_bench_by_the_clock_says_so(benched, quick):
+    benched(coder=["no counters"])
+    done = quick("bench", "--model", "coder")
+    assert "its speeds are by this machine's clock" in done.stdout
+    assert "studio" not in done.stdout
+
+
+def test_bench_keeps_what_the_others_gave_where_one_dies(benched, quick, tmp_path):
+    benched(coder=["dies"])
+    done = quick("bench", "--json")
+    assert done.returncode == 1
+    known = results(done)
+    assert known["small:8b"]["tools"]["passed"] == 6
+    assert known["coder:30b"]["failure"] and known["coder:30b"]["prompt_rate"] == 1000
+    assert known["coder:30b"]["tools"] is None
+    assert kept(tmp_path)["small:8b"].context == sf.Score(3, 3)
+    assert kept(tmp_path)["coder:30b"].failure == known["coder:30b"]["failure"]
+
+
+def test_bench_names_a_machine_that_does_not_answer(benched, quick, tmp_path):
+    coder, _ = benched()
+    coder.node.close()
+    coder.node.server.server_close()
+    done = quick("bench", "--quick")
+    assert done.returncode == 1
+    assert "coder:30b on mini: not measured further: refused" in done.stdout
+    assert kept(tmp_path).keys() == {"small:8b"}
+
+
+def test_bench_names_a_model_that_is_not_there(benched, quick):
+    coder, _ = benched()
+    coder.node.answers["/api/chat"] = 404, {"error": "model 'coder:30b' not found"}
+    done = quick("bench", "--quick")
+    assert done.returncode == 1
+    assert "model 'coder:30b' not found; type `ollama pull coder:30b` there" in done.stdout
+
+
+def test_interrupted_bench_keeps_what_it_has(benched, quick, tmp_path, monkeypatch):
+    benched()
+    def interrupt(bench):
+        if all(course.measurement.tools for course in bench.courses):
+            raise KeyboardInterrupt
+    monkeypatch.setattr(sf.Bench, "_save_now_and_then", interrupt)
+    done = quick("bench")
+    assert done.returncode == 130
+    assert kept(tmp_path)["coder:30b"].prompt_rate == 1000
+    assert kept(tmp_path)["coder:30b"].tools
+
+
+def test_bench_measures_one_model_of_two_names_once(benched, quick, tmp_path):
+    coder, _ = benched()
+    path = tmp_path / "fleet.yaml"
+    text = path.read_text(encoding="utf-8")
+    again = "  again: {node: mini, ollama_model: coder:30b, litellm_alias: c, context: 8192}\n"
+    path.write_text(text.replace("models:\n", "models:\n" + again), encoding="utf-8")
+    assert len(json.loads(quick("bench", "--quick", "--json").stdout)["measurements"]) == 2
+    assert len([chat for chat in coder.chats if "tools" in chat]) == len(sf.TOOL_TRIALS)
+
+
+def test_bench_asks_what_leaves_the_house_only_by_name(fake_node, quick, tmp_path):
+    node = fake_node({"big:cloud": {}})
+    Played(node)
+    (tmp_path / "fleet.yaml").write_text(f"""\
+project: {{name: x}}
+nodes: {{mini: {{endpoint: "{node.endpoint}"}}}}
+models: {{big: {{node: mini, ollama_model: "big:cloud", litellm_alias: a, cloud: true}}}}
+agents: {{planner: {{model: big, description: d}}}}
+""", encoding="utf-8")
+    done = quick("bench", "--quick", "--trust")
+    assert done.returncode == 0 and "name one with --model" in done.stdout
+    assert node.asked("/api/chat") == []
+    quick("bench", "--quick", "--model", "big", "--trust")
+    assert node.asked("/api/chat") != []
+
+
+def test_bench_sends_nothing_beyond_home_unasked(quick, tmp_path):
+    (tmp_path / "fleet.yaml").write_text("""\
+project: {name: x}
+nodes: {far: {endpoint: "http://203.0.113.9:11434"}}
+models: {m: {node: far, ollama_model: "x:8b", litellm_alias: a}}
+agents: {planner: {model: m, description: d}}
+""", encoding="utf-8")
+    done = quick("bench")
+    assert done.returncode == 3 and "you have not accepted that" in done.stderr
+
+
+def test_bench_of_an_unknown_model_is_refused(benched, quick):
+    benched()
+    done = quick("bench", "--model", "codr")
+    assert done.returncode == 2 and "did you mean `coder`?" in done.stderr
+
+
+# -- the table --
+
+TABLED = (MEASURED, sf.replace(
+    MEASURED, node="laptop", model="qwen2.5-coder:7b", answer_rate=29.0, long_prompt_rate=None,
+    tools=sf.Score(0, 6, sf.PRINTED_CALL), context=sf.Score(2, 3, "counted 4,096 of 8,000"),
+    claims={}, quality={}, failure="refused: \x1b[2Jconnection refused"))
+
+
+@pytest.mark.parametrize("columns", [60, 100, 160])
+def test_bench_table_fits_a_terminal(golden, columns):
+    text = sf.format_measurements(TABLED, sf.Look(marks=True, columns=columns))
+    assert all(sf.width_of(line) <= columns for line in text.splitlines())
+    golden(f"bench/{columns}.txt", text)
+
+
+def test_bench_table_in_a_pipe_is_plain():
+    text = sf.format_measurements(TABLED)
+    assert "█" not in text and "✓" not in text and "\x1b" not in text
+    assert "printed the call as text" in text
+
+
+def test_progress_says_what_is_asked_and_how_long_it_takes():
+    subject = sf.Subject(sf.Model("m", "mini", "coder:30b", "x"), seed="s")
+    course = sf.Course(sf.Node("mini", "http://mini:1"), subject, sf.TRIALS)
+    before = course.seconds_left()
+    assert before > sf.LOAD_SECONDS_GUESS
+    course.at = 6
+    assert course.stage == "tools 2 of 6" and 0 < course.seconds_left() < before
+    line = sf.format_courses([course], 150, 80)
+    assert line == "  about 2 min left | mini: coder:30b, tools 2 of 6"
+    assert len(sf.format_courses([course] * 9, 7300, 60)) <= 59
+    faster = sf.replace(course.measurement, prompt_rate=1e4, answer_rate=500.0)
+    slow, course.measurement = course.seconds_left(), faster
+    assert course.seconds_left() < slow / 5
+    course.is_done = True
+    assert course.seconds_left() == 0

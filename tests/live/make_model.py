@@ -16,6 +16,7 @@ Needs the packages gguf and numpy.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import pydoc_data.topics
 import re
@@ -45,11 +46,24 @@ MODELS = {
     "thinker": ("think", True, 128),
 }
 
+# Models that `bench` asks: model file -> (how it calls a tool, trained context).
+BENCH_MODELS = {
+    "able": ("call", CONTEXT),
+    "printer": ("print", CONTEXT),
+    "short": ("call", 8192),
+}
 
-def call(name, **arguments):
+
+def call(name, /, **arguments):
     """Write one tool call as the chat template shows it; arguments in the schema's order."""
     body = json.dumps({"name": name, "arguments": arguments})
     return f"<tool_call>\n{body}\n</tool_call>"
+
+
+def printed(name, /, **arguments):
+    """Write one tool call as models do that were not trained for it."""
+    body = json.dumps({"name": name, "arguments": arguments})
+    return f"```json\n{body}\n```"
 
 
 def agent(name):
@@ -71,6 +85,66 @@ def phrases():
     }
     steps.update({f"agent:{name}": [agent(name)] for name in AGENTS})
     return steps
+
+
+WORDS = ("KESTREL", "MARBLE", "TUNDRA", "SAFFRON", "LANTERN")
+
+
+def bench_phrases(how):
+    """Give step -> tokens it prints: the right answers to what `bench` asks."""
+    make = call if how == "call" else printed
+    billing = {"service": "billing"}
+    steps = {f"word {word}": [word] for word in WORDS}
+    steps.update({
+        "pong": ["PONG"],
+        "numbers": ["7\n", "7\n"],
+        "level": [make("set-log-level", **billing, level="debug")],
+        "ticket": [make("open_ticket", title="Login fails", owner={"name": "Ada", "team": "web"})],
+        "tests": [make("run_tests", paths=["tests/api", "tests/web"], stop_early=True)],
+        "two": [make("set-log-level", **billing, level="error") + "\n"
+                + make("set-log-level", service="search", level="info")],
+        "sum": ["42"],
+        "setting": ["It is 7391."],
+    })
+    return steps
+
+
+# What the last message of a talk holds -> the step that answers it.
+BENCH_CUES = {"numbers from 1": "numbers", "billing to debug": "level", "Open a ticket": "ticket",
+              "Run the tests": "tests", "17 plus 25": "sum", "billing to error": "two",
+              "retry_limit = 7391": "setting"}
+BENCH_TEMPLATE = r"""
+{%- set ns = namespace(word='', last='', cue='pong') -%}
+{%- if tools -%}
+  {{- '<|im_start|>system\n# Tools\n' -}}
+  {%- for tool in tools -%}{{- tool | tojson }}{{ '\n' -}}{%- endfor -%}
+  {{- 'Call one as <tool_call>\n{"name": ..., "arguments": ...}\n</tool_call><|im_end|>\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+  {%- set ns.last = message.content if message.content is string else '' -%}
+  {%- if 'The code word is ' in ns.last -%}
+    {%- set ns.word = ns.last.split('The code word is ')[1].split('.')[0] -%}
+  {%- endif -%}
+  {{- '<|im_start|>' + message.role + '\n' + ns.last -}}
+  {%- for tool_call in message.tool_calls or [] -%}
+    {{- '\n<tool_call>\n{"name": "' + tool_call.function.name + '", "arguments": ' -}}
+    {{- tool_call.function.arguments | tojson -}}
+    {{- '}\n</tool_call>' -}}
+  {%- endfor -%}
+  {{- '<|im_end|>\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+  {%- if ns.word and 'the code word?' in ns.last -%}{%- set ns.cue = 'word ' + ns.word -%}{%- endif -%}
+  @CUES@
+  {{- '<|im_start|>assistant\n<|cue:' + ns.cue + '|>' -}}
+{%- endif -%}
+"""
+
+
+def bench_template():
+    cues = [f"{{%- if '{needle}' in ns.last -%}}{{%- set ns.cue = '{step}' -%}}{{%- endif -%}}"
+            for needle, step in BENCH_CUES.items()]
+    return BENCH_TEMPLATE.replace("@CUES@", "".join(cues)).strip()
 
 
 TEMPLATE = r"""
@@ -140,8 +214,10 @@ def byte_alphabet():
     return table
 
 
-def learn_merges(alphabet):
+@functools.cache
+def learn_merges():
     """Learn byte pairs from Python's own manual: English and code, and on every machine."""
+    alphabet = byte_alphabet()
     text = "\n".join(pydoc_data.topics.topics.values())
     words = Counter(re.findall(r" ?[A-Za-z]+| ?[^\sA-Za-z0-9]+", text)).most_common(4000)
     split = [(["".join(alphabet[byte] for byte in letter.encode()) for letter in word], count)
@@ -166,18 +242,18 @@ def learn_merges(alphabet):
 class Vocabulary:
     """Tokens with their kinds, and which of them follows which."""
 
-    def __init__(self):
+    def __init__(self, steps):
         self.alphabet = byte_alphabet()
         self.tokens = [self.alphabet[byte] for byte in range(256)]
         self.kinds = [gguf.TokenType.NORMAL] * 256
         self.after = {}
-        self.merges = learn_merges(self.alphabet)
+        self.merges = learn_merges()
         for pair in self.merges:
             self.add("".join(pair), gguf.TokenType.NORMAL)
         for text in ("<|endoftext|>", "<|im_start|>", END):
             self.add(text, gguf.TokenType.CONTROL)
-        for step, printed in phrases().items():
-            self.script(step, printed)
+        for step, said in steps.items():
+            self.script(step, said)
 
     def add(self, text, kind):
         if text not in self.tokens:
@@ -185,10 +261,10 @@ class Vocabulary:
             self.kinds.append(kind)
         return self.tokens.index(text)
 
-    def script(self, step, printed):
+    def script(self, step, said):
         """Chain cue -> printed tokens -> end of turn; a repeated token loops."""
         previous = self.add(f"<|cue:{step}|>", gguf.TokenType.CONTROL)
-        for text in printed:
+        for text in said:
             shown = "".join(self.alphabet[byte] for byte in text.encode("utf-8"))
             token = self.add(shown, gguf.TokenType.NORMAL)
             self.after[previous] = token
@@ -207,11 +283,11 @@ class Vocabulary:
         return embedding, output
 
 
-def write_model(path, words, template, inner):
+def write_model(path, words, template, inner, context=CONTEXT):
     """Write one GGUF: llama architecture, one block that adds nothing."""
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_name(f"scripted {path.stem}")
-    writer.add_context_length(CONTEXT)
+    writer.add_context_length(context)
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(1)
     writer.add_feed_forward_length(inner)
@@ -261,10 +337,14 @@ def main():
     parser.add_argument("directory", type=Path)
     directory = parser.parse_args().directory
     directory.mkdir(parents=True, exist_ok=True)
-    words = Vocabulary()
+    words = Vocabulary(phrases())
     for name, (default, thinking, inner) in MODELS.items():
         template = chat_template(default, thinking)
         write_model(directory / f"{name}.gguf", words, template, inner)
+        print(directory / f"{name}.gguf")
+    for name, (how, context) in BENCH_MODELS.items():
+        words = Vocabulary(bench_phrases(how))
+        write_model(directory / f"{name}.gguf", words, bench_template(), 128, context)
         print(directory / f"{name}.gguf")
     return 0
 
