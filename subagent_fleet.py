@@ -3197,14 +3197,6 @@ def billions(ollama_model: str) -> float:
 
 
 @dataclass(frozen=True)
-class PlacedModel:
-    """A model that a node has, and the node's name."""
-
-    node: str
-    model: NodeModel
-
-
-@dataclass(frozen=True)
 class Rating:
     """How well a model serves Claude Code, and what it lacks."""
 
@@ -3212,8 +3204,14 @@ class Rating:
     flaw: str = ""
 
 
-def rate_model(model: NodeModel) -> Rating:
-    """Return how well a model serves Claude Code, and what it lacks."""
+ABLE = 4  # the score of a model that calls tools and holds Claude Code's own prompt
+
+
+def rate_model(model: NodeModel, calls_tools: bool | None = None) -> Rating:
+    """Return how well a model serves Claude Code, and what it lacks.
+
+    Whether it `calls_tools` is believed where it was measured; None: as the node says.
+    """
     name = model.name.lower()
     if model.remote or leaves_house(name):
         return Rating(0, "does not run there")
@@ -3222,7 +3220,9 @@ def rate_model(model: NodeModel) -> Rating:
 
     capabilities = model.capabilities or ()  # empty: an Ollama that does not say
     context = model.trained_context or MAIN_CONTEXT_TOKENS
-    calls_tools = "tools" in capabilities and not prints_calls(name)
+    is_measured = calls_tools is not None
+    if not is_measured:
+        calls_tools = "tools" in capabilities and not prints_calls(name)
     holds_prompt = context >= MAIN_CONTEXT_TOKENS
 
     score = 1
@@ -3231,7 +3231,9 @@ def rate_model(model: NodeModel) -> Rating:
     if holds_prompt:
         score += 1
 
-    if prints_calls(name):
+    if not calls_tools and is_measured:
+        return Rating(score, "did not call tools when `bench` tried")
+    if not calls_tools and prints_calls(name):
         return Rating(score, "prints tool calls as text")
     if capabilities and not calls_tools:
         return Rating(score, "cannot call tools")
@@ -3253,20 +3255,6 @@ def can_chat(model: NodeModel) -> bool:
     if model.capabilities is None:
         return not re.search("embed|minilm|bge-", model.name.lower())
     return "completion" in model.capabilities
-
-
-def best_models(states: Iterable[NodeState]) -> list[PlacedModel]:
-    """Return by size the models of the best kind: calls tools, then holds the prompt."""
-    best: list[PlacedModel] = []
-    best_score = 1  # 0 will not do at all
-    for state in states:
-        for model in state.models:
-            score = rate_model(model).score
-            if score > best_score:
-                best, best_score = [], score
-            if score == best_score:
-                best.append(PlacedModel(state.name, model))
-    return sorted(best, key=lambda placed: placed.model.size)
 
 
 def find_models(models: Iterable[_Named], ollama_model: str) -> list[_Named]:
@@ -3490,6 +3478,8 @@ def _parse_failed(value: object) -> tuple[FailedAnswer, ...]:
 
 ROUGH_TOKEN_BYTES = 12_000  # of a token of context, for each billion parameters
 LARGEST_MODEL_BYTES = 1 << 50  # what says it is larger says nothing
+_PARAMETERS = _Pattern(r"(\d{1,6}(?:\.\d{1,6})?)([MBT])")
+_PARAMETER_UNITS = {"M": 0.001, "B": 1.0, "T": 1000.0}
 
 
 def plan_token_bytes(known: Mapping[str, Any]) -> int | None:
@@ -3529,16 +3519,19 @@ def _weight_bytes(model: NodeModel) -> float:
     return min(model.size, LARGEST_MODEL_BYTES) * 1.1
 
 
+def parameters_of(model: NodeModel) -> float:
+    """Return a model's parameters in billions, as its node or else its name tells; 0: unknown."""
+    match = _PARAMETERS.fullmatch(model.parameters)
+    if match:
+        return min(float(match[1]) * _PARAMETER_UNITS[match[2]], 1_000_000)
+    return min(billions(model.name), 1_000_000)
+
+
 def _token_bytes(model: NodeModel) -> float:
     """Return what a token takes as the node told, else by the number of parameters."""
     if model.token_bytes:
         return model.token_bytes
-    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)([MBT])", model.parameters)
-    if match:
-        parameters = float(match[1]) * {"M": 0.001, "B": 1, "T": 1000}[match[2]]
-    else:
-        parameters = billions(model.name)
-    return ROUGH_TOKEN_BYTES * min(parameters, 1_000_000)
+    return ROUGH_TOKEN_BYTES * parameters_of(model)
 
 
 # -- routes --
@@ -4041,6 +4034,639 @@ def fleet_digest(fleet: Fleet) -> str:
     return digest(repr([*nodes, *fleet.models.values()]).encode("utf-8"))[:16]
 
 
+# -- who does what where --
+#
+# `init`, the first `up`, `worker`, `add` and `recommend` ask `plan_assignment`. In its order, each
+# rule is a function with its reason: what fits a role, what fits a machine, who is the strongest,
+# who does what, who stands in. Ties break by name: the same machines give the same file.
+
+# What is to be done, and the least context for it: `main` and Claude Code's tiers read its own
+# prompt, other agents do not.
+JOBS = {"main session": MAIN_CONTEXT_TOKENS, "implementer": MAIN_CONTEXT_TOKENS,
+        "reviewer": MAIN_CONTEXT_TOKENS, "planner": SMALL_CONTEXT_TOKENS,
+        "summarizer": SMALL_CONTEXT_TOKENS}
+MAIN_JOB = "main session"
+PLANNING_BILLIONS = 7.0  # a smaller model plans and sums up only where no other is free
+CODER_FACTOR = 1.25  # a coder comes before a general model of its size
+THINKER_FACTOR = 0.9  # and one that thinks comes after it: here it is asked not to
+BYTES_A_BILLION = 6e8  # at four bits a weight, where neither name nor node tell the parameters
+_CODER = _Pattern("cod(?:er|e[^a-z]|estral)|devstral")
+_ACTIVE = _Pattern(r"a(\d+(?:\.\d+)?)b(?![a-z])")
+_MAKER = _Pattern("(?:.*/)?([a-z]+)")
+_MAKERS = {"devstral": "mistral", "codestral": "mistral", "magistral": "mistral",
+           "mixtral": "mistral", "ministral": "mistral", "codellama": "llama",
+           "codegemma": "gemma", "qwq": "qwen"}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model on a node that could do something, and how well."""
+
+    node: str
+    model: NodeModel
+    strength: float  # about its parameters in billions
+    rating: Rating
+    context: int  # it was trained for, or held when it was measured; 0: not told
+    measurement: Measurement | None = None
+
+    @property
+    def place(self) -> tuple[str, str]:
+        return self.node, full_model_name(self.model.name)
+
+    @property
+    def calls_tools(self) -> bool:
+        return self.rating.score >= ABLE - 1
+
+    def holds(self, tokens: int) -> bool:
+        """Tell whether it was trained for so much context; what is not told counts as yes."""
+        return not self.context or self.context >= tokens
+
+    def quality(self, job: str) -> float | None:
+        """Return which share of a job's trials it passed, where that was measured."""
+        score = self.score(job)
+        return score.share if score else None
+
+    def score(self, job: str) -> Score | None:
+        """Return how it did in a job's trials."""
+        role = "implementer" if job == MAIN_JOB else job
+        return self.measurement.quality.get(role) if self.measurement else None
+
+
+def plan_candidate(node: str, model: NodeModel, measurement: Measurement | None = None
+                   ) -> Candidate:
+    """Return a model with what is known and what was measured of it."""
+    measured_tools = None
+    context = model.trained_context or 0
+    if measurement and measurement.tools:
+        measured_tools = measurement.tools.share > 0.5
+    if measurement and measurement.context and not measurement.context.is_full:
+        # What it was asked with was cut or refused, so it holds less, whatever it was trained for.
+        context = min(context or measurement.tokens, measurement.tokens) // 2
+        rating = rate_model(replace(model, trained_context=context), measured_tools)
+    else:
+        rating = rate_model(model, measured_tools)
+    strength = plan_strength(model, plan_size(model))
+    return Candidate(node, model, strength, rating, context, measurement)
+
+
+def plan_size(model: NodeModel) -> float:
+    """Return about how many billions of parameters a model has."""
+    return parameters_of(model) or min(model.size, LARGEST_MODEL_BYTES) / BYTES_A_BILLION
+
+
+def plan_strength(model: NodeModel, size: float) -> float:
+    """Return what a model of this size is worth before it was measured."""
+    if _CODER.search(model.name.lower()):
+        size *= CODER_FACTOR
+    if "thinking" in (model.capabilities or ()):
+        size *= THINKER_FACTOR
+    return size
+
+
+def _plan_slowness(model: NodeModel, size: float) -> float:
+    """Return how much of a model is at work for a token, in billions of parameters."""
+    match = _ACTIVE.search(model.name.lower())  # of a mixture
+    return float(match[1]) if match else size
+
+
+def rank_models(states: Iterable[NodeState]) -> list[Candidate]:
+    """Return the models of the best kind, the strongest first: calls tools, holds the prompt."""
+    candidates = [plan_candidate(state.name, model) for state in states for model in state.models]
+    best = max((one.rating.score for one in candidates), default=0)
+    ranked = [one for one in candidates if one.rating.score == best > 0]
+    return sorted(ranked, key=lambda one: (-one.strength, one.node, one.model.name))
+
+
+def _maker_of(model: NodeModel) -> str:
+    """Return who made a model, as far as its name tells: two of one maker err alike."""
+    match = _MAKER.match(model.name.lower())
+    word = match[1] if match else model.name
+    return _MAKERS.get(word, word)
+
+
+def _is_grown(candidate: Candidate) -> bool:
+    return plan_size(candidate.model) >= PLANNING_BILLIONS
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A model that shall run on a node, with this context."""
+
+    candidate: Candidate
+    context: int
+
+
+class Pool:
+    """All models of all machines, in their orders; each is rated when it is first looked at.
+
+    Ten thousand take longer to rate than `init` may, and nearly all are never looked at.
+    """
+
+    def __init__(self, states: Sequence[NodeState], measured: Iterable[Measurement]) -> None:
+        self._measured: dict[tuple[str, str], Measurement] = {}
+        for measurement in sorted(measured, key=lambda one: one.date):
+            place = (measurement.endpoint, full_model_name(measurement.model))
+            self._measured[place] = measurement
+        self._endpoints = {state.name: state.endpoint for state in states}
+        self._candidates: dict[tuple[str, str], Candidate] = {}
+        self._orders: dict[str, list[Candidate]] = {}
+        self._served: dict[str, bool] = {}
+        self._best_score = -1
+
+        self._rows: list[tuple[float, str, str, NodeModel]] = []
+        self._fast_rows: list[tuple[float, str, str, NodeModel]] = []
+        for state in states:
+            for model in state.models if state.online else ():
+                size = plan_size(model)
+                rest = (state.name, model.name, model)
+                self._rows.append((-plan_strength(model, size), *rest))
+                self._fast_rows.append((_plan_slowness(model, size), *rest))
+        self._rows.sort(key=_row_order)
+        self._fast_rows.sort(key=_row_order)
+        self._by_node: dict[str, list[tuple[float, str, str, NodeModel]]] = {}
+        for row in self._rows:
+            self._by_node.setdefault(row[1], []).append(row)
+
+    def _rate(self, row: tuple[float, str, str, NodeModel]) -> Candidate:
+        _, node, name, model = row
+        if (node, name) not in self._candidates:
+            place = (self._endpoints[node], full_model_name(name))
+            candidate = plan_candidate(node, model, self._measured.get(place))
+            self._candidates[node, name] = candidate
+        return self._candidates[node, name]
+
+    def has_any(self) -> bool:
+        """Tell whether any model answers at all."""
+        return any(self._rate(row).rating.score for row in self._rows)
+
+    def can(self, candidate: Candidate, job: str) -> bool:
+        """Tell whether a candidate can do a job; where nobody can, whether it comes nearest."""
+        if job not in self._served:
+            self._served[job] = any(_fits_job(self._rate(row), job) for row in self._rows)
+        if self._served[job]:
+            return _fits_job(candidate, job)
+        if self._best_score < 0:
+            self._best_score = max((self._rate(row).rating.score for row in self._rows), default=0)
+        return candidate.rating.score == self._best_score > 0
+
+    def strongest(self, job: str) -> Iterable[Candidate]:
+        """Return who can do a job, the strongest first."""
+        if self._is_measured(job):
+            return self._orders[job]
+        return (one for one in map(self._rate, self._rows) if self.can(one, job))
+
+    def strength(self, candidate: Candidate, job: str) -> float:
+        """Return how well a candidate does a job: as measured, else by its size."""
+        quality = candidate.quality(job) if self._is_measured(job) else None
+        return candidate.strength if quality is None else quality
+
+    def _is_measured(self, job: str) -> bool:
+        """Tell whether all who can do a job were measured in it: one scale for all."""
+        if not self._measured:
+            return False
+        if job not in self._orders:
+            able = [one for one in map(self._rate, self._rows) if self.can(one, job)]
+            if any(one.quality(job) is None for one in able):
+                able = []
+            able.sort(key=lambda one: -(one.quality(job) or 0.0))
+            self._orders[job] = able
+        return bool(self._orders[job])
+
+    def fastest(self, job: str, jobs_at: Callable[[str], Sized]) -> Iterable[Candidate]:
+        """Return who can do a job, the fastest first; of equals, whose machine has less to do."""
+        if self._measured:
+            able = [one for one in map(self._rate, self._rows) if self.can(one, job)]
+            rates = {one.place: one.measurement.answer_rate or 0.0 for one in able
+                     if one.measurement}
+            if len(rates) == len(able) and all(rates.values()):
+                return sorted(able, key=lambda one: (
+                    -rates[one.place], len(jobs_at(one.node)), one.place))
+        return self._fastest_by_size(job, jobs_at)
+
+    def _fastest_by_size(self, job: str, jobs_at: Callable[[str], Sized]) -> Iterator[Candidate]:
+        equals: list[Candidate] = []
+        slowness = 0.0
+        for row in self._fast_rows:
+            candidate = self._rate(row)
+            if not self.can(candidate, job):
+                continue
+            if row[0] != slowness:
+                yield from sorted(equals, key=lambda one: len(jobs_at(one.node)))
+                slowness = row[0]
+                equals = []
+            equals.append(candidate)
+        yield from sorted(equals, key=lambda one: len(jobs_at(one.node)))
+
+    def at(self, node: str, job: str) -> Iterator[Candidate]:
+        """Yield who can do a job on a node, the strongest first."""
+        rows = self._by_node.get(node, ())
+        if self._is_measured(job):
+            rows = sorted(rows, key=lambda row: -self.strength(self._rate(row), job))
+        return (one for one in map(self._rate, rows) if self.can(one, job))
+
+    def having(self, node: str, full_names: Collection[str]) -> list[Candidate]:
+        """Return those of a node's models that have one of these names, the strongest first."""
+        return [self._rate(row) for row in self._by_node.get(node, ())
+                if full_model_name(row[2]) in full_names]
+
+    def all_at(self, node: str) -> list[Candidate]:
+        """Return every model of a node that answers."""
+        return [one for one in map(self._rate, self._by_node.get(node, ())) if one.rating.score]
+
+
+def _row_order(row: tuple[float, str, str, NodeModel]) -> tuple[float, str, str]:
+    return row[:3]
+
+
+def _fits_job(candidate: Candidate, job: str) -> bool:
+    return candidate.calls_tools and candidate.holds(JOBS[job])
+
+
+class Seating:
+    """An assignment in the making: what runs where, who does what, and why."""
+
+    def __init__(self, states: Sequence[NodeState], measured: Iterable[Measurement],
+                 memory: Mapping[str, float]) -> None:
+        self.nodes = [state.name for state in states if state.online]
+        self.pool = Pool(states, measured)
+        self.seats: dict[tuple[str, str], Seat] = {}
+        self.doing: dict[str, Seat] = {}  # by job
+        self.why: dict[str, str] = {}
+        self._memory = memory
+        self._seen = {state.name: sum(loaded.size for loaded in state.loaded) / 1e9
+                      for state in states}
+
+    # -- what fits a machine --
+
+    def room_for(self, candidate: Candidate, job: str, wanted: int) -> int:
+        """Return the context at which a model fits its node beside what runs there, or 0."""
+        least = JOBS[job]
+        if not candidate.holds(least):  # the nearest, where nobody can do the job
+            least = LEAST_CONTEXT_TOKENS
+        seat = self.seats.get(candidate.place)
+        if seat:
+            return seat.context if seat.context >= least else 0
+
+        most = max(min(candidate.context or wanted, wanted), LEAST_CONTEXT_TOKENS)
+        others = [other for place, other in self.seats.items() if place[0] == candidate.node]
+        for context in (most, MAIN_CONTEXT_TOKENS, 2 * SMALL_CONTEXT_TOKENS, SMALL_CONTEXT_TOKENS):
+            if least <= context <= most and self._fits([*others, Seat(candidate, context)]):
+                return context
+        return 0
+
+    def _fits(self, seats: Sequence[Seat]) -> bool:
+        """Tell whether these run on their node together.
+
+        In its memory, else in what was seen loaded together, else one model alone.
+        """
+        node = seats[0].candidate.node
+        memory = self._memory.get(node)
+        if memory is None and len(seats) == 1:
+            return True
+        need = sum(plan_gigabytes(seat.candidate.model, seat.context) for seat in seats)
+        return need <= (self._seen[node] if memory is None else memory)
+
+    # -- who does what --
+
+    def seat(self, candidate: Candidate, job: str, context: int, why: str) -> None:
+        """Let a model do a job; where it does not run yet, it shall."""
+        old = self.doing.get(job)
+        self.doing[job] = self.seats.setdefault(candidate.place, Seat(candidate, context))
+        self.why[job] = why
+        if old and old not in self.doing.values():
+            del self.seats[old.candidate.place]
+
+    def take_first(self, job: str, candidates: Iterable[Candidate], why: str) -> bool:
+        """Let the first that finds room do a job; tell whether there was one."""
+        size = "heavy" if JOBS[job] == MAIN_CONTEXT_TOKENS else "small"
+        for candidate in candidates:
+            context = self.room_for(candidate, job, STARTER_MODELS[size].context)
+            if context:
+                self.seat(candidate, job, context, why)
+                return True
+        return False
+
+    def jobs_at(self, node: str) -> list[str]:
+        """Return what is done on a node."""
+        return [job for job, seat in self.doing.items() if seat.candidate.node == node]
+
+    def is_near(self, candidate: Candidate, job: str, other: Candidate) -> bool:
+        """Tell whether less than half the strength of another is lost with a candidate."""
+        return self.pool.strength(candidate, job) * 2 > self.pool.strength(other, job)
+
+    def near(self, job: str, other: Candidate, node: str = "") -> Iterator[Candidate]:
+        """Yield who can do a job, on one node or any, at less than half another's strength lost."""
+        for candidate in self.pool.at(node, job) if node else self.pool.strongest(job):
+            if not self.is_near(candidate, job, other):
+                return  # the others are weaker still
+            yield candidate
+
+    def by_strength(self) -> list[Seat]:
+        """Return what runs, the strongest first."""
+        return sorted(self.seats.values(),
+                      key=lambda seat: (-seat.candidate.strength, *seat.candidate.place))
+
+    def idle_nodes(self) -> list[str]:
+        """Return the nodes on which nothing runs, by name."""
+        busy = {node for node, _ in self.seats}
+        return sorted(node for node in self.nodes if node not in busy)
+
+
+def _assign_main(seating: Seating) -> None:
+    """The main session and the implementer get the strongest model that fits its machine."""
+    for job in (MAIN_JOB, "implementer"):
+        if seating.take_first(job, seating.pool.strongest(job), "the strongest"):
+            seating.why[job] = f"the strongest: {_show_strength(seating, job)}"
+
+
+def _assign_reviewer(seating: Seating) -> None:
+    """A second pair of eyes, at work at the same time: another machine's, of another maker."""
+    main = seating.doing[MAIN_JOB].candidate
+    maker = _maker_of(main.model)
+
+    def near(*, elsewhere: bool, strange: bool) -> Iterator[Candidate]:
+        for one in seating.near("reviewer", main):
+            is_strange = _maker_of(one.model) != maker
+            if (one.node != main.node) is elsewhere and (is_strange or not strange):
+                yield one
+
+    for candidates, why in (
+            (near(elsewhere=True, strange=True),
+             "the strongest on another machine, of another family"),
+            (near(elsewhere=True, strange=False), "the strongest on another machine"),
+            (near(elsewhere=False, strange=True),
+             "of another family than the main session's, beside it"),
+            ([main], "nothing else is half as strong")):
+        if seating.take_first("reviewer", candidates, why):
+            return
+
+
+def _assign_planner(seating: Seating) -> None:
+    """Plans are made by the fastest model that is not small, else by the strongest left."""
+    grown = filter(_is_grown, seating.pool.fastest("planner", seating.jobs_at))
+    left = (one for one in seating.pool.strongest("planner") if not seating.jobs_at(one.node))
+    for candidates, why in (
+            (grown, f"the fastest of at least {PLANNING_BILLIONS:g} B"),
+            (left, "the strongest left"),
+            ([seating.doing[MAIN_JOB].candidate], "nothing else fits")):
+        if seating.take_first("planner", candidates, why):
+            return
+
+
+def _assign_summarizer(seating: Seating) -> None:
+    """The fastest sums up, on another machine than the main session's where there is one.
+
+    A small model only where no other is free.
+    """
+    main = seating.doing[MAIN_JOB].candidate
+
+    def away() -> Iterator[Candidate]:
+        fastest = seating.pool.fastest("summarizer", seating.jobs_at)
+        return (one for one in fastest if one.node != main.node)
+
+    for candidates, why in (
+            (filter(_is_grown, away()), "the fastest that is free"),
+            (away(), "the fastest; nothing larger is free"),
+            (seating.pool.fastest("summarizer", seating.jobs_at), "the fastest"),
+            ([main], "nothing else fits")):
+        if seating.take_first("summarizer", candidates, why):
+            return
+
+
+def _seat_twins(seating: Seating) -> None:
+    """A machine that idles and has a model that works elsewhere shares its work."""
+    contexts: dict[str, int] = {}
+    for seat in seating.by_strength():
+        contexts.setdefault(seat.candidate.place[1], seat.context)
+    for node in seating.idle_nodes():
+        for candidate in seating.pool.having(node, contexts):
+            wanted = contexts[candidate.place[1]]
+            if seating.pool.can(candidate, "summarizer") \
+                    and seating.room_for(candidate, "summarizer", wanted) == wanted:
+                seating.seats[candidate.place] = Seat(candidate, wanted)
+                break
+
+
+def _move_to_idle(seating: Seating) -> None:
+    """No machine idles while a job could move to it at less than half its strength lost."""
+    for node in seating.idle_nodes():
+        for job in ("summarizer", "planner", "reviewer", "implementer"):
+            now = seating.doing[job].candidate
+            if len(seating.jobs_at(now.node)) < 2:  # that machine would idle then
+                continue
+            why = f"{node} would idle; more than half as strong"
+            if seating.take_first(job, seating.near(job, now, node), why):
+                break
+
+
+def _seat_spares(seating: Seating) -> None:
+    """A machine that still idles stands in for the others with its strongest model."""
+    for node in seating.idle_nodes():
+        for candidate in seating.pool.at(node, MAIN_JOB):
+            context = seating.room_for(candidate, MAIN_JOB, MAIN_CONTEXT_TOKENS)
+            if context >= MAIN_CONTEXT_TOKENS:
+                seating.seats[candidate.place] = Seat(candidate, context)
+                break
+
+
+ASSIGNMENT_RULES = (_assign_main, _assign_reviewer, _assign_planner, _assign_summarizer,
+                    _seat_twins, _move_to_idle, _seat_spares)
+SEAT_NAMES = {"main session": "heavy-coder", "implementer": "builder", "reviewer": "second-coder",
+              "planner": "small-coder", "summarizer": "reader"}
+SEAT_ALIASES = {"main session": "claude-sonnet-local", "reviewer": "claude-opus-local",
+                "planner": "claude-haiku-local"}
+FALLBACKS = 2  # of a model other than the main session's, which all can stand in for
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One entry of `models`, as an assignment would write it."""
+
+    name: str
+    node: str
+    model: NodeModel
+    alias: str
+    context: int
+    fallback: tuple[str, ...]
+    jobs: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Who does what where, and why."""
+
+    placements: tuple[Placement, ...] = ()
+    jobs: dict[str, str] = field(default_factory=dict)  # job -> the name of its placement
+    why: dict[str, str] = field(default_factory=dict)  # by job
+    idle: dict[str, str] = field(default_factory=dict)  # node -> why nothing runs there
+    flaw: str = ""  # what the main session's model lacks, or why none will do
+
+    def placement(self, job: str) -> Placement:
+        """Return where a job is done."""
+        return next(one for one in self.placements if one.name == self.jobs[job])
+
+
+def plan_assignment(states: Sequence[NodeState], measured: Iterable[Measurement] = (),
+                    memory: Mapping[str, float] | None = None) -> Assignment:
+    """Return who does what where: of what the nodes have, what was measured, their GB."""
+    seating = Seating(states, measured, memory or {})
+    for rule in ASSIGNMENT_RULES:
+        if rule is _assign_main or MAIN_JOB in seating.doing:
+            rule(seating)
+
+    placements = _plan_placements(seating)
+    by_place = {(one.node, full_model_name(one.model.name)): one.name for one in placements}
+    return Assignment(
+        placements,
+        jobs={job: by_place[seating.doing[job].candidate.place]
+              for job in JOBS if job in seating.doing},
+        why={job: seating.why[job] for job in JOBS if job in seating.doing},
+        idle=_explain_idle(seating, states),
+        flaw=_plan_flaw(seating, states))
+
+
+def _plan_placements(seating: Seating) -> tuple[Placement, ...]:
+    """Return the models to write: those with jobs in the jobs' order, then twins and spares."""
+    jobs: dict[tuple[str, str], list[str]] = {place: [] for place in seating.seats}
+    for job in JOBS:
+        if job in seating.doing:
+            jobs[seating.doing[job].candidate.place].append(job)
+
+    strongest = seating.by_strength()
+    order = [seating.doing[job] for job in JOBS if job in seating.doing]
+    seats = list({seat.candidate.place: seat for seat in [*order, *strongest]}.values())
+    labels = _label_seats(seats, jobs)
+
+    placements = []
+    for seat in seats:
+        place = seat.candidate.place
+        label = labels[place]
+        limit = len(seats) if MAIN_JOB in jobs[place] else FALLBACKS
+        heirs = _plan_heirs(seat, strongest, labels, limit=limit)
+        why = "; ".join(dict.fromkeys(seating.why[job] for job in jobs[place]))
+        if not why and label.twin:
+            why = f"the same model as {label.twin}: they share its work"
+        placements.append(Placement(
+            label.name, place[0], seat.candidate.model, label.alias, seat.context,
+            tuple(labels[heir.candidate.place].name for heir in heirs), tuple(jobs[place]),
+            why or "stands in for the others"))
+    return tuple(placements)
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a seat is called in the file."""
+
+    name: str
+    alias: str
+    twin: str  # the one before it that has its alias
+
+
+def _label_seats(seats: Sequence[Seat], jobs: Mapping[tuple[str, str], Sequence[str]]
+                 ) -> dict[tuple[str, str], Label]:
+    """Return what the seats are called: one model with one context has one alias everywhere."""
+    labels: dict[tuple[str, str], Label] = {}
+    firsts: dict[tuple[str, int], Label] = {}
+    for seat in seats:
+        place = seat.candidate.place
+        same = firsts.get((place[1], seat.context))
+        names = {label.name for label in labels.values()}
+        name = _seat_name(jobs[place], place[0], same.name if same else "", names)
+        if same:
+            labels[place] = Label(name, same.alias, same.name)
+            continue
+        aliases = {label.alias for label in labels.values()}
+        labels[place] = Label(name, _seat_alias(jobs[place], seat, aliases), "")
+        firsts[place[1], seat.context] = labels[place]
+    return labels
+
+
+def _seat_name(jobs: Sequence[str], node: str, twin: str, taken: set[str]) -> str:
+    """Return the name of a model by what it does; a twin has its node's behind it."""
+    node = _make_name(node, "node")
+    name = f"{twin or 'spare'}-{node}"
+    if jobs and not twin:
+        name = SEAT_NAMES[jobs[0]]
+    return _free_name(name[:64], node, taken=taken)
+
+
+def _seat_alias(jobs: Sequence[str], seat: Seat, taken: set[str]) -> str:
+    """Return the alias of a model: Claude Code's tier where its job is one's, else its name."""
+    for job in jobs:
+        if job in SEAT_ALIASES:
+            return SEAT_ALIASES[job]
+    alias = _make_name(re.sub(":latest$", "", seat.candidate.model.name), "model")
+    if set(re.split("[^a-z]+", alias)) & set(CLAUDE_WORDS):  # would be taken for a tier's
+        alias = "local"
+    return _free_name(alias, _make_name(seat.candidate.node, "node"), taken=taken)
+
+
+def _plan_heirs(seat: Seat, strongest: Sequence[Seat], labels: Mapping[tuple[str, str], Label],
+                *, limit: int) -> list[Seat]:
+    """Return who stands in for a model: the strongest of the other machines, no alias twice."""
+    least = min(seat.context, MAIN_CONTEXT_TOKENS)
+    known = {labels[seat.candidate.place].alias}
+    heirs: list[Seat] = []
+    for other in strongest:
+        alias = labels[other.candidate.place].alias
+        if len(heirs) == limit:
+            break
+        if other.candidate.node == seat.candidate.node or alias in known or other.context < least:
+            continue
+        known.add(alias)
+        heirs.append(other)
+    return heirs
+
+
+def _show_strength(seating: Seating, job: str) -> str:
+    """Return what made a model the strongest for a job."""
+    candidate = seating.doing[job].candidate
+    role = "implementer" if job == MAIN_JOB else job
+    score = candidate.score(job)
+    if score and seating.pool.strength(candidate, job) == score.share:
+        return f"{score.passed} of {score.asked} trials of an {role}"
+    words = f"{parameters_of(candidate.model):g} B"
+    if not parameters_of(candidate.model):
+        words = f"{candidate.model.size / 1e9:.1f} GB"
+    return f"{words}, a coder" if _CODER.search(candidate.model.name.lower()) else words
+
+
+def _explain_idle(seating: Seating, states: Sequence[NodeState]) -> dict[str, str]:
+    """Return {node: why nothing runs there} of the nodes that answered."""
+    busy = {node for node, _ in seating.seats}
+    idle: dict[str, str] = {}
+    for state in states:
+        if not state.online or state.name in busy:
+            continue
+        mine = seating.pool.all_at(state.name)
+        if not state.models:
+            idle[state.name] = "it has no model"
+        elif not mine:
+            idle[state.name] = "none of its models can chat there"
+        elif not any(one.calls_tools for one in mine):
+            idle[state.name] = "none of its models is known to call tools"
+        elif not any(_fits_job(one, MAIN_JOB) for one in mine):
+            idle[state.name] = "its models hold too little"
+        else:
+            idle[state.name] = "its models do not fit its memory"
+    return idle
+
+
+def _plan_flaw(seating: Seating, states: Sequence[NodeState]) -> str:
+    """Return what the main session's model lacks, or why the first that is there will not do."""
+    if MAIN_JOB in seating.doing:
+        candidate = seating.doing[MAIN_JOB].candidate
+        flaw = candidate.rating.flaw
+        return f"{candidate.model.name} {flaw}" if flaw else ""
+    for state in states:
+        for model in state.models:
+            flaw = rate_model(model).flaw
+            if flaw:
+                return f"{model.name} {flaw}"
+    return "no model fits the memory of its machine" if seating.pool.has_any() else ""
+
+
 # -- what `init` proposes --
 
 def _context_for(model: NodeModel, wanted: int) -> int:
@@ -4071,33 +4697,49 @@ class Starter:
     """What `init` writes."""
 
     tree: dict[str, dict[str, dict[str, Any]]]  # `nodes`, `models` and `agents` by name
-    has_models: bool  # else those in it are placeholders
-    flaw: str  # what the best model lacks
+    assignment: Assignment  # without placements, the models are placeholders
+
+    @property
+    def has_models(self) -> bool:
+        return bool(self.assignment.placements)
+
+    @property
+    def flaw(self) -> str:
+        return self.assignment.flaw
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What the file says above each model."""
+        return {placement.name: describe_placement(placement)
+                for placement in self.assignment.placements}
 
 
-def plan_starter(states: Sequence[NodeState]) -> Starter:
-    """Return a fleet of the largest and the smallest of the best models that were found."""
+def describe_placement(placement: Placement) -> str:
+    """Return in a line for whom a model is there, and why."""
+    if not placement.jobs:
+        return f"For whoever waits: {placement.why}."
+    return f"For {join_words(placement.jobs)}: {placement.why}."
+
+
+def join_words(words: Sequence[str]) -> str:
+    """Return `a, b and c`."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def plan_starter(states: Sequence[NodeState], measured: Iterable[Measurement] = (),
+                 memory: Mapping[str, float] | None = None) -> Starter:
+    """Return the fleet of what was found, as it is assigned."""
+    assignment = plan_assignment(states, measured, memory)
     nodes = _starter_nodes(states)
-    ranked = best_models(states)
-    names = list(nodes)
-    chosen = ranked or [PlacedModel(names[0], NodeModel(PLACEHOLDERS[0])),
-                        PlacedModel(names[-1], NodeModel(PLACEHOLDERS[1]))]
-
-    models = {"heavy-coder": _starter_model("heavy", chosen[-1])}
-    if len(chosen) > 1:
-        small = _starter_model("small", chosen[0])
-        models["small-coder"] = small
-        if chosen[0].node != chosen[-1].node and small["context"] >= MAIN_CONTEXT_TOKENS:
-            models["heavy-coder"]["fallback"] = ["small-coder"]
+    models = {placement.name: _starter_model(placement) for placement in assignment.placements}
+    models = models or _placeholder_models(list(nodes))
 
     agents = {}
     for name, role in ROLES.items():
-        coder = f"{role.size}-coder"
-        agents[name] = {"model": coder if coder in models else "heavy-coder",
-                        "description": role.description, "tools": list(role.tools)}
-
-    tree = {"nodes": nodes, "models": models, "agents": agents}
-    return Starter(tree, bool(ranked), _starter_flaw(states, ranked))
+        model = assignment.jobs.get(name) or f"{role.size}-coder"
+        agents[name] = {"model": model, "description": role.description,
+                        "tools": list(role.tools)}
+    return Starter({"nodes": nodes, "models": models, "agents": agents}, assignment)
 
 
 def _starter_nodes(states: Sequence[NodeState]) -> dict[str, dict[str, Any]]:
@@ -4111,27 +4753,36 @@ def _starter_nodes(states: Sequence[NodeState]) -> dict[str, dict[str, Any]]:
     return nodes
 
 
-def _starter_model(size: str, placed: PlacedModel) -> dict[str, Any]:
+def _starter_model(placement: Placement) -> dict[str, Any]:
     """Return a model's keys in the fleet file."""
-    usual = STARTER_MODELS[size]
-    return {
-        "node": placed.node,
-        "ollama_model": placed.model.name,
-        "litellm_alias": usual.alias,
-        "timeout": usual.timeout,
-        "context": _context_for(placed.model, usual.context),
+    size = "heavy" if placement.context > MAIN_CONTEXT_TOKENS else "small"
+    if MAIN_JOB in placement.jobs:
+        size = "heavy"
+    model: dict[str, Any] = {
+        "node": placement.node,
+        "ollama_model": placement.model.name,
+        "litellm_alias": placement.alias,
+        "timeout": STARTER_MODELS[size].timeout,
+        "context": placement.context,
         "max_parallel": 1}
+    if placement.fallback:
+        model["fallback"] = list(placement.fallback)
+    return model
 
 
-def _starter_flaw(states: Sequence[NodeState], ranked: Sequence[PlacedModel]) -> str:
-    """Return what the best model lacks, or why the first one that is there will not do."""
-    models = [ranked[-1].model] if ranked else [
-        model for state in states for model in state.models]
-    for model in models:
-        flaw = rate_model(model).flaw
-        if flaw:
-            return f"{model.name} {flaw}"
-    return ""
+def _placeholder_models(nodes: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the models to write where none was found."""
+    models = {}
+    for size, node, name in (("heavy", nodes[-1], PLACEHOLDERS[1]),
+                             ("small", nodes[0], PLACEHOLDERS[0])):
+        usual = STARTER_MODELS[size]
+        models[f"{size}-coder"] = {
+            "node": node, "ollama_model": name, "litellm_alias": usual.alias,
+            "timeout": usual.timeout, "context": usual.context, "max_parallel": 1}
+    if nodes[0] != nodes[-1]:
+        models["heavy-coder"]["fallback"] = ["small-coder"]
+        models["small-coder"]["fallback"] = ["heavy-coder"]
+    return models
 
 
 # -- what `worker` proposes --
@@ -4141,14 +4792,12 @@ def plan_worker_block(name: str, state: NodeState,
     """Return the `nodes:` and `models:` to paste of a worker, `reached` at its addresses."""
     node = _make_name(name.split(".")[0], "worker")
     models: dict[str, dict[str, Any]] = {}
-    for number, placed in enumerate(best_models([state])):
-        model = _make_name(re.sub(":latest$", "", placed.model.name), "model")
-        if model in models:
-            model = f"{model[:56]}-{number}"
-        models[model] = {
-            "node": node, "ollama_model": placed.model.name,
+    for placement in plan_assignment([state]).placements:
+        model = _make_name(re.sub(":latest$", "", placement.model.name), "model")
+        models[_free_name(model, node, taken=set(models))] = {
+            "node": node, "ollama_model": placement.model.name,
             "litellm_alias": f"{model}-local" if model in CLAUDE_WORDS else model,
-            "context": _context_for(placed.model, MAIN_CONTEXT_TOKENS)}
+            "context": _context_for(placement.model, MAIN_CONTEXT_TOKENS)}
     endpoint = _best_endpoint(name, state, reached)
     return {"nodes": {node: {"endpoint": endpoint}}, "models": models}
 
@@ -4204,13 +4853,11 @@ def _free_name(name: str, more: str, *, taken: set[str]) -> str:
 
 
 def plan_added_models(fleet: Fleet, state: NodeState) -> list[NodeModel]:
-    """Return what `add` takes of a machine unasked: what the fleet has, and its largest."""
+    """Return what `add` takes of a machine unasked: what the fleet has, and its strongest."""
     known = {full_model_name(model.ollama_model) for model in fleet.models.values()}
-    ranked = [placed.model for placed in best_models([state])]
+    ranked = [candidate.model for candidate in rank_models([state])]
     chosen = [model for model in ranked if full_model_name(model.name) in known]
-    if ranked and ranked[-1] not in chosen:
-        chosen.append(ranked[-1])
-    return chosen
+    return chosen + [model for model in ranked[:1] if model not in chosen]
 
 
 # == 6. Findings ==============================================================
@@ -4864,7 +5511,7 @@ def _plan_less_context(resident: Resident, memory: float, least: int) -> str:
 def _plan_smaller_model(state: NodeState, resident: Resident, memory: float) -> str:
     """Return what to write where a node has another model that fits, or nothing."""
     model = resident.model
-    for placed in reversed(best_models([state])):
+    for placed in rank_models([state]):
         if plan_gigabytes(placed.model, model.context) <= memory:
             shown = quote_yaml(placed.model.name)
             return f"write `{model.name_key}: {shown}` in models.{model.name}"
@@ -5287,7 +5934,7 @@ def check_worker(program: str, state: NodeState,
         return [_check_stopped_ollama(program, state)]
 
     findings = list(_ollama_holes(state, "this machine"))
-    if not best_models([state]):
+    if not rank_models([state]):
         findings.append(Finding("no-model", "warning", "no model here can answer an agent",
                                 fix=f"ollama pull {PLACEHOLDERS[0]}"))
     places = [place.name for place in reached if place.online and address_kind(place.name)]
@@ -5573,9 +6220,12 @@ _STARTER_NOTE_COLUMN = 44
 
 
 def render_starter(tree: dict[str, dict[str, dict[str, object]]], has_models: bool,
-                   name: str = "local-dev") -> str:
-    """Return a fleet.yaml that teaches by its comments; they tell if its models were not found."""
-    blocks = {kind: _starter_block(kind, sections) for kind, sections in tree.items()}
+                   name: str = "local-dev", notes: Mapping[str, str] | None = None) -> str:
+    """Return a fleet.yaml that teaches by its comments.
+
+    They tell why each model is there (`notes`), or that the models were not found.
+    """
+    blocks = {kind: _starter_block(kind, sections, notes or {}) for kind, sections in tree.items()}
     blocks["name"] = quote_yaml(name)
     blocks["mark"] = ""
     if not has_models:
@@ -5583,11 +6233,14 @@ def render_starter(tree: dict[str, dict[str, dict[str, object]]], has_models: bo
     return string.Template(_STARTER).substitute(blocks)
 
 
-def _starter_block(kind: str, sections: dict[str, dict[str, object]]) -> str:
+def _starter_block(kind: str, sections: dict[str, dict[str, object]],
+                   notes: Mapping[str, str]) -> str:
     """Return the sections of one kind; the first one shows every key, and what it is for."""
     lines: list[str] = []
     for name, values in sections.items():
         is_first = not lines
+        if kind == "models" and name in notes:
+            lines += [f"  # {line}" for line in _wrap_note(notes[name])]
         lines.append(f"  {quote_yaml(name)}:")
         for key, declared in FILE_KEYS[kind[:-1]].items():
             if key in values:
@@ -5603,6 +6256,16 @@ def _starter_block(kind: str, sections: dict[str, dict[str, object]]) -> str:
                 line = f"{line:{_STARTER_NOTE_COLUMN}} # {declared.words}"
             lines.append(line)
     return "\n".join(lines) + "\n"
+
+
+def _wrap_note(note: str, width: int = 90) -> list[str]:
+    """Return a note in lines; what a node said in it can end no comment."""
+    lines = [""]
+    for word in re.sub(r"[^ -~\xa0-\u1fff]", "?", note).split(" "):
+        if lines[-1] and len(lines[-1]) + len(word) >= width:
+            lines.append("")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return lines
 
 
 def _starter_value(value: object) -> str:
@@ -6382,7 +7045,7 @@ def format_setup(system: str, state: NodeState, reached: Sequence[NodeState]) ->
     port = split_endpoint(state.endpoint).port
     words = {
         "port": port,
-        "models": len(best_models([state])) or 1,
+        "models": len(rank_models([state])) or 1,
         "address": reached[0].name if reached else "0.0.0.0",
     }
     setup = WORKER_SETUPS[system]
@@ -7066,21 +7729,50 @@ def format_clock(seconds: float, now: float) -> str:
     return then.strftime("%m-%d %Hh")
 
 
-def format_starter(starter: Starter, states: Sequence[NodeState]) -> list[str]:
-    """Return the lines that say who was asked for models, and which were chosen."""
-    lines = []
+def format_answers(states: Sequence[NodeState]) -> str:
+    """Return which machines were asked for models, and what each said."""
+    text = ""
     for state in states:
         answer = state.reason or count_of(state.models, "model")
-        lines.append(f"  {state.name} ({state.endpoint}): {answer}")
-    if starter.has_models:
-        chosen = [f"{name} is {model['ollama_model']} on {model['node']}"
-                  for name, model in starter.tree["models"].items()]
-        return [*lines, ", ".join(chosen) + "."]
+        text += f"  {clean_line(f'{state.name} ({state.endpoint}): {answer}')}\n"
+    return text
 
-    who = "No model that can be used was found"
-    if all(state.reason == "not asked" for state in states):
-        who = "Nobody was asked"
-    return [*lines, f"{who}: the models in it are placeholders."]
+
+def format_starter(starter: Starter, states: Sequence[NodeState], look: Look = PLAIN) -> str:
+    """Return who was asked for models, and who does what where with one reason each."""
+    text = format_answers(states)
+    if starter.has_models:
+        text += "\n" + format_assignment(starter.assignment, look)
+    else:
+        who = "No model that can be used was found"
+        if all(state.reason == "not asked" for state in states):
+            who = "Nobody was asked"
+        text += f"{who}: the models in it are placeholders.\n"
+    if starter.flaw:
+        mend = f"`ollama pull {PLACEHOLDERS[0]}`, `subagent-fleet init --force`"
+        parts = [Styled(f"{starter.flaw}:"), *find_commands(mend)]
+        text += format_words(parts, look)
+    return text
+
+
+def format_assignment(assignment: Assignment, look: Look = PLAIN) -> str:
+    """Return a table of who does what where and why, then who stands in and who idles."""
+    rows = []
+    for job in assignment.jobs:
+        placement = assignment.placement(job)
+        rows.append((job, placement.model.name, placement.node, assignment.why[job]))
+    for placement in assignment.placements:
+        if not placement.jobs:
+            rows.append(("-", placement.model.name, placement.node, placement.why))
+    text = format_table(("Role", "Model", "Machine", "Why"), rows, look=look)
+
+    heirs = [f"{placement.name} by {join_words(placement.fallback)}"
+             for placement in assignment.placements if placement.fallback]
+    if heirs:
+        text += format_words([Styled(f"Stood in for: {'; '.join(heirs)}.")], look)
+    for node, why in assignment.idle.items():
+        text += format_words([Styled(f"{clean_line(node)} idles: {why}.")], look)
+    return text
 
 
 # -- trust --
@@ -14067,8 +14759,7 @@ def find_or_write_fleet(options: Options, world: World) -> Fleet:
         path = find_config(world, options.config)
     except FleetError:
         path = CONFIG_NAMES[0]
-        starter = write_starter(world, path, nodes, placeholders=False)
-        world.err(as_typed(starter, options.typing))
+        write_first_fleet(world, path, nodes, options)
         nodes = {}
     if path == "-":
         raise FleetError("usage", "up: standard input is Claude Code's, so the config must be in "
@@ -14086,6 +14777,24 @@ def find_or_write_fleet(options: Options, world: World) -> Fleet:
     weak = lint_key(config.fleet, world.environ)
     tell_findings([*config.warnings, *weak], options, world)
     return config.fleet
+
+
+def write_first_fleet(world: World, path: str, nodes: Mapping[str, Node], options: Options) -> None:
+    """Write a fleet file with what this machine and the typed ones have; refuse placeholders."""
+    nodes = with_this_machine(world, nodes)
+    states = ask_machines(world, nodes)
+    workspace = Workspace(world, world.parent(path))
+    starter = plan_starter(states, read_measurements(workspace))
+    if not starter.has_models:
+        answers = "; ".join(line.strip() for line in format_answers(states).splitlines())
+        what = f"no fleet.yaml, and no model to write one with: {answers}"
+        if starter.flaw:
+            what += f"; {starter.flaw}"
+        raise FleetError("no-model", what, fix="start Ollama, "
+                         f"`ollama pull {PLACEHOLDERS[0]}`, then `subagent-fleet up`")
+    said = write_starter(world, path, nodes, starter)
+    said += format_starter(starter, states, look_of(world, "stderr"))
+    world.err(as_typed(said, options.typing))
 
 
 def write_unedited(workspace: Workspace, fleet: Fleet) -> None:
@@ -14160,10 +14869,14 @@ def cmd_init(options: Options, world: World) -> int:
     nodes = parse_nodes(options.node, "init")
     if not options.force:
         ask_for_second(world, output)
-    said = write_starter(world, output, nodes, offline=options.offline)
+    nodes = with_this_machine(world, nodes)
+    states = ask_machines(world, nodes, offline=options.offline)
+    starter = plan_starter(states, read_measurements(Workspace(world, directory)))
+    said = write_starter(world, output, nodes, starter)
+    said += format_starter(starter, states, look_of(world))
     said += ("Edit it with your Ollama node endpoints, then run:\n"
              "  subagent-fleet discover\n  subagent-fleet generate\n")
-    world.out(clean_text(as_typed(said, options.typing)))
+    world.out(as_typed(said, options.typing))
     return EXIT_OK
 
 
@@ -14212,32 +14925,30 @@ def refuse_node(command: str, text: str, why: str) -> NoReturn:
                      fix=f"subagent-fleet {command} {flag}mini=http://192.168.1.50:11434")
 
 
-def write_starter(world: World, output: str, nodes: dict[str, Node], *, offline: bool = False,
-                  placeholders: bool = True) -> str:
-    """Write a fleet file with the models that this machine and these nodes have; tell them."""
+def with_this_machine(world: World, nodes: Mapping[str, Node]) -> dict[str, Node]:
+    """Return nodes with this machine first, unless one of them is it."""
     here = own_endpoint(world)
-    if not any(is_same_machine(world, node.endpoint, here) for node in nodes.values()):
-        nodes = {"local": Node("local", here), **nodes}
-    if offline:
-        states = [NodeState(node.name, node.endpoint, "not asked") for node in nodes.values()]
-    else:
-        states = list(probe_nodes(world, nodes, INIT_TIMEOUT_SECONDS).values())
-    starter = plan_starter(states)
-    flaw = starter.flaw
-    said = format_starter(starter, states)
-    if not starter.has_models and not placeholders:
-        answers = "; ".join(line.strip() for line in said[:-1])
-        what = f"no fleet.yaml, and no model to write one with: {answers}"
-        raise FleetError("no-model", f"{what}; {flaw}" if flaw else what, fix="start Ollama, "
-                         f"`ollama pull {PLACEHOLDERS[0]}`, then `subagent-fleet up`")
+    if any(is_same_machine(world, node.endpoint, here) for node in nodes.values()):
+        return dict(nodes)
+    return {"local": Node("local", here), **nodes}
 
-    text = render_starter(starter.tree, starter.has_models, name_project(world, output))
+
+def ask_machines(world: World, nodes: Mapping[str, Node], *, offline: bool = False
+                 ) -> list[NodeState]:
+    """Return what machines have; offline, that they were not asked."""
+    if offline:
+        return [NodeState(node.name, node.endpoint, "not asked") for node in nodes.values()]
+    return list(probe_nodes(world, nodes, INIT_TIMEOUT_SECONDS).values())
+
+
+def write_starter(world: World, output: str, nodes: Mapping[str, Node], starter: Starter) -> str:
+    """Write a fleet file of what was found; say what was written."""
+    text = render_starter(starter.tree, starter.has_models, name_project(world, output),
+                          starter.notes)
     text = dress_starter(world, output, text)
-    said = [*replace_config(world, output, text), *said]
+    lines = replace_config(world, output, text)
     accept_typed(world, output, nodes.values())
-    if flaw:
-        said.append(f"{flaw}: `ollama pull {PLACEHOLDERS[0]}`, `subagent-fleet init --force`")
-    return "".join(clean_line(line) + "\n" for line in said)
+    return "".join(clean_line(line) + "\n" for line in lines)
 
 
 def own_endpoint(world: World) -> str:
@@ -15678,7 +16389,7 @@ def plan_typing(program: str, options: Options) -> Typing:
     places = {}
     for row in COMMANDS:
         takes = [flag.name for flag in row.flags]
-        words = [f" {name} {quote_shell(value)}" for name, value in values.items()
+        words = [f" {name} {clean_line(quote_shell(value))}" for name, value in values.items()
                  if name in takes and value not in (None, "", "-")]
         places[row.name] = "".join(words)
     return Typing(program, places)

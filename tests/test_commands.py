@@ -82,8 +82,10 @@ def test_init_tells_what_it_found_and_what_that_lacks(tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sf, "OLLAMA_ENDPOINT", f"http://127.0.0.1:{free_port()}")
     for node, lines in (
-            (nothing, ["heavy-coder is qwen3:14b on n, small-coder is qwen3:8b on n."]),
-            (short, ["heavy-coder is tiny:1b on n.",
+            (nothing, ["reviewer      qwen3:14b  n        nothing else is half as strong",
+                       "planner       qwen3:14b  n        the fastest of at least 7 B",
+                       "summarizer    qwen3:14b  n        the fastest"]),
+            (short, ["summarizer    tiny:1b  n        the fastest",
                      "tiny:1b holds 2048 tokens; Claude Code's own prompt takes 10,000 to 18,000: "
                      "`ollama pull qwen3:8b`, `subagent-fleet init --output o/f.yaml --force`"]),
             (embeds, ["No model that can be used was found: the models in it are placeholders.",

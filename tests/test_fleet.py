@@ -600,36 +600,33 @@ def model(name, size, capabilities=("completion", "tools"), context=131072, remo
                         remote=remote)
 
 
-@pytest.mark.parametrize("states, heavy, small", [
-    ([state("a", model("big:30b", 30), model("mid:14b", 14), model("tiny:3b", 3))],
-     ("a", "big:30b", 65536), ("a", "tiny:3b", 32768)),
-    ([state("a", model("one:8b", 8))], ("a", "one:8b", 65536), ("a", "one:8b", 32768)),
-    ([state("a", model("s:3b", 3)), state("b", model("l:30b", 30))],
-     ("b", "l:30b", 65536), ("a", "s:3b", 32768)),
-    ([state("a", model("embed", 90, ("embedding",)), model("x:3b", 3))],
-     ("a", "x:3b", 65536), ("a", "x:3b", 32768)),
-    ([state("a", model("c:cloud", 0), model("r", 0, remote="gpt-oss"), model("x:3b", 3))],
-     ("a", "x:3b", 65536), ("a", "x:3b", 32768)),
-    ([state("a", model("notools:70b", 70, ("completion",)), model("x:3b", 3))],
-     ("a", "x:3b", 65536), ("a", "x:3b", 32768)),
-    ([state("a", model("qwen2.5-coder:32b", 32), model("x:3b", 3))],
-     ("a", "x:3b", 65536), ("a", "x:3b", 32768)),
-    ([state("a", model("short:70b", 70, context=8192), model("x:3b", 3, context=40960))],
-     ("a", "x:3b", 40960), ("a", "x:3b", 32768)),
-    ([state("a", model("q:14b", 14, None), model("q:8b", 8, None), *(model(name, 1, None) for name in (
-        "nomic-embed-text", "mxbai-embed-large", "bge-m3", "all-minilm", "me/Snowflake-Arctic-Embed")))],
-     ("a", "q:14b", 65536), ("a", "q:8b", 32768)),
-])
-def test_starter_takes_what_is_there(states, heavy, small):
+def test_starter_is_what_was_assigned_and_says_why():
+    states = [state("a", model("s:8b", 8)), state("b", model("l:30b", 30))]
     tree, found, flaw = starter(states)
-    fleet, findings = check(sf.render_starter(tree, found))
-    assert found and findings == [] and flaw == ""
-    assert "laceholder" not in fleet.document.text
-    read = sf.parse_yaml(fleet.document.text)
+    notes = sf.plan_starter(states).notes
+    text = sf.render_starter(tree, found, notes=notes)
+    fleet, findings = check(text)
+    assert found and findings == [] and flaw == "" and "laceholder" not in text
+    assert "  # For main session, implementer and reviewer: the strongest: 30 B; nothing else is half" \
+        in text
+    assert "  # For planner and summarizer: the fastest of at least 7 B; the fastest that is free." in text
+    read = sf.parse_yaml(text)
     assert {key: read[key] for key in tree} == tree
-    chosen = [(model.node, model.ollama_model, model.context) for model in fleet.models.values()]
-    assert chosen == [heavy] + [small] * (small[:2] != heavy[:2])
-    assert fleet.agents["planner"].model == list(fleet.models)[-1]
+    rows = [(m.name, m.node, m.ollama_model, m.alias, m.context, m.timeout, m.fallback)
+            for m in fleet.models.values()]
+    assert rows == [
+        ("heavy-coder", "b", "l:30b", "claude-sonnet-local", 65536, 600, ("small-coder",)),
+        ("small-coder", "a", "s:8b", "claude-haiku-local", 32768, 300, ("heavy-coder",))]
+    assert {name: agent.model for name, agent in fleet.agents.items()} == {
+        "planner": "small-coder", "implementer": "heavy-coder", "reviewer": "heavy-coder",
+        "summarizer": "small-coder"}
+
+
+@pytest.mark.parametrize("note", ["a\nb: c", "x " * 200, "\x1b[2J", "# {a: [b", "\u2028d", "y" * 300])
+def test_a_note_in_a_starter_is_only_a_comment(note):
+    tree, found, _ = starter([state("a", model("x:8b", 3))])
+    text = sf.render_starter(tree, found, notes={"heavy-coder": note})
+    assert sf.parse_yaml(text) == sf.parse_yaml(sf.render_starter(tree, found))
 
 
 def test_starter_without_anybody_has_placeholders():

@@ -1,0 +1,340 @@
+"""Who does what where: `plan_assignment`, its reasons, and what holds for every fleet."""
+import random
+
+import pytest
+
+import subagent_fleet as sf
+
+TOOLS = ("completion", "tools")
+THINKS = (*TOOLS, "thinking")
+
+
+def model(name, gigabytes=5.0, capabilities=TOOLS, context=131072, **more):
+    size = int(gigabytes * 1e9)
+    return sf.NodeModel(name, size, capabilities=capabilities, trained_context=context, **more)
+
+
+def node(name, *models, loaded=(), reason=""):
+    held = tuple(sf.LoadedModel(name, 32768, 100, int(size * 1e9), "") for name, size in loaded)
+    return sf.NodeState(name, f"http://{name}:11434", reason, models=models, loaded=held)
+
+
+def measured(where, name, *, rate=None, tools=None, context=None, **quality):
+    return sf.Measurement(
+        where, f"http://{where}:11434", name, tokens=65536, answer_rate=rate, tools=tools,
+        context=context, quality={role: sf.Score(passed, 5) for role, passed in quality.items()})
+
+
+CODER, OSS = model("qwen3-coder:30b", 19, parameters="30.5B"), model("gpt-oss:20b", 14, THINKS)
+QWEN, SMALL = model("qwen3:8b", 5.2, THINKS, 40960), model("llama3.2:3b", 2)
+LIAR, DEVSTRAL = model("qwen2.5-coder:32b", 20), model("devstral:24b", 14)
+GEMMA, EMBED = model("gemma3:4b", 3.3, ("completion", "vision")), model("bge-m3", 1, ("embedding",))
+SEES = model("qwen3-vl:30b", 19, (*TOOLS, "vision"))
+STUB = model("gpt-oss:120b-cloud", 0, TOOLS, remote="https://ollama.com:443")
+THREE = (node("laptop", QWEN, GEMMA), node("mini", CODER, OSS, LIAR), node("gpu", DEVSTRAL, SMALL))
+WEAK = tuple(node(f"weak{number}", SMALL) for number in range(1, 5))
+NOBODY = "nothing else is half as strong"
+ALONE = {"main session": "the strongest: 8 B", "reviewer": NOBODY,
+         "planner": "the fastest of at least 7 B", "summarizer": "the fastest"}
+
+# (what, nodes, their GB, {job: (model, node)}, {who else runs: where}, {job: why})
+FLEETS = [
+    ("one laptop", (node("laptop", QWEN, GEMMA),), {},
+     dict.fromkeys(sf.JOBS, ("qwen3:8b", "laptop")), [], ALONE),
+    ("two Macs with the same model", (node("mac1", CODER), node("mac2", CODER)), {},
+     {"main session": ("qwen3-coder:30b", "mac1"), "implementer": ("qwen3-coder:30b", "mac1"),
+      "reviewer": ("qwen3-coder:30b", "mac2"), "planner": ("qwen3-coder:30b", "mac2"),
+      "summarizer": ("qwen3-coder:30b", "mac2")}, [],
+     {"main session": "the strongest: 30.5 B, a coder",
+      "reviewer": "the strongest on another machine"}),
+    ("three machines", THREE, {},
+     {"main session": ("qwen3-coder:30b", "mini"), "implementer": ("qwen3-coder:30b", "mini"),
+      "reviewer": ("devstral:24b", "gpu"), "planner": ("qwen3:8b", "laptop"),
+      "summarizer": ("qwen3:8b", "laptop")}, [],
+     {"reviewer": "the strongest on another machine, of another family",
+      "planner": "the fastest of at least 7 B", "summarizer": "the fastest that is free"}),
+    ("a strong and four weak", (node("strong", CODER), *WEAK), {},
+     {**dict.fromkeys(sf.JOBS, ("qwen3-coder:30b", "strong")),
+      "summarizer": ("llama3.2:3b", "weak1")},
+     [("llama3.2:3b", f"weak{number}") for number in (2, 3, 4)],
+     {"reviewer": NOBODY, "summarizer": "the fastest; nothing larger is free"}),
+    ("only embeddings", (node("a", EMBED), node("b", EMBED)), {}, {}, [], {}),
+    ("a model that prints tool calls", (node("a", LIAR, QWEN),), {},
+     dict.fromkeys(sf.JOBS, ("qwen3:8b", "a")), [], ALONE),
+    ("16 GB and two that do not fit together", (node("mac", model("qwen3:14b", 9.3), QWEN),),
+     {"mac": 16}, dict.fromkeys(sf.JOBS, ("qwen3:14b", "mac")), [],
+     {"main session": "the strongest: 14 B"}),
+    ("a GPU box with 3B models only", (node("gpu", SMALL, model("qwen2.5:3b", 1.9)),), {},
+     dict.fromkeys(sf.JOBS, ("llama3.2:3b", "gpu")), [], {"planner": "nothing else fits"}),
+    ("a GPU box with 3B models beside a laptop", (node("gpu", SMALL), node("laptop", QWEN)), {},
+     {**dict.fromkeys(sf.JOBS, ("qwen3:8b", "laptop")), "summarizer": ("llama3.2:3b", "gpu")}, [],
+     {"summarizer": "the fastest; nothing larger is free"}),
+    ("cloud stubs", (node("a", STUB, SMALL), node("b", STUB)), {},
+     dict.fromkeys(sf.JOBS, ("llama3.2:3b", "a")), [], {}),
+    ("one machine with everything", (node("studio", CODER, DEVSTRAL, OSS, QWEN, SMALL, EMBED),),
+     {"studio": 128},
+     {"main session": ("qwen3-coder:30b", "studio"), "implementer": ("qwen3-coder:30b", "studio"),
+      "reviewer": ("devstral:24b", "studio"), "planner": ("qwen3:8b", "studio"),
+      "summarizer": ("llama3.2:3b", "studio")}, [],
+     {"reviewer": "of another family than the main session's, beside it",
+      "summarizer": "the fastest"}),
+    ("two with vision", (node("a", SEES), node("b", SEES, GEMMA)), {},
+     {"main session": ("qwen3-vl:30b", "a"), "implementer": ("qwen3-vl:30b", "a"),
+      "reviewer": ("qwen3-vl:30b", "b"), "planner": ("qwen3-vl:30b", "b"),
+      "summarizer": ("qwen3-vl:30b", "b")}, [], {}),
+    ("twenty machines", tuple(node(f"m{number:02}", [CODER, DEVSTRAL, QWEN, SMALL][number % 4])
+                              for number in range(20)), {},
+     {"main session": ("qwen3-coder:30b", "m00"), "implementer": ("qwen3-coder:30b", "m00"),
+      "reviewer": ("devstral:24b", "m01"), "planner": ("qwen3:8b", "m02"),
+      "summarizer": ("qwen3:8b", "m06")},
+     [("devstral:24b", f"m{number:02}") for number in (5, 9, 13, 17)]
+     + [("llama3.2:3b", f"m{number:02}") for number in (3, 7, 11, 15, 19)]
+     + [("qwen3-coder:30b", f"m{number:02}") for number in (4, 8, 12, 16)]
+     + [("qwen3:8b", f"m{number:02}") for number in (10, 14, 18)], {}),
+]
+
+
+def read_back(states, **more):
+    """The fleet that `init` would write, and its warnings."""
+    starter = sf.plan_starter(states, **more)
+    text = sf.render_starter(starter.tree, starter.has_models, notes=starter.notes)
+    fleet, problems = sf.check_fleet(sf.Document(text, "fleet.yaml"))
+    assert problems == []
+    return fleet, list(sf.lint_fleet(fleet))
+
+
+@pytest.mark.parametrize("states, memory, jobs, others, why", [row[1:] for row in FLEETS],
+                         ids=[row[0] for row in FLEETS])
+def test_fleets_are_assigned_as_a_person_would(states, memory, jobs, others, why):
+    plan = sf.plan_assignment(states, memory=memory)
+    done = {job: (plan.placement(job).model.name, plan.placement(job).node) for job in plan.jobs}
+    assert done == jobs
+    assert sorted((one.model.name, one.node) for one in plan.placements if not one.jobs) == others
+    assert {job: plan.why[job] for job in why} == why
+    assert set(plan.why) == set(jobs)
+
+    fleet, warnings = read_back(states, memory=memory)
+    idle = {finding.what.split(":")[0] for finding in warnings}
+    assert idle == ({f"nodes.{name}" for name in plan.idle} if plan.placements else set())
+
+
+def test_three_machines_all_work_and_stand_in_for_each_other():
+    fleet, warnings = read_back(THREE)
+    assert warnings == []
+    assert {model.node for model in fleet.models.values()} == {"laptop", "mini", "gpu"}
+    assert not any("3b" in model.ollama_model for model in fleet.models.values())
+    for model in fleet.models.values():
+        heirs = [fleet.models[name] for name in model.fallback]
+        assert heirs and all(heir.node != model.node for heir in heirs)
+    assert fleet.models["heavy-coder"].fallback == ("second-coder", "small-coder")
+    assert sf.plan_tiers(fleet) == {"main": "heavy-coder", "opus": "second-coder",
+                                    "sonnet": "heavy-coder", "haiku": "small-coder",
+                                    "fable": "heavy-coder"}
+
+
+def test_one_model_on_two_machines_has_one_alias():
+    fleet, warnings = read_back((node("mac1", CODER), node("mac2", CODER)))
+    assert warnings == []
+    assert {m.alias for m in fleet.models.values()} == {"claude-sonnet-local"}
+    assert {m.context for m in fleet.models.values()} == {65536}
+    assert list(fleet.models) == ["heavy-coder", "heavy-coder-mac2"]
+    assert sf.plan_main_fallbacks(fleet)[0].name == "heavy-coder-mac2"
+
+
+def test_a_machine_that_would_idle_gets_a_job_or_stands_in():
+    states = (node("a", CODER), node("b", DEVSTRAL), node("c", QWEN), node("d", OSS))
+    plan = sf.plan_assignment(states)
+    assert plan.placement("summarizer").node == "d"
+    assert plan.why["summarizer"] == "d would idle; more than half as strong"
+    states = (node("a", model("big:70b")), node("b", model("tiny:4b")), node("c", model("odd:5b")))
+    plan = sf.plan_assignment(states)
+    (spare,) = [one for one in plan.placements if not one.jobs]
+    assert (spare.name, spare.node, spare.why) == ("spare-c", "c", "stands in for the others")
+    assert spare.name in plan.placement("main session").fallback
+
+
+@pytest.mark.parametrize("state, why", [
+    (node("x"), "it has no model"), (node("x", EMBED, STUB), "none of its models can chat there"),
+    (node("x", GEMMA, LIAR), "none of its models is known to call tools"),
+    (node("x", model("m:8b", context=4096)), "its models hold too little")])
+def test_why_a_machine_idles_is_said(state, why):
+    assert sf.plan_assignment([node("a", CODER), state]).idle == {"x": why}
+
+
+def test_memory_is_kept_to_by_a_smaller_context_or_another_model():
+    tight = model("qwen3:14b", 9.3, token_bytes=160_000)  # 10.2 GB, and 10.5 of 65536 tokens
+    plan = sf.plan_assignment([node("mac", tight, QWEN)], memory={"mac": 16})
+    assert (plan.placement("main session").model.name, plan.placement("main session").context) \
+        == ("qwen3:14b", 32768)
+    plan = sf.plan_assignment([node("mac", tight, QWEN)], memory={"mac": 12})
+    assert plan.placement("main session").model.name == "qwen3:8b"
+    plan = sf.plan_assignment([node("mac", tight)], memory={"mac": 8})
+    assert plan.placements == () and plan.flaw == "no model fits the memory of its machine"
+    assert plan.idle == {"mac": "its models do not fit its memory"}
+
+
+def test_what_was_seen_loaded_together_may_be_together():
+    both = (CODER, QWEN)
+    alone = sf.plan_assignment([node("mac", *both)])
+    assert {one.model.name for one in alone.placements} == {"qwen3-coder:30b"}
+    seen = sf.plan_assignment([node("mac", *both, loaded=(("x:70b", 60),))])
+    assert {one.model.name for one in seen.placements} == {"qwen3-coder:30b", "qwen3:8b"}
+
+
+def test_what_was_measured_beats_what_is_said():
+    states = (node("a", LIAR, QWEN),)
+    full = sf.Score(6, 6)
+    plan = sf.plan_assignment(states, [measured("a", "qwen2.5-coder:32b", tools=full)])
+    assert plan.placement("main session").model.name == "qwen2.5-coder:32b"
+    plan = sf.plan_assignment(states, [measured("a", "qwen3:8b", tools=sf.Score(0, 6))])
+    assert plan.flaw == "qwen2.5-coder:32b prints tool calls as text"  # nobody calls tools now
+    plan = sf.plan_assignment(
+        (node("a", CODER), node("b", QWEN)),
+        [measured("a", "qwen3-coder:30b", context=sf.Score(1, 3)), measured("b", "qwen3:8b")])
+    assert plan.placement("main session").context == 32768  # it was cut at 65536
+    elsewhere = [measured("b", "qwen2.5-coder:32b", tools=full)]
+    assert sf.plan_assignment(states, elsewhere) == sf.plan_assignment(states)
+
+
+def test_quality_decides_where_all_were_measured():
+    states = (node("a", CODER), node("b", DEVSTRAL))
+    some = [measured("a", "qwen3-coder:30b", implementer=2)]
+    assert sf.plan_assignment(states, some).placement("main session").node == "a"
+    plan = sf.plan_assignment(states, [*some, measured("b", "devstral:24b", implementer=5)])
+    assert plan.placement("main session").node == "b"
+    assert plan.why["main session"] == "the strongest: 5 of 5 trials of an implementer"
+
+
+def test_the_fastest_is_the_one_that_was_measured_fastest():
+    states = (node("a", CODER), node("b", DEVSTRAL), node("c", QWEN))
+    rates = [measured("a", "qwen3-coder:30b", rate=30), measured("b", "devstral:24b", rate=80),
+             measured("c", "qwen3:8b", rate=12)]
+    plan = sf.plan_assignment(states, rates)
+    assert plan.placement("planner").model.name == "devstral:24b"
+    assert sf.plan_assignment(states, rates[:2]).placement("planner").model.name == "qwen3:8b"
+
+
+def test_a_mixture_is_as_fast_as_what_is_at_work_in_it():
+    states = (node("a", model("big:70b")), node("b", model("mix:30b-a3b"), QWEN))
+    assert sf.plan_assignment(states).placement("planner").model.name == "mix:30b-a3b"
+
+
+@pytest.mark.parametrize("first, second", [
+    (model("x-coder:30b"), model("x:32b")), (model("x:8b"), model("y:8b", capabilities=THINKS)),
+    (model("x:8x7b"), model("x:40b")), (model("x", parameters="9.0B"), model("x:8b")),
+    (model("x", 20), model("x", 10))])
+def test_strength_is_parameters_then_coders_then_who_does_not_think(first, second):
+    strengths = [sf.plan_strength(one, sf.plan_size(one)) for one in (first, second)]
+    assert strengths[0] > strengths[1]
+
+
+# -- what holds for every fleet --
+
+SIZES = (1, 3, 4, 7, 8, 14, 20, 24, 30, 32, 70)
+CAPABILITIES = (TOOLS, TOOLS, THINKS, (*TOOLS, "vision"), ("completion",), ("embedding",), None)
+
+
+def random_fleet(seed):
+    chance = random.Random(seed)
+    makers = [f"{maker}{chance.choice(['', '-coder'])}" for maker in ("qwen3", "llama", "gemma", "mix")]
+    catalogue = []
+    for _ in range(chance.randint(1, 12)):
+        size = chance.choice(SIZES)
+        catalogue.append(model(
+            f"{chance.choice(makers)}:{size}b", size * 0.6, chance.choice(CAPABILITIES),
+            chance.choice((None, 2048, 8192, 16384, 32768, 40960, 131072)),
+            token_bytes=chance.choice((None, 50_000, 200_000)),
+            remote=chance.choice(("", "", "", "", "ollama.com"))))
+    catalogue = list({one.name: one for one in catalogue}.values())
+    states, memory = [], {}
+    for number in range(chance.randint(1, 9)):
+        have = chance.sample(catalogue, chance.randint(0, len(catalogue)))
+        reason = chance.choice(("", "", "", "", "timeout"))
+        loaded = (("x", chance.choice((0, 30, 90))),)
+        states.append(node(f"n{number}", *([] if reason else have), loaded=loaded, reason=reason))
+        if chance.random() < 0.5:
+            memory[f"n{number}"] = chance.choice((4, 8, 16, 32, 64, 128))
+    return states, memory
+
+
+def fits_alone(state, one, memory, least):
+    gigabytes = memory.get(state.name)
+    return gigabytes is None or sf.plan_gigabytes(one, least) <= gigabytes
+
+
+def who_could(states, memory, job):
+    """Who calls tools, holds the job's context and fits a machine that has nothing else."""
+    able = []
+    for state in states:
+        for one in state.models:
+            candidate = sf.plan_candidate(state.name, one)
+            if candidate.calls_tools and candidate.holds(sf.JOBS[job]) \
+                    and fits_alone(state, one, memory, sf.JOBS[job]):
+                able.append(candidate)
+    return able
+
+
+def check_promises(states, memory):
+    plan = sf.plan_assignment(states, memory=memory)
+    assert plan == sf.plan_assignment(list(states), memory=dict(memory))
+
+    # Every role is served where any model fits it.
+    if who_could(states, memory, "main session"):
+        assert set(plan.jobs) == set(sf.JOBS)
+        for job, least in sf.JOBS.items():
+            one = plan.placement(job)
+            assert sf.plan_candidate(one.node, one.model).calls_tools and one.context >= least
+
+    # No machine is over its memory, and none holds two of which nobody knows that they fit.
+    for state in states:
+        here = [one for one in plan.placements if one.node == state.name]
+        need = sum(sf.plan_gigabytes(one.model, one.context) for one in here)
+        if state.name in memory:
+            assert need <= memory[state.name]
+        elif len(here) > 1:
+            assert need <= sum(loaded.size for loaded in state.loaded) / 1e9
+        assert len({one.model.name for one in here}) == len(here)
+
+    # No machine idles while a job could move to it at less than half its strength lost.
+    busy = {one.node for one in plan.placements}
+    for job in plan.jobs:
+        now = plan.placement(job)
+        strength = sf.plan_candidate(now.node, now.model).strength
+        crowd = [other for other in plan.jobs if plan.placement(other).node == now.node]
+        if job == "main session" or len(crowd) < 2 or not who_could(states, memory, "main session"):
+            continue
+        for candidate in who_could(states, memory, job):
+            assert candidate.node in busy or candidate.strength * 2 <= strength, (job, candidate)
+
+    for one in plan.placements:
+        heirs = [other for name in one.fallback for other in plan.placements if other.name == name]
+        assert len(heirs) == len(one.fallback)
+        assert all(heir.node != one.node and heir.alias != one.alias for heir in heirs)
+    assert len({one.name for one in plan.placements}) == len(plan.placements)
+
+
+@pytest.mark.parametrize("start", range(0, 1000, 100))
+def test_what_is_promised_holds_for_random_fleets(start):
+    for seed in range(start, start + 100):
+        states, memory = random_fleet(seed)
+        check_promises(states, memory)
+        fleet, warnings = read_back(states, memory=memory)
+        slugs = {finding.slug for finding in warnings}
+        assert slugs <= {"unused-node", "small-context", "prints-tool-calls"}, (seed, warnings)
+
+
+MAKERS = ("qwen", "llama", "gemma", "granite", "phi")
+
+
+def test_a_large_fleet_is_looked_at_only_where_it_must_be():
+    states = [node(f"n{number:03}", *(model(f"{MAKERS[other % 5]}{number}-{other}:{other + 1}b")
+                                      for other in range(50)))
+              for number in range(200)]
+    calls = []
+    rate, sf.rate_model = sf.rate_model, lambda *words: calls.append(words) or rate(*words)
+    try:
+        plan = sf.plan_assignment(states)
+    finally:
+        sf.rate_model = rate
+    assert {one.node for one in plan.placements} == {state.name for state in states}
+    assert len(calls) < 2_000  # of 10,000
