@@ -3541,6 +3541,14 @@ def plan_routes(fleet: Fleet) -> dict[str, Model]:
     return {agent.name: fleet.models[agent.model] for agent in fleet.agents.values()}
 
 
+def agents_by_alias(fleet: Fleet) -> dict[str, list[str]]:
+    """Return {alias: the agents whose model has it}."""
+    agents: dict[str, list[str]] = {}
+    for agent, model in plan_routes(fleet).items():
+        agents.setdefault(model.alias, []).append(agent)
+    return agents
+
+
 def plan_tiers(fleet: Fleet) -> dict[str, str]:
     """Return {tier: model name} for the main session and Claude Code's four tiers.
 
@@ -5738,6 +5746,8 @@ class AgentFile:
 
     name: str
     defect: str = ""  # why it is not used
+    model: str = ""
+    tools: tuple[str, ...] | None = None  # None: all; (): none
 
 
 def read_agent(text: str) -> AgentFile:
@@ -5767,7 +5777,9 @@ def read_agent(text: str) -> AgentFile:
     tools = re.findall(r"([A-Za-z_*][\w*-]*)(?:\([^)]*\))?", str(values.get("tools") or ""))
     if tools and not any(_may_exist(tool) for tool in tools):
         return AgentFile(name, f"none of its tools is known here ({', '.join(tools)})")
-    return AgentFile(name)
+    takes_all = values.get("tools", "*") in (None, "*")
+    return AgentFile(name, model=str(values.get("model") or ""),
+                     tools=None if takes_all else tuple(tools))
 
 
 def _why_headless(text: str) -> str:
@@ -7773,6 +7785,225 @@ def format_assignment(assignment: Assignment, look: Look = PLAIN) -> str:
     for node, why in assignment.idle.items():
         text += format_words([Styled(f"{clean_line(node)} idles: {why}.")], look)
     return text
+
+
+# -- traces --
+
+_PLANNED_WORDS = {"yes": ("yes", "ok"), "fallback": ("fallback", "warn"), "no": ("no", "bad"),
+                  "left": ("no", "bad"), "unknown": ("not known", "warn")}
+_TRACE_HEADERS = ("Agent", "Model", "Machine", "Requests", "Waited", "First token", "tok/s", "In",
+                  "Out", "As planned")
+_TRACE_NUMBERS = _TRACE_HEADERS[3:-1]
+# What a narrow terminal does without, the first to go first.
+_TRACE_SPARES = ("First token", "In", "Waited", "Out", "Requests", "tok/s")
+
+
+def format_trace(report: SessionReport, look: Look = PLAIN, *, prompts: bool = False) -> str:
+    """Return a session as a tree: each agent, and which model on which machine served it."""
+    fleet = report.facts.fleet
+    colours = plan_machine_colours(fleet.nodes if fleet else ())
+    depths = [each.depth for each in report.agents]
+    rows = []
+    for index, each in enumerate(report.agents):
+        branch, stem = _draw_branch(depths, index, look)
+        name = f"{branch}{each.agent.kind}"
+        for served in each.served or (None,):
+            rows.append(_trace_row(name, served, each.state, report.facts.now, look))
+            colour = colours.get(served.node) if served else None
+            if served and colour is not None:
+                rows[-1]["Machine"] = Styled(served.node, f"machine {colour}")
+            name = stem
+
+    text = format_words([Styled(_tell_session(report))], look, indent="  ") + "\n"
+    headers = _fit_headers(rows, look)
+    cells = [[row.get(header, "") for header in headers] for row in rows]
+    text += format_table(headers, cells, look=look, right=_TRACE_NUMBERS)
+    for place in report.session.torn[:3]:
+        text += format_words([Styled("warning:", "warn"), Styled(f"{place} cannot be read; it is "
+                              "cut, or no JSON")], look, indent="  ")
+    if prompts:
+        text += _format_prompts(report, look)
+    return text
+
+
+def _draw_branch(depths: Sequence[int], index: int, look: Look) -> tuple[str, str]:
+    """Return what stands before an agent's name in a tree, and on its further lines."""
+    branch = stem = ""
+    gap = "" if look.columns < 80 else " "  # a name that breaks behind it is worse
+    for depth in range(1, depths[index] + 1):
+        later = next((each for each in depths[index + 1:] if each <= depth), 0)
+        has_sibling = later == depth
+        if not look.marks:
+            branch += "  "
+        elif depth == depths[index]:
+            branch += ("├" if has_sibling else "└") + gap
+        else:
+            branch += "│ " if has_sibling else "  "
+        stem += "│ " if has_sibling and look.marks else "  "
+    return branch, stem.rstrip()
+
+
+def _trace_row(name: str, served: Served | None, state: str, now: float,
+               look: Look) -> dict[str, object]:
+    """Return the cells of one model on one machine that served an agent."""
+    row: dict[str, object] = dict.fromkeys(_TRACE_HEADERS, "-")
+    row["Agent"] = name
+    if served is None:
+        row["As planned"] = Styled(state or "nothing was asked", "dim")
+        return row
+
+    word, role = _PLANNED_WORDS[served.planned]
+    if served.planned == "fallback":
+        word = f"→ fallback: {served.why} at {format_moment(served.at, now)}"
+        planned = Styled(word if look.columns else word[2:], role)
+    else:
+        planned = mark(f"{word}: {served.why}" if served.why else word, role, look)
+    if name and state not in ("done", ""):
+        planned = replace(planned, text=f"{planned.text}; {state}")
+    row.update({
+        "Model": served.model, "Machine": served.node or "?", "Requests": str(served.requests),
+        "Waited": _format_span(served.waited), "First token": _format_span(served.first_token),
+        "tok/s": f"{served.rate:.0f}" if served.rate else "-",
+        "In": format_amount(served.input_tokens), "Out": format_amount(served.output_tokens),
+        "As planned": planned})
+    return row
+
+
+def _fit_headers(rows: Sequence[Mapping[str, object]], look: Look) -> list[str]:
+    """Return the columns that fit beside each other, the last with room for some words."""
+    headers = list(_TRACE_HEADERS)
+    for spare in _TRACE_SPARES:
+        widths = [max(width_of(header), *(width_of(_as_cell(row[header]).text) for row in rows))
+                  for header in headers]
+        widths[-1] = min(widths[-1], LEAST_CELL)
+        if not look.columns or sum(widths) + 2 * (len(widths) - 1) <= look.columns:
+            break
+        headers.remove(spare)
+    return headers
+
+
+def _tell_session(report: SessionReport) -> str:
+    """Return a session in a sentence: what, when, how much, and whether anything left."""
+    prompt = crop(clean_line(first_line(report.session.prompt)), 60)
+    title = f'"{prompt}"' if prompt else f"Session {report.session.id}"
+    began, ended = (format_moment(seconds, report.facts.now)
+                    for seconds in (report.began, report.ended))
+    served = [row for each in report.agents for row in each.served]
+    requests = sum(row.requests for row in served)
+    left = sum(row.requests for row in served if row.planned == "left")
+    unknown = sum(row.requests for row in served if row.planned == "unknown" and not row.node)
+
+    house = "nothing left the house"
+    if left:
+        house = f"{left:,} of them left the house" if left < requests else "all left the house"
+    elif unknown == requests:
+        house = "nothing says where they went"
+    elif unknown:
+        house = f"nothing says where {unknown:,} of them went"
+    return (f"{title}, {began} to {ended[-8:]} ({format_duration(report.ended - report.began)}): "
+            f"{count_of(report.agents, 'agent')}, {requests:,} "
+            f"{'request' if requests == 1 else 'requests'}, {house}.")
+
+
+def _format_prompts(report: SessionReport, look: Look) -> str:
+    """Return what each agent was asked, whole."""
+    text = ""
+    for each in report.agents:
+        prompt = each.agent.transcript.prompt if each.agent.transcript else ""
+        text += "\n" + format_words([Styled(each.agent.kind, "bold")], look)
+        lines = clean_text(prompt).splitlines() or ["(Claude Code kept no prompt)"]
+        text += "".join(f"{wrap_text(f'  {line}', look.columns)}\n" for line in lines)
+    return text
+
+
+_ANSWERS = {"yes": ("yes", "ok"), "no": ("no", "bad"), "unknown": ("not known", "warn")}
+
+
+def format_audit(report: SessionReport, look: Look = PLAIN) -> str:
+    """Return the five questions and their answers, and the evidence of what is not yes."""
+    agents = [each for each in report.agents if each.verdicts]
+    if not agents:
+        return "\nThere is no subagent to audit.\n"
+    answers = [verdict.answer for each in agents for verdict in each.verdicts]
+    counts = ", ".join(f"{answers.count(answer)} {word}" for answer, (word, _) in _ANSWERS.items()
+                       if answer in answers)
+    text = f"\nAudit of {count_of(agents, 'subagent')}: {counts}.\n"
+
+    headers = ["Agent", *(verdict.question for verdict in agents[0].verdicts)]
+    rows = [[each.agent.kind, *(mark(*_ANSWERS[verdict.answer], look)
+                                for verdict in each.verdicts)] for each in agents]
+    text += format_table(headers, rows, look=look)
+    for each in agents:
+        text += _format_verdicts(each, look)
+    return text
+
+
+def _format_verdicts(each: AgentReport, look: Look) -> str:
+    """Return what is to be said of an agent, each thing once with all it answers."""
+    said: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    for verdict in each.verdicts:
+        if verdict.what:
+            said.setdefault((verdict.answer, verdict.what, verdict.evidence), []).append(
+                verdict.question.lower())
+
+    text = ""
+    for (answer, what, evidence), questions in said.items():
+        word, role = _ANSWERS[answer]
+        label = mark(word, role, look)
+        text += format_words(
+            [replace(label, text=f"{label.text}:"), Styled(f"{each.agent.kind},", "bold"),
+             Styled(f"{', '.join(questions)}: {what}")], look, indent="  ")
+        parts = [Styled(f"request {each}" if each.startswith("req_") else each, "dim")
+                 for each in evidence]
+        text += format_words([Styled("at"), *parts] if parts else [], look, margin="    ")
+    return text
+
+
+def format_sessions(rows: Sequence[Sequence[object]], look: Look = PLAIN) -> str:
+    """Return sessions as a list: id, when, how many agents and requests, the first prompt."""
+    headers = ("Session", "Last at work", "Agents", "Requests", "First prompt")
+    return format_table(headers, rows, look=look, right=("Agents", "Requests"))
+
+
+def format_moment(seconds: float, now: float) -> str:
+    """Return the local time of day, of another day with its date."""
+    try:
+        then = datetime.datetime.fromtimestamp(seconds)
+    except (ValueError, OverflowError, OSError):
+        return "?"
+    is_today = then.date() == datetime.datetime.fromtimestamp(now).date()
+    return then.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M:%S")
+
+
+def format_duration(seconds: float) -> str:
+    """Return a time as `4 min 39 s`."""
+    whole = max(round(seconds), 0)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _format_span(seconds: float | None) -> str:
+    """Return seconds with a unit; what nobody would notice is a dash."""
+    if seconds is None or seconds < 0.05:
+        return "-"
+    return f"{seconds:.1f} s" if seconds < 60 else format_duration(seconds)
+
+
+def first_line(text: str) -> str:
+    """Return the first line of a text that says something."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def format_amount(count: int) -> str:
+    """Return a number of tokens in four characters: 999, 9.1k, 412k, 1.2M."""
+    for unit, size in (("M", 1_000_000), ("k", 1_000)):
+        if count >= size * 0.9995:
+            amount = count / size
+            return f"{amount:.1f}{unit}" if amount < 9.95 else f"{amount:.0f}{unit}"
+    return str(count)
 
 
 # -- trust --
@@ -11108,6 +11339,13 @@ class World:
         with Trying("read", path, slug="unreadable"):
             return os.path.getsize(path)
 
+    def changed_at(self, path: str) -> float:
+        """Return when a file was last changed, in seconds since 1970; 0 where there is none."""
+        try:
+            return os.stat(path).st_mtime
+        except (OSError, ValueError):
+            return 0.0
+
     def read_part(self, path: str, start: int, limit: int) -> bytes:
         """Return up to `limit` bytes of a regular file from an offset; nothing where it is none."""
         if self.kind_of(path) != "file":
@@ -13664,9 +13902,838 @@ class Server(Reception):
 
 
 # == 17. Traces ===============================================================
+#
+# Takes what the gateway wrote (receipts) and what Claude Code wrote (transcripts); gives which
+# model on which machine served which agent, and whether that is what was planned. Pure: they are
+# read in section 22. The two are joined by session, agent and request id. Both are anybody's text:
+# a value of another type counts as absent, a line that is torn is passed over and named.
+#
+# Facts: Claude Code 2.1.197 and 2.1.326. What an agent is called is only in its transcript and
+# beside it; of an answer, `requestId` is the gateway's own header, `message.model` what the server
+# called itself, `requestedModel` what was asked (326). One answer is several lines, one a block.
 
-# Takes what the gateway wrote and what Claude Code wrote; gives which model on which machine served
-# which agent, and whether that is what was planned.
+PROMPT_LIMIT = 20_000  # characters of a prompt that are kept
+REPORT_LIMIT = 4_000  # of an agent's last words
+ERROR_LIMIT = 160
+IDLE_SECONDS = 600.0  # no tool of Claude Code runs longer without a line
+CUT_RATIO = 2.0  # a prompt thought to be so many times what the node counted was cut
+GENERATING_SECONDS = 0.05  # less time than this tells no rate
+CHANGING_TOOLS = ("Edit", "Write", "MultiEdit", "NotebookEdit", "Bash", "*")
+
+# -- transcripts --
+
+@dataclass(frozen=True)
+class SessionAnswer:
+    """One answer as a transcript has it, its lines together."""
+
+    id: str  # the gateway's request id; of a server that gives none, the message's own
+    line: int  # the last of its lines
+    time: float
+    asked: str  # the alias; 2.1.197 does not keep it: what answered
+    input_tokens: int
+    output_tokens: int
+    calls: int
+    stop: str  # end_turn, tool_use, max_tokens, …; "" where the client did not keep it
+    error: str = ""  # the words of an API error, which stands in the place of an answer
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """A call of the tool that starts a subagent."""
+
+    line: int
+    kind: str  # the agent's name
+    model: str  # which the call itself names: it beats the agent's file
+    prompt: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came back of a subagent to who started it."""
+
+    line: int
+    call: str  # the Dispatch that it answers
+    status: str
+    kind: str
+
+
+class Transcript:
+    """What one transcript says: fed line by line, it keeps only what a trace needs."""
+
+    def __init__(self, path: str, agent: str = "") -> None:
+        self.path = path  # as it is shown
+        self.agent = agent  # its id; "" is the main session
+        self.lines = 0
+        self.torn: list[int] = []  # lines that are cut, or no JSON
+        self.prompt = self.version = self.kind = self.words = ""
+        self.began = self.ended = 0.0
+        self.changed = 0.0  # when its file was: a tool that runs for long writes no answer
+        self.answers: dict[str, SessionAnswer] = {}
+        self.dispatches: dict[str, Dispatch] = {}  # by the call's id
+        self.reports: dict[str, Report] = {}  # by the agent's id
+
+    def feed(self, line: bytes) -> None:
+        """Take the next line; what cannot matter is not parsed."""
+        self.lines += 1
+        line = line.rstrip()
+        if not line:
+            return
+        matters = b'"assistant"' in line or (b'"toolUseResult"' in line and b'"agentId"' in line)
+        if not self.prompt:
+            matters = matters or b'"user"' in line
+        is_whole = line.endswith(b"}")
+        if is_whole and not matters:
+            return
+
+        value = parse_object(line) if is_whole else None
+        if value is None:
+            self.torn.append(self.lines)
+        elif self.agent or value.get("isSidechain") is not True:
+            self._take(value)
+
+    def _take(self, value: dict[str, Any]) -> None:
+        kind = read_field(value, "type")
+        if kind not in ("user", "assistant"):
+            return
+        time = parse_time(read_field(value, "timestamp"))
+        self.began = self.began or time
+        self.ended = time or self.ended
+        self.version = self.version or clean_line(read_field(value, "version"))
+        self.kind = self.kind or read_field(value, "attributionAgent")
+        if kind == "assistant":
+            self._take_answer(value, time)
+            return
+        if not self.prompt and value.get("isMeta") is not True:
+            self.prompt = _prompt_of(read_field(value, "message", dict).get("content"))
+        self._take_report(value)
+
+    def _take_answer(self, value: dict[str, Any], time: float) -> None:
+        message = read_field(value, "message", dict)
+        usage = read_field(message, "usage", dict)
+        words, calls = "", 0
+        for block in read_field(message, "content", list):
+            if read_field(block, "type") == "text":
+                words += read_field(block, "text")[:REPORT_LIMIT]
+            elif read_field(block, "type") == "tool_use":
+                calls += 1
+                self._take_dispatch(block)
+
+        error = ""
+        if value.get("isApiErrorMessage") is True or message.get("model") == "<synthetic>":
+            error = crop(words, ERROR_LIMIT) or "an error without words"
+        spent = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+        answer = SessionAnswer(
+            id=(read_field(value, "requestId") or read_field(message, "id")
+                or f"line {self.lines}"),
+            line=self.lines, time=time,
+            asked=read_field(value, "requestedModel") or read_field(message, "model"),
+            input_tokens=sum(read_field(usage, name, int) for name in spent),
+            output_tokens=read_field(usage, "output_tokens", int),
+            calls=calls, stop=read_field(message, "stop_reason"), error=error)
+        self._add(answer, words)
+
+    def _add(self, answer: SessionAnswer, words: str) -> None:
+        """Keep an answer, or the next block of one; a retry's error is not a block of it."""
+        earlier = self.answers.get(answer.id)
+        if earlier and not answer.error:
+            answer = replace(
+                answer, calls=earlier.calls + answer.calls, stop=answer.stop or earlier.stop,
+                output_tokens=max(earlier.output_tokens, answer.output_tokens))
+            self.words = (self.words + words)[:REPORT_LIMIT]
+        else:
+            self.words = words[:REPORT_LIMIT]
+        self.answers[answer.id] = answer
+
+    def _take_dispatch(self, block: dict[str, Any]) -> None:
+        if read_field(block, "name") in ("Agent", "Task"):
+            call = read_field(block, "input", dict)
+            self.dispatches[read_field(block, "id")] = Dispatch(
+                self.lines, read_field(call, "subagent_type"), read_field(call, "model"),
+                read_field(call, "prompt")[:PROMPT_LIMIT])
+
+    def _take_report(self, value: dict[str, Any]) -> None:
+        result = read_field(value, "toolUseResult", dict)
+        agent = read_field(result, "agentId")
+        if not agent:
+            return
+        blocks = read_field(read_field(value, "message", dict), "content", list)
+        calls = [read_field(block, "tool_use_id") for block in blocks]
+        self.reports[agent] = Report(self.lines, "".join(calls[:1]), read_field(result, "status"),
+                                     read_field(result, "agentType"))
+
+    @property
+    def last(self) -> SessionAnswer | None:
+        """The answer that came last."""
+        return next(reversed(self.answers.values()), None)
+
+    @property
+    def calls(self) -> int:
+        """How many tools were called."""
+        return sum(answer.calls for answer in self.answers.values())
+
+    def place(self, line: int) -> str:
+        """Return where a line stands, as evidence."""
+        return f"{self.path}:{line}"
+
+
+def parse_time(text: str) -> float:
+    """Return the seconds since 1970 of a timestamp (`2026-11-18T06:37:54.354Z`), 0 of none."""
+    if not text.endswith("Z"):
+        return 0.0
+    with contextlib.suppress(ValueError, OverflowError):  # 3.9 reads no Z
+        return datetime.datetime.fromisoformat(f"{text[:-1]}+00:00").timestamp()
+    return 0.0
+
+
+def _prompt_of(content: object) -> str:
+    """Return what a person typed, of a message's content; a command is its name."""
+    texts = [content]
+    if isinstance(content, list):
+        texts = [read_field(block, "text") for block in content]
+    text = "\n".join(str(each) for each in texts if isinstance(each, str) and each)
+    typed = re.search("<command-name>(.{1,80}?)</command-name>", text)
+    return typed[1] if typed else text[:PROMPT_LIMIT]
+
+
+# -- the tree --
+
+@dataclass(frozen=True)
+class AgentLabel:
+    """What lies beside a subagent's transcript (`agent-ID.meta.json`)."""
+
+    kind: str = ""
+    call: str = ""  # the Dispatch that started it
+    is_built_in: bool = False
+
+
+@dataclass(frozen=True)
+class AgentTrace:
+    """One agent of a session: the main one, whose id is "", or a subagent."""
+
+    id: str
+    kind: str  # its name; "" where nothing tells it
+    parent: str  # the id of who started it
+    transcript: Transcript | None
+    receipts: tuple[Receipt, ...]
+    dispatch: str = ""  # where that stands
+    call: Dispatch | None = None
+    report: Report | None = None
+    is_built_in: bool = False
+
+    @property
+    def began(self) -> float:
+        """When it was first heard of."""
+        times = [receipt.time - receipt.total for receipt in self.receipts[:1]]
+        if self.transcript and self.transcript.began:
+            times.append(self.transcript.began)
+        return min(times, default=0.0)
+
+    @property
+    def ended(self) -> float:
+        """When it was last heard of."""
+        times = [receipt.time for receipt in self.receipts[-1:]]
+        if self.transcript:
+            times.append(self.transcript.ended)
+        return max(times, default=0.0)
+
+    @property
+    def unclaimed(self) -> list[SessionAnswer]:
+        """The answers of its transcript that no receipt is for."""
+        if not self.transcript:
+            return []
+        known = {receipt.id for receipt in self.receipts}
+        return [answer for answer in self.transcript.answers.values()
+                if answer.id not in known and not answer.error]
+
+
+@dataclass(frozen=True)
+class SessionTrace:
+    """A session: its agents, each behind who started it."""
+
+    id: str
+    agents: tuple[AgentTrace, ...]
+    # What is true of a transcript that a gateway did not write: which lines could not be read.
+    torn: tuple[str, ...] = ()
+
+    @property
+    def main(self) -> AgentTrace:
+        """The agent that a person talks to."""
+        return self.agents[0]
+
+    @property
+    def prompt(self) -> str:
+        """What it began with."""
+        return self.main.transcript.prompt if self.main.transcript else ""
+
+    def depth(self, agent: AgentTrace) -> int:
+        """Return how many agents stand above one."""
+        parents = {each.id: each.parent for each in self.agents}
+        depth, place = 0, agent.id
+        while place and depth < len(self.agents):
+            place = parents.get(place, "")
+            depth += 1
+        return depth
+
+
+def trace_session(session: str, transcripts: Iterable[Transcript],
+                  labels: Mapping[str, AgentLabel], receipts: Iterable[Receipt]) -> SessionTrace:
+    """Join what is known of a session."""
+    by_agent = {transcript.agent: transcript for transcript in transcripts}
+    served: dict[str, list[Receipt]] = {"": []}
+    for receipt in receipts:
+        served.setdefault(receipt.agent, []).append(receipt)
+
+    agents = []
+    for agent in dict.fromkeys([*by_agent, *served]):
+        label = labels.get(agent, AgentLabel())
+        agents.append(_trace_agent(agent, label, by_agent, tuple(served.get(agent, ()))))
+    torn = tuple(transcript.place(line) for transcript in by_agent.values()
+                 for line in transcript.torn)
+    return SessionTrace(session, tuple(_in_order(agents)), torn)
+
+
+def _trace_agent(agent: str, label: AgentLabel, transcripts: Mapping[str, Transcript],
+                 receipts: tuple[Receipt, ...]) -> AgentTrace:
+    """Return what is known of one agent: who started it is who has its call or its report."""
+    own = transcripts.get(agent)
+    trace = AgentTrace(agent, label.kind, "", own, receipts, is_built_in=label.is_built_in)
+    if own:
+        trace = replace(trace, kind=trace.kind or own.kind)
+    if not agent:
+        return replace(trace, kind="main")
+    for parent, transcript in transcripts.items():
+        report = transcript.reports.get(agent)
+        call = transcript.dispatches.get(label.call or (report.call if report else ""))
+        if call and parent != agent:
+            trace = replace(trace, parent=parent, call=call, kind=trace.kind or call.kind,
+                            dispatch=transcript.place(call.line))
+        if report and parent != agent:
+            trace = replace(trace, parent=parent, report=report, kind=trace.kind or report.kind)
+    return trace
+
+
+def _in_order(agents: Sequence[AgentTrace]) -> Iterator[AgentTrace]:
+    """Yield agents as a tree is read: each behind who started it, in the order they began."""
+    left = sorted(agents, key=lambda agent: (agent.id != "", agent.began))
+    pending = left[:1]
+    while left:
+        agent = pending.pop() if pending else left[0]  # who is its own ancestor has no parent here
+        if agent not in left:
+            continue
+        left.remove(agent)
+        yield agent
+        pending += reversed([each for each in left if each.parent == agent.id])
+
+
+# -- what served an agent --
+
+@dataclass(frozen=True)
+class AgentSource:
+    """An agent's file as it lies there now."""
+
+    path: str
+    line: int  # of its `model:`
+    model: str  # what that names; "": its session's
+    has_tools: bool
+    may_change: bool  # it has a tool that writes, edits or runs
+    changed: float
+
+
+@dataclass(frozen=True)
+class TraceFacts:
+    """What an audit compares a session with."""
+
+    fleet: Fleet | None
+    now: float
+    fleet_path: str = "fleet.yaml"
+    fleet_changed: float = 0.0
+    files: Mapping[str, AgentSource] = field(default_factory=dict)  # by agent
+
+    @property
+    def is_litellm(self) -> bool:
+        """Tell whether LiteLLM serves, which says of no request where it went."""
+        return self.fleet is not None and self.fleet.gateway.provider == "litellm"
+
+
+@dataclass(frozen=True)
+class Served:
+    """What one model on one machine did for an agent."""
+
+    model: str
+    node: str  # "": not known
+    planned: str  # yes, fallback, no, left or unknown
+    why: str = ""
+    at: float = 0.0  # when the first of them began
+    requests: int = 0
+    waited: float | None = None  # seconds in the queue, all together
+    first_token: float | None = None  # the median, from the slot on
+    rate: float | None = None  # tokens a second
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+def plan_served(agent: AgentTrace, facts: TraceFacts) -> list[Served]:
+    """Return who served an agent, in the order they began."""
+    groups: dict[tuple[str, str], list[Receipt]] = {}
+    for receipt in agent.receipts:
+        groups.setdefault((receipt.model or "", receipt.node or ""), []).append(receipt)
+    rows = [_sum_up(group, facts) for group in groups.values()]
+
+    others: dict[tuple[str, str], list[SessionAnswer]] = {}
+    for answer in agent.unclaimed:
+        others.setdefault((answer.asked, _origin_of(answer, facts)), []).append(answer)
+    for (asked, origin), answers in others.items():
+        rows.append(Served(
+            asked, "", "left" if origin == "foreign" else "unknown", _ORIGINS[origin],
+            answers[0].time, len(answers),
+            input_tokens=sum(answer.input_tokens for answer in answers),
+            output_tokens=sum(answer.output_tokens for answer in answers)))
+    return rows
+
+
+# Where an answer came from that no receipt is for.
+_ORIGINS = {
+    "foreign": "not by this gateway",
+    "litellm": "LiteLLM does not say",
+    "lost": "its receipt is gone",
+    "unknown": "nobody wrote down where"}
+
+
+def _origin_of(answer: SessionAnswer, facts: TraceFacts) -> str:
+    """Return what is known of an answer without a receipt, by its id: ours have their own form."""
+    if re.fullmatch("req_[0-9a-f]{24}", answer.id):
+        return "lost"
+    if facts.fleet is None or not answer.id.startswith("req_"):
+        return "litellm" if facts.is_litellm else "unknown"
+    # LiteLLM hands on no id of this form, so this one is its upstream's, or somebody else's.
+    aliases = {model.alias for model in facts.fleet.models.values()}
+    if facts.is_litellm and answer.asked in aliases:
+        return "litellm"
+    return "foreign"
+
+
+def _sum_up(receipts: Sequence[Receipt], facts: TraceFacts) -> Served:
+    """Return what the receipts of one model on one machine come to."""
+    first = receipts[0]
+    answered = [receipt for receipt in receipts if receipt.first_byte is not None]
+    firsts = sorted(max((receipt.first_byte or 0) - (receipt.waited or 0), 0)
+                    for receipt in answered)
+    spans = [(receipt.output_tokens, receipt.total - (receipt.first_byte or 0))
+             for receipt in answered]
+    spans = [(tokens, span) for tokens, span in spans if tokens and span > GENERATING_SECONDS]
+    seconds = sum(span for _, span in spans)
+    planned, why = _judge_places(receipts, facts)
+
+    model = first.model or first.alias
+    if facts.fleet and first.model in facts.fleet.models:
+        model = facts.fleet.models[first.model].ollama_model
+    return Served(
+        model, first.node or "", planned, why, first.time - first.total, len(receipts),
+        waited=sum(receipt.waited or 0 for receipt in receipts),
+        first_token=firsts[len(firsts) // 2] if firsts else None,
+        rate=sum(tokens for tokens, _ in spans) / seconds if seconds else None,
+        input_tokens=sum(receipt.input_tokens for receipt in receipts),
+        output_tokens=sum(receipt.output_tokens for receipt in receipts))
+
+
+_PLACE_ORDER = ("no", "unknown", "fallback", "yes")  # the worst first
+
+
+def _judge_places(receipts: Sequence[Receipt], facts: TraceFacts) -> tuple[str, str]:
+    """Return whether a model on a machine is what was planned for all of these, and why not."""
+    if any(left_house(receipt, facts) for receipt in receipts):
+        return "left", "left the house"
+    verdicts = {_judge_place(receipt, facts): receipt for receipt in reversed(receipts)}
+    planned = min(verdicts, key=_PLACE_ORDER.index)
+    receipt = verdicts[planned]
+    if receipt.node is None:
+        return planned, f"nobody answered: {receipt.outcome}"
+    if planned == "no":
+        return planned, "not declared"
+    if planned == "unknown":
+        return planned, "the fleet file is another now" if facts.fleet else "no fleet file"
+    failed = [each for each in receipts if each.outcome not in ("ok", "left", "stopped")]
+    if planned == "fallback":
+        return planned, _tell_tries(receipt)
+    if failed:
+        return planned, f"{len(failed)} failed: {failed[0].outcome}"
+    return planned, ""
+
+
+def _tell_tries(receipt: Receipt) -> str:
+    """Return who failed before a request was answered; who failed just before is not asked."""
+    tries = ", ".join(f"{tried.node}: {tried.why}" for tried in receipt.tries)
+    return tries or "the first choice rested"
+
+
+def _judge_place(receipt: Receipt, facts: TraceFacts) -> str:
+    """Return whether a request went to a planned machine: yes, fallback, no or unknown."""
+    if receipt.node is None:
+        return "yes"  # nobody was asked
+    if facts.fleet is None:
+        return "unknown"
+    model = facts.fleet.models.get(receipt.model or "")
+    chain = (receipt.alias, *plan_fallbacks(facts.fleet).get(receipt.alias, ()))
+    if model and model.node == receipt.node and model.alias in chain:
+        return "yes" if model.alias == receipt.alias else "fallback"
+    return "unknown" if facts.fleet_changed > receipt.time else "no"
+
+
+def left_house(receipt: Receipt, facts: TraceFacts) -> bool:
+    """Tell whether a request was answered beyond the person's own machines and networks."""
+    if receipt.node is None:
+        return False
+    if receipt.cloud:
+        return True
+    if facts.fleet is None or receipt.node not in facts.fleet.nodes:
+        return False
+    model = facts.fleet.models.get(receipt.model or "")
+    is_remote = bool(model and (model.cloud or leaves_house(model.ollama_model)))
+    return is_remote or bool(plan_node_stakes([facts.fleet.nodes[receipt.node]]))
+
+
+def plan_state(agent: AgentTrace, now: float) -> str:
+    """Return what an agent is doing: done, failed, cut off or at work; "" where nothing tells."""
+    transcript = agent.transcript
+    if not transcript:
+        return "at work" if now - agent.ended < 5 else ""
+    last = transcript.last
+    if last and last.error:
+        return "failed"
+    if last and _has_ended(agent, last):
+        return "done"
+    is_over = agent.report is not None and agent.report.status != "async_launched"
+    if is_over or now - max(agent.ended, transcript.changed) > IDLE_SECONDS:
+        return "cut off"
+    return "at work"
+
+
+def _has_ended(agent: AgentTrace, last: SessionAnswer) -> bool:
+    """Tell whether an agent's last answer was meant to be its last."""
+    if last.stop in ("end_turn", "stop_sequence"):
+        return True
+    is_reported = agent.report is not None and agent.report.status == "completed"
+    return is_reported and not last.stop and not last.calls
+
+
+# -- the audit --
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer to one question about one subagent."""
+
+    question: str
+    answer: str  # yes, no or unknown
+    what: str = ""
+    evidence: tuple[str, ...] = ()  # FILE:LINE, or the id of a request
+
+
+# The name of each question, and what is asked; the functions stand below.
+QUESTIONS = {
+    "Model": "served by the model its file names",
+    "Machine": "on a planned machine or a declared fallback",
+    "House": "nothing left the house",
+    "Context": "its context was never cut",
+    "End": "ended by itself, and called tools for what it reports"}
+
+
+def audit_agent(agent: AgentTrace, session: SessionTrace, facts: TraceFacts) -> tuple[Verdict, ...]:
+    """SessionAnswer the five questions about a subagent."""
+    answers = (_audit_model(agent, session, facts), _audit_machine(agent, facts),
+               _audit_house(agent, facts), _audit_context(agent, facts), _audit_end(agent, facts))
+    return tuple(replace(answer, question=question)
+                 for question, answer in zip(QUESTIONS, answers))
+
+
+def _yes(what: str = "") -> Verdict:
+    return Verdict("", "yes", what)
+
+
+def _no(what: str, *evidence: str) -> Verdict:
+    return Verdict("", "no", what, tuple(each for each in evidence if each))
+
+
+def _unknown(what: str, *evidence: str) -> Verdict:
+    return Verdict("", "unknown", what, tuple(each for each in evidence if each))
+
+
+def _evidence(agent: AgentTrace, request: str) -> tuple[str, ...]:
+    """Return a request's id, and where its answer stands."""
+    answer = agent.transcript.answers.get(request) if agent.transcript else None
+    if answer and agent.transcript:
+        return (agent.transcript.place(answer.line), request)
+    return (request,)
+
+
+def _asked(agent: AgentTrace) -> dict[str, str]:
+    """Return {alias an agent asked: its first request for that}; all that is known of it."""
+    asked: dict[str, str] = {}
+    for receipt in agent.receipts:
+        asked.setdefault(receipt.alias, receipt.id)
+    for answer in agent.unclaimed:
+        asked.setdefault(answer.asked, answer.id)
+    return asked
+
+
+def _audit_model(agent: AgentTrace, session: SessionTrace, facts: TraceFacts) -> Verdict:
+    """Was it served by the model its file names?"""
+    asked = _asked(agent)
+    if not asked:
+        return _unknown("no request of it was written down")
+    source = facts.files.get(agent.kind.lower())
+    if not source and agent.is_built_in:
+        return _yes("built into Claude Code, it has no file")
+    if not source:
+        return _unknown(f"no file names an agent `{agent.kind or agent.id}`", agent.dispatch)
+
+    wanted = _resolve_model(source.model, agent, session, facts)
+    others = [alias for alias in asked if alias != wanted]
+    if not wanted:
+        return _unknown(f"what `{source.model or 'inherit'}` stood for is not known",
+                        f"{source.path}:{source.line}")
+    if not others:
+        return _yes()
+    place, request = f"{source.path}:{source.line}", asked[others[0]]
+    if agent.call and agent.call.model:
+        return _no(f"its call named the model `{agent.call.model}`, which beats its file: asked "
+                   f"was `{others[0]}`, not `{wanted}`", agent.dispatch, place, request)
+    if source.changed > agent.began:
+        return _unknown(f"its file was edited since: it asked `{others[0]}` and names `{wanted}` "
+                        "now", place, *_evidence(agent, request))
+    return _no(f"its file names `{wanted}`, it asked `{others[0]}`", place,
+               *_evidence(agent, request))
+
+
+def _resolve_model(model: str, agent: AgentTrace, session: SessionTrace,
+                   facts: TraceFacts) -> str:
+    """Return the alias that Claude Code makes of a `model:`; "" where that cannot be known."""
+    name = re.sub(r"\[\w+\]$", "", model)
+    if name.lower() in ("", "inherit"):
+        parents = [each for each in session.agents if each.id == agent.parent]
+        return next(iter(_asked(parents[0])), "") if parents else ""
+    tier = {"best": "opus"}.get(name.lower(), name.lower())
+    if tier in TIERS and tier != "main":
+        return facts.fleet.models[plan_tiers(facts.fleet)[tier]].alias if facts.fleet else ""
+    return name
+
+
+def _audit_machine(agent: AgentTrace, facts: TraceFacts) -> Verdict:
+    """Did planned machines or declared fallbacks serve it?"""
+    places = {receipt.id: _judge_place(receipt, facts) for receipt in agent.receipts}
+    for receipt in agent.receipts:
+        if places[receipt.id] == "no":
+            return _no(f"`{receipt.model}` on `{receipt.node}` answered, which is neither "
+                       f"`{receipt.alias}` nor a fallback of it in {facts.fleet_path}",
+                       *_evidence(agent, receipt.id))
+    for receipt in agent.receipts:
+        if places[receipt.id] == "unknown":
+            why = "there is no fleet file"
+            if facts.fleet:
+                why = f"{facts.fleet_path} was edited since"
+            return _unknown(f"{why}: `{receipt.model}` on `{receipt.node}` answered",
+                            *_evidence(agent, receipt.id))
+    for answer in agent.unclaimed:
+        if _origin_of(answer, facts) == "foreign":
+            return _no(f"`{answer.asked}` was answered, and not by this gateway",
+                       *_evidence(agent, answer.id))
+    missing = _missing(agent, facts)
+    if missing:
+        return missing
+
+    fallbacks = [receipt for receipt in agent.receipts if places[receipt.id] == "fallback"]
+    if fallbacks:
+        first = fallbacks[0]
+        return Verdict("", "yes", f"{len(fallbacks)} by a declared fallback, `{first.model}` on "
+                       f"`{first.node}` ({_tell_tries(first)})", (first.id,))
+    return _yes()
+
+
+def _missing(agent: AgentTrace, facts: TraceFacts) -> Verdict | None:
+    """Return why it cannot be known where some answers came from, None where it can."""
+    for answer in agent.unclaimed:
+        origin = _origin_of(answer, facts)
+        what = {"foreign": f"`{answer.asked}` was not asked through this gateway",
+                "litellm": "LiteLLM does not say which machine answered",
+                "lost": "the receipt is gone: the file has turned over twice",
+                "unknown": "no receipt says who answered"}[origin]
+        return _unknown(what, *_evidence(agent, answer.id))
+    if not agent.receipts:
+        return _unknown("no request of it was written down")
+    return None
+
+
+def _audit_house(agent: AgentTrace, facts: TraceFacts) -> Verdict:
+    """Did nothing leave the house?"""
+    for receipt in agent.receipts:
+        if left_house(receipt, facts):
+            return _no(f"`{receipt.model}` on `{receipt.node}` is beyond your machines and "
+                       "networks", *_evidence(agent, receipt.id))
+    for answer in agent.unclaimed:
+        if _origin_of(answer, facts) == "foreign":
+            return _no(f"`{answer.asked}` was answered, and not by this gateway",
+                       *_evidence(agent, answer.id))
+    missing = _missing(agent, facts)
+    if missing:
+        return missing
+    if facts.fleet is None:
+        return _unknown("there is no fleet file, which says where its machines are")
+    return _yes()
+
+
+def _audit_context(agent: AgentTrace, facts: TraceFacts) -> Verdict:
+    """Was its context never cut, and none of its prompts refused?"""
+    latest: dict[tuple[str, str | None], Receipt] = {}
+    for receipt in agent.receipts:
+        if receipt.outcome == "prompt_too_long":
+            return _no(f"a prompt was refused: longer than the {receipt.context or 0:,} tokens of "
+                       f"`{receipt.model}`", *_evidence(agent, receipt.id))
+        earlier = latest.get((receipt.alias, receipt.model))
+        if _was_cut(receipt, earlier):
+            return _no(f"`{receipt.node}` counted {receipt.input_tokens:,} tokens of a prompt of "
+                       f"about {receipt.sent:,}", *_evidence(agent, receipt.id))
+        if receipt.input_tokens:
+            latest[receipt.alias, receipt.model] = receipt
+
+    if agent.transcript:
+        for answer in agent.transcript.answers.values():
+            if "prompt is too long" in answer.error.lower():
+                return _no("a prompt was refused as too long", agent.transcript.place(answer.line))
+    missing = _missing(agent, facts)
+    if missing:
+        return missing
+    if not any(receipt.sent for receipt in agent.receipts):
+        return _unknown("these receipts, of an older version, do not say what was sent",
+                        agent.receipts[0].id)
+    return _yes()
+
+
+def _was_cut(receipt: Receipt, earlier: Receipt | None) -> bool:
+    """Tell whether a node saw less of a prompt than it was sent."""
+    counted, sent = receipt.input_tokens, receipt.sent
+    if receipt.outcome != "ok" or not counted or not sent:
+        return False
+    if sent > CUT_RATIO * counted:
+        return True
+    # A prompt that grew and is counted as no more is as good: what is sent is only an estimate,
+    # but the same one both times.
+    return (earlier is not None and earlier.sent > 0 and sent > 1.1 * earlier.sent
+            and counted <= earlier.input_tokens)
+
+
+# Words by which a report says that something was done, or that something was looked at.
+_CLAIMS = _Pattern(
+    r"(?i)\b(?:i(?:'ve| have)?|we(?:'ve| have)?|was|were|been|all|now) (?:\w+ )?(?:read|looked|"
+    r"searched|checked|reviewed|inspected|examined|ran|run|tested|wrote|written|created|added|"
+    r"edited|updated|changed|fixed|implemented|refactored|removed|verified|pass(?:es|ed)?)\b"
+    r"|\btests? pass|\b[\w/-]+\.(?:py|js|ts|tsx|go|rs|java|rb|c|h|cpp|css|html|md|json|ya?ml|sh)\b")
+
+
+def _audit_end(agent: AgentTrace, facts: TraceFacts) -> Verdict:
+    """Did it end by itself, and call at least one tool where it claims work?"""
+    transcript = agent.transcript
+    if not transcript or not transcript.last:
+        return _unknown("Claude Code kept no transcript of it", agent.dispatch)
+    last = transcript.last
+    place, state = transcript.place(last.line), plan_state(agent, facts.now)
+    if state == "failed":
+        return _no(f"it ended by an error: {last.error}", place)
+    if last.stop == "max_tokens":
+        return _no("its last answer was cut at its longest", place, last.id)
+    if state == "at work":
+        return _unknown("it is still at work", place)
+    if state == "cut off":
+        return _no("it did not end: its transcript stops in the middle", place, last.id)
+
+    source = facts.files.get(agent.kind.lower())
+    if transcript.calls or (source and not source.has_tools):
+        return _yes()
+    may_change = source is None or source.may_change
+    if transcript.words.strip() and (may_change or _CLAIMS.search(transcript.words)):
+        return _no("it reports, and called no tool at all", place, last.id)
+    return _yes("it called no tool, and claims nothing that needs one")
+
+
+# -- what is told of a session --
+
+@dataclass(frozen=True)
+class AgentReport:
+    """What is told of one agent."""
+
+    agent: AgentTrace
+    depth: int
+    state: str
+    served: tuple[Served, ...]
+    verdicts: tuple[Verdict, ...] = ()
+
+
+@dataclass(frozen=True)
+class SessionReport:
+    """What is told of a session."""
+
+    session: SessionTrace
+    facts: TraceFacts
+    agents: tuple[AgentReport, ...]
+
+    @property
+    def began(self) -> float:
+        """When its first agent was first heard of."""
+        return min((each.agent.began for each in self.agents if each.agent.began), default=0.0)
+
+    @property
+    def ended(self) -> float:
+        """When one of its agents was last heard of."""
+        return max(each.agent.ended for each in self.agents)
+
+    @property
+    def refused(self) -> list[Verdict]:
+        """What was answered with no."""
+        return [verdict for each in self.agents for verdict in each.verdicts
+                if verdict.answer == "no"]
+
+
+def report_session(session: SessionTrace, facts: TraceFacts, *, audits: bool) -> SessionReport:
+    """Return what is told of a session; the audit is of its subagents."""
+    agents = []
+    for agent in session.agents:
+        verdicts: tuple[Verdict, ...] = ()
+        if audits and agent.id:
+            verdicts = audit_agent(agent, session, facts)
+        agents.append(AgentReport(agent, session.depth(agent), plan_state(agent, facts.now),
+                                  tuple(plan_served(agent, facts)), verdicts))
+    return SessionReport(session, facts, tuple(agents))
+
+
+def name_agents(session: SessionTrace, fleet: Fleet | None) -> SessionTrace:
+    """Name the agents that nothing names, by their alias: `planner?` where only one has it."""
+    owners = agents_by_alias(fleet) if fleet else {}
+    agents = []
+    for agent in session.agents:
+        names = owners.get(next(iter(_asked(agent)), ""), [])
+        kind = agent.kind
+        if not kind:
+            kind = f"{names[0]}?" if len(names) == 1 else agent.id
+        agents.append(replace(agent, kind=kind))
+    return replace(session, agents=tuple(agents))
+
+
+def show_session(report: SessionReport, *, prompts: bool) -> dict[str, Any]:
+    """Return what `--json` says of a session; of a prompt only its first line, unless asked."""
+    session = report.session
+    agents = []
+    for each in report.agents:
+        agent = each.agent
+        shown: dict[str, Any] = {
+            "agent": agent.id, "name": agent.kind, "parent": agent.parent if agent.id else None,
+            "state": each.state, "began": agent.began, "ended": agent.ended,
+            "transcript": agent.transcript.path if agent.transcript else None,
+            "served": list(each.served), "audit": list(each.verdicts)}
+        if prompts:
+            shown["prompt"] = agent.transcript.prompt if agent.transcript else None
+        agents.append(shown)
+    return {"session": session.id, "prompt": crop(clean_line(first_line(session.prompt)), 80),
+            "began": report.began, "ended": report.ended, "torn": list(session.torn),
+            "agents": agents}
+
 
 
 # == 18. Dashboard ============================================================
@@ -13970,6 +15037,8 @@ def read_measurements(workspace: Workspace) -> tuple[Measurement, ...]:
     return parse_measurements(content)
 
 
+LISTED_SESSIONS = 20
+FOLLOW_SECONDS = 0.5
 RECEIPTS_FILE = f"{STATE_DIRECTORY}/requests.jsonl"
 RECEIPTS_PART_BYTES = 1024 * 1024  # some 3,000 requests
 
@@ -14026,6 +15095,198 @@ def find_agent_type(world: World, session: str, agent: str) -> str:
         with contextlib.suppress(FleetError, ValueError, KeyError, TypeError, RecursionError):
             return str(json.loads(world.read_bytes(path))["agentType"])
     return ""
+
+
+# -- what the gateway and Claude Code wrote of sessions --
+
+TRANSCRIPT_PART_BYTES = 1024 * 1024
+LINE_LIMIT_BYTES = 32 * 1024 * 1024  # a longer line is no JSON that anybody wrote
+
+
+class TranscriptReader:
+    """Reads a transcript: what is there first, then what has come since."""
+
+    def __init__(self, world: World, path: str, agent: str = "") -> None:
+        self._world, self._path = world, path
+        self._at = 0
+        self._begun = b""  # a line whose end is still to come
+        self.transcript = Transcript(show_path(world, path), agent)
+
+    def read(self) -> Transcript:
+        """Return what it says so far."""
+        while True:
+            part = self._world.read_part(self._path, self._at, TRANSCRIPT_PART_BYTES)
+            self._at += len(part)
+            *lines, self._begun = (self._begun + part).split(b"\n")
+            for line in lines:
+                self.transcript.feed(line)
+            if len(self._begun) > LINE_LIMIT_BYTES:
+                self._begun = b"..."
+            if len(part) < TRANSCRIPT_PART_BYTES:
+                self.transcript.changed = self._world.changed_at(self._path)
+                return self.transcript
+
+    def finish(self) -> Transcript:
+        """Return all that it says: nobody waits for the end of its last line."""
+        self.read()
+        if self._begun:
+            self.transcript.feed(self._begun)
+            self._begun = b""
+        return self.transcript
+
+
+def show_path(world: World, path: str) -> str:
+    """Return a path as a person knows it: from the home directory on."""
+    home = world.environ.get("HOME") or world.environ.get("USERPROFILE", "")
+    if home and path.startswith(world.path(home, "")):
+        return world.path("~", path[len(world.path(home, "")):])
+    return path
+
+
+def read_receipts(workspace: Workspace, session: str = "") -> list[Receipt]:
+    """Return all receipts that are kept, or those of a session, oldest first."""
+    world = workspace.world
+    receipts: dict[str, Receipt] = {}
+    # The file before the one that it turned over to: a line is then read twice, not never.
+    for name in (RECEIPTS_FILE, f"{RECEIPTS_FILE}.1"):
+        path, at, begun = workspace.enter(name), 0, b""
+        while True:
+            part = world.read_part(path, at, RECEIPTS_PART_BYTES)
+            at += len(part)
+            *lines, begun = (begun + part).split(b"\n")
+            wanted = [line for line in lines if session.encode() in line]
+            for receipt in map(parse_event, parse_receipts(wanted)):
+                if isinstance(receipt, Receipt) and session in ("", receipt.session):
+                    receipts[receipt.id] = receipt
+            if len(part) < RECEIPTS_PART_BYTES:
+                break
+    return sorted(receipts.values(), key=lambda receipt: receipt.time)
+
+
+@dataclass(frozen=True)
+class SessionFile:
+    """A session that there is something of, as far as its files are not read yet."""
+
+    id: str
+    path: str  # of its transcript; "" where Claude Code kept none
+    at: float  # when it was last at work
+    requests: int
+
+
+def find_sessions(workspace: Workspace, receipts: Iterable[Receipt]) -> list[SessionFile]:
+    """Return the sessions of this directory and of its gateway, the latest first."""
+    world = workspace.world
+    projects = world.path(claude_directory(world), "projects")
+    everywhere: dict[str, str] = {}
+    for path in world.paths_below(projects, "*/*.jsonl"):
+        everywhere[world.split(path)[1][:-len(".jsonl")]] = path
+    here = {project_name(world, place) for place in (workspace.out, world.directory)}
+
+    served: dict[str, list[float]] = {}
+    for receipt in receipts:
+        if _ID.fullmatch(receipt.session):
+            served.setdefault(receipt.session, []).append(receipt.time)
+    sessions = []
+    for session in dict.fromkeys([*everywhere, *served]):
+        path, times = everywhere.get(session, ""), served.get(session, [])
+        name = world.split(world.parent(path))[1]
+        if _ID.fullmatch(session) and (times or name in here):
+            at = max([*times, world.changed_at(path) if path else 0.0])
+            sessions.append(SessionFile(session, path, at, len(times)))
+    return sorted(sessions, key=lambda each: -each.at)
+
+
+def project_name(world: World, directory: str) -> str:
+    """Return what Claude Code calls the directory of a project's sessions (2.1.326)."""
+    return re.sub("[^A-Za-z0-9]", "-", world.real_path(directory))
+
+
+def subagent_paths(world: World, found: SessionFile) -> dict[str, str]:
+    """Return {agent id: its transcript} of a session."""
+    if not found.path:
+        return {}
+    place = world.path(world.parent(found.path), found.id, "subagents")
+    paths = {}
+    for path in world.paths_below(place, "agent-*.jsonl"):
+        agent = world.split(path)[1][len("agent-"):-len(".jsonl")]
+        if _ID.fullmatch(agent):
+            paths[agent] = path
+    return paths
+
+
+def read_label(world: World, path: str) -> AgentLabel:
+    """Return what lies beside a subagent's transcript."""
+    try:
+        label = parse_object(world.read_bytes(f"{path[:-len('.jsonl')]}.meta.json"))
+    except FleetError:  # Claude Code before 2.1 keeps none
+        return AgentLabel()
+    return AgentLabel(read_field(label, "agentType"), read_field(label, "toolUseId"),
+                      read_field(label, "isBuiltIn", bool))
+
+
+def read_first_prompt(world: World, found: SessionFile) -> str:
+    """Return what a session began with, as far as its first part tells."""
+    if not found.path:
+        return ""
+    transcript = Transcript(found.path)
+    for line in world.read_part(found.path, 0, TRANSCRIPT_PART_BYTES).split(b"\n"):
+        transcript.feed(line)
+        if transcript.prompt:
+            break
+    return transcript.prompt
+
+
+def find_agent_sources(workspace: Workspace) -> dict[str, AgentSource]:
+    """Return {agent: its file} of a person's own agents and the project's, which win."""
+    world = workspace.world
+    places = (world.path(claude_directory(world), "agents"), workspace.path(".claude", "agents"))
+    sources = {}
+    for place in places:
+        paths = [*world.paths_below(place, "*.md"), *world.paths_below(place, "*/*.md")]
+        for path in paths[:TREE_FILES_LIMIT]:
+            with contextlib.suppress(FleetError):
+                content = world.read_bytes(path, limit=TREE_FILE_LIMIT_BYTES)
+                agent = read_agent(content.decode("utf-8", "replace"))
+                if not agent.defect:
+                    sources[agent.name.lower()] = plan_source(
+                        agent, show_path(world, path), content, world.changed_at(path))
+    return sources
+
+
+def plan_source(agent: AgentFile, path: str, content: bytes, changed: float) -> AgentSource:
+    """Return what an audit asks of an agent's file."""
+    before = content.partition(b"\nmodel:")[0]
+    line = before.count(b"\n") + 2 if before != content else 1
+    tools = agent.tools
+    may_change = tools is None or any(tool in CHANGING_TOOLS for tool in tools)
+    return AgentSource(path, line, agent.model, tools != (), may_change, changed)
+
+
+class SessionReader:
+    """Reads what there is of a session, again and again."""
+
+    def __init__(self, workspace: Workspace, found: SessionFile, facts: TraceFacts) -> None:
+        self._workspace, self._found, self._facts = workspace, found, facts
+        self._readers: dict[str, TranscriptReader] = {}
+        self._labels: dict[str, AgentLabel] = {}
+
+    def read(self, *, audits: bool = False, follows: bool = False) -> SessionReport:
+        """Return what is to be told of it now; who follows waits for the end of a last line."""
+        world, found = self._workspace.world, self._found
+        paths = {"": found.path} if found.path else {}
+        paths.update(subagent_paths(world, found))
+        for agent, path in paths.items():
+            if agent not in self._readers:
+                self._readers[agent] = TranscriptReader(world, path, agent)
+            if agent and not self._labels.get(agent, AgentLabel()).kind:
+                self._labels[agent] = read_label(world, path)
+        transcripts = [reader.read() if follows else reader.finish()
+                       for reader in self._readers.values()]
+
+        session = trace_session(found.id, transcripts, self._labels,
+                                read_receipts(self._workspace, found.id))
+        facts = replace(self._facts, now=world.now())
+        return report_session(name_agents(session, facts.fleet), facts, audits=audits)
 
 
 def claude_directory(world: World) -> str:
@@ -14317,6 +15578,11 @@ class Options:
     follow: bool = False
     lines: int = 20
     failed: bool = False
+    # trace
+    session: str = ""
+    audit: bool = False
+    since: float = 0.0
+    prompts: bool = False
     # completion
     names: str = ""
     # help
@@ -14415,6 +15681,14 @@ def parse_count(text: str) -> int:
     if re.fullmatch(r"[1-9]\d{0,3}", text):
         return int(text)
     raise argparse.ArgumentTypeError(f"expected a number, 1 to 9999, not `{text}`")
+
+
+def parse_age(text: str) -> float:
+    """Return the seconds of a time that is written with its unit."""
+    match = re.fullmatch(r"(\d{1,6})([smhd])", text)
+    if match and int(match[1]):
+        return int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+    raise argparse.ArgumentTypeError(f"expected a time such as 90s, 30m, 2h or 1d, not `{text}`")
 
 
 SECONDS = {"type": parse_seconds}
@@ -15723,23 +16997,20 @@ class LogLines:
             self._world.err(format_log_line(request, self.widths, now, look, more=True))
 
 
-def known_agents(options: Options, world: World) -> dict[str, list[str]]:
-    """Return {alias: the agents whose model has it}; nothing where there is no valid fleet."""
+def known_fleet(options: Options, world: World) -> Fleet | None:
+    """Return the fleet, None where none can be read and none was named."""
     try:
-        fleet = load_config(world, options.config).fleet
+        return load_config(world, options.config).fleet
     except FleetError:
         if options.config:
             raise
-        return {}  # what was asked can be told without a fleet
-    return agents_by_alias(fleet)
+        return None  # what was asked can be told without a fleet
 
 
-def agents_by_alias(fleet: Fleet) -> dict[str, list[str]]:
-    """Return {alias: the agents whose model has it}."""
-    agents: dict[str, list[str]] = {}
-    for agent, model in plan_routes(fleet).items():
-        agents.setdefault(model.alias, []).append(agent)
-    return agents
+def known_agents(options: Options, world: World) -> dict[str, list[str]]:
+    """Return {alias: the agents whose model has it}; nothing where there is no valid fleet."""
+    fleet = known_fleet(options, world)
+    return agents_by_alias(fleet) if fleet else {}
 
 
 class AgentNames:
@@ -15776,6 +17047,133 @@ def report_receipt(receipt: dict[str, Any], names: AgentNames) -> dict[str, Any]
         numbers[key] = number if isinstance(number, (int, float)) else None
     name = names.find(texts["session"], texts["agent"], texts["alias"])
     return {"time": receipt["time"], "name": name, **texts, "failures": failures, **numbers}
+
+
+@command("trace", "show which machine served which agent, and whether as planned",
+         Flag("session", "`last`, or how its id begins; without one they are listed", "SESSION",
+              {"nargs": "?", "default": ""}), CONFIG, OUT,
+         Flag("--audit", "ask five questions of every subagent; exit 1 where one is answered no"),
+         Flag("--follow", "go on while it is at work, until Ctrl-C", short="-f"),
+         Flag("--since", "only what was at work since: 90s, 30m, 2h, 1d", "AGE",
+              {"type": parse_age, "default": 0.0}),
+         Flag("--prompts", "show what each agent was asked, whole"), JSON,
+         group=LOOK, examples=("trace", "trace last", "trace --audit", "trace last --follow"))
+def cmd_trace(options: Options, world: World) -> int:
+    if options.follow and options.json:
+        raise FleetError("usage", "trace: --follow is for people, --json for programs",
+                         status=EXIT_USAGE, fix="subagent-fleet trace last --json")
+    workspace = open_workspace(options, world)
+    facts = observe_traces(workspace, options)
+    sessions = find_sessions(workspace, read_receipts(workspace))
+    if options.since:
+        sessions = [each for each in sessions if each.at >= world.now() - options.since]
+    chosen = choose_sessions(sessions, options)
+    if chosen is None:
+        return list_sessions(sessions, options, world)
+
+    readers = [SessionReader(workspace, each, facts) for each in chosen]
+    if options.follow:
+        return follow_session(readers[0], options, world)
+    reports = [reader.read(audits=options.audit) for reader in readers]
+    if options.json:
+        world.out(render_report("trace", {"sessions": [
+            show_session(report, prompts=options.prompts) for report in reports]}))
+    else:
+        world.out("\n".join(show_trace(report, options, look_of(world)) for report in reports))
+    return EXIT_PROBLEM if any(report.refused for report in reports) else EXIT_OK
+
+
+def show_trace(report: SessionReport, options: Options, look: Look) -> str:
+    """Return a session as it was asked for."""
+    text = format_trace(report, look, prompts=options.prompts)
+    return text + format_audit(report, look) if options.audit else text
+
+
+def choose_sessions(sessions: Sequence[SessionFile], options: Options
+                    ) -> Sequence[SessionFile] | None:
+    """Return the sessions that were asked for; None: none was named, so they are listed."""
+    wanted = options.session
+    if not wanted and not options.follow:
+        if len(sessions) == 1 or (options.audit and options.since and sessions):
+            return sessions
+        if not options.audit and not options.prompts:
+            return None
+    if wanted in ("", "last"):
+        matches = sessions[:1]
+    else:
+        matches = [each for each in sessions if each.id.startswith(wanted)]
+    if len(matches) == 1:
+        return matches
+
+    if not sessions:
+        raise FleetError("no-session", "neither Claude Code nor the gateway kept a session of this "
+                         "directory", fix="cd to its project, or subagent-fleet up")
+    ids = some_of([each.id for each in matches or sessions], 4)
+    what = f"`{wanted}` begins the ids of {len(matches)} sessions" if matches else \
+        f"no session's id begins with `{wanted}`"
+    raise FleetError("no-session", what, fix=f"name one of {ids}")
+
+
+def list_sessions(sessions: Sequence[SessionFile], options: Options, world: World) -> int:
+    """Print the sessions there are, the latest first, each with the beginning of its prompt."""
+    listed = sessions[:LISTED_SESSIONS]
+    entries: list[dict[str, Any]] = []
+    for each in listed:
+        prompt = first_line(read_first_prompt(world, each))
+        entries.append({"session": each.id, "prompt": crop(clean_line(prompt), 80),
+                        "ended": each.at, "subagents": len(subagent_paths(world, each)),
+                        "requests": each.requests})
+    if options.json:
+        world.out(render_report("trace", {"sessions": entries}))
+        return EXIT_OK
+    if not listed:
+        world.err(as_typed("No session of Claude Code was found for this directory, and none in "
+                           "its gateway's receipts; `subagent-fleet up` begins one.\n",
+                           options.typing))
+        return EXIT_OK
+
+    ids = short_ids([each.id for each in listed])
+    rows = [(ids[entry["session"]], format_moment(entry["ended"], world.now()),
+             entry["subagents"] + 1, entry["requests"] or "-", entry["prompt"] or "-")
+            for entry in entries]
+    world.out(format_sessions(rows, look_of(world)))
+    more = len(sessions) - len(listed)
+    tail = f"{more:,} older ones are left out; --since says how far to go back. " if more else ""
+    world.err(as_typed(f"{tail}`subagent-fleet trace last` shows the first of them.\n",
+                       options.typing))
+    return EXIT_OK
+
+
+def short_ids(ids: Sequence[str]) -> dict[str, str]:
+    """Return {id: a beginning of it that no other has}."""
+    length = 8
+    while len({each[:length] for each in ids}) < len(ids):
+        length += 4
+    return {each: each[:length] for each in ids}
+
+
+def observe_traces(workspace: Workspace, options: Options) -> TraceFacts:
+    """Return what sessions are compared with: the fleet file and the agents' files as they are."""
+    world = workspace.world
+    facts = TraceFacts(None, world.now(), files=find_agent_sources(workspace))
+    fleet = known_fleet(options, world)
+    if fleet is None:
+        return facts
+    path = find_config(world, options.config)
+    changed = world.changed_at(path) if path != "-" else 0.0
+    return replace(facts, fleet=fleet, fleet_path=path, fleet_changed=changed)
+
+
+def follow_session(reader: SessionReader, options: Options, world: World) -> int:
+    """Print a session again whenever something has changed in it, until Ctrl-C."""
+    shown = ""
+    while True:
+        text = show_trace(reader.read(audits=options.audit, follows=True), options, look_of(world))
+        if text != shown:
+            # home and clear: a redraw that does not scroll what stood there before
+            world.out(f"\x1b[H\x1b[2J{text}" if world.is_terminal() else f"{text}\n")
+        shown = text
+        world.sleep(FOLLOW_SECONDS)
 
 
 # -- serve --

@@ -454,7 +454,7 @@ def test_a_diff_is_painted_and_never_wrapped():
 
 def shown_width(line):
     """The columns of a line on a terminal, escapes not counted."""
-    line = re.sub("\x1b\\[[0-9]*m", "", line)
+    line = re.sub("\x1b\\[[0-9;]*m", "", line)
     return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in line
                if unicodedata.category(char) not in ("Mn", "Me", "Cf"))
 
@@ -504,6 +504,19 @@ def hostile_outputs(rng, look):
     report = {"ollama": list(states.values())[0], "addresses": [{"address": pick(), "kind": pick(),
               "open": True}] * 2, "findings": [finding], "setup": "", "fleet": {}}
     yield "worker", sf.format_worker(report, look)
+    served = sf.Served(pick(), rng.choice(["laptop", pick()]), rng.choice([
+        "yes", "fallback", "no", "left", "unknown"]), pick(), 1.0, 2, 0.5, 70.0, 12.0, 999999, 7)
+    transcript = sf.Transcript(pick())
+    transcript.prompt, transcript.torn = pick() + "\n" + pick(), [3]
+    agents = [sf.AgentTrace("a" * depth, pick(), "", transcript, ()) for depth in (0, 1, 2, 1)]
+    verdict = sf.Verdict("Model", rng.choice(["yes", "no", "unknown"]), pick(), (pick(), "req_1"))
+    traced = sf.SessionReport(
+        sf.SessionTrace(pick(), tuple(agents), (pick(),)), sf.TraceFacts(fleet_of(), 0.0),
+        tuple(sf.AgentReport(agent, len(agent.id), rng.choice(["done", "at work"]),
+                             (served,) * rng.randrange(3), (verdict,) * 5) for agent in agents))
+    yield "trace", sf.format_trace(traced, look, prompts=True)
+    yield "audit", sf.format_audit(traced, look)
+    yield "sessions", sf.format_sessions([(pick(), pick(), 2, 3, pick())], look)
 
 
 @pytest.mark.parametrize("columns", [60, 100, 160])
@@ -515,9 +528,9 @@ def test_no_line_is_wider_than_the_terminal(columns, colour):
             seen.add(name)
             for line in text.split("\n"):
                 assert shown_width(line) <= columns, (name, line)
-            painted = re.sub("\x1b\\[(?:[0-9]+)m", "", text)
+            painted = re.sub("\x1b\\[[0-9;]+m", "", text)
             assert "\x1b" not in painted and (colour or painted == text), name
-    assert len(seen) == 13
+    assert len(seen) == 16
 
 
 def test_plain_text_has_no_escape_and_no_mark():
@@ -533,7 +546,7 @@ def test_colour_changes_nothing_but_colour():
         pairs = itertools.zip_longest(hostile_outputs(one, sf.Look(True, True, 80)),
                                       hostile_outputs(two, sf.Look(False, True, 80)))
         for (name, painted), (_, text) in pairs:
-            assert re.sub("\x1b\\[[0-9]+m", "", painted) == text, name
+            assert re.sub("\x1b\\[[0-9;]+m", "", painted) == text, name
 
 
 # -- the commands, on a real terminal --
