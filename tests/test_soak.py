@@ -184,8 +184,8 @@ def soak(count, tmp_path):
     addresses["gone"] = f"http://127.0.0.1:{free_port()}"
     models = [(f"m{i}", f"n{i}", "x" if i < 3 else "y", {"max_parallel": 2}) for i in range(5)]
     served = Rig(fleet_of(*models, ("m9", "gone", "x", {}), nodes=addresses), tmp_path)
-    receipts = []
-    served.server.hub.subscribe(receipts.append)
+    events = []
+    served.server.hub.subscribe(events.append)
     watch = Watch(served.server.scheduler)
 
     clients = [Client(served, seed) for seed in range(CLIENTS)]
@@ -204,6 +204,7 @@ def soak(count, tmp_path):
 
     check_answers(clients, names, odd)
     check_nothing_is_kept(served, watch)
+    receipts = [event for event in events if isinstance(event, sf.Receipt)]
     check_receipts(receipts, clients, served)
     served.close()
     for node in nodes:
