@@ -7435,14 +7435,19 @@ def format_progress(groups: Mapping[str, Mapping[Any, Warmth]], now: float,
 
 
 LEAST_BAR_COLUMNS = 110  # of a terminal that has room for bars
+UNITS_COLUMNS = 100  # of one that has room for units
 BAR_CHARACTERS = 8
 
 
 def format_measurements(measured: Sequence[Measurement], look: Look = PLAIN) -> str:
     """Return a table of what models can, and below it what they did instead."""
     roles = [role for role in ROLES if any(role in known.quality for known in measured)]
-    headers = ["Model", "Machine", "Load s", "Prompt tok/s", "Answer tok/s", "First s", "Tools",
-               "Context", *(role.capitalize() for role in roles)]
+    numbers = ("Load s", "Prompt tok/s", "Answer tok/s", "First s")
+    is_narrow = 0 < look.columns < UNITS_COLUMNS
+    if is_narrow:
+        numbers = ("Load", "Prompt", "Answer", "First")
+    headers = ["Model", "Machine", *numbers, "Tools", "Context",
+               *(role.capitalize() for role in roles)]
     fastest = max((known.answer_rate or 0 for known in measured), default=0)
     rows = []
     for known in measured:
@@ -7452,8 +7457,10 @@ def format_measurements(measured: Sequence[Measurement], look: Look = PLAIN) -> 
                      _show_number(known.first_token_seconds, digits=2),
                      *(_score_cell(score, look) for score in scores)])
 
-    right = ("Load s", "Prompt tok/s", "Answer tok/s", "First s")
-    text = format_table(headers, rows, look=look, right=right)
+    text = format_table(headers, rows, look=look, right=numbers)
+    if is_narrow:
+        units = "Prompt and Answer in tokens a second, Load and First in seconds."
+        text += format_words([Styled(units, "dim")], look)
     notes = [(known, note) for known in measured for note in _measured_notes(known)]
     if notes:
         text += "\n"
@@ -7472,7 +7479,7 @@ def _show_prompt_rates(known: Measurement) -> str:
     rates = [known.prompt_rate]
     if known.long_prompt_rate is not None:
         rates.append(known.long_prompt_rate)
-    return " / ".join(_show_number(rate, digits=0) for rate in rates)
+    return "/".join(_show_number(rate, digits=0) for rate in rates)
 
 
 def _show_rate(rate: float | None, fastest: float, look: Look) -> str:
@@ -7492,7 +7499,7 @@ def _score_cell(score: Score | None, look: Look) -> Styled:
         role = "ok"
     elif score.passed:
         role = "warn"
-    return mark(f"{score.passed} of {score.asked}", role, look)
+    return mark(f"{score.passed}/{score.asked}", role, look)
 
 
 def _measured_notes(known: Measurement) -> Iterator[str]:
@@ -12620,15 +12627,19 @@ class Course:
         names = [trial.topic for trial in self.trials]
         return f"{topic} {self.at - names.index(topic) + 1} of {names.count(topic)}"
 
-    def seconds_left(self) -> float:
-        """Return how long the trials to come may take, by what is known of its speed."""
+    def seconds_left(self, other: Measurement | None = None) -> float:
+        """Return how long the trials to come may take, by what is known of its speed.
+
+        Nothing is known before its first run; then it may be as fast as another there.
+        """
         if self.is_done:
             return 0.0
         rates = []
         for name, guess in (("prompt_rate", PROMPT_RATE_GUESS),
                             ("answer_rate", ANSWER_RATE_GUESS)):
-            measured = getattr(self.measurement, name) or getattr(self._known, name, None)
-            rates.append(measured or guess)
+            known = [getattr(measurement, name, None)
+                     for measurement in (self.measurement, self._known, other)]
+            rates.append(next(filter(None, known), guess))
         costs = self._costs[self.at:]
         seconds = sum(cost[0] for cost in costs) / rates[0]
         seconds += sum(cost[1] for cost in costs) / rates[1]
@@ -12640,8 +12651,8 @@ class Course:
         try:
             with contextlib.suppress(NodeFailure):  # not there, or never unloaded: the first
                 deadline = world.clock() + PROBE_TIMEOUT_SECONDS  # question will tell
-                world.ask(self.node.endpoint, backend.load(self.model, unload=True),
-                          deadline=deadline)
+                ask_node(world, self.node, backend.load(self.model, unload=True),
+                         deadline=deadline)
             for trial in self.trials:
                 question = trial.ask(self._subject)
                 if question:
@@ -12710,14 +12721,14 @@ class Course:
         except NodeFailure as failure:
             backend = backend_of(self.node)
             deadline = world.clock() + PROBE_TIMEOUT_SECONDS
-            world.ask(self.node.endpoint, backend.identify(), deadline=deadline)
+            ask_node(world, self.node, backend.identify(), deadline=deadline)
             return Answer(question, failure=explain_failure(failure, backend).what)
 
     def _see_loaded(self, world: World) -> int:
         """Return the context with which the node says it holds the model."""
         deadline = world.clock() + PROBE_TIMEOUT_SECONDS
-        loaded = world.ask(self.node.endpoint, backend_of(self.node).list_loaded(),
-                           deadline=deadline)
+        loaded = ask_node(world, self.node, backend_of(self.node).list_loaded(),
+                          deadline=deadline)
         return max((match.context for match in find_models(loaded, self.model.ollama_model)),
                    default=0)
 
@@ -12766,7 +12777,7 @@ def ask_model(world: World, node: Node, model: Model, question: Question) -> Ans
 def _hear(world: World, node: Node, model: Model, talk: Talk) -> Iterator[Delta]:
     """Yield what a model says, up to its end; Refusal or NodeFailure where it does not."""
     backend = backend_of(node)
-    ask = backend.chat(talk, model)
+    ask = sign(world, node, backend.chat(talk, model))
     body = render_json(ask.payload)
     reader = backend.reader(talk, model, round(weigh(body, talk) / BYTES_A_TOKEN))
     exchange = world.open_exchange(node.endpoint + ask.path, body=body, headers=ask.headers,
@@ -17349,7 +17360,7 @@ class Bench:
         return {name: partial(run_group, group) for name, group in self._groups.items()}
 
     def _show_progress(self) -> str:
-        left = max((sum(course.seconds_left() for course in group)
+        left = max((sum(course.seconds_left(group[0].measurement) for course in group)
                     for group in self._groups.values()), default=0.0)
         active = [next((course for course in group if not course.is_done), None)
                   for group in self._groups.values()]

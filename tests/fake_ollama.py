@@ -28,6 +28,7 @@ class FakeNode:
         self.version, self.reply, self.delay = "0.32.15", ["PO", "NG"], 0
         self.gpu_percent, self.most_loaded, self.any_origin = 100, 3, False
         self.requests = []
+        self.keys = []  # the Authorization of each request
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         kind = type("Server", (http.server.ThreadingHTTPServer,), {
             "address_family": family, "daemon_threads": True, "request_queue_size": 128,
@@ -136,6 +137,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         length = int(self.headers.get("Content-Length") or 0)
         payload = json.loads(self.rfile.read(length)) if length else None
+        self.node.keys.append(self.headers.get("Authorization"))
         time.sleep(self.node.delay)
         if self.headers.get("Origin", "").startswith("https://") and not self.node.any_origin:
             self.send_response(403)

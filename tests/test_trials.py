@@ -589,7 +589,7 @@ TABLED = (MEASURED, sf.replace(
     claims={}, quality={}, failure="refused: \x1b[2Jconnection refused"))
 
 
-@pytest.mark.parametrize("columns", [60, 100, 160])
+@pytest.mark.parametrize("columns", [60, 80, 100, 160])
 def test_bench_table_fits_a_terminal(golden, columns):
     text = sf.format_measurements(TABLED, sf.Look(marks=True, columns=columns))
     assert all(sf.width_of(line) <= columns for line in text.splitlines())
@@ -617,3 +617,20 @@ def test_progress_says_what_is_asked_and_how_long_it_takes():
     assert course.seconds_left() < slow / 5
     course.is_done = True
     assert course.seconds_left() == 0
+
+
+def test_bench_sends_the_key_that_a_node_wants(benched, quick, tmp_path):
+    coder, _ = benched()
+    path = tmp_path / "fleet.yaml"
+    text = path.read_text(encoding="utf-8").replace(
+        f'{{endpoint: "{coder.node.endpoint}"}}',
+        f'{{endpoint: "{coder.node.endpoint}", api_key_env: MINI_API_KEY}}')
+    path.write_text(text, encoding="utf-8")
+    state = {"HOME": tmp_path / "home", "XDG_STATE_HOME": tmp_path / "state"}
+
+    refused = quick("bench", "--quick", env={**state, "MINI_API_KEY": "sk-made-up"})
+    assert refused.returncode == 3 and coder.chats == []
+    done = quick("bench", "--quick", "--trust", env={**state, "MINI_API_KEY": "sk-made-up"})
+    assert done.returncode == 0 and len(coder.chats) > 9
+    assert coder.node.keys.count("Bearer sk-made-up") >= len(coder.chats)
+    assert "sk-made-up" not in done.stdout + done.stderr
