@@ -13,7 +13,7 @@ import sys
 import pytest
 
 import subagent_fleet as sf
-from tools import EXAMPLE, ROOT, SCRIPT, clean_environment, edited
+from tools import EXAMPLE, PROGRAM, ROOT, SCRIPT, clean_environment, edited
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMAND_TABLE = README[README.index("## Commands"):README.index("Every command that reads")]
@@ -165,7 +165,7 @@ def test_other_ways_to_save_the_same_text_are_fine(run_cli, tmp_path, text):
 
 
 def limit_memory():
-    """At most 60 MB of data, measured as the kernel measures it."""
+    """At most 60 MB of data, as the kernel measures it; compiling the file is not in it."""
     resource.setrlimit(resource.RLIMIT_DATA, (60 << 20, 60 << 20))
 
 
@@ -178,7 +178,7 @@ def test_any_bytes_take_little_memory(tmp_path, name):
             stream.truncate(100 << 20)
     else:
         path.write_bytes(HOSTILE[name])
-    done = subprocess.run([sys.executable, "-I", "-S", "-W", "error", str(SCRIPT), "validate"],
+    done = subprocess.run([sys.executable, "-I", "-S", "-W", "error", PROGRAM, "validate"],
                           cwd=str(tmp_path), stderr=subprocess.PIPE, preexec_fn=limit_memory,
                           timeout=20)
     assert done.returncode == 1 and b"MemoryError" not in done.stderr
