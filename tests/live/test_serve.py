@@ -1,6 +1,7 @@
 """The embedded gateway before two real nodes: Claude Code and the SDK, queues, deaths, hang-ups."""
 
 import json
+import os
 import pathlib
 import socket
 import subprocess
@@ -247,6 +248,76 @@ def test_parallel_subagents_on_one_slot_wait_in_order_and_are_pinged(warm, tmp_p
     served_first, served_next = sorted(firsts, key=lambda turn: turn.last_byte)
     # Two connections that come within some milliseconds may change places on their way.
     assert served_first.at < served_next.at + 0.05, "not in order"
+
+
+def audit(served, status):
+    """What `trace last --audit` says of the session: {agent's name: (served, verdicts)}."""
+    report, = served.project.json("trace", "last", "--audit", status=status)["sessions"]
+    assert report["torn"] == []
+    return {agent["name"]: (agent["served"], {verdict["question"]: verdict
+                                              for verdict in agent["audit"]})
+            for agent in report["agents"]}
+
+
+def words_of(verdicts):
+    return [verdict["answer"] for verdict in verdicts.values()]
+
+
+@pytest.mark.parametrize("which", sorted(install.CLAUDES))
+def test_trace_says_who_served_whom(warm, tmp_path, which):
+    """Sessions of the real Claude Code: as planned, by a fallback, against the file, cut off."""
+    before = len(warm.receipts())
+    found = warm.launch(which, tmp_path, "-p", "@play agent:planner agent:implementer done")
+    told = audit(warm, 0)
+    assert sorted(told) == ["implementer", "main", "planner"]
+    assert {name: [(row["node"], row["planned"]) for row in rows] for name, (rows, _) in told.items()} \
+        == {"main": [("studio", "yes")], "planner": [("mini", "yes")],
+            "implementer": [("studio", "yes")]}
+    assert words_of(told["planner"][1]) == words_of(told["implementer"][1]) == ["yes"] * 5
+    assert sum(row["requests"] for rows, _ in told.values() for row in rows) \
+        == len(warm.receipts()) - before
+    tree = warm.project.run("trace", "last")
+    assert "@play" in tree.splitlines()[0] and "nothing left the house" in tree
+    assert found.init["session_id"] in warm.project.run("trace", "--json")
+
+    planner = warm.project.folder / ".claude" / "agents" / "planner.md"
+    kept = planner.read_text(encoding="utf-8")
+    warm.project.edit(".claude/agents/planner.md", "model: claude-haiku-local",
+                      "model: claude-tight-local")
+    assert "edited since" in audit(warm, 0)["planner"][1]["Model"]["what"]
+    os.utime(planner, (1, 1))
+    assert words_of(audit(warm, 1)["planner"][1]) == ["no", "yes", "yes", "yes", "yes"]
+    planner.write_text(kept, encoding="utf-8")
+    os.utime(planner, (1, 1))
+
+    warm.nodes["mini"].kill()
+    warm.launch(which, tmp_path, "-p", "@play agent:planner done")
+    rows, verdicts = audit(warm, 0)["planner"]
+    assert [(row["node"], row["planned"]) for row in rows] == [("studio", "fallback")]
+    assert words_of(verdicts) == ["yes"] * 5 and "mini: refused" in verdicts["Machine"]["what"]
+
+
+@pytest.mark.parametrize("which", sorted(install.CLAUDES))
+def test_trace_of_a_session_that_was_killed_in_the_middle(warm, tmp_path, which):
+    warm.project.use_claude(which)
+    warm.project.home = tmp_path / "home"
+    warm.project.home.mkdir()
+    holder = Stream(warm.gateway, "claude-haiku-local", "@play talk")
+    holder.wait_for_text()  # the planner waits for its slot
+    before = warm.recorder.mark()
+    argv = warm.project.argv("launch", "claude", "--", "-p", "@play agent:planner done",
+                             *rig.CLAUDE_FLAGS)
+    process = rig.Process(argv, log=tmp_path / "killed.jsonl", cwd=warm.project.folder,
+                          env=warm.project.environment())
+    rig.wait_until(lambda: [turn for turn in warm.recorder.since(before)
+                            if "x-claude-code-agent-id" in turn.headers],
+                   seconds=60, what="the subagent's first request")
+    time.sleep(1)  # what is written of it is on the disk
+    process.kill()
+    holder.hang_up()
+    told = audit(warm, 0)
+    assert told["planner"][1]["End"]["answer"] == "unknown"
+    assert told["planner"][1]["Machine"]["answer"] in ("yes", "unknown")
 
 
 def test_a_node_dead_before_the_answer_is_passed_over(warm, tmp_path):
