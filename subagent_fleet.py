@@ -50,9 +50,9 @@ from __future__ import annotations
 
 import sys
 
-if sys.version_info < (3, 9):  # noqa: UP036 - this line is what an older Python reaches
-    sys.exit("subagent-fleet needs Python 3.9 or newer; this is "
-             + sys.version.split()[0])
+if sys.version_info < (3, 9):  # noqa: UP036 - this is what an older Python reaches
+    # Python 2 and 3.5 read no f-string, and show the first line that they cannot read: this one.
+    sys.exit(f"subagent-fleet needs Python 3.9 or newer; this is {sys.version.split()[0]}")
 
 
 def _end_quietly(kind: type[BaseException], error: BaseException, trace: Any) -> None:
@@ -665,6 +665,15 @@ class Document:
         if key:
             return self.show(spans[0], spans[1])
         return self.show(spans[2], spans[3])
+
+    def has(self, path: tuple) -> bool:
+        """Tell whether something is written at a path."""
+        node: Any = self.value
+        for step in path:
+            if self.place_of(step, node) is None:
+                return False
+            node = node[step]
+        return True
 
     def place_of(self, step: object, node: object) -> int | None:
         """Return the place of a key or an index among those of a container, if it is there."""
@@ -6214,7 +6223,7 @@ project:
   gateway:
     provider: builtin       # builtin: this program serves the fleet; litellm: LiteLLM does
     host: 127.0.0.1         # only this machine; 0.0.0.0 offers your models to the whole network
-    port: 4000
+    port: $port
     master_key_env: LITELLM_MASTER_KEY  # variable that holds the key; `generate` makes the key
   # claude: {haiku: heavy-coder}  # which model answers for each of Claude Code's tiers
 
@@ -6232,13 +6241,15 @@ _STARTER_NOTE_COLUMN = 44
 
 
 def render_starter(tree: dict[str, dict[str, dict[str, object]]], has_models: bool,
-                   name: str = "local-dev", notes: Mapping[str, str] | None = None) -> str:
+                   name: str = "local-dev", notes: Mapping[str, str] | None = None, *,
+                   port: int = Gateway.port) -> str:
     """Return a fleet.yaml that teaches by its comments.
 
     They tell why each model is there (`notes`), or that the models were not found.
     """
     blocks = {kind: _starter_block(kind, sections, notes or {}) for kind, sections in tree.items()}
     blocks["name"] = quote_yaml(name)
+    blocks["port"] = str(port)
     blocks["mark"] = ""
     if not has_models:
         blocks["mark"] = "# Placeholders: write in what `ollama list` shows.\n"
@@ -6970,12 +6981,14 @@ def format_diff(changes: Iterable[Change], fleet: Fleet, look: Look = PLAIN) -> 
 
 def _secret_pattern(key_variable: str) -> re.Pattern[str]:
     """Return what matches a value that must not be shown, after the name that says so."""
+    # A blank parts a name from its value in fish alone; in a comment it parts words.
     names = rf"KEY|TOKEN|SECRET|PASS(?:W(?:OR)?D)?|\b{key_variable}"
-    return re.compile(rf"((?:{names})(?: |:?=|:-)).+|sk-\S+", re.IGNORECASE)
+    return re.compile(rf"((?:{names})(?::?=|:-)).+|(\bset\b.*(?:{names}) ).+|sk-\S+",
+                      re.IGNORECASE)
 
 
 def _hide_secrets(text: str, secret: re.Pattern[str]) -> str:
-    return secret.sub(lambda match: (match[1] or "") + "(hidden)", text)
+    return secret.sub(lambda match: (match[1] or match[2] or "") + "(hidden)", text)
 
 
 _DIFFERENCE_ROLES = {"---": "bold", "+++": "bold", "@@": "dim", "+": "ok", "-": "bad"}
@@ -7165,7 +7178,7 @@ def format_presence(models: Iterable[Mapping[str, str]], look: Look = PLAIN) -> 
         state = model["state"]
         words = state
         if state == "missing":
-            words = f"missing: `ollama pull {model['ollama_model']}` on {model['node']}"
+            words = f"missing: {model['fix']}"
         presence = mark(words, _PRESENCE_ROLES[state], look)
         rows.append((model["name"], model["node"], model["ollama_model"], presence))
     return format_table(("Model", "Node", "Ollama model", "Found"), rows, look=look)
@@ -7536,9 +7549,13 @@ def format_served(rows: Sequence[Sequence[object]], look: Look = PLAIN) -> str:
     if not rows:  # LiteLLM has no such page
         return "\nThe gateway does not tell which node served what.\n"
     headers = ("Node", "Requests", "Tokens in", "Tokens out", "Seconds waited", "Failures")
-    if look.columns:
-        rows = [[name, *(f"{total:,}" for total in totals)] for name, *totals in rows]
-    return "\nServed:\n" + format_table(headers, rows, look=look, right=headers[1:])
+    shown = []
+    for name, *totals in rows:
+        cells = [f"{total:,}" if look.columns else str(total) for total in totals]
+        waited = TOTALS.index("waited_seconds")
+        cells[waited] = f"{totals[waited]:,.1f}"
+        shown.append([name, *cells])
+    return "\nServed:\n" + format_table(headers, shown, look=look, right=headers[1:])
 
 
 def show_record(record: Any) -> dict[str, Any]:
@@ -8011,6 +8028,23 @@ def format_amount(count: int) -> str:
             amount = count / size
             return f"{amount:.1f}{unit}" if amount < 9.95 else f"{amount:.0f}{unit}"
     return str(count)
+
+
+def format_after_init(starter: Starter, states: Sequence[NodeState], look: Look = PLAIN) -> str:
+    """Return what to type next, as fits what was found."""
+    if not starter.has_models:
+        return ("Edit it with your Ollama node endpoints, then run:\n"
+                "  subagent-fleet discover\n  subagent-fleet generate\n")
+
+    text = ""
+    silent = [state.name for state in states if not state.online]
+    if silent:
+        said = (f"{some_of(silent, 5)}: not reached; `subagent-fleet discover` says what mends "
+                "that.\n")
+        text = wrap_text(said, look.columns, indent="  ")
+    said = "Look it over, then do all the rest at once, or begin with the files:\n"
+    return (f"{text}{wrap_text(said, look.columns)}"
+            "  subagent-fleet up\n  subagent-fleet generate\n")
 
 
 # -- trust --
@@ -12020,14 +12054,27 @@ def _load(warmth: Warmth, world: World, how: WarmUp) -> None:
             warmth.detail = "not there"
             return
         if not how.pull:
-            raise NodeFailure(failure.reason, failure.detail, fix=_pull_fix(warmth)) from None
+            fix = _pull_fix(warmth, world)
+            raise NodeFailure(failure.reason, failure.detail, fix=fix) from None
         _pull(warmth, world)
         _ask_to_load(warmth, world, how)
 
 
-def _pull_fix(warmth: Warmth) -> str:
-    return (f"`ollama pull {warmth.model.ollama_model}` on {warmth.node.name}, or "
+def _pull_fix(warmth: Warmth, world: World) -> str:
+    """Return what mends that a model is not there: a name that is, else a download."""
+    pull = (f"`ollama pull {warmth.model.ollama_model}` on {warmth.node.name}, or "
             "`subagent-fleet warmup --pull`")
+    until = world.clock() + PROBE_TIMEOUT_SECONDS
+    try:
+        models = world.ask(warmth.node.endpoint, backend_of(warmth.node).list_models(),
+                           deadline=until)
+    except NodeFailure:
+        return pull
+    state = NodeState(warmth.node.name, warmth.node.endpoint, models=tuple(models))
+    correction = plan_correction(warmth.model, state)
+    if find_models(models, warmth.model.ollama_model):  # listed, and yet not found
+        return pull
+    return f"{correction}, which {warmth.node.name} has; or {pull}" if correction else pull
 
 
 def _ask_to_load(warmth: Warmth, world: World, how: WarmUp) -> None:
@@ -16012,6 +16059,7 @@ def cmd_up(options: Options, world: World) -> int:
     fleet = find_or_write_fleet(options, world)
     ask_trust(fleet, options, world)
     workspace = open_workspace(options, world)
+    fleet = choose_port(workspace, fleet)
     write_unedited(workspace, fleet)
     key = workspace.read_key(fleet)
     check_key(fleet, key, options, world)
@@ -16080,6 +16128,23 @@ def write_first_fleet(world: World, path: str, nodes: Mapping[str, Node], option
     said = write_starter(world, path, nodes, starter)
     said += format_starter(starter, states, look_of(world, "stderr"))
     world.err(as_typed(said, options.typing))
+
+
+def choose_port(workspace: Workspace, fleet: Fleet) -> Fleet:
+    """Return a fleet that names no port with the next free one, where another has the usual."""
+    world = workspace.world
+    gateway = fleet.gateway
+    if fleet.document.has(("project", "gateway", "port")) or not is_here(world, gateway.host):
+        return fleet
+    holder = who_serves(world, fleet, known_key(workspace, fleet), world.clock() + CONNECT_SECONDS)
+    if holder in ("", OUR_GATEWAY, OLD_GATEWAY):
+        return fleet
+
+    free = avoid_taken_port(world, gateway)
+    world.err(f"Port {gateway.port} is taken by {holder}{describe_holder(world, gateway.port)}: "
+              f"this fleet gets {free.port}. Write `port: {free.port}` under project.gateway, so "
+              "that it keeps it.\n")
+    return replace(fleet, gateway=free)
 
 
 def write_unedited(workspace: Workspace, fleet: Fleet) -> None:
@@ -16157,10 +16222,9 @@ def cmd_init(options: Options, world: World) -> int:
     nodes = with_this_machine(world, nodes)
     states = ask_machines(world, nodes, offline=options.offline)
     starter = plan_starter(states, read_measurements(Workspace(world, directory)))
-    said = write_starter(world, output, nodes, starter)
+    said = write_starter(world, output, nodes, starter, offline=options.offline)
     said += format_starter(starter, states, look_of(world))
-    said += ("Edit it with your Ollama node endpoints, then run:\n"
-             "  subagent-fleet discover\n  subagent-fleet generate\n")
+    said += format_after_init(starter, states, look_of(world))
     world.out(as_typed(said, options.typing))
     return EXIT_OK
 
@@ -16226,14 +16290,32 @@ def ask_machines(world: World, nodes: Mapping[str, Node], *, offline: bool = Fal
     return list(probe_nodes(world, nodes, INIT_TIMEOUT_SECONDS).values())
 
 
-def write_starter(world: World, output: str, nodes: Mapping[str, Node], starter: Starter) -> str:
+def write_starter(world: World, output: str, nodes: Mapping[str, Node], starter: Starter, *,
+                  offline: bool = False) -> str:
     """Write a fleet file of what was found; say what was written."""
+    gateway = Gateway()
+    if not offline:
+        gateway = avoid_taken_port(world, gateway)
     text = render_starter(starter.tree, starter.has_models, name_project(world, output),
-                          starter.notes)
+                          starter.notes, port=gateway.port)
     text = dress_starter(world, output, text)
     lines = replace_config(world, output, text)
+    if gateway.port != Gateway.port:
+        lines.append(f"Port {Gateway.port} is taken{describe_holder(world, Gateway.port)}: "
+                     f"its gateway gets {gateway.port}.")
     accept_typed(world, output, nodes.values())
     return "".join(clean_line(line) + "\n" for line in lines)
+
+
+def avoid_taken_port(world: World, gateway: Gateway) -> Gateway:
+    """Return a gateway as it is where nobody listens at its port, else with the next free one."""
+    try:
+        get_page(world, gateway_url(gateway) + "/", world.clock() + 1.0)
+    except NodeFailure as failure:
+        if failure.reason in ("refused", "unreachable", "dns"):
+            return gateway
+    port = world.find_free_port(gateway.host, gateway.port)
+    return replace(gateway, port=port or gateway.port)
 
 
 def own_endpoint(world: World) -> str:
@@ -16707,8 +16789,13 @@ def report_presence(fleet: Fleet, states: dict[str, NodeState]) -> list[dict[str
     models = []
     for name, model in fleet.models.items():
         route = plan_route_state(fleet, states, model)
+        fix = ""
+        if route.state == "model missing":
+            pull = f"`ollama pull {model.ollama_model}` on {model.node}"
+            correction = plan_correction(model, states[model.node])
+            fix = f"{correction}, or {pull}" if correction else pull
         models.append({"name": name, "node": model.node, "ollama_model": model.ollama_model,
-                       "state": words.get(route.state, "present")})
+                       "state": words.get(route.state, "present"), "fix": fix})
     return models
 
 
@@ -17788,7 +17875,7 @@ def name_program(world: World) -> str:
     return f"python3 {quote_shell(typed)}"
 
 
-def plan_typing(program: str, options: Options) -> Typing:
+def plan_typing(program: str, options: Options, typed: str = "") -> Typing:
     """Return how messages shall name commands: with the places that were typed, where taken."""
     config = options.config
     if options.output:  # `init` writes what the next commands read
@@ -17800,6 +17887,10 @@ def plan_typing(program: str, options: Options) -> Typing:
         takes = [flag.name for flag in row.flags]
         words = [f" {name} {clean_line(quote_shell(value))}" for name, value in values.items()
                  if name in takes and value not in (None, "", "-")]
+        if row.name == typed:  # who forgets a machine writes another fleet
+            for node in options.node:
+                name, equals, url = node.partition("=")
+                words.append(f" --node {quote_shell(name)}{equals}{quote_shell(url)}")
         places[row.name] = "".join(words)
     return Typing(program, places)
 
@@ -17809,7 +17900,7 @@ def read_call(words: Sequence[str], program: str) -> CommandLine:
     called = find_call(words)
     row = called.command
     options = parse_arguments(row, called.words)
-    return CommandLine(row, replace(options, typing=plan_typing(program, options)))
+    return CommandLine(row, replace(options, typing=plan_typing(program, options, row.name)))
 
 
 def parse_arguments(row: Command, words: list[str]) -> Options:

@@ -294,6 +294,19 @@ def test_runs_piped_through_python(run_cli, fleet_file, tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX modes")
+def test_an_old_python_shows_the_sentence():
+    """Its parser stops at the first line that it cannot read, and shows that line."""
+    lines = SCRIPT.read_text(encoding="utf-8").split("\n")
+    sentence = next(index for index, line in enumerate(lines) if "needs Python 3.9" in line)
+    assert lines[sentence].lstrip().startswith('sys.exit(f"')
+    above = "\n".join(lines[:sentence])
+    assert above.isascii()
+    code = above.split('"""')[-1]  # behind the docstring
+    assert code.split("\n")[1:5] == ["from __future__ import annotations", "", "import sys", ""]
+    assert [line.split("#")[0].strip() for line in code.split("\n")[5:]] == [
+        "if sys.version_info < (3, 9):", ""]
+
+
 def test_runs_as_a_script_from_a_read_only_directory(tmp_path):
     place = tmp_path / "place"
     place.mkdir()

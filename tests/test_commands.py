@@ -4,6 +4,7 @@ import os
 import re
 import select
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -93,10 +94,45 @@ def test_init_tells_what_it_found_and_what_that_lacks(tmp_path, monkeypatch, cap
                       "`subagent-fleet init --output o/f.yaml --force`"])):
         assert sf.main(["init", "--output", "o/f.yaml", "--force", "--node", f"n={node.endpoint}"]) == 0
         said = capsys.readouterr().out.splitlines()
-        assert said[-3 - len(lines):-3] == lines
+        if node is embeds:
+            last = ["Edit it with your Ollama node endpoints, then run:",
+                    "  subagent-fleet discover --config o/f.yaml", "  subagent-fleet generate --config o/f.yaml"]
+        else:
+            last = ["local: not reached; `subagent-fleet discover --config o/f.yaml` says what mends that.",
+                    "Look it over, then do all the rest at once, or begin with the files:",
+                    "  subagent-fleet up --config o/f.yaml",
+                    "  subagent-fleet generate --config o/f.yaml"]
+        assert said[-len(last) - len(lines):] == [line.replace("--force", f"--node n={node.endpoint} --force")
+                                                  if "init" in line else line for line in lines] + last
         assert sf.main(["validate", "--config", "o/f.yaml"]) == 0
         assert ("# Placeholders:" in (tmp_path / "o/f.yaml").read_text()) == (node is embeds)
         capsys.readouterr()
+
+
+def test_init_carries_the_machines_that_were_typed(run_cli, tmp_path, fake_node):
+    (tmp_path / "fleet.yaml").write_text("mine", encoding="utf-8")
+    done = run_cli("init", "--node", "mini=mini.local", "--node", "b=http://h:1")
+    assert done.stderr.endswith("  fix: edit it, or `subagent-fleet init --node mini=mini.local "
+                                "--node b=http://h:1 --force` (a copy is kept)\n")
+
+
+def test_init_takes_a_free_port_and_says_whose_the_usual_is(tmp_path, monkeypatch, capsys, fake_node):
+    port = free_port()
+    monkeypatch.chdir(tmp_path)
+    node = fake_node({"qwen3:8b": {}})
+    monkeypatch.setattr(sf, "OLLAMA_ENDPOINT", node.endpoint)
+    monkeypatch.setattr(sf.Gateway, "port", port)
+    monkeypatch.setattr(sf.Gateway.__init__, "__defaults__", tuple(
+        port if value == 4000 else value for value in sf.Gateway.__init__.__defaults__))
+    assert sf.main(["init"]) == 0 and " is taken" not in capsys.readouterr().out
+    with socket.create_server(("127.0.0.1", port)):
+        assert sf.main(["init", "--force"]) == 0
+        said = capsys.readouterr().out
+        assert sf.main(["init", "--force", "--offline"]) == 0  # which asks nobody
+        assert " is taken" not in capsys.readouterr().out
+    free, = re.findall(f"Port {port} is taken.*: its gateway gets ([0-9]+)[.]", said)
+    backups = [path.read_text() for path in (tmp_path / ".subagent-fleet" / "backup").iterdir()]
+    assert any(f"    port: {free}\n" in text for text in backups) and int(free) > port
 
 
 def test_init_names_the_project_after_its_directory(run_cli, tmp_path):

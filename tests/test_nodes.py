@@ -508,6 +508,14 @@ def test_warmup_node_that_never_answers_fails_in_time(fake_node, command, tmp_pa
     assert "b  s  a:1b  not answering: no answer within 0.5 s\n" in done.stdout
 
 
+def test_a_model_that_was_mistyped_is_named_before_a_download(fleet, command):
+    fleet[1].models["small:8b"] = fleet[1].models.pop("small:7b")
+    fix = "write `ollama_model: small:8b` in models.light"
+    assert f"    fix: {fix}, which m5 has; or `ollama pull small:7b` on m5, or `subagent-fleet " \
+        "warmup --pull`\n" in command("warmup", "--model", "light").stdout
+    assert f"small:7b      missing: {fix}, or `ollama pull small:7b` on m5\n" in command("discover").stdout
+
+
 def loads_slowly(node, seconds, *, held=(), silent=False):
     """Make a node take its time to load: what it holds meanwhile, whether it answers at all."""
     ready = threading.Event()

@@ -37,6 +37,9 @@ def test_a_diff_shows_no_secret():
                        sf.render_environment(fleet, KEY).encode(), False)
     text = sf.format_diff([change], fleet)
     assert not re.search("abc|def'|ghi|jkl|0123456789", text) and "-line\n" in text
+    words = b"# the key: a token, or a secret word\n# the last password is in the key file\n"
+    shown = sf.format_diff([replace(change, found=words)], fleet)
+    assert "".join(f"-{line}\n" for line in words.decode().splitlines()) in shown
     for line in ("my_token=a:b", 'export "DB_PASSWD=a:b"', ': "${MY_MASTER_KEY:=a:b}"',
                  'set -gx HF_TOKEN a:b', "echo ${MY_MASTER_KEY:-a:b}", "A_SECRET= a:b sk-c:b"):
         shown = sf.format_diff([replace(change, found=line.encode())], fleet)
@@ -436,10 +439,10 @@ def test_what_was_served_is_read_by_people():
     rows = [("mini", 12, 1234567, 89, 1.5, 0), ("m5", 1, 2, 3, 0, 0)]
     assert sf.format_served(rows).splitlines()[-2:] == [
         "mini  12        1234567    89          1.5             0",
-        "m5    1         2          3           0               0"]
+        "m5    1         2          3           0.0             0"]
     assert sf.format_served(rows, sf.Look(columns=80)).splitlines()[-2:] == [
         "mini        12  1,234,567          89             1.5         0",
-        "m5           1          2           3               0         0"]
+        "m5           1          2           3             0.0         0"]
 
 
 def test_a_diff_is_painted_and_never_wrapped():
@@ -489,7 +492,8 @@ def hostile_outputs(rng, look):
                                    ("Node", "Status", "Endpoint", "Models"), look)
     yield "details", sf.format_details(states, look)
     yield "presence", sf.format_presence([{"name": pick(), "node": pick(), "ollama_model": pick(),
-                                           "state": rng.choice(["present", "missing"])}] * 2, look)
+                                           "state": rng.choice(["present", "missing"]), "fix": pick()}] * 2,
+                                         look)
     warmth = types.SimpleNamespace(ok=rng.random() < 0.5, detail=pick(), fix=pick(), seconds=3.0,
                                    loaded=sf.LoadedModel("x", 4096, 50, 1, ""), size=10**10,
                                    stage=rng.choice(["pulling", "busy"]), state="failed", wait=pick(),
