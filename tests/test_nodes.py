@@ -792,13 +792,13 @@ def test_two_hundred_nodes_half_of_them_black_holes(fake_node, tmp_path):
     write_fleet(tmp_path, {f"n{i}": endpoint for i, endpoint in enumerate(endpoints)},
                 {f"m{i}": {"node": f"n{i}", "ollama_model": "m1:1b"} for i in range(200)})
     dead = dict.fromkeys(("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"), "http://127.0.0.1:1")
-    done, in_time, peak, _ = measure_in_time(tmp_path, "discover", "--json", timeout=2,
-                                             environment=dead)
+    done, in_time, _, grown = measure_in_time(tmp_path, "discover", "--json", timeout=2,
+                                              environment=dead)
     nodes = json.loads(done.stdout)["nodes"]
     assert [node["reason"] for node in nodes] == ["timeout"] * 100 + [""] * 100
     assert [node["name"] for node in nodes[100:] if not any(
         model["capabilities"] for model in node["models"])] == []
-    assert in_time and peak < 60 and held
+    assert in_time and grown < 32 and held  # beyond a `--version`, as above
 
 
 def start(directory, *words, **more):
