@@ -4291,8 +4291,9 @@ class Pool:
         return [one for one in map(self._rate, self._by_node.get(node, ())) if one.rating.score]
 
 
-def _row_order(row: tuple[float, str, str, NodeModel]) -> tuple[float, str, str]:
-    return row[:3]
+def _row_order(row: tuple[float, str, str, NodeModel]) -> tuple[float, int, str, str]:
+    rank, node, name, model = row
+    return rank, -model.size, node, name
 
 
 def _fits_job(candidate: Candidate, job: str) -> bool:
@@ -4682,6 +4683,145 @@ def _plan_flaw(seating: Seating, states: Sequence[NodeState]) -> str:
             if flaw:
                 return f"{model.name} {flaw}"
     return "no model fits the memory of its machine" if seating.pool.has_any() else ""
+
+
+# -- machines that nobody named --
+
+SCAN_PORTS = (OLLAMA_PORT, 1234, 8080, 8000)  # Ollama, LM Studio, llama.cpp, vLLM: as they come
+SCAN_PREFIX = 22  # of the largest network that is scanned: 1,022 addresses
+PEERS_LIMIT = 256
+NET_EXAMPLE = "192.168.1.0/24"
+# What Tailscale's peers run that serves no models.
+_PEER_PHONES = ("ios", "android", "tvos")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A machine that Tailscale knows."""
+
+    name: str
+    address: str  # in the tailnet
+    others: tuple[str, ...] = ()  # where else it was seen, as on the LAN
+
+
+def parse_network(text: str, command: str) -> str:
+    """Return a network that may be scanned: private, IPv4, not too large."""
+    def refuse(why: str, status: int = EXIT_USAGE) -> NoReturn:
+        raise FleetError("scan-network", f"{command}: `{clean_name(text)}` {why}", status=status,
+                         fix=f"subagent-fleet {command} --scan {NET_EXAMPLE}")
+
+    try:
+        network = ipaddress.IPv4Network(text if "/" in text else f"{text}/24", strict=False)
+    except ValueError:
+        refuse(f"is no network of IPv4 such as {NET_EXAMPLE}")
+    if not any(network.subnet_of(ipaddress.IPv4Network(private))
+               for private in PRIVATE_NETWORKS if ":" not in private):
+        refuse("is not a private network; others are never scanned", EXIT_REFUSED)
+    if network.prefixlen < SCAN_PREFIX:
+        refuse(f"is too large; at most a /{SCAN_PREFIX} is scanned")
+    return str(network)
+
+
+def clean_name(text: str) -> str:
+    """Return what was typed for a name, short and on one line."""
+    return re.sub("[^ -~]", "?", text)[:64]
+
+
+def plan_networks(addresses: Iterable[str]) -> list[str]:
+    """Return the /24 of each private network that a machine with these addresses is in."""
+    networks = []
+    for address in addresses:
+        # Tailscale's is no neighbourhood: it says itself who is there.
+        if address_kind(address) == "LAN" and is_private(address) and ":" not in address:
+            network = str(ipaddress.IPv4Network(f"{address}/24", strict=False))
+            if network not in networks:
+                networks.append(network)
+    return networks
+
+
+def plan_places(networks: Iterable[str], peers: Iterable[Peer]) -> list[tuple[str, int]]:
+    """Return each (address, port) that a scan knocks at, Ollama's port of all addresses first."""
+    addresses = [peer.address for peer in peers]
+    for network in networks:
+        addresses += map(str, ipaddress.IPv4Network(network).hosts())
+    unique = dict.fromkeys(addresses)
+    return [(address, port) for port in SCAN_PORTS for address in unique]
+
+
+def parse_peers(text: str) -> list[Peer] | None:
+    """Return the machines in the answer of `tailscale status --json`; None: it is not running.
+
+    Without peers, `Peer` is null. Phones, machines of others and those that are off are left out.
+    """
+    status = parse_object(text) or {}
+    if status.get("BackendState") != "Running":
+        return None
+    entries = status.get("Peer")
+    if isinstance(entries, dict):
+        entries = list(entries.values())
+
+    peers = []
+    for entry in entries[:PEERS_LIMIT] if isinstance(entries, list) else ():
+        peer = _parse_peer(entry)
+        if peer:
+            peers.append(peer)
+    return sorted(peers, key=lambda peer: (peer.name, peer.address))
+
+
+def _parse_peer(entry: object) -> Peer | None:
+    """Return a peer that could serve models, else None."""
+    if not isinstance(entry, dict) or entry.get("Online") is not True:
+        return None
+    foreign = any(entry.get(key) for key in ("Expired", "ShareeNode", "Location"))
+    if foreign or str(entry.get("OS")).lower() in _PEER_PHONES:
+        return None
+
+    addresses = entry.get("TailscaleIPs")
+    inside = [address for address in addresses if _is_tailnet_address(address)] \
+        if isinstance(addresses, list) else []
+    if not inside:
+        return None
+    seen = entry.get("Addrs")
+    places = [*(seen if isinstance(seen, list) else ()), entry.get("CurAddr")]
+    others = [place.rpartition(":")[0] for place in places if isinstance(place, str)]
+    name = str(entry.get("DNSName") or entry.get("HostName") or inside[0]).partition(".")[0]
+    return Peer(_make_name(name, "peer"), inside[0], tuple(filter(None, others)))
+
+
+def _is_tailnet_address(address: object) -> bool:
+    """Tell whether this is an IPv4 address as only Tailscale gives it."""
+    return isinstance(address, str) and bool(re.fullmatch(r"100(\.\d{1,3}){3}", address)) \
+        and address_kind(address) == "Tailscale"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A machine that a scan found, and what it said."""
+
+    node: Node
+    state: NodeState
+    runs: str  # in words
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What a scan came to."""
+
+    networks: tuple[str, ...]
+    peers: tuple[Peer, ...]
+    counts: dict[str, int]  # of addresses: open, refused, silent, unreachable
+    found: tuple[Found, ...]
+    others: tuple[tuple[str, str], ...]  # (address:port, why) of what answers and is something else
+    notes: tuple[str, ...]  # what could not be looked at
+
+
+def name_place(address: str, port: int, peers: Iterable[Peer], taken: set[str]) -> str:
+    """Return a name for a machine that was found: Tailscale's, else by its address."""
+    name = "lan-" + address.rpartition(".")[2]
+    for peer in peers:
+        if address == peer.address or address in peer.others:
+            name = peer.name
+    return _free_name(name, str(port), taken=taken)
 
 
 # -- what `init` proposes --
@@ -8045,6 +8185,38 @@ def format_after_init(starter: Starter, states: Sequence[NodeState], look: Look 
     said = "Look it over, then do all the rest at once, or begin with the files:\n"
     return (f"{text}{wrap_text(said, look.columns)}"
             "  subagent-fleet up\n  subagent-fleet generate\n")
+def format_scan(scan: Scan, look: Look = PLAIN) -> str:
+    """Return where a scan looked, what answered, and what was skipped."""
+    text = ""
+    if scan.networks:
+        counts = scan.counts
+        sentence = (f"Looked at {', '.join(scan.networks)}: {counts['open']} of "
+                    f"{sum(counts.values())} addresses answer, {counts['refused']} refuse, "
+                    f"{counts['silent'] + counts['unreachable']} are silent.")
+        text += format_words([Styled(sentence)], look)
+    if scan.peers:
+        text += format_words([Styled(f"Tailscale: {some_of([peer.name for peer in scan.peers])}.")],
+                             look)
+    for note in scan.notes:
+        text += format_words(find_commands(note), look)
+    if scan.others:
+        skipped = [f"{address} ({why})" for address, why in scan.others]
+        text += format_words([Styled(f"Skipped: {some_of(skipped, 8)}.")], look)
+    if not scan.found:
+        text += "No machine was found.\n"
+    return text
+
+
+def format_found(scan: Scan, known: Mapping[str, str], look: Look = PLAIN) -> str:
+    """Return a table of the machines that a scan found, and what takes each into the fleet."""
+    rows = []
+    for one in scan.found:
+        name = known.get(one.node.endpoint, "")
+        step = mark(f"is {name}", "ok", look)
+        if not name:
+            step = Styled(f"`subagent-fleet add {one.node.name}={one.node.endpoint}`")
+        rows.append((one.node.name, one.runs, len(one.state.models), step))
+    return format_table(("Machine", "Runs", "Models", "In the fleet"), rows, look=look)
 
 
 # -- trust --
@@ -10157,6 +10329,7 @@ if TYPE_CHECKING:
     import queue
     import resource
     import select
+    import selectors
     import shlex
     import shutil
     import signal
@@ -10169,10 +10342,10 @@ if TYPE_CHECKING:
     from typing import IO
     from urllib.parse import SplitResult
 else:
-    (_thread, contextlib, errno, glob, hmac, os, queue, resource, select, shlex, shutil, signal,
-     socket, ssl, stat, subprocess, time, traceback) = map(_Late, (
-         "_thread contextlib errno glob hmac os queue resource select shlex shutil signal "
-         "socket ssl stat subprocess time traceback").split())
+    (_thread, contextlib, errno, glob, hmac, os, queue, resource, select, selectors, shlex, shutil,
+     signal, socket, ssl, stat, subprocess, time, traceback) = map(_Late, (
+         "_thread contextlib errno glob hmac os queue resource select selectors shlex shutil "
+         "signal socket ssl stat subprocess time traceback").split())
 
 _STATUS_LINE = _Pattern(r"HTTP/1\.[01] +([1-5][0-9][0-9])( .*)?")
 _REQUEST_LINE = _Pattern(r"([A-Z]{1,16}) ([!-~]{1,4096}) HTTP/1\.([01])")
@@ -11221,6 +11394,10 @@ class PortHolder:
     directory: str
 
 
+KNOCKS_AT_ONCE = 500  # Windows can wait for 512 connections together
+KNOCK_OUTCOMES = {"": "open", "ECONNREFUSED": "refused", "ETIMEDOUT": "silent"}
+
+
 class World:
     """The disk, the network, the environment, the clock and the terminal."""
 
@@ -11701,6 +11878,47 @@ class World:
             raise answer
         return answer
 
+    def knock(self, places: Sequence[tuple[str, int]], seconds: float
+              ) -> Iterator[tuple[tuple[str, int], str]]:
+        """Connect to each (IPv4 address, port); yield it with what came of that.
+
+        That is open, refused, silent or unreachable. So many at once that silence costs its time
+        once for all of them; nothing is sent.
+        """
+        self.allow_files(KNOCKS_AT_ONCE + 256)
+        waves = -(-len(places) // KNOCKS_AT_ONCE)
+        for start in range(0, len(places), KNOCKS_AT_ONCE):
+            wave = places[start:start + KNOCKS_AT_ONCE]
+            yield from self._knock_together(wave, self.clock() + seconds / waves)
+
+    def _knock_together(self, places: Sequence[tuple[str, int]], until: float
+                        ) -> Iterator[tuple[tuple[str, int], str]]:
+        with contextlib.ExitStack() as closing:
+            selector = closing.enter_context(selectors.DefaultSelector())
+            waiting = set()
+            sockets = {}
+            for place in places:
+                connection = closing.enter_context(
+                    socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+                sockets[place] = connection
+                connection.setblocking(False)
+                code = connection.connect_ex(place)
+                if code in (errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EAGAIN):
+                    selector.register(connection, selectors.EVENT_WRITE, place)
+                    waiting.add(place)
+                else:
+                    yield place, KNOCK_OUTCOMES.get(errno.errorcode.get(code, ""), "unreachable")
+
+            while waiting and self.clock() < until:
+                for entry, _ in selector.select(max(until - self.clock(), 0)):
+                    code = sockets[entry.data].getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                    selector.unregister(entry.fileobj)
+                    waiting.discard(entry.data)
+                    name = errno.errorcode.get(code, "")
+                    yield entry.data, KNOCK_OUTCOMES.get(name, "unreachable")
+            for place in waiting:
+                yield place, "silent"
+
     def listen(self, host: str, port: int) -> Listener:
         """Return the Listener of a port; port 0 is any that is free."""
         self.allow_files(2048)
@@ -11938,6 +12156,115 @@ def explain_failure(failure: NodeFailure, backend: Backend) -> NodeFailure:
     if failure.reason == "refused":
         return NodeFailure("refused", f"{failure.detail}; is {backend.title} running?")
     return failure
+
+
+# -- machines that nobody named --
+
+SCAN_SECONDS = 3.0  # for all of a scan
+KNOCK_SECONDS = 1.2  # of these for connections
+PEERS_SECONDS = 0.8  # of these for `tailscale`
+TAILSCALE_PROGRAMS = ("tailscale", "/Applications/Tailscale.app/Contents/MacOS/Tailscale")
+UNASKED_BACKENDS = ("anthropic",)  # nobody serves it at home
+
+
+def scan_machines(world: World, networks: Sequence[str], taken: Iterable[str],
+                  watch: Callable[[str], None] = lambda text: None) -> Scan:
+    """Ask every address of these networks, and Tailscale's peers, on the usual ports."""
+    deadline = world.clock() + SCAN_SECONDS
+    notes = []
+    if not networks:
+        notes.append("This machine is in no private network; name one: "
+                     f"`--scan {NET_EXAMPLE}`.")
+    peers = find_peers(world, world.clock() + PEERS_SECONDS)
+    if isinstance(peers, str):
+        notes.append(peers)
+        peers = []
+
+    places = plan_places(networks, peers)
+    outcomes: dict[tuple[str, int], str] = {}
+    for place, outcome in world.knock(places, KNOCK_SECONDS):
+        outcomes[place] = outcome
+        if len(outcomes) % 64 == 0:
+            watch(f"{len(outcomes):,} of {len(places):,} places asked")
+    counts = _count_addresses(outcomes)
+    if networks and counts["unreachable"] == sum(counts.values()):
+        notes.append(f"No way leads to {', '.join(networks)}.")
+
+    doors = [place for place in places if outcomes.get(place) == "open"]
+    watch(f"{count_of(doors, 'open port')} found, asking who is there")
+    found, others = _identify_doors(world, doors, peers, set(taken), deadline)
+    return Scan(tuple(networks), tuple(peers), counts, found, others, tuple(notes))
+
+
+def find_peers(world: World, until: float) -> list[Peer] | str:
+    """Return the machines that Tailscale knows, or why there are none to know."""
+    program = next(filter(world.which, TAILSCALE_PROGRAMS), None)
+    if not program:
+        return "No `tailscale` here: its machines were not asked for."
+    text = world.read_program([program, "status", "--json"], until)
+    peers = parse_peers(text or "")
+    if peers is None:
+        return "Tailscale does not run here: its machines were not asked for."
+    return peers
+
+
+def _count_addresses(outcomes: Mapping[tuple[str, int], str]) -> dict[str, int]:
+    """Return how many addresses took a connection, refused all, were silent, led nowhere."""
+    order = ("open", "refused", "silent", "unreachable")
+    best: dict[str, int] = {}
+    for (address, _), outcome in outcomes.items():
+        best[address] = min(best.get(address, len(order)), order.index(outcome))
+    return {word: sum(rank == index for rank in best.values())
+            for index, word in enumerate(order)}
+
+
+def _identify_doors(world: World, doors: Sequence[tuple[str, int]], peers: Sequence[Peer],
+                    taken: set[str], deadline: float
+                    ) -> tuple[tuple[Found, ...], tuple[tuple[str, str], ...]]:
+    """Ask who listens; return the machines of ours, and what answers and is something else."""
+    jobs = {door: lambda door=door: _identify_door(world, door, deadline) for door in doors}
+    answers = dict(run_together(world, jobs, until=deadline + PROBE_GRACE_SECONDS))
+    lan = {address for address, _ in doors if address_kind(address) != "Tailscale"}
+    twice = {peer.address for peer in peers if lan & set(peer.others)}  # seen on the LAN already
+
+    found, others = [], []
+    for address, port in doors:
+        one = answers.get((address, port))
+        if not isinstance(one, Found):
+            others.append((f"{address}:{port}", "it says nothing"))
+        elif not one.state.online:
+            others.append((f"{address}:{port}", _why_other(port, one.state)))
+        elif address not in twice:
+            name = name_place(address, port, peers, taken)
+            taken.add(name)
+            found.append(replace(one, node=replace(one.node, name=name),
+                                 state=replace(one.state, name=name)))
+    return tuple(found), tuple(others)
+
+
+def _why_other(port: int, state: NodeState) -> str:
+    """Return why something that answers is no node."""
+    if state.reason == "timeout":
+        return "it says nothing"
+    if port == OLLAMA_PORT:
+        return "it is not Ollama"
+    return "it is something else"
+
+
+def _identify_door(world: World, door: tuple[str, int], deadline: float) -> Found:
+    """Ask as each kind of node is asked; return the first that answers so, else the last."""
+    address, port = door
+    endpoint = f"http://{address}:{port}"
+    found = Found(Node(address, endpoint), NodeState(address, endpoint, "timeout"), "")
+    for backend in BACKENDS.values():
+        if backend.name in UNASKED_BACKENDS:
+            continue
+        node = Node(address, endpoint, provider=backend.name)
+        state = Probe(world, node, deadline).run(set())
+        found = Found(node, state, f"{backend.title} {state.version}".strip())
+        if state.online or state.reason in ("timeout", "unreachable"):
+            break
+    return found
 
 
 # -- warm-up --
@@ -15599,6 +15926,7 @@ class Options:
     output: str | None = None
     node: Sequence[str] = ()
     offline: bool = False
+    scan: str | None = None
     # add
     machine: str = ""
     # validate
@@ -15756,6 +16084,8 @@ OUT = Flag("--out", "where generated files are; else here (--config) or by fleet
 JSON = Flag("--json", "print one JSON object")
 FORCE = Flag("--force", "overwrite what is there")
 TRUST = Flag("--trust", "accept what would otherwise be asked, or refused off a terminal")
+SCAN = Flag("--scan", "look for machines in NET, else in this machine's own networks", "[NET]",
+            {"nargs": "?", "const": "", "default": None})
 TIMEOUT = Flag("--timeout", "seconds to wait", "S", {**SECONDS, "default": PROBE_TIMEOUT_SECONDS})
 
 
@@ -16204,8 +16534,9 @@ def wait_for_signal(world: World, signals: list[str]) -> None:
 @command("init", "write fleet.yaml with the models your machines have",
          Flag("--output", "where to write, else fleet.yaml; .json writes JSON; not `-`", "FILE"),
          Flag("--node", "also ask this machine; may be repeated", "NAME=URL", REPEAT),
-         Flag("--offline", "ask nobody, write placeholders"), FORCE,
-         group=SET_UP, examples=("init", "init --node mini=http://192.168.1.50:11434"))
+         SCAN, Flag("--offline", "ask nobody, write placeholders"), FORCE,
+         group=SET_UP, examples=("init", "init --node mini=http://192.168.1.50:11434",
+                                 "init --scan"))
 def cmd_init(options: Options, world: World) -> int:
     output = options.output or CONFIG_NAMES[0]
     if output == "-":
@@ -16219,14 +16550,64 @@ def cmd_init(options: Options, world: World) -> int:
     nodes = parse_nodes(options.node, "init")
     if not options.force:
         ask_for_second(world, output)
+    scan = None
+    if options.scan is not None:
+        scan = look_around(options, world, "init", nodes)
     nodes = with_this_machine(world, nodes)
     states = ask_machines(world, nodes, offline=options.offline)
+    if scan:
+        states += [found.state for found in scan.found]
+        nodes.update({found.node.name: found.node for found in scan.found})
+
     starter = plan_starter(states, read_measurements(Workspace(world, directory)))
+    starter = fit_nodes(starter, nodes, scan)
     said = write_starter(world, output, nodes, starter, offline=options.offline)
+    if scan:
+        said += format_scan(scan, look_of(world))
     said += format_starter(starter, states, look_of(world))
     said += format_after_init(starter, states, look_of(world))
     world.out(as_typed(said, options.typing))
     return EXIT_OK
+
+
+def look_around(options: Options, world: World, command: str, nodes: Mapping[str, Node]) -> Scan:
+    """Return what a scan found beyond these nodes and this machine."""
+    if options.offline:
+        raise FleetError("usage", f"{command}: --offline asks nobody, --scan everybody",
+                         status=EXIT_USAGE, fix=f"subagent-fleet {command} --scan")
+    _, addresses = world.own_names()
+    networks = plan_networks(addresses)
+    if options.scan:
+        networks = [parse_network(options.scan, command)]
+
+    is_live = world.is_terminal("stderr")
+
+    def watch(text: str) -> None:
+        if is_live:  # one column short: a line that reaches the last one leaves a second behind
+            world.err("\r\x1b[K" + crop(f"  Scanning: {text}", world.columns - 1))
+
+    scan = scan_machines(world, networks, nodes, watch)
+    if is_live:
+        world.err("\r\x1b[K")
+    known = {node.endpoint for node in nodes.values()}
+    own = {"127.0.0.1", *addresses}
+    found = [one for one in scan.found if one.node.endpoint not in known
+             and split_endpoint(one.node.endpoint).host not in own]
+    return replace(scan, found=tuple(found))
+
+
+def fit_nodes(starter: Starter, nodes: Mapping[str, Node], scan: Scan | None) -> Starter:
+    """Return a starter whose nodes say what they run, without those found for which is no work."""
+    extras = {found.node.name for found in scan.found} if scan else set()
+    busy = {model["node"] for model in starter.tree["models"].values()}
+    kept = {}
+    for name, values in starter.tree["nodes"].items():
+        if name in extras and name not in busy:
+            continue
+        kept[name] = dict(values)
+        if nodes[name].provider != Node.provider:
+            kept[name]["provider"] = nodes[name].provider
+    return replace(starter, tree={**starter.tree, "nodes": kept})
 
 
 def ask_for_second(world: World, output: str) -> None:
@@ -16748,10 +17129,12 @@ def refuse_config(error: FleetError, options: Options, world: World) -> int:
 
 @command("discover", "show what every node has", CONFIG,
          Flag("--write", f"also write {STATE_DIRECTORY}/discovery.json"),
-         Flag("--check", "exit 1 when a node is offline or a model missing"), TIMEOUT,
+         Flag("--check", "exit 1 when a node is offline or a model missing"), SCAN, TIMEOUT,
          Flag("--verbose", "say more of what each node has", short="-v"), JSON,
-         group=LOOK, examples=("discover", "discover --verbose --timeout 2"))
+         group=LOOK, examples=("discover", "discover --verbose --timeout 2", "discover --scan"))
 def cmd_discover(options: Options, world: World) -> int:
+    if options.scan is not None:
+        return discover_machines(options, world)
     fleet = load_config(world, options.config).fleet
     states = probe_nodes(world, fleet.nodes, options.timeout, fleet.models)
     models = report_presence(fleet, states)
@@ -16781,6 +17164,55 @@ def cmd_discover(options: Options, world: World) -> int:
     is_whole = all(state.online for state in states.values()) \
         and all(model["state"] == "present" for model in models)
     return EXIT_PROBLEM if options.check and not is_whole else EXIT_OK
+
+
+def discover_machines(options: Options, world: World) -> int:
+    """Show the machines that a scan finds, in the fleet or not; without a fleet, too."""
+    for name, is_typed in (("--write", options.write), ("--check", options.check)):
+        if is_typed:
+            raise FleetError("usage", f"discover: {name} is for the nodes of a fleet, not for "
+                             "--scan", status=EXIT_USAGE, fix="subagent-fleet discover --scan")
+    fleet = None
+    if options.config or has_config(world):
+        fleet = load_config(world, options.config).fleet
+    nodes = fleet.nodes if fleet else {}
+    # A machine of the fleet shall be found like any other, and said to be known.
+    scan = look_around(options, world, "discover", {})
+    known = {node.endpoint: name for name, node in nodes.items()}
+
+    if options.json:
+        world.out(render_report("discover", {
+            "fleet": fleet.name if fleet else None, "nodes": [], "models": [], "written": None,
+            "scan": report_scan(scan, known)}))
+        return EXIT_OK
+    look = look_of(world)
+    text = format_scan(scan, look)
+    if scan.found:
+        text += "\n" + format_found(scan, known, look)
+        text = as_typed(text, options.typing)
+    if options.verbose:
+        text += format_details({found.node.name: found.state for found in scan.found}, look,
+                               options.typing)
+    world.out(text)
+    return EXIT_OK
+
+
+def has_config(world: World) -> bool:
+    """Tell whether there is a fleet file to be found."""
+    try:
+        return bool(find_config(world, None))
+    except FleetError:
+        return False
+
+
+def report_scan(scan: Scan, known: Mapping[str, str]) -> dict[str, Any]:
+    """Return what `discover --scan --json` says."""
+    found = [{"node": one.state, "provider": one.node.provider,
+              "known": known.get(one.node.endpoint)} for one in scan.found]
+    others = [{"address": address, "why": why} for address, why in scan.others]
+    return {"networks": scan.networks, "peers": [{"name": peer.name, "address": peer.address}
+                                                 for peer in scan.peers],
+            "addresses": scan.counts, "found": found, "others": others, "notes": scan.notes}
 
 
 def report_presence(fleet: Fleet, states: dict[str, NodeState]) -> list[dict[str, str]]:
