@@ -2162,6 +2162,9 @@ def _list_rule(item: str) -> Rule:
 
 
 PROVIDERS = ("builtin", "litellm")
+TARGET_NAMES = (  # the rows of TARGETS
+    "litellm", "claude", "env", "opencode", "codex", "aider", "qwen", "pi", "cn")
+USUAL_TARGETS = TARGET_NAMES[:3]
 NODE_PROVIDERS = ("ollama",)  # the rows of BACKENDS
 RULES = {
     "name": _text_rule(
@@ -2207,6 +2210,8 @@ RULES = {
         _KEY_VARIABLE, "a variable name that ends in _API_KEY or _API_TOKEN",
         meant=_meant_key_variable),
     "boolean": Rule({"type": "boolean"}, "`true` or `false`", _meant_boolean),
+    "target": Rule({"enum": list(TARGET_NAMES)},
+                   some_of([f"`{name}`" for name in TARGET_NAMES]), _meant_name),
     "frontmatter": Rule({"type": "object"}, "keys and values"),
 }
 # A reference says what is wrong with it by what it refers to.
@@ -2214,6 +2219,7 @@ RULES["reference"] = RULES["name"]
 RULES["references"] = _list_rule("reference")
 RULES["tags"] = _list_rule("tag")
 RULES["tools"] = _list_rule("tool")
+RULES["targets"] = _list_rule("target")
 
 _SCHEMA_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,),
@@ -2291,6 +2297,8 @@ class Project:
     name: str = key("line", "shown in tables")
     gateway: Gateway = key("gateway", "where Claude Code finds the fleet", Gateway())
     claude: Tiers = key("claude", "which model answers for each of Claude Code's tiers", Tiers())
+    targets: tuple[str, ...] = key(
+        "targets", "for whom `generate` writes files", USUAL_TARGETS)
 
 
 @dataclass(frozen=True)
@@ -2361,6 +2369,7 @@ class Fleet:
     models: dict[str, Model]
     agents: dict[str, Agent]
     document: Document
+    targets: tuple[str, ...] = USUAL_TARGETS  # for whom `generate` writes; always the key's file
 
 
 @dataclass(frozen=True)
@@ -2958,8 +2967,9 @@ def check_fleet(document: Document) -> tuple[Fleet | None, list[Finding]]:
 
     if check.findings:
         return None, sorted(check.findings, key=_place_of) + last
+    targets = tuple(name for name in TARGET_NAMES if name in (*project.targets, "env"))
     fleet = Fleet(
-        name=project.name, gateway=project.gateway, claude=tiers,
+        name=project.name, gateway=project.gateway, claude=tiers, targets=targets,
         nodes=file.nodes, models=file.models, agents=file.agents, document=document)
     return fleet, []
 
@@ -3983,6 +3993,15 @@ def merge_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> dic
     return merged
 
 
+def harness_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> dict[str, str]:
+    """Return what any other program is started with: the key, and no proxy before the gateway."""
+    merged = {**environ, fleet.gateway.master_key_env: key}
+    for variable in _proxy_variables(fleet):
+        own = environ.get(variable.name)
+        merged[variable.name] = f"{own},{variable.value}" if own else variable.value
+    return merged
+
+
 def litellm_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> dict[str, str]:
     """Return what LiteLLM is started with: nothing in it names code or settings of a project."""
     kept = {}
@@ -4014,6 +4033,30 @@ def plan_settings(fleet: Fleet, environ: Mapping[str, str], own: Mapping[str, An
     # Auto mode asks a server of Anthropic before every action, which no gateway has (2.1.326).
     permissions = {"disableAutoMode": "disable", **own.get("permissions", {})}
     return {**own, "env": {**wanted, **own.get("env", {}), **leading}, "permissions": permissions}
+
+
+@dataclass(frozen=True)
+class Window:
+    """How many tokens fit into an alias, and into an answer of it."""
+
+    context: int
+    output: int
+
+
+def plan_windows(fleet: Fleet) -> dict[str, Window]:
+    """Return {alias: Window}: of models that share an alias, the smallest of each."""
+    windows: dict[str, Window] = {}
+    for model in fleet.models.values():
+        window = Window(model.context, min(model.max_output, model.context // 2))
+        known = windows.get(model.alias, window)
+        windows[model.alias] = Window(min(window.context, known.context),
+                                      min(window.output, known.output))
+    return windows
+
+
+def plan_tier_alias(fleet: Fleet, tier: str) -> str:
+    """Return the alias that answers for a tier."""
+    return fleet.models[plan_tiers(fleet)[tier]].alias
 
 
 # -- files, and what tells two configs apart --
@@ -5392,6 +5435,8 @@ class Facts:
     # whether a litellm_init.pth lies beside it.
     claude: str | None = None
     litellm: str | None = None
+    # By name: the other programs that files were generated for.
+    programs: dict[str, SeenProgram] = field(default_factory=dict)
     # By path: what that settings file puts into the environment.
     settings: dict[str, dict[str, object]] = field(default_factory=dict)
     # By path: the text of an agent, None where it cannot be read.
@@ -5402,6 +5447,15 @@ class Facts:
     # The environment file, and the ids of what is wrong with it.
     env_path: str = ""
     leaks: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class SeenProgram:
+    """What doctor saw of a program of HARNESSES that is to run on the fleet."""
+
+    version: str = ""  # "": it is not on the PATH
+    has_key: bool = True  # the variable with the key is set here
+    listed: str | None = None  # which models it knows, where it can say so without asking anybody
 
 
 @dataclass(frozen=True)
@@ -6316,8 +6370,405 @@ ENVIRONMENT_TARGET = Target(
     lambda fleet, key: {ENVIRONMENT_FILE: render_environment(fleet, key)},
     "your shell: the gateway's key and Claude Code's settings")
 
-TARGETS = (LITELLM_TARGET, CLAUDE_TARGET, ENVIRONMENT_TARGET)
-TARGET_NAMES = tuple(target.name for target in TARGETS)
+# -- other programs --
+#
+# Each gets one directory of ours below .subagent-fleet, and a row of HARNESSES that says how
+# `launch` leads it there: nothing of a person's own files is read for the fleet's sake or written,
+# and what the project says does not beat it. The key comes by the environment. Facts: opencode
+# 1.18.33, codex 0.169.0, aider 0.86.2, qwen-code 0.24.4, pi 0.73.1, cn 1.5.47.
+
+@dataclass(frozen=True)
+class Start:
+    """With which words and variables a program is started on the fleet."""
+
+    words: tuple[str, ...]
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Harness:
+    """A program that runs on the fleet as Claude Code does."""
+
+    name: str  # as `launch` and --target have it
+    title: str
+    program: str
+    install: str
+    least_context: int  # tokens; below it the first prompt leaves no room to work
+    agent_file: str  # the pattern of its agents' files, "" where it has none of ours
+    files: tuple[str, ...]
+    render: Callable[[Fleet], dict[str, str]]  # {path in its directory: text}
+    start: Callable[[Fleet, str, str], Start]  # of a fleet, its directory and the key
+    limits_agents: bool = False  # it keeps an agent to its tools
+    has_agents: bool = True
+    taken_names: tuple[str, ...] = ()  # agents of its own, which ours would replace
+    # Words that make it list the aliases it knows, without asking anybody.
+    lists_models: tuple[str, ...] = ()
+    swallows_key: bool = False  # started by hand without the key, it sends an empty one
+    rivals: tuple[str, ...] = ()  # files of a project that lead it elsewhere all the same
+
+    def directory(self) -> str:
+        return f"{STATE_DIRECTORY}/{self.name}"
+
+
+def _render_json_file(value: object) -> str:
+    return json.dumps(value, indent=2) + "\n"
+
+
+def quote_toml(text: str) -> str:
+    """Return text as a basic string of TOML."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return quoted.replace("\x7f", "\\u007f")
+
+
+def _tools_there(agent: Agent, names: Mapping[str, str]) -> list[str] | None:
+    """Return the tools of an agent as another program names them; None: all of them.
+
+    A tool that is limited, as `Bash(git *)`, is none there: the limit could not be kept.
+    """
+    if agent.tools is None:
+        return None
+    wanted = plan_tools(agent.tools)
+    return list(dict.fromkeys(names[tool] for tool in wanted if tool in names))
+
+
+_OPENCODE_TOOLS = {
+    "Read": "read", "Grep": "grep", "Glob": "glob", "Edit": "edit", "Write": "write",
+    "Bash": "bash", "WebFetch": "webfetch", "Agent": "task", "Task": "task", "Skill": "skill"}
+
+
+def _render_opencode(fleet: Fleet) -> dict[str, str]:
+    """Return opencode's config; without a limit it would never compact."""
+    models = {}
+    for alias, window in plan_windows(fleet).items():
+        models[alias] = {"limit": {"context": window.context, "output": window.output}}
+    provider = {
+        "npm": "@ai-sdk/anthropic", "name": f"subagent-fleet: {fleet.name}",
+        "options": {"baseURL": f"{gateway_url(fleet.gateway)}/v1",
+                    "apiKey": f"{{env:{fleet.gateway.master_key_env}}}"},
+        "models": models}
+
+    agents: dict[str, dict[str, Any]] = {}
+    for name, model in plan_routes(fleet).items():
+        if name in HARNESSES["opencode"].taken_names:
+            continue
+        agent = fleet.agents[name]
+        agents[name] = {"description": agent.description, "mode": "subagent",
+                        "model": f"fleet/{model.alias}", "prompt": plan_prompt(agent)}
+        tools = _tools_there(agent, _OPENCODE_TOOLS)
+        if tools is not None:
+            agents[name]["tools"] = {"*": False, **dict.fromkeys(tools, True)}
+    text = _render_json_file({
+        "autoupdate": False, "share": "disabled",
+        "enabled_providers": ["fleet"], "provider": {"fleet": provider},
+        "model": f"fleet/{plan_tier_alias(fleet, 'main')}",
+        "small_model": f"fleet/{plan_tier_alias(fleet, 'haiku')}", "agent": agents})
+
+    # It puts variables and files in wherever its text names one, in a prompt as well.
+    for opening in ("{env:", "{file:"):
+        text = text.replace(opening, opening.replace("{", "\\u007b"))
+    own = f'"apiKey": "{{env:{fleet.gateway.master_key_env}}}"'
+    return {"opencode.json": text.replace(own.replace("{", "\\u007b"), own)}
+
+
+def _start_opencode(fleet: Fleet, directory: str, key: str) -> Start:
+    # A project's opencode.json beats a file that is named to it, but not this variable.
+    return Start((), {"OPENCODE_CONFIG_CONTENT": _render_opencode(fleet)["opencode.json"],
+                      "OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"})
+
+
+def _render_codex(fleet: Fleet) -> dict[str, str]:
+    """Return a home of codex: its config, what each alias holds, and a role an agent.
+
+    Without the list of models it takes each for one of 272,000 tokens.
+    """
+    windows = plan_windows(fleet)
+    main = plan_tier_alias(fleet, "main")
+    config = string.Template(_CODEX_CONFIG).substitute(
+        headline=_HEADLINE, main=quote_toml(main), context=windows[main].context,
+        compact=windows[main].context * 8 // 10, name=quote_toml(fleet.name),
+        url=quote_toml(f"{gateway_url(fleet.gateway)}/v1"),
+        variable=quote_toml(fleet.gateway.master_key_env),
+        patience=max(model.timeout for model in fleet.models.values()) * 3000)
+    models = [_codex_model(alias, window) for alias, window in windows.items()]
+    files = {"config.toml": config, "models.json": _render_json_file({"models": models})}
+    for name, model in plan_routes(fleet).items():
+        agent = fleet.agents[name]
+        head = {"name": name, "description": agent.description, "model": model.alias,
+                "developer_instructions": plan_prompt(agent)}
+        lines = [f"{word} = {quote_toml(text)}\n" for word, text in head.items()]
+        window = f"model_context_window = {windows[model.alias].context}\n"
+        files[f"agents/{name}.toml"] = _HEADLINE + "".join(lines) + window
+    return files
+
+
+_CODEX_CONFIG = """\
+${headline}model = $main
+model_provider = "fleet"
+model_context_window = $context
+model_auto_compact_token_limit = $compact
+model_catalog_json = "models.json"
+web_search = "disabled"
+check_for_update_on_startup = false
+
+[analytics]
+enabled = false
+
+[feedback]
+enabled = false
+
+# Apps and plugins ask addresses of their own; goals are three tools more.
+[features]
+apps = false
+plugins = false
+goals = false
+
+[model_providers.fleet]
+name = $name
+base_url = $url
+env_key = $variable
+wire_api = "responses"
+request_max_retries = 4
+stream_max_retries = 4
+stream_idle_timeout_ms = $patience
+"""
+
+
+def _codex_model(alias: str, window: Window) -> dict[str, Any]:
+    # With a word for apply_patch, a model must write a grammar that local ones do not know.
+    return {
+        "slug": alias, "display_name": alias, "description": "a model of the fleet",
+        "supported_reasoning_levels": [], "shell_type": "shell_command", "visibility": "list",
+        "supported_in_api": True, "priority": 1, "availability_nux": None, "upgrade": None,
+        "support_verbosity": False, "default_verbosity": None, "apply_patch_tool_type": None,
+        "truncation_policy": {"mode": "bytes", "limit": 10_000},
+        "context_window": window.context, "max_context_window": window.context,
+        "experimental_supported_tools": [], "supports_reasoning_summary_parameter": False,
+        "base_instructions": "You are a coding agent. You work in the directory that you were "
+                             "started in, by the tools that you have, until the task is done."}
+
+
+def _start_codex(fleet: Fleet, directory: str, key: str) -> Start:
+    return Start((), {"CODEX_HOME": directory})
+
+
+def _render_aider(fleet: Fleet) -> dict[str, str]:
+    """Return aider's config, its settings of each alias and what each one holds."""
+    main, small = (f"openai/{plan_tier_alias(fleet, tier)}" for tier in ("main", "haiku"))
+    editor = main
+    if "implementer" in fleet.agents:
+        editor = f"openai/{plan_routes(fleet)['implementer'].alias}"
+    config = {
+        "model": main, "weak-model": small, "editor-model": editor,
+        "openai-api-base": f"{gateway_url(fleet.gateway)}/v1", "check-update": False,
+        "analytics": False, "show-model-warnings": False, "show-release-notes": False,
+        "gitignore": False}
+
+    sizes = {model.alias: billions(model.ollama_model) for model in fleet.models.values()}
+    settings, metadata = [], {}
+    for alias, window in plan_windows(fleet).items():
+        is_small = 0 < sizes[alias] < SMALL_BILLIONS
+        settings.append({
+            "name": f"openai/{alias}", "edit_format": "whole" if is_small else "diff",
+            "use_repo_map": True, "use_temperature": False,
+            "extra_params": {"max_tokens": window.output}})
+        metadata[f"openai/{alias}"] = {
+            "max_input_tokens": window.context, "max_output_tokens": window.output,
+            "max_tokens": window.output, "input_cost_per_token": 0, "output_cost_per_token": 0,
+            "litellm_provider": "openai", "mode": "chat"}
+    return {"aider.conf.yml": _HEADLINE + dump_yaml(config),
+            "model.settings.yml": _HEADLINE + dump_yaml(settings),
+            "model.metadata.json": _render_json_file(metadata)}
+
+
+SMALL_BILLIONS = 8  # below it a model seldom writes a patch that applies
+
+
+def _start_aider(fleet: Fleet, directory: str, key: str) -> Start:
+    # As flags and under its own prefix, as a project's .env beats every other variable.
+    words = ("--config", f"{directory}/aider.conf.yml",
+             "--model-settings-file", f"{directory}/model.settings.yml",
+             "--model-metadata-file", f"{directory}/model.metadata.json",
+             "--openai-api-base", f"{gateway_url(fleet.gateway)}/v1")
+    return Start(words, {"AIDER_OPENAI_API_KEY": key, "LITELLM_LOCAL_MODEL_COST_MAP": "True"})
+
+
+_QWEN_TOOLS = {
+    "Read": "read_file", "Grep": "grep_search", "Glob": "glob", "Edit": "edit",
+    "Write": "write_file", "Bash": "run_shell_command", "WebFetch": "web_fetch",
+    "Skill": "skill"}
+
+
+def _render_qwen(fleet: Fleet) -> dict[str, str]:
+    """Return a home of qwen-code: its settings, and a file an agent."""
+    patience = max(model.timeout for model in fleet.models.values()) * 5000
+    models = []
+    for alias, window in plan_windows(fleet).items():
+        models.append({
+            "id": alias, "name": alias, "baseUrl": gateway_url(fleet.gateway),
+            "envKey": fleet.gateway.master_key_env, "generationConfig": {
+                "contextWindowSize": window.context, "timeout": patience, "maxRetries": 1,
+                "samplingParams": {"max_tokens": window.output}}})
+    files = {"settings.json": _render_json_file({
+        "security": {"auth": {"selectedType": "anthropic"}},
+        "model": {"name": plan_tier_alias(fleet, "main")}, "general": {"disableAutoUpdate": True},
+        "privacy": {"usageStatisticsEnabled": False}, "telemetry": {"enabled": False},
+        "modelProviders": {"anthropic": models}})}
+    for name, model in plan_routes(fleet).items():
+        agent = fleet.agents[name]
+        head: dict[str, object] = {"name": name, "description": agent.description,
+                                   "model": model.alias}
+        tools = _tools_there(agent, _QWEN_TOOLS)
+        if tools is not None:
+            head["tools"] = tools
+        # What it takes for a place to fill in, and does not know, ends the agent at once.
+        prompt = re.sub(r"\$\{(\w+)\}", r"$\1", plan_prompt(agent)).rstrip()
+        files[f"agents/{name}.md"] = f"---\n{_HEADLINE}{dump_yaml(head)}---\n\n{prompt}\n"
+    return files
+
+
+def _start_qwen(fleet: Fleet, directory: str, key: str) -> Start:
+    # As a system's settings they beat those of a project.
+    return Start((), {"QWEN_HOME": directory,
+                      "QWEN_CODE_SYSTEM_SETTINGS_PATH": f"{directory}/settings.json",
+                      "QWEN_STREAM_MAX_LIFETIME_MS": str(24 * 3600 * 1000)})
+
+
+def _render_pi(fleet: Fleet) -> dict[str, str]:
+    """Return pi's models; its key is the name of a variable."""
+    free = {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}
+    models = [{"id": alias, "reasoning": False, "input": ["text"], "contextWindow": window.context,
+               "maxTokens": window.output, "cost": free}
+              for alias, window in plan_windows(fleet).items()]
+    return {"models.json": _render_json_file({"providers": {"fleet": {
+        "baseUrl": gateway_url(fleet.gateway), "api": "anthropic-messages",
+        "apiKey": fleet.gateway.master_key_env, "models": models}}})}
+
+
+def _start_pi(fleet: Fleet, directory: str, key: str) -> Start:
+    words = ("--provider", "fleet", "--model", plan_tier_alias(fleet, "main"))
+    return Start(words, {"PI_CODING_AGENT_DIR": directory, "PI_OFFLINE": "1", "PI_TELEMETRY": "0"})
+
+
+def _render_cn(fleet: Fleet) -> dict[str, str]:
+    """Return the config of Continue's cn, which takes the first model."""
+    main = plan_tier_alias(fleet, "main")
+    models = []
+    for alias, window in sorted(plan_windows(fleet).items(), key=lambda pair: pair[0] != main):
+        models.append({
+            "name": alias, "provider": "anthropic", "model": alias,
+            "apiBase": f"{gateway_url(fleet.gateway)}/v1/",
+            "apiKey": f"${{{{ secrets.{fleet.gateway.master_key_env} }}}}", "roles": ["chat"],
+            "capabilities": ["tool_use"], "defaultCompletionOptions": {
+                "contextLength": window.context, "maxTokens": window.output}})
+    return {"config.yaml": _HEADLINE + dump_yaml({
+        "name": fleet.name, "version": "1.0.0", "schema": "v1", "models": models})}
+
+
+def _start_cn(fleet: Fleet, directory: str, key: str) -> Start:
+    return Start(("--config", f"{directory}/config.yaml"), {"CONTINUE_TELEMETRY_ENABLED": "0"})
+
+
+_HARNESS_ROWS = (
+    Harness("opencode", "opencode", "opencode", "npm install -g opencode-ai", 16_384, "",
+            ("opencode.json",), _render_opencode, _start_opencode, limits_agents=True,
+            taken_names=("build", "plan", "general", "explore", "title", "compaction", "summary"),
+            lists_models=("models",), swallows_key=True),
+    Harness("codex", "codex", "codex", "npm install -g @openai/codex", 24_576, "agents/%s.toml",
+            ("config.toml", "models.json"), _render_codex, _start_codex),
+    Harness("aider", "aider", "aider", "pip install aider-chat", 8_192, "",
+            ("aider.conf.yml", "model.settings.yml", "model.metadata.json"), _render_aider,
+            _start_aider, has_agents=False, rivals=(".aider.model.settings.yml",)),
+    Harness("qwen", "qwen-code", "qwen", "npm install -g @qwen-code/qwen-code (Node 22)", 32_768,
+            "agents/%s.md", ("settings.json",), _render_qwen, _start_qwen, limits_agents=True),
+    Harness("pi", "pi", "pi", "npm install -g @mariozechner/pi-coding-agent", 8_192, "",
+            ("models.json",), _render_pi, _start_pi, has_agents=False, swallows_key=True),
+    Harness("cn", "Continue's cn", "cn", "npm install -g @continuedev/cli", 8_192, "",
+            ("config.yaml",), _render_cn, _start_cn, has_agents=False))
+HARNESSES: dict[str, Harness] = {harness.name: harness for harness in _HARNESS_ROWS}
+
+
+def _harness_target(harness: Harness) -> Target:
+    """Return the row of a program's files."""
+    def render(fleet: Fleet, key: str) -> dict[str, str]:
+        return {f"{harness.directory()}/{path}": text
+                for path, text in harness.render(fleet).items()}
+
+    paths = [re.escape(path) for path in harness.files]
+    if harness.agent_file:
+        paths.append(re.escape(harness.agent_file) % "[a-z0-9][a-z0-9_-]{0,63}")
+    pattern = rf"{re.escape(harness.directory())}/(?:{'|'.join(paths)})"
+    return Target(harness.name, pattern, 0o644, render, f"{harness.title}, by `launch`")
+
+
+def plan_losses(fleet: Fleet, names: Iterable[str]) -> Iterator[Finding]:
+    """Find what of a fleet the programs of these targets cannot keep."""
+    for name in names:
+        if name in HARNESSES:
+            yield from _harness_losses(fleet, HARNESSES[name])
+
+
+def _harness_losses(fleet: Fleet, harness: Harness) -> Iterator[Finding]:
+    title = harness.title
+    main = plan_tier_alias(fleet, "main")
+    context = plan_windows(fleet)[main].context
+    if context < harness.least_context:
+        yield Finding("target-context", "warning",
+                      f"{title}: `{main}` holds {context:,} tokens, of which its first prompt "
+                      "leaves too few", fix=f"context: {harness.least_context} or more")
+    if not harness.has_agents:
+        yield Finding("target-agents", "info", f"{title} has no agents: it runs on `{main}`"
+                      + (" and the small model" if harness.name == "aider" else ""))
+        return
+
+    limited = [agent.name for agent in fleet.agents.values() if agent.tools is not None]
+    if limited and not harness.limits_agents:
+        yield Finding("target-tools", "info", f"{title} cannot limit the tools of a role: "
+                      f"{some_of(limited, 5)} may do there what the main session may")
+    lost = [agent for agent in limited if harness.limits_agents and _loses_tools(
+        fleet.agents[agent], harness)]
+    if lost:
+        yield Finding("target-tools", "info", f"{title} has not all the tools of "
+                      f"{some_of(lost, 5)}: those it has not are left out")
+    taken = [agent for agent in fleet.agents if agent in harness.taken_names]
+    if taken:
+        yield Finding("target-names", "warning", f"{title} has agents of its own named "
+                      f"{some_of(taken, 5)}: those of the fleet are left out",
+                      fix="other names for these agents")
+    odd = [alias for alias in plan_windows(fleet) if re.match(r"gpt-|codex-|o\d", alias)]
+    if odd and harness.name == "codex":
+        yield Finding("target-alias", "warning", f"{title} takes {some_of(odd, 5)} for OpenAI's "
+                      "and speaks to it otherwise", fix="another litellm_alias")
+
+
+def _loses_tools(agent: Agent, harness: Harness) -> bool:
+    names = _OPENCODE_TOOLS if harness.name == "opencode" else _QWEN_TOOLS
+    return any(tool not in names for tool in plan_tools(agent.tools or ()))
+
+
+@check("Other programs", needs_fleet=True)
+def _check_programs(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Find what keeps a program from the fleet, of those that files were generated for."""
+    for name, seen in facts.programs.items():
+        harness = HARNESSES[name]
+        if not seen.version:
+            yield Finding("program-missing", "warning", f"{harness.title} is not on the PATH",
+                          fix=harness.install)
+            continue
+        yield Finding("program", "ok", f"{harness.title} {seen.version}")
+        yield from _harness_losses(fleet, harness)
+        if harness.swallows_key and not seen.has_key:
+            yield Finding("program-key", "info", f"{harness.title} sends an empty key where "
+                          f"{fleet.gateway.master_key_env} is not set, as here: start it by",
+                          fix=f"subagent-fleet launch {name}")
+        unknown = [alias for alias in plan_windows(fleet) if alias not in (seen.listed or alias)]
+        if unknown:
+            yield Finding("program-models", "warning", f"{harness.title} does not know "
+                          f"{some_of(unknown, 5)}", fix=f"{harness.program} "
+                          + " ".join(harness.lists_models))
+
+
+TARGETS = (LITELLM_TARGET, CLAUDE_TARGET, ENVIRONMENT_TARGET,
+           *map(_harness_target, _HARNESS_ROWS))
 
 
 def target_of(path: str) -> Target | None:
@@ -6328,10 +6779,13 @@ def target_of(path: str) -> Target | None:
     return None
 
 
-def render_files(fleet: Fleet, key: str) -> dict[str, bytes]:
-    """Return {path: bytes} of everything that is generated."""
+def render_files(fleet: Fleet, key: str, names: Collection[str] = USUAL_TARGETS
+                 ) -> dict[str, bytes]:
+    """Return {path: bytes} of everything that is generated for these targets."""
     files = {}
     for target in TARGETS:
+        if target.name not in names:
+            continue
         for path, text in target.render(fleet, key).items():
             files[path] = text.encode("utf-8")
     return files
@@ -11687,9 +12141,10 @@ class World:
             return None
         return program
 
-    def read_program(self, words: Sequence[str], until: float) -> str | None:
+    def read_program(self, words: Sequence[str], until: float,
+                     environ: Mapping[str, str] | None = None) -> str | None:
         """Return what a program prints; None when it is absent, fails or takes too long."""
-        return self._read_program(words, self.environ, until)
+        return self._read_program(words, environ or self.environ, until)
 
     def read_git(self, words: Sequence[str], directory: str, until: float) -> str | None:
         """Return what git prints in a directory that may be anybody's: nothing it names is run."""
@@ -15329,10 +15784,11 @@ class Workspace:
         raise FleetError("no-key", f"{what} holds no line that sets it",
                          fix="subagent-fleet generate --force")
 
-    def compare(self, fleet: Fleet | None, targets: Sequence[str] = TARGET_NAMES, *,
+    def compare(self, fleet: Fleet | None, targets: Sequence[str] = (), *,
                 renews: bool = False) -> list[Change]:
         """Return the Changes that shall be made to the files here; without a fleet, all go.
 
+        Without targets it is asked for those of the fleet and all that was ever written here.
         It may renew a key that others may know; else the key is kept.
         """
         written = parse_manifest(self.read(MANIFEST_FILE))
@@ -15343,12 +15799,16 @@ class Workspace:
                 look=look_of(self.world, "stderr")))
             written = {}
 
+        if not targets:
+            there = {target.name for target in map(target_of, written) if target}
+            targets = [name for name in TARGET_NAMES
+                       if not fleet or name in fleet.targets or name in there]
         wanted: dict[str, bytes] = {}
         if fleet:
             key = self.kept_key(fleet)
             if renews and known_by_others(self.world, self.path(ENVIRONMENT_FILE)):
                 key = ""
-            wanted = render_files(fleet, key or f"sk-{self.world.token(32)}")
+            wanted = render_files(fleet, key or f"sk-{self.world.token(32)}", targets)
 
         changes = []
         for path in [*wanted, *(path for path in written if path not in wanted)]:
@@ -16908,7 +17368,7 @@ def find_system(world: World, *, in_docker: bool) -> str:
     return "systemd" if world.which("systemctl") else "shell"
 
 
-@command("generate", "write what LiteLLM, Claude Code and your shell read", CONFIG, OUT,
+@command("generate", "write what Claude Code, LiteLLM, your shell or others read", CONFIG, OUT,
          Flag("--target", f"only these: {', '.join(TARGET_NAMES)}", "LIST", REPEAT,
               offers=TARGET_NAMES),
          Flag("--litellm-only", "only LiteLLM's config"), Flag("--claude-only", "only the agents"),
@@ -16919,7 +17379,8 @@ def cmd_generate(options: Options, world: World) -> int:
     targets = parse_targets(options)
     config = load_config(world, options.config)
     fleet = config.fleet
-    findings = (*config.warnings, *lint_key(fleet, world.environ))
+    targets = targets or fleet.targets
+    findings = (*config.warnings, *lint_key(fleet, world.environ), *plan_losses(fleet, targets))
     tell_findings(findings, options, world)
 
     workspace = open_workspace(options, world)
@@ -16935,7 +17396,7 @@ def cmd_generate(options: Options, world: World) -> int:
     changes = [replace(change, ours=True) for change in changes]
     result = replace(result, changes=changes, written=True)
     show_generation(result, options, world)
-    if targets == TARGET_NAMES and not options.json:
+    if targets == fleet.targets and not options.json:
         text = format_after_generate(result, options.typing)
         world.out(wrap_text(text, look_of(world).columns, indent="    "))
     return EXIT_OK
@@ -17009,7 +17470,7 @@ def format_after_generate(result: Generation, typing: Typing) -> str:
 
 
 def parse_targets(options: Options) -> tuple[str, ...]:
-    """Return the chosen targets; --litellm-only and --claude-only are short for one."""
+    """Return what was chosen, if anything; --litellm-only and --claude-only are short for one."""
     if options.litellm_only and options.claude_only:
         raise FleetError("usage", "generate: --litellm-only and --claude-only exclude each other",
                          status=EXIT_USAGE, fix="subagent-fleet generate --target litellm,claude")
@@ -17022,7 +17483,7 @@ def parse_targets(options: Options) -> tuple[str, ...]:
     if options.claude_only:
         words.append("claude")
     check_names("target", words, TARGET_NAMES, "generate")
-    return tuple(name for name in TARGET_NAMES if name in words) or TARGET_NAMES
+    return tuple(name for name in TARGET_NAMES if name in words)
 
 
 @command("env", "print Claude Code's environment for your shell", CONFIG, OUT,
@@ -17400,9 +17861,38 @@ def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Fin
         jobs["states"] = lambda: probe_nodes(world, fleet.nodes, seconds, fleet.models)
         jobs["looks"] = lambda: look_at_nodes(world, fleet, until)
         jobs["holder"] = lambda: who_serves(world, fleet, key, until)
+        jobs["programs"] = lambda: look_at_programs(workspace, fleet, facts, until)
 
     answers = {key: answer for key, answer in run_together(world, jobs) if key}
     return replace(facts, **answers)
+
+
+def look_at_programs(workspace: Workspace, fleet: Fleet, facts: Facts, until: float
+                     ) -> dict[str, SeenProgram]:
+    """Return what is seen of each program that files were or shall be generated for, in order."""
+    owners = {target.name for target in map(target_of, (
+        change.path for change in facts.changes)) if target}
+    jobs = {name: partial(look_at_program, workspace, fleet, harness, until)
+            for name, harness in HARNESSES.items() if name in owners}
+    seen = {name: program for name, program in run_together(workspace.world, jobs) if name}
+    return {name: seen[name] for name in jobs}
+
+
+def look_at_program(workspace: Workspace, fleet: Fleet, harness: Harness, until: float
+                    ) -> SeenProgram:
+    """Return the version of a program, and which models it knows; nobody is asked."""
+    world = workspace.world
+    program = world.which(harness.program)
+    if not program:
+        return SeenProgram()
+    listed = None
+    if harness.lists_models:
+        start = harness.start(fleet, workspace.path(harness.directory()), "")
+        environ = {**harness_environment(world.environ, fleet, ""), **start.environment}
+        listed = world.read_program([program, *harness.lists_models], until, environ)
+    version = ask_version(world, program, until)
+    has_key = bool(world.environ.get(fleet.gateway.master_key_env))
+    return SeenProgram(version, has_key, listed)
 
 
 def find_litellm(world: World) -> str | None:
@@ -17425,7 +17915,8 @@ def find_litellm(world: World) -> str | None:
 def ask_version(world: World, program: str, until: float) -> str:
     """Return the first word that a program prints of its version, or `?`."""
     words = (world.read_program([program, "--version"], until) or "").split()
-    return words[0][:40] if words else "?"
+    numbers = [word for word in words if re.match(r"v?\d+\.\d", word)]
+    return (numbers or words)[0][:40] if words else "?"
 
 
 def look_at_nodes(world: World, fleet: Fleet, until: float) -> dict[str, Exposure]:
@@ -17964,19 +18455,63 @@ def list_failures(workspace: Workspace, fleet: Fleet, began: float) -> str:
     return format_failures(requests, look_of(workspace.world))
 
 
-@command("launch", "run Claude Code on the fleet",
-         Flag("program", "the program", "claude", {"choices": ("claude",)}), CONFIG, OUT,
-         TRUST,
-         group=SERVE, examples=("launch claude", "launch claude -- -p 'say hi'"), passes="ARGS")
+@command("launch", "run Claude Code or another program on the fleet",
+         Flag("program", some_of(("claude", *HARNESSES)), "PROGRAM", offers=("claude", *HARNESSES)),
+         CONFIG, OUT, TRUST, group=SERVE, examples=("launch claude", "launch claude -- -p 'say hi'",
+                                       "launch codex -- exec 'say hi'"), passes="ARGS")
 def cmd_launch(options: Options, world: World) -> int:
-    """Run Claude Code on the fleet; its exit code is ours."""
+    """Run a program on the fleet; its exit code is ours."""
+    check_names("program", [options.program], ("claude", *HARNESSES), "launch")
     fleet = load_config(world, options.config).fleet
     ask_trust(fleet, options, world)
     workspace = open_workspace(options, world)
+    if options.program in HARNESSES:
+        return launch_harness(workspace, fleet, HARNESSES[options.program], options)
+
     began = world.now()
     status = launch_claude(workspace, fleet, options)
     tell_session(workspace, began, "subagent-fleet launch claude", options)
     return status
+
+
+def launch_harness(workspace: Workspace, fleet: Fleet, harness: Harness, options: Options) -> int:
+    """Bring a program's files up to date, see that the fleet is served, run it to its end."""
+    world = workspace.world
+    program = world.which(harness.program)
+    if not program:
+        raise FleetError("program-missing", f"{harness.title} is not on the PATH",
+                         fix=harness.install)
+    key = workspace.read_key(fleet)
+    if not options.trust:
+        refuse_rivals(world, harness)
+    losses = [loss for loss in plan_losses(fleet, (harness.name,)) if loss.level == "warning"]
+    tell_findings([*lint_key(fleet, world.environ), *losses], options, world)
+
+    changes = workspace.compare(fleet, (harness.name,))
+    edited = [change.path for change in changes if change.action == "edited"]
+    if edited:
+        raise refuse_edited(edited, f"generate --target {harness.name}", "nothing was started")
+    workspace.write(changes)
+    find_gateway(world, fleet, key, needed=True)
+    place = world.real_path(workspace.path(harness.directory()))
+    start = harness.start(fleet, place, key)
+    environ = {**harness_environment(world.environ, fleet, key), **start.environment}
+    return world.run([program, *start.words, *options.passed], environ)
+
+
+def refuse_rivals(world: World, harness: Harness) -> None:
+    """Refuse to start a program where a file of the project leads it elsewhere, with the key."""
+    place = world.real_path(".")
+    while harness.rivals:
+        for name in harness.rivals:
+            if world.kind_of(world.path(place, name)) != "absent":
+                raise FleetError(
+                    "target-rival", f"{harness.title} reads this file of the project, which may "
+                    "send prompts and the key elsewhere", where=world.path(place, name),
+                    fix="read it, then add --trust", status=EXIT_REFUSED)
+        if world.parent(place) == place:
+            return
+        place = world.parent(place)
 
 
 def launch_claude(workspace: Workspace, fleet: Fleet, options: Options) -> int:
@@ -18079,7 +18614,10 @@ def remove_files(workspace: Workspace, doomed: Sequence[Change], *, is_all: bool
     workspace.write(doomed)
     if is_all:
         workspace.world.remove(workspace.enter(MANIFEST_FILE))
-    for path in (".claude/agents", ".claude", STATE_DIRECTORY):
+    directories = [".claude/agents", ".claude"]
+    for harness in HARNESSES.values():
+        directories += [f"{harness.directory()}/agents", harness.directory()]
+    for path in (*directories, STATE_DIRECTORY):
         workspace.world.remove_empty(workspace.world.below(workspace.out, path))
 
 
