@@ -11826,6 +11826,16 @@ def _owners_in_table(table: Iterable[str], port: int) -> set[int]:
     return owners
 
 
+def _kill_group(child: subprocess.Popen[bytes]) -> None:
+    """End a program and what it has started, however it tries to stay."""
+    with contextlib.suppress(OSError):  # it has ended
+        if os.name == "posix":
+            os.killpg(child.pid, signal.SIGKILL)
+        else:
+            child.kill()
+    child.wait()
+
+
 class PrivateDirectory:
     """A directory outside of any project that only its owner can enter, until it is left."""
 
@@ -11837,6 +11847,24 @@ class PrivateDirectory:
 
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self._path, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program ended, and what it said last."""
+
+    code: int | None  # None: it was stopped, its time was over
+    output: str
+
+
+# What runs a program without a network, the best first: in a space of its own every process of
+# it ends with the first. macOS calls its own deprecated and uses it everywhere.
+CAGES = (("unshare", "-rnpf", "--kill-child"), ("unshare", "-npf", "--kill-child"),
+         ("unshare", "-rn"), ("unshare", "-n"),
+         ("sandbox-exec", "-p", "(version 1)(allow default)(deny network*)"))
+# Two gigabytes, files of four megabytes; macOS knows no limit of memory, and says so.
+CAGE_LIMITS = "ulimit -t {}; ulimit -f 8192; ulimit -v 2000000 2>/dev/null; exec \"$@\""
+CAGED_OUTPUT_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -12166,6 +12194,38 @@ class World:
                                   stderr=subprocess.DEVNULL)
             return done.stdout.decode("utf-8", "replace")
         return None
+
+    def find_cage(self) -> tuple[str, ...]:
+        """Return what runs a program without a network here; empty where nothing does."""
+        for cage in CAGES:
+            program = self.which(cage[0])
+            if program and self.read_program([*cage, "true"], self.clock() + 5.0) is not None:
+                return (program, *cage[1:])
+        return ()
+
+    def run_caged(self, argv: Sequence[str], files: Mapping[str, str], *, cage: Sequence[str],
+                  seconds: int) -> Ended:
+        """Run a program among these files, in a directory that goes with it, for so long."""
+        from tempfile import TemporaryFile
+        limits = [*cage, "/bin/sh", "-c", CAGE_LIMITS.format(seconds), "sh"]
+        with PrivateDirectory() as directory, TemporaryFile() as output:
+            self.replace_files([(self.below(directory, name), text.encode("utf-8", "replace"),
+                                 0o600) for name, text in files.items()])
+            environ = {"HOME": directory, "TMPDIR": directory, "LANG": "C.UTF-8",
+                       "PATH": os.defpath}
+            with Trying("run", argv[0], slug="cannot-run"):
+                child = subprocess.Popen(
+                    [*(limits if os.name == "posix" else []), *argv], cwd=directory, env=environ,
+                    stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                    start_new_session=True)
+            try:
+                code: int | None = child.wait(seconds)
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:
+                _kill_group(child)
+            output.seek(max(0, os.fstat(output.fileno()).st_size - CAGED_OUTPUT_BYTES))
+            return Ended(code, output.read(CAGED_OUTPUT_BYTES).decode("utf-8", "replace"))
 
     def run(self, argv: Sequence[str], environ: Mapping[str, str]) -> int:
         """Run a program on this terminal to its end; return its exit code as a shell has it."""
@@ -13091,6 +13151,7 @@ class Trial:
     judges: tuple[Callable[[Answer], str], ...] = ()  # "": right, else what it is instead
     measure: Callable[[Answer], dict[str, Any]] | None = None  # fields of a Measurement
     thinks: bool = False  # the model is asked to
+    program: Callable[[Answer], dict[str, str]] | None = None  # files to run, where judges agree
 
     @property
     def title(self) -> str:
@@ -13426,6 +13487,188 @@ CLAIM_TRIALS = (Trial("thinking", "thinks", _ask_thought, (thinks_and_answers,),
 TRIALS = (*SPEED_TRIALS, *TOOL_TRIALS, *CONTEXT_TRIALS, *CLAIM_TRIALS)
 
 
+# -- quality: tasks of the four roles --
+
+TASK_SECONDS = 10  # for a program with a model's code in it
+SUMMARY_WORDS = 80
+LONGEST_SUMMARY_WORDS = 120  # a model counts badly
+FILES_HEADING = "Files to change:"
+NO_BUGS = "NO BUGS"
+CHECK_FILE = "check.py"
+CODE_TOOLS = (
+    _tool("Edit", "Replace a text in a file; it must occur there exactly once.",
+          file_path=TEXT, old_string=TEXT, new_string=TEXT),
+    _tool("Write", "Write a whole file.", file_path=TEXT, content=TEXT))
+
+
+@dataclass(frozen=True)
+class Task:
+    """A small task of a role, and what its answer must hold; see the assets."""
+
+    role: str
+    name: str
+    ask: str
+    # planner: the files there are, those that must be named, those that may be
+    tree: Sequence[str] = ()
+    right: Sequence[str] = ()
+    fine: Sequence[str] = ()
+    # implementer: files to change, and the program that checks them
+    files: dict[str, str] = field(default_factory=dict)
+    check: str = ""
+    # reviewer: the code, and the first and last line of each bug in it
+    code: str = ""
+    bugs: Sequence[Sequence[int]] = ()
+    # summarizer: the text, patterns of what must be said and of what must not
+    text: str = ""
+    facts: Sequence[str] = ()
+    absent: Sequence[str] = ()
+
+
+def read_tasks() -> list[Task]:
+    """Return the tasks of all roles."""
+    texts = {"planner": PLAN_TASKS, "implementer": PATCH_TASKS, "reviewer": REVIEW_TASKS,
+             "summarizer": SUMMARY_TASKS}
+    tasks = []
+    for role, text in texts.items():
+        trees: Any = parse_yaml(text, f"{role} tasks")
+        tasks += [Task(role=role, **tree) for tree in trees]
+    return tasks
+
+
+def plan_quality_trials() -> tuple[Trial, ...]:
+    """Return a trial for each task."""
+    makers = {"planner": _plan_trial, "implementer": _patch_trial, "reviewer": _review_trial,
+              "summarizer": _summary_trial}
+    return tuple(makers[task.role](task) for task in read_tasks())
+
+
+def _task_trial(task: Task, text: str, judge: Callable[[Answer, Task], str], *,
+                tools: tuple[Tool, ...] = (), program: Any = None) -> Trial:
+    """Return the trial of a task, asked as the agent of its role is."""
+    def ask(subject: Subject) -> Question:
+        return _say(subject, text, system=(ROLES[task.role].prompt,), tools=tools, tokens=1024)
+
+    def judge_answer(answer: Answer) -> str:
+        return answer.missing or judge(answer, task)
+
+    return Trial(task.role, task.name, ask, (judge_answer,), program=program)
+
+
+def _plan_trial(task: Task) -> Trial:
+    text = (f"{task.ask}\nThe files:\n\n" + "\n".join(task.tree)
+            + f"\n\nPlan the change. End with a line `{FILES_HEADING}` and below it, one a line, "
+              "the files that must be changed or made, and no others.")
+    return _task_trial(task, text, names_right_files)
+
+
+def names_right_files(answer: Answer, task: Task) -> str:
+    """Judge which files a plan names behind its heading."""
+    _, _, listed = answer.text.rpartition(FILES_HEADING)
+    words = {re.sub(r"^\./|\.$", "", word) for word in re.findall(r"[\w./-]+", listed)}
+    missing = [path for path in task.right if path not in words]
+    if missing:
+        return f"did not name {missing[0]}"
+    extra = [path for path in task.tree if path in words
+             and path not in task.right and path not in task.fine]
+    extra += sorted(word for word in words - {*task.tree}
+                    if re.fullmatch(r"[\w.-]+(/[\w.-]+)+\.\w+", word))
+    return f"named {extra[0]}, which is not to be changed" if extra else ""
+
+
+def _patch_trial(task: Task) -> Trial:
+    shown = "".join(f"\n{name}:\n```python\n{text}```\n" for name, text in task.files.items())
+    text = f"{task.ask}\n{shown}\nMake the change now, with Edit or Write, in one turn."
+    return _task_trial(task, text, lambda answer, task: apply_edits(answer, task).flaw,
+                       tools=CODE_TOOLS, program=lambda answer: apply_edits(answer, task).files)
+
+
+@dataclass(frozen=True)
+class Patched:
+    """The files of a task after a model's edits, or why those do not apply."""
+
+    files: dict[str, str]
+    flaw: str = ""
+
+
+def apply_edits(answer: Answer, task: Task) -> Patched:
+    """Return the files after all edits of an answer, with the program that checks them."""
+    files = dict(task.files)
+    if not answer.calls:
+        return Patched(files, PRINTED_CALL if _PRINTED_EDIT.search(answer.text)
+                       else "edited nothing")
+    for call in answer.calls:
+        name = read_field(call.arguments, "file_path").replace("\\", "/").rpartition("/")[2]
+        if name not in files:
+            return Patched(files, f"edited `{name[:64]}`, which is not there")
+        if call.name == "Write":
+            files[name] = read_field(call.arguments, "content")
+            continue
+
+        old, new = (read_field(call.arguments, key) for key in ("old_string", "new_string"))
+        count = files[name].count(old) if old else 0
+        if count != 1:
+            return Patched(files, f"edited a text that occurs {count} times in {name}")
+        files[name] = files[name].replace(old, new)
+    return Patched({**files, CHECK_FILE: f"{task.check}print('all of it holds')\n"})
+
+
+_PRINTED_EDIT = _Pattern(r"<tool_call>|<function=|\"(?:old_string|file_path)\"\s*:")
+
+
+def judge_run(ended: Ended) -> str:
+    """Judge how the program that checks an edit ended."""
+    if ended.code is None:
+        return f"its code still ran after {TASK_SECONDS} s"
+    lines = ended.output.strip().splitlines() or ["it says nothing"]
+    if ended.code == 0 and lines[-1] == "all of it holds":
+        return ""
+    return f"its code fails: {lines[-1][:160]}"
+
+
+def _review_trial(task: Task) -> Trial:
+    lines = enumerate(task.code.splitlines(), 1)
+    shown = "\n".join(f"{number:3}  {line}" for number, line in lines)
+    text = (f"{task.ask}\n\n{shown}\n\nFor each bug answer with a line `BUG LINE: why`, LINE being "
+            f"the number of its line. If there is none, answer `{NO_BUGS}`. Style is no bug.")
+    return _task_trial(task, text, finds_bugs)
+
+
+def finds_bugs(answer: Answer, task: Task) -> str:
+    """Judge which lines a review calls wrong."""
+    named = [int(number) for number in re.findall(r"(?i)\bBUG\W{0,4}(?:LINE\W{0,3})?(\d{1,4})\b",
+                                                  answer.text)]
+    missed = [bug for bug in task.bugs if not any(bug[0] <= line <= bug[1] for line in named)]
+    if missed:
+        return f"did not find the bug in line {missed[0][-1]}"
+    invented = [line for line in named
+                if not any(bug[0] <= line <= bug[1] for bug in task.bugs)]
+    if invented:
+        return f"invented a bug in line {invented[0]}"
+    if not task.bugs and NO_BUGS not in answer.text.upper():
+        return f"did not say {NO_BUGS}"
+    return ""
+
+
+def _summary_trial(task: Task) -> Trial:
+    text = (f"{task.ask} At most {SUMMARY_WORDS} words, and nothing that is not there.\n\n"
+            + task.text)
+    return _task_trial(task, text, holds_facts)
+
+
+def holds_facts(answer: Answer, task: Task) -> str:
+    """Judge whether a summary says what must be said, nothing else, and is one."""
+    count = len(answer.text.split())
+    if count > LONGEST_SUMMARY_WORDS:
+        return f"took {count} words, not {SUMMARY_WORDS}"
+    for fact in task.facts:
+        if not re.search(fact, answer.text, re.IGNORECASE):
+            return f"did not say `{fact}`"
+    for claim in task.absent:
+        if re.search(claim, answer.text, re.IGNORECASE):
+            return f"said `{claim}`, which is not so"
+    return ""
+
+
 # -- one model under trial --
 
 PROMPT_RATE_GUESS, ANSWER_RATE_GUESS = 200.0, 20.0  # until something is known
@@ -13441,6 +13684,7 @@ class Course:
         self.measurement = Measurement(node.name, node.endpoint, subject.model.ollama_model,
                                        tokens=subject.model.context)
         self.at, self.is_done = 0, False
+        self.cage: Sequence[str] = ()  # runs a program without a network
         self._subject = subject
         self._known = known  # what an earlier run measured
         self._flaws: dict[str, list[str]] = {}  # by topic, "" where an answer was right
@@ -13485,7 +13729,8 @@ class Course:
             for trial in self.trials:
                 question = trial.ask(self._subject)
                 if question:
-                    self.take(trial, self._ask(world, trial, question))
+                    answer = self._ask(world, trial, question)
+                    self.take(trial, answer, self._try_out(world, trial, answer))
                 if trial is SPEED_TRIALS[0]:
                     self._subject = replace(self._subject, loaded=self._see_loaded(world))
                 self.at += 1
@@ -13493,15 +13738,26 @@ class Course:
             self.fail(explain_failure(failure, backend).what)
         self.is_done = True
 
-    def take(self, trial: Trial, answer: Answer) -> None:
-        """Note what an answer shows; without the first there will be no other."""
+    def _try_out(self, world: World, trial: Trial, answer: Answer) -> str:
+        """Run the program that an answer makes, if it is one; return what is wrong with it."""
+        if not trial.program or any(judge(answer) for judge in trial.judges):
+            return ""
+        ended = world.run_caged([sys.executable, "-S", "-E", "-s", "-B", CHECK_FILE],
+                                trial.program(answer), cage=self.cage, seconds=TASK_SECONDS)
+        return judge_run(ended)
+
+    def take(self, trial: Trial, answer: Answer, flaw: str = "") -> None:
+        """Note what an answer shows, and what was wrong with the program it made.
+
+        Without the first answer there will be no other.
+        """
         if trial is SPEED_TRIALS[0] and answer.missing:
             raise NodeFailure("not loaded", answer.missing)
         if trial.measure and not answer.missing:
             self.note(**trial.measure(answer))
         self._learn(answer)
 
-        flaws = [judge(answer) for judge in trial.judges]
+        flaws = [judge(answer) or flaw for judge in trial.judges]
         self._flaws.setdefault(trial.topic, []).extend(flaws)
         if flaws:
             self._score(trial.topic)
@@ -16420,6 +16676,7 @@ class Options:
     dry_run: bool = False
     # bench
     quick: bool = False
+    quality: bool = False
     # logs
     follow: bool = False
     lines: int = 20
@@ -18286,14 +18543,20 @@ def report_warmth(name: str, warmth: Warmth) -> dict[str, object]:
 @command("bench", "measure what each model can: speed, tool calls, context", CONFIG, OUT,
          Flag("--model", "only this model; may be repeated", "MODEL", REPEAT, offers=("models",)),
          Flag("--quick", "no prompt that takes long to read"),
+         Flag("--quality", "20 tasks of the four roles as well; runs code that a model wrote"),
          TRUST, JSON,
-         group=LOOK, examples=("bench", "bench --quick", "bench --model heavy-coder"))
+         group=LOOK, examples=("bench", "bench --quick --model heavy-coder", "bench --quality"))
 def cmd_bench(options: Options, world: World) -> int:
     fleet = load_config(world, options.config).fleet
     check_names("model", options.model, fleet.models, fleet.name)
     ask_trust(fleet, options, world)
+    cage = world.find_cage() if options.quality else ()
+    if options.quality:
+        ask_to_run(options, world, cage)
 
     bench = Bench(open_workspace(options, world), plan_courses(fleet, options, world))
+    for course in bench.courses:
+        course.cage = cage
     bench.run()
     measured = [course.measurement for course in bench.courses]
     if options.json:
@@ -18305,11 +18568,31 @@ def cmd_bench(options: Options, world: World) -> int:
     return EXIT_PROBLEM if any(known.failure for known in measured) else EXIT_OK
 
 
+def ask_to_run(options: Options, world: World, cage: Sequence[str]) -> None:
+    """Say what is run of what a model writes, and have a person agree; off a terminal, refuse."""
+    network = "with the network: neither unshare nor sandbox-exec works here"
+    if cage:
+        network = f"without a network (by {world.split(cage[0])[1]})"
+    what = ("--quality runs Python that the models write, as you, on this machine: in a temporary "
+            f"directory, {TASK_SECONDS} s at most, {network}")
+    if options.trust:
+        return
+    is_asked = world.is_terminal("stdin") and world.is_terminal("stderr")
+    if is_asked:
+        world.err(format_words(find_commands(f"{what}."), look_of(world, "stderr")))
+    if not is_asked or not world.confirm("Do you want that?"):
+        raise FleetError("runs-code", f"{what}; you have not accepted that", status=EXIT_REFUSED,
+                         fix="add --trust, or leave --quality out")
+
+
 def plan_courses(fleet: Fleet, options: Options, world: World) -> list[Course]:
     """Return what each model is asked, once where two are one; who costs money only if named."""
     states = probe_nodes(world, fleet.nodes, PROBE_TIMEOUT_SECONDS, fleet.models)
     kept = read_measurements(open_workspace(options, world))
     seed = world.token(4)
+    trials: tuple[Trial, ...] = TRIALS
+    if options.quality:
+        trials += plan_quality_trials()
     date = datetime.datetime.fromtimestamp(world.now(), datetime.timezone.utc)
 
     courses = []
@@ -18320,7 +18603,7 @@ def plan_courses(fleet: Fleet, options: Options, world: World) -> list[Course]:
         known = find_models(state.models, model.ollama_model)
         claims = (known[0].capabilities or ()) if known else ()
         subject = Subject(model, seed, claims, options.quick)
-        course = Course(node, subject, TRIALS,
+        course = Course(node, subject, trials,
                         find_measurement(kept, node.endpoint, model.ollama_model))
         course.note(date=f"{date:%Y-%m-%dT%H:%M:%SZ}",
                     versions={"subagent-fleet": __version__, node.provider: state.version})
@@ -19020,6 +19303,298 @@ FILLER = (
 RED_SQUARE = (  # a PNG, 64 by 64
     "iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAIAAAAlC+aJAAAAS0lEQVR42u3PQQkAAAgAsetfWiP4FgYrsKZeS0BA"
     "QEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEDgsqnc8OJg6Ln3AAAAAElFTkSuQmCC")
+
+# The tasks of `bench --quality`: of each role five, whose answers a program can judge.
+
+PLAN_TASKS = r"""
+- name: retry-option
+  ask: |
+    Requests to the billing service shall be tried again three times when they time out. How often
+    is to be read from the settings, so that a test can set it to 0.
+  tree: [README.md, docs/billing.md, src/settings.py, src/billing/client.py, src/billing/models.py,
+         src/billing/views.py, src/mail/client.py, src/users/views.py, tests/test_users.py,
+         tests/test_billing_client.py]
+  right: [src/settings.py, src/billing/client.py]
+  fine: [tests/test_billing_client.py, docs/billing.md]
+- name: rename-column
+  ask: |
+    The column `mail` of the table `users` is to be called `email`. The code that reads it is in the
+    model and in the export; the database is changed by a new file in migrations/, of the next
+    number.
+  tree: [migrations/0001_users.sql, migrations/0002_orders.sql, migrations/0003_rename_mail.sql,
+         src/users/model.py, src/users/password.py, src/orders/model.py, src/export/users_csv.py,
+         src/export/orders_csv.py, src/web/login.py]
+  right: [migrations/0003_rename_mail.sql, src/users/model.py, src/export/users_csv.py]
+- name: dead-link
+  ask: |
+    The page "Install" of the manual links to a page that is gone. The pages are written in docs/,
+    and site/ is built from them by `make docs`; nobody edits site/ by hand.
+  tree: [Makefile, docs/index.md, docs/install.md, docs/usage.md, site/index.html,
+         site/install.html, site/usage.html, src/main.go, src/install.go]
+  right: [docs/install.md]
+- name: new-command
+  ask: |
+    Add a command `prune` to the command line tool. Each command is a file of its own, named after
+    it, and is listed in the registry. The parser makes the flags from the registry and needs no
+    change.
+  tree: [cli/main.ts, cli/parser.ts, cli/registry.ts, cli/commands/list.ts, cli/commands/add.ts,
+         cli/commands/prune.ts, cli/output.ts, test/parser.test.ts, test/commands/prune.test.ts]
+  right: [cli/registry.ts, cli/commands/prune.ts]
+  fine: [test/commands/prune.test.ts]
+- name: slow-image
+  ask: |
+    Building the container image downloads all packages again whenever any source file changes,
+    because the sources are copied before the packages are installed. Mend the order.
+  tree: [Dockerfile, docker-compose.yml, package.json, package-lock.json, .dockerignore,
+         src/server.js, src/routes.js, scripts/deploy.sh, .github/workflows/build.yml]
+  right: [Dockerfile]
+  fine: [.dockerignore]
+"""
+PATCH_TASKS = r"""
+- name: slug
+  ask: |
+    `slug` shall put one dash between words, however many blanks and signs stand there, and none at
+    the ends: `slug("  Hello,  World! ")` is `"hello-world"`.
+  files:
+    text.py: |
+      def slug(title):
+          result = ""
+          for letter in title.lower():
+              if letter.isalnum():
+                  result += letter
+              else:
+                  result += "-"
+          return result
+  check: |
+    from text import slug
+    assert slug("  Hello,  World! ") == "hello-world", slug("  Hello,  World! ")
+    assert slug("one") == "one", slug("one")
+    assert slug("a - b_c") == "a-b-c", slug("a - b_c")
+    assert slug("?!") == "", slug("?!")
+- name: duration
+  ask: |
+    `seconds` shall understand hours as well: `seconds("1h30m")` is 5400 and `seconds("2h")` is
+    7200. What it understands today stays as it is, and what is no duration raises ValueError.
+  files:
+    duration.py: |
+      import re
+
+
+      def seconds(text):
+          match = re.fullmatch(r"(?:(\d+)m)?(?:(\d+)s)?", text)
+          if not match or not text:
+              raise ValueError(text)
+          minutes, rest = match.groups()
+          return int(minutes or 0) * 60 + int(rest or 0)
+  check: |
+    from duration import seconds
+    right = {"1h30m": 5400, "2h": 7200, "5m": 300, "5m10s": 310, "1h1s": 3601, "7s": 7}
+    for text, wanted in right.items():
+        assert seconds(text) == wanted, (text, seconds(text))
+    for text in ("", "1x", "30m1h"):
+        try:
+            seconds(text)
+        except ValueError:
+            continue
+        raise AssertionError(text + " was taken")
+- name: last-page
+  ask: |
+    The last page is lost when it is not full: of 25 items, 10 a page, there are 3 pages. Of no
+    items there is no page. Mend `pages`; `items_of` is right.
+  files:
+    paging.py: |
+      def pages(count, size):
+          return count // size
+
+
+      def items_of(items, page, size):
+          return items[page * size:(page + 1) * size]
+  check: |
+    from paging import items_of, pages
+    for count, size, wanted in ((25, 10, 3), (20, 10, 2), (0, 10, 0), (1, 10, 1), (10, 1, 10)):
+        assert pages(count, size) == wanted, (count, size, pages(count, size))
+    assert items_of(list(range(25)), 2, 10) == [20, 21, 22, 23, 24]
+- name: oldest-out
+  ask: |
+    When the cache is full, the entry that was used longest ago shall go, not the one that was
+    added first: reading an entry counts as using it.
+  files:
+    cache.py: |
+      class Cache:
+          def __init__(self, size):
+              self.size = size
+              self.entries = {}
+
+          def get(self, key):
+              return self.entries.get(key)
+
+          def put(self, key, value):
+              if key not in self.entries and len(self.entries) >= self.size:
+                  del self.entries[next(iter(self.entries))]
+              self.entries[key] = value
+  check: |
+    from cache import Cache
+    cache = Cache(2)
+    cache.put("a", 1)
+    cache.put("b", 2)
+    assert cache.get("a") == 1
+    cache.put("c", 3)
+    assert cache.get("b") is None, "b was used longest ago"
+    assert cache.get("a") == 1 and cache.get("c") == 3
+    cache.put("a", 4)
+    cache.put("d", 5)
+    assert cache.get("c") is None and cache.get("a") == 4 and cache.get("d") == 5
+    assert cache.get("nothing") is None
+- name: two-files
+  ask: |
+    Rename the function `calc` to `total_price` in both files, and let it take a discount in
+    percent as a third argument, 0 if it is not given: a discount of 25 makes 100 a price of 75.
+  files:
+    prices.py: |
+      def calc(price, count):
+          return price * count
+    bill.py: |
+      from prices import calc
+
+
+      def bill(lines):
+          return sum(calc(price, count) for price, count in lines)
+  check: |
+    import bill
+    import prices
+    assert not hasattr(prices, "calc") and not hasattr(bill, "calc")
+    assert prices.total_price(10, 3) == 30
+    assert abs(prices.total_price(50, 2, 25) - 75) < 0.001
+    assert bill.bill([(10, 3), (5, 2)]) == 40
+"""
+REVIEW_TASKS = r"""
+- name: endless-search
+  ask: Review this function, which finds the place of a value in a sorted list, or -1.
+  code: |
+    def find(values, wanted):
+        low, high = 0, len(values) - 1
+        while low <= high:
+            middle = (low + high) // 2
+            if values[middle] == wanted:
+                return middle
+            if values[middle] < wanted:
+                low = middle
+            else:
+                high = middle - 1
+        return -1
+  bugs: [[7, 8]]
+- name: query
+  ask: Review this handler of a web page, which shows the orders of the user who is logged in.
+  code: |
+    def show_orders(request, database):
+        user = request.session["user_id"]
+        status = request.query.get("status", "open")
+        rows = database.execute(
+            "SELECT id, total FROM orders WHERE user_id = ? "
+            f"AND status = '{status}' ORDER BY id", (user,))
+        lines = []
+        for row in rows:
+            lines.append(f"{row.id}: {row.total:.2f}")
+        return "\n".join(lines)
+  bugs: [[3, 6]]
+- name: shared-list
+  ask: Review this class; each basket is to have items of its own.
+  code: |
+    class Basket:
+        def __init__(self, owner, items=[]):
+            self.owner = owner
+            self.items = items
+
+        def add(self, item, count=1):
+            for _ in range(count):
+                self.items.append(item)
+
+        def total(self, prices):
+            return sum(prices[item] for item in self.items)
+  bugs: [[2, 4]]
+- name: lost-log
+  ask: |
+    Review this function. It shall add a line to a log file that other calls have begun, and give
+    back how many lines the file then has.
+  code: |
+    def log(path, text):
+        line = text.replace("\n", " ") + "\n"
+        with open(path, "w", encoding="utf-8") as stream:
+            stream.write(line)
+        with open(path, encoding="utf-8") as stream:
+            return sum(1 for _ in stream)
+  bugs: [[3, 4]]
+- name: nothing-wrong
+  ask: |
+    Review this function. It gives the words of a text that occur more than once, in the order in
+    which they occur first, without regard to case.
+  code: |
+    def repeated_words(text):
+        counts = {}
+        for word in text.lower().split():
+            counts[word] = counts.get(word, 0) + 1
+        return [word for word, count in counts.items() if count > 1]
+  bugs: []
+"""
+SUMMARY_TASKS = r"""
+- name: failed-deploy
+  ask: "Summarize this log: what failed, in which step, and what was done about it?"
+  text: |
+    14:02:11 deploy 4.17.2 to eu-west started by marta
+    14:02:40 step 1/5 build: ok (28 s)
+    14:03:02 step 2/5 push image: ok
+    14:03:41 step 3/5 migrate: running 0093_add_index
+    14:08:41 step 3/5 migrate: lock timeout after 300 s on table invoices
+    14:08:42 step 3/5 migrate: failed
+    14:08:43 rollback to 4.17.1 started
+    14:09:20 rollback to 4.17.1: ok, 0 requests lost
+  facts: ['4\.17\.2', invoices, 'lock|time.?out', 'roll\w* back|rollback|reverted', '4\.17\.1']
+  absent: ['us-(east|west)', 'build (step )?failed']
+- name: meeting
+  ask: Summarize what was decided, who does what, and until when.
+  text: |
+    Ines: the import is too slow, six minutes for the large customers.
+    Tom: most of that is the second pass over the file. I could do it in one pass, by Friday.
+    Ines: please do. And the limit of 50 MB, do we raise it?
+    Kofi: not before the import is faster. Let us leave it at 50 MB for now.
+    Ines: agreed. Kofi, can you tell the support team?
+    Kofi: yes, I write to them today.
+  facts: [Tom, 'Friday', 'one pass|single pass|second pass', '50 ?MB', Kofi, 'today']
+  absent: ['100 ?MB', 'Monday']
+- name: test-run
+  ask: How many tests ran, how many failed, which, and why?
+  text: |
+    collected 214 items
+    tests/test_cart.py .........................
+    tests/test_mail.py ....F......
+    tests/test_tax.py ...........................s
+    FAILED tests/test_mail.py::test_reply_to - KeyError: 'reply-to'
+    mail/message.py:88: KeyError
+    1 failed, 212 passed, 1 skipped in 18.40s
+  facts: ['214|213', 'test_reply_to', 'KeyError', '\b(1|one)\b', '212']
+  absent: ['test_cart\w* fail', 'test_tax\w* fail']
+- name: release-notes
+  ask: Which of these changes can break what a user has? Name each, and what must be done.
+  text: |
+    - The page of settings loads twice as fast.
+    - `--format xml` is gone; use `--format json`.
+    - New: themes, dark and light.
+    - Configuration files are now read from ~/.config/tool; move yours from ~/.tool.
+    - Fixed: a crash when the list was empty.
+  facts: ['--format xml|xml', 'json', '~?/?\.config/tool', '~?/?\.tool\b']
+  absent: ['themes? (can|may|will|could) break']
+- name: numbers
+  ask: |
+    Summarize the table in one or two sentences: which machine is fastest, which is slowest, by how
+    much?
+  text: |
+    machine   requests  mean seconds
+    alder          412          1.9
+    birch          398          7.6
+    cedar          405          3.1
+  facts: [alder, '1\.9', birch, '7\.6', '4 times|four times|4x|4 ?×|5\.7|fourfold']
+  absent: ['cedar is the (fast|slow)est']
+"""
 
 
 if __name__ == "__main__":

@@ -1,5 +1,10 @@
 """Trials: what is asked, how it is judged, what is kept of it, `bench` as a whole."""
 import json
+import os
+import re
+import socket
+import sys
+import time
 
 import pytest
 
@@ -634,3 +639,284 @@ def test_bench_sends_the_key_that_a_node_wants(benched, quick, tmp_path):
     assert done.returncode == 0 and len(coder.chats) > 9
     assert coder.node.keys.count("Bearer sk-made-up") >= len(coder.chats)
     assert "sk-made-up" not in done.stdout + done.stderr
+
+
+# -- quality: each task with an answer that is right and answers that are not --
+
+def edit_of(name, old, new):
+    return "Edit", {"file_path": name, "old_string": old, "new_string": new}
+
+
+def write_of(name, content):
+    return "Write", {"file_path": name, "content": content}
+
+
+GOOD_SLUG = """\
+def slug(title):
+    letters = [letter if letter.isalnum() else " " for letter in title.lower()]
+    return "-".join("".join(letters).split())
+"""
+GOOD_SECONDS = [edit_of("duration.py", 'r"(?:(\\d+)m)?', 'r"(?:(\\d+)h)?(?:(\\d+)m)?'),
+                edit_of("duration.py", "    minutes, rest = match.groups()\n",
+                        "    hours, minutes, rest = match.groups()\n"),
+                edit_of("duration.py", "return int(minutes or 0) * 60",
+                        "return int(hours or 0) * 3600 + int(minutes or 0) * 60")]
+GOOD_CACHE = [edit_of("./cache.py", "        return self.entries.get(key)\n", """\
+        if key not in self.entries:
+            return None
+        self.entries[key] = self.entries.pop(key)
+        return self.entries[key]
+"""), edit_of("/project/cache.py", "        self.entries[key] = value\n", """\
+        self.entries.pop(key, None)
+        self.entries[key] = value
+""")]
+GOOD_BILL = [
+    write_of("prices.py", "def total_price(price, count, discount=0):\n"
+                          "    return price * count * (100 - discount) / 100\n"),
+    edit_of("bill.py", "import calc", "import total_price"),
+    edit_of("bill.py", "calc(price, count)", "total_price(price, count)")]
+
+# name: (what is right, {what is not: the flaw}); for the implementer, calls
+PLANS = {
+    "retry-option": ("First read it.\nFiles to change:\n- `src/settings.py`\n"
+                     "- ./src/billing/client.py\n- tests/test_billing_client.py.", {
+                         "Files to change:\nsrc/billing/client.py":
+                             "did not name src/settings.py",
+                         "src/settings.py src/billing/client.py": "",  # without the heading
+                         "Files to change:\nsrc/settings.py\nsrc/billing/client.py\n"
+                         "src/mail/client.py":
+                             "named src/mail/client.py, which is not to be changed",
+                         "Files to change:\nsrc/settings.py\nsrc/billing/client.py\n"
+                         "src/billing/retry.py":
+                             "named src/billing/retry.py, which is not to be changed"}),
+    "rename-column": ("Files to change:\nmigrations/0003_rename_mail.sql\nsrc/users/model.py\n"
+                      "src/export/users_csv.py", {
+                          "Files to change:\nmigrations/0001_users.sql\nsrc/users/model.py\n"
+                          "src/export/users_csv.py":
+                              "did not name migrations/0003_rename_mail.sql"}),
+    "dead-link": ("site/ is built.\nFiles to change:\ndocs/install.md", {
+        "Files to change:\ndocs/install.md\nsite/install.html":
+            "named site/install.html, which is not to be changed"}),
+    "new-command": ("Files to change:\ncli/registry.ts\ncli/commands/prune.ts", {
+        "Files to change:\ncli/registry.ts\ncli/commands/prune.ts\ncli/parser.ts":
+            "named cli/parser.ts, which is not to be changed"}),
+    "slow-image": ("Files to change:\nDockerfile", {
+        "Files to change:\npackage.json": "did not name Dockerfile"})}
+PATCHES = {
+    "slug": ([write_of("text.py", GOOD_SLUG)], [
+        ([], "edited nothing"),
+        ([edit_of("text.py", "result", "r")], "edited a text that occurs 4 times in text.py"),
+        ([edit_of("text.py", "no such line", "")],
+         "edited a text that occurs 0 times in text.py"),
+        ([write_of("check.py", "print('all of it holds')")],
+         "edited `check.py`, which is not there"),
+        ([write_of("text.py", "slug = str.lower\n")],
+         "its code fails: AssertionError:   hello,  world!"),
+        ([write_of("text.py", "raise SystemExit(0)\n")], "its code fails: it says nothing"),
+        ([write_of("text.py", "print('all of it holds', flush=True)\nimport os\nos._exit(1)\n")],
+         "its code fails: all of it holds")]),
+    "duration": (GOOD_SECONDS, [
+        ([write_of("duration.py", "def seconds(text):\n    return int(text[:-1]) * 60\n")],
+         "its code fails: ")]),
+    "last-page": ([edit_of("paging.py", "count // size", "(count + size - 1) // size")], [
+        ([edit_of("paging.py", "count // size", "count // size + 1")],
+         "its code fails: AssertionError: (20, 10, 3)")]),
+    "oldest-out": (GOOD_CACHE, [
+        (GOOD_CACHE[1:], "its code fails: AssertionError: b was used longest ago")]),
+    "two-files": (GOOD_BILL, [(GOOD_BILL[:1], "its code fails: ")])}
+REVIEWS = {
+    "endless-search": ("BUG 8: low never moves, so it does not end", {
+        "NO BUGS": "did not find the bug in line 8",
+        "BUG 8: a\nBUG 5: b": "invented a bug in line 5"}),
+    "query": ("**BUG 6**: the status comes from the request: SQL injection", {
+        "BUG 2: it may be missing": "did not find the bug in line 6"}),
+    "shared-list": ("BUG LINE 2: every basket shares the list", {
+        "BUG 8: slow": "did not find the bug in line 4"}),
+    "lost-log": ("- BUG 3: `w` empties the file", {
+        "Looks good. NO BUGS": "did not find the bug in line 4"}),
+    "nothing-wrong": ("No bugs.", {
+        "BUG 5: dict order": "invented a bug in line 5", "Fine.": "did not say NO BUGS"})}
+SUMMARIES = {
+    "failed-deploy": ("Deploying 4.17.2 failed at the migration: a lock timeout on the table "
+                      "invoices. It was rolled back to 4.17.1 without a lost request.", {
+                          "The deploy of 4.17.2 failed.": "did not say `invoices`",
+                          "word " * 121: "took 121 words, not 80"}),
+    "meeting": ("The limit stays at 50 MB until the import is faster. Tom makes it read the file "
+                "in one pass by Friday; Kofi writes to the support team today.", {
+                    "Tom makes it one pass by Friday; 50 MB become 100 MB; Kofi says so today.":
+                        "said `100 ?MB`, which is not so"}),
+    "test-run": ("Of 214 tests 212 passed, one failed: test_reply_to, with KeyError 'reply-to'.", {
+        "Of 214 tests one failed: test_reply_to.": "did not say `KeyError`"}),
+    "release-notes": ("Scripts with --format xml must use json; configuration moves from ~/.tool "
+                      "to ~/.config/tool.", {
+                          "Use json instead of xml.": r"did not say `~?/?\.config/tool`"}),
+    "numbers": ("alder is fastest with 1.9 s, birch slowest with 7.6 s, four times as long.", {
+        "alder is fastest (1.9 s), birch slowest (7.6 s).":
+            r"did not say `4 times|four times|4x|4 ?×|5\.7|fourfold`"})}
+TASKS = {(task.role, task.name): task for task in sf.read_tasks()}
+QUALITY = {(trial.topic, trial.name): trial for trial in sf.plan_quality_trials()}
+
+
+def test_there_are_five_tasks_of_each_role_and_each_is_tried():
+    tried = {**{("planner", name): 1 for name in PLANS},
+             **{("implementer", name): 1 for name in PATCHES},
+             **{("reviewer", name): 1 for name in REVIEWS},
+             **{("summarizer", name): 1 for name in SUMMARIES}}
+    assert tried.keys() == TASKS.keys() == QUALITY.keys() and len(tried) == 20
+    assert {role for role, _ in tried} == set(sf.ROLES)
+
+
+WORDED = [(role, name, text, flaw) for role, tasks in (
+              ("planner", PLANS), ("reviewer", REVIEWS), ("summarizer", SUMMARIES))
+          for name, (right, wrong) in tasks.items()
+          for text, flaw in [(right, ""), *wrong.items()]]
+
+
+@pytest.mark.parametrize("role, name, text, flaw", WORDED)
+def test_task_takes_what_is_right_and_refuses_what_is_not(role, name, text, flaw):
+    (judge,) = QUALITY[role, name].judges
+    assert judge(answer(text)) == flaw
+
+
+@pytest.mark.parametrize("role, name", QUALITY)
+def test_task_refuses_silence_and_is_asked_as_its_role(role, name):
+    trial = QUALITY[role, name]
+    question = trial.ask(subject_of())
+    assert question.talk.system == (sf.ROLES[role].prompt,)
+    assert bool(question.talk.tools) == (role == "implementer")
+    assert trial.judges[0](answer("")) != ""
+    assert trial.judges[0](answer(refusal=NO_TOOLS)) == 'refused: "x" does not support tools'
+
+
+@pytest.fixture(scope="module")
+def cage():
+    return sf.World().find_cage()
+
+
+CODED = [(name, calls, flaw) for name, (right, wrong) in PATCHES.items()
+         for calls, flaw in [(right, ""), *wrong]]
+
+
+@pytest.mark.parametrize("name, calls, flaw", CODED)
+def test_edits_are_applied_and_run(cage, name, calls, flaw):
+    trial, given = QUALITY["implementer", name], answer(calls=calls)
+    found = trial.judges[0](given)
+    if not found:
+        ended = sf.World().run_caged([sys.executable, "-S", sf.CHECK_FILE],
+                                     trial.program(given), cage=cage, seconds=10)
+        found = sf.judge_run(ended)
+    assert found.startswith(flaw) if flaw else found == ""
+
+
+def test_edit_that_was_printed_is_named_so():
+    (judge,) = QUALITY["implementer", "slug"].judges
+    assert judge(answer('{"file_path": "text.py", "old_string": "a"}')) == sf.PRINTED_CALL
+
+
+# -- what a model wrote, run --
+
+def run_python(text, *, cage=(), seconds=10, **files):
+    return sf.World().run_caged([sys.executable, "-S", "main.py"],
+                                {"main.py": text, **files}, cage=cage, seconds=seconds)
+
+
+def test_caged_program_sees_its_files_and_nothing_of_the_environment(cage, monkeypatch):
+    monkeypatch.setenv("SECRET_API_KEY", "sk-secret")
+    ended = run_python("import os; print(sorted(os.listdir('.')), dict(os.environ))", cage=cage)
+    assert ended.code == 0 and "main.py" in ended.output and "sk-secret" not in ended.output
+    place = re.search("'HOME': '([^']+)'", ended.output)[1]
+    assert not os.path.exists(place)
+
+
+def test_caged_program_ends_with_all_it_started(cage, tmp_path):
+    mark = tmp_path / "mark"
+    child = (f"import time\nwhile True:\n    open({str(mark)!r}, 'a').write('x')\n"
+             "    time.sleep(0.02)\n")
+    ended = run_python(
+        "import subprocess, sys, time\n"
+        f"subprocess.Popen([sys.executable, '-S', '-c', {child!r}])\ntime.sleep(60)\n",
+        cage=cage, seconds=1)
+    assert ended.code is None
+    assert sf.judge_run(ended) == "its code still ran after 10 s"
+    size = mark.stat().st_size
+    time.sleep(0.2)
+    assert mark.stat().st_size == size > 0
+
+
+def test_caged_program_that_prints_without_end_fills_nothing(cage):
+    ended = run_python("while True:\n    print('x' * 1000)\n", cage=cage, seconds=20)
+    assert ended.code != 0 and len(ended.output) <= 65536
+
+
+def test_caged_program_reaches_nobody(cage):
+    if not cage:
+        pytest.skip("nothing here takes the network away")
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = door.getsockname()[1]
+        program = f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)"
+        assert run_python(program).code == 0
+        ended = run_python(program, cage=cage)
+    assert ended.code == 1 and "Error" in ended.output
+
+
+@pytest.mark.parametrize("code, output, flaw", [
+    (0, "all of it holds\n", ""), (None, "all of it holds\n", "its code still ran after 10 s"),
+    (1, "all of it holds\n", "its code fails: all of it holds"),
+    (0, "", "its code fails: it says nothing"), (1, "a\nb\n\n", "its code fails: b")])
+def test_program_is_judged_by_its_end_and_its_last_line(code, output, flaw):
+    assert sf.judge_run(sf.Ended(code, output)) == flaw
+
+
+def test_quality_is_refused_where_nobody_can_agree(benched, quick):
+    coder, _ = benched()
+    done = quick("bench", "--quality")
+    assert done.returncode == 3 and coder.chats == []
+    assert "runs Python that the models write" in done.stderr and "--trust" in done.stderr
+
+
+def test_quality_is_asked_for_on_a_terminal(benched, tmp_path, monkeypatch):
+    monkeypatch.setattr(sf.World, "is_terminal", lambda *_: True)
+    heard = []
+    monkeypatch.setattr(sf.World, "err", lambda _, text: heard.append(text))
+    monkeypatch.setattr(sf.World, "confirm", lambda _, question: heard.append(question))
+    with pytest.raises(sf.FleetError) as caught:
+        sf.ask_to_run(sf.Options(), sf.World(), ())
+    assert caught.value.slug == "runs-code" and caught.value.status == 3
+    assert "with the network" in heard[0] and heard[1] == "Do you want that?"
+    monkeypatch.setattr(sf.World, "confirm", lambda *_: True)
+    sf.ask_to_run(sf.Options(), sf.World(), ("/usr/bin/unshare", "-n"))
+    assert "without a network (by unshare)" in heard[-1]
+
+
+def test_quality_gives_a_score_by_role_and_keeps_failed_answers(benched, quick, monkeypatch):
+    def say(played, texts, payload):
+        text = "\n".join(texts)
+        for key, task in TASKS.items():
+            if task.ask in text:
+                return answers_of(played, *key)
+        return Played.say(played, texts, payload)
+
+    def answers_of(played, role, name):
+        if "bad" in played.flaws:
+            return [], "No."
+        if role == "implementer":
+            return PATCHES[name][0], ""
+        return [], {"planner": PLANS, "reviewer": REVIEWS, "summarizer": SUMMARIES}[role][name][0]
+
+    coder, small = benched(small=["bad"])
+    for played in (coder, small):
+        monkeypatch.setattr(played, "say", lambda *words, played=played: say(played, *words))
+    done = quick("bench", "--quick", "--quality", "--trust", "--json")
+    assert done.returncode == 0, done.stderr
+    known = results(done)
+    full = {"passed": 5, "asked": 5, "instead": ""}
+    assert known["coder:30b"]["quality"] == dict.fromkeys(sf.ROLES, full)
+    assert {role: score["passed"] for role, score in known["small:8b"]["quality"].items()} \
+        == dict.fromkeys(sf.ROLES, 0)
+    failed = [each for each in known["small:8b"]["failed"] if each["trial"].startswith("planner")]
+    assert len(failed) == 5 and failed[0]["answer"] == "No."
+
+    # A quick run later takes no quality away.
+    assert quick("bench", "--quick").returncode == 0
+    text = quick("bench", "--quick", "--model", "coder").stdout
+    assert "Planner" not in text  # the table is of this run
