@@ -371,17 +371,57 @@ class LoadedModel:
     expires: str
 
 
+@dataclass(frozen=True)
+class NodeKind:
+    """What is known of a kind of server without asking it."""
+
+    title: str  # as people call it
+    port: int  # where it usually answers; 0: nowhere of its own
+    obtain: str  # how a model comes there; {} stands for its name
+    can_pull: bool = False  # it can be told from here to download one
+
+
+NODE_KINDS = {  # a row of BACKENDS each
+    "ollama": NodeKind("Ollama", 11434, "`ollama pull {}`", can_pull=True),
+    "llamacpp": NodeKind("llama.cpp", 8080, "start llama-server with `--alias {}`"),
+    "lmstudio": NodeKind("LM Studio", 1234, "`lms get {}`"),
+    "vllm": NodeKind("vLLM", 8000, "start vLLM with `--served-model-name {}`"),
+    "openai": NodeKind("OpenAI-compatible", 0, "offer `{}`"),
+}
+
+
+def kind_title(provider: str) -> str:
+    """Return what people call what a node runs."""
+    kind = NODE_KINDS.get(provider)
+    return kind.title if kind else provider
+
+
+def obtain_model(provider: str, model_name: str) -> str:
+    """Return how a model comes to a node, in words that ` on NODE` or ` there` follows."""
+    kind = NODE_KINDS.get(provider)
+    return kind.obtain.replace("{}", model_name) if kind else f"offer `{model_name}`"
+
+
+# What mends it that a node was of no use, by the class of reasons; {} stands for what it runs.
 REASON_FIXES = {
-    "refused": "start Ollama there; `subagent-fleet worker`, typed there, says how to open it",
+    "refused": "start {} there; `subagent-fleet worker`, typed there, says how to open it",
     "timeout": "wake the machine, and check its firewall",
     "dns": "check the name, or write the address of the machine",
     "unreachable": "join its network; on a Mac see also Privacy & Security > Local Network",
     "tls": "write http:// in its endpoint, or give it a certificate this machine trusts",
     "http 401": "write `api_key_env:` with the variable that holds its key",
+    "http 503": "wait until it has loaded its model",
     "no key": "export the variable, where the command runs",
     "not trusted": "`subagent-fleet trust`",
-    "not ollama": "correct its endpoint, or stop what answers there and start Ollama (port 11434)",
-    "bad answer": "check what listens there; restart Ollama"}
+    "not it": "correct its endpoint or its `provider:`, or start {} there",
+    "bad answer": "check what listens there; restart {}"}
+
+
+def mend_reason(reason: str, provider: str) -> str:
+    """Return what mends it that a node was of no use, or nothing where nobody knows."""
+    if reason == f"not {provider}":
+        reason = "not it"
+    return REASON_FIXES.get(reason, "").replace("{}", kind_title(provider))
 
 
 @dataclass(frozen=True)
@@ -396,6 +436,7 @@ class NodeState:
     latency_ms: float | None = None
     models: tuple[NodeModel, ...] = ()
     loaded: tuple[LoadedModel, ...] = ()
+    provider: str = "ollama"
 
     @property
     def online(self) -> bool:
@@ -407,7 +448,13 @@ class NodeState:
 
     @property
     def mend(self) -> str:
-        return REASON_FIXES.get(self.reason, REASON_FIXES["bad answer"])
+        fix = mend_reason(self.reason, self.provider)
+        return fix or mend_reason("bad answer", self.provider)
+
+    @property
+    def runs(self) -> str:
+        """What answers there, as people call it."""
+        return f"{kind_title(self.provider)} {self.version}".rstrip()
 
 
 def nearest(word: object, choices: Iterable[object]) -> str:
@@ -2001,7 +2048,7 @@ def _meant_provider(value: object) -> list[object]:
 
 def _meant_node_provider(value: object) -> list[object]:
     word = re.sub("[^a-z]", "", _typed(value)[:64].lower())
-    return [*difflib.get_close_matches(word, NODE_PROVIDERS)]
+    return [*difflib.get_close_matches(word, NODE_KINDS)]
 
 
 def _meant_tool(value: object) -> list[object]:
@@ -2165,7 +2212,6 @@ PROVIDERS = ("builtin", "litellm")
 TARGET_NAMES = (  # the rows of TARGETS
     "litellm", "claude", "env", "opencode", "codex", "aider", "qwen", "pi", "cn")
 USUAL_TARGETS = TARGET_NAMES[:3]
-NODE_PROVIDERS = ("ollama",)  # the rows of BACKENDS
 RULES = {
     "name": _text_rule(
         _NAME, "text of letters, digits, `.`, `_` and `-`, at most 64", meant=_meant_name),
@@ -2204,7 +2250,7 @@ RULES = {
         _meant_keep_alive, _normal_keep_alive),
     "provider": Rule({"enum": list(PROVIDERS)}, "`builtin` or `litellm`", _meant_provider),
     "node provider": Rule(
-        {"enum": list(NODE_PROVIDERS)}, some_of([f"`{name}`" for name in NODE_PROVIDERS]),
+        {"enum": list(NODE_KINDS)}, some_of([f"`{name}`" for name in NODE_KINDS]),
         _meant_node_provider),
     "key variable": _text_rule(
         _KEY_VARIABLE, "a variable name that ends in _API_KEY or _API_TOKEN",
@@ -3657,11 +3703,18 @@ def plan_route_state(fleet: Fleet, states: Mapping[str, NodeState],
 
     loaded = find_models(node.loaded, model.ollama_model)
     for resident in loaded:
-        if resident.context in (0, model.context):  # 0: before Ollama 0.10
+        if fits_context(node.provider, resident.context, model.context):
             return RouteState("ready", resident)
 
     state = "ready" if model.cloud else "cold"
     return RouteState(state, loaded[0] if loaded else None)
+
+
+def fits_context(provider: str, loaded: int, wanted: int) -> bool:
+    """Tell whether a model that is loaded with a context serves a route that wants another."""
+    if provider == "ollama":  # which loads it again for any other
+        return loaded in (0, wanted)  # 0: before Ollama 0.10
+    return loaded == 0 or loaded >= wanted
 
 
 def _can_answer(states: Mapping[str, NodeState], model: Model) -> bool:
@@ -3698,8 +3751,10 @@ def plan_next_step(fleet: Fleet, states: Mapping[str, NodeState],
     if routes[name].state == "node offline":
         return f"Next: {node.name} ({node.endpoint}) is offline, {node.reason}: {node.mend}."
     if routes[name].state == "model missing":
-        pull = (f"`ollama pull {model.ollama_model}` on {node.name}, or from here "
-                "`subagent-fleet warmup --pull`.")
+        pull = f"{obtain_model(node.provider, model.ollama_model)} on {node.name}"
+        if NODE_KINDS[node.provider].can_pull:
+            pull += ", or from here `subagent-fleet warmup --pull`"
+        pull += "."
         correction = plan_correction(model, node)
         if correction:
             return f"Next: {correction}, which {node.name} has, or {pull}"
@@ -4942,6 +4997,11 @@ def plan_starter(states: Sequence[NodeState], measured: Iterable[Measurement] = 
     return Starter({"nodes": nodes, "models": models, "agents": agents}, assignment)
 
 
+def plan_provider(state: NodeState) -> dict[str, str]:
+    """Return the key that says what a machine runs, where that is not Ollama."""
+    return {} if state.provider == "ollama" else {"provider": state.provider}
+
+
 def _starter_nodes(states: Sequence[NodeState]) -> dict[str, dict[str, Any]]:
     """Return the nodes to write: all but this machine where only others answered."""
     anybody = any(state.online for state in states)
@@ -4949,7 +5009,7 @@ def _starter_nodes(states: Sequence[NodeState]) -> dict[str, dict[str, Any]]:
     for state in states:
         is_unasked = (state.name, state.endpoint) == ("local", OLLAMA_ENDPOINT)
         if state.online or not anybody or not is_unasked:
-            nodes[state.name] = {"endpoint": state.endpoint, "tags": []}
+            nodes[state.name] = {"endpoint": state.endpoint, **plan_provider(state), "tags": []}
     return nodes
 
 
@@ -4999,7 +5059,7 @@ def plan_worker_block(name: str, state: NodeState,
             "litellm_alias": f"{model}-local" if model in CLAUDE_WORDS else model,
             "context": _context_for(placement.model, MAIN_CONTEXT_TOKENS)}
     endpoint = _best_endpoint(name, state, reached)
-    return {"nodes": {node: {"endpoint": endpoint}}, "models": models}
+    return {"nodes": {node: {"endpoint": endpoint, **plan_provider(state)}}, "models": models}
 
 
 def _best_endpoint(name: str, state: NodeState, reached: Iterable[NodeState]) -> str:
@@ -5038,7 +5098,8 @@ def plan_addition(fleet: Fleet, state: NodeState,
                            "litellm_alias": _free_name(alias, state.name, taken=aliases),
                            "context": _context_for(model, MAIN_CONTEXT_TOKENS)}
         aliases.add(added[name]["litellm_alias"])
-    return {"nodes": {state.name: {"endpoint": state.endpoint}}, "models": added}
+    added_node = {"endpoint": state.endpoint, **plan_provider(state)}
+    return {"nodes": {state.name: added_node}, "models": added}
 
 
 def _free_name(name: str, more: str, *, taken: set[str]) -> str:
@@ -5591,7 +5652,7 @@ def _check_nodes_answer(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     """Say of each node what it answered, or why it did not and who then answers for it."""
     for state in facts.states.values():
         if state.online:
-            yield Finding("node-online", "ok", f"{state.name}: Ollama {state.version} at "
+            yield Finding("node-online", "ok", f"{state.name}: {state.runs} at "
                           f"{state.endpoint}, {count_of(state.models, 'model')}")
             continue
 
@@ -5628,7 +5689,7 @@ def _check_ollama_versions(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 
 def _ollama_holes(state: NodeState, who: str) -> Iterator[Finding]:
     """Yield the worst that is known of an Ollama's version."""
-    for hole in OLLAMA_HOLES:
+    for hole in OLLAMA_HOLES if state.provider == "ollama" else ():
         if is_older(state.version, hole.mended_in):
             what = f"{who}: Ollama {state.version} {hole.harm}; mended in {hole.mended_in}"
             yield Finding("ollama-old", hole.level, what, fix="update it: ollama.com/download")
@@ -5640,9 +5701,12 @@ def _check_exposure(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     """Name the nodes that web pages or the internet may use."""
     for name, look in facts.looks.items():
         if look.answers_any_page:
+            fix = f"remove OLLAMA_ORIGINS on `{name}`, then restart Ollama"
+            if fleet.nodes[name].provider != "ollama":
+                fix = (f"give {kind_title(fleet.nodes[name].provider)} on `{name}` a key, and "
+                       "write `api_key_env:`")
             yield Finding("open-origin", "warning", f"node `{name}` answers every web page "
-                          "that a browser near it opens",
-                          fix=f"remove OLLAMA_ORIGINS on `{name}`, then restart Ollama")
+                          "that a browser near it opens", fix=fix)
         for address in look.addresses:
             is_named = address in fleet.nodes[name].endpoint  # then it is a warning of the config
             if address_kind(address) == "public" and not is_named:
@@ -5797,6 +5861,8 @@ def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Fi
     if not held.name:
         what = f"models.{model.name}: {model.ollama_model} is not on `{model.node}`"
         fix = f"subagent-fleet warmup --pull --model {model.name}"
+        if not NODE_KINDS[state.provider].can_pull:
+            fix = f"{obtain_model(state.provider, model.ollama_model)} on {model.node}"
         near = near_model(state.models, model.ollama_model)
         if near:  # a pull takes an hour, a typing mistake a second
             what += f", which has {near.name}"
@@ -5821,7 +5887,8 @@ def _ability_flaws(fleet: Fleet, model: Model, state: NodeState, *,
                       _locate(fleet, "models", model.name, "ollama_model"),
                       fix=f"choose a model that can, such as {TOOL_CALLER}")
     if model.thinking and "thinking" not in capabilities:
-        yield Finding("no-thinking", "error", f"{what} cannot think; Ollama refuses it",
+        title = kind_title(state.provider)
+        yield Finding("no-thinking", "error", f"{what} cannot think; {title} refuses it",
                       _locate(fleet, "models", model.name, "thinking"),
                       fix="write `thinking: false`")
 
@@ -6212,8 +6279,8 @@ def render_litellm(fleet: Fleet) -> str:
         while name in deployments:  # node `a` and model `b--c`, node `a--b` and model `c`
             name += "+"
         has_others = len(sharing[model.alias]) > 1 or model.alias in fallbacks
-        endpoint = fleet.nodes[model.node].endpoint
-        deployments[name] = _litellm_deployment(name, model, endpoint, has_others=has_others)
+        deployments[name] = _litellm_deployment(name, model, fleet.nodes[model.node],
+                                                has_others=has_others)
 
     sections = (
         ("Entries with one model_name share its requests.",
@@ -6227,19 +6294,43 @@ def render_litellm(fleet: Fleet) -> str:
     return _HEADLINE + "".join(f"\n# {why}\n{dump_yaml(section)}" for why, section in sections)
 
 
-def _litellm_deployment(name: str, model: Model, endpoint: str, *,
+@dataclass(frozen=True)
+class LiteLLMEngine:
+    """How LiteLLM reaches one kind of node."""
+
+    prefix: str  # of the model's name: which of its providers
+    path: str = ""  # behind the endpoint
+    needs_key: bool = False
+
+
+LITELLM_ENGINES = {
+    "ollama": LiteLLMEngine("ollama_chat"),
+    "llamacpp": LiteLLMEngine("openai", "/v1", needs_key=True),
+    "lmstudio": LiteLLMEngine("lm_studio", "/v1", needs_key=True),
+    "vllm": LiteLLMEngine("hosted_vllm", "/v1"),
+    "openai": LiteLLMEngine("openai", "/v1", needs_key=True),
+}
+
+
+def _litellm_deployment(name: str, model: Model, node: Node, *,
                         has_others: bool) -> dict[str, object]:
     """Return the entry of one model; `has_others` may answer for its alias, too."""
+    engine = LITELLM_ENGINES[node.provider]
     params: dict[str, object] = {
-        "model": f"ollama_chat/{model.ollama_model}",
-        "api_base": endpoint,
-        "num_ctx": model.context,
-        "keep_alive": model.keep_alive,
-        "timeout": model.timeout,
-        "extra_body": {"truncate": False},  # else Ollama cuts the prompt in silence
+        "model": f"{engine.prefix}/{model.ollama_model}",
+        "api_base": node.endpoint + engine.path,
     }
-    if not model.thinking:
-        params["think"] = False  # Claude Code always asks for it; most models answer 400
+    if node.provider == "ollama":
+        params.update(num_ctx=model.context, keep_alive=model.keep_alive)
+    params["timeout"] = model.timeout
+    if node.provider == "ollama":
+        params["extra_body"] = {"truncate": False}  # else Ollama cuts the prompt in silence
+        if not model.thinking:
+            params["think"] = False  # Claude Code always asks for it; most models answer 400
+    if node.api_key_env:
+        params["api_key"] = f"os.environ/{node.api_key_env}"
+    elif engine.needs_key:
+        params["api_key"] = "none"  # without one it refuses to ask
     if has_others:
         params["max_parallel_requests"] = model.max_parallel  # beyond it 429: no queue
 
@@ -6249,7 +6340,7 @@ def _litellm_deployment(name: str, model: Model, endpoint: str, *,
         "litellm_params": params,
         "model_info": {
             "id": name,
-            "litellm_provider": "ollama_chat",
+            "litellm_provider": engine.prefix,
             "mode": "chat",
             "max_input_tokens": model.context,
             "supports_function_calling": True,
@@ -7785,7 +7876,7 @@ def format_details(states: Mapping[str, NodeState], look: Look = PLAIN,
     for state in states.values():
         says = state.why
         if state.online:
-            says = f"Ollama {state.version}, {state.latency_ms} ms"
+            says = f"{state.runs}, {state.latency_ms} ms"
         heading = Styled(f"{state.name} ({state.endpoint}):", "bold")
         text += "\n" + format_words([heading, Styled(says)], look, indent="  ")
 
@@ -7924,7 +8015,7 @@ def _describe_machine(page: StatusPage, state: NodeState, look: Look) -> dict[st
     else:
         now = mark("online", "ok", look)
 
-    runs = f"Ollama {state.version}" if state.online else "-"
+    runs = state.runs if state.online else "-"
     return {"Machine": state.name, "State": now, "Runs": runs}
 
 
@@ -8733,6 +8824,14 @@ class NoImages(Refusal):
     """The model takes no images, which the request holds."""
 
 
+class NoField(Refusal):
+    """The server does not know a field of the request, which it can do without."""
+
+    def __init__(self, what: str, name: str) -> None:
+        super().__init__(400, what)
+        self.name = name
+
+
 @dataclass(frozen=True)
 class Call:
     """A tool call that a model made."""
@@ -8794,6 +8893,7 @@ class Talk:
     answer_format: object = None  # "json", or the JSON Schema of what the answer must be
     is_stream: bool = False
     thread: str = ""  # what the client calls the conversation, where its body says so
+    original: Mapping[str, Any] | None = None  # the Messages request that it was read from
 
     def images(self) -> list[str]:
         """Return every image in it."""
@@ -8806,7 +8906,7 @@ class Talk:
 
     def without_images(self) -> Talk:
         """Return the talk with a note where images were."""
-        return replace(self, turns=tuple(map(_without_images, self.turns)))
+        return replace(self, turns=tuple(map(_without_images, self.turns)), original=None)
 
 
 def _without_images(turn: Turn) -> Turn:
@@ -8850,16 +8950,23 @@ class End:
     load_seconds: float | None = None
     prompt_seconds: float | None = None
     answer_seconds: float | None = None
+    cache_read: int = 0  # of the input tokens: what the node had read before
+    cache_written: int = 0  # and what it keeps
 
 
 @dataclass(frozen=True)
 class Delta:
-    """One step of an answer: thinking or text that grows, a call, or the end."""
+    """One step of an answer: thinking or text that grows, a call, or the end.
 
-    kind: str  # thinking, text, call or end
+    A `signature` of the thinking before it and a `block` of any other kind only come from nodes
+    of Anthropic's own, and go only to writers that `keeps_blocks`.
+    """
+
+    kind: str  # thinking, text, call or end; signature, block
     text: str = ""
     call: Call | None = None
     end: End | None = None
+    block: dict[str, Any] | None = None
 
 
 class Sieve:
@@ -8944,11 +9051,19 @@ ANSWER_MARKS = 100_000  # values in one answer of a node; see count_marks
 TOKENS_LIMIT = 10 ** 9  # a higher count is none
 LONGEST_SECONDS = 10 ** 6  # nor did anything take longer
 ARGUMENTS_DEPTH_LIMIT = 64
-# An engine's words for a prompt that its context does not hold (Ollama 0.32.15, llama.cpp).
-_TOO_LONG = _Pattern(
-    r"(?:\((\d{1,9}) tokens\) )?exceeds the available context size \((\d{1,9}) tokens\)"
-    r"|input (?:length|after truncation) exceeds|longer than the context")
-_NO_IMAGES = _Pattern(r"does not support (?:vision|image)|image input")
+# Words for a prompt that the context does not hold: Ollama 0.32.15 and llama.cpp, LM Studio,
+# Anthropic, vLLM, OpenAI and OpenRouter. What counts the tokens is `n`, what they may be `most`.
+_TOO_LONG = tuple(map(_Pattern, (
+    r"(?:\((?P<n>\d{1,9}) tokens\) )?exceeds the available context size"
+    r" \((?P<most>\d{1,9}) tokens\)",
+    r"input (?:length|after truncation) exceeds|longer than the context",
+    r"keep the first (?P<n>\d{1,9}) tokens.{0,99}context length of only (?P<most>\d{1,9})",
+    r"tokens to keep from the initial prompt is greater than the context",
+    r"prompt is too long: (?P<n>\d{1,9}) tokens > (?P<most>\d{1,9})",
+    r"maximum (?:context|model) length (?:is|of) (?P<most>\d{1,9})(?: tokens)?"
+    r"(?:\D{1,99}(?P<n>\d{1,9}))?")))
+_NO_IMAGES = _Pattern(r"does not support (?:vision|image)|image input|not a multimodal model")
+_NOT_THERE = _Pattern(r"model '[^']{1,256}' not found|does not exist")
 _NOT_ABLE = _Pattern(r"does not support|image input")
 
 
@@ -8959,12 +9074,36 @@ class Backend(ABC):
     """
 
     name = ""  # as `provider:` and a node's reason have it
-    title = ""  # as people call it
     log = ""  # where it says more, in words
+    loads_twice = False  # a second load of a model gives a second instance of it
+
+    @property
+    def title(self) -> str:
+        """As people call it."""
+        return kind_title(self.name)
 
     def key_headers(self, key: str) -> dict[str, str]:
         """Return the headers that show a node the key it wants."""
         return {"Authorization": f"Bearer {key}"}
+
+    def _ask(self, path: str, parse: Callable[[Any], Any], payload: object = None) -> Ask:
+        """Return an Ask whose refusal is a NodeFailure and whose JSON is read by `parse`."""
+        def extract(reply: Reply) -> Any:
+            if reply.status != 200:
+                words = error_words(reply)
+                if reply.status == 404 and "model" not in words.lower():
+                    raise NodeFailure(f"not {self.name}", f"it does not know {path}")
+                raise NodeFailure(f"http {reply.status}", words)
+            return parse(parse_answer(reply.body, self))
+
+        return Ask(path, extract, payload)
+
+    def _no_pull(self, model: Model) -> Ask:
+        """Return an Ask that says that models come there in another way."""
+        def extract(reply: Reply) -> Any:
+            raise NodeFailure("no downloads", f"{self.title} takes no downloads from here",
+                              fix=f"{obtain_model(self.name, model.ollama_model)} there")
+        return Ask(self.identify().path, extract)
 
     @abstractmethod
     def identify(self) -> Ask:
@@ -8987,12 +9126,19 @@ class Backend(ABC):
         """Ask to load a model as its route will use it, or to unload it.
 
         `http 404` of its answer means that the model is not there, and may be pulled; `http 400`
-        that it wants `words` to answer to.
+        that it wants `words` to answer to. What it extracts, if anything, is said to people.
         """
 
     @abstractmethod
     def pull(self, model: Model) -> Ask:
         """Ask to download a model; each line of the answer is read as a PullStep."""
+
+    def check_loading(self, model: Model) -> Ask | None:
+        """Ask whether a load that goes on after its answer has ended: a boolean; None: none does.
+
+        NodeFailure where it has failed.
+        """
+        return None
 
     @abstractmethod
     def chat(self, talk: Talk, model: Model) -> Ask:
@@ -9006,6 +9152,8 @@ class Backend(ABC):
 class Reader(ABC):
     """Reads one answer of a model, line by line."""
 
+    has_begun = True  # the model has said something; False while only its server has
+
     @abstractmethod
     def feed(self, line: bytes | bytearray) -> list[Delta]:
         """Return what a line says; NodeFailure or Refusal where it is no answer.
@@ -9014,6 +9162,10 @@ class Reader(ABC):
         thinking from text and ends at the talk's stop sequences, where the server does not say
         so. Tokens it does not count are the estimate, and the number of lines.
         """
+
+    def close(self) -> list[Delta]:
+        """Return what is said by the node's closing, where it names no end."""
+        return []
 
     @abstractmethod
     def refusal(self, status: int, words: str) -> Refusal:
@@ -9130,13 +9282,14 @@ SCHEMA_TYPES: dict[str, Any] = {
     "allOf": list, "properties": dict, "$defs": dict, "$ref": str, "items": object,
     "const": object, "default": object, "format": str, "additionalProperties": bool}
 SCHEMA_SYNONYMS = {"oneOf": "anyOf", "definitions": "$defs"}
+SCHEMA_KEPT_BYTES = 32 * 1024
 JSON_TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
 
 
 class Ollama(Backend):
     """Ollama's own API, translated."""
 
-    name, title = "ollama", "Ollama"
+    name = "ollama"
     log = ("journalctl -u ollama (Linux), ~/.ollama/logs/server.log (macOS), "
            "%LOCALAPPDATA%\\Ollama\\server.log (Windows) or docker logs ollama")
 
@@ -9189,18 +9342,6 @@ class Ollama(Backend):
 
     def reader(self, talk: Talk, model: Model, estimate: int) -> Reader:
         return OllamaReader(talk, model, estimate)
-
-    def _ask(self, path: str, parse: Callable[[Any], Any], payload: object = None) -> Ask:
-        """Return an Ask whose refusal is a NodeFailure and whose JSON is read by `parse`."""
-        def extract(reply: Reply) -> Any:
-            if reply.status != 200:
-                words = error_words(reply)
-                if reply.status == 404 and "model" not in words.lower():
-                    raise NodeFailure(f"not {self.name}", f"it does not know {path}")
-                raise NodeFailure(f"http {reply.status}", words)
-            return parse(parse_answer(reply.body, self))
-
-        return Ask(path, extract, payload)
 
     def _parse_version(self, value: Any) -> str:
         version: str = read_field(value, "version")
@@ -9362,14 +9503,32 @@ def _chat_tools(talk: Talk) -> list[dict[str, Any]]:
     for tool in talk.tools:
         if talk.choice == "tool" and tool.name != talk.chosen_tool:
             continue
-        # One tool whose schema is not called an object and Ollama refuses the whole request.
-        root = tool.schema if isinstance(tool.schema, dict) else {}
-        root = {SCHEMA_SYNONYMS.get(word, word): value for word, value in root.items()}
-        root["type"] = "object"
-        parameters = {"properties": {}, **_mend_schema(root, root)}
         tools.append({"type": "function", "function": {
-            "name": tool.name, "description": tool.description, "parameters": parameters}})
+            "name": tool.name, "description": tool.description,
+            "parameters": mend_schema(tool.schema)}})
     return tools
+
+
+def mend_schema(schema: object) -> dict[str, Any]:
+    """Return a tool's schema as llama.cpp takes it; a client sends the same ones every time."""
+    if not isinstance(schema, dict):
+        return _mend_root({})
+    text = render_json(schema)
+    if len(text) > SCHEMA_KEPT_BYTES:
+        return _mend_root(schema)
+    return _mend_kept(text)
+
+
+@lru_cache(maxsize=256)
+def _mend_kept(text: bytes) -> dict[str, Any]:
+    return _mend_root(parse_json(text))
+
+
+def _mend_root(schema: dict[str, Any]) -> dict[str, Any]:
+    # One tool whose schema is not called an object and Ollama refuses the whole request.
+    root = {SCHEMA_SYNONYMS.get(word, word): value for word, value in schema.items()}
+    root["type"] = "object"
+    return {"properties": {}, **_mend_schema(root, root)}
 
 
 def _mend_schema(schema: object, root: dict[str, Any]) -> dict[str, Any]:
@@ -9420,6 +9579,32 @@ def _known_reference(reference: str, root: dict[str, Any]) -> str:
         return ""
     place = root.get(match[1])
     return reference if isinstance(place, dict) and match[2] in place else ""
+
+
+def read_refusal(provider: str, model: Model, estimate: int, status: int, words: str) -> Refusal:
+    """Return what a client is told of a node that refused, in the words it acts on."""
+    for pattern in _TOO_LONG:
+        match = pattern.search(words)
+        if match:
+            counts = match.groupdict()
+            maximum = int(counts.get("most") or model.context)
+            tokens = int(counts.get("n") or estimate)
+            return PromptTooLong(max(tokens, maximum + 1), maximum)
+
+    who = f"node {model.node}, model {model.ollama_model}"
+    words = words or f"it answered {status}"
+    if _NO_IMAGES.search(words):
+        return NoImages(400, f"{who}: {words}")
+    if status == 404 or _NOT_THERE.search(words):
+        obtain = obtain_model(provider, model.ollama_model)
+        if obtain.startswith("`"):
+            obtain = f"type {obtain}"
+        return Refusal(404, f"{who}: {words}; {obtain} there")
+    if status in (400, 422) or _NOT_ABLE.search(words):
+        return Refusal(400, f"{who}: {words}")
+    if status in (429, 503, 529):
+        return Refusal(529, f"{who}: {words}")
+    return Refusal(500, f"{who}: {words}; {kind_title(provider)}'s log there says more")
 
 
 class OllamaReader(Reader):
@@ -9511,24 +9696,8 @@ class OllamaReader(Reader):
         return Delta("end", end=End(reason, self._sieve.stop, *counts, *times))
 
     def refusal(self, status: int, words: str) -> Refusal:
-        model = self._model
-        too_long = _TOO_LONG.search(words)
-        if too_long:
-            maximum = int(too_long[2] or model.context)
-            tokens = int(too_long[1] or self._estimate)
-            return PromptTooLong(max(tokens, maximum + 1), maximum)
+        return read_refusal(Ollama.name, self._model, self._estimate, status, words)
 
-        who = f"node {model.node}, model {model.ollama_model}"
-        words = words or f"it answered {status}"
-        if _NO_IMAGES.search(words):
-            return NoImages(400, f"{who}: {words}")
-        if status == 400 or _NOT_ABLE.search(words):
-            return Refusal(400, f"{who}: {words}")
-        if status == 404:
-            return Refusal(404, f"{who}: {words}; type `ollama pull {model.ollama_model}` there")
-        if status == 503:
-            return Refusal(529, f"{who}: {words}")
-        return Refusal(500, f"{who}: {words}; Ollama's log there says more")
 
 
 def _seconds_of(nanoseconds: int) -> float | None:
@@ -9549,7 +9718,656 @@ def is_deeper(value: object, limit: int) -> bool:
     return bool(level)
 
 
-BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Ollama(),)}
+# -- servers that speak Messages themselves --
+#
+# A local one gets the fields of the request as they came, and the conversation in plain blocks:
+# most templates want the system first and turns in alternation, few know tool references.
+
+OPTIONAL_FIELDS = ("metadata", "context_management", "output_config", "thinking", "tool_choice",
+                   "temperature", "top_k", "top_p", "service_tier", "container", "mcp_servers",
+                   "chat_template_kwargs", "stream_options", "parallel_tool_calls",
+                   "response_format", "max_tokens")
+_PIXELS = {"/9j/": "image/jpeg", "R0lG": "image/gif", "UklG": "image/webp"}  # else PNG
+ERROR_STATUSES = {kind: status for status, kind in REFUSAL_KINDS.items()}
+
+
+def render_messages(talk: Talk, *, thinking: bool, mends: bool = False) -> dict[str, Any]:
+    """Return a talk as a Messages request; `mends`: schemas as llama.cpp takes them."""
+    request: dict[str, Any] = {}
+    if talk.system:
+        request["system"] = join_texts(talk.system)
+    messages: list[dict[str, Any]] = []
+    for message in _chat_messages(talk.turns, thinking):
+        role, blocks = _message_blocks(message)
+        if messages and messages[-1]["role"] == role:
+            messages[-1]["content"] += blocks
+        else:
+            messages.append({"role": role, "content": blocks})
+    if not messages:
+        raise Refusal(400, "messages: at least one message with content is required")
+    request["messages"] = messages
+
+    if talk.tools:
+        chosen: dict[str, Any] | None = {"any": {"type": "any"}, "none": {"type": "none"},
+                  "tool": {"type": "tool", "name": talk.chosen_tool}}.get(
+                      talk.choice)
+        if talk.one_call:
+            chosen = {**(chosen or {"type": "auto"}), "disable_parallel_tool_use": True}
+        if chosen:
+            request["tool_choice"] = chosen
+        request["tools"] = [{"name": tool.name, "description": tool.description,
+                             "input_schema": _object_schema(tool, mends=mends)}
+                            for tool in talk.tools]
+    request.update(talk.sampling)
+    if talk.stops:
+        request["stop_sequences"] = list(talk.stops)
+    return request
+
+
+def _object_schema(tool: Tool, *, mends: bool) -> dict[str, Any]:
+    """Return a tool's schema, which must be that of an object."""
+    if mends:
+        return mend_schema(tool.schema)
+    schema = tool.schema if isinstance(tool.schema, dict) else {}
+    return {"properties": {}, **schema, "type": "object"}
+
+
+def _message_blocks(message: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+    """Return whose turn a chat message is, and its blocks."""
+    text = [{"type": "text", "text": message["content"]}] if message["content"] else []
+    images = [{"type": "image", "source": {
+        "type": "base64", "media_type": _PIXELS.get(image[:4], "image/png"), "data": image}}
+        for image in message.get("images", ())]
+    if message["role"] == "tool":
+        return "user", [{"type": "tool_result", "tool_use_id": message["tool_call_id"],
+                         "content": [*text, *images]}]
+    if message["role"] == "user":
+        return "user", [*images, *text]
+
+    blocks = text
+    if message.get("thinking"):
+        blocks = [{"type": "thinking", "thinking": message["thinking"], "signature": ""}, *text]
+    for call in message.get("tool_calls", ()):
+        blocks.append({"type": "tool_use", "id": call["id"], "name": call["function"]["name"],
+                       "input": call["function"]["arguments"]})
+    return "assistant", blocks
+
+
+class MessagesServer(Backend):
+    """A local server that speaks Anthropic's Messages API itself."""
+
+    mends_schemas = False
+    extra_fields: dict[str, Any] = {}  # by which thinking is told; see `chat`
+
+    def pull(self, model: Model) -> Ask:
+        return self._no_pull(model)
+
+    def chat(self, talk: Talk, model: Model) -> Ask:
+        rendered = render_messages(talk, thinking=model.thinking, mends=self.mends_schemas)
+        kept = {name: value for name, value in (talk.original or {}).items()
+                if name not in ("messages", "system", "tools", "tool_choice")}
+        payload = {**kept, **rendered, "model": model.ollama_model, "stream": True,
+                   "max_tokens": min(talk.max_tokens or model.max_output, model.max_output)}
+        if not model.thinking:
+            payload.pop("thinking", None)  # which Claude Code always asks for
+        for name, value in self.extra_fields.items():
+            payload[name] = {**value, "enable_thinking": model.thinking}
+        return Ask("/v1/messages", error_words, payload, {"anthropic-version": "2023-06-01"})
+
+    def reader(self, talk: Talk, model: Model, estimate: int) -> Reader:
+        return MessagesReader(self.name, talk, model, estimate)
+
+
+def named_field(words: str) -> str:
+    """Return which optional field of a request a server says it cannot take, or nothing."""
+    for name in OPTIONAL_FIELDS:
+        if re.search(rf"(?<![\w.]){name}(?!\w)", words):
+            return name
+    return ""
+
+
+class StreamReader(Reader):
+    """Reads the `data:` lines of a stream; what else there is are names and comments."""
+
+    has_begun = False
+
+    def __init__(self, provider: str, talk: Talk, model: Model, estimate: int) -> None:
+        self._provider, self._model, self._estimate = provider, model, estimate
+        self._one_call, self._calls, self._lines = talk.one_call, 0, 0
+        self._sieve = Sieve(())
+        self._kind = ""  # of the Delta before
+
+    def feed(self, line: bytes | bytearray) -> list[Delta]:
+        if not line.startswith(b"data:"):
+            if line.startswith(b"{"):  # an error without the form of a stream
+                self._refuse_error(parse_object(line) or {})
+            return []
+        if line[5:].strip() == b"[DONE]":
+            return self.close()
+        part = parse_object(line[5:])
+        if part is None:
+            raise NodeFailure("bad answer", "it sent something that is not an answer")
+        return self.read(part)
+
+    @abstractmethod
+    def read(self, part: dict[str, Any]) -> list[Delta]:
+        """Return what one object of the stream says."""
+
+    def _refuse_error(self, part: dict[str, Any]) -> None:
+        """Raise what an object says that is an error."""
+        error = part.get("error")
+        if not error:
+            return
+        status = read_field(error, "code", int) or read_field(error, "status", int)
+        status = status or ERROR_STATUSES.get(read_field(error, "type"), 500)
+        raise self.refusal(status, error_text(error))
+
+    def _text(self, text: str) -> list[Delta]:
+        """Return the text of a line; what a model prints of its thinking is told apart."""
+        self.has_begun = True
+        return self._told(self._sieve.feed(text))
+
+    def _thought(self, text: str) -> list[Delta]:
+        self.has_begun = True
+        self._sieve.skip_thinking()
+        return self._told([Delta("thinking", text)])
+
+    def _told(self, deltas: list[Delta]) -> list[Delta]:
+        """Return Deltas without blank thinking that begins no thought."""
+        kept = []
+        for delta in deltas:
+            begins = delta.kind == "thinking" and self._kind != "thinking"
+            if not delta.text or (begins and not delta.text.strip()):
+                continue
+            self._kind = delta.kind
+            self._lines += 1
+            kept.append(delta)
+        return kept
+
+    def _call(self, call_id: str, name: str, arguments: str) -> list[Delta]:
+        """Return a call whose arguments have all come."""
+        if not name or (self._one_call and self._calls):
+            return []
+        self._calls += 1
+        values = parse_object(arguments) or {}
+        if is_deeper(values, ARGUMENTS_DEPTH_LIMIT):
+            raise NodeFailure("bad answer", "the arguments of a call are nested too deeply")
+        deltas = self._told(self._sieve.feed("", last=True))
+        self._kind = "call"
+        return [*deltas, Delta("call", call=Call(call_id, name, values))]
+
+    def _end(self, reason: str, stop: str, usage: Mapping[str, int]) -> list[Delta]:
+        """Return what was held back, and the end; `usage` has the fields of an End."""
+        deltas = self._told(self._sieve.feed("", last=True))
+        counts = {name: count for name, count in usage.items() if 0 < count < TOKENS_LIMIT}
+        counts.setdefault("input_tokens", self._estimate)
+        counts.setdefault("output_tokens", self._lines + self._calls)
+        return [*deltas, Delta("end", end=End(reason, stop, **counts))]
+
+    def refusal(self, status: int, words: str) -> Refusal:
+        refusal = read_refusal(self._provider, self._model, self._estimate, status, words)
+        name = named_field(words) if type(refusal) is Refusal and refusal.http == 400 else ""
+        return NoField(refusal.what, name) if name else refusal
+
+
+class MessagesReader(StreamReader):
+    """Reads the events of a Message. Blocks may overlap (llama.cpp ends thinking after text)."""
+
+    reasons = ("end_turn", "max_tokens", "stop_sequence", "tool_use")
+
+    def __init__(self, provider: str, talk: Talk, model: Model, estimate: int) -> None:
+        super().__init__(provider, talk, model, estimate)
+        self._usage: dict[str, int] = {}
+        self._blocks: dict[int, dict[str, Any]] = {}  # that are not text or thinking
+        self._pieces: dict[int, list[str]] = {}  # of their JSON
+        self._reason = self._stop = ""
+
+    def read(self, part: dict[str, Any]) -> list[Delta]:
+        kind = part.get("type")
+        if kind == "content_block_delta":
+            return self._grow(part)
+        if kind == "content_block_start":
+            return self._start(part)
+        if kind == "content_block_stop":
+            return self._close_block(read_field(part, "index", int))
+        if kind == "message_stop":
+            return self.close()
+
+        self._refuse_error(part)
+        if kind in ("message_start", "message_delta"):
+            message = read_field(part, "message", dict) or part
+            usage = read_field(message, "usage", dict)
+            self._usage.update({name: usage[name] for name in usage
+                                if read_field(usage, name, int)})
+            delta = read_field(part, "delta", dict)
+            self._reason = read_field(delta, "stop_reason") or self._reason
+            self._stop = read_field(delta, "stop_sequence") or self._stop
+        return []
+
+    def _start(self, part: dict[str, Any]) -> list[Delta]:
+        """Note a block that must be whole before it is said; say what others begin with."""
+        self.has_begun = True
+        index, block = read_field(part, "index", int), read_field(part, "content_block", dict)
+        kind = block.get("type")
+        if kind == "text":
+            return self._text(read_field(block, "text"))
+        if kind == "thinking":
+            return self._thought(read_field(block, "thinking"))
+        self._blocks[index] = block
+        self._pieces[index] = []
+        return []
+
+    def _grow(self, part: dict[str, Any]) -> list[Delta]:
+        delta = read_field(part, "delta", dict)
+        kind = delta.get("type")
+        if kind == "text_delta":
+            return self._text(read_field(delta, "text"))
+        if kind == "thinking_delta":
+            return self._thought(read_field(delta, "thinking"))
+        if kind == "input_json_delta":
+            index = read_field(part, "index", int)
+            if index in self._pieces:
+                self._pieces[index].append(read_field(delta, "partial_json"))
+        if kind == "signature_delta" and read_field(delta, "signature"):
+            return [Delta("signature", read_field(delta, "signature"))]
+        return []
+
+    def _close_block(self, index: int) -> list[Delta]:
+        block = self._blocks.pop(index, None)
+        if block is None:
+            return []
+        pieces = "".join(self._pieces.pop(index))
+        if block.get("type") == "tool_use":
+            arguments = pieces or render_json(read_field(block, "input", dict)).decode("ascii")
+            return self._call(read_field(block, "id"), read_field(block, "name"), arguments)
+        if pieces:
+            block = {**block, "input": parse_object(pieces) or {}}
+        return self._told(self._sieve.feed("", last=True)) + [Delta("block", block=block)]
+
+    def close(self) -> list[Delta]:
+        if not self._reason:
+            return []
+        deltas = []
+        for index in list(self._blocks):
+            deltas += self._close_block(index)
+
+        reason = self._reason if self._reason in self.reasons else "end_turn"
+        if self._stop:  # llama.cpp names it beside `end_turn`
+            reason = "stop_sequence"
+        elif self._calls and reason == "end_turn":
+            reason = "tool_use"
+        usage = self._usage
+        read, written = (usage.get(f"cache_{kind}_input_tokens", 0)
+                         for kind in ("read", "creation"))
+        counts = {"input_tokens": usage.get("input_tokens", 0) + read + written,
+                  "output_tokens": usage.get("output_tokens", 0),
+                  "cache_read": read, "cache_written": written}
+        return deltas + self._end(reason, self._stop, counts)
+
+
+# -- llama.cpp --
+#
+# Facts: llama-server b10488, with one model and as a router (`--models-dir`); at least b7188.
+
+class LlamaCpp(MessagesServer):
+    """llama-server: one model that is always loaded, or a router that loads on demand."""
+
+    name = "llamacpp"
+    mends_schemas = True
+    extra_fields: dict[str, Any] = {"chat_template_kwargs": {}}
+
+    def identify(self) -> Ask:
+        def extract(reply: Reply) -> str:
+            if "llama.cpp" not in reply.headers.get("server", ""):
+                raise NodeFailure(f"not {self.name}", "its answer is not llama-server's")
+            if reply.status != 200:
+                raise NodeFailure(f"http {reply.status}", error_words(reply))
+            build: str = read_field(parse_answer(reply.body, self), "build_info")
+            number = build.partition("-")[0]
+            return "" if number == "b0" else number  # b0: built without knowing it
+        return Ask("/props", extract)
+
+    def list_models(self) -> Ask:
+        return self._ask("/v1/models", lambda value: tuple(
+            _listed_model(entry) for entry in _listed(value, "/v1/models")))
+
+    def list_loaded(self) -> Ask:
+        def parse(value: Any) -> tuple[LoadedModel, ...]:
+            entries = [entry for entry in _listed(value, "/v1/models")
+                       if _load_state(entry) in ("loaded", "sleeping")]
+            return tuple(LoadedModel(entry["id"], _listed_context(entry), None,
+                                     read_field(read_field(entry, "meta", dict), "size", int), "")
+                         for entry in entries)
+        return self._ask("/v1/models", parse)
+
+    def describe(self, model_name: str) -> Ask:
+        def parse(value: Any) -> dict[str, object]:
+            abilities = read_field(value, "chat_template_caps", dict)
+            if not abilities:  # a router does not know its models
+                return {}
+            words = ["completion", "thinking"]  # it refuses no wish to think
+            if abilities.get("supports_tools") is True:
+                words.append("tools")
+            if read_field(value, "modalities", dict).get("vision") is True:
+                words.append("vision")
+            return {"capabilities": tuple(words)}
+        return self._ask("/props", parse)
+
+    def load(self, model: Model, *, unload: bool = False, words: str = "") -> Ask:
+        def extract(reply: Reply) -> str:
+            said = error_words(reply)
+            if reply.status == 404 and unload:
+                return "stays: llama-server keeps its one model"
+            # Where there is one model there is nothing at this path; the rest is no wish to load.
+            if reply.status in (200, 404) or "running" in said:
+                return ""
+            raise NodeFailure(f"http {reply.status}", said)
+        verb = "unload" if unload else "load"
+        return Ask(f"/models/{verb}", extract, {"model": model.ollama_model})
+
+    def check_loading(self, model: Model) -> Ask | None:
+        def parse(value: Any) -> bool:
+            entries = _listed(value, "/v1/models")
+            for entry in entries:
+                if full_model_name(entry["id"]) != full_model_name(model.ollama_model):
+                    continue
+                status = read_field(entry, "status", dict)
+                if status.get("failed") is True:
+                    code = read_field(status, "exit_code", int)
+                    raise NodeFailure("error", f"llama-server could not load it (exit code {code})")
+                return _load_state(entry) == "loaded"
+            known = some_of([f"`{entry['id']}`" for entry in entries], 5)
+            raise NodeFailure("http 404", f"it has no model `{model.ollama_model}`; it has {known}")
+        return self._ask("/v1/models", parse)
+
+
+def _listed(value: Any, path: str) -> list[dict[str, Any]]:
+    """Return the entries of an OpenAI-shaped list of models, each with its id."""
+    entries = value.get("data", "") if isinstance(value, dict) else ""
+    entries = [] if entries is None else entries
+    if not isinstance(entries, list) or not all(read_field(entry, "id") for entry in entries):
+        raise NodeFailure("bad answer", f"{path} holds no list of models")
+    return sorted(entries, key=lambda entry: entry["id"])
+
+
+def _load_state(entry: dict[str, Any]) -> str:
+    """Return whether a listed model is loaded; one that stands alone always is."""
+    return read_field(read_field(entry, "status", dict), "value") or "loaded"
+
+
+def _listed_context(entry: dict[str, Any]) -> int:
+    """Return the context of a listed model, 0 where its server does not say."""
+    meta = read_field(entry, "meta", dict)
+    counts = [read_field(meta, "n_ctx", int)]
+    counts += [read_field(entry, name, int)
+               for name in ("max_model_len", "context_length", "context_window")]
+    return next((count for count in counts if 0 < count < TOKENS_LIMIT), 0)
+
+
+def _listed_model(entry: dict[str, Any]) -> NodeModel:
+    """Return what a list says of a model."""
+    meta, status = read_field(entry, "meta", dict), read_field(entry, "status", dict)
+    parameters = read_field(meta, "n_params", int)
+    architecture = read_field(entry, "architecture", dict)
+    sees = "image" in read_field(architecture, "input_modalities", list)
+    shown = f"{parameters / 1e9:.1f}B" if parameters >= 5e7 else ""
+    return NodeModel(
+        name=entry["id"], size=read_field(meta, "size", int), parameters=shown,
+        quantization=read_field(meta, "ftype"),
+        capabilities=("completion", "tools", "thinking", "vision") if sees else None,
+        trained_context=read_field(meta, "n_ctx_train", int)
+        or (None if status else _listed_context(entry) or None))
+
+
+# -- LM Studio --
+#
+# Facts: its documentation of the v1 REST API (0.4.1 and later); it was not run here.
+
+class LMStudio(MessagesServer):
+    """LM Studio's server: models are loaded with a context of one's own."""
+
+    name = "lmstudio"
+    loads_twice = True
+
+    def identify(self) -> Ask:
+        return self._ask("/api/v1/models", lambda value: self._entries(value) and "")
+
+    def list_models(self) -> Ask:
+        return self._ask("/api/v1/models", lambda value: tuple(
+            self._model(entry) for entry in self._entries(value)))
+
+    def list_loaded(self) -> Ask:
+        def parse(value: Any) -> tuple[LoadedModel, ...]:
+            loaded = []
+            for entry in self._entries(value):
+                for instance in read_field(entry, "loaded_instances", list):
+                    context = read_field(read_field(instance, "config", dict), "context_length",
+                                         int)
+                    size = read_field(entry, "size_bytes", int)
+                    loaded.append(LoadedModel(entry["key"], context, None, size, ""))
+            return tuple(loaded)
+        return self._ask("/api/v1/models", parse)
+
+    def describe(self, model_name: str) -> Ask:
+        return self._ask("/api/v1/models", lambda value: {})  # the list has said all
+
+    def load(self, model: Model, *, unload: bool = False, words: str = "") -> Ask:
+        if unload:
+            return self._ask("/api/v1/models/unload", lambda value: "",
+                             {"instance_id": model.ollama_model})
+        return self._ask("/api/v1/models/load", lambda value: "", {
+            "model": model.ollama_model, "context_length": model.context})
+
+    def _entries(self, value: Any) -> list[dict[str, Any]]:
+        entries = value.get("models") if isinstance(value, dict) else None
+        if not isinstance(entries, list) or not all(read_field(entry, "key") for entry in entries):
+            raise NodeFailure(f"not {self.name}",
+                              "/api/v1/models does not answer as LM Studio does")
+        return sorted(entries, key=lambda entry: entry["key"])
+
+    def _model(self, entry: dict[str, Any]) -> NodeModel:
+        can = read_field(entry, "capabilities", dict)
+        words = ["completion"]
+        for ability, word in (("trained_for_tool_use", "tools"), ("vision", "vision")):
+            if can.get(ability) is True:
+                words.append(word)
+        if can.get("reasoning"):
+            words.append("thinking")
+        if entry.get("type") == "embedding":
+            words = ["embedding"]
+        return NodeModel(
+            name=entry["key"], size=read_field(entry, "size_bytes", int),
+            parameters=read_field(entry, "params_string"),
+            quantization=read_field(read_field(entry, "quantization", dict), "name"),
+            capabilities=tuple(words) if can or entry.get("type") == "embedding" else None,
+            trained_context=read_field(entry, "max_context_length", int) or None)
+
+
+# -- servers whose models are always there --
+
+class ListedServer(Backend):
+    """A server that lists its models at /v1/models; all it lists are ready."""
+
+    def list_models(self) -> Ask:
+        return self._ask("/v1/models", lambda value: tuple(
+            _listed_model(entry) for entry in _listed(value, "/v1/models")))
+
+    def list_loaded(self) -> Ask:
+        return self._ask("/v1/models", lambda value: tuple(
+            LoadedModel(entry["id"], _listed_context(entry), None, 0, "")
+            for entry in _listed(value, "/v1/models")))
+
+    def describe(self, model_name: str) -> Ask:
+        return self._ask("/v1/models", lambda value: {})  # the list has said all
+
+    def load(self, model: Model, *, unload: bool = False, words: str = "") -> Ask:
+        said = f"stays: {self.title} keeps what it serves" if unload else ""
+        return self._ask("/v1/models", lambda value: said)
+
+    def pull(self, model: Model) -> Ask:
+        return self._no_pull(model)
+
+
+# -- vLLM --
+#
+# Facts: its source (0.28); it was not run here. At least 0.11.1; tools want
+# --enable-auto-tool-choice and a --tool-call-parser.
+
+class VLLM(ListedServer, MessagesServer):
+    """vLLM: one model, always loaded."""
+
+    name = "vllm"
+    extra_fields: dict[str, Any] = {"chat_template_kwargs": {}}
+
+    def identify(self) -> Ask:
+        def parse(value: Any) -> str:
+            version: str = read_field(value, "version")
+            if not version:
+                raise NodeFailure(f"not {self.name}", "/version does not answer as vLLM does")
+            return version
+        return self._ask("/version", parse)
+
+
+# -- what speaks Chat Completions --
+#
+# MLX's servers, LocalAI, TabbyAPI, OpenRouter, llama.cpp before b7188.
+
+class OpenAI(ListedServer):
+    """Whatever speaks OpenAI's Chat Completions, translated."""
+
+    name = "openai"
+
+    def identify(self) -> Ask:
+        return self._ask("/v1/models", lambda value: _listed(value, "/v1/models") and "")
+
+    def chat(self, talk: Talk, model: Model) -> Ask:
+        messages = []
+        for message in _chat_messages(talk.turns, model.thinking):
+            messages += _open_messages(message)
+        if not messages:
+            raise Refusal(400, "messages: at least one message with content is required")
+        if talk.system:
+            messages.insert(0, {"role": "system", "content": join_texts(talk.system)})
+
+        payload: dict[str, Any] = {
+            "model": model.ollama_model, "messages": messages, "stream": True,
+            "stream_options": {"include_usage": True},
+            "max_tokens": min(talk.max_tokens or model.max_output, model.max_output),
+            **talk.sampling}
+        if talk.tools:
+            payload["tools"] = [{"type": "function", "function": {
+                "name": tool.name, "description": tool.description,
+                "parameters": _object_schema(tool, mends=False)}} for tool in talk.tools]
+            payload["tool_choice"] = _open_choice(talk)
+            if talk.one_call:
+                payload["parallel_tool_calls"] = False
+        if isinstance(talk.answer_format, dict):
+            payload["response_format"] = {"type": "json_schema", "json_schema": {
+                "name": "answer", "schema": talk.answer_format}}
+        elif talk.answer_format:
+            payload["response_format"] = {"type": "json_object"}
+        return Ask("/v1/chat/completions", error_words, payload)
+
+    def reader(self, talk: Talk, model: Model, estimate: int) -> Reader:
+        return ChatReader(self.name, talk, model, estimate)
+
+
+def _open_choice(talk: Talk) -> object:
+    if talk.choice == "tool":
+        return {"type": "function", "function": {"name": talk.chosen_tool}}
+    return {"any": "required", "none": "none"}.get(talk.choice, "auto")
+
+
+def _open_messages(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a chat message as Chat Completions have it: images are parts, calls have text."""
+    images = [{"type": "image_url", "image_url": {
+        "url": f"data:{_PIXELS.get(image[:4], 'image/png')};base64,{image}"}}
+        for image in message.get("images", ())]
+    plain = {"role": message["role"], "content": message["content"]}
+    if message["role"] == "tool":
+        plain["tool_call_id"] = message["tool_call_id"]
+        if not images:
+            return [plain]
+        return [plain, {"role": "user", "content": images}]  # a result there is only text
+    if images:
+        text = [{"type": "text", "text": message["content"]}] if message["content"] else []
+        return [{"role": message["role"], "content": [*images, *text]}]
+
+    if message.get("tool_calls"):
+        plain["tool_calls"] = [{"id": call["id"], "type": "function", "function": {
+            "name": call["function"]["name"],
+            "arguments": render_json(call["function"]["arguments"]).decode("ascii")}}
+            for call in message["tool_calls"]]
+    return [plain]
+
+
+class ChatReader(StreamReader):
+    """Reads the chunks of a Chat Completion."""
+
+    def __init__(self, provider: str, talk: Talk, model: Model, estimate: int) -> None:
+        super().__init__(provider, talk, model, estimate)
+        # Which stop sequence it was no server tells, so they are looked for here.
+        self._sieve = Sieve(talk.stops)
+        self._reason = ""
+        self._usage: dict[str, int] = {}
+        self._drafts: dict[int, dict[str, Any]] = {}  # calls that grow
+
+    def read(self, part: dict[str, Any]) -> list[Delta]:
+        self._refuse_error(part)
+        usage = read_field(part, "usage", dict)
+        if usage:
+            details = read_field(usage, "prompt_tokens_details", dict)
+            self._usage = {"input_tokens": read_field(usage, "prompt_tokens", int),
+                           "output_tokens": read_field(usage, "completion_tokens", int),
+                           "cache_read": read_field(details, "cached_tokens", int)}
+        choices = read_field(part, "choices", list)
+        choice: dict[str, Any] = choices[0] if choices and isinstance(choices[0], dict) else {}
+
+        deltas = self._growth(read_field(choice, "delta", dict))
+        if self._sieve.stop:
+            return [*deltas, *self._end("stop_sequence", self._sieve.stop, self._usage)]
+        self._reason = read_field(choice, "finish_reason") or self._reason
+        return deltas
+
+    def _growth(self, delta: dict[str, Any]) -> list[Delta]:
+        deltas = []
+        thought = read_field(delta, "reasoning_content") or read_field(delta, "reasoning")
+        if thought:
+            deltas += self._thought(thought)
+        text = read_field(delta, "content")
+        if text:
+            deltas += self._text(text)
+        for number, value in enumerate(read_field(delta, "tool_calls", list)):
+            self.has_begun = True
+            index = read_field(value, "index", int) if "index" in value else number
+            draft = self._drafts.setdefault(index, {"id": "", "name": "", "pieces": []})
+            function = read_field(value, "function", dict)
+            draft["id"] = draft["id"] or read_field(value, "id")
+            draft["name"] = draft["name"] or read_field(function, "name")
+            arguments = function.get("arguments")
+            if isinstance(arguments, dict):
+                arguments = render_json(arguments).decode("ascii")
+            draft["pieces"].append(arguments if isinstance(arguments, str) else "")
+        return deltas
+
+    def close(self) -> list[Delta]:
+        if not self._reason:
+            return []
+        deltas = []
+        for draft in self._drafts.values():
+            deltas += self._call(draft["id"], draft["name"], "".join(draft["pieces"]))
+        self._drafts = {}
+
+        reason = "end_turn"
+        if self._reason == "length":
+            reason = "max_tokens"
+        elif self._calls:
+            reason = "tool_use"
+        return deltas + self._end(reason, "", self._usage)
+
+
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (
+    Ollama(), LlamaCpp(), LMStudio(), VLLM(), OpenAI())}
 
 
 def backend_of(node: Node) -> Backend:
@@ -9632,6 +10450,7 @@ class Writer(ABC):
     """Writes one answer. Where it `is_stream`, each method returns what is sent now."""
 
     is_stream = True
+    keeps_blocks = False  # it writes signatures and blocks of Anthropic's own, too
 
     @abstractmethod
     def begin(self) -> bytes:
@@ -9862,7 +10681,8 @@ class Messages(JsonDialect):
             max_tokens=request.get("max_tokens"),
             sampling=_read_sampling(request),
             stops=_read_stops(request.get("stop_sequences"), "stop_sequences"),
-            is_stream=request.get("stream") is True)
+            is_stream=request.get("stream") is True,
+            original=request)
 
     def writer(self, talk: Talk, answer_id: str) -> Writer:
         if talk.is_stream:
@@ -10012,6 +10832,8 @@ def _empty_message(talk: Talk, answer_id: str) -> dict[str, Any]:
 class MessagesStream(Writer):
     """Writes the events of a Message."""
 
+    keeps_blocks = True
+
     def __init__(self, talk: Talk, answer_id: str) -> None:
         self._message = _empty_message(talk, answer_id)
         self._names = _CallNames(talk, f"toolu_{answer_id}")
@@ -10024,6 +10846,11 @@ class MessagesStream(Writer):
     def write(self, delta: Delta) -> bytes:
         if delta.call:
             return self._close() + self._call(delta.call)
+        if delta.block:
+            return self._close() + self._start(delta.block) + render_event(
+                {"type": "content_block_stop", "index": self._index})
+        if delta.kind == "signature":
+            return self._sign(delta.text)
 
         opening = b""
         if self._open != delta.kind:
@@ -10038,6 +10865,17 @@ class MessagesStream(Writer):
                   f'{self._index},"delta":{{"type":"{delta.kind}_delta","{delta.kind}":{words}}}}}'
                   "\n\n")
         return opening + growth.encode("ascii")
+
+    def _sign(self, signature: str) -> bytes:
+        """Sign the thinking that is open; what is not shown of it is signed, too."""
+        opening = b""
+        if self._open != "thinking":
+            opening = self._close() + self._start(
+                {"type": "thinking", "thinking": "", "signature": ""})
+            self._open = "thinking"
+        return opening + render_event({
+            "type": "content_block_delta", "index": self._index,
+            "delta": {"type": "signature_delta", "signature": signature}})
 
     def _start(self, block: dict[str, Any]) -> bytes:
         self._index += 1
@@ -10065,17 +10903,27 @@ class MessagesStream(Writer):
         return render_event(_error_event(refusal))
 
     def end(self, end: End) -> bytes:
-        usage = {"input_tokens": end.input_tokens, "output_tokens": end.output_tokens}
         delta = {"stop_reason": end.reason, "stop_sequence": end.stop or None}
         return self._close() + render_event({
-            "type": "message_delta", "delta": delta, "usage": usage,
+            "type": "message_delta", "delta": delta, "usage": _usage_of(end),
         }) + render_event({"type": "message_stop"})
+
+
+def _usage_of(end: End) -> dict[str, int]:
+    """Return the tokens of an answer; what was cached is counted by itself, where there is any."""
+    usage = {"input_tokens": end.input_tokens, "output_tokens": end.output_tokens}
+    if end.cache_read or end.cache_written:
+        usage["input_tokens"] = max(end.input_tokens - end.cache_read - end.cache_written, 0)
+        usage["cache_read_input_tokens"] = end.cache_read
+        usage["cache_creation_input_tokens"] = end.cache_written
+    return usage
 
 
 class MessagesBody(Writer):
     """Gathers a whole Message."""
 
     is_stream = False
+    keeps_blocks = True
 
     def __init__(self, talk: Talk, answer_id: str) -> None:
         self._message = _empty_message(talk, answer_id)
@@ -10091,6 +10939,16 @@ class MessagesBody(Writer):
             self._close()
             blocks.append({"type": "tool_use", "id": self._names.name(delta.call),
                            "name": delta.call.name, "input": delta.call.arguments})
+            return b""
+        if delta.block:
+            self._close()
+            blocks.append(delta.block)
+            return b""
+        if delta.kind == "signature":
+            if not blocks or blocks[-1]["type"] != "thinking":
+                self._close()
+                blocks.append({"type": "thinking", "thinking": ""})
+            blocks[-1]["signature"] = delta.text
             return b""
 
         if not self._pieces or blocks[-1]["type"] != delta.kind:
@@ -10117,8 +10975,7 @@ class MessagesBody(Writer):
     def end(self, end: End) -> bytes:
         self._close()
         self._message["stop_reason"], self._message["stop_sequence"] = end.reason, end.stop or None
-        self._message["usage"].update(input_tokens=end.input_tokens,
-                                      output_tokens=end.output_tokens)
+        self._message["usage"].update(_usage_of(end))
         return render_json(self._message)
 
 
@@ -12600,7 +13457,8 @@ def probe_nodes(world: World, nodes: Mapping[str, Node], seconds: float,
 
     states = dict(run_together(world, jobs, until=deadline + PROBE_GRACE_SECONDS))
     late = f"no answer within {seconds:g} s"
-    return {name: states.get(name) or NodeState(name, node.endpoint, "timeout", late)
+    return {name: states.get(name)
+            or NodeState(name, node.endpoint, "timeout", late, provider=node.provider)
             for name, node in nodes.items()}
 
 
@@ -12625,6 +13483,42 @@ def ask_node(world: World, node: Node, ask: Ask, *, deadline: float) -> Any:
     return world.ask(node.endpoint, sign(world, node, ask), deadline=deadline)
 
 
+def recognise_node(world: World, node: Node, until: float) -> Node:
+    """Return a node with the provider that answers at its endpoint; unchanged where none does.
+
+    Who only says that it wants a key is known by what else it says, else it is left as it was.
+    """
+    kinds = {name: replace(node, provider=name) for name in BACKENDS}
+    jobs = {name: lambda kind=kind: ask_node(world, kind, backend_of(kind).identify(),
+                                             deadline=until)
+            for name, kind in kinds.items()}
+    answers = dict(run_together(world, jobs, until=until + PROBE_GRACE_SECONDS))
+    for name, kind in kinds.items():
+        if name in answers and not isinstance(answers[name], NodeFailure):
+            return kind
+
+    refused = {name for name, answer in answers.items()
+               if isinstance(answer, NodeFailure) and answer.reason in ("http 401", "http 403")}
+    for name in ("llamacpp", "openai"):  # the one by its `Server:`, the other by being the rest
+        if name in refused:
+            return kinds[name]
+    return node
+
+
+def probe_unknown(world: World, nodes: Mapping[str, Node], seconds: float) -> dict[str, NodeState]:
+    """Return the states of nodes of which nobody has said what they run."""
+    states = probe_nodes(world, nodes, seconds)
+    # Who is not there is asked once; what answers, but not as Ollama does, once more.
+    until = world.clock() + seconds
+    jobs = {name: lambda node=nodes[name]: recognise_node(world, node, until)
+            for name, state in states.items()
+            if state.reason.startswith(("not ", "http ", "bad answer"))}
+    known = dict(run_together(world, jobs, until=until + PROBE_GRACE_SECONDS))
+    found = {name: node for name, node in known.items()
+             if isinstance(node, Node) and node.provider != "ollama"}
+    return {**states, **probe_nodes(world, found, seconds)} if found else states
+
+
 class Probe:
     """Asks one node who it is, what it has, then all the rest at once."""
 
@@ -12642,14 +13536,15 @@ class Probe:
             models = self._ask(backend.list_models())
         except NodeFailure as failure:
             failure = explain_failure(failure, backend)
-            return NodeState(node.name, node.endpoint, failure.reason, failure.detail)
+            return NodeState(node.name, node.endpoint, failure.reason, failure.detail,
+                             provider=node.provider)
 
         names = [model.name for model in models
                  if not wanted or full_model_name(model.name) in wanted]
         details = self._ask_details(names[:SHOW_LIMIT])
         described = tuple(replace(model, **details.get(model.name, {})) for model in models)
         return NodeState(node.name, node.endpoint, version=version, latency_ms=latency,
-                         models=described, loaded=details.get("", ()))
+                         models=described, loaded=details.get("", ()), provider=node.provider)
 
     def _ask(self, ask: Ask) -> Any:
         return ask_node(self._world, self._node, ask, deadline=self._deadline)
@@ -12821,7 +13716,7 @@ class Warmth:
         self.ok = False
         self.reason = failure.reason
         self.detail = failure.detail or failure.reason
-        self.fix = failure.fix or REASON_FIXES.get(failure.reason, "")
+        self.fix = failure.fix or mend_reason(failure.reason, self.node.provider)
 
 
 @dataclass(frozen=True)
@@ -12904,19 +13799,20 @@ def _load(warmth: Warmth, world: World, how: WarmUp) -> None:
 
 def _pull_fix(warmth: Warmth, world: World) -> str:
     """Return what mends that a model is not there: a name that is, else a download."""
-    pull = (f"`ollama pull {warmth.model.ollama_model}` on {warmth.node.name}, or "
-            "`subagent-fleet warmup --pull`")
+    node = warmth.node
+    pull = f"{obtain_model(node.provider, warmth.model.ollama_model)} on {node.name}"
+    if NODE_KINDS[node.provider].can_pull:
+        pull += ", or `subagent-fleet warmup --pull`"
     until = world.clock() + PROBE_TIMEOUT_SECONDS
     try:
-        models = world.ask(warmth.node.endpoint, backend_of(warmth.node).list_models(),
-                           deadline=until)
+        models = ask_node(world, node, backend_of(node).list_models(), deadline=until)
     except NodeFailure:
         return pull
-    state = NodeState(warmth.node.name, warmth.node.endpoint, models=tuple(models))
+    state = NodeState(node.name, node.endpoint, models=tuple(models), provider=node.provider)
     correction = plan_correction(warmth.model, state)
     if find_models(models, warmth.model.ollama_model):  # listed, and yet not found
         return pull
-    return f"{correction}, which {warmth.node.name} has; or {pull}" if correction else pull
+    return f"{correction}, which {node.name} has; or {pull}" if correction else pull
 
 
 def _ask_to_load(warmth: Warmth, world: World, how: WarmUp) -> None:
@@ -12925,25 +13821,17 @@ def _ask_to_load(warmth: Warmth, world: World, how: WarmUp) -> None:
     backend = backend_of(warmth.node)
     warmth.stage = "unloading" if how.unload else "loading"
 
-    def ask(words: str) -> None:
-        request = backend.load(warmth.model, unload=how.unload, words=words)
-        until = world.clock() + seconds
-        jobs = {"load": lambda: ask_node(world, warmth.node, request, deadline=until)}
-        watch = LoadWatch(warmth, world, how)
-        for key, outcome in run_together(world, jobs):
-            if isinstance(outcome, NodeFailure):
-                raise outcome
-            if key is None:
-                # When this gives up, the request goes on: the model is loaded when its turn comes.
-                watch.look()
-
     try:
+        if backend.loads_twice and not _makes_room(warmth, world, how):
+            return
         try:
-            ask("")
+            _send_load(warmth, world, how, "")
         except NodeFailure as failure:
             if failure.reason != "http 400":
                 raise
-            ask("Reply with ok.")
+            _send_load(warmth, world, how, "Reply with ok.")
+        if not how.unload:
+            _await_load(warmth, world, seconds)
     except NodeFailure as failure:
         if failure.reason != "timeout" or warmth.stage == "not answering":
             raise
@@ -12952,6 +13840,51 @@ def _ask_to_load(warmth: Warmth, world: World, how: WarmUp) -> None:
         verb = "unloaded" if how.unload else "loaded"
         fix = f"look at {backend.title}'s log there, or give it longer: --timeout 900"
         raise NodeFailure("slow", f"not {verb} within {seconds:g} s", fix=fix) from None
+
+
+def _makes_room(warmth: Warmth, world: World, how: WarmUp) -> bool:
+    """Tell whether there is something to ask for; unload a model whose context does not fit."""
+    model, backend = warmth.model, backend_of(warmth.node)
+    until = world.clock() + PROBE_TIMEOUT_SECONDS
+    loaded = find_models(ask_node(world, warmth.node, backend.list_loaded(), deadline=until),
+                         model.ollama_model)
+    if how.unload:
+        return bool(loaded)
+    for instance in loaded:
+        if fits_context(warmth.node.provider, instance.context, model.context):
+            return False
+    if loaded:
+        _send_load(warmth, world, replace(how, unload=True), "")
+    return True
+
+
+def _send_load(warmth: Warmth, world: World, how: WarmUp, words: str) -> None:
+    """Ask to load a model, and watch what its machine does meanwhile."""
+    request = backend_of(warmth.node).load(warmth.model, unload=how.unload, words=words)
+    until = world.clock() + (how.seconds or warmth.model.timeout)
+    jobs = {"load": lambda: ask_node(world, warmth.node, request, deadline=until)}
+    watch = LoadWatch(warmth, world, how)
+    for key, outcome in run_together(world, jobs):
+        if isinstance(outcome, NodeFailure):
+            raise outcome
+        if key is None:
+            # When this gives up, the request goes on: the model is loaded when its turn comes.
+            watch.look()
+        elif outcome:
+            warmth.detail = outcome
+
+
+def _await_load(warmth: Warmth, world: World, seconds: float) -> None:
+    """Wait for a load that goes on after its answer."""
+    ask = backend_of(warmth.node).check_loading(warmth.model)
+    until = world.clock() + seconds
+    while ask:
+        now = world.clock()
+        if ask_node(world, warmth.node, ask, deadline=now + PROBE_TIMEOUT_SECONDS):
+            return
+        if now >= until:
+            raise NodeFailure("timeout", "")
+        world.sleep(TICK_SECONDS)
 
 
 BUSY_FIX = "wait until that ends, or give the model a machine of its own"
@@ -13045,7 +13978,7 @@ def _see_loaded(warmth: Warmth, world: World, how: WarmUp) -> None:
 
     warmth.loaded = min(matches, key=lambda match: match.context != model.context)
     context = warmth.loaded.context
-    if context not in (0, model.context):
+    if not fits_context(warmth.node.provider, context, model.context):
         raise NodeFailure("context", f"loaded with context {context}, not {model.context}",
                           fix=f"write `context: {context}` in models.{model.name}")
 
@@ -14141,6 +15074,7 @@ class Translation:
     body: bytes
     weight: int
     estimate: int  # of its tokens
+    fields: tuple[str, ...]  # of its payload
 
 
 class Service:
@@ -14201,12 +15135,8 @@ class Service:
             try:
                 self._ask(ticket, self._translate(model))
                 break
-            except NoImages:
-                # Not `blind`: another request may have learned it since this one was translated.
-                had_images = self._translations.pop(model.name).talk.images()
-                if self._has_content or not had_images:
-                    raise
-                self._server.blind.add(model.name)  # it is asked again, without them
+            except (NoImages, NoField) as refusal:
+                self._adapt(model, refusal)  # it is asked again
             except Refusal as refusal:
                 if refusal.http == 400:
                     self._note(model, refusal)
@@ -14236,6 +15166,21 @@ class Service:
             names = (model.ollama_model.lower(), full_model_name(model.ollama_model))
             words = plain_words(words[len(who):].partition("; ")[0], names)
         self._said.append(f"{model.node}: {words or refusal.kind}")
+
+    def _adapt(self, model: Model, refusal: NoImages | NoField) -> None:
+        """Note what a model's node does not take; raise that where it was not in the request."""
+        # What was sent, not what is known: another request may have learned it since then.
+        sent = self._translations.pop(model.name)
+        if isinstance(refusal, NoField):
+            known = self._server.unknown_fields.setdefault(model.name, set())
+            was_sent = refusal.name in sent.fields
+            known.add(refusal.name)
+        else:
+            was_sent = bool(sent.talk.images())
+            if was_sent:
+                self._server.blind.add(model.name)
+        if self._has_content or not was_sent:
+            raise refusal
 
     def _go_on(self, ticket: Ticket, why: str, refusal: Refusal) -> None:
         """Leave a model that failed for the next; where none is left, refuse."""
@@ -14309,11 +15254,11 @@ class Service:
         """Take the node's lines until the answer ends; write them for the client."""
         model, size = translation.model, 0
         for line in exchange.lines():
-            if self._is_silent:
+            deltas = reader.feed(line)
+            if self._is_silent and reader.has_begun:
                 self._is_silent = False
                 self._mark("first_byte")
                 self._tell(FirstToken)
-            deltas = reader.feed(line)
             end = self._write(deltas)
             if not size and self._server.scheduler.succeed(ticket):
                 self._tell(NodeReturns, node=model.node)  # now: the last word may be minutes away
@@ -14327,9 +15272,13 @@ class Service:
                 self._learn(translation, end)
                 return
             now = self._world.clock()
-            exchange.deadline = now + model.timeout
+            if not self._is_silent:
+                exchange.deadline = now + model.timeout
             self._count(deltas, now)
-        raise NodeFailure("bad answer", "it ended before it was done")
+        end = self._write(reader.close())
+        if not end:
+            raise NodeFailure("bad answer", "it ended before it was done")
+        self._learn(translation, end)
 
     def _count(self, deltas: list[Delta], now: float) -> None:
         """Count what was said as tokens, and tell it once a second."""
@@ -14345,8 +15294,9 @@ class Service:
                 self._end = delta.end
                 self._out += self._writer.end(delta.end)
                 return delta.end
-            self._out += self._writer.write(delta)
-            self._holds_content = True
+            if delta.kind not in ("signature", "block") or self._writer.keeps_blocks:
+                self._out += self._writer.write(delta)
+                self._holds_content = True
         if len(self._out) > HEADER_LIMIT_BYTES:
             self._flush()
         return None
@@ -14853,9 +15803,10 @@ class Server(Reception):
         if receipts:
             self.hub.subscribe(ReceiptFile(world, receipts).take)
 
-        # Learned: bytes a token, and who takes no images.
+        # Learned: bytes a token, who takes no images, who does not know which field.
         self.ratios = dict.fromkeys(fleet.models, BYTES_A_TOKEN)
         self.blind: set[str] = set()
+        self.unknown_fields: dict[str, set[str]] = {}  # of requests, by the model
 
         self._bodies = Allowance(BODIES_LIMIT_BYTES)
         self._pages = self._plan_pages()
@@ -14963,12 +15914,15 @@ class Server(Reception):
             talk = talk.without_images()
         try:
             ask = backend_of(self.fleet.nodes[model.node]).chat(talk, model)
-            body = render_json(ask.payload)
+            payload: Any = ask.payload
+            for name in self.unknown_fields.get(model.name, ()):
+                payload.pop(name, None)
+            body = render_json(payload)
         except (RecursionError, ValueError):  # from 3.12 on, more can be parsed than be followed
             raise Refusal(400, "body: nested too deeply") from None
         weight = weigh(body, talk)
         estimate = round(weight / self.ratios[model.name])
-        return Translation(model, talk, ask, body, weight, estimate)
+        return Translation(model, talk, ask, body, weight, estimate, tuple(payload))
 
     def _check_door(self, visitor: Visitor, headers: dict[str, str], path: str) -> None:
         """Refuse who has no key, and who is not meant; both take the same time."""
@@ -17218,7 +18172,8 @@ def warm_for_session(fleet: Fleet, options: Options, world: World) -> None:
     if all(warmth.ok for warmth in warmths.values()):
         return
 
-    silent = {warmth.node.name: NodeState(warmth.node.name, warmth.node.endpoint, warmth.reason)
+    silent = {warmth.node.name: NodeState(warmth.node.name, warmth.node.endpoint, warmth.reason,
+                                           provider=warmth.node.provider)
               for warmth in warmths.values() if warmth.state == "not answering"}
     others = {name: node for name, node in fleet.nodes.items() if name not in silent}
     states = {**silent, **probe_nodes(world, others, PROBE_TIMEOUT_SECONDS, fleet.models)}
@@ -17384,8 +18339,9 @@ def ask_machines(world: World, nodes: Mapping[str, Node], *, offline: bool = Fal
                  ) -> list[NodeState]:
     """Return what machines have; offline, that they were not asked."""
     if offline:
-        return [NodeState(node.name, node.endpoint, "not asked") for node in nodes.values()]
-    return list(probe_nodes(world, nodes, INIT_TIMEOUT_SECONDS).values())
+        return [NodeState(node.name, node.endpoint, "not asked", provider=node.provider)
+                for node in nodes.values()]
+    return list(probe_unknown(world, nodes, INIT_TIMEOUT_SECONDS).values())
 
 
 def write_starter(world: World, output: str, nodes: Mapping[str, Node], starter: Starter, *,
@@ -17524,7 +18480,7 @@ def plan_insertion(config: Config, node: Node, options: Options, world: World) -
         raise FleetError("known-node", f"{node.endpoint} is the node `{known[node.endpoint]}` of "
                          f"{fleet.document.source} already", fix="subagent-fleet discover")
 
-    state = probe_nodes(world, {node.name: node}, INIT_TIMEOUT_SECONDS)[node.name]
+    state = probe_unknown(world, {node.name: node}, INIT_TIMEOUT_SECONDS)[node.name]
     if not state.online:
         raise FleetError("node-silent", f"node `{node.name}`: {state.why} ({node.endpoint}); "
                          "nothing was written", fix=state.mend)
@@ -17941,8 +18897,9 @@ def report_presence(fleet: Fleet, states: dict[str, NodeState]) -> list[dict[str
         route = plan_route_state(fleet, states, model)
         fix = ""
         if route.state == "model missing":
-            pull = f"`ollama pull {model.ollama_model}` on {model.node}"
-            correction = plan_correction(model, states[model.node])
+            state = states[model.node]
+            pull = f"{obtain_model(state.provider, model.ollama_model)} on {model.node}"
+            correction = plan_correction(model, state)
             fix = f"{correction}, or {pull}" if correction else pull
         models.append({"name": name, "node": model.node, "ollama_model": model.ollama_model,
                        "state": words.get(route.state, "present"), "fix": fix})

@@ -31,8 +31,8 @@ def test_doctor_text_groups_and_ends_with_the_verdict(told_by_doctor):
     text = told_by_doctor(*on(states={"mini": OFFLINE}))
     blocks = text.split("\n\n")
     assert [block.split("\n")[0] for block in blocks[:3]] == ["This machine", "Config", "Nodes"]
-    assert "\nok: Python 3." in blocks[0] and f"\n  fix: {sf.REASON_FIXES['refused']}" in blocks[2]
-    assert blocks[-1] == f"Not ready: 1 error. Begin with: {sf.REASON_FIXES['refused']}\n"
+    assert "\nok: Python 3." in blocks[0] and f"\n  fix: {sf.mend_reason('refused', 'ollama')}" in blocks[2]
+    assert blocks[-1] == f"Not ready: 1 error. Begin with: {sf.mend_reason('refused', 'ollama')}\n"
 
 
 def test_doctor_text_shows_what_a_node_said_without_its_controls(told_by_doctor):

@@ -445,9 +445,9 @@ def test_two_entries_of_one_model_are_one_in_memory():
 
 def test_every_reason_has_its_own_fix():
     fixes = {reason: the("node-offline", make_fleet(), facts_with(
-        states={"mini": sf.NodeState("mini", "http://mini:11434", reason)})).fix
+        states={"mini": sf.NodeState("mini", "http://mini:11434", reason.replace("not it", "not ollama"))})).fix
         for reason in sf.REASON_FIXES}
-    assert {"refused", "timeout", "dns", "unreachable", "tls", "http 401", "not ollama",
+    assert {"refused", "timeout", "dns", "unreachable", "tls", "http 401", "not it",
             "bad answer"} <= set(fixes)
     assert len(set(fixes.values())) == len(fixes)
     assert "Local Network" in fixes["unreachable"]

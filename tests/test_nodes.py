@@ -165,7 +165,7 @@ def test_discover_marks_missing_models_with_what_to_type(fleet, command):
     assert re.search(r"^light +m5 +small:7b +unknown$", done.stdout, re.M)
     assert re.search(r"^m5 +offline +\(refused\)$", done.stdout, re.M)
     assert done.stdout.endswith(
-        f"\nm5 ({m5.endpoint}): refused: nothing listens there; is Ollama running?\n  fix: {sf.REASON_FIXES['refused']}\n")
+        f"\nm5 ({m5.endpoint}): refused: nothing listens there; is Ollama running?\n  fix: {sf.mend_reason('refused', 'ollama')}\n")
 
 
 def test_discover_says_of_every_broken_node_what_mends_it(fleet, command):
@@ -259,7 +259,7 @@ def test_status_offline_node_names_the_fallback(fleet, command):
     done = command("status")
     assert routes_of(done)[0].endswith("light-local: node offline \u2192 fallback heavy")
     assert done.stdout.splitlines()[-1] == \
-        f"Next: m5 ({fleet[1].endpoint}) is offline, refused: {sf.REASON_FIXES['refused']}. " \
+        f"Next: m5 ({fleet[1].endpoint}) is offline, refused: {sf.mend_reason('refused', 'ollama')}. " \
         f"({NO_GATEWAY})"
 
 
@@ -267,7 +267,7 @@ def test_status_offline_node_names_the_fallback(fleet, command):
 def test_a_404_that_speaks_of_no_model_is_no_ollama_to_every_command(fleet, command, words):
     fleet[1].answers = dict.fromkeys(
         ("/api/version", "/api/tags", "/api/ps", "/api/chat"), (404, words))
-    fix, url = sf.REASON_FIXES["not ollama"], fleet[1].endpoint
+    fix, url = sf.mend_reason('not ollama', 'ollama'), fleet[1].endpoint
     assert f"m5 ({url}): not ollama: it does not know /api/version\n  fix: {fix}\n" \
         in command("discover", "-v").stdout
     assert f"failed: it does not know /api/version\n    fix: {fix}\n" \
