@@ -16802,8 +16802,220 @@ def show_session(report: SessionReport, *, prompts: bool) -> dict[str, Any]:
 
 
 # == 21. Demo =================================================================
+#
+# A fleet with nothing installed: machines that are simulated, and a client that plays a session of
+# Claude Code's on them. The simulated node is the server side of section 10's Ollama: the tests
+# know no other. The commands between are the real ones; `demo` types them (section 24).
 
-# A fleet with nothing installed: nodes that are simulated, the real commands, a scripted client.
+# -- a simulated node --
+
+FOR_EVER = "2318-12-01T10:00:00.123456789+01:00"  # as Ollama says when a model is to stay
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast a simulated machine is; 0: it takes no time."""
+
+    load_seconds: float = 0.0
+    prompt_rate: float = 0.0  # tokens a second
+    answer_rate: float = 0.0
+
+
+@dataclass(frozen=True)
+class NodeAnswer:
+    """What a simulated node says: one value, or lines as they come."""
+
+    status: int
+    value: Any  # a list is sent as lines, bytes as they are
+
+
+class SimulatedNode(Reception):
+    """Answers as Ollama 0.32.15 does, for models that are made up.
+
+    `models` says of each by its name what Ollama would: size, parameters, quantization, family,
+    capabilities, context, remote. `loaded` is {name: context}; `reply` makes the pieces of a
+    model's answer of what it is asked.
+    """
+
+    def __init__(self, world: World, models: Mapping[str, Mapping[str, Any]], *,
+                 host: str = "127.0.0.1", port: int = 0, pace: Pace = Pace()) -> None:
+        super().__init__(world, ())
+        self.models: dict[str, dict[str, Any]] = {}
+        for name, told in models.items():
+            self.models[name if ":" in name.rpartition("/")[2] else f"{name}:latest"] = dict(told)
+        self.pace, self.port = pace, port
+        self.loaded: dict[str, int] = {}
+        self.pullable: set[str] = set()
+        self.version, self.gpu_percent, self.most_loaded = "0.32.15", 100, 3
+        self.any_origin = False  # as under OLLAMA_ORIGINS=*
+        self._host = host
+        self._serving: threading.Thread | None = None
+        self.wake()
+
+    @property
+    def endpoint(self) -> str:
+        """Where it answers."""
+        return f"http://{show_host(self._host)}:{self.port}"
+
+    def wake(self) -> None:
+        """Listen, at the port that it has had before."""
+        listener = self.world.listen(self._host, self.port)
+        self.port = listener.port
+        self.stops.clear()
+        self._wake.clear()
+        self._serving = threading.Thread(target=self.serve, args=(listener,), daemon=True)
+        self._serving.start()
+
+    def fall_asleep(self) -> None:
+        """Answer nobody, and end what is being answered; what was loaded is gone."""
+        self.stop("asleep")
+        if self._serving:
+            self._serving.join()
+        for visitor in self._visitors.copy():
+            visitor.cut()
+        self.loaded.clear()
+
+    def close(self) -> None:
+        """End for good."""
+        self.fall_asleep()
+        self._wake.close()
+
+    def reply(self, payload: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the messages that an answer is made of, one a token."""
+        return [{"content": piece} for piece in ("PO", "NG")]
+
+    def count(self, payload: dict[str, Any]) -> int:
+        """Return how many tokens a prompt has."""
+        return len(render_json([payload.get("messages"), payload.get("tools")])) // 4
+
+    # -- what Ollama answers --
+
+    def answer(self, path: str, payload: Any) -> NodeAnswer:
+        """Return what it says to a request."""
+        if path == "/api/version":
+            return NodeAnswer(200, {"version": self.version})
+        if path == "/api/tags":
+            return NodeAnswer(200, {"models": [self._tag(name) for name in self.models]})
+        if path == "/api/ps":
+            return NodeAnswer(200, {"models": [self._show_loaded(name) for name in self.loaded]})
+        typed = read_field(payload, "model")
+        if path == "/api/pull":
+            return self._pull(full_model_name(typed))
+        if path not in ("/api/show", "/api/chat"):
+            return NodeAnswer(404, b"404 page not found")
+        for name in self.models:
+            if full_model_name(name) == full_model_name(typed):
+                return self._show(name) if path == "/api/show" else self._chat(name, payload)
+        return NodeAnswer(404, {"error": f"model '{typed}' not found"})
+
+    def _tag(self, name: str) -> dict[str, Any]:
+        told = self.models[name]
+        tag = {"name": name, "model": name, "modified_at": "2026-08-21T10:00:00Z",
+               "size": told.get("size", 4_700_000_000), "digest": "0" * 64,
+               "details": {"parent_model": "", "format": "gguf",
+                           "family": told.get("family", "llama"), "families": None,
+                           "parameter_size": told.get("parameters", "7.6B"),
+                           "quantization_level": told.get("quantization", "Q4_K_M")},
+               "capabilities": ["completion"]}  # the real one misses the tools here, too
+        if told.get("remote"):
+            tag.update(remote_host=told["remote"], remote_model=name)
+        return tag
+
+    def _show_loaded(self, name: str) -> dict[str, Any]:
+        size = self.models[name].get("size", 4_700_000_000)
+        return {"name": name, "model": name, "size": size, "digest": "0" * 64, "details": {},
+                "expires_at": FOR_EVER, "size_vram": size * self.gpu_percent // 100,
+                "context_length": self.loaded[name]}
+
+    def _show(self, name: str) -> NodeAnswer:
+        told = self.models[name]
+        info = {"general.architecture": "llama",
+                "llama.context_length": told.get("context", 131072)}
+        return NodeAnswer(200, {
+            "license": "", "details": self._tag(name)["details"], "model_info": info,
+            "capabilities": told.get("capabilities", ["completion", "tools"])})
+
+    def _chat(self, name: str, payload: dict[str, Any]) -> NodeAnswer:
+        if payload.get("think") and "thinking" not in self.models[name].get("capabilities", ()):
+            words = f"\"{payload['model']}\" does not support thinking"
+            return NodeAnswer(400, {"error": words})
+        done = {"model": payload["model"], "created_at": "2026-08-21T10:00:00Z", "done": True,
+                "message": {"role": "assistant", "content": ""}}
+        if payload.get("keep_alive") == 0:
+            self.loaded.pop(name, None)
+            return NodeAnswer(200, {**done, "done_reason": "unload"})
+        self._load(name, payload)
+        if not payload["messages"]:
+            return NodeAnswer(200, {**done, "done_reason": "load"})
+
+        pieces = self.reply(payload)
+        lines = [{**done, "done": False, "message": {"role": "assistant", "content": "", **piece}}
+                 for piece in pieces]
+        last = {**done, "done_reason": "stop", "prompt_eval_count": self.count(payload),
+                "eval_count": len(pieces)}
+        if payload.get("stream", True):
+            return NodeAnswer(200, [*lines, last])
+        whole = "".join(piece.get("content", "") for piece in pieces)
+        return NodeAnswer(200, {**last, "message": {"role": "assistant", "content": whole}})
+
+    def _load(self, name: str, payload: dict[str, Any]) -> None:
+        """Hold a model with the context that it is asked with; the one held longest makes room."""
+        context = read_field(payload, "options", dict).get("num_ctx", 4096)
+        held = self.loaded.pop(name, None)
+        if held != context:
+            self.world.sleep(self.pace.load_seconds)
+        self.loaded[name] = min(context, self.models[name].get("context", 131072))
+        while len(self.loaded) > self.most_loaded:
+            del self.loaded[next(iter(self.loaded))]
+
+    def _pull(self, name: str) -> NodeAnswer:
+        lines: list[dict[str, Any]] = [{"status": "pulling manifest"}]
+        if name not in self.pullable:
+            return NodeAnswer(200, [*lines, {"error": "pull model manifest: file does not exist"}])
+        self.models[name] = {}
+        for layer, size in (("a", 1000), ("b", 3000)):
+            step = {"status": f"pulling {layer}", "digest": f"sha256:{layer}", "total": size}
+            lines += [step, {**step, "completed": size}]
+        return NodeAnswer(200, [*lines, {"status": "verifying sha256 digest"},
+                                {"status": "success"}])
+
+    # -- how it goes over the wire --
+
+    def _respond(self, visitor: Visitor, method: str, target: str,
+                 headers: dict[str, str]) -> None:
+        body = visitor.read_body(BODY_LIMIT_BYTES, BODY_SECONDS)
+        if headers.get("origin", "").startswith("https://") and not self.any_origin:
+            visitor.reply(403, b"")
+            return
+        answer = self.answer(target, parse_json(body) if body else None)
+        head = "Access-Control-Allow-Origin: *\r\n" if self.any_origin else ""
+        if isinstance(answer.value, list):
+            self._send_lines(visitor, answer.value, head)
+        elif isinstance(answer.value, bytes):
+            visitor.reply(answer.status, answer.value, head=head)
+        else:
+            visitor.reply(answer.status, render_json(answer.value), head=head)
+
+    def _send_lines(self, visitor: Visitor, lines: Sequence[Mapping[str, Any]], head: str) -> None:
+        """Send lines as a model makes them: after it has read the prompt, one a token."""
+        last = lines[-1]
+        if self.pace.prompt_rate and last.get("prompt_eval_count"):
+            self.world.sleep(last["prompt_eval_count"] / self.pace.prompt_rate)
+        head += "Content-Type: application/x-ndjson\r\n"
+        for line in lines:
+            if self.stops:
+                raise ClientGone()
+            visitor.stream(render_json(line) + b"\n", head=head)
+            head = ""
+            if self.pace.answer_rate:
+                self.world.sleep(1 / self.pace.answer_rate)
+        visitor.stream(b"", last=True)
+
+    def _refuse(self, visitor: Visitor, refusal: Refusal, path: str) -> None:
+        visitor.reply(refusal.http, render_json({"error": refusal.what}))
+
+    def _hello(self) -> dict[str, Any]:
+        return {}
 
 
 # =============================================================================

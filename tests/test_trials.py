@@ -377,7 +377,7 @@ class Played:
         if "tools" in payload and "no tools" in self.flaws:
             return 400, {"error": '"x" does not support tools'}
         if "dies" in self.flaws and len(self.chats) == 5:
-            self.node.server.socket.close()
+            self.node.stop("dead")
             self.node.answers["/api/version"] = 500, {"error": "dying"}
             return 500, b"{"
         self.node._chat(sf.full_model_name(payload["model"]), payload)  # now it is loaded
@@ -516,7 +516,6 @@ def test_bench_keeps_what_the_others_gave_where_one_dies(benched, quick, tmp_pat
 def test_bench_names_a_machine_that_does_not_answer(benched, quick, tmp_path):
     coder, _ = benched()
     coder.node.close()
-    coder.node.server.server_close()
     done = quick("bench", "--quick")
     assert done.returncode == 1
     assert "coder:30b on mini: not measured further: refused" in done.stdout
