@@ -3419,6 +3419,11 @@ class Measurement:
     failure: str = ""  # why it is not all there: the node's own words
 
     @property
+    def calls_tools(self) -> bool:
+        """Tell whether it called tools rightly, mostly at least."""
+        return self.tools is not None and self.tools.share > 0.5
+
+    @property
     def is_worth_keeping(self) -> bool:
         """Tell whether anything was measured."""
         return self.load_seconds is not None
@@ -4213,7 +4218,7 @@ def plan_candidate(node: str, model: NodeModel, measurement: Measurement | None 
     measured_tools = None
     context = model.trained_context or 0
     if measurement and measurement.tools:
-        measured_tools = measurement.tools.share > 0.5
+        measured_tools = measurement.calls_tools
     if measurement and measurement.context and not measurement.context.is_full:
         # What it was asked with was cut or refused, so it holds less, whatever it was trained for.
         context = min(context or measurement.tokens, measurement.tokens) // 2
@@ -7924,6 +7929,11 @@ class StatusPage:
     waiting: int = 0
     gateway_at: str = ""
     is_served: bool = True
+    measured: Sequence[Measurement] = ()  # by `bench`
+
+    def find_measured(self, node: str, ollama_model: str) -> Measurement | None:
+        """Return what was measured of a model on a node."""
+        return find_measurement(self.measured, self.states[node].endpoint, ollama_model)
 
 
 def format_status(page: StatusPage, look: Look = PLAIN) -> str:
@@ -7989,10 +7999,14 @@ def _format_verdict(page: StatusPage, look: Look) -> str:
 
 
 def _format_machines(page: StatusPage, look: Look) -> str:
-    """Return a table of the machines and what they hold; slots only where a gateway says them."""
-    headers = ["Machine", "State", "Runs", "Loaded", "Context", "On GPU", "Slots", "Stays"]
+    """Return a table of the machines and what they hold; what nobody told has no column."""
+    headers = ["Machine", "State", "Runs", "Loaded", "Context", "On GPU", "Slots", "tok/s",
+               "Stays"]
     if not page.places:
         headers.remove("Slots")
+    if not any(page.find_measured(state.name, loaded.name)
+               for state in page.states.values() for loaded in state.loaded):
+        headers.remove("tok/s")
 
     rows = []
     for state in page.states.values():
@@ -8001,7 +8015,7 @@ def _format_machines(page: StatusPage, look: Look) -> str:
             cells = {**machine, **_describe_loaded(page, state, loaded)}
             rows.append([cells.get(header, "") for header in headers])
             machine = {}  # its name stands in the first of its rows only
-    return format_table(headers, rows, look=look, right=("Context", "On GPU", "Slots"))
+    return format_table(headers, rows, look=look, right=("Context", "On GPU", "Slots", "tok/s"))
 
 
 def _describe_machine(page: StatusPage, state: NodeState, look: Look) -> dict[str, object]:
@@ -8023,7 +8037,7 @@ def _describe_loaded(page: StatusPage, state: NodeState,
                      loaded: LoadedModel | None) -> dict[str, object]:
     """Return the cells that say what a model in memory takes and how long it stays."""
     if loaded is None:
-        return {"Loaded": "-", "Context": "-", "On GPU": "-", "Slots": "-", "Stays": "-"}
+        return dict.fromkeys(("Loaded", "Context", "On GPU", "Slots", "tok/s", "Stays"), "-")
 
     context = "?"
     if loaded.context:
@@ -8040,11 +8054,13 @@ def _describe_loaded(page: StatusPage, state: NodeState,
         model = page.fleet.models[name]
         if model.node == state.name and find_models([loaded], model.ollama_model):
             slots = f"{place.running} / {place.slots}"
+    measured = page.find_measured(state.name, loaded.name)
     return {
         "Loaded": loaded.name,
         "Context": context,
         "On GPU": share,
         "Slots": slots,
+        "tok/s": _show_number(measured.answer_rate) if measured else "-",
         "Stays": stays,
     }
 
@@ -8069,6 +8085,11 @@ def _agent_row(page: StatusPage, agent: Agent, look: Look) -> Sequence[object]:
     if route.fallback:
         other = page.fleet.models[route.fallback]
         words += f" → {other.ollama_model} on {other.node}"
+
+    measured = page.find_measured(model.node, model.ollama_model)
+    if measured and measured.tools and not measured.calls_tools and agent.tools != ():
+        words += f"; in `bench` it {measured.tools.instead}"
+        role = "bad" if role == "bad" else "warn"
     return agent.name, model.ollama_model, model.node, model.alias, mark(words, role, look)
 
 
@@ -19138,7 +19159,8 @@ def cmd_status(options: Options, world: World) -> int:
 
 def show_status(fleet: Fleet, options: Options, world: World) -> bool:
     """Print what is so now; tell whether every route is ready."""
-    key = known_key(open_workspace(options, world), fleet)
+    workspace = open_workspace(options, world)
+    key, measured = known_key(workspace, fleet), read_measurements(workspace)
     until = world.clock() + options.timeout
     jobs = {"states": lambda: probe_nodes(world, fleet.nodes, options.timeout, fleet.models),
             "traffic": lambda: look_at_gateway(world, fleet, key, until)}
@@ -19157,14 +19179,14 @@ def show_status(fleet: Fleet, options: Options, world: World) -> bool:
             "fleet": fleet.name, "ready": ready, "next": following,
             "gateway": retype(gateway, options.typing), "work": traffic.places,
             "waiting": traffic.waiting, "nodes": list(states.values()),
-            **report_status(fleet, routes)}))
+            **report_status(fleet, routes, measured)}))
         return ready
 
     is_served = gateway.level == "ok"
     page = StatusPage(fleet, states, routes, following, world.now(),
                       places=traffic.places, waiting=traffic.waiting,
                       gateway_at=gateway_url(fleet.gateway) if is_served else "",
-                      is_served=is_served)
+                      is_served=is_served, measured=measured)
     text = format_status(page, look_of(world))
     if options.watch and world.is_terminal():
         # home and clear: a redraw that does not scroll what stood there before
@@ -19206,12 +19228,15 @@ def known_key(workspace: Workspace, fleet: Fleet) -> str:
         return ""
 
 
-def report_status(fleet: Fleet, routes: dict[str, RouteState]) -> dict[str, list[Any]]:
+def report_status(fleet: Fleet, routes: dict[str, RouteState],
+                  measured: Sequence[Measurement]) -> dict[str, list[Any]]:
     """Return what `--json` says of each model, and again of it for each agent."""
     models = {}
     for name, model in fleet.models.items():
+        known = find_measurement(measured, fleet.nodes[model.node].endpoint, model.ollama_model)
         models[name] = {"name": name, "node": model.node, "ollama_model": model.ollama_model,
-                        "alias": model.alias, "context": model.context, **vars(routes[name])}
+                        "alias": model.alias, "context": model.context, **vars(routes[name]),
+                        "measured": known}
     agents = [{"agent": agent.name, "model": agent.model, **models[agent.model]}
               for agent in fleet.agents.values()]
     return {"models": list(models.values()), "routes": agents}
@@ -19809,6 +19834,13 @@ class Bench:
                 self._save_now_and_then()
                 if is_live:
                     world.err(clear + self._show_progress())
+        except BaseException:
+            for course in self.courses:
+                if not course.is_done:
+                    course.fail("interrupted")
+            if self._save():
+                world.err(f"{clear}what was measured is kept in {BENCH_FILE}\n")
+            raise
         finally:
             world.err(clear)
             self._save()
@@ -19834,15 +19866,16 @@ class Bench:
             self._save()
             self._save_at = self._world.clock() + SAVE_SECONDS
 
-    def _save(self) -> None:
-        """Write what is new to what earlier runs measured."""
+    def _save(self) -> bool:
+        """Write what is new to what earlier runs measured; tell whether there was any."""
         measured = [course.measurement for course in self.courses]
         if measured == self._saved or not any(known.is_worth_keeping for known in measured):
-            return
+            return False
         self._saved = measured
         merged = merge_measurements(read_measurements(self._workspace), measured)
         report = render_report("bench", {"measurements": merged})
         self._workspace.keep(BENCH_FILE, report.encode("ascii"))
+        return True
 
 
 @command("serve", "serve the fleet to Claude Code", CONFIG, OUT,

@@ -4,6 +4,7 @@ import os
 import re
 import socket
 import sys
+import threading
 import time
 
 import pytest
@@ -367,6 +368,7 @@ class Played:
 
     def __init__(self, node, *flaws):
         self.node, self.flaws, self.chats = node, flaws, []
+        self.is_waiting, self.goes_on = threading.Event(), threading.Event()
         node.answers["/api/chat"] = self.chat
 
     def chat(self, payload):
@@ -376,6 +378,9 @@ class Played:
         self.chats.append(payload)
         if "tools" in payload and "no tools" in self.flaws:
             return 400, {"error": '"x" does not support tools'}
+        if "waits" in self.flaws and len(self.chats) == 9:
+            self.is_waiting.set()
+            self.goes_on.wait(30)
         if "dies" in self.flaws and len(self.chats) == 5:
             self.node.stop("dead")
             self.node.answers["/api/version"] = 500, {"error": "dying"}
@@ -531,15 +536,19 @@ def test_bench_names_a_model_that_is_not_there(benched, quick):
 
 
 def test_interrupted_bench_keeps_what_it_has(benched, quick, tmp_path, monkeypatch):
-    benched()
+    coder, _ = benched(coder=["waits"])
     def interrupt(bench):
-        if all(course.measurement.tools for course in bench.courses):
+        if coder.is_waiting.is_set() and bench.courses[1].is_done:
             raise KeyboardInterrupt
     monkeypatch.setattr(sf.Bench, "_save_now_and_then", interrupt)
     done = quick("bench")
+    coder.goes_on.set()
     assert done.returncode == 130
-    assert kept(tmp_path)["coder:30b"].prompt_rate == 1000
-    assert kept(tmp_path)["coder:30b"].tools
+    assert "what was measured is kept in .subagent-fleet/bench.json" in done.stderr
+    known = kept(tmp_path)
+    assert known["coder:30b"].prompt_rate == 1000 and known["coder:30b"].tools.asked == 3
+    assert known["coder:30b"].failure == "interrupted"
+    assert known["small:8b"].context == sf.Score(3, 3) and known["small:8b"].failure == ""
 
 
 def test_bench_measures_one_model_of_two_names_once(benched, quick, tmp_path):
@@ -919,3 +928,34 @@ def test_quality_gives_a_score_by_role_and_keeps_failed_answers(benched, quick, 
     assert quick("bench", "--quick").returncode == 0
     text = quick("bench", "--quick", "--model", "coder").stdout
     assert "Planner" not in text  # the table is of this run
+
+
+# -- what others read of it --
+
+def test_status_shows_what_was_measured(benched, quick, tmp_path):
+    benched(coder=["prints"])
+    before = json.loads(quick("status", "--json").stdout)["models"]
+    assert [model["measured"] for model in before] == [None, None]
+    quick("bench", "--quick")
+    models = json.loads(quick("status", "--json").stdout)["models"]
+    assert [model["measured"]["tools"]["passed"] for model in models] == [2, 6]
+    assert models[0]["measured"]["prompt_rate"] == 1000
+
+
+def test_status_page_tells_speed_and_who_prints_calls():
+    from test_terminal import page_of
+    page = page_of()
+    endpoint = page.states["laptop"].endpoint
+    known = measured(node="laptop", endpoint=endpoint, model="qwen3:8b",
+                     tools=sf.Score(1, 6, "printed the call as text"))
+    text = sf.format_status(sf.replace(page, measured=(known,)), sf.Look(columns=140))
+    assert re.search(r"On GPU +tok/s +Stays", text)
+    assert re.search(r"qwen3:8b +32,768 +100 % +58.1  for ever", text)
+    assert re.search(r"nomic:1b +\? +- +-  4 min", text)
+    assert re.search(r"planner .* ready; in `bench` it printed the call as text", text)
+    fine = sf.replace(known, tools=sf.Score(4, 6, "x"))
+    assert "in `bench`" not in sf.format_status(sf.replace(page, measured=(fine,)),
+                                                sf.Look(columns=140))
+    elsewhere = sf.replace(known, endpoint="http://10.9.9.9:11434")
+    assert "tok/s" not in sf.format_status(sf.replace(page, measured=(elsewhere,)),
+                                           sf.Look(columns=140))
