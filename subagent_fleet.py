@@ -10475,7 +10475,10 @@ class Writer(ABC):
 
     @abstractmethod
     def begin(self) -> bytes:
-        """Return what opens the stream; it may be sent long before the first Delta."""
+        """Return what opens the stream.
+
+        It may be sent long before the first Delta, and asked for after some that wait to be sent.
+        """
 
     @abstractmethod
     def write(self, delta: Delta) -> bytes:
@@ -11470,7 +11473,7 @@ class ResponsesStream(Writer):
     """
 
     def __init__(self, talk: Talk, answer_id: str) -> None:
-        self._id, self._sequence = answer_id, -1
+        self._id, self._sequence = answer_id, 1  # 0 and 1 are those of `begin`
         self._response: dict[str, Any] = {
             "id": f"resp_{answer_id}", "object": "response", "created_at": 0,
             "status": "in_progress", "model": talk.alias, "output": [], "error": None,
@@ -11488,11 +11491,16 @@ class ResponsesStream(Writer):
         return render_event({"type": kind, "sequence_number": self._sequence, **more})
 
     def begin(self) -> bytes:
-        return (self._event("response.created", response=self._response)
-                + self._event("response.in_progress", response=self._response))
+        return b"".join(
+            render_event({"type": kind, "sequence_number": number, "response": self._begun()})
+            for number, kind in enumerate(("response.created", "response.in_progress")))
+
+    def _begun(self) -> dict[str, Any]:
+        """Return the response as it began; items may have been written since, and not sent."""
+        return {**self._response, "output": []}
 
     def ping(self) -> bytes:
-        return self._event("response.in_progress", response={**self._response, "output": []})
+        return self._event("response.in_progress", response=self._begun())
 
     def write(self, delta: Delta) -> bytes:
         if delta.call:

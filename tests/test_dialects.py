@@ -645,7 +645,10 @@ def test_a_whole_answer_and_a_stream_say_the_same(rig, path):
             "prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15}
     else:
         assert whole["output"][0]["content"][0]["text"] == "PONG"
-        assert events_of(body)[-1]["response"]["usage"] == whole["usage"]
+        events = events_of(body)
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert [event["response"]["output"] for event in events[:2]] == [[], []]
+        assert events[-1]["response"]["usage"] == whole["usage"]
         assert whole["usage"]["total_tokens"] == 15
     assert [receipt["outcome"] for receipt in served.receipts(2)] == ["ok", "ok"]
 

@@ -54,6 +54,8 @@ def look_around():
                "claude-latest": lambda: install.claude_version("latest"),
                "claude-node20": lambda: install.claude_version("node20"),
                "sdk": lambda: install.package_version(install.SDK_PYTHON, "anthropic"),
+               "openai sdk": lambda: install.package_version(install.SDK_PYTHON, "openai"),
+               **install.harness_versions(),
                "release": lambda: install.package_version(install.RELEASE_PYTHON,
                                                           install.BUILDER[0])}
     found = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version(),
@@ -62,7 +64,7 @@ def look_around():
     for name, answer in answers.items():
         try:
             found[name] = answer()
-        except (install.InstallError, OSError, subprocess.TimeoutExpired):
+        except (install.InstallError, OSError, ValueError, subprocess.TimeoutExpired):
             absent.append(name)
     if not any(install.MODELS.glob("*.gguf")):
         absent.append("models")

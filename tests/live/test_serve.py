@@ -460,6 +460,29 @@ def test_the_official_sdk_gets_what_it_expects(warm):
     assert said["errors"] == {"key": 401, "model": 404, "empty": 400, "long": 400}
 
 
+def test_openais_sdk_gets_what_it_expects_of_both_dialects(warm):
+    script = pathlib.Path(__file__).with_name("openai_talk.py")
+    done = subprocess.run(
+        [str(install.SDK_PYTHON), str(script)], capture_output=True, encoding="utf-8", timeout=120,
+        env=warm.project.environment(OPENAI_BASE_URL=f"{warm.gateway.url}/v1",
+                                     no_proxy="127.0.0.1", OPENAI_API_KEY=warm.gateway.key))
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    for dialect in ("chat", "responses"):
+        found = said[dialect]
+        assert (found["text"], found["streamed"]) == ("PONG", "one two three four five")
+        assert found["usage"][0] > 0 and found["usage"][1] > 1
+        assert found["call"] == found["streamed_call"] == ["Bash", {"command": "echo hi"}]
+        assert found["after_tool"] == "DONE"
+        assert found["errors"] == {
+            "key": [401, "invalid_api_key"], "model": [404, "not_found"], "empty": [400, None],
+            "long": [400, "context_length_exceeded"]}
+    assert said["chat"]["cut"] == "length"
+    assert said["responses"]["cut"] == ["incomplete", "max_output_tokens"]
+    assert said["chat"]["stopped"] == ["one two ", "stop"]
+    assert "claude-haiku-local" in said["models"] and said["model"] == "claude-haiku-local"
+
+
 @pytest.mark.parametrize("which", sorted(install.CLAUDES))
 def test_up_does_the_whole_job_and_leaves_nothing_running(ground, running, trap, which):
     """One command on a bare fleet file: files, models, gateway, Claude Code, and the end of all."""
