@@ -2026,6 +2026,14 @@ def _meant_address(value: object) -> list[object]:
     return []
 
 
+def _meant_mac(value: object) -> list[object]:
+    """Return the hardware address in a text that writes it in another way."""
+    digits = re.sub("[^0-9a-f]", "", _typed(value).lower())
+    if len(digits) != 12:
+        return []
+    return [":".join(digits[place:place + 2] for place in range(0, 12, 2))]
+
+
 def _meant_variable(value: object) -> list[object]:
     """Return a name with the ending it needs: of what stands there, or of the fleet."""
     written = re.sub("^(sk-.*|os[.]environ/)", "", _typed(value).strip("${}[]"))
@@ -2242,6 +2250,10 @@ RULES = {
     "parallel": _number_rule(1, 64, "a whole number, 1 to 64", _meant_count),
     "tokens": _number_rule(256, 16777216, "256 to 16777216 tokens", _meant_tokens),
     "seconds": _number_rule(1, 86400, "whole seconds, 1 to 86400", _meant_seconds),
+    "mac": _text_rule(
+        "^[0-9A-Fa-f]{2}([:-][0-9A-Fa-f]{2}){5}$",
+        "a hardware address such as `\"a4:83:e7:01:02:03\"`, in quotes", meant=_meant_mac,
+        normal=lambda text: text.lower().replace("-", ":")),
     "gigabytes": _number_rule(0.5, 65536, "a number of GB", _meant_gigabytes, kind="number"),
     "keep alive": Rule(
         {"anyOf": [{"type": "integer", "minimum": -1, "maximum": 31536000},
@@ -2355,6 +2367,7 @@ class Node:
     endpoint: str = key("endpoint", "where its Ollama answers")
     tags: tuple[str, ...] = key("tags", "your own words for it", ())
     memory_gb: float | None = key("gigabytes", "memory for models; lets `validate` warn", None)
+    mac: str | None = key("mac", "its hardware address, for `wake`", None)
     provider: str = key("node provider", "what it runs", "ollama")
     api_key_env: str | None = key(
         "key variable", "variable with its key; ends in _API_KEY or _API_TOKEN", None)
@@ -2454,6 +2467,7 @@ KEY_WORDS = {
     "master_key_env": "key master_key api_key api_key_env key_env",
     "endpoint": "url uri api_base base_url host hostname address ip server ollama_host",
     "tags": "labels",
+    "mac": "mac_address hardware_address ether lladdr",
     "memory_gb": "memory ram vram ram_gb vram_gb",
     "node": "machine host server runs_on",
     "ollama_model": "model_name ollama name",
@@ -4119,6 +4133,24 @@ def plan_tier_alias(fleet: Fleet, tier: str) -> str:
     return fleet.models[plan_tiers(fleet)[tier]].alias
 
 
+# -- machines that sleep --
+
+WAKE_SECONDS = 120.0  # a Mac takes 5 to 15, a PC that was off a minute
+WAKE_PORT = 9  # discard: nobody needs to listen
+
+
+def plan_magic_packet(mac: str) -> bytes:
+    """Return the 102 bytes on which a network card starts its machine."""
+    return b"\xff" * 6 + bytes.fromhex(mac.replace(":", "")) * 16
+
+
+def plan_mac_hint(node: Node) -> str:
+    """Return how a person finds the hardware address of a node."""
+    host = _host_of(node.endpoint)
+    return (f"while it is awake, `arp -n {host}` here, or there `ifconfig en0` (a Mac) or "
+            f"`ip link` (Linux); then write it as `mac: \"…\"` under nodes.{node.name}")
+
+
 # -- files, and what tells two configs apart --
 
 def digest(content: bytes | None) -> str:
@@ -4150,7 +4182,7 @@ class Change:
 def fleet_digest(fleet: Fleet) -> str:
     """Return what tells two configs apart whose models are not served alike."""
     # All of a node counts but what is only said to people, so that a new key counts unasked.
-    nodes = [replace(node, tags=(), memory_gb=None) for node in fleet.nodes.values()]
+    nodes = [replace(node, tags=(), memory_gb=None, mac=None) for node in fleet.nodes.values()]
     return digest(repr([*nodes, *fleet.models.values()]).encode("utf-8"))[:16]
 
 
@@ -8751,6 +8783,17 @@ def format_after_init(starter: Starter, states: Sequence[NodeState], look: Look 
     said = "Look it over, then do all the rest at once, or begin with the files:\n"
     return (f"{text}{wrap_text(said, look.columns)}"
             "  subagent-fleet up\n  subagent-fleet generate\n")
+def format_waking(name: str, state: str, seconds: float, look: Look = PLAIN) -> str:
+    """Return how a machine was woken."""
+    role, words = {
+        "awake": ("ok", "answers already"),
+        "stopped": ("bad", "is awake, but nothing listens there: start Ollama"),
+        "woken": ("ok", f"answered after {seconds:.0f} s"),
+        "silent": ("bad", f"has not answered within {seconds:.0f} s: is its network card set to "
+                          "wake it, and its mac right?")}[state]
+    return format_words([mark(name, role, look), Styled(words)], look, indent="  ")
+
+
 def format_scan(scan: Scan, look: Look = PLAIN) -> str:
     """Return where a scan looked, what answered, and what was skipped."""
     text = ""
@@ -11663,6 +11706,7 @@ if TYPE_CHECKING:
     import _thread
     import contextlib
     import errno
+    import fcntl
     import glob
     import hmac
     import os
@@ -11682,10 +11726,10 @@ if TYPE_CHECKING:
     from typing import IO
     from urllib.parse import SplitResult
 else:
-    (_thread, contextlib, errno, glob, hmac, os, queue, resource, select, selectors, shlex, shutil,
-     signal, socket, ssl, stat, subprocess, time, traceback) = map(_Late, (
-         "_thread contextlib errno glob hmac os queue resource select selectors shlex shutil "
-         "signal socket ssl stat subprocess time traceback").split())
+    (_thread, contextlib, errno, fcntl, glob, hmac, os, queue, resource, select, selectors, shlex,
+     shutil, signal, socket, ssl, stat, subprocess, time, traceback) = map(_Late, (
+         "_thread contextlib errno fcntl glob hmac os queue resource select selectors shlex "
+         "shutil signal socket ssl stat subprocess time traceback").split())
 
 _STATUS_LINE = _Pattern(r"HTTP/1\.[01] +([1-5][0-9][0-9])( .*)?")
 _REQUEST_LINE = _Pattern(r"([A-Z]{1,16}) ([!-~]{1,4096}) HTTP/1\.([01])")
@@ -13320,6 +13364,30 @@ class World:
             for place in waiting:
                 yield place, "silent"
 
+    def broadcast_addresses(self) -> list[str]:
+        """Return the IPv4 broadcast addresses of this machine's networks, else the one of all."""
+        addresses: list[str] = []
+        request = {"linux": 0x8919, "darwin": 0xC0206923}.get(sys.platform)  # SIOCGIFBRDADDR
+        with contextlib.suppress(OSError), \
+                socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+            for _, name in socket.if_nameindex() if request else ():
+                with contextlib.suppress(OSError):  # it has none
+                    wanted = name.encode()[:15].ljust(40, b"\0")
+                    told = fcntl.ioctl(asker.fileno(), request or 0, wanted)
+                    address = socket.inet_ntoa(told[20:24])
+                    if address not in ("0.0.0.0", *addresses):
+                        addresses.append(address)
+        return addresses or ["255.255.255.255"]
+
+    def send_datagram(self, host: str, port: int, content: bytes) -> None:
+        """Send one UDP datagram, to a broadcast address, too."""
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+                sender.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+                sender.sendto(content, (host, port))
+        except OSError as error:
+            raise NodeFailure("unreachable", f"{host}: {error.strerror or error}") from None
+
     def listen(self, host: str, port: int) -> Listener:
         """Return the Listener of a port; port 0 is any that is free."""
         self.allow_files(2048)
@@ -13704,6 +13772,76 @@ def _identify_door(world: World, door: tuple[str, int], deadline: float) -> Foun
         if state.online or state.reason in ("timeout", "unreachable"):
             break
     return found
+
+
+# -- machines that sleep --
+
+SLEEP_TEST_SECONDS = 2.0  # who does not answer by then may sleep
+WAKE_PAUSE_SECONDS = 0.5
+WAKE_AGAIN_SECONDS = 5.0  # a packet may be lost
+
+
+@dataclass(frozen=True)
+class Waking:
+    """How a machine was woken."""
+
+    node: str
+    state: str  # awake: it was; stopped: nothing listens there; woken, or silent
+    seconds: float = 0.0
+
+
+def answers(world: World, node: Node, seconds: float) -> NodeFailure | None:
+    """Return why a node does not answer; None where it does, were it with an error."""
+    try:
+        ask_node(world, node, backend_of(node).identify(), deadline=world.clock() + seconds)
+    except NodeFailure as failure:
+        if failure.reason in ("timeout", "unreachable", "dns", "refused"):
+            return failure
+    return None
+
+
+def wake_nodes(world: World, nodes: Iterable[Node], seconds: float, via: Sequence[tuple[str, int]]
+               ) -> Iterator[Waking | None]:
+    """Wake those of these nodes that sleep, all at once; yield each as it ends, None meanwhile."""
+    jobs = {node.name: lambda node=node: _wake(world, node, seconds, via) for node in nodes}
+    for _, waking in run_together(world, jobs):
+        if isinstance(waking, NodeFailure):
+            raise waking
+        yield waking
+
+
+def _wake(world: World, node: Node, seconds: float, via: Sequence[tuple[str, int]]) -> Waking:
+    """Send the packet until a node answers, or the time is over."""
+    failure = answers(world, node, SLEEP_TEST_SECONDS)
+    if failure is None:
+        return Waking(node.name, "awake")
+    if failure.reason == "refused":  # a machine that sleeps refuses nobody
+        return Waking(node.name, "stopped")
+
+    packet = plan_magic_packet(node.mac or "")
+    began = world.clock()
+    sent = began - WAKE_AGAIN_SECONDS
+    while world.clock() < began + seconds:
+        if world.clock() >= sent + WAKE_AGAIN_SECONDS:
+            sent = world.clock()
+            _send_everywhere(world, packet, via)
+        left = began + seconds - world.clock()
+        if answers(world, node, max(min(SLEEP_TEST_SECONDS, left), 0.1)) is None:
+            return Waking(node.name, "woken", world.clock() - began)
+        world.sleep(min(WAKE_PAUSE_SECONDS, max(left, 0)))
+    return Waking(node.name, "silent", world.clock() - began)
+
+
+def _send_everywhere(world: World, packet: bytes, via: Sequence[tuple[str, int]]) -> None:
+    """Send a packet to each of these; it is enough that one network takes it."""
+    failures = []
+    for host, port in via:
+        try:
+            world.send_datagram(host, port, packet)
+        except NodeFailure as failure:
+            failures.append(failure)
+    if len(failures) == len(via):
+        raise failures.pop()
 
 
 # -- warm-up --
@@ -17858,6 +17996,9 @@ class Options:
     watch: float = 0.0
     # doctor
     fix: bool = False
+    # wake
+    nodes: Sequence[str] = ()
+    via: str = ""
     # warmup
     model: Sequence[str] = ()
     agent: Sequence[str] = ()
@@ -19658,6 +19799,70 @@ def follow_session(reader: SessionReader, options: Options, world: World) -> int
 
 # -- serve --
 
+@command("wake", "wake machines that sleep, and wait until they answer",
+         Flag("nodes", "these nodes; else all that have a `mac:`", "NODE",
+              {"nargs": "*", "default": ()}, offers=("nodes",)), CONFIG,
+         Flag("--via", "send there, else to the broadcast addresses of this machine's networks",
+              "ADDRESS[:PORT]", {"default": ""}),
+         Flag("--timeout", "seconds to wait", "S", {**SECONDS, "default": WAKE_SECONDS}), TRUST,
+         JSON, group=SERVE, examples=("wake", "wake mini", "wake mini --via 192.168.1.255"))
+def cmd_wake(options: Options, world: World) -> int:
+    fleet = load_config(world, options.config).fleet
+    check_names("node", options.nodes, fleet.nodes, fleet.name)
+    ask_trust(fleet, options, world)
+    nodes = choose_sleepers(fleet, options.nodes)
+    via = parse_via(options.via) or [(host, WAKE_PORT) for host in world.broadcast_addresses()]
+
+    wakings = []
+    look = look_of(world)
+    for waking in wake_nodes(world, nodes, options.timeout, via):
+        if waking:
+            wakings.append(waking)
+            if not options.json:
+                world.out(format_waking(waking.node, waking.state, waking.seconds, look))
+    if options.json:
+        world.out(render_report("wake", {"results": wakings, "via": [host for host, _ in via]}))
+    is_whole = all(waking.state in ("awake", "woken") for waking in wakings)
+    return EXIT_OK if is_whole else EXIT_PROBLEM
+
+
+def choose_sleepers(fleet: Fleet, names: Sequence[str]) -> list[Node]:
+    """Return the nodes to wake; one without a hardware address is refused."""
+    chosen = [fleet.nodes[name] for name in dict.fromkeys(names)]
+    chosen = chosen or [node for node in fleet.nodes.values() if node.mac]
+    for node in chosen or fleet.nodes.values():
+        if not node.mac:
+            raise FleetError("no-mac", f"nodes.{node.name} has no `mac:`, so nobody can wake it",
+                             fix=plan_mac_hint(node))
+    return chosen
+
+
+def parse_via(text: str) -> list[tuple[str, int]]:
+    """Return where to send, from what was typed: an IPv4 address and perhaps a port."""
+    if not text:
+        return []
+    host, _, port = text.partition(":")
+    is_address = re.fullmatch(r"\d{1,3}([.]\d{1,3}){3}", host) and is_private(host)
+    is_everybody = host == "255.255.255.255"
+    if (is_address or is_everybody) and re.fullmatch(r"[0-9]{0,5}", port) \
+            and int(port or WAKE_PORT) < 65536:
+        return [(host, int(port or WAKE_PORT))]
+    raise FleetError("usage", f"wake: --via: `{text}` is not an address of a private network",
+                     status=EXIT_USAGE, fix="subagent-fleet wake --via 192.168.1.255")
+
+
+def wake_sleepers(fleet: Fleet, names: Collection[str], world: World,
+                  say: Callable[[str], None]) -> None:
+    """Wake those of these nodes that have a hardware address and do not answer; say so."""
+    nodes = [node for name, node in fleet.nodes.items() if node.mac and name in names]
+    if not nodes or find_untrusted(world, fleet):
+        return
+    via = [(host, WAKE_PORT) for host in world.broadcast_addresses()]
+    for waking in wake_nodes(world, nodes, WAKE_SECONDS, via):
+        if waking and waking.state != "awake":
+            say(format_waking(waking.node, waking.state, waking.seconds, look_of(world)))
+
+
 @command("warmup", "load models before you need them", CONFIG,
          Flag("--model", "only this model; may be repeated", "MODEL", REPEAT, offers=("models",)),
          Flag("--agent", "only the model of this agent; may be repeated", "AGENT", REPEAT,
@@ -19689,6 +19894,8 @@ def warm_fleet(fleet: Fleet, options: Options, world: World, *, say: Callable[[s
     for warmth in warmths.values():
         groups.setdefault(warmth.node.name, {})[warmth.model.name] = warmth
 
+    if not options.unload:
+        wake_sleepers(fleet, groups, world, say)
     say("Unloading models:\n" if options.unload else "Warming models:\n")
     rows = {name: (name, warmth.node.name, warmth.model.ollama_model)
             for name, warmth in warmths.items()}

@@ -1,0 +1,204 @@
+"""Machines that sleep: the packet, whom it goes to, how long their waking took."""
+import json
+import socket
+import threading
+
+import pytest
+
+import subagent_fleet as sf
+from fake_ollama import FakeNode
+from tools import free_port
+
+MAC = "a4:83:e7:01:02:03"
+FLEET = """\
+project: {{name: night}}
+nodes:
+  mini: {{endpoint: "http://127.0.0.1:{port}"{mac}}}
+models:
+  coder: {{node: mini, ollama_model: qwen3:8b, litellm_alias: claude-sonnet-local, context: 32768}}
+agents:
+  implementer: {{model: coder, description: Use it., tools: [Read]}}
+"""
+
+
+class Sleeper:
+    """A machine that takes connections and says nothing until it gets its magic packet."""
+
+    def __init__(self, wakes=True):
+        self.packets = []
+        self.card = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.card.bind(("127.0.0.1", 0))
+        self.via = f"127.0.0.1:{self.card.getsockname()[1]}"
+        self.bed = socket.create_server(("127.0.0.1", 0))
+        self.port = self.bed.getsockname()[1]
+        self.node = None
+        self.wakes = wakes
+        threading.Thread(target=self.listen, daemon=True).start()
+
+    def listen(self):
+        try:
+            while True:
+                self.packets.append(self.card.recv(4096))
+                if self.wakes and not self.node:
+                    self.bed.close()
+                    self.node = FakeNode({"qwen3:8b": {}}, port=self.port)
+        except OSError:
+            pass
+
+    def stop(self):
+        self.card.close()
+        self.bed.close()
+        if self.node:
+            self.node.close()
+
+
+@pytest.fixture
+def sleeper():
+    """Start sleepers; they end with the test."""
+    started = []
+
+    def start(**more):
+        started.append(Sleeper(**more))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.stop()
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Nobody is given two seconds to be found asleep."""
+    monkeypatch.setattr(sf, "SLEEP_TEST_SECONDS", 0.3)
+    monkeypatch.setattr(sf, "WAKE_PAUSE_SECONDS", 0.05)
+
+
+def write_fleet(place, port, mac=f', mac: "{MAC}"'):
+    (place / "fleet.yaml").write_text(FLEET.format(port=port, mac=mac), encoding="utf-8")
+
+
+def test_the_packet_is_102_bytes():
+    packet = sf.plan_magic_packet(MAC)
+    assert len(packet) == 102
+    assert packet == b"\xff" * 6 + b"\xa4\x83\xe7\x01\x02\x03" * 16
+
+
+def test_wake_sends_the_packet_and_waits_for_the_answer(sleeper, quick, tmp_path, monkeypatch, capsys):
+    machine = sleeper()
+    write_fleet(tmp_path, machine.port)
+    monkeypatch.chdir(tmp_path)
+    assert sf.main(["wake", "--via", machine.via]) == 0
+    assert capsys.readouterr().out == "mini answered after 0 s\n"
+    assert machine.packets == [sf.plan_magic_packet(MAC)]
+    assert sf.main(["wake", "mini", "--via", machine.via]) == 0
+    assert capsys.readouterr().out == "mini answers already\n" and len(machine.packets) == 1
+
+
+def test_wake_says_who_did_not_wake(sleeper, quick, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sf, "WAKE_AGAIN_SECONDS", 0.4)
+    machine = sleeper(wakes=False)
+    write_fleet(tmp_path, machine.port)
+    monkeypatch.chdir(tmp_path)
+    assert sf.main(["wake", "--via", machine.via, "--timeout", "1", "--json"]) == 1
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert (result["node"], result["state"]) == ("mini", "silent") and result["seconds"] >= 1
+    assert set(machine.packets) == {sf.plan_magic_packet(MAC)} and len(machine.packets) >= 2
+
+
+def test_a_machine_on_which_nothing_listens_is_awake(quick, tmp_path, monkeypatch, capsys):
+    write_fleet(tmp_path, free_port())
+    monkeypatch.chdir(tmp_path)
+    sent = []
+    monkeypatch.setattr(sf.World, "send_datagram", lambda *words: sent.append(words))
+    assert sf.main(["wake"]) == 1 and sent == []
+    assert capsys.readouterr().out == "mini is awake, but nothing listens there: start Ollama\n"
+
+
+@pytest.mark.parametrize("words", [["wake"], ["wake", "mini"]])
+def test_a_node_without_a_mac_says_how_to_find_it(run_cli, tmp_path, words):
+    write_fleet(tmp_path, 11434, mac="")
+    done = run_cli(*words)
+    assert done.returncode == 1 and done.stderr == (
+        "error: nodes.mini has no `mac:`, so nobody can wake it\n"
+        "  fix: while it is awake, `arp -n 127.0.0.1` here, or there `ifconfig en0` (a Mac) or "
+        "`ip link` (Linux); then write it as `mac: \"…\"` under nodes.mini\n")
+    with pytest.raises(sf.FleetError) as caught:
+        sf.choose_sleepers(sf.load_fleet(str(tmp_path / "fleet.yaml")), ["mini"])
+    assert caught.value.slug == "no-mac"
+
+
+def test_the_packet_goes_to_every_network_of_this_machine(monkeypatch, sleeper, quick, tmp_path):
+    machine = sleeper(wakes=False)
+    write_fleet(tmp_path, machine.port)
+    monkeypatch.chdir(tmp_path)
+    sent = []
+
+    def send(self, host, port, content):
+        sent.append((host, port, len(content)))
+        if host == "10.0.0.255":
+            raise sf.NodeFailure("unreachable", "no way")
+    monkeypatch.setattr(sf.World, "broadcast_addresses", lambda self: ["192.168.1.255", "10.0.0.255"])
+    monkeypatch.setattr(sf.World, "send_datagram", send)
+    assert sf.main(["wake", "--timeout", "0.5"]) == 1
+    assert sent == [("192.168.1.255", 9, 102), ("10.0.0.255", 9, 102)]
+    monkeypatch.setattr(sf.World, "broadcast_addresses", lambda self: ["10.0.0.255"])
+    assert sf.main(["wake", "--timeout", "0.5"]) == 1  # nobody took it: that is said at once
+
+
+def test_broadcast_addresses_are_this_machines():
+    addresses = sf.World().broadcast_addresses()
+    assert addresses and "0.0.0.0" not in addresses
+    assert all(sf.ipaddress.IPv4Address(address) for address in addresses)
+
+
+@pytest.mark.parametrize("via", ["8.8.8.8", "mini", "192.168.1.255:99999", "192.168.1.255:x", "::1",
+                                 "192.168.1", "1.2.3.4:9"])
+def test_via_is_an_address_at_home(run_cli, tmp_path, via):
+    write_fleet(tmp_path, 11434)
+    done = run_cli("wake", "--via", via)
+    assert done.returncode == 2 and f"wake: --via: `{via}` is not an address of a private" in done.stderr
+
+
+@pytest.mark.parametrize("text, places", [
+    ("", []), ("192.168.1.255", [("192.168.1.255", 9)]), ("255.255.255.255:7", [("255.255.255.255", 7)])])
+def test_via_has_a_port_or_the_usual(text, places):
+    assert sf.parse_via(text) == places
+
+
+def test_a_public_node_is_asked_for_before_it_is_woken(run_cli, tmp_path):
+    text = FLEET.format(port=1, mac=f', mac: "{MAC}"').replace("127.0.0.1", "8.8.8.8")
+    (tmp_path / "fleet.yaml").write_text(text, encoding="utf-8")
+    assert run_cli("wake").returncode == 3
+
+
+def test_warmup_wakes_who_sleeps_before_it_loads(sleeper, quick, tmp_path, monkeypatch, capsys):
+    machine = sleeper()
+    write_fleet(tmp_path, machine.port)
+    monkeypatch.chdir(tmp_path)
+    host, port = machine.via.split(":")
+    send = sf.World.send_datagram
+    monkeypatch.setattr(sf.World, "broadcast_addresses", lambda self: [host])
+    monkeypatch.setattr(sf.World, "send_datagram",
+                        lambda self, host, _, content: send(self, host, int(port), content))
+    assert sf.main(["warmup", "--unload", "--timeout", "0.2"]) == 1 and machine.packets == []
+    capsys.readouterr()
+    assert sf.main(["warmup"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("mini answered after 0 s\nWarming models:\n") and " ok " in said
+    assert machine.packets == [sf.plan_magic_packet(MAC)]
+
+
+@pytest.mark.parametrize("written, kept", [
+    ('"A4-83-E7-01-02-03"', MAC), (f'"{MAC}"', MAC), ("a4:83:e7:01:02:03", MAC)])
+def test_a_mac_is_read_as_people_write_it(tmp_path, written, kept):
+    write_fleet(tmp_path, 11434, mac=f", mac: {written}")
+    assert sf.load_fleet(str(tmp_path / "fleet.yaml")).nodes["mini"].mac == kept
+
+
+@pytest.mark.parametrize("written, fix", [
+    ('"a483e7010203"', f'write `mac: {MAC}`'), ('"a483.e701.0203"', f"write `mac: {MAC}`"),
+    ('"a4:83"', ""), ("7", "")])
+def test_what_is_no_mac_is_an_error(run_cli, tmp_path, written, fix):
+    write_fleet(tmp_path, 11434, mac=f", mac: {written}")
+    done = run_cli("validate")
+    assert done.returncode == 1 and "nodes.mini.mac" in done.stderr and fix in done.stderr
