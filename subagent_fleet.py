@@ -144,6 +144,7 @@ CONFIG_VARIABLE = "SUBAGENT_FLEET_CONFIG"
 STATE_DIRECTORY = ".subagent-fleet"
 MANIFEST_FILE = f"{STATE_DIRECTORY}/manifest.json"
 LITELLM_FILE = "litellm_config.yaml"
+LITELLM_LOG_FILE = f"{STATE_DIRECTORY}/litellm.log"
 ENVIRONMENT_FILE = ".env.subagent-fleet"
 TEXT_LIMIT_BYTES = 4 * 1024 * 1024
 RECEIPTS_LIMIT_BYTES = 10 * 1024 * 1024
@@ -13206,6 +13207,23 @@ class World:
         with Trying("write", place), Directory(place, place.above, makes=True) as directory:
             return open(directory.open_to_append(place.name), "ab", buffering=0)
 
+    def open_page(self, url: str) -> bool:
+        """Show a page in the browser of who sits here; False where nobody does."""
+        has_screen = sys.platform in ("darwin", "win32") or any(
+            self.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+        if not has_screen or self.environ.get("SSH_CONNECTION"):
+            return False
+        if sys.platform == "win32":
+            os.startfile(url)
+            return True
+
+        # webbrowser would start a browser for terminals where there is no other.
+        program = self.which("open" if sys.platform == "darwin" else "xdg-open")
+        if program:
+            subprocess.Popen([program, url], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                             stderr=subprocess.DEVNULL, start_new_session=True)
+        return bool(program)
+
     # -- network --
 
     def open_exchange(self, url: str, *, body: bytes | None = None,
@@ -15644,6 +15662,11 @@ class Board:
             told.pop()
         told.append(event)
 
+    def forget(self) -> None:
+        """Forget who works and who rests: who told it has gone."""
+        self._working.clear()
+        self._rests.clear()
+
     def events(self) -> list[Event]:
         """Return the events that lead to what is so now."""
         working = [event for told in self._working.values() for event in told]
@@ -15669,6 +15692,16 @@ class Hub:
                 listener(event)
             self._listeners.append(listener)
 
+    def forget(self) -> None:
+        """Let nobody who comes from now on hear of what was under way."""
+        with self._lock:
+            self.board.forget()
+
+    def requests(self) -> list[Event]:
+        """Return what is known of the requests, the oldest first."""
+        with self._lock:
+            return self.board.events()
+
     def unsubscribe(self, listener: Callable[[Any], None]) -> None:
         with self._lock:
             self._listeners.remove(listener)
@@ -15689,8 +15722,9 @@ class Follower:
     comes back. What came and went between two looks is told by its end alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, latest: Callable[[], bytes] = bytes) -> None:
         self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._latest, self._seen = latest, b""  # of a frame that replaces the one before
         self.signal = Signal()
         self.is_late = self.is_closed = False
 
@@ -15716,8 +15750,14 @@ class Follower:
                 events.append(self._queue.get_nowait())
         ended = {event.id for event in events if isinstance(event, Receipt)}
         steps = (RequestBegun, SlotGot, FirstToken, TokensSoFar)
-        return b"".join(render_frame(event) for event in events
-                        if not (isinstance(event, steps) and event.id in ended))
+        frames = [render_frame(event) for event in events
+                  if not (isinstance(event, steps) and event.id in ended)]
+
+        latest = self._latest()
+        if latest is not self._seen:
+            self._seen = latest
+            frames.insert(0, latest)
+        return b"".join(frames)
 
 
 class Ledger:
@@ -15824,6 +15864,10 @@ class Reception(ABC):
     def _hello(self) -> dict[str, Any]:
         """Return what is said first to who follows."""
 
+    def _latest(self) -> bytes:
+        """Return the frame of which only the latest counts, beside the events."""
+        return b""
+
     def stop(self, name: str) -> None:
         """Take nothing new; a second time, end at once. Safe in a signal handler."""
         self.stops.append(name)
@@ -15919,7 +15963,7 @@ class Reception(ABC):
 
     def _follow(self, visitor: Visitor) -> None:
         """Tell a client what happens until it leaves, is too far behind, or the gateway stops."""
-        follower = Follower()
+        follower = Follower(self._latest)
         if len(self._followers) >= FOLLOWER_LIMIT:
             raise Refusal(503, "as many follow the events as may", retry_seconds=5)
         self._followers.append(follower)
@@ -15929,7 +15973,8 @@ class Reception(ABC):
         try:
             hello = {"kind": "hello", "schema": "subagent-fleet/events/1", **self._hello(),
                      "time": round(self.world.now(), 3)}
-            visitor.stream(b"data: %b\n\n" % render_json(hello), head=EVENTS_HEAD)
+            frame = b"retry: 1000\ndata: %b\n\n" % render_json(hello)  # ms: a browser comes back
+            visitor.stream(frame + follower.drain(), head=EVENTS_HEAD)
             while not (follower.is_late or follower.is_closed):
                 comes = visitor.wait(follower.signal, QUIET_SECONDS)
                 if comes and not follower.is_closed:
@@ -15952,7 +15997,7 @@ class Reception(ABC):
         host = headers.get("host", "").lower()
         names = {f"{name}:{port}" for name in {*self._names, own}}
         if not names & {host, f"{host}:80"} or "origin" in headers:
-            raise Refusal(403, "only programs that name this gateway's own address are served: "
+            raise Refusal(403, "only who names this server's own address is served: "
                           f"http://{own}:{port}")
 
 
@@ -16954,8 +16999,212 @@ def show_session(report: SessionReport, *, prompts: bool) -> dict[str, Any]:
 
 
 # == 18. Dashboard ============================================================
+#
+# The fleet on one page, for a browser on this machine. It can only be looked at: what is known of
+# the fleet (a picture, sent anew when it changes) and what happens go to it as JSON, nothing comes
+# back. A random token in the address becomes a cookie; without it there is nothing to see.
 
-# Takes what the gateway and the nodes say; gives it to one page in a browser, read-only.
+PAGE_PORT = 8080
+PICTURE_SECONDS = 2.0  # how often machines are asked while somebody looks
+FINDINGS_SECONDS = 60.0
+LISTEN_AGAIN_SECONDS = 0.5
+LOG_LINES = 100
+LOG_PART_BYTES = 32 * 1024
+# Nothing but what the page itself brings, and nobody may frame it or learn where it lies.
+PAGE_HEAD = ("Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
+             "Referrer-Policy: no-referrer\r\nCross-Origin-Resource-Policy: same-origin\r\n"
+             "Cross-Origin-Opener-Policy: same-origin\r\nContent-Security-Policy: "
+             "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
+             "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n")
+
+
+class Dashboard(Reception):
+    """Serves the page, and what it shows, to who has the token."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, ("127.0.0.1", "localhost", "[::1]"))
+        self.token = world.token(32)
+        self._tickets: list[str] = []  # each opens the page once
+        self._picture = b""
+
+    @property
+    def is_watched(self) -> bool:
+        return bool(self._followers)
+
+    def run(self, listener: Listener) -> None:
+        """Serve until `stop`."""
+        self.serve(listener)
+        self._end_visits()
+        self._wake.close()
+
+    def ticket(self) -> str:
+        """Return what opens the page once: the arguments of a browser can be read by others."""
+        self._tickets.append(self.world.token(32))
+        return self._tickets[-1]
+
+    def show(self, picture: Mapping[str, Any]) -> None:
+        """Send what is known of the fleet to all who look, where it has changed."""
+        frame = b"data: %b\n\n" % render_json({"kind": "picture", **picture})
+        if frame != self._picture:
+            self._picture = frame
+            self._wake_followers()
+
+    def begin_anew(self) -> None:
+        """Forget what was under way; who looks comes back and is told what is so."""
+        self.hub.forget()
+        for follower in self._followers.copy():
+            follower.close()
+
+    def _wake_followers(self) -> None:
+        for follower in self._followers.copy():
+            follower.signal.set()
+
+    def _latest(self) -> bytes:
+        return self._picture
+
+    def _hello(self) -> dict[str, Any]:
+        return {"version": __version__}
+
+    def _respond(self, visitor: Visitor, method: str, target: str,
+                 headers: dict[str, str]) -> None:
+        self._check_host(visitor, headers)
+        visitor.read_body(HEADER_LIMIT_BYTES, REQUEST_SECONDS)
+        path, _, query = target.partition("?")
+        if method not in ("GET", "HEAD"):
+            raise Refusal(405, "this page can only be looked at")
+
+        cookie = f"subagent_fleet_{visitor.reached[1]}"
+        if path == "/" and query.startswith("token="):
+            self._check_token(query[len("token="):])
+            head = (f"Set-Cookie: {cookie}={self.token}; HttpOnly; SameSite=Strict; Path=/\r\n")
+            self._send_page(visitor, DOOR_PAGE, head)
+            return
+
+        cookies = dict(part.strip().partition("=")[::2]
+                       for part in headers.get("cookie", "").split(";"))
+        self._check_token(cookies.get(cookie, ""))
+        if path == EVENTS_PATH and method == "GET":
+            self._follow(visitor)
+        elif path == "/":
+            self._send_page(visitor, DASHBOARD_PAGE)
+        else:
+            raise Refusal(404, "there is nothing at this path")
+
+    def _check_token(self, typed: str) -> None:
+        """Refuse whoever has not the token; how long that takes tells nothing."""
+        if proves_key(typed, self.token):
+            return
+        used = [ticket for ticket in self._tickets if proves_key(typed, ticket)]
+        if used:
+            self._tickets.remove(used[0])
+            return
+        raise Refusal(401, "open the whole address that `subagent-fleet ui` printed: it ends in "
+                      "a token that is missing or wrong here")
+
+    def _send_page(self, visitor: Visitor, page: str, head: str = "") -> None:
+        """Send a page whose own script and style, and no others, may be used."""
+        nonce = self.world.token(16)
+        content = page.replace("NONCE", nonce).encode("utf-8")
+        head += PAGE_HEAD.format(nonce=nonce)
+        visitor.reply(200, content, head=head, kind="text/html; charset=utf-8")
+
+    def _refuse(self, visitor: Visitor, refusal: Refusal, path: str) -> None:
+        head = PAGE_HEAD.format(nonce="none")
+        visitor.reply(refusal.http, f"{refusal.what}\n".encode(), head=head,
+                      kind="text/plain; charset=utf-8")
+
+
+# -- what is known of a fleet, as plain values --
+
+@dataclass(frozen=True)
+class Sight:
+    """What is seen of a fleet at one moment."""
+
+    fleet: Fleet
+    states: Mapping[str, NodeState]
+    gateway: Finding
+    now: float
+    typing: Typing
+    is_followed: bool = False  # the gateway tells what happens
+    findings: Sequence[Finding] = ()
+    warmup: Sequence[Mapping[str, Any]] = ()
+    tasks: Sequence[Mapping[str, Any]] = ()
+    names: Sequence[Mapping[str, str]] = ()  # {session, agent, name} of who asked
+    log: str = ""  # of LiteLLM, its end
+
+
+def plan_picture(sight: Sight) -> dict[str, Any]:
+    """Return what the page shows of a fleet, apart from what happens."""
+    fleet, states = sight.fleet, sight.states
+    routes = {name: plan_route_state(fleet, states, model)
+              for name, model in fleet.models.items()}
+    sentence = add_gateway(plan_next_step(fleet, states, routes), sight.gateway)
+    places = _plan_capacities(fleet)
+    models = []
+    for name, model in fleet.models.items():
+        models.append({"name": name, "node": model.node, "runs": model.ollama_model,
+                       "alias": model.alias, "context": model.context,
+                       "slots": places[name].slots, "fallback": list(model.fallback),
+                       **_picture_route(routes[name])})
+
+    agents = [{"name": "main", "model": plan_tiers(fleet)["main"]}]
+    agents += [{"name": agent.name, "model": agent.model} for agent in fleet.agents.values()]
+    return {
+        "fleet": fleet.name,
+        "ready": sentence.startswith("Ready:"),
+        "sentence": as_typed(sentence, sight.typing),
+        "hint": as_typed("subagent-fleet launch claude", sight.typing),
+        "gateway": {"url": gateway_url(fleet.gateway), "says": sight.gateway.what,
+                    "provider": fleet.gateway.provider, "followed": sight.is_followed},
+        "machines": [_picture_machine(sight, node) for node in fleet.nodes.values()],
+        "models": models,
+        "agents": agents,
+        "findings": [show_record(finding) for finding in sight.findings
+                     if finding.level in ("error", "warning")],
+        "warmup": list(sight.warmup),
+        "tasks": list(sight.tasks),
+        "names": list(sight.names),
+        "log": parse_log(sight.log),
+    }
+
+
+def _picture_route(route: RouteState) -> dict[str, Any]:
+    return {"state": route.state, "instead": route.fallback}
+
+
+def _picture_machine(sight: Sight, node: Node) -> dict[str, Any]:
+    """Return what the card of a machine shows."""
+    state = sight.states[node.name]
+    loaded = []
+    for model in state.loaded:
+        stays = format_expiry(model.expires, sight.now)
+        loaded.append({"name": model.name, "bytes": model.size, "context": model.context,
+                       "gpu": model.gpu_percent, "stays": stays})
+    memory = None
+    if node.memory_gb:
+        memory = node.memory_gb * 1e9
+    return {"name": node.name, "endpoint": node.endpoint,
+            "colour": plan_machine_colours(sight.fleet.nodes)[node.name],
+            "runs": f"{backend_of(node).title} {state.version}".strip(),
+            "online": state.online, "why": state.reason,
+            "mend": as_typed(state.mend, sight.typing) if state.reason else "",
+            "latency": state.latency_ms, "memory": memory, "loaded": loaded}
+
+
+_SECRET = _Pattern(r"sk-[\w-]{4,}|(?i:bearer) \S+")
+_SEVERITIES = (("error", _Pattern(r"ERROR|CRITICAL|Traceback|Exception|Error:")),
+               ("warning", _Pattern(r"WARN")))
+
+
+def parse_log(text: str) -> list[dict[str, str]]:
+    """Return the last lines of a program's log with how severe they are; no key is in them."""
+    lines = []
+    for line in text.splitlines()[-LOG_LINES:]:
+        shown = _SECRET.sub("(a key)", clean_line(line))[:500]
+        level = next((name for name, pattern in _SEVERITIES if pattern.search(shown)), "info")
+        if shown.strip():
+            lines.append({"level": level, "line": shown})
+    return lines
 
 
 # == 19. Tasks ================================================================
@@ -17988,6 +18237,9 @@ class Options:
     # env
     shell: str | None = "sh"
     show_key: bool = False
+    # ui, up
+    no_open: bool = False
+    ui: bool = False
     # launch
     program: str = "claude"
     # discover
@@ -18337,6 +18589,27 @@ def ask_gateway(world: World, fleet: Fleet, key: str) -> dict[str, dict[str, Any
         return {}
 
 
+def follow_events(world: World, fleet: Fleet, key: str) -> Iterator[dict[str, Any]]:
+    """Yield what this fleet's gateway tells, until it ends; NodeFailure: nobody tells anything."""
+    holder = who_serves(world, fleet, key, world.clock() + CONNECT_SECONDS)
+    if holder not in (OUR_GATEWAY, OLD_GATEWAY):
+        raise NodeFailure("refused", "no gateway of this fleet answers")
+    ask = Ask(EVENTS_PATH, _read_frame, headers={"Authorization": f"Bearer {key}"})
+    for value in world.ask_lines(gateway_url(fleet.gateway), ask,
+                                 stall_seconds=3 * QUIET_SECONDS):
+        if value:
+            yield value
+
+
+def _read_frame(reply: Reply) -> dict[str, Any] | None:
+    """Return the object that a line of `/events` holds, None for a line that holds none."""
+    if reply.status != 200:
+        raise NodeFailure("bad answer", f"it answers {reply.status} to who follows")
+    if not reply.body.startswith(b"data: "):
+        return None
+    return parse_object(reply.body[len(b"data: "):])
+
+
 def count_served(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[object, ...]]:
     """Return (node, its totals …) of what each node has served between two looks at a gateway."""
     nothing = dict.fromkeys(TOTALS, 0)
@@ -18387,7 +18660,7 @@ def start_litellm(world: World, fleet: Fleet, key: str, *, out: str,
         raise FleetError("litellm-missing", "the gateway is LiteLLM and it is not on the PATH",
                          fix=f"{LITELLM_INSTALL}, or write `provider: builtin`")
 
-    log = world.enter(out, f"{STATE_DIRECTORY}/litellm.log")
+    log = world.enter(out, LITELLM_LOG_FILE)
     place = stops.enter_context(PrivateDirectory())
     config = world.path(place, LITELLM_FILE)
     world.replace_files([(config, render_litellm(fleet).encode("utf-8"), 0o600)])
@@ -18436,7 +18709,8 @@ def receipts_path(world: World, out: str) -> str:
 @command("up", "do the whole job: find, generate, warm, serve, run Claude Code", CONFIG, OUT,
          TRUST,
          Flag("--node", "also take this machine; may be repeated", "NAME=URL", REPEAT),
-         group=START, examples=("up", "up -- -p 'say hi'"), passes="ARGS")
+         Flag("--ui", "show the dashboard, too"),
+         group=START, examples=("up", "up --ui", "up -- -p 'say hi'"), passes="ARGS")
 def cmd_up(options: Options, world: World) -> int:
     """Do the whole job. What is said goes to standard error: standard output is Claude Code's."""
     fleet = find_or_write_fleet(options, world)
@@ -18451,6 +18725,10 @@ def cmd_up(options: Options, world: World) -> int:
     with contextlib.ExitStack() as stops:
         # What it refuses is told before models load.
         start_gateway(world, fleet, key, out=workspace.out, stops=stops)
+        if options.ui:
+            page = listen_for_page(Options(), world)
+            url = open_dashboard(workspace, fleet, options, page, stops)
+            world.err(f"The dashboard is at {url}\n")
         warm_for_session(fleet, options, world)
 
         before = ask_gateway(world, fleet, key)
@@ -18549,7 +18827,8 @@ def check_key(fleet: Fleet, key: str, options: Options, world: World) -> None:
 
 def warm_for_session(fleet: Fleet, options: Options, world: World) -> None:
     """Load every model; refuse to go on when nobody could answer the main session."""
-    warmths = warm_fleet(fleet, Options(typing=options.typing), world, say=world.err,
+    here = Options(typing=options.typing, config=options.config, out=options.out)
+    warmths = warm_fleet(fleet, here, world, say=world.err,
                          busy_seconds=HUNG_SECONDS)
     if all(warmth.ok for warmth in warmths.values()):
         return
@@ -19391,6 +19670,157 @@ def report_status(fleet: Fleet, routes: dict[str, RouteState],
     return {"models": list(models.values()), "routes": agents}
 
 
+# -- the page --
+
+class Lookout:
+    """Looks at a fleet for its dashboard: machines, who happens to work, what is wrong."""
+
+    def __init__(self, workspace: Workspace, fleet: Fleet, options: Options,
+                 dashboard: Dashboard) -> None:
+        self._world, self._workspace = workspace.world, workspace
+        self._fleet, self._options, self._dashboard = fleet, options, dashboard
+        self._names = AgentNames(workspace.world, known_agents(options, workspace.world))
+        self._reader = ReceiptsReader(workspace)
+        self._is_followed = False
+        self._findings: Sequence[Finding] = ()
+
+    def start(self) -> None:
+        """Look from now on, in threads that end with the dashboard or the process."""
+        for work in (self._look, self._listen, self._examine):
+            threading.Thread(target=self._repeat, args=(work,), daemon=True).start()
+
+    def _repeat(self, work: Callable[[], float]) -> None:
+        """Work, pause as long as that says, and again; a failure is no reason to stop looking."""
+        while not self._dashboard.stops:
+            pause = PICTURE_SECONDS
+            with contextlib.suppress(FleetError):
+                pause = work()
+            until = self._world.clock() + pause
+            while not self._dashboard.stops and self._world.clock() < until:
+                self._world.sleep(TICK_SECONDS)
+
+    def _look(self) -> float:
+        """Show what is so now, while somebody looks."""
+        if not self._dashboard.is_watched:
+            return TICK_SECONDS
+        began, world, fleet = self._world.clock(), self._world, self._fleet
+        key = known_key(self._workspace, fleet)
+        jobs: dict[str, Callable[[], Any]] = {
+            "states": lambda: probe_nodes(world, fleet.nodes, PICTURE_SECONDS, fleet.models)}
+        if not self._is_followed:
+            jobs["holder"] = lambda: who_serves(world, fleet, key, began + PICTURE_SECONDS)
+        seen = dict(run_together(world, jobs))
+        gateway = check_gateway(fleet, seen.get("holder", OUR_GATEWAY))
+        self._dashboard.show(plan_picture(Sight(
+            fleet, seen["states"], gateway, world.now(), self._options.typing,
+            is_followed=self._is_followed, findings=self._findings, names=self._name_askers(),
+            warmup=read_warmup(self._workspace), log=self._read_log())))
+        return max(PICTURE_SECONDS - (world.clock() - began), TICK_SECONDS)
+
+    def _name_askers(self) -> list[dict[str, str]]:
+        """Return who asked: the name of an agent is not on the wire, only its id."""
+        names: dict[tuple[str, str], str] = {}
+        for event in self._dashboard.hub.requests():
+            if isinstance(event, (RequestBegun, Receipt)) and event.agent:
+                name = self._names.find(event.session, event.agent, event.alias)
+                names[event.session, event.agent] = name
+        return [{"session": session, "agent": agent, "name": name}
+                for (session, agent), name in names.items()]
+
+    def _read_log(self) -> str:
+        """Return the end of LiteLLM's log, where LiteLLM serves."""
+        if self._fleet.gateway.provider != "litellm":
+            return ""
+        path = self._workspace.enter(LITELLM_LOG_FILE)
+        begin = max(0, self._world.size_of(path) - LOG_PART_BYTES)
+        return self._world.read_part(path, begin, LOG_PART_BYTES).decode("utf-8", "replace")
+
+    def _examine(self) -> float:
+        """Find what is wrong, now and then."""
+        if not self._dashboard.is_watched:
+            return TICK_SECONDS
+        facts = observe(self._workspace, self._fleet, problems=(), seconds=PROBE_TIMEOUT_SECONDS)
+        self._findings = [retype(finding, self._options.typing)
+                          for _, finding in plan_doctor(self._fleet, facts)]
+        return FINDINGS_SECONDS
+
+    def _listen(self) -> float:
+        """Hand on what the gateway tells; where it does not, what it has filed."""
+        for receipt in self._reader.read()[-RECEIPTS_SHOWN:]:
+            self._hand_on(receipt)
+        key = known_key(self._workspace, self._fleet)
+        with contextlib.suppress(NodeFailure):
+            for told in follow_events(self._world, self._fleet, key):
+                if told.get("kind") == "hello":
+                    self._is_followed = True
+                self._hand_on(told)
+        if self._is_followed:
+            self._is_followed = False
+            self._dashboard.begin_anew()
+        return LISTEN_AGAIN_SECONDS
+
+    def _hand_on(self, value: Mapping[str, Any]) -> None:
+        event = parse_event(value)
+        if event:
+            self._dashboard.hub.publish(event)
+
+
+def open_dashboard(workspace: Workspace, fleet: Fleet, options: Options, listener: Listener,
+                   stops: contextlib.ExitStack) -> str:
+    """Serve a fleet's page until `stops` is left; return its address, which opens it."""
+    dashboard = Dashboard(workspace.world)
+    serving = threading.Thread(target=dashboard.run, args=(listener,), daemon=True)
+    serving.start()
+    Lookout(workspace, fleet, options, dashboard).start()
+    stops.callback(serving.join, GRACE_SECONDS + 1)  # the last one comes first
+    stops.callback(dashboard.stop, "end")
+
+    place = f"http://{show_host(listener.host)}:{listener.port}/?token="
+    if not options.no_open and workspace.world.is_terminal("stderr"):
+        workspace.world.open_page(place + dashboard.ticket())
+    return place + dashboard.token
+
+
+def listen_for_page(options: Options, world: World) -> Listener:
+    """Return the port of the page: the typed one, else the usual one or the next that is free."""
+    host = options.host or "127.0.0.1"
+    if not is_loopback(host):
+        raise FleetError("page-far", f"ui: the page is for this machine alone, and `{host}` is "
+                         "not its loopback", status=EXIT_REFUSED,
+                         fix="on the machine where you sit: ssh -L 8080:127.0.0.1:8080 HOST")
+    port = options.port or str(PAGE_PORT)
+    if not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
+        raise FleetError("usage", f"--port: `{port}` is not a port", status=EXIT_USAGE,
+                         fix=f"write --port {PAGE_PORT}")
+    try:
+        return world.listen(host, int(port))
+    except FleetError as error:
+        if error.slug != "port-taken":
+            raise
+        if options.port:
+            raise FleetError("port-taken", error.what, fix="subagent-fleet ui --port 0") from None
+    return world.listen(host, world.find_free_port(host, PAGE_PORT))
+
+
+@command("ui", "watch the fleet on a page in your browser", CONFIG, OUT,
+         Flag("--port", "the page's port; 0: any", "PORT", {"default": ""}),
+         Flag("--host", "another address of this machine's loopback", "HOST", {"default": ""}),
+         Flag("--no-open", "only print the address"),
+         group=LOOK, examples=("ui", "ui --port 8090 --no-open"))
+def cmd_ui(options: Options, world: World) -> int:
+    fleet = load_config(world, options.config).fleet
+    workspace = open_workspace(options, world)
+    listener = listen_for_page(options, world)
+    signals: list[str] = []
+    with contextlib.ExitStack() as stops:
+        url = open_dashboard(workspace, fleet, options, listener, stops)
+        world.on_stop(signals.append)
+        world.out(f"{clean_line(fleet.name)} is at {url}\nCtrl-C stops.\n")
+        while not signals:
+            world.sleep(TICK_SECONDS)
+    return EXIT_INTERRUPTED if "SIGINT" in signals else EXIT_OK
+
+
 @command("doctor", "find what is wrong, and say what mends it", CONFIG, OUT,
          Flag("--fix", "mend what is safe: permissions, stale and missing files"),
          Flag("--verbose", "on a terminal, also list what is right", short="-v"), TIMEOUT, JSON,
@@ -19905,8 +20335,10 @@ def warm_fleet(fleet: Fleet, options: Options, world: World, *, say: Callable[[s
     clear = "\r\x1b[K" if is_live else ""
     how = WarmUp(options.timeout or None, busy_seconds, pull=options.pull, unload=options.unload)
     by_node = {name: list(group.values()) for name, group in groups.items()}
+    progress = WarmupFile(open_workspace(options, world))
     try:
         for _ in warm_nodes(world, by_node, how):
+            progress.write(warmths)
             world.err(clear)
             for name, warmth in warmths.items():
                 is_news = warmth.stage == "busy" or warmth.stage == "done"
@@ -19919,8 +20351,50 @@ def warm_fleet(fleet: Fleet, options: Options, world: World, *, say: Callable[[s
             if is_live:
                 world.err(format_progress(groups, world.clock(), world.columns))
     finally:
+        progress.write(warmths, last=True)
         world.err(clear)
     return warmths
+
+
+WARMUP_FILE = f"{STATE_DIRECTORY}/warmup.json"
+WARMUP_SECONDS = 10.0  # what is older was left by one that was cut off, or is long over
+
+
+class WarmupFile:
+    """Keeps how far a warm-up is where the dashboard reads it, while there is a workspace."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace, self._world = workspace, workspace.world
+        self._has_place = self._world.kind_of(workspace.path(STATE_DIRECTORY)) == "directory"
+        self._write_at = 0.0
+
+    def write(self, warmths: Mapping[str, Warmth], *, last: bool = False) -> None:
+        """Write what each model's warm-up does now, at most once a second."""
+        now = self._world.clock()
+        if not self._has_place or (now < self._write_at and not last):
+            return
+        self._write_at = now + 1.0
+        rows = [{"model": name, "node": warmth.node.name, "ollama_model": warmth.model.ollama_model,
+                 "stage": warmth.stage, "state": warmth.state, "detail": warmth.detail,
+                 "pulled_bytes": warmth.pulled, "size_bytes": warmth.size,
+                 "seconds": round(warmth.seconds or now - warmth.began, 1) if warmth.began else 0}
+                for name, warmth in warmths.items()]
+        page = {"schema": "subagent-fleet/warmup-progress/1", "time": round(self._world.now(), 1),
+                "models": rows}
+        with contextlib.suppress(FleetError):  # a full disk is no reason to load no model
+            place = self._workspace.enter(WARMUP_FILE)
+            self._world.replace_files([(place, render_json(page) + b"\n", 0o600)])
+
+
+def read_warmup(workspace: Workspace) -> list[dict[str, Any]]:
+    """Return how far the warm-up is that goes on or has just ended, nothing where there is none."""
+    page = parse_object(workspace.read(WARMUP_FILE) or b"") or {}
+    written, rows = page.get("time"), page.get("models")
+    is_new = isinstance(written, (int, float)) \
+        and 0 <= workspace.world.now() - written < WARMUP_SECONDS
+    if not is_new or not isinstance(rows, list):
+        return []
+    return [row for row in rows if isinstance(row, dict)]
 
 
 def plan_warmths(fleet: Fleet, options: Options) -> dict[str, Warmth]:
@@ -21012,6 +21486,629 @@ SUMMARY_TASKS = r"""
   facts: [alder, '1\.9', birch, '7\.6', '4 times|four times|4x|4 ?×|5\.7|fourfold']
   absent: ['cedar is the (fast|slow)est']
 """
+
+
+
+# It is answered to the token: the page is then asked for by a page of its own address, without
+# which browsers keep the cookie back from a link in another one; and no history has the token.
+DOOR_PAGE = """\
+<!doctype html><meta charset="utf-8"><title>subagent-fleet</title>
+<script nonce="NONCE">location.replace("/")</script>
+"""
+
+# -- the dashboard --
+
+# Its pieces, one after the other, are the page; NONCE is new in each answer.
+
+_PAGE_STYLE = r"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>subagent-fleet</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<style nonce="NONCE">
+:root {
+  --bg: #f3f5f7; --panel: #fff; --ink: #16191d; --dim: #57606a; --line: #d5dbe1;
+  --ok: #00694a; --warn: #8a4b00; --bad: #b3261e;
+  --m0: #0072b2; --m1: #d55e00; --m2: #009e73; --m3: #cc79a7; --m4: #e69f00;
+  --s1: .25rem; --s2: .5rem; --s3: 1rem; --s4: 1.5rem;
+  --small: .75rem; --text: .875rem; --middle: 1rem; --large: 1.25rem;
+  font-size: clamp(1rem, .75vw, 2rem);
+}
+@media (prefers-color-scheme: dark) { :root {
+  --bg: #0d1014; --panel: #161a20; --ink: #eceff3; --dim: #9aa4af; --line: #2b323b;
+  --ok: #3ddc97; --warn: #f5b84a; --bad: #ff8f85;
+  --m0: #56b4e9; --m1: #ff8c42; --m2: #2cc99a; --m3: #e79ac4; --m4: #f2c14e;
+} }
+* { box-sizing: border-box; margin: 0; overflow-wrap: anywhere; }
+body { font: var(--text)/1.5 system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
+body { background: var(--bg); color: var(--ink); font-variant-numeric: tabular-nums; }
+ul, ol { list-style: none; padding: 0; }
+h1, .rate b { font-size: var(--large); line-height: 1.25; }
+h2 { font-size: var(--small); letter-spacing: .06em; text-transform: uppercase; color: var(--dim); }
+h3, #sentence { font-size: var(--middle); }
+code { font: .95em ui-monospace, "SF Mono", Menlo, "DejaVu Sans Mono", monospace; }
+[hidden] { display: none !important; }
+:focus-visible { outline: 2px solid var(--m0); outline-offset: 2px; }
+.dim { color: var(--dim); } .ok { color: var(--ok); }
+.warn { color: var(--warn); } .bad { color: var(--bad); }
+.m0 { --c: var(--m0); } .m1 { --c: var(--m1); } .m2 { --c: var(--m2); }
+.m3 { --c: var(--m3); } .m4 { --c: var(--m4); } .mx { --c: var(--dim); }
+header, main { padding: var(--s3) var(--s4); }
+header, .line, .legend { display: flex; flex-wrap: wrap; gap: var(--s2) var(--s3); }
+header { background: var(--panel); border-bottom: 1px solid var(--line); }
+header div:first-child { flex: 1 1 20rem; }
+.now { text-align: right; }
+main, .pair { display: grid; gap: var(--s4); grid-template-columns: minmax(0, 1fr); }
+section > h2, .line { margin-bottom: var(--s2); align-items: center; }
+.panel, .card { background: var(--panel); border: 1px solid var(--line); border-radius: .5rem; }
+.panel, .card { padding: var(--s3); }
+.scroll { overflow: auto; }
+.cards, .notes { display: grid; gap: var(--s3); }
+.card ul { flex: 1; }
+.cards { grid-template-columns: repeat(auto-fit, minmax(min(19rem, 100%), 1fr)); }
+.card { border-top: 3px solid var(--c); display: flex; flex-direction: column; gap: var(--s2); }
+.card.off { border-top-style: dashed; }
+.row { display: flex; gap: var(--s2); justify-content: space-between; align-items: center; }
+.row > :last-child { flex: none; max-width: 70%; }
+.slots { display: flex; flex-wrap: wrap; gap: 3px; justify-content: end; }
+.slots i { width: .8rem; height: .8rem; border: 2px solid var(--c); border-radius: 3px; }
+.slots .full, .bar i { background: var(--c); }
+.bar { display: flex; flex: 1; height: .5rem; border-radius: .25rem; background: var(--line); }
+.bar i { border-right: 2px solid var(--panel); border-radius: inherit; }
+.bar i:nth-child(2n) { opacity: .55; }
+.spark { flex: 1; height: 2rem; fill: none; stroke: var(--c); stroke-width: 1.5; }
+.spark polyline { vector-effect: non-scaling-stroke; }
+@media (min-width: 64rem) { .pair { grid-template-columns: 2fr 3fr; } }
+.pair section { display: flex; flex-direction: column; min-width: 0; }
+.pair .panel { flex: 1; }
+#routes { position: relative; display: grid; gap: 8%; }
+#routes { grid-template-columns: minmax(0, 4fr) minmax(0, 5fr) minmax(0, 4fr); }
+#routes svg { position: absolute; inset: 0; width: 100%; height: 100%; }
+#routes ul { display: flex; flex-direction: column; gap: var(--s2); justify-content: space-around; }
+#routes li { position: relative; padding: var(--s1) var(--s2); font-size: var(--small); }
+#routes li { border: 1px solid var(--line); border-radius: .375rem; background: var(--bg); }
+th, td, #routes span, .lane span { white-space: nowrap; }
+td, #routes span, .lane span { overflow: hidden; text-overflow: ellipsis; }
+#routes span { display: block; }
+#routes .box { border: 2px solid var(--c); }
+#routes path { fill: none; stroke: var(--line); stroke-width: 1.5; }
+#routes .spare { stroke: var(--dim); stroke-dasharray: 3 5; }
+#routes .works { stroke: var(--c); stroke-width: 3; stroke-dasharray: 10 5; }
+#routes .works { animation: flow .9s linear infinite; }
+@media (prefers-reduced-motion) { #routes .works { animation: none; stroke-dasharray: none; } }
+@keyframes flow { to { stroke-dashoffset: -15; } }
+.lane { display: grid; grid-template-columns: var(--label) 1fr; }
+.lane, .axis { --label: 8.5rem; min-width: 44rem; }
+.lane span { position: sticky; left: 0; z-index: 1; background: var(--panel); }
+.lane span { line-height: 1.75rem; padding-right: var(--s2); }
+.track { position: relative; overflow: hidden; border-right: 1px solid var(--line); }
+.track { background: linear-gradient(to right, var(--line) 1px, transparent 1px) 0 / 20%; }
+.track li { position: absolute; top: .375rem; height: 1rem; min-width: 3px; }
+.track button { position: absolute; inset: 0; width: 100%; border: 0; background: none; }
+.track i { position: absolute; top: 0; height: 1rem; }
+.wait { border: 1px dashed var(--dim); border-radius: 3px; }
+.read, .write { background: var(--c); } .read { opacity: .45; }
+.mark { font: bold 1rem/1 sans-serif; color: var(--bad); }
+.track .mark { margin-left: -.3em; text-shadow: 0 0 3px var(--panel), 0 0 3px var(--panel); }
+.axis { display: grid; grid-template-columns: repeat(5, 1fr) auto; padding-left: var(--label); }
+.axis, .legend, #told, th, #log { color: var(--dim); font-size: var(--small); }
+.legend li { display: flex; gap: var(--s2); align-items: center; }
+.legend i:not(.dot, .mark) { width: 1.4rem; height: .7rem; }
+.dot { display: inline-block; width: .6rem; height: .6rem; border-radius: 50%; }
+.dot { background: var(--c, currentcolor); margin-right: var(--s1); flex: none; }
+.legend, #told { min-height: 1.5em; margin-top: var(--s2); }
+input { font: inherit; color: inherit; background: var(--panel); width: min(20rem, 100%); }
+input { border: 1px solid var(--dim); border-radius: .375rem; padding: var(--s1) var(--s2); }
+#table, #log ol { max-height: 40rem; padding-top: 0; }
+table { border-collapse: collapse; width: 100%; }
+th { position: sticky; top: 0; background: var(--panel); }
+th, td { padding: var(--s2); text-align: left; }
+td { border-top: 1px solid var(--line); max-width: 18rem; }
+.number { text-align: right; }
+.notes progress { width: min(16rem, 100%); accent-color: var(--m0); }
+@media (max-width: 40rem) {
+  header, main { padding: var(--s3); } .now { text-align: left; }
+  .lane, .axis { --label: 7.75rem; } #routes li { padding: var(--s1); }
+}
+"""
+
+_PAGE_BODY = r"""</style></head><body><header>
+<div><h1 id="fleet">subagent-fleet</h1><p id="sentence">Looking at the machines …</p></div>
+<div class="now"><p id="live" role="status"><i class="dot"></i><span>connecting</span></p>
+<p id="gateway" class="dim"></p></div>
+</header><main>
+<section id="warmup" aria-labelledby="of-warmup" hidden>
+<h2 id="of-warmup">Warm-up</h2><ul class="panel notes"></ul></section>
+<section aria-labelledby="of-machines">
+<h2 id="of-machines">Machines</h2><ul id="machines" class="cards"></ul></section>
+<div class="pair">
+<section aria-labelledby="of-routes"><h2 id="of-routes">Routes</h2>
+<div class="panel" id="routes"><svg aria-hidden="true"></svg>
+<ul aria-label="Agents"></ul><ul aria-label="Models"></ul><ul aria-label="Machines"></ul></div>
+</section>
+<section aria-labelledby="of-lanes"><h2 id="of-lanes">Last five minutes</h2>
+<div class="panel">
+<div id="scroll" class="scroll" tabindex="0" role="region" aria-labelledby="of-lanes">
+<ul id="lanes"></ul>
+<p class="axis" aria-hidden="true"><span>−5 min</span><span>−4</span><span>−3</span>
+<span>−2</span><span>−1</span><span>now</span></p></div>
+<ul class="legend"><li><i class="wait"></i>waits</li>
+<li><i class="read mx"></i>reads the prompt</li><li><i class="write mx"></i>writes</li>
+<li><i class="mark">×</i>moved on after a failure</li></ul>
+<ul class="legend" id="legend" aria-label="Colours of the machines"></ul><p id="told"></p></div>
+</section></div>
+<section id="requests" aria-labelledby="of-requests">
+<div class="line"><h2 id="of-requests">Requests</h2>
+<input id="filter" type="search" placeholder="filter: agent, model, machine, outcome"
+aria-label="Show only requests with these words">
+<span id="count" class="dim" role="status"></span></div>
+<p id="nothing" class="panel" hidden></p>
+<div id="table" class="panel scroll" tabindex="0" role="region" aria-labelledby="of-requests">
+<table><thead><tr id="columns"></tr></thead><tbody id="rows"></tbody></table></div>
+</section>
+<section id="tasks" aria-labelledby="of-tasks" hidden>
+<h2 id="of-tasks">Tasks</h2><ul class="panel notes"></ul></section>
+<section id="findings" aria-labelledby="of-findings" hidden>
+<h2 id="of-findings">What doctor finds</h2><ul class="panel notes"></ul></section>
+<section id="log" aria-labelledby="of-log" hidden><h2 id="of-log">LiteLLM's log</h2>
+<ol class="panel scroll" tabindex="0" aria-labelledby="of-log"></ol></section>
+</main><script nonce="NONCE">
+"""
+
+_PAGE_EVENTS = r""""use strict";
+// What came from a machine, a file or a client is only ever put into textContent.
+const WINDOW = 300, BIN = 5, KEPT = 600, SHOWN = 200;  // seconds; seconds; requests; rows
+const requests = new Map(), rests = new Map();  // by id, the oldest first; by node and model
+const lanes = new Set(), called = new Map();  // who has asked, the first first; by what name
+let picture = null, lead = 0, link = "connecting", told, drawnAt = 0, timer = 0;
+const $ = (id) => document.getElementById(id);
+const now = () => Date.now() / 1000 + lead;
+const count = (value) => Math.round(value).toLocaleString("en");
+const seconds = (value) => value === null ? "-" : value.toFixed(1);
+const clock = (time) => new Date(time * 1000).toTimeString().slice(0, 8);
+const gigabytes = (bytes) => (bytes / 1e9).toFixed(1);
+const joined = (words, between = " · ") => words.filter(Boolean).join(between);
+const host = (url) => url.replace(/^http:\/\//, "");
+
+// -- what happens --
+const HAPPENS = {
+  hello(event) {
+    lead = event.time - Date.now() / 1000;
+    rests.clear();
+    for (const [id, request] of requests) if (isOpen(request)) requests.delete(id);
+  },
+  picture(event) { picture = event; },
+  begun(event) { requests.set(event.id, begin(event, event.time)); },
+  slot(event) { step(event, "read", event); },
+  first(event) { step(event, "write", requests.get(event.id)?.steps.at(-1)); },
+  tokens({id, time, output_tokens: tokens}) {
+    Object.assign(requests.get(id) || {}, {tokens, countedAt: time});
+  },
+  rests(event) {
+    rests.set(`${event.node}\n${event.model}`, {...event, until: event.time + event.seconds});
+    requests.get(event.id)?.marks.push(event);
+    step(event, "wait");
+  },
+  returns({node}) {
+    for (const [place, rest] of rests) if (rest.node === node) rests.delete(place);
+  },
+  ended(event) {
+    const known = requests.get(event.id), began = event.time - event.total;
+    const isWhole = known && (event.first_byte === null || lastStep(known).what === "write");
+    const request = isWhole ? known : begin(event, began);
+    if (!isWhole) {  // nothing but its end was told
+      request.marks = event.tries.map((each) => ({...each, time: began + (event.waited || 0)}));
+      for (const [what, at] of [["read", event.waited], ["write", event.first_byte]])
+        if (at !== null && event.node) step({time: began + at}, what, event, request);
+    }
+    Object.assign(request, {receipt: event, end: event.time, countedAt: event.time});
+    request.tokens = event.output_tokens;
+    requests.set(event.id, request);
+    for (const [id, each] of requests)
+      if (requests.size > KEPT && !isOpen(each)) requests.delete(id);
+  },
+};
+function begin({id, session, agent, alias}, at) {
+  lanes.add(`${session}\n${agent}`);
+  if (lanes.size > KEPT) lanes.delete(lanes.values().next().value);
+  return {id, session, agent, alias, begun: at, steps: [{at, what: "wait"}], marks: [], end: null,
+    tokens: 0, countedAt: at, receipt: null};
+}
+function step({id, time}, what, {node, model} = {}, request = requests.get(id)) {
+  request?.steps.push({at: time, what, node, model});
+}
+function follow() {
+  const source = new EventSource("events");
+  source.onmessage = ({data}) => {
+    const event = JSON.parse(data);
+    HAPPENS[event.kind]?.(event);
+    drawSoon("live");
+  };
+  source.onerror = () => drawSoon(source.readyState === 2
+    ? "ended: open the address that ui prints" : "trying again");
+}
+
+// -- what follows from it --
+const lastStep = (request) => request.steps.at(-1);
+const writeOf = (request) => request.steps.findLast((each) => each.what === "write");
+const isOpen = (request) => !request.receipt;
+const isAtWork = (request) => isOpen(request) && lastStep(request).node;
+const stateOf = (request) => request.receipt ? request.receipt.outcome
+  : {wait: "waiting", read: "reading", write: "writing"}[lastStep(request).what];
+const laneOf = (request) => `${request.session}\n${request.agent}`;
+const colourOf = (node) =>
+  `m${picture?.machines.find((each) => each.name === node)?.colour ?? "x"}`;
+function nameOf(lane, [session, agent] = lane.split("\n")) {
+  const known = picture?.names.find((each) => each.agent === agent && each.session === session);
+  return agent ? known?.name || agent : "main";
+}
+function speedOf({tokens, countedAt, ...request}) {
+  const write = writeOf(request);
+  return write && tokens ? tokens / Math.max(countedAt - write.at, .05) : 0;
+}
+// Tokens a second of each machine: in bins over the window, and of who writes now.
+function flows() {
+  const from = Math.floor(now() / BIN) * BIN - WINDOW, found = new Map();
+  for (const {name} of picture.machines)
+    found.set(name, {bins: Array(WINDOW / BIN).fill(0), now: 0});
+  for (const request of requests.values()) {
+    const speed = speedOf(request), {at, node} = writeOf(request) || {}, flow = found.get(node);
+    if (!speed || !flow) continue;
+    const until = Math.max(request.end ?? now(), at + .05);
+    if (isOpen(request)) flow.now += speed;
+    flow.bins.forEach((_, index) => {
+      const begin = from + index * BIN;
+      const part = Math.min(until, begin + BIN) - Math.max(at, begin);
+      if (part > 0) flow.bins[index] += speed * part / BIN;
+    });
+  }
+  return found;
+}
+
+// -- the tree --
+// Make `tag.class@name`; objects are attributes, a name is in `parts` of all that are above it.
+function make(what, ...children) {
+  const [, tag, classes, part] = what.match(/^(\w+)((?:\.[\w-]+)*)@?(\w*)$/);
+  const like = ["svg", "path", "polyline"].includes(tag) ? "svg" : "body";
+  const element = document.createElementNS(document.querySelector(like).namespaceURI, tag);
+  element.setAttribute("class", classes.slice(1).replaceAll(".", " "));
+  element.parts = part ? {[part]: element} : {};
+  for (const child of children) {
+    if (typeof child === "string" || child instanceof Node) element.append(child);
+    else for (const [key, value] of Object.entries(child)) element.setAttribute(key, value);
+    Object.assign(element.parts, child.parts);
+  }
+  return element;
+}
+// Say words; in those of our own, `commands` are told from the words around them.
+function say(element, words, hasCode = false) {
+  if (element.said === words) return;
+  element.said = words;
+  const pieces = hasCode ? words.split("`") : [words];
+  element.replaceChildren(...pieces.map((each, index) => index % 2 ? make("code", each) : each));
+}
+// Make the children of an element those of [key, value] rows; keep what is there.
+function keep(parent, rows, create, fill = () => {}) {
+  const old = parent.kept || new Map();
+  let next = parent.firstChild;
+  parent.kept = new Map();
+  for (const [key, value] of rows) {
+    const child = old.get(key) || create(value);
+    old.delete(key);
+    parent.kept.set(key, child);
+    if (child === next) next = next.nextSibling;
+    else parent.insertBefore(child, next);
+    fill(child, value, child.parts);
+  }
+  for (const child of old.values()) child.remove();
+}
+const named = (rows, key = "name") => rows.map((row) => [row[key], row]);
+"""
+
+_PAGE_PARTS = r"""
+// -- the parts of the page --
+function drawHead() {
+  const open = [...requests.values()].filter(isOpen), atWork = open.filter(isAtWork).length;
+  $("live").className = link === "live" ? "ok" : "bad";
+  say($("live").lastChild, link);
+  if (!picture) return;
+  const {fleet, sentence, ready, gateway} = picture;
+  const work = `gateway ${host(gateway.url)} · ${atWork} at work, ${open.length - atWork} wait`;
+  document.title = `${fleet} · subagent-fleet`;
+  say($("fleet"), fleet);
+  say($("sentence"), sentence, true);
+  $("sentence").className = ready ? "ok" : "";
+  say($("gateway"), joined([clock(now()), gateway.followed ? work : gateway.says]));
+}
+// What a machine runs: the fleet's models, one under two names once, then what else is loaded.
+function modelsOn(machine) {
+  const rows = new Map();
+  const row = (name, key = name.toLowerCase().replace(/:latest$/, "")) => rows.get(key)
+    || rows.set(key, {name, slots: 0, names: [], aliases: [], agents: [],
+      state: "not of this fleet"}).get(key);
+  for (const {runs, slots, context, state, node, name, alias} of picture.models) {
+    if (node !== machine.name) continue;
+    const {names, aliases, agents} = Object.assign(row(runs), {slots, context, state});
+    names.push(name);
+    aliases.push(alias);
+    agents.push(...picture.agents.filter((each) => each.model === name).map((each) => each.name));
+  }
+  for (const loaded of machine.loaded) row(loaded.name).loaded = loaded;
+  return [...rows];
+}
+const makeModel = () => make("li", make("div.row", make("b@name"), make("span.slots@slots",
+  {role: "img"})), make("p.dim@what"));
+const makeCard = () => make("li.card",
+  make("div.row", make("h3@name"), make("span@state")), make("p.dim@what"), make("p.dim@why"),
+  make("ul@models"), make("div.row", make("div.bar@bar"), make("span.dim@memory")),
+  make("div.row", make("svg.spark", {viewBox: "0 0 59 20", preserveAspectRatio: "none",
+    "aria-hidden": "true"}, make("polyline@line")), make("span.rate", make("b@speed"), " tok/s")));
+function drawMachines() {
+  const flow = flows();
+  keep($("machines"), named(picture.machines), makeCard, (card, machine, parts) => {
+    const rest = [...rests.values()].find((each) => each.node === machine.name);
+    const left = rest ? Math.ceil(rest.until - now()) : 0;
+    let [state, level, why] = ["● online", "ok", ""];
+    if (!machine.online) [state, level, why] = [`○ ${machine.why}`, "bad", machine.mend];
+    else if (left > 0) [state, level, why] = [`◐ resting ${left} s`, "warn",
+      `${rest.why}; its work goes elsewhere`];
+    else if (rest) [state, level] = ["◐ rested", "warn"];
+    card.className = `card m${machine.colour}${machine.online ? "" : " off"}`;
+    say(parts.name, machine.name);
+    say(parts.state, state);
+    parts.state.className = level;
+    say(parts.what, joined([machine.runs, host(machine.endpoint),
+      machine.latency === null ? "" : `${count(machine.latency)} ms`]));
+    say(parts.why, why, true);
+    parts.why.hidden = !why;
+    keep(parts.models, modelsOn(machine), makeModel, fillModel);
+    drawMemory(parts, machine);
+    const {bins, now: speed} = flow.get(machine.name), most = Math.max(...bins, 1);
+    const points = bins.map((each, index) => `${index},${(19 - 18 * each / most).toFixed(2)}`);
+    parts.line.setAttribute("points", points.join(" "));
+    say(parts.speed, count(speed));
+  });
+}
+function fillModel(row, model, {name, slots, what}) {
+  const open = [...requests.values()].filter(isOpen), {loaded} = model;
+  const busy = open.filter((each) => model.names.includes(lastStep(each).model)).length;
+  const queue = open.filter((each) => !isAtWork(each) && model.aliases.includes(each.alias)).length;
+  const context = loaded?.context || model.context;
+  say(name, model.name);
+  slots.setAttribute("aria-label", `${busy} of ${model.slots} slots at work`);
+  keep(slots, Array.from({length: model.slots}, (_, index) => [index, index < busy]),
+    () => make("i"), (slot, isFull) => slot.classList.toggle("full", isFull));
+  say(what, joined([context ? `${Math.round(context / 1024)}k` : "",
+    loaded && loaded.gpu !== null ? `${loaded.gpu} % GPU` : "", loaded?.stays,
+    model.state === "ready" ? "" : model.state, model.agents.join(", "),
+    queue ? `${queue} wait` : ""]));
+}
+function drawMemory({bar, memory}, machine) {
+  const used = machine.loaded.reduce((sum, each) => sum + each.bytes, 0);
+  const whole = Math.max(machine.memory || 0, used, 1);
+  keep(bar, named(machine.loaded), () => make("i"), (part, each) => {
+    part.style.width = `${100 * each.bytes / whole}%`;
+    part.title = `${each.name}: ${gigabytes(each.bytes)} GB`;
+  });
+  say(memory, machine.memory ? `${gigabytes(used)} of ${gigabytes(machine.memory)} GB`
+    : `${gigabytes(used)} GB loaded`);
+}
+function drawRoutes() {
+  const [svg, agents, models, machines] = $("routes").children;
+  const model = Object.fromEntries(named(picture.models));
+  const list = (column, rows, describe) => keep(column, named(rows),
+    () => make("li", make("span@name"), make("span.dim@more")), (item, row, parts) => {
+      const [name, more, title] = describe(row, item);
+      say(parts.name, name);
+      say(parts.more, more);
+      item.title = title;
+    });
+  list(agents, picture.agents, (each) => [each.name, "",
+    `${each.name}: ${model[each.model].runs} on ${model[each.model].node}`]);
+  list(models, picture.models, (each) => [each.runs, each.alias,
+    joined([`${each.alias}: ${each.runs} on ${each.node}`, ...each.fallback], ", else ")]);
+  list(machines, picture.machines, (each, item) => {
+    item.className = `box m${each.colour}`;
+    return [each.name, each.online ? "" : each.why, each.endpoint];
+  });
+  drawEdges(svg, plan(model), {agents, models, machines});
+}
+// Every way a request can go, and the colour of the machine for which one is on it.
+function plan(model) {
+  const edges = new Map();
+  const add = (from, to, isSpare = false, key = JSON.stringify([from, to])) => edges.get(key)
+    || edges.set(key, {from, to, isSpare, works: ""}).get(key);
+  for (const {name, model: wanted} of picture.agents) add(["agents", name], ["models", wanted]);
+  for (const {name, node, fallback} of picture.models)
+    for (const each of [node, ...fallback.map((other) => model[other].node)])
+      add(["models", name], ["machines", each], each !== node);
+  for (const request of [...requests.values()].filter(isAtWork)) {
+    const {model: name, node} = lastStep(request), works = `works ${colourOf(node)}`;
+    const asker = nameOf(laneOf(request)).replace(/\?$/, "");
+    const agent = picture.agents.find((each) => each.name === asker);
+    const asked = picture.models.filter((each) => each.alias === request.alias);
+    const planned = asked.find((each) => each.name === agent?.model)
+      || asked.find((each) => each.name === name) || asked[0];
+    if (!planned) continue;
+    const models = ["models", planned.name];
+    if (planned.name === agent?.model) add(["agents", asker], models).works = works;
+    add(models, ["machines", node], true).works = works;
+  }
+  return edges;
+}
+function drawEdges(svg, edges, columns) {
+  const frame = svg.getBoundingClientRect();
+  const place = ([column, name]) => columns[column].kept.get(name)?.getBoundingClientRect();
+  keep(svg, [...edges], () => make("path"), (path, {from, to, isSpare, works}) => {
+    const left = place(from), right = place(to);
+    if (!left || !right) return;
+    const x1 = left.right - frame.left, y1 = left.top + left.height / 2 - frame.top;
+    const x2 = right.left - frame.left, y2 = right.top + right.height / 2 - frame.top;
+    const middle = (x1 + x2) / 2;
+    path.setAttribute("d", `M${x1} ${y1} C${middle} ${y1} ${middle} ${y2} ${x2} ${y2}`);
+    path.setAttribute("class", `${isSpare ? "spare " : ""}${works}`);
+  });
+}
+"""
+
+_PAGE_LANES = r"""
+// -- the time line --
+function words(request) {
+  const steps = request.steps.map((each, index) => {
+    const took = ((request.steps[index + 1]?.at ?? request.end ?? now()) - each.at).toFixed(1);
+    const verb = {wait: "waited", read: "read the prompt for", write: "wrote for"}[each.what];
+    return each.node || took > 0 ? joined([`${verb} ${took} s`, each.node], " on ") : "";
+  });
+  return joined([called.get(laneOf(request)), clock(request.begun), request.alias, ...steps,
+    ...request.marks.map((mark) => `moved on: ${mark.node} ${mark.why}`),
+    request.tokens ? `${count(request.tokens)} tokens, ${count(speedOf(request))} a second` : "",
+    stateOf(request)], ", ");
+}
+function drawLanes() {
+  const to = now(), found = new Map(), used = {};
+  for (const request of requests.values())
+    if ((request.end ?? to) > to - WINDOW)
+      found.set(laneOf(request), [...found.get(laneOf(request)) || [], request]);
+  const sessions = new Set([...found.keys()].map((lane) => lane.split("\n")[0]));
+  called.clear();
+  for (const lane of lanes) {
+    const name = nameOf(lane), [session] = lane.split("\n"), key = `${session}\n${name}`;
+    used[key] = (used[key] || 0) + 1;
+    called.set(lane, joined([used[key] > 1 ? `${name} #${used[key]}` : name,
+      sessions.size > 1 && session.slice(0, 4)]));
+  }
+  const rank = (lane) => [...sessions].indexOf(lane.split("\n")[0]) * 2 + !lane.endsWith("\n");
+  const shown = [...lanes].filter((lane) => found.has(lane)).sort((a, b) => rank(a) - rank(b));
+  const makeLane = () => make("li.lane", make("span@label"), make("ul.track@track"));
+  const makeBar = () => make("li", make("button@bar", {tabindex: "-1"}));
+  keep($("lanes"), shown.map((lane) => [lane, lane]), makeLane, (row, lane, {label, track}) => {
+    say(label, called.get(lane));
+    label.title = called.get(lane);
+    keep(track, named(found.get(lane), "id"), makeBar,
+      (item, request, {bar}) => drawBar(item, bar, request, to - WINDOW));
+  });
+  const nothing = found.size ? "" : "Nothing was asked in the last five minutes.";
+  say($("told"), told ? words(told) : nothing);
+}
+function drawBar(item, bar, request, from) {
+  const begin = Math.max(request.begun, from), end = request.end ?? from + WINDOW;
+  const whole = Math.max(end - begin, .001);
+  const share = (time) => 100 * Math.min(Math.max(time - begin, 0) / whole, 1);
+  item.style.left = `${100 * (begin - from) / WINDOW}%`;
+  item.style.width = `${100 * whole / WINDOW}%`;
+  bar.request = request;
+  bar.setAttribute("aria-label", words(request));
+  const steps = request.steps.map((each, name) =>
+    ({...each, name, until: request.steps[name + 1]?.at ?? end}));
+  const marks = request.marks.map((mark) => ({name: mark, what: "mark", at: mark.time}));
+  keep(bar, named([...steps, ...marks]), () => make("i"), (part, each) => {
+    part.className = `${each.what} ${colourOf(each.node)}`;
+    part.style.left = `${share(each.at)}%`;
+    if (each.until) part.style.width = `${share(each.until) - share(each.at)}%`;
+    else say(part, "×");
+  });
+}
+// One stop for Tab; the arrows go from bar to bar and from lane to lane.
+function walk(event) {
+  const bars = [...$("lanes").querySelectorAll("button")];
+  const index = bars.indexOf(document.activeElement);
+  const lane = document.activeElement.closest(".lane");
+  const newest = (row) => [...row?.querySelectorAll("button") || []].pop();
+  const next = {ArrowLeft: bars[index - 1], ArrowRight: index < 0 ? bars.at(-1) : bars[index + 1],
+    ArrowUp: newest(lane?.previousElementSibling), ArrowDown: newest(lane?.nextElementSibling),
+    Home: bars[0], End: bars.at(-1)}[event.key];
+  if (!next) return;
+  event.preventDefault();
+  next.focus();
+}
+function tell(event) {
+  told = event.target.closest("button")?.request;
+  drawLanes();
+}
+
+// -- the requests --
+const COLUMNS = ["Time", "Agent", "Alias", "Model", "Machine", "Waited s", "First token s", "Tok/s",
+  "In", "Out", "Outcome"];
+const cell = (tag, index) => `${tag}${index > 4 && index < 10 ? ".number" : ""}`;
+function cells(request) {
+  const {receipt, steps} = request, placed = steps.filter((each) => each.node);
+  const {node = "-", model = "-"} = placed.at(-1) || {};
+  const runs = picture?.models.find((each) => each.name === model)?.runs || model;
+  const first = steps.find((each) => each.what === "write")?.at ?? NaN;
+  return [clock(request.end ?? request.begun), called.get(laneOf(request)), request.alias, runs,
+    node, seconds(receipt ? receipt.waited : (placed[0]?.at ?? now()) - request.begun),
+    seconds(receipt ? receipt.first_byte : first ? first - request.begun : null),
+    speedOf(request) ? count(speedOf(request)) : "-",
+    receipt ? count(receipt.input_tokens) : "-", count(request.tokens),
+    joined([stateOf(request), ...request.marks.map((mark) => `${mark.node}: ${mark.why}`)], ", ")];
+}
+function drawRequests() {
+  const wanted = $("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const all = [...requests.values()].sort((a, b) => (b.end ?? 1e15) - (a.end ?? 1e15)
+    || b.begun - a.begun).slice(0, SHOWN).map((request) => [request.id, cells(request)]);
+  const shown = all.filter(([, row]) =>
+    wanted.every((word) => row.join(" ").toLowerCase().includes(word)));
+  keep($("rows"), shown, () => make("tr", ...COLUMNS.map((_, index) => index === 4
+    ? make("td", make("i.dot@dot"), make("span@machine")) : make(cell("td", index)))),
+  (row, values, {dot, machine}) => values.forEach((value, index) => {
+    if (index === 4) dot.setAttribute("class", `dot ${colourOf(value)}`);
+    say(index === 4 ? machine : row.children[index], value);
+  }));
+  say($("count"), wanted.length ? `${shown.length} of ${all.length}` : `${all.length}`);
+  $("table").hidden = !all.length;
+  $("nothing").hidden = all.length > 0;
+  say($("nothing"), `No request yet. Type \`${picture?.hint || "subagent-fleet up"}\` in a `
+    + "terminal, and ask for something.", true);
+}
+
+// -- what there is only now and then --
+const NOTES = {
+  warmup: (row) => [row.state === "failed" ? "bad" : "",
+    `${row.model} on ${row.node}: ${row.state}, ${seconds(row.seconds)} s ${row.detail}`,
+    row.size_bytes ? row.pulled_bytes / row.size_bytes : row.stage === "done" ? 1 : null],
+  tasks: (row) => [row.level, joined([`${row.name}: ${row.state}`, row.what], ", ")],
+  findings: (row) => [row.level === "error" ? "bad" : "warn",
+    joined([row.level, row.what, row.fix], ": ")],
+  log: (row) => [{error: "bad", warning: "warn"}[row.level], row.line],
+};
+function drawNotes() {
+  for (const [id, describe] of Object.entries(NOTES)) {
+    $(id).hidden = !picture[id].length;
+    keep($(id).lastElementChild, picture[id].map((row, index) => [index, row]),
+      () => make("li", make("p@text"), make("progress@meter")), (item, row, {text, meter}) => {
+        const [level, words, share] = describe(row);
+        text.className = level || "";
+        say(text, words, id === "findings");
+        meter.hidden = share === undefined;
+        meter.setAttribute("aria-label", words);
+        if (share > 0) meter.value = share;
+        else meter.removeAttribute("value");
+      });
+  }
+  keep($("legend"), named(picture.machines), (each) => make("li",
+    make(`i.dot.m${each.colour}`), each.name));
+}
+function drawSoon(news) {  // at most four times a second, and not while nobody can see it
+  if (typeof news === "string") link = news;
+  if (timer || document.hidden) return;
+  timer = setTimeout(() => {
+    [timer, drawnAt] = [0, Date.now()];
+    for (const part of [drawHead, drawLanes, drawRequests]) part();
+    if (picture) for (const part of [drawMachines, drawRoutes, drawNotes]) part();
+  }, Math.max(0, drawnAt + 250 - Date.now()));
+}
+$("columns").append(...COLUMNS.map((name, index) => make(cell("th", index), name)));
+$("filter").addEventListener("input", drawRequests);
+$("scroll").addEventListener("keydown", walk);
+for (const kind of ["focusin", "mouseover"]) $("lanes").addEventListener(kind, tell);
+document.addEventListener("visibilitychange", drawSoon);
+window.addEventListener("resize", drawSoon);
+new ResizeObserver(() => { $("scroll").scrollLeft = 1e6; }).observe($("scroll"));
+setInterval(drawSoon, 1000);
+follow();
+</script></body></html>
+"""
+
+DASHBOARD_PAGE = _PAGE_STYLE + _PAGE_BODY + _PAGE_EVENTS + _PAGE_PARTS + _PAGE_LANES
 
 
 if __name__ == "__main__":

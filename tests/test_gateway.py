@@ -1195,7 +1195,7 @@ def test_each_refusal_is_one_line_of_the_log(rig):
     assert [re.sub(r"^\d\d:\d\d:\d\d  ", "", told) for told in served.said] == [
         "refused: 401, the key is missing or wrong; send it as `Authorization: Bearer KEY` or "
         "`x-api-key: KEY`\n",
-        "refused: 403, only programs that name this gateway's own address are served: "
+        "refused: 403, only who names this server's own address is served: "
         f"http://127.0.0.1:{served.port}\n",
         "refused: 400, request: too slow, too long or broken (a line of its headers is not "
         "`Name: value`)\n",

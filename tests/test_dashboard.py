@@ -1,0 +1,454 @@
+"""The dashboard: its door, what it is told, and that it can only be looked at."""
+import contextlib
+import hmac
+import json
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+import fake_ollama
+import subagent_fleet as sf
+from gateway_rig import Rig, fleet_of, read_answer, request_of, wait_until
+from tools import PROGRAM, clean_environment, free_port
+
+KEY = "sk-dashboard-0123456789abcdef0123456789"
+PIECES = [sf._PAGE_STYLE, sf._PAGE_BODY, sf._PAGE_EVENTS, sf._PAGE_PARTS, sf._PAGE_LANES]
+
+
+# -- the door --
+
+class Door:
+    """A dashboard in this process; `ask` sends one request."""
+
+    head, connect, raw = Rig.head, Rig.connect, Rig.raw
+
+    def __init__(self):
+        self.world = sf.World()
+        self.said = []
+        self.world.err = self.said.append
+        self.page = sf.Dashboard(self.world)
+        listener = self.world.listen("127.0.0.1", 0)
+        self.port = listener.port
+        self.cookie = f"subagent_fleet_{self.port}={self.page.token}"
+        self.thread = threading.Thread(target=self.page.run, args=(listener,), daemon=True)
+        self.thread.start()
+
+    def ask(self, target="/", method="GET", **headers):
+        return self.raw(self.head(method, target, **{"x_api_key": None, **headers}))
+
+    def close(self):
+        self.page.stop("test")
+        self.page.stop("test")
+        self.thread.join(15)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def door():
+    with contextlib.closing(Door()) as made:
+        yield made
+
+
+def test_a_token_becomes_a_cookie_that_opens_the_page(door):
+    status, headers, body = door.ask(f"/?token={door.page.token}")
+    assert status == 200 and b"location.replace" in body and door.page.token.encode() not in body
+    assert headers["set-cookie"] == f"{door.cookie}; HttpOnly; SameSite=Strict; Path=/"
+    status, headers, body = door.ask(Cookie=f"other=1; {door.cookie}; more=2")
+    assert status == 200 and headers["content-type"] == "text/html; charset=utf-8"
+    assert b'id="machines"' in body
+    assert {each["x-content-type-options"] for each in (headers,)} == {"nosniff"}
+
+
+@pytest.mark.parametrize("target", ["/", "/events", "/?token=", "/?token=" + "0" * 64, "/nothing",
+                                    "/?token=\x00", "/events?token={token}", "/?TOKEN={token}"])
+def test_nothing_is_seen_without_the_token(door, target):
+    status, headers, body = door.ask(target.format(token=door.page.token).replace("\x00", "%00"))
+    assert status == 401 and b"subagent-fleet ui" in body and "set-cookie" not in headers
+    assert door.ask(target.replace("\x00", "").format(token="x"), Cookie="x=y")[0] == 401
+
+
+def test_a_wrong_token_is_compared_in_constant_time(door, monkeypatch):
+    compared = []
+    real = hmac.compare_digest
+    monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append(a) or real(a, b))
+    for target, cookie in (("/?token=wrong", None), ("/", f"subagent_fleet_{door.port}=wrong"),
+                           ("/", None)):
+        before = len(compared)
+        assert door.ask(target, Cookie=cookie)[0] == 401
+        assert len(compared) == before + 1
+
+
+@pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Host": "evil.example:{port}"},
+                                     {"Host": None}, {"Origin": "https://evil.example"}])
+def test_who_a_foreign_page_sends_is_refused(door, headers):
+    headers = {name: value and value.format(port=door.port) for name, value in headers.items()}
+    assert door.ask(Cookie=door.cookie, **headers)[0] == 403
+
+
+def test_the_name_of_this_machine_is_no_name_of_the_page(door):
+    host = f"{socket.gethostname()}:{door.port}"
+    assert door.ask(Cookie=door.cookie, Host=host)[0] == (200 if "localhost" in host else 403)
+    assert door.ask(Cookie=door.cookie, Host=f"localhost:{door.port}")[0] == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_the_page_can_only_be_looked_at(door, method):
+    for target in ("/", "/events"):
+        assert door.ask(target, method, Cookie=door.cookie)[0] == 405
+
+
+def test_a_ticket_opens_the_page_once(door):
+    ticket = door.page.ticket()
+    assert door.ask(f"/?token={ticket}")[0] == 200
+    assert door.ask(f"/?token={ticket}")[0] == 401
+
+
+def test_only_what_the_page_brings_may_run(door):
+    nonces = set()
+    for _ in range(2):
+        _, headers, body = door.ask(Cookie=door.cookie)
+        policy = headers["content-security-policy"]
+        (nonce,) = set(re.findall(r"nonce-([0-9a-f]{32})'", policy))
+        assert "default-src 'none'" in policy and "unsafe" not in policy and "*" not in policy
+        assert re.findall(rb"<(?:script|style)[^>]*>", body) == [
+            f'<style nonce="{nonce}">'.encode(), f'<script nonce="{nonce}">'.encode()]
+        assert b"NONCE" not in body
+        nonces.add(nonce)
+    assert len(nonces) == 2
+
+
+def test_the_token_is_in_no_log(door):
+    door.ask(f"/?token={door.page.token}")
+    door.ask(f"/nothing?token={door.page.token}", Cookie=door.cookie)
+    with door.connect() as connection:
+        connection.sendall(f"GET /?token={door.page.token} HTTP/9.9\r\n\r\n".encode())
+        connection.recv(1000)
+    assert door.page.token not in "".join(door.said)
+
+
+# -- the page as it is written --
+
+def test_the_page_is_small_and_by_hand():
+    assert "".join(PIECES) == sf.DASHBOARD_PAGE
+    assert all(piece.count("\n") <= 300 for piece in PIECES)
+    assert sf.DASHBOARD_PAGE.count("\n") <= 600
+    assert max(map(len, sf.DASHBOARD_PAGE.splitlines())) <= 100
+
+
+def test_the_page_takes_text_as_text_and_nothing_from_elsewhere():
+    page = sf.DASHBOARD_PAGE + sf.DOOR_PAGE
+    ways = r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|Function\(|srcdoc"
+    assert re.findall(ways, page) == []
+    addresses = re.findall(r"https?://[^\s\"'`;)]*", page)
+    assert addresses == []
+    assert re.findall(r"\b(?:src|href|action)=|@import|url\(|fetch\(|XMLHttp|sendBeacon", page) == []
+
+
+def test_machines_have_the_same_colours_as_in_the_terminal():
+    light = sf._PAGE_STYLE[:sf._PAGE_STYLE.index("@media")]
+    assert re.findall(r"--m(\d): (#[0-9a-f]{6})", light) == [
+        (str(index), colour) for index, (colour, _) in enumerate(sf.MACHINE_COLOURS)]
+
+
+# -- what it is told --
+
+FLEET = fleet_of(("big", "a", "x", {"max_parallel": 2, "fallback": ["small"]}),
+                 ("small", "b", "y", {}), ("twin", "a", "z", {"max_parallel": 3}))
+FOREVER = "2318-12-01T10:00:00Z"
+
+
+def sight(**more):
+    loaded = sf.LoadedModel("tiny", 32768, 80, 5_000_000_000, FOREVER)
+    states = {"a": sf.NodeState("a", "http://127.0.0.1:1", version="0.32.15", latency_ms=1.5,
+                                models=(sf.NodeModel("tiny"),), loaded=(loaded,)),
+              "b": sf.NodeState("b", "http://127.0.0.1:1", reason="refused")}
+    known = {"fleet": FLEET, "states": states, "gateway": sf.check_gateway(FLEET, ""), "now": 0.0,
+             "typing": sf.Typing(), **more}
+    return sf.Sight(**known)
+
+
+def test_a_picture_says_what_is_known_of_a_fleet():
+    picture = sf.plan_picture(sight())
+    assert json.loads(sf.render_json(picture)) == picture
+    assert picture["fleet"] == "test" and picture["ready"] is False
+    assert picture["sentence"].startswith("Next: b (http://127.0.0.1:1) is offline")
+    first, second = picture["machines"]
+    assert (first["name"], first["online"], first["colour"]) == ("a", True, 0)
+    assert first["loaded"] == [{"name": "tiny", "bytes": 5_000_000_000, "context": 32768,
+                                "gpu": 80, "stays": "stays"}]
+    assert (second["online"], second["why"], second["colour"]) == (False, "refused", 1)
+    assert second["mend"]
+    models = {model["name"]: model for model in picture["models"]}
+    assert [models[name]["slots"] for name in ("big", "small", "twin")] == [3, 1, 3]
+    assert models["big"]["fallback"] == ["small"]
+    assert [models[name]["state"] for name in ("big", "small")] == ["ready", "node offline"]
+    assert [agent["name"] for agent in picture["agents"]] == ["main", "planner"]
+    assert picture["log"] == picture["findings"] == picture["tasks"] == picture["warmup"] == []
+
+
+def test_a_picture_shows_only_findings_that_want_something():
+    findings = [sf.Finding("x", level, "what", fix="do it")
+                for level in ("ok", "info", "warning", "error")]
+    picture = sf.plan_picture(sight(findings=findings))
+    assert [each["level"] for each in picture["findings"]] == ["warning", "error"]
+
+
+def test_the_log_of_litellm_is_told_by_severity_and_holds_no_key():
+    text = ("\x1b[31mERROR\x1b[0m: it broke\nINFO: fine\nWARNING: hm\n\n"
+            "header Authorization: Bearer abc123 and sk-0123456789abcdef\nTraceback (most\n")
+    rows = sf.plan_picture(sight(log=text))["log"]
+    assert [row["level"] for row in rows] == ["error", "info", "warning", "info", "error"]
+    shown = json.dumps(rows)
+    assert "abc123" not in shown and "sk-0" not in shown and "\\u001b" not in shown
+    assert len(sf.parse_log("x\n" * 1000)) == sf.LOG_LINES
+
+
+def frames(stream):
+    """What a stream of events holds, as it comes."""
+    for told in stream:
+        if told.startswith(b"data: "):
+            yield json.loads(told[6:])
+
+
+def test_only_the_latest_picture_counts(door):
+    door.page.show({"number": 1})
+    with door.connect() as connection:
+        connection.sendall(door.head("GET", "/events", Cookie=door.cookie))
+        told = frames(connection.makefile("rb"))
+        assert next(told)["kind"] == "hello"
+        assert next(told) == {"kind": "picture", "number": 1}
+        for number in (1, 2, 3, 4):
+            door.page.show({"number": number})
+        door.page.hub.publish(sf.FirstToken(1.0, "req_1"))
+        assert next(told) == {"kind": "picture", "number": 4}
+        assert next(told)["kind"] == "first"
+        door.page.show({"number": 4})
+        door.page.hub.publish(sf.FirstToken(1.0, "req_2"))
+        assert next(told)["id"] == "req_2"
+
+
+def test_who_looks_comes_back_when_the_gateway_has_gone(door):
+    door.page.hub.publish(sf.RequestBegun(1.0, "req_1", "s", "", "x"))
+    with door.connect() as connection:
+        connection.sendall(door.head("GET", "/events", Cookie=door.cookie))
+        stream = connection.makefile("rb")
+        told = frames(stream)
+        assert [next(told)["kind"], next(told)["kind"]] == ["hello", "begun"]
+        door.page.begin_anew()
+        assert list(told) == []  # the stream has ended
+    with door.connect() as connection:
+        connection.sendall(door.head("GET", "/events", Cookie=door.cookie))
+        told = frames(connection.makefile("rb"))
+        next(told)
+        door.page.hub.publish(sf.FirstToken(1.0, "req_2"))
+        assert next(told)["id"] == "req_2"  # nothing is left of the first
+
+
+# -- the command --
+
+CONFIG = """\
+project: {{name: local-dev, gateway: {{provider: builtin, port: {port}}}}}
+nodes: {{a: {{endpoint: 'http://127.0.0.1:{node}'}}}}
+models: {{m: {{node: a, ollama_model: tiny, litellm_alias: x, context: 32768}}}}
+agents: {{planner: {{model: m, description: plans}}}}
+"""
+
+
+class Shown:
+    """`ui` as its own process, and a listener at its events."""
+
+    head, connect, post, raw = Rig.head, Rig.connect, Rig.post, Rig.raw
+
+    def __init__(self, place, *words):
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-W", "error", PROGRAM, "ui", "--port", "0", *words],
+            cwd=str(place), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=clean_environment(LITELLM_MASTER_KEY=KEY, HOME=str(place)))
+        told = self.process.stdout.readline().decode()
+        self.port, self.token = re.search(r":(\d+)/\?token=([0-9a-f]{64})$", told).groups()
+        self.port = int(self.port)
+        connection = self.connect()
+        cookie = f"subagent_fleet_{self.port}={self.token}"
+        connection.sendall(self.head("GET", "/events", Cookie=cookie))
+        self.told = frames(connection.makefile("rb"))
+
+    def until(self, is_it):
+        return next(each for each in self.told if is_it(each))
+
+    def picture(self, is_it):
+        return self.until(lambda each: each["kind"] == "picture" and is_it(each))
+
+    def end(self):
+        self.process.send_signal(signal.SIGTERM)
+        _, talk = self.process.communicate(timeout=20)
+        assert b"Traceback" not in talk and self.token.encode() not in talk, talk
+        return self.process.returncode
+
+
+@pytest.fixture
+def place(tmp_path):
+    node = fake_ollama.FakeNode({"tiny": {}})
+    port = free_port()
+    (tmp_path / "fleet.yaml").write_text(CONFIG.format(port=port, node=node.port))
+    with contextlib.ExitStack() as ending:
+        place = type("Place", (), {"path": tmp_path, "node": node, "port": port, "ending": ending})
+        ending.callback(lambda: place.node.close())
+        yield place
+
+
+def run_server(place):
+    """A gateway of the place's fleet in this process."""
+    fleet = sf.load_fleet(str(place.path / "fleet.yaml"))
+    world = sf.World()
+    server = sf.Server(fleet, KEY, world)
+    thread = threading.Thread(target=server.run, args=(world.listen("127.0.0.1", place.port),),
+                              daemon=True)
+    thread.start()
+
+    def stop():
+        server.stop("test")
+        server.stop("test")
+        thread.join(15)
+    place.ending.callback(stop)
+    return stop
+
+
+def ask(place, **more):
+    with socket.create_connection(("127.0.0.1", place.port), timeout=20) as connection:
+        rig = type("Asked", (), {"port": place.port, "head": Rig.head, "post": Rig.post})()
+        connection.sendall(rig.post(request_of("x", **more), x_api_key=KEY))
+        return read_answer(connection.makefile("rb"))[0]
+
+
+def test_ui_shows_machines_gateway_and_requests_as_they_come_and_go(place):
+    shown = Shown(place.path)
+    place.ending.callback(shown.process.kill)
+    picture = shown.picture(lambda each: True)
+    assert picture["machines"][0]["online"] and not picture["gateway"]["followed"]
+    assert "no gateway runs" in picture["gateway"]["says"]
+
+    stop = run_server(place)
+    shown.picture(lambda each: each["gateway"]["followed"])
+    assert ask(place) == 200
+    ended = shown.until(lambda each: each["kind"] == "ended")
+    assert (ended["node"], ended["model"], ended["outcome"]) == ("a", "m", "ok")
+
+    # A machine goes and comes: the page knows within three seconds.
+    port = place.node.port
+    place.node.close()
+    began = time.monotonic()
+    assert shown.picture(lambda each: not each["machines"][0]["online"])["machines"][0]["why"]
+    assert time.monotonic() - began < 3
+    place.node = fake_ollama.FakeNode({"tiny": {}}, port=port)
+    began = time.monotonic()
+    shown.picture(lambda each: each["machines"][0]["online"])
+    assert time.monotonic() - began < 3
+
+    stop()
+    assert list(shown.told) == []  # it is told anew when it comes back
+    assert shown.end() == 0
+
+
+def test_ui_tells_what_was_filed_where_no_gateway_runs(place):
+    receipts = place.path / ".subagent-fleet" / "requests.jsonl"
+    receipts.parent.mkdir()
+    receipt = sf.Receipt(time=time.time(), id="req_1", session="s", agent="", alias="x", model="m",
+                         node="a", context=1, tries=(), waited=0.0, first_byte=0.1, total=0.2,
+                         input_tokens=1, output_tokens=2, outcome="ok")
+    lines = [sf.render_record(replace(receipt, id=f"req_{number}")) for number in range(300)]
+    receipts.write_bytes(b"\n".join([b"{torn", *lines]) + b"\n")
+    shown = Shown(place.path)
+    place.ending.callback(shown.process.kill)
+    shown.until(lambda each: each.get("id") == "req_299")
+    with receipts.open("ab") as more:
+        more.write(sf.render_record(replace(receipt, id="req_new")) + b"\n")
+    assert shown.until(lambda each: each.get("id") == "req_new")["kind"] == "ended"
+    assert shown.end() == 0
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "::", "example.com"])
+def test_ui_is_for_this_machine_alone(place, run_cli, host):
+    done = run_cli("ui", "--no-open", "--host", host)
+    assert done.returncode == 3 and "its loopback" in done.stderr and "ssh -L" in done.stderr
+    with pytest.raises(sf.FleetError) as error:
+        sf.listen_for_page(sf.Options(host=host), sf.World())
+    assert error.value.slug == "page-far"
+
+
+def test_ui_takes_the_next_port_unless_one_was_typed(place, run_cli, monkeypatch):
+    port = free_port()
+    monkeypatch.setattr(sf, "PAGE_PORT", port)
+    world = sf.World()
+    first, second = (sf.listen_for_page(sf.Options(), world) for _ in range(2))
+    assert first.port == port and second.port > port
+    done = run_cli("ui", "--no-open", "--port", port)
+    assert done.returncode == 1 and "subagent-fleet ui --port 0" in done.stderr
+    for listener in (first, second):
+        listener.close()
+    assert run_cli("ui", "--port", "x").returncode == 2
+
+
+def test_no_browser_is_opened_where_nobody_sits(monkeypatch):
+    world = sf.World()
+    ran = []
+    monkeypatch.setattr(subprocess, "Popen", lambda words, **_: ran.append(words))
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(world, "which", lambda name: f"/bin/{name}")
+    world.environ = {}
+    assert not world.open_page("http://127.0.0.1:1/")
+    world.environ = {"DISPLAY": ":0", "SSH_CONNECTION": "x"}
+    assert not world.open_page("http://127.0.0.1:1/")
+    world.environ = {"DISPLAY": ":0"}
+    assert world.open_page("http://127.0.0.1:1/")
+    assert ran == [["/bin/xdg-open", "http://127.0.0.1:1/"]]
+
+
+# -- the warm-up, as the dashboard reads it --
+
+def warmup_page(place):
+    workspace = sf.Workspace(sf.World(), str(place))
+    return sf.read_warmup(workspace)
+
+
+def test_a_warm_up_leaves_its_progress_where_there_is_a_workspace(place, run_cli):
+    assert run_cli("warmup").returncode == 0
+    assert not (place.path / ".subagent-fleet").exists()
+    (place.path / ".subagent-fleet").mkdir()
+    assert run_cli("warmup").returncode == 0
+    (row,) = warmup_page(place.path)
+    assert (row["model"], row["node"], row["stage"], row["state"]) == ("m", "a", "done", "ok")
+
+
+def test_a_warm_up_is_shown_while_it_goes_on(place):
+    (place.path / ".subagent-fleet").mkdir()
+    place.node.delay = 0.6
+    child = subprocess.Popen([sys.executable, PROGRAM, "warmup"], cwd=str(place.path),
+                             stdout=subprocess.DEVNULL, env=clean_environment())
+    place.ending.callback(child.kill)
+    wait_until(lambda: [row["stage"] for row in warmup_page(place.path)] == ["loading"])
+    assert child.wait(30) == 0
+    assert [row["stage"] for row in warmup_page(place.path)] == ["done"]
+
+
+@pytest.mark.parametrize("content", [
+    b"", b"[]", b"{", b'{"time": 1, "models": [{}]}', b'{"time": "x", "models": []}',
+    b'{"time": 99999999999, "models": [{}]}'])
+def test_a_warm_up_that_was_cut_off_is_not_shown_for_ever(tmp_path, content):
+    path = tmp_path / ".subagent-fleet" / "warmup.json"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    assert warmup_page(tmp_path) == []
+
+
+def test_dashboard_pictures_of_readme_are_there():
+    readme = (pathlib.Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    for name in re.findall(r"\(?(\.github/[\w-]+\.png)", readme):
+        assert (pathlib.Path(__file__).parent.parent / name).stat().st_size > 10_000, name
