@@ -12885,6 +12885,18 @@ class World:
             raise FleetError("no-directory", "the working directory no longer exists",
                              fix="cd to one that does") from None
 
+    @contextlib.contextmanager
+    def visit(self, directory: str) -> Iterator[None]:
+        """Work in a directory until it is left; SIGTERM ends that as Ctrl-C does."""
+        before = self.directory
+        with Trying("enter", directory, slug="unreadable"):
+            os.chdir(directory)
+        with self._take_signals({signal.SIGTERM: signal.default_int_handler}):
+            try:
+                yield
+            finally:
+                os.chdir(before)
+
     def path(self, *parts: str) -> str:
         """Return the parts as one path."""
         return os.path.join(*parts)
@@ -17423,7 +17435,7 @@ class SimulatedNode(Reception):
                 raise ClientGone()
             visitor.stream(render_json(line) + b"\n", head=head)
             head = ""
-            if self.pace.answer_rate:
+            if self.pace.answer_rate and line is not last:
                 self.world.sleep(1 / self.pace.answer_rate)
         visitor.stream(b"", last=True)
 
@@ -17432,6 +17444,259 @@ class SimulatedNode(Reception):
 
     def _hello(self) -> dict[str, Any]:
         return {}
+
+
+# -- the machines of the demo, and what runs on them --
+
+@dataclass(frozen=True)
+class DemoMachine:
+    """A machine that the demo simulates."""
+
+    model: str
+    told: Mapping[str, Any]
+    pace: Pace
+
+
+# Their names say what they are, so that every line that names one does.
+DEMO_MACHINES = {
+    "sim-laptop": DemoMachine("qwen3:8b", {
+        "size": 5_200_000_000, "parameters": "8.2B", "family": "qwen3", "context": 40960},
+        Pace(0.2, 1500.0, 45.0)),
+    "sim-mini": DemoMachine("qwen3-coder:30b", {
+        "size": 18_600_000_000, "parameters": "30.5B", "family": "qwen3moe", "context": 262144},
+        Pace(0.3, 2000.0, 60.0)),
+    "sim-gpu": DemoMachine("devstral:24b", {
+        "size": 14_300_000_000, "parameters": "23.6B", "family": "llama", "context": 131072},
+        Pace(0.3, 4000.0, 70.0))}
+DEMO_WORDS = ("The session cookie is set before the redirect, so the next page asks for the login "
+              "again and it never ends; it must be set behind it. ").split(" ")
+_PLAY = _Pattern(r"\(play: ([\w, ]+)\)")
+
+
+class DemoNode(SimulatedNode):
+    """A simulated node whose model does what it is told: `(play: Read)` calls that tool."""
+
+    def __init__(self, world: World, machine: DemoMachine, tokens: int) -> None:
+        self.tokens = tokens  # of an answer
+        super().__init__(world, {machine.model: machine.told}, pace=machine.pace)
+
+    def reply(self, payload: dict[str, Any]) -> list[dict[str, Any]]:
+        words = [DEMO_WORDS[index % len(DEMO_WORDS)] for index in range(self.tokens)]
+        pieces: list[dict[str, Any]] = [{"content": f"{word} "} for word in words]
+        played = _PLAY.findall(read_field(payload["messages"][-1], "content"))
+        for name in played[-1].split(", ") if played else ():
+            tool, _, kind = name.partition(" ")
+            arguments = {"path": "login.py"}
+            if kind:
+                arguments = {"subagent_type": kind, "prompt": "Do it."}
+            call = {"function": {"name": tool, "arguments": arguments}}
+            pieces.append({"content": "", "tool_calls": [call]})
+        return pieces
+
+
+class DemoWorld(World):
+    """The terminal as it is; a home, a port and an environment that nobody else has.
+
+    No program is found, no question asked; what a command says goes where what it prints goes.
+    """
+
+    def __init__(self, outer: World, home: str, ollama: str) -> None:
+        super().__init__()
+        kept = ("TERM", "NO_COLOR", "FORCE_COLOR", "OS", "WT_SESSION", "ConEmuANSI")
+        self.environ = {name: outer.environ[name] for name in kept if name in outer.environ}
+        self.environ.update(HOME=home, PATH="", OLLAMA_HOST=ollama)
+        self.said: list[str] = []
+        self.stop: Callable[[str], object] = lambda name: None  # of the command that serves
+        self.door = self.listen("127.0.0.1", 0)
+
+    def out(self, text: str) -> None:
+        self.said.append(text)
+        super().out(text)
+
+    def err(self, text: str) -> None:
+        with contextlib.suppress(BrokenPipeError):  # in a thread nobody would hear of it
+            self.out(text)
+
+    def own_names(self) -> tuple[str, tuple[str, ...]]:
+        return "simulated", ()
+
+    def confirm(self, question: str) -> bool:
+        self.out(f"{question} [y/N] y\n")
+        return True
+
+    def on_stop(self, callback: Callable[[str], object]) -> None:
+        self.stop = callback
+
+    def listen(self, host: str, port: int) -> Listener:
+        """Return the Listener of a port; the gateway's own was taken at the beginning."""
+        if port and port == self.door.port:
+            return self.door
+        return super().listen(host, port)
+
+
+# -- a client in Claude Code's place --
+
+DEMO_PROMPT = "Fix the login bug"
+DEMO_TOOLS = ("Read", "Grep", "Edit", "Bash")
+
+
+class DemoAgent:
+    """An agent of the scripted session: asks the gateway, and keeps what Claude Code would keep."""
+
+    def __init__(self, session: DemoSession, kind: str, alias: str, *, number: int = 0,
+                 call: str = "") -> None:
+        self.session, self.kind, self.alias = session, kind, alias
+        self.id = f"{kind}{number}" if number else ""
+        self.call = call  # the tool call that started it
+        self.requests: list[str] = []
+        self._messages: list[dict[str, Any]] = []
+        self._path = session.path(self.id)
+        if self.id:
+            label = {"agentType": kind, "toolUseId": call, "isBuiltIn": False}
+            session.keep(session.path(self.id, ".meta.json"), label)
+
+    def ask(self, text: str, play: str = "") -> list[str]:
+        """Say something; return the ids of the calls that are answered."""
+        return self._go_on([{"type": "text", "text": _with_play(text, play)}], text)
+
+    def answer(self, calls: Sequence[str], text: str, play: str = "", *,
+               agents: Sequence[DemoAgent] = ()) -> list[str]:
+        """Say what came of calls; those that started agents have them as their result."""
+        blocks = [{"type": "tool_result", "tool_use_id": call, "content": _with_play(text, play)}
+                  for call in calls]
+        for agent in agents:
+            self._keep_user([{"type": "tool_result", "tool_use_id": agent.call, "content": text}],
+                            toolUseResult={"status": "completed", "agentId": agent.id,
+                                           "agentType": agent.kind})
+        return self._go_on(blocks, "" if agents else blocks)
+
+    def _go_on(self, blocks: list[dict[str, Any]], kept: object) -> list[str]:
+        """Ask the gateway; return the ids of the calls in its answer."""
+        if kept:
+            self._keep_user(kept)
+        self._messages.append({"role": "user", "content": blocks})
+        names = ("Agent",) if not self.id else DEMO_TOOLS
+        tools = [{"name": name, "description": name, "input_schema": {"type": "object"}}
+                 for name in names]
+        reply = self.session.post(self.id, {
+            "model": self.alias, "max_tokens": 1000, "tools": tools, "messages": self._messages})
+
+        message = parse_object(reply.body) or {}
+        self.requests.append(reply.headers.get("request-id", ""))
+        self._messages.append({"role": "assistant", "content": message.get("content")})
+        self.session.keep(self._path, self.session.stamp({
+            "type": "assistant", "isSidechain": bool(self.id), "message": message,
+            "requestId": self.requests[-1], "requestedModel": self.alias}))
+        return [block["id"] for block in read_field(message, "content", list)
+                if read_field(block, "type") == "tool_use"]
+
+    def _keep_user(self, content: object, **more: object) -> None:
+        message = {"role": "user", "content": content}
+        self.session.keep(self._path, self.session.stamp({
+            "type": "user", "isSidechain": bool(self.id), "message": message, **more}))
+
+
+def _with_play(text: str, play: str) -> str:
+    """Return what is said to a simulated model: what it shall do stands at the end."""
+    return f"{text} (play: {play})" if play else text
+
+
+class DemoSession:
+    """What is one session of Claude Code's: its id, its transcripts, its way to the gateway."""
+
+    def __init__(self, world: World, fleet: Fleet, key: str, *, place: str) -> None:
+        self.world, self.fleet = world, fleet
+        self.id = world.token(16)
+        self._key, self._place = key, place
+
+    def path(self, agent: str, ending: str = ".jsonl") -> str:
+        """Return where the transcript of an agent lies, or what lies beside it."""
+        if not agent:
+            return self.world.path(self._place, f"{self.id}{ending}")
+        return self.world.path(self._place, self.id, "subagents", f"agent-{agent}{ending}")
+
+    def keep(self, path: str, value: Mapping[str, Any]) -> None:
+        """Add a line to a transcript."""
+        self.world.make_directory(self.world.parent(path))
+        self.world.append_line(path, render_json(value) + b"\n")
+
+    def stamp(self, value: dict[str, Any]) -> dict[str, Any]:
+        """Return a line as a transcript has it, with its time."""
+        now = datetime.datetime.fromtimestamp(self.world.now(), datetime.timezone.utc)
+        return {**value, "timestamp": f"{now:%Y-%m-%dT%H:%M:%S}.{now.microsecond // 1000:03}Z",
+                "sessionId": self.id, "version": "simulated"}
+
+    def post(self, agent: str, body: dict[str, Any]) -> Reply:
+        """Ask the gateway; refuse what is no answer."""
+        headers = {"Authorization": f"Bearer {self._key}", "x-claude-code-session-id": self.id}
+        if agent:
+            headers["x-claude-code-agent-id"] = agent
+        exchange = self.world.open_exchange(
+            f"{gateway_url(self.fleet.gateway)}{Messages.path}", body=render_json(body),
+            headers=headers, deadline=self.world.clock() + BODY_SECONDS)
+        with contextlib.closing(exchange):
+            exchange.read_head()
+            reply = Reply(exchange.status, exchange.headers, bytes(exchange.read_all()))
+        if reply.status != 200:
+            raise demo_broken(f"the gateway answered {reply.status}: "
+                              f"{reply.body[:200].decode('utf-8', 'replace')}")
+        return reply
+
+    def begin(self, kind: str, *, number: int = 0, call: str = "") -> DemoAgent:
+        """Return a new agent, which asks the alias that its file names."""
+        name = plan_tiers(self.fleet)["main"]
+        if number:
+            name = self.fleet.agents[kind].model
+        return DemoAgent(self, kind, self.fleet.models[name].alias, number=number, call=call)
+
+
+def demo_broken(what: str) -> FleetError:
+    """Return the error of a demo that did not do what it shows."""
+    return FleetError("demo-broken", f"the demo did not do what it shows: {what}",
+                      fix=f"report it with these lines at {HOME_URL}/issues")
+
+
+def play_session(session: DemoSession, mini: SimulatedNode, tell: Callable[[str], None]) -> None:
+    """Play a session: a plan, two implementers at once, a machine that falls asleep, a review."""
+    tell("The main session asks for a plan; the planner reads, and reports.")
+    main = session.begin("main")
+    call, = main.ask(DEMO_PROMPT, "Agent planner")
+    planner = session.begin("planner", number=1, call=call)
+    calls = planner.ask("Plan the fix of the login bug.", "Read")
+    planner.answer(calls, "login.py: 40 lines")
+
+    tell("Two implementers begin at once; the model has one slot, so the second one waits.")
+    calls = main.answer([call], "A plan of two steps.", "Agent implementer, Agent implementer",
+                        agents=[planner])
+    workers = [session.begin("implementer", number=number, call=call)
+               for number, call in enumerate(calls, 1)]
+    begun = threading.Event()
+    jobs = {worker.id: lambda worker=worker: _implement(worker, begun, mini) for worker in workers}
+    for _, outcome in run_together(session.world, jobs):
+        if begun.is_set() and not mini.stops:
+            mini.fall_asleep()
+            tell("sim-mini was put to sleep in mid answer: its work goes on elsewhere.")
+        if isinstance(outcome, Exception):
+            raise outcome
+    calls = main.answer(calls, "Both steps are done.", "Agent reviewer", agents=workers)
+
+    tell("The reviewer reads what they did. sim-mini wakes up again.")
+    reviewer = session.begin("reviewer", number=1, call=calls[0])
+    calls = reviewer.ask("Review the change.", "Read, Grep")
+    mini.wake()
+    reviewer.answer(calls, "login.py: 41 lines")
+    main.answer([reviewer.call], "It is right.", agents=[reviewer])
+
+
+def _implement(worker: DemoAgent, begun: threading.Event, mini: SimulatedNode) -> None:
+    """Play an implementer: it edits, runs tests for as long as its machine is awake, reports."""
+    calls = worker.ask("Do a step of the plan.", "Edit")
+    begun.set()
+    for _ in range(20):
+        if mini.stops:
+            break
+        calls = worker.answer(calls, "edited", "Bash")
+    worker.answer(calls, "2 tests pass")
 
 
 # =============================================================================
@@ -18269,6 +18534,8 @@ class Options:
     follow: bool = False
     lines: int = 20
     failed: bool = False
+    # demo
+    seconds: float = 0.0
     # trace
     session: str = ""
     audit: bool = False
@@ -21171,6 +21438,145 @@ def tell_error_as_json(error: FleetError, name: str, typing: Typing, world: Worl
     findings = [retype(finding, typing) for finding in error.findings]
     world.out(render_report(name, {
         "error": retype(error.finding, typing), "findings": findings, **error.report}))
+
+
+# -- demo: types command lines, so it stands where they are read --
+
+DEMO_TOKENS = 6  # of an answer; more where there is time to watch
+DEMO_SECONDS = 4.0  # that a session of such answers takes
+DEMO_PAUSE_SECONDS = 1.5  # to read, on a terminal
+WATCHED_SECONDS = 30.0
+
+
+class Tour:
+    """Types the commands of the demo one after the other, and sees that each does its work."""
+
+    def __init__(self, world: DemoWorld, *, pause: float) -> None:
+        self.world, self._pause = world, pause
+        self._serving: threading.Thread | None = None
+        self._statuses: list[int] = []  # what the command that serves has ended with
+
+    def tell(self, text: str) -> None:
+        """Say what comes next; on a terminal, leave time to read what stands there."""
+        self.world.sleep(self._pause)
+        self.world.out("\n" + format_words([Styled(text, "bold")], look_of(self.world)))
+
+    def type(self, *words: str, status: int = EXIT_OK) -> str:
+        """Type a command; return what it said."""
+        self.world.sleep(self._pause)
+        shown = " ".join(map(quote_shell, words))
+        line = paint(f"$ subagent-fleet {shown}", "bold", look_of(self.world))
+        self.world.out(f"\n{line}\n")
+        begun = len(self.world.said)
+        ended = run_words(list(words), self.world)
+        said = "".join(self.world.said[begun:])
+        if ended != status:
+            raise demo_broken(f"`{words[0]}` ended with {ended}, not with {status}")
+        return said
+
+    def see(self, is_so: object, what: str) -> None:
+        """Refuse to go on where something is not as it was shown."""
+        if not is_so:
+            raise demo_broken(what)
+
+    def serve(self) -> None:
+        """Type `serve`, which goes on beside what comes then."""
+        def run() -> None:
+            with contextlib.suppress(BrokenPipeError):
+                self._statuses.append(run_words(["serve", "--verbose"], self.world))
+
+        self.world.out("\n$ subagent-fleet serve --verbose &\n")
+        self._serving = threading.Thread(target=run, daemon=True)
+        self._serving.start()
+        until = self.world.clock() + PROBE_TIMEOUT_SECONDS
+        while "Serving" not in "".join(self.world.said):
+            self.see(self.world.clock() < until and not self._statuses, "`serve` does not serve")
+            self.world.sleep(0.01)
+
+    def stop(self) -> None:
+        """End the command that serves, as Ctrl-C does; it says what was served where."""
+        if self._serving:
+            self.world.stop("SIGINT")
+            self._serving.join(GRACE_SECONDS)
+            self._serving = None
+
+
+@command("demo", "show all of it on simulated machines: nothing is installed, nothing stays",
+         Flag("--seconds", f"about how long; else {WATCHED_SECONDS:.0f} on a terminal, 5 off it",
+              "S", {**SECONDS, "default": 0.0}),
+         group=START, examples=("demo", "demo --seconds 60"))
+def cmd_demo(options: Options, world: World) -> int:
+    seconds = options.seconds or (WATCHED_SECONDS if world.is_terminal() else DEMO_SECONDS)
+    tokens = max(round(DEMO_TOKENS * seconds / 2 / DEMO_SECONDS), DEMO_TOKENS)
+    pause = DEMO_PAUSE_SECONDS * seconds / WATCHED_SECONDS if seconds > 2 * DEMO_SECONDS else 0.0
+    with contextlib.ExitStack() as ending:
+        place = ending.enter_context(PrivateDirectory())
+        project = world.path(place, "shop")
+        # A directory of its own, up to here: no fleet file above is meant.
+        world.make_directory(world.path(project, ".git"))
+        ending.enter_context(world.visit(project))
+        nodes = {}
+        for name, machine in DEMO_MACHINES.items():
+            nodes[name] = DemoNode(world, machine, tokens)
+            ending.callback(nodes[name].close)
+        demo = DemoWorld(world, world.path(place, "home"), nodes["sim-laptop"].endpoint)
+        ending.callback(demo.door.close)
+        tour = Tour(demo, pause=pause)
+        ending.callback(tour.stop)
+        show_demo_fleet(tour, nodes)
+        show_demo_session(tour, nodes["sim-mini"])
+    world.out("\nThat was all of it. `subagent-fleet up` does this with your own machines.\n")
+    return EXIT_OK
+
+
+def show_demo_fleet(tour: Tour, nodes: Mapping[str, SimulatedNode]) -> None:
+    """Show how a fleet is set up: found, written down, checked, generated for, loaded."""
+    world = tour.world
+    tour.tell("Three simulated machines on this one, the real commands, and a script in Claude "
+              "Code's place. All of it lies in a temporary directory; nothing leaves this machine.")
+    words = [f"--node={name}={node.endpoint}" for name, node in nodes.items()]
+    tour.type("init", *words)
+    text = world.read_bytes(CONFIG_NAMES[0]).decode("utf-8")
+    text = re.sub(r"(?m)^( +port: )\d+", rf"\g<1>{world.door.port}", text)
+    world.replace_files([(CONFIG_NAMES[0], text.encode("utf-8"), 0o644)])
+    world.out(f"(Its gateway gets port {world.door.port}: the usual one may be taken.)\n")
+
+    tour.type("validate")
+    fleet = load_config(world, None).fleet
+    tour.see({model.node for model in fleet.models.values()} == set(nodes), "a machine idles")
+    tour.type("generate")
+    for agent in fleet.agents:
+        tour.see(world.kind_of(f".claude/agents/{agent}.md") == "file", f"no file for {agent}")
+    tour.type("warmup")
+    tour.see(all(node.loaded for node in nodes.values()), "not every model was loaded")
+    tour.serve()
+    tour.type("status", "--check")
+
+
+def show_demo_session(tour: Tour, mini: SimulatedNode) -> None:
+    """Show a session at work, who served whom in it, and that nothing is left of it."""
+    world = tour.world
+    fleet = load_config(world, None).fleet
+    workspace = Workspace(world, ".")
+    place = world.path(claude_directory(world), "projects", project_name(world, "."))
+    session = DemoSession(world, fleet, workspace.read_key(fleet), place=place)
+    play_session(session, mini, tour.tell)
+
+    receipts = read_receipts(workspace, session.id)
+    worked = [receipt for receipt in receipts if receipt.agent.startswith("implementer")]
+    tour.see(any((receipt.waited or 0) > 0.02 for receipt in worked), "no implementer waited")
+    tour.see(any(tried.node == "sim-mini" for receipt in receipts for tried in receipt.tries),
+             "nobody noticed that sim-mini was asleep")
+    tour.see({receipt.node for receipt in worked} == {"sim-mini", "sim-gpu"},
+             "the work of sim-mini did not go on elsewhere")
+    tour.see(all(receipt.outcome == "ok" for receipt in receipts), "a request failed")
+    tour.type("status")
+    tour.type("trace", "--audit")
+    tour.stop()
+    tour.type("clean")
+    left = [target for target in (LITELLM_FILE, ENVIRONMENT_FILE, ".claude")
+            if world.kind_of(target) != "absent"]
+    tour.see(not left, f"`clean` left {', '.join(left)}")
 
 
 # == 25. Assets ===============================================================

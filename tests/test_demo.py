@@ -1,0 +1,213 @@
+"""Section *Demo*: the whole thing on simulated machines, and that it tells when it is not so."""
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import subagent_fleet as sf
+from tools import SCRIPT, clean_environment
+
+COMMANDS = ["init", "validate", "generate", "warmup", "serve", "status", "status", "trace", "clean"]
+
+
+@pytest.fixture
+def places(tmp_path):
+    """What `demo` could leave something in: {its environment}."""
+    made = {}
+    for name in ("HOME", "TMPDIR", "XDG_STATE_HOME", "cwd"):
+        made[name] = tmp_path / name
+        made[name].mkdir()
+    return made
+
+
+def left_in(places):
+    return [str(path) for place in places.values() for path in place.rglob("*")]
+
+
+def start(places, *python, words=("demo",), **env):
+    """A demo as a process of its own."""
+    environ = clean_environment(**{name: str(path) for name, path in places.items()
+                                   if name != "cwd"}, **env)
+    return subprocess.Popen([sys.executable, "-I", "-S", "-W", "error", *python, *words],
+                            cwd=str(places["cwd"]), env=environ, stdin=subprocess.PIPE,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def end(process, sent=None):
+    out, err = process.communicate(sent, timeout=60)
+    return process.returncode, out.decode("utf-8"), err.decode("utf-8")
+
+
+def typed(out):
+    """The commands that it shows, in their order."""
+    return [line.split()[2] for line in out.splitlines() if line.startswith("$ subagent-fleet ")]
+
+
+def test_demo_shows_everything_and_leaves_nothing(places):
+    status, out, err = end(start(places, str(SCRIPT)))
+    assert (status, err) == (0, ""), out
+    assert typed(out) == COMMANDS
+    for said in ("fleet.yaml is valid.", "Ready: every model is loaded", "put to sleep",
+                 "fallback: ", "20 yes.", "nothing left the house", "Served:"):
+        assert said in out, said
+    assert left_in(places) == []
+
+
+def test_every_line_that_names_a_simulated_machine_says_so(places):
+    _, out, _ = end(start(places, str(SCRIPT)))
+    lines = [line for line in out.splitlines() if "laptop" in line or "mini" in line or "gpu" in line]
+    assert len(lines) > 20
+    for name in ("laptop", "mini", "gpu"):
+        assert all(line.count(name) == line.count(f"sim-{name}") for line in lines)
+
+
+def test_demo_runs_from_standard_input(places):
+    status, out, err = end(start(places, "-"), SCRIPT.read_bytes())
+    assert (status, err, typed(out)) == (0, "", COMMANDS) and left_in(places) == []
+
+
+def test_demo_needs_no_port_no_proxy_and_no_peace(places, tmp_path):
+    """Two at once, the usual ports taken, a proxy that must not be asked."""
+    others = {name: tmp_path / "other" / name for name in places}
+    for place in others.values():
+        place.mkdir(parents=True)
+    with contextlib.ExitStack() as taken:
+        proxy = taken.enter_context(socket.create_server(("127.0.0.1", 0)))
+        for port in (4000, 4001, 8080, 11434):
+            with contextlib.suppress(OSError):  # it is taken already
+                taken.enter_context(socket.create_server(("127.0.0.1", port)))
+        url = f"http://127.0.0.1:{proxy.getsockname()[1]}"
+        more = dict.fromkeys(("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"), url)
+        running = [start(each, str(SCRIPT), **more) for each in (places, others)]
+        assert [end(process)[0] for process in running] == [0, 0]
+        proxy.settimeout(0.05)
+        with pytest.raises(OSError):
+            proxy.accept()
+    assert left_in(places) == left_in(others) == []
+
+
+def test_demo_asks_nobody_beyond_loopback(places):
+    """Every address that the process connects to, or looks up."""
+    program = f"""
+import runpy, sys
+asked = []
+def hook(event, words):
+    if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto", "subprocess.Popen"):
+        asked.append(words[1][0] if event == "socket.connect" else words[0])
+sys.addaudithook(hook)
+sys.argv = ["demo", "demo"]
+try:
+    runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
+finally:
+    print("ASKED", *sorted(set(map(str, asked))))
+"""
+    status, out, _ = end(start(places, "-c", program, words=()))
+    assert status == 0 and out.splitlines()[-1] == "ASKED 127.0.0.1"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are posix's")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_demo_leaves_nothing_when_it_is_interrupted(places, number):
+    process = start(places, "-u", str(SCRIPT))
+    for line in process.stdout:
+        if line.startswith(b"Serving"):
+            break
+    process.send_signal(number)
+    status, _, err = end(process)
+    assert (status, err.strip()) == (130, "interrupted") and left_in(places) == []
+
+
+def test_demo_ends_quietly_when_nobody_reads_on(places):
+    process = start(places, "-u", str(SCRIPT))
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait(60) == 0 and left_in(places) == []
+
+
+def returns(status):
+    return lambda *words, **more: status
+
+
+BREAKS = {  # on purpose: what is damaged, and which step notices
+    "generate": (lambda patch: patch.setattr(sf.Workspace, "write", returns(None)), "no file for"),
+    "warmup": (lambda patch: patch.setattr(sf.SimulatedNode, "_load", returns(None)), "warmup"),
+    "serve": (lambda patch: patch.setattr(sf, "check_key", lambda *_: sf.find_command("x")),
+              "does not serve"),
+    "answers": (lambda patch: patch.setattr(sf.DemoNode, "reply", lambda *_: 1 / 0),
+                "the gateway answered 5"),
+    "slots": (lambda patch: patch.setattr(sf.Scheduler, "_has_room", returns(True)),
+              "no implementer waited"),
+    "audit": (lambda patch: patch.setattr(sf, "left_house", returns(True)), "`trace` ended with 1"),
+    "clean": (lambda patch: patch.setattr(sf, "remove_files", returns(None)), "`clean` left")}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_demo_that_does_not_do_what_it_shows_says_so(quick, monkeypatch, name, tmp_path):
+    damage, words = BREAKS[name]
+    damage(monkeypatch)
+    done = quick("demo", env={"TMPDIR": str(tmp_path), "HOME": str(tmp_path)})
+    assert done.returncode == 1
+    assert "error: the demo did not do what it shows: " in done.stderr and words in done.stderr
+
+
+def test_the_break_of_a_demo_has_an_id():
+    assert sf.demo_broken("x").slug == "demo-broken"
+
+
+# -- the simulated node --
+
+def test_a_node_that_sleeps_answers_nobody_and_wakes_at_its_port():
+    world = sf.World()
+    node = sf.SimulatedNode(world, {"a:1b": {}})
+    port, version = node.port, sf.Ask("/api/version", lambda reply: bytes(reply.body))
+    assert b"0.32.15" in world.ask(node.endpoint, version, deadline=world.clock() + 5)
+    node.loaded["a:1b"] = 1
+    node.fall_asleep()
+    with pytest.raises(sf.NodeFailure, match="refused"):
+        world.ask(node.endpoint, version, deadline=world.clock() + 5)
+    node.wake()
+    assert (node.port, node.loaded) == (port, {})
+    assert world.ask(node.endpoint, version, deadline=world.clock() + 5)
+    node.close()
+
+
+def test_a_node_has_the_pace_it_was_given():
+    slept = []
+    world = sf.World()
+    world.sleep = slept.append
+    node = sf.SimulatedNode(world, {"a:1b": {}}, pace=sf.Pace(3.0, 100.0, 20.0))
+    payload = {"model": "a:1b", "messages": [{"role": "user", "content": "x" * 4000}]}
+    ask = sf.Ask("/api/chat", lambda reply: bytes(reply.body), payload)
+    body = world.ask(node.endpoint, ask, deadline=world.clock() + 5)
+    node.close()
+    assert body.count(b"\n") == 3 and slept[0] == 3.0
+    assert 9 < slept[1] < 12 and slept[2:4] == [0.05, 0.05]
+
+
+def test_sleep_ends_what_is_being_answered():
+    world = sf.World()
+    node = sf.SimulatedNode(world, {"a:1b": {}}, pace=sf.Pace(0.0, 0.0, 0.5))
+    payload = {"model": "a:1b", "messages": [{"role": "user", "content": "x"}]}
+    ask = sf.Ask("/api/chat", lambda reply: bytes(reply.body), payload)
+    ended = []
+
+    def call():
+        try:
+            ended.append(world.ask(node.endpoint, ask, deadline=world.clock() + 30))
+        except sf.NodeFailure as failure:
+            ended.append(failure.reason)
+    caller = threading.Thread(target=call)
+    caller.start()
+    while "asking" not in node._visitors.copy().values():
+        time.sleep(0.01)
+    time.sleep(0.1)
+    node.fall_asleep()
+    caller.join(1.5)
+    assert ended == ["bad answer"]
+    node.close()
