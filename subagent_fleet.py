@@ -9141,6 +9141,7 @@ class Backend(ABC):
     name = ""  # as `provider:` and a node's reason have it
     log = ""  # where it says more, in words
     loads_twice = False  # a second load of a model gives a second instance of it
+    loads_as_asked = False  # a question loads the model, with the context of its route
 
     @property
     def title(self) -> str:
@@ -9355,6 +9356,7 @@ class Ollama(Backend):
     """Ollama's own API, translated."""
 
     name = "ollama"
+    loads_as_asked = True
     log = ("journalctl -u ollama (Linux), ~/.ollama/logs/server.log (macOS), "
            "%LOCALAPPDATA%\\Ollama\\server.log (Windows) or docker logs ollama")
 
@@ -14351,7 +14353,8 @@ def _ask_much(subject: Subject) -> Question:
 
 
 def _measure_load(answer: Answer) -> dict[str, Any]:
-    return {"load_seconds": round(answer.end.load_seconds or answer.first_seconds, 2)}
+    seconds = answer.end.load_seconds
+    return {} if seconds is None else {"load_seconds": round(seconds, 2)}
 
 
 def _measure_prompt(answer: Answer) -> dict[str, Any]:
@@ -14803,6 +14806,7 @@ def holds_facts(answer: Answer, task: Task) -> str:
 
 PROMPT_RATE_GUESS, ANSWER_RATE_GUESS = 200.0, 20.0  # until something is known
 LOAD_SECONDS_GUESS = 15.0
+UNLOAD_SECONDS = 20.0
 
 
 class Course:
@@ -14852,10 +14856,7 @@ class Course:
         """Ask everything, one after the other; a node that dies ends it."""
         backend = backend_of(self.node)
         try:
-            with contextlib.suppress(NodeFailure):  # not there, or never unloaded: the first
-                deadline = world.clock() + PROBE_TIMEOUT_SECONDS  # question will tell
-                ask_node(world, self.node, backend.load(self.model, unload=True),
-                         deadline=deadline)
+            self._load_anew(world)
             for trial in self.trials:
                 question = trial.ask(self._subject)
                 if question:
@@ -14867,6 +14868,23 @@ class Course:
         except NodeFailure as failure:
             self.fail(explain_failure(failure, backend).what)
         self.is_done = True
+
+    def _load_anew(self, world: World) -> None:
+        """Unload the model; load it, where a question does not do that as its route does."""
+        unloading = Warmth(self.node, self.model)
+        how = WarmUp(UNLOAD_SECONDS, busy_seconds=UNLOAD_SECONDS, unload=True)
+        _time_step(_load, unloading, world, how)
+        if backend_of(self.node).loads_as_asked:
+            return  # the first answer tells how long that took
+        if unloading.detail.startswith("stays") or not unloading.ok:
+            self.note(load_seconds=0.0)
+            return
+
+        loading = Warmth(self.node, self.model)
+        _time_step(_load, loading, world, WarmUp())
+        if not loading.ok:
+            raise NodeFailure(loading.reason, loading.detail)
+        self.note(load_seconds=round(loading.seconds, 2))
 
     def _try_out(self, world: World, trial: Trial, answer: Answer) -> str:
         """Run the program that an answer makes, if it is one; return what is wrong with it."""
@@ -14885,6 +14903,8 @@ class Course:
             raise NodeFailure("not loaded", answer.missing)
         if trial.measure and not answer.missing:
             self.note(**trial.measure(answer))
+        if self.measurement.load_seconds is None:  # a server that loads as asked and counts not
+            self.note(load_seconds=round(answer.first_seconds, 2))
         self._learn(answer)
 
         flaws = [judge(answer) or flaw for judge in trial.judges]
@@ -14971,29 +14991,43 @@ def show_answer(answer: Answer) -> str:
 
 def ask_model(world: World, node: Node, model: Model, question: Question) -> Answer:
     """Ask a model as its route does; a refusal is an answer, too."""
+    unknown: set[str] = set()  # fields that the server does not take
+    while True:
+        try:
+            return _take_answer(world, node, model, question, unknown=unknown)
+        except NoField as refusal:
+            if refusal.name in unknown:
+                return Answer(question, refusal=refusal)
+            unknown.add(refusal.name)
+        except Refusal as refusal:
+            return Answer(question, refusal=refusal)
+
+
+def _take_answer(world: World, node: Node, model: Model, question: Question, *,
+                 unknown: Collection[str]) -> Answer:
+    """Return what a model says to a question."""
     began = world.clock()
-    texts: dict[str, list[str]] = {"text": [], "thinking": []}
-    calls: list[Call] = []
-    end = End("")
     first_seconds = 0.0
-    try:
-        for delta in _hear(world, node, model, question.talk):
-            first_seconds = first_seconds or world.clock() - began
-            if delta.call:
-                calls.append(delta.call)
-            end = delta.end or end
-            texts.setdefault(delta.kind, []).append(delta.text)
-    except Refusal as refusal:
-        return Answer(question, refusal=refusal)
+    end = End("")
+    calls: list[Call] = []
+    texts: dict[str, list[str]] = {"text": [], "thinking": []}
+    for delta in _hear(world, node, model, question.talk, unknown=unknown):
+        first_seconds = first_seconds or world.clock() - began
+        if delta.call:
+            calls.append(delta.call)
+        end = delta.end or end
+        texts.setdefault(delta.kind, []).append(delta.text)
     return Answer(question, "".join(texts["text"]), "".join(texts["thinking"]), tuple(calls), end,
                   first_seconds, world.clock() - began)
 
 
-def _hear(world: World, node: Node, model: Model, talk: Talk) -> Iterator[Delta]:
+def _hear(world: World, node: Node, model: Model, talk: Talk, *,
+          unknown: Collection[str]) -> Iterator[Delta]:
     """Yield what a model says, up to its end; Refusal or NodeFailure where it does not."""
     backend = backend_of(node)
     ask = sign(world, node, backend.chat(talk, model))
-    body = render_json(ask.payload)
+    payload: Any = ask.payload
+    body = render_json({name: payload[name] for name in payload if name not in unknown})
     reader = backend.reader(talk, model, round(weigh(body, talk) / BYTES_A_TOKEN))
     exchange = world.open_exchange(node.endpoint + ask.path, body=body, headers=ask.headers,
                                    deadline=world.clock() + model.timeout)
@@ -15012,8 +15046,12 @@ def _hear(world: World, node: Node, model: Model, talk: Talk) -> Iterator[Delta]
                 yield delta
                 if delta.end:
                     return
-            exchange.deadline = world.clock() + model.timeout
-    raise NodeFailure("bad answer", "it ended before it was done")
+            if reader.has_begun:
+                exchange.deadline = world.clock() + model.timeout
+        closing = reader.close()
+    yield from closing
+    if not any(delta.end for delta in closing):
+        raise NodeFailure("bad answer", "it ended before it was done")
 
 
 # == 16. Gateway ==============================================================

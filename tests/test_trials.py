@@ -340,6 +340,7 @@ def test_another_version_is_measured_anew():
 
 def test_run_that_measured_nothing_takes_nothing_away():
     dead = sf.Measurement("mini", MEASURED.endpoint, "qwen3-coder:30b", tokens=65536,
+                          versions=MEASURED.versions, date="2027",
                           failure="refused: connection refused")
     assert sf.merge_measurements([MEASURED], [dead]) == (MEASURED,)
     assert sf.merge_measurements([], [dead]) == ()
@@ -836,14 +837,15 @@ def test_caged_program_sees_its_files_and_nothing_of_the_environment(cage, monke
     assert not os.path.exists(place)
 
 
-def test_caged_program_ends_with_all_it_started(cage, tmp_path):
+@pytest.mark.parametrize("is_caged", [True, False])
+def test_caged_program_ends_with_all_it_started(cage, tmp_path, is_caged):
     mark = tmp_path / "mark"
     child = (f"import time\nwhile True:\n    open({str(mark)!r}, 'a').write('x')\n"
              "    time.sleep(0.02)\n")
     ended = run_python(
         "import subprocess, sys, time\n"
         f"subprocess.Popen([sys.executable, '-S', '-c', {child!r}])\ntime.sleep(60)\n",
-        cage=cage, seconds=1)
+        cage=cage if is_caged else (), seconds=1)
     assert ended.code is None
     assert sf.judge_run(ended) == "its code still ran after 10 s"
     size = mark.stat().st_size
@@ -853,7 +855,7 @@ def test_caged_program_ends_with_all_it_started(cage, tmp_path):
 
 def test_caged_program_that_prints_without_end_fills_nothing(cage):
     ended = run_python("while True:\n    print('x' * 1000)\n", cage=cage, seconds=20)
-    assert ended.code != 0 and len(ended.output) <= 65536
+    assert ended.code not in (0, None) and len(ended.output) <= 65536
 
 
 def test_caged_program_reaches_nobody(cage):
@@ -905,10 +907,11 @@ def test_quality_gives_a_score_by_role_and_keeps_failed_answers(benched, quick, 
         return Played.say(played, texts, payload)
 
     def answers_of(played, role, name):
+        if role == "implementer":
+            right, wrong = PATCHES[name]
+            return (wrong[-1][0] if "bad" in played.flaws else right), ""
         if "bad" in played.flaws:
             return [], "No."
-        if role == "implementer":
-            return PATCHES[name][0], ""
         return [], {"planner": PLANS, "reviewer": REVIEWS, "summarizer": SUMMARIES}[role][name][0]
 
     coder, small = benched(small=["bad"])
@@ -923,6 +926,7 @@ def test_quality_gives_a_score_by_role_and_keeps_failed_answers(benched, quick, 
         == dict.fromkeys(sf.ROLES, 0)
     failed = [each for each in known["small:8b"]["failed"] if each["trial"].startswith("planner")]
     assert len(failed) == 5 and failed[0]["answer"] == "No."
+    assert known["small:8b"]["quality"]["implementer"]["instead"].startswith("its code fails: ")
 
     # A quick run later takes no quality away.
     assert quick("bench", "--quick").returncode == 0
@@ -959,3 +963,100 @@ def test_status_page_tells_speed_and_who_prints_calls():
     elsewhere = sf.replace(known, endpoint="http://10.9.9.9:11434")
     assert "tok/s" not in sf.format_status(sf.replace(page, measured=(elsewhere,)),
                                            sf.Look(columns=140))
+
+
+# -- servers of other kinds --
+
+class Served:
+    """A server of another kind with a model that does all it is asked."""
+
+    flaws = ()
+
+    def __init__(self, provider):
+        from test_backends import LLAMA, LLAMA_ONE, LLAMA_PROPS, PLAIN, VLLM, Server, Studio
+        self.provider, self.asked, self.studio = provider, [], None
+        pages, head = {"/version": (200, {"version": "0.28.0"}), "/v1/models": (200, VLLM)}, PLAIN
+        self.model, self.limit = "qwen", 65536
+        if provider == "llamacpp":
+            pages, head = {"/props": (200, LLAMA_PROPS), "/v1/models": (200, LLAMA_ONE)}, LLAMA
+            self.model, self.limit = "worker", 32768
+        server = Server(pages, head)
+        if provider == "lmstudio":
+            self.studio = Studio()
+            server, self.model = self.studio.server, "qwen/qwen3-30b"
+        self.plain, self.node = server.play, server.node
+        self.node.play = self.play
+        self.endpoint = server.endpoint
+
+    def play(self, node, connection):
+        from matrix_cases import refusal_of, stream_of
+        request = node.here.request
+        if not node.here.target.endswith(("/messages", "/completions")):
+            self.plain(node, connection)
+            return
+
+        self.asked.append(request)
+        if self.studio:
+            self.limit = self.studio.instances()[0]["config"]["context_length"]
+        texts = [self.text_of(message) for message in request["messages"]]
+        tokens = 10 + sum(len(text.split()) for text in texts)
+        if tokens > self.limit:
+            connection.sendall(refusal_of(
+                self.provider, 400, f"request ({tokens} tokens) exceeds the available context "
+                                    f"size ({self.limit} tokens)"))
+            return
+        calls, text = Played.say(self, texts, request)
+        steps = [("call", *call) for call in calls] or [("text", text or "hm")]
+        reason = "tool_use" if calls else "end_turn"
+        connection.sendall(stream_of(self.provider, [*steps, ("end", reason, tokens, 20)]))
+
+    def text_of(self, message):
+        """All text of a message, whatever it is wrapped in."""
+        content = message["content"]
+        if isinstance(content, str):
+            return content
+        return " ".join(str(block.get("text") or block.get("content") or "") for block in content)
+
+
+@pytest.mark.parametrize("provider, context", [
+    ("llamacpp", 16384), ("lmstudio", 16384), ("vllm", 65536), ("openai", 16384)])
+def test_bench_measures_servers_of_other_kinds(quick, tmp_path, provider, context):
+    served = Served(provider)
+    (tmp_path / "fleet.yaml").write_text(f"""\
+project: {{name: x}}
+nodes: {{mini: {{endpoint: "{served.endpoint}", provider: {provider}}}}}
+models: {{m: {{node: mini, model: "{served.model}", alias: a, context: {context}}}}}
+agents: {{planner: {{model: m, description: d}}}}
+""", encoding="utf-8")
+    done = quick("bench", "--json")
+    (known,) = json.loads(done.stdout)["measurements"]
+    assert (done.returncode, known["failure"]) == (0, "")
+    assert known["tools"] == {"passed": 6, "asked": 6, "instead": ""}
+    assert known["context"] == {"passed": 3, "asked": 3, "instead": ""}
+    assert known["prompt_rate"] > 0 and known["long_prompt_rate"] > 0
+    assert not known["is_counted"]
+    if served.studio:  # loaded once, as its route will find it
+        assert [each["config"]["context_length"] for each in served.studio.instances()] == [context]
+        assert known["load_seconds"] >= 0
+    else:
+        assert known["load_seconds"] == 0
+
+
+@pytest.mark.parametrize("is_stubborn", [False, True])
+def test_field_that_a_server_does_not_take_is_left_out(is_stubborn):
+    from matrix_cases import refusal_of
+    served = Served("openai")
+
+    def play(node, connection):
+        if is_stubborn or "temperature" in node.here.request:
+            connection.sendall(refusal_of("openai", 400, "Unsupported parameter: temperature"))
+        else:
+            served.play(node, connection)
+    served.node.play = play
+    subject = sf.Subject(sf.Model("m", "n", "qwen", "x"))
+    given = sf.ask_model(sf.World(), sf.Node("n", served.endpoint, provider="openai"),
+                         subject.model, sf.TOOL_TRIALS[0].ask(subject))
+    if is_stubborn:
+        assert given.missing.startswith("refused: Unsupported parameter: temperature")
+    else:
+        assert given.missing == "" and [call.name for call in given.calls] == ["set-log-level"]
