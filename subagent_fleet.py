@@ -2347,6 +2347,9 @@ class Tiers:
     sonnet: str | None = key("reference", "model behind `sonnet`", None)
     haiku: str | None = key("reference", "model behind `haiku`", None)
     fable: str | None = key("reference", "model behind `fable`", None)
+    lean: bool | None = key(
+        "boolean", "start Claude Code with few tools; absent: up to 131072 tokens of context",
+        None)
 
 
 @dataclass(frozen=True)
@@ -2430,6 +2433,7 @@ class Fleet:
     agents: dict[str, Agent]
     document: Document
     targets: tuple[str, ...] = USUAL_TARGETS  # for whom `generate` writes; always the key's file
+    lean: bool | None = None  # None: by the main session's context
 
 
 @dataclass(frozen=True)
@@ -3031,7 +3035,8 @@ def check_fleet(document: Document) -> tuple[Fleet | None, list[Finding]]:
     targets = tuple(name for name in TARGET_NAMES if name in (*project.targets, "env"))
     fleet = Fleet(
         name=project.name, gateway=project.gateway, claude=tiers, targets=targets,
-        nodes=file.nodes, models=file.models, agents=file.agents, document=document)
+        nodes=file.nodes, models=file.models, agents=file.agents, document=document,
+        lean=project.claude.lean if project.claude else None)
     return fleet, []
 
 
@@ -4087,8 +4092,62 @@ def litellm_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> d
     return merge_environment(kept, fleet, key)
 
 
-def plan_settings(fleet: Fleet, environ: Mapping[str, str], own: Mapping[str, Any]
-                  ) -> dict[str, Any]:
+# What a local model does not use of Claude Code's tools: with the short prompt and without them
+# the first request is a third as long (2.1.327).
+LEAN_LIMIT_TOKENS = 131072  # with more context there is room for all
+SPARE_TOOLS = """
+    Workflow ScheduleWakeup ListAgents ReportFindings CronCreate CronDelete CronList EnterWorktree
+    ExitWorktree Monitor NotebookEdit SendMessage TaskStop WebFetch WebSearch TaskCreate TaskGet
+    TaskList TaskOutput TaskUpdate Skill ToolSearch
+""".split()
+_TOOL_FLAGS = ("--allowedTools", "--allowed-tools", "--tools")
+
+
+def is_lean(fleet: Fleet) -> bool:
+    """Tell whether Claude Code is started with few tools: as the file says, else by the window."""
+    if fleet.lean is not None:
+        return fleet.lean
+    return fleet.models[plan_tiers(fleet)["main"]].context <= LEAN_LIMIT_TOKENS
+
+
+def plan_denied_tools(fleet: Fleet, own: Mapping[str, Any], words: Sequence[str]
+                      ) -> tuple[str, ...]:
+    """Return the tools that are off in a session, beside a person's own settings and words.
+
+    Those that an agent of the fleet, their `allow` or their command line names stay; where they
+    have a `deny` of their own, that one holds alone.
+    """
+    permissions = own.get("permissions", {})
+    if not is_lean(fleet) or "deny" in permissions:
+        return ()
+
+    wanted = [rule for kind in ("allow", "ask") for rule in permissions.get(kind) or ()]
+    for agent in fleet.agents.values():
+        wanted += agent.tools or ()
+        if agent.frontmatter.get("skills"):
+            wanted.append("Skill")
+    names = {str(rule).split("(")[0] for rule in wanted} | _typed_tools(words)
+    return tuple(tool for tool in SPARE_TOOLS if tool not in names)
+
+
+def _typed_tools(words: Sequence[str]) -> set[str]:
+    """Return the tools that are named on Claude Code's command line."""
+    names: set[str] = set()
+    is_list = False
+    for word in words:
+        if word == "--":
+            break
+        flag, _, value = word.partition("=")
+        if word.startswith("-"):
+            is_list = flag in _TOOL_FLAGS
+            word = value
+        if is_list:
+            names.update(re.findall("[A-Za-z]+", re.sub(r"\([^)]*\)", " ", word)))
+    return names
+
+
+def plan_settings(fleet: Fleet, environ: Mapping[str, str], own: Mapping[str, Any],
+                  words: Sequence[str] = ()) -> dict[str, Any]:
     """Return the settings of a session: a person's own, and what leads it to the fleet.
 
     Those that Claude Code is started with beat a project's and a person's usual ones (2.1.327
@@ -4105,8 +4164,15 @@ def plan_settings(fleet: Fleet, environ: Mapping[str, str], own: Mapping[str, An
         if variable.is_unset or variable.holds_key or variable.is_added or name in ADDRESSES:
             leading[name] = value
 
+    if is_lean(fleet):
+        wanted["CLAUDE_CODE_SIMPLE_SYSTEM_PROMPT"] = "1"
+
     # Auto mode asks a server of Anthropic before every action, which no gateway has (2.1.326).
-    permissions = {"disableAutoMode": "disable", **own.get("permissions", {})}
+    permissions: dict[str, Any] = {"disableAutoMode": "disable"}
+    denied = plan_denied_tools(fleet, own, words)
+    if denied:
+        permissions["deny"] = list(denied)
+    permissions.update(own.get("permissions", {}))
     return {**own, "env": {**wanted, **own.get("env", {}), **leading}, "permissions": permissions}
 
 
@@ -8784,6 +8850,14 @@ def format_after_init(starter: Starter, states: Sequence[NodeState], look: Look 
     said = "Look it over, then do all the rest at once, or begin with the files:\n"
     return (f"{text}{wrap_text(said, look.columns)}"
             "  subagent-fleet up\n  subagent-fleet generate\n")
+def format_lean(denied: Sequence[str], look: Look = PLAIN) -> str:
+    """Return which of Claude Code's tools are off, and how they come back."""
+    sentence = (f"Lean start: {len(denied)} of Claude Code's tools are off "
+                f"({some_of(denied, 3)}) so that the first word comes sooner; `lean: false` under "
+                "project.claude brings them back.")
+    return format_words([Styled(sentence)], look, indent="  ")
+
+
 def format_waking(name: str, state: str, seconds: float, look: Look = PLAIN) -> str:
     """Return how a machine was woken."""
     role, words = {
@@ -19039,7 +19113,7 @@ def cmd_up(options: Options, world: World) -> int:
         before = ask_gateway(world, fleet, key)
         began = world.now()
         if world.which("claude"):
-            status = launch_claude(workspace, fleet, options)
+            status = launch_claude(workspace, fleet, options, tells_lean=True)
         else:
             status = EXIT_OK
             wait_for_signal(world, signals)
@@ -20993,7 +21067,8 @@ def refuse_rivals(world: World, harness: Harness) -> None:
         place = world.parent(place)
 
 
-def launch_claude(workspace: Workspace, fleet: Fleet, options: Options) -> int:
+def launch_claude(workspace: Workspace, fleet: Fleet, options: Options, *,
+                  tells_lean: bool = False) -> int:
     """Say what will disturb Claude Code, see that the fleet is served, run it to its end."""
     world = workspace.world
     program = world.which("claude")
@@ -21015,9 +21090,13 @@ def launch_claude(workspace: Workspace, fleet: Fleet, options: Options) -> int:
 
     find_gateway(world, fleet, key, needed=True)
     environ = merge_environment(world.environ, fleet, key)
+    denied = plan_denied_tools(fleet, settings, own.words)
+    if denied and tells_lean:
+        world.err(format_lean(denied, look_of(world, "stderr")))
     with PrivateDirectory() as place:
         path = world.path(place, "settings.json")
-        content = json.dumps(plan_settings(fleet, environ, settings)).encode("utf-8")
+        planned = plan_settings(fleet, environ, settings, own.words)
+        content = json.dumps(planned).encode("utf-8")
         world.replace_files([(path, content, 0o600)])  # a key in an argument is seen by all
         return world.run([program, "--settings", path, *own.words], environ)
 

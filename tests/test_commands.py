@@ -537,7 +537,7 @@ def test_launch_gives_the_environment_and_returns_the_exit_code(generated, run_c
     assert not any(key in word for word in words) and not os.path.exists(words[1])
     assert (generated / "seen.mode").read_text().startswith("-rw------- ")
     settings = json.loads((generated / "seen.settings").read_text())
-    assert settings["permissions"] == {"disableAutoMode": "disable"}
+    assert settings["permissions"] == {"disableAutoMode": "disable", "deny": sf.SPARE_TOOLS}
     assert settings["env"] == {**{name: value for name, value in wanted.items()
                                   if name != "LITELLM_MASTER_KEY"},
                                **dict.fromkeys(settings["env"].keys() - wanted.keys(), "")}
@@ -558,7 +558,7 @@ def test_launch_merges_your_own_settings(generated, run_cli, fake_claude, given)
     done = run_cli("launch", "claude", "--", "-c", *given, "-p", "--", "--settings", env=environ)
     assert done.stdout == "-c -p -- --settings\n"
     settings = json.loads((generated / "seen").read_text())
-    assert settings["permissions"] == {"deny": ["Bash"], "disableAutoMode": "disable"}
+    assert settings["permissions"] == {"deny": ["Bash"], "disableAutoMode": "disable"}  # and no more
     assert settings["model"] == "y"
     environment = settings["env"]
     assert (environment["EDITOR"], environment["ANTHROPIC_MODEL"]) == ("vi", "mine")

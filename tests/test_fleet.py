@@ -541,7 +541,7 @@ def test_every_key_has_a_rule_or_a_section_and_a_default_that_obeys_it():
                 default = list(key.default) if isinstance(key.default, tuple) else key.default
                 assert sf.obeys(default, key.rule), key
             seen += 1
-    assert seen > 30 and tuple(sf.FILE_KEYS["claude"]) == sf.TIERS
+    assert seen > 30 and tuple(sf.FILE_KEYS["claude"]) == (*sf.TIERS, "lean")
     assert set(sf.KEY_WORDS) <= {name for keys in sf.FILE_KEYS.values() for name in keys}
     for kind, name in sf.MAIN_KEYS.items():
         assert name in sf.FILE_KEYS[kind] and kind in sf.PLACES

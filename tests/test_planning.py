@@ -304,3 +304,61 @@ def test_worker_block_prefers_models_that_call_tools():
               sf.NodeModel("stub", 1, capabilities=("completion", "tools"), remote="ollama.com"))
     assert list(plan_block(state=replace(LOCAL, models=models))["models"]) == ["qwen3-8b"]
     assert list(plan_block(state=replace(LOCAL, models=models[1:]))["models"]) == ["phi-1b"]
+
+
+# -- the lean start --
+
+def denied(fleet, own=None, words=()):
+    """The tools that a session starts without."""
+    return sf.plan_settings(fleet, {}, own or {}, words)["permissions"].get("deny", [])
+
+
+def claude_fleet(**claude):
+    """The small fleet, with keys of `project.claude`."""
+    tree = fleet_of().document.value
+    tree["project"]["claude"] = claude
+    return sf.check_fleet(sf.Document(json.dumps(tree), "fleet.json"))[0]
+
+
+@pytest.mark.parametrize("context, claude, is_lean", [
+    (131072, {}, True), (131073, {}, False), (262144, {"lean": True}, True),
+    (32768, {"lean": False}, False)])
+def test_a_session_starts_lean_where_the_window_is_small_or_the_file_says_so(context, claude, is_lean):
+    fleet = replace(fleet_of({"heavy": {"context": context}}), lean=claude.get("lean"))
+    assert denied(fleet) == (sf.SPARE_TOOLS if is_lean else [])
+    settings = sf.plan_settings(fleet, {}, {})
+    assert (settings["env"].get("CLAUDE_CODE_SIMPLE_SYSTEM_PROMPT") == "1") == is_lean \
+        or context <= sf.LEAN_CONTEXT_TOKENS
+    assert claude_fleet(**claude).lean == claude.get("lean")
+
+
+@pytest.mark.parametrize("agent, kept", [
+    ({"tools": ["Skill", "Read"]}, {"Skill"}), ({"tools": ["WebFetch(domain:example.com)"]}, {"WebFetch"}),
+    ({"frontmatter": {"skills": ["pdf"]}}, {"Skill"}), ({}, set()), ({"tools": []}, set())])
+def test_the_tools_that_an_agent_names_stay(agent, kept):
+    fleet = fleet_of(agents={"planner": {"model": "light", "description": "d", **agent}})
+    assert set(sf.SPARE_TOOLS) - set(denied(fleet)) == kept
+
+
+@pytest.mark.parametrize("own, words, kept", [
+    ({"permissions": {"allow": ["WebSearch"], "ask": ["WebFetch(domain:x)"]}}, (),
+     {"WebSearch", "WebFetch"}),
+    ({}, ("--allowedTools", "Skill", "Bash(git Monitor:*)", "-p", "WebSearch"), {"Skill"}),
+    ({}, ("--tools=Read,WebFetch",), {"WebFetch"}), ({}, ("-p", "Skill"), set()),
+    ({}, ("--", "--tools", "Skill"), set())])
+def test_the_tools_that_a_person_names_stay(own, words, kept):
+    assert set(sf.SPARE_TOOLS) - set(denied(fleet_of(), own, words)) == kept
+
+
+@pytest.mark.parametrize("deny", [[], ["Bash"]])
+def test_a_persons_own_deny_holds_alone(deny):
+    own = {"permissions": {"deny": deny, "defaultMode": "plan"}}
+    assert sf.plan_settings(fleet_of(), {}, own)["permissions"] == {
+        "disableAutoMode": "disable", "defaultMode": "plan", "deny": deny}
+
+
+def test_what_is_off_and_how_it_comes_back_is_one_sentence():
+    assert sf.format_lean(sf.plan_denied_tools(fleet_of(), {}, ())) == (
+        "Lean start: 22 of Claude Code's tools are off (Workflow, ScheduleWakeup, ListAgents and 19 "
+        "more) so that the first word comes sooner; `lean: false` under project.claude brings them "
+        "back.\n")
