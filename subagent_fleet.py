@@ -388,6 +388,7 @@ NODE_KINDS = {  # a row of BACKENDS each
     "lmstudio": NodeKind("LM Studio", 1234, "`lms get {}`"),
     "vllm": NodeKind("vLLM", 8000, "start vLLM with `--served-model-name {}`"),
     "openai": NodeKind("OpenAI-compatible", 0, "offer `{}`"),
+    "anthropic": NodeKind("Anthropic", 0, "offer `{}`"),
 }
 
 
@@ -1878,6 +1879,9 @@ _IPV6 = f"(({_HEX}:){{7}}{_HEX}|(?!([^:]*:){{8}})({_HEX}(:{_HEX})*)?::({_HEX}(:{
 
 # -- Endpoints --
 
+LOOPBACK = _Pattern(r"(?i)localhost[.]?|127([.][0-9]{1,3}){3}|::1")
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """Where something answers, taken apart: a URL in normal form."""
@@ -2265,6 +2269,7 @@ RULES = {
     "node provider": Rule(
         {"enum": list(NODE_KINDS)}, some_of([f"`{name}`" for name in NODE_KINDS]),
         _meant_node_provider),
+    "auth": Rule({"enum": ["client"]}, "`client`", lambda value: ["client"]),
     "key variable": _text_rule(
         _KEY_VARIABLE, "a variable name that ends in _API_KEY or _API_TOKEN",
         meant=_meant_key_variable),
@@ -2375,7 +2380,7 @@ class Node:
     provider: str = key("node provider", "what it runs", "ollama")
     api_key_env: str | None = key(
         "key variable", "variable with its key; ends in _API_KEY or _API_TOKEN", None)
-    auth: str = ""  # client: the login that the client sends is handed on
+    auth: str | None = key("auth", "`client`: hand on the login that Claude Code sends", None)
 
 
 @dataclass(frozen=True)
@@ -2394,7 +2399,7 @@ class Model:
     thinking: bool = key("boolean", "let a model that can think do so", False)
     max_output: int = key("tokens", "longest answer in tokens", 8192)
     fallback: tuple[str, ...] = key("references", "models that answer when this one cannot", ())
-    cloud: bool = key("boolean", "allow a name that Ollama sends to ollama.com", False)
+    cloud: bool = key("boolean", "it may leave your house: at ollama.com or Anthropic", False)
     name_key: str = "ollama_model"  # as the file spells the key of its name
 
 
@@ -3024,6 +3029,8 @@ def check_fleet(document: Document) -> tuple[Fleet | None, list[Finding]]:
             check.reference(("project", "claude", tier), name, models, "model")
         for agent in (file.agents or {}).values():
             _check_agent(check, agent, models)
+        for node in (file.nodes or {}).values():
+            _check_node(check, node, project.gateway)
         for model in models.values():
             _check_model(check, model, models, file.nodes or {})
         _check_fallbacks(check, models)
@@ -3078,6 +3085,29 @@ def _check_agent(check: _Checker, agent: Agent, models: dict[str, Model]) -> Non
                     what=f"{_dotted(at)} cannot hold the key {show_value(key)}")
 
 
+def _check_node(check: _Checker, node: Node, gateway: Gateway | None) -> None:
+    """Report where a person's login may not go."""
+    path = ("nodes", node.name, "auth")
+    if not node.auth:
+        return
+    if node.provider != "anthropic":
+        check.error("bad-auth", path, "is only for `provider: anthropic`",
+                    fix="remove it, or write `api_key_env:`")
+    elif node.api_key_env:
+        check.error("bad-auth", path, "and `api_key_env` are two ways to log in",
+                    fix="remove one of them")
+    elif gateway and gateway.provider == "litellm":
+        check.error("bad-auth", path, "needs this program's own gateway: LiteLLM does not tell "
+                    "its key from a login", fix="write `provider: builtin` under project.gateway")
+    elif (node.endpoint or "").startswith("http:") and not is_loopback_name(node.endpoint):
+        check.error("bad-auth", path, "would send the login in clear", fix="write https://")
+
+
+def is_loopback_name(endpoint: str) -> bool:
+    """Tell whether an endpoint is on this machine by what it says."""
+    return bool(LOOPBACK.fullmatch(split_endpoint(endpoint).host))
+
+
 def _check_model(check: _Checker, model: Model, models: dict[str, Model],
                  nodes: dict[str, Node]) -> None:
     """Report what a model refers to, and names that mean something else to other programs."""
@@ -3091,7 +3121,13 @@ def _check_model(check: _Checker, model: Model, models: dict[str, Model],
         check.error("reserved-alias", as_spelled(check.tree, (*path, "litellm_alias")),
                     f"is `{alias}`: Claude Code reads `{alias}` as a word of its own",
                     fix=f"write `claude-{alias.lower()}-local`")
-    if leaves_house(model.ollama_model or "") and not model.cloud:
+    node = nodes.get(model.node)
+    if node and node.provider == "anthropic" and not model.cloud:
+        check.error("cloud-model", (*path, model.name_key),
+                    f"is at {node.endpoint}: what is asked of it leaves your house",
+                    fix="choose a local model, or add `cloud: true`")
+    is_at_ollama = not node or node.provider == "ollama"
+    if is_at_ollama and leaves_house(model.ollama_model or "") and not model.cloud:
         check.error("cloud-model", (*path, model.name_key),
                     f"is `{model.ollama_model}`: Ollama sends this to ollama.com; "
                     "it does not run on your machine",
@@ -3187,7 +3223,6 @@ MAIN_CONTEXT_TOKENS = 32768  # Claude Code's own prompt is 10-18k tokens, before
 SMALL_CONTEXT_TOKENS = 8192
 LEAN_CONTEXT_TOKENS = 65536  # up to here Claude Code is asked for its shorter prompt
 LEAST_CONTEXT_TOKENS = 256  # a fleet file accepts no less
-LOOPBACK = _Pattern(r"(?i)localhost[.]?|127([.][0-9]{1,3}){3}|::1")
 GONE_TOOLS = {"MultiEdit": "Edit", "LS": "", "TodoWrite": "", "NotebookRead": ""}
 
 
@@ -3889,6 +3924,9 @@ def plan_node_stakes(nodes: Iterable[Node], own_hosts: Collection[str] = ()) -> 
                                 f"{node.endpoint} (node {node.name})"))
         if node.api_key_env:
             stakes.append(plan_key_stake(node))
+        if node.auth:
+            stakes.append(Stake(f"login {node.endpoint}", "the login that Claude Code sends goes "
+                                f"to {node.endpoint} (node {node.name})"))
     return stakes
 
 
@@ -3924,6 +3962,7 @@ def is_gateway_address(gateway: Gateway, endpoint: str) -> bool:
 # -- Claude Code's environment --
 
 ADDRESSES = ("ANTHROPIC_BASE_URL",)
+FLEET_KEY_HEADER = "x-fleet-key"  # how the gateway's key comes where a login comes, too
 CLOUDS = ("BEDROCK", "VERTEX", "FOUNDRY", "MANTLE", "ANTHROPIC_AWS", "ANTHROPIC_GOOGLE_CLOUD")
 
 
@@ -3932,7 +3971,7 @@ class Variable:
     """One variable of the environment: what becomes of it, and why.
 
     The gateway's key is in no plan, so that every plan can be shown: `holds_key` says where
-    it goes, and the value is empty.
+    it goes: behind the value.
     """
 
     name: str
@@ -3947,32 +3986,49 @@ def plan_environment(fleet: Fleet) -> list[Variable]:
     """Return what Claude Code and LiteLLM are started with, in the order it is written."""
     tiers = plan_tiers(fleet)
     session = fleet.models[tiers["main"]]
+    has_login = sends_login(fleet)
     return [
-        *_gateway_variables(fleet.gateway),
-        *_rival_variables(),
+        *_gateway_variables(fleet.gateway, has_login=has_login),
+        *_rival_variables(has_login=has_login),
         *_proxy_variables(fleet),
         *_tier_variables(fleet, tiers),
         *_window_variables(session),
-        *_cache_variables(),
+        *_cache_variables(has_login=has_login),
         *_patience_variables(fleet),
         *_thrift_variables(fleet, session),
         *_litellm_variables()]
 
 
-def _gateway_variables(gateway: Gateway) -> Iterator[Variable]:
+def sends_login(fleet: Fleet) -> bool:
+    """Tell whether Claude Code keeps a person's own login, which a node is handed."""
+    return any(node.auth for node in fleet.nodes.values())
+
+
+def is_cloud(fleet: Fleet, model: Model) -> bool:
+    """Tell whether what is asked of a model leaves the house."""
+    node = fleet.nodes[model.node]
+    return model.cloud or not is_private(_host_of(node.endpoint))
+
+
+def _gateway_variables(gateway: Gateway, *, has_login: bool) -> Iterator[Variable]:
     """Yield where the gateway is and how Claude Code shows its key."""
     yield Variable(gateway.master_key_env, "", holds_key=True,
                    why="the gateway's key; one that is set already is kept")
     yield Variable("ANTHROPIC_BASE_URL", gateway_url(gateway),
                    "the gateway, which stands for Claude")
-    yield Variable("ANTHROPIC_AUTH_TOKEN", "", holds_key=True,
-                   why="how Claude Code shows the key")
+    if has_login:
+        yield Variable("ANTHROPIC_CUSTOM_HEADERS", f"{FLEET_KEY_HEADER}: ", holds_key=True,
+                       why="how Claude Code shows the key beside your own login")
+    else:
+        yield Variable("ANTHROPIC_AUTH_TOKEN", "", holds_key=True,
+                       why="how Claude Code shows the key")
 
 
-def _rival_variables() -> Iterator[Variable]:
+def _rival_variables(*, has_login: bool) -> Iterator[Variable]:
     """Yield what would lead Claude Code past the gateway, or past an agent's model."""
     # 2.1.197 lets the variable beat an agent's model; 2.1.326 only together with _FORCE.
-    yield Variable("ANTHROPIC_API_KEY", "", is_unset=True, why="would be shown as well")
+    if not has_login:
+        yield Variable("ANTHROPIC_API_KEY", "", is_unset=True, why="would be shown as well")
     yield Variable("CLAUDE_CODE_SUBAGENT_MODEL", "", is_unset=True,
                    why="would beat the model of every agent")
     for cloud in CLOUDS:
@@ -4014,13 +4070,15 @@ def _window_variables(session: Model) -> Iterator[Variable]:
                    "longest answer; Claude Code keeps this much of the window free for it")
 
 
-def _cache_variables() -> Iterator[Variable]:
+def _cache_variables(*, has_login: bool) -> Iterator[Variable]:
     """Yield what keeps a prompt's beginning the same, and Claude Code's calls at home."""
     # Otherwise the system prompt differs in each conversation from its 47th character on, and
     # a node reads 10,000 tokens anew (2.1.326).
-    yield Variable("CLAUDE_CODE_ATTRIBUTION_HEADER", "0",
-                   "else nothing of a prompt is found in the cache")
-    yield Variable("CLAUDE_CODE_TOTAL_TOKENS_REMINDER", "off", "the same")
+    if not has_login:  # a login's own server may want it; for local models it is left out
+        yield Variable("CLAUDE_CODE_ATTRIBUTION_HEADER", "0",
+                       "else nothing of a prompt is found in the cache")
+    yield Variable("CLAUDE_CODE_TOTAL_TOKENS_REMINDER", "off",
+                   "a prompt's beginning stays the same" if has_login else "the same")
     yield Variable("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1",
                    "no calls but to the gateway")
 
@@ -4065,7 +4123,11 @@ def merge_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> dic
         if variable.is_unset:
             merged.pop(name, None)
         elif variable.holds_key:
-            merged[name] = key
+            merged[name] = variable.value + key
+            if variable.value and environ.get(name):  # a person's own headers, a line each
+                merged[name] = f"{environ[name]}\n{merged[name]}"
+            if variable.value and merged.get("ANTHROPIC_AUTH_TOKEN") == key:
+                del merged["ANTHROPIC_AUTH_TOKEN"]  # of a shell that knows the fleet as it was
         elif variable.is_added and environ.get(name):
             merged[name] = f"{environ[name]},{variable.value}"
         else:
@@ -6408,6 +6470,7 @@ class LiteLLMEngine:
 
 
 LITELLM_ENGINES = {
+    "anthropic": LiteLLMEngine("anthropic"),
     "ollama": LiteLLMEngine("ollama_chat"),
     "llamacpp": LiteLLMEngine("openai", "/v1", needs_key=True),
     "lmstudio": LiteLLMEngine("lm_studio", "/v1", needs_key=True),
@@ -6554,7 +6617,7 @@ def render_environment(fleet: Fleet, key: str | None, shell: str = "sh") -> str:
         else:
             word = quote_shell(variable.value)
             if variable.holds_key:
-                word = f'"${key_variable}"'
+                word = f'"{variable.value}${key_variable}"'
             form = words.add if variable.is_added else words.set
             lines.append(form.format(name=name, word=word))
     return "\n".join(lines) + "\n"
@@ -8029,10 +8092,26 @@ class StatusPage:
     gateway_at: str = ""
     is_served: bool = True
     measured: Sequence[Measurement] = ()  # by `bench`
+    left_house: Mapping[str, int] = field(default_factory=dict)  # requests and tokens
 
     def find_measured(self, node: str, ollama_model: str) -> Measurement | None:
         """Return what was measured of a model on a node."""
         return find_measurement(self.measured, self.states[node].endpoint, ollama_model)
+
+
+def format_away(page: StatusPage) -> str:
+    """Return which models are beyond the house and what went there; nothing where none is."""
+    fleet = page.fleet
+    names = [f"{model.name} ({split_endpoint(fleet.nodes[model.node].endpoint).host})"
+             for model in fleet.models.values() if is_cloud(fleet, model)]
+    if not names:
+        return ""
+    text = f"Leaves the house: what is asked of {some_of(names, 5)}."
+    if page.left_house:
+        requests, tokens_in, tokens_out = (page.left_house[name] for name in TOTALS[:3])
+        text += (f" So far {requests:,} request{'' if requests == 1 else 's'}, "
+                 f"{tokens_in:,} tokens in, {tokens_out:,} out.")
+    return text
 
 
 def format_status(page: StatusPage, look: Look = PLAIN) -> str:
@@ -8040,6 +8119,9 @@ def format_status(page: StatusPage, look: Look = PLAIN) -> str:
     if not look.columns:
         return _format_plain_status(page)
     text = _format_verdict(page, look)
+    away = format_away(page)
+    if away:
+        text += format_words([Styled(clean_line(away))], look, indent="  ")
     text += "\n" + _format_machines(page, look)
 
     offline = [state for state in page.states.values() if not state.online]
@@ -8074,6 +8156,9 @@ def _format_plain_status(page: StatusPage) -> str:
     for agent, model in plan_routes(page.fleet).items():
         state_now = clean_line(format_route_state(page.routes[model.name]))
         text += f"{format_route(agent, model)}: {state_now}\n"
+    away = clean_line(format_away(page))
+    if away:
+        text += f"\n{away}\n"
     return f"{text}\n{clean_line(page.following)}\n"
 
 
@@ -8930,7 +9015,7 @@ IMAGE_WEIGHT = 4_000  # bytes of JSON that take as many tokens as an image
 BYTES_A_TOKEN = 4.0  # of JSON; learned per model from its first answer on
 REFUSAL_KINDS = {400: "invalid_request_error", 401: "authentication_error",
                  403: "permission_error", 404: "not_found_error", 408: "timeout_error",
-                 413: "request_too_large", 529: "overloaded_error"}
+                 413: "request_too_large", 429: "rate_limit_error", 529: "overloaded_error"}
 RETRY_STATUSES, RETRY_SECONDS = (429, 503, 529), 2
 NO_IMAGE = "(an image was left out: this model takes none)"
 STOPS_LIMIT = 64  # more stop sequences, or longer ones than this, no client sends
@@ -9310,6 +9395,10 @@ class Reader(ABC):
     @abstractmethod
     def refusal(self, status: int, words: str) -> Refusal:
         """Return what the client is told when the node refuses, in the words it acts on."""
+
+    def refuse(self, reply: Reply, words: str) -> Refusal:
+        """Return the same for a whole answer; `words` are what its Ask extracts."""
+        return self.refusal(reply.status, words)
 
 
 @dataclass(frozen=True)
@@ -10054,7 +10143,7 @@ class StreamReader(Reader):
 class MessagesReader(StreamReader):
     """Reads the events of a Message. Blocks may overlap (llama.cpp ends thinking after text)."""
 
-    reasons = ("end_turn", "max_tokens", "stop_sequence", "tool_use")
+    reasons: tuple[str, ...] = ("end_turn", "max_tokens", "stop_sequence", "tool_use")
 
     def __init__(self, provider: str, talk: Talk, model: Model, estimate: int) -> None:
         super().__init__(provider, talk, model, estimate)
@@ -10507,8 +10596,92 @@ class ChatReader(StreamReader):
         return deltas + self._end(reason, "", self._usage)
 
 
+# -- Anthropic --
+#
+# What came as Messages goes there as it came: signed thinking, marks of the cache and blocks of
+# its own servers are worth nothing changed.
+
+class HandedBack(Refusal):
+    """What a cloud refused, which goes back to the client as it came."""
+
+    def __init__(self, reply: Reply, words: str) -> None:
+        seconds = reply.headers.get("retry-after", "")
+        retry_seconds = int(seconds) if re.fullmatch("[0-9]{1,5}", seconds) else 0
+        super().__init__(reply.status, words, retry_seconds=retry_seconds)
+        self.reply = reply
+        # With 401 a client renews its login; nobody else can answer in its stead.
+        self.is_final = reply.status in (400, 401, 403, 404, 413)
+
+
+HANDED_BACK = _Pattern("retry-after(-ms)?|x-should-retry|anthropic-ratelimit-[a-z0-9-]{1,64}")
+
+
+class Anthropic(MessagesServer):
+    """api.anthropic.com, or another Messages endpoint beyond the house."""
+
+    name = "anthropic"
+
+    def key_headers(self, key: str) -> dict[str, str]:
+        return {"x-api-key": key}
+
+    def identify(self) -> Ask:
+        return self._ask_there(lambda value: "")
+
+    def list_models(self) -> Ask:
+        return self._ask_there(lambda value: tuple(
+            NodeModel(entry["id"]) for entry in _listed(value or {"data": []}, "/v1/models")))
+
+    def list_loaded(self) -> Ask:
+        return self._ask_there(lambda value: ())
+
+    def describe(self, model_name: str) -> Ask:
+        return self._ask_there(lambda value: {})
+
+    def load(self, model: Model, *, unload: bool = False, words: str = "") -> Ask:
+        return self._ask_there(lambda value: "")
+
+    def _ask_there(self, parse: Callable[[Any], Any]) -> Ask:
+        """Ask for the models; who is not shown a login is there all the same."""
+        def extract(reply: Reply) -> Any:
+            value = parse_answer(reply.body, self)
+            words = error_words(reply)
+            if reply.status == 401 and "invalid" not in words and read_field(value, "error", dict):
+                return parse(None)
+            if reply.status != 200:
+                raise NodeFailure(f"http {reply.status}", words)
+            _listed(value, "/v1/models")
+            return parse(value)
+        return Ask("/v1/models", extract, headers={"anthropic-version": "2023-06-01"})
+
+    def chat(self, talk: Talk, model: Model) -> Ask:
+        payload = dict(talk.original or render_messages(talk, thinking=False))
+        payload.update(model=model.ollama_model, stream=True, max_tokens=min(
+            talk.max_tokens or model.max_output, model.max_output))
+        return Ask("/v1/messages", error_words, payload, {"anthropic-version": "2023-06-01"})
+
+    def reader(self, talk: Talk, model: Model, estimate: int) -> Reader:
+        return AnthropicReader(self.name, talk, model, estimate)
+
+
+class AnthropicReader(MessagesReader):
+    """Reads Anthropic's own events; what it refuses is the client's to understand."""
+
+    reasons = (*MessagesReader.reasons, "pause_turn", "refusal", "model_context_window_exceeded")
+
+    def __init__(self, provider: str, talk: Talk, model: Model, estimate: int) -> None:
+        super().__init__(provider, talk, model, estimate)
+        self._sieve.skip_thinking()
+        self._one_call = False  # it was asked for one
+
+    def refuse(self, reply: Reply, words: str) -> Refusal:
+        refusal = self.refusal(reply.status, words)
+        if isinstance(refusal, (PromptTooLong, NoImages)):  # each dialect has words for these
+            return refusal
+        return HandedBack(reply, words or f"it answered {reply.status}")
+
+
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (
-    Ollama(), LlamaCpp(), LMStudio(), VLLM(), OpenAI())}
+    Ollama(), LlamaCpp(), LMStudio(), VLLM(), OpenAI(), Anthropic())}
 
 
 def backend_of(node: Node) -> Backend:
@@ -13691,7 +13864,9 @@ def recognise_node(world: World, node: Node, until: float) -> Node:
 
     Who only says that it wants a key is known by what else it says, else it is left as it was.
     """
-    kinds = {name: replace(node, provider=name) for name in BACKENDS}
+    kinds = {name: replace(node, provider=name) for name in BACKENDS if name != "anthropic"}
+    if split_endpoint(node.endpoint).host.endswith("anthropic.com"):
+        return replace(node, provider="anthropic")
     jobs = {name: lambda kind=kind: ask_node(world, kind, backend_of(kind).identify(),
                                              deadline=until)
             for name, kind in kinds.items()}
@@ -14052,7 +14227,10 @@ def _ask_first(warmth: Warmth, world: World, how: WarmUp) -> None:
 def _load(warmth: Warmth, world: World, how: WarmUp) -> None:
     """Load or unload a model; one that its node lacks is downloaded first, where that is wished."""
     if warmth.model.cloud:
-        warmth.detail = "runs at ollama.com, nothing to load"
+        place = "ollama.com"
+        if warmth.node.provider != "ollama":
+            place = split_endpoint(warmth.node.endpoint).host
+        warmth.detail = f"runs at {place}, nothing to load"
         return
 
     try:
@@ -15373,6 +15551,36 @@ def _plan_capacities(fleet: Fleet) -> dict[str, Capacity]:
 
 # -- one request --
 
+class Login:
+    """What a client shows of itself, for the cloud that its request may go to. Kept nowhere."""
+
+    def __init__(self, headers: Mapping[str, str], key: str) -> None:
+        self._headers = {name: value for name, value in headers.items()
+                         if name.startswith("anthropic-") or name == "x-app"}
+        if "user-agent" in headers:
+            self._headers["User-Agent"] = headers["user-agent"]  # instead of this program's
+        self._logins = {}
+        for name in ("authorization", "x-api-key"):
+            value = headers.get(name, "")
+            if value and value.rpartition(" ")[2].strip() != key:  # the gateway's key stays here
+                self._logins[name] = value
+
+    def headers_for(self, node: Node) -> dict[str, str]:
+        """Return the headers that go to a node; of any but Anthropic's none."""
+        if node.provider != "anthropic":
+            return {}
+        if not node.auth:
+            return dict(self._headers)
+        if not self._logins:
+            raise HandedBack(Reply(401, {}, _NO_LOGIN), "no login came")
+        return {**self._headers, **self._logins}
+
+
+_NO_LOGIN = (b'{"type":"error","error":{"type":"authentication_error","message":"this model is '
+             b"answered with your own login, and none came: type /login, and start by "
+             b'`subagent-fleet launch claude`"}}')
+
+
 @dataclass(frozen=True)
 class Translation:
     """A talk as one candidate is asked it."""
@@ -15390,8 +15598,9 @@ class Service:
     """Answers one request, from its Talk to the last byte."""
 
     def __init__(self, server: Server, visitor: Visitor, dialect: Dialect, talk: Talk,
-                 conversation: Conversation) -> None:
+                 conversation: Conversation, login: Login) -> None:
         self._server, self._world, self._visitor = server, server.world, visitor
+        self._login = login
         self._dialect, self._talk, self._conversation = dialect, talk, conversation
         self._id, self._began = self._world.token(12), self._world.clock()
         self._id_header = f"request-id: req_{self._id}\r\n"
@@ -15447,7 +15656,7 @@ class Service:
             except (NoImages, NoField) as refusal:
                 self._adapt(model, refusal)  # it is asked again
             except Refusal as refusal:
-                if refusal.http == 400:
+                if refusal.http == 400 or self._goes_back(ticket, refusal):
                     self._note(model, refusal)
                     raise
                 self._note(model, refusal)
@@ -15490,6 +15699,12 @@ class Service:
                 self._server.blind.add(model.name)
         if self._has_content or not was_sent:
             raise refusal
+
+    def _goes_back(self, ticket: Ticket, refusal: Refusal) -> bool:
+        """Tell whether a cloud's refusal is for the client: it is final, or nobody else is left."""
+        if not isinstance(refusal, HandedBack):
+            return False
+        return refusal.is_final or sum(map(len, ticket.candidates)) == 1
 
     def _go_on(self, ticket: Ticket, why: str, refusal: Refusal) -> None:
         """Leave a model that failed for the next; where none is left, refuse."""
@@ -15545,15 +15760,15 @@ class Service:
         reader = backend_of(node).reader(translation.talk, model, translation.estimate)
         exchange = self._world.open_exchange(
             node.endpoint + ask.path, body=translation.body,
-            headers=sign(self._world, node, ask).headers,
+            headers={**sign(self._world, node, ask).headers, **self._login.headers_for(node)},
             deadline=self._world.clock() + model.timeout)
         try:
             exchange.before_read = lambda: self._await_node(exchange, node)
             exchange.read_head()
             if exchange.status != 200:
                 body = exchange.read_all()
-                words = ask.extract(Reply(exchange.status, exchange.headers, body))
-                raise reader.refusal(exchange.status, words)
+                reply = Reply(exchange.status, exchange.headers, body)
+                raise reader.refuse(reply, ask.extract(reply))
             self._relay(exchange, reader, ticket, translation)
         finally:
             exchange.leave()
@@ -15633,9 +15848,14 @@ class Service:
         if self._has_headers:  # there is no HTTP status left to give
             self._out += self._writer.fail(refusal)
             self._flush(last=True)
-        else:
-            head = self._id_header + retry_header(refusal)
-            self._visitor.reply(refusal.http, self._dialect.refuse(refusal), head=head)
+            return
+
+        head, body = retry_header(refusal), self._dialect.refuse(refusal)
+        if isinstance(refusal, HandedBack) and isinstance(self._dialect, Messages):
+            body = bytes(refusal.reply.body)
+            head = "".join(f"{name}: {value}\r\n" for name, value in refusal.reply.headers.items()
+                           if HANDED_BACK.fullmatch(name) and re.fullmatch("[ -~]*", value))
+        self._visitor.reply(refusal.http, body, head=self._id_header + head)
 
     def _await_node(self, exchange: Exchange, node: Node) -> None:
         """Wait for more from a node; one that is silent is asked whether it answers at all.
@@ -15695,7 +15915,8 @@ class Service:
             total=self._marks["total"],
             input_tokens=self._end.input_tokens, output_tokens=self._end.output_tokens,
             outcome=self._outcome,
-            sent=self._sent, said=clean_line("; ".join(self._said))[:SAID_LIMIT])
+            sent=self._sent, said=clean_line("; ".join(self._said))[:SAID_LIMIT],
+            cloud=model is not None and is_cloud(self._server.fleet, model))
 
 
 def retry_header(refusal: Refusal) -> str:
@@ -15890,6 +16111,7 @@ class Ledger:
     def __init__(self, nodes: Iterable[str]) -> None:
         self.totals: dict[str, dict[str, Any]] = {
             name: dict.fromkeys(TOTALS, 0) for name in nodes}
+        self.left_house = dict.fromkeys(TOTALS[:3], 0)
 
     def take(self, event: Event | Rejection) -> None:
         if not isinstance(event, Receipt):
@@ -15899,9 +16121,10 @@ class Ledger:
         if event.node is None:
             return
         total = self.totals[event.node]
-        total["requests"] += 1
-        total["input_tokens"] += event.input_tokens
-        total["output_tokens"] += event.output_tokens
+        for sums in (total, self.left_house) if event.cloud else (total,):
+            sums["requests"] += 1
+            sums["input_tokens"] += event.input_tokens
+            sums["output_tokens"] += event.output_tokens
         total["waited_seconds"] = round(total["waited_seconds"] + (event.waited or 0.0), 3)
 
 
@@ -16222,7 +16445,8 @@ class Server(Reception):
             if path == dialect.count_path:
                 visitor.reply(200, dialect.count(self._estimate(talk)))
                 return
-            Service(self, visitor, dialect, talk, dialect.conversation(headers, talk)).run()
+            Service(self, visitor, dialect, talk, dialect.conversation(headers, talk),
+                    Login(headers, self._key)).run()
         finally:
             self._bodies.give_back(size)
 
@@ -16263,7 +16487,7 @@ class Server(Reception):
     def _check_door(self, visitor: Visitor, headers: dict[str, str], path: str) -> None:
         """Refuse who has no key, and who is not meant; both take the same time."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        keys = [headers.get("x-api-key", "")]
+        keys = [headers.get("x-api-key", ""), headers.get(FLEET_KEY_HEADER, "")]
         if scheme.lower() == "bearer":
             keys.append(token.strip())
         wanted = self._key.encode("utf-8")
@@ -16284,7 +16508,8 @@ class Server(Reception):
         nodes = [{"name": node.name, "endpoint": node.endpoint, **self.ledger.totals[node.name]}
                  for node in self.fleet.nodes.values()]
         return {"schema": "subagent-fleet/fleet/1", "fleet": self.fleet.name, "waiting": waiting,
-                "config": fleet_digest(self.fleet), "nodes": nodes, "models": models}
+                "config": fleet_digest(self.fleet), "nodes": nodes, "models": models,
+                "left_house": self.ledger.left_house}
 
 
 # == 17. Traces ===============================================================
@@ -19985,13 +20210,15 @@ def show_status(fleet: Fleet, options: Options, world: World) -> bool:
         world.out(render_report("status", {
             "fleet": fleet.name, "ready": ready, "next": following,
             "gateway": retype(gateway, options.typing), "work": traffic.places,
-            "waiting": traffic.waiting, "nodes": list(states.values()),
+            "waiting": traffic.waiting, "left_house": traffic.left_house,
+            "nodes": list(states.values()),
             **report_status(fleet, routes, measured)}))
         return ready
 
     is_served = gateway.level == "ok"
     page = StatusPage(fleet, states, routes, following, world.now(),
                       places=traffic.places, waiting=traffic.waiting,
+                      left_house=traffic.left_house,
                       gateway_at=gateway_url(fleet.gateway) if is_served else "",
                       is_served=is_served, measured=measured)
     text = format_status(page, look_of(world))
@@ -20009,6 +20236,7 @@ class Traffic:
     holder: str
     places: dict[str, SlotUse] = field(default_factory=dict)  # by model
     waiting: int = 0
+    left_house: dict[str, int] = field(default_factory=dict)  # requests and tokens
 
 
 def look_at_gateway(world: World, fleet: Fleet, key: str, until: float) -> Traffic:
@@ -20022,8 +20250,9 @@ def look_at_gateway(world: World, fleet: Fleet, key: str, until: float) -> Traff
         for model in page["models"]:
             places[model["name"]] = SlotUse(model["running"], model["slots"],
                                             model["rests_seconds"])
-        return Traffic(holder, places, page["waiting"])
-    except (KeyError, TypeError):
+        left_house = {name: int(page["left_house"][name]) for name in TOTALS[:3]}
+        return Traffic(holder, places, page["waiting"], left_house)
+    except (KeyError, TypeError, ValueError):
         return Traffic(holder)
 
 
@@ -20042,7 +20271,8 @@ def report_status(fleet: Fleet, routes: dict[str, RouteState],
     for name, model in fleet.models.items():
         known = find_measurement(measured, fleet.nodes[model.node].endpoint, model.ollama_model)
         models[name] = {"name": name, "node": model.node, "ollama_model": model.ollama_model,
-                        "alias": model.alias, "context": model.context, **vars(routes[name]),
+                        "alias": model.alias, "context": model.context,
+                        "cloud": is_cloud(fleet, model), **vars(routes[name]),
                         "measured": known}
     agents = [{"agent": agent.name, "model": agent.model, **models[agent.model]}
               for agent in fleet.agents.values()]

@@ -107,7 +107,7 @@ def chat_lines(steps):
 
 WIRES = {"ollama": ollama_lines, "messages": messages_lines, "chat": chat_lines}
 BACKENDS = {"ollama": "ollama", "llamacpp": "messages", "lmstudio": "messages", "vllm": "messages",
-            "openai": "chat"}
+            "openai": "chat", "anthropic": "messages"}
 
 
 def stream_of(provider, steps):
@@ -133,7 +133,9 @@ def heard_of(request):
         blocks = content if isinstance(content, list) else [{"type": "text", "text": content}]
         for block in blocks:
             inside = block.get("content") or []
-            for part in [block, *([] if isinstance(inside, str) else inside)]:
+            if isinstance(inside, str):
+                inside = [{"type": "text", "text": inside}]
+            for part in [block, *inside]:
                 images += part["type"] in ("image", "image_url")
                 if part["type"] == "text":
                     texts.append(part["text"])

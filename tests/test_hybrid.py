@@ -1,0 +1,387 @@
+"""The main session on a person's own login, subagents at home: what goes where, and what never does."""
+import json
+import os
+from dataclasses import replace
+
+import pytest
+
+import subagent_fleet as sf
+from gateway_rig import KEY, Node, Rig, fleet_of
+from matrix_cases import sse_of
+from tools import clean_environment, free_port
+
+LOGIN = "sk-ant-oat01-of-a-person-0123456789"
+HEADERS = {"x_api_key": None, "x_fleet_key": KEY, "authorization": f"Bearer {LOGIN}",
+           "anthropic_beta": "claude-code-20250219,oauth-2025-04-20", "anthropic_version": "2023-06-01",
+           "user_agent": "claude-cli/2.1.326 (external, sdk-cli)", "x_other": "stays"}
+REQUEST = {
+    "model": "big-opus", "max_tokens": 32000, "stream": True, "metadata": {"user_id": "u"},
+    "thinking": {"type": "adaptive", "display": "omitted"}, "context_management": {"edits": []},
+    "system": [{"type": "text", "text": "x-anthropic-billing-header: cc=1;"},
+               {"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}],
+    "tools": [{"name": "Bash", "input_schema": {"type": "object"}},
+              {"type": "web_search_20250305", "name": "web_search"},
+              {"name": "Late", "defer_loading": True, "input_schema": {"type": "object"}}],
+    "messages": [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "hm", "signature": "c2lnbmVk"},
+            {"type": "redacted_thinking", "data": "ZGF0YQ=="},
+            {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {"command": "ls"}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": [
+            {"type": "tool_reference", "tool_name": "Late"}]}]},
+        {"role": "system", "content": "the date"}]}
+EVENTS = [
+    {"type": "message_start", "message": {"id": "msg_1", "usage": {
+        "input_tokens": 12, "cache_read_input_tokens": 8000, "cache_creation_input_tokens": 500,
+        "output_tokens": 1}}},
+    {"type": "content_block_start", "index": 0, "content_block": {"type": "thinking", "thinking": ""}},
+    {"type": "content_block_delta", "index": 0, "delta": {"type": "signature_delta",
+                                                          "signature": "c2lnbmVk"}},
+    {"type": "content_block_stop", "index": 0},
+    {"type": "content_block_start", "index": 1, "content_block": {"type": "redacted_thinking",
+                                                                  "data": "ZGF0YQ=="}},
+    {"type": "content_block_stop", "index": 1},
+    {"type": "content_block_start", "index": 2, "content_block": {
+        "type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}}},
+    {"type": "content_block_delta", "index": 2, "delta": {"type": "input_json_delta",
+                                                          "partial_json": '{"query": "x"}'}},
+    {"type": "content_block_stop", "index": 2},
+    {"type": "content_block_start", "index": 3, "content_block": {"type": "text", "text": ""}},
+    {"type": "content_block_delta", "index": 3, "delta": {"type": "text_delta", "text": "Hello."}},
+    {"type": "content_block_stop", "index": 3},
+    {"type": "message_delta", "delta": {"stop_reason": "end_turn", "stop_sequence": None},
+     "usage": {"output_tokens": 30}},
+    {"type": "message_stop"}]
+
+
+class Cloud(Node):
+    """A stand-in for api.anthropic.com that keeps every byte that comes."""
+
+    def __init__(self, answer=None):
+        super().__init__(self.speak)
+        self.answer, self.heads = answer, []
+
+    def _serve(self, connection):
+        stream = connection.makefile("rb")
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            head += stream.readline()
+        self.heads.append(head)
+        headers = dict(line.split(": ", 1) for line in head.decode().split("\r\n")[1:] if line)
+        self.requests.append(json.loads(stream.read(int(headers.get("Content-Length", 0))) or "null"))
+        with connection:
+            self.speak(self, connection)
+
+    def speak(self, node, connection):
+        if self.answer:
+            connection.sendall(self.answer)
+            return
+        if self.heads[-1].startswith(b"GET"):
+            body = b'{"data": [{"type": "model", "id": "claude-opus-5-5"}], "has_more": false}'
+            if b"x-api-key" not in self.heads[-1] and b"uthorization" not in self.heads[-1]:
+                connection.sendall(refusal(401, "authentication_error", "x-api-key header is required"))
+                return
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+            return
+        text = "".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in EVENTS)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+                           b"Connection: close\r\n\r\n" + text.encode())
+
+    def header(self, name, at=-1):
+        """The values of a header, as they came."""
+        lines = self.heads[at].split(b"\r\n")
+        return [line.partition(b": ")[2].decode() for line in lines
+                if line.lower().startswith(name.encode() + b":")]
+
+
+def refusal(status, kind, message, more=b""):
+    body = json.dumps({"type": "error", "error": {"type": kind, "message": message},
+                       "request_id": "req_of_theirs"}).encode()
+    return (b"HTTP/1.1 %d x\r\nContent-Type: application/json\r\n%bContent-Length: %d\r\n\r\n%b"
+            % (status, more, len(body), body))
+
+
+@pytest.fixture
+def hybrid(tmp_path):
+    """A cloud, a machine at home, and a gateway for both; `served.cloud`, `served.home`."""
+    made = []
+
+    def start(answer=None, *, home=None, **more):
+        cloud = Cloud(answer)
+        home = Node(home or (lambda node, connection: connection.sendall(
+            b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+            b'{"message":{"content":"from home"},"done":true,"done_reason":"stop"}\n')))
+        fleet = fleet_of(("big", "cloud", "big-opus", {"cloud": True, "max_output": 64000, **more}),
+                         ("small", "home", "small", {}),
+                         nodes={"cloud": cloud.endpoint, "home": home.endpoint})
+        fleet.models["big"] = replace(fleet.models["big"], ollama_model="claude-opus-5-5")
+        fleet.nodes["cloud"] = replace(fleet.nodes["cloud"], provider="anthropic", auth="client")
+        served = Rig(fleet, tmp_path)
+        served.cloud, served.home = cloud, home
+        made.append(served)
+        return served
+    yield start
+    for served in made:
+        served.close()
+        served.cloud.close()
+        served.home.close()
+
+
+def ask(served, request=REQUEST, **headers):
+    return served.raw(served.post(request, **{**HEADERS, **headers}))
+
+
+def test_the_login_and_the_request_go_on_as_they_came(hybrid):
+    served = hybrid()
+    status, _, body = ask(served)
+    assert status == 200, body
+    cloud = served.cloud
+    assert cloud.header("authorization") == [f"Bearer {LOGIN}"]
+    assert cloud.header("anthropic-beta") == [HEADERS["anthropic_beta"]]
+    assert cloud.header("anthropic-version") == ["2023-06-01"]
+    assert cloud.header("user-agent") == [HEADERS["user_agent"]]
+    assert cloud.header("x-fleet-key") == cloud.header("x-api-key") == cloud.header("x-other") == []
+    assert KEY.encode() not in cloud.heads[-1]
+    assert cloud.requests[-1] == {**REQUEST, "model": "claude-opus-5-5"}
+
+
+def test_the_answer_comes_back_with_all_that_is_signed(hybrid):
+    served = hybrid()
+    events = sse_of(ask(served)[2])
+    blocks = [event["content_block"] for event in events if event["type"] == "content_block_start"]
+    assert [block["type"] for block in blocks] \
+        == ["thinking", "redacted_thinking", "server_tool_use", "text"]
+    assert blocks[1]["data"] == "ZGF0YQ==" and blocks[2]["input"] == {"query": "x"}
+    signed = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    assert {"type": "signature_delta", "signature": "c2lnbmVk"} in signed
+    usage = next(event["usage"] for event in events if event["type"] == "message_delta")
+    assert usage == {"input_tokens": 12, "cache_read_input_tokens": 8000,
+                     "cache_creation_input_tokens": 500, "output_tokens": 30}
+
+    whole = json.loads(ask(served, {**REQUEST, "stream": False})[2])
+    assert [block["type"] for block in whole["content"]] == [block["type"] for block in blocks]
+    assert whole["content"][0]["signature"] == "c2lnbmVk"
+    assert whole["usage"]["cache_read_input_tokens"] == 8000
+
+
+def test_what_left_the_house_is_in_receipts_and_status(hybrid):
+    served = hybrid()
+    ask(served)
+    ask(served, {"model": "small", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]})
+    receipts = served.receipts(2)
+    assert [(receipt["node"], receipt["cloud"]) for receipt in receipts] \
+        == [("cloud", True), ("home", False)]
+    assert receipts[0]["input_tokens"] == 8512
+    shown = json.loads(served.get("/fleet")[2])
+    assert shown["left_house"] == {"requests": 1, "input_tokens": 8512, "output_tokens": 30}
+    page = sf.StatusPage(served.server.fleet, {}, {}, "", 0, left_house=shown["left_house"])
+    assert sf.format_away(page) == ("Leaves the house: what is asked of big (127.0.0.1). So far "
+                                    "1 request, 8,512 tokens in, 30 out.")
+
+
+def test_a_machine_at_home_hears_of_no_login(hybrid):
+    heard = []
+    served = hybrid()
+    served.home.listener.close()
+    listener = Cloud(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+                     b'{"message":{"content":"x"},"done":true}\n')
+    node = served.server.fleet.nodes["home"]
+    served.server.fleet.nodes["home"] = replace(node, endpoint=listener.endpoint)
+    ask(served, {"model": "small", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]})
+    heard = b"".join(listener.heads) + json.dumps(listener.requests).encode()
+    assert b"POST /api/chat" in heard and LOGIN.encode() not in heard and b"anthropic" not in heard
+
+
+@pytest.mark.parametrize("status, kind", [(401, "authentication_error"), (403, "permission_error"),
+                                          (429, "rate_limit_error"), (529, "overloaded_error"),
+                                          (400, "invalid_request_error"), (500, "api_error")])
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_the_cloud_refuses_comes_back_as_it_came(hybrid, status, kind, stream):
+    more = (b"retry-after: 37\r\nanthropic-ratelimit-unified-status: rejected\r\n"
+            b"x-should-retry: false\r\nset-cookie: theirs\r\n")
+    sent = refusal(status, kind, "not now", more)
+    served = hybrid(sent)
+    for _ in range(2):  # and it does not rest for that
+        found, headers, body = ask(served, {**REQUEST, "stream": stream})
+        assert (found, body) == (status, sent.partition(b"\r\n\r\n")[2])
+        assert headers["retry-after"] == "37" and headers["x-should-retry"] == "false"
+        assert headers["anthropic-ratelimit-unified-status"] == "rejected"
+        assert "set-cookie" not in headers
+    assert served.server.scheduler.show()[0]["big"]["rests_seconds"] == 0
+    assert [receipt["outcome"] for receipt in served.receipts(2)] == [kind] * 2
+
+
+def test_a_fallback_answers_where_the_file_names_one_but_not_for_a_login(hybrid):
+    served = hybrid(refusal(529, "overloaded_error", "Overloaded"), fallback=["small"])
+    assert b"from home" in ask(served)[2]
+    served.cloud.answer = refusal(401, "authentication_error", "token expired")
+    served.server.scheduler.places["big"].rest.until = 0
+    assert ask(served)[0] == 401
+
+
+def test_without_a_login_nothing_goes_out(hybrid):
+    served = hybrid()
+    for headers in ({"authorization": None}, {"authorization": f"Bearer {KEY}"},
+                    {"authorization": None, "x_api_key": KEY, "x_fleet_key": None}):
+        status, _, body = ask(served, **headers)
+        assert status == 401 and b"your own login, and none came" in body
+    assert served.cloud.heads == []
+
+
+def test_a_login_is_no_key(hybrid):
+    served = hybrid()
+    for headers in ({"x_fleet_key": None}, {"x_fleet_key": LOGIN}, {"x_fleet_key": "sk-wrong"}):
+        assert ask(served, **headers)[0] == 401
+    assert served.cloud.heads == []
+
+
+def test_a_persons_api_key_is_a_login_too(hybrid):
+    served = hybrid()
+    assert ask(served, authorization=None, x_api_key="sk-ant-api-of-a-person")[0] == 200
+    assert served.cloud.header("x-api-key") == ["sk-ant-api-of-a-person"]
+    assert served.cloud.header("authorization") == []
+
+
+@pytest.mark.parametrize("answer", [
+    None, refusal(401, "authentication_error", "bad"), refusal(529, "overloaded_error", "x"), b"",
+    b"HTTP/1.1 200 OK\r\n\r\ndata: {broken\n"])
+def test_the_login_is_kept_nowhere(hybrid, tmp_path, answer, monkeypatch):
+    served = hybrid(answer)
+    ask(served)
+    ask(served, {**REQUEST, "stream": False})
+    kept = served.receipts(2) and served.receipts_path.read_text()
+    kept += "".join(served.said) + json.dumps(served.server.show()) + repr(vars(served.server))
+    kept += served.get("/fleet")[2].decode()
+    assert LOGIN not in kept and KEY not in served.receipts_path.read_text()
+    files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert files and not [text for text in files if LOGIN.encode() in text]
+
+
+def test_an_own_key_goes_as_x_api_key(hybrid):
+    served = hybrid()
+    node = served.server.fleet.nodes["cloud"]
+    served.server.fleet.nodes["cloud"] = replace(node, auth=None, api_key_env="MY_API_KEY")
+    served.world.node_keys[node.endpoint, "MY_API_KEY"] = "sk-ant-api-key"
+    assert ask(served)[0] == 200
+    assert served.cloud.header("x-api-key") == ["sk-ant-api-key"]
+    assert served.cloud.header("authorization") == []  # the client's own stays here
+
+
+def test_other_clients_reach_the_cloud_in_plain_blocks(hybrid):
+    served = hybrid()
+    request = {"model": "big-opus", "messages": [{"role": "system", "content": "Be kind."},
+                                             {"role": "user", "content": "hi"}]}
+    status, _, body = served.raw(served.post(request, target="/v1/chat/completions", **HEADERS))
+    assert status == 200 and json.loads(body)["choices"][0]["message"]["content"] == "Hello."
+    assert served.cloud.requests[-1]["system"] == "Be kind."
+
+
+# -- the fleet file --
+
+FILE = """\
+project: {name: shop, gateway: {port: PORT}, claude: {main: big}}
+nodes:
+  cloud: {endpoint: "URL", provider: anthropic, auth: client}
+  home: {endpoint: "http://127.0.0.1:9"}
+models:
+  big: {node: cloud, model: claude-opus-5-5, alias: claude-opus-5-5, context: 200000, max_output: 64000,
+        cloud: true}
+  small: {node: home, model: "qwen3:8b", alias: qwen, context: 32768}
+agents: {planner: {model: small, description: Plans.}}
+"""
+
+
+def check(text):
+    return sf.check_fleet(sf.Document(text, "fleet.yaml"))
+
+
+def fleet_at(url="https://api.anthropic.com", port=4000):
+    fleet, findings = check(FILE.replace("URL", url).replace("PORT", str(port)))
+    assert fleet, findings
+    return fleet
+
+
+@pytest.mark.parametrize("old, new, slug, words", [
+    (", auth: client", ", auth: client, api_key_env: MY_API_KEY", "bad-auth", "two ways to log in"),
+    ("provider: anthropic, auth", "provider: vllm, auth", "bad-auth", "only for `provider: anthropic`"),
+    ("{port: PORT}", "{provider: litellm}", "bad-auth", "needs this program's own gateway"),
+    ("URL", "http://192.168.1.9", "bad-auth", "in clear"),
+    (",\n        cloud: true", "", "cloud-model", "leaves your house"),
+    ("auth: client", "auth: me", "bad-value", "accepted: `client`")])
+def test_where_a_login_may_not_go_is_an_error(old, new, slug, words):
+    text = FILE.replace(old, new).replace("URL", "https://api.anthropic.com").replace("PORT", "4000")
+    _, findings = check(text)
+    assert [finding.slug for finding in findings] == [slug] and words in findings[0].what
+
+
+def test_a_login_is_asked_for_even_at_home():
+    fleet = fleet_at("https://192.168.1.9")
+    assert [stake.what for stake in sf.plan_stakes(fleet)] \
+        == ["the login that Claude Code sends goes to https://192.168.1.9:443 (node cloud)"]
+
+
+def test_claude_code_keeps_its_login_and_shows_the_key_beside_it():
+    fleet = fleet_at()
+    names = {variable.name for variable in sf.plan_environment(fleet)}
+    assert not names & {"ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_API_KEY", "CLAUDE_CODE_ATTRIBUTION_HEADER"}
+    environ = {"ANTHROPIC_AUTH_TOKEN": "mine", "ANTHROPIC_CUSTOM_HEADERS": "x-mine: 1"}
+    merged = sf.merge_environment(environ, fleet, KEY)
+    assert merged["ANTHROPIC_AUTH_TOKEN"] == "mine"
+    assert merged["ANTHROPIC_CUSTOM_HEADERS"] == f"x-mine: 1\nx-fleet-key: {KEY}"
+    settings = sf.plan_settings(fleet, merged, {})
+    assert settings["env"]["ANTHROPIC_CUSTOM_HEADERS"].endswith(KEY)
+    assert "ANTHROPIC_AUTH_TOKEN" not in settings["env"]
+    text = sf.render_environment(fleet, KEY)
+    assert 'export ANTHROPIC_CUSTOM_HEADERS="x-fleet-key: $LITELLM_MASTER_KEY"' in text
+    assert "AUTH_TOKEN" not in text
+
+
+def test_the_key_is_not_left_where_the_login_belongs():
+    """A shell that sourced the file of another fleet has the key as its token."""
+    merged = sf.merge_environment({"ANTHROPIC_AUTH_TOKEN": KEY}, fleet_at(), KEY)
+    assert "ANTHROPIC_AUTH_TOKEN" not in merged
+
+
+def test_status_and_doctor_say_what_leaves_the_house(tmp_path, run_cli):
+    cloud = Cloud()
+    text = FILE.replace("URL", cloud.endpoint).replace("PORT", str(free_port()))
+    (tmp_path / "fleet.yaml").write_text(text)
+    status = run_cli("status")
+    assert "Leaves the house: what is asked of big (127.0.0.1)." in status.stdout
+    models = json.loads(run_cli("status", "--json").stdout)["models"]
+    assert {model["name"]: (model["state"], model["cloud"]) for model in models} \
+        == {"big": ("ready", True), "small": ("node offline", False)}
+    warmed = run_cli("warmup", "--model", "big")
+    assert "runs at 127.0.0.1, nothing to load" in warmed.stdout and warmed.returncode == 0
+    assert "cloud: Anthropic at" in run_cli("doctor").stdout
+    assert run_cli("generate").returncode == 0
+    asked = run_cli("env")
+    assert asked.returncode == 3 and "the login that Claude Code sends goes to" in asked.stderr
+    assert all(b"uthorization" not in head for head in cloud.heads)
+
+
+def test_launch_hands_claude_the_key_and_leaves_the_login(tmp_path, run_cli):
+    """A `claude` that writes down how it was started, against the real gateway of `up`."""
+    cloud = Cloud()
+    home = tmp_path / "home"
+    home.mkdir()
+    text = FILE.replace("URL", cloud.endpoint).replace("PORT", str(free_port()))
+    (tmp_path / "fleet.yaml").write_text(text)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    claude = programs / "claude"
+    claude.write_text(
+        "#!/bin/sh\nif [ \"$1\" = --version ]; then echo '2.1.327 (Claude Code)'; exit; fi\n"
+        f"cat \"$2\" > '{tmp_path}/seen.json'\nenv > '{tmp_path}/seen.env'\n")
+    claude.chmod(0o755)
+    environ = clean_environment()
+    done = run_cli("up", "--trust", env={
+        "HOME": str(home), "PATH": f"{programs}{os.pathsep}{environ.get('PATH', '')}"})
+    assert (tmp_path / "seen.json").exists(), done
+    settings = json.loads((tmp_path / "seen.json").read_text())
+    header = settings["env"]["ANTHROPIC_CUSTOM_HEADERS"]
+    assert header.startswith("x-fleet-key: sk-") and "ANTHROPIC_AUTH_TOKEN" not in settings["env"]
+    seen = (tmp_path / "seen.env").read_text()
+    assert header in seen and "ANTHROPIC_AUTH_TOKEN" not in seen
+    assert "ANTHROPIC_MODEL=claude-opus-5-5" in seen
