@@ -17832,13 +17832,14 @@ class DemoNode(SimulatedNode):
 
 
 class DemoWorld(World):
-    """The terminal as it is; a home, a port and an environment that nobody else has.
+    """The terminal and the browser as they are; a home, a port, an environment of its own.
 
     No program is found, no question asked; what a command says goes where what it prints goes.
     """
 
     def __init__(self, outer: World, home: str, ollama: str) -> None:
         super().__init__()
+        self._outer = outer
         kept = ("TERM", "NO_COLOR", "FORCE_COLOR", "OS", "WT_SESSION", "ConEmuANSI")
         self.environ = {name: outer.environ[name] for name in kept if name in outer.environ}
         self.environ.update(HOME=home, PATH="", OLLAMA_HOST=ollama)
@@ -17860,6 +17861,9 @@ class DemoWorld(World):
     def confirm(self, question: str) -> bool:
         self.out(f"{question} [y/N] y\n")
         return True
+
+    def open_page(self, url: str) -> bool:
+        return self._outer.open_page(url)  # by a program, which is not found from here
 
     def on_stop(self, callback: Callable[[str], object]) -> None:
         self.stop = callback
@@ -21851,9 +21855,12 @@ class Tour:
 @command("demo", "show all of it on simulated machines: nothing is installed, nothing stays",
          Flag("--seconds", f"about how long; else {WATCHED_SECONDS:.0f} on a terminal, 5 off it",
               "S", {**SECONDS, "default": 0.0}),
-         group=START, examples=("demo", "demo --seconds 60"))
+         Flag("--ui", "with the dashboard, one session after the other, until Ctrl-C"),
+         group=START, examples=("demo", "demo --ui", "demo --seconds 60"))
 def cmd_demo(options: Options, world: World) -> int:
-    seconds = options.seconds or (WATCHED_SECONDS if world.is_terminal() else DEMO_SECONDS)
+    began = world.clock()
+    is_watched = options.ui or world.is_terminal()
+    seconds = options.seconds or (WATCHED_SECONDS if is_watched else DEMO_SECONDS)
     tokens = max(round(DEMO_TOKENS * seconds / 2 / DEMO_SECONDS), DEMO_TOKENS)
     pause = DEMO_PAUSE_SECONDS * seconds / WATCHED_SECONDS if seconds > 2 * DEMO_SECONDS else 0.0
     with contextlib.ExitStack() as ending:
@@ -21871,7 +21878,11 @@ def cmd_demo(options: Options, world: World) -> int:
         tour = Tour(demo, pause=pause)
         ending.callback(tour.stop)
         show_demo_fleet(tour, nodes)
-        show_demo_session(tour, nodes["sim-mini"])
+        until = began
+        if options.ui:
+            show_demo_page(tour, ending)
+            until += options.seconds or float("inf")
+        show_demo_sessions(tour, nodes["sim-mini"], until)
     world.out("\nThat was all of it. `subagent-fleet up` does this with your own machines.\n")
     return EXIT_OK
 
@@ -21900,23 +21911,27 @@ def show_demo_fleet(tour: Tour, nodes: Mapping[str, SimulatedNode]) -> None:
     tour.type("status", "--check")
 
 
-def show_demo_session(tour: Tour, mini: SimulatedNode) -> None:
-    """Show a session at work, who served whom in it, and that nothing is left of it."""
+def show_demo_page(tour: Tour, ending: contextlib.ExitStack) -> None:
+    """Show the dashboard of the fleet, until `ending` is left."""
+    fleet = load_config(tour.world, None).fleet
+    listener = listen_for_page(Options(), tour.world)
+    url = open_dashboard(Workspace(tour.world, "."), fleet, Options(), listener, ending)
+    tour.world.out(f"\nThe dashboard is at {url}\n")
+
+
+def show_demo_sessions(tour: Tour, mini: SimulatedNode, until: float) -> None:
+    """Show sessions at work, who served whom in the last one, and that nothing is left."""
     world = tour.world
     fleet = load_config(world, None).fleet
-    workspace = Workspace(world, ".")
+    key = Workspace(world, ".").read_key(fleet)
     place = world.path(claude_directory(world), "projects", project_name(world, "."))
-    session = DemoSession(world, fleet, workspace.read_key(fleet), place=place)
+    session = DemoSession(world, fleet, key, place=place)
     play_session(session, mini, tour.tell)
+    see_demo_session(tour, session)
+    while world.clock() < until:
+        world.sleep(DEMO_PAUSE_SECONDS)
+        play_session(DemoSession(world, fleet, key, place=place), mini, tour.tell)
 
-    receipts = read_receipts(workspace, session.id)
-    worked = [receipt for receipt in receipts if receipt.agent.startswith("implementer")]
-    tour.see(any((receipt.waited or 0) > 0.02 for receipt in worked), "no implementer waited")
-    tour.see(any(tried.node == "sim-mini" for receipt in receipts for tried in receipt.tries),
-             "nobody noticed that sim-mini was asleep")
-    tour.see({receipt.node for receipt in worked} == {"sim-mini", "sim-gpu"},
-             "the work of sim-mini did not go on elsewhere")
-    tour.see(all(receipt.outcome == "ok" for receipt in receipts), "a request failed")
     tour.type("status")
     tour.type("trace", "--audit")
     tour.stop()
@@ -21924,6 +21939,18 @@ def show_demo_session(tour: Tour, mini: SimulatedNode) -> None:
     left = [target for target in (LITELLM_FILE, ENVIRONMENT_FILE, ".claude")
             if world.kind_of(target) != "absent"]
     tour.see(not left, f"`clean` left {', '.join(left)}")
+
+
+def see_demo_session(tour: Tour, session: DemoSession) -> None:
+    """Refuse to go on where a session was not as it was shown."""
+    receipts = read_receipts(Workspace(tour.world, "."), session.id)
+    worked = [receipt for receipt in receipts if receipt.agent.startswith("implementer")]
+    tour.see(any((receipt.waited or 0) > 0.02 for receipt in worked), "no implementer waited")
+    tour.see(any(tried.node == "sim-mini" for receipt in receipts for tried in receipt.tries),
+             "nobody noticed that sim-mini was asleep")
+    tour.see({receipt.node for receipt in worked} == {"sim-mini", "sim-gpu"},
+             "the work of sim-mini did not go on elsewhere")
+    tour.see(all(receipt.outcome == "ok" for receipt in receipts), "a request failed")
 
 
 # == 25. Assets ===============================================================

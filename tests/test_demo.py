@@ -1,6 +1,9 @@
 """Section *Demo*: the whole thing on simulated machines, and that it tells when it is not so."""
 import contextlib
+import http.client
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -109,6 +112,30 @@ finally:
 """
     status, out, _ = end(start(places, "-c", program, words=()))
     assert status == 0 and out.splitlines()[-1] == "ASKED 127.0.0.1"
+
+
+def test_demo_on_the_dashboard_goes_on_and_is_told_there(places):
+    process = start(places, "-u", str(SCRIPT), words=("demo", "--ui", "--seconds", "8"))
+    for line in process.stdout:
+        url = re.search(rb"The dashboard is at http://([0-9.:]+)(/\?token=\w+)", line)
+        if url:
+            break
+    connection = http.client.HTTPConnection(url[1].decode(), timeout=10)
+    connection.request("GET", url[2].decode())
+    answer = connection.getresponse()
+    cookie = answer.getheader("Set-Cookie").partition(";")[0]
+    assert answer.status == 200 and answer.read()
+    connection.request("GET", "/events", headers={"Cookie": cookie})
+    events, told = connection.getresponse(), set()
+    while not {"begun", "slot", "ended", "rests"} <= told:
+        line = events.readline()
+        assert line, told
+        if line.startswith(b"data: "):
+            told.add(json.loads(line[6:])["kind"])
+    connection.close()
+    status, out, err = end(process)
+    assert (status, err) == (0, ""), out
+    assert out.count("asks for a plan") >= 2 and left_in(places) == []
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals are posix's")
