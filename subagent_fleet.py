@@ -13362,9 +13362,10 @@ class World:
         return program
 
     def read_program(self, words: Sequence[str], until: float,
-                     environ: Mapping[str, str] | None = None) -> str | None:
+                     environ: Mapping[str, str] | None = None, *, and_stderr: bool = False
+                     ) -> str | None:
         """Return what a program prints; None when it is absent, fails or takes too long."""
-        return self._read_program(words, environ or self.environ, until)
+        return self._read_program(words, environ or self.environ, until, and_stderr=and_stderr)
 
     def read_git(self, words: Sequence[str], directory: str, until: float) -> str | None:
         """Return what git prints in a directory that may be anybody's: nothing it names is run."""
@@ -13375,7 +13376,7 @@ class World:
         return self._read_program([*argv, *words], {**self.environ, **GIT_ENVIRONMENT}, until)
 
     def _read_program(self, words: Sequence[str], environ: Mapping[str, str],
-                      until: float) -> str | None:
+                      until: float, *, and_stderr: bool = False) -> str | None:
         program = self.which(words[0])
         if not program:
             return None
@@ -13383,7 +13384,7 @@ class World:
         with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
             done = subprocess.run([program, *words[1:]], check=True, timeout=seconds, env=environ,
                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                  stderr=subprocess.DEVNULL)
+                                  stderr=subprocess.STDOUT if and_stderr else subprocess.DEVNULL)
             return done.stdout.decode("utf-8", "replace")
         return None
 
@@ -20557,7 +20558,9 @@ def find_litellm(world: World) -> str | None:
 
 def ask_version(world: World, program: str, until: float) -> str:
     """Return the first word that a program prints of its version, or `?`."""
-    words = (world.read_program([program, "--version"], until) or "").split()
+    # pi 0.73.1 says it on stderr.
+    said = world.read_program([program, "--version"], until, and_stderr=True) or ""
+    words = said.split()
     numbers = [word for word in words if re.match(r"v?\d+\.\d", word)]
     return (numbers or words)[0][:40] if words else "?"
 
