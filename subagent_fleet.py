@@ -95,7 +95,16 @@ if TYPE_CHECKING:  # what checkers and editors read; the names are those below
     import string
     import threading
     import unicodedata
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
+    from collections.abc import (
+        Callable,
+        Collection,
+        Generator,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+        Sized,
+    )
     from typing import Any, NoReturn, TypeVar, Union
 
     _Container = TypeVar("_Container", "dict[Any, Any]", "list[Any]")
@@ -370,6 +379,16 @@ class LoadedModel:
     gpu_percent: int | None  # None: the node does not say
     size: int
     expires: str
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of this machine, as the system lists it."""
+
+    number: int
+    parent: int
+    started: str
+    command: str
 
 
 @dataclass(frozen=True)
@@ -8470,6 +8489,185 @@ def render_report(command: str, fields: Mapping[str, object]) -> str:
     return json.dumps(report, indent=2, default=show_record) + "\n"
 
 
+# -- tasks --
+
+TASK_ROLES = {"done": "ok", "running": "ok", "checking": "ok", "asking": "warn", "parked": "warn",
+              "unchecked": "warn", "attached": "warn", "failed": "bad"}
+
+
+def format_brief_span(seconds: float | None) -> str:
+    """Return a time as a table has it: `4s`, `2m10s`, `3h05m`, `2d`; `-` for none."""
+    if seconds is None:
+        return "-"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    if whole < 3600:
+        return f"{whole // 60}m"
+    if whole < 2 * 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    return f"{whole // 86400}d"
+
+
+TASK_HEADERS = ("NAME", "STATE", "TRY", "FOR", "IDLE", "NOW", "CONTEXT", "DIFF", "WHERE")
+
+
+def format_tasks(rows: Sequence[Mapping[str, Any]], look: Look = PLAIN) -> str:
+    """Return the table of tasks, and below it what to type for those that need a person."""
+    cells: list[Sequence[object]] = []
+    for row in rows:
+        diff = "-"
+        if row["files"]:
+            diff = f"+{row['plus']} -{row['minus']}"
+        context = "-" if row["context"] is None else f"{row['context']}%"
+        now = row["now"] or "-"
+        if not look.columns or look.columns >= 140 or width_of(now) <= TASK_NOW_WIDTH:
+            shown = now
+        else:
+            shown = crop(clean_line(now), TASK_NOW_WIDTH)
+        cells.append((row["name"], mark(row["state"], TASK_ROLES.get(row["state"], ""), look),
+                      row["attempt"], format_brief_span(row["seconds"]),
+                      format_brief_span(row["idle"]), shown, context, diff, row["where"] or "-"))
+    # A narrow terminal does without what is the same in most rows.
+    columns = [index for index in range(len(TASK_HEADERS))
+               if not look.columns or look.columns >= TASK_COLUMNS_LEAST.get(index, 0)]
+    text = format_table([TASK_HEADERS[index] for index in columns],
+                        [[row[index] for index in columns] for row in cells], look=look)
+
+    helps = [(row["name"], row["fix"]) for row in rows if row["fix"]]
+    if helps:
+        text += "\n" + format_pairs(helps, look)
+    return text
+
+
+TASK_NOW_WIDTH = 44
+TASK_COLUMNS_LEAST = {6: 110, 4: 90, 8: 90, 2: 70}  # how wide a terminal is that shows each
+
+
+def format_task_event(name: str, word: str, text: str, width: int, look: Look = PLAIN) -> str:
+    """Return one thing that has happened to a task, in columns."""
+    name = clean_line(name)
+    word = clean_line(word)
+    head = f"{name}{' ' * (max(width, 8) - width_of(name))} {word}{' ' * (10 - width_of(word))}"
+    parts = find_commands(clean_line(text))
+    indent = " " * (width_of(head) + 1)
+    if not look.columns:
+        return f"{head} {' '.join(part.text for part in parts)}".rstrip() + "\n"
+    if look.columns - len(indent) < LEAST_CELL:
+        indent = "  "
+    lines = _wrap_words(parts, look.columns - width_of(head) - 1, look.columns - len(indent))
+    shown = [_paint_words(words, look) for words in lines]
+    return f"{head} {(chr(10) + indent).join(shown)}".rstrip() + "\n"
+
+
+def format_task_counts(states: Sequence[str], is_interrupted: bool) -> str:
+    """Return in a sentence how many tasks are where."""
+    words = {"waiting": "wait", "asking": "ask", "running": "run", "attached": "are attached"}
+    counts: dict[str, int] = {}
+    for state in states:
+        counts[state] = counts.get(state, 0) + 1
+    parts = []
+    for state, count in counts.items():
+        word = words.get(state, state)
+        if count == 1 and state in ("waiting", "asking", "running"):
+            word += "s"
+        parts.append(f"{count} {word}")
+    text = (", ".join(parts) or "no tasks") + "."
+    if is_interrupted:
+        text += " Agents go on; `subagent-fleet run` takes them up again."
+    return text + "\n"
+
+
+def format_task_details(row: Mapping[str, Any], keys: Sequence[tuple[str, str, str]],
+                        tries: Sequence[Mapping[str, Any]], look: Look = PLAIN) -> str:
+    """Return everything about one task: its state, its keys with their origin, its tries."""
+    lines = [(name, str(row[name])) for name in (
+        "state", "reason", "now", "agent", "alias", "where", "branch", "worktree", "session",
+        "fix") if row[name]]
+    text = format_pairs(lines, look)
+    text += "\nKeys:\n" + format_pairs([
+        (name, f"{clean_line(value)}  ({origin})") for name, value, origin in keys], look)
+    if tries:
+        text += "\nTries:\n"
+    for receipt in tries:
+        check = receipt.get("check") or {}
+        reason = f": {receipt['reason']}" if receipt.get("reason") else ""
+        words = [f"{receipt.get('verdict')}{reason}", f"ended by {receipt.get('ended')}",
+                 f"{receipt.get('turns')} turns", f"checks {check.get('rounds')}"]
+        words += [f"{one.get('requests')} requests on {one.get('node')}"
+                  for one in receipt.get("served") or []]
+        words += [f"note: {flag}" for flag in receipt.get("flags") or []]
+        text += format_pairs([(f"try {receipt.get('try')}", ", ".join(words))], look)
+    return text
+
+
+def format_tidying(rows: Sequence[Mapping[str, Any]], look: Look = PLAIN, *, is_dry: bool) -> str:
+    """Return what becomes of each worktree."""
+    width = max((width_of(row["name"]) for row in rows), default=0)
+    text = ""
+    for row in rows:
+        if not row["removes"]:
+            text += format_task_event(row["name"], "keeps", row["why"], width, look)
+            continue
+        parts = []
+        if row["files"]:
+            parts.append(f"{count_of(range(row['files']), 'file')} not in a commit: in "
+                         f"{row['saved']}")
+        if row["ignored"]:
+            parts.append(f"{row['ignored']:,} ignored files, "
+                         f"{row['ignored_bytes'] / 1e6:,.1f} MB, go")
+        if row["branch"]:
+            parts.append(f"branch {row['branch']} is merged and goes")
+        detail = f" ({'; '.join(parts)})" if parts else ""
+        word = "would go" if is_dry else "removed"
+        text += format_task_event(row["name"], word, f"{row['worktree']}{detail}", width, look)
+    return text
+
+
+def format_agent_line(event: Mapping[str, Any]) -> str:
+    """Return one line of what an agent has said or done; an empty text for what is not worth it."""
+    kind = event.get("type")
+    if kind == "result":
+        return f"result     {event.get('subtype')}: {event.get('result') or event.get('errors')}"
+    if kind == "control_request":
+        request = event.get("request") or {}
+        return f"asks       {request.get('tool_name')} {request.get('description') or ''}"
+    if kind == "system":
+        return _format_system_line(event)
+    content = (event.get("message") or {}).get("content")
+    if kind not in ("assistant", "user") or not isinstance(content, list):
+        return ""
+    lines = []
+    for block in content:
+        if block.get("type") == "text" and kind == "assistant":
+            lines.append(f"says       {block.get('text')}")
+        elif block.get("type") == "tool_use":
+            given = block.get("input") or {}
+            values = [str(value) for value in given.values() if isinstance(value, str)]
+            lines.append(f"{str(block.get('name')):10} {' '.join(values)[:400]}")
+        elif block.get("type") == "tool_result":
+            said = block.get("content")
+            if isinstance(said, list):
+                said = " ".join(str(part.get("text", "")) for part in said
+                                if isinstance(part, dict))
+            word = "error" if block.get("is_error") else "gives"
+            lines.append(f"{word:10} {str(said)[:200]}")
+    return "\n".join(" ".join(line.split("\n")) for line in lines)
+
+
+def _format_system_line(event: Mapping[str, Any]) -> str:
+    kind = event.get("subtype")
+    if kind == "init":
+        return f"begins     session {event.get('session_id')}, model {event.get('model')}"
+    if kind == "api_retry":
+        return f"retry      {event.get('error_status')} {event.get('error')}"
+    if kind == "permission_denied":
+        return f"denied     {event.get('tool_name')}: {event.get('message')}"
+    return ""
+
+
 # -- help --
 
 def format_overview(typing: Typing, groups: Mapping[str, Sequence[tuple[str, str]]],
@@ -12866,6 +13064,27 @@ class Directory:
             raise
         return descriptor
 
+    def open_to_read_and_append(self, name: str) -> int:
+        """Return a descriptor of a file only its owner has, to add to and to look into."""
+        return self.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+
+    def close_to_others(self) -> None:
+        """Let nobody but the owner enter this directory."""
+        if self._descriptor is not None:
+            os.fchmod(self._descriptor, 0o700)
+
+    def make_pipe(self, name: str) -> None:
+        """Make a named pipe in the place of what has that name."""
+        with contextlib.suppress(FileNotFoundError):
+            self.unlink(name)
+        os.mkfifo(self._reach(name), 0o600, dir_fd=self._descriptor)
+
+    def copy_new(self, name: str, stream: IO[bytes], mode: int) -> None:
+        """Write what a stream holds to a file that was not there."""
+        descriptor = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with open(descriptor, "wb") as target:
+            shutil.copyfileobj(stream, target)
+
     def write_new(self, name: str, content: bytes, mode: int) -> None:
         """Write a file that was not there; what is left of a run that was cut off goes."""
         with contextlib.suppress(FileNotFoundError):
@@ -12952,10 +13171,119 @@ class Child:
         """Tell whether it has ended by itself."""
         return self._process.poll() is not None
 
+    @property
+    def number(self) -> int:
+        """Its number, for who shall end it when this program has gone."""
+        return self._process.pid
+
+    def exit_code(self) -> int | None:
+        """Return its exit code as a shell has it; None while it runs."""
+        code = self._process.poll()
+        return 128 - code if code is not None and code < 0 else code
+
     def stop(self) -> None:
         """End it at once: it keeps nothing that a softer end would save."""
         self._process.kill()
         self._process.wait()
+
+
+class Hold:
+    """A file lock: whoever has its descriptor holds it, and it falls when the last of them ends.
+
+    A child that inherits it holds it alone once this one is released. Nothing else is asked about
+    who lives: no process number is trusted, so none can be taken for another's.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def fileno(self) -> int:
+        """Return the descriptor, for a child that shall inherit it."""
+        return self._descriptor
+
+    def release(self) -> None:
+        """Let go of it here."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+
+class Pipe:
+    """What is said to a program that reads a named pipe: it never waits for the reader."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._left = b""
+
+    def say(self, line: bytes) -> None:
+        """Add a line; what does not fit is kept for `push`."""
+        self._left += line
+        self.push()
+
+    def push(self) -> bool:
+        """Write what is left, as far as it fits; tell whether all is written."""
+        while self._left:
+            try:
+                self._left = self._left[os.write(self._descriptor, self._left):]
+            except BlockingIOError:
+                return False
+        return True
+
+    def close(self) -> None:
+        """Say nothing more."""
+        os.close(self._descriptor)
+
+
+class Journal:
+    """A file of lines that are on the disk before the next step is taken."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        size = os.fstat(descriptor).st_size
+        # A line that was torn by a crash must not swallow the next one.
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            self._write(b"\n")
+
+    def add(self, line: bytes) -> None:
+        """Add a line, and return when the disk has it."""
+        self._write(line)
+
+    def _write(self, line: bytes) -> None:
+        with Trying("write", "the journal of the tasks", slug="journal"):
+            _append(self._descriptor, line)
+            os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Write nothing more."""
+        os.close(self._descriptor)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a program is started that outlives this one: every door of it is a file."""
+
+    argv: Sequence[str]
+    directory: str
+    environ: Mapping[str, str]
+    stdout: str
+    stderr: str
+    stdin: str = ""  # a named pipe or a file; "": nothing
+    hold: Hold | None = None  # which it holds as long as it lives
+    seconds: int = 0  # after which the system ends it, whoever lives; 0: never
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a program that has ended printed."""
+
+    code: int
+    output: bytes
+    talk: str
+
+    @property
+    def text(self) -> str:
+        """Its output without the last line's end."""
+        return self.output.decode("utf-8", "surrogateescape").rstrip("\n")
 
 
 def _render_request(parts: SplitResult, body: bytes | None, headers: Mapping[str, str]) -> bytes:
@@ -13420,7 +13748,8 @@ class World:
             output.seek(max(0, os.fstat(output.fileno()).st_size - CAGED_OUTPUT_BYTES))
             return Ended(code, output.read(CAGED_OUTPUT_BYTES).decode("utf-8", "replace"))
 
-    def run(self, argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    def run(self, argv: Sequence[str], environ: Mapping[str, str], *,
+            directory: str | None = None) -> int:
         """Run a program on this terminal to its end; return its exit code as a shell has it."""
         children: list[subprocess.Popen[bytes]] = []
         requests_to_end = []
@@ -13437,7 +13766,7 @@ class World:
             handlers[signal.SIGHUP] = hand_on
         with self._take_signals(handlers):
             with Trying("run", argv[0], slug="cannot-run"):
-                child = subprocess.Popen(argv, env=environ)
+                child = subprocess.Popen(argv, env=environ, cwd=directory)
             children.append(child)
             if requests_to_end:
                 child.terminate()
@@ -13485,6 +13814,238 @@ class World:
             subprocess.Popen([program, url], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                              stderr=subprocess.DEVNULL, start_new_session=True)
         return bool(program)
+
+    # -- programs that outlive this one, and what is known of them --
+
+    def can_supervise(self) -> bool:
+        """Tell whether this system has what programs that outlive us need."""
+        return os.name == "posix"
+
+    def hold(self, path: str) -> Hold | None:
+        """Return the lock of a file, None where somebody else holds it."""
+        place = _as_place(path)
+        with Trying("lock", place), Directory(place, place.above) as directory:
+            descriptor = directory.open(place.name, os.O_RDWR | os.O_CREAT)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                return None
+        return Hold(descriptor)
+
+    def is_held(self, path: str) -> bool:
+        """Tell whether somebody holds the lock of a file."""
+        if self.kind_of(path) != "file":
+            return False
+        hold = self.hold(path)
+        if hold is None:
+            return True
+        hold.release()
+        return False
+
+    def make_pipe(self, path: str) -> None:
+        """Make a named pipe in the place of what is there."""
+        place = _as_place(path)
+        with Trying("make", place), Directory(place, place.above) as directory:
+            directory.make_pipe(place.name)
+
+    def open_pipe(self, path: str) -> Pipe:
+        """Return a named pipe to write to; it stays open when its reader ends."""
+        place = _as_place(path)
+        with Trying("write", place), Directory(place, place.above) as directory:
+            # For both, it opens at once, and what is written is not lost with the reader.
+            return Pipe(directory.open(place.name, os.O_RDWR))
+
+    def open_journal(self, path: str) -> Journal:
+        """Return a file of lines to add to."""
+        place = _as_place(path)
+        with Trying("write", place), Directory(place, place.above, makes=True) as directory:
+            return Journal(directory.open_to_read_and_append(place.name))
+
+    def add_locked(self, path: str, line: bytes) -> None:
+        """Add a whole line to a file that several programs add to at the same time."""
+        place = _as_place(path)
+        with Trying("write", place), Directory(place, place.above, makes=True) as directory:
+            descriptor = directory.open_to_read_and_append(place.name)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                Journal(descriptor).add(line)
+            finally:
+                os.close(descriptor)
+
+    def spawn(self, launch: Launch) -> Child:
+        """Start a program in a session of its own, which goes on when this one ends."""
+        flags = os.O_RDWR if self.kind_of(launch.stdin or os.devnull) != "file" else os.O_RDONLY
+        with Trying("run", launch.argv[0], slug="cannot-run"), contextlib.ExitStack() as closing:
+            stdin = os.open(launch.stdin or os.devnull, flags)
+            closing.callback(os.close, stdin)
+            stdout = closing.enter_context(self._open_log(launch.stdout))
+            stderr = closing.enter_context(self._open_log(launch.stderr))
+
+            inherited = [launch.hold.fileno()] if launch.hold else []
+            seconds = launch.seconds
+            # The system's own clock, which an exec keeps: the deadline holds without us.
+            prepare = (lambda: signal.alarm(seconds)) if seconds else None
+            return Child(subprocess.Popen(
+                launch.argv, cwd=launch.directory, env=launch.environ, stdin=stdin, stdout=stdout,
+                stderr=stderr, pass_fds=inherited, start_new_session=True, preexec_fn=prepare))
+
+    def detach(self, log: str) -> bool:
+        """Go on in the background, output in a file; True there, False where it was typed."""
+        with Trying("write", log):
+            stream = self._open_log(log)
+        if os.fork():
+            stream.close()
+            return False
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        for number in (1, 2):
+            os.dup2(stream.fileno(), number)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        return True
+
+    def run_git(self, words: Sequence[str], directory: str, *,
+                more: Mapping[str, str] | None = None, seconds: float = 60.0) -> Ran:
+        """Run git as `read_git` does, and return all that it says; 127: there is no git."""
+        program = self.which("git")
+        if not program:
+            return Ran(127, b"", "git is not on the PATH")
+        try:
+            done = subprocess.run([program, *self.git_words(directory), *words],
+                                  env=self.git_environment(more), timeout=seconds,
+                                  stdin=subprocess.DEVNULL, capture_output=True)
+        except subprocess.TimeoutExpired:
+            return Ran(124, b"", f"git {words[0]} took longer than {seconds:.0f} s")
+        return Ran(done.returncode, done.stdout, done.stderr.decode("utf-8", "replace").strip())
+
+    def git_words(self, directory: str) -> list[str]:
+        """Return git's first words, with which nothing of a repository's own is run."""
+        words = ["-C", directory]
+        for setting in (*GIT_SETTINGS, "gc.auto=0", "commit.gpgSign=false", "core.quotePath=false"):
+            words += ["-c", setting]
+        return words
+
+    def git_environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Return the environment without what would lead git to another repository."""
+        kept = {name: value for name, value in self.environ.items()
+                if not name.startswith("GIT_")}
+        return {**kept, **GIT_ENVIRONMENT, "LC_ALL": "C", **(more or {})}
+
+    def make_private_directory(self, path: str) -> None:
+        """Make a directory that only its owner can enter, and those above it."""
+        place = _as_place(path)
+        with Trying("make", place), Directory(place, place.inner, makes=True) as directory:
+            directory.close_to_others()
+
+    def find_nested(self, directory: str) -> list[str]:
+        """Return the directories below one that are repositories of their own."""
+        nested = []
+        for place, directories, names in os.walk(directory):
+            if place != directory and ".git" in (*directories, *names):
+                nested.append(place)
+            if ".git" in directories:
+                directories.remove(".git")
+        return nested
+
+    def copy_file(self, source: str, target: str) -> None:
+        """Copy a regular file with its mode; links are not followed out of the target's root."""
+        place = _as_place(target)
+        with Trying("copy", source), _open_to_read(source) as stream, \
+                Directory(place, place.above, makes=True) as directory:
+            mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
+            directory.copy_new(place.name, stream, mode & 0o777)
+
+    def list_processes(self) -> list[Process]:
+        """Return the processes of this machine, but those that have ended and nobody asked for."""
+        listed = self.read_program(["ps", "-ww", "-axo", "pid=,ppid=,stat=,lstart=,command="],
+                                   self.clock() + 5.0)
+        processes = []
+        for line in (listed or "").splitlines():
+            # The start is five words: Thu Nov 19 02:00:00 2026.
+            match = re.match(r"\s*(\d+)\s+(\d+)\s+[^Z\s]\S*\s+((?:\S+\s+){4}\S+)\s+(.*)", line)
+            if match:
+                processes.append(Process(int(match[1]), int(match[2]), match[3], match[4]))
+        return processes
+
+    def find_marked(self, words: Collection[str]) -> dict[str, list[int]] | None:
+        """Return {word: processes that have it in their environment}; None: it cannot be seen."""
+        if not self.has_proc():
+            return None
+        marked: dict[str, list[int]] = {word: [] for word in words}
+        sought = {word: word.encode("utf-8") for word in words}
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as stream:
+                variables = stream.read().split(b"\0")
+                for word, wanted in sought.items():
+                    if wanted in variables:
+                        marked[word].append(int(name))
+        return marked
+
+    def find_inside(self, directory: str) -> list[int]:
+        """Return the processes of this user that work in a directory or below it."""
+        root = os.path.realpath(directory)
+        if self.has_proc():
+            inside = []
+            for name in filter(str.isdigit, os.listdir("/proc")):
+                with contextlib.suppress(OSError):
+                    place = os.readlink(f"/proc/{name}/cwd")
+                    if place == root or place.startswith(root + "/"):
+                        inside.append(int(name))
+            return inside
+        listed = self.read_program(["lsof", "-a", "-d", "cwd", "-u", str(os.getuid()), "-Fpn"],
+                                   self.clock() + 5.0)
+        found = re.findall(r"(?m)^p(\d+)\n(?:f.*\n)?n(.*)$", listed or "")
+        return [int(number) for number, place in found
+                if place == root or place.startswith(root + "/")]
+
+    def has_proc(self) -> bool:
+        """Tell whether the system shows each process as files, as Linux does."""
+        return self.kind_of("/proc/self/environ") == "file"
+
+    def end_processes(self, numbers: Iterable[int], *, at_once: bool) -> int:
+        """Ask processes to end, or end them; return how many there were."""
+        count = 0
+        for number in numbers:
+            if number in (0, 1, os.getpid()):
+                continue
+            with contextlib.suppress(OSError):
+                os.kill(number, signal.SIGKILL if at_once else signal.SIGTERM)
+                count += 1
+        return count
+
+    def measure_memory(self, numbers: Collection[int]) -> int:
+        """Return how many megabytes processes take, as far as the system says."""
+        if not numbers:
+            return 0
+        listed = self.read_program(["ps", "-o", "rss=", "-p", ",".join(map(str, numbers))],
+                                   self.clock() + 2.0)
+        return sum(int(line) for line in (listed or "").split() if line.isdigit()) // 1024
+
+    def free_megabytes(self) -> int:
+        """Return how much memory can be had; 0 where the system does not say."""
+        with contextlib.suppress(OSError, ValueError):
+            known = self.read_part("/proc/meminfo", 0, 4096).decode("ascii", "replace")
+            match = re.search(r"MemAvailable:\s+(\d+) kB", known)
+            if match:
+                return int(match[1]) // 1024
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 ** 21
+        return 0
+
+    def own_program(self) -> list[str]:
+        """Return how this program is started again; nothing where it came through a pipe."""
+        path = os.path.realpath(globals().get("__file__", ""))
+        return [sys.executable, "-I", path] if os.path.isfile(path) else []
+
+    @property
+    def process_id(self) -> int:
+        """The number of this process."""
+        return os.getpid()
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this is the user that may do everything."""
+        return os.name == "posix" and os.geteuid() == 0
 
     # -- network --
 
@@ -15376,6 +15937,7 @@ class Scheduler:
         self.places = _plan_capacities(fleet)
         self._busy = dict.fromkeys(fleet.nodes, 0)  # slots in use, by node
         self._queue: dict[int, Ticket] = {}
+        self._holders: dict[int, Ticket] = {}  # of slots
         self._number = 0
         self._is_closed = False
         # Which model served a conversation last, the one asked longest ago first.
@@ -15462,6 +16024,15 @@ class Scheduler:
                                 "rests_seconds": rests}
             return places, len(self._queue)
 
+    def show_sessions(self) -> dict[str, str]:
+        """Return {session: waiting or working} of those whose requests are here; working wins."""
+        with self._lock:
+            sessions = {ticket.conversation.session: "waiting" for ticket in self._queue.values()}
+            for ticket in self._holders.values():
+                sessions[ticket.conversation.session] = "working"
+            sessions.pop("", None)
+            return sessions
+
     def rest_seconds(self, alias: str) -> int:
         """Return after how many whole seconds the first candidate has rested enough."""
         with self._lock:
@@ -15480,6 +16051,7 @@ class Scheduler:
 
     def _grant(self, ticket: Ticket, model: Model) -> None:
         del self._queue[ticket.number]
+        self._holders[ticket.number] = ticket
         place = self.places[model.name]
         place.running += 1
         place.last_number = ticket.number
@@ -15492,6 +16064,7 @@ class Scheduler:
     def _release(self, ticket: Ticket) -> None:
         if not ticket.model:
             return
+        self._holders.pop(ticket.number, None)
         place = self.places[ticket.model.name]
         place.running -= 1
         self._busy[place.node] -= 1
@@ -16510,7 +17083,8 @@ class Server(Reception):
                  for node in self.fleet.nodes.values()]
         return {"schema": "subagent-fleet/fleet/1", "fleet": self.fleet.name, "waiting": waiting,
                 "config": fleet_digest(self.fleet), "nodes": nodes, "models": models,
-                "left_house": self.ledger.left_house}
+                "left_house": self.ledger.left_house,
+                "sessions": self.scheduler.show_sessions()}
 
 
 # == 17. Traces ===============================================================
@@ -17559,12 +18133,3173 @@ def parse_log(text: str) -> list[dict[str, str]]:
 
 # == 19. Tasks ================================================================
 
-# Takes a task file and a journal; gives the state of every task and the next step. Pure.
+# Takes a task file, a journal and what agents print; gives the state of every task and the next
+# step. Pure: the supervisor below looks, asks here, writes the step down, and only then takes it.
+
+# -- what a task file may say --
+
+_TASK_NAME = "^[A-Za-z0-9][A-Za-z0-9_-]{0,59}$"  # a part of a branch and of a path
+_SPAN = "^([0-9]{1,4}h|[0-9]{1,6}[ms])+$"
+_GLOB = "^(?![/~!]|([^\\u0000]*/)?[.][.](/|$))[^\\u000a" + _CONTROL + "\\u0009]{1,256}$"
+_REVISION = "^(?!-)[^\\u0000-\\u0020\\u007f~^:?*\\u005c\\u005b]{1,200}([~^][0-9]{0,4})*$"
+CLAUDE = "claude"  # the coder that can be asked, steered and resumed
+
+
+def _meant_task_name(value: object) -> list[object]:
+    return [re.sub("[^A-Za-z0-9_-]+", "-", _typed(value)).strip("-_")]
+
+
+def _meant_span(value: object) -> list[object]:
+    return [amount for amount in _meant_number(value, UNIT_SECONDS) if amount == int(amount)]
+
+
+def _normal_span(span: int | str) -> int:
+    """Return seconds."""
+    return span if isinstance(span, int) else _normal_keep_alive(span)
+
+
+def _normal_coder(coder: str | list[str]) -> tuple[str, ...] | str:
+    return coder if isinstance(coder, str) else tuple(coder)
+
+
+def _choice_rule(*words: str) -> Rule:
+    shown = " or ".join(f"`{word}`" for word in words)
+    return Rule({"enum": list(words)}, shown, lambda value: [
+        *difflib.get_close_matches(_typed(value)[:64].lower(), words)])
+
+
+RULES.update({
+    "task name": _text_rule(_TASK_NAME, "letters, digits, `-` and `_`, at most 60, a letter or "
+                            "digit first", meant=_meant_task_name),
+    "command": _text_rule(_PARAGRAPH, "a command as it is typed in a shell"),
+    "glob": _text_rule(_GLOB, "a pattern of paths in the repository, such as `src/**`"),
+    "revision": _text_rule(_REVISION, "a branch, tag or commit, or `after`"),
+    "coder": Rule({"anyOf": [{"enum": [CLAUDE]}, {"type": "array", "items": {"type": "string"}}]},
+                  "`claude`, or a command as a list", _meant_list, _normal_coder),
+    "notice": Rule({"anyOf": [{"type": "string", "pattern": _PARAGRAPH},
+                              {"type": "array", "items": {"type": "string"}}]},
+                   "a command, as text or as a list", _meant_list, _normal_coder),
+    "span": Rule({"anyOf": [{"type": "integer", "minimum": 1, "maximum": 604800},
+                            {"type": "string", "pattern": _SPAN}]},
+                 "seconds, or a duration such as `45m`", _meant_span, _normal_span),
+    "changes": _choice_rule("required", "none"),
+    "permission": _choice_rule("default", "bypass"),
+    "sandbox": _choice_rule("off", "required"),
+    "tries": _number_rule(1, 20, "a whole number, 1 to 20", _meant_count),
+    "rounds": _number_rule(0, 20, "a whole number, 0 to 20", _meant_count),
+    "priority": _number_rule(-1000, 1000, "a whole number, -1000 to 1000", _meant_count),
+    "times": _number_rule(1, 26, "a whole number, 1 to 26", _meant_count),
+})
+RULES.update({"task names": _list_rule("task name"), "commands": _list_rule("command"),
+              "globs": _list_rule("glob")})
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """One thing that shall be done: by whom, from where, how it is checked, what it may touch."""
+
+    name: str
+    prompt: str | None = key("text", "what shall be done", None)
+    prompt_file: str | None = key("line", "a file that says it, beside the task file", None)
+    agent: str | None = key("agent name", "the agent of fleet.yaml that does it", None)
+    model: str | None = key("alias", "or a model or alias of fleet.yaml", None)
+    coder: tuple[str, ...] | str = key(
+        "coder", "`claude`, or a command as a list: prompt on stdin, the check decides", CLAUDE)
+    after: tuple[str, ...] = key("task names", "tasks that must be done before", ())
+    base: str | None = key("revision", "what it starts from; absent: HEAD, or the branch of the "
+                           "one task in `after`", None)
+    branch: str | None = key("revision", "its branch; absent: run/NAME", None)
+    check: str | None = key("command", "shell command that must succeed for it to be done", None)
+    setup: tuple[str, ...] = key("commands", "shell commands that prepare the worktree", ())
+    copy: tuple[str, ...] = key("globs", "ignored files that are copied into the worktree", ())
+    touch: tuple[str, ...] = key("globs", "what it may change; absent: everything", ())
+    deny: tuple[str, ...] = key("globs", "what it may not change", ())
+    changes: str = key("changes", "`none`: it must change nothing", "required")
+    deadline: int = key("span", "how long one try may take", 3600)
+    stall: int = key("span", "how long nothing may be heard of it", 300)
+    tries: int = key("tries", "how often it is tried", 2)
+    rounds: int = key("rounds", "how often a failed check is told to the agent", 3)
+    priority: int = key("priority", "higher ones start first", 0)
+    times: int = key("times", "so many of it, to choose from: NAME-a, NAME-b, …", 1)
+    allow: tuple[str, ...] = key("tools", "Claude Code's permission rules that are granted",
+                                 ("Bash",))
+    permission: str = key("permission", "`bypass`: Claude Code asks for nothing", "default")
+    sandbox: str = key("sandbox", "`required`: no start without Claude Code's sandbox", "off")
+
+    @property
+    def group(self) -> str:
+        """The name it has in the task file: that of all its twins."""
+        return self.name[:-2] if self.times > 1 else self.name
+
+    @property
+    def talks(self) -> bool:
+        """Whether it can be asked, steered and resumed."""
+        return self.coder == CLAUDE
+
+
+def _defaults_of_tasks(**values: Any) -> TaskSpec:
+    return TaskSpec("", **values)
+
+
+@dataclass(frozen=True)
+class TaskFile:
+    """What stands at the left margin of a task file."""
+
+    tasks: dict[str, TaskSpec] = key("task", "what shall be done, by name")
+    defaults: TaskSpec = key("defaults", "what holds for every task that does not say",
+                             TaskSpec(""))
+    max: int | None = key("parallel", "how many agents at the same time, at most", None)
+    worktrees: str | None = key("line", "the directory of the worktrees; absent: "
+                                ".subagent-fleet/worktrees", None)
+    notify: tuple[str, ...] | str | None = key(
+        "notice", "command that is told, as a line of JSON, what is asked, done or failed", None)
+
+
+SECTIONS.update({"task file": TaskFile, "task": TaskSpec, "defaults": _defaults_of_tasks})
+NAME_RULES.update({"task": "task name"})
+FILE_KEYS.update({
+    "task": _keys_of(TaskSpec), "task file": _keys_of(TaskFile),
+    "defaults": {name: one for name, one in _keys_of(TaskSpec).items()
+                 if name not in ("prompt", "prompt_file", "after")}})
+KEY_WORDS.update({
+    "after": "depends_on depends needs requires deps dependencies blocked_by",
+    "check": "test verify gate",
+    "touch": "scope paths files",
+    "deadline": "timeout time_limit",
+    "setup": "install prepare",
+    "times": "count fanout copies",
+    "tries": "retries attempts"})
+# What a change of the file changes in tasks that are at work; the rest waits for a retry.
+HOT_KEYS = ("deadline", "stall", "check")
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """A task file that was read: each task with its defaults, and what holds for all."""
+
+    tasks: dict[str, TaskSpec]
+    file: TaskFile
+    origins: dict[str, dict[str, str]]  # by task: {key: where it was said}
+
+
+def check_tasks(document: Document, fleet: Fleet | None = None
+                ) -> tuple[TaskPlan | None, list[Finding]]:
+    """Return (TaskPlan, []) for a file that was read, or (None, everything that is wrong)."""
+    check = _Checker(document)
+    if document.value is None:
+        where, excerpt = document.locate(())
+        return None, [Finding("empty-tasks", "error", "the file is empty; it needs `tasks:`",
+                              where, excerpt, "write `tasks:`, below it a name, below that "
+                              "`prompt:`")]
+    last = []
+    plan = TaskPlan({}, TaskFile({}), {})
+    try:
+        file = check.section("task file", (), document.value)
+        if not check.findings:
+            plan = _merge_tasks(check, file)
+            for task in (file.tasks or {}).values():
+                _check_task(check, plan, task.name, fleet)
+            _check_order(check, plan)
+    except FleetError as error:  # too many
+        last = [error.finding]
+    if check.findings:
+        return None, sorted(check.findings, key=_place_of) + last
+    return plan, []
+
+
+def _merge_tasks(check: _Checker, file: TaskFile) -> TaskPlan:
+    """Return every task with the defaults under it, those that are wanted several times apart."""
+    tree: Any = check.document.value
+    shared = tree.get("defaults") or {}
+    tasks: dict[str, TaskSpec] = {}
+    origins: dict[str, dict[str, str]] = {}
+    for name, task in file.tasks.items():
+        own = tree["tasks"][name] or {}
+        taken = {one.attribute: getattr(file.defaults, one.attribute)
+                 for one in FILE_KEYS["defaults"].values()
+                 if one.name in shared and one.name not in own}
+        if "agent" in own or "model" in own:  # one of them replaces the other
+            taken = {word: value for word, value in taken.items() if word not in ("agent", "model")}
+        merged = replace(task, **taken)
+
+        where = {}
+        for word in FILE_KEYS["task"]:
+            if word in own:
+                where[word] = check.document.locate(("tasks", name, word))[0]
+            elif word in taken:
+                where[word] = check.document.locate(("defaults", word))[0]
+        for twin in twins_of(merged):
+            tasks[twin.name] = twin
+            origins[twin.name] = where
+    return TaskPlan(tasks, file, origins)
+
+
+def twins_of(task: TaskSpec) -> list[TaskSpec]:
+    """Return a task as often as it is wanted, each under a name of its own."""
+    if task.times == 1:
+        return [task]
+    return [replace(task, name=f"{task.name}-{letter}")
+            for letter in string.ascii_lowercase[:task.times]]
+
+
+def _check_task(check: _Checker, plan: TaskPlan, name: str, fleet: Fleet | None) -> None:
+    """Report what is wrong with a task beyond its single values."""
+    path = ("tasks", name)
+    task = plan.tasks.get(name) or plan.tasks[f"{name}-a"]
+    if not (task.prompt or task.prompt_file):
+        check.error("missing-key", (*path, "prompt"), "is missing",
+                    fix="add `prompt:` (what shall be done) or `prompt_file:`")
+    if task.prompt and task.prompt_file:
+        check.error("two-prompts", (*path, "prompt_file"), "stands beside `prompt:`; one of them "
+                    "is enough", fix="remove one of them")
+    if task.agent and task.model:
+        check.error("two-models", (*path, "model"), "stands beside `agent:`, which has a model",
+                    fix="remove one of them")
+    if task.coder == ():
+        check.error("bad-value", (*path, "coder"), "is an empty list", fix="write `coder: claude`")
+    if task.base == "after" and len(task.after) != 1:
+        check.error("bad-base", (*path, "base"), "is `after`, which needs exactly one task in "
+                    "`after:`", fix="name a branch or a commit")
+
+    known = {*plan.tasks, *(one.group for one in plan.tasks.values())}
+    for index, other in enumerate(task.after):
+        if other not in known:
+            check.error("unknown-task", (*path, "after", index),
+                        f"references unknown task: {other}",
+                        fix=nearest(other, known) or f"known tasks: {some_of(sorted(known))}")
+    if fleet and task.talks and not can_serve(task, fleet):
+        word = "agent" if task.agent else "model"
+        names = fleet.agents if task.agent else fleet.models
+        tree: Any = check.document.value
+        at = (*path, word) if word in (tree["tasks"][name] or {}) else ("defaults", word)
+        check.error(f"unknown-{word}", at, f"references unknown {word}: {getattr(task, word)}",
+                    fix=nearest(getattr(task, word), names)
+                    or f"known {word}s: {some_of(names) or 'none'}")
+
+
+def _check_order(check: _Checker, plan: TaskPlan) -> None:
+    """Report each cycle of `after` once, with the lines of those that form it."""
+    edges = {name: expand_names(task.after, plan.tasks) for name, task in plan.tasks.items()}
+    states: dict[str, str] = {}
+    for start in edges:
+        if start in states:
+            continue
+        trail = [start]
+        unread = {start: iter(edges[start])}
+        states[start] = "open"
+        while trail:
+            following = next(unread[trail[-1]], None)
+            if following is None:
+                states[trail.pop()] = "closed"
+            elif states.get(following) == "open":
+                _report_cycle(check, plan, [*trail[trail.index(following):], following])
+                return
+            elif following not in states:
+                states[following] = "open"
+                unread[following] = iter(edges.get(following, ()))
+                trail.append(following)
+
+
+def _report_cycle(check: _Checker, plan: TaskPlan, cycle: Sequence[str]) -> None:
+    groups = [plan.tasks[name].group for name in cycle]
+    lines = []
+    for group in dict.fromkeys(groups):
+        where, _ = check.document.locate(("tasks", group, "after"))
+        lines.append(f"line {where.split(':')[-2]}")
+    check.error("task-cycle", ("tasks", groups[-2], "after"),
+                f"forms a cycle: {' → '.join(groups)} ({', '.join(lines)})",
+                fix=f"remove `{groups[-1]}` from it")
+
+
+def expand_names(names: Iterable[str], tasks: Mapping[str, TaskSpec]) -> tuple[str, ...]:
+    """Return task names in which the name of a group stands for all its twins."""
+    expanded: list[str] = []
+    for name in names:
+        if name in tasks:
+            expanded.append(name)
+        else:
+            expanded += [one.name for one in tasks.values() if one.group == name]
+    return tuple(expanded)
+
+
+def render_tasks_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the task file, from the records that check it."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema",
+            "title": "subagent-fleet tasks", **_section_schema("task file")}
+
+
+# -- which model does a task --
+
+def can_serve(task: TaskSpec, fleet: Fleet) -> bool:
+    """Tell whether a fleet has the agent or the model that a task names."""
+    if task.agent:
+        return task.agent in fleet.agents
+    if task.model:
+        return bool(_models_of(task.model, fleet))
+    return True
+
+
+def _models_of(word: str, fleet: Fleet) -> list[Model]:
+    """Return the models that a task means by a name or an alias."""
+    if word in fleet.models:
+        word = fleet.models[word].alias
+    return [model for model in fleet.models.values() if model.alias == word]
+
+
+def plan_alias(task: TaskSpec, fleet: Fleet | None) -> str:
+    """Return the alias that a task's requests ask for; a coder of its own has none."""
+    if not task.talks or fleet is None:
+        return ""
+    if task.agent in fleet.agents:
+        return fleet.models[fleet.agents[task.agent].model].alias
+    if task.model:
+        models = _models_of(task.model, fleet)
+        return models[0].alias if models else task.model
+    return fleet.models[plan_tiers(fleet)["main"]].alias
+
+
+def plan_slots(fleet: Fleet | None) -> dict[str, int]:
+    """Return how many tasks each alias can serve at the same time."""
+    slots: dict[str, int] = {}
+    for model in (fleet.models.values() if fleet else ()):
+        slots[model.alias] = slots.get(model.alias, 0) + model.max_parallel
+    return slots
+
+
+# -- scope: which paths a task may change --
+
+@lru_cache(maxsize=512)
+def _glob_pattern(glob: str) -> re.Pattern[str]:
+    """Return a pattern of paths as git's ignore files have them, anchored where it has a slash."""
+    glob = glob.removeprefix("./")
+    if glob.endswith("/"):
+        glob += "**"
+    start = "" if "/" in glob else "(?:.*/)?"
+    pattern = ""
+    at = 0
+    while at < len(glob):
+        piece = re.match(r"\*\*/|/\*\*$|\*\*|\*|\?|\[!?\]?[^\]/]*\]|.", glob[at:], re.S)
+        text = piece[0] if piece else ""
+        known = {"**/": "(?:.*/)?", "/**": "/.*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+        if text in known:
+            pattern += known[text]
+        elif text.startswith("[") and len(text) > 1:
+            inside = text[1:-1].replace("\\", "\\\\").replace("[", "\\[")
+            pattern += f"[^{inside[1:]}]" if inside.startswith("!") else f"[{inside}]"
+        else:
+            pattern += re.escape(text)
+        at += max(len(text), 1)
+    try:
+        return re.compile(f"{start}{pattern}(?:/.*)?", re.S)
+    except re.error:  # a class such as [z-a]: the text itself
+        return re.compile(re.escape(glob))
+
+
+def is_in_scope(task: TaskSpec, path: str) -> bool:
+    """Tell whether a task may change a path of the repository."""
+    if any(_glob_pattern(glob).fullmatch(path) for glob in task.deny):
+        return False
+    return not task.touch or any(_glob_pattern(glob).fullmatch(path) for glob in task.touch)
+
+
+def describe_scope(task: TaskSpec) -> str:
+    """Return in words what a task may change."""
+    words = "it may touch " + (", ".join(task.touch) or "every file of its worktree")
+    if task.deny:
+        words += f", but not {', '.join(task.deny)}"
+    return words
+
+
+def plan_permissions(task: TaskSpec) -> dict[str, Any]:
+    """Return the permission rules that a task's Claude Code is started with."""
+    edits = [f"Edit({glob})" for glob in task.touch or ("**",)]
+    rules = {"allow": [*edits, *task.allow], "deny": [f"Edit({glob})" for glob in task.deny],
+             "disableAutoMode": "disable"}
+    settings: dict[str, Any] = {"permissions": rules}
+    if task.sandbox == "required":
+        settings["sandbox"] = {"enabled": True, "failIfUnavailable": True}
+    return settings
+
+
+EDITING_TOOLS = ("Edit", "Write", "MultiEdit", "NotebookEdit")
+QUESTION_TOOL = "AskUserQuestion"
+
+
+
+
+def decide_request(task: TaskSpec, worktree: str,
+                   request: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the answer to what Claude Code asks leave for; None: a person answers."""
+    tool = str(request.get("tool_name"))
+    given = request.get("input")
+    given = given if isinstance(given, dict) else {}
+    if tool == QUESTION_TOOL:
+        return None
+    if tool == "ExitPlanMode":
+        return {"behavior": "allow", "updatedInput": given}
+
+    path = str(given.get("file_path") or given.get("notebook_path") or "")
+    if tool in EDITING_TOOLS:
+        inner = path
+        if path.startswith(worktree.rstrip("/") + "/"):
+            inner = path[len(worktree.rstrip("/")) + 1:]
+        is_inside = not inner.startswith(("/", "~")) and ".." not in inner.split("/")
+        if is_inside and is_in_scope(task, inner) and not inner.startswith(".git/"):
+            return {"behavior": "allow", "updatedInput": given}
+        return {"behavior": "deny", "message": f"outside this task: {describe_scope(task)}"}
+    granted = ", ".join(task.allow) or "nothing more"
+    return {"behavior": "deny", "message": f"not granted to this task, which is granted {granted}; "
+            f"nobody is asked. Do without, inside of {worktree}"}
+
+
+# -- what an agent's output says --
+
+PROMPT_TOO_LONG = "prompt_too_long"
+TRANSIENT_STATUSES = (408, 409, 425, 429, 500, 502, 503, 504, 529)
+LOOPS_TOLD, LOOPS_STALLED = 8, 12
+SUMMARY_CHARACTERS = 60
+# What is kept of an agent's last words, to look for words of success.
+LAST_WORDS_CHARACTERS = 4000
+
+
+@dataclass(frozen=True)
+class OpenCall:
+    """A tool call whose result has not come."""
+
+    tool: str
+    summary: str
+    since: float
+    path: str = ""
+
+
+class Heard:
+    """What an agent has said so far, line by line: where it stands, what it did, what it asks."""
+
+    def __init__(self, *, heard_from: int = 0) -> None:
+        self.heard_from = heard_from  # results before this offset are of an earlier prompt
+        self.phase = "silent"  # then requesting, answering, tool, asking, settled
+        self.since = self.last = 0.0
+        self.session = ""
+        self.can_ask = True
+        self.tools: dict[str, int] = {}
+        self.worked = 0  # calls that changed something, or may have
+        self.tool_errors = self.turns = self.questions = self.retries = 0
+        self.calls: dict[str, OpenCall] = {}
+        self.requests: dict[str, dict[str, Any]] = {}
+        self.denied: list[dict[str, str]] = []
+        self.written: list[str] = []
+        self.subagents: dict[str, dict[str, int]] = {}
+        self.has_background = False
+        self.result: dict[str, Any] | None = None
+        self.result_at = -1
+        self.repeats = 0
+        self._last_call = ""
+        self.context = 0  # tokens in the last request
+        self.turn_at = 0.0  # when its last turn began
+        self.said = ""
+        self.commands: list[str] = []
+        self._takers: dict[str, str] = {}  # subagents by the id of the task they are
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has answered the last prompt, and nothing goes on behind it."""
+        return self.phase == "settled" and self.result_at >= self.heard_from \
+            and not self.has_background
+
+    @property
+    def now(self) -> str:
+        """What it does, in a few words."""
+        if self.requests:
+            return question_of(next(iter(self.requests.values())))
+        if self.calls:
+            call = list(self.calls.values())[-1]
+            return f"{call.tool} {call.summary}".strip()
+        return {"silent": "starts", "requesting": "waits for the model",
+                "answering": "writes", "settled": "has answered"}.get(self.phase, self.phase)
+
+    def feed(self, line: bytes, end: int, now: float) -> None:
+        """Take one line, which ends at an offset; one that is none is passed over."""
+        # Most lines are pieces of an answer: they only say that it lives.
+        if line.startswith(b'{"type":"stream_event"') and b'"ping"' not in line[:80]:
+            self.last = now
+            if self.phase == "requesting" and b'"content_block_' in line:
+                self._enter("answering", now)
+            return
+        event = parse_object(line)
+        if event is None:
+            return
+        self.last = now
+        reader = getattr(self, f"_read_{event.get('type')}", None)
+        if reader:
+            with contextlib.suppress(KeyError, TypeError, AttributeError, ValueError):
+                reader(event, end, now)
+
+    def answered(self, request: str, now: float) -> None:
+        """Note that a request was answered."""
+        if self.requests.pop(request, None) is not None and not self.requests:
+            self._enter("tool" if self.calls else "requesting", now)
+
+    def prompted(self, offset: int, now: float) -> None:
+        """Note that a prompt was sent: only a result behind this offset answers it."""
+        self.heard_from = offset
+        self._enter("requesting", now)
+
+    def _enter(self, phase: str, now: float) -> None:
+        self.phase = phase
+        self.since = now
+
+    def _read_system(self, event: dict[str, Any], _: int, now: float) -> None:
+        kind = event.get("subtype")
+        if kind == "init":
+            self.session = str(event.get("session_id", ""))
+            self.can_ask = QUESTION_TOOL in event.get("tools", [QUESTION_TOOL])
+            self.turn_at = now
+            self._enter("requesting", now)
+        elif kind == "status" and event.get("status") == "requesting":
+            if not self.requests:
+                self._enter("requesting", now)
+        elif kind == "background_tasks_changed":
+            self.has_background = bool(event.get("tasks"))
+        elif kind == "permission_denied":
+            self.denied.append({"tool": str(event.get("tool_name")), "path": ""})
+        elif kind == "api_retry":
+            self.retries += 1
+        elif kind in ("task_started", "task_progress") and event.get("subagent_type"):
+            name = str(event["subagent_type"])
+            record = self.subagents.setdefault(name, {"runs": 0, "tool_uses": 0})
+            if kind == "task_started":
+                record["runs"] += 1
+            else:
+                uses = int(event.get("usage", {}).get("tool_uses", 0))
+                record["tool_uses"] = max(record["tool_uses"], uses)
+
+    def _read_assistant(self, event: dict[str, Any], _: int, now: float) -> None:
+        message = event["message"]
+        if message.get("model") == "<synthetic>":  # the client's own words for an error
+            return
+        is_main = not event.get("parent_tool_use_id")
+        usage = message.get("usage") or {}
+        if is_main:
+            self.context = sum(int(usage.get(word) or 0) for word in (
+                "input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"))
+        for block in message["content"]:
+            if block.get("type") == "tool_use":
+                self._begin_call(block, now)
+            elif block.get("type") == "text" and is_main:
+                self.said = (self.said + "\n" + block["text"])[-LAST_WORDS_CHARACTERS:]
+                if not self.calls:
+                    self._enter("answering", now)
+
+    def _begin_call(self, block: dict[str, Any], now: float) -> None:
+        tool = str(block["name"])
+        given = block.get("input") or {}
+        summary = next((str(given[word]) for word in (
+            "command", "file_path", "notebook_path", "pattern", "description", "url", "prompt")
+            if given.get(word)), "")
+        path = str(given.get("file_path") or given.get("notebook_path") or "")
+        summary = " ".join(summary.split())[:SUMMARY_CHARACTERS]
+        self.calls[str(block["id"])] = OpenCall(tool, summary, now, path)
+        self.tools[tool] = self.tools.get(tool, 0) + 1
+        if tool == "Bash":
+            self.commands.append(str(given.get("command"))[:400])
+
+        call = digest(json.dumps([tool, given], sort_keys=True).encode("utf-8", "replace"))
+        self.repeats = self.repeats + 1 if call == self._last_call else 1
+        self._last_call = call
+        self._enter("tool", now)
+
+    def _read_user(self, event: dict[str, Any], _: int, now: float) -> None:
+        content = event["message"]["content"]
+        if not isinstance(content, list):
+            return
+        for block in content:
+            if block.get("type") != "tool_result":
+                continue
+            identity = str(block.get("tool_use_id"))
+            call = self.calls.pop(identity, None)
+            for asked, request in list(self.requests.items()):
+                if request.get("tool_use_id") == identity:  # somebody has answered it
+                    del self.requests[asked]
+            if block.get("is_error"):
+                self.tool_errors += 1
+            elif call and call.tool in (*EDITING_TOOLS, "Bash"):
+                self.worked += 1
+                if call.path:
+                    self.written.append(call.path)
+        if not self.calls and not self.requests:
+            self._enter("requesting", now)
+
+    def _read_control_request(self, event: dict[str, Any], _: int, now: float) -> None:
+        request = event["request"]
+        if request.get("subtype") == "can_use_tool":
+            self.requests[str(event["request_id"])] = request
+            self.questions += request.get("tool_name") == QUESTION_TOOL
+            self._enter("asking", now)
+
+    def _read_control_cancel_request(self, event: dict[str, Any], _: int, now: float) -> None:
+        self.answered(str(event["request_id"]), now)
+
+    def _read_result(self, event: dict[str, Any], end: int, now: float) -> None:
+        self.result = event
+        self.result_at = end
+        self.turns += int(event.get("num_turns") or 0)
+        self.said = f"{self.said}\n{event.get('result') or ''}"[-LAST_WORDS_CHARACTERS:]
+        self.calls.clear()
+        self.requests.clear()
+        for denial in event.get("permission_denials") or []:
+            given = denial.get("tool_input") or {}
+            path = str(given.get("file_path") or given.get("notebook_path") or "")
+            entry = {"tool": str(denial.get("tool_name")), "path": path}
+            if entry not in self.denied:
+                self.denied.append(entry)
+        self._enter("settled", now)
+
+
+def question_of(request: Mapping[str, Any]) -> str:
+    """Return what a request asks a person, in one line."""
+    questions = questions_in(request)
+    if questions:
+        return questions[0][0]
+    return f"{request.get('tool_name')} {request.get('description') or ''}".strip()
+
+
+def questions_in(request: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """Return (question, labels to choose from) of a request."""
+    found = []
+    with contextlib.suppress(KeyError, TypeError, AttributeError):
+        for one in request["input"]["questions"]:
+            labels = [str(option["label"]) for option in one.get("options") or []]
+            found.append((" ".join(str(one["question"]).split()), labels))
+    return found
+
+
+def plan_answers(request: Mapping[str, Any], words: Sequence[str]) -> dict[str, str]:
+    """Return {question: answer} of typed words, each a number or a text; {} where they do not fit.
+
+    One question takes all words as one answer, several take one word each.
+    """
+    questions = questions_in(request)
+    if not questions:
+        return {}
+    given = [" ".join(words)] if len(questions) == 1 else list(words)
+    if len(given) != len(questions):
+        return {}
+    answers = {}
+    asked = request["input"]["questions"]
+    for (_, labels), one, word in zip(questions, asked, given):
+        if word.isdigit() and 1 <= int(word) <= len(labels):
+            word = labels[int(word) - 1]
+        answers[str(one["question"])] = word
+    return answers
+
+
+def api_error_of(result: Mapping[str, Any] | None) -> str:
+    """Return what a result says of the API: nothing, `transient`, or `final`."""
+    if not result or not result.get("is_error"):
+        return ""
+    if result.get("terminal_reason") == PROMPT_TOO_LONG:
+        return "final"
+    if result.get("terminal_reason") != "api_error":
+        return ""
+    status = result.get("api_error_status")
+    return "transient" if status is None or status in TRANSIENT_STATUSES else "final"
+
+
+# -- words to an agent --
+
+def render_prompt_line(text: str, identity: str = "") -> bytes:
+    """Return a prompt as Claude Code reads it on its standard input (2.1.327)."""
+    line: dict[str, Any] = {"type": "user", "message": {"role": "user", "content": text}}
+    if identity:
+        line["uuid"] = identity
+    return json.dumps(line).encode("ascii") + b"\n"
+
+
+def render_control_line(subtype: str, identity: str) -> bytes:
+    """Return a request to Claude Code: `interrupt`, `end_session`."""
+    return json.dumps({"type": "control_request", "request_id": identity,
+                       "request": {"subtype": subtype}}).encode("ascii") + b"\n"
+
+
+def render_answer_line(request: str, answer: Mapping[str, Any]) -> bytes:
+    """Return the answer to a request of Claude Code."""
+    return json.dumps({"type": "control_response", "response": {
+        "subtype": "success", "request_id": request, "response": answer}}).encode("ascii") + b"\n"
+
+
+def answer_to(request: Mapping[str, Any], answers: Mapping[str, str]) -> dict[str, Any]:
+    """Return a person's answers as Claude Code takes them."""
+    given = request.get("input")
+    return {"behavior": "allow",
+            "updatedInput": {**(given if isinstance(given, dict) else {}), "answers": answers}}
+
+
+def tell_answers(answers: Mapping[str, str]) -> str:
+    """Return answers as the prompt of a session that was ended while it asked."""
+    if len(answers) == 1:
+        return f"The answer to your question is: {next(iter(answers.values()))}"
+    lines = [f"- {question} {answer}" for question, answer in answers.items()]
+    return "\n".join(["The answers to your questions are:", *lines])
+
+
+CONTINUE_PROMPT = "Continue."
+LOST_PROMPT = ("Your process was ended from outside before you had finished. "
+               "Look at what is done already, then continue.")
+LOOPS_PROMPT = "You have made the same call {count} times in a row. Do something else, or end."
+
+
+# -- the journal: what has happened --
+
+TERMINAL_STATES = ("done", "failed", "unchecked", "stopped", "parked")
+ACTIVE_STATES = ("preparing", "starting", "running", "asking", "checking")
+LIVE_STATES = ("starting", "running", "asking", "checking")  # in which an agent may live
+LOST_LIMIT = 5
+API_WAIT_SECONDS = (30, 60, 120)
+API_ERRORS_LIMIT = 20
+TRY_WAIT_SECONDS = (0, 10, 30, 60)
+
+
+@dataclass(frozen=True)
+class TaskState:
+    """All that the journal says of a task."""
+
+    name: str
+    task: TaskSpec
+    order: int  # of acceptance
+    sha: str = ""
+    revision: int = 1
+    newer: TaskSpec | None = None  # what the file says by now; a retry takes it
+    state: str = "waiting"
+    at: float = 0.0  # since when
+    base: str = ""  # a commit
+    branch: str = ""
+    worktree: str = ""
+    tried: int = 0  # the number of the last try
+    failures: int = 0  # tries that counted, since a person's last `retry`
+    round: int = 0  # failed checks of this try
+    lost: int = 0  # in a row
+    stalls: int = 0  # of this try
+    api_errors: int = 0  # in a row
+    session: str = ""
+    spoken: bool = False  # the session exists: it is resumed
+    resumes: int = 0
+    start_at: int = 0  # where the output of its process begins
+    heard_from: int = 0  # results before are of an earlier prompt
+    began: float = 0.0  # this try
+    until: float = 0.0  # not before
+    reason: str = ""
+    cause: str = ""  # the same for programs
+    prompt: str = ""  # what its next process is told
+    says: tuple[str, ...] = ()  # what a person has said, not yet handed on
+    answer: dict[str, Any] = field(default_factory=dict)  # not yet handed on
+    question: dict[str, Any] = field(default_factory=dict)  # {"id": …, "request": …}
+    asleep: bool = False  # asks, and its process was ended
+    wanted: str = ""  # what a person wants of it: stop, attach
+    snapshot: str = ""  # a ref
+    head: str = ""
+    start_tree: str = ""
+    diff: dict[str, Any] = field(default_factory=dict)  # files, plus, minus, commits
+    checks: tuple[int, ...] = ()  # exit codes of this try
+    passes_on_base: bool | None = None
+    check_seconds: float = 0.0
+    open: bool = False  # the try goes on with its next process
+    prepared: bool = False  # the worktree is as setup has left it
+    fresh: int = 0  # how often a person has begun it anew
+    old: tuple[str, ...] = ()  # "branch\nworktree" of what was before
+    gone: bool = False  # its worktree was tidied away
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing happens to it any more without a person."""
+        return self.state in TERMINAL_STATES
+
+
+_STATE_TYPES = {declared.name: str(declared.type) for declared in fields(TaskState)}
+_PLAIN_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,), "int": (int,), "float": (int, float), "bool": (bool,),
+    "dict[str, Any]": (dict,), "tuple[str, ...]": (list,), "tuple[int, ...]": (list,),
+    "bool | None": (bool, type(None))}
+_KNOWN_STATES = frozenset((*TERMINAL_STATES, *ACTIVE_STATES, "waiting", "attached"))
+_FIXED_FIELDS = frozenset(("name", "task", "order", "newer", "at", "state"))
+
+
+def freeze_task(task: TaskSpec) -> dict[str, Any]:
+    """Return a task as the journal keeps it: what is not as usual."""
+    usual = TaskSpec("")
+    frozen: dict[str, Any] = {"name": task.name}
+    for name, value in vars(task).items():
+        if value != getattr(usual, name):
+            frozen[name] = list(value) if isinstance(value, tuple) else value
+    return frozen
+
+
+def thaw_task(frozen: object) -> TaskSpec | None:
+    """Return the task that the journal keeps; None where it is none."""
+    if not isinstance(frozen, dict) or not obeys(frozen.get("name"), "task name"):
+        return None
+    values: dict[str, Any] = {}
+    for name, value in frozen.items():
+        if name == "name":
+            continue
+        known = FILE_KEYS["task"].get(name)
+        if known is None or not obeys(value, known.rule):
+            return None
+        values[name] = tuple(value) if isinstance(value, list) else value
+    return TaskSpec(frozen["name"], **values)
+
+
+def hash_task(task: TaskSpec) -> str:
+    """Return what tells one revision of a task from another."""
+    return digest(json.dumps(freeze_task(task), sort_keys=True).encode("ascii"))
+
+
+class TaskBoard:
+    """The state of every task: what the lines of a journal come to. It never raises."""
+
+    def __init__(self) -> None:
+        self.run = ""
+        self.tasks: dict[str, TaskState] = {}
+        self.inbox = 0  # how far the requests of other commands were read
+        self.unreadable = 0
+
+    def read(self, content: bytes) -> TaskBoard:
+        """Take every line; the last may be torn."""
+        for line in content.split(b"\n"):
+            if line:
+                self.take(line)
+        return self
+
+    def take(self, line: bytes) -> None:
+        """Take one line; what cannot be understood is counted."""
+        try:
+            entry = parse_json(line)
+            if not isinstance(entry, dict) or not self.apply(entry):
+                self.unreadable += 1
+        except (ValueError, RecursionError):
+            self.unreadable += 1
+
+    def apply(self, entry: Mapping[str, Any]) -> bool:
+        """Take an entry; tell whether it was one."""
+        at = entry.get("at", 0)
+        inbox = entry.get("inbox", self.inbox)
+        if not isinstance(at, (int, float)) or type(inbox) is not int:
+            return False
+        if "run" in entry:
+            self.run = self.run or str(entry["run"])
+            return True
+        if "add" in entry:
+            is_good = self._add(entry, at)
+        elif "task" in entry:
+            is_good = self._change(entry, at)
+        else:
+            is_good = "inbox" in entry
+        if is_good:
+            self.inbox = max(self.inbox, inbox)
+        return is_good
+
+    def _add(self, entry: Mapping[str, Any], at: float) -> bool:
+        """Accept a task, or a newer revision of one."""
+        task = thaw_task(entry["add"])
+        base, sha = entry.get("base", ""), entry.get("sha", "")
+        if task is None or not isinstance(base, str) or not isinstance(sha, str):
+            return False
+        old = self.tasks.get(task.name)
+        if old is None:
+            self.tasks[task.name] = TaskState(task.name, task, len(self.tasks), sha, at=at,
+                                              base=base)
+        elif old.state == "waiting" and old.tried == 0:
+            self.tasks[task.name] = replace(old, task=task, sha=sha, newer=None,
+                                            base=base or old.base, revision=old.revision + 1)
+        else:
+            hot = replace(old.task, **{name: getattr(task, name) for name in HOT_KEYS})
+            self.tasks[task.name] = replace(old, task=hot, newer=task if task != hot else None,
+                                            sha=sha, revision=old.revision + 1)
+        return True
+
+    def _change(self, entry: Mapping[str, Any], at: float) -> bool:
+        """Change what is known of a task."""
+        old = self.tasks.get(str(entry["task"]))
+        if old is None:
+            return False
+        changes: dict[str, Any] = {}
+        for name, value in entry.items():
+            if name not in _STATE_TYPES or name in _FIXED_FIELDS:
+                continue
+            if not isinstance(value, _PLAIN_TYPES[_STATE_TYPES[name]]):
+                return False
+            changes[name] = tuple(value) if isinstance(value, list) else value
+        if entry.get("newest") is True and old.newer:
+            changes.update(task=old.newer, newer=None)
+
+        state = entry.get("to", old.state)
+        if state not in _KNOWN_STATES:
+            return False
+        if "to" in entry:
+            changes = {"reason": "", "cause": "", "until": 0.0, **changes, "state": state, "at": at}
+        self.tasks[old.name] = replace(old, **changes)
+        return True
+
+
+# -- what happens next --
+
+@dataclass(frozen=True)
+class Limits:
+    """How much may happen at the same time, and where nothing can."""
+
+    slots: Mapping[str, int]  # by alias; an alias that is not there has no limit
+    most: int
+    resting: Mapping[str, str] = field(default_factory=dict)  # by alias: why
+
+
+def takes_slot(state: TaskState) -> bool:
+    """Tell whether a task is at work on a slot."""
+    return state.state in ACTIVE_STATES and not state.asleep
+
+
+def plan_starts(states: Mapping[str, TaskState], aliases: Mapping[str, str], limits: Limits,
+                now: float) -> list[str]:
+    """Return the waiting tasks that start now: those of high priority first, then the oldest."""
+    busy: dict[str, int] = {}
+    for state in states.values():
+        if takes_slot(state):
+            alias = aliases.get(state.name, "")
+            busy[alias] = busy.get(alias, 0) + 1
+    room = limits.most - sum(busy.values())
+    if room <= 0:
+        return []
+
+    ready = [state for state in states.values() if state.state == "waiting" and state.until <= now]
+    ready.sort(key=lambda state: (-state.task.priority, state.at if state.tried else 0.0,
+                                  state.order))
+    starts: list[str] = []
+    for state in ready:
+        alias = aliases.get(state.name, "")
+        if len(starts) == room:
+            break
+        if busy.get(alias, 0) >= limits.slots.get(alias, limits.most) or alias in limits.resting:
+            continue
+        if not blockers_of(state, states):
+            busy[alias] = busy.get(alias, 0) + 1
+            starts.append(state.name)
+    return starts
+
+
+def blockers_of(state: TaskState, states: Mapping[str, TaskState]) -> list[str]:
+    """Return the tasks that must be done before this one, and are not."""
+    names = dependencies_of(state.task, states)
+    return [name for name in names if name not in states or states[name].state != "done"]
+
+
+def dependencies_of(task: TaskSpec, states: Mapping[str, TaskState]) -> tuple[str, ...]:
+    """Return the tasks that `after` names; the name of a group stands for all its twins."""
+    names: list[str] = []
+    for name in task.after:
+        twins = [] if name in states else [
+            one.name for one in states.values() if one.task.group == name]
+        names += twins or [name]
+    return tuple(names)
+
+
+def explain_wait(state: TaskState, states: Mapping[str, TaskState], alias: str, limits: Limits,
+                 now: float) -> str:
+    """Return what a waiting task waits for."""
+    blockers = blockers_of(state, states)
+    if blockers:
+        words = []
+        for name in blockers[:3]:
+            over = states[name].state if name in states and states[name].is_over else ""
+            words.append(f"{name}, which is {over}" if over else name)
+        if len(blockers) > 3:
+            words.append(f"{len(blockers) - 3} more")
+        return f"for {'; '.join(words)}"
+    if state.until > now:
+        return f"{state.reason or 'to be tried again'} ({state.until - now:.0f} s)".strip()
+    if alias in limits.resting:
+        return f"{alias}: {limits.resting[alias]}"
+    slots = limits.slots.get(alias)
+    if slots is not None and slots <= limits.most:
+        return f"for a slot of {alias} ({slots} of {slots} in use)"
+    return f"for one of {limits.most} places"
+
+
+INIT_SECONDS = 60.0
+HEARTBEAT_SECONDS = 90.0  # Claude Code says every 30 s that a command runs
+COMMAND_SECONDS = 660.0  # its own limit for a command is 600
+ASK_SECONDS = 300.0
+
+
+def find_stall(task: TaskSpec, heard: Heard, view: str, timeout: float,
+               now: float) -> str:
+    """Return how a running agent has got stuck, or an empty string.
+
+    `view` is what the gateway says of its session: waiting, working, idle, or unknown.
+    """
+    silent, stands = now - heard.last, now - heard.since
+    if heard.phase in ("asking", "settled"):
+        return ""
+    if not task.talks:
+        return f"no output for {silent:.0f} s" if silent > task.stall else ""
+    if heard.phase == "silent":
+        return f"no sign of life for {stands:.0f} s" if stands > INIT_SECONDS else ""
+    if heard.repeats >= LOOPS_STALLED:
+        return f"the same call {heard.repeats} times in a row"
+    if view == "waiting":
+        return ""
+    if heard.phase == "tool":
+        return _find_tool_stall(task, heard, view, now)
+    limit = {"working": 2 * timeout, "idle": float(task.stall)}.get(view, 2 * timeout)
+    quiet = silent if view == "unknown" else stands
+    if quiet > limit:
+        return f"no answer of the model for {quiet:.0f} s"
+    return ""
+
+
+def _find_tool_stall(task: TaskSpec, heard: Heard, view: str, now: float) -> str:
+    """Return how an agent has got stuck in a tool call."""
+    if view == "working" or not heard.calls:  # a subagent's request
+        return ""
+    call = list(heard.calls.values())[-1]
+    silent = now - heard.last
+    if call.tool != "Bash":
+        return f"{call.tool} says nothing for {silent:.0f} s" if silent > task.stall else ""
+    if silent > HEARTBEAT_SECONDS:
+        return f"a command without a sign of life for {silent:.0f} s"
+    if now - call.since > COMMAND_SECONDS:
+        return f"a command that runs for {now - call.since:.0f} s"
+    return ""
+
+
+# -- the verdict --
+
+FEEDBACK_LINES = 100
+
+
+@dataclass(frozen=True)
+class WorkDone:
+    """What is true of a worktree after an agent has ended or settled."""
+
+    snapshot: str = ""  # a ref
+    commit: str = ""
+    head: str = ""
+    commits: int = 0
+    files: tuple[tuple[str, int, int], ...] = ()  # path, lines added, lines removed
+    changed: tuple[str, ...] = ()  # by the agent, not by setup
+    outside: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what else has changed meanwhile, by whomever
+
+    @property
+    def sums(self) -> dict[str, int]:
+        """Files, and lines added and removed."""
+        return {"files": len(self.files), "plus": sum(max(one[1], 0) for one in self.files),
+                "minus": sum(max(one[2], 0) for one in self.files), "commits": self.commits}
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """What becomes of a task after a check, and what its agent is told."""
+
+    to: str
+    reason: str = ""
+    feedback: str = ""
+    cause: str = ""  # for programs: check, diff, scope, deadline, stalled, lost, api, or an id
+
+
+def judge(state: TaskState, work: WorkDone, code: int | None, output: str) -> Ruling:
+    """Return the verdict: a state for good, `running` with words to the agent, or `waiting`.
+
+    `code` is the exit code of the check, None where the task has none.
+    """
+    task = state.task
+    problem = ""
+    feedback = ""
+    cause = "diff"
+    if task.check and code != 0:
+        cause = "check"
+        problem = f"check: exit {code}"
+        tail = "\n".join(output.splitlines()[-FEEDBACK_LINES:])
+        feedback = (f"The check of this task failed (exit {code}): {task.check}\n\n{tail}\n\n"
+                    "Mend that; it is run again when you end.")
+    elif task.changes == "none" and work.changed:
+        problem = f"changed {some_of(work.changed, 3)}, and should change nothing"
+        feedback = (f"This task must change nothing, but these files differ: "
+                    f"{some_of(work.changed, 20)}. Undo that.")
+    elif task.changes == "required" and not work.changed:
+        problem = "nothing was changed"
+        feedback = ("Nothing in the worktree has changed, so nothing was done. Do the task, "
+                    "or say why it cannot be done.")
+
+    if problem and task.talks and state.round < task.rounds:
+        return Ruling("running", problem, feedback, cause)
+    if work.outside:
+        return rule_out(task, work)
+    if problem:
+        return after_failure(state, problem, cause)
+    if not task.check:
+        return Ruling("unchecked", "it has no check")
+    return Ruling("done")
+
+
+def rule_out(task: TaskSpec, work: WorkDone) -> Ruling:
+    """Return the ruling on work that goes beyond what its task may touch."""
+    reason = f"scope: changed {some_of(work.outside, 5)}; {describe_scope(task)}"
+    return Ruling("parked", reason, cause="scope")
+
+
+def after_failure(state: TaskState, problem: str, cause: str) -> Ruling:
+    """Return what becomes of a task whose try has failed."""
+    if state.failures + 1 < state.task.tries:
+        return Ruling("waiting", problem, cause=cause)
+    return Ruling("failed", problem, cause=cause)
+
+
+def plan_wait(waits: Sequence[int], count: int) -> int:
+    """Return how many seconds are waited the next time, having waited so often."""
+    return waits[min(count, len(waits) - 1)]
+
+
+_SUCCESS = _Pattern(r"(?i)\b(all|the) tests? (now )?pass|\btests? (are )?(passing|green)"
+                    r"|\b(successfully|have) (implemented|created|updated|written|fixed|added)"
+                    r"|\ball done\b|\b(task|work) is (done|complete)")
+_TESTED = _Pattern(r"(?i)\btests? (now )?(pass|are (passing|green))")
+_TEST_COMMAND = _Pattern(r"(?i)\b(test|pytest|check|tox|make|cargo|go|gradle|mvn|ctest|rspec|jest)")
+_DISPATCHED = _Pattern(r"(?i)\b(dispatched|delegated to|asked|launched|started) (the |a |an )?"
+                       r"([a-z0-9_-]+ )?(sub-?agent|agent)\b")
+
+
+def find_flags(heard: Heard, work: WorkDone) -> list[str]:
+    """Return where an agent's words and its deeds differ; the verdict does not depend on them."""
+    flags = []
+    said = heard.said
+    if _SUCCESS.search(said) and not heard.worked:
+        flags.append("says it is done, made no call that changes anything")
+    if _TESTED.search(said) and not any(_TEST_COMMAND.search(one) for one in heard.commands):
+        flags.append("says tests pass, ran no test command")
+    changed = {path for path, _, _ in work.files}
+    absent = [path for path in dict.fromkeys(heard.written)
+              if not any(path.endswith(f"/{one}") or path == one for one in changed)]
+    if absent:
+        flags.append(f"wrote files that are not in the diff: {some_of(absent, 3)}")
+    agent_calls = heard.tools.get("Agent", 0) + heard.tools.get("TaskSpec", 0)
+    if _DISPATCHED.search(said) and not agent_calls:
+        flags.append("says it called an agent, and called none")
+    for name, record in heard.subagents.items():
+        if record["runs"] and not record["tool_uses"]:
+            flags.append(f"subagent {name} used no tool")
+    return [*flags, *work.notes]
+
+
+def plan_receipt(state: TaskState, heard: Heard, work: WorkDone, alias: str,
+                 ended: str) -> dict[str, Any]:
+    """Return what a try came to: no prompt, no answer."""
+    return {
+        "schema": "subagent-fleet/receipt/1", "task": state.name, "try": state.tried,
+        "session": state.session, "agent": state.task.agent or "", "alias": alias,
+        "base": state.base, "head": work.head, "snapshot": work.snapshot, "ended": ended,
+        "turns": heard.turns, "tools": heard.tools, "tool_errors": heard.tool_errors,
+        "denied": heard.denied, "questions": heard.questions, "subagents": heard.subagents,
+        "commits": work.commits, "files": [list(one) for one in work.files],
+        "outside": list(work.outside),
+        "check": {"command": state.task.check or "", "rounds": list(state.checks),
+                  "passes_on_base": state.passes_on_base},
+        "flags": find_flags(heard, work)}
+
+
+def sum_served(receipts: Iterable[Mapping[str, Any]], session: str) -> list[dict[str, Any]]:
+    """Return what each machine did for a session, of the gateway's receipts."""
+    sums: dict[tuple[str, str], dict[str, Any]] = {}
+    for receipt in receipts:
+        if receipt.get("session") != session or not receipt.get("node"):
+            continue
+        key = (str(receipt["node"]), str(receipt.get("model")))
+        row = sums.setdefault(key, {"node": key[0], "model": key[1], "requests": 0, "input": 0,
+                                    "output": 0, "waited_seconds": 0.0})
+        row["requests"] += 1
+        for name, source in (("input", "input_tokens"), ("output", "output_tokens"),
+                             ("waited_seconds", "waited")):
+            number = receipt.get(source)
+            if isinstance(number, (int, float)):
+                row[name] = round(row[name] + number, 1)
+    return list(sums.values())
+
+
+# -- processes: which belong to a task --
+
+def plan_tree(processes: Iterable[Process], roots: Iterable[int]) -> set[int]:
+    """Return some processes and all that descend from them."""
+    children: dict[int, list[int]] = {}
+    for process in processes:
+        children.setdefault(process.parent, []).append(process.number)
+    tree: set[int] = set()
+    todo = list(roots)
+    while todo:
+        number = todo.pop()
+        if number not in tree:
+            tree.add(number)
+            todo += children.get(number, [])
+    return tree
+
+
+# -- what is shown of tasks: for `tasks`, the dashboard and `trace` alike --
+
+@dataclass(frozen=True)
+class TaskRow:
+    """A task as people and programs see it."""
+
+    name: str
+    group: str
+    state: str
+    attempt: str  # such as 1/2
+    seconds: float  # in this state
+    idle: float | None  # since it was heard of
+    now: str
+    context: int | None  # percent
+    files: int
+    plus: int
+    minus: int
+    where: str  # the machine, or the alias
+    fix: str
+    session: str
+    branch: str
+    worktree: str
+    agent: str
+    alias: str
+    reason: str
+    cause: str
+
+
+@dataclass(frozen=True)
+class TaskSight:
+    """What is seen of the tasks of a repository at one moment."""
+
+    board: TaskBoard
+    heard: Mapping[str, Heard]  # what agents at work have said
+    now: float
+    limits: Limits = Limits({}, 1)
+    aliases: Mapping[str, str] = field(default_factory=dict)  # by task
+    windows: Mapping[str, int] = field(default_factory=dict)  # tokens, by alias
+    places: Mapping[str, str] = field(default_factory=dict)  # machines, by session
+
+
+def plan_task_rows(sight: TaskSight) -> list[TaskRow]:
+    """Return a row for each task in the order of the file; twins by their verdict and size.
+
+    The one place that says what is shown of tasks: `tasks`, the dashboard and `trace` ask it.
+    """
+    rows = [_task_row(state, sight) for state in sight.board.tasks.values()]
+    firsts: dict[str, int] = {}
+    for state in sight.board.tasks.values():
+        firsts.setdefault(state.task.group, state.order)
+    ranks = {"done": 0, "unchecked": 1}
+
+    def place(row: TaskRow) -> tuple[int, int, int]:
+        if row.group == row.name:
+            return firsts[row.group], 0, 0
+        return firsts[row.group], ranks.get(row.state, 2), row.plus + row.minus
+    return sorted(rows, key=place)
+
+
+def _task_row(state: TaskState, sight: TaskSight) -> TaskRow:
+    """Return what is shown of one task."""
+    heard = sight.heard.get(state.name)
+    alias = sight.aliases.get(state.name, "")
+    is_live = state.state in LIVE_STATES and not state.asleep
+    idle = context = None
+    if heard and is_live:
+        idle = max(sight.now - heard.last, 0.0) if heard.last else None
+        window = sight.windows.get(alias)
+        if window and heard.context:
+            context = min(round(100 * heard.context / window), 999)
+
+    where = ""
+    if is_live:
+        where = sight.places.get(state.session) or alias
+    tries = state.task.tries
+    number = min(state.failures + (0 if state.state == "failed" else 1), tries)
+    return TaskRow(
+        state.name, state.task.group, state.state, f"{number if state.tried else 0}/{tries}",
+        max(sight.now - state.at, 0.0), idle, _describe_task(state, heard, sight), context,
+        int(state.diff.get("files", 0)), int(state.diff.get("plus", 0)),
+        int(state.diff.get("minus", 0)), where, suggest_task_step(state), state.session,
+        state.branch, "" if state.gone else state.worktree, state.task.agent or "", alias,
+        state.reason, state.cause)
+
+
+def _describe_task(state: TaskState, heard: Heard | None, sight: TaskSight) -> str:
+    """Return what a task does, waits for, asks or has ended with."""
+    if state.state == "waiting":
+        alias = sight.aliases.get(state.name, "")
+        return explain_wait(state, sight.board.tasks, alias, sight.limits, sight.now)
+    if state.state == "asking":
+        return question_of(state.question.get("request", {}))
+    if state.state == "running" and heard:
+        return heard.now
+    if state.state == "checking":
+        return state.task.check or "looks at the diff"
+    return state.reason
+
+
+def suggest_task_step(state: TaskState) -> str:
+    """Return the command that helps with a task, or nothing."""
+    name = state.name
+    if state.state == "asking":
+        return f"subagent-fleet task answer {name}"
+    if state.state == "failed" and state.reason.startswith("check"):
+        return f"subagent-fleet task log {name} --check"
+    if state.state in ("failed", "parked", "unchecked"):
+        return f"subagent-fleet task log {name}"
+    return ""
 
 
 # == 20. Supervisor ===========================================================
 
-# Takes tasks; runs an agent in a worktree for each, and keeps the journal.
+# Takes tasks; runs an agent in a worktree for each, and keeps the journal. Whoever holds the lock
+# of a repository's run folder is its supervisor, the one writer of the journal. Every step is
+# written down before it is taken, and agents hang on files, never on this process: whenever it
+# ends, even by kill -9, the next one reads the journal and the files, and goes on.
+
+# -- where it all lies --
+
+RUN_DIRECTORY = "subagent-fleet/run"  # below the git directory that all worktrees share
+WORKTREES_DIRECTORY = f"{STATE_DIRECTORY}/worktrees"
+TASK_FILES = ("tasks.yaml", "tasks.yml", "tasks.json")
+OUTPUT_PART_BYTES = 4 * 1024 * 1024
+JOURNAL_LIMIT_BYTES = 512 * 1024 * 1024
+TAIL_BYTES = 256 * 1024
+TASK_MARK, CHECK_MARK = "SUBAGENT_FLEET_TASK", "SUBAGENT_FLEET_CHECK"
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A git repository, and the checkout in it that somebody stands in."""
+
+    top: str  # of the checkout
+    common: str  # the git directory of all its worktrees
+    main: str  # the main checkout
+
+    @property
+    def folder(self) -> str:
+        """Where what is known of its tasks lies."""
+        return f"{self.common}/{RUN_DIRECTORY}"
+
+
+def find_repository(world: World, directory: str) -> Repository:
+    """Return the repository of a directory, or say in one sentence why there is none to work in."""
+    seen = world.run_git(["rev-parse", "--show-toplevel", "--git-dir", "--git-common-dir"],
+                         directory)
+    if seen.code == 127:
+        raise FleetError("no-git", "git is not on the PATH", fix="install git")
+    if seen.code:
+        if "safe.bareRepository" in seen.talk or "must be run in a work tree" in seen.talk:
+            raise FleetError("bare-repository", f"{directory} is a bare repository: agents need a "
+                             "checkout", fix="git clone it, and run this in the clone")
+        if "dubious ownership" in seen.talk:
+            raise FleetError("foreign-repository", f"{directory} belongs to somebody else: git "
+                             "reads it for nobody else", fix="clone it, and run this in the clone")
+        raise FleetError("no-repository", f"{directory} is in no git repository: each task gets a "
+                         "worktree of one", fix="git init && git add -A && git commit -m start")
+
+    top, git, common = seen.text.split("\n")
+    git, common = (world.real_path(world.path(directory, one)) for one in (git, common))
+    if git == common:
+        return Repository(world.real_path(top), common, world.real_path(top))
+    listed = world.run_git(["worktree", "list", "--porcelain"], directory)
+    first = re.match(r"worktree (.*)", listed.text)
+    return Repository(world.real_path(top), common, first[1] if first else world.real_path(top))
+
+
+def find_commit(world: World, repository: Repository, revision: str) -> str:
+    """Return the commit that a revision names, or refuse."""
+    seen = world.run_git(["rev-parse", "--quiet", "--verify", "--end-of-options",
+                          f"{revision}^{{commit}}"], repository.top)
+    if seen.code == 0:
+        return seen.text
+    if revision == "HEAD":
+        raise FleetError("no-commit", "the repository has no commit yet, and a worktree starts "
+                         "from one", fix="git add -A && git commit -m start")
+    raise FleetError("bad-base", f"`{revision}` is no commit of this repository",
+                     fix="name a branch, tag or commit: `git log --oneline`")
+
+
+class Folder:
+    """The files in which the tasks of a repository are kept."""
+
+    def __init__(self, world: World, repository: Repository) -> None:
+        self.world = world
+        self.repository = repository
+        self.path = repository.folder
+
+    def place(self, *names: str) -> str:
+        """Return a path in the folder; nothing there is reached through a link."""
+        return self.world.below(self.path, self.world.path(*names))
+
+    def of_try(self, state: TaskState, name: str, number: int | None = None) -> str:
+        """Return a file of a try."""
+        return self.place("tasks", state.name, str(number or state.tried), name)
+
+    def make(self) -> None:
+        """Make the folder; only its owner can enter it."""
+        if self.world.kind_of(self.path) == "absent":
+            self.world.make_private_directory(self.path)
+
+    def read_journal(self) -> TaskBoard:
+        """Return the state of every task."""
+        content = self.world.read_part(self.place("journal.jsonl"), 0, JOURNAL_LIMIT_BYTES)
+        return TaskBoard().read(content)
+
+    def read_orders(self, start: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield (where it ends, request) of what other commands have asked for since an offset."""
+        content = self.world.read_part(self.place("inbox.jsonl"), start, OUTPUT_PART_BYTES)
+        end = start
+        for line in content.split(b"\n")[:-1]:
+            end += len(line) + 1
+            yield end, parse_object(line) or {}
+
+    def ask(self, order: Mapping[str, Any]) -> int:
+        """Hand a request to whoever supervises now or next."""
+        self.make()
+        line = json.dumps(order).encode("ascii") + b"\n"
+        self.world.add_locked(self.place("inbox.jsonl"), line)
+        return self.world.size_of(self.place("inbox.jsonl"))
+
+    def holder(self) -> int:
+        """Return the process that supervises, 0 where none does."""
+        if not self.world.is_held(self.place("lock")):
+            return 0
+        content = self.world.read_part(self.place("lock.pid"), 0, 64)
+        return int(content) if content.isdigit() else 1
+
+
+def known_repositories(world: World) -> str:
+    """Return where it is kept in which repositories this user has tasks."""
+    return world.path(world.parent(trust_place(world)), "repositories.json")
+
+
+def trust_place(world: World) -> str:
+    """Return a file in the directory of this user's state."""
+    home = world.environ.get("HOME") or world.environ.get("USERPROFILE", "")
+    base = world.environ.get("XDG_STATE_HOME", "")
+    if not re.match(r"/|[A-Za-z]:", base):  # a relative one does not count, by its standard
+        base = world.path(home, ".local", "state")
+    return world.path(base, "subagent-fleet", "trusted.json")
+
+
+def read_repositories(world: World) -> list[str]:
+    """Return the repositories in which this user has ever added a task."""
+    with contextlib.suppress(FleetError, ValueError, KeyError, TypeError):
+        listed = parse_json(world.read_bytes(known_repositories(world)))["repositories"]
+        return [path for path in listed if isinstance(path, str)]
+    return []
+
+
+def keep_repository(world: World, repository: Repository) -> None:
+    """Note that there are tasks in a repository."""
+    known = read_repositories(world)
+    if repository.main in known:
+        return
+    report = {"schema": "subagent-fleet/repositories/1", "repositories": [*known, repository.main]}
+    content = json.dumps(report, indent=1).encode("ascii") + b"\n"
+    world.replace_files([(known_repositories(world), content, 0o600)])
+
+
+# -- worktrees: made, looked at, kept in a ref, removed only when nothing is lost --
+
+IDENTITY = {"GIT_AUTHOR_NAME": "subagent-fleet", "GIT_AUTHOR_EMAIL": "subagent-fleet@localhost",
+            "GIT_COMMITTER_NAME": "subagent-fleet",
+            "GIT_COMMITTER_EMAIL": "subagent-fleet@localhost"}
+SNAPSHOT_REFS = "refs/subagent-fleet"
+OTHER_INDEX = "subagent-fleet-index"
+IGNORED_LIMIT = 2000  # new ignored files that a snapshot takes
+GIT_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Worktree:
+    """A worktree as git lists it."""
+
+    path: str
+    head: str = ""
+    branch: str = ""
+    locked: str | None = None
+
+
+def list_worktrees(world: World, repository: Repository) -> dict[str, Worktree]:
+    """Return {path: Worktree} of a repository."""
+    listed = world.run_git(["worktree", "list", "--porcelain"], repository.top)
+    worktrees = {}
+    for block in listed.text.split("\n\n"):
+        fields = dict(line.partition(" ")[::2] for line in block.split("\n") if line)
+        path = fields.get("worktree", "")
+        worktrees[path] = Worktree(path, fields.get("HEAD", ""),
+                                   fields.get("branch", "").replace("refs/heads/", "", 1),
+                                   fields.get("locked"))
+    return worktrees
+
+
+def plan_worktree(world: World, repository: Repository, state: TaskState) -> list[str]:
+    """Return git's words that make a task's worktree; nothing where it stands already.
+
+    What is in the way is refused: nobody's branch or directory is ever taken over.
+    """
+    path, branch = state.worktree, state.branch
+    known = list_worktrees(world, repository).get(path)
+    if known and world.kind_of(path) == "directory":
+        if known.branch not in (branch, ""):
+            raise FleetError("worktree-taken", f"{path} is a worktree of {known.branch}",
+                             fix="move it away: `git worktree move`")
+        return []
+    if not known and world.kind_of(path, follow=False) != "absent":
+        raise FleetError("in-the-way", f"{path} is there already, and is no worktree of this "
+                         "repository", fix=f"move it away: `ls -la {quote_shell(path)}`")
+
+    reason = f"subagent-fleet task {state.name}"
+    words = ["worktree", "add", "--quiet", "--lock", "--reason", reason]
+    if known:  # its directory has gone; nothing of it can be lost any more
+        words += ["--force", "--force"]
+    refs = world.run_git(["for-each-ref", "--format=%(refname) %(objectname)",
+                          *_refs_near(branch)], repository.top).text
+    tip = dict(line.split(" ") for line in refs.split("\n") if line).get(f"refs/heads/{branch}")
+    if tip is None:
+        for line in refs.split("\n"):
+            other = line.split(" ")[0].replace("refs/heads/", "", 1)
+            if other and branch.startswith(f"{other}/"):
+                raise FleetError("branch-in-the-way", f"the branch `{other}` leaves no room for "
+                                 f"`{branch}`", fix="write another `branch:` for the task")
+        return [*words, "-b", branch, path, state.base]
+    if tip != state.base and not state.spoken:
+        raise FleetError("branch-taken", f"the branch `{branch}` is there already",
+                         fix=f"write another `branch:`, or `git branch -m {branch} old`")
+    return [*words, path, branch]
+
+
+def _refs_near(branch: str) -> list[str]:
+    """Return the refs that a branch can collide with: itself, and each of its beginnings."""
+    parts = branch.split("/")
+    return [f"refs/heads/{'/'.join(parts[:size])}" for size in range(1, len(parts) + 1)]
+
+
+def exclude_worktrees(world: World, repository: Repository, directory: str) -> None:
+    """Keep the worktrees out of `git status` of the main checkout, as nobody would commit them."""
+    root = repository.main.rstrip("/") + "/"
+    if not directory.startswith(root):
+        return
+    line = f"/{directory[len(root):]}/\n".encode()
+    path = world.path(repository.common, "info/exclude")
+    content = b""
+    if world.kind_of(path) == "file":
+        content = world.read_bytes(path)
+    if line in content.splitlines(keepends=True):
+        return
+    if content and not content.endswith(b"\n"):
+        content += b"\n"
+    world.replace_files([(path, content + line, 0o644)])
+
+
+def find_copies(world: World, repository: Repository, task: TaskSpec) -> list[str]:
+    """Return the ignored files of the main checkout that a worktree gets a copy of."""
+    top = repository.main
+    include = world.path(top, ".worktreeinclude")
+    if not task.copy and world.kind_of(include) != "file":
+        return []
+    ignored = _list_files(world, top, ["-oi", "--exclude-standard"])
+    if task.copy:
+        return [path for path in ignored
+                if any(_glob_pattern(glob).fullmatch(path) for glob in task.copy)]
+    wanted = set(_list_files(world, top, ["-oi", f"--exclude-from={include}"]))
+    return [path for path in ignored if path in wanted]
+
+
+def _list_files(world: World, directory: str, words: Sequence[str]) -> list[str]:
+    listed = world.run_git(["ls-files", "-z", *words], directory)
+    return [path for path in listed.output.decode("utf-8", "surrogateescape").split("\0") if path]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A worktree as it was: a commit under a ref of ours; or why it could not be kept."""
+
+    ref: str = ""
+    commit: str = ""
+    tree: str = ""
+    head: str = ""
+    why_not: str = ""
+
+
+def write_tree(world: World, path: str, ignored_before: Collection[str] | None = None) -> Snapshot:
+    """Store all files of a worktree, untracked ones too; its index, hooks and status stay.
+
+    Ignored files that were not there after setup are taken as well: what an agent has made is
+    not lost because a pattern names it. Directories that are ignored as a whole are not.
+    """
+    seen = world.run_git(["rev-parse", "--absolute-git-dir", "HEAD", "HEAD^{tree}"], path)
+    if seen.code:
+        return Snapshot(why_not=seen.talk or "it is no worktree any more")
+    git, head, tree = seen.text.split("\n")
+    copy_index(world, git)
+    more = {"GIT_INDEX_FILE": world.path(git, OTHER_INDEX)}
+
+    added = world.run_git(["add", "-A"], path, more=more, seconds=GIT_SECONDS)
+    if added.code:
+        return Snapshot(head=head, why_not=added.talk)
+    if ignored_before is not None:
+        new = [one for one in list_ignored(world, path) if one not in ignored_before]
+        for start in range(0, len(new), 500):
+            added = world.run_git(["--literal-pathspecs", "add", "-f", "--",
+                                   *new[start:start + 500]], path, more=more, seconds=GIT_SECONDS)
+            if added.code:
+                return Snapshot(head=head, why_not=added.talk)
+    written = world.run_git(["write-tree"], path, more=more, seconds=GIT_SECONDS)
+    if written.code:
+        return Snapshot(head=head, why_not=written.talk)
+    return Snapshot(tree=written.text, head=head, commit=head if written.text == tree else "")
+
+
+def copy_index(world: World, git: str) -> None:
+    """Copy the index of a worktree to where git can change it and nobody sees it."""
+    content = b""
+    if world.kind_of(world.path(git, "index")) == "file":
+        content = world.read_bytes(world.path(git, "index"), limit=JOURNAL_LIMIT_BYTES)
+    if content:
+        world.replace_files([(world.path(git, OTHER_INDEX), content, 0o600)])
+    else:
+        world.remove(world.path(git, OTHER_INDEX))
+
+
+def list_ignored(world: World, path: str) -> list[str]:
+    """Return the ignored files of a worktree that are in no directory which is ignored itself."""
+    listed = _list_files(world, path, ["-oi", "--exclude-standard", "--directory"])
+    return [one for one in listed if not one.endswith("/")]
+
+
+def take_snapshot(world: World, state: TaskState, label: str,
+                  ignored_before: Collection[str] | None = None, *,
+                  parents: Sequence[str] = ()) -> Snapshot:
+    """Keep a worktree in a ref that no command of git's own removes."""
+    stored = write_tree(world, state.worktree, ignored_before)
+    if stored.why_not:
+        return stored
+    commit = stored.commit
+    if not commit or parents:
+        words = ["commit-tree", "-p", stored.head]
+        for parent in parents:
+            words += ["-p", parent]
+        made = world.run_git([*words, "-m", f"{state.name}: as try {label} left it", stored.tree],
+                             state.worktree, more=IDENTITY)
+        if made.code:
+            return replace(stored, why_not=made.talk)
+        commit = made.text
+    ref = f"{SNAPSHOT_REFS}/{state.name}/{label}"
+    kept = world.run_git(["update-ref", ref, commit], state.worktree)
+    if kept.code:
+        return replace(stored, why_not=kept.talk)
+    return replace(stored, ref=ref, commit=commit)
+
+
+def look_at_work(world: World, state: TaskState, snapshot: Snapshot) -> WorkDone:
+    """Return what differs from where the task began, and what of it is outside of its scope."""
+    if not snapshot.commit:
+        return WorkDone(head=snapshot.head)
+    files = []
+    listed = world.run_git(["diff", "--numstat", "-z", "--no-renames", "--no-ext-diff", state.base,
+                            snapshot.commit], state.worktree)
+    for entry in listed.output.decode("utf-8", "surrogateescape").split("\0"):
+        plus, _, rest = entry.partition("\t")
+        minus, _, path = rest.partition("\t")
+        if path:
+            files.append((path, int(plus) if plus.isdigit() else 0,
+                          int(minus) if minus.isdigit() else 0))
+
+    changed = [path for path, _, _ in files]
+    if state.start_tree:  # setup and the like had changed something before the agent came
+        names = world.run_git(["diff", "--name-only", "-z", "--no-renames", state.start_tree,
+                               snapshot.commit], state.worktree)
+        changed = [one for one in names.output.decode("utf-8", "surrogateescape").split("\0")
+                   if one]
+    commits = 0
+    if snapshot.head != state.base:
+        counted = world.run_git(["rev-list", "--count", f"{state.base}..{snapshot.head}"],
+                                state.worktree)
+        commits = int(counted.text) if counted.text.isdigit() else 0
+    outside = [path for path in changed if not is_in_scope(state.task, path)]
+    return WorkDone(snapshot.ref, snapshot.commit, snapshot.head, commits, tuple(files),
+                    tuple(changed), tuple(outside))
+
+
+def settle_branch(world: World, state: TaskState, work: WorkDone) -> str:
+    """Make uncommitted work of a task that is done the tip of its branch; return the tip.
+
+    By compare-and-set, without a hook: where the branch has moved meanwhile, it stays.
+    """
+    ref = f"refs/heads/{state.branch}"
+    if not work.commit:
+        return work.head
+    seen = world.run_git(["rev-parse", "--absolute-git-dir", "--symbolic-full-name", "HEAD"],
+                         state.worktree)
+    git, at = (seen.text.split("\n") + [""])[:2]
+    if at == ref:
+        if work.commit == work.head:
+            return work.head
+        moved = world.run_git(["update-ref", "-m", "subagent-fleet: done", ref, work.commit,
+                               work.head], state.worktree)
+        if moved.code == 0:  # its index is that of the new tip, so that its status is clean
+            content = world.read_bytes(world.path(git, OTHER_INDEX), limit=JOURNAL_LIMIT_BYTES)
+            world.replace_files([(world.path(git, "index"), content, 0o644)])
+            return work.commit
+        return work.head
+
+    tip = world.run_git(["rev-parse", "--verify", "--quiet", ref], state.worktree).text
+    ahead = world.run_git(["merge-base", "--is-ancestor", tip or state.base, work.commit],
+                          state.worktree)
+    if ahead.code == 0:  # the agent has left its branch behind, and gone on without one
+        world.run_git(["update-ref", "-m", "subagent-fleet: done", ref, work.commit,
+                       tip or "0" * 40], state.worktree)
+    return work.commit
+
+
+def look_outside(world: World, repository: Repository, state: TaskState) -> dict[str, str]:
+    """Return what a task has no business with: other refs, and the main checkout."""
+    refs = world.run_git(["for-each-ref", "--format=%(refname) %(objectname)"], repository.top)
+    others = [line for line in refs.text.split("\n")
+              if not line.startswith((f"refs/heads/{state.branch} ", f"{SNAPSHOT_REFS}/"))]
+    status = world.run_git(["status", "--porcelain=v1", "-z", "--no-renames"], repository.main)
+    return {"refs": "\n".join(others), "checkout": status.text}
+
+
+def compare_surroundings(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Return what has changed around a task meanwhile; a person may have done it."""
+    notes = []
+    old = set(before.get("refs", "").split("\n"))
+    new = set(after.get("refs", "").split("\n"))
+    names = sorted({line.split(" ")[0] for line in old ^ new if line})
+    names = [name for name in names if not name.startswith("refs/heads/run/")]
+    if names:
+        notes.append(f"other refs changed meanwhile: {some_of(names, 3)}")
+    if before.get("checkout") != after.get("checkout"):
+        notes.append("the main checkout changed meanwhile")
+    return notes
+
+
+# -- worktrees: whether one can go --
+
+@dataclass(frozen=True)
+class Tidying:
+    """What becomes of a task's worktree and branch."""
+
+    name: str
+    removes: bool
+    why: str
+    saved: str = ""  # the ref that has what is in no commit
+    files: int = 0  # in no commit
+    ignored: int = 0
+    ignored_bytes: int = 0
+    branch: str = ""  # goes as well
+
+
+def plan_tidying(world: World, folder: Folder, state: TaskState) -> Tidying:
+    """Find out whether all of a worktree is somewhere else too; whatever is unsure keeps it."""
+    why = _why_in_use(world, folder, state) or _why_not_ours(world, folder.repository, state) \
+        or _why_not_saved(world, state)
+    staged = Snapshot()
+    if not why:
+        staged = _keep_staged(world, state)
+        why = staged.why_not
+    if why:
+        return Tidying(state.name, False, why)
+
+    snapshot = take_snapshot(world, state, f"{state.tried}.tidy", read_baseline(folder, state),
+                             parents=[staged.commit] if staged.commit else [])
+    if snapshot.why_not:
+        return Tidying(state.name, False, f"no snapshot: {snapshot.why_not.splitlines()[0]}")
+    why = _why_lost_commits(world, state, snapshot)
+    if why:
+        return Tidying(state.name, False, why)
+    files = 0
+    if snapshot.commit != snapshot.head:
+        named = world.run_git(["diff", "--name-only", "-z", snapshot.head, snapshot.commit],
+                              state.worktree)
+        files = named.output.count(b"\0")
+    ignored = _list_files(world, state.worktree, ["-oi", "--exclude-standard"])
+    total = 0
+    for path in ignored[:50000]:
+        path = world.path(state.worktree, path)
+        if world.kind_of(path, follow=False) == "file":
+            total += world.size_of(path)
+    branch = state.branch if _can_drop_branch(world, state) else ""
+    return Tidying(state.name, True, "", snapshot.ref, files, len(ignored), total, branch)
+
+
+def read_baseline(folder: Folder, state: TaskState) -> set[str]:
+    """Return the ignored files that a worktree had before its agent came."""
+    content = folder.world.read_part(folder.of_try(state, "baseline.json", 1), 0, OUTPUT_PART_BYTES)
+    listed = (parse_object(content) or {}).get("ignored", [])
+    return {path for path in listed if isinstance(path, str)} if isinstance(listed, list) else set()
+
+
+def _why_in_use(world: World, folder: Folder, state: TaskState) -> str:
+    """Return who still needs a worktree."""
+    if state.gone or not state.worktree:
+        return "has no worktree"
+    if not state.is_over:
+        return f"is {state.state}"
+    inside = world.find_inside(state.worktree)
+    return f"process {inside[0]} works in it" if inside else ""
+
+
+def _why_not_ours(world: World, repository: Repository, state: TaskState) -> str:
+    """Return why a worktree is not the one that the journal knows, as it left it."""
+    known = list_worktrees(world, repository).get(state.worktree)
+    if not known:
+        return "is no worktree of this repository any more"
+    if known.locked is None or not known.locked.startswith("subagent-fleet task"):
+        return "its lock is not this program's"
+    if world.kind_of(state.worktree, follow=False) != "directory":
+        return "its directory has gone"
+    seen = world.run_git(["rev-parse", "--git-common-dir", "--absolute-git-dir"], state.worktree)
+    lines = seen.text.split("\n")
+    if seen.code or world.real_path(world.path(state.worktree, lines[0])) != repository.common:
+        return "belongs to another repository"
+    for name in ("MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD", "BISECT_LOG", "rebase-merge",
+                 "rebase-apply", "sequencer"):
+        if world.kind_of(world.path(lines[1], name)) != "absent":
+            return f"something is under way in it ({name})"
+    own = world.run_git(["for-each-ref", "--count=1", "--format=%(refname)", "refs/worktree",
+                         "refs/bisect", "refs/rewritten"], state.worktree)
+    return f"has a ref of its own: {own.text}" if own.code or own.text else ""
+
+
+def _why_not_saved(world: World, state: TaskState) -> str:
+    """Return what in a worktree no snapshot could hold."""
+    flags = world.run_git(["ls-files", "-v", "-z"], state.worktree)
+    links = world.run_git(["ls-files", "-s", "-z"], state.worktree)
+    if flags.code or links.code:
+        return f"its index cannot be read: {flags.talk or links.talk}"
+    for entry in flags.output.decode("utf-8", "surrogateescape").split("\0"):
+        if entry[:1].islower() or entry.startswith("S"):
+            return f"git was told not to look at {entry[2:]}"
+    submodules = {entry.partition("\t")[2] for entry in
+                  links.output.decode("utf-8", "surrogateescape").split("\0")
+                  if entry.startswith("160000 ")}
+
+    for path in world.find_nested(state.worktree):
+        inner = path[len(state.worktree) + 1:]
+        if inner not in submodules:
+            return f"nested repository {inner} is nowhere else"
+        status = world.run_git(["status", "--porcelain", "--ignored"], path)
+        if status.code or status.text:
+            return f"submodule {inner} has changes"
+        ahead = world.run_git(["rev-list", "--max-count=1", "--all", "--reflog", "HEAD", "--not",
+                               "--remotes"], path)
+        if ahead.code or ahead.text:
+            return f"submodule {inner} has commits that are nowhere else"
+    return ""
+
+
+def _keep_staged(world: World, state: TaskState) -> Snapshot:
+    """Make a commit of what is staged, where that is in no file any more and in no commit."""
+    staged = world.run_git(["diff", "--cached", "--quiet", "--no-ext-diff"], state.worktree)
+    if staged.code == 0:
+        return Snapshot()
+    seen = world.run_git(["rev-parse", "--absolute-git-dir"], state.worktree)
+    copy_index(world, seen.text)
+    written = world.run_git(["write-tree"], state.worktree,
+                            more={"GIT_INDEX_FILE": world.path(seen.text, OTHER_INDEX)})
+    if written.code:
+        return Snapshot(why_not="its index has conflicts")
+    made = world.run_git(["commit-tree", "-p", "HEAD", "-m", f"{state.name}: what was staged",
+                          written.text], state.worktree, more=IDENTITY)
+    if made.code:
+        return Snapshot(why_not=f"what is staged could not be kept: {made.talk}")
+    return Snapshot(commit=made.text)
+
+
+def _why_lost_commits(world: World, state: TaskState, snapshot: Snapshot) -> str:
+    """Keep the commits that only the worktree knows; return why not all of them are.
+
+    Its HEAD and its log die with it.
+    """
+    links = world.run_git(["diff", "--raw", "-z", "--no-renames", snapshot.head, snapshot.commit],
+                          state.worktree)
+    if links.code or re.search(rb":160000 |:[0-7]{6} 160000 ", links.output):
+        return "a nested repository in it has commits that are nowhere else"
+
+    log = world.run_git(["log", "-g", "--format=%H", "HEAD"], state.worktree)
+    # Its branch may go as well, and then does not count.
+    branch = f"refs/heads/{state.branch}" if _can_drop_branch(world, state) else "refs/none"
+    heads = [world.run_git(["rev-parse", "--quiet", "--verify", name], state.worktree).text
+             for name in ("HEAD", "ORIG_HEAD")]
+    commits = [one for one in dict.fromkeys([*heads, *log.text.split("\n")])
+               if re.fullmatch("[0-9a-f]{40,64}", one)]
+    for start in range(0, len(commits), 500):
+        part = commits[start:start + 500]
+        lost = world.run_git(["rev-list", *part, "--not", f"--exclude={branch}", "--glob=refs/*"],
+                             state.worktree)
+        if lost.code:
+            return f"its log cannot be read: {lost.talk}"
+        nowhere = set(lost.text.split("\n"))
+        for number, commit in enumerate(part, start):
+            if commit not in nowhere:
+                continue
+            ref = f"{SNAPSHOT_REFS}/{state.name}/{state.tried}.log{number}"
+            if world.run_git(["update-ref", ref, commit], state.worktree).code:
+                return f"the commit {commit[:10]} could not be kept"
+    return ""
+
+
+def _can_drop_branch(world: World, state: TaskState) -> bool:
+    """Tell whether all of a branch is in another one that no task has made."""
+    ref = f"refs/heads/{state.branch}"
+    seen = world.run_git(["for-each-ref", "--contains", ref, "--format=%(refname)", "refs/heads",
+                          "refs/remotes"], state.worktree)
+    others = [name for name in seen.text.split("\n")
+              if name and name != ref and not name.startswith("refs/heads/run/")]
+    return seen.code == 0 and bool(others)
+
+
+def remove_worktree(world: World, folder: Folder, state: TaskState, plan: Tidying) -> Tidying:
+    """Remove a worktree that can go, if it still is what the snapshot has."""
+    top = folder.repository.top
+    last = write_tree(world, state.worktree, read_baseline(folder, state))
+    kept = world.run_git(["rev-parse", "--verify", "--quiet", f"{plan.saved}^{{tree}}"], top)
+    if last.why_not or kept.code or kept.text != last.tree:
+        return replace(plan, removes=False, why="something in it has just changed")
+    tip = ""
+    if plan.branch:
+        tip = world.run_git(["rev-parse", "--verify", "--quiet", f"refs/heads/{plan.branch}"],
+                            top).text
+
+    world.run_git(["worktree", "unlock", state.worktree], top)
+    removed = world.run_git(["worktree", "remove", "--force", state.worktree], top,
+                            seconds=GIT_SECONDS)
+    if removed.code:
+        world.run_git(["worktree", "lock", "--reason", f"subagent-fleet task {state.name}",
+                       state.worktree], top)
+        return replace(plan, removes=False, why=f"git keeps it: {removed.talk.splitlines()[0]}")
+    if tip:
+        gone = world.run_git(["update-ref", "-d", f"refs/heads/{plan.branch}", tip], top)
+        if gone.code:
+            return replace(plan, branch="")
+    return plan
+
+# -- an agent at work --
+
+END_SECONDS = 0.4  # for Claude Code to end by itself
+TERM_SECONDS, STOP_SECONDS = 5.0, 1.2
+TURN_SECONDS = 1.0  # in which what was said during one turn begins the next
+SETUP_SECONDS = 600.0
+PROMPT_SECONDS = 60.0  # for a prompt to be read that is larger than a pipe
+AGENTS_LIMIT_BYTES = 100 * 1024  # of one argument; the system's own limit is 128 KiB
+LOOK_SECONDS_APART = {"gateway": 5.0, "files": 1.0, "stall": 1.0, "trees": 2.0, "life": 0.25}
+# A coder of its own: when it has ended, its exit code is in a file, whoever supervises then.
+CODER_SCRIPT = '"$@"; echo $? >"$0.new"; mv "$0.new" "$0"'
+
+
+@dataclass(frozen=True)
+class Backing:
+    """What serves the agents, and what else a supervisor is told from outside."""
+
+    fleet: Fleet | None = None
+    key: str = ""
+    look: Callable[[], Mapping[str, Any]] = dict  # the gateway's own page
+    receipts: Callable[[], Iterable[Mapping[str, Any]]] = tuple
+    reload: Callable[[], TaskPlan | None] = lambda: None  # the task file, when it has changed
+    tell: Callable[[str, str, str], object] = lambda name, word, text: None
+    most: int = 0  # agents at the same time; 0: as the fleet and the memory allow
+    notify: tuple[str, ...] | str | None = None
+
+
+def plan_session(run: str, name: str, count: int) -> str:
+    """Return the id of a task's session: a UUID of version 5 of the run and the task."""
+    space = bytes.fromhex(run.replace("-", "").ljust(32, "0")[:32])
+    raw = bytearray(hashlib.sha1(space + f"{name}/{count}".encode()).digest()[:16])
+    raw[6] = raw[6] & 0x0f | 0x50
+    raw[8] = raw[8] & 0x3f | 0x80
+    text = raw.hex()
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+def plan_agents(fleet: Fleet, first: str | None) -> str:
+    """Return the fleet's agents as Claude Code's `--agents` takes them, the one needed first.
+
+    A worktree lacks the files of those that are not committed. As many as fit an argument.
+    """
+    names = sorted(fleet.agents, key=lambda name: name != first)
+    agents: dict[str, Any] = {}
+    for name in names:
+        agent = fleet.agents[name]
+        entry: dict[str, Any] = {"description": agent.description, "prompt": plan_prompt(agent),
+                                 "model": fleet.models[agent.model].alias}
+        if agent.tools is not None:
+            entry["tools"] = list(plan_tools(agent.tools))
+        longer = {**agents, name: entry}
+        if len(json.dumps(longer)) > AGENTS_LIMIT_BYTES and agents:
+            break
+        agents = longer
+    return json.dumps(agents)
+
+
+def plan_claude(program: str, state: TaskState, fleet: Fleet, settings: str) -> list[str]:
+    """Return the words that start Claude Code for a task (2.1.327); a prompt is none of them."""
+    task = state.task
+    words = [program, "-p", "--input-format", "stream-json", "--output-format", "stream-json",
+             "--verbose", "--include-partial-messages", "--permission-prompt-tool", "stdio",
+             "--permission-mode",
+             "bypassPermissions" if task.permission == "bypass" else "default",
+             "--resume" if state.spoken else "--session-id", state.session]
+    if fleet.agents:
+        words += ["--agents", plan_agents(fleet, task.agent)]
+    if task.agent:
+        words += ["--agent", task.agent]
+    return [*words, "--model", plan_alias(task, fleet), "--settings", settings]
+
+
+@dataclass(frozen=True)
+class Errand:
+    """A program that is run for a task beside everything else: git, setup, a check."""
+
+    argv: Sequence[str]
+    log: str
+    directory: str = ""  # "": git's own, in the main checkout
+    seconds: float = GIT_SECONDS
+    variable: str = TASK_MARK
+
+
+class AgentProcess:
+    """A process at work on a task: what it says, how it is spoken to, whether it lives."""
+
+    def __init__(self, folder: Folder, state: TaskState, child: Child | None = None) -> None:
+        self._world = folder.world
+        self._output = folder.of_try(state, "out.jsonl")
+        self._alive = folder.of_try(state, "alive")
+        self._code = folder.of_try(state, "code")
+        self._talks = state.task.talks
+        self._child = child
+        self._lived_at = 0.0
+        self._lives = True
+        self._at = state.start_at
+        self._rest = b""
+        self.heard = Heard(heard_from=state.heard_from)
+        self.pipe = self._world.open_pipe(folder.of_try(state, "in")) if self._talks else None
+        self.answered: set[str] = set()
+        self.told_loops = False
+        self.told_at = 0.0
+        self.stall_at = 0.0
+
+    @property
+    def end(self) -> int:
+        """How far its output was read."""
+        return self._at
+
+    def listen(self, now: float) -> bool:
+        """Take what it has said since; tell whether it was anything."""
+        part = self._world.read_part(self._output, self._at, OUTPUT_PART_BYTES)
+        if not part:
+            return False
+        self.heard.last = now
+        *lines, rest = (self._rest + part).split(b"\n")
+        end = self._at - len(self._rest)
+        for line in lines:
+            end += len(line) + 1
+            self.heard.feed(line, end, now)
+        self._rest = rest
+        self._at += len(part)
+        return True
+
+    def lives(self) -> bool:
+        """Tell whether its process goes on."""
+        if self._child:
+            return not self._child.ended()
+        if not self._talks and self.exit_code() is not None:
+            return False
+        if self._lives and self._world.clock() - self._lived_at > LOOK_SECONDS_APART["life"]:
+            self._lived_at = self._world.clock()
+            self._lives = self._world.is_held(self._alive)
+        return self._lives
+
+    def exit_code(self) -> int | None:
+        """Return with what a coder of its own has ended; None: it has not, or was killed."""
+        content = self._world.read_part(self._code, 0, 16).strip()
+        return int(content) if content.isdigit() else None
+
+    def say(self, line: bytes) -> None:
+        """Hand a line to it, as soon as it reads."""
+        if self.pipe:
+            self.pipe.say(line)
+
+    def close(self) -> None:
+        """Speak to it no more."""
+        if self.pipe:
+            self.pipe.close()
+        self.pipe = None
+
+
+# -- the supervisor --
+
+class Supervisor:
+    """Works on the tasks of one repository as long as it holds the lock."""
+
+    def __init__(self, folder: Folder, lock: Hold, backing: Backing,
+                 only: Collection[str] | None = None) -> None:
+        self._world, self._folder, self._lock = folder.world, folder, lock
+        self.backing = backing
+        self.board = folder.read_journal()
+        self._journal = self._world.open_journal(folder.place("journal.jsonl"))
+        self._agents: dict[str, AgentProcess] = {}
+        self._work: dict[str, Generator[None, None, Any]] = {}  # what is being done for a task
+        self._looked: dict[str, float] = {}  # when, by what
+        self._page: Mapping[str, Any] = {}
+        self._base_checks: dict[tuple[str, ...], bool] = {}
+        self._trees: dict[str, set[tuple[int, str]]] = {}
+        self._is_dirty = True  # a task may be able to start
+        self._told_waits: dict[str, str] = {}
+        self.takes_new = True
+        self.others: Sequence[Supervisor] = ()  # who shares the slots, in other repositories
+        self._refused: set[str] = set()
+        self._only = only  # the tasks that are meant; None: all
+        self._world.replace_files([(folder.place("lock.pid"), str(
+            self._world.process_id).encode(), 0o600)])
+        if not self.board.run:
+            self._write({"run": self._world.token(16)})
+        self._aliases = {name: plan_alias(state.task, backing.fleet)
+                         for name, state in self.board.tasks.items()}
+        self._recover()
+
+    # -- the journal --
+
+    def _write(self, entry: Mapping[str, Any]) -> None:
+        """Write an entry down, then let it be so."""
+        entry = {"at": round(self._world.now(), 3), **entry}
+        self._journal.add(json.dumps(entry, default=list).encode("ascii") + b"\n")
+        self.board.apply(parse_json(json.dumps(entry, default=list)))
+        self._is_dirty = True
+
+    def _note(self, name: str, to: str = "", **changes: Any) -> TaskState:
+        """Write down a change of a task; return its state."""
+        entry: dict[str, Any] = {"task": name, **changes}
+        if to:
+            entry["to"] = to
+        self._write(entry)
+        return self.board.tasks[name]
+
+    def _tell(self, name: str, word: str, text: str = "") -> None:
+        """Say what has happened to a task, and tell the person's own command."""
+        self.backing.tell(name, word, text)
+        if self.backing.notify and word in ("asks", *TERMINAL_STATES):
+            self._notify(name, word, text)
+
+    def _notify(self, name: str, word: str, text: str) -> None:
+        """Start the person's command with a line of JSON on its standard input."""
+        notify = self.backing.notify or ""
+        argv = ["sh", "-c", notify] if isinstance(notify, str) else list(notify)
+        state = self.board.tasks[name]
+        event = {"schema": "subagent-fleet/notice/1", "task": name, "event": word, "text": text,
+                 "repository": self._folder.repository.main, "branch": state.branch}
+        path = self._folder.place("tasks", name, f"notice-{word}.json")
+        try:
+            self._world.replace_files([(path, json.dumps(event).encode("ascii") + b"\n", 0o600)])
+            self._world.spawn(Launch(
+                argv, self._folder.repository.main, self._world.git_environment(), stdin=path,
+                stdout=self._folder.place("notify.log"), stderr=self._folder.place("notify.log"),
+                seconds=60))
+        except FleetError as error:
+            self.backing.tell(name, "notify", error.what)
+
+    def _means(self, name: str) -> bool:
+        """Tell whether this supervisor shall work on a task."""
+        return self._only is None or name in self._only
+
+    # -- one step --
+
+    def step(self) -> bool:
+        """Do what can be done now; tell whether anything was."""
+        now = self._world.now()
+        did = self._take_orders()
+        if self._is_due("files"):
+            self._reload()
+        for agent in list(self._agents.values()):
+            if agent.listen(now):
+                did = True
+            if agent.pipe:
+                agent.pipe.push()
+        for name in [*self._work, *self._agents]:
+            did = self._go_on(name, now) or did
+        return self._start_ready(now) or did
+
+    def _is_due(self, what: str) -> bool:
+        """Tell whether it is time to look at something again."""
+        now = self._world.clock()
+        if now - self._looked.get(what, -1e9) < LOOK_SECONDS_APART[what.partition(" ")[0]]:
+            return False
+        self._looked[what] = now
+        return True
+
+    def _go_on(self, name: str, now: float) -> bool:
+        """Do the next bit for a task; what the world refuses parks it."""
+        try:
+            if name in self._work:
+                before = self.board.tasks[name]
+                if next(self._work[name], self) is self:
+                    self._work.pop(name, None)
+                    self._refused.discard(name)
+                    return True
+                return self.board.tasks[name] is not before
+            return self._look(name, now)
+        except FleetError as error:
+            if name in self._refused or error.slug == "journal":
+                raise  # not even that can be written down: the disk is full, or gone
+            self._refused.add(name)
+            ruling = Ruling("parked", error.what, cause=error.slug)
+            self._work[name] = self._close(name, ruling, "refused")
+            return True
+
+    def _start_ready(self, now: float) -> bool:
+        """Begin with the tasks that can start."""
+        waits = any(state.state == "waiting" and state.until for state in
+                    self.board.tasks.values()) if self._is_due("stall") else False
+        if not self.takes_new or not (self._is_dirty or waits):
+            return False
+        self._is_dirty = False
+        limits = self.limits()
+        states = {name: state for name, state in self.board.tasks.items()
+                  if state.state != "waiting" or self._means(name)}
+        starts = plan_starts(states, self._aliases, limits, now)
+        for name in starts:
+            self._work[name] = self._prepare(name)
+        if not starts:
+            self._tell_waits(limits, now)
+        return bool(starts)
+
+    def _tell_waits(self, limits: Limits, now: float) -> None:
+        """Say once of each task what it waits for."""
+        waiting = [state for state in self.board.tasks.values() if state.state == "waiting"]
+        for state in waiting[:20]:
+            if state.name not in self._told_waits:
+                why = explain_wait(state, self.board.tasks, self._aliases.get(state.name, ""),
+                                   limits, now)
+                self._told_waits[state.name] = why
+                self.backing.tell(state.name, "waits", why)
+
+    def limits(self) -> Limits:
+        """Return how much may happen at the same time."""
+        slots = plan_slots(self.backing.fleet)
+        most = self.backing.most
+        if not most:
+            memory = self._world.free_megabytes() // AGENT_MEGABYTES
+            most = max(1, min(sum(slots.values()) or 4, memory or 64))
+        for other in self.others:
+            for state in other.board.tasks.values():
+                if takes_slot(state):
+                    most -= 1
+                    alias = other.alias_of(state.name)
+                    if alias in slots and self._shares_gateway(other):
+                        slots[alias] -= 1
+        resting = {}
+        page = self._look_at_gateway()
+        rests: dict[str, list[float]] = {}
+        for model in page.get("models", ()):
+            rests.setdefault(str(model.get("alias")), []).append(model.get("rests_seconds") or 0)
+        for alias, seconds in rests.items():
+            if all(seconds):
+                resting[alias] = f"all its machines rest, the first for {min(seconds):.0f} s"
+        return Limits(slots, most, resting)
+
+    def alias_of(self, name: str) -> str:
+        """Return the alias that a task's requests ask for."""
+        return self._aliases.get(name, "")
+
+    def _shares_gateway(self, other: Supervisor) -> bool:
+        """Tell whether another supervisor's agents ask the same gateway."""
+        fleets = (self.backing.fleet, other.backing.fleet)
+        return all(fleets) and len({gateway_url(fleet.gateway) for fleet in fleets if fleet}) == 1
+
+    def _look_at_gateway(self) -> Mapping[str, Any]:
+        """Return what the gateway says of itself, not older than a few seconds."""
+        if self.backing.fleet and self._is_due("gateway"):
+            self._page = self.backing.look()
+        return self._page
+
+    def _view(self, session: str) -> str:
+        """Return what the gateway knows of a session: waiting, working, idle or unknown."""
+        sessions = self._look_at_gateway().get("sessions")
+        if not isinstance(sessions, dict):
+            return "unknown"
+        return str(sessions.get(session, "idle"))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an agent works, or something is being done."""
+        return bool(self._work) or any(takes_slot(state) for state in self.board.tasks.values())
+
+    @property
+    def next_at(self) -> float:
+        """When a task can be tried again that waits for nothing but that; 0: none does."""
+        times = [state.until for state in self.board.tasks.values() if state.state == "waiting"
+                 and self._means(state.name) and not blockers_of(state, self.board.tasks)]
+        return min(times) or 1.0 if times else 0.0
+
+    def leave(self) -> None:
+        """Give up the lock; agents go on."""
+        for agent in self._agents.values():
+            agent.close()
+        self._journal.close()
+        self._lock.release()
+
+    # -- at the start: what the last supervisor has left --
+
+    def _recover(self) -> None:
+        """Take up every task where the journal says it stands, whatever has happened since."""
+        for name, state in list(self.board.tasks.items()):
+            if not self._means(name):
+                continue
+            if state.state in ("preparing", "starting"):
+                # Nothing was asked of it that counts: it is ended, and started again.
+                self._end_tree(state, [self._mark(state)])
+                self._note(name, "waiting", reason="")
+            elif state.state in ("running", "asking") and not state.asleep:
+                self._adopt(state)
+            elif state.state == "checking":
+                self._end_tree(state, [self._mark(state, CHECK_MARK)])
+                self._agents[name] = AgentProcess(self._folder, state)
+                self._agents[name].listen(self._world.now())
+                self._work[name] = self._check(name)
+
+    def _adopt(self, state: TaskState) -> None:
+        """Go on with an agent that was started by somebody else, or with what it has left."""
+        name = state.name
+        agent = AgentProcess(self._folder, state)
+        agent.listen(self._world.now())
+        self._agents[name] = agent
+        if agent.lives():
+            self._tell(name, "taken up", f"its agent lives, {state.state} since "
+                       f"{format_span(self._world.now() - state.at)}")
+            if state.prompt:  # whether it was told is not known; once more does no harm
+                self._send(name, state.prompt)
+        # else the next step finds what it has left: a result, or nothing
+
+    # -- what other commands ask for --
+
+    def _take_orders(self) -> bool:
+        """Do what was asked for since; each request is one line of the journal."""
+        did = False
+        for end, order in self._folder.read_orders(self.board.inbox):
+            did = True
+            name = str(order.get("task"))
+            handler = getattr(self, f"_order_{order.get('do')}", None)
+            known = name in self.board.tasks
+            if order.get("do") == "add" and isinstance(order.get("spec"), dict):
+                self.accept(order["spec"], str(order.get("base", "")), inbox=end)
+            elif handler and known:
+                handler(self.board.tasks[name], order, end)
+            if self.board.inbox < end:
+                self._write({"inbox": end})
+        return did
+
+    def accept(self, spec: Mapping[str, Any], base: str, **more: int) -> None:
+        """Accept a task, or a newer revision of one."""
+        task = thaw_task(spec)
+        if task is None:
+            return
+        sha = hash_task(task)
+        old = self.board.tasks.get(task.name)
+        if old and old.sha == sha:
+            return
+        report = {"schema": "subagent-fleet/task/1", "sha256": sha, **spec}
+        self._world.replace_files([(self._folder.place("tasks", task.name, "task.json"),
+                                    json.dumps(report, indent=1).encode("ascii") + b"\n", 0o600)])
+        self._write({"add": dict(spec), "sha": sha, "base": base, **more})
+        self._aliases.pop(task.name, None)
+        new = self.board.tasks[task.name]
+        self._aliases[task.name] = plan_alias(new.task, self.backing.fleet)
+        if old and new.newer:
+            self._tell(task.name, "revised", "what has changed but deadline, stall and check "
+                       f"counts from `subagent-fleet task retry {task.name}` on")
+
+    def _order_say(self, state: TaskState, order: Mapping[str, Any], end: int) -> None:
+        text = str(order.get("text", ""))
+        if state.is_over:
+            self._note(state.name, "waiting", prompt=text, open=False, failures=0, inbox=end)
+        elif state.asleep:
+            self._note(state.name, "waiting", prompt=text, asleep=False, question={}, inbox=end)
+        else:
+            self._note(state.name, says=[*state.says, text], inbox=end)
+
+    def _order_answer(self, state: TaskState, order: Mapping[str, Any], end: int) -> None:
+        answers = order.get("answers")
+        if state.state != "asking" or not isinstance(answers, dict):
+            return
+        answers = {str(question): str(answer) for question, answer in answers.items()}
+        if state.asleep:
+            self._note(state.name, "waiting", prompt=tell_answers(answers), asleep=False,
+                       question={}, inbox=end)
+        else:
+            self._note(state.name, answer=answers, inbox=end)
+
+    def _order_stop(self, state: TaskState, order: Mapping[str, Any], end: int) -> None:
+        if state.state in ("waiting", "attached") or state.asleep:
+            self._note(state.name, "stopped", reason="was not running", asleep=False,
+                       question={}, inbox=end)
+            self._tell(state.name, "stopped", "was not running")
+        elif not state.is_over:
+            self._note(state.name, wanted="stop", inbox=end)
+
+    def _order_attach(self, state: TaskState, order: Mapping[str, Any], end: int) -> None:
+        if state.state == "waiting" or state.is_over or state.asleep:
+            self._note(state.name, "attached", asleep=False, question={}, inbox=end)
+        elif state.state != "attached":
+            self._note(state.name, wanted="attach", inbox=end)
+
+    def _order_detach(self, state: TaskState, order: Mapping[str, Any], end: int) -> None:
+        if state.state == "attached":
+            self._note(state.name, "waiting", prompt=ATTACHED_PROMPT, spoken=True, inbox=end)
+
+    def _order_retry(self, state: TaskState, order: Mapping[str, Any], end: int) -> None:
+        if not state.is_over:
+            return
+        changes: dict[str, Any] = {"open": False, "failures": 0, "lost": 0, "api_errors": 0,
+                                   "newest": True, "wanted": "", "prompt": CONTINUE_PROMPT}
+        if order.get("fresh"):
+            changes.update(fresh=state.fresh + 1, spoken=False, prepared=False, prompt="",
+                           resumes=state.resumes + 1, head="", diff={}, worktree="", branch="",
+                           old=[*state.old, f"{state.branch}\n{state.worktree}"])
+        self._note(state.name, "waiting", inbox=end, **changes)
+
+    def _order_gone(self, state: TaskState, order: Mapping[str, Any], end: int) -> None:
+        self._note(state.name, gone=True, inbox=end)
+
+    def _reload(self) -> None:
+        """Take over what has changed in the task file; one that is invalid is told once."""
+        try:
+            plan = self.backing.reload()
+        except FleetError as error:
+            self.backing.tell("", "not read", error.what)
+            return
+        if plan is None:
+            return
+        if plan.file.max:
+            self.backing = replace(self.backing, most=plan.file.max)
+        for name, task in plan.tasks.items():
+            state = self.board.tasks.get(name)
+            if state and task.prompt and hash_task(task) != state.sha:
+                self.accept(freeze_task(task), "")
+        self._is_dirty = True
+
+    # -- preparing and starting --
+
+    def _mark(self, state: TaskState, variable: str = TASK_MARK) -> str:
+        """Return the variable by which the processes of a try are known."""
+        return f"{variable}={self.board.run}/{state.name}/{state.tried}"
+
+    def _prepare(self, name: str) -> Generator[None, None, Any]:
+        """Make the worktree ready, then start the agent in it."""
+        before = self.board.tasks[name]
+        state = self._note(name, "preparing", **self._plan_try(before))
+        self._world.make_directory(self._folder.of_try(state, ""))
+        while self._world.is_held(self._folder.of_try(state, "git")):
+            yield  # the last supervisor's git has not ended
+        git = plan_worktree(self._world, self._folder.repository, state)
+        if git and before.open and before.prepared:
+            raise FleetError("worktree-gone", f"its worktree {state.worktree} has gone",
+                             fix=f"subagent-fleet task retry {name}")
+        log = self._folder.of_try(state, "setup.log")
+        if git:
+            exclude_worktrees(self._world, self._folder.repository,
+                              self._world.parent(state.worktree))
+            words = ["git", *self._world.git_words(self._folder.repository.top), *git]
+            code = yield from self._run(state, Errand(words, log))
+            if code:
+                raise FleetError("worktree-failed", "its worktree could not be made: "
+                                 f"{self._last_line(log)}", fix=f"subagent-fleet task log {name}")
+        elif not state.prepared:
+            self._mend_worktree(state)
+        if git or not state.prepared:
+            yield from self._set_up(state, log)
+        yield from self._start(name)
+
+    def _mend_worktree(self, state: TaskState) -> None:
+        """Make whole what was cut off while git made it; nobody has worked in it yet."""
+        world, top = self._world, self._folder.repository.top
+        if not state.spoken:
+            world.run_git(["reset", "--quiet", "--hard", state.base], state.worktree,
+                          seconds=GIT_SECONDS)
+        world.run_git(["worktree", "unlock", state.worktree], top)
+        world.run_git(["worktree", "lock", "--reason", f"subagent-fleet task {state.name}",
+                       state.worktree], top)
+
+    def _plan_try(self, state: TaskState) -> dict[str, Any]:
+        """Return with what a try begins, or goes on."""
+        name = state.name
+        suffix = f"-{state.fresh + 1}" if state.fresh else ""
+        branch = state.branch or (state.task.branch or f"run/{name}") + suffix
+        place = self._world.path(self._place_of_worktrees(), name + suffix)
+        changes: dict[str, Any] = {"branch": branch, "worktree": state.worktree or place,
+                                   "gone": False}
+        depends = dependencies_of(state.task, self.board.tasks)
+        if not state.tried and len(depends) == 1 and state.task.base in (None, "after"):
+            head = self.board.tasks[depends[0]].head
+            if head:
+                changes["base"] = head
+        if not state.open:
+            changes.update(open=True, tried=state.tried + 1, round=0, stalls=0, checks=[])
+        return changes
+
+    def _place_of_worktrees(self) -> str:
+        """Return the directory of the worktrees."""
+        main = self._folder.repository.main
+        return self._world.path(main, self.worktrees or WORKTREES_DIRECTORY)
+
+    worktrees = ""
+
+    def _set_up(self, state: TaskState, log: str) -> Generator[None, None, Any]:
+        """Copy what git does not have, run the person's commands, and see what the check says."""
+        repository = self._folder.repository
+        copies = find_copies(self._world, repository, state.task)
+        for path in copies:
+            target = self._world.below(state.worktree, path)
+            if self._world.kind_of(target, follow=False) == "absent":
+                self._world.copy_file(self._world.path(repository.main, path), target)
+        for command in state.task.setup:
+            code = yield from self._run(state, Errand(["sh", "-c", command], log, state.worktree,
+                                                      SETUP_SECONDS))
+            if code:
+                raise FleetError("setup-failed", f"setup failed (exit {code}): {command}: "
+                                 f"{self._last_line(log)}",
+                                 fix=f"subagent-fleet task log {state.name} --setup")
+
+        ran = bool(copies or state.task.setup)
+        passes = yield from self._check_base(state)
+        if passes is not None:
+            ran = ran or passes[1]
+            self._note(state.name, passes_on_base=passes[0])
+        start_tree = ""
+        ignored: list[str] = []
+        if ran:
+            stored = write_tree(self._world, state.worktree)
+            start_tree = stored.tree if stored.commit == "" else ""
+            ignored = list_ignored(self._world, state.worktree)
+        first = self._folder.of_try(state, "baseline.json", 1)
+        self._world.replace_files([(first, json.dumps({
+            "ignored": ignored, "around": look_outside(self._world, repository, state)
+            }).encode("ascii"), 0o600)])
+        self._note(state.name, start_tree=start_tree, prepared=True)
+
+    def _check_base(self, state: TaskState) -> Generator[None, None, Any]:
+        """Find out whether the check passes before any work: then it proves nothing.
+
+        Asked once of each check on each base; returns (what it said, whether it ran here).
+        """
+        task = state.task
+        if not task.check:
+            return None
+        known = (task.check, state.base, *task.setup)
+        if known in self._base_checks:
+            return self._base_checks[known], False
+        log = self._folder.of_try(state, "check-base.log")
+        code = yield from self._run(state, Errand(["sh", "-c", task.check], log, state.worktree,
+                                                  SETUP_SECONDS, CHECK_MARK))
+        self._base_checks[known] = code == 0
+        if code == 0 and task.changes == "required":
+            self._tell(state.name, "note", "the check passes before the work: it proves nothing")
+        return code == 0, True
+
+    def _run(self, state: TaskState, errand: Errand) -> Generator[None, None, Any]:
+        """Run a program beside everything else; its exit code is the value of `yield from`."""
+        main = self._folder.repository.main
+        environ = self._world.git_environment()
+        if errand.directory:  # it is the person's own, not git's errand
+            environ = {name: value for name, value in self._world.environ.items()
+                       if not name.startswith("GIT_")}
+        mark = self._mark(state, errand.variable)
+        name, _, value = mark.partition("=")
+        hold = None
+        if errand.directory:
+            environ.update({name: value, "FLEET_TASK_ID": state.name})
+        else:  # it is never killed, which would leave locks behind: who comes next waits for it
+            while (hold := self._world.hold(self._folder.of_try(state, "git"))) is None:
+                yield
+        until = self._world.clock() + errand.seconds
+        child = self._world.spawn(Launch(errand.argv, errand.directory or main, environ,
+                                         stdout=errand.log, stderr=errand.log, hold=hold))
+        if hold:
+            hold.release()
+        while not child.ended():
+            is_unwanted = bool(self.board.tasks[state.name].wanted)
+            if not hold and (is_unwanted or self._world.clock() > until):
+                yield from self._end_marked(state, [mark], 0.0)
+                child.stop()
+                return 124
+            yield
+        return child.exit_code()
+
+    def _last_line(self, log: str) -> str:
+        """Return the last line that a log has, clean."""
+        size = self._world.size_of(log)
+        tail = self._world.read_part(log, max(0, size - 2000), 2000).decode("utf-8", "replace")
+        lines = [line for line in tail.splitlines() if line.strip()]
+        return clean_line(lines[-1])[:200] if lines else "it said nothing"
+
+    def _start(self, name: str) -> Generator[None, None, Any]:
+        """Start the agent and hand it its prompt."""
+        state = self.board.tasks[name]
+        if state.wanted:
+            return
+        # Never two of one task, whatever has happened.
+        is_free = not any(self._world.is_held(self._folder.of_try(state, "alive", number))
+                          for number in range(1, state.tried))
+        hold = self._world.hold(self._folder.of_try(state, "alive")) if is_free else None
+        if hold is None:
+            marks = [self._mark(replace(state, tried=number))
+                     for number in range(1, state.tried + 1)]
+            yield from self._end_marked(state, marks, STOP_SECONDS)
+            raise FleetError("still-alive", "an agent of an earlier try was still alive; it was "
+                             "ended", fix=f"subagent-fleet task retry {name}")
+
+        session = state.session
+        if not state.spoken:
+            session = plan_session(self.board.run, name, state.tried * 1000 + state.resumes)
+        size = self._world.size_of(self._folder.of_try(state, "out.jsonl"))
+        state = self._note(name, "starting", session=session, start_at=size, heard_from=size,
+                           began=self._world.now(), resumes=state.resumes + 1)
+        prompt = "\n\n".join(filter(None, (self._first_words(state), *state.says)))
+        if state.task.talks:
+            self._world.make_pipe(self._folder.of_try(state, "in"))
+        else:
+            self._world.remove(self._folder.of_try(state, "code"))
+            self._world.replace_files([(self._folder.of_try(state, "in"), prompt.encode(), 0o600)])
+        try:
+            launch = self._plan_launch(state, hold)
+            child = self._world.spawn(launch)
+        finally:
+            hold.release()
+        agent = self._agents[name] = AgentProcess(self._folder, state, child)
+        agent.heard.prompted(size, self._world.now())
+        agent.heard.phase = "silent" if state.task.talks else "requesting"
+        agent.heard.last = self._world.now()
+        agent.say(render_prompt_line(prompt))
+        until = self._world.clock() + PROMPT_SECONDS
+        while agent.pipe and not agent.pipe.push() and self._world.clock() < until:
+            yield
+        self._note(name, "running", spoken=True, prompt="", says=[], question={}, answer={})
+        self._told_waits.pop(name, None)
+        self._tell(name, "started" if not state.spoken else "goes on", self._describe(state))
+
+    def _first_words(self, state: TaskState) -> str:
+        """Return what a process is told first."""
+        if state.prompt:
+            return state.prompt if state.spoken else \
+                f"{state.task.prompt}\n\n{state.prompt}".replace(f"\n\n{CONTINUE_PROMPT}", "")
+        if state.spoken and not state.says:
+            return CONTINUE_PROMPT
+        return "" if state.spoken else state.task.prompt or ""
+
+    def _describe(self, state: TaskState) -> str:
+        """Return who does a task, where, and how it is checked."""
+        alias = self._aliases.get(state.name, "")
+        who = state.task.agent or alias
+        if not state.task.talks:
+            who = " ".join(state.task.coder)
+        fleet = self.backing.fleet
+        nodes = [f"{model.node} ({model.ollama_model})" for model in fleet.models.values()
+                 if model.alias == alias] if fleet and alias else []
+        where = f" on {' or '.join(nodes)}" if nodes else ""
+        check = f", check: {state.task.check}" if state.task.check else ", no check"
+        return f"{who}{where}, branch {state.branch}{check}"
+
+    def _plan_launch(self, state: TaskState, hold: Hold) -> Launch:
+        """Return how the agent of a task is started."""
+        task, fleet = state.task, self.backing.fleet
+
+        def path(name: str) -> str:
+            return self._folder.of_try(state, name)
+
+        name, _, value = self._mark(state).partition("=")
+        own = {name: value, "FLEET_TASK_ID": state.name, "FLEET_TASK_DIR": str(path("."))}
+        environ = {word: text for word, text in self._world.environ.items()
+                   if not word.startswith("GIT_")}
+        if task.talks:
+            program = self._world.which(CLAUDE)
+            if not program or not fleet:
+                raise FleetError("claude-missing", "Claude Code is not on the PATH",
+                                 fix=CLAUDE_INSTALL)
+            environ = merge_environment(environ, fleet, self.backing.key)
+            environ["CLAUDE_CODE_DISABLE_BACKGROUND_TASKS"] = "1"
+            settings = plan_settings(fleet, environ, plan_permissions(task))
+            settings["env"]["CLAUDE_CODE_DISABLE_BACKGROUND_TASKS"] = "1"
+            # The key is in it, which an argument would show to everybody.
+            self._world.replace_files([(path("settings.json"), json.dumps(settings).encode("ascii"),
+                                        0o600)])
+            argv = plan_claude(program, state, fleet, path("settings.json"))
+        else:
+            argv = ["sh", "-c", CODER_SCRIPT, path("code"), *task.coder]
+        return Launch(argv, state.worktree, {**environ, **own}, path("out.jsonl"), path("err"),
+                      stdin=path("in"), hold=hold, seconds=task.deadline + 60)
+
+    # -- watching --
+
+    def _look(self, name: str, now: float) -> bool:
+        """Find out what a running agent needs next, and begin with it; tell whether it was much."""
+        state, agent = self.board.tasks[name], self._agents.get(name)
+        if agent is None or state.state not in ("running", "asking") or state.asleep:
+            return False
+        if state.wanted:
+            self._work[name] = self._stop(name)
+            return True
+        if not state.task.talks:
+            return self._look_at_coder(state, agent, now)
+        if agent.heard.is_settled and not agent.heard.requests:
+            if agent.told_at > agent.heard.turn_at and now - agent.heard.since < TURN_SECONDS:
+                return False  # what was said meanwhile may begin a turn of its own
+            self._work[name] = self._settle(name)
+            return True
+        if not agent.lives():
+            agent.listen(now)
+            if not agent.heard.is_settled:
+                self._work[name] = self._lose(name)
+            return True
+        return self._hear_requests(state, agent, now) or self._look_at_clock(state, agent, now)
+
+    def _look_at_coder(self, state: TaskState, agent: AgentProcess, now: float) -> bool:
+        """Watch a command that only prints: its exit is its result."""
+        if not agent.lives():
+            agent.listen(now)
+            if agent.exit_code() is None:
+                self._work[state.name] = self._lose(state.name)
+            else:
+                self._work[state.name] = self._check(state.name)
+            return True
+        return self._look_at_clock(state, agent, now)
+
+    def _hear_requests(self, state: TaskState, agent: AgentProcess, now: float) -> bool:
+        """Answer what it asks, by the rules or by a person; hand on what a person has said."""
+        name = state.name
+        for identity, request in list(agent.heard.requests.items()):
+            answer = decide_request(state.task, state.worktree, request)
+            if answer:
+                if answer["behavior"] == "deny":
+                    given = request.get("input") or {}
+                    agent.heard.denied.append({"tool": str(request.get("tool_name")), "path": str(
+                        given.get("file_path") or given.get("notebook_path") or "")})
+                agent.say(render_answer_line(identity, answer))
+                agent.heard.answered(identity, now)
+                return True
+            if state.question.get("id") != identity:
+                self._note(name, "asking", question={"id": identity, "request": request})
+                self._tell(name, "asks", self._show_question(name, request))
+                return True
+            if state.answer:
+                agent.say(render_answer_line(identity, answer_to(request, state.answer)))
+                agent.heard.answered(identity, now)
+                self._note(name, "running", question={}, answer={})
+                self._tell(name, "answered", ", ".join(state.answer.values()))
+                return True
+            if now - state.at > ASK_SECONDS:
+                self._work[name] = self._fall_asleep(name)
+                return True
+        if state.state == "asking" and not agent.heard.requests:
+            self._note(name, "running", question={}, answer={})
+            return True
+        if state.says and state.state == "running":
+            for text in state.says:
+                agent.say(render_prompt_line(text))
+            agent.told_at = now
+            self._note(name, says=[])
+            self._tell(name, "told", some_of(state.says))
+            return True
+        return False
+
+    def _show_question(self, name: str, request: Mapping[str, Any]) -> str:
+        """Return a question with its numbered answers and what to type."""
+        words = []
+        for question, labels in questions_in(request):
+            numbered = [f"{number} {label}" for number, label in enumerate(labels, 1)]
+            words.append("  ".join([question, *numbered]))
+        return f"{' | '.join(words)}  `subagent-fleet task answer {name} 1`"
+
+    def _look_at_clock(self, state: TaskState, agent: AgentProcess, now: float) -> bool:
+        """Begin to end an agent that takes too long, or has got stuck."""
+        name = state.name
+        if now - state.began > state.task.deadline and state.state == "running":
+            ruling = after_failure(state, f"deadline of {format_span(state.task.deadline)}",
+                                    "deadline")
+            self._work[name] = self._close(name, ruling, "deadline")
+            return True
+        if now - agent.stall_at < LOOK_SECONDS_APART["stall"]:
+            return False
+        agent.stall_at = now
+        heard = agent.heard
+        if heard.repeats >= LOOPS_TOLD and not agent.told_loops:
+            agent.told_loops = True
+            agent.told_at = now
+            agent.say(render_prompt_line(LOOPS_PROMPT.format(count=heard.repeats)))
+            self._tell(name, "loops", f"{heard.now}: {heard.repeats} times in a row, was told")
+            return True
+        alias = self._aliases.get(name, "")
+        fleet = self.backing.fleet
+        timeouts = [model.timeout for model in fleet.models.values()
+                    if model.alias == alias] if fleet else []
+        silent = now - heard.last
+        view = "unknown"
+        if silent > 10 and state.task.talks:
+            view = self._view(state.session)
+        stall = find_stall(state.task, heard, view, float(max(timeouts, default=300)), now)
+        if not stall:
+            return False
+        ruling = Ruling("failed" if state.stalls else "waiting", f"stalled: {stall}",
+                         cause="stalled")
+        self._work[name] = self._close(name, ruling, "stalled")
+        return True
+
+    # -- ends --
+
+    def _settle(self, name: str) -> Generator[None, None, Any]:
+        """Look what a result is worth: an answer is checked, an error of the API is not."""
+        state, agent = self.board.tasks[name], self._agents[name]
+        result = agent.heard.result or {}
+        kind = api_error_of(result)
+        text = clean_line(str(result.get("result") or result.get("errors") or ""))[:200]
+        if not kind:
+            yield from self._check(name)
+            return
+        if result.get("terminal_reason") == PROMPT_TOO_LONG:
+            text = f"too large for the model, split it: {text}"
+        ruling = Ruling("parked", text, cause="api")
+        if kind == "transient" and state.api_errors + 1 < API_ERRORS_LIMIT:
+            ruling = Ruling("waiting", f"the model cannot be asked: {text}", cause="api")
+        yield from self._close(name, ruling, "api_error")
+
+    def _lose(self, name: str) -> Generator[None, None, Any]:
+        """Take up a task whose process has gone without a result; that is no failure of its own."""
+        state, agent = self.board.tasks[name], self._agents[name]
+        yield from self._end_marked(state, [self._mark(state)], 0.0)
+        agent.listen(self._world.now())
+        changes: dict[str, Any] = {"lost": state.lost + 1, "wanted": ""}
+        errors = self._world.read_part(self._folder.of_try(state, "err"), 0, TAIL_BYTES)
+        if b"already in use" in errors and not agent.heard.session:
+            changes.update(spoken=True, session=state.session)
+        elif b"No conversation found" in errors:
+            changes["spoken"] = False
+        agent.close()
+        del self._agents[name]
+        if state.lost + 1 >= LOST_LIMIT:
+            last = self._last_line(self._folder.of_try(state, "err"))
+            ruling = Ruling("parked", f"its process ended {state.lost + 1} times without a result: "
+                            f"{last}", cause="lost")
+            self._finish(state, ruling, "lost", WorkDone(), changes)
+            return
+        if state.task.talks and not state.prompt:
+            changes["prompt"] = LOST_PROMPT if agent.heard.session else ""
+        wait = state.lost and 2 ** state.lost
+        self._note(name, "waiting", reason="its process has gone", until=self._world.now() + wait
+                   if wait else 0.0, **changes)
+        self._tell(name, "lost", "its process ended without a result; it is started again")
+
+    def _check(self, name: str) -> Generator[None, None, Any]:
+        """Take a snapshot, run the check, and do what the ruling says."""
+        state = self._note(name, "checking")
+        agent = self._agents[name]
+        agent.listen(self._world.now())
+        baseline = read_baseline(self._folder, state)
+        snapshot = take_snapshot(self._world, state, str(state.tried), baseline)
+        if snapshot.why_not:
+            why = f"its work could not be kept: {snapshot.why_not.splitlines()[0]}"
+            yield from self._close(name, Ruling("parked", why, cause="no-snapshot"), "result")
+            return
+        work = look_at_work(self._world, state, snapshot)
+        code = None
+        output = ""
+        if state.task.check:
+            log = self._folder.of_try(state, f"check-{state.round}.log")
+            self._world.remove(log)
+            began = self._world.clock()
+            errand = Errand(["sh", "-c", state.task.check], log, state.worktree,
+                            state.task.deadline, CHECK_MARK)
+            code = yield from self._run(state, errand)
+            yield from self._end_marked(state, [self._mark(state, CHECK_MARK)], 0.0)
+            size = self._world.size_of(log)
+            output = self._world.read_part(log, max(0, size - TAIL_BYTES), TAIL_BYTES) \
+                .decode("utf-8", "replace")
+            state = self._note(name, checks=[*state.checks, code], check_seconds=round(
+                self._world.clock() - began, 1))
+        state = self.board.tasks[name]
+        if state.wanted:
+            yield from self._stop(name)
+            return
+        yield from self._obey(name, judge(state, work, code, output), work)
+
+    def _obey(self, name: str, ruling: Ruling, work: WorkDone) -> Generator[None, None, Any]:
+        """Do what a ruling says."""
+        state, agent = self.board.tasks[name], self._agents[name]
+        if state.says and state.task.talks and ruling.to != "running":
+            ruling = Ruling("running", "a person has said more", "\n\n".join(state.says))
+        if ruling.to != "running":
+            yield from self._close(name, ruling, "result", work)
+            return
+        is_failure = bool(state.task.check and state.checks and state.checks[-1])
+        seconds = f", {state.check_seconds:.1f} s" if state.task.check else ""
+        text = f"{ruling.reason}{seconds}, round {state.round + 1} of {state.task.rounds}"
+        is_round = ruling.reason != "a person has said more"
+        self._tell(name, "checked" if is_failure else "looked at", f"{text}: told the agent")
+        changes = {"prompt": ruling.feedback, "says": [], "reason": ruling.reason,
+                   "round": state.round + is_round, "diff": work.sums, "lost": 0}
+        if not agent.lives():
+            agent.close()
+            del self._agents[name]
+            self._note(name, "waiting", **changes)
+            return
+        self._note(name, "running", heard_from=agent.end, **changes)
+        self._send(name, ruling.feedback)
+
+    def _send(self, name: str, text: str) -> None:
+        """Hand a prompt to an agent that waits for one."""
+        agent = self._agents[name]
+        agent.heard.prompted(agent.end, self._world.now())
+        agent.say(render_prompt_line(text))
+        self._note(name, prompt="", heard_from=agent.end)
+
+    def _stop(self, name: str) -> Generator[None, None, Any]:
+        """End a task because a person wants it, or wants its session."""
+        state = self.board.tasks[name]
+        if state.wanted == "attach":
+            yield from self._end_agent(state, STOP_SECONDS)
+            self._agents.pop(name).close()
+            self._note(name, "attached", wanted="", prompt="", question={}, answer={})
+            self._tell(name, "attached")
+            return
+        yield from self._close(name, Ruling("stopped"), "stopped")
+
+    def _fall_asleep(self, name: str) -> Generator[None, None, Any]:
+        """End the process of a task that asks and gets no answer: its slot is free meanwhile."""
+        state = self.board.tasks[name]
+        yield from self._end_agent(state, TERM_SECONDS)
+        self._agents.pop(name).close()
+        self._note(name, asleep=True)
+        self._tell(name, "sleeps", "nobody has answered; it goes on with the answer")
+
+    def _close(self, name: str, ruling: Ruling, ended: str,
+               work: WorkDone | None = None) -> Generator[None, None, Any]:
+        """End an agent, keep its work, write its receipt, and let the ruling be so."""
+        state = self.board.tasks[name]
+        began = self._world.clock()
+        is_stop = ruling.to == "stopped"
+        count = yield from self._end_agent(state, STOP_SECONDS if is_stop else TERM_SECONDS)
+        seconds = self._world.clock() - began
+        if work is None:
+            work = WorkDone()
+            if state.worktree and self._world.kind_of(state.worktree) == "directory":
+                snapshot = take_snapshot(self._world, state, str(state.tried),
+                                         read_baseline(self._folder, state))
+                work = look_at_work(self._world, state, snapshot)
+        if is_stop:
+            saved = f", work saved in {work.snapshot}" if work.snapshot else ""
+            ruling = replace(ruling, reason=f"{count} processes ended in {seconds:.1f} s{saved}")
+        if work.outside and ruling.to in ("waiting", "failed") and ended != "api_error":
+            ruling = rule_out(state.task, work)
+        if ruling.to == "done":
+            work = replace(work, head=settle_branch(self._world, state, work))
+        self._finish(state, ruling, ended, work, {"wanted": ""})
+
+    def _finish(self, state: TaskState, ruling: Ruling, ended: str, work: WorkDone,
+                changes: Mapping[str, Any]) -> None:
+        """Write the receipt of a try, then what has become of the task."""
+        name = state.name
+        agent = self._agents.pop(name, None)
+        heard = agent.heard if agent else Heard()
+        around = parse_object(self._world.read_part(
+            self._folder.of_try(state, "baseline.json", 1), 0, OUTPUT_PART_BYTES)) or {}
+        before = around.get("around")
+        if isinstance(before, dict) and ended == "result":
+            after = look_outside(self._world, self._folder.repository, state)
+            work = replace(work, notes=tuple(compare_surroundings(before, after)))
+        alias = self._aliases.get(name, "")
+        receipt = plan_receipt(state, heard, work, alias, ended)
+        served = self.backing.receipts() if state.task.talks else ()
+        receipt.update(served=sum_served(served, state.session), verdict=ruling.to,
+                       reason=ruling.reason, cause=ruling.cause,
+                       seconds=round(self._world.now() - state.began, 1) if state.began else 0)
+        if state.tried:
+            self._world.replace_files([(self._folder.of_try(state, "receipt.json"), json.dumps(
+                receipt, indent=1).encode("ascii") + b"\n", 0o600)])
+            self._world.remove(self._folder.of_try(state, "settings.json"))  # it holds the key
+        if agent:
+            agent.close()
+        self._note(name, ruling.to, **{**self._after(state, ruling, ended), **changes},
+                   reason=ruling.reason, cause=ruling.cause,
+                   diff=work.sums if work.commit else state.diff,
+                   head=work.head or state.head, snapshot=work.snapshot or state.snapshot)
+        self._tell(name, "again" if ruling.to == "waiting" else ruling.to,
+                   ruling.reason if ruling.to != "done" else self._sum_up(name, heard, receipt))
+
+    def _after(self, state: TaskState, ruling: Ruling, ended: str) -> dict[str, Any]:
+        """Return what changes beside the state when a try, or a part of one, is over."""
+        now = self._world.now()
+        if ruling.to != "waiting":
+            return {"open": False, "question": {}, "answer": {}, "lost": 0}
+        if ended == "stalled":
+            return {"stalls": state.stalls + 1, "prompt": CONTINUE_PROMPT}
+        if ended == "api_error":
+            wait = plan_wait(API_WAIT_SECONDS, state.api_errors)
+            return {"api_errors": state.api_errors + 1, "until": now + wait,
+                    "prompt": state.prompt or CONTINUE_PROMPT}
+        wait = plan_wait(TRY_WAIT_SECONDS, state.failures)
+        return {"open": False, "failures": state.failures + 1, "until": now + wait,
+                "prompt": f"The last try has failed: {ruling.reason}. Try again."}
+
+    def _sum_up(self, name: str, heard: Heard, receipt: Mapping[str, Any]) -> str:
+        """Return in one line what a task that is done has come to."""
+        state = self.board.tasks[name]
+        sums = state.diff
+        words = [format_span(receipt["seconds"]), count_of(range(sums.get("commits", 0)), "commit"),
+                 count_of(range(sums.get("files", 0)), "file") +
+                 f" +{sums.get('plus', 0)} "
+                 f"-{sums.get('minus', 0)}", f"check passed ({state.check_seconds:.1f} s)"]
+        if heard.turns:
+            words.append(count_of(range(heard.turns), "turn"))
+        for flag in receipt["flags"]:
+            words.append(f"note: {flag}")
+        return ", ".join(words)
+
+    # -- ending processes --
+
+    def _end_agent(self, state: TaskState, patience: float) -> Generator[None, None, Any]:
+        """End an agent, gently first, then all that carries its mark; returns how many there were.
+
+        Claude Code ends its own commands on TERM, those too that ignore it; what was started
+        apart from it (setsid, nohup) is found by the variable that all of them have inherited.
+        """
+        name = state.name
+        agent = self._agents.get(name)
+        count = 0
+        if agent and agent.lives():
+            count = 1
+            agent.say(render_control_line("end_session", self._world.token(8)))
+            until = self._world.clock() + END_SECONDS
+            while agent.lives() and self._world.clock() < until:
+                yield
+        more = yield from self._end_marked(state, [self._mark(state)], patience)
+        return max(count, more)
+
+    def _end_marked(self, state: TaskState, marks: Sequence[str], patience: float
+                    ) -> Generator[None, None, Any]:
+        """End every process of a task: TERM, some patience, then KILL until none is left."""
+        ended: set[int] = set()
+        numbers = self._find_tree(state, marks)
+        if numbers and patience:
+            ended |= numbers
+            self._world.end_processes(numbers, at_once=False)
+            until = self._world.clock() + patience
+            while self._world.clock() < until:
+                pause = self._world.clock() + 0.05
+                while self._world.clock() < pause:
+                    yield
+                numbers = self._find_tree(state, marks)
+                if not numbers:
+                    break
+        for _ in range(50):
+            if not numbers:
+                break
+            ended |= numbers
+            self._world.end_processes(numbers, at_once=True)
+            yield
+            numbers = self._find_tree(state, marks)
+        return len(ended)
+
+    def _end_tree(self, state: TaskState, marks: Sequence[str]) -> None:
+        """End every process of a task, now."""
+        for _ in self._end_marked(state, marks, 0.0):
+            self._world.sleep(0.01)
+
+    def _find_tree(self, state: TaskState, marks: Sequence[str]) -> set[int]:
+        """Return the processes of a task that live."""
+        marked = self._world.find_marked(marks)
+        if marked is not None:
+            return {number for numbers in marked.values() for number in numbers}
+        # A system that shows no environments (macOS): what descends from the client, which is
+        # known by its session, what was seen to do so earlier, and what works in the worktree.
+        processes = self._world.list_processes()
+        self._learn_trees(processes)
+        living = {(process.number, process.started) for process in processes}
+        known = self._trees.get(state.name, set()) & living
+        inside = set(self._world.find_inside(state.worktree)) if state.worktree else set()
+        return {number for number, _ in known} | (inside & {number for number, _ in living})
+
+    def watch_trees(self) -> None:
+        """Learn who descends from whom while that can be seen; where it always can, do nothing."""
+        if self._agents and not self._world.has_proc() and self._is_due("trees"):
+            self._learn_trees(self._world.list_processes())
+
+    def _learn_trees(self, processes: Sequence[Process]) -> None:
+        for name in self._agents:
+            session = self.board.tasks[name].session
+            known = self._trees.setdefault(name, set())
+            roots = {process.number for process in processes
+                     if (session and session in process.command)
+                     or (process.number, process.started) in known}
+            tree = plan_tree(processes, roots)
+            known |= {(process.number, process.started) for process in processes
+                      if process.number in tree}
+
+
+AGENT_MEGABYTES = 400  # Claude Code takes 110 to 200 (2.1.327), and its commands some
+ATTACHED_PROMPT = ("A person has worked in this session and in this worktree. Look at what has "
+                   "changed, then continue.")
+
+def supervise(supervisors: Sequence[Supervisor], world: World, stops: Sequence[str], *,
+              keeps_going: bool) -> None:
+    """Let supervisors work until nothing can go on, or a signal came."""
+    active_at = world.clock()
+    while not stops:
+        did = False
+        for supervisor in supervisors:
+            did = supervisor.step() or did
+            supervisor.watch_trees()
+        now = world.clock()
+        if did:
+            active_at = now
+        elif not keeps_going and not any(
+                supervisor.is_busy or supervisor.next_at for supervisor in supervisors):
+            return
+        # Just now something happened, so that more is likely to; else agents are left the machine.
+        world.sleep(0.004 if now - active_at < 0.5 else 0.04)
+
+
+# -- what can be seen without the lock --
+
+def see_tasks(folder: Folder, backing: Backing, *, with_agents: bool = True) -> TaskSight:
+    """Return what is so of the tasks of a repository, whoever supervises them."""
+    world = folder.world
+    board = folder.read_journal()
+    for end, order in folder.read_orders(board.inbox):
+        if order.get("do") == "add":  # nobody has taken it up yet
+            board.apply({"add": order.get("spec"), "base": order.get("base"), "sha": "",
+                         "at": order.get("at", 0), "inbox": end})
+    heard: dict[str, Heard] = {}
+    places: dict[str, str] = {}
+    if with_agents:
+        for state in board.tasks.values():
+            if state.state in LIVE_STATES:
+                heard[state.name] = listen_to_tail(folder, state)
+        if heard:
+            for receipt in backing.receipts():
+                places[str(receipt.get("session"))] = str(receipt.get("node") or "")
+    fleet = backing.fleet
+    slots = plan_slots(fleet)
+    limits = Limits(slots, backing.most or sum(slots.values()) or 4)
+    windows = {model.alias: model.context for model in fleet.models.values()} if fleet else {}
+    aliases = {name: plan_alias(state.task, fleet) for name, state in board.tasks.items()}
+    return TaskSight(board, heard, world.now(), limits, aliases, windows, places)
+
+
+def listen_to_tail(folder: Folder, state: TaskState) -> Heard:
+    """Return what an agent has said lately: enough to know what it does now."""
+    path = folder.of_try(state, "out.jsonl")
+    size = folder.world.size_of(path)
+    start = max(state.start_at, size - TAIL_BYTES)
+    at = folder.world.changed_at(path)
+    heard = Heard(heard_from=state.heard_from)
+    content = folder.world.read_part(path, start, TAIL_BYTES)
+    end = start
+    for line in content.split(b"\n")[:-1]:
+        end += len(line) + 1
+        heard.feed(line, end, at)
+    heard.last = at
+    return heard
 
 
 # == 21. Demo =================================================================
@@ -18885,6 +22620,39 @@ class Options:
     prompts: bool = False
     # completion
     names: str = ""
+    # run, tasks, task
+    tasks: Sequence[str] = ()
+    task: str = ""
+    task_file: str | None = None
+    prompt: str = ""
+    texts: Sequence[str] = ()
+    words: Sequence[str] = ()
+    pattern: str = ""
+    name: str = ""
+    task_agent: str = ""
+    task_model: str = ""
+    task_check: str = ""
+    task_setup: Sequence[str] = ()
+    no_setup: bool = False
+    after: Sequence[str] = ()
+    base: str = ""
+    touch: Sequence[str] = ()
+    changes: str = ""
+    times: int = 1
+    most: int = 0
+    detach: bool = False
+    keep_going: bool = False
+    stop_on_exit: bool = False
+    everywhere: bool = False
+    raw: bool = False
+    log_setup: bool = False
+    log_check: bool = False
+    log_stderr: bool = False
+    stat: bool = False
+    fresh: bool = False
+    refs: bool = False
+    # schema
+    kind: str = "fleet"
     # help
     command: Sequence[str] = ()
 
@@ -18918,6 +22686,7 @@ class Command:
 COMMANDS: list[Command] = []
 NAME_KINDS = ("models", "agents", "nodes")
 START, SET_UP, LOOK, SERVE, FILES, MORE = "Start", "Set up", "Look", "Serve", "Files", "More"
+WORK = "Work"
 
 
 def command(name: str, summary: str, *flags: Flag, group: str, examples: tuple[str, ...],
@@ -20044,6 +23813,14 @@ def cmd_validate(options: Options, world: World) -> int:
             raise
         return refuse_config(error, options, world)
     source = config.fleet.document.source
+    tasks = find_task_file_near(world, source)
+    if tasks:
+        try:
+            load_tasks(world, tasks, config.fleet)
+        except FleetError as error:
+            if not options.json:
+                raise
+            return refuse_config(error, options, world)
     valid = not (options.strict and config.warnings)
 
     if options.json:
@@ -20056,7 +23833,18 @@ def cmd_validate(options: Options, world: World) -> int:
         raise FleetError("strict", f"{count_of(config.warnings, 'warning')} and --strict",
                          fix="mend them, or leave out --strict")
     world.out(f"{clean_line(source)} is valid.\n")
+    if tasks:
+        world.out(f"{clean_line(tasks)} is valid.\n")
     return EXIT_OK
+
+
+def find_task_file_near(world: World, source: str) -> str:
+    """Return the task file beside a fleet file, or nothing."""
+    for name in TASK_FILES if source != "<stdin>" else ():
+        path = world.path(world.split(source)[0], name)
+        if world.kind_of(path) == "file":
+            return path
+    return ""
 
 
 def refuse_config(error: FleetError, options: Options, world: World) -> int:
@@ -21377,6 +25165,961 @@ def tell_session(workspace: Workspace, began: float, command: str, options: Opti
         workspace.world.err(as_typed(text, options.typing))
 
 
+# -- work: tasks --
+
+TASK_WORDS = (
+    Flag("--name", "what it is called; else after its first words", "NAME", {"default": ""}),
+    Flag("--agent", "the agent that does it", "NAME", {"dest": "task_agent", "default": ""}),
+    Flag("--model", "or a model or alias", "NAME", {"dest": "task_model", "default": ""}),
+    Flag("--after", "a task that must be done before; may be repeated", "TASK", REPEAT),
+    Flag("--base", "what it starts from, else HEAD", "COMMIT", {"default": ""}),
+    Flag("--check", "command that must succeed", "COMMAND", {"dest": "task_check", "default": ""}),
+    Flag("--touch", "what it may change; may be repeated", "GLOB", REPEAT),
+    Flag("--changes", "`none`: it must change nothing", "WORD",
+         {"choices": ("required", "none"), "default": ""}),
+    Flag("--times", "so many twins, to choose from", "N", {"type": parse_count, "default": 1}),
+    Flag("--setup", "command that prepares the worktree; may be repeated", "COMMAND",
+         {**REPEAT, "dest": "task_setup"}),
+    Flag("--no-setup", "without the setup of the task file's defaults"))
+TASK_FILE = Flag("--file", "the task file, `-` for stdin; else the nearest tasks.yaml", "FILE",
+                 {"dest": "task_file", "default": None})
+NAMED_TASK = Flag("task", "a task's name", "NAME", {})
+TASK_PATTERN = Flag("pattern", "a name, or a pattern with `*` and `?`", "PATTERN")
+
+
+def open_folder(world: World) -> Folder:
+    """Return what is kept of the tasks of the repository that a person stands in."""
+    if not world.can_supervise():
+        raise FleetError("no-posix", "tasks need a system with named pipes and file locks: Linux, "
+                         "macOS, or WSL", status=EXIT_REFUSED, fix="run it in WSL")
+    return Folder(world, find_repository(world, world.directory))
+
+
+def find_task_file(world: World, typed: str | None, folder: Folder) -> str:
+    """Return what was typed, else the nearest task file up to the checkout's top, or nothing.
+
+    From inside a task's own worktree, that is the one of the main checkout.
+    """
+    if typed is not None:
+        return typed
+    repository = folder.repository
+    directory = world.real_path(world.directory)
+    if any(state.worktree == repository.top for state in folder.read_journal().tasks.values()):
+        directory = repository.main
+    while True:
+        for name in TASK_FILES:
+            path = world.path(directory, name)
+            if world.kind_of(path) != "absent":
+                return path
+        if directory in (repository.top, repository.main) or world.parent(directory) == directory:
+            return ""
+        directory = world.parent(directory)
+
+
+def load_tasks(world: World, path: str, fleet: Fleet | None) -> TaskPlan:
+    """Read a task file; any error refuses it, all of them at once."""
+    source = "<stdin>" if path == "-" else path
+    here = world.real_path(world.directory) + "/"
+    if source.startswith(here):
+        source = source[len(here):]
+    text = decode_config(world.read_bytes(path), source)
+    try:
+        plan, problems = check_tasks(Document(text, source), fleet)
+    except FleetError as error:  # of its syntax
+        plan, problems = None, [error.finding]
+    if plan is None:
+        raise FleetError("invalid-config", f"{source} is not valid", where=source,
+                         findings=problems)
+
+    tasks = {}
+    for name, task in plan.tasks.items():
+        if task.prompt_file:
+            place = world.path(world.parent(path) if path != "-" else ".", task.prompt_file)
+            prompt = world.read_bytes(place, limit=PROMPT_LIMIT_BYTES).decode("utf-8", "replace")
+            task = replace(task, prompt=prompt, prompt_file=None)
+        tasks[name] = task
+    return replace(plan, tasks=tasks)
+
+
+PROMPT_LIMIT_BYTES = 256 * 1024
+
+
+def plan_typed_tasks(prompts: Sequence[str], options: Options, shared: TaskPlan | None,
+                     taken: Collection[str], fleet: Fleet | None) -> list[TaskSpec]:
+    """Return the tasks that were typed as words, checked as those of a file are."""
+    tree: dict[str, Any] = {}
+    for prompt in prompts:
+        name, text = options.name, prompt
+        match = re.match(r"([A-Za-z0-9][A-Za-z0-9_-]{0,59}):(?!//)\s*(.+)", prompt, re.S)
+        if match and not name:
+            name, text = match.groups()
+        name = name or free_name(text, {*taken, *tree})
+        if name in taken:
+            raise FleetError("task-taken", f"there is a task `{name}` already", status=EXIT_USAGE,
+                             fix=f"--name {free_name(name, taken)}")
+        entry: dict[str, Any] = {"prompt": text, "agent": options.task_agent,
+                                 "model": options.task_model, "base": options.base,
+                                 "check": options.task_check, "changes": options.changes,
+                                 "touch": list(options.touch), "setup": list(options.task_setup)}
+        entry = {word: value for word, value in entry.items() if value}
+        if options.times > 1:
+            entry["times"] = options.times
+        tree[name] = entry
+    plan, problems = check_tasks(Document(dump_yaml({"tasks": tree}), "the command line"), fleet)
+    if plan is None:
+        raise FleetError("bad-task", problems[0].what, status=EXIT_USAGE, fix=problems[0].fix)
+
+    tasks = []
+    for task in plan.tasks.values():
+        usual = shared.file.defaults if shared else TaskSpec("")
+        group = tree.get(task.group, {})
+        # What the file's defaults say holds for typed tasks as well.
+        inherited = {one: getattr(usual, one) for one in FILE_KEYS["defaults"]
+                     if one not in (*group, "times")}
+        if "agent" in group or "model" in group:
+            inherited.update(agent=task.agent, model=task.model)
+        if options.no_setup:
+            inherited["setup"] = ()
+        tasks.append(replace(task, **inherited, after=tuple(options.after)))
+    return tasks
+
+
+def free_name(text: str, taken: Collection[str]) -> str:
+    """Return a name after the first words of a prompt that no task has."""
+    words = re.findall("[A-Za-z0-9]+", text)[:4]
+    stem = "-".join(words)[:40].lower() or "task"
+    name = stem
+    number = 2
+    while name in taken:
+        name = f"{stem}-{number}"
+        number += 1
+    return name
+
+
+def order_of(task: TaskSpec, folder: Folder) -> dict[str, Any]:
+    """Return a task as it is handed to a supervisor: with the commit it starts from."""
+    base = "HEAD" if task.base in (None, "after") else task.base
+    return {"do": "add", "task": task.name, "spec": freeze_task(task),
+            "base": find_commit(folder.world, folder.repository, base or "HEAD"),
+            "at": round(folder.world.now(), 3)}
+
+
+def load_fleet_for_tasks(options: Options, world: World, folder: Folder) -> Fleet | None:
+    """Return the fleet near a repository; nothing where there is none and none was typed."""
+    if options.config or world.environ.get(CONFIG_VARIABLE):
+        return load_config(world, options.config).fleet
+    for directory in (world.directory, folder.repository.main):
+        path = search_config(world, directory, shown=directory)
+        if path:
+            return load_config(world, path).fleet
+    return None
+
+
+def workspace_of(fleet: Fleet, options: Options, world: World) -> Workspace:
+    """Return the directory of what was generated from the fleet that serves tasks."""
+    return Workspace(world, options.out or world.parent(fleet.document.source))
+
+
+def plan_backing(fleet: Fleet | None, options: Options, world: World) -> Backing:
+    """Return what is known of the gateway without asking anybody for anything."""
+    if fleet is None:
+        return Backing(most=options.most)
+    workspace = workspace_of(fleet, options, world)
+    key = known_key(workspace, fleet)
+
+    def look() -> Mapping[str, Any]:
+        try:
+            return _show_key(world, gateway_url(fleet.gateway) + "/fleet", key,
+                             world.clock() + 1.0)
+        except FleetError:
+            return {}
+
+    def receipts() -> list[dict[str, Any]]:
+        try:
+            return ReceiptsReader(workspace).read()
+        except FleetError:
+            return []
+    return Backing(fleet, key, look, receipts, most=options.most)
+
+
+@command("run", "work on tasks: each in a worktree of its own, checked before it counts",
+         Flag("tasks", "only these", "TASK", {"nargs": "*", "default": []}), TASK_FILE,
+         Flag("--prompt", "one task that was in no file, as `task add` takes it", "TEXT",
+              {"default": ""}), *TASK_WORDS,
+         Flag("--max", "so many agents at the same time, at most", "N",
+              {"type": parse_count, "default": 0, "dest": "most"}),
+         Flag("--detach", "go on in the background"),
+         Flag("--keep-going", "wait for more tasks when nothing can go on"),
+         Flag("--stop-on-exit", "end the agents with Ctrl-C, too"),
+         Flag("--dry-run", "only say what would start"),
+         Flag("--all", "in every repository with tasks", "", {"dest": "everywhere"}),
+         CONFIG, OUT, TRUST, group=WORK,
+         examples=("run", "run --max 2", "run --prompt 'fix the login bug' --check 'make test'"))
+def cmd_run(options: Options, world: World) -> int:
+    """Supervise until nothing can go on. Exit 1: not every task is done."""
+    folders = [open_folder(world)]
+    if options.everywhere:
+        folders = [Folder(world, find_repository(world, path))
+                   for path in read_repositories(world) if world.kind_of(path) == "directory"]
+    jobs = []
+    with contextlib.ExitStack() as closing:
+        for folder in folders:
+            job = prepare_run(folder, options, world)
+            if job:
+                jobs.append(job)
+        if options.dry_run:
+            return EXIT_OK
+        if not jobs:
+            raise another_supervisor(folders)
+        for job in jobs:
+            job.serve(closing)
+        if options.detach and not world.detach(jobs[0].folder.place("run.log")):
+            world.out(f"Working in the background; its words are in "
+                      f"{clean_line(jobs[0].folder.place('run.log'))}.\n")
+            return EXIT_OK
+        return work_on(jobs, options, world)
+
+
+def another_supervisor(folders: Sequence[Folder]) -> FleetError:
+    """Return the refusal to supervise what somebody supervises."""
+    if not folders:
+        return FleetError("no-tasks", "there is no repository in which a task was ever added",
+                          fix="subagent-fleet task add 'what shall be done'")
+    holder = folders[0].holder()
+    return FleetError("supervised", f"these tasks are supervised already (pid {holder})",
+                      status=EXIT_REFUSED, fix="subagent-fleet task add 'what shall be done', "
+                      "which that one takes up")
+
+
+@dataclass
+class RunJob:
+    """A repository whose tasks are worked on: its supervisor, and what serves it."""
+
+    folder: Folder
+    lock: Hold
+    backing: Backing
+    orders: list[dict[str, Any]]
+    only: tuple[str, ...]
+    options: Options
+    worktrees: str
+    supervisor: Supervisor | None = None
+
+    def serve(self, closing: contextlib.ExitStack) -> None:
+        """See that a gateway answers, where an agent will ask one."""
+        fleet = self.backing.fleet
+        if fleet:
+            serve_for_tasks(self.folder, fleet, self.options)
+
+    def begin(self) -> Supervisor:
+        """Take up what is there, and accept what is new."""
+        supervisor = Supervisor(self.folder, self.lock, self.backing, self.only or None)
+        supervisor.worktrees = self.worktrees
+        for order in self.orders:
+            supervisor.accept(order["spec"], order["base"])
+        self.supervisor = supervisor
+        return supervisor
+
+
+def prepare_run(folder: Folder, options: Options, world: World) -> RunJob | None:
+    """Read what shall be done and refuse what cannot be; None where somebody else supervises."""
+    fleet = load_fleet_for_tasks(options, world, folder)
+    path = find_task_file(world, options.task_file, folder)
+    plan = load_tasks(world, path, fleet) if path else None
+    board = see_tasks(folder, Backing(), with_agents=False).board
+    tasks = list(plan.tasks.values()) if plan and not options.prompt else []
+    only = list(options.tasks)
+    if options.prompt:
+        tasks = plan_typed_tasks([options.prompt], options, plan, board.tasks, fleet)
+        only = [task.name for task in tasks]
+    orders = [order_of(task, folder) for task in tasks]
+    known = {**{name: state.task for name, state in board.tasks.items()},
+             **{task.name: task for task in tasks}}
+    if not known and not options.keep_going:
+        raise FleetError("no-tasks", "there are no tasks: no tasks.yaml here or above, and none "
+                         "was added", fix="subagent-fleet task add 'what shall be done'")
+    check_names("task", only, known, "run")
+    if fleet is None and any(task.talks for task in known.values()):
+        raise FleetError("no-config", "no fleet.yaml here or above: Claude Code would have no "
+                         "model", fix="subagent-fleet init")
+
+    notify = plan.file.notify if plan else None
+    most = options.most or (plan.file.max if plan else 0) or 0
+    backing = replace(plan_backing(fleet, options, world), most=most, notify=notify,
+                      tell=tell_events(known, world),
+                      reload=watch_tasks(world, path, fleet, options))
+    if options.dry_run:
+        show_plan(folder, backing, orders, options)
+        return None
+    if fleet:
+        ask_trust(fleet, options, world)
+        backing = replace(backing, key=workspace_of(fleet, options, world).read_key(fleet))
+    folder.make()
+    lock = world.hold(folder.place("lock"))
+    if lock is None:
+        return None
+    keep_repository(world, folder.repository)
+    worktrees = (plan.file.worktrees if plan else None) or ""
+    return RunJob(folder, lock, backing, orders, tuple(only), options, worktrees)
+
+
+def tell_events(names: Iterable[str], world: World) -> Callable[[str, str, str], None]:
+    """Return what prints the things that happen to tasks, in columns."""
+    width = max((width_of(name) for name in names), default=8)
+
+    def tell(name: str, word: str, text: str) -> None:
+        world.out(format_task_event(name, word, text, width, look_of(world)))
+    return tell
+
+
+def watch_tasks(world: World, path: str, fleet: Fleet | None,
+                options: Options) -> Callable[[], TaskPlan | None]:
+    """Return what reads the task file again when it has changed."""
+    seen = [world.changed_at(path) if path not in ("", "-") else 0.0]
+
+    def reload() -> TaskPlan | None:
+        if path in ("", "-") or world.changed_at(path) == seen[0]:
+            return None
+        seen[0] = world.changed_at(path)
+        try:
+            plan = load_tasks(world, path, fleet)
+        except FleetError as error:
+            first = error.findings[0] if error.findings else error.finding
+            raise FleetError("invalid-config", f"{first.where or path}: {first.what}; what it "
+                             "said before stays") from None
+        if options.most:
+            plan = replace(plan, file=replace(plan.file, max=None))
+        return plan
+    return reload
+
+
+def show_plan(folder: Folder, backing: Backing, orders: Sequence[Mapping[str, Any]],
+              options: Options) -> None:
+    """Print what would start now, and what each other task waits for."""
+    sight = see_tasks(folder, backing, with_agents=False)
+    for order in orders:
+        task = thaw_task(order["spec"])
+        old = sight.board.tasks.get(task.name) if task else None
+        if task and (old is None or old.sha != hash_task(task)):
+            sight.board.apply({"add": order["spec"], "base": order["base"],
+                               "sha": hash_task(task), "at": folder.world.now()})
+    states = sight.board.tasks
+    aliases = {name: plan_alias(state.task, backing.fleet) for name, state in states.items()}
+    starts = plan_starts(states, aliases, sight.limits, sight.now)
+    for name, state in states.items():
+        word, text = "would start", f"branch {state.branch or f'run/{name}'}"
+        if name not in starts:
+            word, text = state.state, state.reason
+        if state.state == "waiting" and name not in starts:
+            word = "waits"
+            text = explain_wait(state, states, aliases[name], sight.limits, sight.now)
+        folder.world.out(format_task_event(name, word, text, 8, look_of(folder.world)))
+
+
+def serve_for_tasks(folder: Folder, fleet: Fleet, options: Options) -> None:
+    """See that the fleet is served; a gateway that is started for it lives as long as agents do.
+
+    It is a program of its own: agents go on when their supervisor is gone, and still need it.
+    """
+    world = folder.world
+    workspace = workspace_of(fleet, options, world)
+    key = workspace.read_key(fleet)
+    program = world.own_program()
+    can_start = fleet.gateway.provider == "builtin" and program
+    if find_gateway(world, fleet, key, needed=not can_start):
+        return
+    log = folder.place("serve.log")
+    hold = world.hold(folder.place("serve.alive"))
+    source = world.real_path(fleet.document.source)
+    argv = [*program, "serve", "--config", source, "--out", world.real_path(workspace.out)]
+    child = world.spawn(Launch(argv, folder.repository.main, world.environ, log, log, hold=hold))
+    if hold:
+        hold.release()
+    world.replace_files([(folder.place("serve.pid"), str(child.number).encode(), 0o600)])
+    until = world.clock() + GATEWAY_START_SECONDS
+    while who_serves(world, fleet, key, until) != OUR_GATEWAY:
+        if child.ended() or world.clock() > until:
+            raise FleetError("gateway-failed", "the gateway did not start", fix=f"see {log}")
+        world.sleep(0.05)
+    world.err(f"Serving {clean_line(fleet.name)} at {gateway_url(fleet.gateway)} while agents "
+              "work.\n")
+
+
+GATEWAY_START_SECONDS = 15.0
+
+
+def end_serving(folder: Folder) -> None:
+    """End the gateway that was started for agents, now that there are none."""
+    world = folder.world
+    pid = world.read_part(folder.place("serve.pid"), 0, 32)
+    if pid.isdigit() and world.is_held(folder.place("serve.alive")):
+        world.end_processes([int(pid)], at_once=False)
+
+
+def work_on(jobs: Sequence[RunJob], options: Options, world: World) -> int:
+    """Let the supervisors work to the end, or until a signal; say what it came to."""
+    stops: list[str] = []
+    world.on_stop(stops.append)
+    supervisors: list[Supervisor] = []
+    try:
+        for job in jobs:
+            supervisors.append(job.begin())
+        share_slots(supervisors)
+        supervise(supervisors, world, stops, keeps_going=options.keep_going)
+        if stops and (options.stop_on_exit or stops[0] == "SIGTERM" and options.stop_on_exit):
+            stop_all(jobs, world)
+    finally:
+        for supervisor in supervisors:
+            supervisor.leave()
+
+    states = [state for job in jobs for state in job.folder.read_journal().tasks.values()
+              if not job.only or state.name in job.only]
+    for job in jobs:
+        if not any(takes_slot(state) for state in job.folder.read_journal().tasks.values()):
+            end_serving(job.folder)
+    world.out(format_task_counts([state.state for state in states], bool(stops)))
+    if stops:
+        return EXIT_INTERRUPTED if stops[0] == "SIGINT" else EXIT_PROBLEM
+    return EXIT_OK if all(state.state == "done" for state in states) else EXIT_PROBLEM
+
+
+def share_slots(supervisors: Sequence[Supervisor]) -> None:
+    """Let supervisors of several repositories count the agents of each other."""
+    for supervisor in supervisors:
+        supervisor.others = [other for other in supervisors if other is not supervisor]
+
+
+def stop_all(jobs: Sequence[RunJob], world: World) -> None:
+    """End every agent, and wait until they are ended."""
+    for job in jobs:
+        supervisor = job.supervisor
+        if supervisor is None:
+            continue
+        supervisor.takes_new = False
+        for name, state in supervisor.board.tasks.items():
+            if state.state in ACTIVE_STATES:
+                job.folder.ask({"do": "stop", "task": name})
+        until = world.clock() + STOP_WAIT_SECONDS
+        while (supervisor.step() or supervisor.is_busy) and world.clock() < until:
+            world.sleep(0.01)
+
+
+STOP_WAIT_SECONDS = 20.0
+
+
+@command("tasks", "show every task: what it does, waits for or asks",
+         Flag("task", "everything about one", "NAME", {"nargs": "?", "default": ""}),
+         Flag("--watch", "again every S seconds, until Ctrl-C", "[S]",
+              {**SECONDS, "nargs": "?", "const": 2.0, "default": 0.0}),
+         Flag("--all", "in every repository with tasks", "", {"dest": "everywhere"}),
+         TASK_FILE, CONFIG, OUT, JSON, group=WORK,
+         examples=("tasks", "tasks --watch", "tasks parser"))
+def cmd_tasks(options: Options, world: World) -> int:
+    if options.config:
+        load_config(world, options.config)
+    folders = [open_folder(world)] if not options.everywhere else [
+        Folder(world, find_repository(world, path)) for path in read_repositories(world)
+        if world.kind_of(path) == "directory"]
+    if options.task:
+        return show_task(folders[0], options.task, options)
+    show_tasks(folders, options, world)
+    while options.watch:
+        world.sleep(options.watch)
+        if world.is_terminal():
+            world.out("\x1b[H\x1b[2J")
+        show_tasks(folders, options, world)
+    return EXIT_OK
+
+
+def show_tasks(folders: Sequence[Folder], options: Options, world: World) -> None:
+    """Print the tasks of repositories."""
+    reports: list[dict[str, Any]] = []
+    for folder in folders:
+        fleet = load_fleet_for_tasks(options, world, folder)
+        sight = see_tasks(folder, plan_backing(fleet, options, world))
+        rows = [vars(row) for row in plan_task_rows(sight)]
+        reports.append({"repository": folder.repository.main, "supervisor": folder.holder(),
+                        "unreadable_lines": sight.board.unreadable, "tasks": rows})
+    if options.json:
+        world.out(render_report("tasks", {"repositories": reports} if options.everywhere
+                                else reports[0]))
+        return
+    look = look_of(world)
+    for report in reports:
+        if options.everywhere:
+            world.out(f"{clean_line(str(report['repository']))}\n")
+        rows = report["tasks"]
+        if not rows:
+            world.out(as_typed("No tasks. `subagent-fleet task add 'what shall be done'` adds "
+                               "one.\n", options.typing))
+            continue
+        world.out(as_typed(format_tasks(rows, look), options.typing))
+        if report["unreadable_lines"]:
+            world.err(f"{report['unreadable_lines']} lines of the journal could not be read.\n")
+        works = [row for row in rows if row["state"] in ("waiting", *ACTIVE_STATES)]
+        if works and not report["supervisor"]:
+            world.err(as_typed("Nobody supervises them: `subagent-fleet run` does.\n",
+                               options.typing))
+
+
+def find_task(folder: Folder, name: str, command: str) -> TaskState:
+    """Return a task by its name, or refuse."""
+    board = see_tasks(folder, Backing(), with_agents=False).board
+    check_names("task", [name], board.tasks, command)
+    return board.tasks[name]
+
+
+def show_task(folder: Folder, name: str, options: Options) -> int:
+    """Print everything about one task."""
+    world = folder.world
+    find_task(folder, name, "tasks")
+    fleet = load_fleet_for_tasks(options, world, folder)
+    sight = see_tasks(folder, plan_backing(fleet, options, world))
+    row = next(vars(row) for row in plan_task_rows(sight) if row.name == name)
+    state = sight.board.tasks[name]
+    path = find_task_file(world, options.task_file, folder)
+    origins: Mapping[str, str] = {}
+    with contextlib.suppress(FleetError):
+        origins = load_tasks(world, path, fleet).origins.get(name, {}) if path else {}
+    keys = []
+    usual = TaskSpec("")
+    for word, declared in FILE_KEYS["task"].items():
+        value = getattr(state.task, declared.attribute)
+        if value == getattr(usual, declared.attribute):
+            origin = "default"
+        else:
+            origin = origins.get(word, "when it was added")
+        if value not in (None, ()) and word != "prompt_file":
+            keys.append((word, value if isinstance(value, str) else json.dumps(value), origin))
+
+    tries = []
+    for number in range(1, state.tried + 1):
+        content = world.read_part(folder.of_try(state, "receipt.json", number), 0,
+                                  OUTPUT_PART_BYTES)
+        tries.append(parse_object(content) or {})
+    tries = [one for one in tries if one]
+    mark = f"{TASK_MARK}={sight.board.run}/{name}/{state.tried}"
+    numbers = (world.find_marked([mark]) or {}).get(mark, [])
+    memory = world.measure_memory(numbers)
+    if options.json:
+        world.out(render_report("tasks", {
+            **row, "revision": state.revision, "processes": len(numbers), "memory_mb": memory,
+            "keys": [{"key": word, "value": value, "origin": origin}
+                     for word, value, origin in keys], "tries": tries}))
+        return EXIT_OK
+    if memory:
+        row = {**row, "now": f"{row['now']} ({count_of(numbers, 'process')}, "
+               f"{memory} MB)"}
+    text = format_task_details(row, keys, tries, look_of(world))
+    if state.newer:
+        text += "The task file says something else by now: a retry takes that.\n"
+    world.out(as_typed(text, options.typing))
+    return EXIT_OK
+
+
+@command("task add", "put a task into the queue; several as NAME:PROMPT",
+         Flag("texts", "what shall be done; several texts as NAME:PROMPT", "PROMPT",
+              {"nargs": "+", "default": []}),
+         *TASK_WORDS, TASK_FILE, CONFIG, group=WORK,
+         examples=("task add 'fix the login bug' --check 'make test'",
+                   "task add 'a:try it with sqlite' 'b:try it with postgres'"))
+def cmd_task_add(options: Options, world: World) -> int:
+    folder = open_folder(world)
+    fleet = load_fleet_for_tasks(options, world, folder)
+    path = find_task_file(world, options.task_file, folder)
+    shared = load_tasks(world, path, fleet) if path else None
+    board = see_tasks(folder, Backing(), with_agents=False).board
+    taken = {*board.tasks, *(shared.tasks if shared else ())}
+    if len(options.texts) > 1 and options.name:
+        raise FleetError("usage", "task add: --name is for one task", status=EXIT_USAGE,
+                         fix="write NAME:PROMPT for each")
+    tasks = plan_typed_tasks(options.texts, options, shared, taken, fleet)
+    check_names("task", options.after, {*taken, *(task.name for task in tasks),
+                                        *(one.task.group for one in board.tasks.values())},
+                "task add")
+    orders = [order_of(task, folder) for task in tasks]
+    for order in orders:
+        folder.ask(order)
+    keep_repository(world, folder.repository)
+    for task in tasks:
+        world.out(format_task_event(task.name, "added", shorten(task.prompt or ""), 8,
+                                    look_of(world)))
+    if not folder.holder():
+        world.err(as_typed("`subagent-fleet run` works on it.\n", options.typing))
+    return EXIT_OK
+
+
+def shorten(text: str) -> str:
+    """Return the beginning of a text as one line."""
+    line = " ".join(text.split())
+    return f"{line[:70]}…" if len(line) > 70 else line
+
+
+LOG_FILES = {"setup": "setup.log", "check": "check-*.log", "stderr": "err"}
+
+
+@command("task log", "show what the agent of a task said and did", NAMED_TASK,
+         Flag("--lines", "how many", "N", {"type": parse_count, "default": 40}, short="-n"),
+         Flag("--follow", "go on as it comes, until Ctrl-C", short="-f"),
+         Flag("--raw", "as its process printed it"),
+         Flag("--setup", "what setup printed", "", {"dest": "log_setup"}),
+         Flag("--check", "what the last check printed", "", {"dest": "log_check"}),
+         Flag("--stderr", "what its process complained of", "", {"dest": "log_stderr"}),
+         group=WORK, examples=("task log parser", "task log parser --check"))
+def cmd_task_log(options: Options, world: World) -> int:
+    folder = open_folder(world)
+    state = find_task(folder, options.task, "task log")
+    path = find_log(folder, state, options)
+    is_agent = path.endswith("out.jsonl") and state.task.talks and not options.raw
+    at = 0
+    rest = b""
+    first = True
+    while True:
+        part = world.read_part(path, at, JOURNAL_LIMIT_BYTES)
+        at += len(part)
+        *lines, rest = (rest + part).split(b"\n")
+        shown = []
+        for line in [*lines, *([rest] if rest and first and not is_agent else [])]:
+            text = line.decode("utf-8", "replace")
+            if is_agent:
+                text = format_agent_line(parse_object(line) or {})
+            shown += [clean_line(one) for one in text.split("\n")] if text or not is_agent else []
+        world.out("".join(f"{line}\n" for line in (shown[-options.lines:] if first else shown)))
+        if first and not at:
+            world.err(as_typed(f"{path} is empty.\n", options.typing))
+        first = False
+        if not options.follow:
+            return EXIT_OK
+        world.sleep(TICK_SECONDS)
+
+
+def find_log(folder: Folder, state: TaskState, options: Options) -> str:
+    """Return the log of the last try that was asked for."""
+    name = "out.jsonl"
+    for kind, wanted in (("setup", options.log_setup), ("check", options.log_check),
+                         ("stderr", options.log_stderr)):
+        if wanted:
+            name = LOG_FILES[kind]
+    if "*" not in name:
+        return folder.of_try(state, name)
+    paths = folder.world.paths_below(folder.of_try(state, ""), name)
+    numbered = [path for path in paths if re.search(r"check-\d+\.log$", path)]
+    numbered.sort(key=lambda path: int(re.findall(r"\d+", path)[-1]))
+    return numbered[-1] if numbered else folder.of_try(state, "check-0.log")
+
+
+@command("task say", "tell an agent something: now, or when it starts, or starts again",
+         NAMED_TASK, Flag("words", "in your words", "TEXT", {"nargs": "+", "default": []}),
+         group=WORK,
+         examples=("task say parser 'use the stdlib only'",))
+def cmd_task_say(options: Options, world: World) -> int:
+    folder = open_folder(world)
+    state = find_task(folder, options.task, "task say")
+    text = " ".join(options.words)
+    carry_out(folder, [{"do": "say", "task": state.name, "text": text}], options,
+              lambda board: not board.tasks[state.name].says)
+    state = folder.read_journal().tasks.get(state.name, state)
+    said = "told" if state.state in LIVE_STATES and not state.says else "is told when it starts"
+    world.out(format_task_event(state.name, said, shorten(text), 8, look_of(world)))
+    if state.state == "waiting" and not folder.holder():
+        world.err(as_typed("`subagent-fleet run` works on it.\n", options.typing))
+    return EXIT_OK
+
+
+@command("task answer", "answer what agents ask; without words, show the questions",
+         Flag("task", "a task's name", "NAME", {"nargs": "?", "default": ""}),
+         Flag("words", "a number or your words, one for each question", "ANSWER",
+              {"nargs": "*", "default": []}), JSON, group=WORK,
+         examples=("task answer", "task answer jwt-a 1"))
+def cmd_task_answer(options: Options, world: World) -> int:
+    folder = open_folder(world)
+    board = see_tasks(folder, Backing(), with_agents=False).board
+    name = options.task
+    if not name or not options.words:
+        return show_questions([state for state in board.tasks.values() if state.state == "asking"
+                               and name in ("", state.name)], options, world)
+    state = find_task(folder, name, "task answer")
+    if state.state != "asking":
+        raise FleetError("no-question", f"{name} asks nothing: it is {state.state}",
+                         fix=f"subagent-fleet task say {name} TEXT")
+    request = state.question.get("request") or {}
+    answers = plan_answers(request, options.words)
+    if not answers:
+        raise FleetError("usage", f"task answer: {name} asks "
+                         f"{count_of(questions_in(request), 'question')}; one word or quoted text "
+                         "answers each", status=EXIT_USAGE, fix="subagent-fleet task answer")
+    carry_out(folder, [{"do": "answer", "task": name, "answers": answers}], options,
+              lambda board: board.tasks[name].state != "asking")
+    state = folder.read_journal().tasks[name]
+    text = ", ".join(answers.values())
+    if state.state == "waiting":
+        text += "; its process was ended meanwhile, it goes on with the answer"
+    world.out(format_task_event(name, "answered", text, 8, look_of(world)))
+    if state.state == "waiting" and not folder.holder():
+        world.err(as_typed("`subagent-fleet run` works on it.\n", options.typing))
+    return EXIT_OK
+
+
+def show_questions(states: Sequence[TaskState], options: Options, world: World) -> int:
+    """Print what is asked, with numbers to answer by."""
+    report: list[dict[str, Any]] = []
+    for state in states:
+        asked = questions_in(state.question.get("request") or {})
+        report.append({"task": state.name, "questions": [
+            {"question": question, "choices": labels} for question, labels in asked]})
+    if options.json:
+        world.out(render_report("task answer", {"questions": report}))
+        return EXIT_OK
+    if not report:
+        world.out("No task asks anything.\n")
+    for entry in report:
+        for one in entry["questions"]:
+            world.out(format_task_event(entry["task"], "asks", one["question"], 8,
+                                        look_of(world)))
+            world.out(format_pairs([(f"  {number}", label) for number, label in
+                                    enumerate(one["choices"], 1)], look_of(world)))
+        world.out(as_typed(f"  `subagent-fleet task answer {entry['task']} 1`\n", options.typing))
+    return EXIT_OK
+
+
+def carry_out(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Options,
+              is_done: Callable[[TaskBoard], bool]) -> None:
+    """Hand requests to whoever supervises, and wait until they are done; else do them here."""
+    world = folder.world
+    names = tuple(str(order["task"]) for order in orders)
+    end = 0
+    for order in orders:
+        end = folder.ask(order)
+    until = world.clock() + STOP_WAIT_SECONDS
+    while world.clock() < until:
+        lock = world.hold(folder.place("lock"))
+        if lock:
+            fleet = load_fleet_for_tasks(options, world, folder)
+            supervisor = Supervisor(folder, lock, plan_backing(fleet, options, world), names)
+            supervisor.takes_new = False
+            try:
+                while world.clock() < until:
+                    did = supervisor.step()
+                    if supervisor.board.inbox >= end and not did and is_done(supervisor.board):
+                        return
+                    world.sleep(0.01)
+            finally:
+                supervisor.leave()
+            return
+        board = folder.read_journal()
+        if board.inbox >= end and is_done(board):
+            return
+        world.sleep(0.05)
+
+
+def match_tasks(folder: Folder, options: Options, command: str) -> list[TaskState]:
+    """Return the tasks whose names a pattern matches; none is refused."""
+    board = see_tasks(folder, Backing(), with_agents=False).board
+    pattern = options.pattern or "*"
+    states = [state for state in board.tasks.values()
+              if _glob_pattern(pattern).fullmatch(state.name) or state.task.group == pattern]
+    if not states and board.tasks and options.pattern:
+        check_names("task", [pattern], board.tasks, command)
+    return states
+
+
+@command("task stop", "end the agents of tasks, and all that they have started",
+         TASK_PATTERN, group=WORK, examples=("task stop parser", "task stop 'jwt-*'"))
+def cmd_task_stop(options: Options, world: World) -> int:
+    folder = open_folder(world)
+    states = match_tasks(folder, options, "task stop")
+    over = [state.name for state in states if state.is_over]
+    names = [state.name for state in states if not state.is_over]
+    carry_out(folder, [{"do": "stop", "task": name} for name in names], options,
+              lambda board: all(board.tasks[name].is_over for name in names))
+    board = folder.read_journal()
+    width = max((width_of(state.name) for state in states), default=8)
+    status = EXIT_OK
+    for state in states:
+        now = board.tasks.get(state.name, state)
+        word, text = now.state, now.reason
+        if state.name in over:
+            text = "was over already"
+        elif not now.is_over:
+            word, text, status = "goes on", "it could not be stopped in time", EXIT_PROBLEM
+        world.out(format_task_event(state.name, word, text, width, look_of(world)))
+    return status
+
+
+@command("task retry", "let tasks that are over be tried again, as the task file says now",
+         TASK_PATTERN,
+         Flag("--fresh", "from the start: another worktree, branch and session"),
+         group=WORK, examples=("task retry parser", "task retry 'jwt-*' --fresh"))
+def cmd_task_retry(options: Options, world: World) -> int:
+    folder = open_folder(world)
+    states = match_tasks(folder, options, "task retry")
+    names = [state.name for state in states if state.is_over]
+    carry_out(folder, [{"do": "retry", "task": name, "fresh": options.fresh} for name in names],
+              options, lambda board: not any(board.tasks[name].is_over for name in names))
+    for state in states:
+        word, text = "waits", "to be tried again"
+        if state.name not in names:
+            word, text = state.state, "is not over"
+        world.out(format_task_event(state.name, word, text, 8, look_of(world)))
+    if names and not folder.holder():
+        world.err(as_typed("`subagent-fleet run` works on it.\n", options.typing))
+    return EXIT_OK
+
+
+@command("task attach", "open a task's session in this terminal; on exit it goes on by itself",
+         NAMED_TASK, CONFIG, OUT, TRUST, group=WORK, examples=("task attach parser",))
+def cmd_task_attach(options: Options, world: World) -> int:
+    folder = open_folder(world)
+    state = find_task(folder, options.task, "task attach")
+    fleet = load_fleet_for_tasks(options, world, folder)
+    program = world.which(CLAUDE)
+    if not state.task.talks or not state.spoken or fleet is None or not program:
+        what = f"{state.name} has no session yet"
+        if not state.task.talks:
+            what = f"{state.name} is done by a command, which has no session"
+        elif fleet is None or not program:
+            what = "a session needs fleet.yaml, and Claude Code on the PATH"
+        raise FleetError("no-session", what, fix=f"subagent-fleet task log {state.name}")
+    ask_trust(fleet, options, world)
+    carry_out(folder, [{"do": "attach", "task": state.name}], options,
+              lambda board: board.tasks[state.name].state == "attached")
+    state = folder.read_journal().tasks[state.name]
+    if state.state != "attached":
+        raise FleetError("not-attached", f"{state.name} is {state.state}; it could not be ended in "
+                         "time", fix=f"subagent-fleet task stop {state.name}")
+
+    key = workspace_of(fleet, options, world).read_key(fleet)
+    find_gateway(world, fleet, key, needed=True)
+    environ = merge_environment(world.environ, fleet, key)
+    settings = plan_settings(fleet, environ, plan_permissions(state.task))
+    try:
+        with PrivateDirectory() as place:
+            path = world.path(place, "settings.json")
+            world.replace_files([(path, json.dumps(settings).encode("ascii"), 0o600)])
+            words = [program, "--resume", state.session, "--permission-mode", "manual",
+                     "--settings", path]
+            if fleet.agents:
+                words += ["--agents", plan_agents(fleet, state.task.agent)]
+            return world.run(words, environ, directory=state.worktree)
+    finally:
+        carry_out(folder, [{"do": "detach", "task": state.name}], options,
+                  lambda board: board.tasks[state.name].state != "attached")
+        world.err(as_typed(f"{state.name} goes on by itself"
+                           + (".\n" if folder.holder() else " with `subagent-fleet run`.\n"),
+                           options.typing))
+
+
+@command("task diff", "show what a task has changed, untracked files included", NAMED_TASK,
+         Flag("--stat", "only which files, and how much"), JSON, group=WORK,
+         examples=("task diff parser", "task diff parser --stat"))
+def cmd_task_diff(options: Options, world: World) -> int:
+    folder = open_folder(world)
+    state = find_task(folder, options.task, "task diff")
+    after = state.snapshot or state.head
+    if state.state in LIVE_STATES and world.kind_of(state.worktree) == "directory":
+        stored = write_tree(world, state.worktree)
+        after = stored.commit or stored.tree or after
+    if not after:
+        raise FleetError("no-diff", f"{state.name} has changed nothing yet: it is {state.state}",
+                         fix=f"subagent-fleet tasks {state.name}")
+    words = ["diff", "--no-ext-diff", "--no-textconv"]
+    if options.stat:
+        words.append("--stat")
+    if options.json:
+        words += ["--numstat", "-z", "--no-renames"]
+    done = world.run_git([*words, state.base, after], folder.repository.top)
+    if done.code:
+        raise FleetError("no-diff", f"git: {done.talk}", fix=f"subagent-fleet tasks {state.name}")
+    if options.json:
+        files = [entry.split("\t") for entry in
+                 done.output.decode("utf-8", "replace").split("\0") if entry]
+        world.out(render_report("task diff", {"task": state.name, "base": state.base,
+                                              "after": after, "files": files}))
+        return EXIT_OK
+    text = done.output.decode("utf-8", "replace")
+    world.out(clean_text(text) if world.is_terminal() else text)
+    return EXIT_OK
+
+
+@command("task tidy", "remove the worktrees of tasks that are over, where nothing is lost",
+         replace(TASK_PATTERN, more={"nargs": "?", "default": ""}),
+         Flag("--dry-run", "only say what would go"),
+         Flag("--refs", "snapshots older than 90 days, too"), JSON, group=WORK,
+         examples=("task tidy --dry-run", "task tidy 'jwt-*'"))
+def cmd_task_tidy(options: Options, world: World) -> int:
+    folder = open_folder(world)
+    rows = []
+    for state in match_tasks(folder, options, "task tidy"):
+        for each in (state, *older_of(state)):
+            if not each.worktree or each.gone:
+                continue
+            row = vars(tidy_task(folder, each, is_dry=options.dry_run))
+            rows.append({**row, "worktree": shown_path(folder, each.worktree)})
+            if row["removes"] and not options.dry_run and each is state:
+                carry_out(folder, [{"do": "gone", "task": state.name}], options,
+                          lambda board: True)
+    gone = drop_old_snapshots(folder, is_dry=options.dry_run) if options.refs else []
+    if options.json:
+        world.out(render_report("task tidy", {"worktrees": rows, "snapshots": gone}))
+        return EXIT_OK
+    if not rows and not gone:
+        world.out("Nothing to tidy.\n")
+    world.out(format_tidying(rows, look_of(world), is_dry=options.dry_run))
+    for ref in gone:
+        world.out(f"{clean_line(ref)}: older than {SNAPSHOT_DAYS} days\n")
+    return EXIT_OK
+
+
+def older_of(state: TaskState) -> list[TaskState]:
+    """Return a task as it was before each fresh start: with another branch and worktree."""
+    older = []
+    for entry in state.old:
+        branch, _, path = entry.partition("\n")
+        older.append(replace(state, branch=branch, worktree=path, gone=False))
+    return older
+
+
+def shown_path(folder: Folder, path: str) -> str:
+    """Return a path as it is seen from the main checkout."""
+    root = folder.repository.main.rstrip("/") + "/"
+    return path[len(root):] if path.startswith(root) else path
+
+
+def tidy_task(folder: Folder, state: TaskState, *, is_dry: bool) -> Tidying:
+    """Remove a worktree if that loses nothing; nobody can start an agent in it meanwhile."""
+    world = folder.world
+    hold = world.hold(folder.of_try(state, "alive")) if state.tried else None
+    if hold is None:
+        return Tidying(state.name, False, "its agent lives")
+    try:
+        plan = plan_tidying(world, folder, state)
+        if plan.removes and not is_dry:
+            return remove_worktree(world, folder, state, plan)
+        return plan
+    finally:
+        hold.release()
+
+
+SNAPSHOT_DAYS = 90
+
+
+def drop_old_snapshots(folder: Folder, *, is_dry: bool) -> list[str]:
+    """Remove the refs of snapshots that nobody has come back for."""
+    world = folder.world
+    listed = world.run_git(["for-each-ref", "--format=%(refname) %(objectname) "
+                            "%(committerdate:unix)", SNAPSHOT_REFS], folder.repository.top)
+    board = folder.read_journal()
+    gone = []
+    for line in filter(None, listed.text.split("\n")):
+        ref, commit, date = line.split(" ")
+        state = board.tasks.get(ref.split("/")[2])
+        is_old = date.isdigit() and world.now() - int(date) > SNAPSHOT_DAYS * 86400
+        if is_old and (state is None or state.is_over and state.gone):
+            gone.append(ref)
+            if not is_dry:
+                world.run_git(["update-ref", "-d", ref, commit], folder.repository.top)
+    return gone
+
+
 # -- files --
 
 @command("clean", "remove the generated files that nobody has changed", OUT, CONFIG,
@@ -21418,10 +26161,13 @@ def remove_files(workspace: Workspace, doomed: Sequence[Change], *, is_all: bool
 
 # -- more --
 
-@command("schema", "print the JSON Schema of the fleet file",
-         group=MORE, examples=("schema > fleet.schema.json",))
+@command("schema", "print the JSON Schema of the fleet file, or of the task file",
+         Flag("kind", "of which kind of file", "KIND",
+              {"nargs": "?", "default": "fleet", "choices": ("fleet", "tasks")}),
+         group=MORE, examples=("schema > fleet.schema.json", "schema tasks > tasks.schema.json"))
 def cmd_schema(options: Options, world: World) -> int:
-    world.out(json.dumps(render_schema(), indent=2) + "\n")
+    schema = render_tasks_schema() if options.kind == "tasks" else render_schema()
+    world.out(json.dumps(schema, indent=2) + "\n")
     return EXIT_OK
 
 
@@ -21701,7 +26447,7 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
         if flag.metavar:
             parser.add_argument(*names, **{"metavar": flag.metavar, **flag.more})
         else:
-            parser.add_argument(*names, action="store_true")
+            parser.add_argument(*names, action="store_true", **flag.more)
     return parser
 
 
@@ -21772,7 +26518,7 @@ def run_words(words: list[str], world: World, *, program: str = Typing.program) 
     except FleetError as error:
         tell_error(error, typing, world)
         if "--json" in own:
-            tell_error_as_json(error, words[0], typing, world)
+            tell_error_as_json(error, " ".join(name_command(own)), typing, world)
         return error.status
 
 

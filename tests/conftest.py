@@ -8,7 +8,7 @@ import pytest
 from fake_ollama import FakeNode
 from tools import accept_golden, clean_environment, golden_text, install, keys_near
 
-pytest_plugins = ("gateway_rig", "workspace_cases")
+pytest_plugins = ("gateway_rig", "workspace_cases", "task_rig")
 sys.dont_write_bytecode = True
 # A shell's background job ignores Ctrl-C, and so would every program that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -197,7 +197,7 @@ def test_every_write_goes_through_one_door():
                "removedirs", "chmod", "fchmod", "chown", "symlink", "link", "truncate", "ftruncate",
                "open", "write", "utime", "mkfifo", "rmtree", "move", "copy", "copytree"}
     doors = {"Descent", "Directory", "PrivateDirectory", "_append", "_open_to_read", "make_private",
-             "discard_output"}
+             "discard_output", "Pipe", "spawn", "detach"}  # the last three: a pipe, a child's ends
     inside = [(node.lineno, node.end_lineno) for node in ast.walk(TREE)
               if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name in doors]
     uses = [(ast.unparse(node.func), node.lineno) for node in ast.walk(TREE)

@@ -1,0 +1,200 @@
+"""A repository in which tasks are worked on by a stub client, in this process or in one to kill."""
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import subagent_fleet as sf
+from tools import EXAMPLE, ROOT, clean_environment
+
+STUB = ROOT / "tests" / "stub_claude.py"
+GIT = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a",
+       "GIT_COMMITTER_EMAIL": "a@b", "GIT_CONFIG_NOSYSTEM": "1", "GIT_OPTIONAL_LOCKS": "0"}
+# A supervisor of its own, for tests that kill it: it dies before the nth line of its journal.
+DRIVER = """\
+import json, os, signal, sys
+import subagent_fleet as sf
+from task_rig import backing
+count, mode = 0, sys.argv[2] if len(sys.argv) > 2 else ""
+add = sf.Journal.add
+def counted(self, line):
+    global count
+    count += 1
+    if mode.startswith("before") and count == int(mode[6:]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    add(self, line)
+    if mode.startswith("after") and count == int(mode[5:]):
+        os.kill(os.getpid(), signal.SIGKILL)
+sf.Journal.add = counted
+world = sf.World()
+folder = sf.Folder(world, sf.find_repository(world, "."))
+folder.make()
+lock = world.hold(folder.place("lock"))
+if lock is None:
+    sys.exit(3)
+supervisor = sf.Supervisor(folder, lock, backing(int(sys.argv[1])))
+stops = []
+world.on_stop(stops.append)
+sf.supervise([supervisor], world, stops, keeps_going=False)
+supervisor.leave()
+print(count)
+"""
+
+
+def backing(most=8, **more):
+    """What a supervisor of the stub is told: a fleet whose gateway nobody asks."""
+    fleet, _ = sf.check_fleet(sf.Document(EXAMPLE.replace("node: mini", "node: mini\n    max_parallel: 64"), "fleet.yaml"))
+    return sf.Backing(fleet, "sk-test", most=most, **more)
+
+
+class Rig:
+    """A repository, its supervisor, and what is seen of both from outside."""
+
+    def __init__(self, place):
+        self.place = pathlib.Path(place)
+        self.repo = self.place / "repo"
+        self.home = self.place / "home"
+        self.bin = self.place / "bin"
+        for path in (self.repo, self.home / "sessions", self.bin):
+            path.mkdir(parents=True)
+        client = self.bin / "claude"
+        client.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "{STUB}" "$@"\n')
+        client.chmod(0o755)
+        self.git("init", "-q", "-b", "main")
+        (self.repo / "a.txt").write_text("one\n")
+        self.git("add", ".")
+        self.git("commit", "-qm", "start")
+        self.world = sf.World()
+        self.world.environ = self.environment()
+        self.said = []
+        self.supervisor = None
+
+    def environment(self, **more):
+        return clean_environment(
+            HOME=self.home, STUB_HOME=self.home / "sessions", PYTHONPATH=f"{ROOT}:{ROOT}/tests",
+            PATH=f"{self.bin}:{os.environ['PATH']}", XDG_STATE_HOME=self.home / "state", **more)
+
+    def git(self, *words, cwd=None, check=True):
+        done = subprocess.run(["git", *words], cwd=cwd or self.repo, capture_output=True,
+                              env={**clean_environment(HOME=self.home), **GIT})
+        assert not check or done.returncode == 0, done.stderr.decode()
+        return done.stdout.decode("utf-8", "surrogateescape").strip()
+
+    @property
+    def folder(self):
+        return sf.Folder(self.world, sf.find_repository(self.world, str(self.repo)))
+
+    def add(self, name, prompt="", **more):
+        """Put a task into the inbox, as `task add` does."""
+        task = sf.TaskSpec(name, prompt=prompt, **more)
+        self.folder.ask(sf.order_of(task, self.folder))
+
+    def ask(self, do, name, **more):
+        self.folder.ask({"do": do, "task": name, **more})
+
+    def begin(self, only=None, **more):
+        """Become the supervisor."""
+        folder = self.folder
+        folder.make()
+        lock = self.world.hold(folder.place("lock"))
+        assert lock, "somebody supervises already"
+        more.setdefault("tell", lambda *event: self.said.append(event))
+        self.supervisor = sf.Supervisor(folder, lock, backing(**more), only)
+        return self.supervisor
+
+    def leave(self):
+        if self.supervisor:
+            self.supervisor.leave()
+        self.supervisor = None
+
+    def work(self, until=None, *, seconds=20.0, **more):
+        """Supervise until nothing can go on, or something is true of the states."""
+        supervisor = self.supervisor or self.begin(**more)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            did = supervisor.step()
+            if until and until(supervisor.board.tasks):
+                return supervisor.board.tasks
+            if not until and not did and not supervisor.is_busy and not supervisor.next_at:
+                return supervisor.board.tasks
+            time.sleep(0.002)
+        raise AssertionError(f"not in {seconds} s: {self.states()}, {self.said[-8:]}")
+
+    def drive(self, *words, most=8):
+        """Start a supervisor of its own."""
+        return subprocess.Popen([sys.executable, "-c", DRIVER, str(most), *words],
+                                cwd=str(self.repo), env=self.environment(),
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def tasks(self):
+        return self.folder.read_journal().tasks
+
+    def states(self):
+        return {name: state.state for name, state in self.tasks().items()}
+
+    def receipt(self, name, number=1):
+        path = self.repo / f".git/subagent-fleet/run/tasks/{name}/{number}/receipt.json"
+        return json.loads(path.read_text())
+
+    def journal(self, name):
+        """The states that a task went through."""
+        path = self.repo / ".git/subagent-fleet/run/journal.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        return [line["to"] for line in lines if line.get("task") == name and "to" in line]
+
+    def tree(self, name):
+        return self.repo / ".subagent-fleet/worktrees" / name
+
+    def processes(self):
+        """The processes that carry a mark of this repository's run."""
+        run = self.folder.read_journal().run
+        found = []
+        for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
+            try:
+                content = path.read_bytes()
+            except OSError:
+                continue
+            if run and f"={run}/".encode() in content:
+                found.append(int(path.parent.name))
+        return found
+
+    def kill_all(self):
+        for number in self.processes():
+            with contextlib.suppress(OSError):
+                os.kill(number, signal.SIGKILL)
+
+    def outside(self):
+        """All that is the person's: files, index, refs, hooks, settings, stash, status."""
+        files = {str(path.relative_to(self.repo)): path.read_bytes()
+                 for path in sorted(self.repo.rglob("*")) if path.is_file()
+                 and not {".git", ".subagent-fleet"} & set(path.relative_to(self.repo).parts)}
+        git = self.repo / ".git"
+        for name in ("index", "config", "HEAD", "packed-refs"):
+            if (git / name).exists():
+                files[f".git/{name}"] = (git / name).read_bytes()
+        files.update({f".git/hooks/{path.name}": path.read_bytes()
+                      for path in (git / "hooks").glob("*") if path.is_file()})
+        refs = [line for line in self.git("for-each-ref").splitlines()
+                if "refs/heads/run/" not in line and "refs/subagent-fleet/" not in line]
+        return files, refs, self.git("status", "--porcelain")
+
+
+@pytest.fixture
+def rig(tmp_path):
+    """A Rig whose processes are ended, and in which nothing of the person's may have changed."""
+    rig = Rig(tmp_path)
+    before = rig.outside()
+    rig.keeps_outside = True
+    yield rig
+    rig.leave()
+    left = rig.processes()
+    rig.kill_all()
+    if rig.keeps_outside:
+        assert rig.outside() == before
+    assert left == [], "processes were left behind"

@@ -1,0 +1,751 @@
+"""Section *Supervisor*: agents in worktrees, with a stub client; see DRIVER for what is killed."""
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import subagent_fleet as sf
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"),
+                                reason="the rig reads /proc; macOS has its own tests below")
+MANY = int(os.environ.get("SUBAGENT_FLEET_TRIALS", "0"))  # more of what is random
+
+
+# -- done, and what is not --
+
+def test_a_task_is_done_when_its_check_passes_and_its_branch_has_the_work(rig):
+    rig.add("a", "@write work.txt hello", check="test -s work.txt")
+    rig.work()
+    assert rig.states() == {"a": "done"}
+    assert rig.git("show", "run/a:work.txt") == "hello"
+    assert rig.git("rev-parse", "run/a") == rig.tasks()["a"].head
+    assert rig.git("status", "--porcelain", cwd=rig.tree("a")) == ""
+    receipt = rig.receipt("a")
+    assert receipt["verdict"] == "done" and receipt["files"] == [["work.txt", 1, 0]]
+    assert receipt["check"] == {"command": "test -s work.txt", "rounds": [0],
+                                "passes_on_base": False}
+    assert rig.journal("a") == ["preparing", "starting", "running", "checking", "done"]
+
+
+def test_words_of_success_with_nothing_done_are_a_failure(rig):
+    rig.add("a", "say so", check="true", tries=1, rounds=1)
+    rig.work()
+    assert rig.states() == {"a": "failed"}
+    assert rig.tasks()["a"].reason == "nothing was changed"
+    assert "says it is done, made no call that changes anything" in rig.receipt("a")["flags"]
+
+
+def test_denied_writes_are_a_failure_and_the_agent_is_told_its_scope(rig):
+    rig.add("a", "@edit docs/x.md", check="test -s docs/x.md", touch=("src/**", "denied.txt"),
+            tries=1, rounds=0)
+    rig.work()
+    assert rig.states() == {"a": "failed"}
+    said = (rig.tree("a") / "denied.txt").read_text()
+    assert said.startswith("deny outside this task: it may touch src/**")
+    assert rig.receipt("a")["denied"] == [{"tool": "Write",
+                                           "path": str(rig.tree("a") / "docs/x.md")}]
+
+
+@pytest.mark.parametrize("prompt, changes, state", [
+    ("@run true", "none", "done"), ("@write x y", "none", "failed"), ("@run true", "required",
+                                                                      "failed")])
+def test_the_diff_must_be_as_asked(rig, prompt, changes, state):
+    rig.add("a", prompt, check="true", changes=changes, tries=1, rounds=0)
+    rig.work()
+    assert rig.states() == {"a": state}
+
+
+def test_without_a_check_nothing_is_done(rig):
+    rig.add("a", "@write x y")
+    rig.work()
+    assert rig.states() == {"a": "unchecked"} and rig.tasks()["a"].snapshot
+
+
+def test_a_failed_check_is_told_and_mended_in_the_same_session(rig):
+    rig.add("a", "@write x y", check="test -s mended || { echo '@write mended ok'; exit 7; }")
+    rig.work()
+    state = rig.tasks()["a"]
+    assert state.state == "done" and state.checks == (7, 0) and state.round == 1
+    assert rig.journal("a") == ["preparing", "starting", "running", "checking", "running",
+                                "checking", "done"]
+    told = (rig.home / "sessions" / state.session).read_text()
+    assert "The check of this task failed (exit 7)" in told
+
+
+def test_a_check_that_never_passes_ends_after_its_rounds_and_tries(rig):
+    rig.add("a", "@write x y", check="echo c >> ../../../count; false", rounds=2, tries=1)
+    rig.work()
+    assert rig.states() == {"a": "failed"}
+    # One look at the base, then rounds + 1 checks.
+    assert (rig.repo / "count").read_text().count("c") == 1 + 3
+    (rig.repo / "count").unlink()
+    assert rig.tasks()["a"].checks == (1, 1, 1)
+
+
+def test_a_try_that_failed_is_tried_again_in_a_try_of_its_own(rig, monkeypatch):
+    monkeypatch.setattr(sf, "TRY_WAIT_SECONDS", (0,))
+    rig.add("a", "@write x y", check="false", rounds=0, tries=2)
+    rig.work()
+    assert rig.states() == {"a": "failed"} and rig.tasks()["a"].tried == 2
+    assert rig.receipt("a", 1)["verdict"] == "waiting" and rig.receipt("a", 2)["verdict"] == "failed"
+
+
+def test_a_check_that_passes_on_the_base_is_told_once(rig):
+    for name in "ab":
+        rig.add(name, "@write x y", check="true")
+    rig.work()
+    notes = [event for event in rig.said if event[1] == "note"]
+    assert len(notes) == 1 and "proves nothing" in notes[0][2]
+    assert rig.receipt("a")["check"]["passes_on_base"] is True
+
+
+def test_what_lies_outside_the_scope_parks_and_is_kept(rig):
+    rig.add("a", "@run echo x > secret.txt\n@write src/a.py y", check="true", touch=("src/**",))
+    rig.work()
+    state = rig.tasks()["a"]
+    assert state.state == "parked" and "secret.txt" in state.reason
+    assert rig.receipt("a")["outside"] == ["secret.txt"]
+    assert rig.git("show", f"{state.snapshot}:secret.txt") == "x"
+    assert rig.git("rev-parse", "run/a") == rig.git("rev-parse", "main")  # nothing merged
+
+
+def test_other_refs_and_the_checkout_are_watched_but_never_blamed(rig):
+    rig.keeps_outside = False
+    rig.add("a", "@write x y\n@run git branch stolen\n@run echo 1 >> ../../../a.txt", check="true")
+    rig.work()
+    assert rig.states() == {"a": "done"}
+    flags = " ".join(rig.receipt("a")["flags"])
+    assert "refs/heads/stolen" in flags and "the main checkout changed" in flags
+
+
+def test_commits_of_the_agent_stay_as_they_are(rig):
+    rig.add("a", "@write x y\n@run git add . && git -c user.name=a -c user.email=b commit -qm mine",
+            check="true")
+    rig.work()
+    assert rig.git("log", "-1", "--format=%s", "run/a") == "mine"
+    assert rig.receipt("a")["commits"] == 1
+
+
+def test_an_agent_that_leaves_its_branch_is_found_on_it_again(rig):
+    rig.add("a", "@run git checkout -q --detach\n@write x y\n@run git add . && git -c user.name=a "
+            "-c user.email=b commit -qm mine\n@write z more", check="true")
+    rig.work()
+    assert rig.states() == {"a": "done"}
+    assert rig.git("show", "run/a:z") == "more" and rig.git("show", "run/a:x") == "y"
+
+
+def test_any_command_can_be_the_coder(rig):
+    rig.add("a", "the prompt", coder=("sh", "-c", "cat > got.txt; echo worked"),
+            check="grep -q prompt got.txt")
+    rig.add("b", "x", coder=("sh", "-c", "echo y > z; exit 3"), check="test -s z")
+    rig.add("c", "x", coder=("no-such-program",), check="true", tries=1)
+    rig.work()
+    assert rig.states() == {"a": "done", "b": "done", "c": "failed"}
+    assert (rig.repo / ".git/subagent-fleet/run/tasks/a/1/out.jsonl").read_text() == "worked\n"
+
+
+# -- order --
+
+def test_tasks_start_after_what_they_need_and_from_its_branch(rig):
+    rig.add("first", "@write one.txt 1", check="test -s one.txt")
+    rig.add("second", "@write two.txt 2", check="test -s one.txt", after=("first",))
+    rig.work()
+    assert rig.states() == {"first": "done", "second": "done"}
+    assert rig.git("show", "run/second:one.txt") == "1"
+    assert rig.tasks()["second"].base == rig.tasks()["first"].head
+
+
+def test_what_needs_a_failed_task_waits_and_says_so(rig):
+    rig.add("first", "nothing", check="true", tries=1, rounds=0)
+    rig.add("second", "@write two.txt 2", after=("first",))
+    rig.work()
+    assert rig.states() == {"first": "failed", "second": "waiting"}
+    sight = sf.see_tasks(rig.folder, sf.Backing())
+    assert sf.plan_task_rows(sight)[1].now == "for first, which is failed"
+
+
+def test_never_more_at_once_than_allowed_and_all_places_used(rig):
+    (rig.place / "live").mkdir()
+    for number in range(20):
+        rig.add(f"t{number}", "x", coder=("sh", "-c", f"cd {rig.place}/live; touch $$; ls | wc -l "
+                                          ">> ../most; sleep 0.15; rm $$"), changes="none",
+                check="true")
+    rig.work(most=4, seconds=60)
+    assert set(rig.states().values()) == {"done"}
+    counts = [int(line) for line in (rig.place / "most").read_text().split()]
+    assert max(counts) == 4 and len(counts) == 20
+
+
+# -- setup and copies --
+
+def test_setup_and_copies_come_first_and_are_not_the_agents_work(rig):
+    rig.keeps_outside = False
+    (rig.repo / ".gitignore").write_text(".env\n*.log\n")
+    (rig.repo / ".worktreeinclude").write_text(".env\n")
+    (rig.repo / ".env").write_text("KEY=1\n")
+    (rig.repo / "x.log").write_text("no\n")
+    rig.git("add", ".")
+    rig.git("commit", "-qm", "ignore")
+    rig.add("a", "@write src/x y", setup=("echo lock > lock.txt",), check="test -s .env",
+            touch=("src/**",))
+    rig.work()
+    assert rig.states() == {"a": "done"}, rig.tasks()["a"].reason
+    assert (rig.tree("a") / ".env").read_text() == "KEY=1\n"
+    assert not (rig.tree("a") / "x.log").exists()
+    assert rig.receipt("a")["outside"] == []  # lock.txt is setup's
+
+
+def test_a_setup_that_fails_parks_and_starts_no_agent(rig):
+    rig.add("a", "@write x y", setup=("echo first", "echo broken; exit 4"), check="true")
+    rig.work()
+    state = rig.tasks()["a"]
+    assert state.state == "parked" and "exit 4" in state.reason and "broken" in state.reason
+    assert "starting" not in rig.journal("a")
+
+
+# -- questions and words --
+
+ASK = "@ask Which database?|sqlite|postgres\n@write x y"
+
+
+def test_a_question_waits_for_a_person_and_goes_on(rig):
+    rig.add("a", ASK, check="true")
+    rig.work(lambda states: states and states["a"].state == "asking")
+    assert ("a", "asks") in [event[:2] for event in rig.said]
+    rig.ask("answer", "a", answers={"Which database?": "postgres"})
+    rig.work()
+    assert rig.states() == {"a": "done"}
+    assert json.loads((rig.tree("a") / "answers.txt").read_text()) == {
+        "Which database?": "postgres"}
+    assert rig.receipt("a")["questions"] == 1
+
+
+def test_a_question_survives_its_supervisor(rig):
+    rig.add("a", ASK, check="true")
+    rig.work(lambda states: states and states["a"].state == "asking")
+    session = rig.tasks()["a"].session
+    rig.leave()
+    rig.ask("answer", "a", answers={"Which database?": "sqlite"})
+    rig.work()
+    assert rig.states() == {"a": "done"} and rig.tasks()["a"].session == session
+    assert rig.journal("a").count("starting") == 1
+
+
+def test_a_question_survives_its_supervisor_and_its_agent(rig):
+    rig.add("a", ASK.replace("@ask", "@once ask"), check="true")
+    rig.work(lambda states: states and states["a"].state == "asking")
+    rig.leave()
+    rig.kill_all()
+    rig.ask("say", "a", text="@write x y")
+    rig.work()
+    assert rig.states() == {"a": "done"} and rig.journal("a").count("starting") == 2
+
+
+def test_nobody_answers_so_the_slot_is_given_back_and_the_answer_still_counts(rig, monkeypatch):
+    monkeypatch.setattr(sf, "ASK_SECONDS", 0.2)
+    rig.add("a", ASK, check="true")
+    rig.work(lambda states: states and states["a"].asleep)
+    assert rig.processes() == [] and rig.states() == {"a": "asking"}
+    rig.ask("answer", "a", answers={"Which database?": "x\n@write x y"})
+    rig.work()
+    assert rig.states() == {"a": "done"}
+    told = (rig.home / "sessions" / rig.tasks()["a"].session).read_text()
+    assert "The answer to your question is: x" in told
+
+
+def test_what_is_said_steers_a_running_agent(rig):
+    rig.add("a", "@sleep 0.3\n@write x y", check="test -s steered")
+    rig.work(lambda states: states and states["a"].state == "running")
+    rig.ask("say", "a", text="@write steered yes")
+    rig.work()
+    assert rig.states() == {"a": "done"} and rig.tasks()["a"].checks == (0,)
+
+
+def test_what_is_said_to_a_waiting_task_is_told_when_it_starts(rig):
+    rig.add("b", "@write one 1", check="true")
+    rig.add("a", "@write x y", after=("b",), check="test -s said")
+    rig.ask("say", "a", text="@write said yes")
+    rig.work()
+    assert rig.states()["a"] == "done" and rig.tasks()["a"].checks == (0,)
+
+
+def test_what_is_said_to_a_task_that_is_over_resumes_it(rig):
+    rig.add("a", "@write x y", check="true")
+    rig.work()
+    session = rig.tasks()["a"].session
+    rig.ask("say", "a", text="@write more z")
+    rig.work()
+    state = rig.tasks()["a"]
+    assert state.state == "done" and state.session == session and state.tried == 2
+    assert rig.git("show", "run/a:more") == "z"
+
+
+# -- ends --
+
+def test_stop_ends_trees_that_resist_all_at_once_and_quickly(rig):
+    script = ("trap '' TERM HUP INT; setsid sh -c 'trap \"\" TERM; sleep 300' & "
+              "nohup sleep 301 >/dev/null 2>&1 & (sleep 302 & ) & sleep 303")
+    for number in range(8):
+        rig.add(f"t{number}", f"@write x y\n@run {script}")
+    rig.work(lambda states: len(states) == 8 and len(rig.processes()) >= 40)
+    began = time.monotonic()
+    for number in range(8):
+        rig.ask("stop", f"t{number}")
+    rig.work()
+    assert time.monotonic() - began < 4  # 2 s on a machine that does nothing else
+    assert set(rig.states().values()) == {"stopped"} and rig.processes() == []
+    for number in range(8):
+        reason = rig.tasks()[f"t{number}"].reason
+        assert "processes ended in" in reason and f"refs/subagent-fleet/t{number}/1" in reason
+        assert rig.git("show", f"refs/subagent-fleet/t{number}/1:x") == "y"
+
+
+def test_a_task_that_was_not_running_is_stopped_and_says_so(rig):
+    rig.add("a", "x", after=("nobody",))
+    rig.ask("stop", "a")
+    rig.work()
+    assert rig.tasks()["a"].reason == "was not running"
+    rig.ask("retry", "a")
+    rig.work(lambda states: states["a"].state == "waiting")
+
+
+def test_strays_of_an_agent_that_is_done_are_ended(rig):
+    rig.add("a", "@write x y\n@run setsid sleep 300 >/dev/null 2>&1 &", check="true")
+    rig.work()
+    assert rig.states() == {"a": "done"} and rig.processes() == []
+
+
+def test_the_deadline_ends_a_try_and_counts_as_one(rig):
+    rig.add("a", "@write x y\n@hang", deadline=1, tries=1, check="true")
+    rig.work()
+    state = rig.tasks()["a"]
+    assert state.state == "failed" and "deadline" in state.reason
+    assert rig.receipt("a")["ended"] == "deadline" and rig.git("show", f"{state.snapshot}:x") == "y"
+
+
+def test_the_deadline_holds_without_a_supervisor(rig, monkeypatch):
+    launch = sf.Launch
+    monkeypatch.setattr(sf, "Launch", lambda *given, **more: launch(
+        *given, **{**more, "seconds": 1 if more.get("seconds") else 0}))
+    rig.add("a", "@hang")
+    rig.work(lambda states: states and states["a"].state == "running")
+    rig.leave()
+    deadline = time.monotonic() + 10
+    while rig.processes():
+        assert time.monotonic() < deadline, "the system did not end it"
+        time.sleep(0.05)
+
+
+def test_a_lost_agent_is_started_again_and_nothing_counts_against_it(rig):
+    rig.add("a", "@write one 1\n@once die\n@write two 2", check="test -s one")
+    rig.work()
+    state = rig.tasks()["a"]
+    assert state.state == "done" and state.failures == 0 and state.tried == 1
+    assert rig.journal("a").count("starting") == 2
+
+
+def test_five_losses_in_a_row_park(rig, monkeypatch):
+    monkeypatch.setattr(sf, "LOST_LIMIT", 3)
+    rig.add("a", "@die")
+    client = (rig.bin / "claude").read_text()
+    (rig.bin / "claude").write_text("#!/bin/sh\necho broken >&2; exit 1\n")
+    rig.work(seconds=30)
+    assert rig.states() == {"a": "parked"}
+    assert "broken" in rig.tasks()["a"].reason
+    (rig.bin / "claude").write_text(client)
+
+
+@pytest.mark.parametrize("prompt, limits", [
+    ("@hang", {"stall": 1}), ("@run sleep 60", {"HEARTBEAT_SECONDS": 0.5}),
+    ("@loop 13\n@hang", {})])
+def test_what_is_stuck_is_resumed_once_and_then_failed(rig, monkeypatch, prompt, limits):
+    for name, value in limits.items():
+        if name.isupper():
+            monkeypatch.setattr(sf, name, value)
+    monkeypatch.setattr(sf, "CONTINUE_PROMPT", prompt)
+    rig.add("a", f"@write x y\n{prompt}", check="true", stall=limits.get("stall", 300))
+    rig.work(seconds=40, look=lambda: {"sessions": {}}) if "stall" not in limits else None
+    if "stall" in limits:
+        monkeypatch.setattr(sf.Supervisor, "_view", lambda self, session: "idle")
+        find = sf.find_stall
+        monkeypatch.setattr(sf, "find_stall", lambda task, heard, view, timeout, now: find(
+            task, heard, "idle", timeout, now))
+        rig.work(seconds=40)
+    state = rig.tasks()["a"]
+    assert state.state == "failed" and state.reason.startswith("stalled:"), state.reason
+    assert rig.journal("a").count("starting") == 2
+
+
+def test_waiting_for_a_slot_is_not_being_stuck(rig, monkeypatch):
+    monkeypatch.setattr(sf.Supervisor, "_view", lambda self, session: "waiting")
+    find = sf.find_stall
+    monkeypatch.setattr(sf, "find_stall", lambda task, heard, view, timeout, now: find(
+        task, heard, "waiting", 0.01, now + 5000 * (heard.phase != "silent")))
+    rig.add("a", "@sleep 2.5\n@write x y", check="true")
+    rig.work()
+    assert rig.states() == {"a": "done"} and rig.journal("a").count("starting") == 1
+
+
+def test_errors_of_the_api_wait_or_park_and_are_no_try(rig, monkeypatch):
+    monkeypatch.setattr(sf, "API_WAIT_SECONDS", (0.1,))
+    rig.add("busy", "@write x y\n@once error api_error 529\n", check="true")
+    rig.add("wrong", "@error api_error 404")
+    rig.add("long", "@error prompt_too_long 400")
+    rig.work()
+    assert rig.states() == {"busy": "done", "wrong": "parked", "long": "parked"}
+    assert rig.tasks()["busy"].failures == 0 and "split it" in rig.tasks()["long"].reason
+
+
+# -- nothing is lost, nothing is done twice --
+
+def three_tasks(rig):
+    """Three tasks whose every piece of work leaves one line in a file of its own."""
+    rig.add("a", "@write work.txt a\n@sleep 0.05", check="grep -qx a work.txt")
+    rig.add("b", "@ask Which?|x\n@write work.txt b", check="test -s work.txt")
+    rig.add("c", "@write work.txt c", check="test -s mended || { echo '@write mended ok'; exit 1; }",
+            after=("a",))
+
+
+def finish(rig, most=3, seconds=60):
+    """Supervise to the end, answering what is asked."""
+    def answered(states):
+        for name, state in states.items():
+            if state.state == "asking" and not state.answer:
+                rig.ask("answer", name, answers={"Which?": "x"})
+        return states and all(state.is_over for state in states.values())
+    rig.work(answered, most=most, seconds=seconds)
+    rig.leave()
+
+
+def check_all_is_well(rig):
+    """Each task is done exactly once; no process, no lock, no lost worktree is left."""
+    assert set(rig.states().values()) == {"done"}, (rig.states(), rig.said[-9:])
+    for name in rig.tasks():
+        assert rig.journal(name).count("done") == 1
+        assert rig.git("rev-parse", f"run/{name}") == rig.tasks()[name].head
+    assert rig.processes() == []
+    assert rig.folder.holder() == 0
+    worktrees = rig.git("worktree", "list", "--porcelain").count("worktree ")
+    assert worktrees == 1 + len(rig.tasks())
+
+
+def test_kill_9_between_any_two_lines_of_the_journal_loses_nothing(tmp_path):
+    """Every fault point once: killed before and after each line, then taken up."""
+    from task_rig import Rig
+    whole = Rig(tmp_path / "whole")
+    three_tasks(whole)
+    finish(whole)
+    lines = (whole.repo / ".git/subagent-fleet/run/journal.jsonl").read_text().count("\n")
+    assert lines >= 30
+    points = [f"{word}{number}" for number in range(1, lines) for word in ("before", "after")]
+    if not MANY:
+        points = points[::7]
+    hit = 0
+    for point in points:
+        rig = Rig(tmp_path / point)
+        three_tasks(rig)
+        driver = rig.drive(point)
+        deadline = time.monotonic() + 20
+        while driver.poll() is None and time.monotonic() < deadline:
+            if rig.states().get("b") == "asking" and not rig.tasks()["b"].answer:
+                rig.ask("answer", "b", answers={"Which?": "x"})
+            time.sleep(0.02)
+        hit += driver.poll() == -signal.SIGKILL
+        driver.kill()
+        driver.communicate()
+        finish(rig)
+        check_all_is_well(rig)
+    assert hit >= 0.9 * len(points), f"{hit} of {len(points)}"
+
+
+def test_random_kills_of_supervisors_and_agents_lose_nothing(tmp_path):
+    """Trials with seeds; SUBAGENT_FLEET_TRIALS=100 is the whole promise: 500 kills and more."""
+    from task_rig import Rig
+    kills = 0
+    trials = MANY or 4
+    for seed in range(trials):
+        rng = random.Random(seed)
+        rig = Rig(tmp_path / str(seed))
+        three_tasks(rig)
+        for _ in range(rng.randrange(4, 9)):
+            driver = rig.drive(most=2)
+            time.sleep(rng.uniform(0.05, 0.6))
+            if rig.states().get("b") == "asking" and rng.random() < 0.5:
+                rig.ask("answer", "b", answers={"Which?": "x"})
+                time.sleep(rng.uniform(0, 0.1))
+            driver.kill()
+            driver.communicate()
+            kills += 1
+            for number in rig.processes():
+                if rng.random() < 0.4:
+                    with_suppress(os.kill, number, signal.SIGKILL)
+                    kills += 1
+            if all(state.is_over for state in rig.tasks().values()) and rig.tasks():
+                break
+        finish(rig)
+        check_all_is_well(rig)
+    print(f"{trials} trials, {kills} kills")
+    assert kills >= (500 if trials >= 100 else 4 * trials)
+
+
+def with_suppress(function, *given):
+    with contextlib.suppress(OSError):
+        function(*given)
+
+
+def test_one_supervisor_and_the_others_are_told(rig):
+    rig.add("a", "@sleep 1\n@write x y", check="true")
+    drivers = [rig.drive() for _ in range(8)]
+    codes = sorted(driver.wait(30) for driver in drivers)
+    for driver in drivers:
+        driver.communicate()
+    assert codes == [0] + [3] * 7
+    assert rig.states() == {"a": "done"} and rig.journal("a").count("starting") == 1
+
+
+def test_two_tries_are_never_alive_together(rig):
+    rig.add("a", "@hang")
+    rig.work(lambda states: states and states["a"].state == "running")
+    rig.leave()
+    # As if a journal had lost what it knew: the agent lives, and the task waits.
+    path = rig.repo / ".git/subagent-fleet/run/journal.jsonl"
+    with open(path, "a", encoding="utf-8") as stream:
+        stream.write(json.dumps({"task": "a", "to": "waiting", "open": False}) + "\n")
+    rig.work(lambda states: states["a"].is_over)
+    assert rig.states() == {"a": "parked"} and rig.tasks()["a"].cause == "still-alive"
+    assert rig.processes() == []
+
+
+def test_a_disk_that_is_full_is_one_sentence_and_the_agent_goes_on(rig, monkeypatch):
+    rig.add("a", "@sleep 0.3\n@write x y", check="true")
+    rig.work(lambda states: states and states["a"].state == "running")
+
+    def full(descriptor, line):
+        raise OSError(28, "No space left on device")
+    with monkeypatch.context() as patch:
+        patch.setattr(sf, "_append", full)
+        with pytest.raises(sf.FleetError) as caught:
+            rig.work()
+    assert caught.value.slug == "journal" and "No space left" in caught.value.what
+    rig.leave()
+    rig.work()
+    assert rig.states() == {"a": "done"}
+
+
+def test_a_person_has_the_session_and_gives_it_back(rig):
+    rig.add("a", "@write x y\n@once hang", check="test -s x")
+    rig.work(lambda states: states and states["a"].state == "running"
+             and (rig.tree("a") / ".once").exists())
+    rig.ask("attach", "a")
+    rig.work(lambda states: states["a"].state == "attached")
+    assert rig.processes() == []
+    rig.ask("detach", "a")
+    rig.work()
+    assert rig.states() == {"a": "done"}
+    assert "A person has worked" in (rig.home / "sessions" / rig.tasks()["a"].session).read_text()
+
+
+def test_a_fresh_retry_has_another_worktree_branch_and_session(rig):
+    rig.add("a", "@write x y", check="false", tries=1, rounds=0)
+    rig.work()
+    first = rig.tasks()["a"]
+    rig.ask("retry", "a", fresh=True)
+    rig.work()
+    second = rig.tasks()["a"]
+    assert second.state == "failed" and second.session != first.session
+    assert (second.branch, second.worktree) == ("run/a-2", f"{first.worktree}-2")
+    assert second.old == (f"run/a\n{first.worktree}",)
+
+
+# -- repositories that are odd: one sentence, nothing half done --
+
+def refuses(rig, slug, *words, cwd=None):
+    with pytest.raises(sf.FleetError) as caught:
+        where = cwd or rig.repo
+        repository = sf.find_repository(rig.world, str(where))
+        sf.find_commit(rig.world, repository, "HEAD")
+    assert caught.value.slug == slug and caught.value.fix
+    for word in words:
+        assert word in caught.value.what
+
+
+def test_no_repository_no_commit_and_bare_are_refused(rig, tmp_path):
+    (tmp_path / "plain").mkdir()
+    refuses(rig, "no-repository", "no git repository", cwd=tmp_path / "plain")
+    (tmp_path / "empty").mkdir()
+    rig.git("init", "-q", cwd=tmp_path / "empty")
+    refuses(rig, "no-commit", "no commit", cwd=tmp_path / "empty")
+    rig.git("init", "-q", "--bare", str(tmp_path / "bare.git"))
+    refuses(rig, "bare-repository", "bare", cwd=tmp_path / "bare.git")
+    rig.world.environ = {**rig.world.environ, "PATH": str(tmp_path / "nowhere")}
+    refuses(rig, "no-git", "git")
+    rig.world.environ = rig.environment()
+    rig.world.run_git = lambda *words, **more: sf.Ran(128, b"", "fatal: detected dubious ownership")
+    refuses(rig, "foreign-repository", "somebody else")
+    del rig.world.run_git
+    with pytest.raises(sf.FleetError) as caught:
+        sf.find_commit(rig.world, rig.folder.repository, "nowhere")
+    assert caught.value.slug == "bad-base"
+
+
+def test_branches_and_directories_in_the_way_park_and_stay(rig):
+    rig.keeps_outside = False
+    rig.git("branch", "taken")
+    rig.git("commit", "-q", "--allow-empty", "-m", "on")
+    rig.git("branch", "run/b", "HEAD~1")
+    (rig.repo / ".subagent-fleet/worktrees/c").mkdir(parents=True)
+    (rig.repo / ".subagent-fleet/worktrees/c/mine.txt").write_text("mine\n")
+    rig.add("a", "@write x y", branch="taken/a")
+    rig.add("b", "@write x y")
+    rig.add("c", "@write x y")
+    rig.work()
+    tasks = rig.tasks()
+    assert set(rig.states().values()) == {"parked"}
+    assert "leaves no room" in tasks["a"].reason and "there already" in tasks["b"].reason
+    assert "is no worktree" in tasks["c"].reason
+    assert (rig.repo / ".subagent-fleet/worktrees/c/mine.txt").read_text() == "mine\n"
+    assert rig.git("rev-parse", "run/b") == rig.git("rev-parse", "HEAD~1")
+
+
+def test_a_worktree_of_somebody_else_and_one_that_has_gone_park(rig):
+    rig.git("worktree", "add", "-q", "-b", "mine", str(rig.tree("a")))
+    rig.add("a", "@write x y")
+    rig.add("b", "@once die\n@hang", check="true")
+    rig.work(lambda states: len(states) == 2 and states["a"].is_over
+             and states["b"].state == "running")
+    assert "is a worktree of mine" in rig.tasks()["a"].reason
+    rig.git("worktree", "remove", str(rig.tree("a")))
+    rig.git("branch", "-D", "mine")
+    rig.leave()
+    rig.kill_all()
+    rig.git("worktree", "unlock", str(rig.tree("b")))
+    rig.git("worktree", "remove", "--force", str(rig.tree("b")))
+    rig.work()
+    assert rig.states()["b"] == "parked" and rig.tasks()["b"].cause == "worktree-gone"
+    rig.ask("retry", "b")
+    rig.work(lambda states: states["b"].state == "running")
+    rig.ask("stop", "b")
+    rig.work()
+
+
+@pytest.mark.parametrize("odd", ["shallow", "detached", "merging", "quotes", "hooks", "nested",
+                                 "submodule", "linked"])
+def test_odd_repositories_are_worked_in_as_they_are(rig, tmp_path, odd):
+    repo = rig.repo
+    rig.keeps_outside = False
+    if odd == "shallow":
+        rig.git("commit", "-q", "--allow-empty", "-m", "two")
+        rig.git("clone", "-q", "--depth", "1", f"file://{repo}", str(tmp_path / "shallow"))
+        repo = tmp_path / "shallow"
+    elif odd == "detached":
+        rig.git("checkout", "-q", "--detach")
+    elif odd == "merging":
+        rig.git("checkout", "-q", "-b", "other")
+        (repo / "a.txt").write_text("two\n")
+        rig.git("commit", "-qam", "two")
+        rig.git("checkout", "-q", "main")
+        (repo / "a.txt").write_text("three\n")
+        rig.git("commit", "-qam", "three")
+        rig.git("merge", "other", check=False)
+    elif odd == "quotes":
+        repo = tmp_path / "it's \"a\" repo"
+        rig.git("clone", "-q", str(rig.repo), str(repo))
+    elif odd == "hooks":
+        hooks = tmp_path / "hooks"
+        hooks.mkdir()
+        for name in ("post-checkout", "pre-commit", "reference-transaction"):
+            (hooks / name).write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\nexit 1\n")
+            (hooks / name).chmod(0o755)
+        rig.git("config", "core.hooksPath", str(hooks))
+    elif odd == "nested":
+        rig.git("init", "-q", str(repo / "inner"))
+    elif odd == "submodule":
+        rig.git("-c", "protocol.file.allow=always", "submodule", "add", "-q", str(rig.repo), "sub")
+        rig.git("commit", "-qm", "sub")
+    elif odd == "linked":
+        rig.git("worktree", "add", "-q", "-b", "side", str(tmp_path / "side"))
+        repo = tmp_path / "side"
+    rig.repo = repo
+    before = rig.git("status", "--porcelain")
+    rig.add("a", "@write x y", check="test -s x")
+    rig.work()
+    assert rig.states() == {"a": "done"}, rig.tasks()["a"].reason
+    assert rig.git("show", "run/a:x") == "y"
+    assert rig.git("status", "--porcelain") == before
+    assert not (tmp_path / "ran").exists()
+    rig.leave()
+
+
+def test_a_missing_filter_is_one_sentence(rig):
+    rig.keeps_outside = False
+    (rig.repo / ".gitattributes").write_text("*.bin filter=lfs\n")
+    (rig.repo / "a.bin").write_text("x")
+    rig.git("add", ".")
+    rig.git("commit", "-qm", "lfs")
+    rig.git("config", "filter.lfs.smudge", "no-such-program smudge")
+    rig.git("config", "filter.lfs.required", "true")
+    rig.add("a", "@write x y")
+    rig.work()
+    state = rig.tasks()["a"]
+    assert state.state == "parked" and "could not be made" in state.reason
+    assert "starting" not in rig.journal("a") and not rig.tree("a").exists()
+
+
+# -- a system without /proc --
+
+class Mac(sf.World):
+    """A World that has only what macOS has: ps and lsof."""
+
+    def has_proc(self):
+        return False
+
+
+needs_ps = pytest.mark.skipif(not sf.World().which("ps"), reason="ps is not here")
+
+
+@needs_ps
+def test_processes_are_listed_by_ps(rig):
+    world = Mac()
+    sleeper = subprocess.Popen(["sh", "-c", "sleep 77 & wait"], cwd=str(rig.place))
+    try:
+        time.sleep(0.2)
+        processes = world.list_processes()
+        own = {process.number: process for process in processes}[sleeper.pid]
+        assert own.parent == os.getpid() and "sleep 77" in own.command and own.started
+        assert len(sf.plan_tree(processes, [sleeper.pid])) == 2
+        assert world.find_marked(["X=1"]) is None
+    finally:
+        for number in sf.plan_tree(Mac().list_processes(), [sleeper.pid]):
+            with_suppress(os.kill, number, signal.SIGKILL)
+        sleeper.wait()
+
+
+@needs_ps
+def test_stop_finds_the_tree_without_proc(rig, monkeypatch):
+    lsof = rig.bin / "lsof"  # as macOS prints it; made of /proc here
+    lsof.write_text("#!/bin/sh\nfor d in /proc/[0-9]*; do c=$(readlink $d/cwd 2>/dev/null) && "
+                    "printf 'p%s\\nfcwd\\nn%s\\n' ${d#/proc/} \"$c\"; done\nexit 0\n")
+    lsof.chmod(0o755)
+    world = Mac()
+    world.environ = rig.world.environ
+    rig.world = world
+    monkeypatch.setitem(sf.LOOK_SECONDS_APART, "trees", 0.05)
+    rig.add("a", "@write x y\n@run setsid sleep 300 & (sleep 301 &) ; sleep 302")
+    rig.begin()
+
+    def is_full(states):
+        rig.supervisor.watch_trees()
+        return states and states["a"].state == "running" and len(rig.processes()) >= 5
+    rig.work(is_full)
+    for _ in range(10):
+        rig.supervisor.watch_trees()
+        time.sleep(0.06)
+    rig.ask("stop", "a")
+    rig.work()
+    assert rig.states() == {"a": "stopped"} and rig.processes() == []

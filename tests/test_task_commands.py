@@ -1,0 +1,358 @@
+"""The commands `run`, `tasks` and `task …`: typed, with a stub for Claude Code and a real gateway."""
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import subagent_fleet as sf
+from tools import PROGRAM, ROOT, free_port
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the rig reads /proc")
+FLEET = """\
+project: {name: local-dev, gateway: {port: PORT}}
+nodes: {mini: {endpoint: "http://127.0.0.1:9"}}
+models: {big: {node: mini, ollama_model: "qwen3-coder:30b", litellm_alias: big-local,
+               max_parallel: 3, context: 65536}}
+agents: {implementer: {model: big, description: Writes., tools: [Read, Edit]}}
+"""
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+class Typist:
+    """A person who types commands in a Rig."""
+
+    def __init__(self, rig, *, fleet=True):
+        self.rig = rig
+        rig.keeps_outside = False
+        if fleet:
+            (rig.repo / "fleet.yaml").write_text(FLEET.replace("PORT", str(free_port())))
+            self.run("generate")
+
+    def start(self, *words, **more):
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", PROGRAM, *map(str, words)], cwd=str(more.get("cwd") or self.rig.repo),
+            env=self.rig.environment(**more.get("env", {})), stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def run(self, *words, status=0, **more):
+        child = self.start(*words, **more)
+        out, err = child.communicate(timeout=60)
+        self.err = err.decode()
+        assert "Traceback" not in self.err, self.err
+        assert child.returncode == status, (words, child.returncode, out.decode(), self.err)
+        return out.decode()
+
+    def write(self, text):
+        (self.rig.repo / "tasks.yaml").write_text(text)
+
+    def json(self, *words, **more):
+        return json.loads(self.run(*words, "--json", **more))
+
+
+@pytest.fixture
+def typist(rig):
+    """A Typist with a fleet; the gateway that was started for its tasks is ended."""
+    typist = Typist(rig)
+    yield typist
+    pid = rig.repo / ".git/subagent-fleet/run/serve.pid"
+    if pid.exists() and rig.world.is_held(str(pid.with_name("serve.alive"))):
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
+def wait_for(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+# -- the whole story, as README tells it --
+
+STORY = """\
+defaults: {agent: implementer, deadline: 45m}
+tasks:
+  parser: {prompt: "@write src/dates.py new", touch: [src/**, tests/**],
+           check: "test -s src/mended || { echo '@write src/mended ok'; exit 1; }"}
+  docs: {prompt: "@write docs/dates.md told", after: [parser], touch: [docs/**],
+         check: test -s docs/dates.md}
+  storage: {prompt: "@ask Which database?|sqlite|postgres\\n@write src/db.py x", check: test -s src/db.py}
+"""
+
+
+def test_three_tasks_one_asks_one_mends_one_waits_then_merge_and_tidy(typist):
+    typist.write(STORY)
+    assert typist.run("validate") == "fleet.yaml is valid.\ntasks.yaml is valid.\n"
+    planned = typist.run("run", "--dry-run")
+    assert re.search("docs +waits +for parser", planned) and "parser   would start" in planned
+    running = typist.start("run")
+    wait_for(lambda: typist.rig.states().get("storage") == "asking"
+             and typist.rig.states().get("docs") == "done")
+    assert "Which database?" in typist.run("task", "answer")
+    assert re.search("storage +answered +sqlite", typist.run("task", "answer", "storage", "1"))
+    out, err = running.communicate(timeout=30)
+    said = out.decode()
+    assert running.returncode == 0 and said.endswith("3 done.\n"), said
+    for line in ("docs +waits +for parser", "parser +started +implementer on mini",
+                 "storage +asks +Which database\\?  1 sqlite  2 postgres",
+                 "parser +checked +check: exit 1, .* round 1 of 3: told the agent",
+                 "parser +done +.*2 files \\+2 -0, check passed"):
+        assert re.search(line, said), (line, said)
+    assert b"Serving local-dev" in err
+
+    assert "+told" in typist.run("task", "diff", "docs")
+    assert typist.json("task", "diff", "docs")["files"][0][2] == "docs/dates.md"
+    log = typist.run("task", "log", "parser")
+    assert re.search("Write +.*src/dates.py", log) and "result" in log
+    typist.rig.git("merge", "-q", "run/docs", "run/storage", "-m", "all")
+    assert "would go" in typist.run("task", "tidy", "--dry-run")
+    tidied = typist.run("task", "tidy")
+    assert tidied.count("removed") == 3 and "branch run/docs is merged and goes" in tidied
+    assert typist.rig.git("worktree", "list").count("\n") == 0
+    assert typist.rig.git("branch", "--format=%(refname:short)") == "main"
+    assert typist.run("task", "tidy") == "Nothing to tidy.\n"
+
+
+def test_the_task_file_of_readme_is_valid(typist):
+    text = re.search(r"```yaml\n(# tasks\.yaml\n.*?)```", README, re.S)[1]
+    typist.write(text)
+    assert typist.run("validate").endswith("tasks.yaml is valid.\n")
+    keys = re.findall(r"^\| `(\w+)` \| .*\| (.+) \|$", README, re.M)
+    for name, declared in {**sf.FILE_KEYS["task"]}.items():
+        assert (name, declared.words) in keys, name
+
+
+# -- adding, stopping, trying again --
+
+def test_tasks_are_added_run_by_prompt_and_named_after_their_words(typist):
+    assert re.search("fix-the-login-bug +added", typist.run("task", "add", "Fix the login bug"))
+    assert "run` works on it" in typist.err
+    typist.run("task", "add", "a:one", "b: two", "--times", "2", "--after", "fix-the-login-bug",
+               "--check", "true", "--touch", "src/**", "--touch", "x")
+    tasks = typist.json("tasks")["tasks"]
+    assert [task["name"] for task in tasks] == ["fix-the-login-bug", "a-a", "a-b", "b-a", "b-b"]
+    said = typist.run("run", "--prompt", "@write x.txt y", "--name", "quick", "--check",
+                      "test -s x.txt")
+    assert said.endswith("1 done.\n") and typist.rig.states()["quick"] == "done"
+    assert typist.rig.states()["fix-the-login-bug"] == "waiting"
+
+
+def test_what_is_typed_is_checked_as_a_file_is(typist):
+    typist.run("task", "add", "x", "--name", "a")
+    cases = [(("task", "add", "y", "--name", "a"), "task-taken", 2),
+             (("task", "add", "y", "--name", "a b"), "bad-task", 2),
+             (("task", "add", "y", "--agent", "nobody"), "bad-task", 2),
+             (("task", "add", "y", "z", "--name", "c"), "usage", 2),
+             (("task", "add", "y", "--after", "nobody"), "unknown-task", 2),
+             (("task", "add", "y", "--base", "nowhere"), "bad-base", 1),
+             (("tasks", "nobody"), "unknown-task", 2), (("run", "nobody"), "unknown-task", 2),
+             (("task", "answer", "a", "1"), "no-question", 1),
+             (("task", "diff", "a"), "no-diff", 1), (("task", "attach", "a"), "no-session", 1),
+             (("task", "stop", "nobody"), "unknown-task", 2)]
+    for words, slug, status in cases:
+        call = sf.read_call([*words], "subagent-fleet")
+        with pytest.raises(sf.FleetError) as caught:
+            os.chdir(typist.rig.repo)
+            call.command.run(call.options, typist.rig.world)
+        assert (caught.value.slug, caught.value.status) == (slug, status), words
+        typist.run(*words, status=status)
+
+
+def test_stop_needs_no_supervisor_and_says_what_happened(typist):
+    typist.write("tasks:\n  a: {prompt: \"@write x y\\n@run sleep 100\"}\n  b: {prompt: x, after: [a]}\n")
+    running = typist.start("run")
+    wait_for(lambda: typist.rig.states().get("a") == "running")
+    time.sleep(0.3)
+    running.send_signal(signal.SIGINT)
+    out, _ = running.communicate(timeout=10)
+    assert running.returncode == 130 and b"Agents go on" in out
+    assert typist.rig.processes() != []
+    assert "Nobody supervises them" in (typist.run("tasks"), typist.err)[1]
+    said = typist.run("task", "stop", "*")
+    assert re.search(r"a +stopped +\d processes ended in \d\.\d s, work saved in "
+                     "refs/subagent-fleet/a/1", said), said
+    assert re.search("b +stopped +was not running", said)
+    assert typist.rig.processes() == []
+    assert re.search("a +waits +to be tried again", typist.run("task", "retry", "a"))
+    assert typist.rig.states()["a"] == "waiting"
+
+
+def test_stop_on_exit_ends_the_agents(typist):
+    typist.write("tasks:\n  a: {prompt: '@hang'}\n")
+    running = typist.start("run", "--stop-on-exit")
+    wait_for(lambda: typist.rig.states().get("a") == "running")
+    running.send_signal(signal.SIGTERM)
+    running.communicate(timeout=20)
+    assert typist.rig.states() == {"a": "stopped"} and typist.rig.processes() == []
+
+
+def test_detached_it_works_in_the_background_and_there_is_one(typist):
+    typist.write("tasks:\n  a: {prompt: \"@sleep 2\\n@write x y\", check: test -s x}\n")
+    assert "in the background" in typist.run("run", "--detach")
+    wait_for(lambda: typist.rig.states().get("a") == "running")
+    typist.run("run", status=3)
+    assert "supervised already" in typist.err
+    assert sf.another_supervisor([typist.rig.folder]).slug == "supervised"
+    assert typist.json("tasks")["supervisor"] > 1
+    assert re.search("a +told", typist.run("task", "say", "a", "@write more z"))
+    wait_for(lambda: typist.rig.states()["a"] == "done" and not typist.rig.folder.holder())
+    log = (typist.rig.repo / ".git/subagent-fleet/run/run.log").read_text()
+    assert "a        done" in log and typist.rig.git("show", "run/a:more") == "z"
+
+
+def test_a_task_file_that_changes_is_read_again_and_a_broken_one_is_told_once(typist):
+    typist.write("max: 1\ntasks:\n  a: {prompt: \"@sleep 3\\n@write x y\", check: 'false', rounds: 0, tries: 1}\n")
+    running = typist.start("run")
+    wait_for(lambda: typist.rig.states().get("a") == "running")
+    typist.write("tasks: [\n")
+    time.sleep(1.3)
+    typist.write("tasks:\n  a: {prompt: \"@sleep 3\\n@write x y\", check: test -s x, rounds: 0, tries: 1}\n")
+    out, _ = running.communicate(timeout=30)
+    assert running.returncode == 0, out.decode()
+    assert out.decode().count("not read") == 1 and "what it said before stays" in out.decode()
+
+
+def test_notify_gets_a_line_of_json(typist):
+    typist.write("notify: cat >> ../told\ntasks:\n  a: {prompt: '@write x y', check: 'true'}\n")
+    typist.run("run")
+    wait_for(lambda: (typist.rig.place / "told").exists()
+             and (typist.rig.place / "told").read_text().endswith("\n"))
+    event = json.loads((typist.rig.place / "told").read_text())
+    assert (event["task"], event["event"], event["branch"]) == ("a", "done", "run/a")
+
+
+def test_many_repositories_have_one_supervisor(typist, tmp_path):
+    other = typist.rig.place / "other"
+    typist.rig.git("clone", "-q", str(typist.rig.repo), str(other))
+    (other / "fleet.yaml").write_text((typist.rig.repo / "fleet.yaml").read_text())
+    typist.run("generate", cwd=other)
+    key = (typist.rig.repo / ".env.subagent-fleet").read_bytes()
+    (other / ".env.subagent-fleet").write_bytes(key)
+    typist.run("task", "add", "@write x y", "--name", "a", "--check", "true")
+    typist.run("task", "add", "@write x y", "--name", "b", "--check", "true", cwd=other)
+    said = typist.run("run", "--all")
+    assert said.endswith("2 done.\n") and "a        done" in said and "b        done" in said
+    shown = typist.run("tasks", "--all")
+    assert str(other) in shown and shown.count("done") == 2
+
+
+# -- what refuses --
+
+def test_run_says_what_it_lacks(typist, tmp_path):
+    plain = typist.rig.place / "plain"
+    plain.mkdir()
+    cases = [("no-repository", plain, 1), ("no-tasks", typist.rig.repo, 1)]
+    for slug, where, status in cases:
+        assert json.loads(typist.run("tasks", "--json", cwd=plain, status=1))["error"]["id"] == \
+            "no-repository"
+        typist.run("run", cwd=where, status=status)
+        assert slug == "no-repository" or "no tasks.yaml here or above" in typist.err
+    typist.run("run", "--all", status=1)
+    assert "no repository in which a task was ever added" in typist.err
+    typist.write("tasks:\n  a: {prompt: x}\n")
+    (typist.rig.repo / "fleet.yaml").rename(typist.rig.place / "fleet.yaml")
+    typist.run("run", status=1)
+    assert "no fleet.yaml here or above" in typist.err
+
+
+def test_a_system_without_pipes_and_locks_is_told(typist, monkeypatch):
+    monkeypatch.setattr(sf.World, "can_supervise", lambda self: False)
+    with pytest.raises(sf.FleetError) as caught:
+        sf.open_folder(typist.rig.world)
+    assert (caught.value.slug, caught.value.status) == ("no-posix", 3)
+
+
+def test_a_gateway_that_does_not_start_and_a_session_that_is_not_given_up(typist, monkeypatch):
+    world = typist.rig.world
+    monkeypatch.chdir(typist.rig.repo)
+    typist.rig.add("a", "@write x y", check="true")
+    typist.rig.work()
+    typist.rig.leave()
+    world.own_program = lambda: [sys.executable, "-c", "raise SystemExit('no')"]
+    call = sf.read_call(["run"], "subagent-fleet")
+    with pytest.raises(sf.FleetError) as caught:
+        call.command.run(call.options, world)
+    assert caught.value.slug == "gateway-failed" and "serve.log" in caught.value.fix
+    call = sf.read_call(["task", "attach", "a"], "subagent-fleet")
+    with monkeypatch.context() as patch, pytest.raises(sf.FleetError) as caught:
+        patch.setattr(sf, "carry_out", lambda *given: None)
+        call.command.run(call.options, world)
+    assert caught.value.slug == "not-attached" and "task stop a" in caught.value.fix
+
+
+def test_causes_of_what_is_parked_are_ids(typist):
+    rig = typist.rig
+    rig.add("setup", "x", setup=("false",))
+    rig.git("branch", "taken")
+    rig.add("near", "x", branch="taken/x")
+    rig.git("commit", "-q", "--allow-empty", "-m", "on")
+    rig.git("branch", "run/far", "HEAD~1")
+    rig.add("far", "x")
+    rig.git("worktree", "add", "-q", "-b", "mine", str(rig.tree("theirs")))
+    rig.add("theirs", "x")
+    (rig.tree("here")).mkdir()
+    (rig.tree("here") / "f").write_text("x")
+    rig.add("here", "x")
+    rig.work()
+    (rig.repo / ".gitattributes").write_text("a.txt filter=gone\n")
+    rig.git("add", ".gitattributes")
+    rig.git("commit", "-qm", "attributes")
+    rig.git("config", "filter.gone.smudge", "no-such-program")
+    rig.git("config", "filter.gone.required", "true")
+    rig.add("filtered", "x")
+    rig.work()
+    causes = {name: state.cause for name, state in rig.tasks().items()}
+    assert causes == {"setup": "setup-failed", "near": "branch-in-the-way", "far": "branch-taken",
+                      "theirs": "worktree-taken", "here": "in-the-way",
+                      "filtered": "worktree-failed"}
+    assert rig.states()["setup"] == "parked"
+
+
+# -- tables at the widths that terminals have --
+
+ROWS = [
+    dict(name="parser", state="running", attempt="1/2", seconds=130.0, idle=4.0,
+         now="Bash python3 -m pytest -q tests/test_parser.py -k dates", context=38, files=2, plus=12,
+         minus=3, where="studio", fix=""),
+    dict(name="jwt-a", state="asking", attempt="1/2", seconds=362.0, idle=None,
+         now="Which database shall the tokens be kept in?", context=22, files=3, plus=80, minus=11,
+         where="", fix="subagent-fleet task answer jwt-a"),
+    dict(name="jwt-c", state="failed", attempt="2/2", seconds=9000.0, idle=None,
+         now="check: exit 1", context=None, files=1, plus=44, minus=2, where="",
+         fix="subagent-fleet task log jwt-c --check"),
+    dict(name="docs", state="waiting", attempt="0/2", seconds=200000.0, idle=None, now="for parser",
+         context=None, files=0, plus=0, minus=0, where="", fix="")]
+
+
+@pytest.mark.parametrize("columns", [0, 60, 100, 160])
+def test_the_table_of_tasks_looks_so(golden, columns):
+    text = sf.format_tasks(ROWS, sf.Look(columns=columns))
+    golden(f"tasks/table-{columns or 'pipe'}.txt", text)
+    assert not columns or max(map(sf.width_of, text.splitlines())) <= columns
+
+
+@pytest.mark.parametrize("columns", [0, 60, 100, 160])
+def test_events_and_tidying_look_so(golden, columns):
+    look = sf.Look(columns=columns)
+    text = "".join(sf.format_task_event(*event, 8, look) for event in [
+        ("parser", "started", "implementer on mini (qwen3-coder:30b), branch run/parser, check: "
+         "python3 -m pytest -q"), ("docs", "waits", "for parser"),
+        ("jwt-a", "asks", "Which database?  1 sqlite  2 postgres  `subagent-fleet task answer "
+         "jwt-a 1`")])
+    text += sf.format_tidying([
+        dict(name="jwt-a", removes=True, worktree=".subagent-fleet/worktrees/jwt-a", files=4,
+             saved="refs/subagent-fleet/jwt-a/1.tidy", ignored=1204, ignored_bytes=312e6,
+             branch=""),
+        dict(name="parser", removes=False, why="nested repository vendor/x is nowhere else")],
+        look, is_dry=True)
+    golden(f"tasks/events-{columns or 'pipe'}.txt", text)
+    assert not columns or max(map(sf.width_of, text.splitlines())) <= columns
+
+
+def test_times_are_short():
+    spans = {None: "-", 4: "4s", 130: "2m10s", 720: "12m", 7260: "2h01m", 260000: "3d"}
+    assert {seconds: sf.format_brief_span(seconds) for seconds in spans} == spans
