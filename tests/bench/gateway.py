@@ -19,7 +19,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 KEY = "sk-bench-0123456789abcdef0123456789"
 SMALL = json.dumps({"model": "bench-model", "max_tokens": 16,
                     "messages": [{"role": "user", "content": "hi"}]}).encode()
-RECORDED = ROOT / "tests" / "cases" / "wire" / "main-first.json"
+WIRE = ROOT / "tests" / "cases" / "wire"
+RECORDED = WIRE / "main-first.json"
+# What OpenAI's dialects are asked: where their prompt goes, a recorded request, their longest.
+DIALECTS = {
+    "/v1/chat/completions": ("messages", "harnesses/qwen-code-0.24.4-chat-2.json", "max_tokens"),
+    "/v1/responses": ("input", "harnesses/codex-0.169.0-responses-2.json", "max_output_tokens")}
 
 
 # -- the fake node, in its own process --
@@ -223,6 +228,24 @@ def measure(name, port, process, *, direct, ready):
     return rates
 
 
+def measure_dialect(port, node_port, path, *, direct):
+    """Print what a request of one of OpenAI's dialects costs."""
+    prompt, name, longest = DIALECTS[path]
+    recorded = {**json.loads((WIRE / name).read_text(encoding="utf-8"))["body"],
+                "model": "bench-model", longest: 16}
+    small = {"model": "bench-model", prompt: [{"role": "user", "content": "hi"}]}
+    bare = json.dumps({**recorded, "options": {"num_predict": 16}}).encode()
+    added = {
+        "small": median_ms(port, path, json.dumps({**small, longest: 16}).encode())
+        - direct["small"],
+        "recorded": median_ms(port, path, json.dumps(recorded).encode(), times=100)
+        - median_ms(node_port, "/api/chat", bare, times=100)}
+    stream = json.dumps({**small, longest: 500, "stream": True}).encode()
+    chunk_ms = (median_ms(port, path, stream, times=20) - direct["stream"]) / 500
+    print(f"serve {path}: added {added['small']:.2f} ms (small), {added['recorded']:.2f} ms "
+          f"(recorded), {chunk_ms:.4f} ms a chunk", flush=True)
+
+
 def soak(port, process, count):
     """Send many requests; print what is left of them, and fail when something is."""
     before, began = memory_mb(process.pid), time.perf_counter()
@@ -262,6 +285,8 @@ def main():
             serve, port, ready = start_serve(pathlib.Path(place), node_port)
             started.append(serve)
             ours = measure("serve", port, serve, direct=direct, ready=ready)
+            for path in DIALECTS:
+                measure_dialect(port, node_port, path, direct=direct)
             soak(port, serve, options.soak)
             program = shutil.which("litellm")
             if program:
