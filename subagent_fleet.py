@@ -17902,6 +17902,52 @@ def name_agents(session: SessionTrace, fleet: Fleet | None) -> SessionTrace:
     return replace(session, agents=tuple(agents))
 
 
+class LiveTurns:
+    """What is being asked and answered just now, as a gateway's events tell it."""
+
+    def __init__(self) -> None:
+        self._begun: dict[str, RequestBegun] = {}  # by the request
+        self._latest: dict[str, Event] = {}
+
+    def take(self, event: Event | None) -> None:
+        """Take what a gateway tells; None: it tells anew, from the beginning."""
+        if event is None:
+            self._begun.clear()
+        elif isinstance(event, Receipt):
+            self._begun.pop(event.id, None)
+            self._latest.pop(event.id, None)
+        elif isinstance(event, RequestBegun):
+            self._begun[event.id] = event
+            self._latest[event.id] = event
+        elif event.id in self._begun and isinstance(event, (SlotGot, FirstToken, TokensSoFar)):
+            self._latest[event.id] = event
+
+    def describe(self, session: str, now: float) -> dict[str, str]:
+        """Return what each agent of a session that asks something waits for."""
+        words = {}
+        for request, begun in self._begun.items():
+            if begun.session == session:
+                words[begun.agent] = _describe_turn(begun, self._latest[request], now)
+        return words
+
+
+def _describe_turn(begun: RequestBegun, latest: Event, now: float) -> str:
+    """Return how far a request is."""
+    if isinstance(latest, SlotGot):
+        return f"{latest.node} reads its prompt"
+    if isinstance(latest, TokensSoFar):
+        return f"is answered, {latest.output_tokens:,} tokens so far"
+    if isinstance(latest, FirstToken):
+        return "is answered"
+    return f"waits for a slot, {max(now - begun.time, 0):.0f} s"
+
+
+def show_live(report: SessionReport, words: Mapping[str, str]) -> SessionReport:
+    """Return a report that says of agents what they wait for."""
+    agents = [replace(each, state=words.get(each.agent.id, each.state)) for each in report.agents]
+    return replace(report, agents=tuple(agents))
+
+
 def show_session(report: SessionReport, *, prompts: bool) -> dict[str, Any]:
     """Return what `--json` says of a session; of a prompt only its first line, unless asked."""
     session = report.session
@@ -22291,13 +22337,15 @@ class SessionReader:
     """Reads what there is of a session, again and again."""
 
     def __init__(self, workspace: Workspace, found: SessionFile, facts: TraceFacts) -> None:
-        self._workspace, self._found, self._facts = workspace, found, facts
+        self._workspace, self.found, self._facts = workspace, found, facts
         self._readers: dict[str, TranscriptReader] = {}
         self._labels: dict[str, AgentLabel] = {}
+        self._news = ReceiptsReader(workspace)
+        self._receipts = {receipt.id: receipt for receipt in read_receipts(workspace, found.id)}
 
     def read(self, *, audits: bool = False, follows: bool = False) -> SessionReport:
         """Return what is to be told of it now; who follows waits for the end of a last line."""
-        world, found = self._workspace.world, self._found
+        world, found = self._workspace.world, self.found
         paths = {"": found.path} if found.path else {}
         paths.update(subagent_paths(world, found))
         for agent, path in paths.items():
@@ -22308,8 +22356,10 @@ class SessionReader:
         transcripts = [reader.read() if follows else reader.finish()
                        for reader in self._readers.values()]
 
-        session = trace_session(found.id, transcripts, self._labels,
-                                read_receipts(self._workspace, found.id))
+        for receipt in map(parse_event, self._news.read()):
+            if isinstance(receipt, Receipt) and receipt.session == found.id:
+                self._receipts[receipt.id] = receipt
+        session = trace_session(found.id, transcripts, self._labels, self._receipts.values())
         facts = replace(self._facts, now=world.now())
         return report_session(name_agents(session, facts.fleet), facts, audits=audits)
 
@@ -24519,17 +24569,17 @@ def cmd_trace(options: Options, world: World) -> int:
                          status=EXIT_USAGE, fix="subagent-fleet trace last --json")
     workspace = open_workspace(options, world)
     facts = observe_traces(workspace, options)
+    if options.follow:
+        return follow_session(workspace, facts, options)
     sessions = find_sessions(workspace, read_receipts(workspace))
     if options.since:
         sessions = [each for each in sessions if each.at >= world.now() - options.since]
-    chosen = choose_sessions(sessions, options)
-    if chosen is None:
+    if lists_sessions(sessions, options):
         return list_sessions(sessions, options, world)
 
-    readers = [SessionReader(workspace, each, facts) for each in chosen]
-    if options.follow:
-        return follow_session(readers[0], options, world)
-    reports = [reader.read(audits=options.audit) for reader in readers]
+    chosen = choose_sessions(sessions, options)
+    reports = [SessionReader(workspace, each, facts).read(audits=options.audit)
+               for each in chosen]
     if options.json:
         world.out(render_report("trace", {"sessions": [
             show_session(report, prompts=options.prompts) for report in reports]}))
@@ -24544,15 +24594,16 @@ def show_trace(report: SessionReport, options: Options, look: Look) -> str:
     return text + format_audit(report, look) if options.audit else text
 
 
-def choose_sessions(sessions: Sequence[SessionFile], options: Options
-                    ) -> Sequence[SessionFile] | None:
-    """Return the sessions that were asked for; None: none was named, so they are listed."""
+def lists_sessions(sessions: Sequence[SessionFile], options: Options) -> bool:
+    """Tell whether sessions are to be listed: nothing says which one is meant."""
+    return not (options.session or options.audit or options.prompts or len(sessions) == 1)
+
+
+def choose_sessions(sessions: Sequence[SessionFile], options: Options) -> Sequence[SessionFile]:
+    """Return the sessions that were asked for."""
     wanted = options.session
-    if not wanted and not options.follow:
-        if len(sessions) == 1 or (options.audit and options.since and sessions):
-            return sessions
-        if not options.audit and not options.prompts:
-            return None
+    if options.audit and options.since and sessions and not wanted:
+        return sessions
     if wanted in ("", "last"):
         matches = sessions[:1]
     else:
@@ -24619,16 +24670,64 @@ def observe_traces(workspace: Workspace, options: Options) -> TraceFacts:
     return replace(facts, fleet=fleet, fleet_path=path, fleet_changed=changed)
 
 
-def follow_session(reader: SessionReader, options: Options, world: World) -> int:
-    """Print a session again whenever something has changed in it, until Ctrl-C."""
-    shown = ""
+class Ear:
+    """Hears what a fleet's gateway tells, in a thread that nobody waits for."""
+
+    def __init__(self, workspace: Workspace, fleet: Fleet) -> None:
+        self._workspace, self._fleet = workspace, fleet
+        self._heard: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        world = self._workspace.world
+        while True:
+            with contextlib.suppress(FleetError):
+                key = known_key(self._workspace, self._fleet)
+                for told in follow_events(world, self._fleet, key) if key else ():
+                    event = parse_event(told)
+                    if event or told.get("kind") == "hello":
+                        self._heard.put(event)
+            self._heard.put(None)  # it has ended; another may begin
+            world.sleep(REST_SECONDS)
+
+    def tell(self, live: LiveTurns) -> None:
+        """Hand on what was heard since the last time."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                live.take(self._heard.get_nowait())
+
+
+def follow_session(workspace: Workspace, facts: TraceFacts, options: Options) -> int:
+    """Print a session whenever something has changed in it, on a terminal in its place."""
+    world, shown = workspace.world, ""
+    reader = SessionReader(workspace, wait_for_session(workspace, options), facts)
+    live, ear = LiveTurns(), None
+    if world.is_terminal() and facts.fleet and not facts.is_litellm:
+        ear = Ear(workspace, facts.fleet)
     while True:
-        text = show_trace(reader.read(audits=options.audit, follows=True), options, look_of(world))
+        if ear:
+            ear.tell(live)
+        report = reader.read(audits=options.audit, follows=True)
+        report = show_live(report, live.describe(reader.found.id, world.now()))
+        text = show_trace(report, options, look_of(world))
         if text != shown:
             # home and clear: a redraw that does not scroll what stood there before
             world.out(f"\x1b[H\x1b[2J{text}" if world.is_terminal() else f"{text}\n")
         shown = text
         world.sleep(FOLLOW_SECONDS)
+
+
+def wait_for_session(workspace: Workspace, options: Options) -> SessionFile:
+    """Return the session that is to be followed, once there is one."""
+    is_told = False
+    while True:
+        sessions = find_sessions(workspace, read_receipts(workspace))
+        if sessions or options.session not in ("", "last"):
+            return choose_sessions(sessions, options)[0]
+        if not is_told:
+            workspace.world.err("No session yet; Ctrl-C ends the wait.\n")
+            is_told = True
+        workspace.world.sleep(1.0)
 
 
 # -- serve --

@@ -3,6 +3,7 @@ import json
 import os
 import random
 import re
+import threading
 import time
 
 import pytest
@@ -525,3 +526,108 @@ def test_readme_shows_what_is_printed(story):
     assert f"```text\n$ subagent-fleet trace last\n{shown}```" in readme
     assert re.findall(r"^\| (\w+) \| .*\|$", readme.partition("| Question | No, where |")[2],
                       re.M)[:5] == list(sf.QUESTIONS)
+
+
+# -- following --
+
+def follow(session, monkeypatch, steps, *words, columns=0):
+    """Run `trace last --follow`; between two looks a step is done, behind the last it is Ctrl-C."""
+    left = list(steps)
+
+    def sleep(world, seconds):
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(3600)
+        if not left:
+            raise KeyboardInterrupt
+        left.pop(0)()
+        time.sleep(0.05)
+    monkeypatch.setattr(sf.World, "__init__", sleeping(sf.World.__init__, sleep))
+    return session.run(*words, "--follow", columns=columns)
+
+
+def sleeping(begin, sleep):
+    def init(world):
+        begin(world)
+        world.sleep = lambda seconds: sleep(world, seconds)
+    return init
+
+
+def test_following_prints_the_session_again_when_it_has_changed(story, monkeypatch):
+    path = story.project / ".subagent-fleet" / "requests.jsonl"
+    kept = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    text = story.main.read_text(encoding="utf-8")
+    last = json.loads(text.splitlines()[-1])["requestId"]
+    kept.sort(key=lambda line: last in line)
+    story.write(path, "".join(kept[:-1]))
+    story.write(story.main, text[:-10])  # its last line is not whole yet
+
+    def go_on():
+        with open(path, "a", encoding="utf-8") as stream:
+            stream.write(kept[-1])
+        story.write(story.main, text)
+    status, out, err = follow(story, monkeypatch, [lambda: None, go_on, lambda: None], "last")
+    assert (status, err) == (130, "\ninterrupted\n")
+    first, second = (part for part in re.split(r'(?m)^(?="Fix)', out) if part)
+    assert "41 requests" in first and "42 requests" in second and "torn" not in out
+
+
+def test_following_waits_for_the_first_session(story, monkeypatch):
+    hidden = story.sessions.with_name("hidden")
+    receipts = story.project / ".subagent-fleet" / "requests.jsonl"
+    kept = receipts.read_bytes()
+    receipts.unlink()
+    story.sessions.rename(hidden)
+
+    def begin():
+        hidden.rename(story.sessions)
+        receipts.write_bytes(kept)
+    status, out, err = follow(story, monkeypatch, [lambda: None, begin, lambda: None])
+    assert (status, err) == (130, "No session yet; Ctrl-C ends the wait.\n\ninterrupted\n")
+    assert out.count("Fix the login bug") == 1
+    assert story.run("9", "--follow")[0] == 1
+
+
+def test_following_on_a_terminal_says_what_the_gateway_tells(story, monkeypatch):
+    now = NOW - 2.0
+    told = {"kind": "begun", "time": now, "id": "r9", "session": story.id, "agent": "i1",
+            "alias": "sonnet-local"}
+    heard = iter([{"kind": "hello"}, told, {**told, "id": "r8", "session": "another"},
+                  {**told, "id": "r7", "agent": ""},
+                  {"kind": "slot", "time": now, "id": "r7", "model": "heavy", "node": "mini"}])
+    asked = []
+
+    def tell(world, fleet, key):
+        asked.append(key)
+        yield from heard
+        time.sleep(3600)
+    monkeypatch.setattr(sf, "follow_events", tell)
+    monkeypatch.setattr(sf, "known_key", lambda *_: "k")
+    steps = [lambda: time.sleep(0.2), lambda: None]
+    status, out, _ = follow(story, monkeypatch, steps, "last", columns=160)
+    last = re.sub("\x1b\\[[0-9;]*m", "", out.split("\x1b[H\x1b[2J")[-1])
+    assert status == 130 and asked == ["k"]
+    assert re.search(r"implementer .* waits for a slot, 2 s$", last, re.M)
+    assert re.search(r"^main .*; mini reads its prompt$", last, re.M)
+
+
+def test_what_is_asked_just_now_is_told_from_events():
+    live = sf.LiveTurns()
+    begun = sf.RequestBegun(10.0, "r", "s", "a", "x")
+    for event, words in (
+            (begun, "waits for a slot, 3 s"), (sf.SlotGot(11.0, "r", "m", "mini"), "mini reads its prompt"),
+            (sf.FirstToken(12.0, "r"), "is answered"),
+            (sf.TokensSoFar(12.5, "r", 1200), "is answered, 1,200 tokens so far"),
+            (sf.NodeRests(12.6, "r", "mini", "", 2.0, "timeout"), "is answered, 1,200 tokens so far"),
+            (sf.SlotGot(12.7, "r", "m", "gpu"), "gpu reads its prompt")):
+        live.take(event)
+        assert live.describe("s", 13.0) == {"a": words}
+    assert live.describe("another", 13.0) == {}
+    live.take(sf.SlotGot(11.0, "unknown", "m", "mini"))
+    live.take(sf.parse_event({"time": 1.0, "id": "r", "session": "s", "agent": "a", "alias": "x",
+                              "model": None, "node": None, "context": None, "tries": [],
+                              "waited": None, "first_byte": None, "total": 1.0, "input_tokens": 0,
+                              "output_tokens": 0, "outcome": "ok"}))
+    assert live.describe("s", 13.0) == {}
+    live.take(begun)
+    live.take(None)
+    assert live.describe("s", 13.0) == {}
