@@ -14458,6 +14458,9 @@ def recognise_node(world: World, node: Node, until: float) -> Node:
     return node
 
 
+ODD_REASONS = ("not ", "http ", "bad answer")  # of who answers, but not as it was asked
+
+
 def probe_unknown(world: World, nodes: Mapping[str, Node], seconds: float) -> dict[str, NodeState]:
     """Return the states of nodes of which nobody has said what they run."""
     states = probe_nodes(world, nodes, seconds)
@@ -14465,7 +14468,7 @@ def probe_unknown(world: World, nodes: Mapping[str, Node], seconds: float) -> di
     until = world.clock() + seconds
     jobs = {name: lambda node=nodes[name]: recognise_node(world, node, until)
             for name, state in states.items()
-            if state.reason.startswith(("not ", "http ", "bad answer"))}
+            if state.reason.startswith(ODD_REASONS)}
     known = dict(run_together(world, jobs, until=until + PROBE_GRACE_SECONDS))
     found = {name: node for name, node in known.items()
              if isinstance(node, Node) and node.provider != "ollama"}
@@ -14527,7 +14530,6 @@ SCAN_SECONDS = 3.0  # for all of a scan
 KNOCK_SECONDS = 1.2  # of these for connections
 PEERS_SECONDS = 0.8  # of these for `tailscale`
 TAILSCALE_PROGRAMS = ("tailscale", "/Applications/Tailscale.app/Contents/MacOS/Tailscale")
-UNASKED_BACKENDS = ("anthropic",)  # nobody serves it at home
 
 
 def scan_machines(world: World, networks: Sequence[str], taken: Iterable[str],
@@ -14609,25 +14611,24 @@ def _why_other(port: int, state: NodeState) -> str:
     """Return why something that answers is no node."""
     if state.reason == "timeout":
         return "it says nothing"
+    if state.reason in ("http 401", "http 403", "no key"):
+        return "it wants a key"
     if port == OLLAMA_PORT:
         return "it is not Ollama"
     return "it is something else"
 
 
 def _identify_door(world: World, door: tuple[str, int], deadline: float) -> Found:
-    """Ask as each kind of node is asked; return the first that answers so, else the last."""
+    """Ask as Ollama is asked; who answers, but otherwise, is asked as the other kinds are."""
     address, port = door
-    endpoint = f"http://{address}:{port}"
-    found = Found(Node(address, endpoint), NodeState(address, endpoint, "timeout"), "")
-    for backend in BACKENDS.values():
-        if backend.name in UNASKED_BACKENDS:
-            continue
-        node = Node(address, endpoint, provider=backend.name)
-        state = Probe(world, node, deadline).run(set())
-        found = Found(node, state, f"{backend.title} {state.version}".strip())
-        if state.online or state.reason in ("timeout", "unreachable"):
-            break
-    return found
+    node = Node(address, f"http://{address}:{port}")
+    state = Probe(world, node, deadline).run(set())
+    if state.reason.startswith(ODD_REASONS):
+        kind = recognise_node(world, node, deadline)
+        if kind.provider != node.provider:
+            node = kind
+            state = Probe(world, node, deadline).run(set())
+    return Found(node, state, f"{backend_of(node).title} {state.version}".strip())
 
 
 # -- machines that sleep --
@@ -23333,7 +23334,8 @@ def cmd_init(options: Options, world: World) -> int:
         nodes.update({found.node.name: found.node for found in scan.found})
 
     starter = plan_starter(states, read_measurements(Workspace(world, directory)))
-    starter = fit_nodes(starter, nodes, scan)
+    if scan:
+        starter = drop_idle(starter, scan)
     said = write_starter(world, output, nodes, starter, offline=options.offline)
     if scan:
         said += format_scan(scan, look_of(world))
@@ -23369,17 +23371,12 @@ def look_around(options: Options, world: World, command: str, nodes: Mapping[str
     return replace(scan, found=tuple(found))
 
 
-def fit_nodes(starter: Starter, nodes: Mapping[str, Node], scan: Scan | None) -> Starter:
-    """Return a starter whose nodes say what they run, without those found for which is no work."""
-    extras = {found.node.name for found in scan.found} if scan else set()
+def drop_idle(starter: Starter, scan: Scan) -> Starter:
+    """Return a starter without the machines that were found by themselves and have no work."""
+    extras = {found.node.name for found in scan.found}
     busy = {model["node"] for model in starter.tree["models"].values()}
-    kept = {}
-    for name, values in starter.tree["nodes"].items():
-        if name in extras and name not in busy:
-            continue
-        kept[name] = dict(values)
-        if nodes[name].provider != Node.provider:
-            kept[name]["provider"] = nodes[name].provider
+    kept = {name: values for name, values in starter.tree["nodes"].items()
+            if name in busy or name not in extras}
     return replace(starter, tree={**starter.tree, "nodes": kept})
 
 
