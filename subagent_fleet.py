@@ -16339,7 +16339,6 @@ class Service:
         self._model, self._is_silent = model, True
         self._sent = translation.estimate
         self._spoken = 0
-        self._tell_at = self._world.clock() + PROGRESS_SECONDS
         self._writer = self._dialect.writer(self._talk, self._id)
         if self._has_headers:
             self._writer.begin()  # which the client has
@@ -16370,6 +16369,7 @@ class Service:
                 self._is_silent = False
                 self._mark("first_byte")
                 self._tell(FirstToken)
+                self._tell_at = self._world.clock() + PROGRESS_SECONDS
             end = self._write(deltas)
             if not size and self._server.scheduler.succeed(ticket):
                 self._tell(NodeReturns, node=model.node)  # now: the last word may be minutes away
@@ -24539,10 +24539,9 @@ class AgentNames:
         """Return a name, `NAME?` where only its alias tells it, else the id."""
         if not agent:
             return "main"
-        if (session, agent) not in self._kept:
-            self._kept[session, agent] = find_agent_type(self._world, session, agent)
-        name = self._kept[session, agent]
-        if name:
+        name = self._kept.get((session, agent)) or find_agent_type(self._world, session, agent)
+        if name:  # else it may still be written
+            self._kept[session, agent] = name
             return name
         candidates = self._agents.get(alias, [])
         return f"{candidates[0]}?" if len(candidates) == 1 else agent
@@ -27658,7 +27657,7 @@ function walk(event) {
   next.focus();
 }
 function tell(event) {
-  told = event.target.closest("button")?.request;
+  told = event.type.endsWith("out") ? undefined : event.target.closest("button")?.request;
   drawLanes();
 }
 
@@ -27736,7 +27735,8 @@ function drawSoon(news) {  // at most four times a second, and not while nobody 
 $("columns").append(...COLUMNS.map((name, index) => make(cell("th", index), name)));
 $("filter").addEventListener("input", drawRequests);
 $("scroll").addEventListener("keydown", walk);
-for (const kind of ["focusin", "mouseover"]) $("lanes").addEventListener(kind, tell);
+for (const kind of ["focusin", "focusout", "mouseover", "mouseout"])
+  $("lanes").addEventListener(kind, tell);
 document.addEventListener("visibilitychange", drawSoon);
 window.addEventListener("resize", drawSoon);
 new ResizeObserver(() => { $("scroll").scrollLeft = 1e6; }).observe($("scroll"));
