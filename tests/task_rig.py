@@ -186,7 +186,7 @@ class Rig:
 
 
 @pytest.fixture
-def rig(tmp_path):
+def task_rig(tmp_path):
     """A Rig whose processes are ended, and in which nothing of the person's may have changed."""
     rig = Rig(tmp_path)
     before = rig.outside()

@@ -12,6 +12,11 @@ import pytest
 import subagent_fleet as sf
 from tools import PROGRAM, ROOT, free_port
 
+
+@pytest.fixture
+def rig(task_rig):
+    return task_rig
+
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the rig reads /proc")
 FLEET = """\
 project: {name: local-dev, gateway: {port: PORT}}
