@@ -7494,6 +7494,9 @@ def _wrap_words(parts: Iterable[Styled], first_room: int, room: int) -> list[lis
     return lines
 
 
+_UNIT_BLANK = _Pattern(r"(?<=\d) (?=(?:s|ms|min|h|GB|MB|%)(?!\w))")
+
+
 def _split_words(parts: Iterable[Styled], room: int) -> Iterator[Styled]:
     """Yield what wrapping may not break: words no wider than the room, and whole commands."""
     # A word is cut only here, where nothing else fits it; a path cut so can still be read.
@@ -7501,9 +7504,11 @@ def _split_words(parts: Iterable[Styled], room: int) -> Iterator[Styled]:
         if part.whole:
             yield part
             continue
-        for word in part.text.split():
+        # A number and its unit are one word; no text has a NUL, which stands for their blank.
+        text = _UNIT_BLANK.sub("\0", part.text)
+        for word in text.split():
             for piece in _break_word(word, room):
-                yield Styled(piece, part.role)
+                yield Styled(piece.replace("\0", " "), part.role)
 
 
 def _break_word(word: str, room: int) -> Iterator[str]:
@@ -7596,7 +7601,9 @@ def _format_excerpt(excerpt: str, look: Look, *, margin: str) -> str:
     """Return a line of a file and the one with its caret; what does not fit is left out."""
     lines = [clean_line(line) for line in excerpt.splitlines() if line]
     room = look.columns - len(margin)
-    if look.columns and any(width_of(line) > room for line in lines):
+    is_pointed = bool(lines) and bool(re.fullmatch(r" *\| +\^+", lines[-1]))
+    # What shall be pasted has no caret, and stays whole.
+    if look.columns and is_pointed and any(width_of(line) > room for line in lines):
         lines = _crop_excerpt(lines, room)
     return "".join(f"{margin}{line}\n" for line in lines)
 
@@ -7637,13 +7644,13 @@ def format_topic(topic: str, findings: Sequence[Finding], look: Look, *,
 
 def _format_counts(topic: str, levels: Sequence[str], look: Look) -> str:
     """Return `topic: 1 error, 2 ok`, marked as its worst finding is."""
-    role = "ok"
+    role = "ok" if "ok" in levels else "bold"
     counts = []
     for level, (one, many) in _LEVEL_NOUNS.items():
         count = levels.count(level)
         if count:
             counts.append(f"{count} {one if count == 1 else many}")
-        if count and level in ("error", "warning") and role == "ok":
+        if count and level in ("error", "warning") and role in ("ok", "bold"):
             role = _LEVEL_ROLES[level]
     heading = mark(f"{topic}:", role, look)
     return format_words([heading, Styled(", ".join(counts))], look, indent="  ")
@@ -7797,20 +7804,22 @@ def format_route_state(route: RouteState) -> str:
     return text
 
 
-def format_pairs(rows: Sequence[tuple[str, str]], look: Look = PLAIN) -> str:
+def format_pairs(rows: Sequence[tuple[str, str | Styled]], look: Look = PLAIN) -> str:
     """Return one line a pair, in two columns; the right one wraps, or stands below the left."""
+    cells = [(left, right if isinstance(right, Styled) else Styled(right)) for left, right in rows]
     width = max((width_of(left) for left, _ in rows), default=0)
     room = look.columns - width - 4
     text = ""
-    for left, right in rows:
+    for left, right in cells:
         blank = " " * (width - width_of(left))
         if not look.columns:
-            text += f"  {left}{blank}  {right}\n"
+            text += f"  {left}{blank}  {paint(right.text, right.role, look)}\n"
         elif room < LEAST_CELL:
             text += format_words([Styled(left)], look, margin="  ", indent="  ")
-            text += format_words([Styled(right)], look, margin="      ")
+            text += format_words([right], look, margin="      ")
         else:
-            first, *others = _wrap_cell(Styled(right), room)
+            first, *others = [paint(piece, right.role, look)
+                              for piece in _wrap_cell(right, room)]
             text += f"  {left}{blank}  {first}\n"
             text += "".join(f"  {' ' * width}  {piece}\n" for piece in others)
     return text
@@ -7821,6 +7830,16 @@ def format_pairs(rows: Sequence[tuple[str, str]], look: Look = PLAIN) -> str:
 def format_route(agent: str, model: Model) -> str:
     """Return a route in one line: agent, node, model, alias."""
     return clean_line(f"{agent} -> {model.node} -> {model.ollama_model} -> {model.alias}")
+
+
+_ACTION_ROLES = {"created": "ok", "updated": "ok", "unchanged": "dim", "removed": "warn",
+                 "edited": "warn"}
+
+
+def format_changes(heading: str, listed: Sequence[tuple[str, str]], look: Look = PLAIN) -> str:
+    """Return files and what becomes of each, below a heading."""
+    rows = [(path, Styled(action, _ACTION_ROLES.get(action, ""))) for path, action in listed]
+    return f"{paint(heading, 'bold', look)}\n{format_pairs(rows, look)}"
 
 
 def format_diff(changes: Iterable[Change], fleet: Fleet, look: Look = PLAIN) -> str:
@@ -7847,7 +7866,7 @@ def format_diff(changes: Iterable[Change], fleet: Fleet, look: Look = PLAIN) -> 
         if not shown:
             shown = [f"--- {change.path}: only hidden values differ"]
         lines += shown
-    return "".join(_paint_difference(clean_text(line), look) + "\n" for line in lines)
+    return "".join(_format_difference(clean_text(line), look) for line in lines)
 
 
 def _secret_pattern(key_variable: str) -> re.Pattern[str]:
@@ -7865,12 +7884,17 @@ def _hide_secrets(text: str, secret: re.Pattern[str]) -> str:
 _DIFFERENCE_ROLES = {"---": "bold", "+++": "bold", "@@": "dim", "+": "ok", "-": "bad"}
 
 
-def _paint_difference(line: str, look: Look) -> str:
-    """Return a line of a diff; none is wrapped, so that it can be applied."""
-    for start, role in _DIFFERENCE_ROLES.items():
-        if line.startswith(start):
-            return paint(line, role, look)
-    return line
+def _format_difference(line: str, look: Look) -> str:
+    """Return a line of a diff; on a terminal it wraps, in a pipe it can be applied."""
+    starts = [start for start in _DIFFERENCE_ROLES if line.startswith(start)]
+    role = _DIFFERENCE_ROLES[starts[0]] if starts else ""
+    pieces = [line]
+    if look.columns and width_of(line) > look.columns:
+        words = line[1:].lstrip(" ")
+        margin = " " * min(len(line) - 1 - len(words), look.columns // 2)
+        first, *others = _wrap_cell(Styled(words), look.columns - 3 - len(margin))
+        pieces = [f"{line[0]}{margin}{first}", *(f"   {margin}{piece}" for piece in others)]
+    return "".join(paint(piece, role, look) + "\n" for piece in pieces)
 
 
 @dataclass(frozen=True)
@@ -7951,7 +7975,8 @@ def format_setup(system: str, state: NodeState, reached: Sequence[NodeState]) ->
     return text + setup.after.format(**words)
 
 
-def format_worker(report: Mapping[str, Any], look: Look = PLAIN) -> str:
+def format_worker(report: Mapping[str, Any], look: Look = PLAIN,
+                  typing: Typing = AS_USUAL) -> str:
     """Return everything `worker` has to say, the part to paste last."""
     paragraphs = []
     state = report["ollama"]
@@ -7974,10 +7999,14 @@ def format_worker(report: Mapping[str, Any], look: Look = PLAIN) -> str:
     paragraphs.append("The settings of a good node, open to the fleet:\n")
     paragraphs.append(_wrap_sentences(report["setup"], look.columns))
     paragraphs.append(wrap_text(SECURITY_WARNING, look.columns))
-    where = "On the machine that has the fleet, put these lines under the `nodes:` and `models:` " \
-            "of its fleet.yaml:\n"
-    paragraphs.append(wrap_text(where, look.columns))
     block = {key: value for key, value in report["fleet"].items() if value}
+    where = "On the machine that has the fleet, "
+    if "models" in block:
+        name, node = next(iter(block["nodes"].items()))
+        machine = quote_shell(node["endpoint"].replace("http://", ""))
+        where += f"type `subagent-fleet add {quote_shell(name)}={machine}`, or "
+    where += "put these lines under the `nodes:` and `models:` of its fleet.yaml:\n"
+    paragraphs.append(wrap_text(as_typed(where, typing), look.columns))
     paragraphs.append(dump_yaml(block))
     return "\n".join(paragraphs)
 
@@ -8152,8 +8181,11 @@ def format_status(page: StatusPage, look: Look = PLAIN) -> str:
 
     if page.fleet.agents:
         headers = ("Agent", "Model", "Machine", "Alias", "State")
-        rows = [_agent_row(page, agent, look) for agent in page.fleet.agents.values()]
-        text += "\n" + format_table(headers, rows, look=look)
+        rows = [dict(zip(headers, _agent_row(page, agent, look)))
+                for agent in page.fleet.agents.values()]
+        fitting = _fit_headers(headers, ("Alias",), rows, look)
+        cells = [[row[header] for header in fitting] for row in rows]
+        text += "\n" + format_table(fitting, cells, look=look)
     return text
 
 
@@ -8215,10 +8247,12 @@ def _format_machines(page: StatusPage, look: Look) -> str:
     for state in page.states.values():
         machine = _describe_machine(page, state, look)
         for loaded in state.loaded or (None,):
-            cells = {**machine, **_describe_loaded(page, state, loaded)}
-            rows.append([cells.get(header, "") for header in headers])
+            cells = {**dict.fromkeys(headers, ""), **machine}
+            rows.append({**cells, **_describe_loaded(page, state, loaded)})
             machine = {}  # its name stands in the first of its rows only
-    return format_table(headers, rows, look=look, right=("Context", "On GPU", "Slots", "tok/s"))
+    headers = _fit_headers(headers, ("Runs", "Stays", "tok/s", "On GPU"), rows, look)
+    table = [[cells[header] for header in headers] for cells in rows]
+    return format_table(headers, table, look=look, right=("Context", "On GPU", "Slots", "tok/s"))
 
 
 def _describe_machine(page: StatusPage, state: NodeState, look: Look) -> dict[str, object]:
@@ -8470,14 +8504,18 @@ def format_served(rows: Sequence[Sequence[object]], look: Look = PLAIN) -> str:
     """Return what each node has served: its name, then its totals."""
     if not rows:  # LiteLLM has no such page
         return "\nThe gateway does not tell which node served what.\n"
-    headers = ("Node", "Requests", "Tokens in", "Tokens out", "Seconds waited", "Failures")
+    waits = "Waited" if look.columns else "Seconds waited"
+    headers = ("Node", "Requests", "Tokens in", "Tokens out", waits, "Failures")
     shown = []
     for name, *totals in rows:
         cells = [f"{total:,}" if look.columns else str(total) for total in totals]
         waited = TOTALS.index("waited_seconds")
         cells[waited] = f"{totals[waited]:,.1f}"
+        if look.columns:
+            cells[waited] += " s"
         shown.append([name, *cells])
-    return "\nServed:\n" + format_table(headers, shown, look=look, right=headers[1:])
+    table = format_table(headers, shown, look=look, right=headers[1:])
+    return f"\n{paint('Served:', 'bold', look)}\n{table}"
 
 
 def show_record(record: Any) -> dict[str, Any]:
@@ -8710,13 +8748,20 @@ def format_usage(title: str, examples: Sequence[str], rows: Sequence[tuple[str, 
 
 # -- what ends a command --
 
-def format_next_steps(fleet: Fleet, out: str) -> str:
-    """Return where each agent's work will go, and what a person types next."""
+def format_routes(fleet: Fleet, look: Look = PLAIN) -> str:
+    """Return where each agent's work will go."""
+    routes = plan_routes(fleet)
+    if look.columns:
+        rows = [(agent, model.ollama_model, model.node, model.alias)
+                for agent, model in routes.items()]
+        return format_table(("Agent", "Model", "Machine", "Alias"), rows, look=look)
     width = max(map(len, fleet.agents), default=0)
-    text = "\nAgent routing:\n"
-    for agent, model in plan_routes(fleet).items():
-        text += f"  {format_route(agent.ljust(width), model)}\n"
+    lines = [f"  {format_route(agent.ljust(width), model)}\n" for agent, model in routes.items()]
+    return "Agent routing:\n" + "".join(lines)
 
+
+def format_next_steps(fleet: Fleet, out: str) -> str:
+    """Return what a person types next."""
     here = out if out.startswith(("/", ".")) else f"./{out}"
     environment = quote_shell(f"{here}/{ENVIRONMENT_FILE}")
     serve = "  subagent-fleet serve\n"
@@ -8725,7 +8770,7 @@ def format_next_steps(fleet: Fleet, out: str) -> str:
         config = quote_shell(f"{here}/{LITELLM_FILE}")
         serve = (f"  . {environment}\n  litellm --config {config} --host {gateway.host} "
                  f"--port {gateway.port}\n")
-    return (f"{text}\nNext, load the models, serve them and start Claude Code, all in one:\n"
+    return ("\nNext, load the models, serve them and start Claude Code, all in one:\n"
             f"  subagent-fleet up\n\nOr the gateway in a terminal of its own:\n{serve}"
             "and Claude Code in another:\n  subagent-fleet launch claude\n"
             f"(or: . {environment}; claude)\n")
@@ -8844,7 +8889,7 @@ def format_failures(requests: Sequence[Mapping[str, Any]], look: Look = PLAIN) -
     if not counts:
         return ""
 
-    text = "\nFailures:\n"
+    text = f"\n{paint('Failures:', 'bold', look)}\n"
     for words, count in sorted(counts.items(), key=lambda item: -item[1])[:FAILURES_SHOWN]:
         role = "warn" if words.startswith("ok") else "bad"
         text += format_words([Styled(f"{count} ×"), mark(words, role, look)], look,
@@ -8940,7 +8985,7 @@ def format_trace(report: SessionReport, look: Look = PLAIN, *, prompts: bool = F
             name = stem
 
     text = format_words([Styled(_tell_session(report))], look, indent="  ") + "\n"
-    headers = _fit_headers(rows, look)
+    headers = _fit_headers(_TRACE_HEADERS, _TRACE_SPARES, rows, look)
     cells = [[row.get(header, "") for header in headers] for row in rows]
     text += format_table(headers, cells, look=look, right=_TRACE_NUMBERS)
     for place in report.session.torn[:3]:
@@ -8994,10 +9039,16 @@ def _trace_row(name: str, served: Served | None, state: str, now: float,
     return row
 
 
-def _fit_headers(rows: Sequence[Mapping[str, object]], look: Look) -> list[str]:
-    """Return the columns that fit beside each other, the last with room for some words."""
-    headers = list(_TRACE_HEADERS)
-    for spare in _TRACE_SPARES:
+def _fit_headers(headers: Sequence[str], spares: Sequence[str],
+                 rows: Sequence[Mapping[str, object]], look: Look) -> list[str]:
+    """Return the columns that fit beside each other, the last with room for some words.
+
+    The spares go, one after the other, as far as they are in the way; without rows none is.
+    """
+    headers = list(headers)
+    for spare in spares if rows else ():
+        if spare not in headers:
+            continue
         widths = [max(width_of(header), *(width_of(_as_cell(row[header]).text) for row in rows))
                   for header in headers]
         widths[-1] = min(widths[-1], LEAST_CELL)
@@ -9205,7 +9256,8 @@ def format_stakes(source: str, stakes: Sequence[tuple[Stake, bool]], look: Look 
     """Return what would go where with a fleet file, and what of that was accepted."""
     name = clean_line(source)
     if not stakes:
-        return f"{name} sends nothing beyond your machines and private networks.\n"
+        said = f"{name} sends nothing beyond your machines and private networks.\n"
+        return wrap_text(said, look.columns)
     rows = []
     for stake, accepted in stakes:
         rows.append(("accepted" if accepted else "new", clean_line(stake.what)))
@@ -22850,6 +22902,11 @@ def check_names(kind: str, names: Iterable[str], known: Iterable[str], owner: st
                              or f"known {kind}s: {choices}")
 
 
+def tell(world: World, text: str) -> None:
+    """Say what goes on: to a person, beside what was asked for."""
+    world.err(wrap_text(text, look_of(world, "stderr").columns, indent="  "))
+
+
 def tell_findings(findings: Iterable[Finding], options: Options, world: World) -> None:
     """Show findings; one that is an error refuses the command."""
     for finding in findings:
@@ -23081,12 +23138,12 @@ def start_gateway(world: World, fleet: Fleet, key: str, *, out: str,
         stops.callback(server.stop, "up")
 
     if runs:
-        world.err(f"A gateway for {name} runs at {url}: it is used.\n")
+        tell(world, f"A gateway for {name} runs at {url}: it is used.\n")
     elif fleet.gateway.provider == "builtin":
-        world.err(f"Serving {name} at {url}.\n")
+        tell(world, f"Serving {name} at {url}.\n")
     else:
         start_litellm(world, fleet, key, out=out, stops=stops)
-        world.err(f"LiteLLM serves {name} at {url}.\n")
+        tell(world, f"LiteLLM serves {name} at {url}.\n")
 
 
 def start_litellm(world: World, fleet: Fleet, key: str, *, out: str,
@@ -23207,7 +23264,7 @@ def find_or_write_fleet(options: Options, world: World) -> Fleet:
             addition = plan_insertion(config, node, options, world)
             replace_config(world, path, addition)
             accept_typed(world, path, [node])
-            world.err(f"{clean_line(node.name)}: put into {clean_line(path)}\n")
+            tell(world, f"{clean_line(node.name)}: put into {clean_line(path)}\n")
             config = load_config(world, options.config)
     weak = lint_key(config.fleet, world.environ)
     tell_findings([*config.warnings, *weak], options, world)
@@ -23243,9 +23300,9 @@ def choose_port(workspace: Workspace, fleet: Fleet) -> Fleet:
         return fleet
 
     free = avoid_taken_port(world, gateway)
-    world.err(f"Port {gateway.port} is taken by {holder}{describe_holder(world, gateway.port)}: "
-              f"this fleet gets {free.port}. Write `port: {free.port}` under project.gateway, so "
-              "that it keeps it.\n")
+    who = f"{holder}{describe_holder(world, gateway.port)}"
+    tell(world, f"Port {gateway.port} is taken by {who}: this fleet gets {free.port}. "
+         f"Write `port: {free.port}` under project.gateway, so that it keeps it.\n")
     return replace(fleet, gateway=free)
 
 
@@ -23255,9 +23312,9 @@ def write_unedited(workspace: Workspace, fleet: Fleet) -> None:
     workspace.write([change for change in changes if change.action != "edited"])
     for change in changes:
         if change.action == "edited":
-            workspace.world.err(f"{clean_line(change.path)}: kept, as it is yours\n")
+            tell(workspace.world, f"{clean_line(change.path)}: kept, as it is yours\n")
         elif change.action != "unchanged":
-            workspace.world.err(f"{clean_line(change.path)}: {change.action}\n")
+            tell(workspace.world, f"{clean_line(change.path)}: {change.action}\n")
 
 
 def check_key(fleet: Fleet, key: str, options: Options, world: World) -> None:
@@ -23291,14 +23348,13 @@ def warm_for_session(fleet: Fleet, options: Options, world: World) -> None:
                          f"model: {format_route_state(route)}", fix="subagent-fleet doctor")
     absent = [f"{clean_line(name)} ({format_route_state(routes[name])})"
               for name, warmth in warmths.items() if not warmth.ok]
-    said = f"Going on without {', '.join(absent)}.\n"
-    world.err(wrap_text(said, look_of(world, "stderr").columns, indent="  "))
+    tell(world, f"Going on without {', '.join(absent)}.\n")
 
 
 def wait_for_signal(world: World, signals: list[str]) -> None:
     """Serve who comes until Ctrl-C, whose name is then in `signals`."""
     world.on_stop(signals.append)
-    world.err(f"Claude Code is not on the PATH: {CLAUDE_INSTALL}\nServing until Ctrl-C.\n")
+    tell(world, f"Claude Code is not on the PATH: {CLAUDE_INSTALL}\nServing until Ctrl-C.\n")
     while not signals:
         world.sleep(TICK_SECONDS)
 
@@ -23652,7 +23708,7 @@ def cmd_worker(options: Options, world: World) -> int:
     if options.json:
         world.out(render_report("worker", report))
     else:
-        world.out(format_worker(report, look_of(world)))
+        world.out(format_worker(report, look_of(world), options.typing))
     return exit_status(findings)
 
 
@@ -23708,8 +23764,7 @@ def cmd_generate(options: Options, world: World) -> int:
     result = replace(result, changes=changes, written=True)
     show_generation(result, options, world)
     if targets == fleet.targets and not options.json:
-        text = format_after_generate(result, options.typing)
-        world.out(wrap_text(text, look_of(world).columns, indent="    "))
+        world.out(format_after_generate(result, options.typing, look_of(world)))
     return EXIT_OK
 
 
@@ -23746,8 +23801,8 @@ def show_generation(result: Generation, options: Options, world: World) -> None:
     elif options.diff:
         world.out(format_diff(result.changes, result.fleet, look_of(world)))
     else:
-        heading = "Would generate:\n" if options.check else "Generated:\n"
-        world.out(heading + format_pairs(result.listed, look_of(world)))
+        heading = "Would generate:" if options.check else "Generated:"
+        world.out(format_changes(heading, result.listed, look_of(world)))
 
 
 def report_generation(result: Generation, options: Options) -> dict[str, Any]:
@@ -23771,13 +23826,13 @@ def refuse_generation(result: Generation, options: Options, world: World) -> NoR
     raise error
 
 
-def format_after_generate(result: Generation, typing: Typing) -> str:
-    """Return what a person types next and, the first time, how the key stays out of git."""
+def format_after_generate(result: Generation, typing: Typing, look: Look) -> str:
+    """Return where work goes, what is typed next and, at first, how the key stays out of git."""
     text = as_typed(format_next_steps(result.fleet, result.out), typing)
     if (ENVIRONMENT_FILE, "created") in result.listed:
         text += (f"\nKeep the key out of git: add {ENVIRONMENT_FILE} and {STATE_DIRECTORY}/ to "
                  ".gitignore.\n")
-    return text
+    return f"\n{format_routes(result.fleet, look)}{wrap_text(text, look.columns)}"
 
 
 def parse_targets(options: Options) -> tuple[str, ...]:
@@ -24453,11 +24508,12 @@ def cmd_logs(options: Options, world: World) -> int:
         return EXIT_OK
     if not requests:
         path = clean_line(workspace.path(RECEIPTS_FILE))
-        world.err(as_typed(f"No such request in {path}; `subagent-fleet up` and `subagent-fleet "
-                           "serve` keep them there.\n", options.typing))
+        tell(world, as_typed(f"No such request in {path}; `subagent-fleet up` and `subagent-fleet "
+                             "serve` keep them there.\n", options.typing))
 
     widths = log_widths(requests)
-    world.out(format_log_head(widths, look_of(world)))
+    if requests or options.follow:
+        world.out(format_log_head(widths, look_of(world)))
     while True:
         for request in requests:
             world.out(format_log_line(request, widths, world.now(), look_of(world)))
@@ -24478,9 +24534,8 @@ def tell_node_logs(requests: Sequence[dict[str, Any]], options: Options, world: 
         fleet = load_config(world, options.config).fleet
         for name in sorted(names & set(fleet.nodes)):
             backend = backend_of(fleet.nodes[name])
-            said = f"\n{backend.title}'s own log on {name}: {backend.log}\n"
             if backend.log:
-                world.err(wrap_text(said, look_of(world, "stderr").columns, indent="  "))
+                tell(world, f"\n{backend.title}'s own log on {name}: {backend.log}\n")
 
 
 def choose_receipts(receipts: Sequence[dict[str, Any]], options: Options) -> list[dict[str, Any]]:
@@ -24837,7 +24892,8 @@ def warm_fleet(fleet: Fleet, options: Options, world: World, *, say: Callable[[s
 
     if not options.unload:
         wake_sleepers(fleet, groups, world, say)
-    say("Unloading models:\n" if options.unload else "Warming models:\n")
+    heading = "Unloading models:" if options.unload else "Warming models:"
+    say(paint(heading, "bold", look_of(world)) + "\n")
     rows = {name: (name, warmth.node.name, warmth.model.ollama_model)
             for name, warmth in warmths.items()}
     widths = [max(map(width_of, column)) for column in zip(*rows.values())]
@@ -26242,8 +26298,8 @@ def cmd_clean(options: Options, world: World) -> int:
 
     listed = [(change.path, "removed") for change in doomed if change.found is not None]
     if listed:
-        heading = "Would remove:\n" if options.dry_run else "Removing:\n"
-        world.out(heading + format_pairs(listed, look_of(world)))
+        heading = "Would remove:" if options.dry_run else "Removing:"
+        world.out(format_changes(heading, listed, look_of(world)))
     else:
         world.out("Nothing to remove.\n")
 
@@ -26635,7 +26691,7 @@ def tell_error(error: FleetError, typing: Typing, world: World) -> None:
     if not error.findings:
         world.err(format_finding(retype(error.finding, typing), look=look))
         return
-    world.err(f"Invalid {clean_line(error.where)}:\n")
+    world.err(paint(f"Invalid {clean_line(error.where)}:", "bold", look) + "\n")
     for finding in error.findings:
         world.err(format_finding(retype(finding, typing), indent="  ", look=look))
 

@@ -516,7 +516,7 @@ def test_worker_text_ends_with_what_to_paste(run_cli, fake_node):
     assert (done.returncode, done.stderr) == (0, "")
     block = done.stdout[done.stdout.index("\nnodes:"):]
     paste(sf.parse_yaml(block))
-    assert "\nOn the machine that has the fleet, put these lines under the `nodes:`" in done.stdout
+    assert "\nOn the machine that has the fleet, type `subagent-fleet add vm=" in done.stdout
     assert "public internet" in done.stdout
     assert "0.32.15 runs here with qwen3:8b\n" in done.stdout
 

@@ -162,6 +162,11 @@ def test_text_wraps_between_words_and_keeps_commands_whole(text, columns, wanted
     assert sf.wrap_text(text, columns) == wanted
 
 
+def test_a_number_keeps_its_unit():
+    assert sf.wrap_text("no answer within 5 s, 100 % sure", 18) == "no answer within\n5 s, 100 % sure"
+    assert sf.wrap_text("they took 5 servers away", 12) == "they took 5\nservers away"
+
+
 def test_a_character_that_is_wider_than_the_line_ends_the_wrapping():
     assert sf.wrap_text("\u65e5\u672c", 1) == "\u65e5\n\u672c"
 
@@ -441,16 +446,18 @@ def test_what_was_served_is_read_by_people():
         "mini  12        1234567    89          1.5             0",
         "m5    1         2          3           0.0             0"]
     assert sf.format_served(rows, sf.Look(columns=80)).splitlines()[-2:] == [
-        "mini        12  1,234,567          89             1.5         0",
-        "m5           1          2           3             0.0         0"]
+        "mini        12  1,234,567          89   1.5 s         0",
+        "m5           1          2           3   0.0 s         0"]
 
 
-def test_a_diff_is_painted_and_never_wrapped():
-    change = sf.Change("a.md", b"same\nold " + b"x" * 90 + b"\n", b"same\nnew\n", True)
+def test_a_diff_is_painted_and_wraps_on_a_terminal_only():
+    change = sf.Change("a.md", b"same\n  old " + b"x" * 50 + b" y z\n", b"same\nnew\n", True)
     text = sf.format_diff([change], fleet_of(), sf.Look(True, True, 60))
     assert text == ("\x1b[1m--- a.md\tupdated\x1b[0m\n\x1b[1m+++ a.md\tgenerated\x1b[0m\n"
                     "\x1b[2m@@ -1,2 +1,2 @@\x1b[0m\n same\n"
-                    f"\x1b[31m-old {'x' * 90}\x1b[0m\n\x1b[32m+new\x1b[0m\n")
+                    f"\x1b[31m-  old {'x' * 50}\x1b[0m\n\x1b[31m     y z\x1b[0m\n"
+                    "\x1b[32m+new\x1b[0m\n")
+    assert f"\n-  old {'x' * 50} y z\n+new\n" in sf.format_diff([change], fleet_of())
 
 
 # -- every width --
