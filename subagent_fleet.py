@@ -5230,6 +5230,119 @@ def _placeholder_models(nodes: Sequence[str]) -> dict[str, dict[str, Any]]:
     return models
 
 
+# -- what `recommend` proposes --
+
+@dataclass(frozen=True)
+class Advice:
+    """What would be done otherwise in a fleet, and why."""
+
+    job: str  # empty: of a model without one
+    now: Model | None  # as the file has it
+    planned: Placement | None
+    why: str
+
+    @property
+    def is_change(self) -> bool:
+        if self.now is None or self.planned is None:
+            return (self.now is None) != (self.planned is None)
+        return _place_of_model(self.now) != (
+            self.planned.node, full_model_name(self.planned.model.name))
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The configured assignment beside the planned one."""
+
+    advices: tuple[Advice, ...]
+    starter: Starter  # the fleet as it would be
+    measured: tuple[Measurement, ...]  # of the models in question
+    unknown: tuple[str, ...]  # what is not known, and what tells it
+
+    @property
+    def changes(self) -> list[Advice]:
+        return [advice for advice in self.advices if advice.is_change]
+
+
+def _place_of_model(model: Model) -> tuple[str, str]:
+    return model.node, full_model_name(model.ollama_model)
+
+
+def plan_recommendation(fleet: Fleet, states: Mapping[str, NodeState],
+                        measured: Sequence[Measurement]) -> Recommendation:
+    """Return what would be assigned otherwise, with what it is decided on."""
+    memory = {name: node.memory_gb for name, node in fleet.nodes.items() if node.memory_gb}
+    starter = plan_starter(list(states.values()), measured, memory)
+    assignment = starter.assignment
+    advices = []
+    for job in JOBS:
+        now = _job_model(fleet, job)
+        planned = assignment.placement(job) if job in assignment.jobs else None
+        if now and planned:
+            advices.append(Advice(job, now, planned, assignment.why[job]))
+    advices += _advise_others(fleet, assignment)
+
+    places = {_place_of_model(advice.now) for advice in advices if advice.now}
+    places |= {(one.node, full_model_name(one.model.name)) for one in assignment.placements}
+    known = []
+    for node, name in sorted(places):
+        measurement = find_measurement(measured, fleet.nodes[node].endpoint, name)
+        if measurement:
+            known.append(measurement)
+    return Recommendation(tuple(advices), _keep_own(fleet, starter), tuple(known),
+                          tuple(_plan_unknown(fleet, states, places, known)))
+
+
+def _job_model(fleet: Fleet, job: str) -> Model | None:
+    """Return the model that does a job as the file has it."""
+    if job == MAIN_JOB:
+        return fleet.models[plan_tiers(fleet)["main"]]
+    return fleet.models[fleet.agents[job].model] if job in fleet.agents else None
+
+
+def _advise_others(fleet: Fleet, assignment: Assignment) -> Iterator[Advice]:
+    """Yield the models that would be added for no job of their own, and those left out."""
+    configured = {_place_of_model(model) for model in fleet.models.values()}
+    planned = {(one.node, full_model_name(one.model.name)) for one in assignment.placements}
+    for one in assignment.placements:
+        if not one.jobs and (one.node, full_model_name(one.model.name)) not in configured:
+            yield Advice("", None, one, one.why)
+    for model in fleet.models.values():
+        if _place_of_model(model) not in planned and not model.cloud:
+            yield Advice("", model, None, "another does its work better")
+
+
+def _keep_own(fleet: Fleet, starter: Starter) -> Starter:
+    """Return the planned fleet with the nodes as the file has them, and all of its agents."""
+    tree: Any = fleet.document.value
+    placed = {(one.node, full_model_name(one.model.name)): one.name
+              for one in starter.assignment.placements}
+    main = starter.assignment.jobs.get(MAIN_JOB, "")
+    agents = {}
+    for name, values in tree["agents"].items():
+        now = _place_of_model(fleet.models[fleet.agents[name].model])
+        model = starter.assignment.jobs.get(name) or placed.get(now, main)
+        agents[name] = {**values, "model": model}
+    return replace(starter, tree={**starter.tree, "nodes": tree["nodes"], "agents": agents})
+
+
+def _plan_unknown(fleet: Fleet, states: Mapping[str, NodeState],
+                  places: Collection[tuple[str, str]], known: Sequence[Measurement]
+                  ) -> Iterator[str]:
+    """Yield what a recommendation does not know, and what would tell it."""
+    for name, state in states.items():
+        if not state.online:
+            yield f"{name} does not answer ({state.reason}): planned without it."
+        elif not fleet.nodes[name].memory_gb and len(rank_models([state])) > 1:
+            yield (f"How much memory {name} has: it gets one model, unless more were seen loaded; "
+                   f"write `memory_gb:` under nodes.{name}.")
+    if len(known) < len(places):
+        yield (f"{len(places) - len(known)} of {len(places)} models were not measured: "
+               "`subagent-fleet bench`.")
+    if not any(measurement.quality for measurement in known):
+        yield ("How good they are was not measured, so the number of parameters decides: "
+               "`subagent-fleet bench --quality`.")
+
+
 # -- what `worker` proposes --
 
 def plan_worker_block(name: str, state: NodeState,
@@ -7125,6 +7238,21 @@ def render_starter(tree: dict[str, dict[str, dict[str, object]]], has_models: bo
     if not has_models:
         blocks["mark"] = "# Placeholders: write in what `ollama list` shows.\n"
     return string.Template(_STARTER).substitute(blocks)
+
+
+_SIGNATURE = "# As `init` wrote it: "
+
+
+def sign_starter(text: str) -> str:
+    """Return a fleet file with a last line that tells whether it was changed since."""
+    body = text.partition(_SIGNATURE)[0]
+    return f"{body}{_SIGNATURE}{digest(body.encode('utf-8'))[:16]}\n"
+
+
+def is_as_written(text: str) -> bool:
+    """Tell whether a fleet file is as `init` or `recommend` wrote it."""
+    text = text.replace("\r\n", "\n")
+    return _SIGNATURE in text and sign_starter(text) == text
 
 
 def _starter_block(kind: str, sections: dict[str, dict[str, object]],
@@ -9197,6 +9325,36 @@ def format_after_init(starter: Starter, states: Sequence[NodeState], look: Look 
     said = "Look it over, then do all the rest at once, or begin with the files:\n"
     return (f"{text}{wrap_text(said, look.columns)}"
             "  subagent-fleet up\n  subagent-fleet generate\n")
+def format_recommendation(advised: Recommendation, look: Look = PLAIN) -> str:
+    """Return who does what now and who would, on which numbers, and what is not known."""
+    rows = []
+    for advice in advised.advices:
+        now = planned = Styled("-")
+        if advice.now:
+            now = Styled(f"{advice.now.ollama_model} on {advice.now.node}")
+        if advice.planned:
+            planned = Styled(f"{advice.planned.model.name} on {advice.planned.node}")
+        if not advice.is_change:
+            planned = Styled("the same", "dim")
+        rows.append((advice.job or "-", now, planned, advice.why))
+    text = format_table(("Role", "Now", "Planned", "Why"), rows, look=look)
+    if advised.measured:
+        text += "\nWhat was measured:\n" + format_measurements(advised.measured, look)
+    if advised.unknown:
+        text += "\nWhat is not known:\n"
+        for sentence in advised.unknown:
+            text += format_words(find_commands(sentence), look, margin="  ", indent="  ")
+    return text
+
+
+def render_block(starter: Starter) -> str:
+    """Return the lines to put into a fleet file: its models, and the model of each agent."""
+    agents = {name: {"model": values["model"]} for name, values in starter.tree["agents"].items()}
+    models = {name: {key: values[key] for key in FILE_KEYS["model"] if key in values}
+              for name, values in starter.tree["models"].items()}
+    return dump_yaml({"models": models, "agents": agents})
+
+
 def format_lean(denied: Sequence[str], look: Look = PLAIN) -> str:
     """Return which of Claude Code's tools are off, and how they come back."""
     sentence = (f"Lean start: {len(denied)} of Claude Code's tools are off "
@@ -23569,8 +23727,8 @@ def dress_starter(world: World, output: str, text: str) -> str:
     if name.lower().endswith(".json"):
         return json.dumps(parse_yaml(text), indent=2, ensure_ascii=False) + "\n"
     if world.kind_of(world.path(directory, "fleet.schema.json")) == "file":
-        return f"# yaml-language-server: $schema=fleet.schema.json\n{text}"
-    return text
+        text = f"# yaml-language-server: $schema=fleet.schema.json\n{text}"
+    return sign_starter(text)
 
 
 def replace_config(world: World, path: str, text: str) -> list[str]:
@@ -23641,6 +23799,8 @@ def plan_insertion(config: Config, node: Node, options: Options, world: World) -
     models = choose_models(fleet, state, options.model)
     added = plan_addition(fleet, state, models)
     text = insert_sections(fleet.document, added)
+    if is_as_written(fleet.document.text):  # and nobody but this program has changed it now
+        text = sign_starter(text)
     check_insertion(fleet.document, text, added)
     return text
 
@@ -23733,6 +23893,74 @@ def find_system(world: World, *, in_docker: bool) -> str:
     if sys.platform in ("darwin", "win32"):
         return {"darwin": "darwin", "win32": "windows"}[sys.platform]
     return "systemd" if world.which("systemctl") else "shell"
+
+
+@command("recommend", "say who should do what where, by what was measured", CONFIG,
+         Flag("--write", "write it, where the file is as `init` wrote it"), TIMEOUT, JSON,
+         group=SET_UP, examples=("recommend", "recommend --write"))
+def cmd_recommend(options: Options, world: World) -> int:
+    path = find_config(world, options.config)
+    fleet = load_config(world, options.config).fleet
+    states = probe_nodes(world, fleet.nodes, options.timeout)
+    directory, _ = world.split(path)
+    measured = read_measurements(Workspace(world, "" if path == "-" else directory))
+    advised = plan_recommendation(fleet, states, measured)
+    if not advised.starter.has_models:
+        raise FleetError("no-model", "no node answers with a model that can do the work: "
+                         + "; ".join(f"{state.name}: {state.why or advised.starter.flaw}"
+                                     for state in states.values()), fix="subagent-fleet discover")
+
+    written: list[str] = []
+    if options.write and advised.changes:
+        written = write_recommendation(world, path, fleet, advised)
+    if options.json:
+        world.out(render_report("recommend", report_recommendation(fleet, advised, written)))
+        return EXIT_OK
+
+    text = format_recommendation(advised, look_of(world))
+    if written:
+        text += "\n" + "".join(clean_line(line) + "\n" for line in written)
+        text += "Next: `subagent-fleet up`, or `subagent-fleet generate`\n"
+    elif advised.changes:
+        text += ("\nTo have it so, `subagent-fleet recommend --write`, or put this into "
+                 f"{clean_line(path)}:\n\n{render_block(advised.starter)}")
+    else:
+        text += "\nNothing would change.\n"
+    world.out(as_typed(text, options.typing))
+    return EXIT_OK
+
+
+def write_recommendation(world: World, path: str, fleet: Fleet, advised: Recommendation
+                         ) -> list[str]:
+    """Write the planned fleet in place of one that nobody has edited; refuse any other."""
+    if not is_as_written(fleet.document.text):
+        raise FleetError("not-as-written", f"{path} was changed since `init` wrote it; nothing was "
+                         "written", status=EXIT_REFUSED,
+                         fix="put in by hand what `subagent-fleet recommend` prints")
+    silent = [sentence for sentence in advised.unknown if "does not answer" in sentence]
+    if silent:
+        raise FleetError("node-silent", f"{silent[0]} Nothing was written", status=EXIT_REFUSED,
+                         fix="`subagent-fleet wake`, or take it out of the file")
+    text = render_starter(advised.starter.tree, True, fleet.name, advised.starter.notes,
+                          port=fleet.gateway.port)
+    return replace_config(world, path, dress_starter(world, path, text))
+
+
+def report_recommendation(fleet: Fleet, advised: Recommendation, written: Sequence[str]
+                          ) -> dict[str, Any]:
+    """Return what `recommend --json` says."""
+    roles = []
+    for advice in advised.advices:
+        now, planned = advice.now, advice.planned
+        roles.append({
+            "role": advice.job or None, "changes": advice.is_change, "why": advice.why,
+            "now": {"name": now.name, "node": now.node, "model": now.ollama_model} if now else None,
+            "planned": {"name": planned.name, "node": planned.node, "model": planned.model.name,
+                        "context": planned.context, "fallback": planned.fallback}
+            if planned else None})
+    return {"fleet": fleet.name, "roles": roles, "measured": advised.measured,
+            "unknown": advised.unknown, "block": render_block(advised.starter),
+            "written": bool(written)}
 
 
 @command("generate", "write what Claude Code, LiteLLM, your shell or others read", CONFIG, OUT,

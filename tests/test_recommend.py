@@ -1,0 +1,176 @@
+"""`recommend`: the fleet as it is beside the fleet as it would be, and who may write it."""
+import json
+
+import pytest
+
+import subagent_fleet as sf
+from tools import free_port
+
+
+@pytest.fixture
+def house(tmp_path, monkeypatch, fake_node):
+    """Three machines, and a `fleet.yaml` that `init` wrote when there were two."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sf, "OLLAMA_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    nodes = {"laptop": fake_node({"qwen3:8b": {"parameters": "8.2B"}}),
+             "mini": fake_node({"qwen3-coder:30b": {"parameters": "30.5B"},
+                                "gpt-oss:20b": {"parameters": "20.9B"}})}
+    words = [word for name, node in nodes.items() for word in ("--node", f"{name}={node.endpoint}")]
+    assert sf.main(["init", *words]) == 0
+    return nodes
+
+
+def measure(place, *measured):
+    """What `bench` would have left."""
+    (place / ".subagent-fleet").mkdir(exist_ok=True)
+    (place / ".subagent-fleet/bench.json").write_text(
+        sf.render_report("bench", {"measurements": list(measured)}), encoding="utf-8")
+
+
+def measurement(node, endpoint, model, passed):
+    return sf.Measurement(node, endpoint, model, "2026-11-18T14:05:02Z", 65536, answer_rate=50.0,
+                          tools=sf.Score(6, 6), quality={role: sf.Score(passed, 5) for role in sf.ROLES})
+
+
+def report(capsys, *words):
+    """The status and what `recommend --json` says."""
+    capsys.readouterr()
+    status = sf.main(["recommend", "--json", *words])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def test_a_fleet_that_is_as_planned_stays(house, tmp_path, capsys):
+    before = (tmp_path / "fleet.yaml").read_bytes()
+    assert sf.main(["recommend", "--write"]) == 0
+    said = capsys.readouterr().out
+    assert said.endswith("\nNothing would change.\n")
+    assert "main session  qwen3-coder:30b on mini  the same  the strongest: 30.5 B, a coder\n" in said
+    assert (tmp_path / "fleet.yaml").read_bytes() == before
+
+
+def test_what_would_change_and_why_is_shown_with_the_block_to_paste(house, tmp_path, capsys):
+    house["laptop"].models["devstral:24b"] = {"parameters": "23.6B"}
+    status, found = report(capsys)
+    assert status == 0 and found["written"] is False
+    changes = {row["role"]: (row["now"]["model"], row["planned"]["model"], row["why"])
+               for row in found["roles"] if row["changes"] and row["now"] and row["planned"]}
+    assert changes["reviewer"] == ("qwen3-coder:30b", "devstral:24b",
+                                   "the strongest on another machine, of another family")
+    block = sf.parse_yaml(found["block"])
+    fleet = sf.parse_yaml((tmp_path / "fleet.yaml").read_text())
+    fleet["models"] = block["models"]
+    for name, values in block["agents"].items():
+        fleet["agents"][name].update(values)
+    pasted, problems = sf.check_fleet(sf.Document(sf.dump_yaml(fleet), "fleet.yaml"))
+    assert problems == [] and list(sf.lint_fleet(pasted)) == []
+    assert pasted.models[pasted.agents["reviewer"].model].ollama_model == "devstral:24b"
+
+    capsys.readouterr()
+    assert sf.main(["recommend"]) == 0
+    said = capsys.readouterr().out
+    assert "To have it so, `subagent-fleet recommend --write`, or put this into fleet.yaml:\n" in said
+    assert said.endswith(found["block"])
+
+
+def test_what_was_measured_decides_and_is_shown(house, tmp_path, capsys):
+    mini, laptop = house["mini"].endpoint, house["laptop"].endpoint
+    measure(tmp_path, measurement("mini", mini, "qwen3-coder:30b", 1),
+            measurement("mini", mini, "gpt-oss:20b", 5), measurement("laptop", laptop, "qwen3:8b", 2))
+    status, found = report(capsys)
+    (main,) = [row for row in found["roles"] if row["role"] == "main session"]
+    assert (main["now"]["model"], main["planned"]["model"]) == ("qwen3-coder:30b", "gpt-oss:20b")
+    assert main["why"] == "the strongest: 5 of 5 trials of an implementer"
+    assert {known["model"] for known in found["measured"]} == {
+        "qwen3-coder:30b", "gpt-oss:20b", "qwen3:8b"}
+    assert not any("measured" in sentence for sentence in found["unknown"])
+    assert sf.main(["recommend"]) == 0
+    assert "\nWhat was measured:\n" in capsys.readouterr().out
+
+
+def test_what_is_not_known_is_said(house, capsys):
+    _, found = report(capsys)
+    assert found["unknown"] == [
+        "How much memory mini has: it gets one model, unless more were seen loaded; write "
+        "`memory_gb:` under nodes.mini.",
+        "2 of 2 models were not measured: `subagent-fleet bench`.",
+        "How good they are was not measured, so the number of parameters decides: `subagent-fleet "
+        "bench --quality`."]
+
+
+def test_write_writes_where_the_file_is_as_init_wrote_it(house, tmp_path, capsys):
+    house["laptop"].models["devstral:24b"] = {"parameters": "23.6B"}
+    before = (tmp_path / "fleet.yaml").read_text()
+    assert sf.is_as_written(before)
+    status, found = report(capsys, "--write")
+    assert status == 0 and found["written"] is True
+    after = (tmp_path / "fleet.yaml").read_text()
+    assert sf.is_as_written(after) and "devstral:24b" in after
+    (kept,) = (tmp_path / ".subagent-fleet/backup").iterdir()
+    assert kept.read_text() == before
+    fleet = sf.load_fleet("fleet.yaml")
+    assert list(sf.lint_fleet(fleet)) == []
+    assert not any(row["changes"] for row in report(capsys)[1]["roles"])
+
+
+@pytest.mark.parametrize("old, new", [
+    ("max_parallel: 1", "max_parallel: 2"), ("# Claude Code's subagents.", "# My subagents."),
+    ("# As `init` wrote it", "# As init wrote it")])
+def test_write_leaves_a_file_alone_that_a_person_has_changed(house, tmp_path, capsys, old, new):
+    house["laptop"].models["devstral:24b"] = {"parameters": "23.6B"}
+    path = tmp_path / "fleet.yaml"
+    path.write_text(path.read_text().replace(old, new), encoding="utf-8")
+    before = path.read_bytes()
+    assert sf.main(["recommend", "--write"]) == 3
+    assert "error: fleet.yaml was changed since `init` wrote it; nothing was written\n" \
+        in capsys.readouterr().err
+    assert path.read_bytes() == before
+    with pytest.raises(sf.FleetError) as caught:
+        config = sf.load_config(sf.World(), None).fleet
+        sf.write_recommendation(sf.World(), "fleet.yaml", config, sf.plan_recommendation(
+            config, sf.probe_nodes(sf.World(), config.nodes, 5.0), ()))
+    assert caught.value.slug == "not-as-written"
+
+
+def test_add_keeps_the_file_as_written(house, tmp_path, capsys, fake_node):
+    node = fake_node({"devstral:24b": {"parameters": "23.6B"}})
+    assert sf.main(["add", f"gpu={node.endpoint}"]) == 0
+    assert sf.is_as_written((tmp_path / "fleet.yaml").read_text())
+    assert sf.main(["recommend", "--write"]) == 0
+    fleet = sf.load_fleet("fleet.yaml")
+    assert {model.node for model in fleet.models.values()} == {"laptop", "mini", "gpu"}
+    assert fleet.models[fleet.agents["reviewer"].model].ollama_model == "devstral:24b"
+
+
+def test_a_sleeping_machine_is_not_planned_away(house, tmp_path, capsys):
+    house["mini"].close()
+    before = (tmp_path / "fleet.yaml").read_bytes()
+    assert sf.main(["recommend", "--write", "--timeout", "1"]) == 3
+    said = capsys.readouterr()
+    assert "error: mini does not answer (refused): planned without it. Nothing was written\n" \
+        in said.err
+    assert (tmp_path / "fleet.yaml").read_bytes() == before
+    house["laptop"].close()
+    assert sf.main(["recommend", "--timeout", "1"]) == 1
+    assert "no node answers with a model that can do the work" in capsys.readouterr().err
+
+
+def test_agents_of_ones_own_stay_and_keep_a_model(house, tmp_path, capsys):
+    path = tmp_path / "fleet.yaml"
+    text = path.read_text().replace("agents:\n", "agents:\n  scribe:\n    model: small-coder\n"
+                                    "    description: Writes.\n    tools: [Write]\n")
+    path.write_text(text, encoding="utf-8")
+    house["laptop"].models["devstral:24b"] = {"parameters": "23.6B"}
+    _, found = report(capsys)
+    block = sf.parse_yaml(found["block"])
+    assert block["agents"]["scribe"]["model"] in block["models"]
+    assert [row["planned"] for row in found["roles"] if row["role"] is None] == [None]  # qwen3:8b
+
+
+@pytest.mark.parametrize("text, is_ours", [
+    ("a: 1\n", True), ("a: 1\r\n", True), ("", True)])
+def test_a_signature_is_of_all_above_it(text, is_ours):
+    signed = sf.sign_starter(text.replace("\r\n", "\n"))
+    assert sf.is_as_written(signed) is is_ours
+    assert sf.is_as_written(signed.replace("\n", "\r\n")) is is_ours
+    assert not sf.is_as_written("b: 2\n" + signed) and not sf.is_as_written(signed + "c: 3\n")
+    assert sf.sign_starter(signed) == signed
