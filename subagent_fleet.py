@@ -5524,9 +5524,9 @@ def _lint_idle_nodes(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     busy = {model.node for model in fleet.models.values()}
     for name in fleet.nodes:
         if name not in busy:
+            machine = f"{quote_shell(name)}={quote_shell(fleet.nodes[name].endpoint)}"
             yield warn("unused-node", ("nodes", name), key=True, what="no model runs on it",
-                       fix=f"write `node: {quote_yaml(name)}` in one of models "
-                           "(`subagent-fleet discover` shows what it has), or remove it")
+                       fix=f"`subagent-fleet add {machine}` puts its models in; or remove it")
 
 
 def _guess_gigabytes(ollama_model: str) -> float:
@@ -8356,8 +8356,12 @@ def _format_verdict(page: StatusPage, look: Look) -> str:
         at_work = sum(place.running for place in page.places.values())
         traffic = f"{at_work} at work, {page.waiting} waiting"
         parts.append(Styled(f"Gateway at {page.gateway_at}: {traffic}."))
+    following = clean_line(page.following)
+    if not is_ready and following.startswith("Ready, "):  # but for its gateway
+        parts[1] = Styled("ready,", "warn")
+        following = following[len("Ready, "):]
     if not is_ready:
-        parts += find_commands(clean_line(page.following))
+        parts += find_commands(following)
     return format_words(parts, look, indent="  ")
 
 
@@ -23785,10 +23789,11 @@ def plan_insertion(config: Config, node: Node, options: Options, world: World) -
     """Return the text of a fleet file with one more machine, which is asked for its models."""
     fleet = config.fleet
     known = {other.endpoint: name for name, other in fleet.nodes.items()}
-    if node.name in fleet.nodes:
+    is_there = known.get(node.endpoint) == node.name  # and its models may be put in
+    if node.name in fleet.nodes and not is_there:
         raise FleetError("known-node", f"{fleet.document.source} has a node `{node.name}` already",
                          fix="choose another name, or change it there")
-    if node.endpoint in known:
+    if node.endpoint in known and not is_there:
         raise FleetError("known-node", f"{node.endpoint} is the node `{known[node.endpoint]}` of "
                          f"{fleet.document.source} already", fix="subagent-fleet discover")
 
@@ -23796,8 +23801,16 @@ def plan_insertion(config: Config, node: Node, options: Options, world: World) -
     if not state.online:
         raise FleetError("node-silent", f"node `{node.name}`: {state.why} ({node.endpoint}); "
                          "nothing was written", fix=state.mend)
-    models = choose_models(fleet, state, options.model)
+    residents = [model for model in fleet.models.values() if model.node == node.name]
+    models = [model for model in choose_models(fleet, state, options.model)
+              if not any(full_model_name(model.name) == full_model_name(resident.ollama_model)
+                         for resident in residents)]
+    if not models:
+        raise FleetError("known-node", f"{fleet.document.source} has `{node.name}` and these of "
+                         "its models already", fix="subagent-fleet discover")
     added = plan_addition(fleet, state, models)
+    if is_there:
+        del added["nodes"]
     text = insert_sections(fleet.document, added)
     if is_as_written(fleet.document.text):  # and nobody but this program has changed it now
         text = sign_starter(text)

@@ -782,6 +782,26 @@ def test_add_takes_the_models_that_are_named(two, quick, tmp_path, name):
     assert quick("validate").returncode == 0
 
 
+def test_add_puts_the_models_of_an_idle_machine_in(two, quick, tmp_path):
+    path = tmp_path / "fleet.yaml"
+    before = path.read_text().replace(
+        "nodes:\n",
+        f"nodes:\n    mini:  # bought in May\n        endpoint: http://127.0.0.1:{two.port}\n", 1)
+    path.write_text(before)
+    fix, = [finding["fix"] for finding in json.loads(quick("validate", "--json").stdout)["findings"]
+            if finding["id"] == "unused-node"]
+    typed, = re.findall("`subagent-fleet (add .*?)`", fix)
+    done = quick(*typed.split())
+    assert done.returncode == 0, done.stderr
+    after = path.read_text()
+    fleet = sf.load_fleet(path)
+    assert [model.node for model in fleet.models.values()].count("mini") > 0
+    assert list(fleet.nodes) == ["mini", "big"] and "mini:  # bought in May\n" in after
+    assert [line for line in before.splitlines() if line not in after.splitlines()] == []
+    done = quick(*typed.split())
+    assert done.returncode == 1 and "has `mini` and these of its models already" in done.stderr
+
+
 def test_add_shares_no_name_with_what_is_there(two, quick, tmp_path):
     path = tmp_path / "fleet.yaml"
     path.write_text(path.read_text().replace("heavy", "qwen3-8b").replace(

@@ -140,9 +140,10 @@ def test_what_does_not_fit_is_said_and_mended_as_typed(slug, wrong, right):
     assert list(found) == [slug]
     finding = found[slug]
     assert finding.level == "warning" and finding.where and finding.excerpt
-    assert finding.what.count(": ") and finding.fix.startswith("write `")
+    assert finding.what.count(": ") and finding.fix.startswith(("write `", "`subagent-fleet "))
     if slug == "unused-node":
-        tree = changed_tree({"models.light.node": "c", "nodes.b": None}, tree)  # in one of models
+        assert finding.fix.startswith("`subagent-fleet add c=http://c:11434`")
+        tree = changed_tree({"models.light.node": "c", "nodes.b": None}, tree)  # as that does
     elif "in one of agents" in finding.fix:
         tree = changed_tree({"agents.planner.model": "third", "models.light": None,
                              "models.heavy.fallback": None}, tree)

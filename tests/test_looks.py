@@ -120,10 +120,13 @@ def machines():
                                          "context": 262144, "capabilities": tools},
                      "nomic-embed-text": {"size": 274_000_000, "parameters": "137M",
                                           "capabilities": ["embedding"]}})
-    yield {LAPTOP: laptop, MINI: mini, GPU: sf.NodeFailure("timeout", "no answer within 5 s"),
+    gpu = FakeNode({"devstral:24b": {"size": 14_300_000_000, "parameters": "23.6B", "context": 131072,
+                                     "capabilities": tools}})
+    gpu.loaded["devstral:24b"], gpu.gpu_percent = 65536, 85
+    yield {LAPTOP.replace(".20", ".21"): gpu, LAPTOP: laptop, MINI: mini, GPU: sf.NodeFailure("timeout", "no answer within 5 s"),
            "http://127.0.0.1:11434": laptop, "http://192.168.1.60:11434": mini}
-    laptop.close()
-    mini.close()
+    for node in (laptop, mini, gpu):
+        node.close()
 
 
 # -- what is on the disk before a command runs --
@@ -184,6 +187,11 @@ def served():
     write("\n".join(lines) + "\n", ".subagent-fleet/requests.jsonl")
 
 
+def served_now():
+    """Every machine is there, every model loaded; two work at the gateway, one waits."""
+    write(FLEET.replace(GPU, LAPTOP.replace(".20", ".21")))
+
+
 def far():
     write(FLEET.replace(GPU, "https://ollama.example.com"))
 
@@ -216,6 +224,7 @@ ROWS = {
     "generate-edited": (edited, "generate"),
     "warmup": (write, "warmup"),
     "status": (write, "status"),
+    "status-served": (served_now, "status"),
     "doctor": (edited, "doctor"),
     "doctor-verbose": (generated, "doctor -v"),
     "doctor-errors": (wrong, "doctor"),
@@ -253,6 +262,12 @@ def look_at(row, columns, machines, *, colour, place, monkeypatch, is_terminal=T
         patch.setattr(sf.Server, "run", lambda server, listener: server.stops.append("SIGINT"))
         patch.setattr(sf, "look_at_node", lambda world, node, until: sf.Exposure())
         patch.setattr(sf, "last_session", lambda receipts, since: "")
+        if prepare is served_now:
+            places = {"heavy-coder": sf.SlotUse(2, 2), "small-coder": sf.SlotUse(0, 1),
+                      "reviewer-model": sf.SlotUse(0, 1, 12.0)}
+            patch.setattr(sf, "look_at_gateway",
+                          lambda *_: sf.Traffic(sf.OUR_GATEWAY, places, 1))
+            machines[MINI].loaded = {"qwen3-coder:30b": 65536}
         prepare()
         world = StagedWorld(columns, machines, colour=colour, is_terminal=is_terminal)
         sf.main(words.split(), world)

@@ -438,6 +438,16 @@ def test_status_of_a_ready_fleet_says_so_and_no_more():
     assert text.startswith("local-dev: ready.\n\nMachine ") and "x." not in text
 
 
+def test_status_of_a_fleet_without_its_gateway_says_so_once():
+    page = page_of()
+    ready = {name: sf.RouteState("ready") for name in page.routes}
+    text = sf.format_status(replace(page, routes=ready, is_served=False,
+                                    following="Ready, but no gateway runs: `subagent-fleet up`."),
+                            sf.Look(colour=True, columns=80))
+    assert text.startswith("\x1b[1mlocal-dev:\x1b[0m \x1b[33mready,\x1b[0m but no gateway runs: "
+                           "`subagent-fleet up`.\n\n")
+
+
 # -- what was served, what would change --
 
 def test_what_was_served_is_read_by_people():
