@@ -5329,12 +5329,15 @@ def _plan_unknown(fleet: Fleet, states: Mapping[str, NodeState],
                   places: Collection[tuple[str, str]], known: Sequence[Measurement]
                   ) -> Iterator[str]:
     """Yield what a recommendation does not know, and what would tell it."""
+    narrow = []
     for name, state in states.items():
         if not state.online:
             yield f"{name} does not answer ({state.reason}): planned without it."
         elif not fleet.nodes[name].memory_gb and len(rank_models([state])) > 1:
-            yield (f"How much memory {name} has: it gets one model, unless more were seen loaded; "
-                   f"write `memory_gb:` under nodes.{name}.")
+            narrow.append(name)
+    if narrow:
+        yield (f"How much memory there is on {join_words(narrow)}: a machine gets one model, "
+               "unless more were seen loaded; write `memory_gb:` under it.")
     if len(known) < len(places):
         yield (f"{len(places) - len(known)} of {len(places)} models were not measured: "
                "`subagent-fleet bench`.")
@@ -9057,6 +9060,10 @@ def format_starter(starter: Starter, states: Sequence[NodeState], look: Look = P
     text = format_answers(states)
     if starter.has_models:
         text += "\n" + format_assignment(starter.assignment, look)
+        if any(len(rank_models([state])) > 1 for state in states if state.online):
+            hint = ("A machine gets one model while its memory is not known: with `memory_gb:` "
+                    "under it, `subagent-fleet recommend` uses more.")
+            text += format_words(find_commands(hint), look)
     else:
         who = "No model that can be used was found"
         if all(state.reason == "not asked" for state in states):
@@ -9080,10 +9087,15 @@ def format_assignment(assignment: Assignment, look: Look = PLAIN) -> str:
             rows.append(("-", placement.model.name, placement.node, placement.why))
     text = format_table(("Role", "Model", "Machine", "Why"), rows, look=look)
 
-    heirs = [f"{placement.name} by {join_words(placement.fallback)}"
-             for placement in assignment.placements if placement.fallback]
+    nodes = {placement.name: placement.node for placement in assignment.placements}
+    heirs = []
+    for placement in assignment.placements:
+        if placement.fallback:
+            others = some_of([nodes[name] for name in placement.fallback], 3)
+            heirs.append(f"{placement.node} → {others}")
     if heirs:
-        text += format_words([Styled(f"Stood in for: {'; '.join(heirs)}.")], look)
+        sentence = f"Whose machine does not answer is served by others: {'; '.join(heirs)}."
+        text += format_words([Styled(sentence)], look)
     for node, why in assignment.idle.items():
         text += format_words([Styled(f"{clean_line(node)} idles: {why}.")], look)
     return text

@@ -338,3 +338,27 @@ def test_a_large_fleet_is_looked_at_only_where_it_must_be():
         sf.rate_model = rate
     assert {one.node for one in plan.placements} == {state.name for state in states}
     assert len(calls) < 2_000  # of 10,000
+
+
+def test_who_does_what_is_said_in_a_table_and_three_sentences():
+    states = [*THREE, node("box", EMBED)]
+    said = sf.format_starter(sf.plan_starter(states), states)
+    assert said == """\
+  laptop (http://laptop:11434): 2 models
+  mini (http://mini:11434): 3 models
+  gpu (http://gpu:11434): 2 models
+  box (http://box:11434): 1 model
+
+Role          Model            Machine  Why
+-------------------------------------------------------------------------------------------
+main session  qwen3-coder:30b  mini     the strongest: 30.5 B, a coder
+implementer   qwen3-coder:30b  mini     the strongest: 30.5 B, a coder
+reviewer      devstral:24b     gpu      the strongest on another machine, of another family
+planner       qwen3:8b         laptop   the fastest of at least 7 B
+summarizer    qwen3:8b         laptop   the fastest that is free
+Whose machine does not answer is served by others: mini → gpu, laptop; gpu → mini, laptop; \
+laptop → mini, gpu.
+box idles: none of its models can chat there.
+A machine gets one model while its memory is not known: with `memory_gb:` under it, \
+`subagent-fleet recommend` uses more.
+"""

@@ -83,9 +83,10 @@ def test_init_tells_what_it_found_and_what_that_lacks(tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sf, "OLLAMA_ENDPOINT", f"http://127.0.0.1:{free_port()}")
     for node, lines in (
-            (nothing, ["reviewer      qwen3:14b  n        nothing else is half as strong",
-                       "planner       qwen3:14b  n        the fastest of at least 7 B",
-                       "summarizer    qwen3:14b  n        the fastest"]),
+            (nothing, ["planner       qwen3:14b  n        the fastest of at least 7 B",
+                       "summarizer    qwen3:14b  n        the fastest",
+                       "A machine gets one model while its memory is not known: with `memory_gb:` under "
+                       "it, `subagent-fleet recommend --config o/f.yaml` uses more."]),
             (short, ["summarizer    tiny:1b  n        the fastest",
                      "tiny:1b holds 2048 tokens; Claude Code's own prompt takes 10,000 to 18,000: "
                      "`ollama pull qwen3:8b`, `subagent-fleet init --output o/f.yaml --force`"]),

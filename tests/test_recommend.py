@@ -90,8 +90,8 @@ def test_what_was_measured_decides_and_is_shown(house, tmp_path, capsys):
 def test_what_is_not_known_is_said(house, capsys):
     _, found = report(capsys)
     assert found["unknown"] == [
-        "How much memory mini has: it gets one model, unless more were seen loaded; write "
-        "`memory_gb:` under nodes.mini.",
+        "How much memory there is on mini: a machine gets one model, unless more were seen loaded; "
+        "write `memory_gb:` under it.",
         "2 of 2 models were not measured: `subagent-fleet bench`.",
         "How good they are was not measured, so the number of parameters decides: `subagent-fleet "
         "bench --quality`."]
