@@ -659,6 +659,7 @@ _NESTING = _Pattern("( *)(?:- +)*")
 _INDENTATION = _Pattern(r"(?m)^( *)[^ \n#]")
 # A key whose value follows its colon without a space; `http://` is no key.
 _GLUED_KEY = _Pattern(r"""(?:"[^"\n]*"|'[^'\n]*'|[\w.-]+):(?=[^ \n])(?!//)""")
+_WIDE_COLON = _Pattern(r"([\w.-]{1,64}) ?([\uff1a\u2236\ufe55\ua789])")
 # A key that misses the quote at its end.
 _OPEN_KEY = _Pattern(r"[\w.-]+(?=:(?:[ \n]|\Z))")
 # What other formats begin a comment with, where a token may begin; the value `//server` is none.
@@ -1346,6 +1347,9 @@ class Document:
         is_first = not self.text[line_start:self.at].strip(" ")
         if is_first and text.startswith("* "):
             self.fail("yaml-syntax", "`*` begins no item of a list", fix="write `-` instead")
+        if is_first and text.startswith("```"):
+            self.fail("yaml-syntax", "a fence as Markdown has it", size=len(word),
+                      fix="remove this line, and the one that closes it")
         if char == "`":
             self.fail("yaml-syntax", "plain text cannot begin with a backtick",
                       size=len(word), fix=quoted)
@@ -1396,8 +1400,27 @@ class Document:
             self.fail_unexpected("a key")
         self.check_slashes(at)
         self.check_space(at)
+        self.check_colon(at)
+        self.check_text_above(at)
         self.fail("yaml-syntax", "expected `key: value`", size=self.line_end(at) - at,
                   fix="put `: ` after the key, or `#` before it")
+
+    def check_colon(self, at: int) -> None:
+        """Refuse a line with a colon that only looks like one, behind its first word."""
+        match = _WIDE_COLON.match(self.text, at)
+        if match:
+            self.fail("yaml-syntax", f"a colon of another kind (U+{ord(match[2]):04X})",
+                      at=match.start(2), fix=f"write `{match[1]}: `")
+
+    def check_text_above(self, at: int) -> None:
+        """Refuse a line that is to be the text of the `|` or `>` above it, and is not deeper."""
+        start = self.line_start(at)
+        above = self.text[:start].rstrip(" \n").rpartition("\n")[2]
+        if re.search(r"[:-] [|>][-+1-9]{0,2}$", above[-KEY_LIMIT:]):
+            self.check_blank(at)
+            depth = len(above) - len(above.lstrip(" ")) + 2
+            self.refuse("yaml-indent", "the text of a key stands deeper than the key", at,
+                        fix=f"begin its lines with {_spaces(depth)}")
 
     def check_space(self, at: int) -> None:
         """Refuse a key `at` a place with its value right behind its colon."""
@@ -1460,6 +1483,7 @@ class Document:
         is_next = text.count("\n", start, begin) == 1
         if is_word and is_next and is_value and column >= 0:
             self.fail_alignment(column, self.line_start(start) + column, begin)
+        self.check_colon(self.skip(self.line_start(start)))
         fix = "quote the whole text, or put the missing `: ` after a key above"
         if self.opener >= 0:
             fix = "look for a missing comma or colon above"
@@ -1525,7 +1549,21 @@ class Document:
         own = at - self.line_start(at)
         if self.is_above_wrong(column, own, len(starts), at):
             self.refuse_column(starts[0], own, neighbour=at)
+        leader = self.find_leader(at, own, column)
+        if leader is not None:
+            self.refuse_column(at, leader - self.line_start(leader), neighbour=leader)
         self.refuse_column(at, column, neighbour=last)
+
+    def find_leader(self, at: int, own: int, column: int) -> int | None:
+        """Return beside which key above a line belongs, if those at `column` below are its own."""
+        below = _INDENTATION.search(self.text, self.line_end(at))
+        if own >= column or not below or len(below[1]) != column or _DASH.match(self.text, at):
+            return None
+        leader = None
+        for line in _INDENTATION.finditer(self.text, 0, self.line_start(at)):
+            if len(line[1]) < own:
+                leader = line.end(1)
+        return leader
 
     def is_above_wrong(self, column: int, own: int, count: int, at: int) -> bool:
         """Tell whether the `count` entries at `column` are wrong, or what is `at` its `own`.
@@ -2099,6 +2137,9 @@ def _meant_list(value: object) -> list[object]:
     if not isinstance(value, (str, int)):
         return []
     text = _typed(value)
+    if text[:1] in ("-", "\u2013", "\u2014", "\u2022"):  # dashes that begin no item
+        words = [word.strip("-\u2013\u2014\u2022") for word in text.split()]
+        return [[word for word in words if word]]
     with_commas = [_plain(item) for item in text.strip("[] ").split(",")]
     return [with_commas, [text], text.split()]
 

@@ -468,7 +468,65 @@ def test_a_mistake_of_the_whole_is_said_once(text, slugs, fix, typed):
         assert len(check(typed)) < len(findings)
 
 
+LOOKS_RIGHT = [
+    # what people paste and never see: the text, the finding, its fix, the text when that is typed
+    (edited("models:\n", " models:\n"), "yaml-indent", "move it to column 1", BASE),
+    (edited("agents:\n", " agents:\n"), "yaml-indent", "move it to column 1", BASE),
+    (edited("nodes:\n", " nodes:\n"), "yaml-indent", "move it to column 1", BASE),
+    (edited("  small-coder:\n    node", "   small-coder:\n    node"), "yaml-indent",
+     "begin its line with 2 spaces", BASE),
+    (f"```yaml\n{BASE}```\n", "yaml-syntax", "remove this line, and the one that closes it", BASE),
+    (f"```\n{BASE}", "yaml-syntax", "remove this line, and the one that closes it", BASE),
+    (BASE + "```\n", "yaml-syntax", "remove this line, and the one that closes it", BASE),
+    (edited("    prompt: You write code.\n", "    prompt: |\n    You write code.\n"), "yaml-indent",
+     "begin its lines with 6 spaces",
+     edited("    prompt: You write code.\n", "    prompt: |\n      You write code.\n")),
+    (edited("    description: Use for code.", "    description: >-\n    Use for code."),
+     "yaml-indent", "begin its lines with 6 spaces",
+     edited("    description: Use for code.", "    description: >-\n      Use for code.")),
+    (edited("node: laptop", "node\uff1a laptop"), "yaml-syntax", "write `node: `", BASE),
+    (edited("    timeout: 600", "    timeout\uff1a600"), "yaml-syntax", "write `timeout: `", BASE),
+    (edited("tools: [Read, Grep]", "tools:\n      -Read\n      -Grep"), "bad-value",
+     "write `tools: [Read, Grep]`", BASE),
+    (edited("tools: [Read, Grep]", "tools:\n      \u2013 Read\n      \u2013 Grep"), "bad-value",
+     "write `tools: [Read, Grep]`", BASE),
+    (edited("fallback: [small-coder]", "fallback: -small-coder"), "bad-value",
+     "write `fallback: [small-coder]`", BASE),
+    (edited("    node: laptop", "    // the laptop\n    node: laptop"), "yaml-syntax",
+     "begin a comment with `#`, or quote the text",
+     edited("    node: laptop", "    # the laptop\n    node: laptop")),
+    (edited("    node: laptop", "    \u200bnode: laptop"), "yaml-character",
+     "begin its line with 4 spaces", BASE),
+    (edited("    memory_gb: 64\n", "\u00a0   memory_gb: 64\n"), "yaml-character",
+     "begin its line with 4 spaces", BASE),
+    (edited("    node: laptop", "<<<<<<< HEAD\n    node: laptop\n=======\n    node: mini\n>>>>>>> b"),
+     "yaml-syntax", "keep one of the two sides", BASE),
+    (edited("model: small-coder", "model: &a small-coder"), "yaml-unsupported",
+     'quote the text: "&a small-coder"', BASE),
+    (edited("name: local-dev", 'name: "local-dev'), "yaml-syntax",
+     'write `"` on line 2, in column 19', edited("name: local-dev", 'name: "local-dev"')),
+    (edited("Use for planning.", "'Don't plan'"), "yaml-syntax", "write `''` for an apostrophe",
+     edited("Use for planning.", "'Don''t plan'")),
+    (edited("    node: laptop", "     node: laptop"), "yaml-indent", "begin its line with 4 spaces",
+     BASE),
+    (edited("context: 65536", "context: 65_536"), "yaml-ambiguous", "write a plain decimal number",
+     BASE),
+    (edited("port: 4000", "port = 4000"), "yaml-syntax", "put `: ` after the key",
+     edited("port: 4000", "port: 4000")),
+    (edited("context: 65536", "context: 65,536"), "bad-value", "write `context: 65536`", BASE),
+]
+
+
+@pytest.mark.parametrize("text, slug, fix, typed", LOOKS_RIGHT)
+def test_what_looks_right_is_said_once_with_what_mends_it(text, slug, fix, typed):
+    findings = check(text)
+    assert [finding.slug for finding in findings] == [slug] * bool(slug)
+    assert not slug or fix in findings[0].fix
+    assert check(typed) == []
+
+
 def test_the_tables_are_long():
+    assert len(TYPED) + len(WHOLE) + len(LOOKS_RIGHT) > 97 + 60
     assert len(TYPED) > 100 and len(WHOLE) > 40
 
 
