@@ -9155,23 +9155,11 @@ _TRACE_SPARES = ("First token", "In", "Waited", "Out", "Requests", "tok/s")
 
 def format_trace(report: SessionReport, look: Look = PLAIN, *, prompts: bool = False) -> str:
     """Return a session as a tree: each agent, and which model on which machine served it."""
-    fleet = report.facts.fleet
-    colours = plan_machine_colours(fleet.nodes if fleet else ())
-    depths = [each.depth for each in report.agents]
-    rows = []
-    for index, each in enumerate(report.agents):
-        branch, stem = _draw_branch(depths, index, look)
-        name = f"{branch}{each.agent.kind}"
-        for served in each.served or (None,):
-            rows.append(_trace_row(name, served, each.state, report.facts.now, look))
-            colour = colours.get(served.node) if served else None
-            if served and colour is not None:
-                rows[-1]["Machine"] = Styled(served.node, f"machine {colour}")
-            name = stem
-
-    text = format_words([Styled(_tell_session(report))], look, indent="  ") + "\n"
+    rows = _trace_rows(report, look)
     headers = _fit_headers(_TRACE_HEADERS, _TRACE_SPARES, rows, look)
     cells = [[row.get(header, "") for header in headers] for row in rows]
+
+    text = format_words([Styled(_tell_session(report))], look, indent="  ") + "\n"
     text += format_table(headers, cells, look=look, right=_TRACE_NUMBERS)
     for place in report.session.torn[:3]:
         text += format_words([Styled("warning:", "warn"), Styled(f"{place} cannot be read; it is "
@@ -9179,6 +9167,24 @@ def format_trace(report: SessionReport, look: Look = PLAIN, *, prompts: bool = F
     if prompts:
         text += _format_prompts(report, look)
     return text
+
+
+def _trace_rows(report: SessionReport, look: Look) -> list[dict[str, object]]:
+    """Return the cells of a session: a row for each model on a machine that served an agent."""
+    fleet = report.facts.fleet
+    colours = plan_machine_colours(fleet.nodes) if fleet else {}
+    depths = [each.depth for each in report.agents]
+    rows = []
+    for index, each in enumerate(report.agents):
+        branch, stem = _draw_branch(depths, index, look)
+        name = f"{branch}{each.agent.kind}"
+        for served in each.served or (None,):
+            row = _trace_row(name, served, each.state, report.facts.now, look)
+            if served and served.node in colours:
+                row["Machine"] = Styled(served.node, f"machine {colours[served.node]}")
+            rows.append(row)
+            name = stem
+    return rows
 
 
 def _draw_branch(depths: Sequence[int], index: int, look: Look) -> tuple[str, str]:
@@ -9251,19 +9257,23 @@ def _tell_session(report: SessionReport) -> str:
                     for seconds in (report.began, report.ended))
     served = [row for each in report.agents for row in each.served]
     requests = sum(row.requests for row in served)
+    noun = "request" if requests == 1 else "requests"
+    return (f"{title}, {began} to {ended[-8:]} ({format_duration(report.ended - report.began)}): "
+            f"{count_of(report.agents, 'agent')}, {requests:,} {noun}, "
+            f"{_tell_house(served, requests)}.")
+
+
+def _tell_house(served: Sequence[Served], requests: int) -> str:
+    """Return how many requests left the house, as far as that is known."""
     left = sum(row.requests for row in served if row.planned == "left")
     unknown = sum(row.requests for row in served if row.planned == "unknown" and not row.node)
-
-    house = "nothing left the house"
     if left:
-        house = f"{left:,} of them left the house" if left < requests else "all left the house"
-    elif unknown == requests:
-        house = "nothing says where they went"
-    elif unknown:
-        house = f"nothing says where {unknown:,} of them went"
-    return (f"{title}, {began} to {ended[-8:]} ({format_duration(report.ended - report.began)}): "
-            f"{count_of(report.agents, 'agent')}, {requests:,} "
-            f"{'request' if requests == 1 else 'requests'}, {house}.")
+        return f"{left:,} of them left the house" if left < requests else "all left the house"
+    if unknown == requests:
+        return "nothing says where they went"
+    if unknown:
+        return f"nothing says where {unknown:,} of them went"
+    return "nothing left the house"
 
 
 def _format_prompts(report: SessionReport, look: Look) -> str:
@@ -17667,13 +17677,14 @@ def _trace_agent(agent: str, label: AgentLabel, transcripts: Mapping[str, Transc
         trace = replace(trace, kind=trace.kind or own.kind)
     if not agent:
         return replace(trace, kind="main")
-    for parent, transcript in transcripts.items():
+    others = {parent: each for parent, each in transcripts.items() if parent != agent}
+    for parent, transcript in others.items():
         report = transcript.reports.get(agent)
         call = transcript.dispatches.get(label.call or (report.call if report else ""))
-        if call and parent != agent:
+        if call:
             trace = replace(trace, parent=parent, call=call, kind=trace.kind or call.kind,
                             dispatch=transcript.place(call.line))
-        if report and parent != agent:
+        if report:
             trace = replace(trace, parent=parent, report=report, kind=trace.kind or report.kind)
     return trace
 
@@ -17781,25 +17792,35 @@ def _origin_of(answer: SessionAnswer, facts: TraceFacts) -> str:
 def _sum_up(receipts: Sequence[Receipt], facts: TraceFacts) -> Served:
     """Return what the receipts of one model on one machine come to."""
     first = receipts[0]
-    answered = [receipt for receipt in receipts if receipt.first_byte is not None]
-    firsts = sorted(max((receipt.first_byte or 0) - (receipt.waited or 0), 0)
-                    for receipt in answered)
-    spans = [(receipt.output_tokens, receipt.total - (receipt.first_byte or 0))
-             for receipt in answered]
-    spans = [(tokens, span) for tokens, span in spans if tokens and span > GENERATING_SECONDS]
-    seconds = sum(span for _, span in spans)
-    planned, why = _judge_places(receipts, facts)
-
     model = first.model or first.alias
     if facts.fleet and first.model in facts.fleet.models:
         model = facts.fleet.models[first.model].ollama_model
+
+    planned, why = _judge_places(receipts, facts)
     return Served(
         model, first.node or "", planned, why, first.time - first.total, len(receipts),
         waited=sum(receipt.waited or 0 for receipt in receipts),
-        first_token=firsts[len(firsts) // 2] if firsts else None,
-        rate=sum(tokens for tokens, _ in spans) / seconds if seconds else None,
+        first_token=_median_first_token(receipts), rate=_answer_rate(receipts),
         input_tokens=sum(receipt.input_tokens for receipt in receipts),
         output_tokens=sum(receipt.output_tokens for receipt in receipts))
+
+
+def _median_first_token(receipts: Iterable[Receipt]) -> float | None:
+    """Return how long a first token takes from the slot on; None: none came."""
+    seconds = sorted(max(receipt.first_byte - (receipt.waited or 0), 0)
+                     for receipt in receipts if receipt.first_byte is not None)
+    return seconds[len(seconds) // 2] if seconds else None
+
+
+def _answer_rate(receipts: Iterable[Receipt]) -> float | None:
+    """Return tokens a second while answers came; None where that took no time to speak of."""
+    tokens = seconds = 0.0
+    for receipt in receipts:
+        span = receipt.total - (receipt.first_byte or receipt.total)
+        if span > GENERATING_SECONDS:
+            tokens += receipt.output_tokens
+            seconds += span
+    return tokens / seconds if tokens else None
 
 
 _PLACE_ORDER = ("no", "unknown", "fallback", "yes")  # the worst first
@@ -17959,15 +17980,19 @@ def _audit_model(agent: AgentTrace, session: SessionTrace, facts: TraceFacts) ->
                         f"{source.path}:{source.line}")
     if not others:
         return _yes()
-    place, request = f"{source.path}:{source.line}", asked[others[0]]
+    return _tell_other_model(agent, source, wanted, others[0])
+
+
+def _tell_other_model(agent: AgentTrace, source: AgentSource, wanted: str, asked: str) -> Verdict:
+    """Return why an agent asked another alias than the one its file stands for now."""
+    place, evidence = f"{source.path}:{source.line}", _evidence(agent, _asked(agent)[asked])
     if agent.call and agent.call.model:
         return _no(f"its call named the model `{agent.call.model}`, which beats its file: asked "
-                   f"was `{others[0]}`, not `{wanted}`", agent.dispatch, place, request)
+                   f"was `{asked}`, not `{wanted}`", agent.dispatch, place, *evidence)
     if source.changed > agent.began:
-        return _unknown(f"its file was edited since: it asked `{others[0]}` and names `{wanted}` "
-                        "now", place, *_evidence(agent, request))
-    return _no(f"its file names `{wanted}`, it asked `{others[0]}`", place,
-               *_evidence(agent, request))
+        return _unknown(f"its file was edited since: it asked `{asked}` and names `{wanted}` now",
+                        place, *evidence)
+    return _no(f"its file names `{wanted}`, it asked `{asked}`", place, *evidence)
 
 
 def _resolve_model(model: str, agent: AgentTrace, session: SessionTrace,
@@ -17985,33 +18010,35 @@ def _resolve_model(model: str, agent: AgentTrace, session: SessionTrace,
 
 def _audit_machine(agent: AgentTrace, facts: TraceFacts) -> Verdict:
     """Did planned machines or declared fallbacks serve it?"""
-    places = {receipt.id: _judge_place(receipt, facts) for receipt in agent.receipts}
+    by_place: dict[str, list[Receipt]] = {}
     for receipt in agent.receipts:
-        if places[receipt.id] == "no":
-            return _no(f"`{receipt.model}` on `{receipt.node}` answered, which is neither "
-                       f"`{receipt.alias}` nor a fallback of it in {facts.fleet_path}",
-                       *_evidence(agent, receipt.id))
-    for receipt in agent.receipts:
-        if places[receipt.id] == "unknown":
-            why = "there is no fleet file"
-            if facts.fleet:
-                why = f"{facts.fleet_path} was edited since"
-            return _unknown(f"{why}: `{receipt.model}` on `{receipt.node}` answered",
-                            *_evidence(agent, receipt.id))
+        by_place.setdefault(_judge_place(receipt, facts), []).append(receipt)
+    for receipt in by_place.get("no", ()):
+        return _no(f"`{receipt.model}` on `{receipt.node}` answered, which is neither "
+                   f"`{receipt.alias}` nor a fallback of it in {facts.fleet_path}",
+                   *_evidence(agent, receipt.id))
+    for receipt in by_place.get("unknown", ()):
+        why = f"{facts.fleet_path} was edited since" if facts.fleet else "there is no fleet file"
+        return _unknown(f"{why}: `{receipt.model}` on `{receipt.node}` answered",
+                        *_evidence(agent, receipt.id))
+    missing = _foreign(agent, facts) or _missing(agent, facts)
+    if missing:
+        return missing
+
+    fallbacks = by_place.get("fallback", [])
+    for receipt in fallbacks:
+        return Verdict("", "yes", f"{len(fallbacks)} by a declared fallback, `{receipt.model}` on "
+                       f"`{receipt.node}` ({_tell_tries(receipt)})", (receipt.id,))
+    return _yes()
+
+
+def _foreign(agent: AgentTrace, facts: TraceFacts) -> Verdict | None:
+    """Return the no of an agent that somebody else than this gateway answered, None for others."""
     for answer in agent.unclaimed:
         if _origin_of(answer, facts) == "foreign":
             return _no(f"`{answer.asked}` was answered, and not by this gateway",
                        *_evidence(agent, answer.id))
-    missing = _missing(agent, facts)
-    if missing:
-        return missing
-
-    fallbacks = [receipt for receipt in agent.receipts if places[receipt.id] == "fallback"]
-    if fallbacks:
-        first = fallbacks[0]
-        return Verdict("", "yes", f"{len(fallbacks)} by a declared fallback, `{first.model}` on "
-                       f"`{first.node}` ({_tell_tries(first)})", (first.id,))
-    return _yes()
+    return None
 
 
 def _missing(agent: AgentTrace, facts: TraceFacts) -> Verdict | None:
@@ -18034,11 +18061,7 @@ def _audit_house(agent: AgentTrace, facts: TraceFacts) -> Verdict:
         if left_house(receipt, facts):
             return _no(f"`{receipt.model}` on `{receipt.node}` is beyond your machines and "
                        "networks", *_evidence(agent, receipt.id))
-    for answer in agent.unclaimed:
-        if _origin_of(answer, facts) == "foreign":
-            return _no(f"`{answer.asked}` was answered, and not by this gateway",
-                       *_evidence(agent, answer.id))
-    missing = _missing(agent, facts)
+    missing = _foreign(agent, facts) or _missing(agent, facts)
     if missing:
         return missing
     if facts.fleet is None:
@@ -18109,13 +18132,18 @@ def _audit_end(agent: AgentTrace, facts: TraceFacts) -> Verdict:
         return _unknown("it is still at work", place)
     if state == "cut off":
         return _no("it did not end: its transcript stops in the middle", place, last.id)
+    return _audit_report(agent, transcript, facts)
 
+
+def _audit_report(agent: AgentTrace, transcript: Transcript, facts: TraceFacts) -> Verdict:
+    """Did it call at least one tool where it claims work?"""
     source = facts.files.get(agent.kind.lower())
     if transcript.calls or (source and not source.has_tools):
         return _yes()
     may_change = source is None or source.may_change
     if transcript.words.strip() and (may_change or _CLAIMS.search(transcript.words)):
-        return _no("it reports, and called no tool at all", place, last.id)
+        last = next(reversed(transcript.answers.values()))
+        return _no("it reports, and called no tool at all", transcript.place(last.line), last.id)
     return _yes("it called no tool, and claims nothing that needs one")
 
 
@@ -24928,20 +24956,19 @@ def cmd_trace(options: Options, world: World) -> int:
     facts = observe_traces(workspace, options)
     if options.follow:
         return follow_session(workspace, facts, options)
-    sessions = find_sessions(workspace, read_receipts(workspace))
-    if options.since:
-        sessions = [each for each in sessions if each.at >= world.now() - options.since]
+    since = world.now() - options.since if options.since else 0.0
+    sessions = [each for each in find_sessions(workspace, read_receipts(workspace))
+                if each.at >= since]
     if lists_sessions(sessions, options):
         return list_sessions(sessions, options, world)
 
-    chosen = choose_sessions(sessions, options)
     reports = [SessionReader(workspace, each, facts).read(audits=options.audit)
-               for each in chosen]
+               for each in choose_sessions(sessions, options)]
+    text = "\n".join(show_trace(report, options, look_of(world)) for report in reports)
     if options.json:
-        world.out(render_report("trace", {"sessions": [
-            show_session(report, prompts=options.prompts) for report in reports]}))
-    else:
-        world.out("\n".join(show_trace(report, options, look_of(world)) for report in reports))
+        text = render_report("trace", {"sessions": [
+            show_session(report, prompts=options.prompts) for report in reports]})
+    world.out(text)
     return EXIT_PROBLEM if any(report.refused for report in reports) else EXIT_OK
 
 
@@ -24961,20 +24988,25 @@ def choose_sessions(sessions: Sequence[SessionFile], options: Options) -> Sequen
     wanted = options.session
     if options.audit and options.since and sessions and not wanted:
         return sessions
+    matches = [each for each in sessions if each.id.startswith(wanted)]
     if wanted in ("", "last"):
-        matches = sessions[:1]
-    else:
-        matches = [each for each in sessions if each.id.startswith(wanted)]
+        matches = list(sessions[:1])
     if len(matches) == 1:
         return matches
+    raise refuse_session(wanted, matches, sessions)
 
+
+def refuse_session(wanted: str, matches: Sequence[SessionFile], sessions: Sequence[SessionFile]
+                   ) -> FleetError:
+    """Return why it is not known which session is meant."""
     if not sessions:
-        raise FleetError("no-session", "neither Claude Code nor the gateway kept a session of this "
-                         "directory", fix="cd to its project, or subagent-fleet up")
+        return FleetError("no-session", "neither Claude Code nor the gateway kept a session of "
+                          "this directory", fix="cd to its project, or subagent-fleet up")
+    what = f"no session's id begins with `{wanted}`"
+    if matches:
+        what = f"`{wanted}` begins the ids of {len(matches)} sessions"
     ids = some_of([each.id for each in matches or sessions], 4)
-    what = f"`{wanted}` begins the ids of {len(matches)} sessions" if matches else \
-        f"no session's id begins with `{wanted}`"
-    raise FleetError("no-session", what, fix=f"name one of {ids}")
+    return FleetError("no-session", what, fix=f"name one of {ids}")
 
 
 def list_sessions(sessions: Sequence[SessionFile], options: Options, world: World) -> int:
