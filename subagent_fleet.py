@@ -17391,6 +17391,7 @@ class Server(Reception):
 PROMPT_LIMIT = 20_000  # characters of a prompt that are kept
 REPORT_LIMIT = 4_000  # of an agent's last words
 ERROR_LIMIT = 160
+AGENTS_DEPTH_LIMIT = 6  # transcripts may say that agents start each other in circles
 IDLE_SECONDS = 600.0  # no tool of Claude Code runs longer without a line
 CUT_RATIO = 2.0  # a prompt thought to be so many times what the node counted was cut
 GENERATING_SECONDS = 0.05  # less time than this tells no rate
@@ -17645,7 +17646,7 @@ class SessionTrace:
         """Return how many agents stand above one."""
         parents = {each.id: each.parent for each in self.agents}
         depth, place = 0, agent.id
-        while place and depth < len(self.agents):
+        while place and depth < AGENTS_DEPTH_LIMIT:
             place = parents.get(place, "")
             depth += 1
         return depth

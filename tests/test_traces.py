@@ -261,7 +261,7 @@ def test_receipts_turned_over_in_the_middle_are_read(recorded):
     recorded.file(receipts[middle - 1:])  # one stands in both: it was read while it turned over
     status, verdicts = recorded.audit()
     assert (status, set(answers(verdicts).values())) == (0, {"yes"})
-    assert f"{len(receipts)} requests" in recorded.run("last")[1]
+    assert f"{len(receipts)} requests, nothing left the house." in recorded.run("last")[1]
 
     (recorded.project / ".subagent-fleet" / "requests.jsonl.1").unlink()
     first = recorded.requests[0]
@@ -631,3 +631,62 @@ def test_what_is_asked_just_now_is_told_from_events():
     live.take(begun)
     live.take(None)
     assert live.describe("s", 13.0) == {}
+
+
+# -- joins --
+
+def test_an_answer_of_several_lines_is_one(newest):
+    """Claude Code writes a line for each block, with the same request id and usage."""
+    lines = []
+    for line in newest.lines(newest.sub):
+        if line["type"] == "assistant" and line["message"]["stop_reason"] == "tool_use":
+            first = json.loads(json.dumps(line))
+            first["message"]["content"] = [{"type": "text", "text": "I look."}]
+            first["message"]["stop_reason"] = None
+            lines.append(first)
+        lines.append(line)
+    newest.write(newest.sub, "".join(json.dumps(line) + "\n" for line in lines))
+    transcript = sf.Transcript("x", newest.agent)
+    for line in newest.sub.read_bytes().split(b"\n"):
+        transcript.feed(line)
+    first, last = transcript.answers.values()
+    assert (first.calls, first.stop, first.input_tokens, last.calls) == (1, "tool_use", 2128, 0)
+    newest.file([])
+    rows = json.loads(newest.run("last", "--json")[1])["sessions"][0]["agents"][1]["served"]
+    assert [row["requests"] for row in rows] == [2]
+
+
+@pytest.mark.parametrize("mark", [{"isApiErrorMessage": True}, {"model": "<synthetic>"}])
+def test_either_mark_of_an_api_error_is_one(mark):
+    line = {"type": "assistant", "timestamp": "2026-11-18T06:37:54Z", **mark, "message": {
+        "model": mark.get("model", "m"), "content": [{"type": "text", "text": "API Error: 500"}]}}
+    transcript = sf.Transcript("x")
+    transcript.feed(json.dumps(line).encode())
+    assert transcript.last.error == "API Error: 500"
+
+
+@pytest.mark.parametrize("asked, answer", [("explorer-local", "unknown"), ("claude-opus-5-5", "no")])
+def test_with_litellm_only_an_alias_of_the_fleet_stayed_there(newest, asked, answer):
+    newest.write(newest.project / "fleet.yaml", FLEET.replace(
+        "{name: shop}", "{name: shop, gateway: {provider: litellm}}"))
+    for path in (newest.main, newest.sub):
+        newest.write(path, path.read_text(encoding="utf-8").replace("req_0", "req_011C").replace(
+            "explorer-local", asked))
+    status, verdicts = newest.audit()
+    assert (status, answers(verdicts)["House"]) == (int(answer == "no"), answer)
+
+
+def trace_of(agent, at, parent="", call=""):
+    return sf.AgentTrace(agent, agent, parent, None, (sf.parse_event({
+        "time": at, "id": f"r{at}", "session": "s", "agent": agent, "alias": "x", "model": None,
+        "node": None, "context": None, "tries": [], "waited": None, "first_byte": None,
+        "total": 0.0, "input_tokens": 0, "output_tokens": 0, "outcome": "ok"}),))
+
+
+def test_agents_stand_behind_who_started_them():
+    agents = [trace_of("", 1.0), trace_of("b", 4.0), trace_of("c", 3.0, "a"), trace_of("a", 2.0),
+              trace_of("d", 5.0, "a"), trace_of("e", 6.0, "c"), trace_of("f", 7.0, "f")]
+    order = [agent.id for agent in sf._in_order(agents)]
+    assert order == ["", "a", "c", "e", "d", "b", "f"]
+    session = sf.SessionTrace("s", tuple(agents))
+    assert [session.depth(agent) for agent in agents] == [0, 1, 2, 1, 2, 3, 6]
