@@ -15441,8 +15441,9 @@ def _ask_prompt(subject: Subject) -> Question:
 
 def _ask_again(subject: Subject) -> Question:
     """Ask about the prompt of the question before, which the node has cached."""
-    tokens = min(SPEED_TOKENS, subject.model.context // 2)
-    return _fill(subject, subject.count_lines(tokens), 1, wish="Say it once more.")
+    lines = subject.fills[-1][0] if subject.fills else len(FILLER)
+    question = _fill(subject, lines, 1, wish="Say it once more.")
+    return replace(question, lines=0)  # other words: its count would spoil what is learned
 
 
 def _ask_long_prompt(subject: Subject) -> Question | None:
