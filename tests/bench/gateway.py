@@ -1,8 +1,10 @@
 """What the gateway costs: a fake node in its own process, the same client with and without it.
 
 python3 tests/bench/gateway.py [--soak REQUESTS]     LiteLLM runs too if `litellm` is on the PATH
+python3 tests/bench/gateway.py --dashboards ROUNDS   what two dashboards cost
 """
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -246,6 +248,75 @@ def measure_dialect(port, node_port, path, *, direct):
           f"(recorded), {chunk_ms:.4f} ms a chunk", flush=True)
 
 
+class Watcher:
+    """A `ui` with a page open: who reads what it tells and shows it to nobody."""
+
+    def __init__(self, directory):
+        self.process = subprocess.Popen(
+            [sys.executable, "-S", str(ROOT / "subagent_fleet.py"), "ui", "--port", "0",
+             "--no-open"], cwd=str(directory), stdout=subprocess.PIPE,
+            env={**os.environ, "LITELLM_MASTER_KEY": KEY})
+        told = self.process.stdout.readline().decode()
+        port, token = told.split("127.0.0.1:")[1].strip().split("/?token=")
+        self.connection = socket.create_connection(("127.0.0.1", int(port)), timeout=60)
+        self.connection.sendall(
+            f"GET /events HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+            f"Cookie: subagent_fleet_{port}={token}\r\n\r\n".encode())
+        while b'"followed":true' not in self.connection.recv(65536):
+            pass
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        with contextlib.suppress(OSError):
+            while self.connection.recv(65536):
+                pass
+
+    def close(self):
+        self.process.terminate()
+        self.process.wait(20)
+        self.connection.close()
+
+
+def processor_us(pid):
+    """What processor time a process has taken, where the system tells; else 0."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as stream:
+        fields = stream.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) * 1e6 / os.sysconf("SC_CLK_TCK")
+    return 0
+
+
+def figures(port, process):
+    """What one round measures; less is better. On a busy machine only the last one holds still."""
+    long = {"model": "bench-model", "max_tokens": 500, "stream": True,
+            "messages": [{"role": "user", "content": "hi"}]}
+    recorded = json.loads(RECORDED.read_text(encoding="utf-8"))["body"]
+    recorded = json.dumps({**recorded, "model": "bench-model", "max_tokens": 16}).encode()
+    before, rates = processor_us(process.pid), rate(port, SMALL, clients=2, seconds=2.0)
+    taken = (processor_us(process.pid) - before) / (rates * 2.0)
+    return {"ms small": median_ms(port, "/v1/messages", SMALL),
+            "ms recorded": median_ms(port, "/v1/messages", recorded, times=100),
+            "ms stream of 500": median_ms(port, "/v1/messages", json.dumps(long).encode(), times=20),
+            "s a thousand": 1000 / rates, "us of processor a request": taken}
+
+
+def compare_watched(directory, port, process, rounds):
+    """Measure in turns without and with two dashboards; the medians say what these cost."""
+    alone, watched = [], []
+    for number in range(rounds):
+        alone.append(figures(port, process))
+        with contextlib.ExitStack() as ending:
+            for _ in range(2):
+                ending.enter_context(contextlib.closing(Watcher(directory)))
+            time.sleep(1.0)
+            watched.append(figures(port, process))
+        print(f"round {number + 1} of {rounds}", file=sys.stderr)
+    for name in alone[0]:
+        before, after = (statistics.median(each[name] for each in found)
+                         for found in (alone, watched))
+        print(f"{name}: {before:.3f} alone, {after:.3f} with two dashboards "
+              f"({100 * (after / before - 1):+.1f} %)", flush=True)
+
+
 def soak(port, process, count):
     """Send many requests; print what is left of them, and fail when something is."""
     before, began = memory_mb(process.pid), time.perf_counter()
@@ -264,6 +335,8 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--node", type=int)
     parser.add_argument("--soak", type=int, default=10_000)
+    parser.add_argument("--dashboards", type=int, metavar="ROUNDS",
+                        help="only: what two dashboards cost")
     options = parser.parse_args()
     if options.node:
         return run_node(options.node)
@@ -284,6 +357,9 @@ def main():
             print("direct: " + ", ".join(f"{k} {v:.2f} ms" for k, v in direct.items()), flush=True)
             serve, port, ready = start_serve(pathlib.Path(place), node_port)
             started.append(serve)
+            if options.dashboards:
+                compare_watched(pathlib.Path(place), port, serve, options.dashboards)
+                return None
             ours = measure("serve", port, serve, direct=direct, ready=ready)
             for path in DIALECTS:
                 measure_dialect(port, node_port, path, direct=direct)
