@@ -24521,6 +24521,9 @@ class Lookout:
         self._fleet, self._options, self._dashboard = fleet, options, dashboard
         self._names = AgentNames(workspace.world, known_agents(options, workspace.world))
         self._reader = ReceiptsReader(workspace)
+        self._folder: Folder | None = None
+        with contextlib.suppress(FleetError):  # there are no tasks outside of a repository
+            self._folder = open_folder(workspace.world)
         self._is_followed = False
         self._findings: Sequence[Finding] = ()
 
@@ -24554,7 +24557,8 @@ class Lookout:
         self._dashboard.show(plan_picture(Sight(
             fleet, seen["states"], gateway, world.now(), self._options.typing,
             is_followed=self._is_followed, findings=self._findings, names=self._name_askers(),
-            warmup=read_warmup(self._workspace), log=self._read_log())))
+            warmup=read_warmup(self._workspace), tasks=self._find_tasks(),
+            log=self._read_log())))
         return max(PICTURE_SECONDS - (world.clock() - began), TICK_SECONDS)
 
     def _name_askers(self) -> list[dict[str, str]]:
@@ -24566,6 +24570,14 @@ class Lookout:
                 names[event.session, event.agent] = name
         return [{"session": session, "agent": agent, "name": name}
                 for (session, agent), name in names.items()]
+
+    def _find_tasks(self) -> list[dict[str, str]]:
+        """Return the tasks of the repository in which this was started."""
+        if not self._folder:
+            return []
+        backing = plan_backing(self._fleet, self._options, self._world)
+        sight = see_tasks(self._folder, backing)
+        return [report_task(row, self._options.typing) for row in plan_task_rows(sight)]
 
     def _read_log(self) -> str:
         """Return the end of LiteLLM's log, where LiteLLM serves."""
@@ -24603,6 +24615,15 @@ class Lookout:
         event = parse_event(value)
         if event:
             self._dashboard.hub.publish(event)
+
+
+def report_task(row: TaskRow, typing: Typing) -> dict[str, str]:
+    """Return what the page says of a task."""
+    diff = f"+{row.plus} -{row.minus}" if row.files else ""
+    fix = f"`{as_typed(row.fix, typing)}`" if row.fix else ""
+    words = (row.now, row.where, f"try {row.attempt}", diff, fix)
+    return {"name": row.name, "state": row.state, "level": TASK_ROLES.get(row.state, ""),
+            "what": ", ".join(filter(None, words))}
 
 
 def open_dashboard(workspace: Workspace, fleet: Fleet, options: Options, listener: Listener,
@@ -25286,7 +25307,7 @@ def read_warmup(workspace: Workspace) -> list[dict[str, Any]]:
     page = parse_object(workspace.read(WARMUP_FILE) or b"") or {}
     written, rows = page.get("time"), page.get("models")
     is_new = isinstance(written, (int, float)) \
-        and 0 <= workspace.world.now() - written < WARMUP_SECONDS
+        and abs(workspace.world.now() - written) < WARMUP_SECONDS
     if not is_new or not isinstance(rows, list):
         return []
     return [row for row in rows if isinstance(row, dict)]
@@ -28018,7 +28039,8 @@ function drawBar(item, bar, request, from) {
   bar.request = request;
   bar.setAttribute("aria-label", words(request));
   const steps = request.steps.map((each, name) =>
-    ({...each, name, until: request.steps[name + 1]?.at ?? end}));
+    ({...each, name, until: request.steps[name + 1]?.at ?? end}))
+    .filter((each) => each.node || each.until - each.at > .1);
   const marks = request.marks.map((mark) => ({name: mark, what: "mark", at: mark.time}));
   keep(bar, named([...steps, ...marks]), () => make("i"), (part, each) => {
     part.className = `${each.what} ${colourOf(each.node)}`;
@@ -28097,7 +28119,7 @@ function drawNotes() {
       () => make("li", make("p@text"), make("progress@meter")), (item, row, {text, meter}) => {
         const [level, words, share] = describe(row);
         text.className = level || "";
-        say(text, words, id === "findings");
+        say(text, words, ["findings", "tasks"].includes(id));
         meter.hidden = share === undefined;
         meter.setAttribute("aria-label", words);
         if (share > 0) meter.value = share;

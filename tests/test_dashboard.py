@@ -411,6 +411,19 @@ def test_no_browser_is_opened_where_nobody_sits(monkeypatch):
     assert ran == [["/bin/xdg-open", "http://127.0.0.1:1/"]]
 
 
+def test_ui_shows_the_tasks_of_its_repository(place, run_cli):
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "start"]):
+        subprocess.run(["git", "-c", "user.name=t", "-c", "user.email=t@t", *words],
+                       cwd=place.path, check=True)
+    shown = Shown(place.path)
+    place.ending.callback(shown.process.kill)
+    assert shown.picture(lambda each: True)["tasks"] == []
+    assert run_cli("task", "add", "mend it", "--name", "parser").returncode == 0
+    (row,) = shown.picture(lambda each: each["tasks"])["tasks"]
+    assert (row["name"], row["state"]) == ("parser", "waiting") and "try 0/" in row["what"]
+    assert shown.end() == 0
+
+
 # -- the warm-up, as the dashboard reads it --
 
 def warmup_page(place):
