@@ -6837,7 +6837,7 @@ class Harness:
     taken_names: tuple[str, ...] = ()  # agents of its own, which ours would replace
     # Words that make it list the aliases it knows, without asking anybody.
     lists_models: tuple[str, ...] = ()
-    swallows_key: bool = False  # started by hand without the key, it sends an empty one
+    swallows_key: bool = False  # started by hand without the key, it says nothing of that
     rivals: tuple[str, ...] = ()  # files of a project that lead it elsewhere all the same
 
     def directory(self) -> str:
@@ -7191,8 +7191,8 @@ def _check_programs(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
         yield Finding("program", "ok", f"{harness.title} {seen.version}")
         yield from _harness_losses(fleet, harness)
         if harness.swallows_key and not seen.has_key:
-            yield Finding("program-key", "info", f"{harness.title} sends an empty key where "
-                          f"{fleet.gateway.master_key_env} is not set, as here: start it by",
+            yield Finding("program-key", "info", f"{harness.title} says nothing where "
+                          f"{fleet.gateway.master_key_env} is not set, as here, and sends none",
                           fix=f"subagent-fleet launch {name}")
         unknown = [alias for alias in plan_windows(fleet) if alias not in (seen.listed or alias)]
         if unknown:
@@ -12033,9 +12033,10 @@ def _read_chat_answer(message: dict[str, Any], where: str, tools: _OpenTools) ->
     return parts
 
 
-def _chat_usage(end: End) -> dict[str, int]:
+def _chat_usage(end: End) -> dict[str, Any]:
     return {"prompt_tokens": end.input_tokens, "completion_tokens": end.output_tokens,
-            "total_tokens": end.input_tokens + end.output_tokens}
+            "total_tokens": end.input_tokens + end.output_tokens,
+            "prompt_tokens_details": {"cached_tokens": end.cache_read}}
 
 
 _CHAT_REASONS = {"max_tokens": "length", "tool_use": "tool_calls"}  # any other is `stop`
@@ -12377,7 +12378,8 @@ class ResponsesStream(Writer):
 
     def response(self, end: End) -> dict[str, Any]:
         """Return the whole response."""
-        usage = {"input_tokens": end.input_tokens, "input_tokens_details": {"cached_tokens": 0},
+        usage = {"input_tokens": end.input_tokens,
+                 "input_tokens_details": {"cached_tokens": end.cache_read},
                  "output_tokens": end.output_tokens,
                  "output_tokens_details": {"reasoning_tokens": 0},
                  "total_tokens": end.input_tokens + end.output_tokens}
@@ -25574,6 +25576,7 @@ def launch_harness(workspace: Workspace, fleet: Fleet, harness: Harness, options
     key = workspace.read_key(fleet)
     if not options.trust:
         refuse_rivals(world, harness)
+        refuse_tracked(workspace, harness)
     losses = [loss for loss in plan_losses(fleet, (harness.name,)) if loss.level == "warning"]
     tell_findings([*lint_key(fleet, world.environ), *losses], options, world)
 
@@ -25587,6 +25590,19 @@ def launch_harness(workspace: Workspace, fleet: Fleet, harness: Harness, options
     start = harness.start(fleet, place, key)
     environ = {**harness_environment(world.environ, fleet, key), **start.environment}
     return world.run([program, *start.words, *options.passed], environ)
+
+
+def refuse_tracked(workspace: Workspace, harness: Harness) -> None:
+    """Refuse to start a program in a directory that came with a checkout: all in it is obeyed."""
+    world = workspace.world
+    listed = world.read_git(["ls-files", "--", harness.directory()], workspace.out,
+                            world.clock() + 1.0)
+    if listed:
+        path = workspace.path(harness.directory())
+        raise FleetError("target-tracked", f"git tracks files in {path}, of which {harness.title} "
+                         "obeys whatever lies there", status=EXIT_REFUSED,
+                         fix=f"git rm -rf --cached {quote_shell(path)}, look at what is in it, "
+                             "then add --trust")
 
 
 def refuse_rivals(world: World, harness: Harness) -> None:

@@ -400,7 +400,7 @@ def test_ids_that_a_template_counts_from_zero_are_made_unique(path):
 
 # -- the events of an answer --
 
-END = sf.End("tool_use", "", 1200, 34)
+END = sf.End("tool_use", "", 1200, 34, cache_read=1000)
 ANSWER = [sf.Delta("thinking", "I "), sf.Delta("thinking", "think"), sf.Delta("text", "On "),
           sf.Delta("text", "it\n\"\u2026\ud83d\ude00"),
           sf.Delta("call", call=sf.Call("c1", "Bash", {"cmd": "ls"})),
@@ -451,7 +451,8 @@ def test_chunks_of_a_completion_are_those_that_clients_need():
     assert [call.pop("index") for call in calls] == [0, 1]
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[:-1]] \
         == [None] * (len(chunks) - 2) + ["tool_calls"]
-    usage = {"prompt_tokens": 1200, "completion_tokens": 34, "total_tokens": 1234}
+    usage = {"prompt_tokens": 1200, "completion_tokens": 34, "total_tokens": 1234,
+             "prompt_tokens_details": {"cached_tokens": 1000}}
     assert (chunks[-1]["choices"], chunks[-1]["usage"]) == ([], usage)
     assert whole["choices"] == [{"index": 0, "finish_reason": "tool_calls", "logprobs": None,
                                  "message": {"role": "assistant", "content": "On it\n\"…😀and",
@@ -500,6 +501,7 @@ def test_events_of_a_response_are_those_that_clients_need():
     assert (response["status"], response["usage"]["input_tokens"],
             response["usage"]["output_tokens"], response["usage"]["total_tokens"]) == (
         "completed", 1200, 34, 1234)
+    assert response["usage"]["input_tokens_details"] == {"cached_tokens": 1000}
 
 
 def test_an_answer_cut_at_its_length_is_completed_and_says_so_inside():
@@ -642,7 +644,8 @@ def test_a_whole_answer_and_a_stream_say_the_same(rig, path):
     if path == CHAT:
         assert whole["choices"][0]["message"]["content"] == "PONG"
         assert chunks_of(body)[-1]["usage"] == whole["usage"] == {
-            "prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15}
+            "prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15,
+            "prompt_tokens_details": {"cached_tokens": 0}}
     else:
         assert whole["output"][0]["content"][0]["text"] == "PONG"
         events = events_of(body)

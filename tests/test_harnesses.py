@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -423,6 +424,29 @@ def test_launch_refuses_what_a_project_leads_elsewhere(generated, quick, fake_pr
     assert done.returncode == 3 and ".aider.model.settings.yml" in done.stderr  # target-rival
     assert "fix: read it, then add --trust" in done.stderr
     assert quick("launch", "aider", "--trust", env=environ).returncode == 7
+
+
+def test_launch_refuses_a_directory_that_came_with_a_checkout(generated, quick, fake_program):
+    environ = fake_program("codex")
+    home = generated / ".subagent-fleet/codex"
+    home.mkdir(parents=True)
+    (home / "hooks.json").write_text("{}", encoding="utf-8")
+    git = ["git", "-C", str(generated)]
+    subprocess.run([*git, "init", "-q"], check=True)
+    assert quick("launch", "codex", env=environ).returncode == 7  # not tracked: of your own
+    subprocess.run([*git, "add", "-f", str(home / "hooks.json")], check=True)
+    done = quick("launch", "codex", env=environ)
+    assert done.returncode == 3 and "git tracks files in " in done.stderr  # target-tracked
+    assert "git rm -rf --cached" in done.stderr
+    assert quick("launch", "codex", "--trust", env=environ).returncode == 7
+
+
+def test_files_are_not_written_through_a_link(generated, quick, fake_program, tmp_path):
+    environ = fake_program("codex")
+    (generated / ".subagent-fleet/codex").symlink_to(tmp_path.parent)
+    assert quick("launch", "codex", env=environ).returncode == 3
+    assert quick("generate", "--target", "codex").returncode == 3
+    assert not (tmp_path.parent / "config.toml").exists()
 
 
 def test_launch_says_what_is_missing(generated, quick, fake_program):
