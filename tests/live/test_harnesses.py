@@ -1,8 +1,8 @@
 """The other programs, each real and pinned, end to end through `launch` and `serve`.
 
 Their nodes are scripted (`ScriptedNode`, Ollama's wire with known words): a model that calls each
-program's own tools with the right arguments is not to be had in zeros. What only a real engine can
-show (usage, refusals, cuts) is in test_serve.py and test_oracle.py.
+program's own tools with the right arguments is not to be had in zeros. On the real engine each is
+answered in words, cn calls its Bash there, and too small a window is refused by the engine itself.
 """
 import json
 import pathlib
@@ -150,14 +150,14 @@ class ScriptedNode:
 class Bench:
     """A project with a served fleet of two scripted nodes, and a program to be run in it."""
 
-    def __init__(self, folder, name, trap):
+    def __init__(self, folder, name, trap, fleet=FLEET, **nodes):
         self.name, self.project = name, rig.Project(folder, SCRIPT, trap)
         self.project.write("note.txt", "one\n")
         self.note = self.project.folder / "note.txt"
         self.studio, self.mini = (ScriptedNode(name, self.note) for _ in range(2))
         self.port = rig.free_port()
-        self.project.write("fleet.yaml", FLEET.format(
-            port=self.port, studio=self.studio.endpoint, mini=self.mini.endpoint))
+        self.project.write("fleet.yaml", fleet.format(
+            port=self.port, **{"studio": self.studio.endpoint, "mini": self.mini.endpoint, **nodes}))
         self.project.run("generate", quiet=True)
         for words in (["init", "-q"], ["add", "note.txt"], ["commit", "-qm", "one"]):
             subprocess.run(["git", *words], cwd=self.project.folder, check=True,
@@ -174,11 +174,12 @@ class Bench:
                 "GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b",
                 "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
 
-    def launch(self, timeout=90):
+    def launch(self, asked=ASKED, timeout=90):
         """Run the program to its end; give (exit status, what it said, seconds)."""
         began = time.monotonic()
+        words = [asked if word == ASKED else word for word in PROGRAMS[self.name].words]
         process = rig.Process(
-            self.project.argv("launch", self.name, "--", *PROGRAMS[self.name].words),
+            self.project.argv("launch", self.name, "--", *words),
             log=self.project.home / "said.log", env=self.environment(), cwd=self.project.folder)
         try:
             status = process.child.wait(timeout)
@@ -201,8 +202,8 @@ class Bench:
 def bench(tmp_path, trap):
     made = []
 
-    def make(name):
-        made.append(Bench(tmp_path / name, name, trap))
+    def make(name, fleet=FLEET, **nodes):
+        made.append(Bench(tmp_path / name, name, trap, fleet, **nodes))
         return made[-1]
     yield make
     for each in made:
@@ -308,3 +309,50 @@ def test_doctor_knows_them(bench):
     versions = {finding["what"].split()[-1] for finding in found if finding["id"] == "program"}
     assert versions == {install.AIDER, *(version for _, version in install.NPM_PROGRAMS.values())}
     assert not [finding for finding in found if finding["level"] == "warning"], found
+
+
+# -- on the real engine --
+
+REAL_FLEET = """\
+project:
+  name: real
+  gateway: {{port: {port}}}
+nodes:
+  studio: {{endpoint: "{studio}"}}
+models:
+  heavy: {{node: studio, ollama_model: coder-large, litellm_alias: claude-sonnet-local,
+          context: CONTEXT}}
+agents:
+  planner: {{model: heavy, description: plans}}
+"""
+
+
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
+def test_the_real_engine_answers_it_with_true_usage(bench, running, trap, name):
+    studio = running["studio"]
+    mark = studio.recorder.mark()
+    made = bench(name, REAL_FLEET.replace("CONTEXT", "131072"), studio=studio.url)
+    play = "@play bash done" if name == "cn" else "@play pong"
+    status, said, _ = made.launch(asked=f"hello\n{play}\nthank you")
+    assert status == 0 and ("DONE" if name == "cn" else "PONG") in said, said[-3000:]
+    assert trap.wanted == []
+    receipts = made.receipts()
+    assert {receipt["outcome"] for receipt in receipts} == {"ok"}
+    counted = [json.loads(each.content.splitlines()[-1])["prompt_eval_count"]
+               for each in studio.chats(mark)]
+    assert sorted(receipt["input_tokens"] for receipt in receipts) == sorted(counted)
+    assert min(counted) > 100 or name == "aider"
+
+
+# Where the window holds not even the first prompt: what each says of it, beside what `launch` says.
+@pytest.mark.parametrize("name, words", [
+    ("codex", "ran out of room in the model's context window"), ("aider", "token limit"),
+    ("cn", "larger than context_length"), ("pi", "")])
+def test_a_window_too_small_for_the_first_prompt_ends_it_with_a_word(bench, running, name, words):
+    studio = running["studio"]
+    mark = studio.recorder.mark()
+    made = bench(name, REAL_FLEET.replace("CONTEXT", "1024"), studio=studio.url)
+    status, said, seconds = made.launch(asked="hello\n@play pong\nthank you")
+    assert status is not None, f"it went on for {seconds:.0f} s"
+    assert words in said and "holds 1,024 tokens" in said, said[-3000:]
+    assert len(studio.chats(mark)) <= 6, "it asked again and again"
