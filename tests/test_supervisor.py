@@ -619,6 +619,7 @@ def test_branches_and_directories_in_the_way_park_and_stay(rig):
 
 
 def test_a_worktree_of_somebody_else_and_one_that_has_gone_park(rig):
+    rig.keeps_outside = False  # the test is the person here
     rig.git("worktree", "add", "-q", "-b", "mine", str(rig.tree("a")))
     rig.add("a", "@write x y")
     rig.add("b", "@once die\n@hang", check="true")

@@ -1,0 +1,311 @@
+"""Worktrees of tasks: `task tidy` removes one only where nothing of it is lost."""
+import os
+import pathlib
+import random
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import subagent_fleet as sf
+from task_rig import GIT
+from tools import clean_environment
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="POSIX")
+EMPTY = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"  # what `git add -N` notes: nothing
+HISTORIES = int(os.environ.get("SUBAGENT_FLEET_HISTORIES", "25"))
+
+
+class Place:
+    """A repository with the worktree of a task that is over, and somebody who has worked in it."""
+
+    def __init__(self, place):
+        self.repo = pathlib.Path(place) / "repo"
+        self.repo.mkdir(parents=True)
+        self.world = sf.World()
+        self.world.environ = {**clean_environment(HOME=place), **GIT}
+        self.git("init", "-q", "-b", "main", cwd=self.repo)
+        (self.repo / "a.txt").write_text("one\n")
+        (self.repo / "b.txt").write_text("two\n")
+        (self.repo / ".gitignore").write_text("*.log\nbuild/\n")
+        self.git("add", ".", cwd=self.repo)
+        self.git("commit", "-qm", "start", cwd=self.repo)
+        self.tree = self.repo / ".subagent-fleet/worktrees/t"
+        self.git("worktree", "add", "-q", "--lock", "--reason", "subagent-fleet task t", "-b",
+                 "run/t", str(self.tree), cwd=self.repo)
+        (self.tree / "before.log").write_text("setup made it\n")
+        self.folder = sf.Folder(self.world, sf.find_repository(self.world, str(self.repo)))
+        self.folder.make()
+        base = self.git("rev-parse", "main")
+        self.state = sf.TaskState("t", sf.TaskSpec("t", prompt="x"), 0, state="done", base=base,
+                                  branch="run/t", worktree=str(self.tree), tried=1)
+        path = self.folder.of_try(self.state, "baseline.json")
+        self.world.replace_files([(path, b'{"ignored": ["before.log"]}', 0o600)])
+
+    def git(self, *words, cwd=None, check=True):
+        done = subprocess.run(["git", *words], cwd=str(cwd or self.tree), capture_output=True,
+                              env={**self.world.environ, "GIT_EDITOR": "true"})
+        assert not check or done.returncode == 0, (words, done.stderr.decode())
+        return done.stdout.decode("utf-8", "surrogateescape").strip()
+
+    def tidy(self, *, is_dry=False):
+        return sf.tidy_task(self.folder, self.state, is_dry=is_dry)
+
+    def objects(self):
+        """What a person could lose: each file's content, each staged one, each commit."""
+        blobs, commits = set(), set()
+        ignored = set(self.git("ls-files", "-oi", "--exclude-standard", "--directory", "-z",
+                               check=False).split("\0"))
+        drop = {"before.log"} | {path.rstrip("/") for path in ignored if path.endswith("/")}
+        paths = []
+        for path in self.tree.rglob("*"):
+            inner = path.relative_to(self.tree)
+            parents = {str(inner)} | {str(parent) for parent in inner.parents}
+            if parents & drop or ".git" in inner.parts or path.is_symlink():
+                continue
+            if path.is_file() and os.access(path, os.R_OK):
+                paths.append(str(path))
+        for path in paths:
+            blobs.add(self.git("hash-object", "--no-filters", path))
+        for line in self.git("ls-files", "-s", check=False).splitlines():
+            if not line.startswith("160000"):
+                blobs.add(line.split()[1])
+        commits.update(self.git("log", "-g", "--format=%H", "HEAD", check=False).split())
+        commits.update(self.git("rev-list", "HEAD", check=False).split())
+        commits.update(self.git("rev-list", "--all", cwd=self.repo).split())
+        return {one for one in blobs | commits if len(one) == 40} - {EMPTY}
+
+    def reachable(self):
+        return {line.split()[0] for line in self.git(
+            "rev-list", "--objects", "--all", cwd=self.repo).splitlines()}
+
+
+def commit(place, rng):
+    place.git("commit", "-qm", f"c{rng.random()}", "--allow-empty", check=False)
+
+
+def write(place, path, rng):
+    target = place.tree / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(f"{path} {rng.random()}\n")
+
+
+def nested(place, rng, path, commits):
+    inner = place.tree / path
+    inner.mkdir(parents=True, exist_ok=True)
+    place.git("init", "-q", cwd=inner)
+    write(place, f"{path}/inside.txt", rng)
+    if commits:
+        place.git("add", ".", cwd=inner)
+        place.git("commit", "-qm", "inner", cwd=inner, check=False)
+
+
+def conflict(place, rng, *how):
+    write(place, "a.txt", rng)
+    place.git("commit", "-qam", "mine", check=False)
+    place.git("checkout", "-q", "-b", f"side{rng.randrange(10**6)}", "HEAD~1", check=False)
+    write(place, "a.txt", rng)
+    place.git("commit", "-qam", "theirs", check=False)
+    place.git(*how, "run/t", check=False)
+
+
+def submodule(place, rng, is_dirty):
+    place.git("-c", "protocol.file.allow=always", "submodule", "add", "-q", str(place.repo),
+              "sub", check=False)
+    if is_dirty:
+        write(place, f"sub/{rng.choice(['new.txt', 'a.txt'])}", rng)
+    elif rng.random() < 0.5:
+        place.git("commit", "-qm", "sub", check=False)
+
+
+def sub_commit(place, rng):
+    submodule(place, rng, False)
+    if (place.tree / "sub").is_dir():
+        write(place, "sub/a.txt", rng)
+        place.git("commit", "-qam", "in sub", cwd=place.tree / "sub", check=False)
+
+
+# Every row of what is known of git and worktrees, and what a person or an agent may do there.
+STEPS = [
+    lambda p, r: write(p, "a.txt", r), lambda p, r: write(p, "new.txt", r),
+    lambda p, r: write(p, "deep/er/new.txt", r), lambda p, r: write(p, "x.log", r),
+    lambda p, r: write(p, "build/out.bin", r), lambda p, r: write(p, "before.log", r),
+    lambda p, r: write(p, 'odd "name"\n\'x', r), lambda p, r: write(p, "-dash", r),
+    lambda p, r: write(p, ":(glob)x.log", r), lambda p, r: p.git("add", "-A", check=False),
+    commit, commit, lambda p, r: (p.git("add", "-A", check=False), commit(p, r)),
+    lambda p, r: (write(p, "a.txt", r), p.git("add", "a.txt", check=False), write(p, "a.txt", r)),
+    lambda p, r: (write(p, "s.txt", r), p.git("add", "s.txt", check=False),
+                  (p.tree / "s.txt").unlink()),
+    lambda p, r: (write(p, "n.txt", r), p.git("add", "-N", "n.txt", check=False)),
+    lambda p, r: p.git("rm", "-q", "--cached", "b.txt", check=False),
+    lambda p, r: (p.tree / "b.txt").exists() and (p.tree / "b.txt").unlink(),
+    lambda p, r: p.git("mv", "b.txt", "c.txt", check=False),
+    lambda p, r: p.git("checkout", "-q", "--detach", check=False),
+    lambda p, r: (p.git("checkout", "-q", "--detach", check=False), write(p, "d.txt", r),
+                  p.git("add", "d.txt", check=False), commit(p, r)),
+    lambda p, r: (write(p, "e.txt", r), p.git("add", "e.txt", check=False), commit(p, r),
+                  p.git("reset", "-q", "--hard", "HEAD~1", check=False)),
+    lambda p, r: p.git("commit", "-q", "--amend", "--allow-empty", "-m", f"{r.random()}",
+                       check=False),
+    lambda p, r: p.git("checkout", "-q", "-b", f"other{r.randrange(10**6)}", check=False),
+    lambda p, r: p.git("checkout", "-q", "--orphan", f"lone{r.randrange(10**6)}", check=False),
+    lambda p, r: p.git("checkout", "-q", "run/t", check=False),
+    lambda p, r: p.git("stash", "-q", check=False), lambda p, r: p.git("tag", f"v{r.random()}",
+                                                                       check=False),
+    lambda p, r: conflict(p, r, "merge", "-q"), lambda p, r: conflict(p, r, "rebase", "-q"),
+    lambda p, r: conflict(p, r, "cherry-pick"),
+    lambda p, r: p.git("bisect", "start", check=False),
+    lambda p, r: nested(p, r, "inner", False), lambda p, r: nested(p, r, "inner2", True),
+    lambda p, r: nested(p, r, "build/inner", True),
+    lambda p, r: submodule(p, r, False), lambda p, r: submodule(p, r, True), sub_commit,
+    lambda p, r: (p.git("update-index", "--assume-unchanged", "a.txt", check=False),
+                  write(p, "a.txt", r)),
+    lambda p, r: (p.git("update-index", "--skip-worktree", "b.txt", check=False),
+                  write(p, "b.txt", r)),
+    lambda p, r: p.git("update-ref", "refs/worktree/mine", "HEAD", check=False),
+    lambda p, r: (p.tree / f"link{r.random()}").symlink_to("a.txt"),
+    lambda p, r: os.mkfifo(p.tree / f"pipe{r.random()}"),
+    lambda p, r: (p.tree / f"empty{r.random()}").mkdir(),
+    lambda p, r: (p.tree / f"bin{r.random()}").write_bytes(bytes(r.randrange(256)
+                                                                 for _ in range(3000))),
+    lambda p, r: (p.tree / ".gitignore").write_text(f"*.txt\n# {r.random()}\n"),
+    lambda p, r: p.git("merge", "-q", "--no-ff", "-m", "in", "run/t", cwd=p.repo, check=False),
+    lambda p, r: p.git("worktree", "unlock", str(p.tree), check=False),
+    lambda p, r: (p.repo / ".git/worktrees/t/index.lock").write_text(""),
+    lambda p, r: p.git("update-ref", "-d", "refs/heads/run/t", check=False),
+    lambda p, r: p.git("config", "core.autocrlf", "input", check=False),
+]
+
+
+def test_whatever_has_happened_in_it_tidy_loses_nothing(tmp_path):
+    """Random histories; SUBAGENT_FLEET_HISTORIES=1000 is the whole promise."""
+    removed = 0
+    for seed in range(HISTORIES):
+        rng = random.Random(seed)
+        place = Place(tmp_path / str(seed))
+        for _ in range(rng.choice([0, 1, 1, 2, 3, 5, 8])):
+            rng.choice(STEPS)(place, rng)
+        before = place.objects()
+        branches = set(place.git("branch", "--format=%(refname)", cwd=place.repo).split())
+        plan = place.tidy()
+        if place.tree.exists():
+            assert not plan.removes and plan.why, seed
+            assert place.objects() >= before, seed
+        else:
+            removed += 1
+            assert plan.removes, seed
+            assert before - place.reachable() == set(), (seed, plan)
+            gone = branches - set(place.git("branch", "--format=%(refname)", cwd=place.repo).split())
+            assert gone <= {"refs/heads/run/t"}
+        shutil.rmtree(tmp_path / str(seed))
+    print(f"{HISTORIES} histories, {removed} worktrees removed")
+    assert HISTORIES // 8 < removed < HISTORIES
+
+
+@pytest.mark.parametrize("step, why", [
+    (lambda p: p.git("bisect", "start"), "under way"),
+    (lambda p: nested(p, random, "inner", False), "nested repository inner"),
+    (lambda p: nested(p, random, "build/inner", True), "nested repository build/inner"),
+    (lambda p: p.git("update-index", "--assume-unchanged", "a.txt"), "not to look at a.txt"),
+    (lambda p: p.git("update-ref", "refs/worktree/mine", "HEAD"), "a ref of its own"),
+    (lambda p: p.git("worktree", "unlock", str(p.tree)), "not this program's"),
+    (lambda p: submodule(p, random.Random(1), True), "submodule sub"),
+    (lambda p: p.git("worktree", "move", "-f", "-f", str(p.tree), str(p.repo / "elsewhere"),
+                     cwd=p.repo), "no worktree of this repository"),
+])
+def test_what_keeps_a_worktree_is_said(tmp_path, step, why):
+    place = Place(tmp_path)
+    step(place)
+    assert why in place.tidy().why and place.tidy(is_dry=True).removes is False
+
+
+@pytest.mark.parametrize("changes, why", [
+    ({"state": "running"}, "is running"), ({"worktree": ""}, "no worktree"),
+    ({"gone": True}, "no worktree")])
+def test_only_what_is_over_goes(tmp_path, changes, why):
+    place = Place(tmp_path)
+    place.state = sf.replace(place.state, **changes)
+    assert why in place.tidy().why and place.tree.exists()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_who_works_in_it_or_has_its_lock_keeps_it(tmp_path):
+    place = Place(tmp_path)
+    sleeper = subprocess.Popen(["sleep", "60"], cwd=str(place.tree))
+    try:
+        assert f"process {sleeper.pid} works in it" == place.tidy().why
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    hold = place.world.hold(place.folder.of_try(place.state, "alive"))
+    assert "its agent lives" in place.tidy().why
+    hold.release()
+    assert place.tidy().removes and not place.tree.exists()
+
+
+def test_what_changes_while_it_is_tidied_keeps_it(tmp_path, monkeypatch):
+    place = Place(tmp_path)
+    plan = sf.plan_tidying
+
+    def late(*given):
+        found = plan(*given)
+        (place.tree / "late.txt").write_text("late\n")
+        return found
+    monkeypatch.setattr(sf, "plan_tidying", late)
+    assert "just changed" in place.tidy().why and (place.tree / "late.txt").exists()
+
+
+def test_snapshots_hold_what_is_ignored_and_new_and_leave_index_and_status(tmp_path):
+    place = Place(tmp_path)
+    (place.tree / "new.log").write_text("made by the agent\n")
+    (place.tree / "u.txt").write_text("untracked\n")
+    (place.tree / "a.txt").write_text("staged\n")
+    place.git("add", "a.txt")
+    index = (place.repo / ".git/worktrees/t/index").read_bytes()
+    status = place.git("status", "--porcelain")
+    found = sf.take_snapshot(place.world, place.state, "1", {"before.log"})
+    assert found.ref == "refs/subagent-fleet/t/1"
+    listed = place.git("ls-tree", "-r", "--name-only", found.ref).split()
+    assert {"new.log", "u.txt", "a.txt"} <= set(listed) and "before.log" not in listed
+    assert place.git("status", "--porcelain") == status
+    assert (place.repo / ".git/worktrees/t/index").read_bytes() == index
+    place.git("gc", "-q", "--prune=now", cwd=place.repo)
+    assert place.git("show", f"{found.ref}:new.log") == "made by the agent"
+
+
+def test_a_hook_never_runs_and_a_moved_branch_stays(tmp_path):
+    place = Place(tmp_path)
+    hooks = place.repo / ".git/hooks"
+    for name in ("pre-commit", "reference-transaction", "post-checkout"):
+        (hooks / name).write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\nexit 1\n")
+        (hooks / name).chmod(0o755)
+    (place.tree / "x.txt").write_text("x\n")
+    snapshot = sf.take_snapshot(place.world, place.state, "1")
+    work = sf.look_at_work(place.world, place.state, snapshot)
+    (hooks / "reference-transaction").unlink()  # git's own words below would run it
+    (hooks / "pre-commit").unlink()
+    assert not (tmp_path / "ran").exists()
+    place.git("commit", "-q", "--allow-empty", "-m", "moved on")
+    moved = place.git("rev-parse", "run/t")
+    sf.settle_branch(place.world, place.state, work)
+    assert place.git("rev-parse", "run/t") == moved
+
+
+def test_twenty_thousand_files_are_no_matter(tmp_path):
+    place = Place(tmp_path)
+    for directory in range(20):
+        (place.tree / f"d{directory}").mkdir()
+        for number in range(1000):
+            (place.tree / f"d{directory}/f{number}").write_text(f"{number}\n")
+    snapshot = sf.take_snapshot(place.world, place.state, "1")
+    assert len(sf.look_at_work(place.world, place.state, snapshot).files) == 20000
+    assert place.tidy().removes
+
+
+def test_no_git_command_here_can_destroy():
+    source = pathlib.Path(sf.__file__).read_text(encoding="utf-8")
+    section = source[source.index("# == 20. Supervisor"):source.index("# == 21. ")]
+    for word in ('"-D"', '"prune"', "rmtree", '"clean"', '"gc"', '"--hard", "HEAD'):
+        assert word not in section
+    assert section.count('"--hard"') == 1  # what git was cut off while it made it
