@@ -19262,6 +19262,7 @@ class TaskState:
     check_seconds: float = 0.0
     open: bool = False  # the try goes on with its next process
     prepared: bool = False  # the worktree is as setup has left it
+    ahead: bool = False  # it is being prepared before there is a slot
     fresh: int = 0  # how often a person has begun it anew
     old: tuple[str, ...] = ()  # "branch\nworktree" of what was before
     gone: bool = False  # its worktree was tidied away
@@ -19393,7 +19394,8 @@ class TaskBoard:
         if state not in _KNOWN_STATES:
             return False
         if "to" in entry:
-            changes = {"reason": "", "cause": "", "until": 0.0, **changes, "state": state, "at": at}
+            changes = {"reason": "", "cause": "", "until": 0.0, "ahead": False, **changes,
+                       "state": state, "at": at}
         self.tasks[old.name] = replace(old, **changes)
         return True
 
@@ -19411,7 +19413,7 @@ class Limits:
 
 def takes_slot(state: TaskState) -> bool:
     """Tell whether a task is at work on a slot."""
-    return state.state in ACTIVE_STATES and not state.asleep
+    return state.state in ACTIVE_STATES and not state.asleep and not state.ahead
 
 
 def plan_starts(states: Mapping[str, TaskState], aliases: Mapping[str, str], limits: Limits,
@@ -19427,7 +19429,7 @@ def plan_starts(states: Mapping[str, TaskState], aliases: Mapping[str, str], lim
         return []
 
     ready = [state for state in states.values() if state.state == "waiting" and state.until <= now]
-    ready.sort(key=lambda state: (-state.task.priority, state.at if state.tried else 0.0,
+    ready.sort(key=lambda state: (-state.task.priority, state.at if state.spoken else 0.0,
                                   state.order))
     starts: list[str] = []
     for state in ready:
@@ -19440,6 +19442,23 @@ def plan_starts(states: Mapping[str, TaskState], aliases: Mapping[str, str], lim
             busy[alias] = busy.get(alias, 0) + 1
             starts.append(state.name)
     return starts
+
+
+AHEAD_LIMIT = 4
+
+
+def plan_ahead(states: Mapping[str, TaskState], aliases: Mapping[str, str], limits: Limits,
+               now: float) -> list[str]:
+    """Return the waiting tasks whose worktrees are made ready before there is a slot for them."""
+    ready = [state for state in states.values() if state.state == "waiting" and state.prepared
+             and not state.spoken or state.ahead]
+    room = min(limits.most, AHEAD_LIMIT) - len(ready)
+    if room <= 0 or not any(takes_slot(state) for state in states.values()):
+        return []
+    first = {name: state for name, state in states.items() if state.state != "waiting"
+             or not (state.prepared or state.tried)}
+    free = Limits({}, len(states) + room)
+    return plan_starts(first, aliases, replace(free, resting=limits.resting), now)[:room]
 
 
 def blockers_of(state: TaskState, states: Mapping[str, TaskState]) -> list[str]:
@@ -19993,12 +20012,18 @@ def list_worktrees(world: World, repository: Repository) -> dict[str, Worktree]:
     return worktrees
 
 
-def plan_worktree(world: World, repository: Repository, state: TaskState) -> list[str]:
+def plan_worktree(world: World, repository: Repository, state: TaskState, *,
+                  is_first: bool = False) -> list[str]:
     """Return git's words that make a task's worktree; nothing where it stands already.
 
     What is in the way is refused: nobody's branch or directory is ever taken over.
     """
     path, branch = state.worktree, state.branch
+    reason = f"subagent-fleet task {state.name}"
+    words = ["worktree", "add", "--quiet", "--lock", "--reason", reason]
+    if is_first and world.kind_of(path, follow=False) == "absent":
+        return [*words, "-b", branch, path, state.base]  # git itself refuses what is in the way
+
     known = list_worktrees(world, repository).get(path)
     if known and world.kind_of(path) == "directory":
         if known.branch not in (branch, ""):
@@ -20009,8 +20034,6 @@ def plan_worktree(world: World, repository: Repository, state: TaskState) -> lis
         raise FleetError("in-the-way", f"{path} is there already, and is no worktree of this "
                          "repository", fix=f"move it away: `ls -la {quote_shell(path)}`")
 
-    reason = f"subagent-fleet task {state.name}"
-    words = ["worktree", "add", "--quiet", "--lock", "--reason", reason]
     if known:  # its directory has gone; nothing of it can be lost any more
         words += ["--force", "--force"]
     refs = world.run_git(["for-each-ref", "--format=%(refname) %(objectname)",
@@ -20111,6 +20134,14 @@ def write_tree(world: World, path: str, ignored_before: Collection[str] | None =
     return Snapshot(tree=written.text, head=head, commit=head if written.text == tree else "")
 
 
+def read_git_place(world: World, path: str) -> tuple[str, str]:
+    """Return a worktree's own git directory and what its HEAD says, as they lie on the disk."""
+    link = world.read_part(world.path(path, ".git"), 0, 4096).decode("utf-8", "surrogateescape")
+    git = world.path(path, link.removeprefix("gitdir: ").strip()) if link else ""
+    head = world.read_part(world.path(git, "HEAD"), 0, 4096).decode("utf-8", "surrogateescape")
+    return git, head.strip().removeprefix("ref: ") if git else ""
+
+
 def copy_index(world: World, git: str) -> None:
     """Copy the index of a worktree to where git can change it and nobody sees it."""
     content = b""
@@ -20190,9 +20221,7 @@ def settle_branch(world: World, state: TaskState, work: WorkDone) -> str:
     ref = f"refs/heads/{state.branch}"
     if not work.commit:
         return work.head
-    seen = world.run_git(["rev-parse", "--absolute-git-dir", "--symbolic-full-name", "HEAD"],
-                         state.worktree)
-    git, at = (seen.text.split("\n") + [""])[:2]
+    git, at = read_git_place(world, state.worktree)
     if at == ref:
         if work.commit == work.head:
             return work.head
@@ -20213,22 +20242,22 @@ def settle_branch(world: World, state: TaskState, work: WorkDone) -> str:
     return work.commit
 
 
-def look_outside(world: World, repository: Repository, state: TaskState) -> dict[str, str]:
-    """Return what a task has no business with: other refs, and the main checkout."""
+def look_outside(world: World, repository: Repository) -> dict[str, str]:
+    """Return what no task has any business with: other refs, and the main checkout."""
     refs = world.run_git(["for-each-ref", "--format=%(refname) %(objectname)"], repository.top)
     others = [line for line in refs.text.split("\n")
-              if not line.startswith((f"refs/heads/{state.branch} ", f"{SNAPSHOT_REFS}/"))]
+              if not line.startswith(("refs/heads/run/", f"{SNAPSHOT_REFS}/"))]
     status = world.run_git(["status", "--porcelain=v1", "-z", "--no-renames"], repository.main)
     return {"refs": "\n".join(others), "checkout": status.text}
 
 
-def compare_surroundings(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+def compare_surroundings(before: Mapping[str, str], after: Mapping[str, str],
+                         branch: str) -> list[str]:
     """Return what has changed around a task meanwhile; a person may have done it."""
     notes = []
     old = set(before.get("refs", "").split("\n"))
     new = set(after.get("refs", "").split("\n"))
-    names = sorted({line.split(" ")[0] for line in old ^ new if line})
-    names = [name for name in names if not name.startswith("refs/heads/run/")]
+    names = sorted({line.split(" ")[0] for line in old ^ new if line} - {f"refs/heads/{branch}"})
     if names:
         notes.append(f"other refs changed meanwhile: {some_of(names, 3)}")
     if before.get("checkout") != after.get("checkout"):
@@ -20611,6 +20640,9 @@ class Supervisor:
         self.takes_new = True
         self.others: Sequence[Supervisor] = ()  # who shares the slots, in other repositories
         self._refused: set[str] = set()
+        self._outside: dict[str, str] = {}
+        self._looked_outside = 0.0
+        self._checked: dict[str, dict[str, Any]] = {}  # what a check came to, not yet written down
         self._only = only  # the tasks that are meant; None: all
         self._world.replace_files([(folder.place("lock.pid"), str(
             self._world.process_id).encode(), 0o600)])
@@ -20677,8 +20709,13 @@ class Supervisor:
                 did = True
             if agent.pipe:
                 agent.pipe.push()
-        for name in [*self._work, *self._agents]:
+        for name in list(self._work):
             did = self._go_on(name, now) or did
+        for name in [name for name in self._agents if name not in self._work]:
+            # One at a time, so that who came first is through before the next one is begun.
+            if self._go_on(name, now):
+                did = True
+                break
         return self._start_ready(now) or did
 
     def _is_due(self, what: str) -> bool:
@@ -20721,9 +20758,12 @@ class Supervisor:
         starts = plan_starts(states, self._aliases, limits, now)
         for name in starts:
             self._work[name] = self._prepare(name)
+        ahead = plan_ahead(states, self._aliases, limits, now) if not starts else []
+        for name in ahead:
+            self._work[name] = self._prepare_ahead(name)
         if not starts:
             self._tell_waits(limits, now)
-        return bool(starts)
+        return bool(starts or ahead)
 
     def _tell_waits(self, limits: Limits, now: float) -> None:
         """Say once of each task what it waits for."""
@@ -20947,12 +20987,21 @@ class Supervisor:
 
     def _prepare(self, name: str) -> Generator[None, None, Any]:
         """Make the worktree ready, then start the agent in it."""
+        yield from self._make_ready(name)
+        yield from self._start(name)
+
+    def _make_ready(self, name: str, *, ahead: bool = False) -> Generator[None, None, Any]:
+        """Make the worktree of a task, and do in it what comes before the agent."""
         before = self.board.tasks[name]
-        state = self._note(name, "preparing", **self._plan_try(before))
+        state = self._note(name, "preparing", ahead=ahead, **self._plan_try(before))
+        if before.prepared and before.open and not before.spoken \
+                and self._world.kind_of(state.worktree) == "directory":
+            return  # it was made ready ahead
         self._world.make_directory(self._folder.of_try(state, ""))
         while self._world.is_held(self._folder.of_try(state, "git")):
             yield  # the last supervisor's git has not ended
-        git = plan_worktree(self._world, self._folder.repository, state)
+        git = plan_worktree(self._world, self._folder.repository, state,
+                            is_first=not before.tried)
         if git and before.open and before.prepared:
             raise FleetError("worktree-gone", f"its worktree {state.worktree} has gone",
                              fix=f"subagent-fleet task retry {name}")
@@ -20960,8 +21009,13 @@ class Supervisor:
         if git:
             exclude_worktrees(self._world, self._folder.repository,
                               self._world.parent(state.worktree))
-            words = ["git", *self._world.git_words(self._folder.repository.top), *git]
-            code = yield from self._run(state, Errand(words, log))
+            first = ["git", *self._world.git_words(self._folder.repository.top)]
+            code = yield from self._run(state, Errand([*first, *git], log))
+            if code and not before.tried:  # now it is looked at what was in the way
+                git = plan_worktree(self._world, self._folder.repository, state)
+                code = 0
+                if git:
+                    code = yield from self._run(state, Errand([*first, *git], log))
             if code:
                 raise FleetError("worktree-failed", "its worktree could not be made: "
                                  f"{self._last_line(log)}", fix=f"subagent-fleet task log {name}")
@@ -20969,7 +21023,14 @@ class Supervisor:
             self._mend_worktree(state)
         if git or not state.prepared:
             yield from self._set_up(state, log)
-        yield from self._start(name)
+
+    def _prepare_ahead(self, name: str) -> Generator[None, None, Any]:
+        """Make a worktree ready while all slots are in use: then none waits for git or setup."""
+        yield from self._make_ready(name, ahead=True)
+        if self.board.tasks[name].wanted:
+            yield from self._stop(name)
+            return
+        self._note(name, "waiting", ahead=False)
 
     def _mend_worktree(self, state: TaskState) -> None:
         """Make whole what was cut off while git made it; nobody has worked in it yet."""
@@ -21023,9 +21084,7 @@ class Supervisor:
 
         ran = bool(copies or state.task.setup)
         passes = yield from self._check_base(state)
-        if passes is not None:
-            ran = ran or passes[1]
-            self._note(state.name, passes_on_base=passes[0])
+        ran = ran or bool(passes and passes[1])
         start_tree = ""
         ignored: list[str] = []
         if ran:
@@ -21034,9 +21093,17 @@ class Supervisor:
             ignored = list_ignored(self._world, state.worktree)
         first = self._folder.of_try(state, "baseline.json", 1)
         self._world.replace_files([(first, json.dumps({
-            "ignored": ignored, "around": look_outside(self._world, repository, state)
-            }).encode("ascii"), 0o600)])
-        self._note(state.name, start_tree=start_tree, prepared=True)
+            "ignored": ignored, "around": self._look_outside(
+                self._world.now() - 0.5)}).encode("ascii"), 0o600)])
+        self._note(state.name, start_tree=start_tree, prepared=True,
+                   passes_on_base=passes[0] if passes else None)
+
+    def _look_outside(self, since: float) -> dict[str, str]:
+        """Return what is around the worktrees; tasks that end together are looked at together."""
+        if self._looked_outside < since:
+            self._looked_outside = self._world.now()
+            self._outside = look_outside(self._world, self._folder.repository)
+        return self._outside
 
     def _check_base(self, state: TaskState) -> Generator[None, None, Any]:
         """Find out whether the check passes before any work: then it proves nothing.
@@ -21097,6 +21164,7 @@ class Supervisor:
         """Start the agent and hand it its prompt."""
         state = self.board.tasks[name]
         if state.wanted:
+            yield from self._stop(name)
             return
         # Never two of one task, whatever has happened.
         is_free = not any(self._world.is_held(self._folder.of_try(state, "alive", number))
@@ -21373,8 +21441,8 @@ class Supervisor:
             size = self._world.size_of(log)
             output = self._world.read_part(log, max(0, size - TAIL_BYTES), TAIL_BYTES) \
                 .decode("utf-8", "replace")
-            state = self._note(name, checks=[*state.checks, code], check_seconds=round(
-                self._world.clock() - began, 1))
+            self._checked[name] = {"checks": [*state.checks, code], "check_seconds": round(
+                self._world.clock() - began, 1)}
         state = self.board.tasks[name]
         if state.wanted:
             yield from self._stop(name)
@@ -21383,11 +21451,12 @@ class Supervisor:
 
     def _obey(self, name: str, ruling: Ruling, work: WorkDone) -> Generator[None, None, Any]:
         """Do what a ruling says."""
-        state, agent = self.board.tasks[name], self._agents[name]
+        checked = self._checked.pop(name, {})
+        state, agent = replace(self.board.tasks[name], **checked), self._agents[name]
         if state.says and state.task.talks and ruling.to != "running":
             ruling = Ruling("running", "a person has said more", "\n\n".join(state.says))
         if ruling.to != "running":
-            yield from self._close(name, ruling, "result", work)
+            yield from self._close(name, ruling, "result", work, checked)
             return
         is_failure = bool(state.task.check and state.checks and state.checks[-1])
         seconds = f", {state.check_seconds:.1f} s" if state.task.check else ""
@@ -21395,7 +21464,7 @@ class Supervisor:
         is_round = ruling.reason != "a person has said more"
         self._tell(name, "checked" if is_failure else "looked at", f"{text}: told the agent")
         changes = {"prompt": ruling.feedback, "says": [], "reason": ruling.reason,
-                   "round": state.round + is_round, "diff": work.sums, "lost": 0}
+                   "round": state.round + is_round, "diff": work.sums, "lost": 0, **checked}
         if not agent.lives():
             agent.close()
             del self._agents[name]
@@ -21416,7 +21485,8 @@ class Supervisor:
         state = self.board.tasks[name]
         if state.wanted == "attach":
             yield from self._end_agent(state, STOP_SECONDS)
-            self._agents.pop(name).close()
+            if name in self._agents:
+                self._agents.pop(name).close()
             self._note(name, "attached", wanted="", prompt="", question={}, answer={})
             self._tell(name, "attached")
             return
@@ -21430,10 +21500,11 @@ class Supervisor:
         self._note(name, asleep=True)
         self._tell(name, "sleeps", "nobody has answered; it goes on with the answer")
 
-    def _close(self, name: str, ruling: Ruling, ended: str,
-               work: WorkDone | None = None) -> Generator[None, None, Any]:
+    def _close(self, name: str, ruling: Ruling, ended: str, work: WorkDone | None = None,
+               more: Mapping[str, Any] | None = None) -> Generator[None, None, Any]:
         """End an agent, keep its work, write its receipt, and let the ruling be so."""
-        state = self.board.tasks[name]
+        more = more or {}
+        state = replace(self.board.tasks[name], **more)
         began = self._world.clock()
         is_stop = ruling.to == "stopped"
         count = yield from self._end_agent(state, STOP_SECONDS if is_stop else TERM_SECONDS)
@@ -21451,7 +21522,7 @@ class Supervisor:
             ruling = rule_out(state.task, work)
         if ruling.to == "done":
             work = replace(work, head=settle_branch(self._world, state, work))
-        self._finish(state, ruling, ended, work, {"wanted": ""})
+        self._finish(state, ruling, ended, work, {**more, "wanted": ""})
 
     def _finish(self, state: TaskState, ruling: Ruling, ended: str, work: WorkDone,
                 changes: Mapping[str, Any]) -> None:
@@ -21463,8 +21534,8 @@ class Supervisor:
             self._folder.of_try(state, "baseline.json", 1), 0, OUTPUT_PART_BYTES)) or {}
         before = around.get("around")
         if isinstance(before, dict) and ended == "result":
-            after = look_outside(self._world, self._folder.repository, state)
-            work = replace(work, notes=tuple(compare_surroundings(before, after)))
+            notes = compare_surroundings(before, self._look_outside(state.at), state.branch)
+            work = replace(work, notes=tuple(notes))
         alias = self._aliases.get(name, "")
         receipt = plan_receipt(state, heard, work, alias, ended)
         served = self.backing.receipts() if state.task.talks else ()

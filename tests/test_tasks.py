@@ -394,8 +394,8 @@ def test_what_asks_and_sleeps_has_no_slot():
 
 
 def test_what_was_tried_longest_ago_comes_first_among_equals():
-    states = states_of(("a", "waiting", {"tried": 1, "at": 90.0}),
-                       ("b", "waiting", {"tried": 1, "at": 50.0}), ("c", "waiting"))
+    states = states_of(("a", "waiting", {"spoken": True, "at": 90.0}),
+                       ("b", "waiting", {"spoken": True, "at": 50.0}), ("c", "waiting"))
     assert starts(states) == ["c", "b", "a"]
 
 
