@@ -7981,12 +7981,13 @@ def format_pairs(rows: Sequence[tuple[str, str | Styled]], look: Look = PLAIN) -
     cells = [(left, right if isinstance(right, Styled) else Styled(right)) for left, right in rows]
     width = max((width_of(left) for left, _ in rows), default=0)
     room = look.columns - width - 4
+    needed = min(LEAST_CELL, max((width_of(right.text) for _, right in cells), default=0))
     text = ""
     for left, right in cells:
         blank = " " * (width - width_of(left))
         if not look.columns:
             text += f"  {left}{blank}  {paint(right.text, right.role, look)}\n"
-        elif room < LEAST_CELL:
+        elif room < needed:
             text += format_words([Styled(left)], look, margin="  ", indent="  ")
             text += format_words([right], look, margin="      ")
         else:
@@ -24091,8 +24092,9 @@ def cmd_recommend(options: Options, world: World) -> int:
         text += "\n" + "".join(clean_line(line) + "\n" for line in written)
         text += "Next: `subagent-fleet up`, or `subagent-fleet generate`\n"
     elif advised.changes:
-        text += ("\nTo have it so, `subagent-fleet recommend --write`, or put this into "
-                 f"{clean_line(path)}:\n\n{render_block(advised.starter)}")
+        said = ("\nTo have it so, `subagent-fleet recommend --write`, or put this into "
+                f"{clean_line(path)}:\n\n")
+        text += wrap_text(said, look_of(world).columns) + render_block(advised.starter)
     else:
         text += "\nNothing would change.\n"
     world.out(as_typed(text, options.typing))
@@ -25118,9 +25120,9 @@ def list_sessions(sessions: Sequence[SessionFile], options: Options, world: Worl
         world.out(render_report("trace", {"sessions": entries}))
         return EXIT_OK
     if not listed:
-        world.err(as_typed("No session of Claude Code was found for this directory, and none in "
-                           "its gateway's receipts; `subagent-fleet up` begins one.\n",
-                           options.typing))
+        tell(world, as_typed("No session of Claude Code was found for this directory, and none in "
+                             "its gateway's receipts; `subagent-fleet up` begins one.\n",
+                             options.typing))
         return EXIT_OK
 
     ids = short_ids([each.id for each in listed])
@@ -25130,8 +25132,8 @@ def list_sessions(sessions: Sequence[SessionFile], options: Options, world: Worl
     world.out(format_sessions(rows, look_of(world)))
     more = len(sessions) - len(listed)
     tail = f"{more:,} older ones are left out; --since says how far to go back. " if more else ""
-    world.err(as_typed(f"{tail}`subagent-fleet trace last` shows the first of them.\n",
-                       options.typing))
+    tell(world, as_typed(f"{tail}`subagent-fleet trace last` shows the first of them.\n",
+                         options.typing))
     return EXIT_OK
 
 

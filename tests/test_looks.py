@@ -240,6 +240,10 @@ ROWS = {
     "up": (empty, "up --node mini=192.168.1.50"),
     "launch": (generated, "launch claude"),
     "clean": (edited, "clean --dry-run"),
+    "recommend": (write, "recommend"),
+    "wake": (write, "wake"),
+    "trace-nothing": (generated, "trace"),
+    "generate-target": (write, "generate --target opencode,codex"),
     "usage": (write, "status --wach"),
     "no-command": (write, "stauts"),
 }
