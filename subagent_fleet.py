@@ -5177,7 +5177,7 @@ STARTER_MODELS = {
 class Starter:
     """What `init` writes."""
 
-    tree: dict[str, dict[str, dict[str, Any]]]  # `nodes`, `models` and `agents` by name
+    tree: dict[str, dict[str, Any]]  # `nodes`, `models` and `agents` by name; `claude`
     assignment: Assignment  # without placements, the models are placeholders
 
     @property
@@ -5221,6 +5221,28 @@ def plan_starter(states: Sequence[NodeState], measured: Iterable[Measurement] = 
         agents[name] = {"model": model, "description": role.description,
                         "tools": list(role.tools)}
     return Starter({"nodes": nodes, "models": models, "agents": agents}, assignment)
+
+
+# What a person's own subscription answers with, in Claude Code's own words (2.1.326).
+CLAUDE_ENDPOINT = "https://api.anthropic.com"
+CLAUDE_MODELS = {"claude-opus": "claude-opus-5-5", "claude-sonnet": "claude-sonnet-5-5"}
+
+
+def plan_hybrid(starter: Starter) -> Starter:
+    """Return a fleet with a person's own Claude beside the machines, and who answers what."""
+    node = _free_name("anthropic", "cloud", taken=set(starter.tree["nodes"]))
+    nodes = {**starter.tree["nodes"], node: {
+        "endpoint": CLAUDE_ENDPOINT, "provider": "anthropic", "auth": "client"}}
+    models = dict(starter.tree["models"])
+    for name, model in CLAUDE_MODELS.items():
+        models[name] = {
+            "node": node, "ollama_model": model, "litellm_alias": model, "context": 200_000,
+            "max_output": 64_000, "max_parallel": 8, "timeout": 600, "cloud": True}
+    opus, sonnet = CLAUDE_MODELS
+    local = starter.tree["agents"]["summarizer"]["model"]
+    tiers = {"main": opus, "opus": opus, "sonnet": sonnet, "haiku": local, "fable": opus}
+    return replace(starter, tree={
+        **starter.tree, "nodes": nodes, "models": models, "claude": tiers})
 
 
 def plan_provider(state: NodeState) -> dict[str, str]:
@@ -5717,7 +5739,7 @@ def _lint_main_fallback(fleet: Fleet, warn: _Warn) -> Iterator[Finding]:
     main = fleet.models[plan_tiers(fleet)["main"]]
     helpers = [fleet.models[name] for name in main.fallback]
     helpers += [model for model in fleet.models.values() if model.alias == main.alias]
-    if any(helper.node != main.node for helper in helpers):
+    if main.cloud or any(helper.node != main.node for helper in helpers):
         return
 
     heirs = [model.name for model in plan_main_fallbacks(fleet) if model.node != main.node]
@@ -6181,6 +6203,38 @@ def _check_routes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
         if not flaws:
             yield Finding("route", "ok",
                           f"models.{model.name}: {model.ollama_model} on {model.node}")
+
+
+@check("Routes", needs_fleet=True)
+def _check_needs(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Say which aliases have nobody for images, and whose stand-ins hold shorter prompts."""
+    for alias, names in plan_answerers(fleet).items():
+        models = [fleet.models[name] for name in names]
+        if len({model.ollama_model for model in models}) == 1:  # there is nothing to choose
+            continue
+        known = [_held_model(model, facts.states[model.node]).capabilities for model in models]
+        if all(words is not None and "vision" not in words for words in known):
+            yield Finding("no-images", "info", f"`{alias}`: no model behind it sees images; they "
+                          "are left out", fix="name one that does as a `fallback`")
+        first, shorter = models[0], [model for model in models if model.context < models[0].context]
+        if shorter:
+            shown = some_of([f"{model.name} ({model.context:,})" for model in shorter], 5)
+            yield Finding("short-fallback", "info", f"`{alias}`: prompts beyond their context are "
+                          f"not for {shown}, but for {first.name} ({first.context:,}) alone")
+
+
+def plan_answerers(fleet: Fleet) -> dict[str, list[str]]:
+    """Return {alias: the models that answer for it}, its own first; only of aliases in use."""
+    chains = plan_fallbacks(fleet)
+    used = plan_used_models(fleet)
+    answerers: dict[str, list[str]] = {}
+    for name in fleet.models:
+        alias = fleet.models[name].alias
+        if name not in used or alias in answerers:
+            continue
+        answerers[alias] = [model.name for link in (alias, *chains.get(alias, ()))
+                            for model in fleet.models.values() if model.alias == link]
+    return answerers
 
 
 def _tool_users(fleet: Fleet) -> dict[str, list[str]]:
@@ -7253,7 +7307,7 @@ project:
     host: 127.0.0.1         # only this machine; 0.0.0.0 offers your models to the whole network
     port: $port
     master_key_env: LITELLM_MASTER_KEY  # variable that holds the key; `generate` makes the key
-  # claude: {haiku: heavy-coder}  # which model answers for each of Claude Code's tiers
+$claude
 
 # Machines that run Ollama. `subagent-fleet worker`, run on another machine, prints its lines.
 nodes:
@@ -7268,16 +7322,22 @@ $agents"""
 _STARTER_NOTE_COLUMN = 44
 
 
-def render_starter(tree: dict[str, dict[str, dict[str, object]]], has_models: bool,
+def render_starter(tree: Mapping[str, Any], has_models: bool,
                    name: str = "local-dev", notes: Mapping[str, str] | None = None, *,
                    port: int = Gateway.port) -> str:
     """Return a fleet.yaml that teaches by its comments.
 
     They tell why each model is there (`notes`), or that the models were not found.
     """
-    blocks = {kind: _starter_block(kind, sections, notes or {}) for kind, sections in tree.items()}
+    blocks = {kind: _starter_block(kind, tree[kind], notes or {})
+              for kind in ("nodes", "models", "agents")}
     blocks["name"] = quote_yaml(name)
     blocks["port"] = str(port)
+    why = "which model answers for each of Claude Code's tiers"
+    blocks["claude"] = f"  # claude: {{haiku: heavy-coder}}  # {why}"
+    if "claude" in tree:
+        lines = [f"    {tier}: {quote_yaml(model)}" for tier, model in tree["claude"].items()]
+        blocks["claude"] = "\n".join([f"  claude:  # {why}", *lines])
     blocks["mark"] = ""
     if not has_models:
         blocks["mark"] = "# Placeholders: write in what `ollama list` shows.\n"
@@ -16237,12 +16297,16 @@ class Scheduler:
         # Which model served a conversation last, the one asked longest ago first.
         self._served: dict[tuple[Conversation, str], str] = {}
 
-    def enter(self, alias: str, conversation: Conversation) -> Ticket:
-        """Return a ticket in the queue of an alias; it may hold a slot at once."""
+    def enter(self, alias: str, conversation: Conversation,
+              candidates: list[list[Model]] | None = None) -> Ticket:
+        """Return a ticket in the queue of an alias; it may hold a slot at once.
+
+        Only these `candidates` will be asked, where not all can do what is needed.
+        """
         with self._lock:
             self._number += 1
             ticket = Ticket(self._number, alias, conversation)
-            ticket.candidates = self.candidates[alias]
+            ticket.candidates = candidates or self.candidates[alias]
             ticket.is_closed = self._is_closed
             self._queue[ticket.number] = ticket
             self.serve_queue()
@@ -16253,6 +16317,15 @@ class Scheduler:
         with self._lock:
             self._queue.pop(ticket.number, None)
             self._release(ticket)
+            self.serve_queue()
+
+    def move_on(self, ticket: Ticket, candidates: list[list[Model]]) -> None:
+        """Leave a model that cannot do what is needed for these; it goes on with others."""
+        with self._lock:
+            ticket.candidates = candidates
+            self._release(ticket)
+            ticket.is_closed = self._is_closed
+            self._queue[ticket.number] = ticket
             self.serve_queue()
 
     def close(self) -> None:
@@ -16405,6 +16478,23 @@ def _plan_candidates(fleet: Fleet) -> dict[str, list[list[Model]]]:
             for alias in by_alias}
 
 
+def pass_over(groups: list[list[Model]], lacks: Callable[[Model], str]
+              ) -> tuple[list[list[Model]], list[Passed]]:
+    """Return who of the candidates can do what is needed, and who is passed over for what.
+
+    Where nobody can, all stay: to try is better than to refuse.
+    """
+    passed = []
+    able = []
+    for group in groups:
+        flaws = {model.name: lacks(model) for model in group}
+        passed += [Passed(name, why) for name, why in flaws.items() if why]
+        able.append([model for model in group if not flaws[model.name]])
+    if not passed or not any(able):
+        return groups, []
+    return able, passed
+
+
 def _plan_capacities(fleet: Fleet) -> dict[str, Capacity]:
     """Return each model's Capacity; two that are one model on a node share it."""
     places: dict[str, Capacity] = {}
@@ -16485,6 +16575,7 @@ class Service:
         self._sent = 0  # tokens of what it was asked, as far as is known
         self._is_silent = True  # it has not said a word yet
         self._tries: list[Try] = []
+        self._passed: list[Passed] = []  # candidates that cannot do what is needed
         self._said: list[str] = []  # by those who failed
         self._marks: dict[str, float] = {}  # seconds from the beginning
         self._spoken, self._tell_at = 0, 0.0  # how far the answer is, when that is told next
@@ -16494,10 +16585,14 @@ class Service:
     def run(self) -> None:
         """Answer the request; the receipt is filed however it ends."""
         scheduler, alias = self._server.scheduler, self._talk.alias
-        self._translate(scheduler.candidates[alias][0][0])  # refused before it waits
+        candidates = scheduler.candidates[alias]
+        first = self._translate(candidates[0][0])  # refused before it waits
+        if sum(map(len, candidates)) > 1:
+            candidates, self._passed = pass_over(
+                candidates, lambda model: self._server.lacks(model, self._talk, first.weight))
         self._tell(RequestBegun, session=self._conversation.session,
                    agent=self._conversation.agent, alias=alias)
-        ticket = scheduler.enter(alias, self._conversation)
+        ticket = scheduler.enter(alias, self._conversation, candidates)
         try:
             self._answer(ticket)
             self._outcome = "ok"
@@ -16523,6 +16618,9 @@ class Service:
                 break
             except (NoImages, NoField) as refusal:
                 self._adapt(model, refusal)  # it is asked again
+            except PromptTooLong as refusal:
+                self._note(model, refusal)
+                self._find_room(ticket, refusal)
             except Refusal as refusal:
                 if refusal.http == 400 or self._goes_back(ticket, refusal):
                     self._note(model, refusal)
@@ -16567,6 +16665,16 @@ class Service:
                 self._server.blind.add(model.name)
         if self._has_content or not was_sent:
             raise refusal
+
+    def _find_room(self, ticket: Ticket, refusal: PromptTooLong) -> None:
+        """Leave a model whose context is too small for those of a larger one, or refuse."""
+        assert ticket.model
+        able = [[other for other in group if other.context > refusal.maximum]
+                for group in ticket.candidates]
+        if self._has_content or not any(able):
+            raise refusal
+        self._passed.append(Passed(ticket.model.name, "context"))
+        self._server.scheduler.move_on(ticket, able)
 
     def _goes_back(self, ticket: Ticket, refusal: Refusal) -> bool:
         """Tell whether a cloud's refusal is for the client: it is final, or nobody else is left."""
@@ -16784,7 +16892,8 @@ class Service:
             input_tokens=self._end.input_tokens, output_tokens=self._end.output_tokens,
             outcome=self._outcome,
             sent=self._sent, said=clean_line("; ".join(self._said))[:SAID_LIMIT],
-            cloud=model is not None and is_cloud(self._server.fleet, model))
+            cloud=model is not None and is_cloud(self._server.fleet, model),
+            passed_over=tuple(self._passed))
 
 
 def retry_header(refusal: Refusal) -> str:
@@ -17234,6 +17343,7 @@ class Server(Reception):
         self.ratios = dict.fromkeys(fleet.models, BYTES_A_TOKEN)
         self.blind: set[str] = set()
         self.unknown_fields: dict[str, set[str]] = {}  # of requests, by the model
+        self.abilities: dict[str, tuple[str, ...]] = {}  # by the model, where its node tells
 
         self._bodies = Allowance(BODIES_LIMIT_BYTES)
         self._pages = self._plan_pages()
@@ -17331,6 +17441,32 @@ class Server(Reception):
         shown = re.sub(r"(?s).*[^\w.:/@[\]-].*", "…", alias[:128])  # it is logged
         known = ", ".join(f"`{name}`" for name in self.scheduler.candidates)
         raise Refusal(404, f"model: this fleet has no `{shown}`; it has {known}")
+
+    def lacks(self, model: Model, talk: Talk, weight: int) -> str:
+        """Return what a request needs that a model cannot do, as far as is known."""
+        abilities = self.abilities.get(model.name)
+        sees = model.name not in self.blind and (abilities is None or "vision" in abilities)
+        if not sees and talk.images():
+            return "images"
+        if weight / self.ratios[model.name] > model.context:
+            return "context"
+        if talk.tools and abilities is not None and "tools" not in abilities:
+            return "tools"
+        return ""
+
+    def study(self) -> None:
+        """Learn what the models can do, meanwhile, where there is anything to choose."""
+        if any(sum(map(len, groups)) > 1 for groups in self.scheduler.candidates.values()):
+            threading.Thread(target=self.learn_abilities, daemon=True).start()
+
+    def learn_abilities(self) -> None:
+        """Ask the nodes what their models can do; who does not say is taken to be able."""
+        states = probe_nodes(self.world, self.fleet.nodes, PROBE_TIMEOUT_SECONDS,
+                             self.fleet.models)
+        for model in self.fleet.models.values():
+            for held in find_models(states[model.node].models, model.ollama_model):
+                if held.capabilities is not None:
+                    self.abilities[model.name] = held.capabilities
 
     def _estimate(self, talk: Talk) -> int:
         """Return how many tokens a talk may take, from what the model's last answers taught."""
@@ -23001,6 +23137,8 @@ class Options:
     node: Sequence[str] = ()
     offline: bool = False
     scan: str | None = None
+    hybrid: bool = False
+    example: str = ""
     # add
     machine: str = ""
     # validate
@@ -23453,6 +23591,7 @@ def start_gateway(world: World, fleet: Fleet, key: str, *, out: str,
         server = Server(fleet, key, world, receipts=receipts_path(world, out))
         serving = threading.Thread(target=server.run, args=(listener,), daemon=True)
         serving.start()
+        server.study()
         stops.callback(serving.join, GRACE_SECONDS + 1)  # the last one comes first
         stops.callback(server.stop, "up")
 
@@ -23683,19 +23822,15 @@ def wait_for_signal(world: World, signals: list[str]) -> None:
 @command("init", "write fleet.yaml with the models your machines have",
          Flag("--output", "where to write, else fleet.yaml; .json writes JSON; not `-`", "FILE"),
          Flag("--node", "also ask this machine; may be repeated", "NAME=URL", REPEAT),
-         SCAN, Flag("--offline", "ask nobody, write placeholders"), FORCE,
+         SCAN, Flag("--offline", "ask nobody, write placeholders"),
+         Flag("--hybrid", "your own Claude login for the main session, subagents at home"),
+         Flag("--example", "write this example instead; `list` names them", "NAME"), FORCE,
          group=SET_UP, examples=("init", "init --node mini=http://192.168.1.50:11434",
-                                 "init --scan"))
+                                 "init --scan", "init --hybrid", "init --example list"))
 def cmd_init(options: Options, world: World) -> int:
-    output = options.output or CONFIG_NAMES[0]
-    if output == "-":
-        raise FleetError("usage", "init: it writes a file, not to standard output",
-                         status=EXIT_USAGE, fix="subagent-fleet init --output fleet.yaml")
-    directory, name = world.split(output)
-    if Workspace(world, directory).read(name) is not None and not options.force:
-        raise FleetError("exists", f"{output} is there already", status=EXIT_REFUSED,
-                         fix="edit it, or `subagent-fleet init --force` (a copy is kept)")
-
+    if options.example:
+        return write_example(options, world)
+    output = check_output(options, world)
     nodes = parse_nodes(options.node, "init")
     if not options.force:
         ask_for_second(world, output)
@@ -23708,9 +23843,14 @@ def cmd_init(options: Options, world: World) -> int:
         states += [found.state for found in scan.found]
         nodes.update({found.node.name: found.node for found in scan.found})
 
+    directory = world.split(output)[0]
     starter = plan_starter(states, read_measurements(Workspace(world, directory)))
     if scan:
         starter = drop_idle(starter, scan)
+    if options.hybrid:
+        starter = plan_hybrid(starter)
+        nodes["anthropic"] = Node("anthropic", split_endpoint(CLAUDE_ENDPOINT).url,
+                                  provider="anthropic", auth="client")
     said = write_starter(world, output, nodes, starter, offline=options.offline)
     if scan:
         said += format_scan(scan, look_of(world))
@@ -23815,6 +23955,39 @@ def ask_machines(world: World, nodes: Mapping[str, Node], *, offline: bool = Fal
         return [NodeState(node.name, node.endpoint, "not asked", provider=node.provider)
                 for node in nodes.values()]
     return list(probe_unknown(world, nodes, INIT_TIMEOUT_SECONDS).values())
+
+
+def check_output(options: Options, world: World) -> str:
+    """Return where `init` writes, or refuse: nothing that is there is lost."""
+    output = options.output or CONFIG_NAMES[0]
+    if output == "-":
+        raise FleetError("usage", "init: it writes a file, not to standard output",
+                         status=EXIT_USAGE, fix="subagent-fleet init --output fleet.yaml")
+    directory, name = world.split(output)
+    if Workspace(world, directory).read(name) is not None and not options.force:
+        raise FleetError("exists", f"{output} is there already", status=EXIT_REFUSED,
+                         fix="edit it, or `subagent-fleet init --force` (a copy is kept)")
+    return output
+
+
+def write_example(options: Options, world: World) -> int:
+    """Write an example as the fleet file and say what to do with it, or list them all."""
+    if options.example == "list":
+        rows = [(name, summary) for name, (summary, _) in EXAMPLES.items()]
+        world.out(format_pairs(rows, look_of(world)))
+        return EXIT_OK
+
+    check_names("example", (options.example,), EXAMPLES, "init")
+    output = check_output(options, world)
+    if not options.force:
+        ask_for_second(world, output)
+    summary, text = EXAMPLES[options.example]
+    lines = replace_config(world, output, dress_starter(world, output, text))
+    lines += [f"{options.example}: {summary}.", "Write your own machines and models where it "
+              "says `yours`, then: `subagent-fleet doctor`"]
+    said = "".join(clean_line(line) + "\n" for line in lines)
+    world.out(as_typed(said, options.typing))
+    return EXIT_OK
 
 
 def write_starter(world: World, output: str, nodes: Mapping[str, Node], starter: Starter, *,
@@ -25593,6 +25766,7 @@ def cmd_serve(options: Options, world: World) -> int:
         server.hub.subscribe(log.take)
         world.err(format_log_head(log.widths, look_of(world, "stderr")))
     began = world.now()
+    server.study()
     server.run(listener)
     world.out(format_served(count_served({}, server.ledger.totals), look_of(world)))
     if receipts:
@@ -28241,6 +28415,253 @@ follow();
 """
 
 DASHBOARD_PAGE = _PAGE_STYLE + _PAGE_BODY + _PAGE_EVENTS + _PAGE_PARTS + _PAGE_LANES
+
+# -- what `init --example` writes: {name: (what it is, the file)} --
+
+_EXAMPLE_AGENTS = """\
+agents:
+  planner:
+    model: small-coder
+    description: Use for planning, file discovery and task decomposition.
+    tools: [Read, Grep, Glob]
+  implementer:
+    model: heavy-coder
+    description: Use for implementation, bug fixes, refactors and patch creation.
+    tools: [Read, Grep, Glob, Edit, Write, Bash]
+  reviewer:
+    model: REVIEWER
+    description: Use for code review, regression checks and test analysis.
+    tools: [Read, Grep, Glob, Bash]
+"""
+
+_LAPTOP = """\
+# One machine with Ollama.
+project:
+  name: laptop
+nodes:
+  laptop:
+    endpoint: http://localhost:11434
+models:
+  heavy-coder:
+    node: laptop
+    ollama_model: qwen3-coder:30b       # yours: what `ollama list` shows
+    litellm_alias: claude-sonnet-local
+    context: 65536
+    timeout: 600
+  small-coder:
+    node: laptop
+    ollama_model: qwen3:8b              # yours
+    litellm_alias: claude-haiku-local
+    context: 32768
+""" + _EXAMPLE_AGENTS.replace("REVIEWER", "heavy-coder")
+
+_TWO_MACS = """\
+# A laptop to sit at, and a Mac mini that does the heavy work.
+project:
+  name: two-macs
+nodes:
+  laptop:
+    endpoint: http://localhost:11434
+  mini:
+    endpoint: http://mini.local:11434   # yours: its name or address; `worker`, typed there, tells
+    memory_gb: 64                       # yours
+models:
+  heavy-coder:
+    node: mini
+    ollama_model: qwen3-coder:30b       # yours
+    litellm_alias: claude-sonnet-local
+    context: 65536
+    timeout: 600
+    fallback: [small-coder]             # answers while the mini sleeps
+  small-coder:
+    node: laptop
+    ollama_model: qwen3:8b              # yours
+    litellm_alias: claude-haiku-local
+    context: 32768
+""" + _EXAMPLE_AGENTS.replace("REVIEWER", "heavy-coder")
+
+_THREE_MACHINES = """\
+# Three machines with Ollama; the reviewer is of another family than the implementer.
+project:
+  name: three-machines
+  claude:
+    main: heavy-coder
+    haiku: small-coder
+nodes:
+  laptop:
+    endpoint: http://localhost:11434
+  mini:
+    endpoint: http://192.168.1.50:11434 # yours
+    memory_gb: 64                       # yours
+  gpu:
+    endpoint: http://192.168.1.51:11434 # yours
+    memory_gb: 24                       # yours
+models:
+  heavy-coder:
+    node: mini
+    ollama_model: qwen3-coder:30b       # yours
+    litellm_alias: claude-sonnet-local
+    context: 65536
+    timeout: 600
+    fallback: [second-coder, small-coder]
+  second-coder:
+    node: gpu
+    ollama_model: devstral:24b          # yours
+    litellm_alias: claude-opus-local
+    context: 65536
+    timeout: 600
+  small-coder:
+    node: laptop
+    ollama_model: qwen3:8b              # yours
+    litellm_alias: claude-haiku-local
+    context: 32768
+""" + _EXAMPLE_AGENTS.replace("REVIEWER", "second-coder")
+
+_GPU_BOX = """\
+# A machine with GPUs that runs vLLM, which answers many requests at once.
+#   vllm serve MODEL --served-model-name qwen3-coder --max-model-len 131072 \\
+#     --enable-auto-tool-choice --tool-call-parser qwen3_coder --api-key "$GPU_API_KEY"
+project:
+  name: gpu-box
+nodes:
+  gpu:
+    endpoint: http://192.168.1.60:8000  # yours
+    provider: vllm
+    api_key_env: GPU_API_KEY            # the same key here and there
+  laptop:
+    endpoint: http://localhost:11434
+models:
+  heavy-coder:
+    node: gpu
+    model: qwen3-coder                  # yours: its --served-model-name
+    alias: claude-sonnet-local
+    context: 131072
+    max_parallel: 8
+    timeout: 600
+    fallback: [small-coder]
+  small-coder:
+    node: laptop
+    model: qwen3:8b                     # yours
+    alias: claude-haiku-local
+    context: 32768
+""" + _EXAMPLE_AGENTS.replace("REVIEWER", "heavy-coder")
+
+_HYBRID = """\
+# The main session on your own Claude login; the agents of the fleet at home.
+project:
+  name: hybrid
+  claude:
+    main: claude-opus
+    opus: claude-opus
+    sonnet: claude-opus
+    fable: claude-opus
+    haiku: small-coder
+nodes:
+  anthropic:
+    endpoint: CLOUD
+    provider: anthropic
+    auth: client                        # the login that Claude Code sends goes on
+  laptop:
+    endpoint: http://localhost:11434
+  mini:
+    endpoint: http://mini.local:11434   # yours
+models:
+  claude-opus:
+    node: anthropic
+    model: claude-opus-5-5
+    alias: claude-opus-5-5
+    context: 200000
+    max_output: 64000
+    max_parallel: 8
+    timeout: 600
+    cloud: true                         # what is asked of it leaves your house
+  heavy-coder:
+    node: mini
+    model: qwen3-coder:30b              # yours
+    alias: claude-sonnet-local
+    context: 65536
+    timeout: 600
+    fallback: [small-coder]
+  small-coder:
+    node: laptop
+    model: qwen3:8b                     # yours
+    alias: claude-haiku-local
+    context: 32768
+""" + _EXAMPLE_AGENTS.replace("REVIEWER", "heavy-coder")
+
+
+_LLAMA_CPP = """\
+# Two machines with llama.cpp's server.
+#   llama-server -m MODEL.gguf --alias qwen3-coder -c 65536 --jinja --host 0.0.0.0 --port 8080
+#   llama-server --models-dir MODELS -c 32768 --jinja         (several models, loaded on demand)
+project:
+  name: llama-cpp
+nodes:
+  tower:
+    endpoint: http://192.168.1.60:8080  # yours
+    provider: llamacpp
+  laptop:
+    endpoint: http://localhost:8080
+    provider: llamacpp
+models:
+  heavy-coder:
+    node: tower
+    model: qwen3-coder                  # yours: its --alias
+    alias: claude-sonnet-local
+    context: 65536                      # at most its -c
+    timeout: 600
+    fallback: [small-coder]
+  small-coder:
+    node: laptop
+    model: qwen3-8b                     # yours
+    alias: claude-haiku-local
+    context: 32768
+""" + _EXAMPLE_AGENTS.replace("REVIEWER", "heavy-coder")
+
+_LITELLM_TEAM = """\
+# LiteLLM serves: for several people with keys of their own, or other providers beside these.
+project:
+  name: litellm-team
+  gateway:
+    provider: litellm
+    host: 127.0.0.1                     # behind your own proxy, for others to reach it
+    port: 4000
+    master_key_env: LITELLM_MASTER_KEY
+nodes:
+  first:
+    endpoint: http://192.168.1.50:11434 # yours
+  second:
+    endpoint: http://192.168.1.51:11434 # yours
+models:
+  heavy-first:
+    node: first
+    ollama_model: qwen3-coder:30b       # yours
+    litellm_alias: claude-sonnet-local  # two with one alias share its requests
+    context: 65536
+    timeout: 600
+  heavy-coder:
+    node: second
+    ollama_model: qwen3-coder:30b       # yours
+    litellm_alias: claude-sonnet-local
+    context: 65536
+    timeout: 600
+  small-coder:
+    node: second
+    ollama_model: qwen3:8b              # yours
+    litellm_alias: claude-haiku-local
+    context: 32768
+""" + _EXAMPLE_AGENTS.replace("REVIEWER", "heavy-coder")
+
+EXAMPLES = {
+    "laptop": ("one machine with Ollama", _LAPTOP),
+    "two-macs": ("a laptop, and a Mac mini for the heavy work", _TWO_MACS),
+    "three-machines": ("three machines, the reviewer of another family", _THREE_MACHINES),
+    "gpu-box": ("vLLM on a machine with GPUs, with a key", _GPU_BOX),
+    "hybrid": ("the main session on your Claude login, subagents at home",
+               _HYBRID.replace("CLOUD", CLAUDE_ENDPOINT)),
+    "llama-cpp": ("llama.cpp's server in place of Ollama", _LLAMA_CPP),
+    "litellm-team": ("LiteLLM serves two machines that share the work", _LITELLM_TEAM),
+}
 
 
 if __name__ == "__main__":

@@ -326,6 +326,15 @@ CASES = [
         ("a.md", "b.md"), GOOD_FACTS.agents["a.md"])), {"agent-duplicate": "warning"}),
     ("agents that nobody reads are no twins", on(agents=dict.fromkeys(
         ("a.md", "b.md"), "no frontmatter")), {"agent-unloadable": "warning"}),
+    ("nobody sees images", (make_fleet([replace(TWO[0], fallback=("large",)), TWO[1]]), facts_with(
+        states=state_with(models=TWO_HELD))), {"no-images": "info"}),
+    ("a fallback sees images", (make_fleet([replace(TWO[0], fallback=("large",)), TWO[1]]), facts_with(
+        states=state_with(models=(TWO_HELD[0], replace(TWO_HELD[1], capabilities=(
+            "completion", "tools", "vision")))))), {}),
+    ("a fallback holds less", (make_fleet([replace(TWO[0], fallback=("large",)), replace(
+        TWO[1], context=16384)]), facts_with(states=state_with(models=(TWO_HELD[0], replace(
+            TWO_HELD[1], capabilities=("completion", "tools", "vision")))))),
+     {"short-fallback": "info"}),
     ("files missing", on(changes=changes("created", "a")), {"files-created": "warning"}),
     ("files stale", on(changes=changes("updated", "a")), {"files-updated": "warning"}),
     ("files removed", on(changes=changes("removed", "a")), {"files-removed": "warning"}),

@@ -385,3 +385,52 @@ def test_launch_hands_claude_the_key_and_leaves_the_login(tmp_path, run_cli):
     seen = (tmp_path / "seen.env").read_text()
     assert header in seen and "ANTHROPIC_AUTH_TOKEN" not in seen
     assert "ANTHROPIC_MODEL=claude-opus-5-5" in seen
+
+
+# -- what `init` writes --
+
+@pytest.mark.parametrize("name", sf.EXAMPLES)
+def test_every_example_is_valid_and_strict(tmp_path, quick, name):
+    made = quick("init", "--example", name)
+    assert made.returncode == 0 and sf.EXAMPLES[name][0] in made.stdout
+    text = (tmp_path / "fleet.yaml").read_text()
+    assert text == sf.EXAMPLES[name][1] and "yours" in text
+    checked = quick("validate", "--strict")
+    assert checked.returncode == 0, checked
+    assert quick("generate").returncode == 0
+    assert quick("init", "--example", name).returncode == 3  # it is there already
+    assert quick("init", "--example", name, "--output", "other.json").returncode == 0
+    assert sf.load_fleet(str(tmp_path / "other.json")).name == name
+
+
+def test_examples_are_listed_and_a_wrong_name_is_corrected(quick, tmp_path):
+    listed = quick("init", "--example", "list").stdout
+    assert [line.split()[0] for line in listed.splitlines()] == list(sf.EXAMPLES)
+    assert set(sf.EXAMPLES) == {"laptop", "two-macs", "three-machines", "gpu-box", "hybrid",
+                                "llama-cpp", "litellm-team"}
+    wrong = quick("init", "--example", "two-mac")
+    assert wrong.returncode == 2 and "did you mean `two-macs`?" in wrong.stderr
+    assert not (tmp_path / "fleet.yaml").exists()
+
+
+@pytest.mark.parametrize("output", ["fleet.yaml", "fleet.json"])
+def test_init_hybrid_writes_the_login_beside_the_machines(quick, tmp_path, fake_node, output):
+    node = fake_node({"qwen3-coder:30b": {"size": 18 * 10**9}, "qwen3:8b": {"size": 5 * 10**9}})
+    home = tmp_path / "home"
+    home.mkdir()
+    env = {"HOME": str(home), "OLLAMA_HOST": f"127.0.0.1:{node.port}"}
+    made = quick("init", "--hybrid", "--output", output, env=env)
+    assert made.returncode == 0, made
+    fleet = sf.load_fleet(str(tmp_path / output))
+    cloud = fleet.nodes["anthropic"]
+    assert (cloud.endpoint, cloud.provider, cloud.auth) \
+        == ("https://api.anthropic.com:443", "anthropic", "client")
+    tiers = sf.plan_tiers(fleet)
+    assert fleet.models[tiers["main"]].alias == "claude-opus-5-5"
+    assert fleet.models[tiers["sonnet"]].alias == "claude-sonnet-5-5"
+    assert fleet.models[tiers["haiku"]].node == "local"
+    assert {fleet.models[agent.model].node for agent in fleet.agents.values()} == {"local"}
+    assert quick("validate", env=env).returncode == 0
+    assert quick("generate", env=env).returncode == 0
+    said = quick("env", env=env)  # what `init` wrote here is accepted
+    assert said.returncode == 0 and "ANTHROPIC_CUSTOM_HEADERS" in said.stdout

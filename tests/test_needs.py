@@ -1,0 +1,142 @@
+"""What a request needs chooses among the candidates: images, room for the prompt, tools."""
+import json
+import random
+from dataclasses import replace
+
+import pytest
+
+import subagent_fleet as sf
+from doctor_facts import facts_with, make_fleet
+from gateway_rig import DONE, HEAD, Node, Rig, answers, fleet_of, line
+from matrix_cases import PIXEL, TOOL
+
+PICTURE = [{"role": "user", "content": [{"type": "text", "text": "what?"}, {
+    "type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}}]}]
+TOOLS = [{"name": TOOL["name"], "description": "", "input_schema": TOOL["schema"]}]
+LONG = [{"role": "user", "content": "a long story " * 4000}]  # 52,000 bytes: 13,000 tokens
+
+
+def named(name):
+    return lambda node, connection: connection.sendall(HEAD + line(f"from {name}") + DONE)
+
+
+@pytest.fixture
+def serve(tmp_path):
+    """Serve an alias `x` by `first`, which falls back on `second`, whatever each is given."""
+    made = []
+
+    def start(first, second, play=None, abilities=None):
+        nodes = [Node(play or named("first")), Node(named("second"))]
+        fleet = fleet_of(("first", "a", "x", {"fallback": ["second"], **first}), ("second", "b", "y", second),
+                         nodes={"a": nodes[0].endpoint, "b": nodes[1].endpoint})
+        served = Rig(fleet, tmp_path)
+        served.server.abilities = dict(abilities or {})
+        served.nodes = nodes
+        made.append(served)
+        return served
+    yield start
+    for served in made:
+        served.close()
+        for node in served.nodes:
+            node.close()
+
+
+def answer(served, **more):
+    status, _, body = served.ask(**more)
+    return json.loads(body)["content"][0]["text"] if status == 200 else json.loads(body)["error"]["message"]
+
+
+@pytest.mark.parametrize("first, second, request_, who, passed", [
+    (("completion", "tools"), ("vision", "tools"), {"messages": PICTURE}, "second", "images"),
+    (("vision",), ("completion",), {"messages": PICTURE}, "first", "second images"),
+    (("completion",), ("completion",), {"messages": PICTURE}, "first", ""),  # nobody sees
+    (("completion",), ("completion", "tools"), {"tools": TOOLS}, "second", "tools"),
+    (("completion",), ("completion", "tools"), {}, "first", ""),
+    (None, ("vision",), {"messages": PICTURE}, "first", ""),  # who does not say may be able
+    (("completion",), None, {"messages": PICTURE}, "second", "images")])
+def test_abilities_choose_before_load_does(serve, first, second, request_, who, passed):
+    abilities = {name: words for name, words in (("first", first), ("second", second)) if words}
+    served = serve({}, {}, abilities=abilities)
+    assert answer(served, **request_) == f"from {who}"
+    receipt, = served.receipts()
+    model, why = (f"first {passed}" if " " not in passed else passed).split(" ")
+    assert receipt["passed_over"] == ([{"model": model, "why": why}] if why else [])
+    assert receipt["tries"] == []
+
+
+def test_a_prompt_that_is_too_long_goes_to_who_holds_it(serve):
+    served = serve({"context": 8192}, {"context": 65536})
+    assert answer(served, messages=LONG) == "from second"
+    assert answer(served) == "from first"
+    assert [receipt["passed_over"] for receipt in served.receipts(2)] \
+        == [[{"model": "first", "why": "context"}], []]
+    assert len(served.nodes[0].requests) == 1
+
+
+def test_a_prompt_that_turns_out_too_long_goes_on_to_who_holds_it(serve):
+    refuses = answers(400, "request (9000 tokens) exceeds the available context size (8192 tokens)")
+    served = serve({"context": 8192}, {"context": 65536}, refuses)
+    assert answer(served) == "from second"
+    receipt, = served.receipts()
+    assert receipt["passed_over"] == [{"model": "first", "why": "context"}]
+    assert (receipt["tries"], receipt["outcome"]) == ([], "ok")
+    assert served.server.scheduler.show()[0]["first"]["rests_seconds"] == 0
+
+
+def test_a_prompt_that_nobody_holds_is_refused_in_words_to_compact_on(serve):
+    refuses = answers(400, "request (9000 tokens) exceeds the available context size (8192 tokens)")
+    served = serve({"context": 8192}, {"context": 4096}, refuses)
+    assert answer(served) == "prompt is too long: 9000 tokens > 8192 maximum"
+    assert served.receipts()[0]["passed_over"] == []
+
+
+def test_what_was_learned_of_images_chooses_too(serve):
+    served = serve({}, {}, answers(500, "image input is not supported"))
+    served.server.blind.add("first")
+    assert answer(served, messages=PICTURE) == "from second"
+
+
+def test_abilities_are_asked_of_the_nodes(fake_node, tmp_path):
+    seer = fake_node({"tiny": {"capabilities": ["completion", "vision"]}})
+    plain = fake_node({"tiny": {"capabilities": ["completion", "tools"]}})
+    fleet = fleet_of(("m", "a", "x", {"fallback": ["n"]}), ("n", "b", "y", {}), ("o", "c", "z", {}),
+                     nodes={"a": plain.endpoint, "b": seer.endpoint, "c": "http://127.0.0.1:9"})
+    served = Rig(fleet, tmp_path)
+    served.server.learn_abilities()
+    served.close()
+    assert served.server.abilities == {"m": ("completion", "tools"), "n": ("completion", "vision")}
+
+
+def test_whoever_is_passed_over_somebody_is_left():
+    rng = random.Random(7)
+    models = [sf.Model(f"m{i}", "n", "x", "x") for i in range(9)]
+    for _ in range(500):
+        groups = [rng.sample(models, rng.randint(0, 3)) for _ in range(rng.randint(1, 3))]
+        flaws = {model.name: rng.choice(["", "images", "tools"]) for model in models}
+        able, passed = sf.pass_over(groups, lambda model, flaws=flaws: flaws[model.name])
+        kept = [model for group in able for model in group]
+        assert bool(kept) == any(groups)
+        if passed:
+            assert not [model for model in kept if flaws[model.name]]
+            assert sum(map(len, groups)) == len(kept) + len(passed)
+        else:
+            assert able == groups
+
+
+def test_doctor_says_who_sees_no_images_and_who_holds_less():
+    models = [sf.Model(name, "mini", ollama, name, context=context, fallback=fallback)
+              for name, ollama, context, fallback in (
+                  ("big", "qwen3-coder:30b", 65536, ("small",)), ("small", "qwen3:8b", 32768, ()))]
+    fleet = make_fleet(models)
+    held = tuple(sf.NodeModel(model.ollama_model, 10**9, capabilities=("completion", "tools"))
+                 for model in models)
+    state = sf.NodeState("mini", "http://mini:11434", version="0.32.15", models=held)
+    found = {finding.slug: finding for _, finding in sf.plan_doctor(fleet, facts_with(
+        states={"mini": state}))}
+    assert "no model behind it sees images" in found["no-images"].what
+    assert "small (32,768), but for big (65,536) alone" in found["short-fallback"].what
+    assert {found[slug].level for slug in ("no-images", "short-fallback")} == {"info"}
+    seeing = (replace(held[0], capabilities=("completion", "vision")), held[1])
+    found = [finding for _, finding in sf.plan_doctor(fleet, facts_with(
+        states={"mini": replace(state, models=seeing)})) if finding.slug == "no-images"]
+    assert not [finding for finding in found if "`big`" in finding.what]
