@@ -16669,7 +16669,9 @@ class Service:
     def _find_room(self, ticket: Ticket, refusal: PromptTooLong) -> None:
         """Leave a model whose context is too small for those of a larger one, or refuse."""
         assert ticket.model
-        able = [[other for other in group if other.context > refusal.maximum]
+        # Not itself: its node may hold less than the file says.
+        able = [[other for other in group
+                 if other is not ticket.model and other.context > refusal.maximum]
                 for group in ticket.candidates]
         if self._has_content or not any(able):
             raise refusal

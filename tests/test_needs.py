@@ -90,6 +90,14 @@ def test_a_prompt_that_nobody_holds_is_refused_in_words_to_compact_on(serve):
     assert served.receipts()[0]["passed_over"] == []
 
 
+def test_a_node_that_holds_less_than_the_file_says_is_not_asked_again(serve):
+    refuses = answers(400, "request (9000 tokens) exceeds the available context size (4096 tokens)")
+    served = serve({"context": 32768}, {"context": 65536}, refuses)
+    served.nodes[1].play = refuses
+    assert answer(served) == "prompt is too long: 9000 tokens > 4096 maximum"
+    assert [len(node.requests) for node in served.nodes] == [1, 1]
+
+
 def test_what_was_learned_of_images_chooses_too(serve):
     served = serve({}, {}, answers(500, "image input is not supported"))
     served.server.blind.add("first")
