@@ -25611,7 +25611,11 @@ def cmd_bench(options: Options, world: World) -> int:
     if options.json:
         world.out(render_report("bench", {"fleet": fleet.name, "measurements": measured}))
     elif measured:
-        world.out(format_measurements(measured, look_of(world)))
+        look = look_of(world)
+        world.out(format_measurements(measured, look))
+        if any(known.is_worth_keeping for known in measured):
+            following = as_typed("Next: `subagent-fleet recommend`", options.typing)
+            world.out("\n" + format_words(find_commands(following), look))
     else:
         world.out("Every model leaves the house; name one with --model to measure it.\n")
     return EXIT_PROBLEM if any(known.failure for known in measured) else EXIT_OK

@@ -1140,3 +1140,12 @@ def test_progress_is_shown_on_a_terminal_and_taken_away(benched, quick, monkeypa
     assert re.search(r"\r\x1b\[K  about \d+ (s|min) left \| mini: coder:30b, tools 5 of 6",
                      done.stderr)
     assert done.stderr.endswith("\r\x1b[K") and "left" not in done.stdout
+
+
+def test_bench_leads_to_recommend_which_decides_by_it(benched, quick):
+    benched(coder=["prints"])
+    done = quick("bench", "--quick")
+    assert done.stdout.endswith("\nNext: `subagent-fleet recommend`\n")
+    report = json.loads(quick("recommend", "--json").stdout)
+    planned = {row["role"]: row["planned"]["model"] for row in report["roles"] if row["planned"]}
+    assert "coder:30b" not in planned.values(), planned
