@@ -7169,7 +7169,8 @@ _HARNESS_ROWS = (
     Harness("qwen", "qwen-code", "qwen", "npm install -g @qwen-code/qwen-code (Node 22)", 32_768,
             "agents/%s.md", ("settings.json",), _render_qwen, _start_qwen, limits_agents=True),
     Harness("pi", "pi", "pi", "npm install -g @mariozechner/pi-coding-agent", 8_192, "",
-            ("models.json",), _render_pi, _start_pi, has_agents=False, swallows_key=True),
+            ("models.json",), _render_pi, _start_pi, has_agents=False,
+            lists_models=("--list-models",), swallows_key=True),
     Harness("cn", "Continue's cn", "cn", "npm install -g @continuedev/cli", 8_192, "",
             ("config.yaml",), _render_cn, _start_cn, has_agents=False))
 HARNESSES: dict[str, Harness] = {harness.name: harness for harness in _HARNESS_ROWS}
@@ -7196,18 +7197,38 @@ def plan_losses(fleet: Fleet, names: Iterable[str]) -> Iterator[Finding]:
 
 
 def _harness_losses(fleet: Fleet, harness: Harness) -> Iterator[Finding]:
+    """Find what one program cannot keep: of the main model, then of the agents."""
+    yield from _main_losses(fleet, harness)
+    if harness.has_agents:
+        yield from _agent_losses(fleet, harness)
+    else:
+        others = " and the small model" if harness.name == "aider" else ""
+        yield Finding("target-agents", "info", f"{harness.title} has no agents: it runs on "
+                      f"`{plan_tier_alias(fleet, 'main')}`{others}")
+
+
+def _main_losses(fleet: Fleet, harness: Harness) -> Iterator[Finding]:
     title = harness.title
     main = plan_tier_alias(fleet, "main")
     context = plan_windows(fleet)[main].context
+    if fleet.gateway.provider == "litellm":
+        yield Finding("target-gateway", "info", f"{title} was never tried with LiteLLM as the "
+                      "gateway, only with `provider: builtin`")
+    if any(fleet.nodes[model.node].auth for model in fleet.models.values() if model.alias == main):
+        yield Finding("target-login", "warning", f"{title} has no login to hand on, without which "
+                      f"`{main}` refuses", fix="another model as project.claude.main")
     if context < harness.least_context:
         yield Finding("target-context", "warning",
                       f"{title}: `{main}` holds {context:,} tokens, of which its first prompt "
                       "leaves too few", fix=f"context: {harness.least_context} or more")
-    if not harness.has_agents:
-        yield Finding("target-agents", "info", f"{title} has no agents: it runs on `{main}`"
-                      + (" and the small model" if harness.name == "aider" else ""))
-        return
+    odd = [alias for alias in plan_windows(fleet) if re.match(r"gpt-|codex-|o\d", alias)]
+    if odd and harness.name == "codex":
+        yield Finding("target-alias", "warning", f"{title} takes {some_of(odd, 5)} for OpenAI's "
+                      "and speaks to it otherwise", fix="another litellm_alias")
 
+
+def _agent_losses(fleet: Fleet, harness: Harness) -> Iterator[Finding]:
+    title = harness.title
     limited = [agent.name for agent in fleet.agents.values() if agent.tools is not None]
     if limited and not harness.limits_agents:
         yield Finding("target-tools", "info", f"{title} cannot limit the tools of a role: "
@@ -7222,10 +7243,6 @@ def _harness_losses(fleet: Fleet, harness: Harness) -> Iterator[Finding]:
         yield Finding("target-names", "warning", f"{title} has agents of its own named "
                       f"{some_of(taken, 5)}: those of the fleet are left out",
                       fix="other names for these agents")
-    odd = [alias for alias in plan_windows(fleet) if re.match(r"gpt-|codex-|o\d", alias)]
-    if odd and harness.name == "codex":
-        yield Finding("target-alias", "warning", f"{title} takes {some_of(odd, 5)} for OpenAI's "
-                      "and speaks to it otherwise", fix="another litellm_alias")
 
 
 def _loses_tools(agent: Agent, harness: Harness) -> bool:

@@ -601,6 +601,14 @@ def test_without_a_name_a_conversation_is_told_by_how_it_began():
     assert sf.ChatCompletions().conversation({}, chat()) == sf.Conversation()
 
 
+def test_a_client_is_never_told_by_its_user_agent():
+    request = recorded("qwen-code-0.24.4-messages-2.json")
+    headers = {key.lower(): value for key, value in request["headers"].items()}
+    assert headers["user-agent"].startswith("claude-cli/")  # it poses as Claude Code
+    talk = parse("/v1/messages", request["body"])
+    assert sf.Messages().conversation(headers, talk) == sf.Messages().conversation({}, talk)
+
+
 @pytest.mark.parametrize("name, session, agent", [
     ("codex-0.169.0-responses-subagent-1.json", "01a1f06e-e9be-7e30-9926-cd5cd999844e", ""),
     ("codex-0.169.0-responses-subagent-2.json", "01a1f06e-e9be-7e30-9926-cd5cd999844e",

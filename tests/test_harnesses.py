@@ -241,6 +241,16 @@ def test_names_and_aliases_that_a_program_takes_for_its_own_are_said():
     assert "target-alias" not in losses("opencode", with_model(alias="gpt-5"))
 
 
+def test_a_gateway_that_was_never_tried_and_a_login_that_is_not_there_are_said():
+    gateway = replace(make_fleet().gateway, provider="litellm")
+    assert losses("codex", make_fleet(gateway=gateway))["target-gateway"].level == "info"
+    fleet = make_fleet()
+    node = replace(fleet.nodes["mini"], provider="anthropic", auth="client")
+    there = replace(fleet, nodes={"mini": node})
+    assert losses("pi", there)["target-login"].level == "warning"
+    assert "target-login" not in losses("claude", there)
+
+
 def test_a_tool_that_a_program_has_not_is_said():
     assert "target-tools" in losses("opencode", agent_fleet(tools=("Read", "Bash(git *)")))
     assert "target-tools" not in losses("qwen", agent_fleet(tools=None))
