@@ -9533,9 +9533,12 @@ def format_scan(scan: Scan, look: Look = PLAIN) -> str:
                              look)
     for note in scan.notes:
         text += format_words(find_commands(note), look)
-    if scan.others:
-        skipped = [f"{address} ({why})" for address, why in scan.others]
-        text += format_words([Styled(f"Skipped: {some_of(skipped, 8)}.")], look)
+    skipped: dict[str, list[str]] = {}
+    for address, why in scan.others:
+        skipped.setdefault(why, []).append(address)
+    if skipped:
+        groups = [f"as {why} {some_of(places, 4)}" for why, places in skipped.items()]
+        text += format_words([Styled(f"Skipped {'; '.join(groups)}.")], look)
     if not scan.found:
         text += "No machine was found.\n"
     return text
@@ -14883,7 +14886,7 @@ def explain_failure(failure: NodeFailure, backend: Backend) -> NodeFailure:
 
 # -- machines that nobody named --
 
-SCAN_SECONDS = 3.0  # for all of a scan
+SCAN_SECONDS = 2.8  # for all of a scan
 KNOCK_SECONDS = 1.2  # of these for connections
 PEERS_SECONDS = 0.8  # of these for `tailscale`
 TAILSCALE_PROGRAMS = ("tailscale", "/Applications/Tailscale.app/Contents/MacOS/Tailscale")
@@ -14953,7 +14956,7 @@ def _identify_doors(world: World, doors: Sequence[tuple[str, int]], peers: Seque
     for address, port in doors:
         one = answers.get((address, port))
         if not isinstance(one, Found):
-            others.append((f"{address}:{port}", "it says nothing"))
+            others.append((f"{address}:{port}", "silent"))
         elif not one.state.online:
             others.append((f"{address}:{port}", _why_other(port, one.state)))
         elif address not in twice:
@@ -14967,12 +14970,12 @@ def _identify_doors(world: World, doors: Sequence[tuple[str, int]], peers: Seque
 def _why_other(port: int, state: NodeState) -> str:
     """Return why something that answers is no node."""
     if state.reason == "timeout":
-        return "it says nothing"
+        return "silent"
     if state.reason in ("http 401", "http 403", "no key"):
-        return "it wants a key"
+        return "wanting a key"
     if port == OLLAMA_PORT:
-        return "it is not Ollama"
-    return "it is something else"
+        return "not Ollama"
+    return "something else"
 
 
 def _identify_door(world: World, door: tuple[str, int], deadline: float) -> Found:
@@ -15938,7 +15941,7 @@ def judge_run(ended: Ended) -> str:
     """Judge how the program that checks an edit ended."""
     if ended.code is None:
         return f"its code still ran after {TASK_SECONDS} s"
-    lines = ended.output.strip().splitlines() or ["it says nothing"]
+    lines = ended.output.strip().splitlines() or ["silent"]
     if ended.code == 0 and lines[-1] == "all of it holds":
         return ""
     return f"its code fails: {lines[-1][:160]}"

@@ -355,6 +355,7 @@ def test_a_persons_own_deny_holds_alone(deny):
     own = {"permissions": {"deny": deny, "defaultMode": "plan"}}
     assert sf.plan_settings(fleet_of(), {}, own)["permissions"] == {
         "disableAutoMode": "disable", "defaultMode": "plan", "deny": deny}
+    assert sf.plan_denied_tools(fleet_of(), own, ()) == ()  # so nothing is said to be off
 
 
 def test_what_is_off_and_how_it_comes_back_is_one_sentence():

@@ -143,7 +143,7 @@ def test_scan_of_a_crowded_network_finds_its_nodes_in_time(neighbourhood, tmp_pa
     assert report["addresses"] == {
         "open": 103 + (not is_alone), "refused": 51 - (not is_alone), "silent": len(FULL),
         "unreachable": 0}
-    assert {one["why"] for one in others} == {"it says nothing"}
+    assert {one["why"] for one in others} == {"silent"}
     assert len(others) == len(TARPITS)
     assert neighbourhood.outside == []
     assert megabytes < 60 and megabytes < at_rest + 25
@@ -158,8 +158,7 @@ def test_init_with_a_scan_writes_the_machines_that_have_work(neighbourhood, tmp_
     status, out, err, _ = scan(tmp_path, "init", "--scan", STREET)
     assert (status, err) == (0, "")
     assert f"Looked at {STREET}: 5 of 6 addresses answer, 1 refuse, 0 are silent.\n" in out
-    assert "Skipped: 127.0.0.10:11434 (it is not Ollama), 127.0.0.9:8080 (it is something else).\n" \
-        in out
+    assert "Skipped as not Ollama 127.0.0.10:11434; as something else 127.0.0.9:8080.\n" in out
     assert "lan-14 idles: none of its models can chat there.\n" in out
     fleet = sf.load_fleet(str(tmp_path / "fleet.yaml"))
     assert {name: node.endpoint for name, node in fleet.nodes.items()} == {
@@ -195,7 +194,7 @@ def test_another_kind_of_server_is_known_by_its_row_of_backends(neighbourhood, t
     report = json.loads(out)["scan"]
     assert [(one["node"]["endpoint"], one["provider"]) for one in report["found"]] \
         == [("http://127.0.0.11:8000", "openai")]
-    assert report["others"] == [{"address": "127.0.0.12:8000", "why": "it wants a key"}]
+    assert report["others"] == [{"address": "127.0.0.12:8000", "why": "wanting a key"}]
 
 
 def test_tailscale_says_who_else_is_there(neighbourhood, tmp_path):
