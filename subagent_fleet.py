@@ -18001,7 +18001,7 @@ def _judge_places(receipts: Sequence[Receipt], facts: TraceFacts) -> tuple[str, 
     if planned == "no":
         return planned, "not declared"
     if planned == "unknown":
-        return planned, "the fleet file is another now" if facts.fleet else "no fleet file"
+        return planned, "the fleet file is another now" if facts.fleet else "no valid fleet file"
     failed = [each for each in receipts if each.outcome not in ("ok", "left", "stopped")]
     if planned == "fallback":
         return planned, _tell_tries(receipt)
@@ -18181,7 +18181,9 @@ def _audit_machine(agent: AgentTrace, facts: TraceFacts) -> Verdict:
                    f"`{receipt.alias}` nor a fallback of it in {facts.fleet_path}",
                    *_evidence(agent, receipt.id))
     for receipt in by_place.get("unknown", ()):
-        why = f"{facts.fleet_path} was edited since" if facts.fleet else "there is no fleet file"
+        why = "there is no valid fleet file"
+        if facts.fleet:
+            why = f"{facts.fleet_path} was edited since"
         return _unknown(f"{why}: `{receipt.model}` on `{receipt.node}` answered",
                         *_evidence(agent, receipt.id))
     missing = _foreign(agent, facts) or _missing(agent, facts)
@@ -18228,7 +18230,7 @@ def _audit_house(agent: AgentTrace, facts: TraceFacts) -> Verdict:
     if missing:
         return missing
     if facts.fleet is None:
-        return _unknown("there is no fleet file, which says where its machines are")
+        return _unknown("there is no valid fleet file, which says where its machines are")
     return _yes()
 
 
@@ -27343,8 +27345,8 @@ def tell_error_as_json(error: FleetError, name: str, typing: Typing, world: Worl
 
 # -- demo: types command lines, so it stands where they are read --
 
-DEMO_TOKENS = 6  # of an answer; more where there is time to watch
-DEMO_SECONDS = 4.0  # that a session of such answers takes
+DEMO_TOKENS = 4  # of an answer; more where there is time to watch
+DEMO_SECONDS = 3.0  # that a session of such answers takes
 DEMO_PAUSE_SECONDS = 1.5  # to read, on a terminal
 WATCHED_SECONDS = 30.0
 
@@ -27403,7 +27405,7 @@ class Tour:
 
 
 @command("demo", "show all of it on simulated machines: nothing is installed, nothing stays",
-         Flag("--seconds", f"about how long; else {WATCHED_SECONDS:.0f} on a terminal, 5 off it",
+         Flag("--seconds", f"about how long; else {WATCHED_SECONDS:.0f} on a terminal, 4 off it",
               "S", {**SECONDS, "default": 0.0}),
          Flag("--ui", "with the dashboard, one session after the other, until Ctrl-C"),
          group=START, examples=("demo", "demo --ui", "demo --seconds 60"))

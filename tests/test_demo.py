@@ -115,7 +115,7 @@ finally:
 
 
 def test_demo_on_the_dashboard_goes_on_and_is_told_there(places):
-    process = start(places, "-u", str(SCRIPT), words=("demo", "--ui", "--seconds", "8"))
+    process = start(places, "-u", str(SCRIPT), words=("demo", "--ui", "--seconds", "12"))
     for line in process.stdout:
         url = re.search(rb"The dashboard is at http://([0-9.:]+)(/\?token=\w+)", line)
         if url:
