@@ -15311,7 +15311,7 @@ class LoadWatch:
             raise NodeFailure("timeout", what)
 
     def _note_loaded(self, loaded: Sequence[LoadedModel]) -> None:
-        """Ollama says nothing of its queue: who waits there holds nothing, and others do."""
+        """Tell from what is in memory: who waits there is not listed, others are (0.32.15)."""
         model = self._warmth.model
         mine = find_models(loaded, model.ollama_model)
         is_mine = any(match.context in (0, model.context) for match in mine)
