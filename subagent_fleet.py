@@ -8225,6 +8225,29 @@ def format_setup(system: str, state: NodeState, reached: Sequence[NodeState]) ->
     return text + setup.after.format(**words)
 
 
+# How each other kind of server is opened to the LAN.
+SERVER_SETUPS = {
+    "llamacpp": "start llama-server with `--host 0.0.0.0`, and with `--api-key KEY` where others "
+                "are in the network",
+    "lmstudio": "in LM Studio, Developer: Server Settings, Serve on Local Network",
+    "vllm": "start vLLM with `--host 0.0.0.0 --api-key KEY`"}
+
+
+def format_servers(servers: Sequence[Mapping[str, Any]], look: Look = PLAIN) -> str:
+    """Return what else than Ollama answers on this machine, and how it is opened."""
+    text = ""
+    for server in servers:
+        state = server["node"]
+        names = some_of([model.name for model in state.models], 5) or "no model"
+        words = f"{state.runs} runs here ({state.endpoint}) with {names}"
+        if server["open"]:
+            words += f"; it answers at {some_of(server['open'], 3)}"
+        text += format_words([Styled(words)], look, indent="  ")
+        if not server["open"]:
+            text += format_fix(f"to open it to the fleet, {server['setup']}", look)
+    return text
+
+
 def format_worker(report: Mapping[str, Any], look: Look = PLAIN,
                   typing: Typing = AS_USUAL) -> str:
     """Return everything `worker` has to say, the part to paste last."""
@@ -8234,6 +8257,8 @@ def format_worker(report: Mapping[str, Any], look: Look = PLAIN,
         names = ", ".join(model.name for model in state.models) or "no model"
         sentence = Styled(f"Ollama {state.version} runs here with {names}")
         paragraphs.append(format_words([sentence], look, indent="  "))
+    if report["servers"]:
+        paragraphs.append(format_servers(report["servers"], look))
 
     rows = []
     for address in report["addresses"]:
@@ -24223,20 +24248,51 @@ def cmd_worker(options: Options, world: World) -> int:
     program = find_ollama(world)
     system = find_system(world, in_docker=here.online and not program)
     findings = check_worker(program, here, reached)
+    servers = look_for_servers(world, list(filter(address_kind, addresses)), options.timeout)
+    block_of, block_reached = here, list(reached)
+    if servers and not here.online:
+        findings = []  # there is no need of Ollama
+        block_of = servers[0]["node"]
+        block_reached = [seen_at(block_of, address) for address in servers[0]["open"]]
     report = {
+        "servers": servers,
         "system": system, "name": name, "program": program, "ollama": here,
         "addresses": [{"address": state.name, "kind": address_kind(state.name),
                        "open": state.online} for state in reached],
         "findings": findings,
         "setup": format_setup(system, here, reached),
         "security": SECURITY_WARNING,
-        "fleet": plan_worker_block(name, here, reached)}
+        "fleet": plan_worker_block(name, block_of, block_reached)}
 
     if options.json:
         world.out(render_report("worker", report))
     else:
         world.out(format_worker(report, look_of(world), options.typing))
     return exit_status(findings)
+
+
+def look_for_servers(world: World, addresses: Sequence[str],
+                     seconds: float) -> list[dict[str, Any]]:
+    """Return what else than Ollama answers on this machine, and at which of its addresses."""
+    nodes = {}
+    for kind in SERVER_SETUPS:
+        for address in ("127.0.0.1", *addresses):
+            endpoint = f"http://{show_host(address)}:{NODE_KINDS[kind].port}"
+            nodes[f"{kind} {address}"] = Node(address, endpoint, provider=kind)
+    states = probe_nodes(world, nodes, seconds)
+    servers = []
+    for kind, setup in SERVER_SETUPS.items():
+        here = states[f"{kind} 127.0.0.1"]
+        if here.online:
+            reached = [address for address in addresses if states[f"{kind} {address}"].online]
+            servers.append({"node": here, "open": reached, "setup": setup})
+    return servers
+
+
+def seen_at(state: NodeState, address: str) -> NodeState:
+    """Return a server of this machine as it is at another of its addresses."""
+    endpoint = replace(split_endpoint(state.endpoint), host=address).url
+    return replace(state, name=address, endpoint=endpoint)
 
 
 def exit_status(findings: Iterable[Finding]) -> int:

@@ -546,3 +546,21 @@ def test_litellm_gets_keys_by_the_name_of_their_variable():
     fleet.nodes["n"] = replace(fleet.nodes["n"], provider="vllm", api_key_env="TOWER_API_KEY")
     params = sf.parse_yaml(sf.render_litellm(fleet))["model_list"][0]["litellm_params"]
     assert params["api_key"] == "os.environ/TOWER_API_KEY"
+
+
+@pytest.mark.parametrize("kind, words", [("llamacpp", "--host 0.0.0.0"), ("lmstudio", "Serve on Local"),
+                                         ("vllm", "--api-key KEY")])
+def test_worker_says_what_else_runs_here_and_how_it_is_opened(quick, monkeypatch, kind, words):
+    server = KINDS[kind]()
+    port = int(server.endpoint.rpartition(":")[2])
+    for name, known in sf.NODE_KINDS.items():
+        monkeypatch.setitem(sf.NODE_KINDS, name, replace(known, port=port if name == kind else free_port()))
+    monkeypatch.setattr(sf.World, "own_names", lambda world: ("tower.local", ["192.0.2.7"]))
+    monkeypatch.setattr(sf, "own_endpoint", lambda world: "http://127.0.0.1:9")
+    said = quick("worker", "--timeout", "1")
+    title = sf.NODE_KINDS[kind].title
+    assert said.returncode == 0 and f"{title}" in said.stdout and "runs here" in said.stdout, said
+    assert words in said.stdout and "Ollama is not installed" not in said.stdout
+    report = json.loads(quick("worker", "--json", "--timeout", "1").stdout)
+    assert [one["node"]["provider"] for one in report["servers"]] == [kind]
+    assert report["fleet"]["nodes"]["tower"]["provider"] == kind
