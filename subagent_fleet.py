@@ -7229,13 +7229,13 @@ def _main_losses(fleet: Fleet, harness: Harness) -> Iterator[Finding]:
 
 def _agent_losses(fleet: Fleet, harness: Harness) -> Iterator[Finding]:
     title = harness.title
-    limited = [agent.name for agent in fleet.agents.values() if agent.tools is not None]
+    limited = [agent for agent in fleet.agents.values() if agent.tools is not None]
+    lost = [agent.name for agent in limited if _loses_tools(agent, harness)]
     if limited and not harness.limits_agents:
+        names = [agent.name for agent in limited]
         yield Finding("target-tools", "info", f"{title} cannot limit the tools of a role: "
-                      f"{some_of(limited, 5)} may do there what the main session may")
-    lost = [agent for agent in limited if harness.limits_agents and _loses_tools(
-        fleet.agents[agent], harness)]
-    if lost:
+                      f"{some_of(names, 5)} may do there what the main session may")
+    elif lost:
         yield Finding("target-tools", "info", f"{title} has not all the tools of "
                       f"{some_of(lost, 5)}: those it has not are left out")
     taken = [agent for agent in fleet.agents if agent in harness.taken_names]
@@ -7294,6 +7294,14 @@ def render_files(fleet: Fleet, key: str, names: Collection[str] = USUAL_TARGETS
         for path, text in target.render(fleet, key).items():
             files[path] = text.encode("utf-8")
     return files
+
+
+def plan_compared(fleet: Fleet | None, written: Iterable[str]) -> list[str]:
+    """Return the targets that are looked at unasked: a fleet's, and whose files were written."""
+    there = {target.name for target in map(target_of, written) if target}
+    if fleet:
+        there.update(fleet.targets)
+    return [name for name in TARGET_NAMES if name in there]
 
 
 def render_manifest(hashes: dict[str, str]) -> bytes:
@@ -22586,18 +22594,8 @@ class Workspace:
         Without targets it is asked for those of the fleet and all that was ever written here.
         It may renew a key that others may know; else the key is kept.
         """
-        written = parse_manifest(self.read(MANIFEST_FILE))
-        if written is None:
-            self.world.err(format_finding(Finding(
-                "manifest-broken", "warning",
-                f"{MANIFEST_FILE} cannot be read; files that differ count as yours"),
-                look=look_of(self.world, "stderr")))
-            written = {}
-
-        if not targets:
-            there = {target.name for target in map(target_of, written) if target}
-            targets = [name for name in TARGET_NAMES
-                       if not fleet or name in fleet.targets or name in there]
+        written = self._written()
+        targets = targets or plan_compared(fleet, written)
         wanted: dict[str, bytes] = {}
         if fleet:
             key = self.kept_key(fleet)
@@ -22613,6 +22611,17 @@ class Workspace:
                 is_ours = digest(content) in written.get(path, "")
                 changes.append(Change(path, content, wanted.get(path), is_ours))
         return changes
+
+    def _written(self) -> dict[str, str]:
+        """Return what the manifest knows; of one that cannot be read, nothing, and that is said."""
+        written = parse_manifest(self.read(MANIFEST_FILE))
+        if written is not None:
+            return written
+        self.world.err(format_finding(Finding(
+            "manifest-broken", "warning",
+            f"{MANIFEST_FILE} cannot be read; files that differ count as yours"),
+            look=look_of(self.world, "stderr")))
+        return {}
 
     def write(self, changes: Sequence[Change]) -> None:
         """Make the changes; a run that is cut off leaves a manifest that knows its files."""
