@@ -198,6 +198,7 @@ TYPED = {  # a command of which nothing stands here is run by its name alone
     "doctor": [["doctor", "--timeout", "1"], ["doctor", "--fix", "--timeout", "1"]],
     "warmup": [["warmup", "--timeout", "1"]], "worker": [["worker", "--timeout", "1"]],
     "trust": [["trust", "--show"], ["trust"]],
+    "bench": [["bench"], ["bench", "--quick", "--quality", "--trust"]],
     "up": [["up"], ["up", "--trust"]], "serve": [["serve"]], "env": [["env"], ["env", "--shell", "json"]],
 }
 TRUSTED = [["up"], ["launch", "claude"], ["launch", "claude", "--", "--settings", "evil.json"],
