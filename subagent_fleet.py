@@ -25495,17 +25495,37 @@ def cmd_wake(options: Options, world: World) -> int:
     nodes = choose_sleepers(fleet, options.nodes)
     via = parse_via(options.via) or [(host, WAKE_PORT) for host in world.broadcast_addresses()]
 
-    wakings = []
-    look = look_of(world)
-    for waking in wake_nodes(world, nodes, options.timeout, via):
-        if waking:
-            wakings.append(waking)
-            if not options.json:
-                world.out(format_waking(waking.node, waking.state, waking.seconds, look))
+    def say(waking: Waking) -> None:
+        if not options.json:
+            world.out(format_waking(waking.node, waking.state, waking.seconds, look_of(world)))
+
+    wakings = wake_all(world, nodes, options.timeout, via, say)
     if options.json:
         world.out(render_report("wake", {"results": wakings, "via": [host for host, _ in via]}))
     is_whole = all(waking.state in ("awake", "woken") for waking in wakings)
     return EXIT_OK if is_whole else EXIT_PROBLEM
+
+
+def wake_all(world: World, nodes: Sequence[Node], seconds: float, via: Sequence[tuple[str, int]],
+             say: Callable[[Waking], None]) -> list[Waking]:
+    """Wake nodes, say of each how it ended, and on a terminal for whom is waited how long."""
+    clear = "\r\x1b[K" if world.is_terminal("stderr") else ""
+    began = world.clock()
+    wakings: list[Waking] = []
+    try:
+        for waking in wake_nodes(world, nodes, seconds, via):
+            world.err(clear)
+            if waking:
+                wakings.append(waking)
+                say(waking)
+            ended = {done.node for done in wakings}
+            names = [node.name for node in nodes if node.name not in ended]
+            if clear and names and world.clock() > began + 1:
+                line = f"  Waiting for {some_of(names, 4)}: {world.clock() - began:.0f} s"
+                world.err(crop(line, world.columns - 1))
+    finally:
+        world.err(clear)
+    return wakings
 
 
 def choose_sleepers(fleet: Fleet, names: Sequence[str]) -> list[Node]:
@@ -25539,10 +25559,13 @@ def wake_sleepers(fleet: Fleet, names: Collection[str], world: World,
     nodes = [node for name, node in fleet.nodes.items() if node.mac and name in names]
     if not nodes or find_untrusted(world, fleet):
         return
-    via = [(host, WAKE_PORT) for host in world.broadcast_addresses()]
-    for waking in wake_nodes(world, nodes, WAKE_SECONDS, via):
-        if waking and waking.state != "awake":
+
+    def tell(waking: Waking) -> None:
+        if waking.state != "awake":
             say(format_waking(waking.node, waking.state, waking.seconds, look_of(world)))
+
+    via = [(host, WAKE_PORT) for host in world.broadcast_addresses()]
+    wake_all(world, nodes, WAKE_SECONDS, via, tell)
 
 
 @command("warmup", "load models before you need them", CONFIG,

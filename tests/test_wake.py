@@ -114,6 +114,16 @@ def test_a_machine_on_which_nothing_listens_is_awake(quick, tmp_path, monkeypatc
     assert capsys.readouterr().out == "mini is awake, but nothing listens there: start Ollama\n"
 
 
+def test_on_a_terminal_it_says_for_whom_it_waits(sleeper, quick, tmp_path, monkeypatch, capsys):
+    machine = sleeper(wakes=False)
+    write_fleet(tmp_path, machine.port)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sf.World, "is_terminal", lambda self, stream="stdout": stream == "stderr")
+    assert sf.main(["wake", "--via", machine.via, "--timeout", "1.6"]) == 1
+    talk = capsys.readouterr().err
+    assert "\r\x1b[K  Waiting for mini: 1 s" in talk and talk.endswith("\r\x1b[K")
+
+
 @pytest.mark.parametrize("words", [["wake"], ["wake", "mini"]])
 def test_a_node_without_a_mac_says_how_to_find_it(run_cli, tmp_path, words):
     write_fleet(tmp_path, 11434, mac="")
