@@ -87,6 +87,21 @@ def phrases():
     return steps
 
 
+def run_phrases():
+    """Give step -> tokens it prints: what agents of tasks do."""
+    choices = [{"label": "sqlite", "description": "a file"},
+               {"label": "postgres", "description": "a server"}]
+    question = {"question": "Which database?", "header": "DB", "options": choices,
+                "multiSelect": False}
+    commands = {"work": "echo work >> work.txt", "mend": "echo mended >> mended.txt",
+                "nap": "sleep 3; echo slept", "long": "sleep 120; echo slept",
+                "breach": "python3 -c \"open('secret.txt', 'w').write('x')\""}
+    steps = {step: [call("Bash", command=command)] for step, command in commands.items()}
+    return {"pong": ["PONG"], "done": ["All tests pass, the task is done."],
+            "read": [call("Read", file_path="README.md")],
+            "ask": [call("AskUserQuestion", questions=[question])], **steps}
+
+
 WORDS = ("KESTREL", "MARBLE", "TUNDRA", "SAFFRON", "LANTERN")
 
 
@@ -342,6 +357,9 @@ def main():
         template = chat_template(default, thinking)
         write_model(directory / f"{name}.gguf", words, template, inner)
         print(directory / f"{name}.gguf")
+    words = Vocabulary(run_phrases())
+    write_model(directory / "runner.gguf", words, chat_template("done", False), 128)
+    print(directory / "runner.gguf")
     for name, (how, context) in BENCH_MODELS.items():
         words = Vocabulary(bench_phrases(how))
         write_model(directory / f"{name}.gguf", words, bench_template(), 128, context)
