@@ -5872,6 +5872,9 @@ class Facts:
     # The environment file, and the ids of what is wrong with it.
     env_path: str = ""
     leaks: Sequence[str] = ()
+    # The task file, where there is one, and whether each of its tasks asks for the sandbox.
+    task_file: str = ""
+    is_confined: bool = False
 
 
 @dataclass(frozen=True)
@@ -6358,6 +6361,17 @@ def _check_settings(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
             yield Finding("settings-override", level,
                           f"{path} sets {listed} under `env`, which beats the fleet's "
                           "environment", fix=f"remove them from {path}")
+
+
+@check("Claude Code")
+def _check_confinement(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Say what agents of tasks can do beyond what their task may touch."""
+    if facts.task_file and not facts.is_confined:
+        yield Finding("tasks-unconfined", "info",
+                      f"the commands of agents that work on {facts.task_file} are not confined: "
+                      "`touch` refuses edits, and finds the rest only afterwards",
+                      fix="write `sandbox: required` under its `defaults:` (Claude Code's sandbox: "
+                          "on macOS built in, on Linux with bubblewrap and socat)")
 
 
 def overridden_names(fleet: Fleet, environment: Mapping[str, object]) -> list[str]:
@@ -25081,9 +25095,11 @@ def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Fin
     if program:
         jobs["claude"] = lambda: ask_version(world, program, until)
     if fleet:
+        facts = observe_task_file(world, fleet, facts)
         weak = lint_key(fleet, world.environ)
         paths = [*managed_settings(world), *usual_settings(world)]
-        facts = replace(facts, settings=find_settings(world, paths), problems=(*problems, *weak))
+        facts = replace(facts, settings=find_settings(world, paths),
+                        problems=(*facts.problems, *weak))
         facts = observe_files(workspace, fleet, facts)
         key = known_key(workspace, fleet)
         jobs["states"] = lambda: probe_nodes(world, fleet.nodes, seconds, fleet.models)
@@ -25093,6 +25109,19 @@ def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Fin
 
     answers = {key: answer for key, answer in run_together(world, jobs) if key}
     return replace(facts, **answers)
+
+
+def observe_task_file(world: World, fleet: Fleet, facts: Facts) -> Facts:
+    """Add which task file lies beside the fleet file, and whether its agents are confined."""
+    path = find_task_file_near(world, fleet.document.source)
+    if not path:
+        return facts
+    try:
+        tasks = load_tasks(world, path, fleet).tasks.values()
+    except FleetError as error:
+        return replace(facts, problems=(*facts.problems, *(error.findings or (error.finding,))))
+    is_confined = all(task.sandbox == "required" for task in tasks if task.talks)
+    return replace(facts, task_file=path, is_confined=is_confined)
 
 
 def look_at_programs(workspace: Workspace, fleet: Fleet, facts: Facts, until: float
@@ -25319,6 +25348,9 @@ def cmd_trace(options: Options, world: World) -> int:
     since = world.now() - options.since if options.since else 0.0
     sessions = [each for each in find_sessions(workspace, read_receipts(workspace))
                 if each.at >= since]
+    for row in find_task_rows(world, None, options) if options.session else ():
+        if row.name == options.session and row.session:  # a task is traced by its name
+            options = replace(options, session=row.session)
     if lists_sessions(sessions, options):
         return list_sessions(sessions, options, world)
 
@@ -25372,10 +25404,14 @@ def refuse_session(wanted: str, matches: Sequence[SessionFile], sessions: Sequen
 def list_sessions(sessions: Sequence[SessionFile], options: Options, world: World) -> int:
     """Print the sessions there are, the latest first, each with the beginning of its prompt."""
     listed = sessions[:LISTED_SESSIONS]
+    tasks = {row.session: row.name for row in find_task_rows(world, None, options)}
     entries: list[dict[str, Any]] = []
     for each in listed:
         prompt = first_line(read_first_prompt(world, each))
-        entries.append({"session": each.id, "prompt": crop(clean_line(prompt), 80),
+        if each.id in tasks:
+            prompt = f"task {tasks[each.id]}: {prompt}"
+        entries.append({"session": each.id, "task": tasks.get(each.id, ""),
+                        "prompt": crop(clean_line(prompt), 80),
                         "ended": each.at, "subagents": len(subagent_paths(world, each)),
                         "requests": each.requests})
     if options.json:
@@ -26333,6 +26369,7 @@ def prepare_run(folder: Folder, options: Options, world: World) -> RunJob | None
         raise FleetError("no-config", "no fleet.yaml here or above: Claude Code would have no "
                          "model", fix="subagent-fleet init")
 
+    refuse_bypass(known, world)
     notify = plan.file.notify if plan else None
     most = options.most or (plan.file.max if plan else 0) or 0
     backing = replace(plan_backing(fleet, options, world), most=most, notify=notify,
@@ -26351,6 +26388,15 @@ def prepare_run(folder: Folder, options: Options, world: World) -> RunJob | None
     keep_repository(world, folder.repository)
     worktrees = (plan.file.worktrees if plan else None) or ""
     return RunJob(folder, lock, backing, orders, tuple(only), options, worktrees)
+
+
+def refuse_bypass(tasks: Mapping[str, TaskSpec], world: World) -> None:
+    """Refuse what Claude Code refuses to root as well (2.1.327): permission for everything."""
+    names = [name for name, task in tasks.items() if task.permission == "bypass" and task.talks]
+    if names and world.is_root and world.environ.get("IS_SANDBOX") != "1":
+        raise FleetError("bypass-as-root", f"{some_of(names, 3)}: `permission: bypass` as root "
+                         "would let an agent do everything", status=EXIT_REFUSED,
+                         fix="run it as another user, or write `permission: default`")
 
 
 def tell_events(names: Iterable[str], world: World) -> Callable[[str, str, str], None]:
@@ -26550,6 +26596,16 @@ def show_tasks(folders: Sequence[Folder], options: Options, world: World) -> Non
         if works and not report["supervisor"]:
             world.err(as_typed("Nobody supervises them: `subagent-fleet run` does.\n",
                                options.typing))
+
+
+def find_task_rows(world: World, fleet: Fleet | None, options: Options) -> list[TaskRow]:
+    """Return what is shown of the tasks of this repository; nothing where it is none."""
+    with contextlib.suppress(FleetError):
+        if world.can_supervise():
+            folder = Folder(world, find_repository(world, world.directory))
+            if world.kind_of(folder.place("journal.jsonl")) != "absent":
+                return plan_task_rows(see_tasks(folder, plan_backing(fleet, options, world)))
+    return []
 
 
 def find_task(folder: Folder, name: str, command: str) -> TaskState:

@@ -227,6 +227,9 @@ TWO_HELD = (GOOD_MODEL, replace(GOOD_MODEL, name="qwen3-coder:30b", size=19 * 10
 
 # (case, fleet and facts, everything that must be found)
 CASES = [
+    ("commands of tasks that nothing confines", (make_fleet(), facts_with(task_file="tasks.yaml")),
+     {"tasks-unconfined": "info"}),
+    ("commands of tasks in the sandbox", (make_fleet(), facts_with(task_file="tasks.yaml", is_confined=True)), {}),
     ("lint", on(problems=(LINT,)), {"small-context": "warning"}),
     ("offline", on(states={"mini": OFFLINE}), {"node-offline": "error"}),
     ("version 0.17.0", on(states=state_with(version="0.17.0")), {"ollama-old": "error"}),

@@ -264,6 +264,40 @@ def test_run_says_what_it_lacks(typist, tmp_path):
     assert "no fleet.yaml here or above" in typist.err
 
 
+def test_bypass_as_root_is_refused(typist, monkeypatch):
+    for is_root, sandbox, refused in ((True, "", True), (False, "", False), (True, "1", False)):
+        world = sf.World()
+        monkeypatch.setattr(sf.World, "is_root", property(lambda self, is_root=is_root: is_root))
+        world.environ["IS_SANDBOX"] = sandbox
+        tasks = {"a": sf.TaskSpec("a", permission="bypass")}
+        try:
+            sf.refuse_bypass(tasks, world)
+            assert not refused
+        except sf.FleetError as error:
+            assert refused and (error.slug, error.status) == ("bypass-as-root", 3)
+
+
+def test_rows_for_the_trace(typist, monkeypatch):
+    rig = typist.rig
+    monkeypatch.chdir(rig.repo)
+    assert sf.find_task_rows(rig.world, None, sf.Options()) == []
+    rig.add("a", "@write x y", check="true")
+    rig.add("b", "@write x y", check="false", tries=1, rounds=0)
+    rig.work()
+    rows = sf.find_task_rows(rig.world, None, sf.Options())
+    assert [(row.name, row.state) for row in rows] == [("a", "done"), ("b", "failed")]
+    assert rows[1].fix == "subagent-fleet task log b --check" and rows[0].plus == 1
+
+
+def test_doctor_reads_the_task_file(typist):
+    typist.write("tasks:\n  a: {prompt: x, check: make}\n")
+    found = typist.json("doctor", "--timeout", "1", status=1)["findings"]
+    assert "tasks-unconfined" in [finding["id"] for finding in found]
+    typist.write("tasks:\n  a: {prompt: x, chek: make}\n")
+    found = typist.json("doctor", "--timeout", "1", status=1)["findings"]
+    assert "unknown-key" in [finding["id"] for finding in found]
+
+
 def test_a_system_without_pipes_and_locks_is_told(typist, monkeypatch):
     monkeypatch.setattr(sf.World, "can_supervise", lambda self: False)
     with pytest.raises(sf.FleetError) as caught:

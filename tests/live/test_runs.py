@@ -100,7 +100,7 @@ def runs(ground, nodes, trap):
     runs = Runs(project, rig.free_port())
     project.write("fleet.yaml", FLEET.format(
         port=runs.port, **{name: node.url for name, node in nodes.items()}))
-    project.write(".gitignore", ".env.subagent-fleet\n.subagent-fleet/\n.claude/\n")
+    project.write(".gitignore", ".env.subagent-fleet\n.subagent-fleet/\n.claude/\nlitellm_config.yaml\n")
     runs.git("init", "-q", "-b", "main")
     runs.git("add", ".")
     runs.git("commit", "-qm", "start")
