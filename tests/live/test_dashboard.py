@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from decimal import ROUND_HALF_UP, Decimal
 
 import pytest
 
@@ -202,6 +203,11 @@ def rows(page):
                     "[...row.children].map((cell) => cell.textContent))")
 
 
+def tenths(seconds):
+    """A number as a browser rounds it: of 1.25 it makes 1.3, where Python makes 1.2."""
+    return str(Decimal(seconds).quantize(Decimal("0.1"), ROUND_HALF_UP))
+
+
 def axe_violations(page):
     """What axe-core finds against WCAG 2 A and AA."""
     page.run(install.AXE_SCRIPT.read_text(encoding="utf-8") + "; 0")
@@ -256,8 +262,8 @@ def test_the_page_says_what_events_said(page, scene):
     page.wait("!document.querySelector('#routes .works, .slots .full')")  # all rest
     runs = {"small": "qwen3:8b", "coder": "qwen3-coder:30b", "reviewer": "devstral:24b"}
     wanted = [[re.sub(r" #\d$", "", NAMES[receipt["agent"]]), receipt["alias"],
-               runs[receipt["model"]], receipt["node"], f"{receipt['waited']:.1f}",
-               f"{receipt['first_byte']:.1f}", f"{receipt['input_tokens']:,}",
+               runs[receipt["model"]], receipt["node"], tenths(receipt["waited"]),
+               tenths(receipt["first_byte"]), f"{receipt['input_tokens']:,}",
                f"{receipt['output_tokens']:,}", receipt["outcome"]] for receipt in receipts]
     shown = [[re.sub(r" #\d$", "", row[1]), *row[2:7], *row[8:]] for row in rows(page)]
     assert shown == wanted
