@@ -28053,7 +28053,7 @@ td, #routes span, .lane span { overflow: hidden; text-overflow: ellipsis; }
 @media (prefers-reduced-motion) { #routes .works { animation: none; stroke-dasharray: none; } }
 @keyframes flow { to { stroke-dashoffset: -15; } }
 .lane { display: grid; grid-template-columns: var(--label) 1fr; }
-.lane, .axis { --label: 8.5rem; min-width: 44rem; }
+.lane, .axis { --label: 10.5rem; min-width: 44rem; }
 .lane span { position: sticky; left: 0; z-index: 1; background: var(--panel); }
 .lane span { line-height: 1.75rem; padding-right: var(--s2); }
 .track { position: relative; overflow: hidden; border-right: 1px solid var(--line); }
