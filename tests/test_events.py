@@ -3,6 +3,7 @@ import contextlib
 import json
 import select
 import socket
+import time
 from dataclasses import fields, replace
 
 import pytest
@@ -34,8 +35,10 @@ class Ear:
 
     def next(self):
         """The next frame, None at the end of the stream."""
+        until = time.monotonic() + 30
         while True:
             told = self.stream.readline()
+            assert time.monotonic() < until, "nothing happens any more"
             if told in (b"", b"0\r\n"):
                 self.has_ended = told == b"0\r\n"
                 return None
