@@ -1,5 +1,4 @@
 """Section *Demo*: the whole thing on simulated machines, and that it tells when it is not so."""
-import contextlib
 import http.client
 import json
 import os
@@ -75,19 +74,27 @@ def test_demo_runs_from_standard_input(places):
     assert (status, err, typed(out)) == (0, "", COMMANDS) and left_in(places) == []
 
 
+# Other tests want the usual ports: they are taken from this process alone.
+WITHOUT_PORTS = f"""
+import errno, runpy, sys
+def hook(event, words):
+    if event == "socket.bind" and words[1][1] in (4000, 4001, 8080, 11434):
+        raise OSError(errno.EADDRINUSE, "Address already in use")
+sys.addaudithook(hook)
+sys.argv = ["demo", "demo"]
+runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
+"""
+
+
 def test_demo_needs_no_port_no_proxy_and_no_peace(places, tmp_path):
     """Two at once, the usual ports taken, a proxy that must not be asked."""
     others = {name: tmp_path / "other" / name for name in places}
     for place in others.values():
         place.mkdir(parents=True)
-    with contextlib.ExitStack() as taken:
-        proxy = taken.enter_context(socket.create_server(("127.0.0.1", 0)))
-        for port in (4000, 4001, 8080, 11434):
-            with contextlib.suppress(OSError):  # it is taken already
-                taken.enter_context(socket.create_server(("127.0.0.1", port)))
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
         url = f"http://127.0.0.1:{proxy.getsockname()[1]}"
         more = dict.fromkeys(("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"), url)
-        running = [start(each, str(SCRIPT), **more) for each in (places, others)]
+        running = [start(each, "-c", WITHOUT_PORTS, words=(), **more) for each in (places, others)]
         assert [end(process)[0] for process in running] == [0, 0]
         proxy.settimeout(0.05)
         with pytest.raises(OSError):
