@@ -25670,6 +25670,10 @@ def warm_fleet(fleet: Fleet, options: Options, world: World, *, say: Callable[[s
 
 WARMUP_FILE = f"{STATE_DIRECTORY}/warmup.json"
 WARMUP_SECONDS = 10.0  # what is older was left by one that was cut off, or is long over
+SHOWN_WARMTHS_LIMIT = 200
+WARMUP_FIELDS: dict[str, Any] = {  # the file may be anybody's
+    "model": str, "node": str, "stage": str, "state": str, "detail": str,
+    "pulled_bytes": (int, float), "size_bytes": (int, float), "seconds": (int, float)}
 
 
 class WarmupFile:
@@ -25706,7 +25710,8 @@ def read_warmup(workspace: Workspace) -> list[dict[str, Any]]:
         and abs(workspace.world.now() - written) < WARMUP_SECONDS
     if not is_new or not isinstance(rows, list):
         return []
-    return [row for row in rows if isinstance(row, dict)]
+    return [row for row in rows[:SHOWN_WARMTHS_LIMIT] if isinstance(row, dict) and all(
+        isinstance(row.get(name), kind) for name, kind in WARMUP_FIELDS.items())]
 
 
 def plan_warmths(fleet: Fleet, options: Options) -> dict[str, Warmth]:

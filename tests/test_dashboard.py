@@ -461,6 +461,17 @@ def test_a_warm_up_that_was_cut_off_is_not_shown_for_ever(tmp_path, content):
     assert warmup_page(tmp_path) == []
 
 
+def test_a_warm_up_that_somebody_else_wrote_is_shown_only_as_far_as_it_is_one(tmp_path):
+    path = tmp_path / ".subagent-fleet" / "warmup.json"
+    path.parent.mkdir()
+    row = {"model": "m", "node": "a", "stage": "loading", "state": "loading", "detail": "",
+           "pulled_bytes": 0, "size_bytes": 0, "seconds": 1.5}
+    odd = [{**row, name: value} for name in row for value in (None, ["x"])]
+    path.write_text(json.dumps({"time": time.time(), "models": [*odd, 7, row, *[row] * 300]}))
+    found = warmup_page(tmp_path)
+    assert found and all(each == row for each in found) and len(found) <= sf.SHOWN_WARMTHS_LIMIT
+
+
 def test_dashboard_pictures_of_readme_are_there():
     readme = (pathlib.Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
     for name in re.findall(r"\(?(\.github/[\w-]+\.png)", readme):
