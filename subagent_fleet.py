@@ -25142,12 +25142,12 @@ def look_at_program(workspace: Workspace, fleet: Fleet, harness: Harness, until:
     program = world.which(harness.program)
     if not program:
         return SeenProgram()
+    version = ask_version(world, program, until)
     listed = None
     if harness.lists_models:
         start = harness.start(fleet, workspace.path(harness.directory()), "")
         environ = {**harness_environment(world.environ, fleet, ""), **start.environment}
         listed = world.read_program([program, *harness.lists_models], until, environ)
-    version = ask_version(world, program, until)
     has_key = bool(world.environ.get(fleet.gateway.master_key_env))
     return SeenProgram(version, has_key, listed)
 

@@ -302,8 +302,8 @@ def test_doctor_knows_them(bench):
     made = bench("opencode")
     made.project.run("generate", "--target", ",".join(PROGRAMS), quiet=True)
     done = subprocess.run(
-        made.project.argv("doctor", "--json", "--timeout", "20"), cwd=made.project.folder,
-        env=made.environment(), capture_output=True, timeout=60)
+        made.project.argv("doctor", "--json", "--timeout", "60"), cwd=made.project.folder,
+        env=made.environment(), capture_output=True, timeout=90)
     found = [finding for finding in json.loads(done.stdout)["findings"]
              if finding["id"].startswith("program")]
     versions = {finding["what"].split()[-1] for finding in found if finding["id"] == "program"}
