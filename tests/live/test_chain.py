@@ -184,6 +184,18 @@ def test_claude_code_lists_and_dispatches_on_the_alias_and_node_status_printed(
     chats = {name: node.chats(marks[name]) for name, node in chain.nodes.items()}
     heard = rig.hear(found, turns, chats, routes)
     chain.project.note("(heard on the wire)", *heard)
+    hear_trace(chain.project.json("trace", "last", "--audit"), found)
+
+
+def hear_trace(report, found):
+    """Assert that `trace` says of LiteLLM's requests what it knows, and that it knows no more."""
+    agents = {agent["agent"]: agent for agent in report["sessions"][0]["agents"]}
+    assert set(agents) == {"", *found.dispatched}
+    for name, agent in agents.items():
+        assert {(row["node"], row["planned"]) for row in agent["served"]} == {("", "unknown")}
+        said = {verdict["question"]: verdict["answer"] for verdict in agent["audit"]}
+        assert not name or said == {"Model": "yes", "Machine": "unknown", "House": "unknown",
+                                    "Context": "unknown", "End": "yes"}
 
 
 def test_a_dead_node_is_answered_by_the_fallback(chain):
