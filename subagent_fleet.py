@@ -10676,6 +10676,7 @@ class StreamReader(Reader):
     """Reads the `data:` lines of a stream; what else there is are names and comments."""
 
     has_begun = False
+    needed_fields: tuple[str, ...] = ()  # of the request, that are sent whatever is said of them
 
     def __init__(self, provider: str, talk: Talk, model: Model, estimate: int) -> None:
         self._provider, self._model, self._estimate = provider, model, estimate
@@ -10752,13 +10753,18 @@ class StreamReader(Reader):
 
     def refusal(self, status: int, words: str) -> Refusal:
         refusal = read_refusal(self._provider, self._model, self._estimate, status, words)
-        name = named_field(words) if type(refusal) is Refusal and refusal.http == 400 else ""
-        return NoField(refusal.what, name) if name else refusal
+        if type(refusal) is not Refusal or refusal.http != 400:
+            return refusal
+        name = named_field(words)
+        if not name or name in self.needed_fields:
+            return refusal
+        return NoField(refusal.what, name)
 
 
 class MessagesReader(StreamReader):
     """Reads the events of a Message. Blocks may overlap (llama.cpp ends thinking after text)."""
 
+    needed_fields = ("max_tokens",)
     reasons: tuple[str, ...] = ("end_turn", "max_tokens", "stop_sequence", "tool_use")
 
     def __init__(self, provider: str, talk: Talk, model: Model, estimate: int) -> None:
@@ -16723,9 +16729,10 @@ class Service:
         # What was sent, not what is known: another request may have learned it since then.
         sent = self._translations.pop(model.name)
         if isinstance(refusal, NoField):
-            known = self._server.unknown_fields.setdefault(model.name, set())
             was_sent = refusal.name in sent.fields
-            known.add(refusal.name)
+            if was_sent:
+                known = self._server.unknown_fields.setdefault(model.name, set())
+                known.add(refusal.name)
         else:
             was_sent = bool(sent.talk.images())
             if was_sent:

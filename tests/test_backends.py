@@ -414,15 +414,17 @@ def test_a_field_that_is_refused_once_is_not_sent_again(tmp_path, provider, word
     node.close()
 
 
-def test_a_refusal_that_names_no_field_of_the_request_is_passed_on(tmp_path):
-    body = json.dumps({"error": {"message": "temperature is too hot"}}).encode()
+@pytest.mark.parametrize("words", ["temperature is too hot", "max_tokens must be smaller"])
+def test_a_refusal_that_names_no_field_to_leave_out_is_passed_on(tmp_path, words):
+    body = json.dumps({"error": {"message": words}}).encode()
     node = Node(lambda node, connection: connection.sendall(
         b"HTTP/1.1 400 x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)))
     fleet = fleet_of(("m", "n", "x", {}), nodes={"n": node.endpoint})
     fleet.nodes["n"] = replace(fleet.nodes["n"], provider="vllm")
     served = Rig(fleet, tmp_path)
     status, _, said = served.ask()
-    assert status == 400 and b"temperature is too hot" in said and len(node.requests) == 1
+    assert status == 400 and words.encode() in said and len(node.requests) == 1
+    assert served.server.unknown_fields == {}
     served.close()
     node.close()
 

@@ -1,6 +1,7 @@
 """What the gateway costs: a fake node in its own process, the same client with and without it.
 
 python3 tests/bench/gateway.py [--soak REQUESTS]     LiteLLM runs too if `litellm` is on the PATH
+python3 tests/bench/gateway.py --backends            a row a kind of node
 python3 tests/bench/gateway.py --dashboards ROUNDS   what two dashboards cost
 """
 import argparse
@@ -48,7 +49,8 @@ def answer_node(connection):
     while asked:
         head, body = asked
         request = json.loads(body or b"{}")
-        count = min(request.get("options", {}).get("num_predict", 1), 2000)
+        count = min(request.get("options", request).get(
+            "num_predict", request.get("max_tokens", 1)), 2000)
         words = [("word ", "text ")[number % 2] for number in range(count)]  # a hundred equal
         # ones in a row are a loop to LiteLLM, which then ends the stream
         parts = [{"message": {"role": "assistant", "content": word}, "done": False}
@@ -61,6 +63,9 @@ def answer_node(connection):
             whole = {**parts[-1], "model": "m", "message": {"role": "assistant",
                                                             "content": "".join(words)}}
             lines = [json.dumps(whole).encode()]
+        path = head.split(b" ")[1]
+        if path in SPEECHES:
+            lines = [SPEECHES[path](part) for part in [None, *words, count]]
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\n"
                            b"Transfer-Encoding: chunked\r\n\r\n" + chunk(lines[0]))
         for line in lines[1:]:  # one write a line, as a real node does
@@ -68,6 +73,39 @@ def answer_node(connection):
         connection.sendall(b"0\r\n\r\n")
         asked = None if b"connection: close" in head.lower() else read_http(connection)
     connection.close()
+
+
+def say_messages(part):
+    """The beginning (None), a word or the end (a count) of an answer in Messages."""
+    delta = {"type": "content_block_delta", "index": 0,
+             "delta": {"type": "text_delta", "text": part}}
+    events = [delta]
+    if part is None:
+        events = [{"type": "message_start", "message": {"usage": {"input_tokens": 11}}},
+                  {"type": "content_block_start", "index": 0,
+                   "content_block": {"type": "text", "text": ""}}]
+    elif isinstance(part, int):
+        events = [{"type": "content_block_stop", "index": 0},
+                  {"type": "message_delta", "delta": {"stop_reason": "end_turn"},
+                   "usage": {"output_tokens": part}}, {"type": "message_stop"}]
+    return "".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
+                   for event in events).encode()
+
+
+def say_chat(part):
+    """The same as chunks of a Chat Completion."""
+    choice = {"index": 0, "delta": {"content": part or ""}, "finish_reason": None}
+    if not isinstance(part, int):
+        return b"data: %b\n\n" % json.dumps({"choices": [choice]}).encode()
+    usage = {"prompt_tokens": 11, "completion_tokens": part}
+    last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": usage}
+    return b"data: %b\n\ndata: [DONE]\n\n" % json.dumps(last).encode()
+
+
+SPEECHES = {b"/v1/messages": say_messages, b"/v1/chat/completions": say_chat}
+# What kinds of nodes are asked at which path; the other local ones speak as llama.cpp does.
+BACKENDS = {"llamacpp": "/v1/messages", "openai": "/v1/chat/completions",
+            "anthropic": "/v1/messages"}
 
 
 def chunk(line):
@@ -186,12 +224,13 @@ def held(pid):
     return (len(os.listdir(tasks)), len(os.listdir(files))) if os.path.isdir(tasks) else (0, 0)
 
 
-def start_serve(directory, node_port):
+def start_serve(directory, node_port, provider="ollama"):
     port = free_port()
     (directory / "fleet.yaml").write_text(
         f"project: {{name: bench, gateway: {{provider: builtin, port: {port}}}}}\n"
-        f"nodes: {{a: {{endpoint: 'http://127.0.0.1:{node_port}'}}}}\n"
+        f"nodes: {{a: {{endpoint: 'http://127.0.0.1:{node_port}', provider: {provider}}}}}\n"
         "models: {m: {node: a, ollama_model: m, litellm_alias: bench-model, context: 65536, "
+        f"cloud: {str(provider == 'anthropic').lower()}, "
         "max_parallel: 8}}\nagents: {planner: {model: m, description: bench}}\n",
         encoding="utf-8")
     process = subprocess.Popen([sys.executable, "-S", str(ROOT / "subagent_fleet.py"), "serve"],
@@ -246,6 +285,26 @@ def measure_dialect(port, node_port, path, *, direct):
     chunk_ms = (median_ms(port, path, stream, times=20) - direct["stream"]) / 500
     print(f"serve {path}: added {added['small']:.2f} ms (small), {added['recorded']:.2f} ms "
           f"(recorded), {chunk_ms:.4f} ms a chunk", flush=True)
+
+
+def measure_backend(directory, node_port, provider):
+    """Print what a node of another kind costs: the same Messages client, with and without."""
+    path = BACKENDS[provider]
+    process, port, _ = start_serve(directory, node_port, provider)
+    recorded = json.loads(RECORDED.read_text(encoding="utf-8"))["body"]
+    asked = {"small": json.loads(SMALL), "recorded": {**recorded, "model": "bench-model",
+                                                      "max_tokens": 16, "stream": True},
+             "stream": {**json.loads(SMALL), "max_tokens": 500, "stream": True}}
+    added = {}
+    for name, request in asked.items():
+        body, times = json.dumps(request).encode(), {"small": 200, "recorded": 100, "stream": 20}
+        added[name] = median_ms(port, "/v1/messages", body, times=times[name]) \
+            - median_ms(node_port, path, body, times=times[name])
+    print(f"serve before {provider}: added {added['small']:.2f} ms (small), "
+          f"{added['recorded']:.2f} ms (recorded), {added['stream'] / 500:.4f} ms a chunk, "
+          f"{memory_mb(process.pid):.0f} MB", flush=True)
+    process.terminate()
+    process.wait(20)
 
 
 class Watcher:
@@ -335,6 +394,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--node", type=int)
     parser.add_argument("--soak", type=int, default=10_000)
+    parser.add_argument("--backends", action="store_true", help="only: a row a kind of node")
     parser.add_argument("--dashboards", type=int, metavar="ROUNDS",
                         help="only: what two dashboards cost")
     options = parser.parse_args()
@@ -355,6 +415,10 @@ def main():
                 "stream": median_ms(node_port, "/api/chat", json.dumps(
                     {**chat, "options": {"num_predict": 500}}).encode(), times=20)}
             print("direct: " + ", ".join(f"{k} {v:.2f} ms" for k, v in direct.items()), flush=True)
+            if options.backends:
+                for provider in BACKENDS:
+                    measure_backend(pathlib.Path(place), node_port, provider)
+                return None
             serve, port, ready = start_serve(pathlib.Path(place), node_port)
             started.append(serve)
             if options.dashboards:
@@ -363,6 +427,8 @@ def main():
             ours = measure("serve", port, serve, direct=direct, ready=ready)
             for path in DIALECTS:
                 measure_dialect(port, node_port, path, direct=direct)
+            for provider in BACKENDS:
+                measure_backend(pathlib.Path(place), node_port, provider)
             soak(port, serve, options.soak)
             program = shutil.which("litellm")
             if program:
