@@ -881,7 +881,7 @@ def test_warmup_progress_is_only_on_a_terminal_and_leaves_it_clean(fleet, tmp_pa
     last = re.split(r"\r\x1b\[K", shown)
     assert last[-1] == "" and max(len(line) for line in last) < 200
     visible = re.sub(r"[^\r\n]*\r\x1b\[K", "", shown).replace("\r\n", "\n")
-    assert visible.startswith("Warming models:\n") and visible.count("\u2713 ok\x1b[0m  (") == 2
+    assert visible.startswith("\x1b[1mWarming models:\x1b[0m\n") and visible.count("\u2713 ok\x1b[0m  (") == 2
 
 
 def test_status_watch_redraws_a_terminal_until_interrupted(fleet, tmp_path):
