@@ -16695,10 +16695,9 @@ class Service:
                 self._note(model, refusal)
                 self._find_room(ticket, refusal)
             except Refusal as refusal:
-                if refusal.http == 400 or self._goes_back(ticket, refusal):
-                    self._note(model, refusal)
-                    raise
                 self._note(model, refusal)
+                if refusal.http == 400 or self._goes_back(ticket, refusal):
+                    raise
                 self._go_on(ticket, refusal.kind, refusal)
             except NodeFailure as failure:
                 node = self._server.fleet.nodes[model.node]

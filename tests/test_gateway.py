@@ -486,7 +486,7 @@ def test_only_names_and_addresses_of_this_machine_count_as_hosts(rig, monkeypatc
         assert served.get("/", Host=f"{name}:{served.port}")[0] == 200, name
     for host in (*names, "", f"studio.example:{served.port}", f"192.168.1.6:{served.port}"):
         status, _, words = error_of(served.get("/", Host=host))
-        assert status == 403 and words.endswith(f" are served: http://127.0.0.1:{served.port}"), host
+        assert status == 403 and words.endswith(f" is served: http://127.0.0.1:{served.port}"), host
 
 
 @pytest.mark.parametrize("reached, host, counts", [
@@ -500,7 +500,7 @@ def test_the_address_a_client_reached_and_the_configured_host_count(reached, hos
     fleet = fleet_of(("m", "a", "x", {}))
     server = sf.Server(replace(fleet, gateway=replace(fleet.gateway, host="myGate.lan")), KEY,
                        sf.World())
-    with contextlib.nullcontext() if counts else pytest.raises(sf.Refusal, match=" are served: "):
+    with contextlib.nullcontext() if counts else pytest.raises(sf.Refusal, match=" is served: "):
         server._check_door(SimpleNamespace(reached=reached), {"host": host, "x-api-key": KEY}, "/")
 
 
