@@ -7289,10 +7289,89 @@ def _check_programs(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 TARGETS = (LITELLM_TARGET, CLAUDE_TARGET, ENVIRONMENT_TARGET,
            *map(_harness_target, _HARNESS_ROWS))
 
+# -- what teaches an assistant: not of a fleet, and written by commands of its own --
+
+# Where each program looks for skills, in a project as in a home (seen with Claude Code 2.1.327,
+# codex 0.169.0, opencode 1.18.33, qwen-code 0.24.4, pi 0.73.1). Those of opencode that lie in both
+# are listed once.
+SKILL_PLACES = {"claude-code": ".claude/skills", "codex": ".agents/skills",
+                "opencode": ".agents/skills", "qwen": ".agents/skills", "pi": ".agents/skills"}
+PLUGIN_TARGETS = ("claude-code", "codex")
+PLUGIN_PLACE = ".agents/plugins/subagent-fleet"  # hidden: both marketplaces point there
+BOOTSTRAP_SKILL = "subagent-fleet-bootstrap"
+SKILLS_TARGET = Target(
+    "skills", r"\.(claude|agents)/skills/subagent-fleet-[a-z]{1,20}/SKILL\.md", 0o644,
+    lambda fleet, key: {}, "assistants: how they set up, look after and use a fleet")
+PLUGINS_TARGET = Target(
+    "plugins", r"\.claude-plugin/marketplace\.json|\.agents/plugins/marketplace\.json"
+    r"|\.agents/plugins/subagent-fleet/(README\.md|\.(claude|codex)-plugin/plugin\.json"
+    r"|skills/subagent-fleet-[a-z]{1,20}/SKILL\.md)", 0o644,
+    lambda fleet, key: {}, "assistants: a marketplace with the skills, and one that installs")
+TAUGHT = (SKILLS_TARGET, PLUGINS_TARGET)
+
+
+@dataclass(frozen=True)
+class Skill:
+    """A page that teaches an assistant: when to use it, what to type, what never to do."""
+
+    name: str
+    summary: str  # on which an assistant decides to read the page
+    page: str
+
+    @property
+    def text(self) -> str:
+        """The file, as every program reads it."""
+        return f"---\nname: {self.name}\ndescription: {self.summary}\n---\n{self.page}"
+
+
+def installed_skills() -> dict[str, Skill]:
+    """Return the skills that are put beside a project; the one that fetches this file is none."""
+    return {name: skill for name, skill in SKILLS.items() if name != BOOTSTRAP_SKILL}
+
+
+def render_skills(targets: Iterable[str], names: Iterable[str]) -> dict[str, bytes]:
+    """Return {path: bytes} of skills, where these programs look."""
+    places = dict.fromkeys(SKILL_PLACES[target] for target in targets)
+    return {f"{place}/{name}/SKILL.md": SKILLS[name].text.encode("utf-8")
+            for place in places for name in names}
+
+
+def render_plugins(targets: Collection[str], source: bytes) -> dict[str, bytes]:
+    """Return {path: bytes} of a marketplace with one plugin; `source` is this file's own text.
+
+    The plugin's first skill fetches this version, and knows its checksum.
+    """
+    texts = {name: skill.text for name, skill in SKILLS.items()}
+    bootstrap = texts[BOOTSTRAP_SKILL].replace("@VERSION@", __version__)
+    texts[BOOTSTRAP_SKILL] = bootstrap.replace("@SHA256@", hashlib.sha256(source).hexdigest())
+    files = {f"skills/{name}/SKILL.md": text for name, text in texts.items()}
+    files["README.md"] = PLUGIN_README
+
+    manifest = {"name": "subagent-fleet", "version": __version__, "description": PLUGIN_SUMMARY,
+                "author": {"name": "subagent-fleet", "url": HOME_URL}, "homepage": HOME_URL,
+                "license": "MIT"}
+    files.update({f".{target.split('-')[0]}-plugin/plugin.json": _render_json_file(manifest)
+                  for target in targets})
+    bundle = {f"{PLUGIN_PLACE}/{path}": text for path, text in files.items()}
+
+    entry = {"name": "subagent-fleet", "description": PLUGIN_SUMMARY}
+    if "claude-code" in targets:
+        bundle[".claude-plugin/marketplace.json"] = _render_json_file({
+            "name": "subagent-fleet", "description": PLUGIN_SUMMARY,
+            "owner": {"name": "subagent-fleet"},
+            "plugins": [{**entry, "source": f"./{PLUGIN_PLACE}"}]})
+    if "codex" in targets:
+        bundle[".agents/plugins/marketplace.json"] = _render_json_file({
+            "name": "subagent-fleet", "interface": {"displayName": "subagent-fleet"},
+            "plugins": [{**entry, "source": {"source": "local", "path": f"./{PLUGIN_PLACE}"},
+                         "policy": {"installation": "AVAILABLE", "authentication": "ON_INSTALL"},
+                         "category": "Productivity"}]})
+    return {path: text.encode("utf-8") for path, text in bundle.items()}
+
 
 def target_of(path: str) -> Target | None:
     """Return whose a generated path is; None for all that is never removed, manifest or not."""
-    for target in TARGETS:
+    for target in (*TARGETS, *TAUGHT):
         if re.fullmatch(target.pattern, path):
             return target
     return None
@@ -8381,6 +8460,21 @@ def format_presence(models: Iterable[Mapping[str, str]], look: Look = PLAIN) -> 
     return format_table(("Model", "Node", "Ollama model", "Found"), rows, look=look)
 
 
+def format_skills(rows: Sequence[Mapping[str, Any]], look: Look = PLAIN) -> str:
+    """Return what each skill is for, and for which programs it is installed."""
+    table = []
+    for row in rows:
+        places: dict[str, list[str]] = {}
+        for target, state in row["installed"].items():
+            places.setdefault(state, []).append(target)
+        table.append((row["skill"], "; ".join(f"{state}: {', '.join(targets)}"
+                                              for state, targets in places.items())))
+    text = format_table(("Skill", "Installed for"), table, look=look)
+    for row in rows:
+        text += "\n" + wrap_text(f"{row['skill']}\n  {row['summary']}\n", look.columns, indent="  ")
+    return text
+
+
 def format_details(states: Mapping[str, NodeState], look: Look = PLAIN,
                    typing: Typing = AS_USUAL) -> str:
     """Return what each node said of itself and its models, or why it said nothing."""
@@ -9045,6 +9139,65 @@ def format_usage(title: str, examples: Sequence[str], rows: Sequence[tuple[str, 
     if rows:
         text += "\nOptions:\n" + format_pairs(rows, look)
     return text
+
+
+# -- pages of help --
+
+def format_page(page: str, look: Look) -> str:
+    """Return a page as a terminal shows it; for a pipe it stays the Markdown that it is.
+
+    Of Markdown it knows what our pages have: headings, paragraphs, lists, tables, and blocks of
+    code between fences.
+    """
+    if not look.columns:
+        return page
+
+    text = ""
+    lines = page.split("\n")
+    while lines:
+        kind = _kind_of_line(lines[0])
+        count = 1
+        if kind == "code":
+            count = lines.index("```", 1) + 1
+        elif kind in ("table", "words", "entry"):
+            goes_on = "table" if kind == "table" else "words"
+            while count < len(lines) and _kind_of_line(lines[count]) == goes_on:
+                count += 1
+        text += _format_block(kind, lines[:count], look)
+        lines = lines[count:]
+    return text.rstrip("\n") + "\n"
+
+
+def _kind_of_line(line: str) -> str:
+    """Return what a line of a page is; what goes on a list's entry is words of it."""
+    if not line.strip():
+        return "blank"
+    if line.startswith("```"):
+        return "code"
+    if line.startswith("#"):
+        return "heading"
+    if line.startswith("|"):
+        return "table"
+    return "entry" if line.startswith("- ") else "words"
+
+
+def _format_block(kind: str, lines: Sequence[str], look: Look) -> str:
+    """Return one part of a page."""
+    if kind == "blank":
+        return "\n"
+    if kind == "code":
+        return "".join(f"  {line}\n" for line in lines[1:-1])
+    if kind == "heading":
+        return paint(lines[0].lstrip("# "), "bold", look) + "\n"
+    if kind == "table":
+        rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+        rows = [[re.sub("^`([^`]*)`$", r"\1", cell.replace("\\|", "|")) for cell in row]
+                for row in rows]
+        return format_table(rows[0], rows[2:], look=look)
+    # What stands in backticks is kept whole, with the signs around it.
+    words = re.findall(r"[^\s`]*(?:`[^`]*`[^\s`]*)+|\S+", " ".join(map(str.strip, lines)))
+    indent = "  " if kind == "entry" else ""
+    return format_words([Styled(word, whole=True) for word in words], look, indent=indent)
 
 
 # -- what ends a command --
@@ -14684,6 +14837,13 @@ class World:
     def token(self, size: int) -> str:
         """Return so many random bytes, in hexadecimal."""
         return os.urandom(size).hex()
+
+    def own_source(self) -> bytes | None:
+        """Return the bytes of this file; None where it was piped."""
+        if not os.path.isfile(__file__):
+            return None
+        with open(__file__, "rb") as stream:
+            return stream.read()
 
     def own_names(self) -> tuple[str, tuple[str, ...]]:
         """Return this machine's name and the IPv4 addresses it would call from. Nothing is sent."""
@@ -22622,7 +22782,16 @@ class Workspace:
             if renews and known_by_others(self.world, self.path(ENVIRONMENT_FILE)):
                 key = ""
             wanted = render_files(fleet, key or f"sk-{self.world.token(32)}", targets)
+        return self._plan_changes(wanted, targets, written)
 
+    def compare_files(self, wanted: Mapping[str, bytes], target: str) -> list[Change]:
+        """Return the Changes that make these files of a target the wanted ones."""
+        changes = self._plan_changes(wanted, [target], self._written())
+        return [change for change in changes if change.path in wanted]
+
+    def _plan_changes(self, wanted: Mapping[str, bytes], targets: Sequence[str],
+                      written: Mapping[str, str]) -> list[Change]:
+        """Return the Changes after which the files of some targets are the wanted ones."""
         changes = []
         for path in [*wanted, *(path for path in written if path not in wanted)]:
             target = target_of(path)
@@ -22806,7 +22975,7 @@ class TranscriptReader:
 
 def show_path(world: World, path: str) -> str:
     """Return a path as a person knows it: from the home directory on."""
-    home = world.environ.get("HOME") or world.environ.get("USERPROFILE", "")
+    home = home_directory(world)
     if home and path.startswith(world.path(home, "")):
         return world.path("~", path[len(world.path(home, "")):])
     return path
@@ -22961,10 +23130,14 @@ class SessionReader:
         facts = replace(self._facts, now=world.now())
         return report_session(name_agents(session, facts.fleet), facts, audits=audits)
 
+def home_directory(world: World) -> str:
+    """Return the person's home."""
+    return world.environ.get("HOME") or world.environ.get("USERPROFILE", "")
+
 
 def claude_directory(world: World) -> str:
     """Return where Claude Code keeps a person's settings and sessions."""
-    home = world.environ.get("HOME") or world.environ.get("USERPROFILE", "")
+    home = home_directory(world)
     return world.environ.get("CLAUDE_CONFIG_DIR") or world.path(home, ".claude")
 
 
@@ -23077,7 +23250,7 @@ def find_leaks(world: World, path: str) -> tuple[str, ...]:
 
 def trust_file(world: World) -> str:
     """Return where it is kept what this user has accepted."""
-    home = world.environ.get("HOME") or world.environ.get("USERPROFILE", "")
+    home = home_directory(world)
     base = world.environ.get("XDG_STATE_HOME", "")
     if not re.match(r"/|[A-Za-z]:", base):  # a relative one does not count, by its standard
         base = world.path(home, ".local", "state")
@@ -23268,6 +23441,9 @@ class Options:
     audit: bool = False
     since: float = 0.0
     prompts: bool = False
+    # skills
+    user: bool = False
+    skill: Sequence[str] = ()
     # completion
     names: str = ""
     # run, tasks, task
@@ -24522,9 +24698,7 @@ def parse_targets(options: Options) -> tuple[str, ...]:
         raise FleetError("usage", "generate: --litellm-only and --claude-only exclude each other",
                          status=EXIT_USAGE, fix="subagent-fleet generate --target litellm,claude")
 
-    words = []
-    for text in options.target:
-        words += [word for word in text.split(",") if word]
+    words = split_lists(options.target)
     if options.litellm_only:
         words.append("litellm")
     if options.claude_only:
@@ -27085,7 +27259,7 @@ def drop_old_snapshots(folder: Folder, *, is_dry: bool) -> list[str]:
          group=FILES, examples=("clean --dry-run", "clean"))
 def cmd_clean(options: Options, world: World) -> int:
     workspace = open_workspace(options, world)
-    changes = workspace.compare(None)
+    changes = workspace.compare(None, (*TARGET_NAMES, *(target.name for target in TAUGHT)))
     kept = []
     if not options.force:
         kept = [change.path for change in changes if change.action == "edited"]
@@ -27110,11 +27284,108 @@ def remove_files(workspace: Workspace, doomed: Sequence[Change], *, is_all: bool
     workspace.write(doomed)
     if is_all:
         workspace.world.remove(workspace.enter(MANIFEST_FILE))
-    directories = [".claude/agents", ".claude"]
-    for harness in HARNESSES.values():
-        directories += [f"{harness.directory()}/agents", harness.directory()]
-    for path in (*directories, STATE_DIRECTORY):
+    left = {MANIFEST_FILE, *(change.path for change in doomed)}
+    directories = {path.rsplit("/", depth)[0] for path in left
+                   for depth in range(1, path.count("/") + 1)}
+    for path in sorted(directories, key=lambda path: (-path.count("/"), path)):
         workspace.world.remove_empty(workspace.world.below(workspace.out, path))
+
+
+# -- what teaches an assistant --
+
+@command("skills list", "show what an assistant can learn here, and where it is installed", OUT,
+         CONFIG, Flag("--user", "in your home, not in this project"), JSON,
+         group=MORE, examples=("skills list",))
+def cmd_skills_list(options: Options, world: World) -> int:
+    workspace = skills_workspace(options, world)
+    rows = []
+    for name, skill in installed_skills().items():
+        states = {}
+        for target in SKILL_PLACES:
+            (path, wanted), = render_skills([target], [name]).items()
+            found = workspace.read(path)
+            states[target] = "absent" if found is None else "installed"
+            if found not in (None, wanted):
+                states[target] = "differs"
+        rows.append({"skill": name, "summary": skill.summary, "installed": states})
+
+    if options.json:
+        world.out(render_report("skills", {"out": workspace.out, "skills": rows}))
+        return EXIT_OK
+    world.out(format_skills(rows, look_of(world)))
+    return EXIT_OK
+
+
+@command("skills install", "teach assistants to set up, look after and use the fleet",
+         Flag("--target", f"only for these programs: {', '.join(SKILL_PLACES)}", "LIST", REPEAT,
+              offers=tuple(SKILL_PLACES)),
+         Flag("--skill", "only this skill; may be repeated", "SKILL", REPEAT,
+              offers=("subagent-fleet-setup", "subagent-fleet-operations", "subagent-fleet-runs")),
+         Flag("--user", "in your home, for every project"), OUT, CONFIG, FORCE,
+         group=MORE, examples=("skills install", "skills install --target claude-code --user"))
+def cmd_skills_install(options: Options, world: World) -> int:
+    targets = split_lists(options.target)
+    check_names("target", targets, SKILL_PLACES, "skills install")
+    names = installed_skills()
+    check_names("skill", options.skill, names, "skills install")
+
+    wanted = render_skills(targets or SKILL_PLACES, options.skill or names)
+    workspace = skills_workspace(options, world)
+    write_bundle(workspace, "skills", wanted, options)
+    return EXIT_OK
+
+
+@command("plugins install", "write a marketplace from which assistants install the skills",
+         Flag("--target", f"only for these programs: {', '.join(PLUGIN_TARGETS)}", "LIST", REPEAT,
+              offers=PLUGIN_TARGETS), OUT, CONFIG, FORCE,
+         group=MORE, examples=("plugins install --out market",))
+def cmd_plugins_install(options: Options, world: World) -> int:
+    targets = split_lists(options.target)
+    check_names("target", targets, PLUGIN_TARGETS, "plugins install")
+    source = world.own_source()
+    if source is None:
+        raise FleetError("no-source", "plugins install: this program was piped, so the checksum of "
+                         "its file is not known", status=EXIT_USAGE,
+                         fix="save it as subagent_fleet.py, and run that")
+
+    wanted = render_plugins(targets or PLUGIN_TARGETS, source)
+    workspace = open_workspace(options, world)
+    write_bundle(workspace, "plugins", wanted, options)
+    return EXIT_OK
+
+
+def split_lists(texts: Iterable[str]) -> list[str]:
+    """Return the words of options that take several, apart by commas."""
+    return [word for text in texts for word in text.split(",") if word]
+
+
+def skills_workspace(options: Options, world: World) -> Workspace:
+    """Return the directory whose skills are meant: the project's, or the person's home."""
+    if not options.user:
+        return open_workspace(options, world)
+    if options.out:
+        raise FleetError("usage", "skills: --user and --out exclude each other",
+                         status=EXIT_USAGE, fix="subagent-fleet skills install --user")
+    if world.environ.get("CLAUDE_CONFIG_DIR"):
+        raise FleetError("usage", "skills: $CLAUDE_CONFIG_DIR is set, so Claude Code does not look "
+                         "into your home", status=EXIT_REFUSED,
+                         fix="unset CLAUDE_CONFIG_DIR, or install into the project without --user")
+    return Workspace(world, home_directory(world))
+
+
+def write_bundle(workspace: Workspace, target: str, wanted: Mapping[str, bytes],
+                 options: Options) -> None:
+    """Write files that are not of a fleet, by the same rule: what is a person's stays."""
+    changes = workspace.compare_files(wanted, target)
+    edited = [change.path for change in changes if change.action == "edited"]
+    if edited and not options.force:
+        raise refuse_edited(edited, f"{target} install", "nothing was written")
+
+    workspace.write(changes)
+    rows = [(change.path, "updated" if change.action == "edited" else change.action)
+            for change in changes]
+    world = workspace.world
+    world.out(f"Written below {workspace.out}:\n" + format_pairs(rows, look_of(world)))
 
 
 # -- more --
@@ -27164,7 +27435,7 @@ def completion_words(row: Command) -> list[str]:
         else:
             words += offered_words(flag)
     if row.name == "help":
-        words += first_words()
+        words += [*first_words(), *TOPICS]
     return words
 
 
@@ -27269,13 +27540,16 @@ def bash_flag_cases() -> list[str]:
     return [*lines, f"    {'|'.join(others)}) words='' ;;\n"]
 
 
-@command("help", "say how a command is used",
-         Flag("command", "which command", "[COMMAND]", {"nargs": "*", "default": ()}),
-         group=MORE, examples=("help validate",))
+@command("help", "say how a command is used, or tell of a topic",
+         Flag("command", "which command or topic", "[COMMAND]", {"nargs": "*", "default": ()}),
+         group=MORE, examples=("help validate", "help config"))
 def cmd_help(options: Options, world: World) -> int:
     rows: Sequence[Command] = COMMANDS
     if len(options.command) == 1 and second_words(options.command[0]):
         rows = [row for row in COMMANDS if row.name.split()[0] == options.command[0]]
+    elif len(options.command) == 1 and options.command[0] in TOPICS:
+        world.out(format_page(TOPICS[options.command[0]].page(), look_of(world)))
+        return EXIT_OK
     elif options.command:
         called = find_call(options.command)
         if called.words:
@@ -27287,8 +27561,77 @@ def cmd_help(options: Options, world: World) -> int:
     groups: dict[str, list[tuple[str, str]]] = {}
     for row in rows:
         groups.setdefault(row.group, []).append((row.name, row.summary))
+    if rows is COMMANDS:
+        groups["Topics: help TOPIC"] = [(name, topic.summary) for name, topic in TOPICS.items()]
     world.out(format_overview(options.typing, groups, look_of(world)))
     return EXIT_OK
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A page that `help` shows: what there is to know beyond a command's flags."""
+
+    summary: str
+    page: Callable[[], str]
+
+
+TOPICS = {
+    "commands": Topic("every command with its flags", lambda: render_commands_page()),
+    "config": Topic("every key of fleet.yaml, and what is warned of",
+                    lambda: CONFIG_PAGE.replace("@KEYS@", render_keys_table())),
+    "machines": Topic("more machines: worker, add, scan, wake; who does what where",
+                      lambda: MACHINES_PAGE),
+    "models": Topic("what bench measures, and how it is kept", lambda: MODELS_PAGE),
+    "backends": Topic("other servers than Ollama; your own Claude login", lambda: BACKENDS_PAGE),
+    "gateway": Topic("the queue, failover, receipts, and LiteLLM instead", lambda: GATEWAY_PAGE),
+    "harnesses": Topic("opencode, codex, aider, qwen-code, pi and cn", lambda: HARNESSES_PAGE),
+    "traces": Topic("which machine served which agent; the dashboard and its events",
+                    lambda: TRACES_PAGE),
+    "runs": Topic("coding agents in parallel: every key, state and promise", lambda: TASKS_PAGE),
+    "security": Topic("whom this program believes, and what leaves the house",
+                      lambda: SECURITY_PAGE),
+    "json": Topic("what --json prints, key by key", lambda: JSON_PAGE)}
+
+
+def render_commands_page() -> str:
+    """Return a table of every command: its flags and what it does."""
+    lines = ["# Commands", "", "| Command | What it does |", "|---|---|"]
+    for row in COMMANDS:
+        words = [row.name]
+        for flag in row.flags:
+            shown = show_flag(flag).split(", ")[-1].replace("|", "\\|")
+            several = "…" if flag.more.get("action") == "append" else ""
+            is_needed = not flag.name.startswith("-") and "nargs" not in flag.more
+            if not is_needed and not shown.startswith("["):
+                shown = f"[{shown}]"
+            words.append(shown + several)
+        if row.passes:
+            words.append(f"[-- {row.passes}]")
+        lines.append(f"| `{' '.join(words)}` | {row.summary} |")
+    return "\n".join(lines) + "\n" + EXIT_CODES_PAGE
+
+
+def render_keys_table() -> str:
+    """Return the table of every key that a fleet file may have, as the records declare them."""
+    lines = ["| Where | Key | Default | Meaning |", "|---|---|---|---|"]
+    places = {"project": "project", "gateway": "project.gateway", "claude": "project.claude",
+              "node": "nodes.NAME", "model": "models.NAME", "agent": "agents.NAME"}
+    for kind, place in places.items():
+        for name, each in FILE_KEYS[kind].items():
+            if each.rule in RULES:
+                lines.append(f"| `{place}` | `{name}` | {show_default(each)} | {each.words} |")
+    return "\n".join(lines)
+
+
+def show_default(each: FileKey) -> str:
+    """Return what the absence of a key means, as a file would say it."""
+    if each.default is REQUIRED:
+        return "required"
+    if each.default in (None, {}):
+        return ""
+    if isinstance(each.default, (bool, tuple)):
+        return f"`{json.dumps(each.default)}`"
+    return f"`{each.default}`"
 
 
 def show_usage(row: Command, typing: Typing, look: Look) -> str:
@@ -28598,6 +28941,1090 @@ follow();
 """
 
 DASHBOARD_PAGE = _PAGE_STYLE + _PAGE_BODY + _PAGE_EVENTS + _PAGE_PARTS + _PAGE_LANES
+# -- skills --
+#
+# What an assistant reads: when to use it, what to type, what never to do. Each command in them is
+# typed by a test.
+
+# -- pages of help --
+#
+# Markdown, as far as `format_page` reads it; what a table of the file can say is put in from there.
+
+CONFIG_PAGE = """\
+# fleet.yaml, and what is made of it
+
+```yaml
+project:
+  name: local-dev
+  gateway:
+    provider: builtin          # this program serves; `litellm`: LiteLLM does
+    host: 127.0.0.1
+    port: 4000
+    master_key_env: LITELLM_MASTER_KEY
+  claude:                      # optional: which model answers for each of Claude Code's tiers
+    main: heavy-coder
+    haiku: small-coder
+nodes:
+  laptop:
+    endpoint: http://localhost:11434
+  mac-mini:
+    endpoint: http://192.168.1.50:11434
+    tags: [heavy]
+    memory_gb: 64
+models:
+  heavy-coder:
+    node: mac-mini
+    ollama_model: qwen3-coder:30b
+    litellm_alias: claude-sonnet-local
+    context: 65536
+    timeout: 600
+    fallback: [small-coder]
+  small-coder:
+    node: laptop
+    ollama_model: qwen3:8b
+    litellm_alias: claude-haiku-local
+    context: 32768
+agents:
+  planner:
+    model: small-coder
+    description: Use for planning, file discovery and task decomposition.
+    tools: [Read, Grep, Glob]
+  implementer:
+    model: heavy-coder
+    description: Use for implementation, bug fixes, refactors and patch creation.
+    tools: [Read, Grep, Glob, Edit, Write, Bash]
+    prompt: |
+      You are a senior implementation agent.
+      Make minimal, correct changes.
+```
+
+@KEYS@
+
+`model` and `alias` are second spellings of `ollama_model` and `litellm_alias`: one of the two.
+
+`init --example list` names examples to start from, such as `three-machines`, `gpu-box` and
+`hybrid`.
+
+It is looked for as `--config`, else `$SUBAGENT_FLEET_CONFIG`, else the nearest `fleet.yaml`,
+`fleet.yml` or `fleet.json` from here up to the git root. JSON is read as well as YAML, and wrong
+keys, names and values are all reported at once, with line, column and what to type; what cannot
+be read as YAML stops at the first. Of YAML it reads what people write; anchors, tags, several
+documents, and words that YAML 1.1 and 1.2 read differently (`yes`, `012`, `1:30`) are refused by
+name, never guessed. `subagent-fleet schema > fleet.schema.json` gives editors completion.
+
+## Warnings
+
+`validate` warns, and `doctor` with it, of what is allowed and will disappoint:
+
+- `exposed-gateway`: a gateway that listens beyond this machine
+- `public-endpoint`: a node at a public address over plain http
+- `endpoint-v1`: an endpoint that ends in `/v1`, where Ollama speaks to other programs
+- `endpoint-gateway`: an endpoint that is this fleet's own gateway
+- `unused-node`: a node on which no model runs
+- `unused-model`: a model that no agent, tier or fallback uses, nor another of its alias
+- `model-too-large`: a model larger than its node's `memory_gb`: by its name, and in `doctor` by
+  its size and context
+- `memory-short`: models that together are more than `memory_gb`, by their names (in `doctor` by
+  size and context: `evicts`)
+- `no-fallback`: a main session that ends with its one machine, though a model on another could go
+  on
+- `alias-collision`: one alias of two different models
+- `context-thrash`: one Ollama model on one node under two `context`s: each switch reloads it
+- `small-context`: a `context` that Claude Code's own prompt fills
+- `output-above-context`: a `max_output` above the `context`
+- `tool-gone`, `tool-unknown`: a tool that Claude Code dropped, or never had
+- `unknown-frontmatter`: a key that Claude Code does not read
+- `prints-tool-calls`: an agent that may edit, on a model that only prints its tool calls
+- `weak-key`: a key in the environment that is short or easy to guess
+
+## Generated files
+
+- `.claude/agents/NAME.md`: Claude Code: one per agent, with the alias as its model
+- `.env.subagent-fleet`: your shell: the gateway's address, its key (random, kept, mode 0600), and
+  what Claude Code needs to know about local models; each line says what it is for
+- `litellm_config.yaml`: LiteLLM, written either way, so that changing over is one line
+- `.subagent-fleet/NAME/…`: opencode, codex, aider, qwen, pi or cn, where `--target` or `targets:`
+  names it ([Other programs](#other-programs))
+- `.subagent-fleet/manifest.json`: this program: what it wrote, to know your edits from its own
+
+They go beside the fleet file that was found, or here with `--config`, or where `--out` says
+(Claude Code reads the agents of where it runs and of the git root above). All or nothing: if one
+of them was edited by you, `generate` writes nothing and shows the difference, and `--force`
+overwrites after a copy into `.subagent-fleet/backup/` (so does `init --force`); `up` keeps yours
+and writes the others. Agents that left the fleet are removed under the same rule. `clean` removes
+what was written, keeps what you edited and says so, and leaves the copies, `requests.jsonl` and
+the logs. Your own agents are never touched. Put this into your `.gitignore`:
+
+```text
+.env.subagent-fleet
+.subagent-fleet/
+```
+
+Without `launch` or `up`, in the shell you are in:
+
+```sh
+. ./.env.subagent-fleet
+claude
+```
+
+(in fish: `subagent-fleet env --shell fish | source`). `launch` asks first whether this fleet's
+gateway answers; it and `up` take the settings from `fleet.yaml`, and only the key from
+`.env.subagent-fleet`. A proxy or a cloud that your shell names (`HTTPS_PROXY`,
+`CLAUDE_CODE_USE_BEDROCK`) does not come between Claude Code and the fleet. A second `up` uses the
+gateway of the first, and serves on when that one ends. Two projects at the same time need two
+`port:`s: `init` and `up` write the next free one into a new file, and `up` takes it where the
+file says none. A line of Claude Code's with `[claude-code:unrecognized_model]` is harmless: it
+has not heard of your alias.
+"""
+
+MACHINES_PAGE = """\
+# More machines
+
+On each machine that shall work for you, get the file as above and let it say what to do:
+
+```sh
+python3 subagent_fleet.py worker
+```
+
+It says whether Ollama runs and can be reached, what to type to open it on this system, and prints
+what to put under the `nodes:` and `models:` of the `fleet.yaml` on the machine you sit at;
+`subagent-fleet add mini=192.168.1.50`, typed there, does that (also for a machine that stands
+there without models). A model gets work when an agent names it, a `fallback` does, or it has the
+alias of one that is used. Or there, have a new `fleet.yaml` written by asking all of them at
+once:
+
+```sh
+subagent-fleet init --force --node mini=192.168.1.50 --node studio=studio.local
+subagent-fleet discover
+subagent-fleet up
+```
+
+Or without naming anybody:
+
+```sh
+subagent-fleet discover --scan    # who is there, and what to type to take each in
+subagent-fleet init --scan        # a new fleet.yaml with all that have work to do
+```
+
+This knocks at every address of the private networks that this machine is in (`--scan
+192.168.7.0/24`: of that one, at most a /22; a public network is refused), on the ports of Ollama,
+LM Studio, llama.cpp and vLLM, and at the machines that `tailscale status` names, where that
+program is: three seconds in all, whoever is silent. It is never done unasked, and says what it
+skipped and why.
+
+Or step by step, to see what each part does:
+
+```sh
+subagent-fleet init              # write fleet.yaml
+subagent-fleet validate          # is it right?
+subagent-fleet generate          # write agents, environment, LiteLLM's config
+subagent-fleet warmup            # load the models, with the context they will be asked for
+subagent-fleet status            # what is where, what is ready
+subagent-fleet serve             # the gateway, in its own terminal
+subagent-fleet launch claude     # Claude Code on the fleet
+subagent-fleet doctor            # what will not work, and what mends it
+```
+
+`warmup`, and `up` with it, asks each machine first whether it is there (5 s), and says of each
+model when it happens whether it is ready, waits for a machine that others keep busy, or is on one
+that does not answer. `up` waits 15 s for others and goes on without who is not there: their work
+goes to their `fallback`. What failed later, when, for which agent and in which words:
+`subagent-fleet logs`.
+
+## Who does what where
+
+`init`, and `up` at its first start, decide by these rules, print what they decided with a reason
+for each, and write it above each model into `fleet.yaml`:
+
+1. A model fits a role when it calls tools (as `bench` measured, else as its node says, less those
+   known to print their calls) and holds the role's context: 32,768 tokens for the main session,
+   implementer and reviewer, 8,192 for the others. Embedding models and cloud stubs fit none.
+2. Models share a machine only within its `memory_gb`, weights and context, or where as much was
+   seen loaded there together; else a machine gets one.
+3. The strongest is who passed the most of `bench --quality`, where all were measured; else who
+   has the most parameters, a coder before a general model of its size, one that thinks after it.
+4. The main session and the implementer get the strongest; the reviewer the strongest on *another*
+   machine, of another family where there is one; the planner the fastest of at least 7 B; the
+   summarizer the fastest that is free. No machine idles while a role could move to it at less
+   than half its strength lost.
+5. Each model falls back on the strongest of the other machines; one model on two machines has one
+   alias, and they share its work.
+
+`subagent-fleet recommend` asks the machines again, takes what `bench` measured, and shows the
+fleet as it is beside the fleet as these rules would have it: what would change, why, on which
+numbers, and what it does not know (`memory_gb`, models never measured, machines that sleep).
+`--write` writes it where `fleet.yaml` is still as `init` wrote it, which its last line tells, and
+keeps a copy.
+
+## Machines that sleep
+
+With `mac: "a4:83:e7:01:02:03"` under a node, `subagent-fleet wake mini` sends the 102 bytes of a
+magic packet to the broadcast addresses of this machine's networks (or to `--via ADDRESS`, for
+another network or a router that hands it on), waits, and says `mini answered after 11 s`; without
+a name, all that have a `mac`. `warmup` and `up` wake who sleeps before they load. The machine
+must allow it: on a Mac "Wake for network access", on a PC the card's Wake-on-LAN. For a node
+without `mac` it says how to find it.
+
+## The first word
+
+Claude Code's first request is 10,000 to 18,000 tokens, most of it tools that a local model does
+not use; at 300 tokens a second that is a minute before the first word. `up` and `launch` start it
+without them where the main session's `context` is at most 131,072 (`up` says so in a line). The
+tools that an agent of the fleet names stay, and so do those of your own `--settings` (`allow`, or
+a `deny` of yours in place of ours) and `--allowedTools`. `lean: false` under `project.claude`
+brings all back. Measured under an alias with `sonnet` in it, bytes ÷ 4: 5,600 tokens instead of
+11,700 with Claude Code 2.1.327, 4,200 instead of 19,100 with 2.1.197.
+"""
+
+MODELS_PAGE = """\
+# What your models can
+
+```sh
+subagent-fleet bench --quick     # minutes; without --quick, prompts that fill the context, too
+```
+
+`bench` asks each model on its machine what a session will ask of it, as its route does, one after
+the other on a machine and the machines at once; each answer is judged by a value that can be
+checked:
+
+- Load s: how long it takes to load; it is unloaded first
+- Prompt tok/s: reading a new prompt of 1,000 tokens, and one of half the context
+- Answer tok/s: writing
+- First s: to the first word, warm, with the prompt's beginning cached
+- Tools: one of five given tools called with the right arguments (an enum, a nested object, an
+  array, a name with `-`), two calls in one turn, none where none fits, an answer after the
+  result; or what it did instead: "printed the call as text"
+- Context: with the context full a word at its very beginning is still known and the node's own
+  count fits; one token more is refused, not cut
+
+Speeds are the node's own counters, where it has some. A model that says it can think, or see, has
+to. Results are kept in `.subagent-fleet/bench.json` as they come, with the date and the versions
+and the answers that failed; a run that is interrupted, or loses a machine, keeps what it has.
+`status` shows what was measured; `recommend` and `init` decide by it. Measure while nothing else
+works: a busy machine is slower, and each model is loaded anew. Models that leave the house are
+measured only when `--model` names them.
+
+`--quality` adds twenty small tasks, five for each role, whose answers a program can judge: a plan
+must name the right files, an edit must apply and pass its test, a review must find the planted
+bug and invent none, a summary must hold the facts. It runs Python that a model wrote, as you: in
+a temporary directory that goes with it, 10 seconds at most, without the network where `unshare`
+or `sandbox-exec` can take it away. It says so first and asks; off a terminal it is refused
+without `--trust`.
+"""
+
+BACKENDS_PAGE = """\
+# Other servers than Ollama
+
+`provider:` says what a node runs. `init`, `add` and `--node` see it by themselves and write it.
+
+- `ollama`: Ollama. Models are loaded: by `warmup`, with the route's `context`. Asked with:
+  `/api/chat`
+- `llamacpp`: llama-server, b7188 or newer. Models are loaded: always; as a router
+  (`--models-dir`) by `warmup`. Asked with: `/v1/messages`
+- `lmstudio`: LM Studio, 0.4.1 or newer. Models are loaded: by `warmup`, with the route's
+  `context`. Asked with: `/v1/messages`
+- `vllm`: vLLM, 0.11.1 or newer, with `--enable-auto-tool-choice` and a `--tool-call-parser`.
+  Models are loaded: always. Asked with: `/v1/messages`
+- `openai`: what else speaks Chat Completions: MLX's servers, LocalAI, TabbyAPI, OpenRouter.
+  Models are loaded: always. Asked with: `/v1/chat/completions`
+- `anthropic`: api.anthropic.com, or another Messages endpoint; its models need `cloud: true`.
+  Models are loaded: always. Asked with: `/v1/messages`
+
+```yaml
+nodes:
+  tower:
+    endpoint: http://192.168.1.60:8080
+    provider: llamacpp
+    api_key_env: TOWER_API_KEY     # only where the server asks for a key
+models:
+  heavy-coder:
+    node: tower
+    model: qwen3-coder             # what its /v1/models calls it
+    alias: claude-sonnet-local
+    context: 65536                 # at most what the server was started with
+```
+
+All of them have the same queue, slots, rests and failover. A key is sent only to the endpoint it
+was accepted for (`trust`), and is in no file, log or receipt. The request goes to servers that
+speak Messages as it came, but with plain blocks, the system first, and without what they once
+refused.
+
+## Your own Claude login, subagents at home
+
+The main session may stay on your Claude subscription while the agents of the fleet run on your
+machines. `init --hybrid` writes it, with the models that your machines have:
+
+```yaml
+project:
+  name: hybrid
+  claude:
+    main: claude-opus
+nodes:
+  claude:
+    endpoint: https://api.anthropic.com
+    provider: anthropic
+    auth: client                   # the login that Claude Code sends goes on, byte for byte
+  laptop:
+    endpoint: http://localhost:11434
+models:
+  claude-opus:
+    node: claude
+    model: claude-opus-5-5
+    alias: claude-opus-5-5
+    context: 200000
+    max_output: 64000
+    max_parallel: 8
+    cloud: true                    # it leaves your house, and says so
+  small-coder:
+    node: laptop
+    model: qwen3:8b
+    alias: claude-haiku-local
+    context: 32768
+agents:
+  planner:
+    model: small-coder
+    description: Use for planning, file discovery and task decomposition.
+```
+
+`launch` and `up` then leave Claude Code's login alone and show the gateway's key in a header of
+its own, which goes no further; a login is stored, logged and shown nowhere. (With a login Claude
+Code also asks api.anthropic.com about the account by itself, past any gateway.) What the cloud
+refuses (401, 429, 529 with its `retry-after`) comes back as it came, unless the model has a
+`fallback`; a login that has run out always does. `status` says what left the house, each receipt
+whether it did (`cloud`). With `api_key_env` in place of `auth` it is a key of your own that goes
+there.
+"""
+
+GATEWAY_PAGE = """\
+# The gateway
+
+`serve` (and `up`) speak Anthropic's Messages API to Claude Code and to Ollama `/api/chat`:
+streams, tools, images, thinking where the model's `thinking` says so, `count_tokens`. It sends
+each request with the model's own `context`, so that nothing reloads, and refuses a prompt that is
+too long in the words on which Claude Code compacts, instead of cutting it in silence. Connecting
+to a machine gets three seconds; a machine that fails rests and is tried again; one that takes a
+request and then answers nothing at all is left after fifteen, while a model that is only slow is
+waited for. Who leaves in mid answer takes the request off its machine at once, and so that Ollama
+survives it: a client that only closes the connection may cost the model until Ollama is restarted
+(0.32.15, [its issue 17131](https://github.com/ollama/ollama/issues/17131); 7 of 450 did with fast
+test models). A model that takes no images is told from its first refusal on that one was left
+out, so that a picture does not end a conversation. What a request needs chooses among the models
+of its alias and their fallbacks before load does: one that sees images, one whose context holds
+the prompt, one that calls tools; the receipt says who was passed over for what. Each request
+leaves one line in `.subagent-fleet/requests.jsonl`: when, which agent session, alias, model,
+machine, waited, tokens, outcome; never a prompt, an answer or the key. `logs` shows them, with
+the agents' names; `serve --verbose` says the same as it happens, and who was refused and why;
+`GET /fleet`, with the key, shows as JSON each node's totals, each model's slots and rest, and how
+many wait.
+
+## LiteLLM instead
+
+Where the file names no `provider`, this program serves: `up` does, and what `generate`, `status`
+and `doctor` tell you to type is `serve`. When more people, keys or other providers come, LiteLLM
+is the engine to grow into (it needs Python 3.10). With `provider: litellm` in `fleet.yaml`, `up`
+starts LiteLLM itself; step by step:
+
+```sh
+uv tool install 'litellm[proxy]==1.106.2'
+subagent-fleet generate
+. ./.env.subagent-fleet
+litellm --config ./litellm_config.yaml --host 127.0.0.1 --port 4000
+```
+
+and in another terminal `subagent-fleet launch claude`. Always with `--host`: LiteLLM's own
+default is every network the machine is in.
+"""
+
+HARNESSES_PAGE = """\
+# Other programs
+
+The gateway also speaks OpenAI's Responses (`/v1/responses`) and Chat Completions
+(`/v1/chat/completions`), streamed and whole, with tools, images and reasoning; `/v1/models` lists
+the aliases in both shapes. Any program that takes a base URL and a key can use it:
+
+```sh
+. ./.env.subagent-fleet
+curl -s http://127.0.0.1:4000/v1/chat/completions -H "Authorization: Bearer $LITELLM_MASTER_KEY" \\
+  -d '{"model": "claude-sonnet-local", "messages": [{"role": "user", "content": "say hi"}]}'
+```
+
+Six more coding programs run on the fleet as Claude Code does, beside `serve` or `up`:
+
+```sh
+subagent-fleet launch opencode
+subagent-fleet launch codex -- exec "say hi"
+subagent-fleet launch aider -- --architect
+subagent-fleet launch qwen -- -y "say hi"
+subagent-fleet launch pi -- -p "say hi"
+subagent-fleet launch cn -- -p "say hi"
+```
+
+| Program | Speaks | Agents of the fleet | Least context of the main model |
+|---|---|---|---|
+| opencode | Messages | with their tools and models | 16,384 |
+| codex | Responses | as roles with their models; it cannot limit their tools | 24,576 |
+| aider | Chat Completions | none; main, editor (the implementer's) and weak model | 8,192 |
+| qwen (qwen-code, Node 22) | Messages | with their tools and models | 32,768 |
+| pi | Messages | none | 8,192 |
+| cn (Continue) | Messages | none | 8,192 |
+
+`launch` writes what the program reads into a directory of its own, `.subagent-fleet/NAME`, with
+each alias's context and longest answer, telemetry off, and starts it with the key in its
+environment; your own settings of it are neither read for the fleet nor touched. `generate
+--target codex,pi` only writes the files and says what a program cannot keep of your agents; with
+`targets:` in `fleet.yaml` every `generate` does. `doctor` looks at those that files were written
+for, `clean` removes them. opencode asks the npm registry for a package of its own at each start
+(`npm_config_offline=true` stops that, for its shell, too). aider is not started where the project
+has an `.aider.model.settings.yml`, which could lead it elsewhere, before you add `--trust`.
+"""
+
+TRACES_PAGE = """\
+# Which machine served which agent
+
+`trace` joins what the gateway wrote down with what Claude Code keeps of its sessions, by session,
+agent and request id:
+
+```text
+$ subagent-fleet trace last
+"Fix the login bug", 14:05:02 to 14:09:52 (4 min 50 s): 5 agents, 42 requests, nothing left the
+  house.
+
+Agent          Model            Machine  Requests  Waited  tok/s    In   Out  As planned
+main           qwen3-coder:30b  mini           23       -     75  413k  9.1k  ✓ yes
+├ planner      qwen3:8b         laptop          4       -     45  9.1k  1.2k  ✓ yes
+├ implementer  qwen3-coder:30b  mini            7  22.4 s     97   66k  4.0k  ✓ yes
+│              devstral:24b     gpu             2       -     32   19k  2.2k  → fallback: mini:
+                                                                              refused at 14:09:09
+└ reviewer     devstral:24b     gpu             4       -     41   24k   800  ✓ yes
+  └ explorer   qwen3:8b         laptop          2       -     55  4.3k   210  ✓ yes
+```
+
+Without a session it lists those of this directory, each with the first line of its prompt (no
+more of a prompt is ever shown, but with `--prompts`); `--follow` goes on while one is at work.
+`trace --audit` asks five questions of every subagent of the last session, or with `--since 1d` of
+all since then. Each answer that is not yes has its evidence, a line of a transcript or the id of
+a request, and where one is no the exit code is 1:
+
+| Question | No, where |
+|---|---|
+| Model | it asked another model than its file names, or than the session's where that inherits |
+| Machine | neither a machine of that alias nor a declared fallback answered |
+| House | something was answered beyond your machines and networks, allowed or not |
+| Context | a prompt was refused as too long, or a node counted far less of it than was sent |
+| End | it was cut off, ended by an error, or reports work without having called a tool |
+
+*Not known* is no *no*: a file that was edited since proves nothing, receipts are kept for some
+60,000 requests, and LiteLLM does not say which machine answered.
+
+## The dashboard
+
+<picture> <source media="(prefers-color-scheme: dark)" srcset=".github/dashboard-dark.png"> <img
+src=".github/dashboard.png" alt="Three machines with their slots, memory and tokens a second; the
+routes from agents to machines; a lane for each agent over the last five minutes; the latest
+requests"> </picture>
+
+`ui`, or `up --ui`, shows the fleet on a page in your browser: each machine with what it holds in
+memory, its slots, its queue and its tokens a second; the routes, and on them what works now; a
+lane for each agent, where waiting, reading the prompt and writing are told apart; the last 200
+requests, with a filter; while there are any, the warm-up, tasks, what `doctor` finds and
+LiteLLM's log.
+
+```text
+$ subagent-fleet ui
+local-dev is at http://127.0.0.1:8080/?token=6f1c…
+Ctrl-C stops.
+```
+
+The page changes nothing and is for this machine alone: it listens on loopback, wants the token of
+that address, and loads nothing from anywhere else. From elsewhere: `ssh -L 8080:127.0.0.1:8080
+HOST` where you sit, and `ui --port 8080 --no-open` there. Of prompts and answers it knows only
+the length.
+
+What it shows comes from the machines, asked every two seconds while the page is open, and from
+`GET /events` of the gateway: server-sent events with the gateway's key, up to 64 listeners. The
+first says `hello`, then comes what leads to what is so now, then what happens:
+
+- `begun`: a request waits for a slot: `session`, `agent`, `alias`
+- `slot`: a model is asked, the first time or after a failure: `model`, `node`
+- `first`: the prompt is read, the answer begins
+- `tokens`: once a second: `output_tokens` so far
+- `rests`: a machine, or one model on it, failed and is left alone: `node`, `model`, `seconds`,
+  `why`
+- `returns`: it has answered again: `node`
+- `ended`: what the request came to, as in `.subagent-fleet/requests.jsonl`
+
+Who reads too slowly is cut off and told anew when it comes back; what began and ended in between
+is told by its end alone.
+"""
+
+TASKS_PAGE = """\
+# Tasks in parallel
+
+`subagent-fleet run` lets coding agents work on many tasks at the same time, each in a git
+worktree and on a branch of its own, as many at once as the models have slots. Nothing counts as
+done because an agent says so: the task's own check must succeed, in scope, with a diff. Five
+minutes, in a repository with a `fleet.yaml` (`subagent-fleet init`, `subagent-fleet generate`):
+
+```yaml
+# tasks.yaml
+defaults: {agent: implementer, check: python3 -m pytest -q, deadline: 45m}
+tasks:
+  parser:
+    prompt: Rewrite the parser of dates in src/dates.py without a regular expression.
+    touch: [src/**, tests/**]
+  docs:
+    prompt: Describe in docs/dates.md what the parser takes now.
+    after: [parser]                 # starts when that is done, from its branch
+    touch: [docs/**]
+    check: test -s docs/dates.md
+  storage:
+    prompt: Keep the parsed dates. Ask me which database to use.
+```
+
+```sh
+subagent-fleet validate             # reads tasks.yaml, too
+subagent-fleet run                  # in a terminal of its own, or with --detach
+```
+
+```text
+docs     waits      for parser
+parser   started    implementer on mini (qwen3-coder:30b), branch run/parser,
+                    check: python3 -m pytest -q
+storage  started    implementer on mini (qwen3-coder:30b), branch run/storage,
+                    check: python3 -m pytest -q
+storage  asks       Which database?  1 sqlite  2 postgres  subagent-fleet task answer storage 1
+parser   checked    check: exit 1, 4.2 s, round 1 of 3: told the agent
+```
+
+`storage` waits for you, `parser` has failed its check and mends it in the same session, `docs`
+comes next. In another terminal:
+
+```sh
+subagent-fleet task answer storage 1                  # or in your own words
+subagent-fleet task say parser "keep the public names"   # steers it in the middle of its work
+subagent-fleet tasks                                  # who does what; --watch goes on
+subagent-fleet task log parser                        # what it said and did; --check, --setup
+subagent-fleet task diff parser                       # what it has changed
+```
+
+Merging is git's, and yours; then the worktrees go, where all of their work is in a branch or a
+ref:
+
+```sh
+git merge run/docs run/storage
+subagent-fleet task tidy
+```
+
+- **Ctrl-C leaves the agents running**, and so does a crash or `kill -9` of the supervisor: the
+  next `subagent-fleet run` takes them up where they are. What is known of tasks lies below `.git`
+  (`subagent-fleet/run`: a journal, and for each try the agent's output, the check's, a receipt).
+- **States** that are for good until you say otherwise: `done`; `failed` (the check, the diff, the
+  deadline, stuck twice); `unchecked` (it has no check); `stopped`; `parked`, with its reason
+  (setup failed, changed what it may not touch, an error of the API that stays). `task retry`
+  tries again, `task say` resumes, `task attach` opens the session in your terminal and gives it
+  back.
+- **Scope**: edits beyond `touch` are refused to the agent with the globs in the message; what a
+  command has changed anyway (`python3 -c`, `make`) is found afterwards and parks the task.
+  Commands are *not* confined unless Claude Code's sandbox is (`sandbox: required`).
+- **Nothing of yours is written**: not the checkout, the index, hooks, settings, the stash, or
+  another branch. Each try's end is kept under `refs/subagent-fleet/NAME/TRY`, and `tidy` removes
+  a worktree only when everything in it is in a ref; else it says what keeps it.
+- `times: 3` makes `NAME-a`, `NAME-b`, `NAME-c` of one prompt, to choose from: `tasks` puts those
+  that are done and small first. `coder: [codex, exec, -]` lets any command do it: the prompt on
+  stdin, the check decides. Files of `.worktreeinclude`, or of `copy:`, are copied into the
+  worktree.
+- `notify: COMMAND` gets a line of JSON on its stdin when a task asks or is over.
+- `subagent-fleet trace NAME` shows a task's session: which machine served which of its agents.
+- The receipt of a try (`tasks NAME`) says which machine served it, which calls were denied, and
+  where the agent's words and its deeds differ.
+
+| Key of a task | Default | Meaning |
+|---|---|---|
+| `prompt` |  | what shall be done |
+| `prompt_file` |  | a file that says it, beside the task file |
+| `agent` |  | the agent of fleet.yaml that does it |
+| `model` |  | or a model or alias of fleet.yaml |
+| `coder` | `claude` | `claude`, or a command as a list: prompt on stdin, the check decides |
+| `after` |  | tasks that must be done before |
+| `base` |  | what it starts from; absent: HEAD, or the branch of the one task in `after` |
+| `branch` |  | its branch; absent: run/NAME |
+| `check` |  | shell command that must succeed for it to be done |
+| `setup` |  | shell commands that prepare the worktree |
+| `copy` |  | ignored files that are copied into the worktree |
+| `touch` |  | what it may change; absent: everything |
+| `deny` |  | what it may not change |
+| `changes` | `required` | `none`: it must change nothing |
+| `deadline` | `1h` | how long one try may take |
+| `stall` | `5m` | how long nothing may be heard of it |
+| `tries` | `2` | how often it is tried |
+| `rounds` | `3` | how often a failed check is told to the agent |
+| `priority` | `0` | higher ones start first |
+| `times` | `1` | so many of it, to choose from: NAME-a, NAME-b, … |
+| `allow` | `Bash` | Claude Code's permission rules that are granted |
+| `permission` | `default` | `bypass`: Claude Code asks for nothing |
+| `sandbox` | `off` | `required`: no start without Claude Code's sandbox |
+
+| Key of the file | Meaning |
+|---|---|
+| `tasks` | what shall be done, by name |
+| `defaults` | what holds for every task that does not say |
+| `max` | how many agents at the same time, at most |
+| `worktrees` | the directory of the worktrees; absent: .subagent-fleet/worktrees |
+| `notify` | command that is told, as a line of JSON, what is asked, done or failed |
+
+`defaults:` takes each key of a task but `prompt`, `prompt_file` and `after`.
+"""
+
+SECURITY_PAGE = """\
+# Security
+
+- Ollama has no login. Whoever reaches it can use, change and delete its models: LAN, firewall,
+  Tailscale or WireGuard, never the public internet.
+- The gateway asks for a key, always, and listens on this machine only unless you say otherwise;
+  then it wants a strong key. It answers no web page.
+- A directory that was cloned, unpacked or shared is read, never believed. What its `fleet.yaml`
+  would send beyond your machines, private networks and Tailscale is shown and asked for, once
+  (`trust`; off a terminal it is refused without `--trust`); a fleet at home never asks. A name
+  that may be public counts as beyond, wherever it leads today. Nothing of it is run, and nothing
+  outside of it is written.
+- The key is shown to a gateway only when that has proved to know it already (an HMAC over a nonce
+  and its own address). LiteLLM can prove nothing: it is shown the key when the port is held by a
+  program of yours or of root's, who could read the key's file anyway (not on Windows, where that
+  cannot be told). A key that git tracks, that others may read or that is in another user's file
+  is not used.
+- `up` and `launch` hand the fleet's settings to Claude Code in a private file (`--settings`),
+  which beats a project's `.claude/settings.json`; your own `--settings` are merged with it. Where
+  an administrator's settings lead elsewhere, they refuse. LiteLLM gets a private config, too.
+- Model names ending in `:cloud` or `-cloud` leave your house through Ollama; they are an error
+  unless the model says `cloud: true`.
+- The file has no dependencies; everything it does to disk, network and processes is in its
+  sections 12 and 13. `doctor` looks for known holes in Ollama and LiteLLM, weak keys, and files
+  others can read.
+- What is promised, what is not, and how to report a hole: [SECURITY](.github/SECURITY.md).
+"""
+
+JSON_PAGE = """\
+# JSON output
+
+One object on stdout, nothing else; `schema` is `subagent-fleet/COMMAND/1` and changes when a
+field changes its meaning. A command that cannot do its work says why as `error`, a finding, and
+of an invalid config shows every problem under `findings`; `doctor`, and `validate` of an invalid
+config, do so in their own fields. stderr and the exit code are as without `--json`.
+
+- `validate`: `file`, `valid`, `findings`; `file` is null where none was found
+- `generate`: `out`, `written`, `files` (`path`, `action`: created, updated, unchanged, removed,
+  or edited: yours, kept), `findings`, `diff` (with `--diff`: the text, keys hidden), `routes`
+- `discover`: `fleet`, `nodes`, `models` (`name`, `node`, `ollama_model`, `state`: present,
+  missing, unknown, `fix`), `written`; with `--scan` these are empty, and `scan` has `networks`,
+  `peers`, `addresses` (how many are open, refused, silent, unreachable), `found` (`node`,
+  `provider`, `known`: its name in the fleet, or null), `others` (`address`, `why`), `notes`
+- `status`: `fleet`, `ready`, `next` (what to type), `gateway` (a finding: who answers at its
+  port), `work` (what that says of each model: `running`, `slots`, `rests_seconds`), `waiting`
+  (requests, for a slot), `left_house` (of the running gateway: `requests`, `input_tokens`,
+  `output_tokens`), `nodes`, `models` (`name`, `node`, `ollama_model`, `alias`, `context`,
+  `cloud`: whether it leaves the house, `state`: ready, cold, model missing, node offline,
+  `loaded`: as in a node or null, `fallback`: the model that answers instead, or null, `measured`:
+  as in `bench` or null), `routes` (one for each agent: `agent`, `model`, and the same of its
+  model)
+- `recommend`: `fleet`, `roles` (`role`: null of a model without one, `changes`, `why`, `now`
+  (`name`, `node`, `model`), `planned` (the same, `context`, `fallback`), each null where there is
+  none), `measured` (as in `bench`), `unknown` (sentences), `block` (to paste), `written`
+- `wake`: `results` (`node`, `state`: awake, woken, stopped or silent, `seconds`), `via`
+- `warmup`: `results` (`model`, `node`, `ollama_model`, `ok`, `state`: ok, not answering, busy or
+  failed, `seconds`, `loaded`, `pulled_bytes`, `detail`, `fix`)
+- `bench`: `fleet`, `measurements` (`node`, `endpoint`, `model`, `date`, `tokens`: the context
+  asked with, `load_seconds`, `prompt_rate`, `long_prompt_rate`, `answer_rate` in tokens a second,
+  `first_token_seconds`, null where not measured, `is_counted`: by the node's own counters,
+  `tools`, `context` (`passed`, `asked`, `instead`), `claims` and `quality`: such a score by name,
+  `failed` (`trial`, `why`, `answer`), `versions`, `failure`)
+- `trace`: `sessions`; of those that are listed (`session`, `task`: whose it is, or empty,
+  `prompt`: its first line, `ended`, `subagents`, `requests`), of those that are shown (`session`,
+  `prompt`, `began`, `ended`, `torn`: FILE:LINE of what cannot be read, `agents` (`agent`: its id,
+  of the main one empty, `name`, `parent`, `state`: done, at work, failed, cut off or empty,
+  `began`, `ended`, `transcript`, `served` (`model`, `node`, `planned`: yes, fallback, no, left or
+  unknown, `why`, `at`, `requests`, `waited`, `first_token`: the median, `rate`: tokens a second,
+  `input_tokens`, `output_tokens`), `audit` (`question`, `answer`: yes, no or unknown, `what`,
+  `evidence`: FILE:LINE and request ids), `prompt` with `--prompts`)); `began`, `ended` and `at`
+  in seconds since 1970
+- `tasks`: `repository`, `supervisor` (its process, 0: none), `unreadable_lines` (of the journal),
+  `tasks` (`name`, `group`, `state`: waiting, preparing, starting, running, asking, checking,
+  attached, done, failed, unchecked, stopped or parked, `attempt`, `seconds` in that state,
+  `idle`, `now`, `context` in percent, `files`, `plus`, `minus`, `where`, `fix`, `session`,
+  `branch`, `worktree`, `agent`, `alias`, `reason`, `cause`: check, diff, scope, deadline,
+  stalled, lost, api or the id of an error); with `--all` a list of such objects under
+  `repositories`; with a name that task's fields, `revision`, `processes`, `memory_mb`, `keys`
+  (`key`, `value`, `origin`), `tries`: its receipts
+- `task answer`: `questions` (`task`, `questions`: `question`, `choices`)
+- `task diff`: `task`, `base`, `after` (a ref or a tree), `files` (lines added, lines removed,
+  path)
+- `task tidy`: `worktrees` (`name`, `removes`, `why` not, `saved`: a ref, `files` in no commit,
+  `ignored`, `ignored_bytes`, `branch` that goes as well, `worktree`), `snapshots` that were
+  removed
+- `logs`: `requests` (`time` in seconds since 1970, `name`: of the agent, `NAME?` where only its
+  alias tells it, `id`, `session`, `agent`, `alias`, `model`, `node`, `outcome`, `failures`
+  (`node`, `why`: a class), `said` (who failed in which words; nothing of a prompt or an answer),
+  `waited`, `first_byte`, `total` in seconds, `input_tokens`, `output_tokens`)
+- `skills list`: `out`, `skills` (`skill`, `summary`, `installed`: absent, installed or differs,
+  by program)
+- `env --shell json`: `set` (name: value), `unset` (names)
+- `trust`: `file`, `stakes` (`what`, `accepted`); with `--json` nothing is accepted
+- `doctor`: `verdict`, `mended`, `findings` (with `topic`)
+- `worker`: `servers` (what else than Ollama answers: `node`, `open`: its addresses that do,
+  `setup`), `system`, `name`, `program`, `ollama` (a node), `addresses` (`address`, `kind`,
+  `open`), `findings`, `setup`, `security`, `fleet`
+
+A finding has `id`, `level` (error, warning, info, ok), `what`, `where` (file:line:column) and
+`fix` (what to type). A node has `name`, `endpoint`, `provider`, `online`, `reason` (empty,
+`refused`, `timeout`, `dns`, `unreachable`, `tls`, `http 401`, `no key`, `not trusted`, `not
+ollama`, `bad answer`), `detail`, `version`, `latency_ms`, `models` (`name`, `size` in bytes,
+`parameters`, `quantization`, `capabilities`, `trained_context` and `token_bytes` (of memory for
+one token of context): null when not known, `remote`: whose model it is when it does not run
+there) and `loaded` (`name`, `context`, `gpu_percent`, `size`, `expires`: Ollama's own time).
+"""
+EXIT_CODES_PAGE = """
+Warnings stop nothing unless `--strict` says so. Every command that reads has `--json` (`env`:
+`--shell json`), and each says with its exit code how it went:
+
+| Exit code | Meaning |
+|---|---|
+| 0 | done |
+| 1 | a problem was found: an invalid file, a failed warm-up, an error of `doctor`, a difference |
+| 2 | usage |
+| 3 | refused to overwrite, or to do something unsafe; the message names what overrides it |
+| 130 | interrupted |
+"""
+
+PLUGIN_SUMMARY = "Coding agents on the models of your own machines: set up, look after, run tasks."
+PLUGIN_README = """\
+# subagent-fleet
+
+Run coding agents on the models of your own machines: laptops, Mac minis, GPU boxes with Ollama,
+llama.cpp or LM Studio. This plugin teaches your assistant to fetch the program (one Python file,
+its checksum pinned), to set up a fleet, to look after it, and to run tasks on it in parallel. It
+holds skills only: no hooks, no servers, nothing that runs by itself.
+
+In Claude Code:
+
+    /plugin install subagent-fleet --marketplace adityak74/subagent-fleet
+
+With codex:
+
+    codex plugin marketplace add adityak74/subagent-fleet
+    codex plugin add subagent-fleet@subagent-fleet
+
+Then ask: "Use the subagent-fleet bootstrap skill to set up a fleet for this project."
+"""
+
+SETUP_PAGE = """\
+
+# Set up a fleet
+
+```sh
+subagent-fleet demo                              # the whole idea in six seconds, nothing needed
+subagent-fleet init --node mini=192.168.1.50     # ask the machines what they have, write fleet.yaml
+subagent-fleet validate --strict                 # is the file right?
+subagent-fleet generate                          # agents, environment, LiteLLM's config
+subagent-fleet warmup                            # load the models
+subagent-fleet status                            # what is where, what is ready
+```
+
+`subagent-fleet` is the installed command; with the single file it is `python3
+subagent_fleet.py`. Every command has `--help`; those that read have `--json`, which you read
+more easily than tables.
+
+## Ask the person first
+
+- Which machines shall work, and how they are reached (name or address; Ollama's port is 11434).
+  May the local network be looked through? Only then `subagent-fleet init --scan`.
+- May models be loaded now? It fills memory on those machines. May missing ones be downloaded?
+- Is another program to be served, too: opencode, codex, aider, qwen-code, pi?
+- Do they have a Claude subscription that the main session shall stay on? Then `subagent-fleet
+  init --hybrid`: only the subagents run at home.
+
+## Step by step
+
+1. `subagent-fleet demo`: if it fails, Python is older than 3.9 or loopback is closed; stop
+   here.
+2. `subagent-fleet init`, one `--node NAME=ADDRESS` for each other machine. It writes
+   `fleet.yaml`, says which role went where and why. It never replaces a file of theirs unasked.
+3. A machine that does not answer: on that machine run `subagent-fleet worker`. It says what to
+   type there, and prints the lines for `fleet.yaml`. From here, `subagent-fleet add
+   mini=192.168.1.50` puts it and its models into the file that is there already.
+4. `subagent-fleet validate --strict`, and type what each finding's `fix:` says.
+5. `subagent-fleet doctor --json`: the findings with `level` error or warning, each with its
+   `fix`.
+6. `subagent-fleet generate`, then `subagent-fleet warmup`.
+7. Ask the person to type `subagent-fleet up` in a terminal of their own: it does all of this,
+   serves the fleet, and starts Claude Code. Do not start it from here: it would run Claude Code
+   inside you. To serve only, in the background: `subagent-fleet serve`.
+8. `subagent-fleet status --check` exits 0 when every agent's model is ready.
+
+## What a fleet.yaml says
+
+```yaml
+project: {name: local-dev}
+nodes:
+  laptop: {endpoint: http://localhost:11434}
+  mini: {endpoint: http://192.168.1.50:11434, memory_gb: 64}
+models:
+  coder: {node: mini, model: qwen3-coder:30b, alias: claude-sonnet-local, context: 65536,
+          fallback: [small]}
+  small: {node: laptop, model: qwen3:8b, alias: claude-haiku-local, context: 32768}
+agents:
+  planner: {model: small, description: Use for planning., tools: [Read, Grep, Glob]}
+  implementer: {model: coder, description: Use for implementation and bug fixes.}
+```
+
+- An agent's `model` is a key of `models`, not a name of Ollama's.
+- `context` of the main model: 32768 or more, else Claude Code's own prompt leaves no room.
+- `subagent-fleet help config` lists every key; `subagent-fleet schema` is the JSON Schema.
+
+## Other programs
+
+```sh
+subagent-fleet generate --target opencode,codex    # their configs
+subagent-fleet launch opencode                     # for the person to type, in their own terminal
+```
+
+## Never
+
+- Never print, copy or store the gateway's key: do not read `.env.subagent-fleet`, do not use
+  `--show-key`. `subagent-fleet launch claude` hands it on without showing it.
+- Never add `--force` or `--trust` unasked. A refusal (exit 3) protects something of the
+  person's: show them what it says, and let them decide.
+- Never edit what is generated (`.claude/agents`, `litellm_config.yaml`, `.subagent-fleet/`).
+  Change `fleet.yaml`, then `subagent-fleet generate`.
+- Never claim that it works because a file was written. `status` and `doctor` know.
+- Never open a machine's Ollama to more than a private network; it has no password.
+
+Exit codes: 0 done, 1 a problem was found, 2 wrong words, 3 refused, 130 interrupted.
+"""
+OPERATIONS_PAGE = """\
+
+# Look after a fleet
+
+```sh
+subagent-fleet status             # machines, models, what works now, what waits
+subagent-fleet doctor             # what will not work, and what mends it
+subagent-fleet logs --failed      # the requests that failed, with the node's own words
+subagent-fleet trace --audit      # which machine served which agent, and whether that was the plan
+subagent-fleet bench --quick      # how fast, and whether tools and context really work
+```
+
+`--json` on each gives one object; read that, and tell the person in words. Run `status` first:
+it ends with the one thing to type next.
+
+## From what they say to what you run
+
+| They say | Run | Look at |
+|---|---|---|
+| it does not start | `subagent-fleet doctor` | the first `error`, its `fix` |
+| it hangs | `subagent-fleet status` | who waits, a machine that rests or is offline |
+| it is slow | `subagent-fleet logs -n 50` | seconds waited for a slot against seconds of work |
+| nonsense, no file changes | `subagent-fleet bench --quick` | tools: "printed the call as text" |
+| it forgets what was said | `subagent-fleet trace --audit` | a context that was cut |
+| which machine did that? | `subagent-fleet trace` | the tree |
+| did anything leave the house? | `subagent-fleet trace --audit` | exit 1, and the finding |
+| are the models well placed? | `subagent-fleet recommend` | what would change, and the numbers |
+
+## What findings mean
+
+- **offline, refused**: the machine is there, its model server is not running. **timeout**: it
+  sleeps or a firewall drops. `subagent-fleet wake` wakes those whose `mac` the file knows.
+- **busy**: another's requests hold it. It is not broken; wait, or give the alias a second
+  machine.
+- **cold**: not loaded. `subagent-fleet warmup` loads it with the very context its requests will
+  have.
+- **another context than configured**: some other program asked the same Ollama, which reloaded
+  the model. `subagent-fleet warmup` puts it right; requests through the gateway do not cause
+  it.
+- **does not fit**: the model spills from the GPU or pushes another out. `subagent-fleet
+  recommend` shows a placement that fits.
+- **edited**: a generated file was changed by hand. Move the change into `fleet.yaml` (`prompt:`
+  of the agent), then `subagent-fleet generate`.
+- **no fallback**: when that machine sleeps, its agents fail. Add `fallback: [OTHER]` to the
+  model.
+- **audit: fabrication**: an agent reported work without one tool call. Tell the person; do not
+  repeat its claims.
+
+## Mend, then look again
+
+1. Type a finding's `fix:` only when it changes nothing of the person's own; else ask them.
+2. `subagent-fleet doctor --fix` mends what is safe: modes of files, missing and stale generated
+   files.
+3. After a change of `fleet.yaml`: `subagent-fleet validate --strict`, `subagent-fleet
+   generate`, then the person restarts `up` or `serve`, which keep the file they started with.
+4. Say it is mended when `subagent-fleet status --check` exits 0, not before.
+
+## Watch
+
+```sh
+subagent-fleet status --watch 2        # again and again, until Ctrl-C: for the person's terminal
+subagent-fleet ui --no-open            # a page on 127.0.0.1; give the person the address it prints
+subagent-fleet logs -f                 # a line a request, as it ends
+```
+
+## Never
+
+- Never print the gateway's key, read `.env.subagent-fleet` aloud, or put the page's address
+  with its token anywhere but before the person.
+- Never `--force`, `--trust`, `clean` or `warmup --unload` unasked.
+- Never stop a model server or kill a process because it is slow: others may be using it.
+- Never say which machine served an agent from memory or from `fleet.yaml`: the receipts know,
+  `trace` reads them. With LiteLLM as the gateway the machine is not known; say that.
+- Logs and traces hold no prompts; do not add `--prompts` unasked.
+
+Exit codes: 0 done, 1 a problem was found, 2 wrong words, 3 refused, 130 interrupted.
+"""
+RUNS_PAGE = """\
+
+# Run coding agents in parallel
+
+```yaml
+# tasks.yaml, beside fleet.yaml
+defaults: {agent: implementer, check: python3 -m pytest -q, touch: [src/**, tests/**]}
+tasks:
+  parser: {prompt: "Make the parser accept tabs; add a test.", deadline: 45m}
+  docs: {prompt: "Describe the new parser in docs/parser.md.", after: [parser],
+         touch: [docs/**], check: test -s docs/parser.md}
+  survey: {prompt: "Which callers break? Write REPORT.md.", touch: [REPORT.md],
+           check: test -s REPORT.md}
+```
+
+```sh
+subagent-fleet validate           # reads tasks.yaml, too
+subagent-fleet run --dry-run      # what would start, and what waits for what
+subagent-fleet run --detach       # work on it in the background
+subagent-fleet tasks              # a line a task: state, machine, what it does now
+subagent-fleet task diff parser   # what it changed
+```
+
+Each task is one agent in a git worktree of its own, on a branch `run/NAME`. Nothing is merged,
+and the person's checkout is not touched. A task is **done** only when its check passes; what an
+agent says of itself counts for nothing.
+
+## Write good tasks
+
+- One result each, small enough for a local model: a function, a test, a page. Split the rest.
+- `check`: a command that fails before the work and passes after it. Without one a task can only
+  end `unchecked`. A check that passes on the untouched tree proves nothing, and the receipt
+  says so.
+- `touch`: the globs it may edit. What it edits outside parks the task; nothing is merged.
+- `after`: what must be done first; with exactly one, it starts from that task's branch.
+- `setup: [uv sync]` runs in the worktree first; `copy: [.env]` brings files that git does not
+  have.
+- `times: 3` tries the same task three times side by side; compare with `subagent-fleet task
+  diff jwt-a`.
+- `changes: none` for a task whose right answer changes nothing.
+- Ask the person about `allow` (which commands run without asking) before you widen it.
+
+## While it runs
+
+| State | What to do |
+|---|---|
+| waiting | `subagent-fleet tasks` says for what: a slot, another task, a machine that rests |
+| asking | show the person the question, then `subagent-fleet task answer parser 1` |
+| running too long | `subagent-fleet task log parser -n 40` |
+| going astray | `subagent-fleet task say parser "Leave the docs alone."` steers it |
+| failed | `subagent-fleet task log parser --check`: the check's own words |
+| mended | `subagent-fleet task retry parser` |
+| parked | it says why: setup, scope, a prompt too large. Never widen `touch` unasked |
+| unchecked | read `subagent-fleet task diff parser`; only the person can call it right |
+| done | `subagent-fleet task diff parser`, then the person merges |
+
+`subagent-fleet tasks parser --json` holds the receipt: rounds of the check, files, commits,
+which machine served it, and `flags` (said it ran tests and ran none; named a file that is not
+in the diff).
+
+## End
+
+```sh
+git merge run/parser                   # when the person says so
+subagent-fleet task tidy --dry-run     # which worktrees could go, and what keeps the others
+subagent-fleet task tidy               # remove what is provably saved
+```
+
+## Never
+
+- Never answer a task's question on the person's behalf when it is about money, data, names or
+  taste.
+- Never merge, push, or delete a branch or worktree yourself (`git worktree remove`, `git branch
+  -D`); `task tidy` removes only what is saved elsewhere.
+- Never report a task as done because its log says so. `subagent-fleet tasks` knows the state.
+- Never stop other people's tasks: `subagent-fleet task stop parser` takes patterns, too: name
+  it exactly.
+- Never print the gateway's key.
+
+Exit codes of `run`: 0 all done, 1 some failed, are parked or unchecked, 2 wrong words, 3
+refused, 130 interrupted (agents that run go on; `subagent-fleet run` takes them up again).
+"""
+BOOTSTRAP_PAGE = """\
+
+# Get subagent-fleet
+
+```sh
+subagent-fleet --version || python3 subagent_fleet.py --version  # is it here?
+```
+
+If it is, go on with `skills install` below. If not, tell the person what you are going to fetch
+and ask. It is one Python file (3.9 or newer, nothing to install beside it); fetch exactly this
+version, and check it before anything of it runs:
+
+```sh
+releases=https://github.com/adityak74/subagent-fleet/releases
+curl -fsSLO $releases/download/v@VERSION@/subagent_fleet.py
+python3 -c 'import hashlib as h
+if h.sha256(open("subagent_fleet.py", "rb").read()).hexdigest() == "@SHA256@":
+    print("checksum right")'
+```
+
+Without "checksum right" stop: remove the file, tell the person, fetch nothing else. Where they
+prefer a package: `uvx subagent-fleet@@VERSION@ --version` or `pipx install
+subagent-fleet==@VERSION@`.
+
+Then:
+
+```sh
+python3 subagent_fleet.py demo                 # shows that it works here; needs no model
+python3 subagent_fleet.py skills install       # the skills for this project
+```
+
+Go on with the skill `subagent-fleet-setup`.
+
+## Never
+
+- Never run the file before its checksum was right, and never another version than this one.
+- Never use `sudo`, and never `--force` or `--trust` unasked.
+- Never print the gateway's key, which is in `.env.subagent-fleet` later on.
+"""
+
+SKILLS = {skill.name: skill for skill in (
+    Skill(
+        "subagent-fleet-setup",
+        "Use when the person wants Claude Code or other coding agents to run on models of "
+        "their own machines (Ollama, llama.cpp, LM Studio, vLLM), wants to add a machine "
+        "or a model to such a fleet, or asks for a fleet.yaml. From nothing to a working "
+        "fleet.",
+        SETUP_PAGE),
+    Skill(
+        "subagent-fleet-operations",
+        "Use when a fleet of the person's own machines (a fleet.yaml, subagent-fleet) is "
+        "slow, fails, waits, or answers strangely, or when they ask which machine or "
+        "model served an agent, whether something left the house, or how fast their "
+        "models are.",
+        OPERATIONS_PAGE),
+    Skill(
+        "subagent-fleet-runs",
+        "Use when the person wants several coding tasks worked on in parallel or "
+        "unattended on their own machines with subagent-fleet, mentions tasks.yaml, or "
+        "asks about a running, asking, parked or failed task.",
+        RUNS_PAGE),
+    Skill(
+        "subagent-fleet-bootstrap",
+        "Use when the person wants subagent-fleet (coding agents on their own machines) "
+        "and its command is not installed yet. Fetches the one file, checks it, and "
+        "installs the skills that know the rest.",
+        BOOTSTRAP_PAGE))}
 
 # -- what `init --example` writes: {name: (what it is, the file)} --
 

@@ -16,7 +16,7 @@ import subagent_fleet as sf
 from tools import EXAMPLE, PROGRAM, ROOT, SCRIPT, clean_environment, edited
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-COMMAND_TABLE = README[README.index("## Commands"):README.index("Every command that reads")]
+PAGES = {name: topic.page() for name, topic in sf.TOPICS.items()}
 
 
 @pytest.fixture
@@ -550,36 +550,79 @@ def test_examples_parse(command):
         sf.parse_arguments(command, called.words)
 
 
-def test_readme_lists_every_command_as_the_table_does():
-    rows = {sf.find_call(words.split()).command.name: summary
-            for words, summary in re.findall(r"^\| `([^`]+)` \| (.+?) \|", COMMAND_TABLE, re.M)}
-    assert rows == {command.name: command.summary for command in sf.COMMANDS}
-
-
-def test_readme_names_every_flag():
-    def read_rows(text):
-        found = re.findall(r"^\| `([a-z]+[^`]*)` \|", text, re.M)
-        return {sf.find_call(words.split()).command.name: words for words in found}
-
-    rows = read_rows(COMMAND_TABLE)
-    json_rows = read_rows(README.split("## JSON output")[1])
+def test_the_page_of_commands_shows_each_as_it_is_typed():
+    rows = dict(re.findall(r"^\| `([^`]+)` \| (.+?) \|$", PAGES["commands"], re.M))
+    found = {sf.find_call(words.split()).command.name: words for words in rows}
+    assert list(found) == [command.name for command in sf.COMMANDS]
     for command in sf.COMMANDS:
-        assert command.name in rows, f"README, Commands: give `{command.name}` a row"
-        reports = any(flag.name == "--json" for flag in command.flags)
-        assert not reports or command.name in json_rows, f"README, JSON output: `{command.name}`"
-        for flag in command.flags:
-            assert flag.name.startswith("-") is False or flag.name in rows[command.name], flag.name
-    for name, words in rows.items():
-        known = {flag.name for flag in sf.find_command(name).flags}
-        assert set(re.findall(r"--[a-z-]+", words)) <= known
-
-
-def test_readme_names_exit_codes_and_config_keys():
+        words = found[command.name]
+        assert rows[words] == command.summary
+        typed = [flag.name for flag in command.flags if flag.name.startswith("-")]
+        assert re.findall(r"--[a-z-]+", words) == typed
     for code in ("0", "1", "2", "3", "130"):
-        assert re.search(rf"^\| {code} \|", README, re.M)
-    for kind in sf.FILE_KEYS:
-        for key in sf.FILE_KEYS[kind]:
-            assert f"`{key}`" in README or f"{key}:" in README, key
+        assert re.search(rf"^\| {code} \|", PAGES["commands"], re.M)
+
+
+def test_the_page_of_json_has_every_command_that_prints_it():
+    rows = re.findall(r"^- `([^`]+)`: `", PAGES["json"], re.M)
+    wanted = {command.name for command in sf.COMMANDS if sf.JSON in command.flags}
+    found = {sf.find_call(words.split()).command.name for words in rows}
+    assert wanted - found == set(), "help json: give each an entry"
+
+
+def test_the_page_of_the_file_has_every_key_as_it_is_declared():
+    rows = re.findall(r"^\| `(\w+)(?:\.(\w+))?` \| `(\w+)` \| (.*?) \| (.*?) \|$", PAGES["config"], re.M)
+    kinds = {"nodes": "node", "models": "model", "agents": "agent"}
+    seen = set()
+    for first, second, key, default, note in rows:
+        kind = kinds.get(first) or (second or first)
+        declared = sf.FILE_KEYS[kind][key]
+        wanted = declared.default
+        assert declared.words == note
+        if wanted is sf.REQUIRED:
+            assert default == "required"
+        elif wanted in (None, {}):
+            assert default == ""
+        else:
+            shown = json.dumps(wanted) if isinstance(wanted, (bool, tuple)) else wanted
+            assert default.strip("`") == str(shown)
+        seen.add((kind, key))
+    every = {(kind, key) for kind in ("project", "gateway", "claude", "node", "model", "agent")
+             for key, declared in sf.FILE_KEYS[kind].items() if declared.rule in sf.RULES}
+    assert seen == every and len(seen) > 25
+
+
+@pytest.mark.parametrize("topic", list(sf.TOPICS))
+@pytest.mark.parametrize("columns", [60, 100, 160])
+def test_a_page_fits_the_terminal_and_loses_no_word(topic, columns):
+    page = PAGES[topic]
+    shown = sf.format_page(page, sf.Look(columns=columns))
+    code = "".join(re.findall(r"(?s)```.*?```", page))
+    wide = [line for line in shown.splitlines()
+            if len(line) > columns and line.strip() not in code]
+    assert [line for line in wide if " " in line.strip()] == []
+
+    def words(text):
+        text = re.sub(r"(?m)^[#|`-].*?$", lambda match: match[0].replace("|", " "), text)
+        return set(re.findall(r"[A-Za-z]{4,}", text))
+    assert words(page) - words(shown) <= {"text", "yaml", "python"}
+    assert sf.format_page(page, sf.PLAIN) == page
+
+
+@pytest.mark.parametrize("topic", list(sf.TOPICS))
+def test_what_a_page_types_exists(topic):
+    for block in re.findall(r"(?s)```sh\n(.*?)```", PAGES[topic]):
+        for line in re.findall(r"^(?:subagent-fleet|python3 subagent_fleet\.py) ([a-z].*?)(?: +#.*)?$",
+                               block, re.M):
+            called = sf.find_call(shlex.split(re.split(r" [|<>] ", line)[0]))
+            sf.parse_arguments(called.command, called.words)
+
+
+def test_help_shows_a_topic_and_readme_names_them_all(run_cli):
+    assert run_cli("help", "security").stdout == PAGES["security"]
+    assert run_cli("help", "confg").returncode == 2
+    for name, topic in sf.TOPICS.items():
+        assert f"| `{name}` | {topic.summary} |" in README
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -753,25 +796,6 @@ def test_readme_code_runs(run_cli, fleet_file, tmp_path):
         "assert subagent_fleet.parse_yaml(text) == values\n"
     subprocess.run([sys.executable, "-c", program], cwd=str(tmp_path), check=True,
                    env=clean_environment(PYTHONPATH=ROOT))
-
-
-def test_readme_defaults_are_the_defaults():
-    rows = re.findall(r"^\| `(\w+)(?:\.(\w+))?` \| `(\w+)` \| (.*?) \| (.*?) \|$", README, re.M)
-    kinds = {"nodes": "node", "models": "model", "agents": "agent"}
-    seen = 0
-    for first, second, key, default, note in rows:
-        declared = sf.FILE_KEYS[kinds.get(first) or (second or first)][key]
-        wanted = declared.default
-        assert declared.words == note
-        if wanted is sf.REQUIRED:
-            assert default == "required"
-        elif wanted in (None, {}):
-            assert default == ""
-        else:
-            shown = json.dumps(wanted) if isinstance(wanted, (bool, tuple)) else wanted
-            assert default.strip("`") == str(shown)
-        seen += 1
-    assert seen > 25
 
 
 def test_readme_commands_exist():

@@ -168,12 +168,12 @@ def test_a_name_is_written_as_the_file_needs_it():
     assert warnings(tree)["model-too-large"].fix == 'write `node: "1e3"` in models.heavy'
 
 
-def test_readme_lists_every_warning():
+def test_the_page_of_the_file_lists_every_warning():
     source = SCRIPT.read_text(encoding="utf-8")
     slugs = set(re.findall(r'\bwarn\(\s*"([a-z0-9-]+)"', source)) | {"weak-key"}
-    readme = (SCRIPT.parent / "README.md").read_text(encoding="utf-8")
-    table = readme[readme.index("| Warning |"):readme.index("## Commands")]
-    rows = [row.split(" | ")[0] for row in table.splitlines() if row.startswith("| `")]
+    page = sf.TOPICS["config"].page()
+    table = page[page.index("## Warnings"):page.index("## Generated files")]
+    rows = [row.split(":")[0] for row in table.splitlines() if row.startswith("- `")]
     assert set(re.findall("`([a-z0-9-]+)`", "".join(rows))) == slugs and len(slugs) > 15
 
 

@@ -524,7 +524,9 @@ def test_readme_shows_what_is_printed(story):
     shown = re.sub("\x1b\\[[0-9;]+m", "", story.run("last", columns=100)[1])
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"```text\n$ subagent-fleet trace last\n{shown}```" in readme
-    assert re.findall(r"^\| (\w+) \| .*\|$", readme.partition("| Question | No, where |")[2],
+    page = sf.TOPICS["traces"].page()
+    assert f"```text\n$ subagent-fleet trace last\n{shown}```" in page
+    assert re.findall(r"^\| (\w+) \| .*\|$", page.partition("| Question | No, where |")[2],
                       re.M)[:5] == list(sf.QUESTIONS)
 
 
