@@ -9328,8 +9328,8 @@ def _describe_outcome(request: Mapping[str, Any]) -> str:
 def _describe_request(request: Mapping[str, Any]) -> str:
     """Return what else is known of a request: its waits and its tokens."""
     waits = [f"{word} {request[key]:.1f} s" for word, key in (
-        ("waited", "waited"), ("first token after", "first_byte")) if request[key] is not None]
-    tokens = f"{request['input_tokens'] or 0:,} tokens in, {request['output_tokens'] or 0:,} out"
+        ("waited", "waited"), ("first token", "first_byte")) if request[key] is not None]
+    tokens = f"in {request['input_tokens'] or 0:,}, out {request['output_tokens'] or 0:,}"
     return f"({', '.join([*waits, tokens])})"
 
 

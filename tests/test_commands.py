@@ -937,11 +937,11 @@ def test_logs_say_the_words_of_who_failed_and_where_its_log_is(fleet, quick):
 
 @pytest.mark.parametrize("columns, wanted", [
     (0, "00:00:00  planner     small       laptop          2.0  ok after mini: refused (waited 0.5 s, "
-        "9 tokens in, 7 out)\n"),
+        "in 9, out 7)\n"),
     (80, "00:00:00  planner     small       laptop          2.0  ok after mini: refused\n"
-         "          (waited 0.5 s, 9 tokens in, 7 out)\n"),
+         "          (waited 0.5 s, in 9, out 7)\n"),
     (60, "00:00:00 planner small laptop 2.0 s ok after mini: refused\n"
-         "          (waited 0.5 s, 9 tokens in, 7 out)\n")])
+         "          (waited 0.5 s, in 9, out 7)\n")])
 def test_a_line_of_the_log_fits(columns, wanted):
     request = {"time": 0, "name": "planner", "model": "small", "node": "laptop", "total": 2,
                "outcome": "ok", "failures": [{"node": "mini", "why": "refused"}], "said": "",

@@ -1149,7 +1149,7 @@ def test_receipts_say_what_happened(rig):
     assert second["session"] == "" and {first["node"], second["node"]} == {"n0", "n1"}
     body = json.dumps(served.nodes[0].requests[0], separators=(",", ":"))
     assert first["sent"] == round(len(body) / sf.BYTES_A_TOKEN) > 40
-    assert re.search(r"(?m)^..:..:..  planner[?] +m\d +n\d +0\.\d  ok [(]waited .*, 12 tokens in, \d out[)]$",
+    assert re.search(r"(?m)^..:..:..  planner[?] +m\d +n\d +0\.\d  ok [(]waited .*, in 12, out \d[)]$",
                      "".join(served.said)), served.said
     if os.name == "posix":
         assert stat.S_IMODE(served.receipts_path.stat().st_mode) == 0o600
