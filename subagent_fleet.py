@@ -24208,7 +24208,12 @@ def ask_machines(world: World, nodes: Mapping[str, Node], *, offline: bool = Fal
     if offline:
         return [NodeState(node.name, node.endpoint, "not asked", provider=node.provider)
                 for node in nodes.values()]
-    return list(probe_unknown(world, nodes, INIT_TIMEOUT_SECONDS).values())
+    states = probe_unknown(world, nodes, INIT_TIMEOUT_SECONDS)
+    here = states.get("local")
+    if here and here.reason == "refused" and not world.environ.get("OLLAMA_HOST"):
+        for server in look_for_servers(world, (), INIT_TIMEOUT_SECONDS)[:1]:
+            states["local"] = replace(server["node"], name="local")
+    return list(states.values())
 
 
 def check_output(options: Options, world: World) -> str:

@@ -543,6 +543,21 @@ def test_init_writes_what_answers(tmp_path, quick, monkeypatch):
     assert {one.ollama_model for one in fleet.models.values()} == {"worker"}
 
 
+@pytest.mark.parametrize("kind, model", [
+    ("llamacpp", "worker"), ("lmstudio", "qwen/qwen3-30b"), ("vllm", "qwen")])
+def test_init_finds_what_runs_here_in_place_of_ollama(tmp_path, quick, monkeypatch, kind, model):
+    server = KINDS[kind]()
+    port = int(server.endpoint.rpartition(":")[2])
+    for name, known in sf.NODE_KINDS.items():
+        monkeypatch.setitem(sf.NODE_KINDS, name, replace(known, port=port if name == kind else free_port()))
+    monkeypatch.setattr(sf, "own_endpoint", lambda world: f"http://127.0.0.1:{free_port()}")
+    made = quick("init", env={"OLLAMA_HOST": ""})
+    assert made.returncode == 0, made
+    fleet = sf.load_fleet(str(tmp_path / "fleet.yaml"))
+    assert (fleet.nodes["local"].provider, fleet.nodes["local"].endpoint) == (kind, server.endpoint)
+    assert {one.ollama_model for one in fleet.models.values()} == {model}
+
+
 def test_litellm_gets_keys_by_the_name_of_their_variable():
     fleet = fleet_of(("m", "n", "x", {}), nodes={"n": "http://127.0.0.1:1"})
     fleet.nodes["n"] = replace(fleet.nodes["n"], provider="vllm", api_key_env="TOWER_API_KEY")

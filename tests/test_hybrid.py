@@ -168,6 +168,7 @@ def test_the_answer_comes_back_with_all_that_is_signed(hybrid):
 def test_what_left_the_house_is_in_receipts_and_status(hybrid):
     served = hybrid()
     ask(served)
+    served.receipts(1)  # it is filed when the answer has gone
     ask(served, {"model": "small", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]})
     receipts = served.receipts(2)
     assert [(receipt["node"], receipt["cloud"]) for receipt in receipts] \
@@ -394,7 +395,7 @@ def test_every_example_is_valid_and_strict(tmp_path, quick, name):
     made = quick("init", "--example", name)
     assert made.returncode == 0 and sf.EXAMPLES[name][0] in made.stdout
     text = (tmp_path / "fleet.yaml").read_text()
-    assert text == sf.EXAMPLES[name][1] and "yours" in text
+    assert text.startswith(sf.EXAMPLES[name][1]) and "yours" in text
     checked = quick("validate", "--strict")
     assert checked.returncode == 0, checked
     assert quick("generate").returncode == 0
