@@ -361,6 +361,8 @@ def test_overview_has_its_groups_in_the_order_of_use(machines):
         heading, *lines = block.strip("\n").split("\n")
         if lines and lines[0].startswith("  "):
             shown[heading] = [line for line in lines if re.match("  [a-z]", line)]
+    shown = {group: lines for group, lines in shown.items()
+             if any(row.group == group for row in sf.COMMANDS)}
     usual = [sf.START, sf.SET_UP, sf.LOOK, sf.SERVE, sf.FILES, sf.MORE]
     assert [group for group in shown if group in usual] == usual and list(shown)[-1] == sf.MORE
     for group, lines in shown.items():
