@@ -281,6 +281,12 @@ def test_a_router_without_the_model_says_what_it_has():
     assert "--alias nope" in warmth.fix and "pull" not in warmth.fix
 
 
+def test_a_wish_to_download_is_answered_by_how_a_model_comes_there():
+    warmth = warm(Router(["worker"]).endpoint, "llamacpp", "nope", pull=True)
+    assert not warmth.ok and "takes no downloads from here" in warmth.detail
+    assert warmth.fix == "start llama-server with `--alias nope` there"
+
+
 def test_a_load_that_takes_too_long_is_given_up():
     warmth = warm(Router(["worker"], looks=1000).endpoint, "llamacpp", "worker", timeout=1)
     assert not warmth.ok and warmth.detail == "not loaded within 1 s"
