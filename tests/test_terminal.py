@@ -523,7 +523,8 @@ def hostile_outputs(rng, look):
     yield "status", sf.format_status(replace(page, following=pick(), places={
         "small": sf.SlotUse(1, 2)}, gateway_at=pick()), look)
     report = {"ollama": list(states.values())[0], "addresses": [{"address": pick(), "kind": pick(),
-              "open": True}] * 2, "findings": [finding], "setup": "", "fleet": {}}
+              "open": True}] * 2, "findings": [finding], "setup": "", "fleet": {},
+              "servers": []}
     yield "worker", sf.format_worker(report, look)
     served = sf.Served(pick(), rng.choice(["laptop", pick()]), rng.choice([
         "yes", "fallback", "no", "left", "unknown"]), pick(), 1.0, 2, 0.5, 70.0, 12.0, 999999, 7)
