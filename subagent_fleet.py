@@ -15591,7 +15591,11 @@ def _see_loaded(warmth: Warmth, world: World, how: WarmUp) -> None:
 
 SPEED_TOKENS = 1000  # of the prompt by which models are compared
 FILLER_LINES_LIMIT = 400_000  # 25 MB, whatever a node counts
-COUNT_TOLERANCE = 0.02  # between what a node counts and what its earlier counts let expect
+# Between what a node counts and what its earlier counts let expect. Lines of filler are not quite
+# equal in tokens; who cuts a prompt loses far more than that.
+COUNT_TOLERANCE = 0.02
+COUNT_SLACK_TOKENS = 16  # on top of it: of a short prompt that share is nothing
+LEAST_LINE_TOKENS = 4.0  # a node that counts fewer a line counts wrongly
 QUICK_SECONDS = 15.0  # a long prompt may take, with --quick
 ANSWER_TOKENS = 512
 THINKING_TOKENS = 2048  # for who thinks before it answers
@@ -15647,19 +15651,22 @@ class Subject:
     @property
     def room(self) -> int:
         """The tokens that a prompt which fills the context leaves to the answer."""
-        thoughts = THINKING_TOKENS if self.model.thinking else 0
-        return min(64 + thoughts, self.model.context // 4) + self.model.context // 50
+        answer = 64  # the code word, and politeness around it
+        if self.model.thinking:
+            answer += THINKING_TOKENS
+        # A small context is not given away to the answer; a fiftieth is what counts may be off.
+        return min(answer, self.model.context // 4) + self.model.context // 50
 
     def count_lines(self, tokens: int) -> int:
         """Return how many lines of filler make a prompt of so many tokens, in whole rounds."""
-        base, each = self._count()
-        rounds = int((tokens - base) / each) // len(FILLER)
+        base, per_line = self._count()
+        rounds = int((tokens - base) / per_line) // len(FILLER)
         return min(max(rounds, 1) * len(FILLER), FILLER_LINES_LIMIT)
 
     def count_tokens(self, lines: int) -> int:
         """Return the tokens of a prompt with so many lines, as the node's counts let expect."""
-        base, each = self._count()
-        return round(base + each * lines)
+        base, per_line = self._count()
+        return round(base + per_line * lines)
 
     def _count(self) -> tuple[float, float]:
         """Return the tokens of a prompt without filler, and those of one line."""
@@ -15669,9 +15676,14 @@ class Subject:
         lines, tokens = self.fills[-1]
         first_lines, first_tokens = self.fills[0]
         if lines == first_lines:
-            return FILLER_BASE_TOKENS, max((tokens - FILLER_BASE_TOKENS) / lines, 4.0)
-        each = max((tokens - first_tokens) / (lines - first_lines), 4.0)
-        return tokens - each * lines, each
+            per_line = (tokens - FILLER_BASE_TOKENS) / lines
+            return FILLER_BASE_TOKENS, max(per_line, LEAST_LINE_TOKENS)
+
+        # Two counts make a line: its slope is what a line costs, wherever it begins. The first
+        # and the last lie the farthest apart, so an odd token in one of them matters least.
+        per_line = (tokens - first_tokens) / (lines - first_lines)
+        per_line = max(per_line, LEAST_LINE_TOKENS)
+        return tokens - per_line * lines, per_line
 
 
 @dataclass(frozen=True)
@@ -15698,9 +15710,10 @@ def _say(subject: Subject, text: str, **more: Any) -> Question:
 
 def _ask_talk(subject: Subject, turns: tuple[Turn, ...], **more: Any) -> Question:
     """Return a question of these turns; the same has the same answer, as far as models go."""
-    thoughts = THINKING_TOKENS if subject.model.thinking else 0
     tokens = more.pop("tokens", ANSWER_TOKENS)
-    talk = Talk(subject.model.alias, turns, max_tokens=tokens + thoughts,
+    if subject.model.thinking:
+        tokens += THINKING_TOKENS
+    talk = Talk(subject.model.alias, turns, max_tokens=tokens,
                 sampling={"temperature": 0.0}, is_stream=True, **more)
     return Question(talk, context=subject.model.context, loaded=subject.loaded)
 
@@ -15737,12 +15750,15 @@ def _ask_prompt(subject: Subject) -> Question:
 
 def _ask_again(subject: Subject) -> Question:
     """Ask about the prompt of the question before, which the node has cached."""
-    lines = subject.fills[-1][0] if subject.fills else len(FILLER)
+    lines = len(FILLER)
+    if subject.fills:
+        lines = subject.fills[-1][0]
     question = _fill(subject, lines, 1, wish="Say it once more.")
     return replace(question, lines=0)  # other words: its count would spoil what is learned
 
 
 def _ask_long_prompt(subject: Subject) -> Question | None:
+    """Ask with half the context: prompts are read the slower, the longer they are."""
     half = subject.model.context // 2
     if subject.is_quick or half < 2 * SPEED_TOKENS:
         return None
@@ -15756,7 +15772,9 @@ def _ask_much(subject: Subject) -> Question:
 
 def _measure_load(answer: Answer) -> dict[str, Any]:
     seconds = answer.end.load_seconds
-    return {} if seconds is None else {"load_seconds": round(seconds, 2)}
+    if seconds is None:
+        return {}
+    return {"load_seconds": round(seconds, 2)}
 
 
 def _measure_prompt(answer: Answer) -> dict[str, Any]:
@@ -15772,15 +15790,22 @@ def _prompt_rate(answer: Answer) -> float | None:
     """Return the tokens a second at which a new prompt was read."""
     seconds = answer.end.prompt_seconds or answer.first_seconds
     tokens = answer.end.input_tokens
-    return round(tokens / seconds, 1) if tokens and seconds else None
+    if not tokens or not seconds:
+        return None
+    return round(tokens / seconds, 1)
 
 
 def _measure_answer(answer: Answer) -> dict[str, Any]:
     """Return the tokens a second at which an answer was written."""
-    tokens, seconds = answer.end.output_tokens, answer.end.answer_seconds
+    tokens = answer.end.output_tokens
+    seconds = answer.end.answer_seconds
     if seconds is None:  # by our clock, which starts at the first of them
-        tokens, seconds = tokens - 1, answer.seconds - answer.first_seconds
-    return {"answer_rate": round(tokens / seconds, 1) if tokens > 0 and seconds > 0 else None}
+        tokens -= 1
+        seconds = answer.seconds - answer.first_seconds
+
+    if tokens <= 0 or seconds <= 0:
+        return {"answer_rate": None}
+    return {"answer_rate": round(tokens / seconds, 1)}
 
 
 def _measure_first_token(answer: Answer) -> dict[str, Any]:
@@ -15792,6 +15817,8 @@ def _measure_first_token(answer: Answer) -> dict[str, Any]:
     return {"first_token_seconds": round(seconds, 3)}
 
 
+# In this order: the first loads the model and teaches how many tokens a line of filler has, the
+# third asks again with the prompt that the second had the node cache.
 SPEED_TRIALS = (
     Trial("speed", "load", _ask_load, measure=_measure_load),
     Trial("speed", "prompt", _ask_prompt, measure=_measure_prompt),
@@ -15807,6 +15834,8 @@ def _tool(name: str, description: str, **properties: Any) -> Tool:
                                     "required": list(properties)})
 
 
+# Five, and each with something at which models that call tools badly fail: a name with a dash, an
+# enum, an object in an object, an array beside a flag. The last is there only to be left alone.
 TEXT = {"type": "string"}
 TEXTS = {"type": "array", "items": TEXT}
 TRIAL_TOOLS = (
@@ -15819,6 +15848,7 @@ TRIAL_TOOLS = (
     _tool("get_setting", "Look up a setting by its key.", key=TEXT),
     _tool("send_mail", "Send a mail.", receivers=TEXTS, text=TEXT))
 PRINTED_CALL = "printed the call as text"
+# What stands in a text where a call was meant: a template's tags, a call as JSON, or as Python.
 _PRINTED_CALL = _Pattern(
     r"<tool_call>|<function=|\[TOOL_CALLS\]|\"(?:name|function|tool)\"\s*:\s*\"(?:{0})\""
     r"|\b(?:{0})\s*\(".format("|".join(re.escape(tool.name) for tool in TRIAL_TOOLS)))
@@ -15842,20 +15872,27 @@ def calls_rightly(*wanted: tuple[str, dict[str, Any]]) -> Callable[[Answer], str
     def judge(answer: Answer) -> str:
         if answer.missing:
             return answer.missing
+        if not answer.calls and _PRINTED_CALL.search(answer.text):
+            return PRINTED_CALL
         if not answer.calls:
-            return PRINTED_CALL if _PRINTED_CALL.search(answer.text) else "called no tool"
+            return "called no tool"
         if len(answer.calls) != len(wanted):
             return f"made {count_of(answer.calls, 'call')}, not {len(wanted)}"
-
-        left = list(wanted)
-        for call in answer.calls:
-            matches = [want for want in left if _flaw_of(call, want) == ""]
-            if not matches:
-                return _flaw_of(call, next((want for want in left if want[0] == call.name),
-                                           left[0]))
-            left.remove(matches[0])
-        return ""
+        return _compare_calls(answer.calls, wanted)
     return judge
+
+
+def _compare_calls(calls: Sequence[Call], wanted: Sequence[tuple[str, dict[str, Any]]]) -> str:
+    """Return what is wrong with the first call that is none of those wanted."""
+    left = list(wanted)
+    for call in calls:
+        matches = [want for want in left if _flaw_of(call, want) == ""]
+        if matches:
+            left.remove(matches[0])
+            continue
+        namesakes = [want for want in left if want[0] == call.name]
+        return _flaw_of(call, (namesakes or left)[0])
+    return ""
 
 
 def _flaw_of(call: Call, wanted: tuple[str, dict[str, Any]]) -> str:
@@ -15866,21 +15903,25 @@ def _flaw_of(call: Call, wanted: tuple[str, dict[str, Any]]) -> str:
     for key, value in arguments.items():
         if not _is_same(call.arguments.get(key), value):
             return f"called `{name}` with a wrong `{key}`"
-    extra = [key for key, value in call.arguments.items() if key not in arguments and value]
-    return f"called `{name}` with an unknown `{extra[0][:64]}`" if extra else ""
+
+    for key, value in call.arguments.items():
+        if key not in arguments and value:  # an empty one says nothing, so it is no mistake
+            return f"called `{name}` with an unknown `{key[:64]}`"
+    return ""
 
 
 def _is_same(value: object, wanted: object) -> bool:
     """Tell whether an argument is what was asked for; case and blanks around it are no matter."""
-    if isinstance(wanted, str):
-        return isinstance(value, str) and value.strip().lower() == wanted.lower()
-    if isinstance(wanted, list):
-        return isinstance(value, list) and len(value) == len(wanted) \
-            and all(map(_is_same, value, wanted))
-    if isinstance(wanted, dict):
-        return isinstance(value, dict) and value.keys() == wanted.keys() \
-            and all(_is_same(value[key], wanted[key]) for key in wanted)
-    return type(value) is type(wanted) and value == wanted
+    if type(value) is not type(wanted):  # JSON's own: 1 is not True, a text not an array of one
+        return False
+    if isinstance(value, str) and isinstance(wanted, str):
+        return value.strip().lower() == wanted.lower()
+    if isinstance(value, list) and isinstance(wanted, list):
+        return len(value) == len(wanted) and all(map(_is_same, value, wanted))
+    if isinstance(value, dict) and isinstance(wanted, dict):
+        is_complete = value.keys() == wanted.keys()
+        return is_complete and all(_is_same(value[key], wanted[key]) for key in wanted)
+    return value == wanted
 
 
 def says_without_calls(word: str) -> Callable[[Answer], str]:
@@ -15892,7 +15933,9 @@ def says_without_calls(word: str) -> Callable[[Answer], str]:
             return f"called `{answer.calls[0].name[:64]}` where no tool was needed"
         if _PRINTED_CALL.search(answer.text):
             return PRINTED_CALL
-        return "" if word in answer.text.replace(",", "") else f"did not answer {word}"
+        if word not in answer.text.replace(",", ""):  # 7391 may be written 7,391
+            return f"did not answer {word}"
+        return ""
     return judge
 
 
@@ -15925,7 +15968,8 @@ def _ask_full(subject: Subject) -> Question:
     """Ask with the context full; with --quick only as far as can be read in a while."""
     tokens = subject.model.context - subject.room
     if subject.is_quick:
-        tokens = min(tokens, max(SPEED_TOKENS, int((subject.prompt_rate or 0) * QUICK_SECONDS)))
+        readable = int((subject.prompt_rate or 0) * QUICK_SECONDS)
+        tokens = min(tokens, max(SPEED_TOKENS, readable))
     return _fill(subject, subject.count_lines(tokens), 3)
 
 
@@ -15961,7 +16005,7 @@ def counts_rightly(answer: Answer) -> str:
     if answer.missing:
         return holds_context(answer)
     expected, counted = answer.question.tokens, answer.end.input_tokens
-    if abs(counted - expected) <= 16 + COUNT_TOLERANCE * expected:
+    if abs(counted - expected) <= COUNT_SLACK_TOKENS + COUNT_TOLERANCE * expected:
         return ""
     return f"counted {counted:,} tokens of about {expected:,}"
 
@@ -16005,16 +16049,20 @@ def thinks_and_answers(answer: Answer) -> str:
         return answer.missing
     if not answer.thoughts.strip():
         return "did not think"
-    if answer.end.reason == "max_tokens" and not answer.text.strip():
+    if answer.text.strip():
+        return ""
+    if answer.end.reason == "max_tokens":
         return f"was still thinking after {answer.end.output_tokens:,} tokens"
-    return "" if answer.text.strip() else "thought and did not answer"
+    return "thought and did not answer"
 
 
 def sees_red(answer: Answer) -> str:
     """Judge whether the red square was seen."""
     if answer.missing:
         return answer.missing
-    return "" if re.search(r"\bred\b", answer.text.lower()) else "did not see a red square"
+    if not re.search(r"\bred\b", answer.text.lower()):
+        return "did not see a red square"
+    return ""
 
 
 CLAIM_TRIALS = (Trial("thinking", "thinks", _ask_thought, (thinks_and_answers,), thinks=True),
@@ -16100,14 +16148,16 @@ def names_right_files(answer: Answer, task: Task) -> str:
     """Judge which files a plan names behind its heading."""
     _, _, listed = answer.text.rpartition(FILES_HEADING)
     words = {re.sub(r"^\./|\.$", "", word) for word in re.findall(r"[\w./-]+", listed)}
-    missing = [path for path in task.right if path not in words]
-    if missing:
-        return f"did not name {missing[0]}"
+    for path in task.right:
+        if path not in words:
+            return f"did not name {path}"
 
-    # A word that looks like a path counts, too: that file is not there.
-    named = words & {*task.tree, *filter(re.compile(r"[\w./-]+/[\w.-]+\.\w+").fullmatch, words)}
-    extra = sorted(named - {*task.right, *task.fine})
-    return f"named {extra[0]}, which is not to be changed" if extra else ""
+    # Sorted, so that the same answer has the same flaw; a set has another order each time.
+    for word in sorted(words - {*task.right, *task.fine}):
+        # A word that looks like a path counts, too: that file is not there.
+        if word in task.tree or re.fullmatch(r"[\w./-]+/[\w.-]+\.\w+", word):
+            return f"named {word}, which is not to be changed"
+    return ""
 
 
 def _patch_trial(task: Task) -> Trial:
@@ -16128,34 +16178,50 @@ class Patched:
 def apply_edits(answer: Answer, task: Task) -> Patched:
     """Return the files after all edits of an answer, with the program that checks them."""
     files = dict(task.files)
+    if not answer.calls and _PRINTED_EDIT.search(answer.text):
+        return Patched(files, PRINTED_CALL)
     if not answer.calls:
-        return Patched(files, PRINTED_CALL if _PRINTED_EDIT.search(answer.text)
-                       else "edited nothing")
-    for call in answer.calls:
-        name = read_field(call.arguments, "file_path").replace("\\", "/").rpartition("/")[2]
-        if name not in files:
-            return Patched(files, f"edited `{name[:64]}`, which is not there")
-        if call.name == "Write":
-            files[name] = read_field(call.arguments, "content")
-            continue
+        return Patched(files, "edited nothing")
 
-        old, new = (read_field(call.arguments, key) for key in ("old_string", "new_string"))
-        count = files[name].count(old) if old else 0
-        if count != 1:
-            return Patched(files, f"edited a text that occurs {count} times in {name}")
-        files[name] = files[name].replace(old, new)
-    return Patched({**files, CHECK_FILE: f"{task.check}print('all of it holds')\n"})
+    for call in answer.calls:
+        flaw = _apply_edit(call, files)
+        if flaw:
+            return Patched(files, flaw)
+    return Patched({**files, CHECK_FILE: f"{task.check}print('{CHECKED_WORDS}')\n"})
 
 
 _PRINTED_EDIT = _Pattern(r"<tool_call>|<function=|\"(?:old_string|file_path)\"\s*:")
+# The last line of a program that came to its end: code that leaves early with status 0 lacks it.
+CHECKED_WORDS = "all of it holds"
+
+
+def _apply_edit(call: Call, files: dict[str, str]) -> str:
+    """Make one edit in the files; return why it does not apply, as Claude Code would see it."""
+    # The task names files without directories: what stands before a name is the model's own.
+    name = read_field(call.arguments, "file_path").replace("\\", "/").rpartition("/")[2]
+    if name not in files:
+        return f"edited `{name[:64]}`, which is not there"
+    if call.name == "Write":
+        files[name] = read_field(call.arguments, "content")
+        return ""
+
+    old = read_field(call.arguments, "old_string")
+    new = read_field(call.arguments, "new_string")
+    count = 0
+    if old:  # an empty text occurs everywhere
+        count = files[name].count(old)
+    if count != 1:
+        return f"edited a text that occurs {count} times in {name}"
+    files[name] = files[name].replace(old, new)
+    return ""
 
 
 def judge_run(ended: Ended) -> str:
     """Judge how the program that checks an edit ended."""
     if ended.code is None:
         return f"its code still ran after {TASK_SECONDS} s"
-    lines = ended.output.strip().splitlines() or ["silent"]
-    if ended.code == 0 and lines[-1] == "all of it holds":
+    lines = ended.output.strip().splitlines() or ["it says nothing"]
+    if ended.code == 0 and lines[-1] == CHECKED_WORDS:
         return ""
     return f"its code fails: {lines[-1][:160]}"
 
@@ -16168,14 +16234,17 @@ def _review_trial(task: Task) -> Trial:
     return _task_trial(task, text, finds_bugs)
 
 
+# `BUG 12`, as asked, and what may be made of it: `**Bug** 12`, `BUG: LINE 12`.
+_NAMED_BUG = _Pattern(r"(?i)\bBUG\W{0,4}(?:LINE\W{0,3})?(\d{1,4})\b")
+
+
 def finds_bugs(answer: Answer, task: Task) -> str:
     """Judge which lines a review calls wrong."""
-    named = [int(number) for number in re.findall(r"(?i)\bBUG\W{0,4}(?:LINE\W{0,3})?(\d{1,4})\b",
-                                                  answer.text)]
+    named = set(map(int, _NAMED_BUG.findall(answer.text)))
     invented = set(named)
     for first, last in task.bugs:
-        places = set(range(first, last + 1))
-        if not places & set(named):
+        places = set(range(first, last + 1))  # any line of a statement will do
+        if not places & named:
             return f"did not find the bug in line {last}"
         invented -= places
     if invented:
@@ -16207,7 +16276,8 @@ def holds_facts(answer: Answer, task: Task) -> str:
 
 # -- one model under trial --
 
-PROMPT_RATE_GUESS, ANSWER_RATE_GUESS = 200.0, 20.0  # until something is known
+PROMPT_RATE_GUESS = 200.0  # tokens a second, until something is known
+ANSWER_RATE_GUESS = 20.0
 LOAD_SECONDS_GUESS = 15.0
 UNLOAD_SECONDS = 20.0
 
@@ -16217,15 +16287,18 @@ class Course:
 
     def __init__(self, node: Node, subject: Subject, trials: Sequence[Trial],
                  known: Measurement | None = None) -> None:
-        self.node, self.model, self.trials = node, subject.model, trials
+        self.node = node
+        self.model = subject.model
+        self.trials = trials
         self.measurement = Measurement(node.name, node.endpoint, subject.model.ollama_model,
                                        tokens=subject.model.context)
-        self.at, self.is_done = 0, False
+        self.at = 0  # which trial is under way
+        self.is_done = False
         self.cage: Sequence[str] = ()  # runs a program without a network
         self._subject = subject
         self._known = known  # what an earlier run measured
         self._flaws: dict[str, list[str]] = {}  # by topic, "" where an answer was right
-        self._costs: list[tuple[int, int]] = []
+        self._costs: list[tuple[int, int]] = []  # of each trial: tokens in, tokens out
         self._guess_costs()
 
     @property
@@ -16244,16 +16317,23 @@ class Course:
         """
         if self.is_done:
             return 0.0
-        rates = []
-        for name, guess in (("prompt_rate", PROMPT_RATE_GUESS),
-                            ("answer_rate", ANSWER_RATE_GUESS)):
-            known = [getattr(measurement, name, None)
-                     for measurement in (self.measurement, self._known, other)]
-            rates.append(next(filter(None, known), guess))
+
         costs = self._costs[self.at:]
-        seconds = sum(cost[0] for cost in costs) / rates[0]
-        seconds += sum(cost[1] for cost in costs) / rates[1]
-        return seconds if self.at else seconds + LOAD_SECONDS_GUESS
+        tokens_in = sum(cost[0] for cost in costs)
+        tokens_out = sum(cost[1] for cost in costs)
+        seconds = tokens_in / self._guess_rate("prompt_rate", other, PROMPT_RATE_GUESS)
+        seconds += tokens_out / self._guess_rate("answer_rate", other, ANSWER_RATE_GUESS)
+        if not self.at:
+            seconds += LOAD_SECONDS_GUESS
+        return seconds
+
+    def _guess_rate(self, name: str, other: Measurement | None, guess: float) -> float:
+        """Return a rate: its own, an earlier run's, another model's there, or a mere guess."""
+        for measurement in (self.measurement, self._known, other):
+            rate = getattr(measurement, name, None)
+            if rate:
+                return rate
+        return guess
 
     def run(self, world: World) -> None:
         """Ask everything, one after the other; a node that dies ends it."""
@@ -16309,11 +16389,14 @@ class Course:
         if self.measurement.load_seconds is None:  # a server that loads as asked and counts not
             self.note(load_seconds=round(answer.first_seconds, 2))
         self._learn(answer)
+        if trial.judges:
+            self._judge(trial, answer, flaw)
 
-        flaws = [judge(answer) or flaw for judge in trial.judges]
+    def _judge(self, trial: Trial, answer: Answer, program_flaw: str) -> None:
+        """Note what the judges say of an answer; each flaw once, with the answer to read."""
+        flaws = [judge(answer) or program_flaw for judge in trial.judges]
         self._flaws.setdefault(trial.topic, []).extend(flaws)
-        if flaws:
-            self._score(trial.topic)
+        self._score(trial.topic)
         for flaw in dict.fromkeys(filter(None, flaws)):
             failed = FailedAnswer(trial.title, flaw[:256], show_answer(answer))
             self.note(failed=(*self.measurement.failed, failed))
@@ -16353,10 +16436,13 @@ class Course:
 
     def _ask(self, world: World, trial: Trial, question: Question) -> Answer:
         """Return the answer; a node that fails and still lives gave none."""
-        model = replace(self.model, thinking=True) if trial.thinks else self.model
+        model = self.model
+        if trial.thinks:
+            model = replace(model, thinking=True)
         try:
             return ask_model(world, self.node, model, question)
         except NodeFailure as failure:
+            # One question too hard must not end the others: only who is gone raises again here.
             backend = backend_of(self.node)
             deadline = world.clock() + PROBE_TIMEOUT_SECONDS
             ask_node(world, self.node, backend.identify(), deadline=deadline)
@@ -16367,8 +16453,8 @@ class Course:
         deadline = world.clock() + PROBE_TIMEOUT_SECONDS
         loaded = ask_node(world, self.node, backend_of(self.node).list_loaded(),
                           deadline=deadline)
-        return max((match.context for match in find_models(loaded, self.model.ollama_model)),
-                   default=0)
+        matches = find_models(loaded, self.model.ollama_model)
+        return max((match.context for match in matches), default=0)
 
 
 def main_flaw(flaws: Sequence[str]) -> str:
@@ -16383,7 +16469,10 @@ def guess_cost(question: Question | None) -> tuple[int, int]:
         return 0, 0
     talk = question.talk
     size = sum(len(text) for turn in talk.turns for text in turn.texts)
-    return size // 4 + 100 * len(talk.tools), min(talk.max_tokens or ANSWER_TOKENS, 128)
+    tokens_in = size // 4 + 100 * len(talk.tools)
+    # What it may write is no guess: what is asked for are a few lines.
+    tokens_out = min(talk.max_tokens or ANSWER_TOKENS, 128)
+    return tokens_in, tokens_out
 
 
 def show_answer(answer: Answer) -> str:
@@ -16414,6 +16503,7 @@ def _take_answer(world: World, node: Node, model: Model, question: Question, *,
     end = End("")
     calls: list[Call] = []
     texts: dict[str, list[str]] = {"text": [], "thinking": []}
+
     for delta in _hear(world, node, model, question.talk, unknown=unknown):
         first_seconds = first_seconds or world.clock() - began
         if delta.call:
@@ -16422,10 +16512,17 @@ def _take_answer(world: World, node: Node, model: Model, question: Question, *,
         if delta.end:
             end = delta.end
             break
+
     if not end.reason:
         raise NodeFailure("bad answer", "it ended before it was done")
     return Answer(question, "".join(texts["text"]), "".join(texts["thinking"]), tuple(calls), end,
                   first_seconds, world.clock() - began)
+
+
+# What a node may send for an answer: far above what JSON takes around a token, so that only who
+# never ends is cut off.
+ANSWER_BYTES = 1_000_000
+ANSWER_BYTES_A_TOKEN = 1_000
 
 
 def _hear(world: World, node: Node, model: Model, talk: Talk, *,
@@ -16447,10 +16544,10 @@ def _hear(world: World, node: Node, model: Model, talk: Talk, *,
         size = 0
         for line in exchange.lines():
             size += len(line)
-            if size > 1_000_000 + 1_000 * model.max_output:
+            if size > ANSWER_BYTES + ANSWER_BYTES_A_TOKEN * model.max_output:
                 raise NodeFailure("bad answer", "it does not end")
             yield from reader.feed(line)
-            if reader.has_begun:
+            if reader.has_begun:  # until then the prompt is read, for which one time must do
                 exchange.deadline = world.clock() + model.timeout
     yield from reader.close()
 
