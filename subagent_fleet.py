@@ -9440,8 +9440,8 @@ def format_trace(report: SessionReport, look: Look = PLAIN, *, prompts: bool = F
     text = format_words([Styled(_tell_session(report))], look, indent="  ") + "\n"
     text += format_table(headers, cells, look=look, right=_TRACE_NUMBERS)
     for place in report.session.torn[:3]:
-        text += format_words([Styled("warning:", "warn"), Styled(f"{place} cannot be read; it is "
-                              "cut, or no JSON")], look, indent="  ")
+        flaw = Styled(f"{place} cannot be read; it is cut, or no JSON")
+        text += format_words([Styled("warning:", "warn"), flaw], look, indent="  ")
     if prompts:
         text += _format_prompts(report, look)
     return text
@@ -9449,15 +9449,17 @@ def format_trace(report: SessionReport, look: Look = PLAIN, *, prompts: bool = F
 
 def _trace_rows(report: SessionReport, look: Look) -> list[dict[str, object]]:
     """Return the cells of a session: a row for each model on a machine that served an agent."""
-    fleet = report.facts.fleet
-    colours = plan_machine_colours(fleet.nodes) if fleet else {}
-    depths = [each.depth for each in report.agents]
+    colours: Mapping[str, int] = {}
+    if report.facts.fleet:
+        colours = plan_machine_colours(report.facts.fleet.nodes)
+
+    depths = [agent_report.depth for agent_report in report.agents]
     rows = []
-    for index, each in enumerate(report.agents):
+    for index, agent_report in enumerate(report.agents):
         branch, stem = _draw_branch(depths, index, look)
-        name = f"{branch}{each.agent.kind}"
-        for served in each.served or (None,):
-            row = _trace_row(name, served, each.state, report.facts.now, look)
+        name = f"{branch}{agent_report.agent.kind}"
+        for served in agent_report.served or (None,):
+            row = _trace_row(name, served, agent_report.state, report.facts.now, look)
             if served and served.node in colours:
                 row["Machine"] = Styled(served.node, f"machine {colours[served.node]}")
             rows.append(row)
@@ -9470,15 +9472,17 @@ def _draw_branch(depths: Sequence[int], index: int, look: Look) -> tuple[str, st
     branch = stem = ""
     gap = "" if look.columns < 80 else " "  # a name that breaks behind it is worse
     for depth in range(1, depths[index] + 1):
-        later = next((each for each in depths[index + 1:] if each <= depth), 0)
+        # Another hangs on the same branch if it comes before one that is nearer to the root.
+        later = next((other for other in depths[index + 1:] if other <= depth), 0)
         has_sibling = later == depth
-        if not look.marks:
-            branch += "  "
-        elif depth == depths[index]:
-            branch += ("├" if has_sibling else "└") + gap
-        else:
-            branch += "│ " if has_sibling else "  "
-        stem += "│ " if has_sibling and look.marks else "  "
+
+        line = "  "
+        if has_sibling and look.marks:
+            line = "│ "
+        stem += line
+        if look.marks and depth == depths[index]:
+            line = ("├" if has_sibling else "└") + gap
+        branch += line
     return branch, stem.rstrip()
 
 
@@ -9491,21 +9495,33 @@ def _trace_row(name: str, served: Served | None, state: str, now: float,
         row["As planned"] = Styled(state or "nothing was asked", "dim")
         return row
 
-    word, role = _PLANNED_WORDS[served.planned]
-    if served.planned == "fallback":
-        word = f"→ fallback: {served.why} at {format_moment(served.at, now)}"
-        planned = Styled(word if look.columns else word[2:], role)
-    else:
-        planned = mark(f"{word}: {served.why}" if served.why else word, role, look)
-    if name and state not in ("done", ""):
+    planned = _format_planned(served, now, look)
+    if name and state not in ("done", ""):  # once, in the agent's first row
         planned = replace(planned, text=f"{planned.text}; {state}")
     row.update({
-        "Model": served.model, "Machine": served.node or "?", "Requests": str(served.requests),
-        "Waited": _format_span(served.waited), "First token": _format_span(served.first_token),
-        "tok/s": f"{served.rate:.0f}" if served.rate else "-",
-        "In": format_amount(served.input_tokens), "Out": format_amount(served.output_tokens),
+        "Model": served.model,
+        "Machine": served.node or "?",
+        "Requests": str(served.requests),
+        "Waited": _format_span(served.waited),
+        "First token": _format_span(served.first_token),
+        "In": format_amount(served.input_tokens),
+        "Out": format_amount(served.output_tokens),
         "As planned": planned})
+    if served.rate:
+        row["tok/s"] = f"{served.rate:.0f}"
     return row
+
+
+def _format_planned(served: Served, now: float, look: Look) -> Styled:
+    """Return whether this was as planned, and what happened instead."""
+    word, role = _PLANNED_WORDS[served.planned]
+    if served.planned == "fallback":
+        arrow = "→ " if look.columns else ""  # a pipe gets the word alone
+        moment = format_moment(served.at, now)
+        return Styled(f"{arrow}fallback: {served.why} at {moment}", role)
+    if served.why:
+        word = f"{word}: {served.why}"
+    return mark(word, role, look)
 
 
 def _fit_headers(headers: Sequence[str], spares: Sequence[str],
@@ -9515,13 +9531,18 @@ def _fit_headers(headers: Sequence[str], spares: Sequence[str],
     The spares go, one after the other, as far as they are in the way; without rows none is.
     """
     headers = list(headers)
-    for spare in spares if rows else ():
+    if not rows or not look.columns:
+        return headers
+
+    for spare in spares:
         if spare not in headers:
             continue
-        widths = [max(width_of(header), *(width_of(_as_cell(row[header]).text) for row in rows))
-                  for header in headers]
+        widths = []
+        for header in headers:
+            cells = [width_of(_as_cell(row[header]).text) for row in rows]
+            widths.append(max(width_of(header), *cells))
         widths[-1] = min(widths[-1], LEAST_CELL)
-        if not look.columns or sum(widths) + 2 * (len(widths) - 1) <= look.columns:
+        if sum(widths) + 2 * (len(widths) - 1) <= look.columns:
             break
         headers.remove(spare)
     return headers
@@ -9530,23 +9551,31 @@ def _fit_headers(headers: Sequence[str], spares: Sequence[str],
 def _tell_session(report: SessionReport) -> str:
     """Return a session in a sentence: what, when, how much, and whether anything left."""
     prompt = crop(clean_line(first_line(report.session.prompt)), 60)
-    title = f'"{prompt}"' if prompt else f"Session {report.session.id}"
-    began, ended = (format_moment(seconds, report.facts.now)
-                    for seconds in (report.began, report.ended))
-    served = [row for each in report.agents for row in each.served]
+    title = f"Session {report.session.id}"
+    if prompt:
+        title = f'"{prompt}"'
+
+    began = format_moment(report.began, report.facts.now)
+    ended = format_moment(report.ended, report.facts.now)[-8:]  # without a date: began has it
+    duration = format_duration(report.ended - report.began)
+
+    served: list[Served] = []
+    for agent_report in report.agents:
+        served += agent_report.served
     requests = sum(row.requests for row in served)
     noun = "request" if requests == 1 else "requests"
-    return (f"{title}, {began} to {ended[-8:]} ({format_duration(report.ended - report.began)}): "
-            f"{count_of(report.agents, 'agent')}, {requests:,} {noun}, "
-            f"{_tell_house(served, requests)}.")
+    return (f"{title}, {began} to {ended} ({duration}): {count_of(report.agents, 'agent')}, "
+            f"{requests:,} {noun}, {_tell_house(served, requests)}.")
 
 
 def _tell_house(served: Sequence[Served], requests: int) -> str:
     """Return how many requests left the house, as far as that is known."""
     left = sum(row.requests for row in served if row.planned == "left")
     unknown = sum(row.requests for row in served if row.planned == "unknown" and not row.node)
+    if left and left == requests:
+        return "all left the house"
     if left:
-        return f"{left:,} of them left the house" if left < requests else "all left the house"
+        return f"{left:,} of them left the house"
     if unknown == requests:
         return "nothing says where they went"
     if unknown:
@@ -9557,11 +9586,14 @@ def _tell_house(served: Sequence[Served], requests: int) -> str:
 def _format_prompts(report: SessionReport, look: Look) -> str:
     """Return what each agent was asked, whole."""
     text = ""
-    for each in report.agents:
-        prompt = each.agent.transcript.prompt if each.agent.transcript else ""
-        text += "\n" + format_words([Styled(each.agent.kind, "bold")], look)
-        lines = clean_text(prompt).splitlines() or ["(Claude Code kept no prompt)"]
-        text += "".join(f"{wrap_text(f'  {line}', look.columns)}\n" for line in lines)
+    for agent_report in report.agents:
+        agent = agent_report.agent
+        prompt = ""
+        if agent.transcript:
+            prompt = agent.transcript.prompt
+        text += "\n" + format_words([Styled(agent.kind, "bold")], look)
+        for line in clean_text(prompt).splitlines() or ["(Claude Code kept no prompt)"]:
+            text += wrap_text(f"  {line}", look.columns) + "\n"
     return text
 
 
@@ -9570,42 +9602,57 @@ _ANSWERS = {"yes": ("yes", "ok"), "no": ("no", "bad"), "unknown": ("not known", 
 
 def format_audit(report: SessionReport, look: Look = PLAIN) -> str:
     """Return the five questions and their answers, and the evidence of what is not yes."""
-    agents = [each for each in report.agents if each.verdicts]
-    if not agents:
+    audited = [agent_report for agent_report in report.agents if agent_report.verdicts]
+    if not audited:
         return "\nThere is no subagent to audit.\n"
-    answers = [verdict.answer for each in agents for verdict in each.verdicts]
+
+    answers: list[str] = []
+    rows: list[list[object]] = []
+    for agent_report in audited:
+        row: list[object] = [agent_report.agent.kind]
+        for verdict in agent_report.verdicts:
+            answers.append(verdict.answer)
+            row.append(mark(*_ANSWERS[verdict.answer], look))
+        rows.append(row)
+
     counts = ", ".join(f"{answers.count(answer)} {word}" for answer, (word, _) in _ANSWERS.items()
                        if answer in answers)
-    text = f"\nAudit of {count_of(agents, 'subagent')}: {counts}.\n"
-
-    headers = ["Agent", *(verdict.question for verdict in agents[0].verdicts)]
-    rows = [[each.agent.kind, *(mark(*_ANSWERS[verdict.answer], look)
-                                for verdict in each.verdicts)] for each in agents]
+    text = f"\nAudit of {count_of(audited, 'subagent')}: {counts}.\n"
+    headers = ["Agent", *(verdict.question for verdict in audited[0].verdicts)]
     text += format_table(headers, rows, look=look)
-    for each in agents:
-        text += _format_verdicts(each, look)
+    for agent_report in audited:
+        text += _format_verdicts(agent_report, look)
     return text
 
 
-def _format_verdicts(each: AgentReport, look: Look) -> str:
+def _format_verdicts(report: AgentReport, look: Look) -> str:
     """Return what is to be said of an agent, each thing once with all it answers."""
     said: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
-    for verdict in each.verdicts:
+    for verdict in report.verdicts:
         if verdict.what:
-            said.setdefault((verdict.answer, verdict.what, verdict.evidence), []).append(
-                verdict.question.lower())
+            statement = (verdict.answer, verdict.what, verdict.evidence)
+            said.setdefault(statement, []).append(verdict.question.lower())
 
     text = ""
     for (answer, what, evidence), questions in said.items():
         word, role = _ANSWERS[answer]
         label = mark(word, role, look)
         text += format_words(
-            [replace(label, text=f"{label.text}:"), Styled(f"{each.agent.kind},", "bold"),
+            [replace(label, text=f"{label.text}:"), Styled(f"{report.agent.kind},", "bold"),
              Styled(f"{', '.join(questions)}: {what}")], look, indent="  ")
-        parts = [Styled(f"request {each}" if each.startswith("req_") else each, "dim")
-                 for each in evidence]
-        text += format_words([Styled("at"), *parts] if parts else [], look, margin="    ")
+        text += _format_evidence(evidence, look)
     return text
+
+
+def _format_evidence(evidence: Sequence[str], look: Look) -> str:
+    """Return where to look: places in files, ids of requests; nothing without any."""
+    if not evidence:
+        return ""
+    words = [Styled("at")]
+    for place in evidence:
+        label = f"request {place}" if place.startswith("req_") else place
+        words.append(Styled(label, "dim"))
+    return format_words(words, look, margin="    ")
 
 
 def format_sessions(rows: Sequence[Sequence[object]], look: Look = PLAIN) -> str:
@@ -17865,7 +17912,11 @@ REPORT_LIMIT = 4_000  # of an agent's last words
 ERROR_LIMIT = 160
 AGENTS_DEPTH_LIMIT = 6  # transcripts may say that agents start each other in circles
 IDLE_SECONDS = 600.0  # no tool of Claude Code runs longer without a line
-CUT_RATIO = 2.0  # a prompt thought to be so many times what the node counted was cut
+SILENT_SECONDS = 5.0  # after its last receipt an agent without a transcript is not at work
+# A prompt thought to be so many times what the node counted was cut. What is sent is estimated by
+# its bytes; with a smaller ratio the estimate would accuse the node.
+CUT_RATIO = 2.0
+GROWN_RATIO = 1.1  # so much more was sent than before, that the node must have counted more
 GENERATING_SECONDS = 0.05  # less time than this tells no rate
 CHANGING_TOOLS = ("Edit", "Write", "MultiEdit", "NotebookEdit", "Bash", "*")
 
@@ -17927,23 +17978,31 @@ class Transcript:
         line = line.rstrip()
         if not line:
             return
-        matters = b'"assistant"' in line or (b'"toolUseResult"' in line and b'"agentId"' in line)
-        if not self.prompt:
-            matters = matters or b'"user"' in line
-        is_whole = line.endswith(b"}")
-        if is_whole and not matters:
+        if not line.endswith(b"}"):
+            self.torn.append(self.lines)
+            return
+        if not self._may_matter(line):
             return
 
-        value = parse_object(line) if is_whole else None
+        value = parse_object(line)
         if value is None:
             self.torn.append(self.lines)
         elif self.agent or value.get("isSidechain") is not True:
             self._take(value)
 
+    def _may_matter(self, line: bytes) -> bool:
+        """Tell whether a line may hold something to keep: most of a session are tools' results."""
+        if b'"assistant"' in line:
+            return True
+        if b'"toolUseResult"' in line and b'"agentId"' in line:
+            return True
+        return not self.prompt and b'"user"' in line
+
     def _take(self, value: dict[str, Any]) -> None:
         kind = read_field(value, "type")
         if kind not in ("user", "assistant"):
             return
+
         time = parse_time(read_field(value, "timestamp"))
         self.began = self.began or time
         self.ended = time or self.ended
@@ -17952,14 +18011,15 @@ class Transcript:
         if kind == "assistant":
             self._take_answer(value, time)
             return
+
         if not self.prompt and value.get("isMeta") is not True:
             self.prompt = _prompt_of(read_field(value, "message", dict).get("content"))
         self._take_report(value)
 
     def _take_answer(self, value: dict[str, Any], time: float) -> None:
         message = read_field(value, "message", dict)
-        usage = read_field(message, "usage", dict)
-        words, calls = "", 0
+        words = ""
+        calls = 0
         for block in read_field(message, "content", list):
             if read_field(block, "type") == "text":
                 words += read_field(block, "text")[:REPORT_LIMIT]
@@ -17970,15 +18030,21 @@ class Transcript:
         error = ""
         if value.get("isApiErrorMessage") is True or message.get("model") == "<synthetic>":
             error = crop(words, ERROR_LIMIT) or "an error without words"
+
+        # What is read from a cache is a part of the prompt as well.
+        usage = read_field(message, "usage", dict)
         spent = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+        request = read_field(value, "requestId") or read_field(message, "id")
         answer = SessionAnswer(
-            id=(read_field(value, "requestId") or read_field(message, "id")
-                or f"line {self.lines}"),
-            line=self.lines, time=time,
+            id=request or f"line {self.lines}",
+            line=self.lines,
+            time=time,
             asked=read_field(value, "requestedModel") or read_field(message, "model"),
             input_tokens=sum(read_field(usage, name, int) for name in spent),
             output_tokens=read_field(usage, "output_tokens", int),
-            calls=calls, stop=read_field(message, "stop_reason"), error=error)
+            calls=calls,
+            stop=read_field(message, "stop_reason"),
+            error=error)
         self._add(answer, words)
 
     def _add(self, answer: SessionAnswer, words: str) -> None:
@@ -17994,11 +18060,12 @@ class Transcript:
         self.answers[answer.id] = answer
 
     def _take_dispatch(self, block: dict[str, Any]) -> None:
-        if read_field(block, "name") in ("Agent", "Task"):
-            call = read_field(block, "input", dict)
-            self.dispatches[read_field(block, "id")] = Dispatch(
-                self.lines, read_field(call, "subagent_type"), read_field(call, "model"),
-                read_field(call, "prompt")[:PROMPT_LIMIT])
+        if read_field(block, "name") not in ("Agent", "Task"):
+            return
+        call = read_field(block, "input", dict)
+        self.dispatches[read_field(block, "id")] = Dispatch(
+            self.lines, read_field(call, "subagent_type"), read_field(call, "model"),
+            read_field(call, "prompt")[:PROMPT_LIMIT])
 
     def _take_report(self, value: dict[str, Any]) -> None:
         result = read_field(value, "toolUseResult", dict)
@@ -18036,12 +18103,16 @@ def parse_time(text: str) -> float:
 
 def _prompt_of(content: object) -> str:
     """Return what a person typed, of a message's content; a command is its name."""
-    texts = [content]
-    if isinstance(content, list):
-        texts = [read_field(block, "text") for block in content]
-    text = "\n".join(str(each) for each in texts if isinstance(each, str) and each)
-    typed = re.search("<command-name>(.{1,80}?)</command-name>", text)
-    return typed[1] if typed else text[:PROMPT_LIMIT]
+    text = ""
+    if isinstance(content, str):
+        text = content
+    elif isinstance(content, list):
+        text = "\n".join(filter(None, (read_field(block, "text") for block in content)))
+
+    command = re.search("<command-name>(.{1,80}?)</command-name>", text)
+    if command:
+        return command[1]
+    return text[:PROMPT_LIMIT]
 
 
 # -- the tree --
@@ -18116,8 +18187,9 @@ class SessionTrace:
 
     def depth(self, agent: AgentTrace) -> int:
         """Return how many agents stand above one."""
-        parents = {each.id: each.parent for each in self.agents}
-        depth, place = 0, agent.id
+        parents = {other.id: other.parent for other in self.agents}
+        depth = 0
+        place = agent.id
         while place and depth < AGENTS_DEPTH_LIMIT:
             place = parents.get(place, "")
             depth += 1
@@ -18136,29 +18208,44 @@ def trace_session(session: str, transcripts: Iterable[Transcript],
     for agent in dict.fromkeys([*by_agent, *served]):
         label = labels.get(agent, AgentLabel())
         agents.append(_trace_agent(agent, label, by_agent, tuple(served.get(agent, ()))))
-    torn = tuple(transcript.place(line) for transcript in by_agent.values()
-                 for line in transcript.torn)
-    return SessionTrace(session, tuple(_in_order(agents)), torn)
+
+    torn: list[str] = []
+    for transcript in by_agent.values():
+        torn += map(transcript.place, transcript.torn)
+    return SessionTrace(session, tuple(_in_order(agents)), tuple(torn))
 
 
 def _trace_agent(agent: str, label: AgentLabel, transcripts: Mapping[str, Transcript],
                  receipts: tuple[Receipt, ...]) -> AgentTrace:
     """Return what is known of one agent: who started it is who has its call or its report."""
     own = transcripts.get(agent)
-    trace = AgentTrace(agent, label.kind, "", own, receipts, is_built_in=label.is_built_in)
-    if own:
-        trace = replace(trace, kind=trace.kind or own.kind)
     if not agent:
-        return replace(trace, kind="main")
-    others = {parent: each for parent, each in transcripts.items() if parent != agent}
-    for parent, transcript in others.items():
-        report = transcript.reports.get(agent)
-        call = transcript.dispatches.get(label.call or (report.call if report else ""))
-        if call:
-            trace = replace(trace, parent=parent, call=call, kind=trace.kind or call.kind,
-                            dispatch=transcript.place(call.line))
-        if report:
-            trace = replace(trace, parent=parent, report=report, kind=trace.kind or report.kind)
+        return AgentTrace(agent, "main", "", own, receipts, is_built_in=label.is_built_in)
+
+    kind = label.kind
+    if own:
+        kind = kind or own.kind
+    trace = AgentTrace(agent, kind, "", own, receipts, is_built_in=label.is_built_in)
+    for parent, transcript in transcripts.items():
+        if parent != agent:
+            trace = _add_parent(trace, label, parent, transcript)
+    return trace
+
+
+def _add_parent(trace: AgentTrace, label: AgentLabel, parent: str, transcript: Transcript
+                ) -> AgentTrace:
+    """Return an agent with what another's transcript says of it, if that started it."""
+    report = transcript.reports.get(trace.id)
+    call_id = label.call
+    if report and not call_id:
+        call_id = report.call
+    call = transcript.dispatches.get(call_id)
+
+    if call:
+        trace = replace(trace, parent=parent, call=call, kind=trace.kind or call.kind,
+                        dispatch=transcript.place(call.line))
+    if report:
+        trace = replace(trace, parent=parent, report=report, kind=trace.kind or report.kind)
     return trace
 
 
@@ -18167,12 +18254,16 @@ def _in_order(agents: Sequence[AgentTrace]) -> Iterator[AgentTrace]:
     left = sorted(agents, key=lambda agent: (agent.id != "", agent.began))
     pending = left[:1]
     while left:
-        agent = pending.pop() if pending else left[0]  # who is its own ancestor has no parent here
+        if not pending:  # who is its own ancestor, or whose parent nobody knows, hangs nowhere
+            pending.append(left[0])
+        agent = pending.pop()
         if agent not in left:
             continue
+
         left.remove(agent)
         yield agent
-        pending += reversed([each for each in left if each.parent == agent.id])
+        children = [other for other in left if other.parent == agent.id]
+        pending += reversed(children)
 
 
 # -- what served an agent --
@@ -18233,9 +18324,11 @@ def plan_served(agent: AgentTrace, facts: TraceFacts) -> list[Served]:
     for answer in agent.unclaimed:
         others.setdefault((answer.asked, _origin_of(answer, facts)), []).append(answer)
     for (asked, origin), answers in others.items():
+        planned = "unknown"
+        if origin == "foreign":
+            planned = "left"
         rows.append(Served(
-            asked, "", "left" if origin == "foreign" else "unknown", _ORIGINS[origin],
-            answers[0].time, len(answers),
+            asked, "", planned, _ORIGINS[origin], answers[0].time, len(answers),
             input_tokens=sum(answer.input_tokens for answer in answers),
             output_tokens=sum(answer.output_tokens for answer in answers)))
     return rows
@@ -18253,8 +18346,11 @@ def _origin_of(answer: SessionAnswer, facts: TraceFacts) -> str:
     """Return what is known of an answer without a receipt, by its id: ours have their own form."""
     if re.fullmatch("req_[0-9a-f]{24}", answer.id):
         return "lost"
-    if facts.fleet is None or not answer.id.startswith("req_"):
+    if facts.fleet is None:  # then nothing says either whether LiteLLM serves
+        return "unknown"
+    if not answer.id.startswith("req_"):
         return "litellm" if facts.is_litellm else "unknown"
+
     # LiteLLM hands on no id of this form, so this one is its upstream's, or somebody else's.
     aliases = {model.alias for model in facts.fleet.models.values()}
     if facts.is_litellm and answer.asked in aliases:
@@ -18280,9 +18376,14 @@ def _sum_up(receipts: Sequence[Receipt], facts: TraceFacts) -> Served:
 
 def _median_first_token(receipts: Iterable[Receipt]) -> float | None:
     """Return how long a first token takes from the slot on; None: none came."""
-    seconds = sorted(max(receipt.first_byte - (receipt.waited or 0), 0)
-                     for receipt in receipts if receipt.first_byte is not None)
-    return seconds[len(seconds) // 2] if seconds else None
+    seconds = []
+    for receipt in receipts:
+        if receipt.first_byte is not None:
+            seconds.append(max(receipt.first_byte - (receipt.waited or 0), 0))
+    if not seconds:
+        return None
+    # Not the mean: one answer that waited for its model to load would hide all the others.
+    return sorted(seconds)[len(seconds) // 2]
 
 
 def _answer_rate(receipts: Iterable[Receipt]) -> float | None:
@@ -18303,21 +18404,33 @@ def _judge_places(receipts: Sequence[Receipt], facts: TraceFacts) -> tuple[str, 
     """Return whether a model on a machine is what was planned for all of these, and why not."""
     if any(left_house(receipt, facts) for receipt in receipts):
         return "left", "left the house"
-    verdicts = {_judge_place(receipt, facts): receipt for receipt in reversed(receipts)}
-    planned = min(verdicts, key=_PLACE_ORDER.index)
-    receipt = verdicts[planned]
-    if receipt.node is None:
-        return planned, f"nobody answered: {receipt.outcome}"
+
+    firsts: dict[str, Receipt] = {}
+    for receipt in receipts:
+        firsts.setdefault(_judge_place(receipt, facts), receipt)
+    planned = min(firsts, key=_PLACE_ORDER.index)
+    return planned, _explain_place(planned, firsts[planned], receipts, facts)
+
+
+def _explain_place(planned: str, first: Receipt, receipts: Sequence[Receipt],
+                   facts: TraceFacts) -> str:
+    """Return why requests were not served as planned, by the first of them; "" where they were."""
+    if first.node is None:
+        return f"nobody answered: {first.outcome}"
     if planned == "no":
-        return planned, "not declared"
+        return "not declared"
+    if planned == "unknown" and not facts.fleet:
+        return "no valid fleet file"
     if planned == "unknown":
-        return planned, "the fleet file is another now" if facts.fleet else "no valid fleet file"
-    failed = [each for each in receipts if each.outcome not in ("ok", "left", "stopped")]
+        return "the fleet file is another now"
     if planned == "fallback":
-        return planned, _tell_tries(receipt)
+        return _tell_tries(first)
+
+    # Who went away or stopped the gateway ended that request: nothing has failed.
+    failed = [receipt for receipt in receipts if receipt.outcome not in ("ok", "left", "stopped")]
     if failed:
-        return planned, f"{len(failed)} failed: {failed[0].outcome}"
-    return planned, ""
+        return f"{len(failed)} failed: {failed[0].outcome}"
+    return ""
 
 
 def _tell_tries(receipt: Receipt) -> str:
@@ -18336,6 +18449,8 @@ def _judge_place(receipt: Receipt, facts: TraceFacts) -> str:
     chain = (receipt.alias, *plan_fallbacks(facts.fleet).get(receipt.alias, ()))
     if model and model.node == receipt.node and model.alias in chain:
         return "yes" if model.alias == receipt.alias else "fallback"
+
+    # An older file may have declared it: nobody is accused by a file that was not there yet.
     return "unknown" if facts.fleet_changed > receipt.time else "no"
 
 
@@ -18356,16 +18471,18 @@ def plan_state(agent: AgentTrace, now: float) -> str:
     """Return what an agent is doing: done, failed, cut off or at work; "" where nothing tells."""
     transcript = agent.transcript
     if not transcript:
-        return "at work" if now - agent.ended < 5 else ""
+        return "at work" if now - agent.ended < SILENT_SECONDS else ""
+
     last = transcript.last
     if last and last.error:
         return "failed"
     if last and _has_ended(agent, last):
         return "done"
+
+    # A report that it was launched comes at once, and says nothing of its end.
     is_over = agent.report is not None and agent.report.status != "async_launched"
-    if is_over or now - max(agent.ended, transcript.changed) > IDLE_SECONDS:
-        return "cut off"
-    return "at work"
+    is_silent = now - max(agent.ended, transcript.changed) > IDLE_SECONDS
+    return "cut off" if is_over or is_silent else "at work"
 
 
 def _has_ended(agent: AgentTrace, last: SessionAnswer) -> bool:
@@ -18398,11 +18515,15 @@ QUESTIONS = {
 
 
 def audit_agent(agent: AgentTrace, session: SessionTrace, facts: TraceFacts) -> tuple[Verdict, ...]:
-    """SessionAnswer the five questions about a subagent."""
-    answers = (_audit_model(agent, session, facts), _audit_machine(agent, facts),
-               _audit_house(agent, facts), _audit_context(agent, facts), _audit_end(agent, facts))
-    return tuple(replace(answer, question=question)
-                 for question, answer in zip(QUESTIONS, answers))
+    """Answer the five questions about a subagent."""
+    verdicts = (  # in the order of QUESTIONS
+        _audit_model(agent, session, facts),
+        _audit_machine(agent, facts),
+        _audit_house(agent, facts),
+        _audit_context(agent, facts),
+        _audit_end(agent, facts))
+    return tuple(replace(verdict, question=question)
+                 for question, verdict in zip(QUESTIONS, verdicts))
 
 
 def _yes(what: str = "") -> Verdict:
@@ -18410,11 +18531,11 @@ def _yes(what: str = "") -> Verdict:
 
 
 def _no(what: str, *evidence: str) -> Verdict:
-    return Verdict("", "no", what, tuple(each for each in evidence if each))
+    return Verdict("", "no", what, tuple(filter(None, evidence)))
 
 
 def _unknown(what: str, *evidence: str) -> Verdict:
-    return Verdict("", "unknown", what, tuple(each for each in evidence if each))
+    return Verdict("", "unknown", what, tuple(filter(None, evidence)))
 
 
 def _evidence(agent: AgentTrace, request: str) -> tuple[str, ...]:
@@ -18447,18 +18568,19 @@ def _audit_model(agent: AgentTrace, session: SessionTrace, facts: TraceFacts) ->
         return _unknown(f"no file names an agent `{agent.kind or agent.id}`", agent.dispatch)
 
     wanted = _resolve_model(source.model, agent, session, facts)
-    others = [alias for alias in asked if alias != wanted]
     if not wanted:
         return _unknown(f"what `{source.model or 'inherit'}` stood for is not known",
                         f"{source.path}:{source.line}")
-    if not others:
-        return _yes()
-    return _tell_other_model(agent, source, wanted, others[0])
+    for alias in asked:
+        if alias != wanted:
+            return _tell_other_model(agent, source, wanted, alias)
+    return _yes()
 
 
 def _tell_other_model(agent: AgentTrace, source: AgentSource, wanted: str, asked: str) -> Verdict:
     """Return why an agent asked another alias than the one its file stands for now."""
-    place, evidence = f"{source.path}:{source.line}", _evidence(agent, _asked(agent)[asked])
+    place = f"{source.path}:{source.line}"
+    evidence = _evidence(agent, _asked(agent)[asked])
     if agent.call and agent.call.model:
         return _no(f"its call named the model `{agent.call.model}`, which beats its file: asked "
                    f"was `{asked}`, not `{wanted}`", agent.dispatch, place, *evidence)
@@ -18471,39 +18593,46 @@ def _tell_other_model(agent: AgentTrace, source: AgentSource, wanted: str, asked
 def _resolve_model(model: str, agent: AgentTrace, session: SessionTrace,
                    facts: TraceFacts) -> str:
     """Return the alias that Claude Code makes of a `model:`; "" where that cannot be known."""
-    name = re.sub(r"\[\w+\]$", "", model)
+    name = re.sub(r"\[\w+\]$", "", model)  # opus[1m]: the same model
     if name.lower() in ("", "inherit"):
-        parents = [each for each in session.agents if each.id == agent.parent]
-        return next(iter(_asked(parents[0])), "") if parents else ""
+        parents = [other for other in session.agents if other.id == agent.parent]
+        if not parents:
+            return ""
+        return next(iter(_asked(parents[0])), "")
+
     tier = {"best": "opus"}.get(name.lower(), name.lower())
-    if tier in TIERS and tier != "main":
-        return facts.fleet.models[plan_tiers(facts.fleet)[tier]].alias if facts.fleet else ""
-    return name
+    if tier not in TIERS or tier == "main":
+        return name
+    if facts.fleet is None:
+        return ""
+    return facts.fleet.models[plan_tiers(facts.fleet)[tier]].alias
 
 
 def _audit_machine(agent: AgentTrace, facts: TraceFacts) -> Verdict:
     """Did planned machines or declared fallbacks serve it?"""
-    by_place: dict[str, list[Receipt]] = {}
+    by_place: dict[str, list[Receipt]] = {"no": [], "unknown": [], "fallback": [], "yes": []}
     for receipt in agent.receipts:
-        by_place.setdefault(_judge_place(receipt, facts), []).append(receipt)
-    for receipt in by_place.get("no", ()):
-        return _no(f"`{receipt.model}` on `{receipt.node}` answered, which is neither "
-                   f"`{receipt.alias}` nor a fallback of it in {facts.fleet_path}",
-                   *_evidence(agent, receipt.id))
-    for receipt in by_place.get("unknown", ()):
+        by_place[_judge_place(receipt, facts)].append(receipt)
+    if by_place["no"]:
+        first = by_place["no"][0]
+        return _no(f"`{first.model}` on `{first.node}` answered, which is neither "
+                   f"`{first.alias}` nor a fallback of it in {facts.fleet_path}",
+                   *_evidence(agent, first.id))
+    if by_place["unknown"]:
+        first = by_place["unknown"][0]
         why = "there is no valid fleet file"
         if facts.fleet:
             why = f"{facts.fleet_path} was edited since"
-        return _unknown(f"{why}: `{receipt.model}` on `{receipt.node}` answered",
-                        *_evidence(agent, receipt.id))
+        return _unknown(f"{why}: `{first.model}` on `{first.node}` answered",
+                        *_evidence(agent, first.id))
+
     missing = _foreign(agent, facts) or _missing(agent, facts)
     if missing:
         return missing
-
-    fallbacks = by_place.get("fallback", [])
-    for receipt in fallbacks:
-        return Verdict("", "yes", f"{len(fallbacks)} by a declared fallback, `{receipt.model}` on "
-                       f"`{receipt.node}` ({_tell_tries(receipt)})", (receipt.id,))
+    if by_place["fallback"]:
+        first = by_place["fallback"][0]
+        return Verdict("", "yes", f"{len(by_place['fallback'])} by a declared fallback, "
+                       f"`{first.model}` on `{first.node}` ({_tell_tries(first)})", (first.id,))
     return _yes()
 
 
@@ -18518,13 +18647,13 @@ def _foreign(agent: AgentTrace, facts: TraceFacts) -> Verdict | None:
 
 def _missing(agent: AgentTrace, facts: TraceFacts) -> Verdict | None:
     """Return why it cannot be known where some answers came from, None where it can."""
-    for answer in agent.unclaimed:
-        origin = _origin_of(answer, facts)
-        what = {"foreign": f"`{answer.asked}` was not asked through this gateway",
+    if agent.unclaimed:
+        first = agent.unclaimed[0]
+        what = {"foreign": f"`{first.asked}` was not asked through this gateway",
                 "litellm": "LiteLLM does not say which machine answered",
                 "lost": "the receipt is gone: the file has turned over twice",
-                "unknown": "no receipt says who answered"}[origin]
-        return _unknown(what, *_evidence(agent, answer.id))
+                "unknown": "no receipt says who answered"}[_origin_of(first, facts)]
+        return _unknown(what, *_evidence(agent, first.id))
     if not agent.receipts:
         return _unknown("no request of it was written down")
     return None
@@ -18546,6 +18675,17 @@ def _audit_house(agent: AgentTrace, facts: TraceFacts) -> Verdict:
 
 def _audit_context(agent: AgentTrace, facts: TraceFacts) -> Verdict:
     """Was its context never cut, and none of its prompts refused?"""
+    loss = _find_cut(agent) or _find_refused_prompt(agent) or _missing(agent, facts)
+    if loss:
+        return loss
+    if not any(receipt.sent for receipt in agent.receipts):
+        return _unknown("these receipts, of an older version, do not say what was sent",
+                        agent.receipts[0].id)
+    return _yes()
+
+
+def _find_cut(agent: AgentTrace) -> Verdict | None:
+    """Return the no of the first prompt that a receipt shows cut or refused."""
     latest: dict[tuple[str, str | None], Receipt] = {}
     for receipt in agent.receipts:
         if receipt.outcome == "prompt_too_long":
@@ -18557,31 +18697,34 @@ def _audit_context(agent: AgentTrace, facts: TraceFacts) -> Verdict:
                        f"about {receipt.sent:,}", *_evidence(agent, receipt.id))
         if receipt.input_tokens:
             latest[receipt.alias, receipt.model] = receipt
+    return None
 
-    if agent.transcript:
-        for answer in agent.transcript.answers.values():
-            if "prompt is too long" in answer.error.lower():
-                return _no("a prompt was refused as too long", agent.transcript.place(answer.line))
-    missing = _missing(agent, facts)
-    if missing:
-        return missing
-    if not any(receipt.sent for receipt in agent.receipts):
-        return _unknown("these receipts, of an older version, do not say what was sent",
-                        agent.receipts[0].id)
-    return _yes()
+
+def _find_refused_prompt(agent: AgentTrace) -> Verdict | None:
+    """Return the no of the first prompt that Claude Code wrote down as refused."""
+    if not agent.transcript:
+        return None
+    for answer in agent.transcript.answers.values():
+        if "prompt is too long" in answer.error.lower():
+            return _no("a prompt was refused as too long", agent.transcript.place(answer.line))
+    return None
 
 
 def _was_cut(receipt: Receipt, earlier: Receipt | None) -> bool:
     """Tell whether a node saw less of a prompt than it was sent."""
-    counted, sent = receipt.input_tokens, receipt.sent
+    counted = receipt.input_tokens
+    sent = receipt.sent
     if receipt.outcome != "ok" or not counted or not sent:
         return False
     if sent > CUT_RATIO * counted:
         return True
+    if earlier is None or not earlier.sent:
+        return False
+
     # A prompt that grew and is counted as no more is as good: what is sent is only an estimate,
     # but the same one both times.
-    return (earlier is not None and earlier.sent > 0 and sent > 1.1 * earlier.sent
-            and counted <= earlier.input_tokens)
+    has_grown = sent > GROWN_RATIO * earlier.sent
+    return has_grown and counted <= earlier.input_tokens
 
 
 # Words by which a report says that something was done, or that something was looked at.
@@ -18598,7 +18741,8 @@ def _audit_end(agent: AgentTrace, facts: TraceFacts) -> Verdict:
     if not transcript or not transcript.last:
         return _unknown("Claude Code kept no transcript of it", agent.dispatch)
     last = transcript.last
-    place, state = transcript.place(last.line), plan_state(agent, facts.now)
+    place = transcript.place(last.line)
+    state = plan_state(agent, facts.now)
     if state == "failed":
         return _no(f"it ended by an error: {last.error}", place)
     if last.stop == "max_tokens":
@@ -18615,11 +18759,15 @@ def _audit_report(agent: AgentTrace, transcript: Transcript, facts: TraceFacts) 
     source = facts.files.get(agent.kind.lower())
     if transcript.calls or (source and not source.has_tools):
         return _yes()
+
+    # Who may change files was started to do so: its report claims that in any words. Who only
+    # reads may have answered out of its prompt, unless it says that it looked.
     may_change = source is None or source.may_change
-    if transcript.words.strip() and (may_change or _CLAIMS.search(transcript.words)):
-        last = next(reversed(transcript.answers.values()))
-        return _no("it reports, and called no tool at all", transcript.place(last.line), last.id)
-    return _yes("it called no tool, and claims nothing that needs one")
+    claims_work = may_change or _CLAIMS.search(transcript.words)
+    if not transcript.words.strip() or not claims_work:
+        return _yes("it called no tool, and claims nothing that needs one")
+    last = next(reversed(transcript.answers.values()))
+    return _no("it reports, and called no tool at all", transcript.place(last.line), last.id)
 
 
 # -- what is told of a session --
@@ -18646,18 +18794,21 @@ class SessionReport:
     @property
     def began(self) -> float:
         """When its first agent was first heard of."""
-        return min((each.agent.began for each in self.agents if each.agent.began), default=0.0)
+        times = [report.agent.began for report in self.agents]
+        return min(filter(None, times), default=0.0)
 
     @property
     def ended(self) -> float:
         """When one of its agents was last heard of."""
-        return max(each.agent.ended for each in self.agents)
+        return max(report.agent.ended for report in self.agents)
 
     @property
     def refused(self) -> list[Verdict]:
         """What was answered with no."""
-        return [verdict for each in self.agents for verdict in each.verdicts
-                if verdict.answer == "no"]
+        refused = []
+        for report in self.agents:
+            refused += [verdict for verdict in report.verdicts if verdict.answer == "no"]
+        return refused
 
 
 def report_session(session: SessionTrace, facts: TraceFacts, *, audits: bool) -> SessionReport:
@@ -18674,14 +18825,19 @@ def report_session(session: SessionTrace, facts: TraceFacts, *, audits: bool) ->
 
 def name_agents(session: SessionTrace, fleet: Fleet | None) -> SessionTrace:
     """Name the agents that nothing names, by their alias: `planner?` where only one has it."""
-    owners = agents_by_alias(fleet) if fleet else {}
+    owners: Mapping[str, Sequence[str]] = {}
+    if fleet:
+        owners = agents_by_alias(fleet)
+
     agents = []
     for agent in session.agents:
-        names = owners.get(next(iter(_asked(agent)), ""), [])
-        kind = agent.kind
-        if not kind:
-            kind = f"{names[0]}?" if len(names) == 1 else agent.id
-        agents.append(replace(agent, kind=kind))
+        alias = next(iter(_asked(agent)), "")
+        names = owners.get(alias, ())
+        if not agent.kind and len(names) == 1:
+            agent = replace(agent, kind=f"{names[0]}?")
+        elif not agent.kind:
+            agent = replace(agent, kind=agent.id)
+        agents.append(agent)
     return replace(session, agents=tuple(agents))
 
 
@@ -18727,27 +18883,41 @@ def _describe_turn(begun: RequestBegun, latest: Event, now: float) -> str:
 
 def show_live(report: SessionReport, words: Mapping[str, str]) -> SessionReport:
     """Return a report that says of agents what they wait for."""
-    agents = [replace(each, state=words.get(each.agent.id, each.state)) for each in report.agents]
+    agents = []
+    for agent_report in report.agents:
+        state = words.get(agent_report.agent.id, agent_report.state)
+        agents.append(replace(agent_report, state=state))
     return replace(report, agents=tuple(agents))
 
 
 def show_session(report: SessionReport, *, prompts: bool) -> dict[str, Any]:
     """Return what `--json` says of a session; of a prompt only its first line, unless asked."""
     session = report.session
-    agents = []
-    for each in report.agents:
-        agent = each.agent
-        shown: dict[str, Any] = {
-            "agent": agent.id, "name": agent.kind, "parent": agent.parent if agent.id else None,
-            "state": each.state, "began": agent.began, "ended": agent.ended,
-            "transcript": agent.transcript.path if agent.transcript else None,
-            "served": list(each.served), "audit": list(each.verdicts)}
-        if prompts:
-            shown["prompt"] = agent.transcript.prompt if agent.transcript else None
-        agents.append(shown)
-    return {"session": session.id, "prompt": crop(clean_line(first_line(session.prompt)), 80),
-            "began": report.began, "ended": report.ended, "torn": list(session.torn),
-            "agents": agents}
+    return {
+        "session": session.id,
+        "prompt": crop(clean_line(first_line(session.prompt)), 80),
+        "began": report.began,
+        "ended": report.ended,
+        "torn": list(session.torn),
+        "agents": [_show_agent(agent, prompts=prompts) for agent in report.agents]}
+
+
+def _show_agent(report: AgentReport, *, prompts: bool) -> dict[str, Any]:
+    agent = report.agent
+    parent = path = prompt = None
+    if agent.id:  # "" is the main session's own id, and that has no parent
+        parent = agent.parent
+    if agent.transcript:
+        path = agent.transcript.path
+        prompt = agent.transcript.prompt
+
+    shown = {
+        "agent": agent.id, "name": agent.kind, "parent": parent, "state": report.state,
+        "began": agent.began, "ended": agent.ended, "transcript": path,
+        "served": list(report.served), "audit": list(report.verdicts)}
+    if prompts:
+        shown["prompt"] = prompt
+    return shown
 
 
 
