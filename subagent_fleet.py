@@ -27582,7 +27582,7 @@ def cmd_skills_list(options: Options, world: World) -> int:
         rows.append({"skill": name, "summary": skill.summary, "installed": states})
 
     if options.json:
-        world.out(render_report("skills", {"out": workspace.out, "skills": rows}))
+        world.out(render_report("skills list", {"out": workspace.out, "skills": rows}))
         return EXIT_OK
     world.out(format_skills(rows, look_of(world)))
     return EXIT_OK

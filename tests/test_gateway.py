@@ -1075,11 +1075,12 @@ def test_a_node_that_cannot_be_reached_any_more_is_left(rig, monkeypatch):
 
 
 def test_what_only_the_client_can_mend_is_not_tried_elsewhere(rig):
-    served = rig(answers(400, "request (9 tokens) exceeds the available context size (5 tokens)"),
-                 answers(400, "request (9 tokens) exceeds the available context size (5 tokens)"))
+    # Neither holds more, as far as the file says.
+    words = "request (40000 tokens) exceeds the available context size (32768 tokens)"
+    served = rig(answers(400, words), answers(400, words))
     for stream in (False, True):
         assert error_of(served.ask(stream=stream)) == (
-            400, "invalid_request_error", "prompt is too long: 9 tokens > 5 maximum")
+            400, "invalid_request_error", "prompt is too long: 40000 tokens > 32768 maximum")
     assert len(served.nodes[0].requests) + len(served.nodes[1].requests) == 2
     assert rests(served.server.scheduler) == {}
     assert {receipt["outcome"] for receipt in served.receipts(2)} == {"prompt_too_long"}

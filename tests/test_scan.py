@@ -1,9 +1,11 @@
 """Machines that nobody named: what a scan asks, whom it finds, what it says of the rest."""
 import contextlib
 import json
+import pathlib
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 
 import pytest
@@ -76,9 +78,12 @@ class Neighbourhood:
 @pytest.fixture
 def neighbourhood():
     """An empty one; its addresses are those of all tests, so these run one after the other."""
-    place = Neighbourhood()
-    with place.closing:
-        yield place
+    fcntl = pytest.importorskip("fcntl")
+    with open(pathlib.Path(tempfile.gettempdir()) / "subagent-fleet-tests.scan", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # in other processes of this test run, too
+        place = Neighbourhood()
+        with place.closing:
+            yield place
 
 
 # What it took at most, as Linux counts it since the start of the program.

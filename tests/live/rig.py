@@ -501,6 +501,9 @@ class Project:
         for found, shown in self.swaps.items():
             text = text.replace(str(found), shown)
         text = text.replace(str(self.folder), "~/project").replace(str(self.bin), "~/bin")
+        # Models are shown as they end, on machines that are warmed at once.
+        text = re.sub(r"(?m)(?<=^Warming models:\n)(?:  .*\n)+",
+                      lambda match: "".join(sorted(match[0].splitlines(keepends=True))), text)
         return re.sub(r"\b\d+(\.\d+)? (s|ms)\b", r"N \2", text)
 
     def read(self, path):
