@@ -468,8 +468,8 @@ def test_system_decides_the_setup(monkeypatch, platform, programs, online, syste
     monkeypatch.setattr(world, "which", lambda name: name if name in programs else None)
     monkeypatch.setattr(sf.sys, "platform", platform)
     monkeypatch.setattr(sf, "probe_nodes", lambda _, nodes, __: {
-        node.name: sf.NodeState(node.name, node.endpoint, "" if online else "refused")
-        for node in nodes.values()})
+        key: sf.NodeState(node.name, node.endpoint, "" if online else "refused")
+        for key, node in nodes.items()})
     assert told_by_worker(world, monkeypatch)["system"] == system
 
 

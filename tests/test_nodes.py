@@ -14,7 +14,7 @@ import pytest
 
 import hostile_nodes
 import subagent_fleet as sf
-from tools import PROGRAM, ROOT, SCRIPT, clean_environment, free_port, not_held_up
+from tools import PROGRAM, SCRIPT, clean_environment, free_port, not_held_up
 
 PORT = free_port()  # nobody serves there
 NO_GATEWAY = f"no gateway runs at http://127.0.0.1:{PORT}"
@@ -656,8 +656,8 @@ def test_warmup_json_holds_every_outcome(fleet, command):
     assert not light["ok"] and light["loaded"] is None and light["detail"] and light["fix"]
 
 
-def test_readme_documents_every_json_field(fleet, command):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8").split("## JSON output")[1]
+def test_the_page_of_json_documents_every_field(fleet, command):
+    page = sf.TOPICS["json"].page()
     fleet[0].loaded["big:32b"] = 32768
     missing = set()
 
@@ -665,7 +665,7 @@ def test_readme_documents_every_json_field(fleet, command):
         for one in value if isinstance(value, list) else []:
             look(one)
         for key, one in value.items() if isinstance(value, dict) else []:
-            if f"`{key}`" not in readme:
+            if f"`{key}`" not in page:
                 missing.add(key)
             look(one)
     for words in (("discover", "--write"), ("status",), ("warmup",)):
