@@ -3,12 +3,16 @@
 python3 tests/bench/gateway.py [--soak REQUESTS]     LiteLLM runs too if `litellm` is on the PATH
 python3 tests/bench/gateway.py --backends            a row a kind of node
 python3 tests/bench/gateway.py --dashboards ROUNDS   what two dashboards cost
+python3 tests/bench/gateway.py --peer COMMAND        another gateway beside ours: COMMAND starts it,
+    with {port} where it shall listen and {node} as the node's address; it serves `bench-model` of
+    Ollama's model `m` at --peer-path, with the key or without one
 """
 import argparse
 import contextlib
 import json
 import os
 import pathlib
+import shlex
 import shutil
 import socket
 import statistics
@@ -172,14 +176,14 @@ def median_ms(port, path, body, *, times=200):
     return statistics.median(took)
 
 
-def rate(port, body, *, clients=8, seconds=4.0):
+def rate(port, body, *, path="/v1/messages", clients=8, seconds=4.0):
     """Requests a second that so many clients get, each with a connection of its own."""
     counts, until = [0] * clients, time.perf_counter() + seconds
 
     def work(index):
         client = Client(port)
         while time.perf_counter() < until:
-            client.post("/v1/messages", body)
+            client.post(path, body)
             counts[index] += 1
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(clients)]
@@ -253,16 +257,33 @@ def start_litellm(directory, node_port, program):
     return process, port, wait_for(port, process, seconds=90)
 
 
-def measure(name, port, process, *, direct, ready):
+def start_peer(directory, node_port, command):
+    """Start a gateway that somebody installed; it is ready when it takes a connection."""
+    port = free_port()
+    words = shlex.split(command.replace("{port}", str(port)).replace(
+        "{node}", f"http://127.0.0.1:{node_port}"))
+    process = subprocess.Popen(words, cwd=str(directory), stdout=subprocess.DEVNULL)
+    began = time.perf_counter()
+    while time.perf_counter() - began < 60:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return process, port, time.perf_counter() - began
+        except OSError:
+            time.sleep(0.005)
+        assert process.poll() is None, "the peer has ended"
+    raise AssertionError("the peer does not listen")
+
+
+def measure(name, port, process, *, direct, ready, path="/v1/messages"):
     """Print one gateway's figures; return its requests a second."""
     recorded = json.loads(RECORDED.read_text(encoding="utf-8"))["body"]
     recorded = json.dumps({**recorded, "model": "bench-model", "max_tokens": 16}).encode()
     long = {"model": "bench-model", "max_tokens": 500, "stream": True,
             "messages": [{"role": "user", "content": "hi"}]}
-    small = median_ms(port, "/v1/messages", SMALL) - direct["small"]
-    large = median_ms(port, "/v1/messages", recorded, times=100) - direct["recorded"]
-    stream = median_ms(port, "/v1/messages", json.dumps(long).encode(), times=20)
-    rates = rate(port, SMALL)
+    small = median_ms(port, path, SMALL) - direct["small"]
+    large = median_ms(port, path, recorded, times=100) - direct["recorded"]
+    stream = median_ms(port, path, json.dumps(long).encode(), times=20)
+    rates = rate(port, SMALL, path=path)
     print(f"{name}: ready in {ready:.2f} s, added {small:.2f} ms (small), {large:.2f} ms "
           f"(recorded), {(stream - direct['stream']) / 500:.4f} ms a chunk, {rates:.0f} "
           f"requests/s with 8 clients, {memory_mb(process.pid):.0f} MB", flush=True)
@@ -397,6 +418,8 @@ def main():
     parser.add_argument("--backends", action="store_true", help="only: a row a kind of node")
     parser.add_argument("--dashboards", type=int, metavar="ROUNDS",
                         help="only: what two dashboards cost")
+    parser.add_argument("--peer", metavar="COMMAND", help="only: another gateway beside ours")
+    parser.add_argument("--peer-path", default="/v1/messages", metavar="PATH")
     options = parser.parse_args()
     if options.node:
         return run_node(options.node)
@@ -425,6 +448,13 @@ def main():
                 compare_watched(pathlib.Path(place), port, serve, options.dashboards)
                 return None
             ours = measure("serve", port, serve, direct=direct, ready=ready)
+            if options.peer:
+                peer, port, ready = start_peer(pathlib.Path(place), node_port, options.peer)
+                started.append(peer)
+                theirs = measure("peer", port, peer, direct=direct, ready=ready,
+                                 path=options.peer_path)
+                print(f"serve answers {ours / theirs:.1f} times as many requests a second")
+                return None
             for path in DIALECTS:
                 measure_dialect(port, node_port, path, direct=direct)
             for provider in BACKENDS:
