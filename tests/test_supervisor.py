@@ -18,7 +18,7 @@ def rig(task_rig):
     return task_rig
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"),
-                                reason="the rig reads /proc; macOS has its own tests below")
+                                reason="the rig reads /proc")
 MANY = int(os.environ.get("SUBAGENT_FLEET_TRIALS", "0"))  # more of what is random
 
 

@@ -89,10 +89,11 @@ def phrases():
 
 def run_phrases():
     """Give step -> tokens it prints: what agents of tasks do."""
-    choices = [{"label": "sqlite", "description": "a file"},
-               {"label": "postgres", "description": "a server"}]
-    question = {"question": "Which database?", "header": "DB", "options": choices,
-                "multiSelect": False}
+    # Inside of a list the engine wants keys in alphabetical order: so Ollama hands on a schema.
+    choices = [{"description": "a file", "label": "sqlite"},
+               {"description": "a server", "label": "postgres"}]
+    question = {"header": "DB", "multiSelect": False, "options": choices,
+                "question": "Which database?"}
     commands = {"work": "echo work >> work.txt", "mend": "echo mended >> mended.txt",
                 "nap": "sleep 3; echo slept", "long": "sleep 120; echo slept",
                 "breach": "python3 -c \"open('secret.txt', 'w').write('x')\""}
@@ -358,7 +359,10 @@ def main():
         write_model(directory / f"{name}.gguf", words, template, inner)
         print(directory / f"{name}.gguf")
     words = Vocabulary(run_phrases())
-    write_model(directory / "runner.gguf", words, chat_template("done", False), 128)
+    # What is said in the middle of a turn comes with the result of a tool (2.1.327).
+    template = chat_template("done", False).replace("message.role == 'user' and",
+                                                    "message.role != 'assistant' and")
+    write_model(directory / "runner.gguf", words, template, 128)
     print(directory / "runner.gguf")
     for name, (how, context) in BENCH_MODELS.items():
         words = Vocabulary(bench_phrases(how))

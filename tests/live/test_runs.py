@@ -200,7 +200,8 @@ def test_success_in_words_alone_is_a_failure(runs):
 
 
 def test_a_person_takes_the_session_and_gives_it_back(runs):
-    runs.write(attach={"prompt": "@play long", "check": "test -s work.txt"})
+    runs.write(attach={"prompt": "@play long done", "check":
+                       "test -s work.txt || { echo '@play work done'; exit 1; }"})
     process = runs.start("attach", "--keep-going")
     runs.wait("attach", "running")
     rig.wait_until(lambda: any("tool_use" in json.dumps(event) for event in runs.output("attach")
@@ -215,7 +216,9 @@ def test_a_person_takes_the_session_and_gives_it_back(runs):
         while time.monotonic() < deadline:
             if select.select([terminal], [], [], 0.2)[0]:
                 shown += os.read(terminal, 65536)
-            if b"@play long" in shown and time.monotonic() - typed_at > 1.0:
+            if b"@play long" in shown and time.monotonic() - typed_at > 2.0:
+                os.write(terminal, b"\x03")
+                time.sleep(0.3)
                 os.write(terminal, b"\x03")  # twice: it leaves
                 typed_at = time.monotonic()
     except OSError:  # Linux says so when the last one has gone
@@ -223,10 +226,9 @@ def test_a_person_takes_the_session_and_gives_it_back(runs):
     os.close(terminal)
     os.waitpid(child, 0)
     assert b"@play long" in shown, shown[-2000:]
-    runs.wait("attach", "running")
-    runs.project.run("task", "say", "attach", "@play work done", quiet=True)
     runs.wait("attach", "done")
     assert runs.journal("attach").count("attached") == 1
+    assert runs.journal("attach").count("starting") == 2
     assert process.stop(signal.SIGINT) == 130
 
 
