@@ -9008,8 +9008,8 @@ def format_task_event(name: str, word: str, text: str, width: int, look: Look = 
     return f"{head} {(chr(10) + indent).join(shown)}".rstrip() + "\n"
 
 
-def format_task_counts(states: Sequence[str], is_interrupted: bool) -> str:
-    """Return in a sentence how many tasks are where."""
+def format_task_counts(states: Sequence[str], lives: bool) -> str:
+    """Return in a sentence how many tasks are where, and that agents live on."""
     words = {"waiting": "wait", "asking": "ask", "running": "run", "attached": "are attached"}
     counts: dict[str, int] = {}
     for state in states:
@@ -9021,7 +9021,7 @@ def format_task_counts(states: Sequence[str], is_interrupted: bool) -> str:
             word += "s"
         parts.append(f"{count} {word}")
     text = (", ".join(parts) or "no tasks") + "."
-    if is_interrupted:
+    if lives:
         text += " Agents go on; `subagent-fleet run` takes them up again."
     return text + "\n"
 
@@ -21275,6 +21275,7 @@ class Supervisor:
         self._looked: dict[str, float] = {}  # when, by what
         self._page: Mapping[str, Any] = {}
         self._base_checks: dict[tuple[str, ...], bool] = {}
+        self._checking_base: set[tuple[str, ...]] = set()
         self._trees: dict[str, set[tuple[int, str]]] = {}
         self._is_dirty = True  # a task may be able to start
         self._told_waits: dict[str, str] = {}
@@ -21755,11 +21756,17 @@ class Supervisor:
         if not task.check:
             return None
         known = (task.check, state.base, *task.setup)
+        while known in self._checking_base:  # another task asks the same just now
+            yield
         if known in self._base_checks:
             return self._base_checks[known], False
         log = self._folder.of_try(state, "check-base.log")
-        code = yield from self._run(state, Errand(["sh", "-c", task.check], log, state.worktree,
-                                                  SETUP_SECONDS, CHECK_MARK))
+        errand = Errand(["sh", "-c", task.check], log, state.worktree, SETUP_SECONDS, CHECK_MARK)
+        self._checking_base.add(known)
+        try:
+            code = yield from self._run(state, errand)
+        finally:
+            self._checking_base.discard(known)
         self._base_checks[known] = code == 0
         if code == 0 and task.changes == "required":
             self._tell(state.name, "note", "the check passes before the work: it proves nothing")
@@ -26959,7 +26966,7 @@ def work_on(jobs: Sequence[RunJob], options: Options, world: World) -> int:
             supervisors.append(job.begin())
         share_slots(supervisors)
         supervise(supervisors, world, stops, keeps_going=options.keep_going)
-        if stops and (options.stop_on_exit or stops[0] == "SIGTERM" and options.stop_on_exit):
+        if stops and options.stop_on_exit:
             stop_all(jobs, world)
     finally:
         for supervisor in supervisors:
@@ -26967,10 +26974,14 @@ def work_on(jobs: Sequence[RunJob], options: Options, world: World) -> int:
 
     states = [state for job in jobs for state in job.folder.read_journal().tasks.values()
               if not job.only or state.name in job.only]
+    lives = False
     for job in jobs:
-        if not any(takes_slot(state) for state in job.folder.read_journal().tasks.values()):
+        if any(takes_slot(state) for state in job.folder.read_journal().tasks.values()):
+            lives = True
+        else:
             end_serving(job.folder)
-    world.out(format_task_counts([state.state for state in states], bool(stops)))
+    text = format_task_counts([state.state for state in states], lives)
+    world.out(as_typed(text, options.typing))
     if stops:
         return EXIT_INTERRUPTED if stops[0] == "SIGINT" else EXIT_PROBLEM
     return EXIT_OK if all(state.state == "done" for state in states) else EXIT_PROBLEM

@@ -264,6 +264,17 @@ def test_run_says_what_it_lacks(typist, tmp_path):
     assert "no fleet.yaml here or above" in typist.err
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_repository_that_cannot_be_written_is_one_sentence(typist):
+    git = typist.rig.repo / ".git"
+    git.chmod(0o555)
+    try:
+        typist.run("run", "--prompt", "x", status=1)
+        assert "Permission denied" in typist.err and typist.err.startswith("error: cannot make")
+    finally:
+        git.chmod(0o755)
+
+
 def test_bypass_as_root_is_refused(typist, monkeypatch):
     for is_root, sandbox, refused in ((True, "", True), (False, "", False), (True, "1", False)):
         world = sf.World()

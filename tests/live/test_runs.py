@@ -83,9 +83,10 @@ class Runs:
     def processes(self):
         """What carries the mark of these tasks, by the environment."""
         found = []
+        mark = f"SUBAGENT_FLEET_TASK={self.entries()[0]['run']}/".encode()
         for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
-                if b"SUBAGENT_FLEET_TASK=" in path.read_bytes():
+                if mark in path.read_bytes():
                     found.append(int(path.parent.name))
         return found
 
