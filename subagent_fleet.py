@@ -26586,6 +26586,17 @@ def open_folder(world: World) -> Folder:
     return Folder(world, find_repository(world, world.directory))
 
 
+def refuse_foreign_tasks(folder: Folder, world: World, *, trust: bool = False) -> None:
+    """Refuse a journal that came with the directory: its tasks name commands that would be run."""
+    known = folder.repository.main in read_repositories(world)
+    if known or trust or not folder.read_journal().tasks:
+        return
+    raise FleetError("foreign-tasks", f"tasks lie in {folder.repository.common} that you have not "
+                     "added here", status=EXIT_REFUSED,
+                     fix="`subagent-fleet tasks` shows them; `subagent-fleet run --trust` accepts "
+                         "them, commands and all")
+
+
 def find_task_file(world: World, typed: str | None, folder: Folder) -> str:
     """Return what was typed, else the nearest task file up to the checkout's top, or nothing.
 
@@ -26813,6 +26824,7 @@ class RunJob:
 
 def prepare_run(folder: Folder, options: Options, world: World) -> RunJob | None:
     """Read what shall be done and refuse what cannot be; None where somebody else supervises."""
+    refuse_foreign_tasks(folder, world, trust=options.trust)
     fleet = load_fleet_for_tasks(options, world, folder)
     path = find_task_file(world, options.task_file, folder)
     plan = load_tasks(world, path, fleet) if path else None
@@ -27139,6 +27151,7 @@ def show_task(folder: Folder, name: str, options: Options) -> int:
                    "task add 'a:try it with sqlite' 'b:try it with postgres'"))
 def cmd_task_add(options: Options, world: World) -> int:
     folder = open_folder(world)
+    refuse_foreign_tasks(folder, world)
     fleet = load_fleet_for_tasks(options, world, folder)
     path = find_task_file(world, options.task_file, folder)
     shared = load_tasks(world, path, fleet) if path else None
@@ -27300,6 +27313,7 @@ def carry_out(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Opti
               is_done: Callable[[TaskBoard], bool]) -> None:
     """Hand requests to whoever supervises, and wait until they are done; else do them here."""
     world = folder.world
+    refuse_foreign_tasks(folder, world)
     names = tuple(str(order["task"]) for order in orders)
     end = 0
     for order in orders:

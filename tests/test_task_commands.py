@@ -264,6 +264,23 @@ def test_run_says_what_it_lacks(typist, tmp_path):
     assert "no fleet.yaml here or above" in typist.err
 
 
+def test_tasks_that_came_with_the_directory_are_not_believed(typist):
+    rig = typist.rig
+    rig.add("evil", "x", coder=("touch", f"{rig.place}/ran"), check="true")
+    rig.begin().step()  # accepted by somebody else, as in an archive that was unpacked
+    rig.supervisor._work.clear()
+    rig.leave()
+    for words in (("run",), ("task", "stop", "*"), ("task", "add", "y")):
+        typist.run(*words, status=3)
+        assert "you have not added here" in typist.err
+    assert "evil" in typist.run("tasks") and not (rig.place / "ran").exists()
+    with pytest.raises(sf.FleetError) as caught:
+        sf.refuse_foreign_tasks(rig.folder, rig.world)
+    assert caught.value.slug == "foreign-tasks"
+    typist.run("run", "--trust", status=1)
+    assert (rig.place / "ran").exists()
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
 def test_a_repository_that_cannot_be_written_is_one_sentence(typist):
     git = typist.rig.repo / ".git"
@@ -323,6 +340,7 @@ def test_a_gateway_that_does_not_start_and_a_session_that_is_not_given_up(typist
     typist.rig.work()
     typist.rig.leave()
     world.own_program = lambda: [sys.executable, "-c", "raise SystemExit('no')"]
+    sf.keep_repository(world, typist.rig.folder.repository)
     call = sf.read_call(["run"], "subagent-fleet")
     with pytest.raises(sf.FleetError) as caught:
         call.command.run(call.options, world)
