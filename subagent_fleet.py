@@ -3587,10 +3587,17 @@ def _merge(old: Measurement, new: Measurement) -> Measurement:
     if old.versions != new.versions:
         return new
 
-    filled = {name: value for name, value in vars(old).items()
-              if getattr(new, name) is None and value is not None}
-    topics = {name for name in ("tools", "context") if getattr(new, name)}
-    topics |= {*new.claims, *new.quality, "speed"}
+    filled = {}
+    for name, value in vars(old).items():
+        if value is not None and getattr(new, name) is None:
+            filled[name] = value
+
+    # A failed answer goes with its topic: what was asked anew must not fail by an old answer.
+    topics = {*new.claims, *new.quality, "speed"}
+    if new.tools:
+        topics.add("tools")
+    if new.context:
+        topics.add("context")
     failed = [answer for answer in old.failed if answer.trial.partition(":")[0] not in topics]
     return replace(new, **filled, claims={**old.claims, **new.claims},
                    quality={**old.quality, **new.quality}, failed=(*new.failed, *failed))
@@ -3598,11 +3605,14 @@ def _merge(old: Measurement, new: Measurement) -> Measurement:
 
 def _parse_measurement(entry: object) -> Measurement | None:
     """Return one entry of a bench file; a field of the wrong type counts as absent."""
-    if not isinstance(entry, dict) or not all(
-            obeys(entry.get(name), "line") for name in ("node", "endpoint", "model")):
+    if not isinstance(entry, dict):
         return None
 
-    values: dict[str, Any] = {name: entry[name] for name in ("node", "endpoint", "model")}
+    values: dict[str, Any] = {}
+    for name in ("node", "endpoint", "model"):  # without these it is of nothing
+        if not obeys(entry.get(name), "line"):
+            return None
+        values[name] = entry[name]
     for name in ("load_seconds", "prompt_rate", "long_prompt_rate", "answer_rate",
                  "first_token_seconds"):
         values[name] = _measured_number(entry.get(name))
@@ -3622,10 +3632,11 @@ def _parse_measurement(entry: object) -> Measurement | None:
 
 def _measured_number(value: object) -> float | None:
     """Return a number that can have been measured."""
-    if isinstance(value, (int, float)) and type(value) is not bool \
-            and 0 <= value <= MEASURED_NUMBER_LIMIT:
-        return value
-    return None
+    if not isinstance(value, (int, float)) or type(value) is bool:
+        return None
+    if not 0 <= value <= MEASURED_NUMBER_LIMIT:  # of NaN nothing is true
+        return None
+    return value
 
 
 def _measured_text(value: object, limit: int) -> str:
@@ -3644,15 +3655,18 @@ def _measured_table(value: object, parse: Callable[[object], Any]) -> dict[str, 
 def _parse_score(value: object) -> Score | None:
     if not isinstance(value, dict):
         return None
-    passed, asked = (_measured_number(value.get(name)) for name in ("passed", "asked"))
+    passed = _measured_number(value.get("passed"))
+    asked = _measured_number(value.get("asked"))
     if passed is None or not asked or passed > asked:
         return None
     return Score(int(passed), int(asked), _measured_text(value.get("instead"), 256))
 
 
 def _parse_failed(value: object) -> tuple[FailedAnswer, ...]:
+    if not isinstance(value, list):
+        return ()
     failed = []
-    for entry in value[:FAILED_ANSWERS_LIMIT] if isinstance(value, list) else ():
+    for entry in value[:FAILED_ANSWERS_LIMIT]:
         if isinstance(entry, dict) and obeys(entry.get("trial"), "line"):
             failed.append(FailedAnswer(entry["trial"], _measured_text(entry.get("why"), 256),
                                        _measured_text(entry.get("answer"), MEASURED_TEXT_LIMIT)))
@@ -4436,16 +4450,18 @@ class Candidate:
 def plan_candidate(node: str, model: NodeModel, measurement: Measurement | None = None
                    ) -> Candidate:
     """Return a model with what is known and what was measured of it."""
-    measured_tools = None
-    context = model.trained_context or 0
+    calls_tools = None
     if measurement and measurement.tools:
-        measured_tools = measurement.calls_tools
+        calls_tools = measurement.calls_tools
+
+    context = model.trained_context or 0
+    rated = model
     if measurement and measurement.context and not measurement.context.is_full:
         # What it was asked with was cut or refused, so it holds less, whatever it was trained for.
+        # How much less was not measured: half is a guess.
         context = min(context or measurement.tokens, measurement.tokens) // 2
-        rating = rate_model(replace(model, trained_context=context), measured_tools)
-    else:
-        rating = rate_model(model, measured_tools)
+        rated = replace(model, trained_context=context)
+    rating = rate_model(rated, calls_tools)
     strength = plan_strength(model, plan_size(model))
     return Candidate(node, model, strength, rating, context, measurement)
 
@@ -4473,9 +4489,13 @@ def _plan_slowness(model: NodeModel, size: float) -> float:
 def rank_models(states: Iterable[NodeState]) -> list[Candidate]:
     """Return the models of the best kind, the strongest first: calls tools, holds the prompt."""
     candidates = [plan_candidate(state.name, model) for state in states for model in state.models]
-    best = max((one.rating.score for one in candidates), default=0)
-    ranked = [one for one in candidates if one.rating.score == best > 0]
-    return sorted(ranked, key=lambda one: (-one.strength, one.node, one.model.name))
+    best = max((candidate.rating.score for candidate in candidates), default=0)
+    ranked = [candidate for candidate in candidates if candidate.rating.score == best > 0]
+    return sorted(ranked, key=_strength_order)
+
+
+def _strength_order(candidate: Candidate) -> tuple[float, str, str]:
+    return -candidate.strength, candidate.node, candidate.model.name
 
 
 def _maker_of(model: NodeModel) -> str:
@@ -4505,7 +4525,7 @@ class Pool:
 
     def __init__(self, states: Sequence[NodeState], measured: Iterable[Measurement]) -> None:
         self._measured: dict[tuple[str, str], Measurement] = {}
-        for measurement in sorted(measured, key=lambda one: one.date):
+        for measurement in sorted(measured, key=lambda known: known.date):  # the latest stays
             place = (measurement.endpoint, full_model_name(measurement.model))
             self._measured[place] = measurement
         self._endpoints = {state.name: state.endpoint for state in states}
@@ -4517,7 +4537,9 @@ class Pool:
         self._rows: list[tuple[float, str, str, NodeModel]] = []
         self._fast_rows: list[tuple[float, str, str, NodeModel]] = []
         for state in states:
-            for model in state.models if state.online else ():
+            if not state.online:
+                continue
+            for model in state.models:
                 size = plan_size(model)
                 rest = (state.name, model.name, model)
                 self._rows.append((-plan_strength(model, size), *rest))
@@ -4554,11 +4576,21 @@ class Pool:
         """Return who can do a job, the strongest first."""
         if self._is_measured(job):
             return self._orders[job]
-        return (one for one in map(self._rate, self._rows) if self.can(one, job))
+        return self._able(self._rows, job)
+
+    def _able(self, rows: Iterable[tuple[float, str, str, NodeModel]], job: str
+              ) -> Iterator[Candidate]:
+        """Yield who can do a job; the first is rated before the second is looked at."""
+        for row in rows:
+            candidate = self._rate(row)
+            if self.can(candidate, job):
+                yield candidate
 
     def strength(self, candidate: Candidate, job: str) -> float:
         """Return how well a candidate does a job: as measured, else by its size."""
-        quality = candidate.quality(job) if self._is_measured(job) else None
+        if not self._is_measured(job):
+            return candidate.strength
+        quality = candidate.quality(job)
         return candidate.strength if quality is None else quality
 
     def _is_measured(self, job: str) -> bool:
@@ -4566,25 +4598,37 @@ class Pool:
         if not self._measured:
             return False
         if job not in self._orders:
-            able = [one for one in map(self._rate, self._rows) if self.can(one, job)]
-            if any(one.quality(job) is None for one in able):
-                able = []
-            able.sort(key=lambda one: -(one.quality(job) or 0.0))
-            self._orders[job] = able
+            candidates = list(self._able(self._rows, job))
+            # A share of trials and billions of parameters cannot be compared: all, or none.
+            if any(candidate.quality(job) is None for candidate in candidates):
+                candidates = []
+            candidates.sort(key=lambda candidate: -(candidate.quality(job) or 0.0))
+            self._orders[job] = candidates
         return bool(self._orders[job])
 
     def fastest(self, job: str, jobs_at: Callable[[str], Sized]) -> Iterable[Candidate]:
         """Return who can do a job, the fastest first; of equals, whose machine has less to do."""
-        if self._measured:
-            able = [one for one in map(self._rate, self._rows) if self.can(one, job)]
-            rates = {one.place: one.measurement.answer_rate or 0.0 for one in able
-                     if one.measurement}
-            if len(rates) == len(able) and all(rates.values()):
-                return sorted(able, key=lambda one: (
-                    -rates[one.place], len(jobs_at(one.node)), one.place))
-        return self._fastest_by_size(job, jobs_at)
+        if not self._measured:
+            return self._fastest_by_size(job, jobs_at)
+
+        candidates = list(self._able(self._rows, job))
+        rates: dict[tuple[str, str], float] = {}
+        for candidate in candidates:
+            if candidate.measurement and candidate.measurement.answer_rate:
+                rates[candidate.place] = candidate.measurement.answer_rate
+        if len(rates) < len(candidates):  # one of them was not measured: no scale for all
+            return self._fastest_by_size(job, jobs_at)
+
+        def order(candidate: Candidate) -> tuple[float, int, tuple[str, str]]:
+            return -rates[candidate.place], len(jobs_at(candidate.node)), candidate.place
+
+        return sorted(candidates, key=order)
 
     def _fastest_by_size(self, job: str, jobs_at: Callable[[str], Sized]) -> Iterator[Candidate]:
+        def order(candidate: Candidate) -> int:
+            return len(jobs_at(candidate.node))
+
+        # Only equals are held back and sorted: who needs one candidate has not rated all.
         equals: list[Candidate] = []
         slowness = 0.0
         for row in self._fast_rows:
@@ -4592,18 +4636,18 @@ class Pool:
             if not self.can(candidate, job):
                 continue
             if row[0] != slowness:
-                yield from sorted(equals, key=lambda one: len(jobs_at(one.node)))
+                yield from sorted(equals, key=order)
                 slowness = row[0]
                 equals = []
             equals.append(candidate)
-        yield from sorted(equals, key=lambda one: len(jobs_at(one.node)))
+        yield from sorted(equals, key=order)
 
     def at(self, node: str, job: str) -> Iterator[Candidate]:
         """Yield who can do a job on a node, the strongest first."""
         rows = self._by_node.get(node, ())
         if self._is_measured(job):
             rows = sorted(rows, key=lambda row: -self.strength(self._rate(row), job))
-        return (one for one in map(self._rate, rows) if self.can(one, job))
+        return self._able(rows, job)
 
     def having(self, node: str, full_names: Collection[str]) -> list[Candidate]:
         """Return those of a node's models that have one of these names, the strongest first."""
@@ -4612,7 +4656,8 @@ class Pool:
 
     def all_at(self, node: str) -> list[Candidate]:
         """Return every model of a node that answers."""
-        return [one for one in map(self._rate, self._by_node.get(node, ())) if one.rating.score]
+        candidates = map(self._rate, self._by_node.get(node, ()))
+        return [candidate for candidate in candidates if candidate.rating.score]
 
 
 def _row_order(row: tuple[float, str, str, NodeModel]) -> tuple[float, int, str, str]:
@@ -4651,6 +4696,7 @@ class Seating:
 
         most = max(min(candidate.context or wanted, wanted), LEAST_CONTEXT_TOKENS)
         others = [other for place, other in self.seats.items() if place[0] == candidate.node]
+        # The largest that fits, in few steps: one model shares an alias only with one context.
         for context in (most, MAIN_CONTEXT_TOKENS, 2 * SMALL_CONTEXT_TOKENS, SMALL_CONTEXT_TOKENS):
             if least <= context <= most and self._fits([*others, Seat(candidate, context)]):
                 return context
@@ -4665,8 +4711,10 @@ class Seating:
         memory = self._memory.get(node)
         if memory is None and len(seats) == 1:
             return True
+        if memory is None:
+            memory = self._seen[node]
         need = sum(plan_gigabytes(seat.candidate.model, seat.context) for seat in seats)
-        return need <= (self._seen[node] if memory is None else memory)
+        return need <= memory
 
     # -- who does what --
 
@@ -4698,7 +4746,10 @@ class Seating:
 
     def near(self, job: str, other: Candidate, node: str = "") -> Iterator[Candidate]:
         """Yield who can do a job, on one node or any, at less than half another's strength lost."""
-        for candidate in self.pool.at(node, job) if node else self.pool.strongest(job):
+        candidates: Iterable[Candidate] = self.pool.strongest(job)
+        if node:
+            candidates = self.pool.at(node, job)
+        for candidate in candidates:
             if not self.is_near(candidate, job, other):
                 return  # the others are weaker still
             yield candidate
@@ -4727,11 +4778,14 @@ def _assign_reviewer(seating: Seating) -> None:
     maker = _maker_of(main.model)
 
     def near(*, elsewhere: bool, strange: bool) -> Iterator[Candidate]:
-        for one in seating.near("reviewer", main):
-            is_strange = _maker_of(one.model) != maker
-            if (one.node != main.node) is elsewhere and (is_strange or not strange):
-                yield one
+        for candidate in seating.near("reviewer", main):
+            if (candidate.node != main.node) is not elsewhere:
+                continue
+            if strange and _maker_of(candidate.model) == maker:
+                continue
+            yield candidate
 
+    # Another machine before another maker: a reviewer that waits for the main session is no help.
     for candidates, why in (
             (near(elsewhere=True, strange=True),
              "the strongest on another machine, of another family"),
@@ -4746,7 +4800,8 @@ def _assign_reviewer(seating: Seating) -> None:
 def _assign_planner(seating: Seating) -> None:
     """Plans are made by the fastest model that is not small, else by the strongest left."""
     grown = filter(_is_grown, seating.pool.fastest("planner", seating.jobs_at))
-    left = (one for one in seating.pool.strongest("planner") if not seating.jobs_at(one.node))
+    left = (candidate for candidate in seating.pool.strongest("planner")
+            if not seating.jobs_at(candidate.node))
     for candidates, why in (
             (grown, f"the fastest of at least {PLANNING_BILLIONS:g} B"),
             (left, "the strongest left"),
@@ -4763,8 +4818,9 @@ def _assign_summarizer(seating: Seating) -> None:
     main = seating.doing[MAIN_JOB].candidate
 
     def away() -> Iterator[Candidate]:
-        fastest = seating.pool.fastest("summarizer", seating.jobs_at)
-        return (one for one in fastest if one.node != main.node)
+        for candidate in seating.pool.fastest("summarizer", seating.jobs_at):
+            if candidate.node != main.node:
+                yield candidate
 
     for candidates, why in (
             (filter(_is_grown, away()), "the fastest that is free"),
@@ -4783,8 +4839,10 @@ def _seat_twins(seating: Seating) -> None:
     for node in seating.idle_nodes():
         for candidate in seating.pool.having(node, contexts):
             wanted = contexts[candidate.place[1]]
-            if seating.pool.can(candidate, "summarizer") \
-                    and seating.room_for(candidate, "summarizer", wanted) == wanted:
+            if not seating.pool.can(candidate, "summarizer"):
+                continue
+            # Not with less context: one alias promises the same on each of its machines.
+            if seating.room_for(candidate, "summarizer", wanted) == wanted:
                 seating.seats[candidate.place] = Seat(candidate, wanted)
                 break
 
@@ -4792,6 +4850,7 @@ def _seat_twins(seating: Seating) -> None:
 def _move_to_idle(seating: Seating) -> None:
     """No machine idles while a job could move to it at less than half its strength lost."""
     for node in seating.idle_nodes():
+        # The job that needs the least strength moves first; the main session never does.
         for job in ("summarizer", "planner", "reviewer", "implementer"):
             now = seating.doing[job].candidate
             if len(seating.jobs_at(now.node)) < 2:  # that machine would idle then
@@ -4811,6 +4870,8 @@ def _seat_spares(seating: Seating) -> None:
                 break
 
 
+# The order matters: each takes of what the rules before it left. Twins come before jobs that move,
+# for a twin keeps its model's work as strong as it was.
 ASSIGNMENT_RULES = (_assign_main, _assign_reviewer, _assign_planner, _assign_summarizer,
                     _seat_twins, _move_to_idle, _seat_spares)
 SEAT_NAMES = {"main session": "heavy-coder", "implementer": "builder", "reviewer": "second-coder",
@@ -4833,6 +4894,10 @@ class Placement:
     jobs: tuple[str, ...]
     why: str
 
+    @property
+    def place(self) -> tuple[str, str]:
+        return self.node, full_model_name(self.model.name)
+
 
 @dataclass(frozen=True)
 class Assignment:
@@ -4846,7 +4911,8 @@ class Assignment:
 
     def placement(self, job: str) -> Placement:
         """Return where a job is done."""
-        return next(one for one in self.placements if one.name == self.jobs[job])
+        name = self.jobs[job]
+        return next(placement for placement in self.placements if placement.name == name)
 
 
 def plan_assignment(states: Sequence[NodeState], measured: Iterable[Measurement] = (),
@@ -4858,42 +4924,52 @@ def plan_assignment(states: Sequence[NodeState], measured: Iterable[Measurement]
             rule(seating)
 
     placements = _plan_placements(seating)
-    by_place = {(one.node, full_model_name(one.model.name)): one.name for one in placements}
+    names = {placement.place: placement.name for placement in placements}
+    jobs = [job for job in JOBS if job in seating.doing]
     return Assignment(
         placements,
-        jobs={job: by_place[seating.doing[job].candidate.place]
-              for job in JOBS if job in seating.doing},
-        why={job: seating.why[job] for job in JOBS if job in seating.doing},
+        jobs={job: names[seating.doing[job].candidate.place] for job in jobs},
+        why={job: seating.why[job] for job in jobs},
         idle=_explain_idle(seating, states),
         flaw=_plan_flaw(seating, states))
 
 
 def _plan_placements(seating: Seating) -> tuple[Placement, ...]:
     """Return the models to write: those with jobs in the jobs' order, then twins and spares."""
+    seats: dict[tuple[str, str], Seat] = {}
     jobs: dict[tuple[str, str], list[str]] = {place: [] for place in seating.seats}
     for job in JOBS:
         if job in seating.doing:
-            jobs[seating.doing[job].candidate.place].append(job)
-
+            seat = seating.doing[job]
+            seats.setdefault(seat.candidate.place, seat)
+            jobs[seat.candidate.place].append(job)
     strongest = seating.by_strength()
-    order = [seating.doing[job] for job in JOBS if job in seating.doing]
-    seats = list({seat.candidate.place: seat for seat in [*order, *strongest]}.values())
-    labels = _label_seats(seats, jobs)
+    for seat in strongest:
+        seats.setdefault(seat.candidate.place, seat)
+    labels = _label_seats(list(seats.values()), jobs)
 
     placements = []
-    for seat in seats:
-        place = seat.candidate.place
+    for place, seat in seats.items():
         label = labels[place]
-        limit = len(seats) if MAIN_JOB in jobs[place] else FALLBACKS
+        limit = FALLBACKS
+        if MAIN_JOB in jobs[place]:
+            limit = len(seats)
         heirs = _plan_heirs(seat, strongest, labels, limit=limit)
-        why = "; ".join(dict.fromkeys(seating.why[job] for job in jobs[place]))
-        if not why and label.twin:
-            why = f"the same model as {label.twin}: they share its work"
         placements.append(Placement(
             label.name, place[0], seat.candidate.model, label.alias, seat.context,
-            tuple(labels[heir.candidate.place].name for heir in heirs), tuple(jobs[place]),
-            why or "stands in for the others"))
+            fallback=tuple(labels[heir.candidate.place].name for heir in heirs),
+            jobs=tuple(jobs[place]),
+            why=_explain_seat(seating, jobs[place], label)))
     return tuple(placements)
+
+
+def _explain_seat(seating: Seating, jobs: Sequence[str], label: Label) -> str:
+    """Return why a model is in the file: the reasons of its jobs, each once."""
+    if jobs:
+        return "; ".join(dict.fromkeys(seating.why[job] for job in jobs))
+    if label.twin:
+        return f"the same model as {label.twin}: they share its work"
+    return "stands in for the others"
 
 
 @dataclass(frozen=True)
@@ -4912,12 +4988,14 @@ def _label_seats(seats: Sequence[Seat], jobs: Mapping[tuple[str, str], Sequence[
     firsts: dict[tuple[str, int], Label] = {}
     for seat in seats:
         place = seat.candidate.place
-        same = firsts.get((place[1], seat.context))
         names = {label.name for label in labels.values()}
-        name = _seat_name(jobs[place], place[0], same.name if same else "", names)
-        if same:
-            labels[place] = Label(name, same.alias, same.name)
+        first = firsts.get((place[1], seat.context))
+        if first:
+            name = _seat_name(jobs[place], place[0], first.name, names)
+            labels[place] = Label(name, first.alias, first.name)
             continue
+
+        name = _seat_name(jobs[place], place[0], "", names)
         aliases = {label.alias for label in labels.values()}
         labels[place] = Label(name, _seat_alias(jobs[place], seat, aliases), "")
         firsts[place[1], seat.context] = labels[place]
@@ -4964,14 +5042,18 @@ def _plan_heirs(seat: Seat, strongest: Sequence[Seat], labels: Mapping[tuple[str
 def _show_strength(seating: Seating, job: str) -> str:
     """Return what made a model the strongest for a job."""
     candidate = seating.doing[job].candidate
-    role = "implementer" if job == MAIN_JOB else job
     score = candidate.score(job)
     if score and seating.pool.strength(candidate, job) == score.share:
+        role = "implementer" if job == MAIN_JOB else job
         return f"{score.passed} of {score.asked} trials of an {role}"
-    words = f"{parameters_of(candidate.model):g} B"
-    if not parameters_of(candidate.model):
-        words = f"{candidate.model.size / 1e9:.1f} GB"
-    return f"{words}, a coder" if _CODER.search(candidate.model.name.lower()) else words
+
+    words = f"{candidate.model.size / 1e9:.1f} GB"
+    billions = parameters_of(candidate.model)
+    if billions:
+        words = f"{billions:g} B"
+    if _CODER.search(candidate.model.name.lower()):
+        words += ", a coder"
+    return words
 
 
 def _explain_idle(seating: Seating, states: Sequence[NodeState]) -> dict[str, str]:
@@ -4979,20 +5061,23 @@ def _explain_idle(seating: Seating, states: Sequence[NodeState]) -> dict[str, st
     busy = {node for node, _ in seating.seats}
     idle: dict[str, str] = {}
     for state in states:
-        if not state.online or state.name in busy:
-            continue
-        mine = seating.pool.all_at(state.name)
-        if not state.models:
-            idle[state.name] = "it has no model"
-        elif not mine:
-            idle[state.name] = "none of its models can chat there"
-        elif not any(one.calls_tools for one in mine):
-            idle[state.name] = "none of its models is known to call tools"
-        elif not any(_fits_job(one, MAIN_JOB) for one in mine):
-            idle[state.name] = "its models hold too little"
-        else:
-            idle[state.name] = "its models do not fit its memory"
+        if state.online and state.name not in busy:
+            idle[state.name] = _explain_idle_node(seating, state)
     return idle
+
+
+def _explain_idle_node(seating: Seating, state: NodeState) -> str:
+    """Return why nothing runs on a node: what all of its models lack."""
+    if not state.models:
+        return "it has no model"
+    candidates = seating.pool.all_at(state.name)
+    if not candidates:
+        return "none of its models can chat there"
+    if not any(candidate.calls_tools for candidate in candidates):
+        return "none of its models is known to call tools"
+    if not any(_fits_job(candidate, MAIN_JOB) for candidate in candidates):
+        return "its models hold too little"
+    return "its models do not fit its memory"
 
 
 def _plan_flaw(seating: Seating, states: Sequence[NodeState]) -> str:
@@ -5096,26 +5181,30 @@ def _parse_peer(entry: object) -> Peer | None:
     """Return a peer that could serve models, else None."""
     if not isinstance(entry, dict) or entry.get("Online") is not True:
         return None
+    # A key that has run out, a machine of somebody we share with, an exit node somewhere.
     foreign = any(entry.get(key) for key in ("Expired", "ShareeNode", "Location"))
     if foreign or str(entry.get("OS")).lower() in _PEER_PHONES:
         return None
 
-    addresses = entry.get("TailscaleIPs")
-    inside = [address for address in addresses if _is_tailnet_address(address)] \
-        if isinstance(addresses, list) else []
+    inside = list(filter(_is_tailnet_address, _list_field(entry, "TailscaleIPs")))
     if not inside:
         return None
-    seen = entry.get("Addrs")
-    places = [*(seen if isinstance(seen, list) else ()), entry.get("CurAddr")]
+    places = [*_list_field(entry, "Addrs"), entry.get("CurAddr")]
     others = [place.rpartition(":")[0] for place in places if isinstance(place, str)]
     name = str(entry.get("DNSName") or entry.get("HostName") or inside[0]).partition(".")[0]
     return Peer(_make_name(name, "peer"), inside[0], tuple(filter(None, others)))
 
 
+def _list_field(entry: Mapping[str, Any], key: str) -> list[Any]:
+    value = entry.get(key)
+    return value if isinstance(value, list) else []
+
+
 def _is_tailnet_address(address: object) -> bool:
     """Tell whether this is an IPv4 address as only Tailscale gives it."""
-    return isinstance(address, str) and bool(re.fullmatch(r"100(\.\d{1,3}){3}", address)) \
-        and address_kind(address) == "Tailscale"
+    if not isinstance(address, str) or not re.fullmatch(r"100(\.\d{1,3}){3}", address):
+        return False
+    return address_kind(address) == "Tailscale"
 
 
 @dataclass(frozen=True)
@@ -5263,8 +5352,8 @@ def _starter_nodes(states: Sequence[NodeState]) -> dict[str, dict[str, Any]]:
 
 def _starter_model(placement: Placement) -> dict[str, Any]:
     """Return a model's keys in the fleet file."""
-    size = "heavy" if placement.context > MAIN_CONTEXT_TOKENS else "small"
-    if MAIN_JOB in placement.jobs:
+    size = "small"
+    if MAIN_JOB in placement.jobs or placement.context > MAIN_CONTEXT_TOKENS:
         size = "heavy"
     model: dict[str, Any] = {
         "node": placement.node,
@@ -5308,8 +5397,7 @@ class Advice:
     def is_change(self) -> bool:
         if self.now is None or self.planned is None:
             return (self.now is None) != (self.planned is None)
-        return _place_of_model(self.now) != (
-            self.planned.node, full_model_name(self.planned.model.name))
+        return _place_of_model(self.now) != self.planned.place
 
 
 @dataclass(frozen=True)
@@ -5337,15 +5425,17 @@ def plan_recommendation(fleet: Fleet, states: Mapping[str, NodeState],
     starter = plan_starter(list(states.values()), measured, memory)
     assignment = starter.assignment
     advices = []
-    for job in JOBS:
+    for job in assignment.jobs:
         now = _job_model(fleet, job)
-        planned = assignment.placement(job) if job in assignment.jobs else None
-        if now and planned:
+        if now:
+            planned = assignment.placement(job)
             advices.append(Advice(job, now, planned, assignment.why[job]))
     advices += _advise_others(fleet, assignment)
 
-    places = {_place_of_model(advice.now) for advice in advices if advice.now}
-    places |= {(one.node, full_model_name(one.model.name)) for one in assignment.placements}
+    places = {placement.place for placement in assignment.placements}
+    for advice in advices:
+        if advice.now:
+            places.add(_place_of_model(advice.now))
     known = []
     for node, name in sorted(places):
         measurement = find_measurement(measured, fleet.nodes[node].endpoint, name)
@@ -5359,16 +5449,20 @@ def _job_model(fleet: Fleet, job: str) -> Model | None:
     """Return the model that does a job as the file has it."""
     if job == MAIN_JOB:
         return fleet.models[plan_tiers(fleet)["main"]]
-    return fleet.models[fleet.agents[job].model] if job in fleet.agents else None
+    if job not in fleet.agents:
+        return None
+    return fleet.models[fleet.agents[job].model]
 
 
 def _advise_others(fleet: Fleet, assignment: Assignment) -> Iterator[Advice]:
     """Yield the models that would be added for no job of their own, and those left out."""
     configured = {_place_of_model(model) for model in fleet.models.values()}
-    planned = {(one.node, full_model_name(one.model.name)) for one in assignment.placements}
-    for one in assignment.placements:
-        if not one.jobs and (one.node, full_model_name(one.model.name)) not in configured:
-            yield Advice("", None, one, one.why)
+    planned = {placement.place for placement in assignment.placements}
+    for placement in assignment.placements:
+        if not placement.jobs and placement.place not in configured:
+            yield Advice("", None, placement, placement.why)
+
+    # Who pays for a model beyond the house has chosen it: machines are no reason to leave it out.
     for model in fleet.models.values():
         if _place_of_model(model) not in planned and not model.cloud:
             yield Advice("", model, None, "another does its work better")
@@ -5377,8 +5471,7 @@ def _advise_others(fleet: Fleet, assignment: Assignment) -> Iterator[Advice]:
 def _keep_own(fleet: Fleet, starter: Starter) -> Starter:
     """Return the planned fleet with the nodes as the file has them, and all of its agents."""
     tree: Any = fleet.document.value
-    placed = {(one.node, full_model_name(one.model.name)): one.name
-              for one in starter.assignment.placements}
+    placed = {placement.place: placement.name for placement in starter.assignment.placements}
     main = starter.assignment.jobs.get(MAIN_JOB, "")
     agents = {}
     for name, values in tree["agents"].items():
