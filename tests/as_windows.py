@@ -10,7 +10,7 @@ import os
 import pathlib  # noqa: F401
 import platform  # noqa: F401
 import select
-import shutil  # noqa: F401
+import shutil
 import signal
 import subprocess
 import sys
@@ -61,6 +61,7 @@ def become_windows():
             delattr(select, name)
     for name in ("open", "stat", "mkdir", "readlink", "unlink", "rmdir", "replace", "rename", "link"):
         setattr(os, name, refuse_directories(getattr(os, name)))
+    shutil._use_fd_functions = False  # decided when it was imported
     subprocess.Popen = refuse_posix(subprocess.Popen)
     os.name, sys.platform = "nt", "win32"
     for stream in (sys.stdout, sys.stderr):

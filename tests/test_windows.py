@@ -49,6 +49,8 @@ def run(place):
     (["status"], b"qwen3:8b"), (["doctor"], b"box"), (["help"], b"validate"),
     (["schema"], b"ollama_model"), (["init", "--offline", "--output", "new.yaml"], b"new.yaml"),
     (["env", "--shell", "json"], b"ANTHROPIC_BASE_URL"),
+    (["recommend"], b"planner"), (["trace"], b"No session"), (["wake"], b"mac"),
+    (["skills", "list"], b"subagent-fleet-setup"), (["help", "config"], b"fleet.yaml"),
     (["worker"], b"Ollama"), (["trust", "--show"], b"nothing beyond"), (["warmup"], b"qwen3:8b")])
 def test_a_command_works_without_unix(run, words, told):
     run("generate")
@@ -57,6 +59,14 @@ def test_a_command_works_without_unix(run, words, told):
     assert b"Traceback" not in text and b"this is a bug" not in text, text.decode()
     assert done.returncode in (0, 1), text.decode()
     assert told in text, text.decode()
+
+
+@pytest.mark.parametrize("words", [["run", "--prompt", "hi"], ["task", "add", "hi"], ["tasks"]])
+def test_tasks_refuse_in_one_sentence(run, words):
+    done = run(*words)
+    assert done.returncode in (2, 3) and done.stdout == b""
+    told = done.stderr.decode().splitlines()
+    assert told[0].startswith("error: tasks need ") and "WSL" in told[0] and len(told) == 2
 
 
 def test_generated_files_have_the_same_bytes_everywhere(run, place):
