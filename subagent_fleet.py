@@ -5422,12 +5422,12 @@ def plan_recommendation(fleet: Fleet, states: Mapping[str, NodeState],
                         measured: Sequence[Measurement]) -> Recommendation:
     """Return what would be assigned otherwise, with what it is decided on."""
     memory = {name: node.memory_gb for name, node in fleet.nodes.items() if node.memory_gb}
-    starter = plan_starter(list(states.values()), measured, memory)
+    starter = plan_starter(_keep_home(fleet, states.values()), measured, memory)
     assignment = starter.assignment
     advices = []
     for job in assignment.jobs:
         now = _job_model(fleet, job)
-        if now:
+        if now and not now.cloud:  # what goes to a cloud is the person's own decision
             planned = assignment.placement(job)
             advices.append(Advice(job, now, planned, assignment.why[job]))
     advices += _advise_others(fleet, assignment)
@@ -5443,6 +5443,19 @@ def plan_recommendation(fleet: Fleet, states: Mapping[str, NodeState],
             known.append(measurement)
     return Recommendation(tuple(advices), _keep_own(fleet, starter), tuple(known),
                           tuple(_plan_unknown(fleet, states, places, known)))
+
+
+def _keep_home(fleet: Fleet, states: Iterable[NodeState]) -> list[NodeState]:
+    """Return what the nodes have without what would leave the house, unless the file has it so."""
+    ways = {_place_of_model(model): model.cloud for model in fleet.models.values()}
+    kept = []
+    for state in states:
+        node = fleet.nodes[state.name]
+        is_far = node.provider == "anthropic" or not is_private(_host_of(node.endpoint))
+        kept.append(replace(state, models=tuple(
+            model for model in state.models
+            if not ways.get((state.name, full_model_name(model.name)), is_far))))
+    return kept
 
 
 def _job_model(fleet: Fleet, job: str) -> Model | None:
@@ -5475,9 +5488,9 @@ def _keep_own(fleet: Fleet, starter: Starter) -> Starter:
     main = starter.assignment.jobs.get(MAIN_JOB, "")
     agents = {}
     for name, values in tree["agents"].items():
-        now = _place_of_model(fleet.models[fleet.agents[name].model])
-        model = starter.assignment.jobs.get(name) or placed.get(now, main)
-        agents[name] = {**values, "model": model}
+        now = fleet.models[fleet.agents[name].model]
+        model = starter.assignment.jobs.get(name) or placed.get(_place_of_model(now), main)
+        agents[name] = {**values, "model": now.name if now.cloud else model}
     return replace(starter, tree={**starter.tree, "nodes": tree["nodes"], "agents": agents})
 
 
@@ -17043,6 +17056,7 @@ class Service:
 
         self._model: Model | None = None  # who was asked last
         self._sent = 0  # tokens of what it was asked, as far as is known
+        self._left_house = False
         self._is_silent = True  # it has not said a word yet
         self._tries: list[Try] = []
         self._passed: list[Passed] = []  # candidates that cannot do what is needed
@@ -17198,17 +17212,19 @@ class Service:
         """Send the request to the model's node, and its answer to the client."""
         model, ask = translation.model, translation.ask
         self._model, self._is_silent = model, True
+        node = self._server.fleet.nodes[model.node]
+        headers = {**sign(self._world, node, ask).headers, **self._login.headers_for(node)}
         self._sent = translation.estimate
         self._spoken = 0
         self._writer = self._dialect.writer(self._talk, self._id)
         if self._has_headers:
             self._writer.begin()  # which the client has
-        node = self._server.fleet.nodes[model.node]
         reader = backend_of(node).reader(translation.talk, model, translation.estimate)
         exchange = self._world.open_exchange(
-            node.endpoint + ask.path, body=translation.body,
-            headers={**sign(self._world, node, ask).headers, **self._login.headers_for(node)},
+            node.endpoint + ask.path, body=translation.body, headers=headers,
             deadline=self._world.clock() + model.timeout)
+        # Whoever answers in the end: the prompt has been there.
+        self._left_house = self._left_house or is_cloud(self._server.fleet, model)
         try:
             exchange.before_read = lambda: self._await_node(exchange, node)
             exchange.read_head()
@@ -17364,7 +17380,7 @@ class Service:
             input_tokens=self._end.input_tokens, output_tokens=self._end.output_tokens,
             outcome=self._outcome,
             sent=self._sent, said=clean_line("; ".join(self._said))[:SAID_LIMIT],
-            cloud=model is not None and is_cloud(self._server.fleet, model),
+            cloud=self._left_house,
             passed_over=tuple(self._passed))
 
 
@@ -18548,12 +18564,10 @@ def _judge_place(receipt: Receipt, facts: TraceFacts) -> str:
 
 
 def left_house(receipt: Receipt, facts: TraceFacts) -> bool:
-    """Tell whether a request was answered beyond the person's own machines and networks."""
-    if receipt.node is None:
-        return False
+    """Tell whether a request went beyond the person's own machines and networks."""
     if receipt.cloud:
         return True
-    if facts.fleet is None or receipt.node not in facts.fleet.nodes:
+    if receipt.node is None or facts.fleet is None or receipt.node not in facts.fleet.nodes:
         return False
     model = facts.fleet.models.get(receipt.model or "")
     is_remote = bool(model and (model.cloud or leaves_house(model.ollama_model)))
@@ -18752,12 +18766,24 @@ def _missing(agent: AgentTrace, facts: TraceFacts) -> Verdict | None:
     return None
 
 
+def _name_beyond(receipt: Receipt, facts: TraceFacts) -> str:
+    """Return what of those that were asked is not at home."""
+    fleet = facts.fleet
+    model = fleet.models.get(receipt.model or "") if fleet else None
+    if fleet and model and not is_cloud(fleet, model):  # it came to the rescue
+        clouds = {one.node for one in fleet.models.values() if is_cloud(fleet, one)}
+        asked = {attempt.node: None for attempt in receipt.tries if attempt.node in clouds}
+        if asked:
+            return f"`{next(iter(asked))}`, asked before `{receipt.node}`,"
+    return f"`{receipt.model}` on `{receipt.node}`"
+
+
 def _audit_house(agent: AgentTrace, facts: TraceFacts) -> Verdict:
     """Did nothing leave the house?"""
     for receipt in agent.receipts:
         if left_house(receipt, facts):
-            return _no(f"`{receipt.model}` on `{receipt.node}` is beyond your machines and "
-                       "networks", *_evidence(agent, receipt.id))
+            return _no(f"{_name_beyond(receipt, facts)} is beyond your machines and networks",
+                       *_evidence(agent, receipt.id))
     missing = _foreign(agent, facts) or _missing(agent, facts)
     if missing:
         return missing
@@ -24937,6 +24963,11 @@ def write_recommendation(world: World, path: str, fleet: Fleet, advised: Recomme
     if not is_as_written(fleet.document.text):
         raise FleetError("not-as-written", f"{path} was changed since `init` wrote it; nothing was "
                          "written", status=EXIT_REFUSED,
+                         fix="put in by hand what `subagent-fleet recommend` prints")
+    away = [model.name for model in fleet.models.values() if model.cloud]
+    if away:
+        raise FleetError("cloud-kept", f"{path} has models in a cloud ({join_words(away)}), which "
+                         "are yours to place; nothing was written", status=EXIT_REFUSED,
                          fix="put in by hand what `subagent-fleet recommend` prints")
     silent = [sentence for sentence in advised.unknown if "does not answer" in sentence]
     if silent:

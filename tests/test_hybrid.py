@@ -216,6 +216,10 @@ def test_what_the_cloud_refuses_comes_back_as_it_came(hybrid, status, kind, stre
 def test_a_fallback_answers_where_the_file_names_one_but_not_for_a_login(hybrid):
     served = hybrid(refusal(529, "overloaded_error", "Overloaded"), fallback=["small"])
     assert b"from home" in ask(served)[2]
+    receipt, = served.receipts()
+    assert (receipt["node"], receipt["tries"][0]["node"]) == ("home", "cloud")
+    assert receipt["cloud"] is True  # who refused it has read it
+    assert json.loads(served.get("/fleet")[2])["left_house"]["requests"] == 1
     served.cloud.answer = refusal(401, "authentication_error", "token expired")
     served.server.scheduler.places["big"].rest.until = 0
     assert ask(served)[0] == 401
@@ -228,6 +232,8 @@ def test_without_a_login_nothing_goes_out(hybrid):
         status, _, body = ask(served, **headers)
         assert status == 401 and b"your own login, and none came" in body
     assert served.cloud.heads == []
+    assert {(one["cloud"], one["said"]) for one in served.receipts(3)} == {(False, "cloud: no login came")}
+    assert json.loads(served.get("/fleet")[2])["left_house"]["requests"] == 0
 
 
 def test_a_login_is_no_key(hybrid):

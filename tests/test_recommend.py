@@ -4,6 +4,7 @@ import json
 import pytest
 
 import subagent_fleet as sf
+from gateway_rig import Node
 from tools import free_port
 
 
@@ -139,6 +140,37 @@ def test_add_keeps_the_file_as_written(house, tmp_path, capsys, fake_node):
     fleet = sf.load_fleet("fleet.yaml")
     assert {model.node for model in fleet.models.values()} == {"laptop", "mini", "gpu"}
     assert fleet.models[fleet.agents["reviewer"].model].ollama_model == "devstral:24b"
+
+
+def test_nothing_is_planned_into_a_cloud_and_what_is_there_stays(house, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("FAR_API_KEY", "sk-of-a-person")
+    body = b'{"data": [{"type": "model", "id": "claude-opus-5-5"}], "has_more": false}'
+    far = Node(lambda node, connection: connection.sendall(
+        b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)))
+    path = tmp_path / "fleet.yaml"
+    tree = sf.parse_yaml(path.read_text())
+    tree["nodes"]["far"] = {"endpoint": far.endpoint, "provider": "anthropic", "api_key_env": "FAR_API_KEY"}
+    tree["models"]["opus"] = {"node": "far", "model": "claude-opus-5-5", "alias": "claude-opus-5-5",
+                              "context": 200000, "cloud": True}
+    tree["agents"]["reviewer"]["model"] = "opus"
+    path.write_text(sf.dump_yaml(tree), encoding="utf-8")
+    assert sf.main(["trust"]) == 0
+    house["laptop"].models["devstral:24b"] = {"parameters": "23.6B"}
+    status, found = report(capsys)
+    assert status == 0 and "claude-opus-5-5" not in json.dumps(found["roles"])
+    assert "reviewer" not in [row["role"] for row in found["roles"]]
+    assert sf.parse_yaml(found["block"])["agents"]["reviewer"]["model"] == "opus"
+
+    monkeypatch.setattr(sf, "is_as_written", lambda text: True)
+    before = path.read_bytes()
+    assert sf.main(["recommend", "--write"]) == 3
+    assert "has models in a cloud (opus), which are yours to place" in capsys.readouterr().err
+    config = sf.load_config(sf.World(), None).fleet
+    with pytest.raises(sf.FleetError) as caught:
+        sf.write_recommendation(sf.World(), "fleet.yaml", config, sf.plan_recommendation(
+            config, sf.probe_nodes(sf.World(), config.nodes, 5.0), ()))
+    assert caught.value.slug == "cloud-kept" and path.read_bytes() == before
+    far.close()
 
 
 def test_a_sleeping_machine_is_not_planned_away(house, tmp_path, capsys):

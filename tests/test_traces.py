@@ -154,6 +154,17 @@ def test_a_request_that_left_the_house_is_found_by_its_place(newest, fleet, more
     assert "2 of them left the house" in newest.run("last")[1]
 
 
+def test_a_request_that_a_cloud_refused_before_home_answered_has_left_it(newest):
+    cloud = "  away: {node: far, ollama_model: big, litellm_alias: big, context: 32768, cloud: true}\nagents:"
+    newest.write(newest.project / "fleet.yaml", FLEET.replace("agents:", cloud, 1).replace(
+        "nodes:", "nodes:\n  far: {endpoint: https://api.anthropic.com, provider: anthropic, "
+        "api_key_env: FAR_API_KEY}", 1))
+    file_with(newest, lambda index, receipt: receipt.update(
+        cloud=True, tries=[{"node": "far", "why": "overloaded"}]))
+    status, verdicts = newest.audit()
+    assert status == 1 and "`far`, asked before `laptop`," in only(verdicts, "House", "no")["what"]
+
+
 @pytest.mark.parametrize("change, word", [
     (lambda index, receipt: receipt.update(sent=receipt["input_tokens"] * 3), "of a prompt of about"),
     (lambda index, receipt: receipt.update(input_tokens=2100, sent=[2300, 3600][index]),
