@@ -20667,7 +20667,7 @@ class Folder:
 
     def place(self, *names: str) -> str:
         """Return a path in the folder; nothing there is reached through a link."""
-        return self.world.below(self.path, self.world.path(*names))
+        return self.world.below(self.repository.common, self.world.path(RUN_DIRECTORY, *names))
 
     def of_try(self, state: TaskState, name: str, number: int | None = None) -> str:
         """Return a file of a try."""
@@ -20676,7 +20676,7 @@ class Folder:
     def make(self) -> None:
         """Make the folder; only its owner can enter it."""
         if self.world.kind_of(self.path) == "absent":
-            self.world.make_private_directory(self.path)
+            self.world.make_private_directory(self.place())
 
     def read_journal(self) -> TaskBoard:
         """Return the state of every task."""
@@ -20816,6 +20816,21 @@ def _refs_near(branch: str) -> list[str]:
     """Return the refs that a branch can collide with: itself, and each of its beginnings."""
     parts = branch.split("/")
     return [f"refs/heads/{'/'.join(parts[:size])}" for size in range(1, len(parts) + 1)]
+
+
+def find_worktrees_place(world: World, repository: Repository, chosen: str) -> str:
+    """Return the directory of the worktrees, its links followed.
+
+    It may lie anywhere when it was chosen. No link that came with the repository leads there.
+    """
+    place = world.path(repository.main, chosen or WORKTREES_DIRECTORY)
+    real = world.real_path(place)
+    if not chosen and not real.startswith(repository.main.rstrip("/") + "/"):
+        raise FleetError("in-the-way", f"{place} lies outside, behind a symbolic link; nothing is "
+                         "written there", status=EXIT_REFUSED,
+                         fix=f"move it away: `ls -ld {quote_shell(world.parent(place))}`, "
+                         "or write `worktrees:` into tasks.yaml")
+    return real
 
 
 def exclude_worktrees(world: World, repository: Repository, directory: str) -> None:
@@ -21822,8 +21837,7 @@ class Supervisor:
 
     def _place_of_worktrees(self) -> str:
         """Return the directory of the worktrees."""
-        main = self._folder.repository.main
-        return self._world.path(main, self.worktrees or WORKTREES_DIRECTORY)
+        return find_worktrees_place(self._world, self._folder.repository, self.worktrees)
 
     worktrees = ""
 
@@ -24932,9 +24946,10 @@ def cmd_recommend(options: Options, world: World) -> int:
     measured = read_measurements(Workspace(world, "" if path == "-" else directory))
     advised = plan_recommendation(fleet, states, measured)
     if not advised.starter.has_models:
+        whys = [f"{state.name}: {state.why or advised.starter.flaw or 'it has no model'}"
+                for state in states.values()]
         raise FleetError("no-model", "no node answers with a model that can do the work: "
-                         + "; ".join(f"{state.name}: {state.why or advised.starter.flaw}"
-                                     for state in states.values()), fix="subagent-fleet discover")
+                         + "; ".join(whys), fix="subagent-fleet discover")
 
     written: list[str] = []
     if options.write and advised.changes:
@@ -26721,6 +26736,18 @@ def refuse_foreign_tasks(folder: Folder, world: World, *, trust: bool = False) -
                          "them, commands and all")
 
 
+def find_folders(options: Options, world: World) -> list[Folder]:
+    """Return the folder of the repository a person stands in; with `--all`, of every one."""
+    if not options.everywhere or not world.can_supervise():
+        return [open_folder(world)]
+
+    folders = []
+    for path in read_repositories(world):
+        with contextlib.suppress(FleetError):  # it has gone, or is no repository any more
+            folders.append(Folder(world, find_repository(world, path)))
+    return folders
+
+
 def find_task_file(world: World, typed: str | None, folder: Folder) -> str:
     """Return what was typed, else the nearest task file up to the checkout's top, or nothing.
 
@@ -26883,10 +26910,7 @@ def plan_backing(fleet: Fleet | None, options: Options, world: World) -> Backing
          examples=("run", "run --max 2", "run --prompt 'fix the login bug' --check 'make test'"))
 def cmd_run(options: Options, world: World) -> int:
     """Supervise until nothing can go on. Exit 1: not every task is done."""
-    folders = [open_folder(world)]
-    if options.everywhere:
-        folders = [Folder(world, find_repository(world, path))
-                   for path in read_repositories(world) if world.kind_of(path) == "directory"]
+    folders = find_folders(options, world)
     jobs = []
     with contextlib.ExitStack() as closing:
         for folder in folders:
@@ -26970,6 +26994,8 @@ def prepare_run(folder: Folder, options: Options, world: World) -> RunJob | None
                          "model", fix="subagent-fleet init")
 
     refuse_bypass(known, world)
+    worktrees = (plan.file.worktrees if plan else None) or ""
+    find_worktrees_place(world, folder.repository, worktrees)  # refused before anything begins
     notify = plan.file.notify if plan else None
     most = options.most or (plan.file.max if plan else 0) or 0
     backing = replace(plan_backing(fleet, options, world), most=most, notify=notify,
@@ -26986,7 +27012,6 @@ def prepare_run(folder: Folder, options: Options, world: World) -> RunJob | None
     if lock is None:
         return None
     keep_repository(world, folder.repository)
-    worktrees = (plan.file.worktrees if plan else None) or ""
     return RunJob(folder, lock, backing, orders, tuple(only), options, worktrees)
 
 
@@ -27157,11 +27182,10 @@ STOP_WAIT_SECONDS = 20.0
 def cmd_tasks(options: Options, world: World) -> int:
     if options.config:
         load_config(world, options.config)
-    folders = [open_folder(world)] if not options.everywhere else [
-        Folder(world, find_repository(world, path)) for path in read_repositories(world)
-        if world.kind_of(path) == "directory"]
+    folders = find_folders(options, world)
     if options.task:
-        return show_task(folders[0], options.task, options)
+        held = [folder for folder in folders if options.task in folder.read_journal().tasks]
+        return show_task((held or folders or [open_folder(world)])[0], options.task, options)
     show_tasks(folders, options, world)
     while options.watch:
         world.sleep(options.watch)
@@ -27185,6 +27209,10 @@ def show_tasks(folders: Sequence[Folder], options: Options, world: World) -> Non
                                 else reports[0]))
         return
     look = look_of(world)
+    if not reports:
+        world.err(as_typed("There is no repository in which a task was ever added; "
+                           "`subagent-fleet task add 'what shall be done'` adds one.\n",
+                           options.typing))
     for report in reports:
         if options.everywhere:
             world.out(f"{clean_line(str(report['repository']))}\n")
@@ -27470,7 +27498,7 @@ def match_tasks(folder: Folder, options: Options, command: str) -> list[TaskStat
     pattern = options.pattern or "*"
     states = [state for state in board.tasks.values()
               if _glob_pattern(pattern).fullmatch(state.name) or state.task.group == pattern]
-    if not states and board.tasks and options.pattern:
+    if not states and options.pattern:
         check_names("task", [pattern], board.tasks, command)
     return states
 
@@ -30007,7 +30035,8 @@ SECURITY_PAGE = """\
   would send beyond your machines, private networks and Tailscale is shown and asked for, once
   (`trust`; off a terminal it is refused without `--trust`); a fleet at home never asks. A name
   that may be public counts as beyond, wherever it leads today. Nothing of it is run, and nothing
-  outside of it is written.
+  outside of it is written; only `run` runs the commands of a `tasks.yaml`, as `make` does, so read
+  one that is not yours.
 - The key is shown to a gateway only when that has proved to know it already (an HMAC over a nonce
   and its own address). LiteLLM can prove nothing: it is shown the key when the port is held by a
   program of yours or of root's, who could read the key's file anyway (not on Windows, where that

@@ -43,6 +43,11 @@ for name in ("sitecustomize", *re.findall(r"callbacks: (\\w+)", open(config).rea
         pass
 sys.exit(3)
 """
+TASKS = """\
+notify: touch {mark}
+defaults: {{setup: ["touch {mark}"], check: "touch {mark}"}}
+tasks: {{trap: {{prompt: hi, coder: [touch, "{mark}"]}}, other: {{prompt: hi, after: [trap]}}}}
+"""
 HOSTILE_MANIFEST = {"files": {path: sf.digest(b"precious\n") for path in (
     "../outside/.bashrc", ".bashrc", "notes.txt", ".claude/agents/../../notes.txt",
     ".env.subagent-fleet")}}
@@ -79,14 +84,21 @@ class Checkout:
             'export LITELLM_MASTER_KEY="${LITELLM_MASTER_KEY:-sk-known-to-who-committed-it}"\n')
         (self.place / ".env.subagent-fleet").chmod(0o600)
         self._git("add", "-f", ".env.subagent-fleet")
+        (self.place / "tasks.yaml").write_text(TASKS.format(mark=self.mark))
+        tree = self._git("mktree")
+        person = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+        commit = self._git(*person, "commit-tree", "-m", "start", tree)
+        self._git("update-ref", "HEAD", commit)  # tasks start from one
 
     def _git(self, *words):
         settings = ["-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"]
-        subprocess.run(["git", *settings, *words], cwd=str(self.place), check=True,
-                       env=clean_environment(GIT_ALLOW_PROTOCOL="none"))
+        done = subprocess.run(["git", *settings, *words], cwd=str(self.place), check=True,
+                              env=clean_environment(GIT_ALLOW_PROTOCOL="none"),
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         for mark in self.marks:
             if mark.exists():
                 mark.unlink()
+        return done.stdout.decode().strip()
 
     def _build_fleet(self, variant):
         port = free_port()
@@ -128,7 +140,8 @@ class Checkout:
         (state / "manifest.json").write_text(json.dumps(HOSTILE_MANIFEST))
         for name in ("litellm.log", "requests.jsonl", "discovery.json"):
             os.symlink("../../outside/.bashrc", state / name)
-        os.symlink("../../outside", state / "backup")
+        for name in ("backup", "worktrees"):
+            os.symlink("../../outside", state / name)
         (self.place / "notes.txt").write_text("precious\n")
 
     def _build_settings(self):
@@ -199,10 +212,28 @@ TYPED = {  # a command of which nothing stands here is run by its name alone
     "warmup": [["warmup", "--timeout", "1"]], "worker": [["worker", "--timeout", "1"]],
     "trust": [["trust", "--show"], ["trust"]],
     "bench": [["bench"], ["bench", "--quick", "--quality", "--trust"]],
+    "trace": [["trace"], ["trace", "last"], ["trace", "--audit"]],
+    "wake": [["wake", "--timeout", "1"],
+             ["wake", "near", "--via", "127.0.0.1:9", "--timeout", "1", "--trust"]],
+    "recommend": [["recommend", "--timeout", "1"], ["recommend", "--write", "--timeout", "1"]],
+    "run": [["run"], ["run", "--dry-run"], ["run", "--prompt", "say hi"],
+            ["run", "--prompt", "say hi", "--trust"]],
+    "tasks": [["tasks"], ["tasks", "--all"], ["tasks", "--file", "tasks.yaml"]],
+    "task add": [["task", "add", "x:do"]], "task log": [["task", "log", "trap"]],
+    "task say": [["task", "say", "trap", "go on"]], "task answer": [["task", "answer"]],
+    "task stop": [["task", "stop", "*"]], "task retry": [["task", "retry", "*"]],
+    "task attach": [["task", "attach", "trap"]], "task diff": [["task", "diff", "trap"]],
+    "task tidy": [["task", "tidy", "--refs"]], "skills list": [["skills", "list"]],
+    "skills install": [["skills", "install"], ["skills", "install", "--force"]],
+    "plugins install": [["plugins", "install"]], "demo": [["demo", "--seconds", "1"]],
+    "ui": [["ui", "--no-open", "--port", "0"]],
     "up": [["up"], ["up", "--trust"]], "serve": [["serve"]], "env": [["env"], ["env", "--shell", "json"]],
 }
 TRUSTED = [["up"], ["launch", "claude"], ["launch", "claude", "--", "--settings", "evil.json"],
-           ["status", "--timeout", "1"], ["doctor", "--timeout", "1"]]
+           ["status", "--timeout", "1"], ["doctor", "--timeout", "1"],
+           ["wake", "near", "--timeout", "1"], ["trace", "--audit"], ["logs"],
+           ["bench", "--quick"], ["recommend", "--write", "--timeout", "1"],
+           ["run", "--dry-run"], ["task", "add", "x:do"], ["task", "stop", "*"]]
 VARIANTS = ("builtin", "builtin, mapped", "builtin, another secret", "litellm", "litellm, port free")
 
 

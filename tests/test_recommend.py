@@ -186,6 +186,14 @@ def test_a_sleeping_machine_is_not_planned_away(house, tmp_path, capsys):
     assert "no node answers with a model that can do the work" in capsys.readouterr().err
 
 
+def test_a_machine_without_models_is_told_so(house, capsys):
+    for node in house.values():
+        node.models.clear()
+    assert sf.main(["recommend", "--timeout", "1"]) == 1
+    assert ("the work: laptop: it has no model; mini: it has no model"
+            in " ".join(capsys.readouterr().err.split()))
+
+
 def test_agents_of_ones_own_stay_and_keep_a_model(house, tmp_path, capsys):
     path = tmp_path / "fleet.yaml"
     text = path.read_text().replace("agents:\n", "agents:\n  scribe:\n    model: small-coder\n"

@@ -424,3 +424,55 @@ def test_events_and_tidying_look_so(golden, columns):
 def test_times_are_short():
     spans = {None: "-", 4: "4s", 130: "2m10s", 720: "12m", 7260: "2h01m", 260000: "3d"}
     assert {seconds: sf.format_brief_span(seconds) for seconds in spans} == spans
+
+
+# -- what came with a repository --
+
+TRAP = "tasks: {x: {prompt: hi, coder: [sh, -c, cat], changes: none}}\n"
+
+
+@pytest.mark.parametrize("link", [".subagent-fleet", ".subagent-fleet/worktrees",
+                                  ".git/subagent-fleet", ".git/subagent-fleet/run"])
+def test_no_link_of_a_repository_leads_tasks_outside(rig, link):
+    typist = Typist(rig, fleet=False)
+    typist.write(TRAP)
+    outside = rig.place / "outside"
+    outside.mkdir()
+    (rig.repo / link).parent.mkdir(exist_ok=True)
+    (rig.repo / link).symlink_to(outside)
+    typist.run("run", status=3)
+    assert "lies outside, behind a symbolic link; nothing is written there" in typist.err
+    assert list(outside.iterdir()) == []
+    if link.startswith(".git"):
+        typist.run("task", "add", "y:z", status=3)
+        assert typist.run("tasks").startswith("No tasks.") and list(outside.iterdir()) == []
+
+
+def test_worktrees_elsewhere_are_found_again_and_tidied(rig):
+    typist = Typist(rig, fleet=False)
+    typist.write("worktrees: ../elsewhere\n" + TRAP)
+    typist.run("run", status=1)
+    place = rig.place / "elsewhere/x"
+    assert place.is_dir()
+    assert "removed" in typist.run("task", "tidy") and not place.exists()
+
+
+def test_an_unknown_task_is_named_where_there_is_none(rig):
+    typist = Typist(rig, fleet=False)
+    for word in ("stop", "retry"):
+        typist.run("task", word, "x", status=2)
+        assert typist.err.startswith(f"error: task {word}: unknown task `x`\n")
+
+
+def test_all_repositories_are_none_or_have_gone(rig, tmp_path):
+    typist = Typist(rig, fleet=False)
+    assert typist.run("tasks", "--all") == ""
+    assert typist.err.startswith("There is no repository in which a task was ever added; ")
+    assert typist.json("tasks", "--all")["repositories"] == []
+    typist.run("tasks", "x", "--all", status=2)
+    assert "unknown task `x`" in typist.err
+    typist.run("task", "add", "x:do")
+    assert "waiting" in typist.run("tasks", "--all")
+    (rig.repo / ".git").rename(rig.place / "no-repository")
+    assert typist.run("tasks", "--all", cwd=str(tmp_path)) == ""
+    (rig.place / "no-repository").rename(rig.repo / ".git")
