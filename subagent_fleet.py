@@ -21268,6 +21268,12 @@ class Backing:
     notify: tuple[str, ...] | str | None = None
 
 
+# What is left running in the background would outlive its turn; and in a terminal Claude Code
+# would fetch plugins from its makers (2.1.327), whatever else is switched off.
+TASK_VARIABLES = {"CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
+                  "CLAUDE_CODE_DISABLE_OFFICIAL_MARKETPLACE_AUTOINSTALL": "1"}
+
+
 def plan_session(run: str, name: str, count: int) -> str:
     """Return the id of a task's session: a UUID of version 5 of the run and the task."""
     space = bytes.fromhex(run.replace("-", "").ljust(32, "0")[:32])
@@ -22025,10 +22031,9 @@ class Supervisor:
             if not program or not fleet:
                 raise FleetError("claude-missing", "Claude Code is not on the PATH",
                                  fix=CLAUDE_INSTALL)
-            environ = merge_environment(environ, fleet, self.backing.key)
-            environ["CLAUDE_CODE_DISABLE_BACKGROUND_TASKS"] = "1"
+            environ = {**merge_environment(environ, fleet, self.backing.key), **TASK_VARIABLES}
             settings = plan_settings(fleet, environ, plan_permissions(task))
-            settings["env"]["CLAUDE_CODE_DISABLE_BACKGROUND_TASKS"] = "1"
+            settings["env"].update(TASK_VARIABLES)
             # The key is in it, which an argument would show to everybody.
             self._world.replace_files([(path("settings.json"), json.dumps(settings).encode("ascii"),
                                         0o600)])
@@ -27396,7 +27401,8 @@ def cmd_task_say(options: Options, world: World) -> int:
     state = find_task(folder, options.task, "task say")
     text = " ".join(options.words)
     carry_out(folder, [{"do": "say", "task": state.name, "text": text}], options,
-              lambda board: not board.tasks[state.name].says)
+              lambda board: not board.tasks[state.name].says
+              or board.tasks[state.name].state not in LIVE_STATES)
     state = folder.read_journal().tasks.get(state.name, state)
     said = "told" if state.state in LIVE_STATES and not state.says else "is told when it starts"
     world.out(format_task_event(state.name, said, shorten(text), 8, look_of(world)))
@@ -27570,8 +27576,9 @@ def cmd_task_attach(options: Options, world: World) -> int:
 
     key = workspace_of(fleet, options, world).read_key(fleet)
     find_gateway(world, fleet, key, needed=True)
-    environ = merge_environment(world.environ, fleet, key)
+    environ = {**merge_environment(world.environ, fleet, key), **TASK_VARIABLES}
     settings = plan_settings(fleet, environ, plan_permissions(state.task))
+    settings["env"].update(TASK_VARIABLES)
     try:
         with PrivateDirectory() as place:
             path = world.path(place, "settings.json")
