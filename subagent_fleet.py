@@ -23399,12 +23399,14 @@ def read_receipts(workspace: Workspace, session: str = "") -> list[Receipt]:
     receipts: dict[str, Receipt] = {}
     # The file before the one that it turned over to: a line is then read twice, not never.
     for name in (RECEIPTS_FILE, f"{RECEIPTS_FILE}.1"):
-        path, at, begun = workspace.enter(name), 0, b""
+        path = workspace.enter(name)
+        at = 0
+        begun = b""
         while True:
             part = world.read_part(path, at, RECEIPTS_PART_BYTES)
             at += len(part)
             *lines, begun = (begun + part).split(b"\n")
-            wanted = [line for line in lines if session.encode() in line]
+            wanted = [line for line in lines if session.encode() in line]  # no other is parsed
             for receipt in map(parse_event, parse_receipts(wanted)):
                 if isinstance(receipt, Receipt) and session in ("", receipt.session):
                     receipts[receipt.id] = receipt
@@ -23438,12 +23440,17 @@ def find_sessions(workspace: Workspace, receipts: Iterable[Receipt]) -> list[Ses
             served.setdefault(receipt.session, []).append(receipt.time)
     sessions = []
     for session in dict.fromkeys([*everywhere, *served]):
-        path, times = everywhere.get(session, ""), served.get(session, [])
+        path = everywhere.get(session, "")
+        times = served.get(session, [])
         name = world.split(world.parent(path))[1]
-        if _ID.fullmatch(session) and (times or name in here):
-            at = max([*times, world.changed_at(path) if path else 0.0])
-            sessions.append(SessionFile(session, path, at, len(times)))
-    return sorted(sessions, key=lambda each: -each.at)
+        if not _ID.fullmatch(session) or not (times or name in here):
+            continue
+
+        changed = 0.0
+        if path:
+            changed = world.changed_at(path)
+        sessions.append(SessionFile(session, path, max([*times, changed]), len(times)))
+    return sorted(sessions, key=lambda found: -found.at)
 
 
 def project_name(world: World, directory: str) -> str:
@@ -23494,21 +23501,24 @@ def find_agent_sources(workspace: Workspace) -> dict[str, AgentSource]:
     for place in places:
         paths = [*world.paths_below(place, "*.md"), *world.paths_below(place, "*/*.md")]
         for path in paths[:TREE_FILES_LIMIT]:
-            with contextlib.suppress(FleetError):
+            with contextlib.suppress(FleetError):  # Claude Code cannot read it either
                 content = world.read_bytes(path, limit=TREE_FILE_LIMIT_BYTES)
                 agent = read_agent(content.decode("utf-8", "replace"))
-                if not agent.defect:
-                    sources[agent.name.lower()] = plan_source(
-                        agent, show_path(world, path), content, world.changed_at(path))
+                if agent.defect:
+                    continue
+                sources[agent.name.lower()] = plan_source(
+                    agent, show_path(world, path), content, world.changed_at(path))
     return sources
 
 
 def plan_source(agent: AgentFile, path: str, content: bytes, changed: float) -> AgentSource:
     """Return what an audit asks of an agent's file."""
     before = content.partition(b"\nmodel:")[0]
-    line = before.count(b"\n") + 2 if before != content else 1
+    line = 1
+    if before != content:
+        line = before.count(b"\n") + 2
     tools = agent.tools
-    may_change = tools is None or any(tool in CHANGING_TOOLS for tool in tools)
+    may_change = tools is None or any(tool in CHANGING_TOOLS for tool in tools)  # None: all of them
     return AgentSource(path, line, agent.model, tools != (), may_change, changed)
 
 
@@ -23516,31 +23526,42 @@ class SessionReader:
     """Reads what there is of a session, again and again."""
 
     def __init__(self, workspace: Workspace, found: SessionFile, facts: TraceFacts) -> None:
-        self._workspace, self.found, self._facts = workspace, found, facts
-        self._readers: dict[str, TranscriptReader] = {}
+        self.found = found
+        self._workspace = workspace
+        self._facts = facts
+        self._readers: dict[str, TranscriptReader] = {}  # by agent, as the labels
         self._labels: dict[str, AgentLabel] = {}
+        # News begin before what is kept was read: a receipt between comes twice, not never.
         self._news = ReceiptsReader(workspace)
         self._receipts = {receipt.id: receipt for receipt in read_receipts(workspace, found.id)}
 
     def read(self, *, audits: bool = False, follows: bool = False) -> SessionReport:
         """Return what is to be told of it now; who follows waits for the end of a last line."""
-        world, found = self._workspace.world, self.found
-        paths = {"": found.path} if found.path else {}
-        paths.update(subagent_paths(world, found))
+        world = self._workspace.world
+        self._find_agents()
+        transcripts = []
+        for reader in self._readers.values():
+            transcripts.append(reader.read() if follows else reader.finish())
+
+        for receipt in map(parse_event, self._news.read()):
+            if isinstance(receipt, Receipt) and receipt.session == self.found.id:
+                self._receipts[receipt.id] = receipt
+        session = trace_session(self.found.id, transcripts, self._labels, self._receipts.values())
+        facts = replace(self._facts, now=world.now())
+        return report_session(name_agents(session, facts.fleet), facts, audits=audits)
+
+    def _find_agents(self) -> None:
+        """Begin to read the agents that are new, and the labels that were not there before."""
+        world = self._workspace.world
+        paths = subagent_paths(world, self.found)
+        if self.found.path:
+            paths = {"": self.found.path, **paths}
         for agent, path in paths.items():
             if agent not in self._readers:
                 self._readers[agent] = TranscriptReader(world, path, agent)
             if agent and not self._labels.get(agent, AgentLabel()).kind:
                 self._labels[agent] = read_label(world, path)
-        transcripts = [reader.read() if follows else reader.finish()
-                       for reader in self._readers.values()]
 
-        for receipt in map(parse_event, self._news.read()):
-            if isinstance(receipt, Receipt) and receipt.session == found.id:
-                self._receipts[receipt.id] = receipt
-        session = trace_session(found.id, transcripts, self._labels, self._receipts.values())
-        facts = replace(self._facts, now=world.now())
-        return report_session(name_agents(session, facts.fleet), facts, audits=audits)
 
 def home_directory(world: World) -> str:
     """Return the person's home."""
@@ -24951,10 +24972,10 @@ def cmd_recommend(options: Options, world: World) -> int:
     measured = read_measurements(Workspace(world, "" if path == "-" else directory))
     advised = plan_recommendation(fleet, states, measured)
     if not advised.starter.has_models:
-        whys = [f"{state.name}: {state.why or advised.starter.flaw or 'it has no model'}"
-                for state in states.values()]
+        reasons = [f"{state.name}: {state.why or advised.starter.flaw or 'it has no model'}"
+                   for state in states.values()]
         raise FleetError("no-model", "no node answers with a model that can do the work: "
-                         + "; ".join(whys), fix="subagent-fleet discover")
+                         + "; ".join(reasons), fix="subagent-fleet discover")
 
     written: list[str] = []
     if options.write and advised.changes:
@@ -24963,18 +24984,24 @@ def cmd_recommend(options: Options, world: World) -> int:
         world.out(render_report("recommend", report_recommendation(fleet, advised, written)))
         return EXIT_OK
 
-    text = format_recommendation(advised, look_of(world))
-    if written:
-        text += "\n" + "".join(clean_line(line) + "\n" for line in written)
-        text += "Next: `subagent-fleet up`, or `subagent-fleet generate`\n"
-    elif advised.changes:
-        said = ("\nTo have it so, `subagent-fleet recommend --write`, or put this into "
-                f"{clean_line(path)}:\n\n")
-        text += wrap_text(said, look_of(world).columns) + render_block(advised.starter)
-    else:
-        text += "\nNothing would change.\n"
+    look = look_of(world)
+    text = format_recommendation(advised, look) + "\n"
+    text += tell_recommendation(advised, path, written, look)
     world.out(as_typed(text, options.typing))
     return EXIT_OK
+
+
+def tell_recommendation(advised: Recommendation, path: str, written: Sequence[str], look: Look
+                        ) -> str:
+    """Return what was done with a recommendation, or how it is done."""
+    if written:
+        lines = "".join(clean_line(line) + "\n" for line in written)
+        return f"{lines}Next: `subagent-fleet up`, or `subagent-fleet generate`\n"
+    if not advised.changes:
+        return "Nothing would change.\n"
+    sentence = ("To have it so, `subagent-fleet recommend --write`, or put this into "
+                f"{clean_line(path)}:\n\n")
+    return wrap_text(sentence, look.columns) + render_block(advised.starter)
 
 
 def write_recommendation(world: World, path: str, fleet: Fleet, advised: Recommendation
@@ -25003,13 +25030,17 @@ def report_recommendation(fleet: Fleet, advised: Recommendation, written: Sequen
     """Return what `recommend --json` says."""
     roles = []
     for advice in advised.advices:
-        now, planned = advice.now, advice.planned
-        roles.append({
-            "role": advice.job or None, "changes": advice.is_change, "why": advice.why,
-            "now": {"name": now.name, "node": now.node, "model": now.ollama_model} if now else None,
-            "planned": {"name": planned.name, "node": planned.node, "model": planned.model.name,
-                        "context": planned.context, "fallback": planned.fallback}
-            if planned else None})
+        now = planned = None
+        if advice.now:
+            model = advice.now
+            now = {"name": model.name, "node": model.node, "model": model.ollama_model}
+        if advice.planned:
+            placement = advice.planned
+            planned = {"name": placement.name, "node": placement.node,
+                       "model": placement.model.name, "context": placement.context,
+                       "fallback": placement.fallback}
+        roles.append({"role": advice.job or None, "changes": advice.is_change, "why": advice.why,
+                      "now": now, "planned": planned})
     return {"fleet": fleet.name, "roles": roles, "measured": advised.measured,
             "unknown": advised.unknown, "block": render_block(advised.starter),
             "written": bool(written)}
@@ -25912,17 +25943,20 @@ class AgentNames:
         if name:  # else it may still be written
             self._kept[session, agent] = name
             return name
-        candidates = self._agents.get(alias, [])
-        return f"{candidates[0]}?" if len(candidates) == 1 else agent
+        namesakes = self._agents.get(alias, [])
+        if len(namesakes) == 1:
+            return f"{namesakes[0]}?"
+        return agent
 
 
 def report_receipt(receipt: dict[str, Any], names: AgentNames) -> dict[str, Any]:
     """Return what is shown of a request: its receipt, who asked, and why a machine failed."""
     texts = {key: str(receipt.get(key) or "")
              for key in ("id", "session", "agent", "alias", "model", "node", "outcome", "said")}
-    tries = receipt.get("tries")
-    failures = [{"node": str(tried.get("node")), "why": str(tried.get("why"))}
-                for tried in tries if isinstance(tried, dict)] if isinstance(tries, list) else []
+    failures = []
+    for tried in read_field(receipt, "tries", list):
+        if isinstance(tried, dict):
+            failures.append({"node": str(tried.get("node")), "why": str(tried.get("why"))})
     numbers = {}
     for key in ("waited", "first_byte", "total", "input_tokens", "output_tokens"):
         number = receipt.get(key)
@@ -25948,29 +25982,44 @@ def cmd_trace(options: Options, world: World) -> int:
     facts = observe_traces(workspace, options)
     if options.follow:
         return follow_session(workspace, facts, options)
-    since = world.now() - options.since if options.since else 0.0
-    sessions = [each for each in find_sessions(workspace, read_receipts(workspace))
-                if each.at >= since]
-    for row in find_task_rows(world, None, options) if options.session else ():
-        if row.name == options.session and row.session:  # a task is traced by its name
-            options = replace(options, session=row.session)
+
+    sessions = find_sessions(workspace, read_receipts(workspace))
+    if options.since:
+        since = world.now() - options.since
+        sessions = [session for session in sessions if session.at >= since]
+    options = name_task_session(options, world)
     if lists_sessions(sessions, options):
         return list_sessions(sessions, options, world)
 
-    reports = [SessionReader(workspace, each, facts).read(audits=options.audit)
-               for each in choose_sessions(sessions, options)]
-    text = "\n".join(show_trace(report, options, look_of(world)) for report in reports)
+    reports = []
+    for session in choose_sessions(sessions, options):
+        reader = SessionReader(workspace, session, facts)
+        reports.append(reader.read(audits=options.audit))
     if options.json:
-        text = render_report("trace", {"sessions": [
-            show_session(report, prompts=options.prompts) for report in reports]})
-    world.out(text)
+        shown = [show_session(report, prompts=options.prompts) for report in reports]
+        world.out(render_report("trace", {"sessions": shown}))
+    else:
+        look = look_of(world)
+        world.out("\n".join(show_trace(report, options, look) for report in reports))
     return EXIT_PROBLEM if any(report.refused for report in reports) else EXIT_OK
+
+
+def name_task_session(options: Options, world: World) -> Options:
+    """Return options that name a session where they named a task: it is traced by its name."""
+    if not options.session:
+        return options
+    for row in find_task_rows(world, None, options):
+        if row.name == options.session and row.session:
+            return replace(options, session=row.session)
+    return options
 
 
 def show_trace(report: SessionReport, options: Options, look: Look) -> str:
     """Return a session as it was asked for."""
     text = format_trace(report, look, prompts=options.prompts)
-    return text + format_audit(report, look) if options.audit else text
+    if options.audit:
+        text += format_audit(report, look)
+    return text
 
 
 def lists_sessions(sessions: Sequence[SessionFile], options: Options) -> bool:
@@ -25983,7 +26032,7 @@ def choose_sessions(sessions: Sequence[SessionFile], options: Options) -> Sequen
     wanted = options.session
     if options.audit and options.since and sessions and not wanted:
         return sessions
-    matches = [each for each in sessions if each.id.startswith(wanted)]
+    matches = [session for session in sessions if session.id.startswith(wanted)]
     if wanted in ("", "last"):
         matches = list(sessions[:1])
     if len(matches) == 1:
@@ -26000,7 +26049,7 @@ def refuse_session(wanted: str, matches: Sequence[SessionFile], sessions: Sequen
     what = f"no session's id begins with `{wanted}`"
     if matches:
         what = f"`{wanted}` begins the ids of {len(matches)} sessions"
-    ids = some_of([each.id for each in matches or sessions], 4)
+    ids = some_of([session.id for session in matches or sessions], 4)
     return FleetError("no-session", what, fix=f"name one of {ids}")
 
 
@@ -26009,14 +26058,15 @@ def list_sessions(sessions: Sequence[SessionFile], options: Options, world: Worl
     listed = sessions[:LISTED_SESSIONS]
     tasks = {row.session: row.name for row in find_task_rows(world, None, options)}
     entries: list[dict[str, Any]] = []
-    for each in listed:
-        prompt = first_line(read_first_prompt(world, each))
-        if each.id in tasks:
-            prompt = f"task {tasks[each.id]}: {prompt}"
-        entries.append({"session": each.id, "task": tasks.get(each.id, ""),
-                        "prompt": crop(clean_line(prompt), 80),
-                        "ended": each.at, "subagents": len(subagent_paths(world, each)),
-                        "requests": each.requests})
+    for session in listed:
+        task = tasks.get(session.id, "")
+        prompt = first_line(read_first_prompt(world, session))
+        if task:
+            prompt = f"task {task}: {prompt}"
+        entries.append({"session": session.id, "task": task,
+                        "prompt": crop(clean_line(prompt), 80), "ended": session.at,
+                        "subagents": len(subagent_paths(world, session)),
+                        "requests": session.requests})
     if options.json:
         world.out(render_report("trace", {"sessions": entries}))
         return EXIT_OK
@@ -26026,24 +26076,25 @@ def list_sessions(sessions: Sequence[SessionFile], options: Options, world: Worl
                              options.typing))
         return EXIT_OK
 
-    ids = short_ids([each.id for each in listed])
+    ids = short_ids([session.id for session in listed])
     rows = [(ids[entry["session"]], format_moment(entry["ended"], world.now()),
              entry["subagents"] + 1, entry["requests"] or "-", entry["prompt"] or "-")
             for entry in entries]
     world.out(format_sessions(rows, look_of(world)))
+    tail = "`subagent-fleet trace last` shows the first of them.\n"
     more = len(sessions) - len(listed)
-    tail = f"{more:,} older ones are left out; --since says how far to go back. " if more else ""
-    tell(world, as_typed(f"{tail}`subagent-fleet trace last` shows the first of them.\n",
-                         options.typing))
+    if more:
+        tail = f"{more:,} older ones are left out; --since says how far to go back. {tail}"
+    tell(world, as_typed(tail, options.typing))
     return EXIT_OK
 
 
 def short_ids(ids: Sequence[str]) -> dict[str, str]:
     """Return {id: a beginning of it that no other has}."""
     length = 8
-    while len({each[:length] for each in ids}) < len(ids):
+    while len({name[:length] for name in ids}) < len(ids):
         length += 4
-    return {each: each[:length] for each in ids}
+    return {name: name[:length] for name in ids}
 
 
 def observe_traces(workspace: Workspace, options: Options) -> TraceFacts:
@@ -26062,21 +26113,26 @@ class Ear:
     """Hears what a fleet's gateway tells, in a thread that nobody waits for."""
 
     def __init__(self, workspace: Workspace, fleet: Fleet) -> None:
-        self._workspace, self._fleet = workspace, fleet
+        self._workspace = workspace
+        self._fleet = fleet
         self._heard: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
-        world = self._workspace.world
         while True:
-            with contextlib.suppress(FleetError):
-                key = known_key(self._workspace, self._fleet)
-                for told in follow_events(world, self._fleet, key) if key else ():
-                    event = parse_event(told)
-                    if event or told.get("kind") == "hello":
-                        self._heard.put(event)
+            with contextlib.suppress(FleetError):  # nobody serves, or will not have us: not yet
+                self._follow()
             self._heard.put(None)  # it has ended; another may begin
-            world.sleep(REST_SECONDS)
+            self._workspace.world.sleep(REST_SECONDS)
+
+    def _follow(self) -> None:
+        key = known_key(self._workspace, self._fleet)
+        if not key:
+            return
+        for told in follow_events(self._workspace.world, self._fleet, key):
+            event = parse_event(told)
+            if event or told.get("kind") == "hello":
+                self._heard.put(event)
 
     def tell(self, live: LiveTurns) -> None:
         """Hand on what was heard since the last time."""
@@ -26087,11 +26143,14 @@ class Ear:
 
 def follow_session(workspace: Workspace, facts: TraceFacts, options: Options) -> int:
     """Print a session whenever something has changed in it, on a terminal in its place."""
-    world, shown = workspace.world, ""
+    world = workspace.world
     reader = SessionReader(workspace, wait_for_session(workspace, options), facts)
-    live, ear = LiveTurns(), None
+    live = LiveTurns()
+    ear = None
     if world.is_terminal() and facts.fleet and not facts.is_litellm:
         ear = Ear(workspace, facts.fleet)
+
+    shown = ""
     while True:
         if ear:
             ear.tell(live)
@@ -26364,15 +26423,20 @@ def cmd_bench(options: Options, world: World) -> int:
     measured = [course.measurement for course in bench.courses]
     if options.json:
         world.out(render_report("bench", {"fleet": fleet.name, "measurements": measured}))
-    elif measured:
-        look = look_of(world)
-        world.out(format_measurements(measured, look))
-        if any(known.is_worth_keeping for known in measured):
-            following = as_typed("Next: `subagent-fleet recommend`", options.typing)
-            world.out("\n" + format_words(find_commands(following), look))
     else:
-        world.out("Every model leaves the house; name one with --model to measure it.\n")
+        world.out(tell_measurements(measured, options, look_of(world)))
     return EXIT_PROBLEM if any(known.failure for known in measured) else EXIT_OK
+
+
+def tell_measurements(measured: Sequence[Measurement], options: Options, look: Look) -> str:
+    """Return what was measured, and what comes next where there is something to go by."""
+    if not measured:
+        return "Every model leaves the house; name one with --model to measure it.\n"
+    text = format_measurements(measured, look)
+    if any(known.is_worth_keeping for known in measured):
+        following = as_typed("Next: `subagent-fleet recommend`", options.typing)
+        text += "\n" + format_words(find_commands(following), look)
+    return text
 
 
 def ask_to_run(options: Options, world: World, cage: Sequence[str]) -> None:
@@ -26404,11 +26468,16 @@ def plan_courses(fleet: Fleet, options: Options, world: World) -> list[Course]:
 
     courses = []
     for warmth in dict.fromkeys(plan_warmths(fleet, options).values()):
-        model, node, state = warmth.model, warmth.node, states[warmth.node.name]
+        model = warmth.model
+        node = warmth.node
+        state = states[node.name]
         if model.cloud and not options.model:
             continue
-        known = find_models(state.models, model.ollama_model)
-        claims = (known[0].capabilities or ()) if known else ()
+
+        claims: tuple[str, ...] = ()
+        matches = find_models(state.models, model.ollama_model)
+        if matches:
+            claims = matches[0].capabilities or ()
         subject = Subject(model, seed, claims, options.quick)
         course = Course(node, subject, trials,
                         find_measurement(kept, node.endpoint, model.ollama_model))
@@ -26429,8 +26498,9 @@ class Bench:
 
     def __init__(self, workspace: Workspace, courses: Sequence[Course]) -> None:
         self.courses = courses
-        self._workspace, self._world = workspace, workspace.world
-        self._groups: dict[str, list[Course]] = {}
+        self._workspace = workspace
+        self._world = workspace.world
+        self._groups: dict[str, list[Course]] = {}  # by node: two at once would measure each other
         for course in courses:
             if not course.is_done:
                 self._groups.setdefault(course.node.name, []).append(course)
@@ -26467,12 +26537,13 @@ class Bench:
         return {name: partial(run_group, group) for name, group in self._groups.items()}
 
     def _show_progress(self) -> str:
-        left = max((sum(course.seconds_left(group[0].measurement) for course in group)
-                    for group in self._groups.values()), default=0.0)
-        active = [next((course for course in group if not course.is_done), None)
-                  for group in self._groups.values()]
-        return format_courses([course for course in active if course], left,
-                              self._world.columns)
+        left = 0.0  # as long as the node takes that takes longest
+        active = []
+        for group in self._groups.values():
+            known = group[0].measurement
+            left = max(left, sum(course.seconds_left(known) for course in group))
+            active += [course for course in group if not course.is_done][:1]
+        return format_courses(active, left, self._world.columns)
 
     def _save_now_and_then(self) -> None:
         if self._world.clock() >= self._save_at:
