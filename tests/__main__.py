@@ -25,6 +25,11 @@ def python_with_pytest():
     return str(python)
 
 
+def has_xdist(python):
+    """Tell whether tests can run in several processes."""
+    return subprocess.call([python, "-c", "import xdist"], stderr=subprocess.DEVNULL) == 0
+
+
 def main(words):
     """Run pytest on one tier; further words go to pytest."""
     live = words[:1] == ["live"]
@@ -32,7 +37,10 @@ def main(words):
     words = words[1:] if live else words
     environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
     try:
-        command = [python_with_pytest(), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        python = python_with_pytest()
+        command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        if not live and not words and has_xdist(python):
+            command += ["-n", "auto"]  # all of it, on all processors
     except (OSError, subprocess.CalledProcessError) as error:
         sys.exit(f"error: no pytest, and none could be installed ({error})\n"
                  "  fix: python3 -m pip install pytest")
