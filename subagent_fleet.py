@@ -417,6 +417,17 @@ def kind_title(provider: str) -> str:
     return kind.title if kind else provider
 
 
+def _kind_server(provider: str) -> str:
+    """Return what runs on a node, where that is one program, else that something does."""
+    kind = NODE_KINDS.get(provider)
+    return "its server" if kind and not kind.port else kind_title(provider)
+
+
+def ask_running(provider: str) -> str:
+    """Return the question that a node raises where nothing listens."""
+    return f"is {_kind_server(provider)} running?"
+
+
 def obtain_model(provider: str, model_name: str) -> str:
     """Return how a model comes to a node, in words that ` on NODE` or ` there` follows."""
     kind = NODE_KINDS.get(provider)
@@ -442,7 +453,10 @@ def mend_reason(reason: str, provider: str) -> str:
     """Return what mends it that a node was of no use, or nothing where nobody knows."""
     if reason == f"not {provider}":
         reason = "not it"
-    return REASON_FIXES.get(reason, "").replace("{}", kind_title(provider))
+    server = _kind_server(provider)
+    if reason == "refused" and server == "its server":  # which `worker` does not know
+        return "correct its endpoint, or start its server there"
+    return REASON_FIXES.get(reason, "").replace("{}", server)
 
 
 @dataclass(frozen=True)
@@ -5047,8 +5061,10 @@ def _show_strength(seating: Seating, job: str) -> str:
         role = "implementer" if job == MAIN_JOB else job
         return f"{score.passed} of {score.asked} trials of an {role}"
 
-    words = f"{candidate.model.size / 1e9:.1f} GB"
+    words = "of unknown size"  # vLLM and others do not tell it
     billions = parameters_of(candidate.model)
+    if candidate.model.size:
+        words = f"{candidate.model.size / 1e9:.1f} GB"
     if billions:
         words = f"{billions:g} B"
     if _CODER.search(candidate.model.name.lower()):
@@ -8602,7 +8618,8 @@ def format_details(states: Mapping[str, NodeState], look: Look = PLAIN,
 
 def _describe_model(model: NodeModel) -> str:
     """Return what is known of a model: how large, what it was trained for, what it can do."""
-    parts = [f"{model.size / 1e9:.1f} GB", model.parameters, model.quantization]
+    size = f"{model.size / 1e9:.1f} GB" if model.size else "size unknown"
+    parts = [size, model.parameters, model.quantization]
     if model.trained_context:
         parts.append(f"trained for {model.trained_context}")
     parts += model.capabilities or ()
@@ -15246,7 +15263,7 @@ def explain_failure(failure: NodeFailure, backend: Backend) -> NodeFailure:
     if failure.reason == "not http":
         return NodeFailure(f"not {backend.name}", failure.detail)
     if failure.reason == "refused":
-        return NodeFailure("refused", f"{failure.detail}; is {backend.title} running?")
+        return NodeFailure("refused", f"{failure.detail}; {ask_running(backend.name)}")
     return failure
 
 

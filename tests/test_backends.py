@@ -226,6 +226,24 @@ def kind_named(mend, kind):
     return f"start {sf.NODE_KINDS[kind].title} there" in mend
 
 
+@pytest.mark.parametrize("kind", sf.NODE_KINDS)
+def test_where_nothing_listens_only_a_program_is_named_as_one(kind):
+    state = probe(f"http://127.0.0.1:{free_port()}", kind)
+    title = sf.NODE_KINDS[kind].title
+    if kind in ("openai", "anthropic"):
+        assert title not in state.detail + state.mend and "worker" not in state.mend
+        assert "is its server running?" in state.detail and "correct its endpoint" in state.mend
+    else:
+        assert f"is {title} running?" in state.detail and "worker" in state.mend
+
+
+def test_a_size_that_is_not_told_is_not_said():
+    state = probe(KINDS["vllm"]().endpoint, "vllm")
+    assert "0.0 GB" not in sf._describe_model(state.models[0])
+    starter = sf.plan_starter([state])
+    assert starter.assignment.placements and "0.0 GB" not in "".join(starter.assignment.why.values())
+
+
 def test_a_server_that_wants_a_key_says_so():
     refused = {"error": {"code": 401, "message": "Invalid API Key", "type": "authentication_error"}}
     server = Server({"/health": (200, {"status": "ok"})}, LLAMA, refused)
