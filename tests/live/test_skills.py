@@ -16,7 +16,7 @@ from fake_ollama import FakeNode
 from tools import PROGRAM, ROOT, free_port
 
 PROGRAMS = {name: install.CACHE / name / "node_modules/.bin" / binary for name, binary in (
-    ("codex", "codex"), ("opencode", "opencode"), ("qwen-code", "qwen"), ("pi", "pi"))}
+    ("codex", "codex"), ("opencode", "opencode"), ("qwen", "qwen"), ("pi", "pi"))}
 NAMES = sorted(sf.installed_skills())
 PI_MODEL = {"id": "big", "name": "big", "reasoning": False, "input": ["text"],
             "contextWindow": 65536, "maxTokens": 8192,
@@ -114,8 +114,8 @@ def test_a_program_lists_the_installed_skills(name, where, refuser, fence, tmp_p
     subprocess.run(["git", "init", "-q", str(project)], check=True)
     words, more = invocation(name, refuser.url, home)
     env = rig.bare_environment(home, fence, FLEET_KEY="sk-made-up", NO_PROXY="127.0.0.1", **more)
-    target = "qwen" if name == "qwen-code" else name
-    run_ours(["skills", "install", "--target", target, *where], project, env)
+    env["PATH"] = f"{install.NODE22_BIN}:{env['PATH']}"  # which qwen-code needs
+    run_ours(["skills", "install", "--target", name, *where], project, env)
 
     subprocess.run(words, cwd=project, env=env, stdin=subprocess.DEVNULL, capture_output=True,
                    timeout=90)
