@@ -21792,10 +21792,10 @@ class Supervisor:
     def _make_ready(self, name: str, *, ahead: bool = False) -> Generator[None, None, Any]:
         """Make the worktree of a task, and do in it what comes before the agent."""
         before = self.board.tasks[name]
-        state = self._note(name, "preparing", ahead=ahead, **self._plan_try(before))
         if before.prepared and before.open and not before.spoken \
-                and self._world.kind_of(state.worktree) == "directory":
+                and self._world.kind_of(before.worktree) == "directory":
             return  # it was made ready ahead
+        state = self._note(name, "preparing", ahead=ahead, **self._plan_try(before))
         self._world.make_directory(self._folder.of_try(state, ""))
         while self._world.is_held(self._folder.of_try(state, "git")):
             yield  # the last supervisor's git has not ended
@@ -21948,6 +21948,7 @@ class Supervisor:
                                          stdout=errand.log, stderr=errand.log, hold=hold))
         if hold:
             hold.release()
+        yield  # who asked for it may do something else first
         while not child.ended():
             is_unwanted = bool(self.board.tasks[state.name].wanted)
             if not hold and (is_unwanted or self._world.clock() > until):
@@ -22230,16 +22231,22 @@ class Supervisor:
             why = f"its work could not be kept: {snapshot.why_not.splitlines()[0]}"
             yield from self._close(name, Ruling("parked", why, cause="no-snapshot"), "result")
             return
-        work = look_at_work(self._world, state, snapshot)
         code = None
         output = ""
-        if state.task.check:
+        work = WorkDone()
+        if not state.task.check:
+            work = look_at_work(self._world, state, snapshot)
+        else:
             log = self._folder.of_try(state, f"check-{state.round}.log")
             self._world.remove(log)
             began = self._world.clock()
             errand = Errand(["sh", "-c", state.task.check], log, state.worktree,
                             state.task.deadline, CHECK_MARK)
-            code = yield from self._run(state, errand)
+            check = self._run(state, errand)
+            next(check, None)  # it has begun; what the snapshot holds is looked at meanwhile
+            work = look_at_work(self._world, state, snapshot)
+            self._look_outside(state.at)
+            code = yield from check
             yield from self._end_marked(state, [self._mark(state, CHECK_MARK)], 0.0)
             size = self._world.size_of(log)
             output = self._world.read_part(log, max(0, size - TAIL_BYTES), TAIL_BYTES) \
