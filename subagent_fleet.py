@@ -19940,6 +19940,11 @@ def api_error_of(result: Mapping[str, Any] | None) -> str:
     return "transient" if status is None or status in TRANSIENT_STATUSES else "final"
 
 
+def is_unknown_session(result: Mapping[str, Any]) -> bool:
+    """Tell whether a result says that there is no session to resume (2.1.327)."""
+    return result.get("subtype") == "error_during_execution" and not result.get("num_turns")
+
+
 # -- words to an agent --
 
 def render_prompt_line(text: str, identity: str = "") -> bytes:
@@ -21991,6 +21996,7 @@ class Supervisor:
         prompt = "\n\n".join(filter(None, (self._first_words(state), *state.says)))
         if state.task.talks:
             self._world.make_pipe(self._folder.of_try(state, "in"))
+            self._world.remove(self._folder.of_try(state, "err"))  # of the process before
         else:
             self._world.remove(self._folder.of_try(state, "code"))
             self._world.replace_files([(self._folder.of_try(state, "in"), prompt.encode(), 0o600)])
@@ -22183,6 +22189,9 @@ class Supervisor:
         state, agent = self.board.tasks[name], self._agents[name]
         result = agent.heard.result or {}
         kind = api_error_of(result)
+        if is_unknown_session(result) and not agent.heard.turn_at:
+            yield from self._lose(name)  # it was ended before it had read its first prompt
+            return
         text = clean_line(str(result.get("result") or result.get("errors") or ""))[:200]
         if not kind:
             yield from self._check(name)

@@ -355,6 +355,21 @@ def test_a_lost_agent_is_started_again_and_nothing_counts_against_it(rig):
     assert rig.journal("a").count("starting") == 2
 
 
+def test_a_session_that_was_never_begun_is_begun(rig):
+    """The client was killed before it had read its prompt: there is nothing to resume."""
+    client = (rig.bin / "claude").read_text()
+    (rig.bin / "claude").write_text("#!/bin/sh\nsleep 60\n")
+    rig.add("a", "@write x y", check="test -s x", rounds=0, tries=1)
+    rig.work(lambda states: states and states["a"].state == "running")
+    rig.leave()
+    rig.kill_all()
+    (rig.bin / "claude").write_text(client)
+    rig.work()
+    state = rig.tasks()["a"]
+    assert (state.state, state.checks, state.failures) == ("done", (0,), 0)
+    assert rig.journal("a").count("starting") == 3
+
+
 def test_five_losses_in_a_row_park(rig, monkeypatch):
     monkeypatch.setattr(sf, "LOST_LIMIT", 3)
     rig.add("a", "@die")
