@@ -24462,7 +24462,8 @@ def write_first_fleet(world: World, path: str, nodes: Mapping[str, Node], option
             what += f"; {starter.flaw}"
         raise FleetError("no-model", what, fix="start Ollama, "
                          f"`ollama pull {PLACEHOLDERS[0]}`, then `subagent-fleet up`")
-    said = write_starter(world, path, nodes, starter)
+    said = wrap_text(write_starter(world, path, nodes, starter),
+                     look_of(world, "stderr").columns)
     said += format_starter(starter, states, look_of(world, "stderr"))
     world.err(as_typed(said, options.typing))
 
@@ -24571,7 +24572,8 @@ def cmd_init(options: Options, world: World) -> int:
         starter = plan_hybrid(starter)
         nodes["anthropic"] = Node("anthropic", split_endpoint(CLAUDE_ENDPOINT).url,
                                   provider="anthropic", auth="client")
-    said = write_starter(world, output, nodes, starter, offline=options.offline)
+    said = wrap_text(write_starter(world, output, nodes, starter, offline=options.offline),
+                     look_of(world).columns)
     if scan:
         said += format_scan(scan, look_of(world))
     said += format_starter(starter, states, look_of(world))
@@ -24710,7 +24712,7 @@ def write_example(options: Options, world: World) -> int:
     lines = replace_config(world, output, dress_starter(world, output, text))
     lines += [f"{options.example}: {summary}.", "Write your own machines and models where it "
               "says `yours`, then: `subagent-fleet doctor`"]
-    said = "".join(clean_line(line) + "\n" for line in lines)
+    said = wrap_text("".join(clean_line(line) + "\n" for line in lines), look_of(world).columns)
     world.out(as_typed(said, options.typing))
     return EXIT_OK
 
@@ -26278,7 +26280,7 @@ def parse_via(text: str) -> list[tuple[str, int]]:
     is_address = re.fullmatch(r"\d{1,3}([.]\d{1,3}){3}", host) and is_private(host)
     is_everybody = host == "255.255.255.255"
     if (is_address or is_everybody) and re.fullmatch(r"[0-9]{0,5}", port) \
-            and int(port or WAKE_PORT) < 65536:
+            and 0 < int(port or WAKE_PORT) < 65536:
         return [(host, int(port or WAKE_PORT))]
     raise FleetError("usage", f"wake: --via: `{text}` is not an address of a private network",
                      status=EXIT_USAGE, fix="subagent-fleet wake --via 192.168.1.255")
@@ -28493,7 +28495,8 @@ def cmd_demo(options: Options, world: World) -> int:
             show_demo_page(tour, ending)
             until += options.seconds or float("inf")
         show_demo_sessions(tour, nodes["sim-mini"], until)
-    world.out("\nThat was all of it. `subagent-fleet up` does this with your own machines.\n")
+    world.out(wrap_text("\nThat was all of it. `subagent-fleet up` does this with your own "
+                        "machines.\n", look_of(world).columns))
     return EXIT_OK
 
 
@@ -28507,7 +28510,8 @@ def show_demo_fleet(tour: Tour, nodes: Mapping[str, SimulatedNode]) -> None:
     text = world.read_bytes(CONFIG_NAMES[0]).decode("utf-8")
     text = re.sub(r"(?m)^( +port: )\d+", rf"\g<1>{world.door.port}", text)
     world.replace_files([(CONFIG_NAMES[0], text.encode("utf-8"), 0o644)])
-    world.out(f"(Its gateway gets port {world.door.port}: the usual one may be taken.)\n")
+    world.out(wrap_text(f"(Its gateway gets port {world.door.port}: the usual one may be taken.)\n",
+                        look_of(world).columns))
 
     tour.type("validate")
     fleet = load_config(world, None).fleet

@@ -210,6 +210,7 @@ ROWS = {
     # name of the golden: what is there before, the words; a row a state that people meet
     "init": (empty, "init --node mini=192.168.1.50 --node gpu=192.168.1.51"),
     "init-offline": (empty, "init --offline"),
+    "init-example": (empty, "init --example gpu-box"),
     "init-again": (write, "init --node mini=192.168.1.50"),
     "validate": (write, "validate"),
     "validate-warnings": (warned, "validate"),
@@ -331,6 +332,14 @@ def test_no_line_of_a_command_is_wider_than_the_terminal(name, columns, machines
     assert without_colour(text) == plain and "\x1b" not in plain
     wide = [line for line in plain.split("\n") if shown_width(line) > columns and not is_copied(line)]
     assert wide == []
+
+
+def test_a_taken_port_is_told_in_the_width(machines, tmp_path, monkeypatch):
+    monkeypatch.setattr(sf, "avoid_taken_port", lambda world, gateway: sf.replace(gateway, port=4001))
+    monkeypatch.setattr(sf, "describe_holder", lambda world, port: " (python3, pid 21278, in /home/anna/shop)")
+    text = look_at("init", 60, machines, colour=False, place=tmp_path, monkeypatch=monkeypatch)
+    assert "Port 4000 is taken (python3, pid 21278," in text
+    assert [line for line in text.split("\n") if shown_width(line) > 60 and not is_copied(line)] == []
 
 
 @pytest.mark.parametrize("columns", [*WIDTHS, 40])

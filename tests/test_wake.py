@@ -161,7 +161,7 @@ def test_broadcast_addresses_are_this_machines():
     assert all(sf.ipaddress.IPv4Address(address) for address in addresses)
 
 
-@pytest.mark.parametrize("via", ["8.8.8.8", "mini", "192.168.1.255:99999", "192.168.1.255:x", "::1",
+@pytest.mark.parametrize("via", ["8.8.8.8", "mini", "192.168.1.255:99999", "192.168.1.255:x", "::1", "127.0.0.1:0",
                                  "192.168.1", "1.2.3.4:9"])
 def test_via_is_an_address_at_home(run_cli, tmp_path, via):
     write_fleet(tmp_path, 11434)
