@@ -3420,21 +3420,22 @@ def rate_model(model: NodeModel, calls_tools: bool | None = None) -> Rating:
     holds_prompt = context >= MAIN_CONTEXT_TOKENS
 
     score = 1
-    if calls_tools:
-        score += 2  # an agent that cannot act is worse than one that compacts early
+    flaw = ""
     if holds_prompt:
         score += 1
-
-    if not calls_tools and is_measured:
-        return Rating(score, "did not call tools when `bench` tried")
-    if not calls_tools and prints_calls(name):
-        return Rating(score, "prints tool calls as text")
-    if capabilities and not calls_tools:
-        return Rating(score, "cannot call tools")
-    if not holds_prompt:
+    else:
         flaw = f"holds {context} tokens; Claude Code's own prompt takes 10,000 to 18,000"
-        return Rating(score, flaw)
-    return Rating(score)
+    if calls_tools:
+        return Rating(score + 2, flaw)
+
+    # An agent that cannot act is worse than one that compacts early: that is said first.
+    if is_measured:
+        flaw = "did not call tools when `bench` tried"
+    elif prints_calls(name):
+        flaw = "prints tool calls as text"
+    elif capabilities:
+        flaw = "cannot call tools"
+    return Rating(score, flaw)
 
 
 def prints_calls(ollama_model: str) -> bool:
@@ -6290,20 +6291,22 @@ def _check_evictions(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     rooms = _guess_rooms(fleet)
     for name, state in facts.states.items():
         memory = fleet.nodes[name].memory_gb
-        residents = [resident for resident in _plan_residents(fleet, state)
-                     if not memory or resident.gigabytes <= memory]  # else it is said alone
+        residents = list(_plan_residents(fleet, state))
+        if memory:  # of who does not even fit alone another check tells
+            residents = [resident for resident in residents if resident.gigabytes <= memory]
         if len(residents) < 2 or f"nodes.{name}.memory_gb" in guessed:
             continue
 
         need = sum(resident.gigabytes for resident in residents)
         is_short = memory is not None and need > memory
-        if is_short or _spills(state):
-            names = ", ".join(resident.held.name for resident in residents)
-            moves = [(resident.model, resident.gigabytes) for resident in residents]
-            yield Finding("evicts", "warning",
-                          f"node `{name}`: {names} take about {need:.0f} GB with their "
-                          "contexts, and evict each other", _locate(fleet, "nodes", name),
-                          fix=_plan_move(rooms, moves) or PART_THEM)
+        if not is_short and not _spills(state):
+            continue
+        names = ", ".join(resident.held.name for resident in residents)
+        moves = [(resident.model, resident.gigabytes) for resident in residents]
+        yield Finding("evicts", "warning",
+                      f"node `{name}`: {names} take about {need:.0f} GB with their "
+                      "contexts, and evict each other", _locate(fleet, "nodes", name),
+                      fix=_plan_move(rooms, moves) or PART_THEM)
 
 
 def _spills(state: NodeState) -> bool:
@@ -6337,15 +6340,23 @@ def _check_needs(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
         models = [fleet.models[name] for name in names]
         if len({model.ollama_model for model in models}) == 1:  # there is nothing to choose
             continue
-        known = [_held_model(model, facts.states[model.node]).capabilities for model in models]
-        if all(words is not None and "vision" not in words for words in known):
+        if all(_is_blind(model, facts) for model in models):
             yield Finding("no-images", "info", f"`{alias}`: no model behind it sees images; they "
                           "are left out", fix="name one that does as a `fallback`")
-        first, shorter = models[0], [model for model in models if model.context < models[0].context]
+
+        first = models[0]
+        shorter = [f"{model.name} ({model.context:,})" for model in models
+                   if model.context < first.context]
         if shorter:
-            shown = some_of([f"{model.name} ({model.context:,})" for model in shorter], 5)
             yield Finding("short-fallback", "info", f"`{alias}`: prompts beyond their context are "
-                          f"not for {shown}, but for {first.name} ({first.context:,}) alone")
+                          f"not for {some_of(shorter, 5)}, but for {first.name} "
+                          f"({first.context:,}) alone")
+
+
+def _is_blind(model: Model, facts: Facts) -> bool:
+    """Tell whether a model's node says what it can, and images are not of it."""
+    capabilities = _held_model(model, facts.states[model.node]).capabilities
+    return capabilities is not None and "vision" not in capabilities
 
 
 def plan_answerers(fleet: Fleet) -> dict[str, list[str]]:
@@ -6357,8 +6368,10 @@ def plan_answerers(fleet: Fleet) -> dict[str, list[str]]:
         alias = fleet.models[name].alias
         if name not in used or alias in answerers:
             continue
-        answerers[alias] = [model.name for link in (alias, *chains.get(alias, ()))
-                            for model in fleet.models.values() if model.alias == link]
+        answerers[alias] = []
+        for link in (alias, *chains.get(alias, ())):
+            answerers[alias] += [model.name for model in fleet.models.values()
+                                 if model.alias == link]
     return answerers
 
 
@@ -7051,8 +7064,11 @@ def _tools_there(agent: Agent, names: Mapping[str, str]) -> list[str] | None:
     """
     if agent.tools is None:
         return None
-    wanted = plan_tools(agent.tools)
-    return list(dict.fromkeys(names[tool] for tool in wanted if tool in names))
+    tools = []
+    for tool in plan_tools(agent.tools):
+        if tool in names:
+            tools.append(names[tool])
+    return list(dict.fromkeys(tools))  # two of ours may be one there
 
 
 _OPENCODE_TOOLS = {
@@ -7070,7 +7086,25 @@ def _render_opencode(fleet: Fleet) -> dict[str, str]:
         "options": {"baseURL": f"{gateway_url(fleet.gateway)}/v1",
                     "apiKey": f"{{env:{fleet.gateway.master_key_env}}}"},
         "models": models}
+    text = _render_json_file({
+        "autoupdate": False,
+        "share": "disabled",
+        "enabled_providers": ["fleet"],
+        "provider": {"fleet": provider},
+        "model": f"fleet/{plan_tier_alias(fleet, 'main')}",
+        "small_model": f"fleet/{plan_tier_alias(fleet, 'haiku')}",
+        "agent": _opencode_agents(fleet)})
 
+    # It puts variables and files in wherever its text names one, in a prompt as well: all of
+    # these are spelled so that it sees none, then the one that is ours is put back.
+    for opening in ("{env:", "{file:"):
+        text = text.replace(opening, opening.replace("{", "\\u007b"))
+    own = f'"apiKey": "{{env:{fleet.gateway.master_key_env}}}"'
+    return {"opencode.json": text.replace(own.replace("{", "\\u007b"), own)}
+
+
+def _opencode_agents(fleet: Fleet) -> dict[str, dict[str, Any]]:
+    """Return the fleet's agents as opencode's, without those that would replace its own."""
     agents: dict[str, dict[str, Any]] = {}
     for name, model in plan_routes(fleet).items():
         if name in HARNESSES["opencode"].taken_names:
@@ -7081,17 +7115,7 @@ def _render_opencode(fleet: Fleet) -> dict[str, str]:
         tools = _tools_there(agent, _OPENCODE_TOOLS)
         if tools is not None:
             agents[name]["tools"] = {"*": False, **dict.fromkeys(tools, True)}
-    text = _render_json_file({
-        "autoupdate": False, "share": "disabled",
-        "enabled_providers": ["fleet"], "provider": {"fleet": provider},
-        "model": f"fleet/{plan_tier_alias(fleet, 'main')}",
-        "small_model": f"fleet/{plan_tier_alias(fleet, 'haiku')}", "agent": agents})
-
-    # It puts variables and files in wherever its text names one, in a prompt as well.
-    for opening in ("{env:", "{file:"):
-        text = text.replace(opening, opening.replace("{", "\\u007b"))
-    own = f'"apiKey": "{{env:{fleet.gateway.master_key_env}}}"'
-    return {"opencode.json": text.replace(own.replace("{", "\\u007b"), own)}
+    return agents
 
 
 def _start_opencode(fleet: Fleet, directory: str, key: str) -> Start:
@@ -7107,12 +7131,16 @@ def _render_codex(fleet: Fleet) -> dict[str, str]:
     """
     windows = plan_windows(fleet)
     main = plan_tier_alias(fleet, "main")
+    longest = max(model.timeout for model in fleet.models.values())
     config = string.Template(_CODEX_CONFIG).substitute(
-        headline=_HEADLINE, main=quote_toml(main), context=windows[main].context,
-        compact=windows[main].context * 8 // 10, name=quote_toml(fleet.name),
+        headline=_HEADLINE,
+        main=quote_toml(main),
+        context=windows[main].context,
+        compact=windows[main].context * 8 // 10,  # the rest is for the answer
+        name=quote_toml(fleet.name),
         url=quote_toml(f"{gateway_url(fleet.gateway)}/v1"),
         variable=quote_toml(fleet.gateway.master_key_env),
-        patience=max(model.timeout for model in fleet.models.values()) * 3000)
+        patience=longest * 3 * 1000)  # milliseconds; the gateway may ask others first
     models = [_codex_model(alias, window) for alias, window in windows.items()]
     files = {"config.toml": config, "models.json": _render_json_file({"models": models})}
     for name, model in plan_routes(fleet).items():
@@ -7177,22 +7205,31 @@ def _start_codex(fleet: Fleet, directory: str, key: str) -> Start:
 
 def _render_aider(fleet: Fleet) -> dict[str, str]:
     """Return aider's config, its settings of each alias and what each one holds."""
-    main, small = (f"openai/{plan_tier_alias(fleet, tier)}" for tier in ("main", "haiku"))
+    main = f"openai/{plan_tier_alias(fleet, 'main')}"
+    small = f"openai/{plan_tier_alias(fleet, 'haiku')}"
     editor = main
     if "implementer" in fleet.agents:
         editor = f"openai/{plan_routes(fleet)['implementer'].alias}"
     config = {
-        "model": main, "weak-model": small, "editor-model": editor,
-        "openai-api-base": f"{gateway_url(fleet.gateway)}/v1", "check-update": False,
-        "analytics": False, "show-model-warnings": False, "show-release-notes": False,
+        "model": main,
+        "weak-model": small,
+        "editor-model": editor,
+        "openai-api-base": f"{gateway_url(fleet.gateway)}/v1",
+        "check-update": False,
+        "analytics": False,
+        "show-model-warnings": False,
+        "show-release-notes": False,
         "gitignore": False}
 
     sizes = {model.alias: billions(model.ollama_model) for model in fleet.models.values()}
-    settings, metadata = [], {}
+    settings = []
+    metadata = {}
     for alias, window in plan_windows(fleet).items():
-        is_small = 0 < sizes[alias] < SMALL_BILLIONS
+        edit_format = "diff"
+        if 0 < sizes[alias] < SMALL_BILLIONS:
+            edit_format = "whole"
         settings.append({
-            "name": f"openai/{alias}", "edit_format": "whole" if is_small else "diff",
+            "name": f"openai/{alias}", "edit_format": edit_format,
             "use_repo_map": True, "use_temperature": False,
             "extra_params": {"max_tokens": window.output}})
         metadata[f"openai/{alias}"] = {
@@ -7260,9 +7297,11 @@ def _start_qwen(fleet: Fleet, directory: str, key: str) -> Start:
 def _render_pi(fleet: Fleet) -> dict[str, str]:
     """Return pi's models; its key is the name of a variable."""
     free = {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}
-    models = [{"id": alias, "reasoning": False, "input": ["text"], "contextWindow": window.context,
-               "maxTokens": window.output, "cost": free}
-              for alias, window in plan_windows(fleet).items()]
+    models = []
+    for alias, window in plan_windows(fleet).items():
+        models.append({
+            "id": alias, "reasoning": False, "input": ["text"], "contextWindow": window.context,
+            "maxTokens": window.output, "cost": free})
     return {"models.json": _render_json_file({"providers": {"fleet": {
         "baseUrl": gateway_url(fleet.gateway), "api": "anthropic-messages",
         "apiKey": fleet.gateway.master_key_env, "models": models}}})}
@@ -7337,10 +7376,13 @@ def _harness_losses(fleet: Fleet, harness: Harness) -> Iterator[Finding]:
     yield from _main_losses(fleet, harness)
     if harness.has_agents:
         yield from _agent_losses(fleet, harness)
-    else:
-        others = " and the small model" if harness.name == "aider" else ""
-        yield Finding("target-agents", "info", f"{harness.title} has no agents: it runs on "
-                      f"`{plan_tier_alias(fleet, 'main')}`{others}")
+        return
+
+    models = f"`{plan_tier_alias(fleet, 'main')}`"
+    if harness.name == "aider":  # it has another write its commit messages
+        models += " and the small model"
+    yield Finding("target-agents", "info",
+                  f"{harness.title} has no agents: it runs on {models}")
 
 
 def _main_losses(fleet: Fleet, harness: Harness) -> Iterator[Finding]:
@@ -7350,7 +7392,8 @@ def _main_losses(fleet: Fleet, harness: Harness) -> Iterator[Finding]:
     if fleet.gateway.provider == "litellm":
         yield Finding("target-gateway", "info", f"{title} was never tried with LiteLLM as the "
                       "gateway, only with `provider: builtin`")
-    if any(fleet.nodes[model.node].auth for model in fleet.models.values() if model.alias == main):
+    mains = [model for model in fleet.models.values() if model.alias == main]
+    if any(fleet.nodes[model.node].auth for model in mains):
         yield Finding("target-login", "warning", f"{title} has no login to hand on, without which "
                       f"`{main}` refuses", fix="another model as project.claude.main")
     if context < harness.least_context:
@@ -7366,15 +7409,18 @@ def _main_losses(fleet: Fleet, harness: Harness) -> Iterator[Finding]:
 def _agent_losses(fleet: Fleet, harness: Harness) -> Iterator[Finding]:
     title = harness.title
     limited = [agent for agent in fleet.agents.values() if agent.tools is not None]
-    lost = [agent.name for agent in limited if _loses_tools(agent, harness)]
-    if limited and not harness.limits_agents:
-        names = [agent.name for agent in limited]
-        yield Finding("target-tools", "info", f"{title} cannot limit the tools of a role: "
-                      f"{some_of(names, 5)} may do there what the main session may")
-    elif lost:
-        yield Finding("target-tools", "info", f"{title} has not all the tools of "
-                      f"{some_of(lost, 5)}: those it has not are left out")
-    taken = [agent for agent in fleet.agents if agent in harness.taken_names]
+    if not harness.limits_agents:
+        if limited:
+            names = some_of([agent.name for agent in limited], 5)
+            yield Finding("target-tools", "info", f"{title} cannot limit the tools of a role: "
+                          f"{names} may do there what the main session may")
+    else:
+        lost = [agent.name for agent in limited if _loses_tools(agent, harness)]
+        if lost:
+            yield Finding("target-tools", "info", f"{title} has not all the tools of "
+                          f"{some_of(lost, 5)}: those it has not are left out")
+
+    taken = [name for name in fleet.agents if name in harness.taken_names]
     if taken:
         yield Finding("target-names", "warning", f"{title} has agents of its own named "
                       f"{some_of(taken, 5)}: those of the fleet are left out",
@@ -7395,17 +7441,20 @@ def _check_programs(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
             yield Finding("program-missing", "warning", f"{harness.title} is not on the PATH",
                           fix=harness.install)
             continue
+
         yield Finding("program", "ok", f"{harness.title} {seen.version}")
         yield from _harness_losses(fleet, harness)
         if harness.swallows_key and not seen.has_key:
             yield Finding("program-key", "info", f"{harness.title} says nothing where "
                           f"{fleet.gateway.master_key_env} is not set, as here, and sends none",
                           fix=f"subagent-fleet launch {name}")
-        unknown = [alias for alias in plan_windows(fleet) if alias not in (seen.listed or alias)]
+        unknown: list[str] = []
+        if seen.listed:  # else it was not asked, or said nothing
+            unknown = [alias for alias in plan_windows(fleet) if alias not in seen.listed]
         if unknown:
-            yield Finding("program-models", "warning", f"{harness.title} does not know "
-                          f"{some_of(unknown, 5)}", fix=f"{harness.program} "
-                          + " ".join(harness.lists_models))
+            yield Finding("program-models", "warning",
+                          f"{harness.title} does not know {some_of(unknown, 5)}",
+                          fix=f"{harness.program} {' '.join(harness.lists_models)}")
 
 
 TARGETS = (LITELLM_TARGET, CLAUDE_TARGET, ENVIRONMENT_TARGET,
@@ -7453,9 +7502,12 @@ def installed_skills() -> dict[str, Skill]:
 
 def render_skills(targets: Iterable[str], names: Iterable[str]) -> dict[str, bytes]:
     """Return {path: bytes} of skills, where these programs look."""
-    places = dict.fromkeys(SKILL_PLACES[target] for target in targets)
-    return {f"{place}/{name}/SKILL.md": SKILLS[name].text.encode("utf-8")
-            for place in places for name in names}
+    texts = {name: SKILLS[name].text.encode("utf-8") for name in names}
+    files = {}
+    for place in dict.fromkeys(SKILL_PLACES[target] for target in targets):
+        for name, text in texts.items():
+            files[f"{place}/{name}/SKILL.md"] = text
+    return files
 
 
 def render_plugins(targets: Collection[str], source: bytes) -> dict[str, bytes]:
@@ -7472,8 +7524,9 @@ def render_plugins(targets: Collection[str], source: bytes) -> dict[str, bytes]:
     manifest = {"name": "subagent-fleet", "version": __version__, "description": PLUGIN_SUMMARY,
                 "author": {"name": "subagent-fleet", "url": HOME_URL}, "homepage": HOME_URL,
                 "license": "MIT"}
-    files.update({f".{target.split('-')[0]}-plugin/plugin.json": _render_json_file(manifest)
-                  for target in targets})
+    for target in targets:
+        program = target.partition("-")[0]  # claude, of claude-code
+        files[f".{program}-plugin/plugin.json"] = _render_json_file(manifest)
     bundle = {f"{PLUGIN_PLACE}/{path}": text for path, text in files.items()}
 
     entry = {"name": "subagent-fleet", "description": PLUGIN_SUMMARY}
@@ -8945,7 +8998,9 @@ def format_measurements(measured: Sequence[Measurement], look: Look = PLAIN) -> 
         units = "Prompt and Answer in tokens a second, Load and First in seconds."
         text += format_words([Styled(units, "dim")], look)
     notes = "".join(_format_notes(known, look) for known in measured)
-    return f"{text}\n{notes}" if notes else text
+    if notes:
+        text += f"\n{notes}"
+    return text
 
 
 def _format_notes(known: Measurement, look: Look) -> str:
@@ -19077,6 +19132,16 @@ PAGE_HEAD = ("Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
              "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n")
 
 
+def _read_cookie(header: str, wanted: str) -> str:
+    """Return a cookie's value, an empty string where it is not there; of two, the last."""
+    cookie = ""
+    for part in header.split(";"):
+        name, _, value = part.strip().partition("=")
+        if name == wanted:
+            cookie = value
+    return cookie
+
+
 class Dashboard(Reception):
     """Serves the page, and what it shows, to who has the token."""
 
@@ -19135,13 +19200,11 @@ class Dashboard(Reception):
         cookie = f"subagent_fleet_{visitor.reached[1]}"
         if path == "/" and query.startswith("token="):
             self._check_token(query[len("token="):])
-            head = (f"Set-Cookie: {cookie}={self.token}; HttpOnly; SameSite=Strict; Path=/\r\n")
+            head = f"Set-Cookie: {cookie}={self.token}; HttpOnly; SameSite=Strict; Path=/\r\n"
             self._send_page(visitor, DOOR_PAGE, head)
             return
 
-        cookies = dict(part.strip().partition("=")[::2]
-                       for part in headers.get("cookie", "").split(";"))
-        self._check_token(cookies.get(cookie, ""))
+        self._check_token(_read_cookie(headers.get("cookie", ""), cookie))
         if path == EVENTS_PATH and method == "GET":
             self._follow(visitor)
         elif path == "/":
@@ -19194,17 +19257,17 @@ class Sight:
 
 def plan_picture(sight: Sight) -> dict[str, Any]:
     """Return what the page shows of a fleet, apart from what happens."""
-    fleet, states = sight.fleet, sight.states
-    routes = {name: plan_route_state(fleet, states, model)
+    fleet = sight.fleet
+    routes = {name: plan_route_state(fleet, sight.states, model)
               for name, model in fleet.models.items()}
-    sentence = add_gateway(plan_next_step(fleet, states, routes), sight.gateway)
+    sentence = add_gateway(plan_next_step(fleet, sight.states, routes), sight.gateway)
     places = _plan_capacities(fleet)
     models = []
     for name, model in fleet.models.items():
         models.append({"name": name, "node": model.node, "runs": model.ollama_model,
                        "alias": model.alias, "context": model.context,
                        "slots": places[name].slots, "fallback": list(model.fallback),
-                       **_picture_route(routes[name])})
+                       "state": routes[name].state, "instead": routes[name].fallback})
 
     agents = [{"name": "main", "model": plan_tiers(fleet)["main"]}]
     agents += [{"name": agent.name, "model": agent.model} for agent in fleet.agents.values()]
@@ -19227,10 +19290,6 @@ def plan_picture(sight: Sight) -> dict[str, Any]:
     }
 
 
-def _picture_route(route: RouteState) -> dict[str, Any]:
-    return {"state": route.state, "instead": route.fallback}
-
-
 def _picture_machine(sight: Sight, node: Node) -> dict[str, Any]:
     """Return what the card of a machine shows."""
     state = sight.states[node.name]
@@ -19242,11 +19301,13 @@ def _picture_machine(sight: Sight, node: Node) -> dict[str, Any]:
     memory = None
     if node.memory_gb:
         memory = node.memory_gb * 1e9
+    mend = ""
+    if state.reason:
+        mend = as_typed(state.mend, sight.typing)
     return {"name": node.name, "endpoint": node.endpoint,
             "colour": plan_machine_colours(sight.fleet.nodes)[node.name],
             "runs": f"{backend_of(node).title} {state.version}".strip(),
-            "online": state.online, "why": state.reason,
-            "mend": as_typed(state.mend, sight.typing) if state.reason else "",
+            "online": state.online, "why": state.reason, "mend": mend,
             "latency": state.latency_ms, "memory": memory, "loaded": loaded}
 
 
