@@ -176,8 +176,8 @@ def test_what_needs_a_failed_task_waits_and_says_so(rig):
 
 
 def test_never_more_at_once_than_allowed_and_all_places_used(rig):
-    for number in range(20):
-        rig.add(f"t{number}", "x", coder=("sleep", "0.2"), changes="none", check="true")
+    for number in range(12):  # each takes longer than a busy machine needs to begin four
+        rig.add(f"t{number}", "x", coder=("sleep", "1.5"), changes="none", check="true")
     counts = set()
 
     def seen(states):
