@@ -6827,11 +6827,17 @@ def render_litellm(fleet: Fleet) -> str:
         deployments[name] = _litellm_deployment(name, model, fleet.nodes[model.node],
                                                 has_others=has_others)
 
+    settings: dict[str, object] = {"drop_params": True}
+    kinds = {fleet.nodes[model.node].provider for model in fleet.models.values()}
+    if any(LITELLM_ENGINES[kind].prefix == "openai" for kind in kinds):
+        # Else it asks those for /v1/responses, which few of them have.
+        settings["use_chat_completions_url_for_anthropic_messages"] = True
+
     sections = (
         ("Entries with one model_name share its requests.",
          {"model_list": list(deployments.values())}),
         ("What Ollama does not know is left out.",
-         {"litellm_settings": {"drop_params": True}}),
+         {"litellm_settings": settings}),
         ("Anywhere else the key is ignored and the proxy is open.",
          {"general_settings": {"master_key": f"os.environ/{fleet.gateway.master_key_env}"}}),
         ("A node that fails is passed over at once.",

@@ -555,6 +555,9 @@ agents: {{planner: {{model: m, description: Plans.}}}}
     assert deployment["litellm_params"]["model"] == f"{prefix[kind]}/{model}"
     assert deployment["litellm_params"]["api_base"] == f"{server.endpoint}/v1"
     assert "num_ctx" not in deployment["litellm_params"]
+    # LiteLLM would ask `openai/…` for /v1/responses, which MLX's servers and TabbyAPI do not have.
+    assert written["litellm_settings"].get("use_chat_completions_url_for_anthropic_messages", False) \
+        == (prefix[kind] == "openai")
 
 
 def test_init_writes_what_answers(tmp_path, quick, monkeypatch):
