@@ -558,6 +558,21 @@ def test_a_disk_that_is_full_is_one_sentence_and_the_agent_goes_on(rig, monkeypa
     assert rig.states() == {"a": "done"}
 
 
+def test_what_a_crash_has_torn_does_not_swallow_the_next_line(rig):
+    rig.add("a", "@write x y", check="true")
+    rig.work()
+    rig.leave()
+    path = rig.repo / ".git/subagent-fleet/run/journal.jsonl"
+    with open(path, "ab") as stream:
+        stream.write(b'{"task": "a", "to": "wai')
+    rig.ask("retry", "a")
+    rig.work()
+    board = rig.folder.read_journal()
+    assert board.unreadable == 1 and board.tasks["a"].tried == 2
+    assert board.inbox == rig.world.size_of(rig.folder.place("inbox.jsonl"))
+    assert rig.states() == {"a": "done"}
+
+
 def test_a_person_has_the_session_and_gives_it_back(rig):
     rig.add("a", "@write x y\n@once hang", check="test -s x")
     rig.work(lambda states: states and states["a"].state == "running"

@@ -274,6 +274,23 @@ def test_snapshots_hold_what_is_ignored_and_new_and_leave_index_and_status(tmp_p
     assert place.git("show", f"{found.ref}:new.log") == "made by the agent"
 
 
+def test_what_was_staged_and_is_in_no_file_any_more_is_kept(tmp_path):
+    place = Place(tmp_path)
+    (place.tree / "a.txt").write_text("staged\n")
+    place.git("add", "a.txt")
+    (place.tree / "a.txt").write_text("then changed\n")
+    (place.tree / "gone.txt").write_text("staged, then removed\n")
+    place.git("add", "gone.txt")
+    (place.tree / "gone.txt").unlink()
+    before = place.objects()
+    assert place.tidy().removes and not place.tree.exists()
+    assert before - place.reachable() == set()
+    ref = "refs/subagent-fleet/t/1.tidy"
+    assert place.git("show", f"{ref}:a.txt", cwd=place.repo) == "then changed"
+    assert place.git("show", f"{ref}^2:a.txt", cwd=place.repo) == "staged"
+    assert place.git("show", f"{ref}^2:gone.txt", cwd=place.repo) == "staged, then removed"
+
+
 def test_a_hook_never_runs_and_a_moved_branch_stays(tmp_path):
     place = Place(tmp_path)
     hooks = place.repo / ".git/hooks"
