@@ -3850,13 +3850,19 @@ def plan_route_state(fleet: Fleet, states: Mapping[str, NodeState],
         state = "model missing" if node.online else "node offline"
         return RouteState(state, fallback=_plan_substitute(fleet, states, model))
 
+    resident = find_resident(node, model)
+    if resident and fits_context(node.provider, resident.context, model.context):
+        return RouteState("ready", resident)
+    return RouteState("ready" if model.cloud else "cold", resident)
+
+
+def find_resident(node: NodeState, model: Model) -> LoadedModel | None:
+    """Return a model as it is loaded: as its route wants it, else in another way, or not at all."""
     loaded = find_models(node.loaded, model.ollama_model)
     for resident in loaded:
         if fits_context(node.provider, resident.context, model.context):
-            return RouteState("ready", resident)
-
-    state = "ready" if model.cloud else "cold"
-    return RouteState(state, loaded[0] if loaded else None)
+            return resident
+    return loaded[0] if loaded else None
 
 
 def fits_context(provider: str, loaded: int, wanted: int) -> bool:
@@ -6437,7 +6443,7 @@ def _context_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Fin
         yield Finding("context-untrained", "warning", f"{what} was made for {wanted}", where,
                       fix=f"write `context: {wanted}`")
 
-    loaded = plan_route_state(fleet, {state.name: state}, model).loaded
+    loaded = find_resident(state, model)
     if loaded and 0 < loaded.context < wanted:
         yield Finding("context-short", "warning",
                       f"{what} is loaded with context {loaded.context}, not {wanted}", where,

@@ -261,6 +261,11 @@ CASES = [
                           model_with(capabilities=("tools", "thinking"))), {}),
     ("untrained", (model_fleet(context=65536), GOOD_FACTS), {"context-untrained": "warning"}),
     ("trained as asked", (model_fleet(context=40960), GOOD_FACTS), {}),
+    ("a missing model with a fallback elsewhere", on(
+        make_fleet([sf.Model("small", "mini", "qwen3:32b", "qwen3-8b", 32768, fallback=("big",)),
+                    sf.Model("big", "gpu", "qwen3:8b", "big", 32768)], nodes=("mini", "gpu")),
+        states={"mini": GOOD_STATE, "gpu": replace(GOOD_STATE, name="gpu")},
+        looks=dict.fromkeys(("mini", "gpu"), GOOD_FACTS.looks["mini"])), {"model-missing": "error"}),
     ("loaded short", on(states=state_with(loaded=loaded(4096))), {"context-short": "warning"}),
     ("loaded right", on(states=state_with(loaded=loaded(32768))), {}),
     ("loaded, no context told", on(states=state_with(loaded=loaded(0))), {}),
