@@ -66,7 +66,7 @@ if __name__ == "__main__":
 
 from abc import ABC, abstractmethod  # noqa: E402 - an older Python ends above
 from dataclasses import dataclass, field, fields, replace  # noqa: E402
-from functools import lru_cache, partial  # noqa: E402
+from functools import cached_property, lru_cache, partial  # noqa: E402
 
 
 class _Late:
@@ -3384,9 +3384,13 @@ def plan_tools(tools: Iterable[str]) -> tuple[str, ...]:
 
 # -- which models will do --
 
+_BILLIONS = re.compile(r"(?:(\d+)x)?(\d+(?:\.\d+)?)b(?![a-z])")
+
+
+@lru_cache(maxsize=1024)  # the same models lie on most machines
 def billions(ollama_model: str) -> float:
     """Return the parameters in billions that a model's name tells, else 0."""
-    sizes = re.findall(r"(?:(\d+)x)?(\d+(?:\.\d+)?)b(?![a-z])", ollama_model.lower())
+    sizes = _BILLIONS.findall(ollama_model.lower())
     return max((float(times or 1) * float(size) for times, size in sizes), default=0)
 
 
@@ -4445,7 +4449,7 @@ class Candidate:
     context: int  # it was trained for, or held when it was measured; 0: not told
     measurement: Measurement | None = None
 
-    @property
+    @cached_property  # asked for at every step of the plan
     def place(self) -> tuple[str, str]:
         return self.node, full_model_name(self.model.name)
 
@@ -4574,8 +4578,11 @@ class Pool:
     def _rate(self, row: tuple[float, str, str, NodeModel]) -> Candidate:
         _, node, name, model = row
         if (node, name) not in self._candidates:
-            place = (self._endpoints[node], full_model_name(name))
-            candidate = plan_candidate(node, model, self._measured.get(place))
+            measurement = None
+            if self._measured:
+                place = (self._endpoints[node], full_model_name(name))
+                measurement = self._measured.get(place)
+            candidate = plan_candidate(node, model, measurement)
             self._candidates[node, name] = candidate
         return self._candidates[node, name]
 

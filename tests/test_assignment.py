@@ -1,5 +1,6 @@
 """Who does what where: `plan_assignment`, its reasons, and what holds for every fleet."""
 import random
+import sys
 
 import pytest
 
@@ -362,3 +363,24 @@ box idles: none of its models can chat there.
 A machine gets one model while its memory is not known: with `memory_gb:` under it, \
 `subagent-fleet recommend` uses more.
 """
+
+
+def test_a_fleet_of_ten_thousand_models_takes_few_steps():
+    """Steps, which no other program on the machine makes more: tests/bench/assignment.py has ms."""
+    states = [sf.NodeState(f"m{number:03}", f"http://m{number}:11434", models=tuple(
+        sf.NodeModel(f"maker-{other}:{other % 40 + 1}b", (other % 40 + 1) * 6 * 10**8,
+                     capabilities=("completion", "tools"), trained_context=131072)
+        for other in range(50))) for number in range(200)]
+    sf.billions.cache_clear()
+    steps = 0
+
+    def count(frame, event, what):
+        nonlocal steps
+        steps += event == "call"
+
+    sys.setprofile(count)
+    try:
+        sf.plan_assignment(states)
+    finally:
+        sys.setprofile(None)
+    assert 10_000 < steps < 380_000
