@@ -3474,7 +3474,9 @@ def near_model(models: Iterable[NodeModel], ollama_model: str) -> NodeModel | No
 
     names = {model.name.lower()[:64]: model for model in usable[:100]}  # 3 ms
     matches = difflib.get_close_matches(ollama_model.lower()[:64], names, 1, 0.8)
-    return names[matches[0]] if matches else None
+    if not matches:
+        return None
+    return names[matches[0]]
 
 
 def _family(ollama_model: str) -> str:
@@ -4238,8 +4240,8 @@ def harness_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> d
     """Return what any other program is started with: the key, and no proxy before the gateway."""
     merged = {**environ, fleet.gateway.master_key_env: key}
     for variable in _proxy_variables(fleet):
-        own = environ.get(variable.name)
-        merged[variable.name] = f"{own},{variable.value}" if own else variable.value
+        places = filter(None, (environ.get(variable.name), variable.value))
+        merged[variable.name] = ",".join(places)
     return merged
 
 
@@ -5588,16 +5590,19 @@ def plan_addition(fleet: Fleet, state: NodeState,
                           taken={*fleet.models, *added})
         twins = [other for other in fleet.models.values()
                  if full_model_name(other.ollama_model) == full_model_name(model.name)]
+        added[name] = {"node": state.name, "ollama_model": model.name}
         if twins:
-            added[name] = {"node": state.name, "ollama_model": model.name,
-                           "litellm_alias": twins[0].alias, "context": twins[0].context,
-                           "timeout": twins[0].timeout}
-        else:
-            alias = f"{name}-local" if name in CLAUDE_WORDS else name
-            added[name] = {"node": state.name, "ollama_model": model.name,
-                           "litellm_alias": _free_name(alias, state.name, taken=aliases),
-                           "context": _context_for(model, MAIN_CONTEXT_TOKENS)}
-        aliases.add(added[name]["litellm_alias"])
+            twin = twins[0]
+            added[name].update(litellm_alias=twin.alias, context=twin.context,
+                               timeout=twin.timeout)
+            continue
+
+        alias = name
+        if name in CLAUDE_WORDS:  # would be taken for a tier's
+            alias = f"{name}-local"
+        alias = _free_name(alias, state.name, taken=aliases)
+        added[name].update(litellm_alias=alias, context=_context_for(model, MAIN_CONTEXT_TOKENS))
+        aliases.add(alias)
     added_node = {"endpoint": state.endpoint, **plan_provider(state)}
     return {"nodes": {state.name: added_node}, "models": added}
 
@@ -5607,8 +5612,12 @@ def _free_name(name: str, more: str, *, taken: set[str]) -> str:
     number = 1
     free = name
     while free in taken:
-        behind = f"-{more}" if number == 1 else f"-{more}-{number}"
-        free = name[:64 - len(behind)] + behind if len(behind) < 64 else f"{name[:50]}-{number}"
+        behind = f"-{more}"
+        if number > 1:
+            behind = f"-{more}-{number}"
+        free = f"{name[:64 - len(behind)]}{behind}"
+        if len(behind) >= 64:  # a node's name may be as long as ours may get
+            free = f"{name[:50]}-{number}"
         number += 1
     return free
 
@@ -15256,19 +15265,25 @@ def recognise_node(world: World, node: Node, until: float) -> Node:
 
     Who only says that it wants a key is known by what else it says, else it is left as it was.
     """
-    kinds = {name: replace(node, provider=name) for name in BACKENDS if name != "anthropic"}
     if split_endpoint(node.endpoint).host.endswith("anthropic.com"):
         return replace(node, provider="anthropic")
-    jobs = {name: lambda kind=kind: ask_node(world, kind, backend_of(kind).identify(),
-                                             deadline=until)
-            for name, kind in kinds.items()}
-    answers = dict(run_together(world, jobs, until=until + PROBE_GRACE_SECONDS))
-    for name, kind in kinds.items():
-        if name in answers and not isinstance(answers[name], NodeFailure):
-            return kind
 
-    refused = {name for name, answer in answers.items()
-               if isinstance(answer, NodeFailure) and answer.reason in ("http 401", "http 403")}
+    def identify(kind: Node) -> object:
+        return ask_node(world, kind, backend_of(kind).identify(), deadline=until)
+
+    kinds = {name: replace(node, provider=name) for name in BACKENDS if name != "anthropic"}
+    jobs = {name: partial(identify, kind) for name, kind in kinds.items()}
+    answers = dict(run_together(world, jobs, until=until + PROBE_GRACE_SECONDS))
+    refused = set()
+    for name, kind in kinds.items():  # of two that answer the first is it
+        if name not in answers:
+            continue
+        answer = answers[name]
+        if not isinstance(answer, NodeFailure):
+            return kind
+        if answer.reason in ("http 401", "http 403"):
+            refused.add(name)
+
     for name in ("llamacpp", "openai"):  # the one by its `Server:`, the other by being the rest
         if name in refused:
             return kinds[name]
@@ -24585,21 +24600,25 @@ def check_key(fleet: Fleet, key: str, options: Options, world: World) -> None:
 def warm_for_session(fleet: Fleet, options: Options, world: World) -> None:
     """Load every model; refuse to go on when nobody could answer the main session."""
     here = Options(typing=options.typing, config=options.config, out=options.out)
-    warmths = warm_fleet(fleet, here, world, say=world.err,
-                         busy_seconds=HUNG_SECONDS)
+    warmths = warm_fleet(fleet, here, world, say=world.err, busy_seconds=HUNG_SECONDS)
     if all(warmth.ok for warmth in warmths.values()):
         return
 
-    silent = {warmth.node.name: NodeState(warmth.node.name, warmth.node.endpoint, warmth.reason,
-                                           provider=warmth.node.provider)
-              for warmth in warmths.values() if warmth.state == "not answering"}
+    # Who has just not answered is not asked again: that would take as long once more.
+    silent = {}
+    for warmth in warmths.values():
+        if warmth.state == "not answering":
+            node = warmth.node
+            silent[node.name] = NodeState(node.name, node.endpoint, warmth.reason,
+                                          provider=node.provider)
     others = {name: node for name, node in fleet.nodes.items() if name not in silent}
     states = {**silent, **probe_nodes(world, others, PROBE_TIMEOUT_SECONDS, fleet.models)}
     routes = {name: plan_route_state(fleet, states, model)
               for name, model in fleet.models.items()}
+
     main = plan_tiers(fleet)["main"]
     route = routes[main]
-    if all(one.state != "ready" for one in routes.values()):
+    if all(other.state != "ready" for other in routes.values()):
         raise FleetError("nothing-ready", "no model of this fleet could be loaded",
                          fix="subagent-fleet doctor")
     if route.state not in ("ready", "cold") and not route.fallback:
@@ -24938,10 +24957,10 @@ def plan_insertion(config: Config, node: Node, options: Options, world: World) -
     if not state.online:
         raise FleetError("node-silent", f"node `{node.name}`: {state.why} ({node.endpoint}); "
                          "nothing was written", fix=state.mend)
-    residents = [model for model in fleet.models.values() if model.node == node.name]
+    residents = {full_model_name(model.ollama_model) for model in fleet.models.values()
+                 if model.node == node.name}
     models = [model for model in choose_models(fleet, state, options.model)
-              if not any(full_model_name(model.name) == full_model_name(resident.ollama_model)
-                         for resident in residents)]
+              if full_model_name(model.name) not in residents]
     if not models:
         raise FleetError("known-node", f"{fleet.document.source} has `{node.name}` and these of "
                          "its models already", fix="subagent-fleet discover")
@@ -25431,9 +25450,11 @@ def cmd_discover(options: Options, world: World) -> int:
             text += f"\nWrote {written}\n"
         world.out(text)
 
-    is_whole = all(state.online for state in states.values()) \
-        and all(model["state"] == "present" for model in models)
-    return EXIT_PROBLEM if options.check and not is_whole else EXIT_OK
+    if not options.check:
+        return EXIT_OK
+    is_reached = all(state.online for state in states.values())
+    is_present = all(model["state"] == "present" for model in models)
+    return EXIT_OK if is_reached and is_present else EXIT_PROBLEM
 
 
 def discover_machines(options: Options, world: World) -> int:
@@ -25442,19 +25463,21 @@ def discover_machines(options: Options, world: World) -> int:
         if is_typed:
             raise FleetError("usage", f"discover: {name} is for the nodes of a fleet, not for "
                              "--scan", status=EXIT_USAGE, fix="subagent-fleet discover --scan")
-    fleet = None
+    fleet_name = None
+    known: dict[str, str] = {}
     if options.config or has_config(world):
         fleet = load_config(world, options.config).fleet
-    nodes = fleet.nodes if fleet else {}
+        fleet_name = fleet.name
+        known = {node.endpoint: name for name, node in fleet.nodes.items()}
     # A machine of the fleet shall be found like any other, and said to be known.
     scan = look_around(options, world, "discover", {})
-    known = {node.endpoint: name for name, node in nodes.items()}
 
     if options.json:
         world.out(render_report("discover", {
-            "fleet": fleet.name if fleet else None, "nodes": [], "models": [], "written": None,
+            "fleet": fleet_name, "nodes": [], "models": [], "written": None,
             "scan": report_scan(scan, known)}))
         return EXIT_OK
+
     look = look_of(world)
     text = format_scan(scan, look)
     if scan.found:
@@ -26412,37 +26435,50 @@ def warm_fleet(fleet: Fleet, options: Options, world: World, *, say: Callable[[s
     for warmth in warmths.values():
         groups.setdefault(warmth.node.name, {})[warmth.model.name] = warmth
 
+    heading = "Unloading models:"
     if not options.unload:
         wake_sleepers(fleet, groups, world, say)
-    heading = "Unloading models:" if options.unload else "Warming models:"
+        heading = "Warming models:"
     say(paint(heading, "bold", look_of(world)) + "\n")
-    rows = {name: (name, warmth.node.name, warmth.model.ollama_model)
-            for name, warmth in warmths.items()}
-    widths = [max(map(width_of, column)) for column in zip(*rows.values())]
-    told: dict[str, str] = {}
+
     is_live = world.is_terminal("stderr")
     clear = "\r\x1b[K" if is_live else ""
     how = WarmUp(options.timeout or None, busy_seconds, pull=options.pull, unload=options.unload)
     by_node = {name: list(group.values()) for name, group in groups.items()}
     progress = WarmupFile(open_workspace(options, world))
+    news = WarmthNews(warmths)
     try:
         for _ in warm_nodes(world, by_node, how):
             progress.write(warmths)
             world.err(clear)
-            for name, warmth in warmths.items():
-                is_news = warmth.stage == "busy" or warmth.stage == "done"
-                state = f"{warmth.stage} {warmth.state}"
-                if is_news and told.get(name) != state:
-                    told[name] = state
-                    warmth.fix = as_typed(warmth.fix, options.typing)
-                    before = f"  {pad_row(rows[name], widths)}"
-                    say(format_warmth(warmth, before=before, look=look_of(world)))
+            for before, warmth in news.take():
+                warmth.fix = as_typed(warmth.fix, options.typing)
+                say(format_warmth(warmth, before=before, look=look_of(world)))
             if is_live:
                 world.err(format_progress(groups, world.clock(), world.columns))
     finally:
         progress.write(warmths, last=True)
         world.err(clear)
     return warmths
+
+
+class WarmthNews:
+    """What was not said yet of models that are loaded: each state once."""
+
+    def __init__(self, warmths: Mapping[str, Warmth]) -> None:
+        self._warmths = warmths
+        self._said: dict[str, str] = {}  # by the model's name
+        self._rows = {name: (name, warmth.node.name, warmth.model.ollama_model)
+                      for name, warmth in warmths.items()}
+        self._widths = [max(map(width_of, column)) for column in zip(*self._rows.values())]
+
+    def take(self) -> Iterator[tuple[str, Warmth]]:
+        """Yield (the beginning of its line, who waits or has ended since the last time)."""
+        for name, warmth in self._warmths.items():
+            state = f"{warmth.stage} {warmth.state}"
+            if warmth.stage in ("busy", "done") and self._said.get(name) != state:
+                self._said[name] = state
+                yield f"  {pad_row(self._rows[name], self._widths)}", warmth
 
 
 WARMUP_FILE = f"{STATE_DIRECTORY}/warmup.json"
