@@ -10139,6 +10139,7 @@ class Talk:
     answer_format: object = None  # "json", or the JSON Schema of what the answer must be
     is_stream: bool = False
     thread: str = ""  # what the client calls the conversation, where its body says so
+    came: int = 0  # when, in seconds: some answers say it
     original: Mapping[str, Any] | None = None  # the Messages request that it was read from
 
     def images(self) -> list[str]:
@@ -12609,7 +12610,7 @@ class ChatStream(Writer):
 
     def __init__(self, talk: Talk, answer_id: str) -> None:
         self._head = {"id": f"chatcmpl-{answer_id}", "object": "chat.completion.chunk",
-                      "created": 0, "model": talk.alias}
+                      "created": talk.came, "model": talk.alias}
         self._before = render_json(self._head)[:-1].decode("ascii")
         self._calls, self._count = _ChatCalls(talk, answer_id), 0
 
@@ -12651,8 +12652,8 @@ class ChatBody(Writer):
     is_stream = False
 
     def __init__(self, talk: Talk, answer_id: str) -> None:
-        self._head = {"id": f"chatcmpl-{answer_id}", "object": "chat.completion", "created": 0,
-                      "model": talk.alias}
+        self._head = {"id": f"chatcmpl-{answer_id}", "object": "chat.completion",
+                      "created": talk.came, "model": talk.alias}
         self._calls = _ChatCalls(talk, answer_id)
         self._pieces: dict[str, list[str]] = {"text": [], "thinking": []}
         self._made: list[dict[str, Any]] = []
@@ -12797,7 +12798,7 @@ class ResponsesStream(Writer):
     def __init__(self, talk: Talk, answer_id: str) -> None:
         self._id, self._sequence = answer_id, 1  # 0 and 1 are those of `begin`
         self._response: dict[str, Any] = {
-            "id": f"resp_{answer_id}", "object": "response", "created_at": 0,
+            "id": f"resp_{answer_id}", "object": "response", "created_at": talk.came,
             "status": "in_progress", "model": talk.alias, "output": [], "error": None,
             "incomplete_details": None, "instructions": None, "metadata": {}, "tools": [],
             "tool_choice": "auto", "parallel_tool_calls": not talk.one_call, "usage": None}
@@ -18014,6 +18015,7 @@ class Server(Reception):
         try:
             talk = dialect.parse(visitor.read_body(BODY_LIMIT_BYTES, BODY_SECONDS))
             self._check_alias(talk.alias)
+            talk = replace(talk, came=int(self.world.now()))
             if path == dialect.count_path:
                 visitor.reply(200, dialect.count(self._estimate(talk)))
                 return

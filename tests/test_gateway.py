@@ -347,6 +347,17 @@ def test_a_message_comes_whole_or_as_a_stream(rig):
     assert text_of(body) == "PONG"
 
 
+@pytest.mark.parametrize("path, key", [("/v1/chat/completions", "created"), ("/v1/responses", "created_at")])
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_says_when_it_was_asked_for(rig, path, key, stream):
+    served = rig(says("x"))
+    body = json.dumps({"model": "x", "input": "hi", "stream": stream,
+                       "messages": [{"role": "user", "content": "hi"}]}).encode()
+    answer = served.raw(served.head(target=path, Content_Length=len(body)) + body)[2].decode()
+    told = {int(digits) for digits in re.findall(rf'"{key}": ?(\d+)', answer)}
+    assert len(told) == 1 and abs(told.pop() - time.time()) < 60
+
+
 def test_a_recorded_request_of_claude_code_is_served(rig):
     served = rig(says("ok"))
     recorded = json.loads((WIRE / "main-first.json").read_text(encoding="utf-8"))
