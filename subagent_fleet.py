@@ -7822,7 +7822,11 @@ def as_typed(text: str, typing: Typing) -> str:
         rest = text[call.end():]
         if rest.startswith((" --config", " --out")):
             return f"{typing.program} {words}"
-        return f"{typing.program} {words}{typing.places.get(call['name'], '')}"
+        places = typing.places.get(call["name"], "")
+        flag = re.match(" --(force|scan)", rest)
+        if flag:  # the message names it itself
+            places = re.sub(rf"{flag[0]}(=\S+)?(?= |$)", "", places)
+        return f"{typing.program} {words}{places}"
 
     names = "|".join(typing.places)
     return re.sub(rf"(?<![\w./-])subagent-fleet (?P<words>(?P<name>{names}|--help)( claude)?)\b"
@@ -13713,10 +13717,10 @@ class Trying:
         """Return what to type to see why."""
         if self._path == "-":
             return "name a file instead of `-`"
-        for path in (self._path, os.path.dirname(self._path)):
-            if os.path.lexists(path):
-                return f"check it: `ls -la {shlex.quote(path)}`"
-        return "check it: `ls -la .`"
+        path = self._path
+        while path and not os.path.lexists(path):
+            path = os.path.dirname(path)
+        return f"check it: `ls -la {shlex.quote(path or '.')}`"
 
 
 class Place(str):
@@ -24095,6 +24099,9 @@ class Called:
     words: list[str]
 
 
+OTHER_NAMES = {"start": "up"}  # what people type for a command, coming from other programs
+
+
 def find_call(words: Sequence[str]) -> Called:
     """Return what is called; an unknown command is refused with the nearest."""
     known = {row.name: row for row in COMMANDS}
@@ -24111,8 +24118,11 @@ def find_call(words: Sequence[str]) -> Called:
         raise FleetError("unknown-command", f"{name}: what? One of {', '.join(seconds)}",
                          status=EXIT_USAGE, fix=hint or f"subagent-fleet help {name}")
     behind = "; flags come after the command" if name.startswith("-") else ""
+    hint = nearest(name, (*known, *OTHER_NAMES))
+    for word, meant in OTHER_NAMES.items():
+        hint = hint.replace(f"`{word}`", f"`{meant}`")
     raise FleetError("unknown-command", f"unknown command `{name}`{behind}", status=EXIT_USAGE,
-                     fix=nearest(name, known) or "subagent-fleet --help")
+                     fix=hint or "subagent-fleet --help")
 
 
 def find_command(name: str) -> Command:
@@ -24652,8 +24662,8 @@ def wait_for_signal(world: World, signals: list[str]) -> None:
 def cmd_init(options: Options, world: World) -> int:
     if options.example:
         return write_example(options, world)
-    output = check_output(options, world)
     nodes = parse_nodes(options.node, "init")
+    output = check_output(options, world)
     if not options.force:
         ask_for_second(world, output)
     scan = None
@@ -24742,25 +24752,48 @@ def parse_nodes(texts: Iterable[str], command: str) -> dict[str, Node]:
     for text in texts:
         name, _, url = text.partition("=")
         if not url or not obeys(name, "name"):
-            refuse_node(command, text, "not of the form NAME=URL")
+            refuse_node(command, text, "not of the form NAME=URL", nodes)
         try:
             endpoint = split_endpoint(full_endpoint(url)).url
         except FleetError as error:
-            refuse_node(command, text, error.what)
+            refuse_node(command, text, error.what, nodes)
         if name in nodes:
-            refuse_node(command, text, f"a second `{name}`")
+            refuse_node(command, text, f"a second `{name}`", nodes)
         for other in nodes.values():
             if other.endpoint == endpoint:
-                refuse_node(command, text, f"the machine of `{other.name}`")
+                raise FleetError("usage", f"{command}: `{text}`: the machine of `{other.name}`",
+                                 status=EXIT_USAGE, fix=f"subagent-fleet {command}")
         nodes[name] = Node(name, endpoint)
     return nodes
 
 
-def refuse_node(command: str, text: str, why: str) -> NoReturn:
-    """Refuse what is no machine for a command."""
+def refuse_node(command: str, text: str, why: str, taken: Iterable[str]) -> NoReturn:
+    """Refuse what is no machine for a command, and say one that is, as near as may be."""
+    name, equals, url = text.partition("=")
+    if not equals and re.search("[.:]", text):
+        name, url = "", text
+    try:
+        split_endpoint(full_endpoint(url))
+    except FleetError:
+        url = "http://192.168.1.50:11434"
+    name = re.sub(r"[^\w.-]+", "-", name).strip("-")
+    if not obeys(name, "name"):
+        name = "mini"
+
+    better = f"{_free_name(name, '2', taken=set(taken))}={quote_shell(url)}"
     flag = "" if command == "add" else "--node "
     raise FleetError("usage", f"{command}: `{text}`: {why}", status=EXIT_USAGE,
-                     fix=f"subagent-fleet {command} {flag}mini=http://192.168.1.50:11434")
+                     fix=f"subagent-fleet {command} {flag}{better}")
+
+
+def right_nodes(texts: Iterable[str]) -> list[str]:
+    """Return the NAME=URL texts that can be typed again: the wrong ones are left out."""
+    right: list[str] = []
+    for text in texts:
+        with contextlib.suppress(FleetError):
+            parse_nodes([*right, text], "init")
+            right.append(text)
+    return right
 
 
 def with_this_machine(world: World, nodes: Mapping[str, Node]) -> dict[str, Node]:
@@ -28380,11 +28413,27 @@ def plan_typing(program: str, options: Options, typed: str = "") -> Typing:
         words = [f" {name} {clean_line(quote_shell(value))}" for name, value in values.items()
                  if name in takes and value not in (None, "", "-")]
         if row.name == typed:  # who forgets a machine writes another fleet
-            for node in options.node:
-                name, equals, url = node.partition("=")
-                words.append(f" --node {quote_shell(name)}{equals}{quote_shell(url)}")
+            words += repeat_words(options, typed)
         places[row.name] = "".join(words)
     return Typing(program, places)
+
+
+def repeat_words(options: Options, typed: str) -> Iterator[str]:
+    """Yield what else a fleet depends on, of what was typed and can be typed again."""
+    if typed == "init":
+        if options.hybrid:
+            yield " --hybrid"
+        if options.example:
+            yield f" --example {clean_line(quote_shell(options.example))}"
+        if options.scan is not None:
+            yield f" --scan={quote_shell(options.scan)}" if options.scan else " --scan"
+        elif options.offline:
+            yield " --offline"
+        if options.force:
+            yield " --force"
+    for node in right_nodes(options.node):
+        name, _, url = node.partition("=")
+        yield f" --node {quote_shell(name)}={quote_shell(url)}"
 
 
 def read_call(words: Sequence[str], program: str) -> CommandLine:
@@ -28432,11 +28481,22 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
     return parser
 
 
+def suggest_flag(word: str, flags: Iterable[str]) -> str:
+    """Return what was probably meant by an unknown flag, or nothing."""
+    typed = word.partition("=")[0]
+    if typed in ("--host", "--port"):
+        return f"write `{typed[2:]}:` under project.gateway in fleet.yaml"
+    # The dashes that all have in common would make `--port` look like `--out`.
+    bare = {flag.lstrip("-"): flag for flag in flags}
+    hint = nearest(typed.lstrip("-"), bare)
+    return hint.replace("`", "`--", 1)
+
+
 def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list[str]) -> str:
     """Return what was probably meant by words that a command does not take, or nothing."""
     flags = [flag.name for flag in row.flags if flag.name.startswith("-")]
     first = unknown[0]
-    hint = nearest(first.split("=")[0], flags)
+    hint = suggest_flag(first, flags)
     known = [word for word in own if word not in unknown]
 
     looks_like_config = first.endswith((".yaml", ".yml", ".json"))

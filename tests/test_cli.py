@@ -255,6 +255,8 @@ def test_what_is_not_a_file_is_named(run_cli, tmp_path):
         assert done.returncode == 1 and word in done.stderr and name in done.stderr
     done = run_cli("validate", "--config", "no dir/x/y.yaml")
     assert done.stderr.endswith("No such file or directory\n  fix: check it: `ls -la .`\n")
+    done = run_cli("validate", "--config", "../nope/fleet.yaml")
+    assert done.stderr.endswith("No such file or directory\n  fix: check it: `ls -la ..`\n")
     (tmp_path / "no dir").mkdir()
     done = run_cli("validate", "--config", "no dir/x")
     assert done.stderr.endswith("  fix: check it: `ls -la 'no dir'`\n")
@@ -414,6 +416,19 @@ def test_no_words_is_usage(run_cli):
     (("--config", "f", "validate"), "subagent-fleet --help"),
     (("init", "--output", "-"), "subagent-fleet init --output fleet.yaml"),
     (("up", "-p", "hi"), "subagent-fleet up -- -p hi"), (("up", "--ou", "x"), "did you mean `--out`?"),
+    (("up", "--port", "4001"), "write `port:` under project.gateway in fleet.yaml"),
+    (("trace", "--list"), "subagent-fleet trace --help"),
+    (("logs", "--nope"), "subagent-fleet logs --help"),
+    (("start",), "did you mean `up`?"), (("strat",), "did you mean `up`?"),
+    (("statsu",), "did you mean `status`?"),
+    (("init", "--force", "--node", "mini"),
+     "subagent-fleet init --force --node mini=http://192.168.1.50:11434"),
+    (("init", "--node", "my mini=10.0.0.5"), "subagent-fleet init --node my-mini=10.0.0.5"),
+    (("init", "--node", "10.0.0.5"), "subagent-fleet init --node mini=10.0.0.5"),
+    (("init", "--hybrid", "--node", "a=x", "--node", "a=y"),
+     "subagent-fleet init --hybrid --node a=x --node a-2=y"),
+    (("init", "--node", "a=x", "--node", "b=x"), "subagent-fleet init --node a=x"),
+    (("init", "--offline", "--scan"), "subagent-fleet init --scan"),
     (("launch", "claude", "--out", "a", "-p", "say hi"),
      "subagent-fleet launch claude --out a -- -p 'say hi'"),
 ])

@@ -53,7 +53,7 @@ def test_init_never_overwrites_without_force(run_cli, tmp_path):
     assert f"The old one is kept: {kept.relative_to(tmp_path)}\n" in done.stdout
     assert kept.stat().st_mode & 0o777 == 0o600
     done = run_cli("init", "--offline", "--output", "./fleet.yaml")
-    assert "`subagent-fleet init --output ./fleet.yaml --force` (a copy is kept)" in done.stderr
+    assert "`subagent-fleet init --output ./fleet.yaml --offline --force` (a copy is kept)" in done.stderr
 
 
 @pytest.mark.parametrize("words", [(), ("--force",)])
@@ -159,10 +159,19 @@ def test_init_of_a_second_fleet_is_asked_for(run_cli, tmp_path, there, output, h
     if hides:  # slug "second-fleet"
         assert done.stderr == (
             f"error: {tmp_path / there} is the fleet of this directory already\n  fix: edit that "
-            f"one, or `subagent-fleet init --output {output} --force` for a second one here\n")
+            f"one, or `subagent-fleet init --output {output} --offline --force` for a second one here\n")
         assert not (tmp_path / output).exists()
         assert run_cli("init", "--offline", "--output", output, "--force").returncode == 0
     assert (tmp_path / there).read_text(encoding="utf-8") == FLEET
+
+
+@pytest.mark.parametrize("words", [
+    "--hybrid", "--example laptop", "--scan=10.0.0.0/30 --node mini=10.0.0.5", "--offline"])
+def test_init_of_a_file_that_is_there_says_all_that_was_typed(quick, tmp_path, words):
+    (tmp_path / "fleet.yaml").write_text(FLEET, encoding="utf-8")
+    done = quick("init", *words.split())
+    assert done.returncode == 3 and done.stderr.endswith(
+        f"fix: edit it, or `subagent-fleet init {words} --force` (a copy is kept)\n")
 
 
 def test_init_below_a_fleet_asks_a_person(tmp_path):
@@ -245,7 +254,9 @@ def test_init_names_the_schema_only_where_it_is(run_cli, tmp_path):
                                   "a=http://x:0", "a=http://u@x", "a=", "127.0.0.1:11435", "10.0.0.5"])
 def test_init_refuses_a_wrong_node(run_cli, tmp_path, node):
     done = run_cli("init", "--offline", "--node", node)
-    assert done.returncode == 2 and "fix: subagent-fleet init --node" in done.stderr
+    fix = done.stderr.partition("  fix: subagent-fleet ")[2].split()
+    assert done.returncode == 2 and fix[:3] == ["init", "--offline", "--node"]
+    assert sf.parse_nodes(fix[3:], "init")  # and can be typed
     assert ("NAME=URL" in done.stderr) == (node[:2] != "a=" or node == "a=")
     done = run_cli("init", "--offline", "--node", "a=x", "--node", "a=y")
     assert done.returncode == 2 and done.stderr.startswith("error: init: `a=y`: a second `a`\n")
