@@ -4515,7 +4515,9 @@ def _plan_slowness(model: NodeModel, size: float) -> float:
 
 def rank_models(states: Iterable[NodeState]) -> list[Candidate]:
     """Return the models of the best kind, the strongest first: calls tools, holds the prompt."""
-    candidates = [plan_candidate(state.name, model) for state in states for model in state.models]
+    candidates = []
+    for state in states:
+        candidates += [plan_candidate(state.name, model) for model in state.models]
     best = max((candidate.rating.score for candidate in candidates), default=0)
     ranked = [candidate for candidate in candidates if candidate.rating.score == best > 0]
     return sorted(ranked, key=_strength_order)
@@ -4599,7 +4601,8 @@ class Pool:
         if self._served[job]:
             return _fits_job(candidate, job)
         if self._best_score < 0:
-            self._best_score = max((self._rate(row).rating.score for row in self._rows), default=0)
+            scores = [self._rate(row).rating.score for row in self._rows]
+            self._best_score = max(scores, default=0)
         return candidate.rating.score == self._best_score > 0
 
     def strongest(self, job: str) -> Iterable[Candidate]:
@@ -4727,7 +4730,8 @@ class Seating:
         most = max(min(candidate.context or wanted, wanted), LEAST_CONTEXT_TOKENS)
         others = [other for place, other in self.seats.items() if place[0] == candidate.node]
         # The largest that fits, in few steps: one model shares an alias only with one context.
-        for context in (most, MAIN_CONTEXT_TOKENS, 2 * SMALL_CONTEXT_TOKENS, SMALL_CONTEXT_TOKENS):
+        steps = (most, MAIN_CONTEXT_TOKENS, 2 * SMALL_CONTEXT_TOKENS, SMALL_CONTEXT_TOKENS)
+        for context in steps:
             if least <= context <= most and self._fits([*others, Seat(candidate, context)]):
                 return context
         return 0
@@ -5059,10 +5063,12 @@ def _plan_heirs(seat: Seat, strongest: Sequence[Seat], labels: Mapping[tuple[str
     known = {labels[seat.candidate.place].alias}
     heirs: list[Seat] = []
     for other in strongest:
-        alias = labels[other.candidate.place].alias
         if len(heirs) == limit:
             break
-        if other.candidate.node == seat.candidate.node or alias in known or other.context < least:
+        if other.candidate.node == seat.candidate.node:  # it is gone when this one is
+            continue
+        alias = labels[other.candidate.place].alias
+        if alias in known or other.context < least:
             continue
         known.add(alias)
         heirs.append(other)
@@ -6068,13 +6074,14 @@ def plan_verdict(findings: Sequence[Finding]) -> str:
     """Return the one sentence a person wants, and what to type first."""
     errors = [finding for finding in findings if finding.level == "error"]
     warnings = [finding for finding in findings if finding.level == "warning"]
-    counts = ", ".join(count_of(group, noun) for group, noun in (
-        (errors, "error"), (warnings, "warning")) if group)
-    if not counts:
+    if not errors and not warnings:
         return "Ready: everything is in order."
     if not errors:
-        return f"Ready, with {counts}."
+        return f"Ready, with {count_of(warnings, 'warning')}."
 
+    counts = count_of(errors, "error")
+    if warnings:
+        counts += f", {count_of(warnings, 'warning')}"
     for finding in errors:
         if finding.fix:
             place = f"{finding.where}: " if finding.where else ""
@@ -6264,29 +6271,40 @@ def _plan_residents(fleet: Fleet, state: NodeState) -> list[Resident]:
     return list(residents.values())
 
 
+def _guessed_places(facts: Facts, slug: str) -> set[str]:
+    """Return the keys of which `validate` has said the same by the file alone: once is enough."""
+    return {finding.what.partition(": ")[0] for finding in facts.problems
+            if finding.slug == slug}
+
+
 @check("Nodes", needs_fleet=True)
 def _check_large_models(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     """Name the models that are larger than their node, with the context they will have."""
-    guessed = {finding.what.partition(": ")[0] for finding in facts.problems
-               if finding.slug == "model-too-large"}
+    guessed = _guessed_places(facts, "model-too-large")
     rooms = _guess_rooms(fleet)
     served = _plan_prompts(fleet)
     for name, state in facts.states.items():
         memory = fleet.nodes[name].memory_gb
+        if not memory:
+            continue
         for resident in _plan_residents(fleet, state):
             model = resident.model
-            is_said = f"models.{model.name}.{model.name_key}" in guessed
-            if memory and resident.gigabytes > memory and not is_said:
-                least = MAIN_CONTEXT_TOKENS if served[model.name] else SMALL_CONTEXT_TOKENS
-                fix = (_plan_less_context(resident, memory, least)
-                       or _plan_move(rooms, [(model, resident.gigabytes)])
-                       or _plan_smaller_model(state, resident, memory)
-                       or "choose a smaller model, or correct `memory_gb`")
-                yield Finding("model-too-large", "warning",
-                              f"models.{model.name}: {model.ollama_model} takes about "
-                              f"{resident.gigabytes:.0f} GB with its context of "
-                              f"{model.context}; `{name}` has {memory:g}",
-                              _locate(fleet, "models", model.name, "context"), fix=fix)
+            if resident.gigabytes <= memory:
+                continue
+            if f"models.{model.name}.{model.name_key}" in guessed:
+                continue
+
+            least = MAIN_CONTEXT_TOKENS if served[model.name] else SMALL_CONTEXT_TOKENS
+            # What keeps the model comes first: less context, another machine, then another model.
+            fix = (_plan_less_context(resident, memory, least)
+                   or _plan_move(rooms, [(model, resident.gigabytes)])
+                   or _plan_smaller_model(state, resident, memory)
+                   or "choose a smaller model, or correct `memory_gb`")
+            yield Finding("model-too-large", "warning",
+                          f"models.{model.name}: {model.ollama_model} takes about "
+                          f"{resident.gigabytes:.0f} GB with its context of "
+                          f"{model.context}; `{name}` has {memory:g}",
+                          _locate(fleet, "models", model.name, "context"), fix=fix)
 
 
 def _plan_less_context(resident: Resident, memory: float, least: int) -> str:
@@ -6308,8 +6326,7 @@ def _plan_smaller_model(state: NodeState, resident: Resident, memory: float) -> 
 @check("Nodes", needs_fleet=True)
 def _check_evictions(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     """Name the models that push each other out of their node."""
-    guessed = {finding.what.partition(": ")[0] for finding in facts.problems
-               if finding.slug == "memory-short"}
+    guessed = _guessed_places(facts, "memory-short")
     rooms = _guess_rooms(fleet)
     for name, state in facts.states.items():
         memory = fleet.nodes[name].memory_gb
@@ -9825,9 +9842,11 @@ def format_audit(report: SessionReport, look: Look = PLAIN) -> str:
             row.append(mark(*_ANSWERS[verdict.answer], look))
         rows.append(row)
 
-    counts = ", ".join(f"{answers.count(answer)} {word}" for answer, (word, _) in _ANSWERS.items()
-                       if answer in answers)
-    text = f"\nAudit of {count_of(audited, 'subagent')}: {counts}.\n"
+    counts = []
+    for answer, (word, _) in _ANSWERS.items():
+        if answer in answers:
+            counts.append(f"{answers.count(answer)} {word}")
+    text = f"\nAudit of {count_of(audited, 'subagent')}: {', '.join(counts)}.\n"
     headers = ["Agent", *(verdict.question for verdict in audited[0].verdicts)]
     text += format_table(headers, rows, look=look)
     for agent_report in audited:
@@ -18294,8 +18313,10 @@ class Transcript:
         if not agent:
             return
         blocks = read_field(read_field(value, "message", dict), "content", list)
-        calls = [read_field(block, "tool_use_id") for block in blocks]
-        self.reports[agent] = Report(self.lines, "".join(calls[:1]), read_field(result, "status"),
+        call = ""
+        if blocks:
+            call = read_field(blocks[0], "tool_use_id")
+        self.reports[agent] = Report(self.lines, call, read_field(result, "status"),
                                      read_field(result, "agentType"))
 
     @property
@@ -26168,13 +26189,16 @@ def cmd_trace(options: Options, world: World) -> int:
     for session in choose_sessions(sessions, options):
         reader = SessionReader(workspace, session, facts)
         reports.append(reader.read(audits=options.audit))
+    world.out(show_traces(reports, options, look_of(world)))
+    return EXIT_PROBLEM if any(report.refused for report in reports) else EXIT_OK
+
+
+def show_traces(reports: Sequence[SessionReport], options: Options, look: Look) -> str:
+    """Return sessions for people, or for programs."""
     if options.json:
         shown = [show_session(report, prompts=options.prompts) for report in reports]
-        world.out(render_report("trace", {"sessions": shown}))
-    else:
-        look = look_of(world)
-        world.out("\n".join(show_trace(report, options, look) for report in reports))
-    return EXIT_PROBLEM if any(report.refused for report in reports) else EXIT_OK
+        return render_report("trace", {"sessions": shown})
+    return "\n".join(show_trace(report, options, look) for report in reports)
 
 
 def name_task_session(options: Options, world: World) -> Options:
