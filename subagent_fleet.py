@@ -25009,6 +25009,8 @@ def plan_insertion(config: Config, node: Node, options: Options, world: World) -
         raise FleetError("known-node", f"{node.endpoint} is the node `{known[node.endpoint]}` of "
                          f"{fleet.document.source} already", fix="subagent-fleet discover")
 
+    if is_there:
+        node = fleet.nodes[node.name]  # with its key
     state = probe_unknown(world, {node.name: node}, INIT_TIMEOUT_SECONDS)[node.name]
     if not state.online:
         raise FleetError("node-silent", f"node `{node.name}`: {state.why} ({node.endpoint}); "
@@ -25037,7 +25039,7 @@ def choose_models(fleet: Fleet, state: NodeState, names: Sequence[str]) -> list[
         if not models:
             raise FleetError("no-model", f"node `{state.name}` has no model that can answer an "
                              "agent; nothing was written",
-                             fix=f"`ollama pull {PLACEHOLDERS[0]}` there")
+                             fix=f"{obtain_model(state.provider, PLACEHOLDERS[0])} there")
         return models
 
     models = []

@@ -4,6 +4,7 @@ llama-server's answers were recorded from b10488; those of vLLM (0.28) and LM St
 their sources and documentation say, and are not recorded from a run.
 """
 import json
+import socket
 import time
 from dataclasses import replace
 
@@ -55,6 +56,17 @@ class Server:
         body = json.dumps(value).encode()
         head = self.head.format(status) + f"Content-Length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
+
+
+class Keyed(Node):
+    """A node that sees whether its key came."""
+
+    key = "sk-of-the-tower"
+
+    def _serve(self, connection):
+        head = connection.recv(65536, socket.MSG_PEEK)
+        self.has_key = f"Bearer {self.key}".encode() in head
+        super()._serve(connection)
 
 
 class Router:
@@ -558,6 +570,36 @@ agents: {{planner: {{model: m, description: Plans.}}}}
     # LiteLLM would ask `openai/…` for /v1/responses, which MLX's servers and TabbyAPI do not have.
     assert written["litellm_settings"].get("use_chat_completions_url_for_anthropic_messages", False) \
         == (prefix[kind] == "openai")
+
+
+def test_add_puts_in_the_models_of_a_machine_that_wants_its_key(tmp_path, quick, monkeypatch):
+    def play(node, connection):
+        status, value = 401, {"error": {"message": "Invalid API Key"}}
+        if node.here.target == "/v1/models" and node.has_key:
+            status, value = 200, {"object": "list", "data": [{"id": "m"}]}
+        body = json.dumps(value).encode()
+        connection.sendall(b"HTTP/1.1 %d x\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body))
+    server = Keyed(play)
+    monkeypatch.setenv("TOWER_API_KEY", Keyed.key)
+    (tmp_path / "fleet.yaml").write_text(f"""\
+project: {{name: shop}}
+nodes:
+  first: {{endpoint: "{KINDS['ollama']().endpoint}"}}
+  tower:
+    endpoint: {server.endpoint}
+    provider: openai
+    api_key_env: TOWER_API_KEY
+models:
+  m: {{node: first, model: tiny, alias: x, context: 32768}}
+agents: {{planner: {{model: m, description: Plans.}}}}
+""")
+    assert quick("trust").returncode == 0
+    added = quick("add", f"tower={server.endpoint}", "--model", "m")  # as `validate` says
+    assert added.returncode == 0, added
+    fleet = sf.load_fleet(str(tmp_path / "fleet.yaml"))
+    assert [one.ollama_model for one in fleet.models.values() if one.node == "tower"] == ["m"]
+    assert fleet.nodes["tower"].api_key_env == "TOWER_API_KEY"
+    server.close()
 
 
 def test_init_writes_what_answers(tmp_path, quick, monkeypatch):
