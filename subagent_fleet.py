@@ -6786,9 +6786,15 @@ def _check_secret(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
                       fix=f"git rm -f --cached {path}; rm {path}; subagent-fleet generate")
     if "env-unignored" in facts.leaks:
         ignore = quote_shell(facts.env_path.replace(ENVIRONMENT_FILE, ".gitignore"))
-        # The bare name: `./` or `../` before it would ignore nothing.
         yield Finding("env-unignored", "warning", f"git would take the key in {path}",
-                      fix=f"printf '\\n{ENVIRONMENT_FILE}\\n' >> {ignore}")
+                      fix=write_ignored(ignore))
+
+
+def write_ignored(path: str) -> str:
+    """Return the command that adds to a `.gitignore` what others shall not get."""
+    # The bare names: `./` or `../` before them would ignore nothing. An editor may have left out
+    # the end of the last line.
+    return f"printf '\\n{ENVIRONMENT_FILE}\\n{STATE_DIRECTORY}/\\n' >> {path}"
 
 
 # -- worker --
@@ -20659,6 +20665,7 @@ class TaskSight:
     aliases: Mapping[str, str] = field(default_factory=dict)  # by task
     windows: Mapping[str, int] = field(default_factory=dict)  # tokens, by alias
     places: Mapping[str, str] = field(default_factory=dict)  # machines, by session
+    is_supervised: bool = True
 
 
 def plan_task_rows(sight: TaskSight) -> list[TaskRow]:
@@ -20695,7 +20702,7 @@ def _task_row(state: TaskState, sight: TaskSight) -> TaskRow:
     if is_live:
         where = sight.places.get(state.session) or alias
     tries = state.task.tries
-    number = min(state.failures + (0 if state.state == "failed" else 1), tries)
+    number = min(state.failures + 1, tries)
     return TaskRow(
         state.name, state.task.group, state.state, f"{number if state.tried else 0}/{tries}",
         max(sight.now - state.at, 0.0), idle, _describe_task(state, heard, sight), context,
@@ -20709,7 +20716,9 @@ def _describe_task(state: TaskState, heard: Heard | None, sight: TaskSight) -> s
     """Return what a task does, waits for, asks or has ended with."""
     if state.state == "waiting":
         alias = sight.aliases.get(state.name, "")
-        return explain_wait(state, sight.board.tasks, alias, sight.limits, sight.now)
+        why = explain_wait(state, sight.board.tasks, alias, sight.limits, sight.now)
+        is_ready = not blockers_of(state, sight.board.tasks)
+        return "for a supervisor" if is_ready and not sight.is_supervised else why
     if state.state == "asking":
         return question_of(state.question.get("request", {}))
     if state.state == "running" and heard:
@@ -20717,6 +20726,22 @@ def _describe_task(state: TaskState, heard: Heard | None, sight: TaskSight) -> s
     if state.state == "checking":
         return state.task.check or "looks at the diff"
     return state.reason
+
+
+def suggest_retry(states: Mapping[str, TaskState]) -> str:
+    """Return a sentence on what to type for tasks that hold themselves or others up, or nothing."""
+    stuck = {name for name, state in states.items() if state.state in ("failed", "parked")}
+    for state in states.values():
+        if state.state == "waiting":
+            stuck.update(name for name in blockers_of(state, states)
+                         if name in states and states[name].state == "stopped")
+    names = [name for name in states if name in stuck]
+    if not names:
+        return ""
+    text = f"`subagent-fleet task retry {' '.join(names)}` has "
+    text += "it tried again" if len(names) == 1 else "them tried again"
+    step = suggest_task_step(states[names[0]])
+    return f"`{step}` says why; {text}." if step else f"{text}."
 
 
 def suggest_task_step(state: TaskState) -> str:
@@ -20777,7 +20802,8 @@ def find_repository(world: World, directory: str) -> Repository:
             raise FleetError("foreign-repository", f"{directory} belongs to somebody else: git "
                              "reads it for nobody else", fix="clone it, and run this in the clone")
         raise FleetError("no-repository", f"{directory} is in no git repository: each task gets a "
-                         "worktree of one", fix="git init && git add -A && git commit -m start")
+                         "worktree of one", fix=f"{write_ignored('.gitignore')} && git init && "
+                         "git add -A && git commit -m start")
 
     top, git, common = seen.text.split("\n")
     git, common = (world.real_path(world.path(directory, one)) for one in (git, common))
@@ -22653,7 +22679,8 @@ def see_tasks(folder: Folder, backing: Backing, *, with_agents: bool = True) -> 
     limits = Limits(slots, backing.most or sum(slots.values()) or 4)
     windows = {model.alias: model.context for model in fleet.models.values()} if fleet else {}
     aliases = {name: plan_alias(state.task, fleet) for name, state in board.tasks.items()}
-    return TaskSight(board, heard, world.now(), limits, aliases, windows, places)
+    return TaskSight(board, heard, world.now(), limits, aliases, windows, places,
+                     is_supervised=bool(folder.holder()))
 
 
 def listen_to_tail(folder: Folder, state: TaskState) -> Heard:
@@ -24041,7 +24068,7 @@ class Options:
     prompt: str = ""
     texts: Sequence[str] = ()
     words: Sequence[str] = ()
-    pattern: str = ""
+    patterns: Sequence[str] = ()
     name: str = ""
     task_agent: str = ""
     task_model: str = ""
@@ -27002,7 +27029,8 @@ TASK_WORDS = (
 TASK_FILE = Flag("--file", "the task file, `-` for stdin; else the nearest tasks.yaml", "FILE",
                  {"dest": "task_file", "default": None})
 NAMED_TASK = Flag("task", "a task's name", "NAME", {})
-TASK_PATTERN = Flag("pattern", "a name, or a pattern with `*` and `?`", "PATTERN")
+TASK_PATTERNS = Flag("patterns", "names, or patterns with `*` and `?`", "PATTERN",
+                     {"nargs": "+", "default": []})
 
 
 def open_folder(world: World) -> Folder:
@@ -27287,7 +27315,7 @@ def prepare_run(folder: Folder, options: Options, world: World) -> RunJob | None
     notify = plan.file.notify if plan else None
     most = options.most or (plan.file.max if plan else 0) or 0
     backing = replace(plan_backing(fleet, options, world), most=most, notify=notify,
-                      tell=tell_events(known, world),
+                      tell=tell_events(known, options, world),
                       reload=watch_tasks(world, path, fleet, options))
     if options.dry_run:
         show_plan(folder, backing, orders, options)
@@ -27312,11 +27340,13 @@ def refuse_bypass(tasks: Mapping[str, TaskSpec], world: World) -> None:
                          fix="run it as another user, or write `permission: default`")
 
 
-def tell_events(names: Iterable[str], world: World) -> Callable[[str, str, str], None]:
+def tell_events(names: Iterable[str], options: Options,
+                world: World) -> Callable[[str, str, str], None]:
     """Return what prints the things that happen to tasks, in columns."""
     width = max((width_of(name) for name in names), default=8)
 
     def tell(name: str, word: str, text: str) -> None:
+        text = as_typed(text, options.typing)
         world.out(format_task_event(name, word, text, width, look_of(world)))
     return tell
 
@@ -27397,12 +27427,14 @@ def serve_for_tasks(folder: Folder, fleet: Fleet, options: Options) -> None:
 GATEWAY_START_SECONDS = 15.0
 
 
-def end_serving(folder: Folder) -> None:
-    """End the gateway that was started for agents, now that there are none."""
+def end_serving(folder: Folder) -> bool:
+    """End the gateway that was started for agents, now that there are none; tell whether it ran."""
     world = folder.world
     pid = world.read_part(folder.place("serve.pid"), 0, 32)
-    if pid.isdigit() and world.is_held(folder.place("serve.alive")):
-        world.end_processes([int(pid)], at_once=False)
+    if not pid.isdigit() or not world.is_held(folder.place("serve.alive")):
+        return False
+    world.end_processes([int(pid)], at_once=False)
+    return True
 
 
 def work_on(jobs: Sequence[RunJob], options: Options, world: World) -> int:
@@ -27430,7 +27462,13 @@ def work_on(jobs: Sequence[RunJob], options: Options, world: World) -> int:
         else:
             end_serving(job.folder)
     text = format_task_counts([state.state for state in states], lives)
-    world.out(as_typed(text, options.typing))
+    if not stops:
+        for job in jobs:
+            tasks = job.folder.read_journal().tasks
+            advice = suggest_retry({name: state for name, state in tasks.items()
+                                    if not job.only or name in job.only})
+            text += f"{advice}\n" if advice else ""
+    world.out(wrap_text(as_typed(text, options.typing), look_of(world).columns))
     if stops:
         return EXIT_INTERRUPTED if stops[0] == "SIGINT" else EXIT_PROBLEM
     return EXIT_OK if all(state.state == "done" for state in states) else EXIT_PROBLEM
@@ -27486,12 +27524,14 @@ def cmd_tasks(options: Options, world: World) -> int:
 def show_tasks(folders: Sequence[Folder], options: Options, world: World) -> None:
     """Print the tasks of repositories."""
     reports: list[dict[str, Any]] = []
+    advices: list[str] = []
     for folder in folders:
         fleet = load_fleet_for_tasks(options, world, folder)
         sight = see_tasks(folder, plan_backing(fleet, options, world))
         rows = [vars(row) for row in plan_task_rows(sight)]
         reports.append({"repository": folder.repository.main, "supervisor": folder.holder(),
                         "unreadable_lines": sight.board.unreadable, "tasks": rows})
+        advices.append(suggest_retry(sight.board.tasks))
     if options.json:
         world.out(render_report("tasks", {"repositories": reports} if options.everywhere
                                 else reports[0]))
@@ -27501,7 +27541,7 @@ def show_tasks(folders: Sequence[Folder], options: Options, world: World) -> Non
         world.err(as_typed("There is no repository in which a task was ever added; "
                            "`subagent-fleet task add 'what shall be done'` adds one.\n",
                            options.typing))
-    for report in reports:
+    for report, advice in zip(reports, advices):
         if options.everywhere:
             world.out(f"{clean_line(str(report['repository']))}\n")
         rows = report["tasks"]
@@ -27512,6 +27552,9 @@ def show_tasks(folders: Sequence[Folder], options: Options, world: World) -> Non
         world.out(as_typed(format_tasks(rows, look), options.typing))
         if report["unreadable_lines"]:
             world.err(f"{report['unreadable_lines']} lines of the journal could not be read.\n")
+        if advice:
+            advice = as_typed(f"{advice}\n", options.typing)
+            world.err(wrap_text(advice, look.columns))
         works = [row for row in rows if row["state"] in ("waiting", *ACTIVE_STATES)]
         if works and not report["supervisor"]:
             world.err(as_typed("Nobody supervises them: `subagent-fleet run` does.\n",
@@ -27683,14 +27726,21 @@ def cmd_task_say(options: Options, world: World) -> int:
     folder = open_folder(world)
     state = find_task(folder, options.task, "task say")
     text = " ".join(options.words)
-    carry_out(folder, [{"do": "say", "task": state.name, "text": text}], options,
-              lambda board: not board.tasks[state.name].says
-              or board.tasks[state.name].state not in LIVE_STATES)
-    state = folder.read_journal().tasks.get(state.name, state)
-    said = "told" if state.state in LIVE_STATES and not state.says else "is told when it starts"
+    order = {"do": "say", "task": state.name, "text": text}
+    said = "is told when it starts"
+    if folder.holder():
+        carry_out(folder, [order], options, lambda board: not board.tasks[state.name].says
+                  or board.tasks[state.name].state != "running")
+        state = folder.read_journal().tasks.get(state.name, state)
+        if state.state in LIVE_STATES:
+            said = "is told when it listens" if state.says else "told"
+    else:  # whoever supervises next reads it
+        refuse_foreign_tasks(folder, world)
+        folder.ask(order)
     world.out(format_task_event(state.name, said, shorten(text), 8, look_of(world)))
-    if state.state == "waiting" and not folder.holder():
-        world.err(as_typed("`subagent-fleet run` works on it.\n", options.typing))
+    if not folder.holder():
+        world.err(as_typed("Nobody supervises it: `subagent-fleet run` does, and tells it.\n",
+                           options.typing))
     return EXIT_OK
 
 
@@ -27782,18 +27832,22 @@ def carry_out(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Opti
 
 
 def match_tasks(folder: Folder, options: Options, command: str) -> list[TaskState]:
-    """Return the tasks whose names a pattern matches; none is refused."""
+    """Return the tasks whose names patterns match; one that matches none is refused."""
     board = see_tasks(folder, Backing(), with_agents=False).board
-    pattern = options.pattern or "*"
-    states = [state for state in board.tasks.values()
-              if _glob_pattern(pattern).fullmatch(state.name) or state.task.group == pattern]
-    if not states and options.pattern:
-        check_names("task", [pattern], board.tasks, command)
-    return states
+    if not options.patterns:
+        return list(board.tasks.values())
+    matched: set[str] = set()
+    for pattern in options.patterns:
+        names = [state.name for state in board.tasks.values()
+                 if _glob_pattern(pattern).fullmatch(state.name) or state.task.group == pattern]
+        if not names:
+            check_names("task", [pattern], board.tasks, command)
+        matched.update(names)
+    return [state for state in board.tasks.values() if state.name in matched]
 
 
 @command("task stop", "end the agents of tasks, and all that they have started",
-         TASK_PATTERN, group=WORK, examples=("task stop parser", "task stop 'jwt-*'"))
+         TASK_PATTERNS, group=WORK, examples=("task stop parser", "task stop 'jwt-*'"))
 def cmd_task_stop(options: Options, world: World) -> int:
     folder = open_folder(world)
     states = match_tasks(folder, options, "task stop")
@@ -27812,11 +27866,15 @@ def cmd_task_stop(options: Options, world: World) -> int:
         elif not now.is_over:
             word, text, status = "goes on", "it could not be stopped in time", EXIT_PROBLEM
         world.out(format_task_event(state.name, word, text, width, look_of(world)))
+
+    lives = any(takes_slot(state) for state in board.tasks.values())
+    if not lives and not folder.holder() and end_serving(folder):
+        world.err("The gateway that was started for them is ended.\n")
     return status
 
 
 @command("task retry", "let tasks that are over be tried again, as the task file says now",
-         TASK_PATTERN,
+         TASK_PATTERNS,
          Flag("--fresh", "from the start: another worktree, branch and session"),
          group=WORK, examples=("task retry parser", "task retry 'jwt-*' --fresh"))
 def cmd_task_retry(options: Options, world: World) -> int:
@@ -27908,11 +27966,13 @@ def cmd_task_diff(options: Options, world: World) -> int:
         return EXIT_OK
     text = done.output.decode("utf-8", "replace")
     world.out(clean_text(text) if world.is_terminal() else text)
+    if not text:
+        world.err(f"{clean_line(state.name)} has changed nothing: it is {state.state}.\n")
     return EXIT_OK
 
 
 @command("task tidy", "remove the worktrees of tasks that are over, where nothing is lost",
-         replace(TASK_PATTERN, more={"nargs": "?", "default": ""}),
+         replace(TASK_PATTERNS, more={"nargs": "*", "default": []}),
          Flag("--dry-run", "only say what would go"),
          Flag("--refs", "snapshots older than 90 days, too"), JSON, group=WORK,
          examples=("task tidy --dry-run", "task tidy 'jwt-*'"))
@@ -28699,8 +28759,9 @@ def cmd_demo(options: Options, world: World) -> int:
             show_demo_page(tour, ending)
             until += options.seconds or float("inf")
         show_demo_sessions(tour, nodes["sim-mini"], until)
-    world.out(wrap_text("\nThat was all of it. `subagent-fleet up` does this with your own "
-                        "machines.\n", look_of(world).columns))
+    text = as_typed("\nThat was all of it. `subagent-fleet up` does this with your own "
+                    "machines.\n", options.typing)
+    world.out(wrap_text(text, look_of(world).columns))
     return EXIT_OK
 
 

@@ -152,8 +152,9 @@ def test_git_says_whether_it_has_the_secret(doctor):
         (doctor.path / ".gitignore").write_text("*.pyc")
         subprocess.run(fix, shell=True, cwd=place, check=True)
         assert doctor.ask() == {}
-        ignored = subprocess.run([*git, "check-ignore", "a.pyc"], capture_output=True)
-        assert ignored.stdout == b"a.pyc\n"
+        ignored = subprocess.run([*git, "check-ignore", "a.pyc", ".subagent-fleet/x"],
+                                 capture_output=True, cwd=doctor.path)
+        assert ignored.stdout == b"a.pyc\n.subagent-fleet/x\n"
     assert doctor.ask() == {}
     subprocess.run([*git, "add", "-f", ".env.subagent-fleet"], check=True)
     assert doctor.ask() == {"env-tracked": "error"}

@@ -186,6 +186,60 @@ def test_stop_needs_no_supervisor_and_says_what_happened(typist):
     assert typist.rig.states()["a"] == "waiting"
 
 
+def test_the_gateway_that_was_started_for_tasks_ends_with_the_last_of_them(typist):
+    typist.write("tasks:\n  a: {prompt: '@run sleep 100'}\n  b: {prompt: '@run sleep 100'}\n")
+    running = typist.start("run")
+    wait_for(lambda: set(typist.rig.states().values()) == {"running"})
+    running.send_signal(signal.SIGINT)
+    out, _ = running.communicate(timeout=10)
+    assert re.search(r"`\S*subagent_fleet\.py run` takes them up again", out.decode())
+    alive = typist.rig.folder.place("serve.alive")
+    typist.run("task", "stop", "a")
+    assert "gateway" not in typist.err and typist.rig.world.is_held(alive)
+    typist.run("task", "stop", "a", "b")
+    assert "The gateway that was started for them is ended." in typist.err
+    wait_for(lambda: not typist.rig.world.is_held(alive))
+
+
+def test_say_without_a_supervisor_starts_nothing(typist, monkeypatch, capsys):
+    typist.write("tasks:\n  a: {prompt: '@run sleep 100'}\n")
+    running = typist.start("run")
+    wait_for(lambda: typist.rig.states().get("a") == "running")
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=10)
+    world, begun = typist.rig.world, []
+    for place, name in ((world, "spawn"), (world, "start"), (world, "sleep"), (sf, "Supervisor")):
+        monkeypatch.setattr(place, name, lambda *words, name=name, **more: begun.append(name))
+    monkeypatch.chdir(typist.rig.repo)
+    call = sf.read_call(["task", "say", "a", "use sqlite"], "subagent-fleet")
+    assert call.command.run(call.options, world) == 0 and begun == []
+    monkeypatch.undo()
+    assert [order["text"] for _, order in typist.rig.folder.read_orders(0)
+            if order["do"] == "say"] == ["use sqlite"]
+    said = capsys.readouterr()
+    assert "is told when it starts" in said.out and "subagent-fleet run` does" in said.err
+    typist.run("task", "stop", "a")
+
+
+def test_what_failed_is_said_with_what_to_type(typist):
+    typist.write("tasks:\n  a: {prompt: '@write x y', check: 'false', tries: 1, rounds: 0}\n"
+                 "  b: {prompt: x, after: [a]}\n  c: {prompt: '@say x', changes: none, check: 'true'}\n")
+    advice = (r"`\S*subagent_fleet\.py task log a --check` says why; "
+              r"`\S*subagent_fleet\.py task retry a` has it tried again\.\n")
+    assert re.search(f"{advice}$", typist.run("run", status=1))
+    assert re.search(advice, (typist.run("tasks"), typist.err)[1])
+    assert typist.json("tasks", "a")["attempt"] == "1/1"
+    assert typist.run("task", "diff", "c") == "" and "c has changed nothing" in typist.err
+    typist.run("task", "retry", "a", "nobody", status=2)
+    assert typist.rig.states()["a"] == "failed"
+    said = typist.run("task", "retry", "a", "c")
+    assert "a        waits" in said and "c        waits" in said
+    rows = {row["name"]: row["now"] for row in typist.json("tasks")["tasks"]}
+    assert rows == {"a": "for a supervisor", "b": "for a", "c": "for a supervisor"}
+    typist.run("task", "add", "d: x")
+    assert re.search("b +stopped", typist.run("task", "stop", "a", "b"))
+
+
 def test_stop_on_exit_ends_the_agents(typist):
     typist.write("tasks:\n  a: {prompt: '@hang'}\n")
     running = typist.start("run", "--stop-on-exit")
@@ -476,3 +530,17 @@ def test_all_repositories_are_none_or_have_gone(rig, tmp_path):
     (rig.repo / ".git").rename(rig.place / "no-repository")
     assert typist.run("tasks", "--all", cwd=str(tmp_path)) == ""
     (rig.place / "no-repository").rename(rig.repo / ".git")
+
+
+def test_the_repository_that_is_advised_does_not_hold_the_key(tmp_path):
+    (tmp_path / ".gitignore").write_text("*.pyc")
+    for name in (".env.subagent-fleet", "fleet.yaml"):
+        (tmp_path / name).write_text("x\n")
+    with pytest.raises(sf.FleetError) as caught:
+        sf.find_repository(sf.World(), str(tmp_path))
+    author = {f"GIT_{who}_{what}": "a@b.example" for who in ("AUTHOR", "COMMITTER")
+              for what in ("NAME", "EMAIL")}
+    subprocess.run(caught.value.fix, shell=True, cwd=tmp_path, check=True, capture_output=True,
+                   env={**os.environ, **author})
+    files = subprocess.run(["git", "ls-files"], cwd=tmp_path, capture_output=True, check=True)
+    assert files.stdout.split() == [b".gitignore", b"fleet.yaml"]
