@@ -19859,6 +19859,7 @@ class Heard:
         self._last_call = ""
         self.context = 0  # tokens in the last request
         self.turn_at = 0.0  # when its last turn began
+        self.turn_end = -1  # where its output says so
         self.said = ""
         self.commands: list[str] = []
         self._takers: dict[str, str] = {}  # subagents by the id of the task they are
@@ -19911,12 +19912,13 @@ class Heard:
         self.phase = phase
         self.since = now
 
-    def _read_system(self, event: dict[str, Any], _: int, now: float) -> None:
+    def _read_system(self, event: dict[str, Any], end: int, now: float) -> None:
         kind = event.get("subtype")
         if kind == "init":
             self.session = str(event.get("session_id", ""))
             self.can_ask = QUESTION_TOOL in event.get("tools", [QUESTION_TOOL])
             self.turn_at = now
+            self.turn_end = end
             self._enter("requesting", now)
         elif kind == "status" and event.get("status") == "requesting":
             if not self.requests:
@@ -20158,6 +20160,7 @@ class TaskState:
     reason: str = ""
     cause: str = ""  # the same for programs
     prompt: str = ""  # what its next process is told
+    given: str = ""  # what its last one was told last
     says: tuple[str, ...] = ()  # what a person has said, not yet handed on
     answer: dict[str, Any] = field(default_factory=dict)  # not yet handed on
     question: dict[str, Any] = field(default_factory=dict)  # {"id": …, "request": …}
@@ -22161,12 +22164,15 @@ class Supervisor:
         until = self._world.clock() + PROMPT_SECONDS
         while agent.pipe and not agent.pipe.push() and self._world.clock() < until:
             yield
-        self._note(name, "running", spoken=True, prompt="", says=[], question={}, answer={})
+        self._note(name, "running", spoken=True, prompt="", given=prompt, says=[], question={},
+                   answer={})
         self._told_waits.pop(name, None)
         self._tell(name, "started" if not state.spoken else "goes on", self._describe(state))
 
     def _first_words(self, state: TaskState) -> str:
         """Return what a process is told first."""
+        if state.prompt.startswith(state.task.prompt or "\0"):
+            return state.prompt  # what it was told first, and never read
         if state.prompt:
             return state.prompt if state.spoken else \
                 f"{state.task.prompt}\n\n{state.prompt}".replace(f"\n\n{CONTINUE_PROMPT}", "")
@@ -22371,7 +22377,9 @@ class Supervisor:
             self._finish(state, ruling, "lost", WorkDone(), changes)
             return
         if state.task.talks and not state.prompt:
-            changes["prompt"] = LOST_PROMPT if agent.heard.session else ""
+            # What it had not even begun with is told again, word by word.
+            has_begun = agent.heard.turn_end > state.heard_from
+            changes["prompt"] = LOST_PROMPT if has_begun else state.given
         wait = state.lost and 2 ** state.lost
         self._note(name, "waiting", reason="its process has gone", until=self._world.now() + wait
                    if wait else 0.0, **changes)
@@ -22445,7 +22453,7 @@ class Supervisor:
         agent = self._agents[name]
         agent.heard.prompted(agent.end, self._world.now())
         agent.say(render_prompt_line(text))
-        self._note(name, prompt="", heard_from=agent.end)
+        self._note(name, prompt="", given=text, heard_from=agent.end)
 
     def _stop(self, name: str) -> Generator[None, None, Any]:
         """End a task because a person wants it, or wants its session."""

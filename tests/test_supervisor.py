@@ -370,6 +370,22 @@ def test_a_session_that_was_never_begun_is_begun(rig):
     assert rig.journal("a").count("starting") == 3
 
 
+def test_an_answer_that_was_never_read_is_told_again(rig, monkeypatch):
+    """Its process is killed before it begins with what it was told: nothing of that is lost."""
+    monkeypatch.setattr(sf, "ASK_SECONDS", 0.2)
+    rig.add("a", ASK, check="test -s x", rounds=0, tries=1)
+    rig.work(lambda states: states and states["a"].asleep)
+    client = (rig.bin / "claude").read_text()
+    (rig.bin / "claude").write_text("#!/bin/sh\nsleep 60\n")
+    rig.ask("answer", "a", answers={"Which database?": "x\n@write x y"})
+    rig.work(lambda states: states["a"].state == "running" and rig.processes())
+    rig.leave()
+    rig.kill_all()
+    (rig.bin / "claude").write_text(client)
+    rig.work()
+    assert rig.states() == {"a": "done"} and rig.tasks()["a"].checks == (0,)
+
+
 def test_five_losses_in_a_row_park(rig, monkeypatch):
     monkeypatch.setattr(sf, "LOST_LIMIT", 3)
     rig.add("a", "@die")
