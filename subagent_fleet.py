@@ -5368,8 +5368,14 @@ def plan_hybrid(starter: Starter) -> Starter:
     opus, sonnet = CLAUDE_MODELS
     local = starter.tree["agents"]["summarizer"]["model"]
     tiers = {"main": opus, "opus": opus, "sonnet": sonnet, "haiku": local, "fable": opus}
-    return replace(starter, tree={
-        **starter.tree, "nodes": nodes, "models": models, "claude": tiers})
+    # The main session is not among what the machines do.
+    assignment = starter.assignment
+    placements = tuple(replace(placement, jobs=tuple(job for job in placement.jobs
+                                                     if job != MAIN_JOB))
+                       for placement in assignment.placements)
+    jobs = {job: name for job, name in assignment.jobs.items() if job != MAIN_JOB}
+    return Starter({**starter.tree, "nodes": nodes, "models": models, "claude": tiers},
+                   replace(assignment, placements=placements, jobs=jobs))
 
 
 def plan_provider(state: NodeState) -> dict[str, str]:
@@ -9611,7 +9617,11 @@ def format_starter(starter: Starter, states: Sequence[NodeState], look: Look = P
     """Return who was asked for models, and who does what where with one reason each."""
     text = format_answers(states)
     if starter.has_models:
-        text += "\n" + format_assignment(starter.assignment, look)
+        away = []
+        if "claude" in starter.tree:
+            model = starter.tree["models"][starter.tree["claude"]["main"]]
+            away.append((MAIN_JOB, model["ollama_model"], model["node"], "your own Claude login"))
+        text += "\n" + format_assignment(starter.assignment, look, away)
         if any(len(rank_models([state])) > 1 for state in states if state.online):
             hint = ("A machine gets one model while its memory is not known: with `memory_gb:` "
                     "under it, `subagent-fleet recommend` uses more.")
@@ -9628,9 +9638,10 @@ def format_starter(starter: Starter, states: Sequence[NodeState], look: Look = P
     return text
 
 
-def format_assignment(assignment: Assignment, look: Look = PLAIN) -> str:
+def format_assignment(assignment: Assignment, look: Look = PLAIN,
+                      away: Sequence[tuple[str, str, str, str]] = ()) -> str:
     """Return a table of who does what where and why, then who stands in and who idles."""
-    rows = []
+    rows = [*away]  # what no machine does
     for job in assignment.jobs:
         placement = assignment.placement(job)
         rows.append((job, placement.model.name, placement.node, assignment.why[job]))

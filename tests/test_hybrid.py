@@ -1,6 +1,7 @@
 """The main session on a person's own login, subagents at home: what goes where, and what never does."""
 import json
 import os
+import re
 from dataclasses import replace
 
 import pytest
@@ -428,6 +429,9 @@ def test_init_hybrid_writes_the_login_beside_the_machines(quick, tmp_path, fake_
     env = {"HOME": str(home), "OLLAMA_HOST": f"127.0.0.1:{node.port}"}
     made = quick("init", "--hybrid", "--output", output, env=env)
     assert made.returncode == 0, made
+    main, = [line for line in made.stdout.splitlines() if line.startswith("main session")]
+    assert re.split("  +", main) == ["main session", "claude-opus-5-5", "anthropic", "your own Claude login"]
+    assert "main session" not in (tmp_path / output).read_text()  # of no machine's model
     fleet = sf.load_fleet(str(tmp_path / output))
     cloud = fleet.nodes["anthropic"]
     assert (cloud.endpoint, cloud.provider, cloud.auth) \
