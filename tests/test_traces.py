@@ -703,3 +703,23 @@ def test_agents_stand_behind_who_started_them():
     assert order == ["", "a", "c", "e", "d", "b", "f"]
     session = sf.SessionTrace("s", tuple(agents))
     assert [session.depth(agent) for agent in agents] == [0, 1, 2, 1, 2, 3, 6]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a file with a hole")
+def test_receipts_that_no_gateway_wrote_are_read_from_their_end(run_cli, tmp_path):
+    (tmp_path / "fleet.yaml").write_text(
+        'nodes: {a: {endpoint: "http://localhost:11434"}}\n'
+        'models: {m: {node: a, ollama_model: "m:7b", litellm_alias: local}}\n'
+        'agents: {worker: {model: m, description: Works.}}\n', encoding="utf-8")
+    (tmp_path / ".subagent-fleet").mkdir()
+    receipt = sf.Receipt(
+        time=1.5, id="req_1", session="0dd5-late", agent="", alias="local", model="m", node="a",
+        context=4096, tries=(), waited=0.0, first_byte=0.1, total=0.2, input_tokens=1,
+        output_tokens=1, outcome="ok")
+    with open(tmp_path / ".subagent-fleet/requests.jsonl", "wb") as stream:
+        stream.truncate(3 << 30)
+        stream.seek(0, 2)
+        stream.write(b"\n" + sf.render_record(receipt) + b"\n")
+    done = run_cli("trace", "--json", timeout=10, env={"HOME": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    assert [row["session"] for row in json.loads(done.stdout)["sessions"]] == ["0dd5-late"]
