@@ -38,7 +38,10 @@ def main(words):
     environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
     try:
         python = python_with_pytest()
-        command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        command = [python, "-m", "pytest", "-q"]
+        # Where a run keeps what failed, for `--last-failed`; nothing is kept in the checkout.
+        kept = os.environ.get("SUBAGENT_FLEET_TEST_CACHE")
+        command += ["-o", f"cache_dir={kept}"] if kept else ["-p", "no:cacheprovider"]
         if not live and not words and has_xdist(python):
             command += ["-n", "auto"]  # all of it, on all processors
     except (OSError, subprocess.CalledProcessError) as error:
