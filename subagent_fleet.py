@@ -5473,8 +5473,14 @@ def plan_recommendation(fleet: Fleet, states: Mapping[str, NodeState],
         now = _job_model(fleet, job)
         if now and not now.cloud:  # what goes to a cloud is the person's own decision
             planned = assignment.placement(job)
-            advices.append(Advice(job, now, planned, assignment.why[job]))
-    advices += _advise_others(fleet, assignment)
+            advice = Advice(job, now, planned, assignment.why[job])
+            if advice.is_change and planned and _has_failed(fleet, now, measured):
+                unmeasured = _name_unmeasured(fleet, [planned], measured)
+                if unmeasured:
+                    why = f"the one that is there failed the tool trials{unmeasured}"
+                    advice = replace(advice, why=why)
+            advices.append(advice)
+    advices += _advise_others(fleet, assignment, measured)
 
     places = {placement.place for placement in assignment.placements}
     for advice in advices:
@@ -5511,7 +5517,22 @@ def _job_model(fleet: Fleet, job: str) -> Model | None:
     return fleet.models[fleet.agents[job].model]
 
 
-def _advise_others(fleet: Fleet, assignment: Assignment) -> Iterator[Advice]:
+def _has_failed(fleet: Fleet, model: Model, measured: Sequence[Measurement]) -> bool:
+    """Tell whether a model was tried with tools where it is, in vain."""
+    known = find_measurement(measured, fleet.nodes[model.node].endpoint, model.ollama_model)
+    return known is not None and known.tools is not None and not known.calls_tools
+
+
+def _name_unmeasured(fleet: Fleet, planned: Iterable[Placement],
+                     measured: Sequence[Measurement]) -> str:
+    """Return which of these were not measured: that they do better nobody has seen."""
+    names = [placement.model.name for placement in planned if find_measurement(
+        measured, fleet.nodes[placement.node].endpoint, placement.model.name) is None]
+    return f"; not measured: {join_words(names)}" if names else ""
+
+
+def _advise_others(fleet: Fleet, assignment: Assignment,
+                   measured: Sequence[Measurement]) -> Iterator[Advice]:
     """Yield the models that would be added for no job of their own, and those left out."""
     configured = {_place_of_model(model) for model in fleet.models.values()}
     planned = {placement.place for placement in assignment.placements}
@@ -5522,7 +5543,11 @@ def _advise_others(fleet: Fleet, assignment: Assignment) -> Iterator[Advice]:
     # Who pays for a model beyond the house has chosen it: machines are no reason to leave it out.
     for model in fleet.models.values():
         if _place_of_model(model) not in planned and not model.cloud:
-            yield Advice("", model, None, "another does its work better")
+            why = "another does its work better"
+            if _has_failed(fleet, model, measured):
+                busy = [placement for placement in assignment.placements if placement.jobs]
+                why = f"failed the tool trials{_name_unmeasured(fleet, busy, measured)}"
+            yield Advice("", model, None, why)
 
 
 def _keep_own(fleet: Fleet, starter: Starter) -> Starter:
@@ -24417,7 +24442,8 @@ def find_gateway(world: World, fleet: Fleet, key: str, *, needed: bool = False) 
     runs = finding.slug == "gateway-up"
     if finding.level == "error":
         what = finding.what + describe_holder(world, fleet.gateway.port)
-        raise FleetError(finding.slug, what, fix=name_free_port(world, fleet, finding.fix))
+        fix = name_free_port(world, fleet, name_stop(world, fleet, holder, finding.fix))
+        raise FleetError(finding.slug, what, fix=fix)
     if needed and not runs:
         raise FleetError(finding.slug, finding.what, fix=finding.fix)
     return runs
@@ -24429,6 +24455,14 @@ def describe_holder(world: World, port: int) -> str:
     if not holder:
         return ""
     return f" ({holder.program}, pid {holder.process_id}, in {holder.directory})"
+
+
+def name_stop(world: World, fleet: Fleet, server: str, fix: str) -> str:
+    """Return a fix that says how a gateway of this program is stopped, not `stop it`."""
+    if server not in ("subagent-fleet", OLD_GATEWAY):
+        return fix
+    holder = world.find_holder(fleet.gateway.port)
+    return fix.replace("stop it", f"`kill {holder.process_id}`") if holder else fix
 
 
 def name_free_port(world: World, fleet: Fleet, fix: str) -> str:
@@ -24555,7 +24589,7 @@ def open_door(world: World, fleet: Fleet, key: str) -> Listener:
     if server:
         what += f", by {server}"
     holder = describe_holder(world, gateway.port)
-    fix = name_free_port(world, fleet, OTHER_PORT)
+    fix = name_free_port(world, fleet, name_stop(world, fleet, server, OTHER_PORT))
     if not holder:
         fix += f" (lsof -nP -iTCP:{gateway.port} -sTCP:LISTEN shows it)"
     raise FleetError("port-taken", what + holder, fix=fix)

@@ -1534,11 +1534,12 @@ def test_a_gateway_that_serves_an_older_config_is_not_used(project):
     process.stdout.readline()
     config = project.place / "fleet.yaml"
     config.write_text(config.read_text().replace("32768", "40000"))
-    for words in (["up"], ["launch", "claude"], ["doctor"]):
+    stops = f"`kill {process.pid}`"
+    for words, stop in (["up"], stops), (["launch", "claude"], stops), (["doctor"], "stop it"):
         done = project(*words)
         assert done.returncode == 1 and not project.node.asked("/api/chat")
         assert "serves this fleet as it was before a change" in done.stdout + done.stderr
-        assert "fix: stop it and start it anew" in done.stdout + done.stderr
+        assert f"fix: {stop} and start it anew" in done.stdout + done.stderr
     process.terminate()
     assert process.wait(10) == 0
     process.stdout.close()
@@ -1764,6 +1765,24 @@ def test_up_writes_a_fleet_file_where_there_is_none(tmp_path, monkeypatch, capsy
     assert said.err.startswith("Created fleet.yaml\n  local (http://127.") and "Edit it" not in said.err
     assert "no model of this fleet could be loaded" in said.err
     assert (tmp_path / "fleet.yaml").exists()
+
+
+def test_what_ends_a_gateway_of_another_fleet_can_be_typed(project, tmp_path_factory):
+    project("generate")
+    other = tmp_path_factory.mktemp("other")
+    (other / "fleet.yaml").write_text((project.place / "fleet.yaml").read_text(), encoding="utf-8")
+    subprocess.run([sys.executable, "-I", "-S", PROGRAM, "generate"], cwd=str(other), check=True,
+                   env=clean_environment(), capture_output=True)
+    process = started([sys.executable, "-I", "-S", PROGRAM, "serve"], cwd=str(other),
+                      env=clean_environment(), stdout=subprocess.PIPE)
+    process.stdout.readline()
+    for command in ("up", "serve"):
+        done = project(command)
+        assert done.returncode == 1 and re.search(
+            rf"  fix: `kill {process.pid}`, or write `port: \d+` under", done.stderr), done.stderr
+    process.terminate()
+    assert process.wait(10) == 0
+    process.stdout.close()
 
 
 def test_up_refuses_a_port_that_is_not_its_fleets(project, fake_node):

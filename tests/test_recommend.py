@@ -1,5 +1,6 @@
 """`recommend`: the fleet as it is beside the fleet as it would be, and who may write it."""
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -86,6 +87,27 @@ def test_what_was_measured_decides_and_is_shown(house, tmp_path, capsys):
     assert not any("measured" in sentence for sentence in found["unknown"])
     assert sf.main(["recommend"]) == 0
     assert "\nWhat was measured:\n" in capsys.readouterr().out
+
+
+def test_who_was_not_measured_is_not_said_to_be_better(house, tmp_path, capsys):
+    failed = replace(measurement("mini", house["mini"].endpoint, "qwen3-coder:30b", 0),
+                     tools=sf.Score(0, 6))
+    measure(tmp_path, failed)
+    rows = report(capsys)[1]["roles"]
+    (main,) = [row for row in rows if row["role"] == "main session"]
+    assert main["changes"] and main["planned"]["model"] == "gpt-oss:20b"
+    assert main["why"] == \
+        "the one that is there failed the tool trials; not measured: gpt-oss:20b"
+    reasons = {row["now"]["model"]: row["why"] for row in rows if row["now"] and not row["planned"]}
+    assert reasons == {"qwen3-coder:30b":
+                       "failed the tool trials; not measured: gpt-oss:20b and qwen3:8b"}
+
+    rest = [measurement("mini", house["mini"].endpoint, "gpt-oss:20b", 5),
+            measurement("laptop", house["laptop"].endpoint, "qwen3:8b", 2)]
+    measure(tmp_path, failed, *rest)
+    whys = [row["why"] for row in report(capsys)[1]["roles"]]
+    assert "the strongest: 5 of 5 trials of an implementer" in whys
+    assert "failed the tool trials" in whys and not any("not measured" in why for why in whys)
 
 
 def test_what_is_not_known_is_said(house, capsys):
