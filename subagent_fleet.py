@@ -28192,9 +28192,11 @@ def cmd_skills_install(options: Options, world: World) -> int:
     targets = split_lists(options.target)
     check_names("target", targets, SKILL_PLACES, "skills install")
     names = installed_skills()
-    check_names("skill", options.skill, names, "skills install")
+    shorts = {name.replace("subagent-fleet-", ""): name for name in names}
+    skills = [shorts.get(name, name) for name in options.skill]  # `setup` will do
+    check_names("skill", skills, names, "skills install")
 
-    wanted = render_skills(targets or SKILL_PLACES, options.skill or names)
+    wanted = render_skills(targets or SKILL_PLACES, skills or names)
     workspace = skills_workspace(options, world)
     write_bundle(workspace, "skills", wanted, options)
     return EXIT_OK
