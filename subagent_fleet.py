@@ -453,6 +453,8 @@ def mend_reason(reason: str, provider: str) -> str:
     """Return what mends it that a node was of no use, or nothing where nobody knows."""
     if reason == f"not {provider}":
         reason = "not it"
+    if provider == "anthropic" and reason in ("dns", "unreachable", "timeout"):
+        return "check this machine's connection to the internet"
     server = _kind_server(provider)
     if reason == "refused" and server == "its server":  # which `worker` does not know
         return "correct its endpoint, or start its server there"
@@ -1508,8 +1510,12 @@ class Document:
         place = list(mapping).index(key)
         line = self.line_of(self.open[-1][4 * place])
         name = str(key)
+        fix = "remove or rename one of them"
+        is_section = len(self.open) == 1 and at == self.line_start(at)
+        if is_section and isinstance(mapping[key], dict):
+            fix = f"move its lines under line {line}, and remove this `{_visible(name)}:`"
         self.fail("yaml-duplicate", f"the key `{_visible(name)}` is already on line {line}",
-                  at=at, size=len(name), fix="remove or rename one of them")
+                  at=at, size=len(name), fix=fix)
 
     # -- what is wrong: columns --
 
@@ -2745,7 +2751,9 @@ class _Checker:
         if not key:
             what = f"{_dotted(path)} {what}"
         where, excerpt = self.document.locate(self.real(path), key=key)
-        self.findings.append(Finding(slug, "error", what, where, excerpt, fix))
+        finding = Finding(slug, "error", what, where, excerpt, fix)
+        if finding not in self.findings:  # what two share is wrong once
+            self.findings.append(finding)
 
     def real(self, path: tuple) -> tuple:
         """Return where in the document that stands which should be at a path."""
@@ -9080,7 +9088,9 @@ def format_measurements(measured: Sequence[Measurement], look: Look = PLAIN) -> 
                      *(_score_cell(score, look) for score in scores)])
 
     text = format_table(headers, rows, look=look, right=numbers)
-    if is_narrow:
+    if not any(known.is_worth_keeping for known in measured):
+        text = "Nothing was measured:\n"
+    elif is_narrow:
         units = "Prompt and Answer in tokens a second, Load and First in seconds."
         text += format_words([Styled(units, "dim")], look)
     notes = "".join(_format_notes(known, look) for known in measured)
@@ -9645,7 +9655,8 @@ def format_starter(starter: Starter, states: Sequence[NodeState], look: Look = P
         away = []
         if "claude" in starter.tree:
             model = starter.tree["models"][starter.tree["claude"]["main"]]
-            away.append((MAIN_JOB, model["ollama_model"], model["node"], "your own Claude login"))
+            why = "your Claude login; its prompts leave the house"
+            away.append((MAIN_JOB, model["ollama_model"], model["node"], why))
         text += "\n" + format_assignment(starter.assignment, look, away)
         if any(len(rank_models([state])) > 1 for state in states if state.online):
             hint = ("A machine gets one model while its memory is not known: with `memory_gb:` "
@@ -24770,7 +24781,8 @@ def wait_for_signal(world: World, signals: list[str]) -> None:
          Flag("--node", "also ask this machine; may be repeated", "NAME=URL", REPEAT),
          SCAN, Flag("--offline", "ask nobody, write placeholders"),
          Flag("--hybrid", "your own Claude login for the main session, subagents at home"),
-         Flag("--example", "write this example instead; `list` names them", "NAME"), FORCE,
+         Flag("--example", "write this example instead; `list`, or no name, names them",
+              "[NAME]", {"nargs": "?", "const": "list", "default": ""}), FORCE,
          group=SET_UP, examples=("init", "init --node mini=http://192.168.1.50:11434",
                                  "init --scan", "init --hybrid", "init --example list"))
 def cmd_init(options: Options, world: World) -> int:
@@ -26134,7 +26146,8 @@ def cmd_logs(options: Options, world: World) -> int:
     workspace = open_workspace(options, world)
     reader = ReceiptsReader(workspace)
     names = AgentNames(world, known_agents(options, world))
-    receipts = choose_receipts(reader.read(), options)[-options.lines:]
+    read = reader.read()
+    receipts = choose_receipts(read, options)[-options.lines:]
     requests = [report_receipt(receipt, names) for receipt in receipts]
 
     if options.json:
@@ -26142,8 +26155,11 @@ def cmd_logs(options: Options, world: World) -> int:
         return EXIT_OK
     if not requests:
         path = clean_line(workspace.path(RECEIPTS_FILE))
-        tell(world, as_typed(f"No such request in {path}; `subagent-fleet up` and `subagent-fleet "
-                             "serve` keep them there.\n", options.typing))
+        said = (f"No such request in {path}; `subagent-fleet up` and `subagent-fleet serve` keep "
+                "them there.\n")
+        if read:  # none was chosen
+            said = f"None of {count_of(read, 'request')} in {path} failed.\n"
+        tell(world, as_typed(said, options.typing))
 
     widths = log_widths(requests)
     if requests or options.follow:
@@ -28132,13 +28148,17 @@ def cmd_clean(options: Options, world: World) -> int:
 
     listed = [(change.path, "removed") for change in doomed if change.found is not None]
     if listed:
-        heading = "Would remove:" if options.dry_run else "Removing:"
+        is_asked = world.is_terminal("stdin") and world.is_terminal("stderr")
+        heading = "Would remove:" if options.dry_run or is_asked else "Removing:"
         world.out(format_changes(heading, listed, look_of(world)))
     else:
         world.out("Nothing to remove.\n")
 
-    if doomed and not options.dry_run and world.confirm(f"Remove {count_of(listed, 'file')}?"):
-        remove_files(workspace, doomed, is_all=not kept)
+    if doomed and not options.dry_run:
+        if world.confirm(f"Remove {count_of(listed, 'file')}?"):
+            remove_files(workspace, doomed, is_all=not kept)
+        else:
+            world.out("Nothing was removed.\n")
     if kept:
         raise refuse_edited(kept, "clean", "kept")
     return EXIT_OK
@@ -30618,7 +30638,7 @@ SETUP_PAGE = """\
 # Set up a fleet
 
 ```sh
-subagent-fleet demo                              # the whole idea in six seconds, nothing needed
+subagent-fleet demo                              # the whole idea in half a minute, nothing needed
 subagent-fleet init --node mini=192.168.1.50     # ask the machines what they have, write fleet.yaml
 subagent-fleet validate --strict                 # is the file right?
 subagent-fleet generate                          # agents, environment, LiteLLM's config

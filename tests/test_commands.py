@@ -454,8 +454,10 @@ def test_clean_asks_a_person(generated):
     before = tree(generated)
     status, shown = on_terminal(["clean"], generated, b"n\n")
     assert status == 0 and "Remove 4 files? [y/N]" in shown and tree(generated) == before
+    assert "Would remove:" in shown and shown.endswith("Nothing was removed.\n")
     assert shown.index(PLANNER) < shown.index("[y/N]")
-    assert on_terminal(["clean"], generated, b"y\n")[0] == 0
+    status, shown = on_terminal(["clean"], generated, b"y\n")
+    assert status == 0 and "Would remove:" in shown and "Nothing" not in shown
     assert set(tree(generated)) == {"fleet.yaml"}
 
 
@@ -1020,6 +1022,13 @@ def test_logs_without_any_say_who_keeps_them(fleet, quick):
     assert done.returncode == 0 and done.stderr == (
         "No such request in x/.subagent-fleet/requests.jsonl; `subagent-fleet up --out x` and "
         "`subagent-fleet serve --out x` keep them there.\n")
+
+
+def test_logs_without_a_failure_say_so(fleet, quick):
+    write_receipts(fleet, ONE, ONE)
+    done = quick("logs", "--failed")
+    assert done.returncode == 0 and done.stderr == \
+        "None of 2 requests in ./.subagent-fleet/requests.jsonl failed.\n"
 
 
 @pytest.mark.parametrize("words", [("-n", "0"), ("-n", "x"), ("-n", "10000")])

@@ -414,6 +414,7 @@ def test_every_example_is_valid_and_strict(tmp_path, quick, name):
 def test_examples_are_listed_and_a_wrong_name_is_corrected(quick, tmp_path):
     listed = quick("init", "--example", "list").stdout
     assert [line.split()[0] for line in listed.splitlines()] == list(sf.EXAMPLES)
+    assert quick("init", "--example").stdout == listed
     assert set(sf.EXAMPLES) == {"laptop", "two-macs", "three-machines", "gpu-box", "hybrid",
                                 "llama-cpp", "litellm-team"}
     wrong = quick("init", "--example", "two-mac")
@@ -430,7 +431,9 @@ def test_init_hybrid_writes_the_login_beside_the_machines(quick, tmp_path, fake_
     made = quick("init", "--hybrid", "--output", output, env=env)
     assert made.returncode == 0, made
     main, = [line for line in made.stdout.splitlines() if line.startswith("main session")]
-    assert re.split("  +", main) == ["main session", "claude-opus-5-5", "anthropic", "your own Claude login"]
+    assert re.split("  +", main) == [
+        "main session", "claude-opus-5-5", "anthropic",
+        "your Claude login; its prompts leave the house"]
     assert "main session" not in (tmp_path / output).read_text()  # of no machine's model
     fleet = sf.load_fleet(str(tmp_path / output))
     cloud = fleet.nodes["anthropic"]
@@ -445,3 +448,9 @@ def test_init_hybrid_writes_the_login_beside_the_machines(quick, tmp_path, fake_
     assert quick("generate", env=env).returncode == 0
     said = quick("env", env=env)  # what `init` wrote here is accepted
     assert said.returncode == 0 and "ANTHROPIC_CUSTOM_HEADERS" in said.stdout
+
+
+def test_a_cloud_that_is_not_reached_is_no_machine_to_name():
+    for reason in ("dns", "unreachable", "timeout"):
+        state = sf.NodeState("anthropic", sf.CLAUDE_ENDPOINT, reason, provider="anthropic")
+        assert state.mend == "check this machine's connection to the internet"

@@ -98,6 +98,9 @@ def test_agents_and_models_must_be_the_fleets():
     _, problems = read(text, FLEET)
     assert [problem.slug for problem in problems] == ["unknown-agent", "unknown-model"]
     assert problems[0].fix == "did you mean `implementer`?"
+    text = "defaults: {agent: nobody}\ntasks:\n  a: {prompt: x}\n  b: {prompt: x}\n"
+    _, problems = read(text, FLEET)
+    assert [problem.where for problem in problems] == ["tasks.yaml:1:19"]  # once
     plan_of("tasks:\n  a: {prompt: x, agent: whoever, coder: [codex, exec]}\n", FLEET)
 
 

@@ -627,6 +627,12 @@ def test_bench_table_in_a_pipe_is_plain():
     assert "printed the call as text" in text
 
 
+def test_bench_of_machines_that_are_off_shows_no_empty_table():
+    off = sf.Measurement(MEASURED.node, MEASURED.endpoint, MEASURED.model, failure="refused")
+    text = sf.tell_measurements([off], sf.Options(), sf.PLAIN)
+    assert text.startswith("Nothing was measured:\n") and "refused" in text and "tok/s" not in text
+
+
 def test_progress_says_what_is_asked_and_how_long_it_takes():
     subject = sf.Subject(sf.Model("m", "mini", "coder:30b", "x"), seed="s")
     course = sf.Course(sf.Node("mini", "http://mini:1"), subject, sf.TRIALS)
