@@ -14352,6 +14352,10 @@ class World:
         found = getattr(sys, stream)
         return found is not None and not found.closed and found.isatty()
 
+    def redraws(self) -> bool:
+        """Tell whether stderr is a terminal on which a line can be drawn again."""
+        return self.is_terminal("stderr") and self.environ.get("TERM") != "dumb"
+
     @property
     def columns(self) -> int:
         """Width of the terminal, or of the one that most have where it does not say."""
@@ -24829,7 +24833,7 @@ def look_around(options: Options, world: World, command: str, nodes: Mapping[str
     if options.scan:
         networks = [parse_network(options.scan, command)]
 
-    is_live = world.is_terminal("stderr")
+    is_live = world.redraws()
 
     def watch(text: str) -> None:
         if is_live:  # one column short: a line that reaches the last one leaves a second behind
@@ -26515,7 +26519,7 @@ def cmd_wake(options: Options, world: World) -> int:
 def wake_all(world: World, nodes: Sequence[Node], seconds: float, via: Sequence[tuple[str, int]],
              say: Callable[[Waking], None]) -> list[Waking]:
     """Wake nodes, say of each how it ended, and on a terminal for whom is waited how long."""
-    clear = "\r\x1b[K" if world.is_terminal("stderr") else ""
+    clear = "\r\x1b[K" if world.redraws() else ""
     began = world.clock()
     wakings: list[Waking] = []
     try:
@@ -26611,7 +26615,7 @@ def warm_fleet(fleet: Fleet, options: Options, world: World, *, say: Callable[[s
         heading = "Warming models:"
     say(paint(heading, "bold", look_of(world)) + "\n")
 
-    is_live = world.is_terminal("stderr")
+    is_live = world.redraws()
     clear = "\r\x1b[K" if is_live else ""
     how = WarmUp(options.timeout or None, busy_seconds, pull=options.pull, unload=options.unload)
     by_node = {name: list(group.values()) for name, group in groups.items()}
@@ -26831,7 +26835,7 @@ class Bench:
     def run(self) -> None:
         """Run all; however it ends, what was measured is kept."""
         world = self._world
-        is_live = world.is_terminal("stderr")
+        is_live = world.redraws()
         clear = "\r\x1b[K" if is_live else ""
         try:
             for _ in run_together(world, self._plan_jobs()):

@@ -384,6 +384,13 @@ def test_warmup_shows_context_and_share_of_the_gpu(fleet, command):
     assert "ok  (context 8192, on CPU, " in done.stdout
 
 
+@pytest.mark.parametrize("term, draws", [("xterm", True), ("dumb", False)])
+def test_warmup_draws_over_its_progress_where_that_can_be(fleet, quick, monkeypatch, term, draws):
+    monkeypatch.setattr(sf.World, "is_terminal", lambda self, stream="stdout": stream == "stderr")
+    talk = quick("warmup", env={"TERM": term}).stderr
+    assert ("\x1b[K" in talk) == draws and (talk == "") == (not draws)
+
+
 def test_warmup_chosen_models_only(fleet, command):
     m4, m5 = fleet
     assert command("warmup", "--agent", "planner").returncode == 0

@@ -119,6 +119,7 @@ def test_on_a_terminal_it_says_for_whom_it_waits(sleeper, quick, tmp_path, monke
     write_fleet(tmp_path, machine.port)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sf.World, "is_terminal", lambda self, stream="stdout": stream == "stderr")
+    monkeypatch.setenv("TERM", "xterm")
     assert sf.main(["wake", "--via", machine.via, "--timeout", "1.6"]) == 1
     talk = capsys.readouterr().err
     assert "\r\x1b[K  Waiting for mini: 1 s" in talk and talk.endswith("\r\x1b[K")
