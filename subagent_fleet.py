@@ -3924,6 +3924,9 @@ def plan_next_step(fleet: Fleet, states: Mapping[str, NodeState],
         if NODE_KINDS[node.provider].can_pull:
             pull += ", or from here `subagent-fleet warmup --pull`"
         pull += "."
+        refill = plan_refill(fleet, node.models)
+        if refill:
+            return f"Next: {refill} writes in what {node.name} has, or {pull}"
         correction = plan_correction(model, node)
         if correction:
             return f"Next: {correction}, which {node.name} has, or {pull}"
@@ -5434,6 +5437,44 @@ def _placeholder_models(nodes: Sequence[str]) -> dict[str, dict[str, Any]]:
     return models
 
 
+_SIGNATURE = "# As `init` wrote it: "
+
+
+def sign_starter(text: str) -> str:
+    """Return a fleet file with a last line that tells whether it was changed since."""
+    body = text.partition(_SIGNATURE)[0]
+    return f"{body}{_SIGNATURE}{digest(body.encode('utf-8'))[:16]}\n"
+
+
+def is_as_written(text: str) -> bool:
+    """Tell whether a fleet file is as `init` or `recommend` wrote it."""
+    text = text.replace("\r\n", "\n")
+    return _SIGNATURE in text and sign_starter(text) == text
+
+
+PLACEHOLDERS_MARK = "# Placeholders: write in what `ollama list` shows.\n"
+
+
+def plan_refill(fleet: Fleet, models: Iterable[NodeModel]) -> str:
+    """Return what writes these models in place of placeholders that nobody has touched."""
+    document = fleet.document
+    is_untouched = PLACEHOLDERS_MARK in document.text and is_as_written(document.text)
+    has_name = re.fullmatch(r"[\w./][\w./-]*", document.source)
+    if not is_untouched or not has_name or not any(map(can_chat, models)):
+        return ""
+
+    words = ["subagent-fleet init"]
+    if document.source != CONFIG_NAMES[0]:
+        words.append(f"--output {document.source}")
+    words.append("--force")
+    for node in fleet.nodes.values():
+        if node.auth == "client":
+            words.append("--hybrid")
+        elif node.name != "local":
+            words.append(f"--node {node.name}={node.endpoint}")
+    return f"`{' '.join(words)}`"
+
+
 # -- what `recommend` proposes --
 
 @dataclass(frozen=True)
@@ -6479,6 +6520,9 @@ def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Fi
         if near:  # a pull takes an hour, a typing mistake a second
             what += f", which has {near.name}"
             fix = f"{plan_correction(model, state)}, or: {fix}"
+        refill = plan_refill(fleet, state.models)
+        if refill:
+            fix = f"{refill} writes in what {model.node} has"
         yield Finding("model-missing", "error", what, where, fix=fix)
     elif held.remote:
         yield Finding("cloud-stub", "error", f"models.{model.name}: {model.ollama_model} is "
@@ -7723,23 +7767,8 @@ def render_starter(tree: Mapping[str, Any], has_models: bool,
         blocks["claude"] = "\n".join([f"  claude:  # {why}", *lines])
     blocks["mark"] = ""
     if not has_models:
-        blocks["mark"] = "# Placeholders: write in what `ollama list` shows.\n"
+        blocks["mark"] = PLACEHOLDERS_MARK
     return string.Template(_STARTER).substitute(blocks)
-
-
-_SIGNATURE = "# As `init` wrote it: "
-
-
-def sign_starter(text: str) -> str:
-    """Return a fleet file with a last line that tells whether it was changed since."""
-    body = text.partition(_SIGNATURE)[0]
-    return f"{body}{_SIGNATURE}{digest(body.encode('utf-8'))[:16]}\n"
-
-
-def is_as_written(text: str) -> bool:
-    """Tell whether a fleet file is as `init` or `recommend` wrote it."""
-    text = text.replace("\r\n", "\n")
-    return _SIGNATURE in text and sign_starter(text) == text
 
 
 def _starter_block(kind: str, sections: dict[str, dict[str, object]],
@@ -15676,6 +15705,7 @@ class WarmUp:
     busy_seconds: float = float("inf")  # how long others may keep a machine from loading
     pull: bool = False
     unload: bool = False
+    fleet: Fleet | None = None  # whose models they are
 
 
 def warm_nodes(world: World, groups: Mapping[str, Sequence[Warmth]],
@@ -15743,13 +15773,13 @@ def _load(warmth: Warmth, world: World, how: WarmUp) -> None:
             warmth.detail = "not there"
             return
         if not how.pull:
-            fix = _pull_fix(warmth, world)
+            fix = _pull_fix(warmth, world, how)
             raise NodeFailure(failure.reason, failure.detail, fix=fix) from None
         _pull(warmth, world)
         _ask_to_load(warmth, world, how)
 
 
-def _pull_fix(warmth: Warmth, world: World) -> str:
+def _pull_fix(warmth: Warmth, world: World, how: WarmUp) -> str:
     """Return what mends that a model is not there: a name that is, else a download."""
     node = warmth.node
     pull = f"{obtain_model(node.provider, warmth.model.ollama_model)} on {node.name}"
@@ -15760,6 +15790,9 @@ def _pull_fix(warmth: Warmth, world: World) -> str:
         models = ask_node(world, node, backend_of(node).list_models(), deadline=until)
     except NodeFailure:
         return pull
+    refill = plan_refill(how.fleet, models) if how.fleet else ""
+    if refill:
+        return f"{refill} writes in what {node.name} has; or {pull}"
     state = NodeState(node.name, node.endpoint, models=tuple(models), provider=node.provider)
     correction = plan_correction(warmth.model, state)
     if find_models(models, warmth.model.ollama_model):  # listed, and yet not found
@@ -26617,7 +26650,8 @@ def warm_fleet(fleet: Fleet, options: Options, world: World, *, say: Callable[[s
 
     is_live = world.redraws()
     clear = "\r\x1b[K" if is_live else ""
-    how = WarmUp(options.timeout or None, busy_seconds, pull=options.pull, unload=options.unload)
+    how = WarmUp(options.timeout or None, busy_seconds, pull=options.pull, unload=options.unload,
+                 fleet=fleet)
     by_node = {name: list(group.values()) for name, group in groups.items()}
     progress = WarmupFile(open_workspace(options, world))
     news = WarmthNews(warmths)

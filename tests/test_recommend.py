@@ -236,3 +236,20 @@ def test_a_signature_is_of_all_above_it(text, is_ours):
     assert sf.is_as_written(signed.replace("\n", "\r\n")) is is_ours
     assert not sf.is_as_written("b: 2\n" + signed) and not sf.is_as_written(signed + "c: 3\n")
     assert sf.sign_starter(signed) == signed
+
+
+def test_placeholders_that_nobody_touched_are_written_anew(quick, tmp_path, fake_node):
+    here, other = fake_node({"qwen3:8b": {}}), fake_node({"qwen3:8b": {}})
+    env = {"HOME": str(tmp_path), "OLLAMA_HOST": f"127.0.0.1:{here.port}"}
+    far = f"other=http://127.0.0.1:{other.port}"
+    quick("init", "--offline", "--node", far, env=env)
+    fix = f"subagent-fleet init --force --node {far}"
+    assert f"fix: `{fix}` writes in what other has; or " in quick("warmup", env=env).stdout
+    assert f"Next: `{fix}` writes in what other has, or " in quick("status", env=env).stdout
+    assert f"fix: `{fix}` writes in what other has" in quick("doctor", env=env).stdout
+
+    text = (tmp_path / "fleet.yaml").read_text(encoding="utf-8")
+    (tmp_path / "fleet.yaml").write_text(text + "# mine\n", encoding="utf-8")
+    assert "init --force" not in quick("warmup", env=env).stdout  # it would be lost
+    assert quick(*fix.split()[1:], env=env).returncode == 0
+    assert quick("warmup", env=env).returncode == 0
