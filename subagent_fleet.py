@@ -30045,7 +30045,8 @@ It says whether Ollama runs and can be reached, what to type to open it on this 
 what to put under the `nodes:` and `models:` of the `fleet.yaml` on the machine you sit at;
 `subagent-fleet add mini=192.168.1.50`, typed there, does that (also for a machine that stands
 there without models). A model gets work when an agent names it, a `fallback` does, or it has the
-alias of one that is used. Or there, have a new `fleet.yaml` written by asking all of them at
+alias of one that is used: `subagent-fleet recommend --write` sees to that, where nobody but this
+program has written the file. Or there, have a new `fleet.yaml` written by asking all of them at
 once:
 
 ```sh
