@@ -59,6 +59,7 @@ def test_demo_shows_everything_and_leaves_nothing(places):
                  "fallback: ", "20 yes.", "nothing left the house", "Served:"):
         assert said in out, said
     assert left_in(places) == []
+    assert re.search(r"`(python3 )?\S*subagent_fleet\.py up` does this with your own", out)
 
 
 def test_every_line_that_names_a_simulated_machine_says_so(places):
