@@ -4193,6 +4193,8 @@ def _cache_variables(*, has_login: bool) -> Iterator[Variable]:
                    "a prompt's beginning stays the same" if has_login else "the same")
     yield Variable("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1",
                    "no calls but to the gateway")
+    # With a person at it, Claude Code 2.1.327 fetches a list of plugins all the same.
+    yield Variable("CLAUDE_CODE_DISABLE_OFFICIAL_MARKETPLACE_AUTOINSTALL", "1", "the same")
 
 
 def _patience_variables(fleet: Fleet) -> Iterator[Variable]:
