@@ -239,7 +239,7 @@ def test_parallel_subagents_on_one_slot_wait_in_order_and_are_pinged(warm, tmp_p
         text = turn.content.decode()
         assert text.index("event: message_start") < text.index("event: ping") \
             < text.index("event: content_block_start")
-        assert 9.5 <= turn.first_byte - turn.at <= 15
+        assert 9.5 <= turn.first_byte - turn.at <= 25  # ten seconds, on a busy machine
     chats = sorted(warm.chats(marks)["mini"], key=lambda chat: chat.at)
     assert len(chats) == len(turns)
     for earlier, later in zip(chats, chats[1:]):
@@ -414,7 +414,8 @@ def test_a_client_that_leaves_the_line_is_never_asked_for(warm):
 @pytest.mark.parametrize("which", sorted(install.CLAUDES))
 def test_a_prompt_too_long_is_named_by_claude_code(warm, tmp_path, which):
     before = warm.recorder.mark()
-    found = warm.launch(which, tmp_path, "-p", "hi", "--model", "claude-tight-local")
+    words = "hi " * 4000  # what a lean start asks would fit
+    found = warm.launch(which, tmp_path, "-p", words, "--model", "claude-tight-local")
     turns = warm.recorder.since(before, "/v1/messages")
     refusals = [json.loads(turn.content) for turn in turns if turn.status == 400]
     assert refusals and all(each["error"]["type"] == "invalid_request_error" for each in refusals)
