@@ -7,7 +7,7 @@ import subagent_fleet as sf
 class Placed:
     """A document that can only say where a key stands."""
 
-    source, value = "fleet.yaml", None
+    source, value, text = "fleet.yaml", None, ""
 
     def locate(self, path, *, key=False):
         return "fleet.yaml:" + ".".join(map(str, path)), ""
