@@ -43,7 +43,8 @@ def main(words):
         kept = os.environ.get("SUBAGENT_FLEET_TEST_CACHE")
         command += ["-o", f"cache_dir={kept}"] if kept else ["-p", "no:cacheprovider"]
         if not live and not words and has_xdist(python):
-            command += ["-n", "auto"]  # all of it, on all processors
+            # One more than there are processors: most of these tests wait.
+            command += ["-n", str((os.cpu_count() or 1) + 1)]
     except (OSError, subprocess.CalledProcessError) as error:
         sys.exit(f"error: no pytest, and none could be installed ({error})\n"
                  "  fix: python3 -m pip install pytest")
