@@ -23,7 +23,7 @@ CALLS = ("chown chroot fchmod fchown fork forkpty getegid geteuid getgid getgrou
          "posix_spawn sched_getaffinity sendfile setegid seteuid setgid setpgid setsid setuid "
          "sysconf sync tcgetpgrp tcsetpgrp uname wait wait3 wait4 WNOHANG O_CLOEXEC O_DIRECTORY "
          "O_DSYNC O_NOCTTY O_NOFOLLOW O_NONBLOCK O_PATH O_SYNC").split()
-SIGNALS = ("SIGALRM SIGCHLD SIGCONT SIGHUP SIGKILL SIGPIPE SIGQUIT SIGSTOP SIGTSTP SIGTTIN SIGTTOU "
+SIGNALS = ("SIGALRM SIGCHLD SIGCONT SIGHUP SIGPIPE SIGQUIT SIGSTOP SIGTSTP SIGTTIN SIGTTOU "
            "SIGUSR1 SIGUSR2 SIGWINCH alarm pthread_kill pthread_sigmask setitimer siginterrupt").split()
 
 
@@ -61,7 +61,9 @@ def become_windows():
             delattr(select, name)
     for name in ("open", "stat", "mkdir", "readlink", "unlink", "rmdir", "replace", "rename", "link"):
         setattr(os, name, refuse_directories(getattr(os, name)))
-    shutil._use_fd_functions = False  # decided when it was imported
+    shutil._use_fd_functions = subprocess._USE_POSIX_SPAWN = False  # decided when imported
+    if hasattr(shutil, "_win_path_needs_curdir"):  # 3.12 and newer ask Windows itself
+        shutil._win_path_needs_curdir = lambda *_: False
     subprocess.Popen = refuse_posix(subprocess.Popen)
     os.name, sys.platform = "nt", "win32"
     for stream in (sys.stdout, sys.stderr):
