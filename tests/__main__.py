@@ -1,6 +1,9 @@
-"""Run the tests: `python3 tests` (no network but loopback), `python3 tests live` (real programs).
+"""Run the tests: `python3 tests` after each change, `python3 tests all`, `python3 tests live`.
 
-Takes pytest where it is; else makes itself a private environment with it, beside the user's caches.
+The first leaves out what is marked `slow`, `all` runs that, too (kills, soaks, whole processes),
+`live` asks the real programs. None but `live` uses any network but loopback. Further words go to
+pytest. Takes pytest where it is; else makes itself a private environment with it, beside the
+user's caches.
 """
 import os
 import pathlib
@@ -8,33 +11,37 @@ import subprocess
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
+TIERS = "all live".split()
 
 
 def python_with_pytest():
     """Return an interpreter that has pytest."""
-    if subprocess.call([sys.executable, "-c", "import pytest"], stderr=subprocess.DEVNULL) == 0:
+    if has_module(sys.executable, "pytest"):
         return sys.executable
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
     place = cache / "subagent-fleet-tests" / "py{}.{}".format(*sys.version_info)
     python = place / ("Scripts/python.exe" if os.name == "nt" else "bin/python3")
-    if subprocess.call([str(python), "-c", "import pytest"], stderr=subprocess.DEVNULL) \
-            if python.exists() else True:
+    if not (python.exists() and has_module(python, "pytest")):
         print(f"pytest is not here; making an environment with it in {place}", file=sys.stderr)
         subprocess.check_call([sys.executable, "-m", "venv", "--clear", str(place)])
         subprocess.check_call([str(python), "-m", "pip", "install", "-q", "pytest"])
     return str(python)
 
 
-def has_xdist(python):
-    """Tell whether tests can run in several processes."""
-    return subprocess.call([python, "-c", "import xdist"], stderr=subprocess.DEVNULL) == 0
+def has_module(python, name):
+    """Tell whether an interpreter can import a module."""
+    return subprocess.call([str(python), "-c", f"import {name}"], stderr=subprocess.DEVNULL) == 0
 
 
 def main(words):
     """Run pytest on one tier; further words go to pytest."""
-    live = words[:1] == ["live"]
-    where = [str(HERE / "live")] if live else [str(HERE), f"--ignore={HERE / 'live'}"]
-    words = words[1:] if live else words
+    tier = words[0] if words[:1] and words[0] in TIERS else "fast"
+    words = words if tier == "fast" else words[1:]
+    where = [str(HERE / "live")] if tier == "live" else [str(HERE), f"--ignore={HERE / 'live'}"]
+    if any((HERE.parent / word.partition("::")[0]).exists() for word in words if word):
+        where = []
+    if tier == "fast":
+        where += ["-m", "not slow"]
     environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
     try:
         python = python_with_pytest()
@@ -42,8 +49,8 @@ def main(words):
         # Where a run keeps what failed, for `--last-failed`; nothing is kept in the checkout.
         kept = os.environ.get("SUBAGENT_FLEET_TEST_CACHE")
         command += ["-o", f"cache_dir={kept}"] if kept else ["-p", "no:cacheprovider"]
-        if not live and not words and has_xdist(python):
-            # One more than there are processors: most of these tests wait.
+        if tier != "live" and not words and has_module(python, "xdist"):
+            # One more than there are processors: some of these tests wait.
             command += ["-n", str((os.cpu_count() or 1) + 1)]
     except (OSError, subprocess.CalledProcessError) as error:
         sys.exit(f"error: no pytest, and none could be installed ({error})\n"

@@ -1,12 +1,11 @@
 """Agent files, and why Claude Code does not run each one ("": it does).
 
-What is listed was seen with Claude Code 2.1.197 and 2.1.327; tests/live asks them again. An agent
-all of whose tools are unknown is listed and refused when it is called (2.1.327).
+What is listed was seen with Claude Code 2.1.197 and 2.1.327; tests/live asks them again.
 """
 HEAD = "---\nname: a\ndescription: d\n"
-CLOSED, NO_YAML = "its frontmatter is not closed", "its frontmatter is not YAML"
+CLOSED = "its frontmatter is not closed"
 BEFORE, NONE, UNSAID = "something stands before the first `---`", "it has no frontmatter", \
-    "its description is no text"
+    "it has no description"
 AGENTS = [
     (HEAD + "---\n", ""),
     (HEAD + "tools: Read, Grep\n---\nbody", ""),
@@ -50,23 +49,20 @@ AGENTS = [
     ("---\nName: a\nDescription: d\n---\n", "it has no name"),
     ("---\nname:\ndescription: d\n---\n", "it has no name"),
     ("---\nname: \"\"\ndescription: d\n---\n", "it has no name"),
-    ("---\nname: 42\ndescription: d\n---\n", "its name is `42`"),
-    ("---\nname: true\ndescription: d\n---\n", "its name is `true`"),
-    ("---\nname: -a\ndescription: d\n---\n", "its name is `-a`"),
-    ("---\nname: kit:a\ndescription: d\n---\n", "its name is `kit:a`"),  # 2.1.197 runs it
     ("---\nname: a\n---\n", UNSAID),
     ("---\nname: a\ndescription: \"\"\n---\n", UNSAID),
     ("---\nname: a\ndescription: # later\n---\n", UNSAID),
-    ("---\nname: a\ndescription: 5\n---\n", UNSAID),
     ("---\nname: a\ndescription: >\n---\n", UNSAID),
-    ("---\nname: a\ndescription: one\ntwo\n---\n", NO_YAML),
-    ("---\nname: a\ndescription: one\n  two: three\n---\n", NO_YAML),
-    ("---\nname: a\ndescription: - x\n---\n", NO_YAML),
-    ("---\nname: a\ndescription: \"open\n---\n", NO_YAML),
-    ("---\nname: 'a\ndescription: d\n---\n", NO_YAML),
-    ("---\n\tname: a\n---\n", NO_YAML),
-    (HEAD + "tools: read, grep\n---\n", "none of its tools is known here (read, grep)"),
-    (HEAD + "tools: MultiEdit\n---\n", "none of its tools is known here (MultiEdit)"),
-    (HEAD + "tools: [NoSuchTool]\n---\n", "none of its tools is known here (NoSuchTool)"),
-    (HEAD + "tools:\n  - LS\n---\n", "none of its tools is known here (LS)"),
+    (HEAD + "version: 2024-01-01\nenabled: yes\ncolor: on\nrank: 1_0\n---\n", ""),
+    (HEAD + "when:\n  on: off\n---\n", ""),
+]
+# What Claude Code leaves out, too (2.1.327), and is not ours to judge: another version may not.
+UNJUDGED = [
+    "---\nname: 42\ndescription: d\n---\n", "---\nname: true\ndescription: d\n---\n",
+    "---\nname: -a\ndescription: d\n---\n", "---\nname: kit:a\ndescription: d\n---\n",
+    "---\nname: a\ndescription: 5\n---\n", "---\nname: a\ndescription: one\ntwo\n---\n",
+    "---\nname: a\ndescription: one\n  two: three\n---\n", "---\nname: a\ndescription: - x\n---\n",
+    "---\nname: a\ndescription: \"open\n---\n", "---\nname: 'a\ndescription: d\n---\n",
+    HEAD + "tools: read, grep\n---\n", HEAD + "tools: MultiEdit\n---\n",
+    HEAD + "tools: [NoSuchTool]\n---\n", HEAD + "tools:\n  - LS\n---\n",
 ]

@@ -5,29 +5,44 @@ import sys
 
 import pytest
 
+import subagent_fleet as sf
 from fake_ollama import FakeNode
-from tools import accept_golden, clean_environment, golden_text, install, keys_near
+from tools import accept_golden, clean_environment, golden_text, install, keys_near, run_main
 
-pytest_plugins = ("gateway_rig", "workspace_cases", "task_rig")
+pytest_plugins = ("gateway_rig", "workspace_cases", "task_rig", "run_kit")
 sys.dont_write_bytecode = True
 # A shell's background job ignores Ctrl-C, and so would every program that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def checked(done, cwd):
+    """The result as text, in which no traceback stands and no key."""
+    done.stdout = done.stdout.decode("utf-8", "surrogateescape")
+    done.stderr = done.stderr.decode("utf-8", "surrogateescape")
+    assert "Traceback" not in done.stderr, done.stderr
+    if "env" not in done.args:  # the one command that is asked for the key
+        assert [key for key in keys_near(cwd) if key in done.stdout + done.stderr] == []
+    return done
+
+
 @pytest.fixture
 def run_cli(tmp_path):
-    """Run the file as a user does, installed; gives stdout, stderr (text) and returncode."""
-    def run(*words, cwd=tmp_path, env=None, input=None, python=(), timeout=30):
-        command = [sys.executable, "-I", "-S", "-W", "error", *python, str(install(tmp_path)),
+    """Run a command in this process; gives stdout, stderr (text) and returncode."""
+    def run(*words, cwd=tmp_path, **more):
+        return checked(run_main(words, cwd=cwd, **more), cwd)
+    return run
+
+
+@pytest.fixture
+def run_process(tmp_path):
+    """Run the file as a user does, installed, where a process is the point: it costs 140 ms."""
+    def run(*words, cwd=tmp_path, env=None, input=None, timeout=30):
+        command = [sys.executable, "-I", "-S", "-W", "error", str(install(tmp_path)),
                    *map(str, words)]
         done = subprocess.run(command, cwd=str(cwd), env=clean_environment(**(env or {})),
-                              input=input, capture_output=True, timeout=timeout)
-        done.stdout = done.stdout.decode("utf-8", "surrogateescape")
-        done.stderr = done.stderr.decode("utf-8", "surrogateescape")
-        assert "Traceback" not in done.stderr, done.stderr
-        if "env" not in words:  # the one command that is asked for the key
-            assert [key for key in keys_near(cwd) if key in done.stdout + done.stderr] == []
-        return done
+                              input=input, stdin=subprocess.DEVNULL if input is None else None,
+                              capture_output=True, timeout=timeout)
+        return checked(done, cwd)
     return run
 
 
@@ -42,6 +57,19 @@ def fake_node():
     yield start
     for node in started:
         node.close()
+
+
+@pytest.fixture
+def in_lan(monkeypatch):
+    """The address in the LAN of the machine on which `worker` is typed.
+
+    It is a second one of loopback: what listens everywhere answers there, and no test asks
+    anybody's network.
+    """
+    own, kind_of = "127.0.0.9", sf.address_kind
+    monkeypatch.setattr(sf, "address_kind", lambda host: "LAN" if host == own else kind_of(host))
+    monkeypatch.setattr(sf.World, "own_names", lambda world: ("vm.local", (own,)))
+    return own
 
 
 @pytest.fixture

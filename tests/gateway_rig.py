@@ -33,11 +33,16 @@ def fleet_of(*models, nodes=("a", "b")):
 class Node:
     """A node that plays a function on each connection, after it has read the request.
 
-    `here` holds the target and the request of the connection that the asking thread plays on.
+    `here` holds the target and the request of the connection that the asking thread plays on. Its
+    version page it has whatever happens, unless `page` plays that, too.
     """
 
-    def __init__(self, play):
+    keeps = False  # its connections, where a play leaves them open
+
+    def __init__(self, play, *, plays_all=False):
         self.play, self.requests, self.gone = play, [], threading.Event()
+        self.page = play if plays_all else None
+        self.connections = 0
         self.here = threading.local()
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=300)
         self.port = self.listener.getsockname()[1]
@@ -51,17 +56,30 @@ class Node:
                 threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection):
+        self.connections += 1
         with contextlib.suppress(OSError), connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             stream = connection.makefile("rb")
-            size = 0
-            self.here.target = stream.readline().split(b" ")[1].decode()
-            for line in iter(stream.readline, b"\r\n"):
-                if line.lower().startswith(b"content-length:"):
-                    size = int(line.split(b":")[1])
-            self.here.request = json.loads(stream.read(size) or b"null")
+            while self._answer(connection, stream) and self.keeps:
+                pass
+
+    def _answer(self, connection, stream):
+        """Play for one request; say whether another may come."""
+        size = 0
+        first = stream.readline()
+        if b" " not in first:  # the end, or a byte ahead of it
+            return False
+        self.here.target = first.split(b" ")[1].decode()
+        for line in iter(stream.readline, b"\r\n"):
+            if line.lower().startswith(b"content-length:"):
+                size = int(line.split(b":")[1])
+        self.here.request = json.loads(stream.read(size) or b"null")
+        if size or self.page is self.play:
             self.requests.append(self.here.request)
             self.play(self, connection)
+        else:
+            (self.page or sends(PAGE))(self, connection)
+        return size and not connection._closed
 
     def close(self):
         with contextlib.suppress(OSError):  # closing alone does not wake who accepts
@@ -69,6 +87,8 @@ class Node:
         self.listener.close()
 
 
+PAGE = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 21\r\n\r\n" \
+       b'{"version":"0.32.15"}'
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nConnection: close\r\n\r\n"
 DONE = b'{"message":{"content":""},"done":true,"done_reason":"stop","prompt_eval_count":12,' \
        b'"eval_count":3}\n'
@@ -77,6 +97,12 @@ DONE = b'{"message":{"content":""},"done":true,"done_reason":"stop","prompt_eval
 def line(words):
     return json.dumps({"message": {"role": "assistant", "content": words}, "done": False}
                       ).encode() + b"\n"
+
+
+def chunked(*pieces, last=b"0\r\n\r\n"):
+    """An answer in chunks, after which the connection may stay."""
+    return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"".join(
+        b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + last
 
 
 def says(*pieces, pause=0.0):
@@ -121,7 +147,7 @@ class Rig:
         self.world.err = self.said.append
         self.receipts_path = tmp_path / "requests.jsonl"
         self.server = sf.Server(fleet, KEY, self.world, receipts=str(self.receipts_path))
-        self.server.hub.subscribe(sf.LogLines(self.world, fleet).take)
+        self.server.listen(sf.LogLines(self.world, fleet).take)
         listener = self.world.listen("127.0.0.1", 0)
         self.port = listener.port
         self.thread = threading.Thread(target=self.server.run, args=(listener,), daemon=True)

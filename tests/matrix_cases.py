@@ -106,16 +106,38 @@ def chat_lines(steps):
 
 
 WIRES = {"ollama": ollama_lines, "messages": messages_lines, "chat": chat_lines}
-BACKENDS = {"ollama": "ollama", "llamacpp": "messages", "lmstudio": "messages", "vllm": "messages",
+BACKENDS = {"ollama": "ollama", "llamacpp": "chat", "lmstudio": "chat", "vllm": "chat",
             "openai": "chat", "anthropic": "messages"}
 
 
-def stream_of(provider, steps):
-    """The bytes of a node's whole answer."""
+def stream_of(provider, steps, dialect="messages"):
+    """The bytes of a node's whole answer; a cloud is asked Messages only for who speaks them."""
     kind = "application/x-ndjson" if provider == "ollama" else "text/event-stream"
     head = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nConnection: close\r\n\r\n"
-    lines = WIRES[BACKENDS[provider]](steps)
+    wire = BACKENDS[provider]
+    if wire == "messages" and dialect != "messages":
+        wire = "chat"
+    lines = WIRES[wire](steps)
     return head.encode() + "".join(f"{line}\n" for line in lines).encode()
+
+
+def message_of(steps):
+    """The bytes of a cloud's answer that is no stream."""
+    blocks, last = [], {}
+    for kind, *step in steps:
+        if kind in ("thinking", "text"):
+            if not blocks or blocks[-1]["type"] != kind:
+                blocks.append({"type": kind, kind: ""})
+            blocks[-1][kind] += step[0]
+        elif kind == "call":
+            blocks.append({"type": "tool_use", "id": f"toolu_{len(blocks)}", "name": step[0],
+                           "input": step[1]})
+        else:
+            last = {"stop_reason": step[0] if kind == "end" else "stop_sequence",
+                    "stop_sequence": None if kind == "end" else step[0],
+                    "usage": {"input_tokens": step[1], "output_tokens": step[2]}}
+    body = json.dumps({"type": "message", "role": "assistant", "content": blocks, **last}).encode()
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
 
 
 def refusal_of(provider, status, words):
@@ -191,11 +213,12 @@ class MessagesClient:
                 delta = event["delta"]
                 key = delta["type"].partition("_")[0]
                 if key == "input":
-                    blocks[-1]["input"] = json.loads(delta["partial_json"])
-                else:
-                    blocks[-1][key] = blocks[-1].get(key, "") + delta[key]
+                    key, delta = "json", {"json": delta["partial_json"]}
+                blocks[-1][key] = blocks[-1].get(key, "") + delta[key]
+            elif event["type"] == "message_start":
+                usage = event["message"]["usage"]
             elif event["type"] == "message_delta":
-                reason, usage = event["delta"]["stop_reason"], event["usage"]
+                reason, usage = event["delta"]["stop_reason"], {**usage, **event["usage"]}
             elif event["type"] == "error":
                 error = event["error"]["message"]
             pings += event["type"] == "ping"
@@ -205,8 +228,8 @@ class MessagesClient:
     def told(self, blocks, reason, usage):
         text = "".join(block.get("text", "") for block in blocks)
         thinking = "".join(block.get("thinking", "") for block in blocks)
-        calls = [(block["name"], block["input"], block["id"]) for block in blocks
-                 if block["type"] == "tool_use"]
+        calls = [(block["name"], json.loads(block["json"]) if "json" in block else block["input"],
+                  block["id"]) for block in blocks if block["type"] == "tool_use"]
         tokens = (usage.get("input_tokens"), usage.get("output_tokens"))
         return Answer(200, text, thinking, calls, reason, tokens, "", 0)
 

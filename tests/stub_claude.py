@@ -76,6 +76,8 @@ def act(step, rest):
     elif step == "edit":
         answer = request("Write", {"file_path": os.path.abspath(rest), "content": "x"})
         write("denied.txt", f"{answer['behavior']} {answer.get('message', '')}")
+    elif step == "use":  # a tool by its name, without doing anything
+        call(rest, {})
     elif step == "sleep":
         time.sleep(float(rest))
     elif step == "die":

@@ -16,35 +16,48 @@ from tools import EXAMPLE, ROOT, clean_environment
 STUB = ROOT / "tests" / "stub_claude.py"
 GIT = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a",
        "GIT_COMMITTER_EMAIL": "a@b", "GIT_CONFIG_NOSYSTEM": "1", "GIT_OPTIONAL_LOCKS": "0"}
-# A supervisor of its own, for tests that kill it: it dies before the nth line of its journal.
+# A supervisor of its own, for tests that kill it: it dies before or after the nth state it writes.
 DRIVER = """\
-import json, os, signal, sys
+import os, signal, sys, threading
 import subagent_fleet as sf
-from task_rig import backing
+from task_rig import Watched, backing
 count, mode = 0, sys.argv[2] if len(sys.argv) > 2 else ""
-add = sf.Journal.add
-def counted(self, line):
+write, lock = Watched.write_state, threading.Lock()
+def counted(self, state):
     global count
-    count += 1
-    if mode.startswith("before") and count == int(mode[6:]):
+    with lock:
+        count += 1
+        number = count
+    if mode == f"before{number}":
         os.kill(os.getpid(), signal.SIGKILL)
-    add(self, line)
-    if mode.startswith("after") and count == int(mode[5:]):
+    write(self, state)
+    if mode == f"after{number}":
         os.kill(os.getpid(), signal.SIGKILL)
-sf.Journal.add = counted
+Watched.write_state = counted
 world = sf.World()
-folder = sf.Folder(world, sf.find_repository(world, "."))
+folder = Watched(world, sf.find_repository(world, "."))
 folder.make()
-lock = world.hold(folder.place("lock"))
-if lock is None:
+hold = world.hold(folder.place("lock"))
+if hold is None:
     sys.exit(3)
-supervisor = sf.Supervisor(folder, lock, backing(int(sys.argv[1])))
+supervisor = sf.Supervisor(folder, hold, backing(int(sys.argv[1])))
 stops = []
 world.on_stop(stops.append)
-sf.supervise([supervisor], world, stops, keeps_going=False)
+while not stops and (supervisor.step() or supervisor.is_busy or supervisor.waits_for_time):
+    with supervisor.changed:
+        supervisor.changed.wait(0.05)
 supervisor.leave()
 print(count)
 """
+
+
+class Watched(sf.Folder):
+    """A folder that keeps which states its tasks went through."""
+
+    def write_state(self, state):
+        super().write_state(state)
+        with open(f"{self.path}/history", "a", encoding="utf-8") as stream:
+            stream.write(f"{state.name} {state.state}\n")
 
 
 def backing(most=8, **more):
@@ -88,7 +101,7 @@ class Rig:
 
     @property
     def folder(self):
-        return sf.Folder(self.world, sf.find_repository(self.world, str(self.repo)))
+        return Watched(self.world, sf.find_repository(self.world, str(self.repo)))
 
     def add(self, name, prompt="", **more):
         """Put a task into the inbox, as `task add` does."""
@@ -96,13 +109,17 @@ class Rig:
         self.folder.ask(sf.order_of(task, self.folder))
 
     def ask(self, do, name, **more):
-        self.folder.ask({"do": do, "task": name, **more})
+        return self.folder.ask({"do": do, "task": name, **more})
 
     def begin(self, only=None, **more):
         """Become the supervisor."""
         folder = self.folder
         folder.make()
-        lock = self.world.hold(folder.place("lock"))
+        until = time.monotonic() + 2
+        lock = None
+        while not lock and time.monotonic() < until:
+            # A killed one's child that has not become its program yet holds it for a moment.
+            lock = self.world.hold(folder.place("lock")) or time.sleep(0.01)
         assert lock, "somebody supervises already"
         more.setdefault("tell", lambda *event: self.said.append(event))
         self.supervisor = sf.Supervisor(folder, lock, backing(**more), only)
@@ -119,11 +136,12 @@ class Rig:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             did = supervisor.step()
-            if until and until(supervisor.board.tasks):
-                return supervisor.board.tasks
-            if not until and not did and not supervisor.is_busy and not supervisor.next_at:
-                return supervisor.board.tasks
-            time.sleep(0.002)
+            if until and until(dict(supervisor.tasks)):
+                return supervisor.tasks
+            if not until and not did and not supervisor.is_busy and not supervisor.waits_for_time:
+                return supervisor.tasks
+            with supervisor.changed:
+                supervisor.changed.wait(0.02)
         raise AssertionError(f"not in {seconds} s: {self.states()}, {self.said[-8:]}")
 
     def drive(self, *words, most=8):
@@ -133,7 +151,7 @@ class Rig:
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def tasks(self):
-        return self.folder.read_journal().tasks
+        return self.folder.read_states()[0]
 
     def states(self):
         return {name: state.state for name, state in self.tasks().items()}
@@ -144,16 +162,21 @@ class Rig:
 
     def journal(self, name):
         """The states that a task went through."""
-        path = self.repo / ".git/subagent-fleet/run/journal.jsonl"
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        return [line["to"] for line in lines if line.get("task") == name and "to" in line]
+        path = self.repo / ".git/subagent-fleet/run/history"
+        states = []
+        for line in path.read_text().splitlines():
+            task, state = line.split()
+            if task == name and states[-1:] != [state]:
+                states.append(state)
+        return states
 
     def tree(self, name):
-        return self.repo / ".subagent-fleet/worktrees" / name
+        place = self.home / "state/subagent-fleet/worktrees"
+        return place / f"{self.repo.name}-{self.folder.run[:8]}" / name
 
     def processes(self):
         """The processes that carry a mark of this repository's run."""
-        run = self.folder.read_journal().run
+        run = self.folder.run
         found = []
         for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
             try:

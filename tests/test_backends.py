@@ -45,7 +45,7 @@ class Server:
 
     def __init__(self, pages, head=PLAIN, missing=NOT_FOUND):
         self.pages, self.head, self.missing, self.asked = pages, head, missing, []
-        self.node = Node(self.play)
+        self.node = Node(self.play, plays_all=True)
         self.endpoint = self.node.endpoint
 
     def play(self, node, connection):
@@ -281,7 +281,7 @@ def test_a_server_that_loads_its_model_is_waited_for():
     b'{"data":[{"id":"m","meta":5,"status":[],"architecture":7}]}'])
 def test_an_answer_that_is_none_is_the_nodes_fault(provider, answer):
     head = b"HTTP/1.1 200 OK\r\nServer: llama.cpp\r\nContent-Length: %d\r\n\r\n" % len(answer)
-    node = Node(lambda node, connection: connection.sendall(head + answer))
+    node = Node(lambda node, connection: connection.sendall(head + answer), plays_all=True)
     state = probe(node.endpoint, provider)
     assert not state.reason or state.reason in (f"not {provider}", "bad answer"), state
     node.close()
@@ -367,7 +367,7 @@ LOCAL = ("llamacpp", "lmstudio", "vllm")
 
 
 @pytest.mark.parametrize("provider", LOCAL)
-def test_a_messages_node_gets_the_request_nearly_as_it_came(provider):
+def test_a_local_server_is_asked_for_all_that_a_messages_client_wants(provider):
     talk = talk_of(max_tokens=64000, temperature=0.5, metadata={"user_id": "u"}, top_k=5,
                    stop_sequences=["S"], thinking={"type": "adaptive"},
                    system=[{"type": "text", "text": "x-anthropic-billing-header: cc=1;"},
@@ -381,20 +381,79 @@ def test_a_messages_node_gets_the_request_nearly_as_it_came(provider):
     told = sent.pop("chat_template_kwargs", {})
     assert told == ({} if provider == "lmstudio" else {"enable_thinking": False})
     assert sent == {
-        "model": "worker", "stream": True, "max_tokens": 8192, "temperature": 0.5, "top_k": 5,
-        "metadata": {"user_id": "u"}, "stop_sequences": ["S"], "system": "Be kind.",
-        "messages": [{"role": "user", "content": [{"type": "text", "text":
-                      "<system-reminder>\nthe environment\n</system-reminder>\n\nhi"}]}],
-        "tools": [{"name": "Bash", "description": "d",
-                   "input_schema": {"properties": {}, "type": "object"}}],
-        "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+        "model": "worker", "stream": True, "stream_options": {"include_usage": True},
+        "max_tokens": 8192, "temperature": 0.5, "top_k": 5,
+        "messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content":
+                     "<system-reminder>\nthe environment\n</system-reminder>\n\nhi"}],
+        "tools": [{"type": "function", "function": {
+            "name": "Bash", "description": "d", "parameters": {"properties": {}, "type": "object"}}}],
+        "tool_choice": "required", "parallel_tool_calls": False}
 
 
-def test_thinking_is_asked_for_where_the_model_may_think():
-    talk = talk_of(thinking={"type": "adaptive"})
-    sent = sf.BACKENDS["llamacpp"].chat(talk, replace(MODEL, thinking=True)).payload
-    assert sent["thinking"] == {"type": "adaptive"}
-    assert sent["chat_template_kwargs"] == {"enable_thinking": True}
+@pytest.mark.parametrize("provider", LOCAL)
+@pytest.mark.parametrize("thinking", [True, False])
+def test_thinking_is_asked_for_where_the_model_may_think(provider, thinking):
+    talk = talk_of(thinking={"type": "adaptive"}, messages=[
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"},
+                                          {"type": "text", "text": "yes"}]},
+        {"role": "user", "content": "and?"}])
+    sent = sf.BACKENDS[provider].chat(talk, replace(MODEL, thinking=thinking)).payload
+    has_template = provider != "lmstudio"
+    assert sent.get("chat_template_kwargs") == ({"enable_thinking": thinking} if has_template else None)
+    assert sent["messages"][1].get("reasoning_content") == ("hm" if thinking and has_template else None)
+
+
+@pytest.mark.parametrize("provider", [*LOCAL, "openai"])
+def test_the_one_tool_that_must_be_called_is(provider):
+    talk = talk_of(tools=[{"name": name, "input_schema": {}} for name in ("Bash", "Read")],
+                   tool_choice={"type": "tool", "name": "Read"})
+    sent = sf.BACKENDS[provider].chat(talk, MODEL).payload
+    names = [tool["function"]["name"] for tool in sent["tools"]]
+    if provider in ("llamacpp", "lmstudio"):  # which take no name there
+        assert (sent["tool_choice"], names) == ("required", ["Read"])
+    else:
+        assert (sent["tool_choice"]["function"]["name"], names) == ("Read", ["Bash", "Read"])
+
+
+@pytest.mark.parametrize("provider", ["ollama", *LOCAL, "openai"])
+def test_the_format_of_an_answer_reaches_every_server(provider):
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+
+    def sent(form):
+        talk = sf.ChatCompletions().talk_of({
+            "model": "x", "messages": [{"role": "user", "content": "hi"}], "response_format": form})
+        return sf.BACKENDS[provider].chat(talk, MODEL).payload
+    whole = sent({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}})
+    free = sent({"type": "json_object"})
+    if provider == "ollama":
+        assert (whole["format"], free["format"]) == (schema, "json")
+    else:
+        assert whole["response_format"]["json_schema"]["schema"] == schema
+        assert free["response_format"] == {"type": "json_object"}
+
+
+def test_images_of_results_stand_behind_all_results():
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}}
+    calls = [{"type": "tool_use", "id": own_id, "name": "Read", "input": {}} for own_id in "ab"]
+    results = [{"type": "tool_result", "tool_use_id": own_id, "content": [image]} for own_id in "ab"]
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": calls},
+                {"role": "user", "content": results}, {"role": "assistant", "content": "two dots"},
+                {"role": "user", "content": "thanks"}]
+    sent = sf.BACKENDS["llamacpp"].chat(talk_of(messages=messages), MODEL).payload["messages"]
+    assert [message["role"] for message in sent] \
+        == ["user", "assistant", "tool", "tool", "user", "assistant", "user"]
+    assert [part["type"] for part in sent[4]["content"]] == ["image_url", "image_url"]
+
+
+def test_tools_that_were_asked_before_are_not_made_anew():
+    def tools_of(**words):
+        tools = [{"name": "Bash", "input_schema": {"properties": {"a": {"type": "string", **words}}}}]
+        return sf.BACKENDS["llamacpp"].chat(talk_of(tools=tools), MODEL).payload["tools"]
+    assert tools_of() is tools_of() and tools_of(description="d") != tools_of()
+    for number in range(20):
+        tools_of(description=str(number))
+    assert tools_of() == tools_of()
 
 
 def test_chat_completions_are_asked_in_their_own_shape():
@@ -426,8 +485,9 @@ def test_chat_completions_are_asked_in_their_own_shape():
 # -- fields that a server does not know --
 
 @pytest.mark.parametrize("provider, words, field", [
-    ("llamacpp", "context_management: Extra inputs are not permitted", "context_management"),
-    ("vllm", "1 validation error: {'type': 'extra_forbidden', 'loc': ('body', 'metadata')}", "metadata"),
+    ("llamacpp", "parallel_tool_calls: Extra inputs are not permitted", "parallel_tool_calls"),
+    ("vllm", "1 validation error: {'type': 'extra_forbidden', 'loc': ('body', 'stream_options')}",
+     "stream_options"),
     ("openai", "Unknown parameter: 'top_k'.", "top_k"),
     ("openai", "Unsupported parameter: 'max_tokens' is not supported with this model.", "max_tokens")])
 def test_a_field_that_is_refused_once_is_not_sent_again(tmp_path, provider, words, field):
@@ -437,12 +497,13 @@ def test_a_field_that_is_refused_once_is_not_sent_again(tmp_path, provider, word
             connection.sendall(b"HTTP/1.1 400 x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
         else:
             connection.sendall(stream_of(provider, [("text", "ok"), ("end", "end_turn", 1, 1)]))
-    node = Node(play)
+    node = Node(play, plays_all=True)
     fleet = fleet_of(("m", "n", "x", {}), nodes={"n": node.endpoint})
     fleet.nodes["n"] = replace(fleet.nodes["n"], provider=provider)
     served = Rig(fleet, tmp_path)
     for _ in range(2):
-        status, _, body = served.ask(top_k=5, metadata={"user_id": "u"}, context_management={"a": 1})
+        status, _, body = served.ask(top_k=5, tools=[{"name": "Bash"}], tool_choice={
+            "type": "auto", "disable_parallel_tool_use": True})
         assert status == 200, body
     assert [field in request for request in node.requests] == [True, False, False]
     assert served.receipts(2)[0]["tries"] == []
@@ -460,7 +521,7 @@ def test_a_refusal_that_names_no_field_to_leave_out_is_passed_on(tmp_path, words
     served = Rig(fleet, tmp_path)
     status, _, said = served.ask()
     assert status == 400 and words.encode() in said and len(node.requests) == 1
-    assert served.server.unknown_fields == {}
+    assert served.server.learned["m"].unknown == set()
     served.close()
     node.close()
 
@@ -474,33 +535,40 @@ def read_all(reader, lines):
     return deltas
 
 
-def test_blocks_of_llama_cpp_may_overlap():
-    """Recorded from b10488: thinking ends after the text has begun."""
-    events = [
-        {"type": "message_start", "message": {"usage": {"cache_read_input_tokens": 8,
-                                                        "input_tokens": 7, "output_tokens": 0}}},
-        {"type": "content_block_start", "index": 0, "content_block": {"type": "thinking", "thinking": ""}},
-        {"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "thinking": "hm"}},
-        {"type": "content_block_start", "index": 1, "content_block": {"type": "text", "text": ""}},
-        {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "P"}},
-        {"type": "content_block_delta", "index": 0, "delta": {"type": "signature_delta", "signature": ""}},
-        {"type": "content_block_stop", "index": 0}, {"type": "content_block_stop", "index": 1},
-        {"type": "message_delta", "delta": {"stop_reason": "end_turn", "stop_sequence": "ON"},
-         "usage": {"output_tokens": 1}}, {"type": "message_stop"}]
-    reader = sf.BACKENDS["llamacpp"].reader(talk_of(), MODEL, 99)
-    deltas = read_all(reader, ["data: " + json.dumps(event) for event in events])
-    assert [(delta.kind, delta.text) for delta in deltas[:-1]] == [("thinking", "hm"), ("text", "P")]
-    end = deltas[-1].end
-    assert (end.reason, end.stop, end.input_tokens, end.cache_read, end.output_tokens) \
-        == ("stop_sequence", "ON", 15, 8, 1)
-
-
 def test_a_chat_server_that_counts_nothing_is_estimated():
     reader = sf.BACKENDS["openai"].reader(talk_of(), MODEL, 99)
     deltas = read_all(reader, ['data: {"choices":[{"delta":{"content":"a"}}]}',
                                'data: {"choices":[{"delta":{"content":"b"},"finish_reason":"stop"}]}'])
     deltas += reader.close()  # it closes without [DONE]
     assert (deltas[-1].end.input_tokens, deltas[-1].end.output_tokens) == (99, 2)
+
+
+def test_llama_servers_own_clock_is_read():
+    """Recorded from b10488: its last chunk has timings, in milliseconds."""
+    last = {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2}, "timings": {
+        "cache_n": 0, "prompt_n": 9, "prompt_ms": 250.5, "predicted_n": 2, "predicted_ms": 40.25}}
+    lines = ['data: {"choices":[{"delta":{"content":"a"},"finish_reason":"stop"}]}',
+             "data: " + json.dumps(last), "data: [DONE]"]
+    end = read_all(sf.BACKENDS["llamacpp"].reader(talk_of(), MODEL, 99), lines)[-1].end
+    assert (end.prompt_seconds, end.answer_seconds, end.input_tokens) == (0.2505, 0.04025, 9)
+    for odd in ({"prompt_ms": -1.0}, {"prompt_ms": "x"}, {"prompt_ms": 1e300}, [], None):
+        lines[1] = "data: " + json.dumps({**last, "timings": odd})
+        end = read_all(sf.BACKENDS["llamacpp"].reader(talk_of(), MODEL, 99), lines)[-1].end
+        assert (end.prompt_seconds, end.input_tokens) == (None, 9)
+
+
+@pytest.mark.parametrize("provider", ["ollama", "openai", "llamacpp"])
+def test_an_answer_that_ends_at_a_stop_sequence_counts_the_tokens_up_to_it(provider):
+    reader = sf.BACKENDS[provider].reader(talk_of(stop_sequences=["three"]), MODEL, 99)
+    deltas = []
+    for words in ("one ", "two ", "three", "never"):
+        line = json.dumps({"message": {"content": words}, "done": False})
+        if provider != "ollama":
+            line = "data: " + json.dumps({"choices": [{"delta": {"content": words}}]})
+        deltas = deltas or [delta for delta in read_all(reader, [line]) if delta.end]
+    end, = [delta.end for delta in deltas]
+    assert (end.reason, end.stop, end.input_tokens, end.output_tokens) \
+        == ("stop_sequence", "three", 99, 3)
 
 
 @pytest.mark.parametrize("words, tokens, maximum", [
@@ -558,7 +626,7 @@ agents: {{planner: {{model: m, description: Plans.}}}}
     assert [(one["name"], one["state"]) for one in status["models"] if one["node"] == "tower"] \
         == [(name, "ready")]
     assert {one["name"]: one["provider"] for one in status["nodes"]}["tower"] == kind
-    doctor = quick("doctor").stdout
+    doctor = quick("doctor", "--verbose").stdout
     assert f"tower: {title}" in doctor and "OLLAMA" not in doctor
     assert quick("generate").returncode == 0
     written = sf.parse_yaml((tmp_path / "litellm_config.yaml").read_text())
@@ -579,7 +647,7 @@ def test_add_puts_in_the_models_of_a_machine_that_wants_its_key(tmp_path, quick,
             status, value = 200, {"object": "list", "data": [{"id": "m"}]}
         body = json.dumps(value).encode()
         connection.sendall(b"HTTP/1.1 %d x\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body))
-    server = Keyed(play)
+    server = Keyed(play, plays_all=True)
     monkeypatch.setenv("TOWER_API_KEY", Keyed.key)
     (tmp_path / "fleet.yaml").write_text(f"""\
 project: {{name: shop}}
@@ -634,14 +702,15 @@ def test_litellm_gets_keys_by_the_name_of_their_variable():
     assert params["api_key"] == "os.environ/TOWER_API_KEY"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind, words", [("llamacpp", "--host 0.0.0.0"), ("lmstudio", "Serve on Local"),
                                          ("vllm", "--api-key KEY")])
-def test_worker_says_what_else_runs_here_and_how_it_is_opened(quick, monkeypatch, kind, words):
+def test_worker_says_what_else_runs_here_and_how_it_is_opened(quick, in_lan, monkeypatch, kind,
+                                                              words):
     server = KINDS[kind]()
     port = int(server.endpoint.rpartition(":")[2])
     for name, known in sf.NODE_KINDS.items():
         monkeypatch.setitem(sf.NODE_KINDS, name, replace(known, port=port if name == kind else free_port()))
-    monkeypatch.setattr(sf.World, "own_names", lambda world: ("tower.local", ["192.0.2.7"]))
     monkeypatch.setattr(sf, "own_endpoint", lambda world: "http://127.0.0.1:9")
     said = quick("worker", "--timeout", "1")
     title = sf.NODE_KINDS[kind].title
@@ -649,4 +718,4 @@ def test_worker_says_what_else_runs_here_and_how_it_is_opened(quick, monkeypatch
     assert words in said.stdout and "Ollama is not installed" not in said.stdout
     report = json.loads(quick("worker", "--json", "--timeout", "1").stdout)
     assert [one["node"]["provider"] for one in report["servers"]] == [kind]
-    assert report["fleet"]["nodes"]["tower"]["provider"] == kind
+    assert report["fleet"]["nodes"]["vm"]["provider"] == kind

@@ -37,7 +37,7 @@ def test_init_offline_writes_a_fleet_that_validates(run_cli, tmp_path):
     assert done.stdout.startswith("Created fleet.yaml\n")
     assert done.stdout.endswith("Edit it with your Ollama node endpoints, then run:\n"
                                 "  subagent-fleet discover\n  subagent-fleet generate\n")
-    assert "\nNobody was asked: the models in it are placeholders.\n" in done.stdout
+    assert "\nNo machine was asked: the models in it are placeholders.\n" in done.stdout
     done = run_cli("validate", "--strict")
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -53,7 +53,7 @@ def test_init_never_overwrites_without_force(run_cli, tmp_path):
     assert f"The old one is kept: {kept.relative_to(tmp_path)}\n" in done.stdout
     assert kept.stat().st_mode & 0o777 == 0o600
     done = run_cli("init", "--offline", "--output", "./fleet.yaml")
-    assert "`subagent-fleet init --output ./fleet.yaml --offline --force` (a copy is kept)" in done.stderr
+    assert "`subagent-fleet init --output ./fleet.yaml --force` (a copy is kept)" in done.stderr
 
 
 @pytest.mark.parametrize("words", [(), ("--force",)])
@@ -85,8 +85,8 @@ def test_init_tells_what_it_found_and_what_that_lacks(tmp_path, monkeypatch, cap
     for node, lines in (
             (nothing, ["planner       qwen3:14b  n        the fastest of at least 7 B",
                        "summarizer    qwen3:14b  n        the fastest",
-                       "A machine gets one model while its memory is not known: with `memory_gb:` under "
-                       "it, `subagent-fleet recommend --config o/f.yaml` uses more."]),
+                       "Without `memory_gb:` each machine gets only one model. Add it, then run "
+                       "`subagent-fleet recommend --config o/f.yaml`."]),
             (short, ["summarizer    tiny:1b  n        the fastest",
                      "tiny:1b holds 2048 tokens; Claude Code's own prompt takes 10,000 to 18,000: "
                      "`ollama pull qwen3:8b`, `subagent-fleet init --output o/f.yaml --force`"]),
@@ -99,22 +99,20 @@ def test_init_tells_what_it_found_and_what_that_lacks(tmp_path, monkeypatch, cap
             last = ["Edit it with your Ollama node endpoints, then run:",
                     "  subagent-fleet discover --config o/f.yaml", "  subagent-fleet generate --config o/f.yaml"]
         else:
-            last = ["local: not reached; `subagent-fleet discover --config o/f.yaml` says what mends that.",
-                    "Look it over, then do all the rest at once, or begin with the files:",
+            last = ["local: not reached; `subagent-fleet discover --config o/f.yaml` shows how to fix that.",
+                    "Check the file, then start everything, or only write the files:",
                     "  subagent-fleet up --config o/f.yaml",
                     "  subagent-fleet generate --config o/f.yaml"]
-        assert said[-len(last) - len(lines):] == [line.replace("--force", f"--node n={node.endpoint} --force")
-                                                  if "init" in line else line for line in lines] + last
+        assert said[-len(last) - len(lines):] == lines + last
         assert sf.main(["validate", "--config", "o/f.yaml"]) == 0
         assert ("# Placeholders:" in (tmp_path / "o/f.yaml").read_text()) == (node is embeds)
         capsys.readouterr()
 
 
-def test_init_carries_the_machines_that_were_typed(run_cli, tmp_path, fake_node):
+def test_init_of_a_file_that_is_there_names_force(run_cli, tmp_path, fake_node):
     (tmp_path / "fleet.yaml").write_text("mine", encoding="utf-8")
     done = run_cli("init", "--node", "mini=mini.local", "--node", "b=http://h:1")
-    assert done.stderr.endswith("  fix: edit it, or `subagent-fleet init --node mini=mini.local "
-                                "--node b=http://h:1 --force` (a copy is kept)\n")
+    assert done.stderr.endswith("  fix: edit it, or `subagent-fleet init --force` (a copy is kept)\n")
 
 
 def test_init_takes_a_free_port_and_says_whose_the_usual_is(tmp_path, monkeypatch, capsys, fake_node):
@@ -131,7 +129,7 @@ def test_init_takes_a_free_port_and_says_whose_the_usual_is(tmp_path, monkeypatc
         said = capsys.readouterr().out
         assert sf.main(["init", "--force", "--offline"]) == 0  # which asks nobody
         assert " is taken" not in capsys.readouterr().out
-    free, = re.findall(f"Port {port} is taken.*: its gateway gets ([0-9]+)[.]", said)
+    free, = re.findall(f"Port {port} is taken.*: this fleet gets ([0-9]+)[.]", said)
     backups = [path.read_text() for path in (tmp_path / ".subagent-fleet" / "backup").iterdir()]
     assert any(f"    port: {free}\n" in text for text in backups) and int(free) > port
 
@@ -159,19 +157,10 @@ def test_init_of_a_second_fleet_is_asked_for(run_cli, tmp_path, there, output, h
     if hides:  # slug "second-fleet"
         assert done.stderr == (
             f"error: {tmp_path / there} is the fleet of this directory already\n  fix: edit that "
-            f"one, or `subagent-fleet init --output {output} --offline --force` for a second one here\n")
+            f"one, or `subagent-fleet init --output {output} --force` for a second one here\n")
         assert not (tmp_path / output).exists()
         assert run_cli("init", "--offline", "--output", output, "--force").returncode == 0
     assert (tmp_path / there).read_text(encoding="utf-8") == FLEET
-
-
-@pytest.mark.parametrize("words", [
-    "--hybrid", "--example laptop", "--scan=10.0.0.0/30 --node mini=10.0.0.5", "--offline"])
-def test_init_of_a_file_that_is_there_says_all_that_was_typed(quick, tmp_path, words):
-    (tmp_path / "fleet.yaml").write_text(FLEET, encoding="utf-8")
-    done = quick("init", *words.split())
-    assert done.returncode == 3 and done.stderr.endswith(
-        f"fix: edit it, or `subagent-fleet init {words} --force` (a copy is kept)\n")
 
 
 def test_init_below_a_fleet_asks_a_person(tmp_path):
@@ -185,6 +174,7 @@ def test_init_below_a_fleet_asks_a_person(tmp_path):
     assert os.listdir(tmp_path / "sub") == ["fleet.yaml"]
 
 
+@pytest.mark.slow
 def test_what_goes_beyond_is_asked_of_a_person(generated):
     rewrite(generated, FLEET.replace("http://192.168.1.50:11434", "https://gpu.example:443"))
     status, shown = on_terminal(["env"], generated, b"n\n", HOME=generated)
@@ -255,8 +245,8 @@ def test_init_names_the_schema_only_where_it_is(run_cli, tmp_path):
 def test_init_refuses_a_wrong_node(run_cli, tmp_path, node):
     done = run_cli("init", "--offline", "--node", node)
     fix = done.stderr.partition("  fix: subagent-fleet ")[2].split()
-    assert done.returncode == 2 and fix[:3] == ["init", "--offline", "--node"]
-    assert sf.parse_nodes(fix[3:], "init")  # and can be typed
+    assert done.returncode == 2 and fix[:2] == ["init", "--node"]
+    assert sf.parse_nodes(fix[2:], "init")  # and can be typed
     assert ("NAME=URL" in done.stderr) == (node[:2] != "a=" or node == "a=")
     done = run_cli("init", "--offline", "--node", "a=x", "--node", "a=y")
     assert done.returncode == 2 and done.stderr.startswith("error: init: `a=y`: a second `a`\n")
@@ -285,7 +275,7 @@ def test_generate_lists_every_file_in_order(fleet, run_cli):
 
 def test_generate_says_what_to_type_next(fleet, quick):
     done = quick("generate")
-    assert "  planner     -> small -> qwen3:8b -> claude-haiku-local\n" in done.stdout
+    assert "  planner -> small -> qwen3:8b -> claude-haiku-local\n" in done.stdout
     assert f"  litellm --config ./litellm_config.yaml --host 127.0.0.1 --port {PORT}\n" in done.stdout
     assert "  subagent-fleet launch claude\n" in done.stdout and "\n  subagent-fleet up\n" in done.stdout
     assert "is ready" not in done.stdout and "subagent-fleet serve" not in done.stdout
@@ -344,7 +334,7 @@ def test_a_target_leaves_the_other_files_and_what_is_known_of_them(generated, qu
 @pytest.mark.parametrize("words, message", [
     (["--target", "claude,litelm"], "did you mean `litellm`?"),
     (["--target", "x"], "known targets: litellm, claude, env"),
-    (["--litellm-only", "--claude-only"], "fix: subagent-fleet generate --target litellm,claude")])
+    (["--litellm-only", "--claude-only"], "fix: leave out --claude-only")])
 def test_targets_that_cannot_be_exit_2(fleet, quick, words, message):
     done = quick("generate", *words)
     assert done.returncode == 2 and done.stdout == "" and message in done.stderr
@@ -396,9 +386,9 @@ def test_clean_removes_exactly_what_was_written(generated, run_cli):
     (generated / "fleet.yaml").unlink()
     done = run_cli("clean", "--dry-run")
     assert done.returncode == 0 and done.stdout.startswith("Would remove:\n")
-    assert sorted(rows(done.stdout)) == sorted((path, "removed") for path in FILES)
+    assert sorted(done.stdout.split()[2:]) == sorted(FILES)
     assert set(tree(generated)) == {*FILES, MANIFEST, ".claude/agents/mine.md"}
-    assert run_cli("clean").returncode == 0
+    assert run_cli("clean", "--force").returncode == 0
     assert set(tree(generated)) == {".claude/agents/mine.md"}
     assert sorted(path.name for path in generated.iterdir()) == [".claude"]
     assert run_cli("clean").stdout == "Nothing to remove.\n"
@@ -406,8 +396,8 @@ def test_clean_removes_exactly_what_was_written(generated, run_cli):
 
 def test_clean_keeps_what_was_edited(generated, quick):
     edit(generated / PLANNER)
-    done = quick("clean")
-    assert done.returncode == 3 and PLANNER not in done.stdout and PLANNER in done.stderr
+    status, shown = on_terminal(["clean"], generated, b"y\n")
+    assert status == 3 and "Remove 3 files?" in shown and PLANNER in shown.partition("error:")[2]
     assert set(tree(generated)) == {"fleet.yaml", MANIFEST, PLANNER}
     done = quick("clean", "--force")
     assert done.returncode == 0 and rows(done.stdout) == [(PLANNER, "removed")]
@@ -419,9 +409,9 @@ def test_clean_keeps_what_was_edited(generated, quick):
 def test_clean_follows_no_hostile_manifest(generated, tmp_path, quick):
     victim = tmp_path.parent / (tmp_path.name + "-victim")
     victim.write_text("theirs", encoding="utf-8")
-    value = {"files": {str(victim): sf.digest(b"theirs"), "../" + victim.name:
-                       sf.digest(b"theirs"), "fleet.yaml": sf.digest(FLEET.encode())},
-             "writing": {}}
+    value = {"schema": "subagent-fleet/manifest/1", "writing": {}, "files": {
+        str(victim): sf.digest(b"theirs"), "../" + victim.name: sf.digest(b"theirs"),
+        "fleet.yaml": sf.digest(FLEET.encode())}}
     (generated / MANIFEST).write_text(json.dumps(value), encoding="utf-8")
     assert quick("clean", "--force").stdout == "Nothing to remove.\n"
     assert victim.exists() and (generated / "fleet.yaml").exists()
@@ -487,6 +477,7 @@ def test_env_with_a_key_of_the_environment_only_puts_it_in_no_script(fleet, quic
     assert 'export LITELLM_MASTER_KEY="${LITELLM_MASTER_KEY:-}"\n' in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["sh", "fish", "json"])
 def test_env_shows_no_key_on_a_terminal_unless_asked(generated, shell):
     key, = keys_near(generated)
@@ -617,22 +608,24 @@ def test_launch_refuses_managed_settings_that_beat_the_fleet(
 
 def test_launch_asks_for_the_gateway_first(generated, quick, gateway, fake_claude):
     environ, url = fake_claude("touch ran\n"), f"http://127.0.0.1:{PORT}"
-    (generated / "x.yaml").write_text(FLEET, encoding="utf-8")
+    (generated / "x").mkdir()
+    (generated / "x/fleet.yaml").write_text(FLEET, encoding="utf-8")
     gateway.answers["/v1/models"] = 401, {"error": "the key is wrong"}
     gateway.answers["/health/liveliness"] = 200, "I'm alive!"
     done = quick("launch", "claude", env=environ)
     assert done.returncode == 1 and re.fullmatch(
-        f"error: another fleet's gateway \\(LiteLLM\\) answers at {url}, or this one's, which has an "
-        f"older key or lacks aliases \\(.+, pid {os.getpid()}, in .*\\)\n"
-        "  fix: stop it, or write `port: [0-9]+` under project.gateway\n", done.stderr)
+        f"error: LiteLLM answers at {url}, but not to this fleet's key, or it lacks models of this "
+        f"fleet \\(.+, pid {os.getpid()}, in .*\\)\n"
+        r"  fix: stop it, then start it after `\. \./\.env\.subagent-fleet`, which sets the key: `litellm "
+        f"--config ./litellm_config.yaml --host 127.0.0.1 --port {PORT}`\n", done.stderr)
     del gateway.answers["/health/liveliness"]
     assert f"error: another program answers at {url}; LiteLLM would take another port (" \
         in quick("launch", "claude", env=environ).stderr
     gateway.close()
-    done = quick("launch", "claude", "--config", "x.yaml", env=environ)
+    done = quick("launch", "claude", "--config", "x/fleet.yaml", env=environ)
     assert done.returncode == 1 and done.stderr == (
-        f"error: no gateway runs at {url}\n  fix: `subagent-fleet up --config x.yaml` starts LiteLLM; "
-        "`subagent-fleet generate --config x.yaml` says how to start it in another terminal\n")
+        f"error: no gateway runs at {url}\n  fix: `subagent-fleet up --config x/fleet.yaml` starts LiteLLM; "
+        "`subagent-fleet generate --config x/fleet.yaml` says how to start it in another terminal\n")
     assert not (generated / "ran").exists()
 
 
@@ -654,7 +647,7 @@ def test_launch_names_stale_files_and_goes_on(generated, run_cli, fake_claude):
     done = run_cli("launch", "claude", env=fake_claude("exit 0\n"))
     assert done.returncode == 0 and "fix: subagent-fleet generate" in done.stderr
     assert f"warning: litellm_config.yaml, {PLANNER}, {ENV}" in done.stderr
-    assert ": behind the config\n" in done.stderr
+    assert ": out of date\n" in done.stderr
     assert "warning: .claude/agents/reviewer.md: not generated yet\n" in done.stderr
     done = run_cli("launch", "claude", "--config", "fleet.yaml", env=fake_claude("exit 0\n"))
     assert "  fix: subagent-fleet generate --config fleet.yaml\n" in done.stderr
@@ -664,7 +657,7 @@ def test_status_names_the_config_that_was_typed(fleet, quick, fake_node):
     node = fake_node({"qwen3:8b": {}, "qwen3-coder:30b": {}})
     rewrite(fleet, re.sub('"http:[^"]*"', node.endpoint, FLEET))
     done = quick("status", "--config", "fleet.yaml")
-    assert "\nNext: `subagent-fleet warmup --config fleet.yaml` (no gateway runs" in done.stdout
+    assert "ready. Next: `subagent-fleet warmup --config fleet.yaml` (no gateway runs" in done.stdout
 
 
 def test_launch_beats_the_settings_that_lie_there(generated, quick, fake_claude):
@@ -698,7 +691,7 @@ def write_receipts(place, *receipts):
 
 
 def test_launch_ends_with_how_the_session_goes_on(generated, quick, fake_claude):
-    resume = "This session goes on with:\n  subagent-fleet launch claude{} -- --resume {}\n"
+    resume = "To continue this session on your fleet:\n  subagent-fleet launch claude{} -- --resume {}\n"
     environ = fake_claude("exit 0\n")
     write_receipts(generated, {"session": "old", "time": -60})
     assert "goes on" not in quick("launch", "claude", env=environ).stderr
@@ -751,7 +744,8 @@ def test_add_puts_a_machine_in_and_leaves_the_rest(two, quick, tmp_path):
     assert done.returncode == 0 and (tmp_path / "fleet.yaml").read_text() == before
     shown = quick("add", f"mini=127.0.0.1:{two.port}")
     assert shown.returncode == 0 and shown.stdout.startswith(done.stdout)
-    assert shown.stdout.endswith("\nNext: `subagent-fleet up`, or `subagent-fleet generate`\n")
+    assert shown.stdout.endswith(
+        "\nNext: `subagent-fleet recommend` shows what it could do, then `subagent-fleet up`\n")
     after = (tmp_path / "fleet.yaml").read_text()
     assert after == before.replace("""        # tags: []
 """, f"""        # tags: []
@@ -911,7 +905,7 @@ THREE = {**ONE, "time": 2, "agent": "a2", "model": None, "node": None, "outcome"
 def lines_of(done):
     """The lines of a log without the clock."""
     assert done.returncode == 0
-    return [re.sub(r"^\d\d:\d\d:\d\d  ", "", line) for line in done.stdout.splitlines()]
+    return [re.sub(r"^(....-..-.. )?\d\d:\d\d:\d\d +", "", line) for line in done.stdout.splitlines()]
 
 
 def write_meta(place, session, agent, text):
@@ -926,10 +920,10 @@ def test_logs_name_agent_model_machine_and_reason(fleet, quick):
     write_receipts(fleet, ONE, TWO, THREE)
     env = write_meta(fleet, "s-1", "a2", '{"agentType": "explorer"}')
     assert lines_of(quick("logs", env=env)) == [
-        "Time      Agent         Model       Machine     Seconds  Outcome",
-        "main          heavy       big            61.2  ok",
-        "implementer?  light       small           2.0  ok after big: refused",
-        "explorer      -           -              61.2  overloaded_error after big: timeout, "
+        "Time      Agent         Model       Machine     Took     Outcome",
+        "main          heavy       big           1m01s  ok",
+        "implementer?  light       small           2 s  ok after big: refused",
+        "explorer      -           -             1m01s  overloaded_error after big: timeout, "
         "small: refused"]
     assert lines_of(quick("logs", "-n", "2", "--failed", env=env))[1].startswith("implementer?")
     assert len(lines_of(quick("logs", "--failed", env=env))) == 3
@@ -949,11 +943,11 @@ def test_logs_say_the_words_of_who_failed_and_where_its_log_is(fleet, quick):
 
 
 @pytest.mark.parametrize("columns, wanted", [
-    (0, "00:00:00  planner     small       laptop          2.0  ok after mini: refused (waited 0.5 s, "
+    (0, "00:00:00  planner     small       laptop          2 s  ok after mini: refused (waited 0.5 s, "
         "in 9, out 7)\n"),
-    (80, "00:00:00  planner     small       laptop          2.0  ok after mini: refused\n"
+    (80, "00:00:00  planner     small       laptop          2 s  ok after mini: refused\n"
          "          (waited 0.5 s, in 9, out 7)\n"),
-    (60, "00:00:00 planner small laptop 2.0 s ok after mini: refused\n"
+    (60, "00:00:00 planner small laptop 2 s ok after mini: refused\n"
          "          (waited 0.5 s, in 9, out 7)\n")])
 def test_a_line_of_the_log_fits(columns, wanted):
     request = {"time": 0, "name": "planner", "model": "small", "node": "laptop", "total": 2,
@@ -1020,8 +1014,8 @@ def test_logs_survive_any_receipt(tmp_path, quick, receipt):
 def test_logs_without_any_say_who_keeps_them(fleet, quick):
     done = quick("logs", "--out", "x")
     assert done.returncode == 0 and done.stderr == (
-        "No such request in x/.subagent-fleet/requests.jsonl; `subagent-fleet up --out x` and "
-        "`subagent-fleet serve --out x` keep them there.\n")
+        "No requests yet. `subagent-fleet up --out x` and `subagent-fleet serve --out x` record them "
+        "in x/.subagent-fleet/requests.jsonl.\n")
 
 
 def test_logs_without_a_failure_say_so(fleet, quick):
@@ -1068,11 +1062,11 @@ def test_status_is_ready_only_with_its_gateway(generated, quick, fake_node, gate
     node = fake_node({"qwen3:8b": {}, "qwen3-coder:30b": {}})
     rewrite(generated, re.sub('"http:[^"]*"', node.endpoint, FLEET))
     node.loaded.update({"qwen3:8b": 32768, "qwen3-coder:30b": 65536})
-    assert quick("status").stdout.endswith("\nReady: every model is loaded as its route wants it.\n")
+    assert re.search(r"\n\S+: ready. Gateway at http://\S+: idle.\n$", quick("status").stdout)
     assert json.loads(quick("status", "--json").stdout)["gateway"]["id"] == "gateway-up"
     gateway.close()
     assert quick("status").stdout.endswith(
-        f"\nReady, but no gateway runs at http://127.0.0.1:{PORT}: `subagent-fleet up` starts "
+        f": ready, but no gateway runs at http://127.0.0.1:{PORT}: `subagent-fleet up` starts "
         "LiteLLM; `subagent-fleet generate` says how to start it in another terminal.\n")
     del node.models["qwen3:8b"]
     assert quick("status").stdout.endswith(f" (no gateway runs at http://127.0.0.1:{PORT})\n")

@@ -224,31 +224,29 @@ def test_only_the_latest_picture_counts(door):
         connection.sendall(door.head("GET", "/events", Cookie=door.cookie))
         told = frames(connection.makefile("rb"))
         assert next(told)["kind"] == "hello"
-        assert next(told) == {"kind": "picture", "number": 1}
+        assert next(told) == {"kind": "picture", "id": "picture", "number": 1}
         for number in (1, 2, 3, 4):
             door.page.show({"number": number})
-        door.page.hub.publish(sf.FirstToken(1.0, "req_1"))
-        assert next(told) == {"kind": "picture", "number": 4}
-        assert next(told)["kind"] == "first"
+        assert next(told) == {"kind": "picture", "id": "picture", "number": 4}
         door.page.show({"number": 4})
-        door.page.hub.publish(sf.FirstToken(1.0, "req_2"))
+        door.page.log.put({"kind": "request", "id": "req_2"})
         assert next(told)["id"] == "req_2"
 
 
 def test_who_looks_comes_back_when_the_gateway_has_gone(door):
-    door.page.hub.publish(sf.RequestBegun(1.0, "req_1", "s", "", "x"))
+    door.page.log.put({"kind": "request", "id": "req_1"})
     with door.connect() as connection:
         connection.sendall(door.head("GET", "/events", Cookie=door.cookie))
         stream = connection.makefile("rb")
         told = frames(stream)
-        assert [next(told)["kind"], next(told)["kind"]] == ["hello", "begun"]
+        assert [next(told)["kind"], next(told)["kind"]] == ["hello", "request"]
         door.page.begin_anew()
         assert list(told) == []  # the stream has ended
     with door.connect() as connection:
         connection.sendall(door.head("GET", "/events", Cookie=door.cookie))
         told = frames(connection.makefile("rb"))
         next(told)
-        door.page.hub.publish(sf.FirstToken(1.0, "req_2"))
+        door.page.log.put({"kind": "request", "id": "req_2"})
         assert next(told)["id"] == "req_2"  # nothing is left of the first
 
 
@@ -328,6 +326,7 @@ def ask(place, **more):
         return read_answer(connection.makefile("rb"))[0]
 
 
+@pytest.mark.slow
 def test_ui_shows_machines_gateway_and_requests_as_they_come_and_go(place):
     shown = Shown(place.path)
     place.ending.callback(shown.process.kill)
@@ -338,7 +337,7 @@ def test_ui_shows_machines_gateway_and_requests_as_they_come_and_go(place):
     stop = run_server(place)
     shown.picture(lambda each: each["gateway"]["followed"])
     assert ask(place) == 200
-    ended = shown.until(lambda each: each["kind"] == "ended")
+    ended = shown.until(lambda each: "receipt" in each)["receipt"]
     assert (ended["node"], ended["model"], ended["outcome"]) == ("a", "m", "ok")
 
     # A machine goes and comes: the page knows within three seconds.
@@ -363,14 +362,17 @@ def test_ui_tells_what_was_filed_where_no_gateway_runs(place):
     receipt = sf.Receipt(time=time.time(), id="req_1", session="s", agent="", alias="x", model="m",
                          node="a", context=1, tries=(), waited=0.0, first_byte=0.1, total=0.2,
                          input_tokens=1, output_tokens=2, outcome="ok")
-    lines = [sf.render_record(replace(receipt, id=f"req_{number}")) for number in range(300)]
+
+    def line_of(**more):
+        return sf.render_json(sf.render_receipt(replace(receipt, **more)))
+    lines = [line_of(id=f"req_{number}") for number in range(300)]
     receipts.write_bytes(b"\n".join([b"{torn", *lines]) + b"\n")
     shown = Shown(place.path)
     place.ending.callback(shown.process.kill)
     shown.until(lambda each: each.get("id") == "req_299")
     with receipts.open("ab") as more:
-        more.write(sf.render_record(replace(receipt, id="req_new")) + b"\n")
-    assert shown.until(lambda each: each.get("id") == "req_new")["kind"] == "ended"
+        more.write(line_of(id="req_new") + b"\n")
+    assert shown.until(lambda each: each.get("id") == "req_new")["kind"] == "request"
     assert shown.end() == 0
 
 
@@ -411,6 +413,7 @@ def test_no_browser_is_opened_where_nobody_sits(monkeypatch):
     assert ran == [["/bin/xdg-open", "http://127.0.0.1:1/"]]
 
 
+@pytest.mark.slow
 def test_ui_shows_the_tasks_of_its_repository(place, run_cli):
     for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "start"]):
         subprocess.run(["git", "-c", "user.name=t", "-c", "user.email=t@t", *words],
@@ -451,25 +454,33 @@ def test_a_warm_up_is_shown_while_it_goes_on(place):
     assert [row["stage"] for row in warmup_page(place.path)] == ["done"]
 
 
-@pytest.mark.parametrize("content", [
-    b"", b"[]", b"{", b'{"time": 1, "models": [{}]}', b'{"time": "x", "models": []}',
-    b'{"time": 99999999999, "models": [{}]}'])
-def test_a_warm_up_that_was_cut_off_is_not_shown_for_ever(tmp_path, content):
-    path = tmp_path / ".subagent-fleet" / "warmup.json"
-    path.parent.mkdir()
-    path.write_bytes(content)
+WARM_ROW = {"model": "m", "node": "a", "ollama_model": "qwen3:8b", "stage": "loading",
+            "state": "loading", "detail": "", "pulled_bytes": 0, "size_bytes": 0, "seconds": 1.5}
+
+
+def warmup_file(place, *rows, **changes):
+    """Write what a warm-up leaves of these models."""
+    path = place / ".subagent-fleet" / "warmup.json"
+    path.parent.mkdir(exist_ok=True)
+    page = {"schema": "subagent-fleet/warmup-progress/1", "time": time.time(), "models": rows}
+    path.write_text(json.dumps({**page, **changes}))
+
+
+@pytest.mark.parametrize("changes", [
+    {"time": 1}, {"time": "x"}, {"time": 99999999999}, {"models": {}}, {"schema": "other/1"}])
+def test_a_warm_up_that_was_cut_off_is_not_shown_for_ever(tmp_path, changes):
+    warmup_file(tmp_path, WARM_ROW)
+    assert warmup_page(tmp_path) == [WARM_ROW]
+    warmup_file(tmp_path, WARM_ROW, **changes)
+    assert warmup_page(tmp_path) == []
+    (tmp_path / ".subagent-fleet" / "warmup.json").write_text("{")
     assert warmup_page(tmp_path) == []
 
 
 def test_a_warm_up_that_somebody_else_wrote_is_shown_only_as_far_as_it_is_one(tmp_path):
-    path = tmp_path / ".subagent-fleet" / "warmup.json"
-    path.parent.mkdir()
-    row = {"model": "m", "node": "a", "stage": "loading", "state": "loading", "detail": "",
-           "pulled_bytes": 0, "size_bytes": 0, "seconds": 1.5}
-    odd = [{**row, name: value} for name in row for value in (None, ["x"])]
-    path.write_text(json.dumps({"time": time.time(), "models": [*odd, 7, row, *[row] * 300]}))
-    found = warmup_page(tmp_path)
-    assert found and all(each == row for each in found) and len(found) <= sf.SHOWN_WARMTHS_LIMIT
+    odd = [{**WARM_ROW, name: value} for name in WARM_ROW for value in (None, ["x"])]
+    warmup_file(tmp_path, *odd, 7, *[WARM_ROW] * 300)
+    assert warmup_page(tmp_path) == [WARM_ROW] * sf.SHOWN_WARMTHS_LIMIT
 
 
 def test_dashboard_pictures_of_readme_are_there():

@@ -15,7 +15,7 @@ import pytest
 import subagent_fleet as sf
 from tools import SCRIPT, clean_environment
 
-COMMANDS = ["init", "validate", "generate", "warmup", "serve", "status", "status", "trace", "clean"]
+COMMANDS = ["init", "validate", "generate", "warmup", "serve", "status", "trace"]
 
 
 @pytest.fixture
@@ -51,17 +51,22 @@ def typed(out):
     return [line.split()[2] for line in out.splitlines() if line.startswith("$ subagent-fleet ")]
 
 
+@pytest.mark.slow
 def test_demo_shows_everything_and_leaves_nothing(places):
     status, out, err = end(start(places, str(SCRIPT)))
     assert (status, err) == (0, ""), out
     assert typed(out) == COMMANDS
-    for said in ("fleet.yaml is valid.", "Ready: every model is loaded", "put to sleep",
-                 "fallback: ", "20 yes.", "nothing left the house", "Served:"):
+    for said in ("fleet.yaml is valid.", ": ready. Gateway at http", "put to sleep",
+                 "fallback: ", "16 checks passed", "nothing left the house", "Served:"):
         assert said in out, said
+    tail = out[out.index("$ subagent-fleet trace"):]
+    assert re.search(r"^main [^$]*\n +planner .*\n +implementer [^$]*\n +reviewer ", tail, re.M)
+    assert "Served:" not in tail and out.rindex("$ subagent-fleet") < out.rindex("reviewer")
     assert left_in(places) == []
     assert re.search(r"`(python3 )?\S*subagent_fleet\.py up` does this with your own", out)
 
 
+@pytest.mark.slow
 def test_every_line_that_names_a_simulated_machine_says_so(places):
     _, out, _ = end(start(places, str(SCRIPT)))
     lines = [line for line in out.splitlines() if "laptop" in line or "mini" in line or "gpu" in line]
@@ -70,6 +75,7 @@ def test_every_line_that_names_a_simulated_machine_says_so(places):
         assert all(line.count(name) == line.count(f"sim-{name}") for line in lines)
 
 
+@pytest.mark.slow
 def test_demo_runs_from_standard_input(places):
     status, out, err = end(start(places, "-"), SCRIPT.read_bytes())
     assert (status, err, typed(out)) == (0, "", COMMANDS) and left_in(places) == []
@@ -87,6 +93,7 @@ runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_demo_needs_no_port_no_proxy_and_no_peace(places, tmp_path):
     """Two at once, the usual ports taken, a proxy that must not be asked."""
     others = {name: tmp_path / "other" / name for name in places}
@@ -103,6 +110,7 @@ def test_demo_needs_no_port_no_proxy_and_no_peace(places, tmp_path):
     assert left_in(places) == left_in(others) == []
 
 
+@pytest.mark.slow
 def test_demo_asks_nobody_beyond_loopback(places):
     """Every address that the process connects to, or looks up."""
     program = f"""
@@ -122,10 +130,11 @@ finally:
     assert status == 0 and out.splitlines()[-1] == "ASKED 127.0.0.1"
 
 
+@pytest.mark.slow
 def test_demo_on_the_dashboard_goes_on_and_is_told_there(places):
     process = start(places, "-u", str(SCRIPT), words=("demo", "--ui", "--seconds", "12"))
     for line in process.stdout:
-        url = re.search(rb"The dashboard is at http://([0-9.:]+)(/\?token=\w+)", line)
+        url = re.search(rb"Dashboard: http://([0-9.:]+)(/\?token=\w+)", line)
         if url:
             break
     connection = http.client.HTTPConnection(url[1].decode(), timeout=10)
@@ -135,17 +144,19 @@ def test_demo_on_the_dashboard_goes_on_and_is_told_there(places):
     assert answer.status == 200 and answer.read()
     connection.request("GET", "/events", headers={"Cookie": cookie})
     events, told = connection.getresponse(), set()
-    while not {"begun", "slot", "ended", "rests"} <= told:
+    while not {"request", "receipt", "rest"} <= told:
         line = events.readline()
         assert line, told
         if line.startswith(b"data: "):
-            told.add(json.loads(line[6:])["kind"])
+            row = json.loads(line[6:])
+            told.update({row["kind"], *row} & {"request", "receipt", "rest"})
     connection.close()
     status, out, err = end(process)
     assert (status, err) == (0, ""), out
-    assert out.count("asks for a plan") >= 2 and left_in(places) == []
+    assert out.count("asks the planner for a plan") >= 2 and left_in(places) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="signals are posix's")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_demo_leaves_nothing_when_it_is_interrupted(places, number):
@@ -158,6 +169,7 @@ def test_demo_leaves_nothing_when_it_is_interrupted(places, number):
     assert (status, err.strip()) == (130, "interrupted") and left_in(places) == []
 
 
+@pytest.mark.slow
 def test_demo_ends_quietly_when_nobody_reads_on(places):
     process = start(places, "-u", str(SCRIPT))
     process.stdout.readline()
@@ -178,7 +190,7 @@ BREAKS = {  # on purpose: what is damaged, and which step notices
                 "the gateway answered 5"),
     "slots": (lambda patch: patch.setattr(sf.Scheduler, "_has_room", returns(True)),
               "no implementer waited"),
-    "audit": (lambda patch: patch.setattr(sf, "left_house", returns(True)), "`trace` ended with 1"),
+    "audit": (lambda patch: patch.setattr(sf, "_tell_beyond", returns("it is far away")), "`trace` ended with 1"),
     "clean": (lambda patch: patch.setattr(sf, "remove_files", returns(None)), "`clean` left")}
 
 

@@ -3,6 +3,7 @@ import base64
 import json
 import pathlib
 import threading
+import time
 
 import pytest
 
@@ -266,6 +267,7 @@ def test_requests_that_are_none_say_where(path, request_, told):
     assert refused(path, request_) == told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", OPEN)
 def test_whatever_is_sent_is_a_talk_or_refused(path):
     """Every value of a recorded request, one after the other, becomes something odd."""
@@ -685,8 +687,10 @@ def test_a_node_that_fails_before_content_is_left_for_another(rig, path, stream)
 
 @pytest.mark.parametrize("path", OPEN)
 def test_a_node_that_dies_in_mid_answer_ends_the_stream_with_an_error(rig, path):
-    served = rig(sends(HEAD + line("begun ")))
-    _, _, body = post(served, path, stream=True)
+    def dies(node, connection):
+        connection.sendall(HEAD + line("begun "))
+        time.sleep(0.2)  # until then the client has had it
+    _, _, body = post(rig(dies), path, stream=True)
     assert b"in mid answer" in body
     assert b"response.completed" not in body and b'"finish_reason":"' not in body
 

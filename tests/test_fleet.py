@@ -1,4 +1,4 @@
-"""Section 4 and the warnings of section 5: what a fleet file may say."""
+"""Section 5 and the warnings of section 6: what a fleet file may say."""
 import json
 import re
 import time
@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 import subagent_fleet as sf
+from test_yaml import Dice
 from tools import EXAMPLE, ROOT, edited
 
 
@@ -96,15 +97,15 @@ ERRORS = [
     ("context: 65536", "fallback: [heavy-coder]", "fallback-cycle", "is the model itself", "18:16"),
     ("context: 65536", "contex: 65536", "unknown-key", "unknown key `contex` in models.heavy-coder",
      "18:5"),
-    ("claude-sonnet-local", "sonnet", "reserved-alias", "`sonnet` as a word of its own", "17:20"),
-    ("claude-sonnet-local", "Inherit", "reserved-alias", "`Inherit` as a word of its own", "17:20"),
+    ("claude-sonnet-local", "sonnet", "reserved-alias", "`sonnet` a meaning of its own", "17:20"),
+    ("claude-sonnet-local", "Inherit", "reserved-alias", "`Inherit` a meaning of its own", "17:20"),
     ("claude-sonnet-local", "a b", "bad-value", "litellm_alias is `a b`", "17:20"),
     ("claude-sonnet-local", "a[1m]", "bad-value", "litellm_alias is `a[1m]`", "17:20"),
     ("node: mini", "node: mini\n    model: x", "two-spellings", "`ollama_model` and `model`", "16:5"),
     ("node: mini", "node: mini\n    alias: x", "two-spellings", "`litellm_alias` and `alias`", "16:5"),
     ("ollama_model: qwen3-coder:30b", "model: 7", "bad-value", "models.heavy-coder.model is `7`", "16:12"),
     ("ollama_model: qwen3-coder:30b", "model: a-cloud", "cloud-model", "heavy-coder.model is", "16:12"),
-    ("litellm_alias: claude-sonnet-local", "alias: sonnet", "reserved-alias", "heavy-coder.alias is", "17:12"),
+    ("litellm_alias: claude-sonnet-local", "alias: sonnet", "reserved-alias", "heavy-coder.litellm_alias is", "17:12"),
     ("tags: [heavy]", "provider: lamacpp", "bad-value", "nodes.mini.provider is `\"lamacpp\"`", "10:15"),
     ("tags: [heavy]", "api_key_env: AWS_SECRET_KEY", "bad-value", "ends in _API_KEY or", "10:18"),
     ("qwen3-coder:30b", "gpt-oss:120b-cloud", "cloud-model", "ollama.com", "16:19"),
@@ -191,10 +192,10 @@ def test_a_wrong_name_gets_the_nearest_known_one():
     ("context: 65536", "context: 65,536", "write `context: 65536`"),
     ("context: 65536", "context: 1M", "write `context: 1048576`"),
     ("context: 65536", "context: 0", "write `context: 8192`, the default"),
-    ("context: 65536", "keep_alive: 1d", 'write `keep_alive: "24h"`'),
-    ("context: 65536", "keep_alive: 5 minutes", 'write `keep_alive: "5m"`'),
-    ("context: 65536", "keep_alive: '5 m'", 'write `keep_alive: "5m"`'),
-    ("context: 65536", "keep_alive: 30min", 'write `keep_alive: "30m"`'),
+    ("context: 65536", "keep_alive: 1d", "write `keep_alive: 86400`"),
+    ("context: 65536", "keep_alive: 5 minutes", "write `keep_alive: 300`"),
+    ("context: 65536", "keep_alive: '5 m'", "write `keep_alive: 300`"),
+    ("context: 65536", "keep_alive: 30min", "write `keep_alive: 1800`"),
     ("context: 65536", "keep_alive: '300'", "write `keep_alive: 300`"),
     ("context: 65536", "keep_alive: 500ms", "write `keep_alive: -1`, the default"),
     ("context: 65536", "keep_alive: 99999999h", "write `keep_alive: -1`, the default"),
@@ -202,31 +203,29 @@ def test_a_wrong_name_gets_the_nearest_known_one():
     ("context: 65536", "thinking: 'False'", "write `thinking: false`"),
     ("name: local-dev", "name: 42", 'write `name: "42"`'),
     ("name: local-dev", "name: 1.10", "put it in quotes"),
-    ("name: local-dev", "name: {a: 1, b: 2}", "write one text after `name:`"),
-    ("name: local-dev", "name:", "write a value (shown in tables)"),
-    ("name: local-dev", "name: ''", "write a value (shown in tables)"),
+    ("name: local-dev", "name: {a: 1, b: 2}", "write `name: local-dev`, for example"),
+    ("name: local-dev", "name:", "write `name: local-dev`, for example"),
+    ("name: local-dev", "name: ''", "write `name: local-dev`, for example"),
     ("qwen3-coder:30b", "7", 'write `ollama_model: "7"`'),
     ("Use for planning.", "true", 'write `description: "true"`'),
     ("host: 127.0.0.1", "host: http://127.0.0.1/", 'write `host: "127.0.0.1"`'),
     ("host: 127.0.0.1", "host: localhost:4000", "write `host: localhost`"),
     ("host: 127.0.0.1", "host: 'http://[::1]:4000'", 'write `host: "::1"`'),
-    ("port: 4000", "master_key_env: my-key", "write `master_key_env: MY_GATEWAY_KEY`"),
-    ("port: 4000", "master_key_env: ${KEY}", "write `master_key_env: FLEET_GATEWAY_KEY`"),
-    ("port: 4000", "master_key_env: PATH", "write `master_key_env: PATH_GATEWAY_KEY`"),
-    ("port: 4000", "master_key_env: GITHUB_TOKEN", "write `master_key_env: GITHUB_GATEWAY_KEY`"),
-    ("port: 4000", "master_key_env: sk-local-dev", "write `master_key_env: FLEET_GATEWAY_KEY`"),
+    ("port: 4000", "master_key_env: my-key", "write `master_key_env: LITELLM_MASTER_KEY`, the default"),
+    ("port: 4000", "master_key_env: ${KEY}", "write `master_key_env: LITELLM_MASTER_KEY`, the default"),
+    ("port: 4000", "master_key_env: PATH", "write `master_key_env: LITELLM_MASTER_KEY`, the default"),
+    ("port: 4000", "master_key_env: GITHUB_TOKEN", "write `master_key_env: LITELLM_MASTER_KEY`, the default"),
+    ("port: 4000", "master_key_env: sk-local-dev", "write `master_key_env: LITELLM_MASTER_KEY`, the default"),
     ("port: 4000", "master_key_env: os.environ/LITELLM_MASTER_KEY",
-     "write `master_key_env: LITELLM_MASTER_KEY`"),
+     "write `master_key_env: LITELLM_MASTER_KEY`, the default"),
     ("port: 4000", "master_key_env: litellm_master_key", "write `master_key_env: LITELLM_MASTER_KEY`"),
-    ("port: 4000", "master_key_env: ANTHROPIC_API_KEY", "write `master_key_env: FLEET_GATEWAY_KEY`"),
+    ("port: 4000", "master_key_env: ANTHROPIC_API_KEY", "write `master_key_env: LITELLM_MASTER_KEY`, the default"),
     ("tags: [heavy]", "memory_gb: 64GB", "write `memory_gb: 64`"),
     ("tags: [heavy]", "tags: heavy", "write `tags: [heavy]`"),
     ("tags: [heavy]", "tags: '[heavy, my mac]'", "write `tags: [heavy, my mac]`"),
     ("tags: [heavy]", "tags: 64", 'write `tags: ["64"]`'), ("tags: [heavy]", "tags: {a: b}", "write `tags: [a]`"),
-    ("tags: [heavy]", "tags: " + "x" * 65, "write a list, each item text, 1 to 64 printable "
-     "characters, or remove the line `tags:`"),
-    ("tags: [heavy]", "tags: " + "x, " * 99 + "x", "write a list, each item text, 1 to 64 printable "
-     "characters, or remove the line `tags:`"),
+    ("tags: [heavy]", "tags: " + "x" * 65, "write `tags: [fast]`, for example, or remove the line"),
+    ("tags: [heavy]", "tags: " + "x, " * 99 + "x", "write `tags: [fast]`, for example, or remove the line"),
     ("tools: [Read, Grep]", "tools: '*'", 'write `tools: ["*"]`'),
     ("tools: [Read, Grep]", "tools: Read Grep", "write `tools: [Read, Grep]`"),
     ("tools: [Read, Grep]", "tools: Read, Bash(git *)", 'write `tools: [Read, "Bash(git *)"]`'),
@@ -235,13 +234,13 @@ def test_a_wrong_name_gets_the_nearest_known_one():
     ("port: 4000", "port: 4000 // for us", "write `port: 4000`"),
     ("port: 4000", "port: 70000", "write `port: 4000`, the default"),
     ("port: 4000", "port: 4,000", "write `port: 4000`"),
-    ("port: 4000", "port:", "write a value, or remove the line `port:`"),
+    ("port: 4000", "port:", "write `port: 4000`, the default"),
     ("provider: litellm", "provider: buildin", "write `provider: builtin`"),
     ("http://localhost:11434", "localhost:11434", "write `endpoint: http://localhost:11434`"),
     ("http://localhost:11434", "10.0.0.7", "write `endpoint: http://10.0.0.7:11434`"),
     ("http://localhost:11434", "http//mac", "write `endpoint: http://mac:11434`"),
-    ("http://localhost:11434", "my mac", "write it as `http://192.168.1.50:11434`"),
-    ("http://localhost:11434", "[11434]", "write it as `http://192.168.1.50:11434`"),
+    ("http://localhost:11434", "my mac", "write `endpoint: http://192.168.1.50:11434`, for example"),
+    ("http://localhost:11434", "[11434]", "write `endpoint: http://192.168.1.50:11434`, for example"),
 ])
 def test_a_wrong_value_gets_the_one_that_was_meant(old, new, fix):
     _, findings = check(edited((old, new)))
@@ -253,11 +252,11 @@ def test_a_wrong_value_gets_the_one_that_was_meant(old, new, fix):
 
 @pytest.mark.parametrize("old, items, fixes", [
     ("tags: [heavy]", "[gb, 64, true]", ['write `"64"`', 'write `"true"`']),
-    ("tags: [heavy]", "['']", ["write a value (your own words for it)"]),
+    ("tags: [heavy]", "['']", ["write `fast`, for example"]),
     ("context: 65536", "[[small-coder], 1.5]",
-     ["write `small-coder`", "write one of these: heavy-coder, small-coder"]),
+     ["write `small-coder`", "put it in quotes"]),
     ("tools: [Read, Grep]", "[Read, Bash(git diff, git log)]",
-     ["quote the whole tool, up to its `)`"] * 2),
+     ["write `Read`, for example"] * 2),
     ("tools: [Read, Grep]", "['Bash (git diff)']", ["write `Bash(git diff)`"]),
 ])
 def test_each_wrong_item_of_a_list_gets_its_own_fix(old, items, fixes):
@@ -304,17 +303,19 @@ def test_long_lists_end(count, text):
 
 
 @pytest.mark.parametrize("old, new, fix", [
-    ("node: mini", "host: qwen3:8b\n    node: mini", "known keys: node, "),
+    ("node: mini", "host: qwen3:8b\n    node: mini",
+     "remove it: `node:` is already there"),
     ("ollama_model: qwen3-coder:30b", "model_name: qwen3:8b", "did you mean `ollama_model`?"),
     ("litellm_alias: claude-sonnet-local", "model_alias: a", "did you mean `litellm_alias`?"),
+    ("context: 65536", "context: 65536\n    contxt: 3", "remove it: `context:` is already there"),
     ("context: 65536", "num_ctx: 65536", "did you mean `context`?"),
     ("context: 65536", "max_tokens: 65536", "did you mean `max_output`?"),
     ("endpoint: http://localhost:11434", "url: http://x", "did you mean `endpoint`?"),
-    ("endpoint: http://localhost:11434", "'endpoint:http://x': ",
-     "put a space after the colon: `endpoint: http://x`"),
+    ("endpoint: http://localhost:11434", "'endpoint:http://x': ", "did you mean `endpoint`?"),
     ("endpoint: http://localhost:11434", "endpoint:http://x",
      "put a space after the colon: `endpoint: http://x`"),
-    ("claude-haiku-local\nagents:", "a\n  more:\nagents:", "known keys: node, "),
+    ("claude-haiku-local\nagents:", "a\n  more:\nagents:",
+     "write its keys on the lines below, such as `ollama_model: qwen3:8b`"),
 ])
 def test_a_wrong_key_gets_the_one_that_is_absent(old, new, fix):
     _, findings = check(edited((old, new)))
@@ -325,8 +326,6 @@ def test_a_wrong_key_gets_the_one_that_is_absent(old, new, fix):
     ("    tools: [", "  tools: [", "indent `tools:` deeper, under its agent"),
     ("    description: Use for code", "  description: Use for code",
      "indent `description:` deeper, under its agent"),
-    ("    tools: [Read, Grep]", "  frontmatter:\n    color: red",
-     "indent `frontmatter:` deeper, under its agent"),
     ("    context: 65536", "  context: 65536", "indent `context:` deeper, under its model"),
     ("    tags: [", "  tags: [", "indent `tags:` deeper, under its node"),
 ])
@@ -352,6 +351,7 @@ def test_models_may_fall_back_on_each_other_but_not_on_themselves():
         "models.m4.fallback.1 is the model itself"]
 
 
+@pytest.mark.slow
 def test_long_fallback_chains_are_no_cycle():
     count = 3000
     chain = "".join(
@@ -423,7 +423,7 @@ def test_models_that_exceed_the_stated_memory_warn():
 
 
 @pytest.mark.parametrize("endpoint, normal", [
-    ("http://h", "http://h:80"), ("https://h", "https://h:443"), ("HTTP://H:1", "http://h:1"),
+    ("http://h", "http://h:11434"), ("https://h", "https://h:443"), ("HTTP://H:1", "http://h:1"),
     ("http://h:11434/", "http://h:11434"), ("http://h:1/ollama/", "http://h:1/ollama"),
     ("http://[::1]:11434", "http://[::1]:11434"),
     ("http://[fe80::1%en0]:1", "http://[fe80::1%en0]:1"), ("http://mini.local:1", "http://mini.local:1"),
@@ -543,8 +543,9 @@ def test_every_key_has_a_rule_or_a_section_and_a_default_that_obeys_it():
             seen += 1
     assert seen > 30 and tuple(sf.FILE_KEYS["claude"]) == (*sf.TIERS, "lean")
     assert set(sf.KEY_WORDS) <= {name for keys in sf.FILE_KEYS.values() for name in keys}
-    for kind, name in sf.MAIN_KEYS.items():
-        assert name in sf.FILE_KEYS[kind] and kind in sf.PLACES
+    for name, rule in sf.RULES.items():
+        if name not in ("reference", "references"):  # what there is to refer to is not known
+            assert sf.obeys(rule.example, name), name
 
 
 @pytest.mark.parametrize("url, parts", [
@@ -607,9 +608,9 @@ def test_starter_is_what_was_assigned_and_says_why():
     text = sf.render_starter(tree, found, notes=notes)
     fleet, findings = check(text)
     assert found and findings == [] and flaw == "" and "laceholder" not in text
-    assert "  # For main session, implementer and reviewer: the strongest: 30 B; nothing else is half" \
+    assert "  # For main session, implementer and reviewer: the strongest: 30 B; no other model is" \
         in text
-    assert "  # For planner and summarizer: the fastest of at least 7 B; the fastest that is free." in text
+    assert "  # For planner and summarizer: the fastest of at least 7 B; the fastest model still free." in text
     read = sf.parse_yaml(text)
     assert {key: read[key] for key in tree} == tree
     rows = [(m.name, m.node, m.ollama_model, m.alias, m.context, m.timeout, m.fallback)
@@ -692,6 +693,62 @@ def test_starter_shows_every_key_and_each_default_may_be_uncommented():
     fleet, findings = check(more)
     assert count >= 8 and [f.what for f in findings] == ["nodes.mini: no model runs on it"]
     assert fleet.claude == {"haiku": "heavy-coder"}
+
+
+# -- files that nobody wrote --
+
+MISTYPED = [
+    "null", "true", "7", "-1", "1.5", '""', "[]", "{}", "[a, b]", "{a: 1}", r'"\e[31m"', "x" * 300,
+    r'"a\nb"', "\u201cx\u201d", "http://x", "qwen3:8b", "*", "&a", "!x", "|", ">", "- ", "\t", "\xa0",
+    "mini", "heavy-coder", "model", "alias", "nodes", "agents", "host", "65,536", "24h", "anthropic",
+    "cloud: true", "frontmatter: {color: [1]}", '"---"', "0x10", "2001-01-01"]
+
+
+def mistyped(dice, text):
+    """The text with up to four lines changed, moved, doubled or lost."""
+    for _ in range(1 + dice.roll(4)):
+        lines = text.split("\n")
+        line, kind, word = dice.roll(len(lines)), dice.roll(8), dice.pick(MISTYPED)
+        head, colon, rest = lines[line].partition(":")
+        margin = " " * (len(head) - len(head.lstrip()))
+        if kind == 0:
+            lines[line] = " " * dice.roll(7) + lines[line].lstrip()
+        elif kind == 1:
+            del lines[line]
+        elif kind == 2:
+            lines.insert(dice.roll(len(lines) + 1), lines[line])
+        elif kind == 3:
+            lines[line] = margin + word + colon + rest
+        elif kind == 4:
+            lines.insert(line, f"{margin}{dice.pick(list(sf.KEY_WORDS))}: {word}")
+        elif kind == 5:
+            at = dice.roll(len(lines[line]) + 1)
+            lines[line] = lines[line][:at] + word + lines[line][at:]
+        else:
+            lines[line] = f"{head}: {word}"
+        text = "\n".join(lines)
+    return text
+
+
+def test_mistyped_fleets_are_refused_in_words_or_written_for_every_program():
+    valid = wrong = 0
+    for number in range(1500):
+        text = mistyped(Dice(number), EXAMPLE)
+        try:
+            fleet, findings = check(text)
+        except sf.FleetError as error:
+            fleet, findings = None, [error.finding]
+        assert fleet or findings
+        for finding in findings:
+            assert finding.what and finding.where.startswith("fleet.yaml:")
+            assert not set(sf.format_finding(finding)) & set("\x1b\x07\x9b\r\0")
+        if fleet:
+            valid += 1
+            files = sf.render_files(fleet, "k" * 40, sf.TARGET_NAMES)
+            sf.parse_yaml(files["litellm_config.yaml"].decode())
+            assert len(files) > 5
+        wrong += not fleet
+    assert valid > 30 and wrong > 1000
 
 
 def test_a_description_of_blanks_costs_linear_time():

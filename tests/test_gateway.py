@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pathlib
+import random
 import re
 import signal
 import socket
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -58,6 +60,13 @@ class Desk:
     def enter(self, alias="x", conversation=("s", "")):
         return self.scheduler.enter(alias, conversation)
 
+    def ask(self, *, but=()):
+        """Ask each node that has rested whether it answers, as the gateway does; return which."""
+        due, _ = self.scheduler.take_due()
+        for name in due:
+            self.scheduler.end_rest(name, "refused" if name in but else "")
+        return due
+
     def serve(self, alias="x", conversation=("s", "")):
         """Let one request come, be answered and go; return where."""
         ticket = self.enter(alias, conversation)
@@ -75,7 +84,7 @@ def running(scheduler):
 def rests(scheduler):
     """The models that rest, and for how many seconds."""
     return {name: place["rests_seconds"] for name, place in scheduler.show()[0].items()
-            if scheduler.places[name].rest.until}
+            if place["rests_seconds"]}
 
 
 def test_a_slot_is_one_of_a_models_parallel_requests():
@@ -172,7 +181,7 @@ def test_a_failed_request_goes_to_the_next_candidate_and_the_node_rests():
     desk = Desk(("m", "a", "x", {}), ("n", "b", "x", {}))
     ticket = desk.enter()
     failed = ticket.model.name
-    desk.scheduler.fail(ticket)
+    desk.scheduler.fail(ticket, "refused")
     assert ticket.model.name != failed
     desk.scheduler.leave(ticket)
     for _ in range(3):
@@ -180,72 +189,168 @@ def test_a_failed_request_goes_to_the_next_candidate_and_the_node_rests():
 
 
 def test_a_rest_doubles_from_2_to_60_seconds_and_one_success_ends_it():
-    desk = Desk(("m", "a", "x", {}), ("n", "b", "x", {"max_parallel": 9}))
+    desk = Desk(("m", "a", "x", {}))
+    desk.serve()
+    first = desk.enter()
+    desk.scheduler.fail(first, "refused")
     seen = []
     while len(seen) < 8:
-        ticket = desk.enter(conversation=("probe", str(len(seen))))
-        if ticket.model.name == "m":
-            desk.scheduler.fail(ticket)
-            seen.append(rests(desk.scheduler)["m"])
-        else:
-            desk.now += 0.5
-        desk.scheduler.leave(ticket)
+        seen.append(rests(desk.scheduler)["m"])
+        desk.now += seen[-1] - 0.1
+        assert desk.ask() == []
+        desk.now += 0.2
+        assert desk.ask(but="a") == ["a"]
     assert seen == [2, 4, 8, 16, 32, 60, 60, 60]
-    desk.now += 60
-    assert "m" in [desk.serve(conversation=("q", str(number))) for number in range(2)]
-    assert rests(desk.scheduler) == {}
+    desk.now += 61
+    assert desk.ask() == ["a"] and rests(desk.scheduler) == {}
+    ticket = desk.enter()
+    desk.scheduler.fail(ticket, "refused")  # it answers for itself, and no request
+    assert rests(desk.scheduler) == {"m": 60}
+    desk.now += 61
+    desk.ask()
+    desk.serve()
+    ticket = desk.enter()
+    desk.scheduler.fail(ticket, "refused")
+    assert rests(desk.scheduler) == {"m": 2}
 
 
-def test_one_probe_at_a_time_ends_a_rest():
+def test_a_rest_is_over_for_all_slots_at_once():
     desk = Desk(("m", "a", "x", {"max_parallel": 4}), ("n", "b", "x", {"max_parallel": 4}))
     first = desk.enter()
-    resting = first.model.name
-    desk.scheduler.fail(first)
+    desk.scheduler.fail(first, "refused")
     desk.scheduler.leave(first)
     desk.now += 3
-    tickets = [desk.enter(conversation=(str(n), "")) for n in range(4)]
-    assert [t.model.name for t in tickets].count(resting) == 1
-    probe = next(t for t in tickets if t.model.name == resting)
-    desk.scheduler.succeed(probe)
-    assert desk.enter(conversation=("z", "")).model.name == resting
+    desk.ask()
+    assert [desk.enter(conversation=(str(n), "")).model.name for n in range(8)].count("m") == 4
 
 
-def test_who_waits_behind_a_probe_goes_when_it_succeeds():
-    desk = Desk(("m", "a", "x", {"max_parallel": 2}))
-    first = desk.enter()
-    desk.scheduler.fail(first)
-    desk.scheduler.leave(first)
-    probe, waiting = desk.enter(), desk.enter()
-    assert probe.model and not waiting.model
-    desk.scheduler.succeed(probe)
-    assert waiting.model
+def test_no_request_is_given_to_a_node_before_it_is_known_to_answer():
+    desk = Desk(("m", "a", "x", {}), ("n", "b", "x", {"max_parallel": 9}))
+    ticket = desk.enter()
+    while ticket.model.name != "m":
+        ticket = desk.enter(conversation=("again", ""))
+    desk.scheduler.fail(ticket, "refused")
+    desk.now += 1000
+    assert desk.serve() == "n"
+    assert desk.scheduler.take_due()[0] == ["a"] and desk.scheduler.take_due()[0] == []
+    assert desk.serve() == "n"
+    desk.scheduler.end_rest("a", "")
+    assert desk.serve(conversation=("new", "")) == "m"
 
 
-def test_a_probe_whose_client_leaves_makes_room_for_another():
+def test_when_all_rest_they_are_asked_at_once_and_who_answers_is_it():
+    desk = Desk(("m", "a", "x", {"max_parallel": 2}), ("n", "b", "x", {}))
+    for _ in range(2):
+        ticket = desk.enter()
+        desk.scheduler.fail(ticket, "refused")
+        desk.scheduler.leave(ticket)
+    assert set(rests(desk.scheduler)) == {"m", "n"}
+    first, second = desk.enter(), desk.enter()
+    assert not first.model and not first.is_alone
+    assert sorted(desk.ask(but="b")) == ["a", "b"]
+    assert (first.model.name, second.model.name) == ("m", "m")
+
+
+def test_who_waits_is_let_go_when_none_of_those_that_rest_answers():
     desk = Desk(("m", "a", "x", {}), ("n", "b", "x", {}))
-    first = desk.enter()
-    resting = first.model.name
-    desk.scheduler.fail(first)
-    desk.scheduler.leave(first)
-    desk.now += 3
-    for _ in range(3):
-        tickets = [desk.enter(conversation=("p", str(n))) for n in range(2)]
-        assert resting in [ticket.model.name for ticket in tickets]
-        for ticket in tickets:
-            desk.scheduler.leave(ticket)
+    for _ in range(2):
+        ticket = desk.enter()
+        desk.scheduler.fail(ticket, "refused")
+        desk.scheduler.leave(ticket)
+    woken = []
+    ticket = desk.enter()
+    ticket.wake = lambda: woken.append(1)
+    due, _ = desk.scheduler.take_due()
+    desk.scheduler.end_rest("a", "timeout")
+    assert not ticket.is_alone, "one may still answer"
+    desk.scheduler.end_rest("b", "refused")
+    assert ticket.is_alone and woken == [1] and desk.scheduler.show()[1] == 0
+    assert desk.scheduler.explain_rests(ticket) == {"a": "timeout", "b": "refused"}
+    desk.scheduler.leave(ticket)
 
 
-def test_when_all_rest_one_at_a_time_is_tried_all_the_same():
-    desk = Desk(("m", "a", "x", {"max_parallel": 4}))
+def test_a_model_that_nobody_else_has_is_asked_although_it_was_missing():
+    desk = Desk(("m", "a", "x", {}))
     first = desk.enter()
-    desk.scheduler.fail(first)
-    assert first.model is None and first.candidates == [[]], "nobody is left"
+    desk.scheduler.fail(first, "not_found_error", is_missing=True)
     desk.scheduler.leave(first)
-    second, third = desk.enter(), desk.enter()
-    assert second.model.name == "m" and third.model is None and any(third.candidates)
-    desk.scheduler.succeed(second)
-    desk.scheduler.leave(second)
-    assert third.model.name == "m"
+    assert desk.enter().model.name == "m"
+
+
+@cache
+def fleet_to_shake(slots, third):
+    return fleet_of(("m1", "n", "a", {"max_parallel": slots}), ("m3", "k", third, {}),
+                    ("m2", "n", "b", {"ollama_model": "o", "max_parallel": 2}), nodes=("n", "k"))
+
+
+class Shaken:
+    """A scheduler that random things happen to; `told` says which."""
+
+    def __init__(self, seed):
+        self.dice, self.now = random.Random(seed), 100.0
+        fleet = fleet_to_shake(self.dice.choice([1, 2, 4]), self.dice.choice("ac"))
+        self.scheduler = sf.Scheduler(fleet, lambda: self.now)
+        self.tickets, self.told = [], []
+        for _ in range(self.dice.randrange(4, 26)):
+            self.act()
+
+    def act(self):
+        dice, held = self.dice, [ticket for ticket in self.tickets if ticket.model]
+        act = dice.random()
+        if act < 0.4 or not self.tickets:
+            alias = dice.choice(list(self.scheduler.candidates))
+            self.tickets.append(self.scheduler.enter(alias, sf.Conversation(str(dice.randrange(4)))))
+            self.told.append(f"enter {alias}")
+        elif act < 0.5:
+            self.now += dice.choice([0.5, 3, 70])
+            self.ask(dice.choice(["", "n", "k", "nk"]))
+        elif act < 0.65 and held:
+            self.scheduler.succeed(dice.choice(held))
+        elif act < 0.8 and held:
+            ticket, is_missing = dice.choice(held), dice.random() < 0.4
+            self.told.append(f"fail {ticket.number} {ticket.model.name} missing={is_missing}")
+            self.scheduler.fail(ticket, "refused", is_missing=is_missing)
+        else:
+            ticket = self.tickets.pop(dice.randrange(len(self.tickets)))
+            self.told.append(f"leave {ticket.number}")
+            self.scheduler.leave(ticket)
+
+    def ask(self, dead=""):
+        due, _ = self.scheduler.take_due()
+        self.told.append(f"ask {due}, dead: {dead}")
+        for name in due:
+            self.scheduler.end_rest(name, "refused" if name in dead else "")
+
+    def heal(self):
+        """Let the nodes be healthy, and serve who waits; return whom nobody can serve."""
+        self.now += 1000
+        waiting = self.tickets
+        for _ in range(len(self.tickets) + 1):
+            self.ask()
+            for ticket in [ticket for ticket in waiting if ticket.model]:
+                self.scheduler.succeed(ticket)
+                self.scheduler.leave(ticket)
+                waiting.remove(ticket)
+        dead = [f"request {ticket.number}" for ticket in waiting
+                if any(ticket.candidates) and not ticket.is_alone]
+        for ticket in waiting:
+            self.scheduler.leave(ticket)
+
+        for alias in self.scheduler.candidates:
+            ticket = self.scheduler.enter(alias, sf.Conversation())
+            self.ask()
+            dead += [] if ticket.model else [alias]
+            self.scheduler.leave(ticket)
+        return dead
+
+
+def test_whatever_happens_every_alias_is_served_again():
+    """No alias is dead, nobody waits for ever, no slot is lost."""
+    for seed in range(20_000):
+        shaken = Shaken(seed)
+        assert shaken.heal() == [], (seed, shaken.told)
+        places, waiting = shaken.scheduler.show()
+        assert (waiting, {place["running"] for place in places.values()}) == (0, {0}), seed
 
 
 def test_a_node_rests_as_a_whole():
@@ -253,7 +358,7 @@ def test_a_node_rests_as_a_whole():
                 ("o", "a", "y", {"ollama_model": "other", "fallback": ["n"]}))
     other = desk.enter("y")
     assert other.model.name == "o"
-    desk.scheduler.fail(other)
+    desk.scheduler.fail(other, "refused")
     desk.scheduler.leave(other)
     assert desk.serve() == "n"
 
@@ -265,7 +370,7 @@ def test_a_missing_model_rests_alone():
     while ticket.model.name != "m":
         desk.scheduler.leave(ticket)
         ticket = desk.enter(conversation=("again", ""))
-    desk.scheduler.fail(ticket, is_missing=True)
+    desk.scheduler.fail(ticket, "refused", is_missing=True)
     desk.scheduler.leave(ticket)
     assert desk.serve() == "n" and desk.enter("y").model.name == "o"
 
@@ -274,21 +379,10 @@ def test_fallbacks_answer_only_when_nobody_of_the_alias_can():
     desk = Desk(("m", "a", "x", {"fallback": ["f"]}), ("f", "b", "y", {}))
     first, second = desk.enter(), desk.enter()
     assert first.model.name == "m" and second.model is None
-    desk.scheduler.fail(first)
+    desk.scheduler.fail(first, "refused")
     assert first.model.name == "f"
     desk.scheduler.leave(first)
     assert second.model.name == "f"
-
-
-def test_a_retry_finds_the_node_whose_rest_has_ended():
-    desk = Desk(("m", "a", "x", {}), ("n", "b", "x", {}))
-    first = desk.enter()
-    desk.scheduler.fail(first)
-    waiting = desk.enter(conversation=("w", ""))
-    assert waiting.model is None
-    desk.now += 3
-    desk.scheduler.serve_queue()
-    assert waiting.model
 
 
 def test_slots_come_back_whatever_happens():
@@ -298,13 +392,14 @@ def test_slots_come_back_whatever_happens():
     held = []
     for _ in range(4000):
         desk.now += chance.random()
+        desk.ask(but="a" if chance.random() < 0.3 else "")
         if len(held) < 6 and chance.random() < 0.6:
             held.append(desk.enter(chance.choice("xy"), (str(chance.randrange(4)), "")))
         elif held:
             ticket = chance.choice(held)
             act = chance.randrange(3)
             if act == 0 and ticket.model:
-                desk.scheduler.fail(ticket, is_missing=chance.random() < 0.3)
+                desk.scheduler.fail(ticket, "refused", is_missing=chance.random() < 0.3)
             else:
                 if act == 1 and ticket.model:
                     desk.scheduler.succeed(ticket)
@@ -312,11 +407,14 @@ def test_slots_come_back_whatever_happens():
                 held.remove(ticket)
         places, waiting = desk.scheduler.show()
         busy = sum(place["running"] for place in places.values())
-        assert busy + waiting + sum(not any(t.candidates) for t in held) == len(held)
+        assert busy + waiting + sum(
+            t.is_alone or not any(t.candidates) for t in held) == len(held)
         assert all(0 <= place["running"] <= place["slots"] for place in places.values())
     for ticket in held:
         desk.scheduler.leave(ticket)
     assert set(running(desk.scheduler).values()) == {0} and desk.scheduler.show()[1] == 0
+    desk.now += 100
+    desk.ask()
     assert desk.serve() and desk.serve("y")  # nobody is busy for ever
 
 
@@ -324,7 +422,7 @@ def test_who_fails_at_a_stop_waits_for_no_other_slot():
     desk = Desk(("m", "a", "x", {}), ("n", "b", "x", {}))
     first, second = desk.enter(), desk.enter()
     desk.scheduler.close()
-    desk.scheduler.fail(first)
+    desk.scheduler.fail(first, "refused")
     assert first.model is None and first.is_closed and second.model
 
 
@@ -657,15 +755,16 @@ def test_more_bodies_than_fit_are_told_to_come_back(rig, monkeypatch):
     assert served.raw(large)[0] == 200
 
 
-def test_a_body_that_does_not_say_its_length_may_take_all(rig, monkeypatch):
-    monkeypatch.setattr(sf, "BODIES_LIMIT_BYTES", sf.BODY_LIMIT_BYTES + 1000)
+def test_a_body_in_chunks_takes_what_has_come_of_it(rig, monkeypatch):
+    monkeypatch.setattr(sf, "BODIES_LIMIT_BYTES", 1500)
     served = rig(says("PONG"))
+    body = json.dumps(request_of(system="s" * 1000)).encode()
     with served.connect() as first:
-        first.sendall(served.head(Transfer_Encoding="chunked") + b"5\r\n{")
-        wait_until(lambda: served.server._bodies._left == 1000)
+        first.sendall(served.head(Transfer_Encoding="chunked") + b"%x\r\n%b\r\n" % (len(body), body))
+        wait_until(lambda: served.server._bodies._left < 1000)
         assert served.raw(served.post(request_of(system="s" * 1000)))[0] == 503
         assert served.ask()[0] == 200
-    wait_until(lambda: served.server._bodies._left == sf.BODIES_LIMIT_BYTES)
+    wait_until(lambda: served.raw(served.post(request_of(system="s" * 1000)))[0] == 200)
 
 
 # -- waiting and leaving --
@@ -782,15 +881,6 @@ def test_a_client_that_leaves_takes_its_request_off_the_node(rig, play, stream):
     assert set(running(served.server.scheduler).values()) == {0}
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_sends_no_more_waits_for_its_answer(rig, stream):
-    served = rig(lambda node, connection: (time.sleep(0.3), says("PO", "NG", pause=0.2)(
-        node, connection)))
-    status, _, body = served.raw(served.post(request_of(stream=stream)), half_close=True)
-    assert status == 200 and b"NG" in body
-    assert served.receipts()[0]["outcome"] == "ok"
-
-
 def test_a_client_that_leaves_the_line_never_reaches_the_node(rig):
     served = rig(hangs)
     first, second = served.connect(), served.connect()
@@ -884,8 +974,7 @@ def test_a_node_that_refuses_or_is_slow_costs_no_answer(rig):
     nodes = served.server.fleet.nodes
     assert [served.ask()[0] for _ in range(2)] == [200, 200]
     nodes["n0"] = replace(nodes["n0"], endpoint=f"http://127.0.0.1:{free_port()}")
-    for place in served.server.scheduler.places.values():
-        place.rest.until = 0
+    served.server.scheduler.end_rest("n0", "")
     assert served.ask(headers={"x_claude_code_session_id": "new"})[0] == 200
     assert [receipt["tries"] for receipt in served.receipts(3)] == [
         [{"node": "n0", "why": "timeout"}], [], [{"node": "n0", "why": "refused"}]]
@@ -958,7 +1047,7 @@ def test_what_was_held_back_before_it_is_asked_again_is_not_sent(rig):
             says("PONG")(node, connection)
     served = rig(play)
     for stream in (True, False):
-        served.server.blind.clear()
+        served.server.learned["m0"].takes_images = True
         body = served.ask(messages=[{"role": "user", "content": [IMAGE]}], stream=stream)[2]
         assert b"PONG" in body and b"sent" not in body
         assert not stream or [event["type"] for event in events_of(body)].count(
@@ -1024,15 +1113,10 @@ def hangs_as_a_whole(node, connection):
     node.gone.wait(30)
 
 
-def thinks_long(page):
-    """Play a node that has its version page at once, and an answer after some time."""
-    def play(node, connection):
-        if node.here.target == "/api/version":
-            page(node, connection)
-        else:
-            node.gone.wait(0.7)
-            says("PONG")(node, connection)
-    return play
+def thinks_long(node, connection):
+    """Answer after some time."""
+    node.gone.wait(0.7)
+    says("PONG")(node, connection)
 
 
 @pytest.mark.parametrize("page", [sends(HEAD + b'{"version":"0.32.15"}'), answers(500, "busy"),
@@ -1040,10 +1124,10 @@ def thinks_long(page):
 def test_a_machine_that_hangs_is_left_and_a_slow_model_is_not(rig, monkeypatch, page):
     monkeypatch.setattr(sf, "SILENCE_SECONDS", 0.15)
     monkeypatch.setattr(sf, "PROBE_TIMEOUT_SECONDS", 0.15)
-    served = rig(hangs_as_a_whole, thinks_long(page), timeout=300)
+    served = rig(hangs_as_a_whole, thinks_long, timeout=300)
+    served.nodes[0].page, served.nodes[1].page = hangs_as_a_whole, page
     for stream in (True, False):
-        for place in served.server.scheduler.places.values():
-            place.rest = sf.Rest()
+        served.server.scheduler.end_rest("n0", "")
         begin_at(served.server.scheduler, "m0")
         status, _, body = served.ask(stream=stream, headers={
             "x_claude_code_session_id": str(stream)})  # 20 s are all that this client waits
@@ -1066,6 +1150,7 @@ def test_a_machine_that_hangs_is_left_although_another_had_begun(rig, monkeypatc
     monkeypatch.setattr(sf, "PROBE_TIMEOUT_SECONDS", 0.15)
     served = rig(sends(HEAD + line("never sent ") + b"garbage\n"), hangs_as_a_whole, says("PONG"),
                  timeout=300)
+    served.nodes[1].page = hangs_as_a_whole
     begin_at(served.server.scheduler, "m0")
     served.server.scheduler.places["m2"].last_number = 2
     assert served.ask()[0] == 200
@@ -1098,7 +1183,10 @@ def test_what_only_the_client_can_mend_is_not_tried_elsewhere(rig):
 
 
 def test_after_content_an_error_event_ends_the_stream(rig):
-    served = rig(sends(HEAD + line("begun ")), sends(HEAD + line("begun ")))
+    def play(node, connection):
+        connection.sendall(HEAD + line("begun "))
+        time.sleep(0.2)  # until it is sent on
+    served = rig(play, play)
     status, _, body = served.ask(stream=True)
     events = events_of(body)
     assert status == 200 and text_of(body) == "begun "
@@ -1161,21 +1249,25 @@ def test_receipts_say_what_happened(rig):
     assert second["session"] == "" and {first["node"], second["node"]} == {"n0", "n1"}
     body = json.dumps(served.nodes[0].requests[0], separators=(",", ":"))
     assert first["sent"] == round(len(body) / sf.BYTES_A_TOKEN) > 40
-    assert re.search(r"(?m)^..:..:..  planner[?] +m\d +n\d +0\.\d  ok [(]waited .*, in 12, out \d[)]$",
+    wait_until(lambda: len(served.said) == 2)
+    assert re.search(r"(?m)^..:..:..  planner[?] +m\d +n\d +(-|0\.\d s)  ok [(]waited .*, in 12, out \d[)]$",
                      "".join(served.said)), served.said
     if os.name == "posix":
         assert stat.S_IMODE(served.receipts_path.stat().st_mode) == 0o600
 
 
-def test_receipts_keep_why_a_node_failed_in_its_own_words(rig):
-    served = rig(answers(500, "model requires more system memory (9.3 GiB) than is available"),
-                 answers(500, f"error parsing tool call: raw='{SPOKEN}', err=invalid"))
-    assert error_of(served.ask())[0] == 500
+@pytest.mark.parametrize("status, words, kept", [
+    (500, "model requires more system memory (9.3 GiB) than is available", ", out of memory"),
+    (500, f"error parsing tool call: raw='{SPOKEN}', err=invalid", ", a tool call it cannot read"),
+    (500, "llama runner process has terminated: exit status 2", ", its engine stopped"),
+    (503, "server busy, please try again", ", it is busy"),
+    (500, f"unable to load {SPOKEN}", ", it cannot load the model"),
+    (500, SPOKEN, ""), (400, SPOKEN, ""), (500, "", "")])
+def test_receipts_keep_why_a_node_failed_and_none_of_its_words(rig, status, words, kept):
+    served = rig(answers(status, words))
+    assert error_of(served.ask())[0] != 200
     receipt, = served.receipts()
-    assert sorted(receipt["said"].split("; ")) == [
-        "n0: model requires more system memory (9.3 GiB) than is available",
-        "n1: error parsing tool call: …"]
-    assert "  api_error after n" in served.said[-1]
+    assert receipt["said"] == f"n0: http {status}{kept}" and SPOKEN not in json.dumps(receipt)
 
 
 def test_receipts_keep_why_a_request_was_refused(rig):
@@ -1183,16 +1275,6 @@ def test_receipts_keep_why_a_request_was_refused(rig):
     served.ask()
     assert re.fullmatch(r"n\d: prompt is too long: \d+ tokens > 32768 maximum",
                         served.receipts()[0]["said"])
-
-
-@pytest.mark.parametrize("text, kept", [
-    ("llama runner process has terminated: exit status 2 CUDA error: out of memory", None),
-    ("unable to load model: /usr/share/ollama/blobs/sha256-f00", "unable to load model: …"),
-    ("model 'Tiny:1b' not found, try pulling it first", None),
-    ("call 5550199 and 0.5 of 12345678", "call … and 0.5 of …"), ("", ""), ("  ", ""),
-    ("error " * 100, ("error " * 100)[:sf.PLAIN_WORDS_LIMIT].rstrip())])
-def test_plain_words_are_those_of_errors(text, kept):
-    assert sf.plain_words(text, ("tiny:1b",)) == (text if kept is None else kept)
 
 
 def test_each_refusal_is_one_line_of_the_log(rig):
@@ -1204,6 +1286,7 @@ def test_each_refusal_is_one_line_of_the_log(rig):
         served.ask(alias)
     served.ask(max_tokens=0)
     served.raw(b"\x1b\r\n\r\n")
+    wait_until(lambda: len(served.said) == 8)
     assert [re.sub(r"^\d\d:\d\d:\d\d  ", "", told) for told in served.said] == [
         "refused: 401, the key is missing or wrong; send it as `Authorization: Bearer KEY` or "
         "`x-api-key: KEY`\n",
@@ -1220,8 +1303,10 @@ def test_each_refusal_is_one_line_of_the_log(rig):
 def test_receipts_turn_over(rig, monkeypatch):
     monkeypatch.setattr(sf, "RECEIPTS_LIMIT_BYTES", 300)
     served = rig(says("x"))
-    for _ in range(4):
+    for _ in range(3):
         served.ask()
+        served.receipts()
+        time.sleep(0.1)  # or one write takes all
     wait_until(lambda: (served.receipts_path.parent / "requests.jsonl.1").exists())
     assert served.receipts_path.stat().st_size < 1000
 
@@ -1243,6 +1328,7 @@ def test_receipts_go_on_when_they_can_be_written_again(rig, put):
     began = time.monotonic()
     assert [served.ask()[0] for _ in range(3)] == [200] * 3 and time.monotonic() - began < 5
     wait_until(lambda: sum("  ok (" in told for told in served.said) == 3)  # each is filed
+    wait_until(lambda: any("no receipts for now" in told for told in served.said))
     assert sum("no receipts for now" in told for told in served.said) == 1
     path.rmdir() if path.is_dir() else path.unlink()
     served.ask()
@@ -1336,8 +1422,8 @@ def test_serve_says_where_and_answers_until_it_is_told_to_stop(tmp_path):
         program.process.send_signal(signal.SIGTERM)
         assert text_of(read_answer(connection.makefile("rb"))[2]) == "PONG"
     stdout, told = program.process.communicate(timeout=15)
-    assert program.process.returncode == 0 and re.search(rb"  main +m +a +0\.\d  ok [(]", told)
-    assert re.search(rb"(?m)^Served:\nNode +Requests .*\n-+\na +1 +12 +3 ", stdout)
+    assert program.process.returncode == 0 and re.search(rb"  main +m +a +0\.\d s  ok [(]", told)
+    assert re.search(rb"(?m)^Served:\nNode +Requests .*\na +1 +12 +3 ", stdout)
     receipt = json.loads((tmp_path / ".subagent-fleet" / "requests.jsonl").read_text())
     assert receipt["outcome"] == "ok"
     with pytest.raises(OSError):
@@ -1359,7 +1445,7 @@ def test_a_second_signal_ends_at_once_and_tells_what_it_cut_off(tmp_path, words)
         program.process.send_signal(signal.SIGINT)
         status, told = program.end(sf.GRACE_SECONDS / 2)  # which one signal gives the answers
         assert status == 130 and node.gone.wait(5)
-    assert len(re.findall(r" \d+\.\d  stopped", told)) == (2 if words == ("-v",) else 0)
+    assert len(re.findall(r" \d+\.\d s  stopped", told)) == (2 if words == ("-v",) else 0)
     if words == ("-v",):
         kept = (tmp_path / ".subagent-fleet" / "requests.jsonl").read_text().splitlines()
         assert [json.loads(receipt)["outcome"] for receipt in kept] == ["stopped", "stopped"]
@@ -1439,8 +1525,8 @@ def test_up_does_the_whole_job(project):
     assert (done.returncode, done.stdout) == (7, "PONG -p hi there\n")
     assert "m  a  tiny  ok" in done.stderr
     assert done.stderr.endswith(
-        "\nThis session goes on with:\n  subagent-fleet up -- --resume a-session\n")
-    assert re.search(r"^a +1 +7 +2 +0\.0 +0$", done.stderr, re.M)
+        "\nTo continue this session on your fleet:\n  subagent-fleet up -- --resume a-session\n")
+    assert re.search(r"^a +1 +7 +2 +- +0$", done.stderr, re.M)
     assert (project.place / ".claude" / "agents" / "planner.md").exists()
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", project.port), timeout=1)
@@ -1471,6 +1557,7 @@ def test_up_goes_past_proxies_and_clouds(project):
     assert (done.returncode, done.stdout) == (7, "PONG\n")
 
 
+@pytest.mark.slow
 def test_up_refuses_before_it_loads_models(project):
     with socket.create_server(("127.0.0.1", project.port)):
         done = project("up")
@@ -1478,6 +1565,7 @@ def test_up_refuses_before_it_loads_models(project):
     assert not project.node.asked("/api/chat")
 
 
+@pytest.mark.slow
 def test_up_takes_a_free_port_where_the_file_names_none(project, monkeypatch):
     config = project.place / "fleet.yaml"
     config.write_text(config.read_text().replace(f", port: {project.port}", ""))
@@ -1493,7 +1581,7 @@ def test_up_takes_a_free_port_where_the_file_names_none(project, monkeypatch):
                        "`port: [0-9]+` under project.gateway", done.stderr, re.M)
     assert f"Serving shop at http://127.0.0.1:{port}.\n" in done.stderr
     environment = (project.place / ".env.subagent-fleet").read_text()
-    assert f"http://127.0.0.1:{port}" in environment and "behind the config" not in done.stderr
+    assert f"http://127.0.0.1:{port}" in environment and "out of date" not in done.stderr
 
 
 def test_up_refuses_when_nobody_answers_for_the_main_session(project):
@@ -1506,11 +1594,12 @@ def test_up_refuses_when_nobody_answers_for_the_main_session(project):
     assert project("validate").returncode == 0, project("validate").stderr
     done = project("up")
     assert done.returncode == 1 and done.stdout == ""
-    assert "error: nobody can answer for far, the main session's model: node offline\n" in done.stderr
+    assert "error: no machine can serve far, the main session's model: node offline\n" in done.stderr
     config.write_text(config.read_text().replace("alias: y", "alias: y, fallback: [m]"))
     assert project("up").returncode == 7
 
 
+@pytest.mark.slow
 def test_up_goes_on_without_a_machine_that_never_answers(project):
     hole = hostile_nodes.listen(hostile_nodes.silence)
     config = project.place / "fleet.yaml"
@@ -1524,7 +1613,7 @@ def test_up_goes_on_without_a_machine_that_never_answers(project):
     assert done.returncode == 7, done.stderr
     ready, silent = done.stderr.index("m    a     tiny"), done.stderr.index("not answering: no answer")
     assert ready < silent < done.stderr.index(
-        "\nGoing on without far (node offline \u2192 fallback m).\n")
+        "\nContinuing without far (node offline \u2192 fallback m).\n")
 
 
 def test_a_gateway_that_serves_an_older_config_is_not_used(project):
@@ -1538,8 +1627,8 @@ def test_a_gateway_that_serves_an_older_config_is_not_used(project):
     for words, stop in (["up"], stops), (["launch", "claude"], stops), (["doctor"], "stop it"):
         done = project(*words)
         assert done.returncode == 1 and not project.node.asked("/api/chat")
-        assert "serves this fleet as it was before a change" in done.stdout + done.stderr
-        assert f"fix: {stop} and start it anew" in done.stdout + done.stderr
+        assert "is still running the old fleet.yaml" in done.stdout + done.stderr
+        assert f"fix: {stop}, then start it again" in done.stdout + done.stderr
     process.terminate()
     assert process.wait(10) == 0
     process.stdout.close()
@@ -1570,6 +1659,7 @@ def test_status_says_who_works_at_the_gateway(project):
     process.stdout.close()
 
 
+@pytest.mark.slow
 def test_second_up_serves_on_when_the_first_ends(project):
     def start(seconds):
         return started(
@@ -1586,7 +1676,7 @@ def test_second_up_serves_on_when_the_first_ends(project):
     _, said = first.communicate(timeout=15)
     assert first.returncode == 7 and not (project.place / "done4").exists()
     told, said = second.communicate(timeout=15)
-    assert (second.returncode, told) == (7, b"PONG\n") and b"it is used" in said
+    assert (second.returncode, told) == (7, b"PONG\n") and b"that already runs" in said
     assert re.search(rb"(?m)^a +1 +7 +2 ", said)
 
 
@@ -1606,7 +1696,7 @@ def test_up_uses_the_gateway_that_runs_already(project):
                       env=clean_environment(), stdout=subprocess.PIPE)
     process.stdout.readline()
     done = project("up")
-    assert done.returncode == 7 and "it is used" in done.stderr
+    assert done.returncode == 7 and "that already runs" in done.stderr
     assert re.search(r"^a +1 +7 +2 ", done.stderr, re.M)
     assert process.poll() is None
     process.terminate()
@@ -1691,7 +1781,7 @@ http.server.HTTPServer((sys.argv[4], int(sys.argv[6])), Handler).serve_forever()
     assert (done.returncode, done.stdout) == (7, "FROM LITELLM\n")
     running = started([litellm, "", "", "", "127.0.0.1", "", str(project.port)])
     wait_until(lambda: not answers_nobody(project.port))
-    assert "it is used" in project("up").stderr and running.poll() is None
+    assert "that already runs" in project("up").stderr and running.poll() is None
     running.kill()
     running.wait()
     with pytest.raises(OSError):
@@ -1767,6 +1857,7 @@ def test_up_writes_a_fleet_file_where_there_is_none(tmp_path, monkeypatch, capsy
     assert (tmp_path / "fleet.yaml").exists()
 
 
+@pytest.mark.slow
 def test_what_ends_a_gateway_of_another_fleet_can_be_typed(project, tmp_path_factory):
     project("generate")
     other = tmp_path_factory.mktemp("other")
@@ -1790,7 +1881,7 @@ def test_up_refuses_a_port_that_is_not_its_fleets(project, fake_node):
     done = project("up")
     assert (done.returncode, done.stdout) == (1, "")
     assert f"error: another program answers at http://127.0.0.1:{project.port} (" in done.stderr
-    assert f", pid {os.getpid()}, in {os.getcwd()})\n" in done.stderr
+    assert f", pid {os.getpid()}, in {project.place})\n" in done.stderr  # where it runs now
     assert re.search(r"  fix: stop it, or write `port: \d+` under project.gateway\n", done.stderr)
 
 

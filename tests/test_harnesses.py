@@ -294,7 +294,7 @@ def paths_of(folder, name):
 def test_generate_writes_a_target_where_it_is_named_and_keeps_it_up(generated, quick):
     assert paths_of(generated, "codex") == []
     done = quick("generate", "--target", "codex,pi")
-    assert done.returncode == 0 and "codex cannot limit the tools of a role: planner" in done.stderr
+    assert done.returncode == 0 and "codex cannot limit an agent's tools: planner" in done.stderr
     assert paths_of(generated, "codex") == [
         "agents/implementer.toml", "agents/planner.toml", "config.toml", "models.json"]
     (generated / "fleet.yaml").write_text(
@@ -338,7 +338,7 @@ def test_an_unknown_target_in_the_file_is_refused(fleet, quick):
 def test_clean_removes_them_and_leaves_what_the_program_wrote(generated, quick):
     quick("generate", "--target", ",".join(NAMES))
     (generated / ".subagent-fleet/codex/auth.json").write_text("{}", encoding="utf-8")
-    assert quick("clean").returncode == 0
+    assert quick("clean", "--force").returncode == 0
     left = [str(path.relative_to(generated)) for path in generated.rglob("*") if path.is_file()]
     assert sorted(left) == [".subagent-fleet/codex/auth.json", "fleet.yaml"]
     assert not (generated / ".subagent-fleet/opencode").exists()

@@ -11,7 +11,7 @@ import pytest
 import subagent_fleet as sf
 from listener import Listener
 from test_world import hostile_repository
-from tools import PROGRAM, clean_environment, free_port
+from tools import PROGRAM, clean_environment, free_port, run_main
 from workspace_cases import tree
 
 pytestmark = pytest.mark.skipif(os.name != "posix" or not shutil.which("git"),
@@ -48,7 +48,7 @@ notify: touch {mark}
 defaults: {{setup: ["touch {mark}"], check: "touch {mark}"}}
 tasks: {{trap: {{prompt: hi, coder: [touch, "{mark}"]}}, other: {{prompt: hi, after: [trap]}}}}
 """
-HOSTILE_MANIFEST = {"files": {path: sf.digest(b"precious\n") for path in (
+HOSTILE_MANIFEST = {"schema": "subagent-fleet/manifest/1", "writing": {}, "files": {path: sf.digest(b"precious\n") for path in (
     "../outside/.bashrc", ".bashrc", "notes.txt", ".claude/agents/../../notes.txt",
     ".env.subagent-fleet")}}
 
@@ -57,6 +57,7 @@ class Checkout:
     """The directory, what surrounds it, and what must stay as it is."""
 
     def __init__(self, tmp_path, variant):
+        self.root = tmp_path
         self.place, self.outside = tmp_path / "clone", tmp_path / "outside"
         self.mark, self.programs = tmp_path / "ran", tmp_path / "programs"
         self.variant, self.listeners = variant, []
@@ -163,14 +164,39 @@ class Checkout:
         for path in self.programs.iterdir():
             path.chmod(0o755)
 
-    def run(self, *words):
-        environ = clean_environment(
+    def environment(self):
+        return clean_environment(
             HOME=self.outside, XDG_STATE_HOME=self.place.parent / "state",
             PATH=f".::{self.programs}:{os.defpath}", PYTHONPATH=self.place,
             LITELLM_MASTER_KEY=SECRET, AWS_SECRET_ACCESS_KEY=OTHER_SECRET,
             OLLAMA_HOST=f"127.0.0.1:{self.listeners[0].port}")
+
+    def keep(self):
+        """Remember how all of it lies, so that the next test finds it so."""
+        self.kept = self.root / "kept"
+        shutil.copytree(self.place, self.kept, symlinks=True)
+
+    def restore(self):
+        """Lay it as it was; building it anew takes thirteen runs of git.
+
+        What is outside stays as it is: each test has seen that nothing of it has changed.
+        """
+        for path in (self.place, self.root / "state"):
+            shutil.rmtree(path, ignore_errors=True)
+        for mark in self.marks:
+            mark.unlink(missing_ok=True)
+        shutil.copytree(self.kept, self.place, symlinks=True)
+        for listener in self.listeners:
+            listener.heard = b""
+
+    def run(self, *words):
+        return run_main(words, cwd=self.place, env=self.environment(), timeout=60)
+
+    def start(self, *words):
+        """Run it as a process, which Python's own start could lead astray."""
         return subprocess.run([sys.executable, "-I", "-S", PROGRAM, *words], cwd=str(self.place),
-                              env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+                              env=self.environment(), stdin=subprocess.DEVNULL,
+                              capture_output=True, timeout=60)
 
     def check(self, done):
         """Say that nothing ran, nothing outside has changed, no secret went anywhere."""
@@ -211,7 +237,7 @@ TYPED = {  # a command of which nothing stands here is run by its name alone
     "doctor": [["doctor", "--timeout", "1"], ["doctor", "--fix", "--timeout", "1"]],
     "warmup": [["warmup", "--timeout", "1"]], "worker": [["worker", "--timeout", "1"]],
     "trust": [["trust", "--show"], ["trust"]],
-    "bench": [["bench"], ["bench", "--quick", "--quality", "--trust"]],
+    "bench": [["bench"], ["bench", "--quick", "--trust"]],
     "trace": [["trace"], ["trace", "last"], ["trace", "--audit"]],
     "wake": [["wake", "--timeout", "1"],
              ["wake", "near", "--via", "127.0.0.1:9", "--timeout", "1", "--trust"]],
@@ -227,6 +253,7 @@ TYPED = {  # a command of which nothing stands here is run by its name alone
     "skills install": [["skills", "install"], ["skills", "install", "--force"]],
     "plugins install": [["plugins", "install"]], "demo": [["demo", "--seconds", "1"]],
     "ui": [["ui", "--no-open", "--port", "0"]],
+    "install": [["install", "--remove"]],  # the other way it writes into the person's home
     "up": [["up"], ["up", "--trust"]], "serve": [["serve"]], "env": [["env"], ["env", "--shell", "json"]],
 }
 TRUSTED = [["up"], ["launch", "claude"], ["launch", "claude", "--", "--settings", "evil.json"],
@@ -237,11 +264,26 @@ TRUSTED = [["up"], ["launch", "claude"], ["launch", "claude", "--", "--settings"
 VARIANTS = ("builtin", "builtin, mapped", "builtin, another secret", "litellm", "litellm, port free")
 
 
+@pytest.fixture(scope="module")
+def checkouts(tmp_path_factory):
+    """One of each variant."""
+    made = {}
+
+    def find(variant):
+        if variant not in made:
+            made[variant] = Checkout(tmp_path_factory.mktemp("hostile"), variant)
+            made[variant].keep()
+        else:
+            made[variant].restore()
+        return made[variant]
+    yield find
+    for checkout in made.values():
+        checkout.close()
+
+
 @pytest.fixture
-def checkout(tmp_path, request):
-    made = Checkout(tmp_path, request.param)
-    yield made
-    made.close()
+def checkout(checkouts, request, in_lan):
+    return checkouts(request.param)
 
 
 def needs_another_user(variant):
@@ -252,7 +294,8 @@ def every_case():
     for row in sf.COMMANDS:
         for words in TYPED.get(row.name, [[row.name]]):
             for variant in VARIANTS:
-                yield pytest.param(variant, words, id=f"{' '.join(words)}, {variant}")
+                yield pytest.param(variant, words, id=f"{' '.join(words)}, {variant}",
+                                   marks=[pytest.mark.slow] * (row.name == "demo"))
 
 
 @pytest.mark.parametrize("checkout, words", list(every_case()), indirect=["checkout"])
@@ -260,6 +303,14 @@ def test_no_command_believes_a_hostile_checkout(checkout, words, request):
     if needs_another_user(request.node.callspec.params["checkout"]):
         pytest.skip("root alone can listen as another user")
     checkout.check(checkout.run(*words))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [TYPED.get(row.name, [[row.name]])[0] for row in sf.COMMANDS],
+                         ids=" ".join)
+@pytest.mark.parametrize("checkout", VARIANTS[:1], indirect=True)
+def test_no_command_that_is_started_there_believes_it(checkout, words):
+    checkout.check(checkout.start(*words))
 
 
 @pytest.mark.parametrize("words", TRUSTED, ids=" ".join)

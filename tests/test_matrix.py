@@ -8,7 +8,7 @@ import pytest
 
 import subagent_fleet as sf
 from gateway_rig import KEY, Node, Rig, fleet_of, wait_until
-from matrix_cases import BACKENDS, CLIENTS, PIXEL, TOOL, heard_of, refusal_of, stream_of
+from matrix_cases import BACKENDS, CLIENTS, PIXEL, TOOL, heard_of, message_of, refusal_of, stream_of
 
 END = ("end", "end_turn", 12, 3)
 PAIRS = [(backend, dialect) for backend in BACKENDS for dialect in CLIENTS]
@@ -43,8 +43,14 @@ def test_every_backend_and_dialect_is_in_the_matrix(backend, dialect):
     assert {client.target for client in CLIENTS.values()} == set(sf.DIALECTS)
 
 
-def plays(backend, *steps):
-    return lambda node, connection: connection.sendall(stream_of(backend, steps))
+def plays(backend, dialect, *steps):
+    def play(node, connection):
+        passes = backend == "anthropic" and dialect == "messages"  # the request as it came
+        if passes and not node.here.request["stream"]:
+            connection.sendall(message_of(steps))
+        else:
+            connection.sendall(stream_of(backend, steps, dialect))
+    return play
 
 
 def ask(served, dialect, said=(("user", "hi"),), *, stream, **more):
@@ -64,7 +70,7 @@ STREAMS = pytest.mark.parametrize("stream", [True, False])
 
 @STREAMS
 def test_text(serve, backend, dialect, stream):
-    served = serve(plays(backend, ("text", "Two "), ("text", "wörds \U0001f600."), END))
+    served = serve(plays(backend, dialect, ("text", "Two "), ("text", "wörds \U0001f600."), END))
     answer = ask(served, dialect, stream=stream)
     assert (answer.text, answer.thinking, answer.calls, answer.error) \
         == ("Two wörds \U0001f600.", "", [], "")
@@ -77,7 +83,7 @@ def test_text(serve, backend, dialect, stream):
 
 @STREAMS
 def test_thinking(serve, backend, dialect, stream):
-    served = serve(plays(backend, ("thinking", "Let me "), ("thinking", "see."), ("text", "Yes."), END),
+    served = serve(plays(backend, dialect, ("thinking", "Let me "), ("thinking", "see."), ("text", "Yes."), END),
                    thinking=True)
     answer = ask(served, dialect, stream=stream)
     assert (answer.thinking, answer.text) == ("Let me see.", "Yes.")
@@ -87,7 +93,7 @@ def test_thinking(serve, backend, dialect, stream):
 def test_thinking_that_is_printed_is_told_from_text(serve, backend, dialect, stream):
     if backend == "anthropic":
         pytest.skip("what it prints is its own")
-    served = serve(plays(backend, ("text", "<thi"), ("text", "nk>Hm.</think>Yes."), END))
+    served = serve(plays(backend, dialect, ("text", "<thi"), ("text", "nk>Hm.</think>Yes."), END))
     answer = ask(served, dialect, stream=stream)
     assert (answer.thinking, answer.text) == ("Hm.", "Yes.")
 
@@ -96,7 +102,7 @@ def test_thinking_that_is_printed_is_told_from_text(serve, backend, dialect, str
 def test_calls_in_the_middle_of_text_and_their_results(serve, backend, dialect, stream):
     first = ("call", "Bash", {"command": "ls"})
     second = ("call", "Bash", {"command": "pwd", "n": [1, {"ü": None}]})
-    served = serve(plays(backend, ("text", "Look: "), first, second, ("end", "tool_use", 9, 4)))
+    served = serve(plays(backend, dialect, ("text", "Look: "), first, second, ("end", "tool_use", 9, 4)))
     answer = ask(served, dialect, stream=stream, tools=[TOOL])
     assert answer.text == "Look: " and answer.reason in (reason_in(dialect, "tool_use"), "completed")
     assert [call[:2] for call in answer.calls] == [first[1:], second[1:]]
@@ -106,14 +112,14 @@ def test_calls_in_the_middle_of_text_and_their_results(serve, backend, dialect, 
 
     said = [("user", "hi"), *(("call", own_id, *call[1:]) for own_id, call in zip(ids, (first, second))),
             *(("result", own_id, f"result of {own_id}") for own_id in ids)]
-    served.nodes[0].play = plays(backend, ("text", "Done."), END)
+    served.nodes[0].play = plays(backend, dialect, ("text", "Done."), END)
     assert ask(served, dialect, said, stream=stream, tools=[TOOL]).text == "Done."
     texts, _, _ = heard_of(served.nodes[0].requests[1])
     assert [f"result of {own_id}" in texts for own_id in ids] == [True, True]
 
 
 def test_images_are_shown(serve, backend, dialect):
-    served = serve(plays(backend, ("text", "A dot."), END))
+    served = serve(plays(backend, dialect, ("text", "A dot."), END))
     said = [("user", "what is it?"), ("image", PIXEL)]
     assert ask(served, dialect, said, stream=False).text == "A dot."
     assert heard_of(served.nodes[0].requests[0])[2] == 1
@@ -124,7 +130,7 @@ def test_images_that_a_model_does_not_take_are_left_out(serve, backend, dialect)
         if heard_of(node.here.request)[2]:
             connection.sendall(refusal_of(backend, 500, "image input is not supported"))
         else:
-            plays(backend, ("text", "I see none."), END)(node, connection)
+            plays(backend, dialect, ("text", "I see none."), END)(node, connection)
     served = serve(blind)
     said = [("user", "what is it?"), ("image", PIXEL)]
     assert ask(served, dialect, said, stream=True).text == "I see none."
@@ -135,14 +141,14 @@ def test_images_that_a_model_does_not_take_are_left_out(serve, backend, dialect)
 def test_stop_sequences(serve, backend, dialect):
     if dialect == "responses":
         pytest.skip("Responses has none")
-    served = serve(plays(backend, ("text", "one two "), ("stop", "END", 12, 3)))
+    served = serve(plays(backend, dialect, ("text", "one two "), ("stop", "END", 12, 3)))
     answer = ask(served, dialect, stream=True, stops=["END"])
     assert answer.text == "one two " and answer.reason == reason_in(dialect, "stop_sequence")
 
 
 @STREAMS
 def test_most_tokens(serve, backend, dialect, stream):
-    served = serve(plays(backend, ("text", "cut"), ("end", "max_tokens", 12, 50)), max_output=4000)
+    served = serve(plays(backend, dialect, ("text", "cut"), ("end", "max_tokens", 12, 50)), max_output=4000)
     answer = ask(served, dialect, stream=stream, most=5000)
     assert answer.text == "cut" and answer.tokens == (12, 50)
     assert answer.reason in (reason_in(dialect, "max_tokens"), "completed", "incomplete")
@@ -168,17 +174,17 @@ def test_a_prompt_that_is_too_long_is_refused_in_the_clients_words(serve, backen
 @STREAMS
 def test_another_node_goes_on_where_one_fails_before_content(serve, backend, dialect, stream):
     steps = [("text", "never sent"), END]
-    cut = stream_of(backend, steps).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+    cut = stream_of(backend, steps, dialect).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
     ways = [refusal_of(backend, 500, "broken"), refusal_of(backend, 503, "busy"), cut, b"", b"SSH-2.0\r\n"]
     for way in ways:
         served = serve(lambda node, connection, way=way: connection.sendall(way),
-                       plays(backend, ("text", "from the other"), END))
+                       plays(backend, dialect, ("text", "from the other"), END))
         answers = [ask(served, dialect, stream=stream) for _ in range(2)]
         assert [answer.text for answer in answers] == ["from the other"] * 2, way
 
 
 def test_an_error_in_the_middle_of_an_answer_is_said(serve, backend, dialect):
-    whole = stream_of(backend, [("text", "begun"), ("text", " more"), END])
+    whole = stream_of(backend, [("text", "begun"), ("text", " more"), END], dialect)
     at = whole.index(b" more") - 40
 
     def dies(node, connection):
@@ -189,7 +195,7 @@ def test_an_error_in_the_middle_of_an_answer_is_said(serve, backend, dialect):
 
 
 def test_a_client_that_leaves_takes_its_request_off_the_node(serve, backend, dialect):
-    begun = stream_of(backend, [("text", "begun"), END])
+    begun = stream_of(backend, [("text", "begun"), END], dialect)
     begun = begun[:begun.index(b"\n", begun.index(b"begun")) + 1]
 
     def hangs(node, connection):
@@ -212,14 +218,14 @@ def test_a_slow_first_token_is_waited_for_with_pings(serve, backend, dialect, mo
 
     def slow(node, connection):
         time.sleep(0.45)
-        plays(backend, ("text", "at last"), END)(node, connection)
+        plays(backend, dialect, ("text", "at last"), END)(node, connection)
     answer = ask(serve(slow), dialect, stream=True)
     assert answer.text == "at last" and answer.pings >= 2
 
 
 def test_an_answer_that_comes_byte_by_byte_is_the_same(serve, backend, dialect):
     whole = stream_of(backend, [("thinking", "ü"), ("text", "é\U0001f600"),
-                                ("call", "Bash", {"command": "ö"}), ("end", "tool_use", 5, 6)])
+                                ("call", "Bash", {"command": "ö"}), ("end", "tool_use", 5, 6)], dialect)
 
     def drips(node, connection):
         for at in range(0, len(whole), 7):
@@ -230,7 +236,7 @@ def test_an_answer_that_comes_byte_by_byte_is_the_same(serve, backend, dialect):
 
 
 def test_nothing_of_a_conversation_or_a_key_is_kept(serve, backend, dialect, tmp_path):
-    served = serve(plays(backend, ("text", "the secret answer"), END))
+    served = serve(plays(backend, dialect, ("text", "the secret answer"), END))
     served.world.environ["NODE_API_KEY"] = "sk-node-0123456789"
     node = served.server.fleet.nodes["n0"]
     served.server.fleet.nodes["n0"] = replace(node, api_key_env="NODE_API_KEY")
@@ -240,6 +246,7 @@ def test_nothing_of_a_conversation_or_a_key_is_kept(serve, backend, dialect, tmp
     served.world.node_keys[node.endpoint, "NODE_API_KEY"] = "sk-node-0123456789"
     wait_until(lambda: ask(served, dialect, [("user", "the secret prompt")],
                            stream=True).text == "the secret answer")
+    served.receipts(1)  # it is filed when the answer has gone
     kept = served.receipts_path.read_text() + "".join(served.said) + json.dumps(served.server.show())
     assert not [word for word in ("secret", "sk-node", KEY) if word in kept]
 
@@ -247,13 +254,13 @@ def test_nothing_of_a_conversation_or_a_key_is_kept(serve, backend, dialect, tmp
 def test_a_node_that_answers_nothing_any_more_is_left(serve, backend, dialect, monkeypatch):
     monkeypatch.setattr(sf, "SILENCE_SECONDS", 0.2)
     monkeypatch.setattr(sf, "PROBE_TIMEOUT_SECONDS", 0.2)
-    head = stream_of(backend, [END]).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+    head = stream_of(backend, [END], dialect).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
 
     def hung(node, connection):
-        if node.here.request is not None:
-            connection.sendall(head + (b": alive\n" if backend != "ollama" else b""))
+        connection.sendall(head + (b": alive\n" if backend != "ollama" else b""))
         node.gone.wait(3)
-    served = serve(hung, plays(backend, ("text", "from the other"), END))
+    served = serve(hung, plays(backend, dialect, ("text", "from the other"), END))
+    served.nodes[0].page = lambda node, connection: node.gone.wait(3)
     answers = [ask(served, dialect, stream=True).text for _ in range(2)]
     served.nodes[0].gone.set()
     assert answers == ["from the other"] * 2
@@ -262,7 +269,7 @@ def test_a_node_that_answers_nothing_any_more_is_left(serve, backend, dialect, m
 
 
 def test_garbage_in_an_answer_is_the_nodes_fault(serve, backend, dialect):
-    good = stream_of(backend, [("text", "x"), END])
+    good = stream_of(backend, [("text", "x"), END], dialect)
     head = good.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
     for garbage in (b"data: {broken\n", b'data: [1]\n', b"{\n", b"data: " + b"[" * 5000 + b"\n"):
         garbage = garbage if backend != "ollama" else garbage.replace(b"data: ", b"")

@@ -30,7 +30,8 @@ def serve(tmp_path):
         fleet = fleet_of(("first", "a", "x", {"fallback": ["second"], **first}), ("second", "b", "y", second),
                          nodes={"a": nodes[0].endpoint, "b": nodes[1].endpoint})
         served = Rig(fleet, tmp_path)
-        served.server.abilities = dict(abilities or {})
+        for name, able in (abilities or {}).items():
+            served.server.learned[name].abilities = able
         served.nodes = nodes
         made.append(served)
         return served
@@ -100,7 +101,7 @@ def test_a_node_that_holds_less_than_the_file_says_is_not_asked_again(serve):
 
 def test_what_was_learned_of_images_chooses_too(serve):
     served = serve({}, {}, answers(500, "image input is not supported"))
-    served.server.blind.add("first")
+    served.server.learned["first"].takes_images = False
     assert answer(served, messages=PICTURE) == "from second"
 
 
@@ -112,7 +113,8 @@ def test_abilities_are_asked_of_the_nodes(fake_node, tmp_path):
     served = Rig(fleet, tmp_path)
     served.server.learn_abilities()
     served.close()
-    assert served.server.abilities == {"m": ("completion", "tools"), "n": ("completion", "vision")}
+    assert {name: known.abilities for name, known in served.server.learned.items()} \
+        == {"m": ("completion", "tools"), "n": ("completion", "vision"), "o": None}
 
 
 def test_whoever_is_passed_over_somebody_is_left():
@@ -141,8 +143,8 @@ def test_doctor_says_who_sees_no_images_and_who_holds_less():
     state = sf.NodeState("mini", "http://mini:11434", version="0.32.15", models=held)
     found = {finding.slug: finding for _, finding in sf.plan_doctor(fleet, facts_with(
         states={"mini": state}))}
-    assert "no model behind it sees images" in found["no-images"].what
-    assert "small (32,768), but for big (65,536) alone" in found["short-fallback"].what
+    assert "images are dropped: no model behind it can read them" in found["no-images"].what
+    assert "prompts over 32,768 tokens can only go to big" in found["short-fallback"].what
     assert {found[slug].level for slug in ("no-images", "short-fallback")} == {"info"}
     seeing = (replace(held[0], capabilities=("completion", "vision")), held[1])
     found = [finding for _, finding in sf.plan_doctor(fleet, facts_with(

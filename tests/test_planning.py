@@ -44,6 +44,15 @@ def test_gateway_url_is_one_that_a_client_can_reach(host, url):
     assert environment(fleet_of(host=host))["ANTHROPIC_BASE_URL"] == url
 
 
+@pytest.mark.parametrize("models, chains", [
+    ({}, {}), ({"heavy": {"fallback": ["light"]}}, {"big": ["small"]}),
+    ({"heavy": {"fallback": ["light"]}, "light": {"litellm_alias": "big"}}, {}),
+    ({"heavy": {"fallback": ["light"]}, "light": {"fallback": ["heavy"]}},
+     {"big": ["small"], "small": ["big"]})])
+def test_an_alias_falls_back_on_others_and_never_on_itself(models, chains):
+    assert sf.plan_fallbacks(fleet_of(models)) == chains
+
+
 def test_environment_names_a_model_for_every_tier():
     found = environment(fleet_of())
     assert {name: found[name] for name in found if name.endswith("_MODEL")} == {
@@ -199,15 +208,16 @@ def test_only_own_paths_are_ever_removed(path, target):
 
 
 @pytest.mark.parametrize("content", [
-    b"", b"{", b"[]", b"null", b'{"files": []}', b'{"files": {".env.subagent-fleet": 3}}', b"\xff",
-    b'{"schema": 1}', b"[" * 100000])
+    b"", b"{", b"[]", b"null", b'{"files": {}}', b"\xff", b"[" * 100000,
+    b'{"schema": "subagent-fleet/manifest/1"}', b'{"schema": "subagent-fleet/manifest/9", "files": {}}',
+    b'{"schema": "subagent-fleet/manifest/1", "files": []}'])
 def test_manifest_that_cannot_be_read_is_no_manifest(content):
     assert sf.parse_manifest(content) is None
 
 
 def test_manifest_names_no_foreign_path():
-    text = json.dumps({"files": {"/etc/passwd": "x", "../x": "y", ".claude/agents/a.md": "z"},
-                       "writing": {}})
+    text = json.dumps({"schema": "subagent-fleet/manifest/1", "writing": {}, "files": {
+        "/etc/passwd": "x", "../x": "y", ".claude/agents/b.md": 3, ".claude/agents/a.md": "z"}})
     assert list(sf.parse_manifest(text)) == [".claude/agents/a.md"]
 
 
@@ -220,15 +230,59 @@ LLAMA = {"general.architecture": "llama", "llama.block_count": 32, "llama.embedd
 @pytest.mark.parametrize("more, token_bytes", [
     ({}, 131072),  # 2 bytes, 32 layers, 8 heads, keys and values of 128
     ({"llama.attention.key_length": 64, "llama.attention.value_length": 64}, 65536),
-    ({"llama.attention.sliding_window": 1024}, 65536),
+    ({"llama.attention.sliding_window": 1024}, 131072),  # which llama.cpp passes over there
     ({"llama.full_attention_interval": 4}, 32768),
-    ({"llama.full_attention_interval": 64}, 4096),
-    ({"llama.attention.head_count_kv": None}, None), ({"llama.attention.head_count_kv": [8, 0]}, None),
-    ({"llama.block_count": 10**400}, None), ({"llama.block_count": -1}, None),
+    ({"llama.attention.head_count_kv": [8, 0] * 16}, 65536),
+    ({"llama.attention.head_count_kv": [8, 0] * 15}, None),
+    ({"llama.attention.head_count_kv": []}, None), ({"llama.attention.head_count_kv": None}, None),
+    ({"llama.attention.head_count_kv": [8, "8"] * 16}, None),
+    ({"llama.attention.head_count_kv": [8, True] * 16}, None),
+    ({"llama.attention.sliding_window_pattern": []}, None),
+    ({"llama.attention.shared_kv_layers": 16}, 65536), ({"llama.attention.shared_kv_layers": 32}, None),
+    ({"llama.attention.kv_lora_rank": 512}, 131072),  # a file of before latent attention
+    ({"llama.block_count": 10**400}, None), ({"llama.block_count": 999_999}, None),
+    ({"llama.block_count": -1}, None),
     ({"llama.block_count": True}, None), ({"llama.attention.head_count": 0}, None),
     ({"general.architecture": "other"}, None), ({"general.architecture": []}, None)])
 def test_a_token_of_context_takes_what_the_node_tells(more, token_bytes):
-    assert sf.plan_token_bytes({**LLAMA, **more}) == token_bytes
+    assert sf.plan_cache({**LLAMA, **more}).get("token_bytes") == token_bytes
+
+
+# As the published files have it: (architecture, its keys, bytes a token, and once).
+ARCHITECTURES = [
+    ("qwen3moe", {"block_count": 48, "attention.head_count_kv": 4, "attention.key_length": 128,
+                  "attention.value_length": 128}, 98_304, 0),  # qwen3-coder:30b
+    ("gemma3", {"block_count": 62, "attention.head_count_kv": 16, "attention.key_length": 128,
+                "attention.value_length": 128, "attention.sliding_window": 1024},
+     81_920, 0.44),  # gemma3:27b, whose file does not say that one layer in six sees everything
+    ("gemma4", {"block_count": 48, "attention.head_count_kv": [8, 8, 8, 8, 8, 1] * 8,
+                "attention.sliding_window_pattern": ([True] * 5 + [False]) * 8, "attention.key_length": 512,
+                "attention.value_length": 512, "attention.key_length_swa": 256,
+                "attention.value_length_swa": 256, "attention.sliding_window": 1024,
+                "attention.shared_kv_layers": 0}, 16_384, 0.34),  # gemma4:12b
+    ("gptoss", {"block_count": 24, "attention.head_count_kv": 8, "attention.key_length": 64,
+                "attention.value_length": 64, "attention.sliding_window": 128},
+     24_576, 0.003),  # gpt-oss:20b
+    ("qwen35", {"block_count": 64, "attention.head_count_kv": 4, "attention.key_length": 256,
+                "attention.value_length": 256, "full_attention_interval": 4}, 65_536, 0),  # qwen3.5:27b
+    ("qwen35", {"block_count": 64, "attention.head_count_kv": [0, 0, 0, 4] * 16,
+                "attention.key_length": 256, "attention.value_length": 256}, 65_536, 0),
+    ("deepseek2", {"block_count": 47, "attention.head_count_kv": 1, "attention.kv_lora_rank": 512,
+                   "attention.key_length": 576, "attention.value_length": 512,
+                   "attention.key_length_mla": 256, "rope.dimension_count": 64},
+     54_144, 0),  # glm-4.7-flash
+]
+
+
+@pytest.mark.parametrize("kind, keys, token_bytes, once", ARCHITECTURES)
+def test_what_a_context_takes_by_architecture(kind, keys, token_bytes, once):
+    cache = sf.plan_cache({"general.architecture": kind,
+                           **{f"{kind}.{key}": value for key, value in keys.items()}})
+    assert cache["token_bytes"] == token_bytes
+    assert round(cache.get("window_bytes", 0) / 1e9, 3 if once < 0.01 else 2) == once
+    model = sf.NodeModel("x", 10**10, **cache)
+    assert sf.plan_gigabytes(model, 65536) == pytest.approx(
+        11 + cache.get("window_bytes", 0) / 1e9 + token_bytes * 65536 / 1e9)
 
 
 @pytest.mark.parametrize("model, gigabytes", [
@@ -237,7 +291,7 @@ def test_a_token_of_context_takes_what_the_node_tells(more, token_bytes):
     (sf.NodeModel("x:10b", 10**10), 14.9), (sf.NodeModel("x:10b", 10**10, "567.75M"), 11.2),
     (sf.NodeModel("x:10b", 10**10, "1.0T"), 404.2), (sf.NodeModel("x", 10**10, "?"), 11.0),
     (sf.NodeModel("x", 10**400, "9" * 4000 + "B"), 1.1 * 2**50 / 1e9),
-    (sf.NodeModel(f"x:{'9' * 400}b", 0), 12 * 32768)])
+    (sf.NodeModel(f"x:{'9' * 400}b", 0), 660_000 + 12 * 32768)])
 def test_gigabytes_of_a_model_and_its_context(model, gigabytes):
     assert round(sf.plan_gigabytes(model, 32768), 1) == round(gigabytes, 1)
 
@@ -360,6 +414,5 @@ def test_a_persons_own_deny_holds_alone(deny):
 
 def test_what_is_off_and_how_it_comes_back_is_one_sentence():
     assert sf.format_lean(sf.plan_denied_tools(fleet_of(), {}, ())) == (
-        "Lean start: 22 of Claude Code's tools are off (Workflow, ScheduleWakeup, ListAgents and 19 "
-        "more) so that the first word comes sooner; `lean: false` under project.claude brings them "
-        "back.\n")
+        "Started with 22 rarely used tools off (Workflow, ScheduleWakeup, ListAgents and 19 more) "
+        "for a faster first answer. To get them back: `lean: false` under `project.claude`.\n")

@@ -1,34 +1,52 @@
 """Machines that nobody named: what a scan asks, whom it finds, what it says of the rest."""
 import contextlib
 import json
-import pathlib
+import random
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 
 import pytest
 
 import subagent_fleet as sf
 from fake_ollama import FakeNode
-from tools import clean_environment, install, not_held_up
+from tools import clean_environment, install, not_held_up, run_main
 
-NET = "127.0.0.0/24"
-STREET = "127.0.0.8/29"  # without 127.0.0.1, where others may serve
 TARPITS, FULL = range(20, 120), range(120, 220)  # the last part of an address
 
 
 class Neighbourhood:
-    """Machines on loopback addresses: nodes, some that are silent, watchers outside."""
+    """Machines on loopback addresses: nodes, some that are silent, watchers outside.
+
+    Its addresses are 254 of the sixteen million of loopback, which no other test run has.
+    """
 
     def __init__(self):
         self.closing = contextlib.ExitStack()
+        self.street = self._claim()
+        self.net = f"{self.street}.0/24"
+        self.few = f"{self.street}.8/29"
         self.nodes = {}
         self.outside = []  # who was asked that must not be
 
+    def _claim(self):
+        """Take the first three numbers of a /24, by a UDP port in it that nobody else asks for."""
+        for _ in range(100):
+            street = f"127.{random.randrange(1, 250)}.{random.randrange(0, 250)}"
+            claim = self.closing.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            with contextlib.suppress(OSError):
+                claim.bind((f"{street}.1", sf.OLLAMA_PORT))
+                return street
+        raise AssertionError("no part of loopback is free")
+
+    def at(self, last, street=0):
+        """Return an address of this street, or of one further on."""
+        first, second, third = self.street.split(".")
+        return f"{first}.{second}.{int(third) + street}.{last}"
+
     def node(self, last, models, port=sf.OLLAMA_PORT):
-        self.nodes[last] = FakeNode(models, host=f"127.0.0.{last}", port=port)
+        self.nodes[last] = FakeNode(models, host=self.at(last), port=port)
         self.closing.callback(self.nodes[last].close)
         return self.nodes[last]
 
@@ -41,16 +59,16 @@ class Neighbourhood:
 
     def tarpit(self, last):
         """It takes a connection and never says a word."""
-        self.listen(f"127.0.0.{last}", sf.OLLAMA_PORT)
+        self.listen(self.at(last), sf.OLLAMA_PORT)
 
     def fill(self, last):
         """Its queues are full: Linux drops who knocks, as a firewall does."""
         for port in sf.SCAN_PORTS:
-            self.listen(f"127.0.0.{last}", port, backlog=0)
+            self.listen(self.at(last), port, backlog=0)
             for _ in range(2):
                 caller = self.closing.enter_context(socket.socket())
                 caller.setblocking(False)
-                caller.connect_ex((f"127.0.0.{last}", port))
+                caller.connect_ex((self.at(last), port))
 
     def watch(self, address, port):
         listener = self.listen(address, port)
@@ -63,7 +81,7 @@ class Neighbourhood:
 
     def answer(self, last, port, reply):
         """Something that listens there and is no node."""
-        listener = self.listen(f"127.0.0.{last}", port)
+        listener = self.listen(self.at(last), port)
 
         def run():
             with contextlib.suppress(OSError):
@@ -77,13 +95,10 @@ class Neighbourhood:
 
 @pytest.fixture
 def neighbourhood():
-    """An empty one; its addresses are those of all tests, so these run one after the other."""
-    fcntl = pytest.importorskip("fcntl")
-    with open(pathlib.Path(tempfile.gettempdir()) / "subagent-fleet-tests.scan", "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # in other processes of this test run, too
-        place = Neighbourhood()
-        with place.closing:
-            yield place
+    """An empty one."""
+    place = Neighbourhood()
+    with place.closing:
+        yield place
 
 
 # What it took at most, as Linux counts it since the start of the program.
@@ -102,7 +117,15 @@ with open({program!r}) as stream:
 
 
 def scan(tmp_path, *words):
-    """Run a command as a user does; give its status, output, errors and the MB it took at most."""
+    """Run a command; give its status, output and errors."""
+    done = run_main(words, cwd=tmp_path, env={"OLLAMA_HOST": "127.0.0.1:9"}, timeout=60)
+    out, err = done.stdout.decode(), done.stderr.decode()
+    assert "Traceback" not in err, err
+    return done.returncode, out, err
+
+
+def measured_scan(tmp_path, *words):
+    """Do the same as a process, and give the megabytes it took at most."""
     environ = clean_environment(OLLAMA_HOST="127.0.0.1:9")
     path = tmp_path / "kilobytes"
     code = MEASURED.format(path=str(path), program=str(install(tmp_path)))
@@ -113,11 +136,11 @@ def scan(tmp_path, *words):
     return done.returncode, out, err, int(path.read_text()) / 1024
 
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.0/24 is one address elsewhere"),
-    pytest.mark.xdist_group("the /24 of loopback")]
+pytestmark = pytest.mark.skipif(sys.platform != "linux",
+                                reason="127.0.0.0/8 is one address elsewhere")
 
 
+@pytest.mark.slow
 def test_scan_of_a_crowded_network_finds_its_nodes_in_time(neighbourhood, tmp_path):
     neighbourhood.node(11, {"qwen3:8b": {}, "gemma3:4b": {"capabilities": ["completion"]}})
     neighbourhood.node(12, {"qwen3-coder:30b": {"parameters": "30.5B"}})
@@ -127,29 +150,28 @@ def test_scan_of_a_crowded_network_finds_its_nodes_in_time(neighbourhood, tmp_pa
         neighbourhood.tarpit(last)
     for last in FULL:
         neighbourhood.fill(last)
-    for address, port in (("127.0.1.11", 11434), ("127.0.2.1", 11434), ("127.0.0.11", 11435),
-                          ("127.0.0.12", 80), ("127.255.255.255", 8000)):
+    for address, port in ((neighbourhood.at(11, 1), 11434), (neighbourhood.at(1, 2), 11434),
+                          (neighbourhood.at(11), 11435), (neighbourhood.at(12), 80),
+                          (neighbourhood.at(255, 3), 8000)):
         with contextlib.suppress(OSError):  # somebody has port 80
             neighbourhood.watch(address, port)
 
-    _, _, _, at_rest = scan(tmp_path, "--version")
+    _, _, _, at_rest = measured_scan(tmp_path, "--version")
     with not_held_up(2 * (3.5 + 1.5)):  # of these a start
-        status, out, err, megabytes = scan(tmp_path, "discover", "--scan", NET, "--json")
+        status, out, err, megabytes = measured_scan(tmp_path, "discover", "--scan", neighbourhood.net, "--json")
     print(f"{megabytes:.0f} MB, {at_rest:.0f} MB at rest")
     assert (status, err) == (0, "")
     report = json.loads(out)["scan"]
     assert [(one["node"]["name"], one["node"]["endpoint"], len(one["node"]["models"]))
             for one in report["found"]] == [
-        ("lan-11", "http://127.0.0.11:11434", 2), ("lan-12", "http://127.0.0.12:11434", 1),
-        ("lan-13", "http://127.0.0.13:11434", 1)]
-    assert report["networks"] == [NET]
-    others = [one for one in report["others"] if not one["address"].startswith("127.0.0.1:")]
-    is_alone = len(others) == len(report["others"])  # nobody serves at 127.0.0.1
+        ("lan-11", f"http://{neighbourhood.at(11)}:11434", 2),
+        ("lan-12", f"http://{neighbourhood.at(12)}:11434", 1),
+        ("lan-13", f"http://{neighbourhood.at(13)}:11434", 1)]
+    assert report["networks"] == [neighbourhood.net]
     assert report["addresses"] == {
-        "open": 103 + (not is_alone), "refused": 51 - (not is_alone), "silent": len(FULL),
-        "unreachable": 0}
-    assert {one["why"] for one in others} == {"silent"}
-    assert len(others) == len(TARPITS)
+        "open": 103, "refused": 51, "silent": len(FULL), "unreachable": 0}
+    assert {one["why"] for one in report["others"]} == {"silent"}
+    assert len(report["others"]) == len(TARPITS)
     assert neighbourhood.outside == []
     assert megabytes < 60 and megabytes < at_rest + 25
 
@@ -160,34 +182,36 @@ def test_init_with_a_scan_writes_the_machines_that_have_work(neighbourhood, tmp_
     neighbourhood.node(14, {"bge-m3": {"capabilities": ["embedding"]}})
     neighbourhood.answer(10, 11434, b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
     neighbourhood.answer(9, 8080, b"220 mail ready\r\n")
-    status, out, err, _ = scan(tmp_path, "init", "--scan", STREET)
+    status, out, err = scan(tmp_path, "init", "--scan", neighbourhood.few)
     assert (status, err) == (0, "")
-    assert f"Looked at {STREET}: 5 of 6 addresses answer, 1 refuse, 0 are silent.\n" in out
-    assert "Skipped as not Ollama 127.0.0.10:11434; as something else 127.0.0.9:8080.\n" in out
+    assert f"Looked at {neighbourhood.few}: 5 of 6 addresses answer, 1 refuse, 0 are silent.\n" in out
+    assert f"Skipped as not Ollama {neighbourhood.at(10)}:11434; as something else " \
+        f"{neighbourhood.at(9)}:8080.\n" in out
     assert "lan-14 idles: none of its models can chat there.\n" in out
     fleet = sf.load_fleet(str(tmp_path / "fleet.yaml"))
     assert {name: node.endpoint for name, node in fleet.nodes.items()} == {
         "local": "http://127.0.0.1:9",
-        "lan-11": "http://127.0.0.11:11434", "lan-12": "http://127.0.0.12:11434"}
+        "lan-11": f"http://{neighbourhood.at(11)}:11434",
+        "lan-12": f"http://{neighbourhood.at(12)}:11434"}
     assert fleet.models[fleet.agents["implementer"].model].node == "lan-12"
     assert [finding.what for finding in sf.lint_fleet(fleet)] == [
         "nodes.local: no model runs on it"]  # it does not answer today
 
     # What is in the fleet is found again, and known.
     neighbourhood.node(13, {"qwen3:8b": {}})
-    status, out, err, _ = scan(tmp_path, "discover", "--scan", STREET)
+    status, out, err = scan(tmp_path, "discover", "--scan", neighbourhood.few)
     rows = [line.split(None, 3) for line in out.splitlines() if line.startswith("lan-")]
     assert [(row[0], row[-1].strip()) for row in rows][:2] == [
         ("lan-11", "1       is lan-11"), ("lan-12", "1       is lan-12")]
-    assert "`subagent-fleet add lan-13=http://127.0.0.13:11434`" in out
+    assert f"`subagent-fleet add lan-13=http://{neighbourhood.at(13)}:11434`" in out
 
 
 def test_a_server_on_another_port_is_found_by_what_it_answers(neighbourhood, tmp_path):
     neighbourhood.node(11, {"qwen3:8b": {}}, port=8080)
     neighbourhood.node(12, {"qwen3:8b": {}}, port=9090)
-    _, out, _, _ = scan(tmp_path, "discover", "--scan", STREET, "--json")
+    _, out, _ = scan(tmp_path, "discover", "--scan", neighbourhood.few, "--json")
     assert [(one["node"]["endpoint"], one["provider"]) for one in json.loads(out)["scan"]["found"]] \
-        == [("http://127.0.0.11:8080", "ollama")]
+        == [(f"http://{neighbourhood.at(11)}:8080", "ollama")]
 
 
 def test_another_kind_of_server_is_known_by_its_row_of_backends(neighbourhood, tmp_path):
@@ -195,11 +219,11 @@ def test_another_kind_of_server_is_known_by_its_row_of_backends(neighbourhood, t
     neighbourhood.answer(11, 8000, b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
                          b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
     neighbourhood.answer(12, 8000, b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\n{}")
-    _, out, _, _ = scan(tmp_path, "discover", "--scan", STREET, "--json")
+    _, out, _ = scan(tmp_path, "discover", "--scan", neighbourhood.few, "--json")
     report = json.loads(out)["scan"]
     assert [(one["node"]["endpoint"], one["provider"]) for one in report["found"]] \
-        == [("http://127.0.0.11:8000", "openai")]
-    assert report["others"] == [{"address": "127.0.0.12:8000", "why": "wanting a key"}]
+        == [(f"http://{neighbourhood.at(11)}:8000", "openai")]
+    assert report["others"] == [{"address": f"{neighbourhood.at(12)}:8000", "why": "wanting a key"}]
 
 
 def test_tailscale_says_who_else_is_there(neighbourhood, tmp_path):
@@ -207,7 +231,7 @@ def test_tailscale_says_who_else_is_there(neighbourhood, tmp_path):
     tailscale = tmp_path / "bin" / "tailscale"
     tailscale.parent.mkdir()
     peer = {"HostName": "Studio", "DNSName": "studio.tail1.ts.net.", "OS": "macOS", "Online": True,
-            "TailscaleIPs": ["100.64.0.9"], "CurAddr": "127.0.0.11:41641", "Addrs": None}
+            "TailscaleIPs": ["100.64.0.9"], "CurAddr": f"{neighbourhood.at(11)}:41641", "Addrs": None}
     tailscale.write_text("#!/bin/sh\ncat <<'E'\n"
                          + json.dumps({"BackendState": "Running", "Peer": {"nodekey:1": peer}})
                          + "\nE\n")
@@ -215,8 +239,8 @@ def test_tailscale_says_who_else_is_there(neighbourhood, tmp_path):
     # Nobody is asked at 100.64.0.9: no request of a test leaves loopback.
     peers = sf.parse_peers(subprocess.run([str(tailscale)], stdout=subprocess.PIPE,
                                           check=True).stdout.decode())
-    assert peers == [sf.Peer("studio", "100.64.0.9", ("127.0.0.11",))]
-    assert sf.name_place("127.0.0.11", 11434, peers, set()) == "studio"
+    assert peers == [sf.Peer("studio", "100.64.0.9", (neighbourhood.at(11),))]
+    assert sf.name_place(neighbourhood.at(11), 11434, peers, set()) == "studio"
     assert ("100.64.0.9", 1234) in sf.plan_places([], peers)
 
 
@@ -252,7 +276,7 @@ def test_both_shapes_of_tailscales_answer_are_read(text, peers):
 @pytest.mark.parametrize("typed, network", [
     ("192.168.7.0/24", "192.168.7.0/24"), ("192.168.7.9", "192.168.7.0/24"),
     ("10.1.2.3/30", "10.1.2.0/30"), ("172.16.4.0/22", "172.16.4.0/22"),
-    ("100.64.0.0/24", "100.64.0.0/24"), (NET, NET)])
+    ("100.64.0.0/24", "100.64.0.0/24"), ("127.0.0.0/24", "127.0.0.0/24")])
 def test_networks_that_may_be_scanned(typed, network):
     assert sf.parse_network(typed, "init") == network
 
@@ -260,9 +284,9 @@ def test_networks_that_may_be_scanned(typed, network):
 @pytest.mark.parametrize("typed, status, what", [
     ("8.8.8.0/24", 3, "is not a private network; others are never scanned"),
     ("172.32.0.0/24", 3, "private"), ("0.0.0.0/0", 3, "private"), ("192.0.2.0/24", 3, "private"),
-    ("10.0.0.0/21", 2, "is too large; at most a /22 is scanned"), ("fe80::/120", 2, "no network"),
-    ("mini.local", 2, "is no network of IPv4 such as 192.168.1.0/24"), ("10.0.0.0/33", 2, "no net"),
-    ("\x1b[2J", 2, "`?[2J` is no network")])
+    ("10.0.0.0/21", 2, "is too large; at most a /22 is scanned"), ("fe80::/120", 2, "is not an IPv4 network"),
+    ("mini.local", 2, "is not an IPv4 network like 192.168.1.0/24"), ("10.0.0.0/33", 2, "not an IPv4"),
+    ("\x1b[2J", 2, "`?[2J` is not an IPv4 network")])
 def test_other_networks_are_refused(run_cli, typed, status, what):
     for command in ("init", "discover"):
         done = run_cli(command, "--scan", typed)
@@ -305,9 +329,9 @@ def test_a_network_without_a_way_is_said_in_a_line(monkeypatch, tmp_path, capsys
 
 
 @pytest.mark.parametrize("words, what", [
-    (("init", "--scan", NET, "--offline"), "--offline asks nobody"),
-    (("discover", "--scan", NET, "--write"), "--write is for the nodes of a fleet"),
-    (("discover", "--scan", NET, "--check"), "--check is for the nodes of a fleet")])
+    (("init", "--scan", "127.0.0.0/24", "--offline"), "--scan and --offline exclude each other"),
+    (("discover", "--scan", "127.0.0.0/24", "--write"), "--scan and --write exclude each other"),
+    (("discover", "--scan", "127.0.0.0/24", "--check"), "--scan and --check exclude each other")])
 def test_what_a_scan_does_not_do_is_refused(run_cli, words, what):
     done = run_cli(*words)
     assert done.returncode == 2 and what in done.stderr

@@ -350,7 +350,7 @@ def test_conversations_of_any_dialect_are_remembered(serve):
 
 @pytest.fixture
 def toy(toys):
-    node = Node(toy_node)
+    node = Node(toy_node, plays_all=True)
     fleet = fleet_of(("m", "a", "x", {}), nodes={"a": node.endpoint})
     yield replace(fleet.nodes["a"], provider="toy"), fleet.models["m"], node
     node.close()
@@ -374,7 +374,7 @@ def test_a_warm_up_loads_through_another_backend(toy):
 
 
 def test_another_backend_gives_its_name_to_what_is_not_it(toys):
-    node = Node(lambda node, connection: connection.sendall(HEAD + b"<html>"))
+    node = Node(lambda node, connection: connection.sendall(HEAD + b"<html>"), plays_all=True)
     state = sf.probe_nodes(sf.World(), {"a": sf.Node("a", node.endpoint, provider="toy")}, 2)["a"]
     assert state.reason == "not toy"
     node.close()

@@ -89,22 +89,25 @@ tasks:
 """
 
 
+@pytest.mark.slow
 def test_three_tasks_one_asks_one_mends_one_waits_then_merge_and_tidy(typist):
     typist.write(STORY)
     assert typist.run("validate") == "fleet.yaml is valid.\ntasks.yaml is valid.\n"
     planned = typist.run("run", "--dry-run")
-    assert re.search("docs +waits +for parser", planned) and "parser   would start" in planned
+    assert re.search("docs +waits +for parser", planned) and "parser    would start" in planned
     running = typist.start("run")
     wait_for(lambda: typist.rig.states().get("storage") == "asking"
              and typist.rig.states().get("docs") == "done")
     assert "Which database?" in typist.run("task", "answer")
+    refused = typist.run("task", "answer", "storage", "3", "--json", status=2)
+    assert json.loads(refused)["error"]["id"] == "bad-answer"
     assert re.search("storage +answered +sqlite", typist.run("task", "answer", "storage", "1"))
     out, err = running.communicate(timeout=30)
     said = out.decode()
     assert running.returncode == 0 and said.endswith("3 done.\n"), said
     for line in ("docs +waits +for parser", "parser +started +implementer on mini",
                  "storage +asks +Which database\\?  1 sqlite  2 postgres",
-                 "parser +checked +check: exit 1, .* round 1 of 3: told the agent",
+                 "parser +retrying +check failed \\(exit 1\\) after .*: sent back to the agent \\(round 1 of 3\\)",
                  "parser +done +.*2 files \\+2 -0, check passed"):
         assert re.search(line, said), (line, said)
     assert b"Serving local-dev" in err
@@ -114,14 +117,15 @@ def test_three_tasks_one_asks_one_mends_one_waits_then_merge_and_tidy(typist):
     log = typist.run("task", "log", "parser")
     assert re.search("Write +.*src/dates.py", log) and "result" in log
     typist.rig.git("merge", "-q", "run/docs", "run/storage", "-m", "all")
-    assert "would go" in typist.run("task", "tidy", "--dry-run")
+    assert "would remove" in typist.run("task", "tidy", "--dry-run")
     tidied = typist.run("task", "tidy")
-    assert tidied.count("removed") == 3 and "branch run/docs is merged and goes" in tidied
+    assert tidied.count("removed") == 3 and "merged branch run/docs deleted" in tidied
     assert typist.rig.git("worktree", "list").count("\n") == 0
     assert typist.rig.git("branch", "--format=%(refname:short)") == "main"
     assert typist.run("task", "tidy") == "Nothing to tidy.\n"
 
 
+@pytest.mark.slow
 def test_the_task_file_of_readme_is_valid(typist):
     text = re.search(r"```yaml\n(# tasks\.yaml\n.*?)```", README, re.S)[1]
     typist.write(text)
@@ -133,9 +137,10 @@ def test_the_task_file_of_readme_is_valid(typist):
 
 # -- adding, stopping, trying again --
 
+@pytest.mark.slow
 def test_tasks_are_added_run_by_prompt_and_named_after_their_words(typist):
     assert re.search("fix-the-login-bug +added", typist.run("task", "add", "Fix the login bug"))
-    assert "run` works on it" in typist.err
+    assert "Start: " in typist.err
     typist.run("task", "add", "a:one", "b: two", "--times", "2", "--after", "fix-the-login-bug",
                "--check", "true", "--touch", "src/**", "--touch", "x")
     tasks = typist.json("tasks")["tasks"]
@@ -146,6 +151,7 @@ def test_tasks_are_added_run_by_prompt_and_named_after_their_words(typist):
     assert typist.rig.states()["fix-the-login-bug"] == "waiting"
 
 
+@pytest.mark.slow
 def test_what_is_typed_is_checked_as_a_file_is(typist):
     typist.run("task", "add", "x", "--name", "a")
     cases = [(("task", "add", "y", "--name", "a"), "task-taken", 2),
@@ -155,7 +161,7 @@ def test_what_is_typed_is_checked_as_a_file_is(typist):
              (("task", "add", "y", "--after", "nobody"), "unknown-task", 2),
              (("task", "add", "y", "--base", "nowhere"), "bad-base", 1),
              (("tasks", "nobody"), "unknown-task", 2), (("run", "nobody"), "unknown-task", 2),
-             (("task", "answer", "a", "1"), "no-question", 1),
+             (("task", "answer", "a", "1"), "no-question", 1), (("task", "accept", "nobody"), "unknown-task", 2),
              (("task", "diff", "a"), "no-diff", 1), (("task", "attach", "a"), "no-session", 1),
              (("task", "stop", "nobody"), "unknown-task", 2)]
     for words, slug, status in cases:
@@ -167,6 +173,7 @@ def test_what_is_typed_is_checked_as_a_file_is(typist):
         typist.run(*words, status=status)
 
 
+@pytest.mark.slow
 def test_stop_needs_no_supervisor_and_says_what_happened(typist):
     typist.write("tasks:\n  a: {prompt: \"@write x y\\n@run sleep 100\"}\n  b: {prompt: x, after: [a]}\n")
     running = typist.start("run")
@@ -174,33 +181,35 @@ def test_stop_needs_no_supervisor_and_says_what_happened(typist):
     time.sleep(0.3)
     running.send_signal(signal.SIGINT)
     out, _ = running.communicate(timeout=10)
-    assert running.returncode == 130 and b"Agents go on" in out
+    assert running.returncode == 130 and b"Agents keep running, but nobody watches them" in out
     assert typist.rig.processes() != []
-    assert "Nobody supervises them" in (typist.run("tasks"), typist.err)[1]
+    assert "nobody watches them." in (typist.run("tasks"), typist.err)[1]
     said = typist.run("task", "stop", "*")
     assert re.search(r"a +stopped +\d processes ended in \d\.\d s, work saved in "
                      "refs/subagent-fleet/a/1", said), said
     assert re.search("b +stopped +was not running", said)
     assert typist.rig.processes() == []
-    assert re.search("a +waits +to be tried again", typist.run("task", "retry", "a"))
+    assert re.search("a +waits +for its next try", typist.run("task", "retry", "a"))
     assert typist.rig.states()["a"] == "waiting"
 
 
+@pytest.mark.slow
 def test_the_gateway_that_was_started_for_tasks_ends_with_the_last_of_them(typist):
     typist.write("tasks:\n  a: {prompt: '@run sleep 100'}\n  b: {prompt: '@run sleep 100'}\n")
     running = typist.start("run")
     wait_for(lambda: set(typist.rig.states().values()) == {"running"})
     running.send_signal(signal.SIGINT)
     out, _ = running.communicate(timeout=10)
-    assert re.search(r"`\S*subagent_fleet\.py run` takes them up again", out.decode())
+    assert re.search(r"`\S*subagent_fleet\.py run` to watch them again", out.decode())
     alive = typist.rig.folder.place("serve.alive")
     typist.run("task", "stop", "a")
     assert "gateway" not in typist.err and typist.rig.world.is_held(alive)
     typist.run("task", "stop", "a", "b")
-    assert "The gateway that was started for them is ended." in typist.err
+    assert "Stopped the gateway that was started for them." in typist.err
     wait_for(lambda: not typist.rig.world.is_held(alive))
 
 
+@pytest.mark.slow
 def test_say_without_a_supervisor_starts_nothing(typist, monkeypatch, capsys):
     typist.write("tasks:\n  a: {prompt: '@run sleep 100'}\n")
     running = typist.start("run")
@@ -214,18 +223,19 @@ def test_say_without_a_supervisor_starts_nothing(typist, monkeypatch, capsys):
     call = sf.read_call(["task", "say", "a", "use sqlite"], "subagent-fleet")
     assert call.command.run(call.options, world) == 0 and begun == []
     monkeypatch.undo()
-    assert [order["text"] for _, order in typist.rig.folder.read_orders(0)
+    assert [order["text"] for _, order in typist.rig.folder.read_orders()
             if order["do"] == "say"] == ["use sqlite"]
     said = capsys.readouterr()
-    assert "is told when it starts" in said.out and "subagent-fleet run` does" in said.err
+    assert re.search("a +saved", said.out) and "at the next `subagent-fleet run`" in said.err
     typist.run("task", "stop", "a")
 
 
+@pytest.mark.slow
 def test_what_failed_is_said_with_what_to_type(typist):
     typist.write("tasks:\n  a: {prompt: '@write x y', check: 'false', tries: 1, rounds: 0}\n"
                  "  b: {prompt: x, after: [a]}\n  c: {prompt: '@say x', changes: none, check: 'true'}\n")
-    advice = (r"`\S*subagent_fleet\.py task log a --check` says why; "
-              r"`\S*subagent_fleet\.py task retry a` has it tried again\.\n")
+    advice = (r"See why: \S*subagent_fleet\.py task log a check\n"
+              r"Try again: \S*subagent_fleet\.py task retry a\n")
     assert re.search(f"{advice}$", typist.run("run", status=1))
     assert re.search(advice, (typist.run("tasks"), typist.err)[1])
     assert typist.json("tasks", "a")["attempt"] == "1/1"
@@ -233,48 +243,46 @@ def test_what_failed_is_said_with_what_to_type(typist):
     typist.run("task", "retry", "a", "nobody", status=2)
     assert typist.rig.states()["a"] == "failed"
     said = typist.run("task", "retry", "a", "c")
-    assert "a        waits" in said and "c        waits" in said
+    assert "a         waits" in said and "c         waits" in said
     rows = {row["name"]: row["now"] for row in typist.json("tasks")["tasks"]}
-    assert rows == {"a": "for a supervisor", "b": "for a", "c": "for a supervisor"}
+    assert rows == {"a": "for `run`", "b": "for a", "c": "for `run`"}
     typist.run("task", "add", "d: x")
     assert re.search("b +stopped", typist.run("task", "stop", "a", "b"))
 
 
-def test_stop_on_exit_ends_the_agents(typist):
-    typist.write("tasks:\n  a: {prompt: '@hang'}\n")
-    running = typist.start("run", "--stop-on-exit")
-    wait_for(lambda: typist.rig.states().get("a") == "running")
-    running.send_signal(signal.SIGTERM)
-    running.communicate(timeout=20)
-    assert typist.rig.states() == {"a": "stopped"} and typist.rig.processes() == []
-
-
+@pytest.mark.slow
 def test_detached_it_works_in_the_background_and_there_is_one(typist):
-    typist.write("tasks:\n  a: {prompt: \"@sleep 2\\n@write x y\", check: test -s x}\n")
+    typist.write("tasks:\n  a: {prompt: \"@sleep 9\\n@write x y\", check: test -s x}\n")
     assert "in the background" in typist.run("run", "--detach")
     wait_for(lambda: typist.rig.states().get("a") == "running")
     typist.run("run", status=3)
-    assert "supervised already" in typist.err
-    assert sf.another_supervisor([typist.rig.folder]).slug == "supervised"
+    assert "`run` is already active here" in typist.err
+    with pytest.raises(sf.FleetError) as caught:
+        sf.hand_over(sf.RunJob(typist.rig.folder, sf.Backing(), [], (), ()), sf.Options(), typist.rig.world)
+    assert caught.value.slug == "supervised"
     assert typist.json("tasks")["supervisor"] > 1
     assert re.search("a +told", typist.run("task", "say", "a", "@write more z"))
     wait_for(lambda: typist.rig.states()["a"] == "done" and not typist.rig.folder.holder())
     log = (typist.rig.repo / ".git/subagent-fleet/run/run.log").read_text()
-    assert "a        done" in log and typist.rig.git("show", "run/a:more") == "z"
+    assert "a         done" in log and typist.rig.git("show", "run/a:more") == "z"
 
 
+@pytest.mark.slow
 def test_a_task_file_that_changes_is_read_again_and_a_broken_one_is_told_once(typist):
     typist.write("max: 1\ntasks:\n  a: {prompt: \"@sleep 3\\n@write x y\", check: 'false', rounds: 0, tries: 1}\n")
     running = typist.start("run")
     wait_for(lambda: typist.rig.states().get("a") == "running")
     typist.write("tasks: [\n")
-    time.sleep(1.3)
-    typist.write("tasks:\n  a: {prompt: \"@sleep 3\\n@write x y\", check: test -s x, rounds: 0, tries: 1}\n")
+    time.sleep(1.5)
+    typist.write("tasks:\n  a: {prompt: \"@sleep 3\\n@write x y\", check: test -s x, rounds: 0, tries: 1}\n"
+                 "  b: {prompt: '@write new z', check: test -s new, after: [a]}\n")
     out, _ = running.communicate(timeout=30)
     assert running.returncode == 0, out.decode()
-    assert out.decode().count("not read") == 1 and "what it said before stays" in out.decode()
+    assert out.decode().count("not read") == 1 and "keeping what it said before" in out.decode()
+    assert typist.rig.states() == {"a": "done", "b": "done"}
 
 
+@pytest.mark.slow
 def test_notify_gets_a_line_of_json(typist):
     typist.write("notify: cat >> ../told\ntasks:\n  a: {prompt: '@write x y', check: 'true'}\n")
     typist.run("run")
@@ -284,6 +292,7 @@ def test_notify_gets_a_line_of_json(typist):
     assert (event["task"], event["event"], event["branch"]) == ("a", "done", "run/a")
 
 
+@pytest.mark.slow
 def test_many_repositories_have_one_supervisor(typist, tmp_path):
     other = typist.rig.place / "other"
     typist.rig.git("clone", "-q", str(typist.rig.repo), str(other))
@@ -294,13 +303,15 @@ def test_many_repositories_have_one_supervisor(typist, tmp_path):
     typist.run("task", "add", "@write x y", "--name", "a", "--check", "true")
     typist.run("task", "add", "@write x y", "--name", "b", "--check", "true", cwd=other)
     said = typist.run("run", "--all")
-    assert said.endswith("2 done.\n") and "a        done" in said and "b        done" in said
+    assert said.endswith("2 done.\n")
+    assert re.search("repo/a +done", said) and re.search("other/b +done", said)
     shown = typist.run("tasks", "--all")
     assert str(other) in shown and shown.count("done") == 2
 
 
 # -- what refuses --
 
+@pytest.mark.slow
 def test_run_says_what_it_lacks(typist, tmp_path):
     plain = typist.rig.place / "plain"
     plain.mkdir()
@@ -311,25 +322,20 @@ def test_run_says_what_it_lacks(typist, tmp_path):
         typist.run("run", cwd=where, status=status)
         assert slug == "no-repository" or "no tasks.yaml here or above" in typist.err
     typist.run("run", "--all", status=1)
-    assert "no repository in which a task was ever added" in typist.err
-    typist.write("tasks:\n  a: {prompt: x}\n")
-    (typist.rig.repo / "fleet.yaml").rename(typist.rig.place / "fleet.yaml")
-    typist.run("run", status=1)
-    assert "no fleet.yaml here or above" in typist.err
+    assert "no tasks in any repository yet" in typist.err
 
 
+@pytest.mark.slow
 def test_tasks_that_came_with_the_directory_are_not_believed(typist):
     rig = typist.rig
     rig.add("evil", "x", coder=("touch", f"{rig.place}/ran"), check="true")
-    rig.begin().step()  # accepted by somebody else, as in an archive that was unpacked
-    rig.supervisor._work.clear()
-    rig.leave()
+    (rig.home / "state/subagent-fleet/repositories.json").unlink()  # as with an archive
     for words in (("run",), ("task", "stop", "*"), ("task", "add", "y")):
         typist.run(*words, status=3)
         assert "you have not added here" in typist.err
     assert "evil" in typist.run("tasks") and not (rig.place / "ran").exists()
     with pytest.raises(sf.FleetError) as caught:
-        sf.refuse_foreign_tasks(rig.folder, rig.world)
+        sf.open_tasks(rig.folder)
     assert caught.value.slug == "foreign-tasks"
     typist.run("run", "--trust", status=1)
     assert (rig.place / "ran").exists()
@@ -359,6 +365,7 @@ def test_bypass_as_root_is_refused(typist, monkeypatch):
             assert refused and (error.slug, error.status) == ("bypass-as-root", 3)
 
 
+@pytest.mark.slow
 def test_rows_for_the_trace(typist, monkeypatch):
     rig = typist.rig
     monkeypatch.chdir(rig.repo)
@@ -368,9 +375,10 @@ def test_rows_for_the_trace(typist, monkeypatch):
     rig.work()
     rows = sf.find_task_rows(rig.world, None, sf.Options())
     assert [(row.name, row.state) for row in rows] == [("a", "done"), ("b", "failed")]
-    assert rows[1].fix == "subagent-fleet task log b --check" and rows[0].plus == 1
+    assert rows[1].fix == "subagent-fleet task log b check" and rows[0].plus == 1
 
 
+@pytest.mark.slow
 def test_doctor_reads_the_task_file(typist):
     typist.write("tasks:\n  a: {prompt: x, check: make}\n")
     found = typist.json("doctor", "--timeout", "1", status=1)["findings"]
@@ -394,16 +402,21 @@ def test_a_gateway_that_does_not_start_and_a_session_that_is_not_given_up(typist
     typist.rig.work()
     typist.rig.leave()
     world.own_program = lambda: [sys.executable, "-c", "raise SystemExit('no')"]
-    sf.keep_repository(world, typist.rig.folder.repository)
+    typist.rig.add("b", "@write x y", after=("nobody",))
     call = sf.read_call(["run"], "subagent-fleet")
     with pytest.raises(sf.FleetError) as caught:
         call.command.run(call.options, world)
     assert caught.value.slug == "gateway-failed" and "serve.log" in caught.value.fix
     call = sf.read_call(["task", "attach", "a"], "subagent-fleet")
     with monkeypatch.context() as patch, pytest.raises(sf.FleetError) as caught:
-        patch.setattr(sf, "carry_out", lambda *given: None)
+        patch.setattr(sf, "serve_for_tasks", lambda *given: None)
+        patch.setattr(sf, "carry_out", lambda *given: typist.rig.tasks())
         call.command.run(call.options, world)
     assert caught.value.slug == "not-attached" and "task stop a" in caught.value.fix
+    with pytest.raises(sf.FleetError) as caught:
+        call.command.run(call.options, world)
+    assert caught.value.slug == "gateway-failed"
+    assert typist.rig.states()["a"] == "done"  # what could not be opened has changed nothing
 
 
 def test_causes_of_what_is_parked_are_ids(typist):
@@ -414,6 +427,7 @@ def test_causes_of_what_is_parked_are_ids(typist):
     rig.git("commit", "-q", "--allow-empty", "-m", "on")
     rig.git("branch", "run/far", "HEAD~1")
     rig.add("far", "x")
+    rig.folder.make()
     rig.git("worktree", "add", "-q", "-b", "mine", str(rig.tree("theirs")))
     rig.add("theirs", "x")
     (rig.tree("here")).mkdir()
@@ -437,16 +451,16 @@ def test_causes_of_what_is_parked_are_ids(typist):
 # -- tables at the widths that terminals have --
 
 ROWS = [
-    dict(name="parser", state="running", attempt="1/2", seconds=130.0, idle=4.0,
+    dict(name="parser", state="running", attempt="1/2", seconds=130.0, total=310.0, memory_mb=201, cpu_percent=12.4, processes=3, idle=4.0,
          now="Bash python3 -m pytest -q tests/test_parser.py -k dates", context=38, files=2, plus=12,
          minus=3, where="studio", fix=""),
-    dict(name="jwt-a", state="asking", attempt="1/2", seconds=362.0, idle=None,
+    dict(name="jwt-a", state="asking", attempt="1/2", seconds=362.0, total=700.0, memory_mb=180, cpu_percent=0.0, processes=1, idle=None,
          now="Which database shall the tokens be kept in?", context=22, files=3, plus=80, minus=11,
          where="", fix="subagent-fleet task answer jwt-a"),
-    dict(name="jwt-c", state="failed", attempt="2/2", seconds=9000.0, idle=None,
-         now="check: exit 1", context=None, files=1, plus=44, minus=2, where="",
-         fix="subagent-fleet task log jwt-c --check"),
-    dict(name="docs", state="waiting", attempt="0/2", seconds=200000.0, idle=None, now="for parser",
+    dict(name="jwt-c", state="failed", attempt="2/2", seconds=9000.0, total=512.0, memory_mb=0, cpu_percent=0.0, processes=0, idle=None,
+         now="check failed (exit 1)", context=None, files=1, plus=44, minus=2, where="",
+         fix="subagent-fleet task log jwt-c check"),
+    dict(name="docs", state="waiting", attempt="0/2", seconds=200000.0, total=0.0, memory_mb=0, cpu_percent=0.0, processes=0, idle=None, now="for parser",
          context=None, files=0, plus=0, minus=0, where="", fix="")]
 
 
@@ -466,18 +480,20 @@ def test_events_and_tidying_look_so(golden, columns):
         ("jwt-a", "asks", "Which database?  1 sqlite  2 postgres  `subagent-fleet task answer "
          "jwt-a 1`")])
     text += sf.format_tidying([
-        dict(name="jwt-a", removes=True, worktree=".subagent-fleet/worktrees/jwt-a", files=4,
+        dict(name="jwt-a", removes=True, worktree="/home/me/.local/state/subagent-fleet/worktrees/shop-3f2a/jwt-a", files=4,
              saved="refs/subagent-fleet/jwt-a/1.tidy", ignored=1204, ignored_bytes=312e6,
              branch=""),
-        dict(name="parser", removes=False, why="nested repository vendor/x is nowhere else")],
+        dict(name="parser", removes=False, why="nested repository vendor/x is nowhere else"),
+        ],
         look, is_dry=True)
     golden(f"tasks/events-{columns or 'pipe'}.txt", text)
     assert not columns or max(map(sf.width_of, text.splitlines())) <= columns
 
 
 def test_times_are_short():
-    spans = {None: "-", 4: "4s", 130: "2m10s", 720: "12m", 7260: "2h01m", 260000: "3d"}
-    assert {seconds: sf.format_brief_span(seconds) for seconds in spans} == spans
+    spans = {None: "-", 0.01: "0.0 s", 0.7: "0.7 s", 4: "4 s", 22.14: "22.1 s", 59.99: "1m00s", 130: "2m10s",
+             720: "12m00s", 7260: "2h01m", 260000: "3d"}
+    assert {seconds: sf.show_span(seconds) for seconds in spans} == spans
 
 
 # -- what came with a repository --
@@ -485,8 +501,8 @@ def test_times_are_short():
 TRAP = "tasks: {x: {prompt: hi, coder: [sh, -c, cat], changes: none}}\n"
 
 
-@pytest.mark.parametrize("link", [".subagent-fleet", ".subagent-fleet/worktrees",
-                                  ".git/subagent-fleet", ".git/subagent-fleet/run"])
+@pytest.mark.slow
+@pytest.mark.parametrize("link", [".git/subagent-fleet", ".git/subagent-fleet/run"])
 def test_no_link_of_a_repository_leads_tasks_outside(rig, link):
     typist = Typist(rig, fleet=False)
     typist.write(TRAP)
@@ -495,17 +511,17 @@ def test_no_link_of_a_repository_leads_tasks_outside(rig, link):
     (rig.repo / link).parent.mkdir(exist_ok=True)
     (rig.repo / link).symlink_to(outside)
     typist.run("run", status=3)
-    assert "lies outside, behind a symbolic link; nothing is written there" in typist.err
+    assert "behind a symbolic link; nothing is written there" in typist.err
     assert list(outside.iterdir()) == []
-    if link.startswith(".git"):
-        typist.run("task", "add", "y:z", status=3)
-        assert typist.run("tasks").startswith("No tasks.") and list(outside.iterdir()) == []
+    typist.run("task", "add", "y:z", status=3)
+    assert typist.run("tasks").startswith("No tasks.") and list(outside.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_worktrees_elsewhere_are_found_again_and_tidied(rig):
     typist = Typist(rig, fleet=False)
     typist.write("worktrees: ../elsewhere\n" + TRAP)
-    typist.run("run", status=1)
+    typist.run("run")
     place = rig.place / "elsewhere/x"
     assert place.is_dir()
     assert "removed" in typist.run("task", "tidy") and not place.exists()
@@ -518,10 +534,11 @@ def test_an_unknown_task_is_named_where_there_is_none(rig):
         assert typist.err.startswith(f"error: task {word}: unknown task `x`\n")
 
 
+@pytest.mark.slow
 def test_all_repositories_are_none_or_have_gone(rig, tmp_path):
     typist = Typist(rig, fleet=False)
     assert typist.run("tasks", "--all") == ""
-    assert typist.err.startswith("There is no repository in which a task was ever added; ")
+    assert typist.err.startswith("There are no tasks in any repository yet.")
     assert typist.json("tasks", "--all")["repositories"] == []
     typist.run("tasks", "x", "--all", status=2)
     assert "unknown task `x`" in typist.err
@@ -532,15 +549,23 @@ def test_all_repositories_are_none_or_have_gone(rig, tmp_path):
     (rig.place / "no-repository").rename(rig.repo / ".git")
 
 
-def test_the_repository_that_is_advised_does_not_hold_the_key(tmp_path):
+@pytest.mark.parametrize("slug, below", [
+    ("no-repository", "."), ("no-commit", "."), ("no-commit", "src")])
+def test_the_repository_that_is_advised_does_not_hold_the_key(tmp_path, monkeypatch, slug, below):
     (tmp_path / ".gitignore").write_text("*.pyc")
     for name in (".env.subagent-fleet", "fleet.yaml"):
         (tmp_path / name).write_text("x\n")
+    (tmp_path / "src").mkdir()
+    monkeypatch.chdir(tmp_path / below)
+    if slug == "no-commit":
+        subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     with pytest.raises(sf.FleetError) as caught:
-        sf.find_repository(sf.World(), str(tmp_path))
+        world = sf.World()
+        sf.find_commit(world, sf.find_repository(world, world.directory), "HEAD")
+    assert caught.value.slug == slug
     author = {f"GIT_{who}_{what}": "a@b.example" for who in ("AUTHOR", "COMMITTER")
               for what in ("NAME", "EMAIL")}
-    subprocess.run(caught.value.fix, shell=True, cwd=tmp_path, check=True, capture_output=True,
+    subprocess.run(caught.value.fix, shell=True, check=True, capture_output=True,
                    env={**os.environ, **author})
     files = subprocess.run(["git", "ls-files"], cwd=tmp_path, capture_output=True, check=True)
     assert files.stdout.split() == [b".gitignore", b"fleet.yaml"]

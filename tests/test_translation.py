@@ -266,7 +266,7 @@ def test_tool_results(content, more, wanted):
     ({"type": "document", "source": {"type": "text", "data": "words"}}, "words"),
     ({"type": "document", "source": {"type": "content", "content": [text("in")]}}, "in"),
     ({"type": "document", "title": "a.pdf", "source": {"type": "base64", "data": "JVBE"}},
-     "a.pdf\n\n(a document of which only the bytes were sent was left out)"),
+     "a.pdf\n\n(a file of which only the bytes were sent was left out)"),
     ({"type": "search_result", "title": "T", "content": [text("found")]}, "T\n\nfound"),
     ({"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}, ""),
     ({"type": "redacted_thinking", "data": "xx"}, ""),
@@ -332,6 +332,7 @@ def test_a_body_of_nothing_but_marks_is_refused_before_it_is_read():
         assert caught.value.http == http
 
 
+@pytest.mark.slow
 def test_infinity_deep_inside_and_endless_nesting_are_refused():
     body = b'{"model":"a","messages":[{"role":"assistant","content":[{"type":"tool_use","id":"x",' \
            b'"name":"y","input":{"n":1e999}}]}]}'
@@ -399,6 +400,7 @@ def crowd(count, *, own_ids):
         user(*(result(own_id, "r") for own_id in ids))]}).encode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("large, own_ids", [(5_000, False), (20_000, True)])
 def test_many_calls_take_no_more_than_their_number(large, own_ids):
     bodies = {count: crowd(count, own_ids=own_ids) for count in (large // 4, large)}
@@ -409,6 +411,7 @@ def test_many_calls_take_no_more_than_their_number(large, own_ids):
     assert [message["tool_call_id"] for message in messages[2:]] == made
 
 
+@pytest.mark.slow
 def test_many_calls_of_one_answer_take_no_more_than_their_number():
     def answer(count):
         _, events = answer_of(line(calls=[made_call()] * count, done=True))
@@ -417,6 +420,7 @@ def test_many_calls_of_one_answer_take_no_more_than_their_number():
     assert grows_linearly(answer, 1_500, 6_000)
 
 
+@pytest.mark.slow
 def test_documents_in_documents_take_no_more_than_their_size():
     words = [text("a")] * 40_000
 
@@ -830,6 +834,7 @@ def shortened(value):
     return value[:20] if isinstance(value, str) else value
 
 
+@pytest.mark.slow
 def test_mutated_requests_are_translated_or_refused_cleanly():
     chance, seeds, refused = random.Random(7), small_recordings(), 0
     chosen = model(thinking=True)
@@ -890,6 +895,7 @@ def odd_answer(chance):
     return lines
 
 
+@pytest.mark.slow
 def test_mutated_answers_are_a_stream_that_reads_as_the_whole_or_fail_cleanly():
     chance = random.Random(7)
     fed = failed = 0

@@ -1,11 +1,7 @@
 """Trials: what is asked, how it is judged, what is kept of it, `bench` as a whole."""
 import json
-import os
 import re
-import socket
-import sys
 import threading
-import time
 
 import pytest
 
@@ -17,7 +13,6 @@ MEASURED = sf.Measurement(
     long_prompt_rate=640.0, answer_rate=58.1, first_token_seconds=0.3,
     tools=sf.Score(5, 6, "made one call of two"), context=sf.Score(3, 3),
     claims={"thinking": sf.Score(0, 1, "it did not think")},
-    quality={"planner": sf.Score(4, 5, "names no file")},
     failed=(sf.FailedAnswer("plan-config", "names no file", "Look around."),),
     versions={"ollama": "0.32.15", "subagent-fleet": "1.0.0"}, failure="")
 
@@ -31,21 +26,35 @@ def bench_file(*entries):
 
 def test_measurement_is_read_back_as_it_was_written():
     assert sf.parse_measurements(bench_file(MEASURED)) == (MEASURED,)
-    assert json.loads(bench_file(MEASURED))["schema"] == sf.BENCH_SCHEMA
+
+
+def test_bench_file_of_another_schema_is_refused():
+    newer = bench_file(MEASURED).replace(b"/bench/1", b"/bench/9")
+    assert newer != bench_file(MEASURED)
+    assert sf.parse_measurements(newer) == ()
 
 
 @pytest.mark.parametrize("content", [
-    None, b"", b"[]", b"{", b"nonsense", b'{"measurements": {}}', b'{"measurements": [1, null]}',
-    b"[" * 100_000, b'{"measurements": [{"node": "a", "endpoint": 3, "model": "x"}]}',
-    b'{"measurements": [{"node": "a\\u001b[2J", "endpoint": "http://a", "model": "x"}]}'])
+    None, b"", b"[]", b"{", b"nonsense", b"[" * 100_000])
 def test_bench_file_that_is_none_holds_nothing(content):
     assert sf.parse_measurements(content) == ()
+
+
+@pytest.mark.parametrize("entries", [
+    {}, [1, None], [{"node": "a", "endpoint": 3, "model": "x"}],
+    [{"node": "a\x1b[2J", "endpoint": "http://a", "model": "x"}]])
+def test_entry_of_a_bench_file_that_is_none_is_passed_over(entries):
+    report = json.loads(bench_file(MEASURED))
+    good = report["measurements"]
+    report["measurements"] = entries if isinstance(entries, dict) else entries + good
+    measured = sf.parse_measurements(json.dumps(report).encode())
+    assert measured == (() if isinstance(entries, dict) else (MEASURED,))
 
 
 @pytest.mark.parametrize("field, value", [
     ("prompt_rate", -1), ("prompt_rate", True), ("answer_rate", "58"), ("load_seconds", 1e300),
     ("tools", {"passed": 7, "asked": 6}), ("tools", {"passed": 1}), ("tools", {"asked": 0}),
-    ("context", [3, 3]), ("claims", [1]), ("quality", {"planner": 5}), ("versions", {"x": 1}),
+    ("context", [3, 3]), ("claims", [1]), ("versions", {"x": 1}),
     ("failed", {"trial": "x"}), ("failed", [{"trial": ""}, 3]), ("tokens", "many")])
 def test_field_of_the_wrong_kind_counts_as_absent(field, value):
     entry = {**json.loads(bench_file(MEASURED))["measurements"][0], field: value}
@@ -57,13 +66,7 @@ def test_field_of_the_wrong_kind_counts_as_absent(field, value):
 
 def test_bench_file_is_bounded_in_everything():
     entry = json.loads(bench_file(MEASURED))["measurements"][0]
-    entry["failed"] = [{"trial": "t", "why": "w" * 9000, "answer": "a" * 9000}] * 500
-    entry["versions"] = {f"v{number}": "1" * 500 for number in range(500)}
-    measured = sf.parse_measurements(bench_file(*[entry] * 20))
-    assert len(measured) == 20
-    assert len(measured[0].failed) == sf.FAILED_ANSWERS_LIMIT
-    assert len(measured[0].failed[0].answer) == sf.MEASURED_TEXT_LIMIT
-    assert len(measured[0].versions) == 16
+    assert len(sf.parse_measurements(bench_file(*[entry] * 20))) == 20
     small = {"node": "a", "endpoint": "http://a:1", "model": "x"}
     many = sf.parse_measurements(bench_file(*[small] * 2000))
     assert len(many) == sf.MEASUREMENTS_LIMIT
@@ -138,6 +141,7 @@ def judge_of(topic, name):
 DEBUG = ("set-log-level", {"service": "billing", "level": "debug"})
 ERROR = ("set-log-level", {"service": "billing", "level": "error"})
 INFO = ("set-log-level", {"service": "search", "level": "info"})
+SETTING = ("get_setting", {"key": "retry_limit"})
 OWNER = {"name": "Ada", "team": "web"}
 TESTS = {"paths": ["tests/api", "tests/web"], "stop_early": True}
 NO_TOOLS = sf.Refusal(400, 'node mini, model x: "x" does not support tools')
@@ -182,17 +186,29 @@ NO_TOOLS = sf.Refusal(400, 'node mini, model x: "x" does not support tools')
      "called `run_tests` with a wrong `stop_early`"),
     ("none where none fits", answer("It is 42."), ""),
     ("none where none fits", answer("It is 43."), "did not answer 42"),
+    ("an enum, a name with a dash", answer("<｜tool▁calls▁begin｜>function"),
+     "printed the call as text"),
+    ("an enum, a name with a dash", answer("[TOOL_CALLS]set-log-level"), "printed the call as text"),
+    ("an enum, a name with a dash", answer("commentary to=functions.set-log-level {}"),
+     "printed the call as text"),
+    ("an enum, a name with a dash", answer('{"tool": "log", "parameters": {"level": 1}}'),
+     "printed the call as text"),
+    ("an enum, a name with a dash", answer('<invoke name="set-log-level">'),
+     "printed the call as text"),
+    ("an enum, a name with a dash", answer("I'd use the <b>tool</b> \"set-log-level\" (a < b)."),
+     "called no tool"),
     ("none where none fits", answer("42", [DEBUG]),
      "called `set-log-level` where no tool was needed"),
     ("none where none fits", answer("run_tests(42)"), "printed the call as text"),
-    ("two calls in one turn", answer(calls=[INFO, ERROR]), ""),
-    ("two calls in one turn", answer(calls=[ERROR]), "made 1 call, not 2"),
-    ("two calls in one turn", answer(calls=[ERROR, ERROR]),
+    ("two calls", answer(calls=[INFO, ERROR]), ""),
+    ("two calls", answer(calls=[ERROR]), "made 1 call, not 2"),
+    ("two calls", answer('set-log-level(service="search")', [ERROR]), "printed the call as text"),
+    ("two calls", answer(calls=[ERROR, ERROR]),
      "called `set-log-level` with a wrong `service`"),
-    ("an answer after the result", answer("It is 7,391."), ""),
-    ("an answer after the result", answer(calls=[("get_setting", {"key": "retry_limit"})]),
-     "called `get_setting` where no tool was needed"),
-    ("an answer after the result", answer("I do not know."), "did not answer 7391"),
+    ("an answer after the result", answer("It is 7,391.", [SETTING]), ""),
+    ("an answer after the result", answer("It is 7391."), "called no tool"),
+    ("an answer after the result", answer("I do not know.", [SETTING]), "did not answer 7391"),
+    ("an answer after the result", answer("It is 7391.", [SETTING] * 3), "made 3 calls, not 1"),
 ])
 def test_tool_answers_are_judged_by_their_arguments(name, given, flaw):
     assert judge_of("tools", name)(given) == flaw
@@ -329,24 +345,10 @@ def measured(**more):
     return sf.replace(MEASURED, **more)
 
 
-def test_later_run_keeps_what_it_did_not_measure():
-    quick = measured(long_prompt_rate=None, prompt_rate=900.0, quality={}, failed=(), claims={},
+def test_a_new_measurement_replaces_the_old_one():
+    quick = measured(long_prompt_rate=None, prompt_rate=900.0, failed=(), claims={},
                      date="2026-11-20T00:00:00Z")
-    (merged,) = sf.merge_measurements([MEASURED], [quick])
-    assert merged == measured(prompt_rate=900.0, date="2026-11-20T00:00:00Z")
-
-
-def test_failed_answers_go_with_their_score():
-    old = measured(failed=(sf.FailedAnswer("tools: an array", "x", "y"),
-                           sf.FailedAnswer("planner: config", "x", "y")))
-    new = measured(quality={}, failed=(sf.FailedAnswer("tools: two", "x", "y"),))
-    (merged,) = sf.merge_measurements([old], [new])
-    assert [answer.trial for answer in merged.failed] == ["tools: two", "planner: config"]
-
-
-def test_another_version_is_measured_anew():
-    new = measured(versions={"ollama": "0.33.0"}, quality={}, long_prompt_rate=None, failed=())
-    assert sf.merge_measurements([MEASURED], [new]) == (new,)
+    assert sf.merge_measurements([MEASURED], [quick]) == (quick,)
 
 
 def test_run_that_measured_nothing_takes_nothing_away():
@@ -367,8 +369,9 @@ def test_other_context_and_other_machine_are_other_subjects():
 BILLION = 1_000_000_000
 CALLS = {"billing to debug": [DEBUG],
          "Open a ticket": [("open_ticket", {"title": "Login fails", "owner": OWNER})],
-         "Run the tests": [("run_tests", TESTS)], "billing to error": [ERROR, INFO]}
-TEXTS = {"17 plus 25": "42", "retry_limit = 7391": "It is 7391.", "numbers from 1": "1 " * 100,
+         "Run the tests": [("run_tests", TESTS)], "billing to error": [ERROR, INFO],
+         "setting retry_limit": [SETTING]}
+TEXTS = {"17 plus 25": "42", "retry_limit = 7391": "It is 7391.", "Done.": "It is done.", "numbers from 1": "1 " * 100,
          "bat and a ball": "5 cents", "Which colour": "red"}
 
 
@@ -427,6 +430,11 @@ class Played:
         word = texts[0].partition("The code word is ")[2].rstrip(".")
         calls = next((calls for cue, calls in CALLS.items() if cue in texts[-1]), [])
         text = next((text for cue, text in TEXTS.items() if cue in texts[-1]), word)
+        if "one by one" in self.flaws and "billing to error" in "".join(texts):
+            done = texts.count("Done.")
+            calls = [ERROR, INFO][done:done + 1]
+        if "again" in self.flaws and "Done." in texts:
+            calls = [DEBUG]
         if "prints" in self.flaws and calls:
             text = json.dumps({"name": calls[0][0], "arguments": calls[0][1]})
             calls = []
@@ -496,10 +504,10 @@ def test_bench_asks_as_a_route_does_and_one_after_the_other(benched, quick):
 
 
 @pytest.mark.parametrize("flaw, topic, passed, instead", [
-    ("prints", "tools", 2, "printed the call as text"),
+    ("prints", "tools", 1, "printed the call as text"),
+    ("again", "tools", 2, "made 3 calls, not 1"),
     ("no tools", "tools", 0, 'refused: "x" does not support tools'),
-    ("small", "context", 1, "holds 4,096 tokens, not 8,192"),
-    ("cuts", "context", 2, "cuts a prompt that is too long instead of refusing it")])
+    ("small", "context", 0, "holds 4,096 tokens, not 8,192")])
 def test_bench_says_what_a_model_did_instead(benched, quick, flaw, topic, passed, instead):
     benched(coder=[flaw])
     done = quick("bench", "--quick")
@@ -511,10 +519,33 @@ def test_bench_says_what_a_model_did_instead(benched, quick, flaw, topic, passed
     assert known["failed"][0]["why"] == instead
 
 
+def test_bench_says_who_cuts_a_prompt_and_quick_does_not_ask(benched, quick):
+    coder, _ = benched(coder=["cuts"])
+    known = results(quick("bench", "--json"))["coder:30b"]["context"]
+    assert known == {"passed": 2, "asked": 3,
+                     "instead": "cuts a prompt that is too long instead of refusing it"}
+    coder.chats.clear()
+    known = results(quick("bench", "--quick", "--json"))["coder:30b"]["context"]
+    assert (known["passed"], known["asked"]) == (2, 2)
+    longest = max(sum(len(message["content"].split()) for message in chat["messages"])
+                  for chat in coder.chats)
+    assert longest <= 8192
+
+
+def test_a_trial_of_tools_goes_on_as_an_agent_would(benched, quick):
+    coder, _ = benched(coder=["one by one"])
+    known = results(quick("bench", "--quick", "--json", "--model", "coder"))["coder:30b"]
+    assert known["tools"] == {"passed": 6, "asked": 6, "instead": ""}
+    turns = [[message["role"] for message in chat["messages"]] for chat in coder.chats
+             if "billing to error" in chat["messages"][0]["content"]]
+    assert turns == [["user"], ["user", "assistant", "tool"],
+                     ["user", "assistant", "tool", "assistant", "tool"]]
+
+
 def test_bench_by_the_clock_says_so(benched, quick):
     benched(coder=["no counters"])
     done = quick("bench", "--model", "coder")
-    assert "its speeds are by this machine's clock" in done.stdout
+    assert "its speeds were timed here" in done.stdout
     assert "studio" not in done.stdout
 
 
@@ -558,7 +589,7 @@ def test_interrupted_bench_keeps_what_it_has(benched, quick, tmp_path, monkeypat
     assert done.returncode == 130
     assert "what was measured is kept in .subagent-fleet/bench.json" in done.stderr
     known = kept(tmp_path)
-    assert known["coder:30b"].prompt_rate == 1000 and known["coder:30b"].tools.asked == 3
+    assert known["coder:30b"].prompt_rate == 1000 and known["coder:30b"].tools.asked == 1
     assert known["coder:30b"].failure == "interrupted"
     assert known["small:8b"].context == sf.Score(3, 3) and known["small:8b"].failure == ""
 
@@ -570,7 +601,8 @@ def test_bench_measures_one_model_of_two_names_once(benched, quick, tmp_path):
     again = "  again: {node: mini, ollama_model: coder:30b, litellm_alias: c, context: 8192}\n"
     path.write_text(text.replace("models:\n", "models:\n" + again), encoding="utf-8")
     assert len(json.loads(quick("bench", "--quick", "--json").stdout)["measurements"]) == 2
-    assert len([chat for chat in coder.chats if "tools" in chat]) == len(sf.TOOL_TRIALS)
+    firsts = [chat for chat in coder.chats if "tools" in chat and len(chat["messages"]) == 1]
+    assert len(firsts) == len(sf.TOOL_TRIALS)
 
 
 def test_bench_asks_what_leaves_the_house_only_by_name(fake_node, quick, tmp_path):
@@ -611,7 +643,7 @@ def test_bench_of_an_unknown_model_is_refused(benched, quick):
 TABLED = (MEASURED, sf.replace(
     MEASURED, node="laptop", model="qwen2.5-coder:7b", answer_rate=29.0, long_prompt_rate=None,
     tools=sf.Score(0, 6, sf.PRINTED_CALL), context=sf.Score(2, 3, "counted 4,096 of 8,000"),
-    claims={}, quality={}, failure="refused: \x1b[2Jconnection refused"))
+    claims={}, failure="refused: \x1b[2Jconnection refused"))
 
 
 @pytest.mark.parametrize("columns", [60, 80, 100, 160])
@@ -633,21 +665,22 @@ def test_bench_of_machines_that_are_off_shows_no_empty_table():
     assert text.startswith("Nothing was measured:\n") and "refused" in text and "tok/s" not in text
 
 
-def test_progress_says_what_is_asked_and_how_long_it_takes():
+def test_progress_says_what_is_asked():
     subject = sf.Subject(sf.Model("m", "mini", "coder:30b", "x"), seed="s")
-    course = sf.Course(sf.Node("mini", "http://mini:1"), subject, sf.TRIALS)
-    before = course.seconds_left()
-    assert before > sf.LOAD_SECONDS_GUESS
+    course = sf.Course(sf.Node("mini", "http://mini:1"), subject)
     course.at = 6
-    assert course.stage == "tools 2 of 6" and 0 < course.seconds_left() < before
-    line = sf.format_courses([course], 150, 80)
-    assert line == "  about 2 min left | mini: coder:30b, tools 2 of 6"
-    assert len(sf.format_courses([course] * 9, 7300, 60)) <= 59
-    faster = sf.replace(course.measurement, prompt_rate=1e4, answer_rate=500.0)
-    slow, course.measurement = course.seconds_left(), faster
-    assert course.seconds_left() < slow / 5
-    course.is_done = True
-    assert course.seconds_left() == 0
+    assert course.stage == "tools 2 of 6"
+
+
+@pytest.mark.parametrize("columns", [60, 20, 0])
+def test_a_line_that_is_drawn_again_is_one(columns, capsys, monkeypatch):
+    world = sf.World()
+    monkeypatch.setattr(sf.World, "redraws", lambda self: True)
+    monkeypatch.setattr(sf.World, "columns", property(lambda self: columns))
+    with sf.LiveLine(world) as line:
+        line.show("mini: \x1b[2J" + "x" * 99)
+    shown, = capsys.readouterr().err.split("\r\x1b[K")[1:-1]
+    assert "\x1b" not in shown and len(shown) == (columns or 80) - 1
 
 
 def test_bench_sends_the_key_that_a_node_wants(benched, quick, tmp_path):
@@ -667,290 +700,6 @@ def test_bench_sends_the_key_that_a_node_wants(benched, quick, tmp_path):
     assert "sk-made-up" not in done.stdout + done.stderr
 
 
-# -- quality: each task with an answer that is right and answers that are not --
-
-def edit_of(name, old, new):
-    return "Edit", {"file_path": name, "old_string": old, "new_string": new}
-
-
-def write_of(name, content):
-    return "Write", {"file_path": name, "content": content}
-
-
-GOOD_SLUG = """\
-def slug(title):
-    letters = [letter if letter.isalnum() else " " for letter in title.lower()]
-    return "-".join("".join(letters).split())
-"""
-GOOD_SECONDS = [edit_of("duration.py", 'r"(?:(\\d+)m)?', 'r"(?:(\\d+)h)?(?:(\\d+)m)?'),
-                edit_of("duration.py", "    minutes, rest = match.groups()\n",
-                        "    hours, minutes, rest = match.groups()\n"),
-                edit_of("duration.py", "return int(minutes or 0) * 60",
-                        "return int(hours or 0) * 3600 + int(minutes or 0) * 60")]
-GOOD_CACHE = [edit_of("./cache.py", "        return self.entries.get(key)\n", """\
-        if key not in self.entries:
-            return None
-        self.entries[key] = self.entries.pop(key)
-        return self.entries[key]
-"""), edit_of("/project/cache.py", "        self.entries[key] = value\n", """\
-        self.entries.pop(key, None)
-        self.entries[key] = value
-""")]
-GOOD_BILL = [
-    write_of("prices.py", "def total_price(price, count, discount=0):\n"
-                          "    return price * count * (100 - discount) / 100\n"),
-    edit_of("bill.py", "import calc", "import total_price"),
-    edit_of("bill.py", "calc(price, count)", "total_price(price, count)")]
-
-# name: (what is right, {what is not: the flaw}); for the implementer, calls
-PLANS = {
-    "retry-option": ("First read it.\nFiles to change:\n- `src/settings.py`\n"
-                     "- ./src/billing/client.py\n- tests/test_billing_client.py.", {
-                         "Files to change:\nsrc/billing/client.py":
-                             "did not name src/settings.py",
-                         "src/settings.py src/billing/client.py": "",  # without the heading
-                         "Files to change:\nsrc/settings.py\nsrc/billing/client.py\n"
-                         "src/mail/client.py":
-                             "named src/mail/client.py, which is not to be changed",
-                         "Files to change:\nsrc/settings.py\nsrc/billing/client.py\n"
-                         "src/billing/retry.py":
-                             "named src/billing/retry.py, which is not to be changed"}),
-    "rename-column": ("Files to change:\nmigrations/0003_rename_mail.sql\nsrc/users/model.py\n"
-                      "src/export/users_csv.py", {
-                          "Files to change:\nmigrations/0001_users.sql\nsrc/users/model.py\n"
-                          "src/export/users_csv.py":
-                              "did not name migrations/0003_rename_mail.sql"}),
-    "dead-link": ("site/ is built.\nFiles to change:\ndocs/install.md", {
-        "Files to change:\ndocs/install.md\nsite/install.html":
-            "named site/install.html, which is not to be changed"}),
-    "new-command": ("Files to change:\ncli/registry.ts\ncli/commands/prune.ts", {
-        "Files to change:\ncli/registry.ts\ncli/commands/prune.ts\ncli/parser.ts":
-            "named cli/parser.ts, which is not to be changed"}),
-    "slow-image": ("Files to change:\nDockerfile", {
-        "Files to change:\npackage.json": "did not name Dockerfile"})}
-PATCHES = {
-    "slug": ([write_of("text.py", GOOD_SLUG)], [
-        ([], "edited nothing"),
-        ([edit_of("text.py", "result", "r")], "edited a text that occurs 4 times in text.py"),
-        ([edit_of("text.py", "no such line", "")],
-         "edited a text that occurs 0 times in text.py"),
-        ([write_of("check.py", "print('all of it holds')")],
-         "edited `check.py`, which is not there"),
-        ([write_of("text.py", "slug = str.lower\n")],
-         "its code fails: AssertionError:   hello,  world!"),
-        ([write_of("text.py", "raise SystemExit(0)\n")], "its code fails: it says nothing"),
-        ([write_of("text.py", "print('all of it holds', flush=True)\nimport os\nos._exit(1)\n")],
-         "its code fails: all of it holds")]),
-    "duration": (GOOD_SECONDS, [
-        ([write_of("duration.py", "def seconds(text):\n    return int(text[:-1]) * 60\n")],
-         "its code fails: ")]),
-    "last-page": ([edit_of("paging.py", "count // size", "(count + size - 1) // size")], [
-        ([edit_of("paging.py", "count // size", "count // size + 1")],
-         "its code fails: AssertionError: (20, 10, 3)")]),
-    "oldest-out": (GOOD_CACHE, [
-        (GOOD_CACHE[1:], "its code fails: AssertionError: b was used longest ago")]),
-    "two-files": (GOOD_BILL, [(GOOD_BILL[:1], "its code fails: ")])}
-REVIEWS = {
-    "endless-search": ("BUG 8: low never moves, so it does not end", {
-        "NO BUGS": "did not find the bug in line 8",
-        "BUG 8: a\nBUG 5: b": "invented a bug in line 5"}),
-    "query": ("**BUG 6**: the status comes from the request: SQL injection", {
-        "BUG 2: it may be missing": "did not find the bug in line 6"}),
-    "shared-list": ("BUG LINE 2: every basket shares the list", {
-        "BUG 8: slow": "did not find the bug in line 4"}),
-    "lost-log": ("- BUG 3: `w` empties the file", {
-        "Looks good. NO BUGS": "did not find the bug in line 4"}),
-    "nothing-wrong": ("No bugs.", {
-        "BUG 5: dict order": "invented a bug in line 5", "Fine.": "did not say NO BUGS"})}
-SUMMARIES = {
-    "failed-deploy": ("Deploying 4.17.2 failed at the migration: a lock timeout on the table "
-                      "invoices. It was rolled back to 4.17.1 without a lost request.", {
-                          "The deploy of 4.17.2 failed.": "did not say `invoices`",
-                          "word " * 121: "took 121 words, not 80"}),
-    "meeting": ("The limit stays at 50 MB until the import is faster. Tom makes it read the file "
-                "in one pass by Friday; Kofi writes to the support team today.", {
-                    "Tom makes it one pass by Friday; 50 MB become 100 MB; Kofi says so today.":
-                        "said `100 ?MB`, which is not so"}),
-    "test-run": ("Of 214 tests 212 passed, one failed: test_reply_to, with KeyError 'reply-to'.", {
-        "Of 214 tests one failed: test_reply_to.": "did not say `KeyError`"}),
-    "release-notes": ("Scripts with --format xml must use json; configuration moves from ~/.tool "
-                      "to ~/.config/tool.", {
-                          "Use json instead of xml.": r"did not say `~?/?\.config/tool`"}),
-    "numbers": ("alder is fastest with 1.9 s, birch slowest with 7.6 s, four times as long.", {
-        "alder is fastest (1.9 s), birch slowest (7.6 s).":
-            r"did not say `4 times|four times|4x|4 ?×|5\.7|fourfold`"})}
-TASKS = {(task.role, task.name): task for task in sf.read_tasks()}
-QUALITY = {(trial.topic, trial.name): trial for trial in sf.plan_quality_trials()}
-
-
-def test_there_are_five_tasks_of_each_role_and_each_is_tried():
-    tried = {**{("planner", name): 1 for name in PLANS},
-             **{("implementer", name): 1 for name in PATCHES},
-             **{("reviewer", name): 1 for name in REVIEWS},
-             **{("summarizer", name): 1 for name in SUMMARIES}}
-    assert tried.keys() == TASKS.keys() == QUALITY.keys() and len(tried) == 20
-    assert {role for role, _ in tried} == set(sf.ROLES)
-
-
-WORDED = [(role, name, text, flaw) for role, tasks in (
-              ("planner", PLANS), ("reviewer", REVIEWS), ("summarizer", SUMMARIES))
-          for name, (right, wrong) in tasks.items()
-          for text, flaw in [(right, ""), *wrong.items()]]
-
-
-@pytest.mark.parametrize("role, name, text, flaw", WORDED)
-def test_task_takes_what_is_right_and_refuses_what_is_not(role, name, text, flaw):
-    (judge,) = QUALITY[role, name].judges
-    assert judge(answer(text)) == flaw
-
-
-@pytest.mark.parametrize("role, name", QUALITY)
-def test_task_refuses_silence_and_is_asked_as_its_role(role, name):
-    trial = QUALITY[role, name]
-    question = trial.ask(subject_of())
-    assert question.talk.system == (sf.ROLES[role].prompt,)
-    assert bool(question.talk.tools) == (role == "implementer")
-    assert trial.judges[0](answer("")) != ""
-    assert trial.judges[0](answer(refusal=NO_TOOLS)) == 'refused: "x" does not support tools'
-
-
-@pytest.fixture(scope="module")
-def cage():
-    return sf.World().find_cage()
-
-
-CODED = [(name, calls, flaw) for name, (right, wrong) in PATCHES.items()
-         for calls, flaw in [(right, ""), *wrong]]
-
-
-@pytest.mark.parametrize("name, calls, flaw", CODED)
-def test_edits_are_applied_and_run(cage, name, calls, flaw):
-    trial, given = QUALITY["implementer", name], answer(calls=calls)
-    found = trial.judges[0](given)
-    if not found:
-        ended = sf.World().run_caged([sys.executable, "-S", sf.CHECK_FILE],
-                                     trial.program(given), cage=cage, seconds=10)
-        found = sf.judge_run(ended)
-    assert found.startswith(flaw) if flaw else found == ""
-
-
-def test_edit_that_was_printed_is_named_so():
-    (judge,) = QUALITY["implementer", "slug"].judges
-    assert judge(answer('{"file_path": "text.py", "old_string": "a"}')) == sf.PRINTED_CALL
-
-
-# -- what a model wrote, run --
-
-def run_python(text, *, cage=(), seconds=10, **files):
-    return sf.World().run_caged([sys.executable, "-S", "main.py"],
-                                {"main.py": text, **files}, cage=cage, seconds=seconds)
-
-
-def test_caged_program_sees_its_files_and_nothing_of_the_environment(cage, monkeypatch):
-    monkeypatch.setenv("SECRET_API_KEY", "sk-secret")
-    ended = run_python("import os; print(sorted(os.listdir('.')), dict(os.environ))", cage=cage)
-    assert ended.code == 0 and "main.py" in ended.output and "sk-secret" not in ended.output
-    place = re.search("'HOME': '([^']+)'", ended.output)[1]
-    assert not os.path.exists(place)
-
-
-@pytest.mark.parametrize("is_caged", [True, False])
-def test_caged_program_ends_with_all_it_started(cage, tmp_path, is_caged):
-    mark = tmp_path / "mark"
-    child = (f"import time\nwhile True:\n    open({str(mark)!r}, 'a').write('x')\n"
-             "    time.sleep(0.02)\n")
-    ended = run_python(
-        "import subprocess, sys, time\n"
-        f"subprocess.Popen([sys.executable, '-S', '-c', {child!r}])\ntime.sleep(60)\n",
-        cage=cage if is_caged else (), seconds=1)
-    assert ended.code is None
-    assert sf.judge_run(ended) == "its code still ran after 10 s"
-    size = mark.stat().st_size
-    time.sleep(0.2)
-    assert mark.stat().st_size == size > 0
-
-
-def test_caged_program_that_prints_without_end_fills_nothing(cage):
-    ended = run_python("while True:\n    print('x' * 1000)\n", cage=cage, seconds=20)
-    assert ended.code not in (0, None) and len(ended.output) <= 65536
-
-
-def test_caged_program_reaches_nobody(cage):
-    if not cage:
-        pytest.skip("nothing here takes the network away")
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        port = door.getsockname()[1]
-        program = f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)"
-        assert run_python(program).code == 0
-        ended = run_python(program, cage=cage)
-    assert ended.code == 1 and "Error" in ended.output
-
-
-@pytest.mark.parametrize("code, output, flaw", [
-    (0, "all of it holds\n", ""), (None, "all of it holds\n", "its code still ran after 10 s"),
-    (1, "all of it holds\n", "its code fails: all of it holds"),
-    (0, "", "its code fails: it says nothing"), (1, "a\nb\n\n", "its code fails: b")])
-def test_program_is_judged_by_its_end_and_its_last_line(code, output, flaw):
-    assert sf.judge_run(sf.Ended(code, output)) == flaw
-
-
-def test_quality_is_refused_where_nobody_can_agree(benched, quick):
-    coder, _ = benched()
-    done = quick("bench", "--quality")
-    assert done.returncode == 3 and coder.chats == []
-    assert "runs Python that the models write" in done.stderr and "--trust" in done.stderr
-
-
-def test_quality_is_asked_for_on_a_terminal(benched, tmp_path, monkeypatch):
-    monkeypatch.setattr(sf.World, "is_terminal", lambda *_: True)
-    heard = []
-    monkeypatch.setattr(sf.World, "err", lambda _, text: heard.append(text))
-    monkeypatch.setattr(sf.World, "confirm", lambda _, question: heard.append(question))
-    with pytest.raises(sf.FleetError) as caught:
-        sf.ask_to_run(sf.Options(), sf.World(), ())
-    assert caught.value.slug == "runs-code" and caught.value.status == 3
-    assert "with the network" in heard[0] and heard[1] == "Do you want that?"
-    monkeypatch.setattr(sf.World, "confirm", lambda *_: True)
-    sf.ask_to_run(sf.Options(), sf.World(), ("/usr/bin/unshare", "-n"))
-    assert "without a network (by unshare)" in heard[-1]
-
-
-def test_quality_gives_a_score_by_role_and_keeps_failed_answers(benched, quick, monkeypatch):
-    def say(played, texts, payload):
-        text = "\n".join(texts)
-        for key, task in TASKS.items():
-            if task.ask in text:
-                return answers_of(played, *key)
-        return Played.say(played, texts, payload)
-
-    def answers_of(played, role, name):
-        if role == "implementer":
-            right, wrong = PATCHES[name]
-            return (wrong[-1][0] if "bad" in played.flaws else right), ""
-        if "bad" in played.flaws:
-            return [], "No."
-        return [], {"planner": PLANS, "reviewer": REVIEWS, "summarizer": SUMMARIES}[role][name][0]
-
-    coder, small = benched(small=["bad"])
-    for played in (coder, small):
-        monkeypatch.setattr(played, "say", lambda *words, played=played: say(played, *words))
-    done = quick("bench", "--quick", "--quality", "--trust", "--json")
-    assert done.returncode == 0, done.stderr
-    known = results(done)
-    full = {"passed": 5, "asked": 5, "instead": ""}
-    assert known["coder:30b"]["quality"] == dict.fromkeys(sf.ROLES, full)
-    assert {role: score["passed"] for role, score in known["small:8b"]["quality"].items()} \
-        == dict.fromkeys(sf.ROLES, 0)
-    failed = [each for each in known["small:8b"]["failed"] if each["trial"].startswith("planner")]
-    assert len(failed) == 5 and failed[0]["answer"] == "No."
-    assert known["small:8b"]["quality"]["implementer"]["instead"].startswith("its code fails: ")
-
-    # A quick run later takes no quality away.
-    assert quick("bench", "--quick").returncode == 0
-    text = quick("bench", "--quick", "--model", "coder").stdout
-    assert "Planner" not in text  # the table is of this run
-
-
 # -- what others read of it --
 
 def test_status_shows_what_was_measured(benched, quick, tmp_path):
@@ -959,10 +708,11 @@ def test_status_shows_what_was_measured(benched, quick, tmp_path):
     assert [model["measured"] for model in before] == [None, None]
     quick("bench", "--quick")
     models = json.loads(quick("status", "--json").stdout)["models"]
-    assert [model["measured"]["tools"]["passed"] for model in models] == [2, 6]
+    assert [model["measured"]["tools"]["passed"] for model in models] == [1, 6]
     assert models[0]["measured"]["prompt_rate"] == 1000
 
 
+@pytest.mark.slow
 def test_status_page_tells_speed_and_who_prints_calls():
     from test_terminal import page_of
     page = page_of()
@@ -970,10 +720,10 @@ def test_status_page_tells_speed_and_who_prints_calls():
     known = measured(node="laptop", endpoint=endpoint, model="qwen3:8b",
                      tools=sf.Score(1, 6, "printed the call as text"))
     text = sf.format_status(sf.replace(page, measured=(known,)), sf.Look(columns=140))
-    assert re.search(r"On GPU +tok/s +Stays", text)
-    assert re.search(r"qwen3:8b +32,768 +100 % +58.1  for ever", text)
-    assert re.search(r"nomic:1b +\? +- +-  4 min", text)
-    assert re.search(r"planner .* ready; in `bench` it printed the call as text", text)
+    assert re.search(r"On GPU +tok/s +Unloads", text)
+    assert re.search(r"qwen3:8b +32,768 +100 % +58.1  never", text)
+    assert re.search(r"nomic:1b +- +- +-  4 min", text)
+    assert re.search(r"planner -> .*: ready; in `bench` it printed the call as text", text)
     fine = sf.replace(known, tools=sf.Score(4, 6, "x"))
     assert "in `bench`" not in sf.format_status(sf.replace(page, measured=(fine,)),
                                                 sf.Look(columns=140))
@@ -1098,6 +848,7 @@ HOSTILE = {
     "a long word": [{"message": {"content": "x" * 2_000_000}}, END]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lines", HOSTILE.values(), ids=HOSTILE)
 def test_bench_of_a_node_that_means_it_badly_ends_and_stays_small(benched, quick, tmp_path, lines):
     coder, _ = benched()
@@ -1129,7 +880,7 @@ def test_bench_of_a_node_that_is_silent_gives_up_in_time(benched, quick, tmp_pat
     coder.goes_on.set()
     known = results(done)["coder:30b"]  # one trial was not answered; the machine lives on
     assert known["tools"]["passed"] == 5 and "timeout" in known["tools"]["instead"]
-    assert known["context"]["passed"] == 3 and known["failure"] == ""
+    assert known["context"]["passed"] == 2 and known["failure"] == ""
 
 
 def test_progress_is_shown_on_a_terminal_and_taken_away(benched, quick, monkeypatch):
@@ -1143,9 +894,8 @@ def test_progress_is_shown_on_a_terminal_and_taken_away(benched, quick, monkeypa
     monkeypatch.setattr(sf.Bench, "_save_now_and_then", go_on)
     monkeypatch.setattr(sf.World, "is_terminal", lambda _, stream="stdout": stream == "stderr")
     done = quick("bench", "--quick")
-    assert re.search(r"\r\x1b\[K  about \d+ (s|min) left \| mini: coder:30b, tools 5 of 6",
-                     done.stderr)
-    assert done.stderr.endswith("\r\x1b[K") and "left" not in done.stdout
+    assert "\r\x1b[K  mini: coder:30b, tools " in done.stderr
+    assert done.stderr.endswith("\r\x1b[K") and "tools 3 of" not in done.stdout
 
 
 def test_bench_leads_to_recommend_which_decides_by_it(benched, quick):

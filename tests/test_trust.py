@@ -69,6 +69,19 @@ def test_a_gateway_that_knows_the_key_is_recognised(world, serve, host):
     assert sf.ask_gateway(world, fleet, KEY)["mini"]["requests"] == 0
 
 
+def test_a_page_of_another_version_is_read_as_far_as_it_is_known(world, serve, monkeypatch):
+    fleet = serve(fleet_at(1))
+    page = {"fleet": fleet.name, "config": sf.fleet_digest(fleet), "waiting": "few",
+            "nodes": [{"name": "mini", "requests": 3, "failures": None}, 7, {"requests": 1}],
+            "models": [{"name": "x"}, {"name": "m", "running": 1, "slots": 2, "more": 5}]}
+    monkeypatch.setattr(sf, "_show_key", lambda *words: page)
+    served = sf.ask_gateway(world, fleet, KEY)
+    assert list(served) == ["mini"] and sf.count_served({}, served) == [("mini", 3, 0, 0, 0, 0)]
+    view = sf.see_gateway(world, fleet, KEY, world.clock() + 3)
+    assert view.holder == sf.OUR_GATEWAY and view.page.waiting == 0
+    assert [(model.name, model.slots) for model in view.page.models] == [("m", 2)]
+
+
 def test_a_gateway_with_another_key_is_not_shown_this_one(world, serve, monkeypatch):
     fleet = serve(fleet_at(1), key="sk-another-0123456789abcdef")
     shown = []
@@ -81,7 +94,7 @@ def test_a_gateway_with_another_key_is_not_shown_this_one(world, serve, monkeypa
 @pytest.mark.parametrize("name", ["subagent-fleet", "I'm alive!"])
 def test_who_only_says_a_name_hears_no_key(world, proof, name, monkeypatch):
     thief = Listener(lambda path: proof if "prove" in path else {"name": name})
-    monkeypatch.setattr(sf, "_owners_in_table", lambda table, port: {os.getuid() + 1})
+    monkeypatch.setattr(sf, "_listeners_in_table", lambda table, port: [(os.getuid() + 1, "")])
     for provider in ("builtin", "litellm"):
         fleet = fleet_at(thief.port, provider=provider)
         assert ask_who_serves(world, fleet) not in (sf.OUR_GATEWAY, sf.OLD_GATEWAY, "")
@@ -187,8 +200,8 @@ TABLE = """\
 
 def test_who_listens_is_read_from_the_table():
     table = TABLE.splitlines()
-    assert [sf._owners_in_table(table, port) for port in (4000, 4001, 4002)] == [
-        {1000}, {1002}, set()]
+    assert [{owner for owner, _ in sf._listeners_in_table(table, port)}
+            for port in (4000, 4001, 4002)] == [{1000}, {1002}, set()]
 
 
 @pytest.mark.parametrize("printed, wanted", [
@@ -316,7 +329,7 @@ def test_a_program_of_the_directory_is_not_found_by_its_name(world, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     world.environ["PATH"] = places
     assert world.which("litellm") is None and world.which("./litellm") == "./litellm"
-    assert world.read_git(["status"], ".", world.clock() + 5) is None
+    assert world.run_git(["status"], ".").code == 127
     assert not (tmp_path / "ran").exists()
     world.environ["PATH"] += f":{tmp_path}/bin"
     assert world.which("litellm") == f"{tmp_path}/bin/litellm"
@@ -431,7 +444,7 @@ def test_what_was_accepted_is_kept_for_this_file_and_these_facts(far, tmp_path):
     assert far("trust", "--forget").returncode == 0 and far("env").returncode == 3
 
 
-@pytest.mark.parametrize("flaw", ["mode", "owner", "text", "shape"])
+@pytest.mark.parametrize("flaw", ["mode", "owner", "text", "shape", "schema"])
 def test_a_file_that_another_may_have_written_accepts_nothing(far, flaw):
     far("generate")
     far("trust")
@@ -443,7 +456,8 @@ def test_a_file_that_another_may_have_written_accepts_nothing(far, flaw):
             pytest.skip("root alone can give a file away")
         os.chown(str(far.file), 65534, 65534)
     else:
-        far.file.write_text({"text": "{", "shape": '{"trusted": {"a": 5}}'}[flaw])
+        far.file.write_text({"text": "{", "shape": '{"trusted": {"a": 5}}',
+                             "schema": far.file.read_text().replace("/1", "/9")}[flaw])
     assert far("env").returncode == 3
     assert far("env", "--trust").returncode == 0 and far("env").returncode == 0
 

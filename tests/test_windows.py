@@ -47,9 +47,10 @@ def run(place):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words, told", [
     (["--version"], b"subagent-fleet "), (["validate"], b"valid"), (["discover"], b"qwen3:8b"),
-    (["status"], b"qwen3:8b"), (["doctor"], b"box"), (["help"], b"validate"),
+    (["status"], b"qwen3:8b"), (["doctor", "--verbose"], b"box"), (["help"], b"validate"),
     (["schema"], b"ollama_model"), (["init", "--offline", "--output", "new.yaml"], b"new.yaml"),
     (["env", "--shell", "json"], b"ANTHROPIC_BASE_URL"),
     (["recommend"], b"planner"), (["trace"], b"No session"), (["wake"], b"mac"),
@@ -72,6 +73,7 @@ def test_tasks_refuse_in_one_sentence(run, words):
     assert told[0].startswith("error: tasks need ") and "WSL" in told[0] and len(told) == 2
 
 
+@pytest.mark.slow
 def test_generated_files_have_the_same_bytes_everywhere(run, place):
     done = run("generate")
     assert done.returncode == 0, done.stderr.decode()
@@ -84,10 +86,11 @@ def test_generated_files_have_the_same_bytes_everywhere(run, place):
     edited.write_bytes(b"my own\r\n")
     refused = run("generate")
     assert refused.returncode == 3 and edited.read_bytes() == b"my own\r\n"
-    cleaned = run("clean")
+    cleaned = run("clean", "--force")
     assert cleaned.returncode in (0, 3) and not (place / "litellm_config.yaml").exists()
 
 
+@pytest.mark.slow
 def test_serve_answers_and_ends(run, place):
     run("generate")
     with open(place / "log", "wb") as log:

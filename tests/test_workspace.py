@@ -23,7 +23,7 @@ def test_an_edited_file_refuses_everything(generated, quick):
     before = tree(generated)
     done = quick("generate")
     assert done.returncode == 3 and done.stdout == "" and "-my own line" in done.stderr
-    assert f"error: {PLANNER}: not as this program wrote it; nothing was written" in done.stderr
+    assert f"error: {PLANNER}: you have edited this file; nothing was written" in done.stderr
     assert "generate --force" in done.stderr and tree(generated) == before
 
 
@@ -123,14 +123,6 @@ def test_what_is_in_the_way_is_named_once_and_left(tmp_path, quick, put, words):
     assert done.returncode in (1, 3) and done.stdout == ""
     assert done.stderr.count("error: ") == 1 and "fix: " in done.stderr
     assert (tree(place), tree(outside)) == before
-
-
-def test_a_link_inside_is_followed(fleet, quick):
-    (fleet / "config").mkdir()
-    (fleet / ".claude").symlink_to("config")
-    assert quick("generate").returncode == 0
-    assert (fleet / "config/agents/planner.md").is_file()
-    assert quick("generate", "--check").returncode == 0
 
 
 def test_a_backup_is_not_written_through_a_link(generated, tmp_path, quick):
@@ -249,6 +241,7 @@ def generate_and_die(fleet):
     forker.communicate()
 
 
+@pytest.mark.slow
 def test_a_hundred_kills_leave_every_file_old_or_new(fleet, quick, generate_and_die):
     seed = int(time.time())
     chance, killed, states, wanted = random.Random(seed), 0, set(), {}

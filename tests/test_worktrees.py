@@ -31,17 +31,20 @@ class Place:
         (self.repo / ".gitignore").write_text("*.log\nbuild/\n")
         self.git("add", ".", cwd=self.repo)
         self.git("commit", "-qm", "start", cwd=self.repo)
-        self.tree = self.repo / ".subagent-fleet/worktrees/t"
+        self.tree = pathlib.Path(place) / "trees/t"
         self.git("worktree", "add", "-q", "--lock", "--reason", "subagent-fleet task t", "-b",
                  "run/t", str(self.tree), cwd=self.repo)
         (self.tree / "before.log").write_text("setup made it\n")
         self.folder = sf.Folder(self.world, sf.find_repository(self.world, str(self.repo)))
         self.folder.make()
+        self.main = sf.git_of(self.folder)
         base = self.git("rev-parse", "main")
         self.state = sf.TaskState("t", sf.TaskSpec("t", prompt="x"), 0, state="done", base=base,
-                                  branch="run/t", worktree=str(self.tree), tried=1)
-        path = self.folder.of_try(self.state, "baseline.json")
-        self.world.replace_files([(path, b'{"ignored": ["before.log"]}', 0o600)])
+                                  branch="run/t", worktree=str(self.tree), tried=1,
+                                  git=str(self.repo / ".git/worktrees/t"))
+        self.world.make_directory(self.folder.of_try(self.state, ""))
+        known = self.world.stamps_of(str(self.tree), ["before.log"])
+        self.folder.write({"ignored": known}, "tasks", "t", "baseline.json")
 
     def git(self, *words, cwd=None, check=True):
         done = subprocess.run(["git", *words], cwd=str(cwd or self.tree), capture_output=True,
@@ -49,15 +52,23 @@ class Place:
         assert not check or done.returncode == 0, (words, done.stderr.decode())
         return done.stdout.decode("utf-8", "surrogateescape").strip()
 
-    def tidy(self, *, is_dry=False):
-        return sf.tidy_task(self.folder, self.state, is_dry=is_dry)
+    def tidy(self, **more):
+        return sf.tidy_task(self.folder, self.state, **more)
+
+    def inside(self):
+        """git in the worktree, as the supervisor has it."""
+        return sf.git_in(self.folder, self.state.worktree, self.state.git)
+
+    def keep(self, known=None):
+        """Take a snapshot, as at the end of a try."""
+        known = sf.read_baseline(self.folder, self.state) if known is None else known
+        work, _ = sf.take_snapshot(self.inside(), self.main, self.state, "1", known)
+        return sf.look_at_work(self.main, self.state, work)
 
     def objects(self):
         """What a person could lose: each file's content, each staged one, each commit."""
         blobs, commits = set(), set()
-        ignored = set(self.git("ls-files", "-oi", "--exclude-standard", "--directory", "-z",
-                               check=False).split("\0"))
-        drop = {"before.log"} | {path.rstrip("/") for path in ignored if path.endswith("/")}
+        drop = {"before.log"}
         paths = []
         for path in self.tree.rglob("*"):
             inner = path.relative_to(self.tree)
@@ -178,6 +189,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.slow
 def test_whatever_has_happened_in_it_tidy_loses_nothing(tmp_path):
     """Random histories; SUBAGENT_FLEET_HISTORIES=1000 is the whole promise."""
     removed = 0
@@ -207,12 +219,14 @@ def test_whatever_has_happened_in_it_tidy_loses_nothing(tmp_path):
     (lambda p: p.git("bisect", "start"), "under way"),
     (lambda p: nested(p, random, "inner", False), "nested repository inner"),
     (lambda p: nested(p, random, "build/inner", True), "nested repository build/inner"),
-    (lambda p: p.git("update-index", "--assume-unchanged", "a.txt"), "not to look at a.txt"),
     (lambda p: p.git("update-ref", "refs/worktree/mine", "HEAD"), "a ref of its own"),
     (lambda p: p.git("worktree", "unlock", str(p.tree)), "not this program's"),
     (lambda p: submodule(p, random.Random(1), True), "submodule sub"),
+    (lambda p: os.mkfifo(p.tree / "pipe"), "not a file, directory or link"),
+    (lambda p: (p.tree / ".git").unlink(), "no longer leads to this repository"),
+    (lambda p: (p.tree / "before.log").write_text("changed since\n" * 9_000_000), "before.log"),
     (lambda p: p.git("worktree", "move", "-f", "-f", str(p.tree), str(p.repo / "elsewhere"),
-                     cwd=p.repo), "no worktree of this repository"),
+                     cwd=p.repo), "no longer exists"),
 ])
 def test_what_keeps_a_worktree_is_said(tmp_path, step, why):
     place = Place(tmp_path)
@@ -220,8 +234,17 @@ def test_what_keeps_a_worktree_is_said(tmp_path, step, why):
     assert why in place.tidy().why and place.tidy(is_dry=True).removes is False
 
 
+def test_what_git_was_told_not_to_look_at_is_kept_as_well(tmp_path):
+    place = Place(tmp_path)
+    for flag, path in (("--assume-unchanged", "a.txt"), ("--skip-worktree", "b.txt")):
+        place.git("update-index", flag, path)
+        (place.tree / path).write_text("unseen by status\n")
+    before = place.objects()
+    assert place.tidy().removes and before - place.reachable() == set()
+
+
 @pytest.mark.parametrize("changes, why", [
-    ({"state": "running"}, "is running"), ({"worktree": ""}, "no worktree"),
+    ({"state": "running"}, "is running"), ({"git": ""}, "no worktree"),
     ({"gone": True}, "no worktree")])
 def test_only_what_is_over_goes(tmp_path, changes, why):
     place = Place(tmp_path)
@@ -239,20 +262,19 @@ def test_who_works_in_it_or_has_its_lock_keeps_it(tmp_path):
         sleeper.kill()
         sleeper.wait()
     hold = place.world.hold(place.folder.of_try(place.state, "alive"))
-    assert "its agent lives" in place.tidy().why
+    assert "its agent is alive" in place.tidy().why
     hold.release()
     assert place.tidy().removes and not place.tree.exists()
 
 
 def test_what_changes_while_it_is_tidied_keeps_it(tmp_path, monkeypatch):
     place = Place(tmp_path)
-    plan = sf.plan_tidying
+    pin = sf._parents_to_pin
 
     def late(*given):
-        found = plan(*given)
         (place.tree / "late.txt").write_text("late\n")
-        return found
-    monkeypatch.setattr(sf, "plan_tidying", late)
+        return pin(*given)
+    monkeypatch.setattr(sf, "_parents_to_pin", late)
     assert "just changed" in place.tidy().why and (place.tree / "late.txt").exists()
 
 
@@ -264,7 +286,9 @@ def test_snapshots_hold_what_is_ignored_and_new_and_leave_index_and_status(tmp_p
     place.git("add", "a.txt")
     index = (place.repo / ".git/worktrees/t/index").read_bytes()
     status = place.git("status", "--porcelain")
-    found = sf.take_snapshot(place.world, place.state, "1", {"before.log"})
+    found = place.keep()
+    assert not {"new.log", "before.log"} & set(place.git(
+        "ls-tree", "-r", "--name-only", found.commit).split())  # nothing ignored on a branch
     assert found.ref == "refs/subagent-fleet/t/1"
     listed = place.git("ls-tree", "-r", "--name-only", found.ref).split()
     assert {"new.log", "u.txt", "a.txt"} <= set(listed) and "before.log" not in listed
@@ -298,14 +322,13 @@ def test_a_hook_never_runs_and_a_moved_branch_stays(tmp_path):
         (hooks / name).write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\nexit 1\n")
         (hooks / name).chmod(0o755)
     (place.tree / "x.txt").write_text("x\n")
-    snapshot = sf.take_snapshot(place.world, place.state, "1")
-    work = sf.look_at_work(place.world, place.state, snapshot)
+    work = place.keep()
     (hooks / "reference-transaction").unlink()  # git's own words below would run it
     (hooks / "pre-commit").unlink()
     assert not (tmp_path / "ran").exists()
     place.git("commit", "-q", "--allow-empty", "-m", "moved on")
     moved = place.git("rev-parse", "run/t")
-    sf.settle_branch(place.world, place.state, work)
+    assert not sf.settle_branch(place.inside(), place.main, "run/t", work.commit, work.tip)
     assert place.git("rev-parse", "run/t") == moved
 
 
@@ -315,14 +338,13 @@ def test_twenty_thousand_files_are_no_matter(tmp_path):
         (place.tree / f"d{directory}").mkdir()
         for number in range(1000):
             (place.tree / f"d{directory}/f{number}").write_text(f"{number}\n")
-    snapshot = sf.take_snapshot(place.world, place.state, "1")
-    assert len(sf.look_at_work(place.world, place.state, snapshot).files) == 20000
+    assert len(place.keep().files) == 20000
     assert place.tidy().removes
 
 
 def test_no_git_command_here_can_destroy():
     source = pathlib.Path(sf.__file__).read_text(encoding="utf-8")
     section = source[source.index("# == 20. Supervisor"):source.index("# == 21. ")]
-    for word in ('"-D"', '"prune"', "rmtree", '"clean"', '"gc"', '"--hard", "HEAD'):
+    for word in ('"-D"', '"prune"', "rmtree", '"gc"', '"--hard"', '"reset"', '"stash"'):
         assert word not in section
-    assert section.count('"--hard"') == 1  # what git was cut off while it made it
+    assert section.count('"clean"') == 1  # of the check's worktree, where nobody works

@@ -84,16 +84,6 @@ def test_invalid_case_says_exactly(path):
 ODD_BLANKS = " \t\xa0\u2003\u3000\u200b"
 
 
-def indent(row, at, match):
-    """Move what is at a column to the one that the fix names."""
-    return row[:at].strip(ODD_BLANKS).ljust(int(match["column"]) - 1) + row[at:].lstrip(ODD_BLANKS)
-
-
-def replace_blanks(row, at, match):
-    new = "" if "remove" in match.group() else " "
-    return row[:at] + new + row[at:].lstrip(ODD_BLANKS[1:])
-
-
 def put(new, size=0):
     return lambda row, at, match: row[:at] + new + row[at + size:]
 
@@ -105,29 +95,22 @@ def quote(row, at, match):
 
 # What a person types who follows a fix: its words, and how they change the line of the error.
 MENDS = [(re.compile(words), mend) for words, mend in (
-    (r"begin its line with (?P<depth>\d+) spaces?",
-     lambda row, at, match: " " * int(match["depth"]) + row.lstrip(ODD_BLANKS)),
-    (r"move it to column (?P<column>\d+)", indent),
+    (r"begin its line with (?:\d+ or )?(?P<depth>\d+) spaces(, or quote the whole text)?",
+     lambda row, at, match: " " * int(match["depth"]) + row.lstrip(" ")),
     (r"put a space after the colon: .*", lambda row, at, match: row[:at + 1] + " " + row[at + 1:]),
-    (r"write a space instead.*|remove it", replace_blanks),
-    (r"begin a comment with `#`.*", put("#", size=2)),
+    (r"write a plain space or nothing instead, or quote the text",
+     lambda row, at, match: re.sub(f"[{ODD_BLANKS[1:]}]", " ", row).rstrip()),
     (r"begin it with `- `", put("- ")),
-    (r"write `-` instead", put("-", size=1)),
-    (r"(remove it, or|put `: ` after the key, or) (begin it with )?`#`( before it)?", put("# ")),
+    (r"remove it, or quote the text", lambda row, at, match: row[:at] + (row[at + 1:] if row[at] in ",]}" else "")),
+    (r"put `: ` after the key, `#` before a comment, .*", put("# ")),
+    (r"keep one document per file: remove this line", lambda row, at, match: ""),
     (r"(.*, or )?quote (it|the text): (?P<text>\".*\")", quote),
 )]
-INSERTION = re.compile(r"write `(?P<new>.)` on line (?P<line>\d+), in column (?P<column>\d+)")
 
 
 def mended(text, error):
     """The text of a person who typed the fix of an error, or None where the fix needs thought."""
     lines = text.split("\n")
-    insertion = INSERTION.fullmatch(error.fix)
-    if insertion:
-        line, at = int(insertion["line"]) - 1, int(insertion["column"]) - 1
-        lines[line] = lines[line][:at] + insertion["new"] + lines[line][at:]
-        return "\n".join(lines)
-
     line, column = map(int, error.where.split(":")[1:])
     for words, mend in MENDS:
         match = words.fullmatch(error.fix)
@@ -137,11 +120,14 @@ def mended(text, error):
     return None
 
 
-# Two mistakes in one file, or text over two lines: the first fix leads to the next.
+# Two mistakes in one file, or the first of many lines: the first fix leads to the next.
 MENDED_IN_STEPS = {
-    "blank-indentation-folded", "date-time-folded", "indent-item-between",
-    "indent-literal-between", "indent-two-deeper", "key-over-lines", "key-without-space-shallow",
-    "marker-in-flow-plain", "slashes-trailing-second", "star-item-nested", "tab-json-indent"}
+    "anchor-at-top", "anchor-on-mapping", "blank-indentation-folded", "date-time-folded",
+    "directive-tag", "directive-yaml", "indent-first-item-deeper", "indent-first-key-deeper",
+    "indent-first-shallower", "indent-item-between", "indent-literal-between",
+    "indent-text-after-comment", "indent-two-deeper", "key-without-space-shallow",
+    "number-hex-list", "pyyaml-shared-list", "question-key", "star-item-nested",
+    "two-document-ends"}
 
 
 def test_fix_of_an_invalid_case_works_when_typed():
@@ -158,7 +144,7 @@ def test_fix_of_an_invalid_case_works_when_typed():
             left.add(path.stem)
             has_moved = (value.what, value.where) != (error.what, error.where)
             assert has_moved or path.stem == "date-time-folded"
-    assert tried > 150
+    assert tried > 155
     assert left == MENDED_IN_STEPS
 
 
@@ -177,8 +163,7 @@ def test_valid_case_survives_the_writer(path):
     ("1: a\n-2: b\n1.5: c\n", {1: "a", -2: "b", 1.5: "c"}),
     ("true: a\nnull: b\n", {True: "a", None: "b"}),
     ("~: a\n", {None: "a"}),
-    ("{1: 2, 0x10: x}", {1: 2, 16: "x"}),
-    ("[.nan, .NaN, .NAN]", [math.nan] * 3),
+    ("{1: 2, -16: x}", {1: 2, -16: "x"}),
     ("[.inf, -.INF, +.Inf]", [math.inf, -math.inf, math.inf]),
     ("-0.0", -0.0),
     ("9" * 1000, int("9" * 1000)),
@@ -287,6 +272,7 @@ def digest(text, size):
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:size]
 
 
+@pytest.mark.slow
 def test_random_documents_keep_the_rule():
     """Stored: four hex digits of what PyYAML returns for each document, one string for all."""
     documents = list(random_documents())
@@ -583,6 +569,16 @@ def test_locate_finds_every_key_of_every_case():
                 checked += 1
                 assert rest.lstrip("\"'").startswith(path[-1]), (case, path)
     assert checked > 400
+
+
+def test_places_are_kept_of_so_many_values_at_most(monkeypatch):
+    monkeypatch.setattr(sf, "PLACES_LIMIT", 4)
+    document = sf.Document("a: [1, 2, 3, 4]\nb: 5\n", "f")
+    assert document.value == {"a": [1, 2, 3, 4], "b": 5}
+    assert document.locate(("a", 2))[0] == "f:1:11"
+    assert document.locate(("a", 3))[0] == document.locate(("b",))[0] == "f:1:1"
+    error, _ = read("a: [1, 2, 3, 4]\nb: 5\nb: 6\n")
+    assert error.where == "x.yaml:3:1" and error.what == "the key `b` is already above"
 
 
 def test_locate_drops_the_byte_order_mark_and_the_carriage_return():

@@ -10,10 +10,16 @@ import os
 import pathlib
 import random
 import re
+import signal
 import socket
+import subprocess
 import sys
 import tempfile
+import threading
 import time
+import warnings
+
+import subagent_fleet as sf
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "subagent_fleet.py"
@@ -29,16 +35,17 @@ HOSTED_VARIABLES = ("ANTHROPIC_", "CLAUDE", "LITELLM_", "OLLAMA_", "SUBAGENT_FLE
 # Compiling the file takes longer than most of its commands: it is done once for all runs.
 _LAUNCHER = """\
 import marshal, sys
-{rename}with open({code!r}, "rb") as stream:
+{rename}__cached__ = {code!r}  # it has been started from bytecode
+with open(__cached__, "rb") as stream:
     code = marshal.load(stream)
 exec(code, sys.modules["__main__"].__dict__)
 """
 
 
 def compiled():
-    """The compiled file, kept beside other temporary files under the hash of its text."""
+    """The compiled file, kept beside other temporary files under the hash of its path and text."""
     source = SCRIPT.read_bytes()
-    name = f"{hashlib.sha256(source).hexdigest()[:16]}.{sys.implementation.cache_tag}"
+    name = f"{hashlib.sha256(os.fsencode(SCRIPT) + source).hexdigest()[:16]}.{sys.implementation.cache_tag}"
     place = pathlib.Path(tempfile.gettempdir()) / f"subagent-fleet-tests-{getpass.getuser()}"
     place.mkdir(mode=0o700, exist_ok=True)
     path = place / name
@@ -75,6 +82,85 @@ def install(directory):
         program.parent.mkdir()
         launcher(program)
     return program
+
+
+# -- the program in this process --
+
+class TookTooLong(BaseException):
+    """A command that was run in this process did not end; not an Exception, which `main` reports."""
+
+
+def run_main(words, *, cwd, env=None, input=None, timeout=30):
+    """Run a command as a process would, but in this one: 1 ms instead of 140.
+
+    It has its own environment, working directory, standard input and output, down to the
+    descriptors, which a program that it starts inherits; all of it is put back, as are the
+    signals' handlers. Returns what subprocess.run returns.
+    """
+    words = [str(word) for word in words]
+    this = os.getpid()
+    with contextlib.ExitStack() as restoring:
+        files = [restoring.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
+        files[0].write(input or b"")
+        files[0].seek(0)
+        _lend_streams(files, restoring)
+        _lend_place(cwd, {} if env is None else env, restoring)
+        _lend_signals(timeout, restoring)
+        restoring.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("error")
+        status = sf.main(words)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        if os.getpid() != this:  # it went into the background, and has ended there
+            os._exit(status)
+        told = []
+        for file in files[1:]:
+            file.seek(0)
+            told.append(file.read())
+    return subprocess.CompletedProcess(words, status, *told)
+
+
+def _lend_streams(files, restoring):
+    """Put files in the place of the standard streams and their descriptors."""
+    modes = (("stdin", "r", "strict"), ("stdout", "w", "strict"), ("stderr", "w", "backslashreplace"))
+    for number, (file, (name, mode, errors)) in enumerate(zip(files, modes)):
+        kept = os.dup(number)
+        restoring.callback(os.close, kept)
+        restoring.callback(os.dup2, kept, number)
+        os.dup2(file.fileno(), number)
+        stream = open(number, mode, encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115
+        for place in (name, f"__{name}__"):  # the second is asked for the terminal's width
+            restoring.callback(setattr, sys, place, getattr(sys, place))
+            setattr(sys, place, stream)
+
+
+def _lend_place(cwd, env, restoring):
+    """Go to a directory with an environment of its own."""
+    restoring.callback(os.chdir, os.getcwd())
+    os.chdir(cwd)
+    restoring.callback(_set_environment, dict(os.environ))
+    _set_environment(clean_environment(**env))
+
+
+def _set_environment(values):
+    os.environ.clear()
+    os.environ.update(values)
+
+
+def _lend_signals(timeout, restoring):
+    """Let the command take signals, and end it after so many seconds."""
+    def end(*_):
+        raise TookTooLong(f"it took longer than {timeout} s")
+    assert threading.current_thread() is threading.main_thread(), "a thread cannot take signals"
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM"):
+        if hasattr(signal, name):
+            number = getattr(signal, name)
+            restoring.callback(signal.signal, number, signal.getsignal(number))
+    if hasattr(signal, "SIGALRM"):
+        signal.signal(signal.SIGALRM, end)
+        restoring.callback(signal.setitimer, signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_REAL, timeout)
 
 
 # -- ports --

@@ -1,14 +1,10 @@
 """A fleet, what is generated from it, and how its tests run commands and look at files."""
-import contextlib
-import io
 import os
 import re
-import subprocess
 
 import pytest
 
-import subagent_fleet as sf
-from tools import clean_environment, free_port, keys_near
+from tools import free_port
 
 PORT = free_port()
 FLEET = """\
@@ -42,28 +38,16 @@ def fleet(tmp_path):
 
 
 @pytest.fixture
-def generated(fleet, quick):
+def generated(fleet, run_cli):
     """A directory in which `generate` has run."""
-    assert quick("generate").returncode == 0
+    assert run_cli("generate").returncode == 0
     return fleet
 
 
 @pytest.fixture
-def quick(tmp_path, monkeypatch):
-    """Run a command as quick does, but in this process: starting one costs more than it does."""
-    def run(*words, cwd=tmp_path, env=None):
-        out, err = io.StringIO(), io.StringIO()
-        with monkeypatch.context() as patch, contextlib.redirect_stdout(out), \
-                contextlib.redirect_stderr(err):
-            patch.chdir(cwd)
-            patch.setattr(os, "environ", clean_environment(**(env or {})))
-            status = sf.main([str(word) for word in words])
-        done = subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
-        assert "Traceback" not in done.stderr, done.stderr
-        if "env" not in words:
-            assert [key for key in keys_near(cwd) if key in done.stdout + done.stderr] == []
-        return done
-    return run
+def quick(run_cli):
+    """The same as `run_cli`, by the name that many tests know it."""
+    return run_cli
 
 
 def tree(directory):

@@ -3,6 +3,8 @@
 python3 tests/bench/gateway.py [--soak REQUESTS]     LiteLLM runs too if `litellm` is on the PATH
 python3 tests/bench/gateway.py --backends            a row a kind of node
 python3 tests/bench/gateway.py --dashboards ROUNDS   what two dashboards cost
+python3 tests/bench/gateway.py --against ROUNDS [--reference COMMIT]
+    in turns with the file as it was at a commit of git: what ours takes of what that took
 python3 tests/bench/gateway.py --peer COMMAND        another gateway beside ours: COMMAND starts it,
     with {port} where it shall listen and {node} as the node's address; it serves `bench-model` of
     Ollama's model `m` at --peer-path, with the key or without one
@@ -108,7 +110,7 @@ def say_chat(part):
 
 SPEECHES = {b"/v1/messages": say_messages, b"/v1/chat/completions": say_chat}
 # What kinds of nodes are asked at which path; the other local ones speak as llama.cpp does.
-BACKENDS = {"llamacpp": "/v1/messages", "openai": "/v1/chat/completions",
+BACKENDS = {"llamacpp": "/v1/chat/completions", "openai": "/v1/chat/completions",
             "anthropic": "/v1/messages"}
 
 
@@ -228,7 +230,7 @@ def held(pid):
     return (len(os.listdir(tasks)), len(os.listdir(files))) if os.path.isdir(tasks) else (0, 0)
 
 
-def start_serve(directory, node_port, provider="ollama"):
+def start_serve(directory, node_port, provider="ollama", script=ROOT / "subagent_fleet.py"):
     port = free_port()
     (directory / "fleet.yaml").write_text(
         f"project: {{name: bench, gateway: {{provider: builtin, port: {port}}}}}\n"
@@ -237,7 +239,7 @@ def start_serve(directory, node_port, provider="ollama"):
         f"cloud: {str(provider == 'anthropic').lower()}, "
         "max_parallel: 8}}\nagents: {planner: {model: m, description: bench}}\n",
         encoding="utf-8")
-    process = subprocess.Popen([sys.executable, "-S", str(ROOT / "subagent_fleet.py"), "serve"],
+    process = subprocess.Popen([sys.executable, "-S", str(script), "serve"],
                                cwd=str(directory), stdout=subprocess.DEVNULL,
                                env={**os.environ, "LITELLM_MASTER_KEY": KEY})
     return process, port, wait_for(port, process, seconds=20)
@@ -397,6 +399,57 @@ def compare_watched(directory, port, process, rounds):
               f"({100 * (after / before - 1):+.1f} %)", flush=True)
 
 
+def look(port, node_port, process):
+    """One round of what a gateway adds to its node, and takes; less is better."""
+    recorded = json.loads(RECORDED.read_text(encoding="utf-8"))["body"]
+    chat = {"model": "m", "messages": [], "stream": True}
+    asked = {"small": (json.loads(SMALL), {**chat, "options": {"num_predict": 16}}, 150),
+             "recorded": ({**recorded, "model": "bench-model", "max_tokens": 16},
+                          {**recorded, "options": {"num_predict": 16}}, 60),
+             "500 words": ({**json.loads(SMALL), "max_tokens": 500, "stream": True},
+                           {**chat, "options": {"num_predict": 500}}, 20)}
+    added = {}
+    for name, (request, bare, times) in asked.items():
+        before = processor_us(process.pid)
+        added[f"ms added, {name}"] = \
+            median_ms(port, "/v1/messages", json.dumps(request).encode(), times=times) \
+            - median_ms(node_port, "/api/chat", json.dumps(bare).encode(), times=times)
+    # On a busy machine only what the processor did holds still.
+    added["us of processor a chunk"] = (processor_us(process.pid) - before) / 500 / times
+    before, rates = processor_us(process.pid), rate(port, SMALL, seconds=2.0)
+    added["us of processor a request"] = (processor_us(process.pid) - before) / (rates * 2.0)
+    added["ms a request, 8 clients"] = 1000 / rates
+    return added
+
+
+def compare_reference(directory, node_port, commit, rounds, started):
+    """Print what ours takes of what the file took at a commit: medians of rounds in turns."""
+    found = {}
+    text = subprocess.run(["git", "-C", str(ROOT), "show", f"{commit}:subagent_fleet.py"],
+                          stdout=subprocess.PIPE, check=True).stdout
+    for name, script in (("then", directory / "then.py"), ("now", ROOT / "subagent_fleet.py")):
+        if name == "then":
+            script.write_bytes(text)
+        (directory / name).mkdir()
+        process, port, ready = start_serve(directory / name, node_port, script=script)
+        started.append(process)
+        found[name] = {"s until ready, the first time": [ready], "process": process, "port": port}
+        process.terminate()
+        process.wait(20)
+        process, port, ready = start_serve(directory / name, node_port, script=script)
+        started.append(process)
+        found[name].update({"s until ready": [ready], "MB idle": [memory_mb(process.pid)],
+                            "process": process, "port": port})
+    for _ in range(rounds):
+        for each in found.values():
+            for what, value in look(each["port"], node_port, each["process"]).items():
+                each.setdefault(what, []).append(value)
+    for what in found["now"]:
+        if what not in ("process", "port"):
+            then, now = (statistics.median(found[name][what]) for name in ("then", "now"))
+            print(f"{what}: {then:.3f} at {commit}, {now:.3f} now: {now / then:.2f}", flush=True)
+
+
 def soak(port, process, count):
     """Send many requests; print what is left of them, and fail when something is."""
     before, began = memory_mb(process.pid), time.perf_counter()
@@ -418,6 +471,8 @@ def main():
     parser.add_argument("--backends", action="store_true", help="only: a row a kind of node")
     parser.add_argument("--dashboards", type=int, metavar="ROUNDS",
                         help="only: what two dashboards cost")
+    parser.add_argument("--against", type=int, metavar="ROUNDS", help="only: then and now")
+    parser.add_argument("--reference", default="a3c56a7", metavar="COMMIT")
     parser.add_argument("--peer", metavar="COMMAND", help="only: another gateway beside ours")
     parser.add_argument("--peer-path", default="/v1/messages", metavar="PATH")
     options = parser.parse_args()
@@ -441,6 +496,10 @@ def main():
             if options.backends:
                 for provider in BACKENDS:
                     measure_backend(pathlib.Path(place), node_port, provider)
+                return None
+            if options.against:
+                compare_reference(pathlib.Path(place), node_port, options.reference,
+                                  options.against, started)
                 return None
             serve, port, ready = start_serve(pathlib.Path(place), node_port)
             started.append(serve)

@@ -175,12 +175,18 @@ def install_claude(name, version):
 
 
 def install_npm(name, package, version):
-    """Install one package; what npm would run at an install is not needed by any of these."""
+    """Install one package. What npm would run at an install is not needed but by opencode.
+
+    Its script puts the program for this machine in the place of one that only says so.
+    """
     folder = CACHE / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     run(name, ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", folder,
                f"{package}@{version}"])
+    script = folder / "node_modules" / package / "postinstall.mjs"
+    if script.exists():
+        run(name, ["sh", "-c", f"cd '{script.parent}' && node postinstall.mjs"])
 
 
 def npm_version(name, package):

@@ -96,6 +96,11 @@ def run_phrases():
                 "question": "Which database?"}
     commands = {"work": "echo work >> work.txt", "mend": "echo mended >> mended.txt",
                 "nap": "sleep 3; echo slept", "long": "sleep 120; echo slept",
+                # What README's three tasks come to: the first version of the parser is wrong.
+                "wrong": "mkdir -p src tests; echo 'day = 1' > src/dates.py; echo 'from src.dates import day' "
+                         "> tests/test_dates.py; echo 'def test_day(): assert day == 2' >> tests/test_dates.py",
+                "right": "echo 'day = 2' > src/dates.py", "docs": "mkdir -p docs; echo told > docs/dates.md",
+                "store": "echo 'name = 1' > src/store.py",
                 "breach": "python3 -c \"open('secret.txt', 'w').write('x')\""}
     steps = {step: [call("Bash", command=command)] for step, command in commands.items()}
     return {"pong": ["PONG"], "done": ["All tests pass, the task is done."],
@@ -120,6 +125,7 @@ def bench_phrases(how):
         "two": [make("set-log-level", **billing, level="error") + "\n"
                 + make("set-log-level", service="search", level="info")],
         "sum": ["42"],
+        "get": [make("get_setting", key="retry_limit")],
         "setting": ["It is 7391."],
     })
     return steps
@@ -128,7 +134,7 @@ def bench_phrases(how):
 # What the last message of a talk holds -> the step that answers it.
 BENCH_CUES = {"numbers from 1": "numbers", "billing to debug": "level", "Open a ticket": "ticket",
               "Run the tests": "tests", "17 plus 25": "sum", "billing to error": "two",
-              "retry_limit = 7391": "setting"}
+              "the setting retry_limit": "get", "retry_limit = 7391": "setting"}
 BENCH_TEMPLATE = r"""
 {%- set ns = namespace(word='', last='', cue='pong') -%}
 {%- if tools -%}

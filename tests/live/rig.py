@@ -217,7 +217,8 @@ class Recorder:
 
     def close(self):
         """Refuse connections from now on, as a port does when its server is gone."""
-        self.door.shutdown(socket.SHUT_RDWR)  # wakes the accept, which holds the socket open
+        with contextlib.suppress(OSError):  # of a node that lost power before, it is closed
+            self.door.shutdown(socket.SHUT_RDWR)  # wakes the accept, which holds the socket open
         self.door.close()
 
     def _accept(self, door):

@@ -19,6 +19,7 @@ from tools import SCRIPT
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from test_hybrid import Cloud
+from test_oracle import CONVERSATIONS, shape
 
 FLEET = """
 project: {{name: engines, gateway: {{port: {port}}}}}
@@ -92,7 +93,7 @@ def test_add_recognises_a_llama_server_and_every_command_works(project, engines)
     assert {name: row["loaded"]["context"] for name, row in warmed.items()} \
         == {"small": 65536, "tight": 16384, "thinker": 16384}
     assert {model["state"] for model in project.json("status")["models"]} == {"ready"}
-    assert "llama.cpp at" in project.run("doctor", quiet=True)
+    assert "llama.cpp at" in project.run("doctor", "--verbose", quiet=True)
     project.json("warmup", "--unload")
     states = {model["name"]: model["state"] for model in project.json("status")["models"]}
     assert states == {"small": "ready", "tight": "cold", "thinker": "cold"}
@@ -126,6 +127,53 @@ def talk(script, project, **environ):
         encoding="utf-8", timeout=120, env=project.environment(no_proxy="127.0.0.1", **environ))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def test_an_answer_is_what_the_servers_own_messages_route_gives(serve, engines):
+    """llama-server makes Chat Completions of Messages itself: so do we, and nothing is lost."""
+    gateway = serve("llamacpp")
+    differ = {}
+    for name, request in CONVERSATIONS.items():
+        thinks = request.get("model") == "thinker"
+        own, alias, port = "worker", "claude-haiku-local", engines["one"]
+        if thinks:
+            own, alias, port = "thinker", "thinker", engines["many"]
+        body = {"max_tokens": 64, **request}
+        kwargs = {"chat_template_kwargs": {"enable_thinking": thinks}}
+        status, direct = rig.get_json(f"http://127.0.0.1:{port}/v1/messages",
+                                      body={**body, "model": own, **kwargs}, timeout=60)
+        assert status == 200, (name, direct)
+        status, ours = gateway.post({**body, "model": alias})
+        assert status == 200, (name, ours)
+        if told(direct, name) != told(ours, name):
+            differ[name] = told(direct, name), told(ours, name)
+    assert differ == {}
+
+
+# Where ours is meant to differ: it ends the answer at a stop sequence itself, and estimates; it
+# sends no empty system, keeps the blocks of a result apart, and leaves `required: []` out.
+STOPS = ("stop-sequence", "stop-first", "stop-two")
+OTHER_COUNTS = (*STOPS, "system-empty", "result-blocks", "tool-without-arguments")
+
+
+def told(message, name):
+    """What both must agree on; its own calls a stop sequence `end_turn`."""
+    found = shape(message)
+    usage = message["usage"]
+    cached = usage.get("cache_read_input_tokens") or 0
+    return {"blocks": found["blocks"], "stop": "" if name in STOPS else found["stop"],
+            "in": 0 if name in OTHER_COUNTS else usage["input_tokens"] + cached}
+
+
+def test_the_format_of_an_answer_is_obeyed(serve):
+    gateway = serve("llamacpp")
+    schema = {"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"],
+              "additionalProperties": False}
+    status, body = gateway.post({
+        "model": "claude-haiku-local", "max_tokens": 64, "messages": [{"role": "user", "content": "x"}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}},
+        path="/v1/chat/completions")
+    assert status == 200 and json.loads(body["choices"][0]["message"]["content"]) == {"a": "b"}
 
 
 def test_a_router_loads_on_demand_thinks_and_takes_no_images(serve):

@@ -159,7 +159,7 @@ class Scene:
 
     def receipts(self):
         """What `/events` said of each request that has ended, the latest first."""
-        ended = {told["id"]: told for told in self.heard if told["kind"] == "ended"}
+        ended = {told["id"]: told["receipt"] for told in self.heard if "receipt" in told}
         return sorted(ended.values(), key=lambda receipt: -receipt["time"])
 
     def close(self):
@@ -426,11 +426,11 @@ def test_hostile_names_are_text_and_break_nothing(browser, board):
     for kind, name in HOSTILE.items():
         board.show(hostile_picture(name))
         ident = f"req_{kind}"
-        board.hub.publish(sf.RequestBegun(time.time(), ident, name, name, name))
-        board.hub.publish(sf.SlotGot(time.time(), ident, name, name))
-        board.hub.publish(sf.NodeRests(time.time(), ident, name, name, 2.0, name))
-        board.hub.publish(sf.Receipt(time.time(), ident, name, name, name, name, name, 1,
-                                     (sf.Try(name, name),), 0.1, 0.2, 0.5, 1, 2, name))
+        board.log.put({"kind": "rest", "id": f"rest {name}", "node": name, "model": name,
+                       "time": time.time(), "seconds": 2.0, "why": name})
+        board.log.put(sf.plan_row(sf.Receipt(
+            time.time(), ident, name, name, name, name, name, 1, (sf.Try(name, name),), 0.1, 0.2,
+            0.5, 1, 2, name)))
         shown = f"document.querySelector('.card h3')?.textContent === {json.dumps(name)}"
         opened.wait(shown)
         opened.wait(f"document.querySelector('#fleet').textContent === {json.dumps(name)}")
@@ -442,7 +442,7 @@ def test_hostile_names_are_text_and_break_nothing(browser, board):
     opened.shot(PICTURES / "dashboard-hostile.png")
 
 
-def eight_hours(publish):
+def eight_hours(put):
     """Publish what five agents do in eight hours: 14,000 requests, some of which move on."""
     receipt = sf.Receipt(0.0, "", "s", "", "claude-sonnet-local", "coder", "mini", 65536, (), 0.1, 1.0,
                          9.0, 8000, 400, "ok")
@@ -450,17 +450,16 @@ def eight_hours(publish):
     for number in range(14_000):
         at = now - 8 * 3600 + number * 2.05
         ident, agent = f"req_{number}", f"agent-{number // 40}-{number % 5}"
-        publish(sf.RequestBegun(at - 9, ident, "s", agent, receipt.alias))
-        publish(sf.SlotGot(at - 8.9, ident, "coder", "mini"))
-        publish(sf.FirstToken(at - 8, ident))
-        for second in range(3):
-            publish(sf.TokensSoFar(at - 7 + second, ident, 50 * second))
-        tries = ()
-        if number % 50 == 0:
-            publish(sf.NodeRests(at - 3, ident, "mini", "", 2.0, "refused"))
-            publish(sf.NodeReturns(at - 1, ident, "mini"))
-            tries = (sf.Try("mini", "refused"),)
-        publish(replace(receipt, time=at, id=ident, agent=agent, tries=tries))
+        tries = (sf.Try("mini", "refused"),) if number % 50 == 0 else ()
+        row = sf.plan_row(replace(receipt, time=at, id=ident, agent=agent, tries=tries))
+        for tokens in range(4):
+            put({name: value for name, value in {**row, "tokens": 50 * tokens}.items()
+                 if name != "receipt"})
+        if tries:
+            for seconds in (2.0, 0.0):
+                put({"kind": "rest", "id": "rest mini ", "node": "mini", "model": "", "time": at,
+                     "seconds": seconds, "why": "refused"})
+        put(row)
         if number % 20 == 0:
             time.sleep(0.02)
 
@@ -481,7 +480,7 @@ def test_eight_hours_leave_the_page_and_ui_small(browser, tmp_path):
         url = rig.wait_until(lambda: re.search(r"http://\S+", ui.text()), what="its address")[0]
         opened = browser.open(url, context=browser.context())
         opened.wait("document.querySelector('#gateway').innerText.includes('at work')")
-        eight_hours(server.hub.publish)
+        eight_hours(server.log.put)
         opened.wait("document.querySelectorAll('#rows tr').length === 200", 60)
         time.sleep(1)
         page_mb, ui_mb = opened.memory_mb(), memory_mb(ui)

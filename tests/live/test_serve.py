@@ -266,19 +266,19 @@ def words_of(verdicts):
 @pytest.mark.parametrize("which", sorted(install.CLAUDES))
 def test_trace_says_who_served_whom(warm, tmp_path, which):
     """Sessions of the real Claude Code: as planned, by a fallback, against the file, cut off."""
-    before = len(warm.receipts())
     found = warm.launch(which, tmp_path, "-p", "@play agent:planner agent:implementer done")
     told = audit(warm, 0)
     assert sorted(told) == ["implementer", "main", "planner"]
     assert {name: [(row["node"], row["planned"]) for row in rows] for name, (rows, _) in told.items()} \
         == {"main": [("studio", "yes")], "planner": [("mini", "yes")],
             "implementer": [("studio", "yes")]}
-    assert words_of(told["planner"][1]) == words_of(told["implementer"][1]) == ["yes"] * 5
+    assert words_of(told["planner"][1]) == words_of(told["implementer"][1]) == ["yes"] * 4
+    session = found.init["session_id"]  # receipts are written a moment later: only its own count
     assert sum(row["requests"] for rows, _ in told.values() for row in rows) \
-        == len(warm.receipts()) - before
+        == len([receipt for receipt in warm.receipts() if receipt["session"] == session])
     tree = warm.project.run("trace", "last")
     assert "@play" in tree.splitlines()[0] and "nothing left the house" in tree
-    assert found.init["session_id"] in warm.project.run("trace", "--json")
+    assert session in warm.project.run("trace", "--json")
 
     planner = warm.project.folder / ".claude" / "agents" / "planner.md"
     kept = planner.read_text(encoding="utf-8")
@@ -286,7 +286,7 @@ def test_trace_says_who_served_whom(warm, tmp_path, which):
                       "model: claude-tight-local")
     assert "edited since" in audit(warm, 0)["planner"][1]["Model"]["what"]
     os.utime(planner, (1, 1))
-    assert words_of(audit(warm, 1)["planner"][1]) == ["no", "yes", "yes", "yes", "yes"]
+    assert words_of(audit(warm, 1)["planner"][1]) == ["no", "yes", "yes", "yes"]
     planner.write_text(kept, encoding="utf-8")
     os.utime(planner, (1, 1))
 
@@ -294,7 +294,7 @@ def test_trace_says_who_served_whom(warm, tmp_path, which):
     warm.launch(which, tmp_path, "-p", "@play agent:planner done")
     rows, verdicts = audit(warm, 0)["planner"]
     assert [(row["node"], row["planned"]) for row in rows] == [("studio", "fallback")]
-    assert words_of(verdicts) == ["yes"] * 5 and "mini: refused" in verdicts["Machine"]["what"]
+    assert words_of(verdicts) == ["yes"] * 4 and "mini: refused" in verdicts["Machine"]["what"]
 
 
 @pytest.mark.parametrize("which", sorted(install.CLAUDES))
@@ -316,7 +316,6 @@ def test_trace_of_a_session_that_was_killed_in_the_middle(warm, tmp_path, which)
     process.kill()
     holder.hang_up()
     told = audit(warm, 0)
-    assert told["planner"][1]["End"]["answer"] == "unknown"
     assert told["planner"][1]["Machine"]["answer"] in ("yes", "unknown")
 
 

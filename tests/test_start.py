@@ -1,0 +1,207 @@
+"""How the program starts: what lives long does so from bytecode, and stays small."""
+import contextlib
+import os
+import pathlib
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tools import SCRIPT, clean_environment, free_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="exec as POSIX has it")]
+FLEET = """\
+project: {{name: shop, gateway: {{port: {port}}}}}
+nodes: {{mini: {{endpoint: "http://127.0.0.1:9"}}}}
+models: {{m: {{node: mini, ollama_model: "qwen3:8b", litellm_alias: x, context: 32768}}}}
+agents: {{implementer: {{model: m, description: Implements.}}}}
+"""
+
+
+@pytest.fixture
+def project(tmp_path, run_cli):
+    place = tmp_path / "project"
+    place.mkdir()
+    (place / "fleet.yaml").write_text(FLEET.format(port=free_port()))
+    (tmp_path / "home").mkdir(exist_ok=True)
+    assert run_cli("generate", cwd=place).returncode == 0
+    return place
+
+
+def environment(project, **more):
+    return clean_environment(HOME=project.parent / "home", XDG_CACHE_HOME="", **more)
+
+
+@contextlib.contextmanager
+def serving(project, *command, **more):
+    """Start `serve`; give the process once it serves."""
+    process = subprocess.Popen([*map(str, command), "serve"], cwd=str(project),
+                               env=environment(project, **more), stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        said = process.stdout.readline()
+        assert said.startswith(b"Serving shop at http://127.0.0.1:"), said + process.stdout.read()
+        yield process
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+        assert process.wait(20) == 130 and b"Traceback" not in rest, rest
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def kept(project):
+    return sorted((project.parent / "home/.cache/subagent-fleet/bytecode").glob("*"))
+
+
+def resident_megabytes(process):
+    text = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+    return int(re.search(r"VmRSS:\s+(\d+)", text)[1]) / 1024
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_serve_is_small_however_it_was_started(project, tmp_path):
+    copy = tmp_path / "it's my fleet"
+    shutil.copy(SCRIPT, copy)
+    copy.chmod(0o755)
+    (tmp_path / "python3").symlink_to(sys.executable)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    for command, more in (((sys.executable, SCRIPT), {}), ((copy,), {"PATH": path}),
+                          ((sys.executable, "-m", "subagent_fleet"), {"PYTHONPATH": SCRIPT.parent})):
+        for _ in range(2):  # the first may have compiled it
+            with serving(project, *command, **more) as process:
+                time.sleep(0.3)
+                megabytes = resident_megabytes(process)
+        assert megabytes <= 30 or "-m" in command, (command, megabytes)
+        # A module's bytecode is Python's own to keep, and the tests forbid that.
+
+
+def test_bytecode_is_only_its_owners_and_made_once(project):
+    with serving(project, sys.executable, SCRIPT):
+        pass
+    (code,) = kept(project)
+    assert stat.S_IMODE(code.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(code.stat().st_mode) == 0o600
+    before = code.stat().st_mtime_ns
+    with serving(project, sys.executable, SCRIPT):
+        pass
+    assert kept(project) == [code] and code.stat().st_mtime_ns == before
+
+
+def test_another_version_is_never_started_from_this_ones_bytecode(project, tmp_path):
+    with serving(project, sys.executable, SCRIPT):
+        pass
+    text = SCRIPT.read_text("utf-8")
+    for number in range(6):
+        (tmp_path / "fleet.py").write_text(text + f"# {number}\n", "utf-8")
+        with serving(project, sys.executable, tmp_path / "fleet.py"):
+            pass
+    assert len(kept(project)) == 4  # the versions that were used last
+
+
+def test_a_home_that_cannot_be_written_is_no_matter(project):
+    (project.parent / "home/.cache").write_text("a file\n")
+    with serving(project, sys.executable, SCRIPT):
+        pass
+    assert kept(project) == []
+
+
+def test_nothing_of_the_directory_is_imported(project, tmp_path):
+    for name in ("marshal", "sitecustomize", "usercustomize", "threading", "subagent_fleet"):
+        (project / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with serving(project, sys.executable, SCRIPT):
+        pass
+    assert len(kept(project)) == 1 and not (tmp_path / "ran").exists()
+
+
+def test_messages_name_it_as_it_was_typed(project):
+    (project / "fleet.yaml").unlink()
+    (project / ".git").mkdir()
+    shutil.copy(SCRIPT, project / "fleet.py")
+    done = subprocess.run([sys.executable, "fleet.py", "serve"], cwd=str(project),
+                          env=environment(project), capture_output=True)
+    assert done.returncode == 1 and done.stderr.endswith(b"\n  fix: python3 fleet.py init\n")
+
+
+# -- install --
+
+@pytest.fixture
+def install(tmp_path, run_cli):
+    """Type `install` as somebody with an empty home."""
+    (tmp_path / "home").mkdir(exist_ok=True)
+
+    def run(*words, path=""):
+        env = {"HOME": tmp_path / "home", "XDG_CACHE_HOME": "", "XDG_DATA_HOME": "",
+               "PATH": f"{path}{os.pathsep}{os.environ['PATH']}"}
+        return run_cli("install", *words, env=env)
+    return run
+
+
+def below(home):
+    return sorted(str(path.relative_to(home)) for path in home.rglob("*") if path.is_file())
+
+
+def test_installed_it_is_a_command_and_removed_nothing_is_left(install, tmp_path):
+    home = tmp_path / "home"
+    command = home / ".local/bin/subagent-fleet"
+    done = install()
+    assert done.returncode == 0 and f"Installed: {command} (" in done.stdout
+    assert f"\n  export PATH={command.parent}:$PATH\n" in done.stdout
+    copy = home / ".local/share/subagent-fleet/subagent_fleet.py"
+    assert copy.read_bytes() == SCRIPT.read_bytes()
+    assert len(command.read_text().splitlines()) == 2 and os.access(command, os.X_OK)
+    assert list((copy.parent / "__pycache__").glob("*.pyc")), "it starts from bytecode"
+
+    env = clean_environment(HOME=home, PATH=f"{command.parent}:{os.environ['PATH']}")
+    (tmp_path / "marshal.py").write_text("open('ran', 'w')\n")
+    done = subprocess.run(["subagent-fleet", "validate"], cwd=str(tmp_path), env=env,
+                          capture_output=True)
+    assert done.returncode == 1 and done.stderr.endswith(b"\n  fix: subagent-fleet init\n")
+    assert not (tmp_path / "ran").exists()
+
+    assert install(path=str(command.parent)).stdout.count("\n") == 1  # again; now it is found
+    assert install("--remove").stdout == f"Removed: {command}\n"
+    assert below(home) == []
+    assert install("--remove").stdout == "Not installed.\n"
+
+
+def test_install_replaces_nothing_of_anybody_else(install, tmp_path):
+    command = tmp_path / "home/.local/bin/subagent-fleet"
+    command.parent.mkdir(parents=True)
+    for make in (lambda: command.write_text("pip's\n"), lambda: command.symlink_to("elsewhere")):
+        make()
+        for words in ((), ("--remove",)):
+            done = install(*words)
+            assert done.returncode == 3 and "in-the-way" not in done.stderr, done.stderr
+            assert done.stderr.endswith(f"  fix: mv {command} {command}.old\n")
+        command.unlink()
+    assert below(tmp_path / "home") == []
+
+
+def test_installed_serve_is_small(install, project):
+    assert install().returncode == 0
+    command = project.parent / "home/.local/bin/subagent-fleet"
+    with serving(project, command, PATH=f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}") as process:
+        time.sleep(0.3)
+        if sys.platform.startswith("linux"):
+            assert resident_megabytes(process) <= 30
+
+
+def test_the_alias_of_readme_is_a_command(project, tmp_path):
+    readme = (SCRIPT.parent / "README.md").read_text("utf-8")
+    (line,) = re.findall(r"(?m)^alias subagent-fleet=.*", readme)
+    shutil.copy(SCRIPT, tmp_path / "subagent_fleet.py")
+    text = f"shopt -s expand_aliases\n{line}\ncd project\nsubagent-fleet --version\n" \
+           "rm fleet.yaml\nmkdir .git\nsubagent-fleet validate\n"
+    if not shutil.which("bash"):
+        pytest.skip("bash is not here")
+    done = subprocess.run(["bash", "-c", text], cwd=str(tmp_path), env=environment(project),
+                          capture_output=True)
+    assert re.match(rb"subagent-fleet \d", done.stdout) and done.returncode == 1
+    assert done.stderr.endswith(b"\n  fix: subagent-fleet init\n"), done.stderr
