@@ -1353,7 +1353,7 @@ AS_USUAL = Typing()
 
 
 def as_typed(text: str, typing: Typing) -> str:
-    """Return a message with its commands as they were typed.
+    """Return a message with its commands as they were typed, where it leaves this program.
 
     Messages are written with `subagent-fleet COMMAND`. The program becomes what was typed for it,
     and a command gets the places that were typed, unless the message names one itself.
@@ -10785,6 +10785,7 @@ class World:
         self._large = _thread.allocate_lock()  # who reads a large answer
         self._parsing = _thread.allocate_lock()  # who makes values of an answer
         self._tls: ssl.SSLContext | None = None
+        self.typing = AS_USUAL  # how messages name the commands that they advise
         self._alive: dict[str, object] = {}  # the address that answered last, by host and port
         # Connections that wait for their next request, by scheme and place.
         self._idle: dict[tuple[str, str], list[socket.socket]] = {}
@@ -10797,7 +10798,11 @@ class World:
     # -- terminal --
 
     def out(self, text: str) -> None:
-        """Write what was asked for; a full disk is an error, a reader that has gone is not."""
+        """Say what was asked for, its commands named as they were typed."""
+        self.write(as_typed(text, self.typing))
+
+    def write(self, text: str) -> None:
+        """Write data, as it is; a full disk is an error, a reader that has gone is not."""
         try:
             if sys.stdout is not None:  # None: closed before the start
                 sys.stdout.write(text)
@@ -10811,7 +10816,7 @@ class World:
     def err(self, text: str) -> None:
         """Write talk: errors, hints, progress."""
         if sys.stderr is not None:
-            sys.stderr.write(text)
+            sys.stderr.write(as_typed(text, self.typing))
             sys.stderr.flush()
 
     def is_terminal(self, stream: str = "stdout") -> bool:
@@ -20621,7 +20626,6 @@ class Options:
     """What was typed after a command, by the names of its flags; what it does not take is None."""
 
     passed: Sequence[str] = ()  # what follows `--`, for another program
-    typing = AS_USUAL  # how messages name the commands that they advise
     # What one command hands to another's work.
     model: Sequence[str] = ()
     agent: Sequence[str] = ()
@@ -20821,18 +20825,28 @@ def watch(world: World, seconds: float | None, show: Callable[[str], bool]) -> b
     return is_well
 
 
-def tell_findings(findings: Iterable[Finding], options: Options, world: World) -> None:
+def tell_findings(findings: Iterable[Finding], world: World) -> None:
     """Show findings; one that is an error refuses the command."""
     for finding in findings:
         if finding.level == "error":
             raise FleetError(finding.slug, finding.what, fix=finding.fix, status=EXIT_REFUSED)
-        shown = retype(finding, options.typing)
-        world.err(format_finding(shown, look=look_of(world, "stderr")))
+        world.err(format_finding(finding, look=look_of(world, "stderr")))
 
 
-def retype(finding: Finding, typing: Typing) -> Finding:
-    """Return a finding whose fix names commands as they were typed."""
-    return replace(finding, fix=as_typed(finding.fix, typing))
+def retype(finding: Finding, world: World) -> Finding:
+    """Return a finding for a program, its fix with commands as they were typed."""
+    return replace(finding, fix=as_typed(finding.fix, world.typing))
+
+
+def render_report(command: str, fields: Mapping[str, object]) -> str:
+    """Return the JSON object of a command: plain ASCII, whatever a node calls its models."""
+    report = {"schema": f"subagent-fleet/{command}/1", **fields}
+    return json.dumps(report, indent=2, default=show_record) + "\n"
+
+
+def print_report(world: World, command: str, fields: Mapping[str, object]) -> None:
+    """Print what `--json` says."""
+    world.write(render_report(command, fields))
 
 
 def refuse_edited(paths: Sequence[str], command: str, outcome: str) -> FleetError:
@@ -21221,7 +21235,7 @@ def cmd_up(options: Options, world: World) -> int:
     fleet = choose_port(workspace, fleet)
     write_unedited(workspace, fleet)
     key = workspace.read_key(fleet)
-    check_key(fleet, key, options, world)
+    check_key(fleet, key, world)
 
     signals: list[str] = []
     with contextlib.ExitStack() as stops:
@@ -21243,8 +21257,8 @@ def cmd_up(options: Options, world: World) -> int:
         after = ask_gateway(world, fleet, key)
         world.err(format_served(count_served(before, after), look_of(world, "stderr")))
 
-    world.err(as_typed(list_failures(workspace, fleet, began), options.typing))
-    tell_session(workspace, began, "subagent-fleet up", options)
+    world.err(list_failures(workspace, fleet, began))
+    tell_session(workspace, began, "subagent-fleet up")
     return EXIT_INTERRUPTED if "SIGINT" in signals else status
 
 
@@ -21255,7 +21269,7 @@ def find_or_write_fleet(options: Options, world: World) -> Fleet:
         path = find_config(world, options.config)
     except FleetError:
         path = CONFIG_NAMES[0]
-        write_first_fleet(world, path, nodes, options)
+        write_first_fleet(world, path, nodes)
         nodes = {}
     if path == "-":
         raise FleetError("usage", "up: standard input is Claude Code's, so the config must be in "
@@ -21271,7 +21285,7 @@ def find_or_write_fleet(options: Options, world: World) -> Fleet:
             tell(world, f"{clean_line(node.name)}: put into {clean_line(path)}\n")
             config = load_config(world, options.config)
     weak = lint_key(config.fleet, world.environ)
-    tell_findings([*config.warnings, *weak], options, world)
+    tell_findings([*config.warnings, *weak], world)
     return config.fleet
 
 
@@ -21342,7 +21356,7 @@ def format_assignment(assignment: Assignment, look: Look = PLAIN,
     return text
 
 
-def write_first_fleet(world: World, path: str, nodes: Mapping[str, Node], options: Options) -> None:
+def write_first_fleet(world: World, path: str, nodes: Mapping[str, Node]) -> None:
     """Write a fleet file with what this machine and the typed ones have; refuse placeholders."""
     nodes = with_this_machine(world, nodes)
     states = ask_machines(world, nodes)
@@ -21358,7 +21372,7 @@ def write_first_fleet(world: World, path: str, nodes: Mapping[str, Node], option
     said = wrap_text(write_starter(world, path, nodes, starter),
                      look_of(world, "stderr").columns)
     said += format_starter(starter, states, look_of(world, "stderr"))
-    world.err(as_typed(said, options.typing))
+    world.err(said)
 
 
 def choose_port(workspace: Workspace, fleet: Fleet) -> Fleet:
@@ -21389,10 +21403,10 @@ def write_unedited(workspace: Workspace, fleet: Fleet) -> None:
             tell(workspace.world, f"{clean_line(change.path)}: {change.action}\n")
 
 
-def check_key(fleet: Fleet, key: str, options: Options, world: World) -> None:
+def check_key(fleet: Fleet, key: str, world: World) -> None:
     """Refuse to serve beyond this machine with a weak key, wherever that stands."""
     if not is_loopback(fleet.gateway.host):
-        tell_findings(lint_key(fleet, {fleet.gateway.master_key_env: key}), options, world)
+        tell_findings(lint_key(fleet, {fleet.gateway.master_key_env: key}), world)
 
 
 def format_route_state(route: RouteState) -> str:
@@ -21407,7 +21421,7 @@ def format_route_state(route: RouteState) -> str:
 
 def warm_for_session(fleet: Fleet, options: Options, world: World) -> None:
     """Load every model; refuse to go on when nobody could answer the main session."""
-    here = Options(typing=options.typing, config=options.config, out=options.out)
+    here = Options(config=options.config, out=options.out)
     warmths = warm_fleet(fleet, here, world, say=world.err, busy_seconds=HUNG_SECONDS)
     if all(warmth.ok for warmth in warmths.values()):
         return
@@ -21530,7 +21544,7 @@ def cmd_init(options: Options, world: World) -> int:
         said += format_scan(scan, look_of(world))
     said += format_starter(starter, states, look_of(world))
     said += format_after_init(starter, states, look_of(world))
-    world.out(as_typed(said, options.typing))
+    world.out(said)
     return EXIT_OK
 
 
@@ -21669,7 +21683,7 @@ def write_example(options: Options, world: World) -> int:
     lines += [f"{name}: {summary}.", f"Write your own machines and models{where}, "
               "then: `subagent-fleet doctor`"]
     said = wrap_text("".join(clean_line(line) + "\n" for line in lines), look_of(world).columns)
-    world.out(as_typed(said, options.typing))
+    world.out(said)
     return EXIT_OK
 
 
@@ -21849,7 +21863,7 @@ def cmd_add(options: Options, world: World) -> int:
 
     change = Change(path, config.fleet.document.text.encode("utf-8"), text.encode("utf-8"),
                     ours=True)
-    world.out(format_diff([change], config.fleet, look_of(world)))
+    world.write(format_diff([change], config.fleet, look_of(world)))
     if options.dry_run:
         return EXIT_OK
 
@@ -21860,10 +21874,10 @@ def cmd_add(options: Options, world: World) -> int:
     accept_typed(world, path, [node])
     before = {finding.what for finding in config.warnings}
     after = load_config(world, options.config).warnings
-    tell_findings([finding for finding in after if finding.what not in before], options, world)
+    tell_findings([finding for finding in after if finding.what not in before], world)
     world.out(f"\n{clean_line(path)} has {clean_line(node.name)}. {clean_line(kept)}\n")
-    world.out(as_typed("Next: `subagent-fleet recommend` shows what it could do, then "
-                       "`subagent-fleet up`\n", options.typing))
+    world.out("Next: `subagent-fleet recommend` shows what it could do, then "
+              "`subagent-fleet up`\n")
     return EXIT_OK
 
 
@@ -22034,8 +22048,7 @@ def format_servers(servers: Sequence[Mapping[str, Any]], look: Look = PLAIN) -> 
     return text
 
 
-def format_worker(report: Mapping[str, Any], look: Look = PLAIN,
-                  typing: Typing = AS_USUAL) -> str:
+def format_worker(report: Mapping[str, Any], look: Look = PLAIN) -> str:
     """Return everything `worker` has to say, the part to paste last."""
     paragraphs = []
     state = report["ollama"]
@@ -22068,7 +22081,7 @@ def format_worker(report: Mapping[str, Any], look: Look = PLAIN,
         where += f"type `subagent-fleet add {quote_shell(name)}={machine}`, or "
     keys = " and ".join(f"`{key}:`" for key in block)
     where += f"put these lines under the {keys} of its fleet.yaml:\n"
-    paragraphs.append(wrap_text(as_typed(where, typing), look.columns))
+    paragraphs.append(wrap_text(where, look.columns))
     paragraphs.append(dump_yaml(block))
     return "\n".join(paragraphs)
 
@@ -22081,12 +22094,6 @@ def _wrap_sentences(text: str, columns: int) -> str:
             line = wrap_text(line, columns)
         lines.append(line)
     return "\n".join(lines)
-
-
-def render_report(command: str, fields: Mapping[str, object]) -> str:
-    """Return the JSON object of a command: plain ASCII, whatever a node calls its models."""
-    report = {"schema": f"subagent-fleet/{command}/1", **fields}
-    return json.dumps(report, indent=2, default=show_record) + "\n"
 
 
 @command("worker", "show how to add this machine", TIMEOUT, JSON,
@@ -22118,9 +22125,9 @@ def cmd_worker(options: Options, world: World) -> int:
         "fleet": plan_worker_block(name, block_of, block_reached)}
 
     if options.json:
-        world.out(render_report("worker", report))
+        print_report(world, "worker", report)
     else:
-        world.out(format_worker(report, look_of(world), options.typing))
+        world.out(format_worker(report, look_of(world)))
     return exit_status(findings)
 
 
@@ -22277,14 +22284,14 @@ def cmd_recommend(options: Options, world: World) -> int:
     if options.write and advised.changes:
         written = write_recommendation(world, path, fleet, advised)
     if options.json:
-        world.out(render_report("recommend", report_recommendation(fleet, advised, written)))
+        print_report(world, "recommend", report_recommendation(fleet, advised, written))
         return EXIT_OK
 
     look = look_of(world)
     text = format_recommendation(advised, look)
     text += _tell_flaw(advised.starter, states.values(), "subagent-fleet recommend", look) + "\n"
     text += tell_recommendation(advised, path, written, look)
-    world.out(as_typed(text, options.typing))
+    world.out(text)
     return EXIT_OK
 
 
@@ -22368,7 +22375,7 @@ def cmd_generate(options: Options, world: World) -> int:
     fleet = config.fleet
     targets = targets or fleet.targets
     findings = (*config.warnings, *lint_key(fleet, world.environ), *plan_losses(fleet, targets))
-    tell_findings(findings, options, world)
+    tell_findings(findings, world)
 
     workspace = open_workspace(options, world)
     changes = workspace.compare(fleet, targets, renews=True)
@@ -22386,9 +22393,9 @@ def cmd_generate(options: Options, world: World) -> int:
     programs = [name for name in targets if name in HARNESSES]
     if targets != fleet.targets and programs and not options.json:
         lines = "".join(f"  subagent-fleet launch {name}\n" for name in programs)
-        world.out(as_typed(f"\nNext:\n{lines}", options.typing))
+        world.out(f"\nNext:\n{lines}")
     if targets == fleet.targets and not options.json:
-        world.out(format_after_generate(result, options.typing, look_of(world)))
+        world.out(format_after_generate(result, look_of(world)))
     return EXIT_OK
 
 
@@ -22431,9 +22438,9 @@ def format_changes(heading: str, listed: Sequence[tuple[str, str]], look: Look =
 def show_generation(result: Generation, options: Options, world: World) -> None:
     """Print what was or would be written."""
     if options.json:
-        world.out(render_report("generate", report_generation(result, options)))
+        print_report(world, "generate", report_generation(result, options))
     elif options.diff:
-        world.out(format_diff(result.changes, result.fleet, look_of(world)))
+        world.write(format_diff(result.changes, result.fleet, look_of(world)))
     else:
         heading = "Would generate:" if options.check else "Generated:"
         world.out(format_changes(heading, result.listed, look_of(world)))
@@ -22488,9 +22495,9 @@ def format_next_steps(fleet: Fleet, out: str) -> str:
             f"(or: . {environment}; claude)\n")
 
 
-def format_after_generate(result: Generation, typing: Typing, look: Look) -> str:
+def format_after_generate(result: Generation, look: Look) -> str:
     """Return where work goes, what is typed next and, at first, how the key stays out of git."""
-    text = as_typed(format_next_steps(result.fleet, result.out), typing)
+    text = format_next_steps(result.fleet, result.out)
     if (ENVIRONMENT_FILE, "created") in result.listed:
         text += (f"\nKeep the key out of git: add {ENVIRONMENT_FILE} and {STATE_DIRECTORY}/ to "
                  ".gitignore.\n")
@@ -22523,13 +22530,13 @@ def cmd_env(options: Options, world: World) -> int:
     if options.shell == "json":
         unset = [variable.name for variable in plan_environment(fleet) if variable.is_unset]
         shown = key if is_shown else "(--show-key shows it)"
-        world.out(render_report("env", {
-            "set": merge_environment({}, fleet, shown), "unset": unset}))
+        print_report(world, "env", {
+            "set": merge_environment({}, fleet, shown), "unset": unset})
     else:
         # Only what the file keeps: a key of the environment stays where it is.
         kept = workspace.kept_key(fleet) if is_shown else None
         shell = "fish" if options.shell == "fish" else "sh"  # which bash and zsh understand
-        world.out(render_environment(fleet, kept, shell))
+        world.write(render_environment(fleet, kept, shell))
     return EXIT_OK
 
 
@@ -22550,7 +22557,7 @@ def cmd_trust(options: Options, world: World) -> int:
     rows = [(stake, stake not in untrusted) for stake in stakes]
     if options.json:
         listed = [{"what": stake.what, "accepted": accepted} for stake, accepted in rows]
-        world.out(render_report("trust", {"file": source, "stakes": listed}))
+        print_report(world, "trust", {"file": source, "stakes": listed})
     else:
         world.out(format_stakes(source, rows, look_of(world)))
 
@@ -22595,10 +22602,10 @@ def cmd_validate(options: Options, world: World) -> int:
 
     if options.json:
         report = {"file": source, "valid": valid, "findings": warnings}
-        world.out(render_report("validate", report))
+        print_report(world, "validate", report)
         return EXIT_OK if valid else EXIT_PROBLEM
 
-    tell_findings(warnings, options, world)
+    tell_findings(warnings, world)
     if not valid:
         raise FleetError("strict", f"{count_of(warnings, 'warning')} and --strict",
                          fix="fix them, or leave out --strict")
@@ -22624,7 +22631,7 @@ def refuse_config(error: FleetError, options: Options, world: World) -> int:
                             status=error.status)
         unread.report = report
         raise unread
-    world.out(render_report("validate", {**report, "findings": error.findings}))
+    print_report(world, "validate", {**report, "findings": error.findings})
     return EXIT_PROBLEM
 
 
@@ -22666,8 +22673,7 @@ def format_presence(models: Iterable[Mapping[str, str]], look: Look = PLAIN) -> 
     return format_table(("Model", "Node", "Ollama model", "Found"), rows, look=look)
 
 
-def format_details(states: Mapping[str, NodeState], look: Look = PLAIN,
-                   typing: Typing = AS_USUAL) -> str:
+def format_details(states: Mapping[str, NodeState], look: Look = PLAIN) -> str:
     """Return what each node said of itself and its models, or why it said nothing."""
     text = ""
     for state in states.values():
@@ -22678,7 +22684,7 @@ def format_details(states: Mapping[str, NodeState], look: Look = PLAIN,
         text += "\n" + format_words([heading, Cell(says)], look, indent="  ")
 
         if not state.online:
-            text += format_fix(as_typed(state.mend, typing), look)
+            text += format_fix(state.mend, look)
         for model in state.models:
             parts = [Cell(f"{model.name}:"), Cell(_describe_model(model))]
             text += format_words(parts, look, margin="  ", indent="  ")
@@ -22719,7 +22725,7 @@ def cmd_discover(options: Options, world: World) -> int:
         written = path.removeprefix("./")
 
     if options.json:
-        world.out(render_report("discover", {**report, "written": written}))
+        print_report(world, "discover", {**report, "written": written})
     else:
         look = look_of(world)
         text = format_nodes(fleet, states, ("Node", "Status", "Models"), look)
@@ -22727,7 +22733,7 @@ def cmd_discover(options: Options, world: World) -> int:
         described = states
         if not options.verbose:
             described = {name: state for name, state in states.items() if not state.online}
-        text += format_details(described, look, options.typing)
+        text += format_details(described, look)
         if written:
             text += f"\nWrote {written}\n"
         world.out(text)
@@ -22763,19 +22769,17 @@ def discover_machines(options: Options, world: World) -> int:
     scan = look_around(options, world, "discover", {})
 
     if options.json:
-        world.out(render_report("discover", {
+        print_report(world, "discover", {
             "fleet": fleet_name, "nodes": [], "models": [], "written": None,
-            "scan": report_scan(scan, known)}))
+            "scan": report_scan(scan, known)})
         return EXIT_OK
 
     look = look_of(world)
     text = format_scan(scan, look)
     if scan.found:
         text += "\n" + format_found(scan, known, look)
-        text = as_typed(text, options.typing)
     if options.verbose:
-        text += format_details({found.node.name: found.state for found in scan.found}, look,
-                               options.typing)
+        text += format_details({found.node.name: found.state for found in scan.found}, look)
     world.out(text)
     return EXIT_OK
 
@@ -23005,15 +23009,15 @@ def show_status(fleet: Fleet, options: Options, world: World, clear: str = "") -
               for name, model in fleet.models.items()}
     ready = all(route.state == "ready" for route in routes.values())
     sentence = add_gateway(plan_next_step(fleet, states, routes), gateway)
-    following = as_typed(sentence, options.typing)
+    following = as_typed(sentence, world.typing)
 
     if options.json:
-        world.out(render_report("status", {
+        print_report(world, "status", {
             "fleet": fleet.name, "ready": ready, "next": following,
-            "gateway": retype(gateway, options.typing), "work": places,
+            "gateway": retype(gateway, world), "work": places,
             "waiting": said.waiting, "left_house": left_house,
             "nodes": list(states.values()),
-            **report_status(fleet, routes, measured)}))
+            **report_status(fleet, routes, measured)})
         return ready
 
     is_served = gateway.level == "ok"
@@ -23093,7 +23097,7 @@ class Lookout:
         seen = dict(run_together(world, jobs))
         gateway = check_gateway(fleet, seen.get("holder", OUR_GATEWAY))
         self._dashboard.show(plan_picture(Sight(
-            fleet, seen["states"], gateway, world.now(), self._options.typing,
+            fleet, seen["states"], gateway, world.now(), world.typing,
             is_followed=self._is_followed, findings=self._findings, names=self._name_askers(),
             warmup=read_warmup(self._workspace), tasks=self._find_tasks(),
             log=self._read_log())))
@@ -23116,7 +23120,7 @@ class Lookout:
             return []
         backing = plan_backing(self._fleet, self._options, self._folder)
         sight = see_tasks(self._folder, backing)
-        return [report_task(row, self._options.typing) for row in plan_task_rows(sight)]
+        return [report_task(row, self._world.typing) for row in plan_task_rows(sight)]
 
     def _read_log(self) -> str:
         """Return the end of LiteLLM's log, where LiteLLM serves."""
@@ -23132,7 +23136,7 @@ class Lookout:
         if not self._dashboard.is_watched:
             return TICK_SECONDS
         facts = observe(self._workspace, self._fleet, problems=(), seconds=PROBE_TIMEOUT_SECONDS)
-        self._findings = [retype(finding, self._options.typing)
+        self._findings = [retype(finding, self._world)
                           for topic, finding in plan_doctor(self._fleet, facts)
                           if topic != "Config"]
         return FINDINGS_SECONDS
@@ -23273,16 +23277,16 @@ def cmd_doctor(options: Options, world: World) -> int:
         mended = mend_files(workspace, facts)
         facts = observe_files(workspace, fleet, facts)
 
-    findings = [(topic, retype(finding, options.typing))
-                for topic, finding in plan_doctor(fleet, facts)]
+    findings = list(plan_doctor(fleet, facts))
     verdict = plan_verdict([finding for _, finding in findings])
     for _, finding in findings:
         if finding.slug in ("port-free", "litellm-down"):  # no error: it may be about to start
             verdict = add_gateway(verdict, finding)
     if options.json:
-        listed = [{"topic": topic, **show_record(finding)} for topic, finding in findings]
-        world.out(render_report("doctor", {
-            "verdict": verdict, "mended": mended, "findings": listed}))
+        listed = [{"topic": topic, **show_record(retype(finding, world))}
+                  for topic, finding in findings]
+        print_report(world, "doctor", {
+            "verdict": as_typed(verdict, world.typing), "mended": mended, "findings": listed})
     else:
         world.out(format_doctor(findings, verdict, look_of(world), mended=mended,
                                 verbose=options.verbose))
@@ -23488,7 +23492,7 @@ def cmd_logs(options: Options, world: World) -> int:
     requests = [report_receipt(receipt, names) for receipt in receipts]
 
     if options.json:
-        world.out(render_report("logs", {"requests": requests}))
+        print_report(world, "logs", {"requests": requests})
         return EXIT_OK
     if not requests:
         path = clean_line(workspace.path(RECEIPTS_FILE))
@@ -23496,7 +23500,7 @@ def cmd_logs(options: Options, world: World) -> int:
                 f"{path}.\n")
         if read:  # none was chosen
             said = f"None of {count_of(read, 'request')} in {path} failed.\n"
-        tell(world, as_typed(said, options.typing))
+        tell(world, said)
 
     widths = log_widths(requests, world.now())
     if requests or options.follow:
@@ -23842,7 +23846,10 @@ def cmd_trace(options: Options, world: World) -> int:
             texts.append(tell_trace(report, requests, options, look_of(world)))
         if report.has_failed:
             status = EXIT_PROBLEM
-    world.out(render_report("trace", {"sessions": shown}) if options.json else "\n".join(texts))
+    if options.json:
+        print_report(world, "trace", {"sessions": shown})
+    else:
+        world.out("\n".join(texts))
     return status
 
 
@@ -23930,12 +23937,11 @@ def list_sessions(sessions: Sequence[SessionFile], options: Options, world: Worl
                         "subagents": len(subagent_paths(world, session)),
                         "requests": session.requests})
     if options.json:
-        world.out(render_report("trace", {"sessions": entries}))
+        print_report(world, "trace", {"sessions": entries})
         return EXIT_OK
     if not listed:
-        tell(world, as_typed("No session of Claude Code was found for this directory, and none in "
-                             "its gateway's receipts; `subagent-fleet up` begins one.\n",
-                             options.typing))
+        tell(world, "No session of Claude Code was found for this directory, and none in its "
+             "gateway's receipts; `subagent-fleet up` begins one.\n")
         return EXIT_OK
 
     ids = short_ids([session.id for session in listed])
@@ -23947,7 +23953,7 @@ def list_sessions(sessions: Sequence[SessionFile], options: Options, world: Worl
     more = len(sessions) - len(listed)
     if more:
         tail = f"{more:,} older ones are left out; --since says how far to go back. {tail}"
-    tell(world, as_typed(tail, options.typing))
+    tell(world, tail)
     return EXIT_OK
 
 
@@ -24004,7 +24010,7 @@ def cmd_wake(options: Options, world: World) -> int:
 
     wakings = wake_all(world, nodes, options.timeout, via, say)
     if options.json:
-        world.out(render_report("wake", {"results": wakings, "via": [host for host, _ in via]}))
+        print_report(world, "wake", {"results": wakings, "via": [host for host, _ in via]})
     is_whole = all(waking.state in ("awake", "woken") for waking in wakings)
     return EXIT_OK if is_whole else EXIT_PROBLEM
 
@@ -24084,7 +24090,7 @@ def cmd_warmup(options: Options, world: World) -> int:
     if options.json:
         warmths = warm_fleet(fleet, options, world, say=lambda text: None)
         results = [report_warmth(name, warmth) for name, warmth in warmths.items()]
-        world.out(render_report("warmup", {"results": results}))
+        print_report(world, "warmup", {"results": results})
     else:
         warmths = warm_fleet(fleet, options, world, say=world.out)
     return EXIT_OK if all(warmth.ok for warmth in warmths.values()) else EXIT_PROBLEM
@@ -24171,7 +24177,6 @@ def warm_fleet(fleet: Fleet, options: Options, world: World, *, say: Callable[[s
                 progress.write(warmths)
                 for row, warmth in news.take():
                     line.clear()
-                    warmth.fix = as_typed(warmth.fix, options.typing)
                     say(format_warmth(warmth, row, news.widths, look_of(world)))
                 line.show(tell_progress(groups, world.clock()))
     finally:
@@ -24301,19 +24306,19 @@ def cmd_bench(options: Options, world: World) -> int:
     bench.run()
     measured = [course.measurement for course in bench.courses]
     if options.json:
-        world.out(render_report("bench", {"fleet": fleet.name, "measurements": measured}))
+        print_report(world, "bench", {"fleet": fleet.name, "measurements": measured})
     else:
-        world.out(tell_measurements(measured, options, look_of(world)))
+        world.out(tell_measurements(measured, look_of(world)))
     return EXIT_PROBLEM if any(known.failure for known in measured) else EXIT_OK
 
 
-def tell_measurements(measured: Sequence[Measurement], options: Options, look: Look) -> str:
+def tell_measurements(measured: Sequence[Measurement], look: Look) -> str:
     """Return what was measured, and what comes next where there is something to go by."""
     if not measured:
         return "Every model leaves the house; name one with --model to measure it.\n"
     text = format_measurements(measured, look)
     if any(known.is_worth_keeping for known in measured):
-        following = as_typed("Next: `subagent-fleet recommend`", options.typing)
+        following = "Next: `subagent-fleet recommend`"
         text += "\n" + format_words([following], look)
     return text
 
@@ -24432,7 +24437,7 @@ def cmd_serve(options: Options, world: World) -> int:
     fleet = replace(fleet, gateway=replace(fleet.gateway, host=host, port=int(port)))
 
     key = workspace.read_key(fleet)
-    check_key(fleet, key, options, world)
+    check_key(fleet, key, world)
     listener = open_door(world, fleet, key)
     receipts = "" if options.no_receipts else receipts_path(world, workspace.out)
     server = Server(fleet, key, world, receipts=receipts)
@@ -24455,7 +24460,7 @@ def cmd_serve(options: Options, world: World) -> int:
     server.run(listener)
     world.out(format_served(count_served({}, server.ledger.totals), look_of(world)))
     if receipts:
-        world.out(as_typed(list_failures(workspace, fleet, began), options.typing))
+        world.out(list_failures(workspace, fleet, began))
     return EXIT_INTERRUPTED if server.stops[0] == "SIGINT" else EXIT_OK
 
 
@@ -24515,7 +24520,7 @@ def cmd_launch(options: Options, world: World) -> int:
 
     began = world.now()
     status = launch_claude(workspace, fleet, options)
-    tell_session(workspace, began, "subagent-fleet launch claude", options)
+    tell_session(workspace, began, "subagent-fleet launch claude")
     return status
 
 
@@ -24531,7 +24536,7 @@ def launch_harness(workspace: Workspace, fleet: Fleet, harness: Harness, options
         refuse_rivals(world, harness)
         refuse_tracked(workspace, harness)
     losses = [loss for loss in plan_losses(fleet, (harness.name,)) if loss.level == "warning"]
-    tell_findings([*lint_key(fleet, world.environ), *losses], options, world)
+    tell_findings([*lint_key(fleet, world.environ), *losses], world)
 
     changes = workspace.compare(fleet, (harness.name,))
     edited = [change.path for change in changes if change.action == "edited"]
@@ -24598,7 +24603,7 @@ def launch_claude(workspace: Workspace, fleet: Fleet, options: Options, *,
     for _, finding in plan_doctor(fleet, facts, topics=("Claude Code", "Files")):
         if finding.level in ("warning", "error"):
             findings.append(replace(finding, level="warning"))
-    tell_findings(findings, options, world)
+    tell_findings(findings, world)
 
     find_gateway(world, fleet, key, needed=True)
     environ = merge_environment(world.environ, fleet, key)
@@ -24650,7 +24655,7 @@ def refuse_other_address(fleet: Fleet, settings: Mapping[str, Any], own: OwnSett
                              status=EXIT_REFUSED)
 
 
-def tell_session(workspace: Workspace, began: float, command: str, options: Options) -> None:
+def tell_session(workspace: Workspace, began: float, command: str) -> None:
     """Say how the session that has ended goes on: Claude Code's own words for it lack the fleet."""
     try:
         session = last_session(ReceiptsReader(workspace).read(), since=began)
@@ -24658,7 +24663,7 @@ def tell_session(workspace: Workspace, began: float, command: str, options: Opti
         return
     if session:
         text = f"\nTo continue this session on your fleet:\n  {command} -- --resume {session}\n"
-        workspace.world.err(as_typed(text, options.typing))
+        workspace.world.err(text)
 
 
 # -- work: tasks --
@@ -25157,7 +25162,7 @@ def tell_events(folder: Folder, names: Iterable[str], options: Options
     width = max((width_of(prefix + name) for name in names), default=8)
 
     def tell(name: str, word: str, text: str) -> None:
-        text = as_typed(text, options.typing)
+        text = text
         world.out(format_task_event(prefix + name, word, text, width, look_of(world)))
     return tell
 
@@ -25246,7 +25251,7 @@ def hand_over(job: RunJob, options: Options, world: World) -> int:
             tell(world, "The other `run` has ended. This one continues.\n")
             return EXIT_OK
         world.sleep(0.1)
-    return sum_up_run([job], stops, options, world)
+    return sum_up_run([job], stops, world)
 
 
 def work_on(jobs: list[RunJob], options: Options, world: World) -> int:
@@ -25285,7 +25290,7 @@ def work_on(jobs: list[RunJob], options: Options, world: World) -> int:
                 changed.wait(0.01 if did else 0.25)
     finally:
         leave_all(jobs, supervisors.values())
-    return sum_up_run(jobs, stops, options, world)
+    return sum_up_run(jobs, stops, world)
 
 
 def leave_all(jobs: Iterable[RunJob], supervisors: Iterable[Supervisor]) -> None:
@@ -25323,8 +25328,7 @@ def find_later_jobs(known: set[str], options: Options, world: World) -> list[Run
     return jobs
 
 
-def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], options: Options,
-               world: World) -> int:
+def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World) -> int:
     """Say what has become of the tasks, and what to type next; return the exit status."""
     shown: list[TaskState] = []
     advice = []
@@ -25344,7 +25348,7 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], options: Options,
                 "`subagent-fleet task stop '*'` to end them.\n"
     elif not stops:
         text += "".join(f"{line}\n" for line in filter(None, advice))
-    world.out(wrap_text(as_typed(text, options.typing), look_of(world).columns))
+    world.out(wrap_text(text, look_of(world).columns))
     if stops:
         return EXIT_INTERRUPTED if stops[0] == "SIGINT" else EXIT_PROBLEM
     good = all(state.state in ("done", "review") for state in shown)
@@ -25446,13 +25450,12 @@ def show_tasks(folders: Sequence[Folder], options: Options, world: World) -> Non
                         "unreadable_files": sight.unreadable, "tasks": rows})
         advices.append(suggest_retry(sight.tasks))
     if options.json:
-        world.out(render_report("tasks", {"repositories": reports} if options.everywhere
-                                else reports[0]))
+        print_report(world, "tasks", {"repositories": reports} if options.everywhere
+                                else reports[0])
         return
     look = look_of(world)
     if not reports:
-        world.err(as_typed(f"There are no tasks in any repository yet. Start one: {ADD_A_TASK}\n",
-                           options.typing))
+        world.err(f"There are no tasks in any repository yet. Start one: {ADD_A_TASK}\n")
     for report, advice in zip(reports, advices):
         if options.everywhere:
             world.out(f"{clean_line(str(report['repository']))}\n")
@@ -25460,16 +25463,16 @@ def show_tasks(folders: Sequence[Folder], options: Options, world: World) -> Non
         if report["unreadable_files"]:
             world.err(f"{report['unreadable_files']} state files could not be read.\n")
         if not rows:
-            world.out(as_typed(f"No tasks. Start one: {ADD_A_TASK}\n", options.typing))
+            world.out(f"No tasks. Start one: {ADD_A_TASK}\n")
             continue
-        world.out(as_typed(format_tasks(rows, look), options.typing))
+        world.out(format_tasks(rows, look))
         works = [row for row in rows if row["state"] in ("waiting", *ACTIVE_STATES)]
         if works and not report["supervisor"]:
             lives = any(row["state"] in ACTIVE_STATES for row in works)
             advice += "\nAgents work on, but nobody watches them. Go on: subagent-fleet run" \
                 if lives else "\nNothing is running them. Start: subagent-fleet run"
         if advice:
-            world.err(wrap_text(as_typed(f"{advice.strip()}\n", options.typing), look.columns))
+            world.err(wrap_text(f"{advice.strip()}\n", look.columns))
 
 
 def drop_left(tasks: Mapping[str, TaskState], folder: Folder,
@@ -25533,14 +25536,14 @@ def show_task(folder: Folder, name: str, options: Options) -> None:
         tries.append(parse_object(content) or {})
     tries = [receipt for receipt in tries if receipt]
     if options.json:
-        world.out(render_report("tasks", {**row, "keys": [
+        print_report(world, "tasks", {**row, "keys": [
             {"key": word, "value": value, "origin": origin} for word, value, origin in keys],
-            "tries": tries}))
+            "tries": tries})
         return
     text = format_task_details(row, keys, tries, look_of(world))
     if state.newer:
         text += f"The task file has changed: `subagent-fleet task retry {name}` takes it.\n"
-    world.out(as_typed(text, options.typing))
+    world.out(text)
 
 
 def format_task_details(row: Mapping[str, Any], keys: Sequence[tuple[str, str, str]],
@@ -25596,15 +25599,14 @@ def cmd_task_add(options: Options, world: World) -> int:
     for task in tasks:
         world.out(format_task_event(task.name, "added", shorten(task.prompt or ""), 8,
                                     look_of(world)))
-    tell_start(folder, options)
+    tell_start(folder)
     return EXIT_OK
 
 
-def tell_start(folder: Folder, options: Options) -> None:
+def tell_start(folder: Folder) -> None:
     """Say what starts tasks, where nothing does."""
     if not folder.holder():
-        folder.world.err(as_typed("Nothing is running. Start: subagent-fleet run\n",
-                                  options.typing))
+        folder.world.err("Nothing is running. Start: subagent-fleet run\n")
 
 
 # -- what is asked of tasks --
@@ -25689,8 +25691,7 @@ def cmd_task_say(options: Options, world: World) -> int:
         outcomes[state.name] = (told, shorten(text))
     tell_outcomes(states, outcomes, world)
     if not folder.holder():
-        world.err(as_typed("It will be delivered at the next `subagent-fleet run`.\n",
-                           options.typing))
+        world.err("It will be delivered at the next `subagent-fleet run`.\n")
     return EXIT_OK
 
 
@@ -25723,7 +25724,7 @@ def cmd_task_answer(options: Options, world: World) -> int:
     tasks = carry_out(folder, [{"do": "answer", "task": name, "answers": answers}], options,
                       lambda tasks: tasks[name].state != "asking")
     world.out(format_task_event(name, "answered", ", ".join(answers.values()), 8, look_of(world)))
-    tell_start(folder, options)
+    tell_start(folder)
     return EXIT_OK
 
 
@@ -25735,7 +25736,7 @@ def show_questions(states: Sequence[TaskState], options: Options, world: World) 
         report.append({"task": state.name, "questions": [
             {"question": question, "choices": labels} for question, labels in asked]})
     if options.json:
-        world.out(render_report("task answer", {"questions": report}))
+        print_report(world, "task answer", {"questions": report})
         return EXIT_OK
     if not report:
         world.out("No task has an open question.\n")
@@ -25746,8 +25747,7 @@ def show_questions(states: Sequence[TaskState], options: Options, world: World) 
             world.out(format_pairs([(f"  {number}", label) for number, label in
                                     enumerate(question["choices"], 1)], look))
         word = "1" if entry["questions"][0]["choices"] else "'your answer'"
-        world.out(as_typed(f"  `subagent-fleet task answer {entry['task']} {word}`\n",
-                           options.typing))
+        world.out(f"  `subagent-fleet task answer {entry['task']} {word}`\n")
     return EXIT_OK
 
 
@@ -25769,7 +25769,7 @@ def order_tasks(options: Options, world: World, command: str, takes: Callable[[T
     for state in states:
         now = tasks.get(state.name, state)
         word, text, is_good = describe_outcome(command, state, now, is_taken=state.name in names)
-        outcomes[state.name] = (word, as_typed(text, options.typing))
+        outcomes[state.name] = (word, text)
         good = good and is_good
     tell_outcomes(states, outcomes, world)
     return EXIT_OK if good else EXIT_PROBLEM
@@ -25820,7 +25820,7 @@ def cmd_task_retry(options: Options, world: World) -> int:
         return {"fresh": options.fresh, "say": options.say,
                 "spec": freeze_task(spec) if spec else None}
     status = order_tasks(options, world, "retry", lambda state: state.is_over, words)
-    tell_start(open_folder(world), options)
+    tell_start(open_folder(world))
     return status
 
 
@@ -25886,7 +25886,7 @@ def cmd_task_attach(options: Options, world: World) -> int:
             world.err(f"{state.name} is {now} again.\n" if now != "waiting"
                       else f"{state.name} goes on by itself.\n")
             if now == "waiting":
-                tell_start(folder, options)
+                tell_start(folder)
     finally:
         hold.release()
         if not folder.holder():
@@ -25921,9 +25921,9 @@ def cmd_task_log(options: Options, world: World) -> int:
                  if text or show is show_plain]
         if first:
             shown = shown[-options.lines:]
-        world.out("".join(f"{line}\n" for line in shown))
+        world.write("".join(f"{line}\n" for line in shown))
         if first and not at:
-            world.err(as_typed(f"{clean_line(path)} is empty.\n", options.typing))
+            world.err(f"{clean_line(path)} is empty.\n")
         first = False
         if not options.follow:
             return EXIT_OK
@@ -26020,12 +26020,12 @@ def cmd_task_diff(options: Options, world: World) -> int:
     text = git_of(folder).out(*words, "--end-of-options", state.base, after)
     if options.json:
         files = [entry.split("\t") for entry in text.split("\0") if entry]
-        world.out(render_report("task diff", {"task": state.name, "base": state.base,
-                                              "after": after, "files": files}))
+        print_report(world, "task diff", {"task": state.name, "base": state.base,
+                                              "after": after, "files": files})
         return EXIT_OK
     if text:
         text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace") + "\n"
-        world.out(clean_text(text) if world.is_terminal() else text)
+        world.write(clean_text(text) if world.is_terminal() else text)
     else:
         world.err(f"{clean_line(state.name)} has changed nothing (it is {state.state}).\n")
     return EXIT_OK
@@ -26049,7 +26049,7 @@ def cmd_task_tidy(options: Options, world: World) -> int:
                 carry_out(folder, [{"do": "gone", "task": state.name}], options,
                           lambda tasks: True)
     if options.json:
-        world.out(render_report("task tidy", {"worktrees": [vars(plan) for plan in plans]}))
+        print_report(world, "task tidy", {"worktrees": [vars(plan) for plan in plans]})
         return EXIT_OK
     if not plans:
         world.out("Nothing to tidy.\n")
@@ -26171,9 +26171,9 @@ def cmd_skills_list(options: Options, world: World) -> int:
         rows.append({"skill": name, "summary": skill.summary, "installed": states})
 
     if options.json:
-        world.out(render_report("skills list", {"out": workspace.out, "skills": rows}))
+        print_report(world, "skills list", {"out": workspace.out, "skills": rows})
         return EXIT_OK
-    world.out(as_typed(format_skills(rows, look_of(world)), options.typing))
+    world.out(format_skills(rows, look_of(world)))
     return EXIT_OK
 
 
@@ -26312,7 +26312,7 @@ def remove_install(world: World, command: str, copy: str) -> int:
          group=MORE, examples=("schema > fleet.schema.json", "schema tasks > tasks.schema.json"))
 def cmd_schema(options: Options, world: World) -> int:
     schema = render_tasks_schema() if options.kind == "tasks" else render_schema()
-    world.out(json.dumps(schema, indent=2) + "\n")
+    world.write(json.dumps(schema, indent=2) + "\n")
     return EXIT_OK
 
 
@@ -26326,11 +26326,11 @@ def cmd_schema(options: Options, world: World) -> int:
 def cmd_completion(options: Options, world: World) -> int:
     if options.names:
         fleet = load_config(world, options.config).fleet
-        world.out("".join(f"{name}\n" for name in getattr(fleet, options.names)))
+        world.write("".join(f"{name}\n" for name in getattr(fleet, options.names)))
     elif options.shell == "fish":
-        world.out(render_fish_completion())
+        world.write(render_fish_completion())
     elif options.shell:
-        world.out(render_bash_completion(is_zsh=options.shell == "zsh"))
+        world.write(render_bash_completion(is_zsh=options.shell == "zsh"))
     else:
         raise FleetError("usage", "completion: name your shell: bash, zsh or fish",
                          status=EXIT_USAGE, fix="subagent-fleet completion --help")
@@ -26459,7 +26459,7 @@ def bash_flag_cases() -> list[str]:
 FIRST_COMMANDS = ("up", "add", "status", "trace", "ui", "doctor", "run", "tasks", "launch", "help")
 
 
-def format_overview(typing: Typing, rows: Mapping[str, tuple[str, str]], topics: Iterable[str],
+def format_overview(rows: Mapping[str, tuple[str, str]], topics: Iterable[str],
                     look: Look) -> str:
     """Return the first screen: ten commands, and where the others are told.
 
@@ -26470,15 +26470,15 @@ def format_overview(typing: Typing, rows: Mapping[str, tuple[str, str]], topics:
         if name not in FIRST_COMMANDS:
             others.setdefault(group, {})[name.split()[0]] = None
     text = (f"subagent-fleet {__version__}: run Claude Code-style subagents across your local "
-            f"model fleet.\n\nStart:\n  {typing.program} up\n\nCommands:\n")
+            f"model fleet.\n\nStart:\n  subagent-fleet up\n\nCommands:\n")
     text = wrap_text(text, look.columns)
     text += format_pairs([(name, rows[name][1]) for name in FIRST_COMMANDS], look)
     text += "\nMore commands, and topics:\n"
     more = [(group, ", ".join(names)) for group, names in others.items()]
     text += format_pairs([*more, ("help", ", ".join(topics))], look) + "\n"
-    text += format_words([f"`{typing.program} COMMAND --help` says how a command is used,",
-                          f"`{typing.program} help TOPIC` tells of a topic,",
-                          f"`{typing.program} help commands` lists every command."], look)
+    text += format_words(["`subagent-fleet COMMAND --help` says how a command is used,",
+                          "`subagent-fleet help TOPIC` tells of a topic,",
+                          "`subagent-fleet help commands` lists every command."], look)
     return text + format_words(["Exit codes: 0 done, 1 a problem was found, 2 usage, 3 refused "
                                 "(--force overrides), 130 interrupted."], look)
 
@@ -26517,13 +26517,13 @@ def cmd_help(options: Options, world: World) -> int:
         if called.words:
             raise FleetError("usage", f"help: `{called.words[0]}` is more than a command's name",
                              status=EXIT_USAGE, fix=f"subagent-fleet help {called.command.name}")
-        world.out(show_usage(called.command, options.typing, look_of(world)))
+        world.out(show_usage(called.command, look_of(world)))
         return EXIT_OK
 
     look = look_of(world)
     if rows is COMMANDS:
         summaries = {row.name: (row.group, row.summary) for row in COMMANDS}
-        world.out(format_overview(options.typing, summaries, TOPICS, look))
+        world.out(format_overview(summaries, TOPICS, look))
     else:
         world.out(format_pairs([(row.name, row.summary) for row in rows], look))
     return EXIT_OK
@@ -26622,13 +26622,13 @@ def format_usage(title: str, examples: Sequence[str], rows: Sequence[tuple[str, 
     return text
 
 
-def show_usage(row: Command, typing: Typing, look: Look) -> str:
+def show_usage(row: Command, look: Look) -> str:
     """Return the help of a command, its examples as they can be typed here."""
     examples = []
     for example in row.examples:
         if example.startswith(row.name):
             example = f"subagent-fleet {example}"
-        examples.append(as_typed(example, typing))
+        examples.append(example)
 
     rows = [(show_flag(flag), flag.note) for flag in row.flags]
     if row.passes:
@@ -26691,13 +26691,10 @@ def plan_typing(program: str, options: Options) -> Typing:
     return Typing(program, places)
 
 
-def read_call(words: Sequence[str], program: str) -> CommandLine:
+def read_call(words: Sequence[str]) -> CommandLine:
     """Return the command and its options; what is wrong is said in one line."""
     called = find_call(words)
-    row = called.command
-    options = parse_arguments(row, called.words)
-    options.typing = plan_typing(program, options)
-    return CommandLine(row, options)
+    return CommandLine(called.command, parse_arguments(called.command, called.words))
 
 
 def parse_arguments(row: Command, words: list[str]) -> Options:
@@ -26815,7 +26812,8 @@ def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
     try:
         if argv is None:
             start_from_bytecode(sys.argv[1:], world)
-            return run_words(sys.argv[1:], world, program=name_program(world))
+            world.typing = Typing(name_program(world))
+            return run_words(sys.argv[1:], world)
         return run_words(list(argv), world)
     except KeyboardInterrupt:
         world.err("\ninterrupted\n")
@@ -26840,44 +26838,44 @@ def name_command(words: Sequence[str]) -> Sequence[str]:
     return first
 
 
-def run_words(words: list[str], world: World, *, program: str = Typing.program) -> int:
+def run_words(words: list[str], world: World) -> int:
     """Do what was typed, or say why not; return the exit status."""
-    typing = plan_typing(program, Options())
+    world.typing = plan_typing(world.typing.program, Options())
     own = words[:words.index("--")] if "--" in words else words
     try:
         if words[:1] in (["-V"], ["--version"]):
             world.out(f"subagent-fleet {__version__}\n")
             return EXIT_OK
         if not words or "-h" in own or "--help" in own:
-            cmd_help(Options(command=name_command(own), typing=typing), world)
+            cmd_help(Options(command=name_command(own)), world)
             return EXIT_OK if words else EXIT_USAGE
 
-        call = read_call(words, program)
-        typing = call.options.typing
+        call = read_call(words)
+        world.typing = plan_typing(world.typing.program, call.options)
         return call.command.run(call.options, world)
     except FleetError as error:
-        tell_error(error, typing, world)
+        tell_error(error, world)
         if "--json" in own:
-            tell_error_as_json(error, " ".join(name_command(own)), typing, world)
+            tell_error_as_json(error, " ".join(name_command(own)), world)
         return error.status
 
 
-def tell_error(error: FleetError, typing: Typing, world: World) -> None:
+def tell_error(error: FleetError, world: World) -> None:
     """Say why a command was refused; of a config everything that is wrong with it."""
     look = look_of(world, "stderr")
     if not error.findings:
-        world.err(format_finding(retype(error.finding, typing), look=look))
+        world.err(format_finding(error.finding, look=look))
         return
     world.err(paint(f"Invalid {clean_line(error.where)}:", "bold", look) + "\n")
     for finding in error.findings:
-        world.err(format_finding(retype(finding, typing), indent="  ", look=look))
+        world.err(format_finding(finding, indent="  ", look=look))
 
 
-def tell_error_as_json(error: FleetError, name: str, typing: Typing, world: World) -> None:
+def tell_error_as_json(error: FleetError, name: str, world: World) -> None:
     """Print the same for programs, with what the command knew before it was refused."""
-    findings = [retype(finding, typing) for finding in error.findings]
-    world.out(render_report(name, {
-        "error": retype(error.finding, typing), "findings": findings, **error.report}))
+    findings = [retype(finding, world) for finding in error.findings]
+    print_report(world, name, {
+        "error": retype(error.finding, world), "findings": findings, **error.report})
 
 
 # -- demo: types command lines, so it stands where they are read --
@@ -26972,8 +26970,8 @@ def cmd_demo(options: Options, world: World) -> int:
             show_demo_page(tour, ending)
             until += options.seconds or float("inf")
         show_demo_sessions(tour, nodes["sim-mini"], until)
-    text = as_typed("\nThat was all, and `subagent-fleet clean` has removed it again. "
-                    "`subagent-fleet up` does this with your own machines.\n", options.typing)
+    text = ("\nThat was all, and `subagent-fleet clean` has removed it again. "
+            "`subagent-fleet up` does this with your own machines.\n")
     world.out(wrap_text(text, look_of(world).columns))
     return EXIT_OK
 

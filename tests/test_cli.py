@@ -211,7 +211,7 @@ def test_each_usage_error_has_its_slug(tmp_path, monkeypatch, words, slug, statu
     (tmp_path / "fleet.yaml").write_text(
         edited(("host: 127.0.0.1", "host: 0.0.0.0")), encoding="utf-8")
     with pytest.raises(sf.FleetError) as caught:
-        call = sf.read_call(words, "subagent-fleet")
+        call = sf.read_call(words)
         call.command.run(call.options, sf.World())
     assert (caught.value.slug, caught.value.status) == (slug, status)
 
@@ -381,7 +381,7 @@ def test_interrupt_is_one_line_and_130(tmp_path):
 
 def test_a_bug_names_the_version_and_where_to_report(capsys):
     class Broken(sf.World):
-        def out(self, text):
+        def write(self, text):
             raise RuntimeError("boom")
 
     assert sf.main(["schema"], Broken()) == 1

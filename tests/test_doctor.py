@@ -21,7 +21,7 @@ def told_by_doctor(monkeypatch):
         told, world = [], sf.World()
         monkeypatch.setattr(sf, "load_config", lambda world, typed: sf.Config(fleet))
         monkeypatch.setattr(sf, "observe", lambda *seen, **more: facts)
-        monkeypatch.setattr(world, "out", told.append)
+        monkeypatch.setattr(world, "write", told.append)
         sf.main(["doctor"], world)
         return "".join(told)
     return tell
@@ -459,7 +459,7 @@ def test_doctor_port_that_is_taken_is_an_error(doctor, fake_node):
 def told_by_worker(world, monkeypatch):
     """What `worker --json` says in this world."""
     told = []
-    monkeypatch.setattr(world, "out", told.append)
+    monkeypatch.setattr(world, "write", told.append)
     sf.main(["worker", "--timeout", "1", "--json"], world)
     return json.loads(told[0])
 

@@ -52,7 +52,8 @@ class StagedWorld(sf.World):
         if not colour:
             self.environ["NO_COLOR"] = "1"
         self.clock, self.now, self.sleep = (lambda: 0.0), (lambda: NOW), (lambda seconds: None)
-        self.out = self.err = self.shown.append
+        self.write = self.shown.append
+        self.err = self.out
 
     columns = property(lambda self: self.width)
 

@@ -403,7 +403,7 @@ def test_a_gateway_that_does_not_start_and_a_session_that_is_not_given_up(typist
     typist.rig.leave()
     world.own_program = lambda: [sys.executable, "-c", "raise SystemExit('no')"]
     typist.rig.add("b", "@write x y", after=("nobody",))
-    call = sf.read_call(["run"], "subagent-fleet")
+    call = sf.read_call(["run"])
     with pytest.raises(sf.FleetError) as caught:
         call.command.run(call.options, world)
     assert caught.value.slug == "gateway-failed" and "serve.log" in caught.value.fix

@@ -661,7 +661,7 @@ def test_bench_table_in_a_pipe_is_plain():
 
 def test_bench_of_machines_that_are_off_shows_no_empty_table():
     off = sf.Measurement(MEASURED.node, MEASURED.endpoint, MEASURED.model, failure="refused")
-    text = sf.tell_measurements([off], sf.Options(), sf.PLAIN)
+    text = sf.tell_measurements([off], sf.PLAIN)
     assert text.startswith("Nothing was measured:\n") and "refused" in text and "tok/s" not in text
 
 
