@@ -165,7 +165,7 @@ def test_what_is_typed_is_checked_as_a_file_is(typist):
              (("task", "diff", "a"), "no-diff", 1), (("task", "attach", "a"), "no-session", 1),
              (("task", "stop", "nobody"), "unknown-task", 2)]
     for words, slug, status in cases:
-        call = sf.read_call([*words], "subagent-fleet")
+        call = sf.read_call([*words])
         with pytest.raises(sf.FleetError) as caught:
             os.chdir(typist.rig.repo)
             call.command.run(call.options, typist.rig.world)
@@ -220,7 +220,7 @@ def test_say_without_a_supervisor_starts_nothing(typist, monkeypatch, capsys):
     for place, name in ((world, "spawn"), (world, "start"), (world, "sleep"), (sf, "Supervisor")):
         monkeypatch.setattr(place, name, lambda *words, name=name, **more: begun.append(name))
     monkeypatch.chdir(typist.rig.repo)
-    call = sf.read_call(["task", "say", "a", "use sqlite"], "subagent-fleet")
+    call = sf.read_call(["task", "say", "a", "use sqlite"])
     assert call.command.run(call.options, world) == 0 and begun == []
     monkeypatch.undo()
     assert [order["text"] for _, order in typist.rig.folder.read_orders()
@@ -407,7 +407,7 @@ def test_a_gateway_that_does_not_start_and_a_session_that_is_not_given_up(typist
     with pytest.raises(sf.FleetError) as caught:
         call.command.run(call.options, world)
     assert caught.value.slug == "gateway-failed" and "serve.log" in caught.value.fix
-    call = sf.read_call(["task", "attach", "a"], "subagent-fleet")
+    call = sf.read_call(["task", "attach", "a"])
     with monkeypatch.context() as patch, pytest.raises(sf.FleetError) as caught:
         patch.setattr(sf, "serve_for_tasks", lambda *given: None)
         patch.setattr(sf, "carry_out", lambda *given: typist.rig.tasks())
