@@ -17436,55 +17436,55 @@ def find_worktrees_place(folder: Folder, chosen: str) -> str:
 def add_worktree(git: Git, state: TaskState, *, for_check: bool = False) -> str:
     """Make a worktree of a task, for its agent on its branch or for its check on none.
 
-    Returns its git directory.
-
-    What is in the way is refused: nobody's branch or directory is ever taken over.
+    Returns its git directory. Only what git refuses is looked into: who waits for a place waits
+    for this.
     """
     world = git.world
     path, branch, base = state.worktree, state.branch, state.base
-    words = ["worktree", "add", "--quiet", "--lock", "--reason",
+    words = ["-c", "core.sparseCheckout=false", "worktree", "add", "--quiet", "--lock", "--reason",
              f"subagent-fleet task {state.name}"]
+    place = ["-b", branch, path, base]
     if for_check:
-        path, branch, base = f"{path}.check", "", state.start
+        path, branch = f"{path}.check", ""
+        place = ["--detach", path, state.start]
     world.make_directory(world.parent(path), is_private=True)
-    known = list_worktrees(git).get(path)
-    if known and known.branch not in (branch, ""):
-        raise FleetError("worktree-taken", f"{path} is a worktree of the branch {known.branch}",
-                         fix="move it away: `git worktree move`")
-    if world.kind_of(path, follow=False) != "absent":
-        raise FleetError("in-the-way", f"{path} already exists",
-                         fix=f"move it away: `ls -la {quote_shell(path)}`")
-    if known:  # its directory is gone, and nothing of it can be lost any more
-        words += ["--force", "--force"]
-
-    tip = git.commit_of(f"refs/heads/{branch}") if branch else ""
-    if tip and tip != base and not state.start:
-        raise FleetError("branch-taken", f"the branch `{branch}` already exists",
-                         fix=f"write another `branch:`, or `git branch -m {branch} old`")
-    if not branch:
-        words += ["--detach", path, base]
-    elif tip:
-        words += [path, branch]
-    else:
-        _refuse_branch_near(git, branch)
-        words += ["-b", branch, path, base]
-    made = git.run("-c", "core.sparseCheckout=false", *words)
-    if made.code:
-        lines = [line for line in made.talk.split("\n") if line.strip()]
-        raise FleetError("worktree-failed", "its worktree could not be made: "
-                         f"{clean_line(lines[-1] if lines else f'exit {made.code}')}")
+    if world.kind_of(path, follow=False) != "absent" or git.run(*words, *place).code:
+        made = git.run(*words, *_plan_around(git, path, branch, state, place))
+        if made.code:
+            lines = [line for line in made.talk.split("\n") if line.strip()]
+            raise FleetError("worktree-failed", "its worktree could not be made: "
+                             f"{clean_line(lines[-1] if lines else f'exit {made.code}')}")
     link = world.read_part(world.path(path, ".git"), 0, 4096).decode("utf-8", "surrogateescape")
     return link.removeprefix("gitdir: ").strip()
 
 
-def _refuse_branch_near(git: Git, branch: str) -> None:
-    """Refuse a branch for which another one leaves no room: `a` and `a/b` cannot both be."""
-    parts = branch.split("/")
-    for size in range(1, len(parts)):
-        other = "/".join(parts[:size])
+def _plan_around(git: Git, path: str, branch: str, state: TaskState,
+                 place: Sequence[str]) -> list[str]:
+    """Return git's words for a worktree around what is left of one of ours.
+
+    Anything else in the way is refused: nobody's branch or directory is ever taken over.
+    """
+    known = list_worktrees(git).get(path)
+    if known and known.branch not in (branch, ""):
+        raise FleetError("worktree-taken", f"{path} is a worktree of the branch {known.branch}",
+                         fix="move it away: `git worktree move`")
+    if git.world.kind_of(path, follow=False) != "absent":
+        raise FleetError("in-the-way", f"{path} already exists",
+                         fix=f"move it away: `ls -la {quote_shell(path)}`")
+    # Its directory is gone, and nothing of it can be lost any more.
+    force = ["--force", "--force"] if known else []
+    tip = git.commit_of(f"refs/heads/{branch}") if branch else ""
+    if tip and tip != state.base and not state.start:
+        raise FleetError("branch-taken", f"the branch `{branch}` already exists",
+                         fix=f"write another `branch:`, or `git branch -m {branch} old`")
+    if tip:
+        return [*force, path, branch]
+    parts = branch.split("/")  # `a` and `a/b` cannot both be
+    for other in ("/".join(parts[:size]) for size in range(1, len(parts))):
         if git.commit_of(f"refs/heads/{other}"):
             raise FleetError("branch-in-the-way", f"the branch `{other}` leaves no room for "
                              f"`{branch}`", fix="write another `branch:` for the task")
+    return [*force, *place]
 
 
 def drop_worktree(git: Git, path: str) -> None:
@@ -17558,17 +17558,18 @@ def store_tree(git: Git, main: Git, copies: Sequence[str], known: Mapping[str, s
         _refuse_nested(git, nested, more)
         _skip_what_is_sparse(git, settings, more)
         git.out(*settings, "add", "-A", more=more)
+        tree = git.out(*settings, "write-tree", more=more)
         # A new file that the main checkout ignores stays out of the branch, and so do a copy and
         # the gateway's key, wherever an agent has fetched it from.
-        new = git.names("diff-index", "--cached", "--name-only", "--no-renames",
-                        "--diff-filter=A", "-z", head, more=more)
+        new = git.names("diff-tree", "-r", "--name-only", "--no-renames", "--diff-filter=A", "-z",
+                        old_tree, tree) if tree != old_tree else []
         ignored = _ignored_in_main(main, new)
         keys = [path for path in new if world.split(path)[1] == ENVIRONMENT_FILE]
         drop = [*dict.fromkeys([*ignored, *copies, *keys])]
         if drop:
             git.out(*settings, "update-index", "-z", "--force-remove", "--stdin",
                     more=more, given=_join_names(drop))
-        tree = git.out(*settings, "write-tree", more=more)
+            tree = git.out(*settings, "write-tree", more=more)
         if known is None:
             return Stored(head, old_tree, tree, tree)
 
@@ -18267,7 +18268,8 @@ class TaskWork:
     def _refuse_missing_check(self, directory: str, pattern: str) -> None:
         """Refuse a check whose first word, if it looks so, cannot be run in a directory."""
         word = re.match(pattern, self.state.task.check or "")
-        if word and self._world.run_program(
+        is_known = word and "/" not in word[0] and self._world.which(word[0])
+        if word and not is_known and self._world.run_program(
                 ["sh", "-c", 'cd "$1" && command -v -- "$2"', "sh", directory, word[0]]).code:
             fix = f"install it, or change `check:`, then subagent-fleet task retry {self.name}"
             if self.state.origin == "typed":
@@ -18285,7 +18287,8 @@ class TaskWork:
         copies = self._fill(state.worktree, self._folder.of_try(state, "setup.log"), TASK_MARK)
 
         tree = self._git()
-        if not state.start:  # else it was worked on already: what was made then still counts
+        start = state.start
+        if not start:  # else it was worked on already: what was made then still counts
             stored = store_tree(tree, self._main, copies, None)
             start = stored.head
             if stored.tree != stored.old_tree:
@@ -18293,11 +18296,10 @@ class TaskWork:
                                  stored.tree, more=IDENTITY)
             # It has a name, so that no `git gc` takes away what the verdict is compared with.
             self._main.out("update-ref", f"{SNAPSHOT_REFS}/{self.name}/start", start)
-            self._note(start=start)
         ignored = {**list_ignored(tree), **self._world.stamps_of(state.worktree, copies)}
         self._folder.write({"ignored": ignored, "around": look_outside(self._main)}, "tasks",
                            self.name, f"baseline{state.fresh or ''}.json")
-        self._note(prepared=True, copies=tuple(copies))
+        self._note(start=start, prepared=True, copies=tuple(copies))
 
     def _drop_half_made(self, state: TaskState) -> None:
         """Remove a worktree that was never ready; what a person has done in it is kept first."""
@@ -18341,18 +18343,18 @@ class TaskWork:
             state = self.state
             path = f"{state.worktree}.check"
             log = self._folder.of_try(state, "setup-check.log")
-            if not state.check_git or self._world.kind_of(path) != "directory":
+            git = state.check_git
+            if not git or self._world.kind_of(path) != "directory":
                 with self._supervisor.adding:
                     if self._world.kind_of(path) == "directory" and path in list_worktrees(
                             self._main):
                         drop_worktree(self._main, path)  # half made: nobody works in it
                     git = add_worktree(self._main, state, for_check=True)
                 self._fill(path, log, CHECK_MARK)
-                self._note(check_git=git)
             passes = self._supervisor.ask_base(state, lambda: self._run_command(
                 state.task.check or "", path, self._folder.of_try(state, "check-base.log"),
                 float(state.task.deadline), CHECK_MARK) == 0)
-            self._note(passes_on_base=passes)
+            self._note(check_git=git, passes_on_base=passes)
         except (Wanted, Asleep):
             pass
         except FleetError as error:
@@ -25035,6 +25037,9 @@ def tell_trouble(folder: Folder, error: FleetError, world: World) -> FleetError:
     return error
 
 
+LOCK_SECONDS = 5.0
+
+
 @dataclass
 class RunJob:
     """A repository whose tasks are worked on."""
@@ -25047,9 +25052,19 @@ class RunJob:
     lock: Hold | None = None
 
     def take_lock(self) -> bool:
-        """Become the supervisor; False: somebody is."""
+        """Become the supervisor; False: somebody is.
+
+        One that was killed in the moment in which it started a program leaves the lock to that
+        one until it has become another program: a moment, but longer on a busy machine.
+        """
+        world = self.folder.world
         self.folder.make()
-        self.lock = self.folder.world.hold(self.folder.place("lock"))
+        until = world.clock() + LOCK_SECONDS
+        while not self.lock:
+            self.lock = world.hold(self.folder.place("lock"))
+            if self.lock or world.session_of(self.folder.holder()) or world.clock() > until:
+                break
+            world.sleep(0.02)
         return bool(self.lock)
 
 

@@ -119,14 +119,18 @@ for raw in sys.stdin:
     while LATER:
         text = LATER.pop(0)
         emit("system", subtype="init", tools=["Bash", "AskUserQuestion"], model=value("--model"))
-        if "was ended from outside" in text and os.path.exists(f"{STATE}.last"):
+        answered = text.startswith("The answer to your question is:") and "\n@" not in text
+        if ("was ended from outside" in text or answered) and os.path.exists(f"{STATE}.last"):
             with open(f"{STATE}.last", encoding="utf-8") as stream:  # it goes on, as a model would
                 text = stream.read()
+            if answered:
+                text = "\n".join(line for line in text.split("\n") if line[:4] != "@ask")
         if STATE:
-            write(STATE, text)
-            if "\n@" in f"\n{text}":
-                with open(f"{STATE}.last", "w", encoding="utf-8") as stream:
+            if "\n@" in f"\n{text}":  # whole, and before the session exists: it may be killed here
+                with open(f"{STATE}.new", "w", encoding="utf-8") as stream:
                     stream.write(text)
+                os.replace(f"{STATE}.new", f"{STATE}.last")
+            write(STATE, text)
         steps = [line[1:].partition(" ")[::2] for line in text.split("\n") if line[:1] == "@"]
         if all(act(step, rest) for step, rest in steps):
             result()

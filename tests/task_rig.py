@@ -115,7 +115,7 @@ class Rig:
         """Become the supervisor."""
         folder = self.folder
         folder.make()
-        until = time.monotonic() + 2
+        until = time.monotonic() + 20
         lock = None
         while not lock and time.monotonic() < until:
             # A killed one's child that has not become its program yet holds it for a moment.

@@ -270,6 +270,16 @@ def test_a_question_survives_its_supervisor_and_its_agent(rig):
     assert rig.states() == {"a": "done"} and rig.journal("a").count("starting") == 2
 
 
+def test_an_answer_resumes_a_session_whose_process_was_killed_while_it_asked(rig):
+    rig.add("a", ASK, check="test -s x", rounds=0, tries=1)
+    rig.work(lambda states: states and states["a"].state == "asking")
+    rig.leave()
+    rig.ask("answer", "a", answers={"Which database?": "sqlite"})
+    rig.kill_all()
+    rig.work()
+    assert rig.states() == {"a": "done"} and rig.journal("a").count("starting") == 2
+
+
 def test_nobody_answers_so_the_slot_is_given_back_and_the_answer_still_counts(rig, monkeypatch):
     monkeypatch.setattr(sf, "ASK_SECONDS", 0.2)
     rig.add("a", ASK, check="true")

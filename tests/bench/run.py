@@ -1,10 +1,10 @@
-"""Measure `run`: ten tasks of 2 s, three at once; a step with a thousand tasks; `tasks` of them.
+"""Measure `run`: ten tasks of 2 s, three at once; a fan-out of five; `tasks` of a thousand.
 
-python3 tests/bench/run.py
+python3 tests/bench/run.py [TIMES]
+
+A busy machine says little by its clock alone: beside each figure is what one call of git, or the
+start of the program, has taken in the same moment.
 """
-import contextlib
-import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -14,76 +14,71 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent.parent), str(HERE.parent)]
 
-import subagent_fleet as sf  # noqa: E402
-from task_rig import Rig  # noqa: E402
+from run_kit import Shop, shell  # noqa: E402
+
+
+def best_of(count, action):
+    times = []
+    for _ in range(count):
+        began = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def git_seconds(shop):
+    """Seconds of one call of git, now."""
+    return best_of(20, lambda: subprocess.run(["git", "rev-parse", "HEAD"], cwd=shop.repo,
+                                              stdout=subprocess.DEVNULL, check=True))
+
+
+def report(shop, what, seconds, least, asked):
+    git = git_seconds(shop)
+    print(f"{what}: {seconds:.2f} s (asked {asked}); over {least} s of work: "
+          f"{seconds - least:.2f} s, {(seconds - least) / git:.0f} calls of git "
+          f"of {git * 1000:.1f} ms")
 
 
 def ten_tasks(place):
-    """Seconds for ten tasks of 2 s with three at the same time; eight is the least there can be."""
-    rig = Rig(place)
-    for number in range(10):
-        rig.add(f"t{number}", "work", coder=("sh", "-c", "sleep 2; echo done > work.txt"),
-                check="test -s work.txt")
+    shop = Shop(place)
+    shop.tasks({f"t{number}": {"prompt": "x", "coder": shell("sleep 2", "echo done > work.txt"),
+                               "check": "test -s work.txt"} for number in range(10)}, max=3)
     began = time.perf_counter()
-    rig.work(most=3, seconds=60)
-    seconds = time.perf_counter() - began
-    assert set(rig.states().values()) == {"done"}, rig.states()
-    return seconds
+    done = shop.run()
+    assert done.code == 0, done
+    report(shop, "ten tasks of 2 s, three at once", time.perf_counter() - began, 8, 8.4)
+
+
+def fan_out(place):
+    shop = Shop(place)
+    shop.tasks({"t": {"prompt": "x", "times": 5, "coder": shell("sleep 2", "echo done > work.txt"),
+                      "check": "test -s work.txt"}})
+    began = time.perf_counter()
+    done = shop.run("--max", "5")
+    assert done.code == 0, done
+    report(shop, "fan-out of five", time.perf_counter() - began, 2, 4)
 
 
 def thousand_tasks(place):
-    """Milliseconds of a step of the supervisor, and seconds of `tasks`, with a thousand tasks."""
-    rig = Rig(place)
-    folder = rig.folder
-    folder.make()
-    spec = {"name": "", "prompt": "what shall be done, in a sentence or two", "check": "make test"}
-    base = rig.git("rev-parse", "HEAD")
-    journal = folder.world.open_journal(folder.place("journal.jsonl"))
-    lines = [{"run": "0" * 32}]
+    shop = Shop(place)
+    shop.tasks({"t": {"prompt": "x", "coder": shell("true"), "check": "true", "tries": 1}})
+    shop.run()
+    tasks = shop.repo / ".git/subagent-fleet/run/tasks"
+    state = (tasks / "t/state.json").read_text()
     for number in range(1000):
-        lines.append({"add": {**spec, "name": f"t{number}"}, "sha": "x", "base": base, "at": 1.0})
-        if number % 2:
-            for state in ("preparing", "starting", "running", "checking", "done"):
-                lines.append({"task": f"t{number}", "to": state, "tried": 1, "at": 2.0})
-    lines.append({"task": "t0", "to": "asking", "asleep": True, "at": 3.0})
-    journal.add("".join(json.dumps(line) + "\n" for line in lines).encode())
-    supervisor = rig.begin(most=1)
-    supervisor.takes_new = True
-    supervisor.limits = lambda: sf.Limits({}, 0)  # full: nothing starts, all is looked at
-    steps = []
-    for _ in range(200):
-        supervisor._is_dirty = True
-        began = time.perf_counter()
-        supervisor.step()
-        steps.append(time.perf_counter() - began)
-    rig.leave()
-
-    environment = rig.environment()
-    code = "import subagent_fleet, sys; sys.exit(subagent_fleet.main(['tasks']))"
-    environment["PYTHONDONTWRITEBYTECODE"] = ""
-    times = {}
-    for name, words in (("tasks", code), ("start alone", "import subagent_fleet, sys; "
-                                          "sys.exit(subagent_fleet.main(['--version']))")):
-        best = 9.0
-        for _ in range(5):
-            began = time.perf_counter()
-            subprocess.run([sys.executable, "-c", words], cwd=str(rig.repo), env=environment,
-                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
-            best = min(best, time.perf_counter() - began)
-        times[name] = best
-    return sorted(steps)[len(steps) // 2], max(steps), times
+        (tasks / f"t{number}").mkdir()
+        (tasks / f"t{number}/state.json").write_text(state.replace('"t"', f'"t{number}"'))
+    tasks = best_of(3, lambda: shop.type("tasks"))
+    start = best_of(3, lambda: shop.type("--version"))
+    print(f"`tasks` of a thousand: {tasks:.2f} s, the start of the program: {start:.2f} s")
 
 
 def main():
-    with tempfile.TemporaryDirectory() as place, contextlib.ExitStack():
-        os.environ.setdefault("LANG", "C.UTF-8")
-        middle, worst, times = thousand_tasks(f"{place}/many")
-        print(f"1,000 tasks: a step takes {middle * 1000:.2f} ms (the longest {worst * 1000:.2f} ms)")
-        print(f"1,000 tasks: `tasks` takes {times['tasks']:.3f} s, of which starting is "
-              f"{times['start alone']:.3f} s")
+    with tempfile.TemporaryDirectory() as place:
         for number in range(int(sys.argv[1]) if len(sys.argv) > 1 else 1):
-            seconds = ten_tasks(f"{place}/ten{number}")
-            print(f"10 tasks of 2 s, 3 at once: {seconds:.2f} s (8.00 is the limit)")
+            ten_tasks(f"{place}/ten{number}")
+            fan_out(f"{place}/five{number}")
+        thousand_tasks(f"{place}/many")
 
 
 if __name__ == "__main__":
