@@ -26331,144 +26331,79 @@ def cmd_schema(options: Options, world: World) -> int:
     return EXIT_OK
 
 
+_BASH_COMPLETION = """\
+_subagent_fleet() {
+  local IFS=$'\\n'
+  COMPREPLY=($("$1" completion -- "${COMP_WORDS[@]:1:$COMP_CWORD}" 2>/dev/null))
+}
+complete -o default -F _subagent_fleet subagent-fleet
+"""
+COMPLETIONS = {
+    "bash": _BASH_COMPLETION,
+    "zsh": """\
+whence compdef >/dev/null || { autoload -U compinit && compinit; }
+autoload -U +X bashcompinit && bashcompinit
+""" + _BASH_COMPLETION,
+    # Fish leaves out what the last word does not begin.
+    "fish": "complete -c subagent-fleet "
+            "-a '(subagent-fleet completion -- (commandline -opc)[2..-1] \"\" 2>/dev/null)'\n"}
+
+
 @command("completion", "print a completion script for your shell",
          # argparse would check a default that is a text against the choices
          Flag("shell", "your shell", "SHELL", {"nargs": "?", "default": None,
-                                               "choices": ("bash", "zsh", "fish")}),
-         Flag("--names", "print names of the fleet instead, as the script asks for them", "KIND",
-              {"choices": NAME_KINDS, "default": ""}), CONFIG,
-         group=MORE, examples=('eval "$(subagent-fleet completion zsh)"',))
+                                               "choices": tuple(COMPLETIONS)}),
+         group=MORE, examples=('eval "$(subagent-fleet completion zsh)"',), passes="WORDS")
 def cmd_completion(options: Options, world: World) -> int:
-    if options.names:
-        fleet = load_config(world, options.config).fleet
-        world.write("".join(f"{name}\n" for name in getattr(fleet, options.names)))
-    elif options.shell == "fish":
-        world.write(render_fish_completion())
+    """Print the script or, as it asks, what may follow the words that were typed."""
+    if options.passed:
+        world.write("".join(f"{word}\n" for word in complete_words(options.passed, world)))
     elif options.shell:
-        world.write(render_bash_completion(is_zsh=options.shell == "zsh"))
+        world.write(COMPLETIONS[options.shell])
     else:
         raise FleetError("usage", "completion: name your shell: bash, zsh or fish",
                          status=EXIT_USAGE, fix="subagent-fleet completion --help")
     return EXIT_OK
 
 
-def offered_words(flag: Flag) -> tuple[str, ...]:
-    """Return the words that may follow a flag, or one of NAME_KINDS, or nothing known."""
-    return flag.offers or tuple(flag.more.get("choices", ()))
+def complete_words(words: Sequence[str], world: World) -> list[str]:
+    """Return what the last word may become, as the words before it allow."""
+    *before, begun = words
+    offers = first_words()
+    if before:
+        offers = second_words(before[0]) if len(before) == 1 else []
+    if before and not offers:
+        offers = follow_words(find_call(before).command, before, world)
+    return [offer for offer in offers if offer.startswith(begun)]
 
 
-def completion_words(row: Command) -> list[str]:
-    """Return what may follow a command: its flags and the words it can choose from."""
-    words = ["--help"]
+def follow_words(row: Command, before: Sequence[str], world: World) -> list[str]:
+    """Return what may follow the words of a command: a flag's values, or more flags."""
     for flag in row.flags:
-        if flag.name.startswith("-"):
-            words.append(flag.name)
-        else:
-            words += offered_words(flag)
+        if before[-1] in (flag.name, flag.short) and flag.metavar and "nargs" not in flag.more:
+            return offered_words(flag, before, world)
+
+    words = ["--help", *(flag.name for flag in row.flags if flag.name.startswith("-"))]
+    for flag in row.flags:
+        if not flag.name.startswith("-"):
+            words += offered_words(flag, before, world)
     if row.name == "help":
         words += [*first_words(), *TOPICS]
     return words
 
 
+def offered_words(flag: Flag, before: Sequence[str], world: World) -> list[str]:
+    """Return the words that a flag can be given, the names of a fleet's parts from its file."""
+    offers = flag.offers or flag.more.get("choices", ())
+    if offers and offers[0] in NAME_KINDS:
+        config = dict(zip(before, before[1:])).get("--config")
+        offers = getattr(load_config(world, config).fleet, offers[0])
+    return list(offers)
+
+
 def first_words() -> list[str]:
     """Return the words that may come first, each once."""
     return list(dict.fromkeys(row.name.split()[0] for row in COMMANDS))
-
-
-def render_fish_completion() -> str:
-    """Return the script for fish."""
-    start = "complete -c subagent-fleet"
-    lines = []
-    for first in first_words():
-        seconds = second_words(first)
-        note = ", ".join(seconds) or find_command(first).summary
-        lines.append(f'{start} -n __fish_use_subcommand -f -a {first} -d "{note}"\n')
-        if seconds:
-            test = fish_test([first], seconds)
-            lines.append(f"{start} -n '{test}' -f -a '{' '.join(seconds)}'\n")
-
-    shared = [first for first in first_words() if second_words(first)]
-    for row in COMMANDS:
-        name = row.name.split()
-        # A second word may be another command's name: `add`, `task add`.
-        seen = f"{start} -n '{fish_test(name, shared if len(name) == 1 else [])}'"
-        lines.append(f"{seen} -a '{' '.join(completion_words(row))}'\n")
-        for flag in row.flags:
-            words = offered_words(flag)
-            if flag.name.startswith("--") and words:
-                offered = " ".join(words)
-                if words[0] in NAME_KINDS and len(words) == 1:
-                    offered = f"(subagent-fleet completion --names {offered} 2>/dev/null)"
-                lines.append(f"{seen} -l {flag.name.strip('-')} -xa '{offered}'\n")
-    return "".join(lines)
-
-
-def fish_test(seen: Sequence[str], unseen: Sequence[str]) -> str:
-    """Return a test of fish: all of `seen` were typed, none of `unseen` was."""
-    tests = [f"__fish_seen_subcommand_from {word}" for word in seen]
-    if unseen:
-        tests.append(f"not __fish_seen_subcommand_from {' '.join(unseen)}")
-    return "; and ".join(tests)
-
-
-_BASH_COMPLETION = """\
-_subagent_fleet_names() {
-  local program=$1 kind=$2 config= at
-  for ((at = 1; at < COMP_CWORD; at++)); do
-    [ "${COMP_WORDS[at]}" = --config ] && config=${COMP_WORDS[at + 1]}
-  done
-  "$program" completion --names "$kind" ${config:+--config "$config"} 2>/dev/null
-}
-_subagent_fleet() {
-  local words='@COMMANDS@' command=${COMP_WORDS[1]}
-  case " @SHARED@ " in
-    *" $command "*) [ "$COMP_CWORD" -gt 2 ] && command="$command ${COMP_WORDS[2]}" ;;
-  esac
-  [ "$COMP_CWORD" -gt 1 ] && case "$3 $command" in
-@FLAGS@@CASES@    *) words='' ;;
-  esac
-  COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))
-}
-complete -o default -F _subagent_fleet subagent-fleet
-"""
-_ZSH_START = """\
-whence compdef >/dev/null || { autoload -U compinit && compinit; }
-autoload -U +X bashcompinit && bashcompinit
-"""
-
-
-def render_bash_completion(*, is_zsh: bool) -> str:
-    """Return the script for bash, which zsh understands after a start of its own."""
-    shared = [first for first in first_words() if second_words(first)]
-    choices = {row.name: completion_words(row) for row in COMMANDS}
-    choices.update({first: second_words(first) for first in shared})
-    # The longer name first: `*' add'` would take `task add`, too.
-    names = sorted(choices, key=lambda name: -len(name.split()))
-    cases = [f"    *' {name}') words='{' '.join(choices[name])}' ;;\n" for name in names]
-    script = _BASH_COMPLETION.replace("@COMMANDS@", " ".join(first_words()))
-    script = script.replace("@SHARED@", " ".join(shared))
-    script = script.replace("@FLAGS@", "".join(bash_flag_cases()))
-    script = script.replace("@CASES@", "".join(cases))
-    return _ZSH_START + script if is_zsh else script
-
-
-def bash_flag_cases() -> list[str]:
-    """Return the lines for the flags that a value follows; else bash offers file names."""
-    lines = []
-    others = []
-    for row in COMMANDS:
-        for flag in row.flags:
-            words = offered_words(flag)
-            if not flag.name.startswith("--") or not flag.metavar:
-                continue
-            if len(words) == 1 and words[0] in NAME_KINDS:
-                names = f'$(_subagent_fleet_names "$1" {words[0]})'
-                lines.append(f"    '{flag.name} {row.name}') words={names} ;;\n")
-            elif words:
-                lines.append(f"    '{flag.name} {row.name}') words='{' '.join(words)}' ;;\n")
-            elif "nargs" not in flag.more and f"'{flag.name} '*" not in others:
-                others.append(f"'{flag.name} '*")
-    return [*lines, f"    {'|'.join(others)}) words='' ;;\n"]
 
 
 FIRST_COMMANDS = ("up", "add", "status", "trace", "ui", "doctor", "run", "tasks", "launch", "help")

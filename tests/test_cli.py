@@ -651,9 +651,7 @@ def test_help_shows_a_topic_and_readme_names_them_all(run_cli):
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_a_script_of_that_shell(run_cli, shell, tmp_path):
     done = run_cli("completion", shell)
-    assert done.returncode == 0
-    for command in sf.COMMANDS:
-        assert all(word in done.stdout for word in command.name.split())
+    assert done.returncode == 0 and "subagent-fleet" in done.stdout
     if shutil.which(shell):
         (tmp_path / "script").write_text(done.stdout, encoding="utf-8")
         assert subprocess.run([shell, "-n", str(tmp_path / "script")]).returncode == 0
@@ -675,6 +673,8 @@ def test_completion_is_a_script_of_that_shell(run_cli, shell, tmp_path):
     (["subagent-fleet", "warmup", "--config", "my fleet.yaml", "--agent", ""], ["other"]),
     (["subagent-fleet", "warmup", "--config", "none.yaml", "--model", ""], []),
     (["subagent-fleet", "help", "do"], ["doctor"]),
+    (["subagent-fleet", "wake", ""], ["--help", *(
+        flag.name for flag in sf.find_command("wake").flags[1:]), "mini", "laptop"]),
 ])
 def test_completion_completes_in_bash(run_cli, tmp_path, typed, expected):
     script = run_cli("completion", "bash").stdout
@@ -778,28 +778,21 @@ def test_help_of_more_than_a_name_is_refused(two_words, capsys):
     assert "subagent-fleet help toy add" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(not shutil.which("bash"), reason="bash is not here")
 @pytest.mark.parametrize("typed, expected", [
-    (["subagent-fleet", "to"], ["toy"]), (["subagent-fleet", "toy", ""], ["add", "log"]),
-    (["subagent-fleet", "toy", "add", "--ha"], ["--hard"]),
-    (["subagent-fleet", "add", "--ha"], []), (["subagent-fleet", "toy", "l"], ["log"])])
-def test_completion_completes_two_words(two_words, typed, expected):
-    words = " ".join(map(shlex.quote, typed))
-    asked = " ".join(map(shlex.quote, (typed[0], typed[-1], typed[-2])))
-    program = (f"{sf.render_bash_completion(is_zsh=False)}\nCOMP_WORDS=({words}); "
-               f"COMP_CWORD={len(typed) - 1}; _subagent_fleet {asked}; "
-               'printf "%s\\n" "${COMPREPLY[@]}"')
-    done = subprocess.run(["bash", "-c", program], stdout=subprocess.PIPE)
-    assert done.stdout.decode().split() == expected
+    (["to"], ["toy"]), (["toy", ""], ["add", "log"]), (["toy", "add", "--ha"], ["--hard"]),
+    (["add", "--ha"], []), (["toy", "l"], ["log"]), (["nothing", ""], []),
+    (["task", "tid"], ["tidy"])])
+def test_completion_completes_two_words(two_words, capsys, typed, expected):
+    assert sf.main(["completion", "--", *typed]) == (0 if expected or typed[0] == "add" else 2)
+    assert capsys.readouterr().out.split() == expected
 
 
-def test_fish_tells_a_second_word_from_a_command(two_words):
-    script = sf.render_fish_completion()
-    assert "'__fish_seen_subcommand_from toy; and __fish_seen_subcommand_from add' -a '--help --hard'" in script
-    shared = " ".join(first for first in sf.first_words() if sf.second_words(first))
-    assert f"'__fish_seen_subcommand_from add; and not __fish_seen_subcommand_from {shared}' -a" in script
-    assert "task" in shared and "toy" in shared
-    assert "'__fish_seen_subcommand_from toy; and not __fish_seen_subcommand_from add log' -f -a 'add log'" in script
+def test_completion_of_fish_asks_with_an_empty_last_word(run_cli):
+    """Fish is not here: what its script types is typed."""
+    script = run_cli("completion", "fish").stdout
+    assert 'subagent-fleet completion -- (commandline -opc)[2..-1] ""' in script
+    assert "--json" in run_cli("completion", "--", "validate", "").stdout.split()
+    assert "validate" in run_cli("completion", "--", "").stdout.split()
 
 
 # -- README --

@@ -229,7 +229,7 @@ class Checkout:
 
 TYPED = {  # a command of which nothing stands here is run by its name alone
     "launch": [["launch", "claude"]], "completion": [["completion", "bash"],
-                                                     ["completion", "--names", "models"]],
+                                                     ["completion", "--", "warmup", "--model", ""]],
     "add": [["add", "mini=http://127.0.0.1:1"]], "init": [["init"], ["init", "--force"]],
     "generate": [["generate"], ["generate", "--force"], ["generate", "--diff"]],
     "clean": [["clean"], ["clean", "--force"]], "logs": [["logs"]],
