@@ -65,7 +65,6 @@ if __name__ == "__main__":
     sys.excepthook = _end_quietly
 
 from abc import ABC, abstractmethod  # noqa: E402 - an older Python ends above
-from dataclasses import MISSING, dataclass, field, fields, replace  # noqa: E402
 from functools import lru_cache, partial  # noqa: E402
 
 
@@ -106,13 +105,18 @@ if TYPE_CHECKING:  # what checkers and editors read; the names are those below
         Sequence,
         Sized,
     )
-    from typing import Any, NoReturn, TypeVar
+    from typing import Any, ClassVar, NoReturn, TypeVar
+
+    from typing_extensions import dataclass_transform  # a checker has it; 3.9's `typing` has not
 
     _Container = TypeVar("_Container", "dict[Any, Any]", "list[Any]")
     _Named = TypeVar("_Named", "NodeModel", "LoadedModel")
-    _Record = TypeVar("_Record")
+    _Record = TypeVar("_Record", bound="Record")
     _Rule = Callable[[Any, "Facts"], Iterator["Finding"]]  # of a Fleet, or None
 else:
+    def dataclass_transform(**rules: bool) -> Callable[[Any], Any]:
+        return lambda kind: kind
+
     (argparse, array, base64, datetime, difflib, graphlib, hashlib, ipaddress, json, re, string,
      threading, unicodedata, uuid) = map(_Late, (
          "argparse array base64 datetime difflib graphlib hashlib ipaddress json re string "
@@ -190,8 +194,98 @@ TIERS = ("main", "opus", "sonnet", "haiku", "fable")
 # == 2. Errors and records ====================================================
 #
 # What may go wrong is a FleetError: it holds a Finding, and `main` alone prints it. What is passed
-# from section to section is a frozen dataclass. JSON from a disk or from another program becomes
+# from section to section is a frozen Record. JSON from a disk or from another program becomes
 # one by `read`, which believes nothing: a field that does not fit counts as absent.
+
+REQUIRED = object()  # the default of what has none
+
+
+class Field:
+    """One name of a record: its annotation, its default, and what `noted` says of it."""
+
+    def __init__(self, kind: str, default: Any = REQUIRED, note: Any = None) -> None:
+        self.kind, self.default, self.note = kind, default, note
+
+
+def noted(note: object, default: Any = REQUIRED) -> Any:
+    """Declare a field of a record with what some reader wants to know of it."""
+    return Field("", default, note)
+
+
+@dataclass_transform(frozen_default=True)
+class Record:
+    """Values under the names that a subclass annotates; they stay as they are.
+
+    As a frozen dataclass, to a checker too. The standard library's writes and compiles eight
+    functions a class when the file is imported, which was two thirds of a start for 140 classes.
+    Here one set serves all; only an `__init__` of its own makes a class fast, and that is
+    written when its first record is made. `{}` as a default is a new one in each record.
+    """
+
+    _fields: ClassVar[dict[str, Field]] = {}
+
+    def __init_subclass__(cls) -> None:
+        cls._fields = {}
+        for name, kind in cls.__annotations__.items():
+            default = cls.__dict__.get(name, REQUIRED)
+            if isinstance(default, Field):
+                cls._fields[name] = Field(kind, default.default, default.note)
+                setattr(cls, name, default.default)  # as it is where nothing is noted
+            else:
+                cls._fields[name] = Field(kind, default)
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        kind = type(self)
+        setattr(kind, "__init__", _write_init(kind))  # noqa: B010 - to mypy it is no variable
+        kind.__init__(self, *values, **named)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    def __hash__(self) -> int:
+        return hash(tuple(vars(self).values()))
+
+    def __repr__(self) -> str:
+        words = (f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({', '.join(words)})"
+
+    def __setattr__(self, name: str, value: object = None) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__}.{name} stays as it is")
+
+    __delattr__ = __setattr__
+
+
+def _write_init(record: type[Record]) -> Any:
+    """Return the `__init__` of a record: a parameter a field, each stored in their order."""
+    space: dict[str, Any] = {"_store": object.__setattr__}
+    head, body = "self", ""
+    for name, field in record._fields.items():
+        head, value = f"{head}, {name}", name
+        if field.default is not REQUIRED:
+            head += f"={name}"
+            space[name] = field.default
+            if field.default == {}:
+                value = f"{{}} if {name} is _empty else {name}"
+                space[name] = space["_empty"] = _EMPTY
+        body += f"\n    _store(self, '{name}', {value})"
+    if hasattr(record, "__post_init__"):
+        body += "\n    self.__post_init__()"
+    exec(f"def __init__({head}):{body}", space)
+    return space["__init__"]
+
+
+_EMPTY: dict[str, Any] = {}
+
+
+def fields(record: type[Record]) -> dict[str, Field]:
+    """Return what a kind of record consists of, by name."""
+    return record._fields
+
+
+def replace(record: _Record, **changes: Any) -> _Record:
+    """Return a record with other values under some of its names."""
+    return type(record)(**{**vars(record), **changes})
+
 
 class FleetError(Exception):
     """An expected failure: what, where and what to type. Only `main` prints it."""
@@ -220,16 +314,14 @@ class NodeFailure(FleetError):
         self.reason, self.detail = reason, detail
 
 
-@dataclass(frozen=True)
-class Try:
+class Try(Record):
     """A node that was asked in vain."""
 
     node: str
     why: str  # a class of reasons
 
 
-@dataclass(frozen=True)
-class Passed:
+class Passed(Record):
     """A candidate that was not asked: the request needs what it cannot do."""
 
     model: str
@@ -239,8 +331,7 @@ class Passed:
 TOTALS = ("requests", "input_tokens", "output_tokens", "waited_seconds", "failures")
 
 
-@dataclass(frozen=True)
-class Receipt:
+class Receipt(Record):
     """What one request came to: nothing of the prompt or the answer."""
 
     time: float
@@ -264,16 +355,14 @@ class Receipt:
     said: str = ""  # who failed and in which words, as far as those are no prompt's or answer's
 
 
-@dataclass(frozen=True)
-class Rejection:
+class Rejection(Record):
     """A request that was refused before it was anybody's."""
 
     http: int
     what: str
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(Record):
     """A whole HTTP answer of a node."""
 
     status: int
@@ -281,19 +370,17 @@ class Reply:
     body: bytes | bytearray
 
 
-@dataclass(frozen=True)
-class Ask:
+class Ask(Record):
     """One request to a node, and how its answer is read. Who makes it alone knows the path."""
 
     path: str
     extract: Callable[[Reply], Any]  # raises NodeFailure where the answer is none
     payload: object = None  # sent as JSON; None: a GET
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str] = {}
     enough: int = 0  # bytes of the answer, if its beginning will do
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(Record):
     """One thing that is true of a config, a node or a file, and what mends it."""
 
     slug: str
@@ -304,8 +391,7 @@ class Finding:
     fix: str = ""
 
 
-@dataclass(frozen=True)
-class NodeModel:
+class NodeModel(Record):
     """A model that a node has on disk (`/api/tags`, `/api/show`)."""
 
     name: str
@@ -319,8 +405,7 @@ class NodeModel:
     window_bytes: int = 0  # of memory for the layers that see only the last tokens
 
 
-@dataclass(frozen=True)
-class LoadedModel:
+class LoadedModel(Record):
     """A model that a node holds in memory now (`/api/ps`)."""
 
     name: str
@@ -330,8 +415,7 @@ class LoadedModel:
     expires: str
 
 
-@dataclass(frozen=True)
-class NodeKind:
+class NodeKind(Record):
     """What is known of a kind of server without asking it."""
 
     title: str  # as people call it
@@ -400,8 +484,7 @@ def mend_reason(reason: str, provider: str) -> str:
     return REASON_FIXES.get(reason, "").replace("{}", server)
 
 
-@dataclass(frozen=True)
-class NodeState:
+class NodeState(Record):
     """What one node answered, or why it did not."""
 
     name: str
@@ -493,8 +576,9 @@ def read(record: type[_Record], value: object) -> _Record | None:
     """Return the record that a JSON value holds, None where it holds none.
 
     A field that is absent, or of another type, has its default; without a default there is
-    no record. Other keys are passed over: a newer program may write them. A record refuses
-    values that contradict each other by a ValueError from its `__post_init__`.
+    no record. What is `noted` of a field is how other programs spell it. Other keys are passed
+    over: a newer program may write them. A record refuses values that contradict each other by
+    a ValueError from its `__post_init__`.
     """
     try:
         return _read_record(record, value)
@@ -506,32 +590,30 @@ def _read_record(record: Any, value: Any) -> Any:
     if not isinstance(value, dict):
         raise ValueError("no object")
     words = {}
-    for row in fields(record):
-        name = row.metadata.get("name") or row.name  # as other programs spell it
+    for name, field in fields(record).items():
         try:
-            words[row.name] = _read_value(str(row.type), value[name],
-                                          row.metadata.get("least", 0))
+            words[name] = _read_value(field.kind, value[field.note or name])
         except (KeyError, ValueError):
-            if row.default is MISSING and row.default_factory is MISSING:
+            if field.default is REQUIRED:
                 raise ValueError(f"no {name}") from None
     return record(**words)
 
 
-def _read_value(kind: str, value: Any, least: float = 0) -> Any:
+def _read_value(kind: str, value: Any) -> Any:
     """Return a value as an annotation has it; ValueError where it is of another type.
 
-    Items that do not fit are left out. A number is not below the `least` of its field.
+    Items that do not fit are left out. A number is never negative.
     """
     types = _READ_TYPES.get(kind)
     if types:
         fits = type(value) in types  # to isinstance, True is an integer
         if fits and int in types:
-            fits = least <= value <= READ_NUMBER_LIMIT  # false for NaN, too
+            fits = 0 <= value <= READ_NUMBER_LIMIT  # false for NaN, too
         if not fits:
             raise ValueError(f"no {kind}")
         return value
     if kind.endswith(" | None"):
-        return None if value is None else _read_value(kind[:-len(" | None")], value, least)
+        return None if value is None else _read_value(kind[:-len(" | None")], value)
     if kind in ("object", "Any"):
         return value
 
@@ -1340,13 +1422,12 @@ def _json_encoder() -> json.JSONEncoder:
 
 # -- commands, as they were typed --
 
-@dataclass(frozen=True)
-class Typing:
+class Typing(Record):
     """How this program was called, so that messages name commands as they can be typed again."""
 
     program: str = "subagent-fleet"
     # By command: the flags that name the places which were typed, such as ` --out build`.
-    places: dict[str, str] = field(default_factory=dict)
+    places: dict[str, str] = {}
 
 
 AS_USUAL = Typing()
@@ -1388,8 +1469,7 @@ def clean_line(text: str) -> str:
     return text.replace("\n", "\\n").replace("\t", " ")
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(Record):
     """How text may look where it is read; the default is a pipe, a file or a program."""
 
     colour: bool = False
@@ -1464,8 +1544,7 @@ def paint(text: str, role: str, look: Look) -> str:
     return f"\x1b[{COLOURS[role]}m{text}\x1b[0m"
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(Record):
     """Text and its role: measured and wrapped as text, and painted last, line by line."""
 
     text: str
@@ -1828,8 +1907,7 @@ _IPV6 = f"(({_HEX}:){{7}}{_HEX}|(?!([^:]*:){{8}})({_HEX}(:{_HEX})*)?::({_HEX}(:{
 LOOPBACK = _Pattern(r"(?i)localhost[.]?|127([.][0-9]{1,3}){3}|::1")
 
 
-@dataclass(frozen=True)
-class Endpoint:
+class Endpoint(Record):
     """Where something answers, taken apart: a URL in normal form."""
 
     scheme: str  # http or https
@@ -1915,8 +1993,7 @@ _SECONDS = {**UNIT_SECONDS, "ms": 0.001}
 _AMOUNT = _Pattern(r"(-?\d{1,3}(?:,\d{3})+|-?\d{1,12}(?:\.\d{1,6})?) ?([a-z]*)(?: *//.*)?")
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(Record):
     """What a value may be, as a fragment of JSON Schema and in words."""
 
     schema: dict[str, Any]
@@ -1924,7 +2001,7 @@ class Rule:
     example: Any = None  # what a person may write
     normal: Callable[[Any], object] | None = None  # what becomes of a value that fits
     slips: Callable[[str], Sequence[Any]] | None = None  # what may be meant by other text
-    units: Mapping[str, float] = field(default_factory=dict)  # by the first letter of a unit
+    units: Mapping[str, float] = {}  # by the first letter of a unit
     item: str = ""  # of a list: the rule of its items
 
 
@@ -2131,11 +2208,7 @@ def _show_entry(name: str, value: Any) -> str:
 
 # -- Records: what a file may say --
 
-REQUIRED = object()
-
-
-@dataclass(frozen=True)
-class FileKey:
+class FileKey(Record):
     """One key of a section, as `key` declares it."""
 
     rule: str  # in RULES, or else in SECTIONS
@@ -2152,16 +2225,10 @@ def key(rule: str, words: str, default: Any = REQUIRED, *, name: str = "",
 
     Its `name` in the file is the field's own, unless given; `also` is a second spelling of it.
     """
-    metadata = {"key": FileKey(rule, words, default, name, also)}
-    if default is REQUIRED:
-        return field(metadata=metadata)
-    if default == {}:
-        return field(metadata=metadata, default_factory=dict)
-    return field(metadata=metadata, default=default)
+    return noted(FileKey(rule, words, default, name, also), default)
 
 
-@dataclass(frozen=True)
-class Gateway:
+class Gateway(Record):
     """Where Claude Code finds the fleet, and who serves it there."""
 
     provider: str = key("provider", "who serves: this program or LiteLLM", "builtin")
@@ -2172,8 +2239,7 @@ class Gateway:
         "LITELLM_MASTER_KEY")
 
 
-@dataclass(frozen=True)
-class Tiers:
+class Tiers(Record):
     """Which model answers for each of Claude Code's tiers; None: planned."""
 
     main: str | None = key("reference", "model of the main session", None)
@@ -2186,8 +2252,7 @@ class Tiers:
         None)
 
 
-@dataclass(frozen=True)
-class Project:
+class Project(Record):
     """What holds for the whole fleet."""
 
     name: str = key("line", "shown in tables")
@@ -2198,8 +2263,7 @@ class Project:
         "targets", "for whom `generate` writes files", USUAL_TARGETS)
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(Record):
     """A machine that runs models."""
 
     name: str
@@ -2214,8 +2278,7 @@ class Node:
     auth: str | None = key("auth", "`client`: hand on the login that Claude Code sends", None)
 
 
-@dataclass(frozen=True)
-class Model:
+class Model(Record):
     """A model on a node, under the alias that Claude Code asks for."""
 
     name: str
@@ -2236,8 +2299,7 @@ class Model:
     name_key: str = "ollama_model"  # as the file spells the key of its name
 
 
-@dataclass(frozen=True)
-class Agent:
+class Agent(Record):
     """A subagent of Claude Code and the model it uses."""
 
     name: str
@@ -2250,8 +2312,7 @@ class Agent:
         "frontmatter", "further keys for Claude Code, such as maxTurns", {})
 
 
-@dataclass(frozen=True)
-class FleetFile:
+class FleetFile(Record):
     """What stands at the left margin of a fleet file."""
 
     project: Project = key("project", "the fleet's name, its gateway, Claude Code's tiers")
@@ -2262,8 +2323,7 @@ class FleetFile:
         "agent", "Claude Code subagents and the model each one uses")
 
 
-@dataclass(frozen=True)
-class Fleet:
+class Fleet(Record):
     """A checked fleet file."""
 
     name: str
@@ -2280,11 +2340,10 @@ class Fleet:
 
 def _keys_of(record: Any) -> dict[str, FileKey]:
     keys = {}
-    for declared in fields(record):
-        if "key" in declared.metadata:  # a `name` has none: it stands above the section
-            key = declared.metadata["key"]
-            name = key.name or declared.name
-            keys[name] = replace(key, name=name, attribute=declared.name)
+    for attribute, field in fields(record).items():
+        if field.note:  # a `name` has none: it stands above the section
+            name = field.note.name or attribute
+            keys[name] = replace(field.note, name=name, attribute=attribute)
     return keys
 
 
@@ -2761,8 +2820,7 @@ LEAST_CONTEXT_TOKENS = 256  # a fleet file accepts no less
 GONE_TOOLS = {"MultiEdit": "Edit", "LS": "", "TodoWrite": "", "NotebookRead": ""}
 
 
-@dataclass(frozen=True)
-class Role:
+class Role(Record):
     """What an agent of a well-known name is, where the fleet file does not say."""
 
     size: str  # of its model: small or heavy
@@ -2855,8 +2913,7 @@ def billions(ollama_model: str) -> float:
     return max((float(times or 1) * float(size) for times, size in sizes), default=0)
 
 
-@dataclass(frozen=True)
-class Rating:
+class Rating(Record):
     """How well a model serves Claude Code, and what it lacks."""
 
     score: int  # 0: not at all
@@ -2955,8 +3012,7 @@ MEASUREMENTS_LIMIT = 1_000
 MEASURED_TEXT_LIMIT = 4_000  # characters of an answer that is kept for reading
 
 
-@dataclass(frozen=True)
-class Score:
+class Score(Record):
     """How many of so many trials a model passed, and what it did instead where it failed."""
 
     passed: int
@@ -2976,8 +3032,7 @@ class Score:
         return self.passed / self.asked
 
 
-@dataclass(frozen=True)
-class FailedAnswer:
+class FailedAnswer(Record):
     """An answer that did not pass its trial, kept for a person to read."""
 
     trial: str
@@ -2985,8 +3040,7 @@ class FailedAnswer:
     answer: str
 
 
-@dataclass(frozen=True)
-class Measurement:
+class Measurement(Record):
     """What `bench` measured of a model on a machine; None: not measured, or not told."""
 
     node: str
@@ -3002,9 +3056,9 @@ class Measurement:
     is_counted: bool = True  # the rates are from the node's own counters; else by the clock
     tools: Score | None = None
     context: Score | None = None
-    claims: dict[str, Score] = field(default_factory=dict)  # thinking, images: where it says so
+    claims: dict[str, Score] = {}  # thinking, images: where it says so
     failed: tuple[FailedAnswer, ...] = ()
-    versions: dict[str, str] = field(default_factory=dict)  # of the node's server, of this program
+    versions: dict[str, str] = {}  # of the node's server, of this program
     failure: str = ""  # why it is not all there: the node's own words
 
     def __post_init__(self) -> None:
@@ -3022,8 +3076,7 @@ class Measurement:
         return self.load_seconds is not None
 
 
-@dataclass(frozen=True)
-class BenchPage:
+class BenchPage(Record):
     """What a bench file holds."""
 
     measurements: tuple[Measurement, ...] = ()
@@ -3249,8 +3302,7 @@ def plan_fallbacks(fleet: Fleet) -> dict[str, list[str]]:
 ROUTE_STATES = ("node offline", "model missing", "cold", "ready")  # the worst first
 
 
-@dataclass(frozen=True)
-class RouteState:
+class RouteState(Record):
     """What is true of a model's route now, and who answers instead while it is not ready."""
 
     state: str  # one of ROUTE_STATES
@@ -3397,8 +3449,7 @@ def is_private(host: str) -> bool:
 
 # -- what a fleet file could do with what is a person's --
 
-@dataclass(frozen=True)
-class Stake:
+class Stake(Record):
     """Something of a person's that would go where no fleet file may send it unasked."""
 
     fact: str  # what is accepted, to the letter
@@ -3470,8 +3521,7 @@ FLEET_KEY_HEADER = "x-fleet-key"  # how the gateway's key comes where a login co
 CLOUDS = ("BEDROCK", "VERTEX", "FOUNDRY", "MANTLE", "ANTHROPIC_AWS", "ANTHROPIC_GOOGLE_CLOUD")
 
 
-@dataclass(frozen=True)
-class Variable:
+class Variable(Record):
     """One variable of the environment: what becomes of it, and why.
 
     The gateway's key is in no plan, so that every plan can be shown: `holds_key` says where
@@ -3700,8 +3750,7 @@ def plan_settings(fleet: Fleet, environ: Mapping[str, str], own: Mapping[str, An
     return {**own, "env": {**wanted, **own.get("env", {}), **leading}, "permissions": permissions}
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(Record):
     """How many tokens fit into an alias, and into an answer of it."""
 
     context: int
@@ -3745,8 +3794,7 @@ def digest(content: bytes | None) -> str:
     return hashlib.sha256(content or b"").hexdigest()
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(Record):
     """What there is at a path and what shall be there, as bytes; None is no file."""
 
     path: str
@@ -3797,8 +3845,7 @@ _MAKERS = {"devstral": "mistral", "codestral": "mistral", "magistral": "mistral"
            "codegemma": "gemma", "qwq": "qwen"}
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(Record):
     """A model on a node that could do something, and how well."""
 
     node: str
@@ -3888,8 +3935,7 @@ def _maker_of(model: NodeModel) -> str:
     return _MAKERS.get(word, word)
 
 
-@dataclass(frozen=True)
-class Seat:
+class Seat(Record):
     """A model that shall run on a node, with this context."""
 
     candidate: Candidate
@@ -4107,8 +4153,7 @@ SEAT_ALIASES = {"main session": "claude-sonnet-local", "reviewer": "claude-opus-
 FALLBACKS = 2  # of a model other than the main session's, which all can stand in for
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(Record):
     """One entry of `models`, as an assignment would write it."""
 
     name: str
@@ -4125,14 +4170,13 @@ class Placement:
         return self.node, full_model_name(self.model.name)
 
 
-@dataclass(frozen=True)
-class Assignment:
+class Assignment(Record):
     """Who does what where, and why."""
 
     placements: tuple[Placement, ...] = ()
-    jobs: dict[str, str] = field(default_factory=dict)  # job -> the name of its placement
-    why: dict[str, str] = field(default_factory=dict)  # by job
-    idle: dict[str, str] = field(default_factory=dict)  # node -> why nothing runs there
+    jobs: dict[str, str] = {}  # job -> the name of its placement
+    why: dict[str, str] = {}  # by job
+    idle: dict[str, str] = {}  # node -> why nothing runs there
     flaw: str = ""  # what the main session's model lacks, or why none will do
 
     def placement(self, job: str) -> Placement:
@@ -4265,8 +4309,7 @@ NET_EXAMPLE = "192.168.1.0/24"
 _PEER_PHONES = ("ios", "android", "tvos")
 
 
-@dataclass(frozen=True)
-class Peer:
+class Peer(Record):
     """A machine that Tailscale knows."""
 
     name: str
@@ -4318,8 +4361,7 @@ def plan_places(networks: Iterable[str], peers: Iterable[Peer]) -> list[tuple[st
     return [(address, port) for port in SCAN_PORTS for address in unique]
 
 
-@dataclass(frozen=True)
-class TailscalePeer:
+class TailscalePeer(Record):
     """A machine, in the words of `tailscale status --json`."""
 
     Online: bool = False
@@ -4334,12 +4376,11 @@ class TailscalePeer:
     HostName: str = ""
 
 
-@dataclass(frozen=True)
-class TailscaleStatus:
+class TailscaleStatus(Record):
     """What `tailscale status --json` tells; without peers, `Peer` is null."""
 
     BackendState: str = ""
-    Peer: dict[str, TailscalePeer] = field(default_factory=dict)
+    Peer: dict[str, TailscalePeer] = {}
 
 
 def parse_peers(text: str) -> list[Peer] | None:
@@ -4368,8 +4409,7 @@ def parse_peers(text: str) -> list[Peer] | None:
     return sorted(peers, key=lambda peer: (peer.name, peer.address))
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(Record):
     """A machine that a scan found, and what it said."""
 
     node: Node
@@ -4377,8 +4417,7 @@ class Found:
     runs: str  # in words
 
 
-@dataclass(frozen=True)
-class Scan:
+class Scan(Record):
     """What a scan came to."""
 
     networks: tuple[str, ...]
@@ -4407,8 +4446,7 @@ def model_entry(node: str, model: str, alias: str, context: int, **more: Any) ->
     return entry
 
 
-@dataclass(frozen=True)
-class StarterModel:
+class StarterModel(Record):
     """How `init` serves a model of one size."""
 
     placeholder: str
@@ -4424,8 +4462,7 @@ STARTER_MODELS = {
 SMALL_PLACEHOLDER = STARTER_MODELS["small"].placeholder
 
 
-@dataclass(frozen=True)
-class Starter:
+class Starter(Record):
     """What `init` writes."""
 
     tree: dict[str, dict[str, Any]]  # `nodes`, `models` and `agents` by name; `claude`
@@ -4551,8 +4588,7 @@ PLACEHOLDERS_MARK = "# Placeholders: write in what `ollama list` shows.\n"
 
 # -- what `recommend` proposes: what `init` would write now, beside the file --
 
-@dataclass(frozen=True)
-class Advice:
+class Advice(Record):
     """A job, or a model without one: as the file has it, and as it is planned."""
 
     job: str  # empty: of a model without one
@@ -4567,8 +4603,7 @@ class Advice:
         return _place_of_model(self.now) != self.planned.place
 
 
-@dataclass(frozen=True)
-class Recommendation:
+class Recommendation(Record):
     """The configured assignment beside the planned one."""
 
     advices: tuple[Advice, ...]
@@ -4783,23 +4818,21 @@ KNOWN_FRONTMATTER = """
 
 # -- what was seen, and who looks at it --
 
-@dataclass(frozen=True)
-class Exposure:
+class Exposure(Record):
     """Who can reach a node beside the fleet."""
 
     addresses: tuple[str, ...] = ()  # of its host
     answers_any_page: bool = False  # of any site that is opened in a browser near it
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(Record):
     """What doctor saw, gathered once: its checks look at nothing else."""
 
     # The config's own findings.
     problems: Sequence[Finding] = ()
     # By node: what it answered, and who else can reach it.
-    states: dict[str, NodeState] = field(default_factory=dict)
-    looks: dict[str, Exposure] = field(default_factory=dict)
+    states: dict[str, NodeState] = {}
+    looks: dict[str, Exposure] = {}
     # Who holds the gateway's port; see check_gateway.
     holder: str = ""
     # The versions of the programs, None where they were not found; LiteLLM's also tells
@@ -4807,11 +4840,11 @@ class Facts:
     claude: str | None = None
     litellm: str | None = None
     # By name: the other programs that files were generated for.
-    programs: dict[str, SeenProgram] = field(default_factory=dict)
+    programs: dict[str, SeenProgram] = {}
     # By path: what that settings file puts into the environment.
-    settings: dict[str, dict[str, object]] = field(default_factory=dict)
+    settings: dict[str, dict[str, object]] = {}
     # By path: the text of an agent, None where it cannot be read.
-    agents: dict[str, str | None] = field(default_factory=dict)
+    agents: dict[str, str | None] = {}
     # What `generate` would do, or why that is not known.
     changes: Sequence[Change] = ()
     file_problems: Sequence[Finding] = ()
@@ -4823,8 +4856,7 @@ class Facts:
     is_confined: bool = False
 
 
-@dataclass(frozen=True)
-class SeenProgram:
+class SeenProgram(Record):
     """What doctor saw of a program of HARNESSES that is to run on the fleet."""
 
     version: str = ""  # "": it is not on the PATH
@@ -4832,8 +4864,7 @@ class SeenProgram:
     listed: str | None = None  # which models it knows, where it can say so without asking anybody
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(Record):
     """A row of CHECKS: the heading that its findings stand under, and who finds them."""
 
     topic: str
@@ -5220,8 +5251,7 @@ def _check_nodes_answer(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
                       fix=state.mend.replace(" there", f" on {state.name}", 1))
 
 
-@dataclass(frozen=True)
-class Hole:
+class Hole(Record):
     """What an Ollama does that is older than the version that fixed it."""
 
     fixed_in: str
@@ -5288,8 +5318,7 @@ def _held_model(model: Model, state: NodeState) -> NodeModel:
     return matches[0] if matches else NodeModel("")
 
 
-@dataclass(frozen=True)
-class Load:
+class Load(Record):
     """A model as it will be in memory on its node: as the node has it, else by its name."""
 
     model: Model  # of those that use it, the one that takes the most
@@ -5609,8 +5638,7 @@ def _check_twin_agents(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
         paths[agent.name] = path
 
 
-@dataclass(frozen=True)
-class AgentFile:
+class AgentFile(Record):
     """What an agent's file says plainly, and what keeps Claude Code from using it, surely."""
 
     name: str = ""
@@ -5826,8 +5854,7 @@ def _headline(fleet: Fleet) -> str:
             "# `subagent-fleet generate`.\n")
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(Record):
     """A kind of generated file: its paths, who may read it, and what writes it."""
 
     name: str  # as --target has it
@@ -5869,8 +5896,7 @@ def render_litellm(fleet: Fleet) -> str:
     return text + "".join(f"\n# {why}\n{dump_yaml(section)}" for why, section in sections)
 
 
-@dataclass(frozen=True)
-class LiteLLMEngine:
+class LiteLLMEngine(Record):
     """How LiteLLM reaches one kind of node."""
 
     prefix: str  # of the model's name: which of its providers
@@ -5979,8 +6005,7 @@ CLAUDE_TARGET = Target(
     "claude", r"\.claude/agents/[a-z0-9][a-z0-9_-]{0,63}\.md", 0o644, _render_agents)
 
 
-@dataclass(frozen=True)
-class Shell:
+class Shell(Record):
     """How a shell writes what the environment file says; a name and a quoted word go in."""
 
     set: str
@@ -6043,24 +6068,21 @@ ENVIRONMENT_TARGET = Target(
 # does not beat it. The key comes by the environment. Facts: opencode 1.18.33, codex 0.169.0,
 # aider 0.86.2, qwen-code 0.24.4, pi 0.73.1, cn 1.5.47.
 
-@dataclass(frozen=True)
-class Page:
+class Page(Record):
     """A file of a program: $name stands for a value, $models for a row for each alias."""
 
     text: str
     row: str = ""
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(Record):
     """With which words and variables a program is started on the fleet."""
 
     words: tuple[str, ...]
     environment: dict[str, str]
 
 
-@dataclass(frozen=True)
-class Harness:
+class Harness(Record):
     """A program that runs on the fleet as Claude Code does."""
 
     name: str  # as `launch` and --target have it
@@ -6503,8 +6525,7 @@ PLUGINS_TARGET = Target(
 TAUGHT = (SKILLS_TARGET, PLUGINS_TARGET)
 
 
-@dataclass(frozen=True)
-class Skill:
+class Skill(Record):
     """A page that teaches an assistant: when to use it, what to type, what never to do."""
 
     name: str
@@ -6644,8 +6665,7 @@ def render_manifest(hashes: dict[str, str]) -> bytes:
     return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode("utf-8")
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(Record):
     """Which files were written, and the hashes of what each one held then."""
 
     files: dict[str, str]
@@ -6862,8 +6882,7 @@ class NoField(Refusal):
         self.name = name
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(Record):
     """A tool call that a model made."""
 
     id: str
@@ -6871,8 +6890,7 @@ class Call:
     arguments: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(Record):
     """What came of a call."""
 
     call_id: str
@@ -6880,8 +6898,7 @@ class Result:
     images: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(Record):
     """What one side said in its turn, sorted by kind. Images are base64 text."""
 
     role: str  # user or assistant
@@ -6893,8 +6910,7 @@ class Turn:
     results: tuple[Result, ...] = ()
 
 
-@dataclass(frozen=True)
-class Tool:
+class Tool(Record):
     """A tool that the model may call; its schema is as the client sent it."""
 
     name: str
@@ -6906,8 +6922,7 @@ class Tool:
     is_custom: bool = False  # it takes one text, which the model gives as `input`
 
 
-@dataclass(frozen=True)
-class Talk:
+class Talk(Record):
     """A request: what was said so far, in turns that alternate, and how to go on."""
 
     alias: str
@@ -6918,7 +6933,7 @@ class Talk:
     chosen_tool: str = ""
     one_call: bool = False
     max_tokens: int | None = None
-    sampling: dict[str, float] = field(default_factory=dict)  # temperature, top_p, top_k
+    sampling: dict[str, float] = {}  # temperature, top_p, top_k
     stops: tuple[str, ...] = ()
     answer_format: object = None  # "json", or the JSON Schema of what the answer must be
     is_stream: bool = False
@@ -6988,8 +7003,7 @@ def weigh(body: bytes, talk: Talk) -> int:
 
 # -- the answer --
 
-@dataclass(frozen=True)
-class End:
+class End(Record):
     """How an answer ended, and what it took."""
 
     reason: str  # end_turn, max_tokens, stop_sequence or tool_use
@@ -7004,8 +7018,7 @@ class End:
     cache_written: int = 0  # and what it keeps
 
 
-@dataclass(frozen=True)
-class Delta:
+class Delta(Record):
     """One step of an answer: thinking or text that grows, a call, or the end.
 
     A cloud's answer to a Messages client is `raw`: the JSON of an event, whose name is the text.
@@ -7248,8 +7261,7 @@ class Reader(ABC):
         return self.refusal(reply.status, words)
 
 
-@dataclass(frozen=True)
-class PullStep:
+class PullStep(Record):
     """One line of a download: how far a layer is, and whether all is done."""
 
     layer: str = ""
@@ -8332,8 +8344,7 @@ CONVERSATION_HEADERS = (
     ("x-session-id", ""), ("session-id", "thread-id"), ("session_id", ""))
 
 
-@dataclass(frozen=True)
-class Conversation:
+class Conversation(Record):
     """Whose request it is: what one session and agent say belongs together."""
 
     session: str = ""
@@ -8658,8 +8669,7 @@ _BLOCK_READERS: dict[str, Callable[[dict[str, Any], str, Parts], None]] = {
     "tool_use": _read_tool_use, "tool_result": _read_tool_result}
 
 
-@dataclass
-class _Block:
+class _Block(Record):
     """One piece of an answer: text or thinking that grows, or a call."""
 
     kind: str  # text, thinking or call
@@ -9033,8 +9043,7 @@ def _custom_schema(words: object) -> dict[str, Any]:
             "required": ["input"]}
 
 
-@dataclass(frozen=True)
-class _Choice:
+class _Choice(Record):
     """Which tools the client wants called."""
 
     kind: str
@@ -9329,8 +9338,7 @@ def _read_item_call(item: dict[str, Any], where: str, tools: _OpenTools) -> Call
     return Call(read_field(item, "call_id"), name, arguments)
 
 
-@dataclass(frozen=True)
-class _ItemKind:
+class _ItemKind(Record):
     """How an item of a response grows: its names in Responses' words."""
 
     type: str
@@ -10613,8 +10621,7 @@ class Pipe:
         os.close(self._descriptor)
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(Record):
     """How a program is started that outlives this one: every door of it is a file."""
 
     argv: Sequence[str]
@@ -10627,8 +10634,7 @@ class Launch:
     seconds: int = 0  # after which the system ends it, whoever lives; 0: never
 
 
-@dataclass(frozen=True)
-class Ran:
+class Ran(Record):
     """What a program that has ended printed."""
 
     code: int
@@ -10666,8 +10672,7 @@ class Tail:
                 return
 
 
-@dataclass(frozen=True)
-class Destination:
+class Destination(Record):
     """Where a request goes, as its address says."""
 
     scheme: str
@@ -10758,8 +10763,7 @@ class PrivateDirectory:
         shutil.rmtree(self._path, ignore_errors=True)
 
 
-@dataclass(frozen=True)
-class PortHolder:
+class PortHolder(Record):
     """A process that listens on a port of this machine."""
 
     process_id: int
@@ -12121,8 +12125,7 @@ WAKE_PAUSE_SECONDS = 0.5
 WAKE_AGAIN_SECONDS = 5.0  # a packet may be lost
 
 
-@dataclass(frozen=True)
-class Waking:
+class Waking(Record):
     """How a machine was woken."""
 
     node: str
@@ -12227,8 +12230,7 @@ class Warmth:
         self.fix = failure.fix or mend_reason(failure.reason, self.node.provider)
 
 
-@dataclass(frozen=True)
-class WarmUp:
+class WarmUp(Record):
     """How models are warmed: for how long each may take, and what is done instead."""
 
     seconds: float | None = None  # None: the model's own timeout
@@ -12495,8 +12497,7 @@ ANSWER_TOKENS = 512
 THINKING_TOKENS = 2048  # for who thinks before it answers
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(Record):
     """What a trial asks of a model, and what is expected of a prompt that is to be counted."""
 
     talk: Talk
@@ -12507,8 +12508,7 @@ class Question:
     word: str = ""  # that stands at the very beginning
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(Record):
     """What a model answered to a question, and when; or why it did not."""
 
     question: Question
@@ -12530,8 +12530,7 @@ class Answer:
         return self.failure
 
 
-@dataclass(frozen=True)
-class Subject:
+class Subject(Record):
     """A model under trial, and what is known of it by now."""
 
     model: Model
@@ -12580,8 +12579,7 @@ class Subject:
         return tokens - per_line * lines, per_line
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(Record):
     """A row: what is asked of a model, what is measured at the answer, who judges it."""
 
     topic: str  # speed, tools, context, thinking or images
@@ -13569,8 +13567,7 @@ _NO_LOGIN = (b'{"type":"error","error":{"type":"authentication_error","message":
              b'`subagent-fleet launch claude`"}}')
 
 
-@dataclass(frozen=True)
-class Translation:
+class Translation(Record):
     """A talk as one candidate is asked it."""
 
     model: Model
@@ -14624,8 +14621,7 @@ GENERATING_SECONDS = 0.05  # less time than this tells no rate
 
 # -- transcripts --
 
-@dataclass(frozen=True)
-class SessionAnswer:
+class SessionAnswer(Record):
     """One answer as a transcript has it, its lines together."""
 
     id: str  # the gateway's request id; of a server that gives none, the message's own
@@ -14639,8 +14635,7 @@ class SessionAnswer:
     error: str = ""  # the words of an API error, which stands in the place of an answer
 
 
-@dataclass(frozen=True)
-class Dispatch:
+class Dispatch(Record):
     """A call of the tool that starts a subagent."""
 
     line: int
@@ -14649,8 +14644,7 @@ class Dispatch:
     prompt: str
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(Record):
     """What came back of a subagent to who started it."""
 
     line: int
@@ -14821,18 +14815,16 @@ def _prompt_of(content: object) -> str:
 
 # -- the tree --
 
-@dataclass(frozen=True)
-class AgentLabel:
+class AgentLabel(Record):
     """What lies beside a subagent's transcript (`agent-ID.meta.json`)."""
 
-    kind: str = field(default="", metadata={"name": "agentType"})
+    kind: str = noted("agentType", "")
     # The Dispatch that started it.
-    call: str = field(default="", metadata={"name": "toolUseId"})
-    is_built_in: bool = field(default=False, metadata={"name": "isBuiltIn"})
+    call: str = noted("toolUseId", "")
+    is_built_in: bool = noted("isBuiltIn", False)
 
 
-@dataclass(frozen=True)
-class AgentTrace:
+class AgentTrace(Record):
     """One agent of a session: the main one, whose id is "", or a subagent."""
 
     id: str
@@ -14871,8 +14863,7 @@ class AgentTrace:
                 if answer.id not in known and not answer.error]
 
 
-@dataclass(frozen=True)
-class SessionTrace:
+class SessionTrace(Record):
     """A session: its agents, each behind who started it."""
 
     id: str
@@ -14973,8 +14964,7 @@ def _in_order(agents: Sequence[AgentTrace]) -> Iterator[AgentTrace]:
 
 # -- what served an agent --
 
-@dataclass(frozen=True)
-class AgentSource:
+class AgentSource(Record):
     """An agent's file as it lies there now."""
 
     path: str
@@ -14984,19 +14974,17 @@ class AgentSource:
     changed: float
 
 
-@dataclass(frozen=True)
-class TraceFacts:
+class TraceFacts(Record):
     """What an audit compares a session with."""
 
     fleet: Fleet | None
     now: float
     fleet_path: str = "fleet.yaml"
     fleet_changed: float = 0.0
-    files: Mapping[str, AgentSource] = field(default_factory=dict)  # by agent
+    files: Mapping[str, AgentSource] = {}  # by agent
 
 
-@dataclass(frozen=True)
-class Judged:
+class Judged(Record):
     """One request, and whether it went where it was planned to go."""
 
     receipt: Receipt  # made of its answer where none was kept
@@ -15006,8 +14994,7 @@ class Judged:
     is_kept: bool = True
 
 
-@dataclass(frozen=True)
-class Served:
+class Served(Record):
     """What one model on one machine did for an agent."""
 
     model: str
@@ -15170,8 +15157,7 @@ def plan_state(agent: AgentTrace, now: float) -> str:
 
 # -- the audit --
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(Record):
     """The answer to one question about one subagent."""
 
     question: str
@@ -15337,8 +15323,7 @@ def _audit_context(agent: AgentTrace, judged: Sequence[Judged]) -> Verdict:
 
 # -- what is told of a session --
 
-@dataclass(frozen=True)
-class AgentReport:
+class AgentReport(Record):
     """What is told of one agent."""
 
     agent: AgentTrace
@@ -15349,8 +15334,7 @@ class AgentReport:
     notes: tuple[str, ...] = ()  # facts beside the verdicts
 
 
-@dataclass(frozen=True)
-class SessionReport:
+class SessionReport(Record):
     """What is told of a session."""
 
     session: SessionTrace
@@ -15613,8 +15597,7 @@ class Dashboard(Reception):
 
 # -- what is known of a fleet, as plain values --
 
-@dataclass(frozen=True)
-class Sight:
+class Sight(Record):
     """What is seen of a fleet at one moment."""
 
     fleet: Fleet
@@ -15717,8 +15700,7 @@ def parse_log(text: str) -> list[dict[str, str]]:
 CLAUDE = "claude"  # the coder that can be asked, steered and resumed
 
 
-@dataclass(frozen=True)
-class Coder:
+class Coder(Record):
     """Another program that does tasks: it reads the prompt on stdin, writes files, and ends."""
 
     name: str  # its row of HARNESSES leads it to the fleet; without a fleet it has its own login
@@ -15785,8 +15767,7 @@ RULES.update({"task names": _list_rule("task name"), "commands": _list_rule("com
               "globs": _list_rule("glob")})
 
 
-@dataclass(frozen=True)
-class TaskSpec:
+class TaskSpec(Record):
     """What a person wants done: by whom, from where, how it is checked, what it may change."""
 
     name: str
@@ -15840,8 +15821,7 @@ def _defaults_of_tasks(**values: Any) -> TaskSpec:
     return TaskSpec("", **values)
 
 
-@dataclass(frozen=True)
-class TaskFile:
+class TaskFile(Record):
     """The top level of a task file."""
 
     tasks: dict[str, TaskSpec] = key("task", "what to do, by name")
@@ -15872,8 +15852,7 @@ KEY_WORDS.update({
 HOT_KEYS = ("deadline", "stall", "check")
 
 
-@dataclass(frozen=True)
-class TaskPlan:
+class TaskPlan(Record):
     """A task file that was read: each task with its defaults, and what holds for all."""
 
     tasks: dict[str, TaskSpec]
@@ -16156,8 +16135,7 @@ SUMMARY_CHARACTERS = 60
 LAST_WORDS_CHARACTERS = 4000
 
 
-@dataclass(frozen=True)
-class OpenCall:
+class OpenCall(Record):
     """A tool call whose result has not come."""
 
     tool: str
@@ -16469,8 +16447,7 @@ API_ERRORS_LIMIT = 20
 TRY_WAIT_SECONDS = (0, 10, 30, 60)
 
 
-@dataclass(frozen=True)
-class TaskState:
+class TaskState(Record):
     """All that is known of a task: its file is replaced whole with each change."""
 
     name: str
@@ -16519,8 +16496,8 @@ class TaskState:
     given: str = ""  # what it was told last
     # What a person wants of it.
     says: tuple[str, ...] = ()  # not yet handed on
-    question: dict[str, Any] = field(default_factory=dict)  # {"id": …, "request": …}
-    answer: dict[str, Any] = field(default_factory=dict)  # not yet handed on
+    question: dict[str, Any] = {}  # {"id": …, "request": …}
+    answer: dict[str, Any] = {}  # not yet handed on
     asleep: bool = False  # it asks, and its process was ended
     wanted: str = ""  # stop, attach
     before: str = ""  # the state before a person had its session
@@ -16530,7 +16507,7 @@ class TaskState:
     kept: str = ""  # the commit for its branch
     snapshot: str = ""  # the ref that has all
     head: str = ""  # what a task after it begins with
-    diff: dict[str, Any] = field(default_factory=dict)  # files, plus, minus, commits
+    diff: dict[str, Any] = {}  # files, plus, minus, commits
     checks: tuple[int, ...] = ()  # exit codes of this try
     check_seconds: float = 0.0
     passes_on_base: bool | None = None
@@ -16551,7 +16528,7 @@ class TaskState:
         return self.is_active and (self.task.talks or self.state != "checking")
 
 
-_STATE_TYPES = {declared.name: str(declared.type) for declared in fields(TaskState)}
+_STATE_TYPES = {name: field.kind for name, field in fields(TaskState).items()}
 _PLAIN_TYPES: dict[str, tuple[type, ...]] = {
     "str": (str,), "int": (int,), "float": (int, float), "bool": (bool,),
     "dict[str, Any]": (dict,), "tuple[str, ...]": (list,), "tuple[int, ...]": (list,),
@@ -16678,14 +16655,13 @@ def plan_first_words(state: TaskState) -> str:
 
 # -- what happens next --
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(Record):
     """How much may happen at the same time, and where nothing can."""
 
     slots: Mapping[str, int]  # by alias; an alias that is not there has no limit
     most: int
-    resting: Mapping[str, str] = field(default_factory=dict)  # by alias: why
-    busy: Mapping[str, int] = field(default_factory=dict)  # places that are taken, by alias
+    resting: Mapping[str, str] = {}  # by alias: why
+    busy: Mapping[str, int] = {}  # places that are taken, by alias
 
 
 def count_busy(states: Mapping[str, TaskState], aliases: Mapping[str, str]) -> dict[str, int]:
@@ -16819,8 +16795,7 @@ def _find_tool_stall(task: TaskSpec, heard: Heard, view: str, now: float) -> str
 FEEDBACK_LINES = 100
 
 
-@dataclass(frozen=True)
-class WorkDone:
+class WorkDone(Record):
     """What is true of a worktree after an agent has ended or settled."""
 
     ref: str = ""  # that has all of it
@@ -16842,8 +16817,7 @@ class WorkDone:
                 "minus": sum(max(one[2], 0) for one in self.files), "commits": self.commits}
 
 
-@dataclass(frozen=True)
-class Ruling:
+class Ruling(Record):
     """What becomes of a task after a check, and what its agent is told."""
 
     to: str
@@ -16976,8 +16950,7 @@ def sum_served(receipts: Iterable[Mapping[str, Any]], session: str) -> list[dict
 
 # -- what is shown of tasks: for `tasks`, the dashboard and `trace` alike --
 
-@dataclass(frozen=True)
-class TaskRow:
+class TaskRow(Record):
     """A task as people and programs see it."""
 
     name: str
@@ -17006,18 +16979,17 @@ class TaskRow:
     cause: str
 
 
-@dataclass(frozen=True)
-class TaskSight:
+class TaskSight(Record):
     """What is seen of the tasks of a repository at one moment."""
 
     tasks: Mapping[str, TaskState]
     heard: Mapping[str, Heard]  # what agents at work have said
     now: float
     limits: Limits = Limits({}, 1)
-    aliases: Mapping[str, str] = field(default_factory=dict)  # by task
-    windows: Mapping[str, int] = field(default_factory=dict)  # tokens, by alias
-    served: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by session: the last
-    loads: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
+    aliases: Mapping[str, str] = {}  # by task
+    windows: Mapping[str, int] = {}  # tokens, by alias
+    served: Mapping[str, Mapping[str, Any]] = {}  # by session: the last
+    loads: Mapping[str, Sequence[tuple[int, float]]] = {}
     is_supervised: bool = True
     unreadable: int = 0
     holder: int = 0
@@ -17149,8 +17121,7 @@ TAIL_BYTES = 256 * 1024
 TASK_MARK, CHECK_MARK = "SUBAGENT_FLEET_TASK", "SUBAGENT_FLEET_CHECK"
 
 
-@dataclass(frozen=True)
-class Repository:
+class Repository(Record):
     """A git repository, and the checkout in it that somebody stands in."""
 
     top: str  # of the checkout
@@ -17404,8 +17375,7 @@ def git_in(folder: Folder, tree: str, git: str, hold: Hold | None = None) -> Git
 
 # -- worktrees: made, looked at, kept in a ref --
 
-@dataclass(frozen=True)
-class Worktree:
+class Worktree(Record):
     """A worktree as git lists it."""
 
     path: str
@@ -17524,8 +17494,7 @@ def list_ignored(git: Git) -> dict[str, str]:
                                           if not CACHES.intersection(path.split("/"))])
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(Record):
     """The trees of a worktree as it was."""
 
     head: str
@@ -17757,8 +17726,7 @@ def compare_surroundings(before: Mapping[str, str], after: Mapping[str, str],
 
 # -- worktrees: whether one can go --
 
-@dataclass(frozen=True)
-class Tidying:
+class Tidying(Record):
     """What becomes of a task's worktree and branch."""
 
     name: str
@@ -17956,8 +17924,7 @@ ATTACHED_PROMPT = ("A person has worked in this session and in this worktree. Lo
                    "changed, then continue.")
 
 
-@dataclass(frozen=True)
-class Backing:
+class Backing(Record):
     """What serves the agents, and what else a supervisor is told from outside."""
 
     fleet: Fleet | None = None
@@ -19480,8 +19447,7 @@ def listen_to_tail(folder: Folder, state: TaskState) -> Heard:
 FOR_EVER = "2318-12-01T10:00:00.123456789+01:00"  # as Ollama says when a model is to stay
 
 
-@dataclass(frozen=True)
-class Pace:
+class Pace(Record):
     """How fast a simulated machine is; 0: it takes no time."""
 
     load_seconds: float = 0.0
@@ -19489,8 +19455,7 @@ class Pace:
     answer_rate: float = 0.0
 
 
-@dataclass(frozen=True)
-class NodeAnswer:
+class NodeAnswer(Record):
     """What a simulated node says: one value, or lines as they come."""
 
     status: int
@@ -19506,12 +19471,12 @@ class SimulatedNode(Reception):
     """
 
     def __init__(self, world: World, models: Mapping[str, Mapping[str, Any]], *,
-                 host: str = "127.0.0.1", port: int = 0, pace: Pace = Pace()) -> None:
+                 host: str = "127.0.0.1", port: int = 0, pace: Pace | None = None) -> None:
         super().__init__(world, ())
         self.models: dict[str, dict[str, Any]] = {}
         for name, told in models.items():
             self.models[name if ":" in name.rpartition("/")[2] else f"{name}:latest"] = dict(told)
-        self.pace, self.port = pace, port
+        self.pace, self.port = pace or Pace(), port
         self.loaded: dict[str, int] = {}
         self.pullable: set[str] = set()
         self.version, self.gpu_percent, self.most_loaded = "0.32.15", 100, 3
@@ -19688,8 +19653,7 @@ class SimulatedNode(Reception):
 
 # -- the machines of the demo, and what runs on them --
 
-@dataclass(frozen=True)
-class DemoMachine:
+class DemoMachine(Record):
     """A machine that the demo simulates."""
 
     model: str
@@ -19911,8 +19875,7 @@ def look_of(world: World, stream: str = "stdout") -> Look:
                      encoding=world.encoding_of(stream), columns=world.columns)
 
 
-@dataclass(frozen=True)
-class Config:
+class Config(Record):
     """A fleet file that was read and is valid, and what in it will disappoint."""
 
     fleet: Fleet
@@ -19998,8 +19961,7 @@ def find_output(world: World, *, out: str | None, config: str | None) -> str:
         return "."
 
 
-@dataclass(frozen=True)
-class Workspace:
+class Workspace(Record):
     """The directory `out`, and in it what was generated from a fleet."""
 
     world: World
@@ -20281,8 +20243,7 @@ def read_receipts(workspace: Workspace, session: str = "") -> list[Receipt]:
     return sorted(receipts.values(), key=lambda receipt: receipt.time)
 
 
-@dataclass(frozen=True)
-class SessionFile:
+class SessionFile(Record):
     """A session that there is something of, as far as its files are not read yet."""
 
     id: str
@@ -20436,8 +20397,7 @@ def line_of(content: bytes, word: str) -> int:
     return content.partition(f'"{word}"'.encode())[0].count(b"\n") + 1
 
 
-@dataclass(frozen=True)
-class OwnSettings:
+class OwnSettings(Record):
     """What a person hands to Claude Code as `--settings`, and the words beside it."""
 
     words: tuple[str, ...]
@@ -20511,11 +20471,10 @@ def find_leaks(world: World, path: str) -> tuple[str, ...]:
 
 # -- what a person has accepted --
 
-@dataclass(frozen=True)
-class TrustPage:
+class TrustPage(Record):
     """What the trust file holds: hashes of what was accepted, by the path of a fleet file."""
 
-    trusted: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    trusted: dict[str, tuple[str, ...]] = {}
 
 
 def read_trusted(world: World) -> dict[str, list[str]]:
@@ -20640,21 +20599,19 @@ class Options:
         return None
 
 
-@dataclass(frozen=True)
-class Flag:
+class Flag(Record):
     """A flag or, without dashes, a positional word; `more` is in argparse's own words."""
 
     name: str
     note: str
     metavar: str = ""  # without one it is on or off
-    more: dict[str, Any] = field(default_factory=dict)
+    more: dict[str, Any] = {}
     short: str = ""
     # What completion offers: words, or one of NAME_KINDS, whose names the fleet file gives.
     offers: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(Record):
     """A command: what runs, what it says of itself, what it takes, how it is typed."""
 
     name: str  # one word, or two (`task add`) where several share the first
@@ -20683,8 +20640,7 @@ def command(name: str, summary: str, *flags: Flag, group: str, examples: tuple[s
     return register
 
 
-@dataclass(frozen=True)
-class Called:
+class Called(Record):
     """The command that words begin with, and the words that follow its name."""
 
     command: Command
@@ -20914,8 +20870,7 @@ def get_page(world: World, url: str, until: float, **headers: str) -> Reply:
         return Reply(exchange.status, exchange.headers, exchange.read_all())
 
 
-@dataclass(frozen=True)
-class GatewayView:
+class GatewayView(Record):
     """Who holds a fleet's gateway port and, where that is one of this fleet, what it says."""
 
     holder: str  # OUR_GATEWAY where one serves this fleet with its key, else who listens, or ""
@@ -20985,8 +20940,7 @@ def _serves_as_litellm(world: World, fleet: Fleet, key: str, until: float) -> st
     return "LiteLLM"
 
 
-@dataclass(frozen=True)
-class NodeTotals:
+class NodeTotals(Record):
     """What a node has served since its gateway began, as `/fleet` says it."""
 
     name: str
@@ -20997,8 +20951,7 @@ class NodeTotals:
     failures: int = 0
 
 
-@dataclass(frozen=True)
-class ModelSlots:
+class ModelSlots(Record):
     """How busy a model is, as `/fleet` says it."""
 
     name: str
@@ -21007,8 +20960,7 @@ class ModelSlots:
     rests_seconds: float = 0
 
 
-@dataclass(frozen=True)
-class FleetPage:
+class FleetPage(Record):
     """What is needed of `/fleet`."""
 
     fleet: str
@@ -21016,18 +20968,16 @@ class FleetPage:
     nodes: tuple[NodeTotals, ...] = ()
     models: tuple[ModelSlots, ...] = ()
     waiting: int = 0
-    left_house: dict[str, int] = field(default_factory=dict)  # requests and tokens
+    left_house: dict[str, int] = {}  # requests and tokens
 
 
-@dataclass(frozen=True)
-class ModelEntry:
+class ModelEntry(Record):
     """What is needed of an entry of `/v1/models`."""
 
     id: str
 
 
-@dataclass(frozen=True)
-class ModelsPage:
+class ModelsPage(Record):
     """What is needed of `/v1/models`."""
 
     data: tuple[ModelEntry, ...]
@@ -21957,8 +21907,7 @@ def check_insertion(document: Document, text: str, added: Mapping[str, Mapping[s
                      fix="write them under its `nodes:` and `models:`")
 
 
-@dataclass(frozen=True)
-class WorkerSetup:
+class WorkerSetup(Record):
     """How a system is told Ollama's settings: what to do, one line a setting, what ends it."""
 
     before: str
@@ -22401,8 +22350,7 @@ def cmd_generate(options: Options, world: World) -> int:
     return EXIT_OK
 
 
-@dataclass(frozen=True)
-class Generation:
+class Generation(Record):
     """What `generate` would write, or has written."""
 
     fleet: Fleet
@@ -22830,8 +22778,7 @@ def cmd_status(options: Options, world: World) -> int:
     return EXIT_PROBLEM if options.check and not ready else EXIT_OK
 
 
-@dataclass(frozen=True)
-class SlotUse:
+class SlotUse(Record):
     """What a gateway says of a model's place on its node."""
 
     running: int
@@ -22839,8 +22786,7 @@ class SlotUse:
     rests_seconds: float = 0
 
 
-@dataclass(frozen=True)
-class StatusPage:
+class StatusPage(Record):
     """What `status` shows: everything that is known of a fleet at one moment."""
 
     fleet: Fleet
@@ -22849,12 +22795,12 @@ class StatusPage:
     following: str  # the sentence of plan_next_step
     now: float  # seconds since 1970
     # What the fleet's gateway says, where it was asked and answers.
-    places: Mapping[str, SlotUse] = field(default_factory=dict)  # by model
+    places: Mapping[str, SlotUse] = {}  # by model
     waiting: int = 0
     gateway_at: str = ""
     is_served: bool = True
     measured: Sequence[Measurement] = ()  # by `bench`
-    left_house: Mapping[str, int] = field(default_factory=dict)  # requests and tokens
+    left_house: Mapping[str, int] = {}  # requests and tokens
 
     def resting(self) -> set[str]:
         """Return the nodes that the gateway skips, as they have just failed."""
@@ -24211,8 +24157,7 @@ SHOWN_WARMTHS_LIMIT = 200
 WARMUP_SCHEMA = "warmup-progress/1"
 
 
-@dataclass(frozen=True)
-class WarmRow:
+class WarmRow(Record):
     """How far the warm-up of a model is."""
 
     model: str
@@ -24226,8 +24171,7 @@ class WarmRow:
     seconds: float
 
 
-@dataclass(frozen=True)
-class WarmPage:
+class WarmPage(Record):
     """What a warm-up writes while it runs."""
 
     time: float
@@ -25040,16 +24984,15 @@ def tell_trouble(folder: Folder, error: FleetError, world: World) -> FleetError:
 LOCK_SECONDS = 5.0
 
 
-@dataclass
 class RunJob:
     """A repository whose tasks are worked on."""
 
-    folder: Folder
-    backing: Backing
-    orders: list[dict[str, Any]]
-    only: set[str]  # that are meant; none: all
-    typed: tuple[str, ...]  # new tasks that were typed
-    lock: Hold | None = None
+    def __init__(self, folder: Folder, backing: Backing, orders: list[dict[str, Any]],
+                 only: set[str], typed: tuple[str, ...]) -> None:
+        self.folder, self.backing, self.orders = folder, backing, orders
+        self.only = only  # that are meant; none: all
+        self.typed = typed  # new tasks that were typed
+        self.lock: Hold | None = None
 
     def take_lock(self) -> bool:
         """Become the supervisor; False: somebody is.
@@ -25145,7 +25088,8 @@ def back_run(job: RunJob, plan: TaskPlan | None, path: str, fleet: Fleet | None,
         tell(world, "No fleet.yaml here: agents use their own login and model.\n")
     if job.orders and not folder.holder():
         tell_dirty(folder)
-    return replace(job, backing=backing)
+    job.backing = backing
+    return job
 
 
 def tell_dirty(folder: Folder) -> None:
@@ -26479,8 +26423,7 @@ def cmd_help(options: Options, world: World) -> int:
     return EXIT_OK
 
 
-@dataclass(frozen=True)
-class Topic:
+class Topic(Record):
     """A page that `help` shows: what there is to know beyond a command's flags."""
 
     summary: str
@@ -26601,8 +26544,7 @@ def show_flag(flag: Flag) -> str:
 # Takes the words that were typed; finds the command, reads its flags, runs it, and prints what it
 # was refused with. What is typed again in a message is named here as it was typed.
 
-@dataclass(frozen=True)
-class CommandLine:
+class CommandLine(Record):
     """A command line that was understood."""
 
     command: Command

@@ -1,7 +1,7 @@
 """A fleet and a machine on which everything is in order, and what to change about them."""
-from dataclasses import replace
 
 import subagent_fleet as sf
+from subagent_fleet import replace
 
 
 class Placed:

@@ -4,11 +4,11 @@ import json
 import socket
 import threading
 import time
-from dataclasses import replace
 
 import pytest
 
 import subagent_fleet as sf
+from subagent_fleet import replace
 
 KEY = "sk-0123456789abcdef0123456789abcdef"
 PROMPT, SPOKEN = "the secret prompt", "the secret answer"

@@ -6,13 +6,13 @@ their sources and documentation say, and are not recorded from a run.
 import json
 import socket
 import time
-from dataclasses import replace
 
 import pytest
 
 import subagent_fleet as sf
 from gateway_rig import Node, Rig, fleet_of
 from matrix_cases import PIXEL, stream_of
+from subagent_fleet import replace
 from tools import free_port
 
 LLAMA = "HTTP/1.1 {} x\r\nServer: llama.cpp\r\n"

@@ -10,13 +10,13 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 
 import pytest
 
 import fake_ollama
 import subagent_fleet as sf
 from gateway_rig import Rig, fleet_of, read_answer, request_of, wait_until
+from subagent_fleet import replace
 from tools import PROGRAM, clean_environment, free_port
 
 KEY = "sk-dashboard-0123456789abcdef0123456789"

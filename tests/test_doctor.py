@@ -5,12 +5,12 @@ import subprocess
 import sys
 import time
 import types
-from dataclasses import replace
 
 import pytest
 
 import subagent_fleet as sf
 from doctor_facts import GOOD_MODEL, LOCAL, OFFLINE, REACHED, on, paste
+from subagent_fleet import replace
 from tools import PROGRAM, clean_environment, keys_near
 
 

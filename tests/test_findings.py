@@ -2,7 +2,6 @@
 import copy
 import json
 import re
-from dataclasses import replace
 
 import pytest
 
@@ -26,6 +25,7 @@ from doctor_facts import (
     reached,
     state_with,
 )
+from subagent_fleet import replace
 from tools import SCRIPT
 
 

@@ -2,11 +2,11 @@
 import json
 import re
 import time
-from dataclasses import replace
 
 import pytest
 
 import subagent_fleet as sf
+from subagent_fleet import replace
 from test_yaml import Dice
 from tools import EXAMPLE, ROOT, edited
 

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 
@@ -43,6 +42,7 @@ from gateway_rig import (
     text_of,
     wait_until,
 )
+from subagent_fleet import replace
 from tools import PROGRAM, clean_environment, free_port, not_held_up
 
 WIRE = pathlib.Path(__file__).parent / "cases" / "wire"

@@ -3,12 +3,12 @@ import json
 import os
 import re
 import subprocess
-from dataclasses import replace
 
 import pytest
 
 import subagent_fleet as sf
 from doctor_facts import facts_with, make_fleet
+from subagent_fleet import replace
 from tools import GOLDEN, keys_near
 from workspace_cases import FLEET, MANIFEST, PORT
 

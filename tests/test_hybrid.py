@@ -3,13 +3,13 @@ import json
 import os
 import re
 import time
-from dataclasses import replace
 
 import pytest
 
 import subagent_fleet as sf
 from gateway_rig import KEY, Node, Rig, fleet_of
 from matrix_cases import sse_of, stream_of
+from subagent_fleet import replace
 from tools import clean_environment, free_port
 
 LOGIN = "sk-ant-oat01-of-a-person-0123456789"

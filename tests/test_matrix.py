@@ -2,13 +2,13 @@
 import json
 import socket
 import time
-from dataclasses import replace
 
 import pytest
 
 import subagent_fleet as sf
 from gateway_rig import KEY, Node, Rig, fleet_of, wait_until
 from matrix_cases import BACKENDS, CLIENTS, PIXEL, TOOL, heard_of, message_of, refusal_of, stream_of
+from subagent_fleet import replace
 
 END = ("end", "end_turn", 12, 3)
 PAIRS = [(backend, dialect) for backend in BACKENDS for dialect in CLIENTS]

@@ -1,7 +1,6 @@
 """What a request needs chooses among the candidates: images, room for the prompt, tools."""
 import json
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -9,6 +8,7 @@ import subagent_fleet as sf
 from doctor_facts import facts_with, make_fleet
 from gateway_rig import DONE, HEAD, Node, Rig, answers, fleet_of, line
 from matrix_cases import PIXEL, TOOL
+from subagent_fleet import replace
 
 PICTURE = [{"role": "user", "content": [{"type": "text", "text": "what?"}, {
     "type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}}]}]

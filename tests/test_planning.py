@@ -1,12 +1,12 @@
 """Decisions: the environment, the key, what happens to each file."""
 import json
 import pathlib
-from dataclasses import replace
 
 import pytest
 
 import subagent_fleet as sf
 from doctor_facts import GOOD_MODEL, LOCAL, REACHED, paste, reached
+from subagent_fleet import replace
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 

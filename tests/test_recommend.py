@@ -1,11 +1,11 @@
 """`recommend`: the fleet as it is beside the fleet as it would be, and who may write it."""
 import json
-from dataclasses import replace
 
 import pytest
 
 import subagent_fleet as sf
 from gateway_rig import Node
+from subagent_fleet import replace
 from tools import free_port
 
 

@@ -1,12 +1,12 @@
 """The seams: a backend and a dialect that the program never heard of serve a conversation."""
 import inspect
 import json
-from dataclasses import replace
 
 import pytest
 
 import subagent_fleet as sf
 from gateway_rig import HEAD, Node, Rig, events_of, fleet_of
+from subagent_fleet import replace
 
 # -- a backend: it speaks in lines of `word rest` --
 

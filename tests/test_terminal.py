@@ -7,11 +7,11 @@ import subprocess
 import sys
 import types
 import unicodedata
-from dataclasses import replace
 
 import pytest
 
 import subagent_fleet as sf
+from subagent_fleet import replace
 from tools import clean_environment, install
 
 KEY = "sk-" + "0123456789abcdef" * 4

@@ -4,12 +4,12 @@ import os
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 
 import pytest
 
 import subagent_fleet as sf
 from listener import Listener
+from subagent_fleet import replace
 from tools import clean_environment, free_port
 
 KEY = "sk-0123456789abcdef0123456789abcdef"

@@ -1,0 +1,46 @@
+"""Errors and records: what a Record keeps, and how one is made of JSON."""
+import copy
+import pickle
+
+import pytest
+
+import subagent_fleet as sf
+from subagent_fleet import replace
+
+MODEL = sf.NodeModel("qwen3:8b", 5, capabilities=("tools",))
+
+
+def test_a_record_has_what_it_was_given_and_its_defaults():
+    assert (MODEL.name, MODEL.size, MODEL.parameters) == ("qwen3:8b", 5, "")
+    assert list(vars(MODEL)) == list(sf.fields(sf.NodeModel))
+    assert repr(sf.Try("mini", "refused")) == "Try(node='mini', why='refused')"
+
+
+@pytest.mark.parametrize("words, named", [((), {}), (("a", "b", "c"), {}), (("a",), {"who": "b"}),
+                                          (("a",), {"node": "b", "why": "c"})])
+def test_a_record_of_other_fields_is_a_mistake(words, named):
+    with pytest.raises(TypeError):
+        sf.Try(*words, **named)
+
+
+def test_a_record_stays_as_it_is():
+    for change in (lambda: setattr(MODEL, "size", 6), lambda: delattr(MODEL, "size"),
+                   lambda: setattr(MODEL, "more", 6)):
+        with pytest.raises(AttributeError):
+            change()
+    assert replace(MODEL, size=6).size == 6 and MODEL.size == 5
+    with pytest.raises(TypeError):
+        replace(MODEL, sizes=6)
+
+
+def test_records_are_equal_by_kind_and_values():
+    twin = sf.NodeModel("qwen3:8b", 5, capabilities=("tools",))
+    assert twin == MODEL and hash(MODEL) == hash(twin) and len({MODEL, twin}) == 1
+    assert replace(MODEL, size=6) != MODEL and sf.Try("a", "b") != sf.Passed("a", "b")
+    assert copy.deepcopy(MODEL) == pickle.loads(pickle.dumps(MODEL)) == MODEL
+
+
+def test_an_empty_mapping_is_a_new_one_in_each_record():
+    ask = sf.Ask("/", str)
+    ask.headers["x"] = "y"
+    assert sf.Ask("/", str).headers == {} and sf.Ask("/", str, headers=ask.headers).headers is ask.headers
