@@ -7,10 +7,21 @@ import pytest
 
 import subagent_fleet as sf
 from fake_ollama import FakeNode
-from tools import accept_golden, clean_environment, golden_text, install, keys_near, run_main
+from tools import (
+    LIMITS,
+    accept_golden,
+    clean_environment,
+    golden_text,
+    install,
+    keys_near,
+    run_main,
+)
 
 pytest_plugins = ("gateway_rig", "workspace_cases", "task_rig", "run_kit")
 sys.dont_write_bytecode = True
+# What the gateway waits before it files, and any command before it looks again, is for disks and
+# for people: most of what the tests would wait for.
+sf.ASIDE_SECONDS, sf.TICK_SECONDS = 0.001, 0.02
 # A shell's background job ignores Ctrl-C, and so would every program that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -44,6 +55,15 @@ def run_process(tmp_path):
                               capture_output=True, timeout=timeout)
         return checked(done, cwd)
     return run
+
+
+@pytest.fixture
+def limits(monkeypatch):
+    """Change what the program waits for and takes, by the words of tools.LIMITS: limits(quiet=0.1)."""
+    def change(**values):
+        for word, value in values.items():
+            monkeypatch.setattr(sf, LIMITS[word], value)
+    return change
 
 
 @pytest.fixture

@@ -1,9 +1,11 @@
 """A gateway in this process, nodes whose every byte is scripted, and clients for both."""
 import contextlib
 import json
+import random
 import socket
 import threading
 import time
+from functools import cache
 
 import pytest
 
@@ -26,6 +28,112 @@ def fleet_of(*models, nodes=("a", "b")):
     fleet, findings = sf.check_fleet(sf.Document(json.dumps(text), "fleet.json"))
     assert fleet, findings
     return fleet
+
+
+# -- a scheduler with a clock that stands still --
+
+class Desk:
+    """A scheduler and its clock; tickets by conversation."""
+
+    def __init__(self, *models, **more):
+        self.now = 100.0
+        self.scheduler = sf.Scheduler(fleet_of(*models, **more), lambda: self.now)
+
+    def enter(self, alias="x", conversation=("s", "")):
+        return self.scheduler.enter(alias, conversation)
+
+    def ask(self, *, but=()):
+        """Ask each node that has rested whether it answers, as the gateway does; return which."""
+        due, _ = self.scheduler.take_due()
+        for name in due:
+            self.scheduler.end_rest(name, "refused" if name in but else "")
+        return due
+
+    def serve(self, alias="x", conversation=("s", "")):
+        """Let one request come, be answered and go; return where."""
+        ticket = self.enter(alias, conversation)
+        name = ticket.model.name
+        self.scheduler.succeed(ticket)
+        self.scheduler.leave(ticket)
+        return name
+
+
+def running(scheduler):
+    """How many requests each model's node is asked, by model."""
+    return {name: place["running"] for name, place in scheduler.show()[0].items()}
+
+
+def rests(scheduler):
+    """The models that rest, and for how many seconds."""
+    return {name: place["rests_seconds"] for name, place in scheduler.show()[0].items()
+            if place["rests_seconds"]}
+
+
+@cache
+def fleet_to_shake(slots, third):
+    return fleet_of(("m1", "n", "a", {"max_parallel": slots}), ("m3", "k", third, {}),
+                    ("m2", "n", "b", {"ollama_model": "o", "max_parallel": 2}), nodes=("n", "k"))
+
+
+class Shaken:
+    """A scheduler that random things happen to; `told` says which."""
+
+    def __init__(self, seed):
+        self.dice, self.now = random.Random(seed), 100.0
+        fleet = fleet_to_shake(self.dice.choice([1, 2, 4]), self.dice.choice("ac"))
+        self.scheduler = sf.Scheduler(fleet, lambda: self.now)
+        self.tickets, self.told = [], []
+        for _ in range(self.dice.randrange(4, 26)):
+            self.act()
+
+    def act(self):
+        dice, held = self.dice, [ticket for ticket in self.tickets if ticket.model]
+        act = dice.random()
+        if act < 0.4 or not self.tickets:
+            alias = dice.choice(list(self.scheduler.candidates))
+            self.tickets.append(self.scheduler.enter(alias, sf.Conversation(str(dice.randrange(4)))))
+            self.told.append(f"enter {alias}")
+        elif act < 0.5:
+            self.now += dice.choice([0.5, 3, 70])
+            self.ask(dice.choice(["", "n", "k", "nk"]))
+        elif act < 0.65 and held:
+            self.scheduler.succeed(dice.choice(held))
+        elif act < 0.8 and held:
+            ticket, is_missing = dice.choice(held), dice.random() < 0.4
+            self.told.append(f"fail {ticket.number} {ticket.model.name} missing={is_missing}")
+            self.scheduler.fail(ticket, "refused", is_missing=is_missing)
+        else:
+            ticket = self.tickets.pop(dice.randrange(len(self.tickets)))
+            self.told.append(f"leave {ticket.number}")
+            self.scheduler.leave(ticket)
+
+    def ask(self, dead=""):
+        due, _ = self.scheduler.take_due()
+        self.told.append(f"ask {due}, dead: {dead}")
+        for name in due:
+            self.scheduler.end_rest(name, "refused" if name in dead else "")
+
+    def heal(self):
+        """Let the nodes be healthy, and serve who waits; return whom nobody can serve."""
+        self.now += 1000
+        waiting = self.tickets
+        for _ in range(len(self.tickets) + 1):
+            self.ask()
+            for ticket in [ticket for ticket in waiting if ticket.model]:
+                self.scheduler.succeed(ticket)
+                self.scheduler.leave(ticket)
+                waiting.remove(ticket)
+        dead = [f"request {ticket.number}" for ticket in waiting
+                if any(ticket.candidates) and not ticket.is_alone]
+        for ticket in waiting:
+            self.scheduler.leave(ticket)
+
+        for alias in self.scheduler.candidates:
+            ticket = self.scheduler.enter(alias, sf.Conversation())
+            self.ask()
+            dead += [] if ticket.model else [alias]
+            self.scheduler.leave(ticket)
+        return dead
 
 
 # -- nodes whose every byte is scripted --
@@ -194,7 +302,8 @@ class Rig:
         """The receipts, once so many are there."""
         wait_until(lambda: self.receipts_path.exists()
                    and self.receipts_path.read_bytes().count(b"\n") >= count)
-        return [json.loads(text) for text in self.receipts_path.read_text().splitlines()]
+        found = [json.loads(text) for text in self.receipts_path.read_text().splitlines()]
+        return sorted(found, key=lambda receipt: receipt["time"])  # filed once the answer has gone
 
 
 def wait_until(condition, seconds=10.0):

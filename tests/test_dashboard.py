@@ -17,7 +17,7 @@ import fake_ollama
 import subagent_fleet as sf
 from gateway_rig import Rig, fleet_of, read_answer, request_of, wait_until
 from subagent_fleet import replace
-from tools import PROGRAM, clean_environment, free_port
+from tools import PROGRAM, clean_environment, free_port, limit_of
 
 KEY = "sk-dashboard-0123456789abcdef0123456789"
 PIECES = [sf._PAGE_STYLE, sf._PAGE_BODY, sf._PAGE_EVENTS, sf._PAGE_PARTS, sf._PAGE_LANES]
@@ -356,6 +356,7 @@ def test_ui_shows_machines_gateway_and_requests_as_they_come_and_go(place):
     assert shown.end() == 0
 
 
+@pytest.mark.slow
 def test_ui_tells_what_was_filed_where_no_gateway_runs(place):
     receipts = place.path / ".subagent-fleet" / "requests.jsonl"
     receipts.parent.mkdir()
@@ -443,6 +444,7 @@ def test_a_warm_up_leaves_its_progress_where_there_is_a_workspace(place, run_cli
     assert (row["model"], row["node"], row["stage"], row["state"]) == ("m", "a", "done", "ok")
 
 
+@pytest.mark.slow
 def test_a_warm_up_is_shown_while_it_goes_on(place):
     (place.path / ".subagent-fleet").mkdir()
     place.node.delay = 0.6
@@ -480,7 +482,7 @@ def test_a_warm_up_that_was_cut_off_is_not_shown_for_ever(tmp_path, changes):
 def test_a_warm_up_that_somebody_else_wrote_is_shown_only_as_far_as_it_is_one(tmp_path):
     odd = [{**WARM_ROW, name: value} for name in WARM_ROW for value in (None, ["x"])]
     warmup_file(tmp_path, *odd, 7, *[WARM_ROW] * 300)
-    assert warmup_page(tmp_path) == [WARM_ROW] * sf.SHOWN_WARMTHS_LIMIT
+    assert warmup_page(tmp_path) == [WARM_ROW] * limit_of("warmths")
 
 
 def test_dashboard_pictures_of_readme_are_there():

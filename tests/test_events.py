@@ -71,8 +71,8 @@ def steps_of(row):
 
 
 @pytest.fixture(autouse=True)
-def often(monkeypatch):
-    monkeypatch.setattr(sf, "EVENTS_PAUSE_SECONDS", 0.01)
+def often(limits):
+    limits(events_pause=0.01)
 
 
 def ended(ear):
@@ -80,8 +80,8 @@ def ended(ear):
     return ear.until(lambda row: "receipt" in row)
 
 
-def test_a_request_is_told_from_its_beginning_to_its_receipt(rig, listen, monkeypatch):
-    monkeypatch.setattr(sf, "PROGRESS_SECONDS", 0.2)
+def test_a_request_is_told_from_its_beginning_to_its_receipt(rig, listen, limits):
+    limits(progress=0.2)
     served = rig(says("one ", "two ", "three ", pause=0.25))
     ear = listen(served)
     assert ear.status == 200
@@ -121,8 +121,8 @@ def test_who_comes_late_is_told_what_runs_and_what_was(rig, listen):
         assert "receipt" not in runs and steps_of(runs) == [("wait", None), ("read", "n1")]
 
 
-def test_a_node_that_rests_and_returns_is_told(rig, listen, monkeypatch):
-    monkeypatch.setattr(sf, "REST_SECONDS", 0.1)
+def test_a_node_that_rests_and_returns_is_told(rig, listen, limits):
+    limits(rest=0.1)
     served = rig(sends(b"HTTP/1.1 500 x\r\nContent-Length: 2\r\n\r\n{}"))
     served.nodes[0].page = sends(b"")
     ear = listen(served)
@@ -156,8 +156,8 @@ def test_events_want_the_key(rig):
     assert (status, kind) == (401, "authentication_error")
 
 
-def test_so_many_follow_and_no_more(rig, listen, monkeypatch):
-    monkeypatch.setattr(sf, "FOLLOWER_LIMIT", 2)
+def test_so_many_follow_and_no_more(rig, listen, limits):
+    limits(followers=2)
     served = rig(hangs)
     first, second = listen(served), listen(served)
     first.next(), second.next()
@@ -183,8 +183,8 @@ def test_who_does_not_read_is_waited_for_by_nobody_and_finds_the_latest(rig, lis
     assert len(ear.heard) < 10_000
 
 
-def test_who_says_nothing_for_long_is_kept(rig, listen, monkeypatch):
-    monkeypatch.setattr(sf, "QUIET_SECONDS", 0.05)
+def test_who_says_nothing_for_long_is_kept(rig, listen, limits):
+    limits(quiet=0.05)
     served = rig(hangs)
     ear = listen(served)
     ear.next()

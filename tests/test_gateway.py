@@ -4,7 +4,6 @@ import json
 import math
 import os
 import pathlib
-import random
 import re
 import signal
 import socket
@@ -13,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -26,8 +24,10 @@ from gateway_rig import (
     KEY,
     PROMPT,
     SPOKEN,
+    Desk,
     Node,
     Rig,
+    Shaken,
     answers,
     error_of,
     events_of,
@@ -36,6 +36,8 @@ from gateway_rig import (
     line,
     read_answer,
     request_of,
+    rests,
+    running,
     says,
     says_and_hangs,
     sends,
@@ -43,49 +45,12 @@ from gateway_rig import (
     wait_until,
 )
 from subagent_fleet import replace
-from tools import PROGRAM, clean_environment, free_port, not_held_up
+from tools import PROGRAM, clean_environment, free_port, limit_of, not_held_up
 
 WIRE = pathlib.Path(__file__).parent / "cases" / "wire"
 
 
 # -- scheduling, with a clock that stands still --
-
-class Desk:
-    """A scheduler and its clock; tickets by conversation."""
-
-    def __init__(self, *models, **more):
-        self.now = 100.0
-        self.scheduler = sf.Scheduler(fleet_of(*models, **more), lambda: self.now)
-
-    def enter(self, alias="x", conversation=("s", "")):
-        return self.scheduler.enter(alias, conversation)
-
-    def ask(self, *, but=()):
-        """Ask each node that has rested whether it answers, as the gateway does; return which."""
-        due, _ = self.scheduler.take_due()
-        for name in due:
-            self.scheduler.end_rest(name, "refused" if name in but else "")
-        return due
-
-    def serve(self, alias="x", conversation=("s", "")):
-        """Let one request come, be answered and go; return where."""
-        ticket = self.enter(alias, conversation)
-        name = ticket.model.name
-        self.scheduler.succeed(ticket)
-        self.scheduler.leave(ticket)
-        return name
-
-
-def running(scheduler):
-    """How many requests each model's node is asked, by model."""
-    return {name: place["running"] for name, place in scheduler.show()[0].items()}
-
-
-def rests(scheduler):
-    """The models that rest, and for how many seconds."""
-    return {name: place["rests_seconds"] for name, place in scheduler.show()[0].items()
-            if place["rests_seconds"]}
-
 
 def test_a_slot_is_one_of_a_models_parallel_requests():
     desk = Desk(("m", "a", "x", {"max_parallel": 2}))
@@ -161,8 +126,8 @@ def test_a_conversation_is_remembered_for_each_alias_it_asks():
         assert {alias: desk.serve(alias, ("mine", "")) for alias in "xy"} == where
 
 
-def test_the_conversation_asked_longest_ago_is_forgotten_first(monkeypatch):
-    monkeypatch.setattr(sf, "CONVERSATION_LIMIT", 3)
+def test_the_conversation_asked_longest_ago_is_forgotten_first(limits):
+    limits(conversations=3)
     desk = Desk(("m", "a", "x", {}), ("n", "b", "x", {}))
     for name in ("one", "two", "three", "one", "four"):
         desk.serve(conversation=(name, ""))
@@ -172,9 +137,9 @@ def test_the_conversation_asked_longest_ago_is_forgotten_first(monkeypatch):
 
 def test_conversations_are_not_remembered_without_end():
     desk = Desk(("m", "a", "x", {}))
-    for number in range(sf.CONVERSATION_LIMIT + 50):
+    for number in range(limit_of("conversations") + 50):
         desk.serve(conversation=(str(number), ""))
-    assert len(desk.scheduler._served) == sf.CONVERSATION_LIMIT
+    assert len(desk.scheduler._served) == limit_of("conversations")
 
 
 def test_a_failed_request_goes_to_the_next_candidate_and_the_node_rests():
@@ -277,76 +242,10 @@ def test_a_model_that_nobody_else_has_is_asked_although_it_was_missing():
     assert desk.enter().model.name == "m"
 
 
-@cache
-def fleet_to_shake(slots, third):
-    return fleet_of(("m1", "n", "a", {"max_parallel": slots}), ("m3", "k", third, {}),
-                    ("m2", "n", "b", {"ollama_model": "o", "max_parallel": 2}), nodes=("n", "k"))
-
-
-class Shaken:
-    """A scheduler that random things happen to; `told` says which."""
-
-    def __init__(self, seed):
-        self.dice, self.now = random.Random(seed), 100.0
-        fleet = fleet_to_shake(self.dice.choice([1, 2, 4]), self.dice.choice("ac"))
-        self.scheduler = sf.Scheduler(fleet, lambda: self.now)
-        self.tickets, self.told = [], []
-        for _ in range(self.dice.randrange(4, 26)):
-            self.act()
-
-    def act(self):
-        dice, held = self.dice, [ticket for ticket in self.tickets if ticket.model]
-        act = dice.random()
-        if act < 0.4 or not self.tickets:
-            alias = dice.choice(list(self.scheduler.candidates))
-            self.tickets.append(self.scheduler.enter(alias, sf.Conversation(str(dice.randrange(4)))))
-            self.told.append(f"enter {alias}")
-        elif act < 0.5:
-            self.now += dice.choice([0.5, 3, 70])
-            self.ask(dice.choice(["", "n", "k", "nk"]))
-        elif act < 0.65 and held:
-            self.scheduler.succeed(dice.choice(held))
-        elif act < 0.8 and held:
-            ticket, is_missing = dice.choice(held), dice.random() < 0.4
-            self.told.append(f"fail {ticket.number} {ticket.model.name} missing={is_missing}")
-            self.scheduler.fail(ticket, "refused", is_missing=is_missing)
-        else:
-            ticket = self.tickets.pop(dice.randrange(len(self.tickets)))
-            self.told.append(f"leave {ticket.number}")
-            self.scheduler.leave(ticket)
-
-    def ask(self, dead=""):
-        due, _ = self.scheduler.take_due()
-        self.told.append(f"ask {due}, dead: {dead}")
-        for name in due:
-            self.scheduler.end_rest(name, "refused" if name in dead else "")
-
-    def heal(self):
-        """Let the nodes be healthy, and serve who waits; return whom nobody can serve."""
-        self.now += 1000
-        waiting = self.tickets
-        for _ in range(len(self.tickets) + 1):
-            self.ask()
-            for ticket in [ticket for ticket in waiting if ticket.model]:
-                self.scheduler.succeed(ticket)
-                self.scheduler.leave(ticket)
-                waiting.remove(ticket)
-        dead = [f"request {ticket.number}" for ticket in waiting
-                if any(ticket.candidates) and not ticket.is_alone]
-        for ticket in waiting:
-            self.scheduler.leave(ticket)
-
-        for alias in self.scheduler.candidates:
-            ticket = self.scheduler.enter(alias, sf.Conversation())
-            self.ask()
-            dead += [] if ticket.model else [alias]
-            self.scheduler.leave(ticket)
-        return dead
-
-
-def test_whatever_happens_every_alias_is_served_again():
+@pytest.mark.parametrize("seeds", [range(2000), pytest.param(range(2000, 20_000), marks=pytest.mark.slow)])
+def test_whatever_happens_every_alias_is_served_again(seeds):
     """No alias is dead, nobody waits for ever, no slot is lost."""
-    for seed in range(20_000):
+    for seed in seeds:
         shaken = Shaken(seed)
         assert shaken.heal() == [], (seed, shaken.told)
         places, waiting = shaken.scheduler.show()
@@ -651,9 +550,8 @@ def test_broken_bodies_get_400(rig, body):
     assert served.nodes[0].requests == [] and served.ask()[0] == 200
 
 
-def test_slow_senders_are_let_go(rig, monkeypatch):
-    monkeypatch.setattr(sf, "REQUEST_SECONDS", 0.2)
-    monkeypatch.setattr(sf, "BODY_SECONDS", 0.2)
+def test_slow_senders_are_let_go(rig, limits):
+    limits(request=0.2, body=0.2)
     served = rig(says("x"))
     assert served.raw(b"") == (0, {}, b"")
     assert error_of(served.raw(b"POST /v1/mess"))[0] == 408
@@ -667,17 +565,16 @@ def test_slow_senders_are_let_go(rig, monkeypatch):
     assert served.ask()[0] == 200
 
 
-def test_300_silent_connections_leave_the_others_served(rig, monkeypatch):
-    for name in ("FIRST_BYTE_SECONDS", "REQUEST_SECONDS"):  # none of them ends by itself
-        monkeypatch.setattr(sf, name, 600)
+def test_300_silent_connections_leave_the_others_served(rig, limits):
+    limits(first_byte=600, request=600)  # none of them ends by itself
     served = rig(says("x"))
-    held = [served.connect() for _ in range(sf.CONNECTION_LIMIT)]
-    wait_until(lambda: len(served.server._visitors) == sf.CONNECTION_LIMIT)
+    held = [served.connect() for _ in range(limit_of("connections"))]
+    wait_until(lambda: len(served.server._visitors) == limit_of("connections"))
     more = [served.connect() for _ in range(44)]
     for connection in more:
         connection.sendall(served.head("GET", "/"))
     assert {read_answer(connection.makefile("rb"))[0] for connection in more} == {200}
-    wait_until(lambda: len(served.server._visitors) <= sf.CONNECTION_LIMIT)  # who is cut off goes
+    wait_until(lambda: len(served.server._visitors) <= limit_of("connections"))  # who is cut off goes
     assert [connection.recv(1) for connection in held[:40]] == [b""] * 40  # the oldest went first
     held[-1].sendall(served.post(request_of()))
     assert read_answer(held[-1].makefile("rb"))[0] == 200
@@ -687,9 +584,8 @@ def test_300_silent_connections_leave_the_others_served(rig, monkeypatch):
     assert served.ask()[0] == 200
 
 
-def test_a_connection_that_says_nothing_is_closed_soon(rig, monkeypatch):
-    monkeypatch.setattr(sf, "FIRST_BYTE_SECONDS", 0.05)
-    monkeypatch.setattr(sf, "REQUEST_SECONDS", 600)
+def test_a_connection_that_says_nothing_is_closed_soon(rig, limits):
+    limits(first_byte=0.05, request=600)
     served = rig(says("x"))
     silent, talking = served.connect(), served.connect()
     talking.sendall(served.head("GET", "/"))
@@ -702,7 +598,7 @@ def test_a_connection_that_says_nothing_is_closed_soon(rig, monkeypatch):
 
 def test_a_burst_within_the_limit_is_served_whole(rig):
     served = rig(says("x"), max_parallel=8)
-    held = [served.connect() for _ in range(sf.CONNECTION_LIMIT - 6)]
+    held = [served.connect() for _ in range(limit_of("connections") - 6)]
     for connection in held:
         connection.sendall(served.head("GET", "/"))
     assert {read_answer(connection.makefile("rb"))[0] for connection in held} == {200}
@@ -737,8 +633,8 @@ def test_memory_stays_small_whatever_comes(tmp_path):
     node.close()
 
 
-def test_more_bodies_than_fit_are_told_to_come_back(rig, monkeypatch):
-    monkeypatch.setattr(sf, "BODIES_LIMIT_BYTES", 1500)
+def test_more_bodies_than_fit_are_told_to_come_back(rig, limits):
+    limits(bodies=1500)
     served = rig(says("PONG"))
     large = served.post(request_of(system="s" * 1000))
     with served.connect() as first:
@@ -755,8 +651,8 @@ def test_more_bodies_than_fit_are_told_to_come_back(rig, monkeypatch):
     assert served.raw(large)[0] == 200
 
 
-def test_a_body_in_chunks_takes_what_has_come_of_it(rig, monkeypatch):
-    monkeypatch.setattr(sf, "BODIES_LIMIT_BYTES", 1500)
+def test_a_body_in_chunks_takes_what_has_come_of_it(rig, limits):
+    limits(bodies=1500)
     served = rig(says("PONG"))
     body = json.dumps(request_of(system="s" * 1000)).encode()
     with served.connect() as first:
@@ -769,8 +665,8 @@ def test_a_body_in_chunks_takes_what_has_come_of_it(rig, monkeypatch):
 
 # -- waiting and leaving --
 
-def test_a_waiting_stream_gets_its_headers_and_pings(rig, monkeypatch):
-    monkeypatch.setattr(sf, "QUIET_SECONDS", 0.1)
+def test_a_waiting_stream_gets_its_headers_and_pings(rig, limits):
+    limits(quiet=0.1)
     served = rig(lambda node, connection: (time.sleep(0.45), says("late")(node, connection)))
     body = served.ask(stream=True)[2]
     kinds = [event["type"] for event in events_of(body)]
@@ -778,8 +674,8 @@ def test_a_waiting_stream_gets_its_headers_and_pings(rig, monkeypatch):
     assert 2 <= kinds.count("ping") <= 6 and text_of(body) == "late"
 
 
-def test_who_waits_for_a_slot_gets_pings_and_is_served_in_order(rig, monkeypatch):
-    monkeypatch.setattr(sf, "QUIET_SECONDS", 0.15)
+def test_who_waits_for_a_slot_gets_pings_and_is_served_in_order(rig, limits):
+    limits(quiet=0.15)
     order, gate = [], threading.Event()
 
     def play(node, connection):
@@ -895,8 +791,8 @@ def test_a_client_that_leaves_the_line_never_reaches_the_node(rig):
     assert len(served.nodes[0].requests) == 1
 
 
-def test_who_waits_in_the_queue_at_a_stop_is_told_so(rig, monkeypatch):
-    monkeypatch.setattr(sf, "QUIET_SECONDS", 0.2)
+def test_who_waits_in_the_queue_at_a_stop_is_told_so(rig, limits):
+    limits(quiet=0.2)
     gate = threading.Event()
     served = rig(lambda node, connection: (gate.wait(10), says("PONG")(node, connection)))
     scheduler = served.server.scheduler
@@ -934,8 +830,8 @@ def test_who_waits_in_the_queue_at_a_stop_is_told_so(rig, monkeypatch):
     (sends(HEAD + line("never sent ") + b"garbage\n"), "bad answer"),
 ])
 @pytest.mark.parametrize("stream", [True, False])
-def test_before_any_content_another_node_answers(rig, monkeypatch, play, why, stream):
-    monkeypatch.setattr(sf, "ANSWER_LIMIT_BYTES", 100_000)
+def test_before_any_content_another_node_answers(rig, limits, play, why, stream):
+    limits(answer=100_000)
     served = rig(play, says("PONG"))
     for _ in range(2):  # one of the two begins at the failing node
         status, _, body = served.ask(stream=stream)
@@ -946,8 +842,8 @@ def test_before_any_content_another_node_answers(rig, monkeypatch, play, why, st
     assert served.server.ledger.totals["n0"]["failures"] == 1
 
 
-def test_what_a_failed_node_said_is_not_sent_while_the_next_is_busy(rig, monkeypatch):
-    monkeypatch.setattr(sf, "QUIET_SECONDS", 0.1)
+def test_what_a_failed_node_said_is_not_sent_while_the_next_is_busy(rig, limits):
+    limits(quiet=0.1)
     gate = threading.Event()
 
     def fails(node, connection):
@@ -1115,15 +1011,15 @@ def hangs_as_a_whole(node, connection):
 
 def thinks_long(node, connection):
     """Answer after some time."""
-    node.gone.wait(0.7)
+    node.gone.wait(0.4)
     says("PONG")(node, connection)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [sends(HEAD + b'{"version":"0.32.15"}'), answers(500, "busy"),
                                   sends(b"")])
-def test_a_machine_that_hangs_is_left_and_a_slow_model_is_not(rig, monkeypatch, page):
-    monkeypatch.setattr(sf, "SILENCE_SECONDS", 0.15)
-    monkeypatch.setattr(sf, "PROBE_TIMEOUT_SECONDS", 0.15)
+def test_a_machine_that_hangs_is_left_and_a_slow_model_is_not(rig, limits, page):
+    limits(silence=0.1, probe=0.3)
     served = rig(hangs_as_a_whole, thinks_long, timeout=300)
     served.nodes[0].page, served.nodes[1].page = hangs_as_a_whole, page
     for stream in (True, False):
@@ -1144,10 +1040,9 @@ def begin_at(scheduler, name):
     scheduler.places[name].last_number = 0
 
 
-def test_a_machine_that_hangs_is_left_although_another_had_begun(rig, monkeypatch):
+def test_a_machine_that_hangs_is_left_although_another_had_begun(rig, limits):
     """Each node that is asked has to say something itself."""
-    monkeypatch.setattr(sf, "SILENCE_SECONDS", 0.15)
-    monkeypatch.setattr(sf, "PROBE_TIMEOUT_SECONDS", 0.15)
+    limits(silence=0.15, probe=0.15)
     served = rig(sends(HEAD + line("never sent ") + b"garbage\n"), hangs_as_a_whole, says("PONG"),
                  timeout=300)
     served.nodes[1].page = hangs_as_a_whole
@@ -1158,8 +1053,8 @@ def test_a_machine_that_hangs_is_left_although_another_had_begun(rig, monkeypatc
     served.nodes[1].gone.set()
 
 
-def test_a_node_that_cannot_be_reached_any_more_is_left(rig, monkeypatch):
-    monkeypatch.setattr(sf, "SILENCE_SECONDS", 0.15)
+def test_a_node_that_cannot_be_reached_any_more_is_left(rig, limits):
+    limits(silence=0.15)
     served = rig(hangs, says("PONG"), timeout=300)
     begin_at(served.server.scheduler, "m0")
 
@@ -1195,8 +1090,8 @@ def test_after_content_an_error_event_ends_the_stream(rig):
     assert len(served.nodes[0].requests) + len(served.nodes[1].requests) == 1
 
 
-def test_too_long_after_pings_is_an_error_event(rig, monkeypatch):
-    monkeypatch.setattr(sf, "QUIET_SECONDS", 0.1)
+def test_too_long_after_pings_is_an_error_event(rig, limits):
+    limits(quiet=0.1)
     late = answers(400, "exceeds the available context size (5 tokens)")
     served = rig(lambda node, connection: (time.sleep(0.4), late(node, connection)))
     events = events_of(served.ask(stream=True)[2])
@@ -1300,8 +1195,8 @@ def test_each_refusal_is_one_line_of_the_log(rig):
         "refused: 400, max_tokens: must be at least 1\n", "refused: 400, not an HTTP/1.1 request\n"]
 
 
-def test_receipts_turn_over(rig, monkeypatch):
-    monkeypatch.setattr(sf, "RECEIPTS_LIMIT_BYTES", 300)
+def test_receipts_turn_over(rig, limits):
+    limits(receipts=300)
     served = rig(says("x"))
     for _ in range(3):
         served.ask()
@@ -1443,7 +1338,7 @@ def test_a_second_signal_ends_at_once_and_tells_what_it_cut_off(tmp_path, words)
         time.sleep(0.15)
         assert program.process.poll() is None
         program.process.send_signal(signal.SIGINT)
-        status, told = program.end(sf.GRACE_SECONDS / 2)  # which one signal gives the answers
+        status, told = program.end(limit_of("grace") / 2)  # which one signal gives the answers
         assert status == 130 and node.gone.wait(5)
     assert len(re.findall(r" \d+\.\d s  stopped", told)) == (2 if words == ("-v",) else 0)
     if words == ("-v",):

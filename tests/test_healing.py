@@ -76,9 +76,9 @@ def test_a_missing_model_asked_after_a_failure_leaves_the_others_served(gateway)
         assert served.ask()[0] == 200
 
 
-def test_after_a_failure_all_slots_are_used_at_once(gateway, monkeypatch):
+def test_after_a_failure_all_slots_are_used_at_once(gateway, limits):
     """One whose prompt takes long to be read keeps nobody else from the machine."""
-    monkeypatch.setattr(sf, "REST_SECONDS", 0.05)
+    limits(rest=0.05)
     failing, all_there = [answers(500, "boom")], threading.Barrier(4)
 
     def play(node, connection):
@@ -93,8 +93,8 @@ def test_after_a_failure_all_slots_are_used_at_once(gateway, monkeypatch):
     assert together(served, 4) == [200] * 4
 
 
-def test_a_machine_that_comes_back_is_used_without_a_request_that_tries_it(gateway, monkeypatch):
-    monkeypatch.setattr(sf, "REST_SECONDS", 0.2)
+def test_a_machine_that_comes_back_is_used_without_a_request_that_tries_it(gateway, limits):
+    limits(rest=0.2)
     served = gateway([("m", "n", "x", {}), ("o", "k", "x", {"max_parallel": 4})],
                      {"n": sends(b""), "k": says("PONG")})
     served.nodes["n"].page = sends(b"")
@@ -179,6 +179,7 @@ def shake(served, dice, seconds):
         assert not each.is_alive(), "a client got no answer"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_whatever_fails_every_alias_is_served_soon_after(gateway, seed):
     dice = random.Random(seed)
@@ -243,8 +244,8 @@ def test_a_stop_waits_for_receipts_that_a_disk_takes_late(gateway):
     assert len(served.receipts_path.read_text().splitlines()) == 3
 
 
-def test_what_a_disk_never_took_is_told_at_the_end(gateway, monkeypatch):
-    monkeypatch.setattr(sf, "ASIDE_LIMIT", 2)
+def test_what_a_disk_never_took_is_told_at_the_end(gateway, limits):
+    limits(aside=2)
     served = gateway([("m", "n", "x", {})], {"n": says("PONG")})
     disk = threading.Event()
     append = served.world.append_line
@@ -312,8 +313,8 @@ def data_of(body):
             if text.startswith("data: {")]
 
 
-def test_numbers_of_events_go_on_when_another_node_answers(gateway, monkeypatch):
-    monkeypatch.setattr(sf, "QUIET_SECONDS", 0.1)
+def test_numbers_of_events_go_on_when_another_node_answers(gateway, limits):
+    limits(quiet=0.1)
 
     def says_unheard(node, connection):
         connection.sendall(HEAD + line("never ") + line("sent ") + b"garbage\n")
@@ -419,9 +420,8 @@ def test_a_thread_that_cannot_start_costs_its_connection_and_no_other(gateway, m
     assert served.ask()[0] == 200
 
 
-def test_a_connection_that_ends_while_it_is_to_make_room_is_gone(gateway, monkeypatch):
-    monkeypatch.setattr(sf, "CONNECTION_LIMIT", 2)
-    monkeypatch.setattr(sf, "FIRST_BYTE_SECONDS", 600)
+def test_a_connection_that_ends_while_it_is_to_make_room_is_gone(gateway, limits):
+    limits(connections=2, first_byte=600)
     served = gateway([("m", "n", "x", {})], {"n": says("PONG")})
 
     held = []

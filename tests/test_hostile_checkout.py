@@ -175,19 +175,28 @@ class Checkout:
         """Remember how all of it lies, so that the next test finds it so."""
         self.kept = self.root / "kept"
         shutil.copytree(self.place, self.kept, symlinks=True)
+        self.looked = self.look()
+
+    def look(self):
+        """What lies there, as far as a change of it shows."""
+        return {(str(path), found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+                for path in (self.root, self.place, *self.place.rglob("*")) for found in [path.lstat()]}
 
     def restore(self):
         """Lay it as it was; building it anew takes thirteen runs of git.
 
         What is outside stays as it is: each test has seen that nothing of it has changed.
         """
+        for listener in self.listeners:
+            listener.heard = b""
+        if self.look() == self.looked:
+            return
         for path in (self.place, self.root / "state"):
             shutil.rmtree(path, ignore_errors=True)
         for mark in self.marks:
             mark.unlink(missing_ok=True)
         shutil.copytree(self.kept, self.place, symlinks=True)
-        for listener in self.listeners:
-            listener.heard = b""
+        self.looked = self.look()
 
     def run(self, *words):
         return run_main(words, cwd=self.place, env=self.environment(), timeout=60)

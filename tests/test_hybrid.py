@@ -173,8 +173,8 @@ def test_an_answer_that_is_no_stream_comes_back_as_it_came(hybrid):
     assert served.cloud.requests[-1]["stream"] is False
 
 
-def test_a_client_that_was_kept_waiting_is_told_once_that_the_answer_begins(hybrid, monkeypatch):
-    monkeypatch.setattr(sf, "QUIET_SECONDS", 0.1)
+def test_a_client_that_was_kept_waiting_is_told_once_that_the_answer_begins(hybrid, limits):
+    limits(quiet=0.1)
     served = hybrid()
     speak = served.cloud.speak
 

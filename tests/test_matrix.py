@@ -1,12 +1,13 @@
 """One suite that every backend passes with every dialect: what a client asks, a node answers."""
 import json
+import re
 import socket
-import time
+import threading
 
 import pytest
 
 import subagent_fleet as sf
-from gateway_rig import KEY, Node, Rig, fleet_of, wait_until
+from gateway_rig import KEY, Node, Rig, fleet_of, read_answer, wait_until
 from matrix_cases import BACKENDS, CLIENTS, PIXEL, TOOL, heard_of, message_of, refusal_of, stream_of
 from subagent_fleet import replace
 
@@ -189,7 +190,6 @@ def test_an_error_in_the_middle_of_an_answer_is_said(serve, backend, dialect):
 
     def dies(node, connection):
         connection.sendall(whole[:at])
-        time.sleep(0.15)
     answer = ask(serve(dies), dialect, stream=True)
     assert answer.text in ("begun", "") and "node n0" in answer.error
 
@@ -213,13 +213,23 @@ def test_a_client_that_leaves_takes_its_request_off_the_node(serve, backend, dia
     assert served.receipts()[0]["outcome"] == "left"
 
 
-def test_a_slow_first_token_is_waited_for_with_pings(serve, backend, dialect, monkeypatch):
-    monkeypatch.setattr(sf, "QUIET_SECONDS", 0.1)
+def test_a_slow_first_token_is_waited_for_with_pings(serve, backend, dialect, limits):
+    limits(quiet=0.02)
+    pinged = threading.Event()
 
     def slow(node, connection):
-        time.sleep(0.45)
+        assert pinged.wait(20)
         plays(backend, dialect, ("text", "at last"), END)(node, connection)
-    answer = ask(serve(slow), dialect, stream=True)
+    served = serve(slow)
+    client = CLIENTS[dialect]
+    with served.connect() as connection:
+        connection.sendall(served.post(client.request([("user", "hi")], stream=True), target=client.target))
+        # A ping says its name twice, and so does the beginning of Responses; Chat's are comments.
+        wait_until(lambda: len(re.findall(rb"ping|in_progress|\n: ",
+                                          connection.recv(65536, socket.MSG_PEEK))) >= 8)
+        pinged.set()
+        status, _, body = read_answer(connection.makefile("rb"))
+    answer = client.read(status, body, True)
     assert answer.text == "at last" and answer.pings >= 2
 
 
@@ -251,9 +261,8 @@ def test_nothing_of_a_conversation_or_a_key_is_kept(serve, backend, dialect, tmp
     assert not [word for word in ("secret", "sk-node", KEY) if word in kept]
 
 
-def test_a_node_that_answers_nothing_any_more_is_left(serve, backend, dialect, monkeypatch):
-    monkeypatch.setattr(sf, "SILENCE_SECONDS", 0.2)
-    monkeypatch.setattr(sf, "PROBE_TIMEOUT_SECONDS", 0.2)
+def test_a_node_that_answers_nothing_any_more_is_left(serve, backend, dialect, limits):
+    limits(silence=0.1, probe=0.15)
     head = stream_of(backend, [END], dialect).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
 
     def hung(node, connection):

@@ -312,8 +312,8 @@ def waits(node, connection):
     toy_node(node, connection)
 
 
-def test_a_client_counts_tokens_and_is_pinged_in_its_own_words(serve, monkeypatch):
-    monkeypatch.setattr(sf, "QUIET_SECONDS", 0.1)
+def test_a_client_counts_tokens_and_is_pinged_in_its_own_words(serve, limits):
+    limits(quiet=0.1)
     served = serve("toy", plays={"toy": waits})
     request = {"to": "x", "said": [("user", "which files?")], "tools": ["Bash"], "stream": True}
     assert served.raw(served.post(request, target="/toy/count"))[2].startswith(b"count ")
@@ -321,10 +321,10 @@ def test_a_client_counts_tokens_and_is_pinged_in_its_own_words(serve, monkeypatc
     assert lines[:2] == [b'begin ""', b'ping ""'] and lines.count(b'begin ""') == 1
 
 
-def test_the_writer_says_whether_the_answer_is_a_stream(serve, monkeypatch):
+def test_the_writer_says_whether_the_answer_is_a_stream(serve, monkeypatch, limits):
     """A client that never asks for a stream, and always gets one, is a dialect, too."""
     monkeypatch.setattr(ToyDialect, "writer", lambda self, talk, answer_id: ToyWriter(True))
-    monkeypatch.setattr(sf, "QUIET_SECONDS", 0.2)
+    limits(quiet=0.2)
     served = serve("toy", plays={"toy": waits})
     said = [("user", "which files?")]
     request = {"to": "x", "said": said, "tools": ["Bash"], "stream": False}

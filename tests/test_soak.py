@@ -32,7 +32,7 @@ from gateway_rig import (
     says,
     wait_until,
 )
-from tools import free_port
+from tools import free_port, limit_of
 
 REQUESTS, CLIENTS = 5_000, 24
 NAME = re.compile("<q[0-9]+>")
@@ -250,7 +250,7 @@ def check_nothing_is_kept(served, watch):
     places, waiting = scheduler.show()
     assert (waiting, [place["running"] for place in places.values()]) == (0, [0] * len(places))
     assert set(scheduler._busy.values()) == {0} and not scheduler._queue
-    assert server._bodies._left == sf.BODIES_LIMIT_BYTES
+    assert server._bodies._left == limit_of("bodies")
     assert watch.overtaken == []
     assert watch.numbers == sorted(watch.numbers)
     assert not [told for told in served.said if "bug" in told]
@@ -278,9 +278,8 @@ def held():
 
 
 @pytest.mark.slow
-def test_dying_nodes_and_leaving_clients(tmp_path, monkeypatch):
-    monkeypatch.setattr(sf, "REST_SECONDS", 0.02)
-    monkeypatch.setattr(sf, "REST_LIMIT_SECONDS", 0.05)
+def test_dying_nodes_and_leaving_clients(tmp_path, limits):
+    limits(rest=0.02, longest_rest=0.05)
     files, threads = held(), threading.active_count()
     outcomes, _ = soak(REQUESTS, tmp_path)
     assert outcomes["ok"] > REQUESTS / 2 and outcomes["api_error"] > 0

@@ -108,8 +108,9 @@ def test_a_check_that_never_passes_ends_after_its_rounds_and_tries(rig):
     assert rig.tasks()["a"].checks == (1, 1, 1)
 
 
-def test_a_try_that_failed_is_tried_again_in_a_try_of_its_own(rig, monkeypatch):
-    monkeypatch.setattr(sf, "TRY_WAIT_SECONDS", (0,))
+@pytest.mark.slow
+def test_a_try_that_failed_is_tried_again_in_a_try_of_its_own(rig, limits):
+    limits(try_wait=(0,))
     rig.add("a", "@write x y", check="false", rounds=0, tries=2)
     rig.work()
     assert rig.states() == {"a": "failed"} and rig.tasks()["a"].tried == 2
@@ -280,8 +281,9 @@ def test_an_answer_resumes_a_session_whose_process_was_killed_while_it_asked(rig
     assert rig.states() == {"a": "done"} and rig.journal("a").count("starting") == 2
 
 
-def test_nobody_answers_so_the_slot_is_given_back_and_the_answer_still_counts(rig, monkeypatch):
-    monkeypatch.setattr(sf, "ASK_SECONDS", 0.2)
+@pytest.mark.slow
+def test_nobody_answers_so_the_slot_is_given_back_and_the_answer_still_counts(rig, limits):
+    limits(ask=0.2)
     rig.add("a", ASK, check="true")
     rig.work(lambda states: states and states["a"].asleep)
     assert rig.processes() == [] and rig.states() == {"a": "asking"}
@@ -308,6 +310,7 @@ def test_what_is_said_to_a_waiting_task_is_told_when_it_starts(rig):
     assert rig.states()["a"] == "done" and rig.tasks()["a"].checks == (0,)
 
 
+@pytest.mark.slow
 def test_what_is_said_to_a_task_that_is_over_resumes_it(rig):
     rig.add("a", "@write x y", check="true")
     rig.work()
@@ -355,6 +358,7 @@ def test_strays_of_an_agent_that_is_done_are_ended(rig):
     assert rig.states() == {"a": "done"} and rig.processes() == []
 
 
+@pytest.mark.slow
 def test_the_deadline_ends_a_try_and_counts_as_one(rig):
     rig.add("a", "@write x y\n@hang", deadline=1, tries=1, check="true")
     rig.work()
@@ -363,6 +367,7 @@ def test_the_deadline_ends_a_try_and_counts_as_one(rig):
     assert rig.receipt("a")["ended"] == "deadline" and rig.git("show", f"{state.snapshot}:x") == "y"
 
 
+@pytest.mark.slow
 def test_the_deadline_holds_without_a_supervisor(rig, monkeypatch):
     launch = sf.Launch
     monkeypatch.setattr(sf, "Launch", lambda *given, **more: launch(
@@ -400,9 +405,10 @@ def test_a_session_that_was_never_begun_is_begun(rig):
     assert rig.journal("a").count("starting") == 3
 
 
-def test_an_answer_that_was_never_read_is_told_again(rig, monkeypatch):
+@pytest.mark.slow
+def test_an_answer_that_was_never_read_is_told_again(rig, limits):
     """Its process is killed before it begins with what it was told: nothing of that is lost."""
-    monkeypatch.setattr(sf, "ASK_SECONDS", 0.2)
+    limits(ask=0.2)
     rig.add("a", ASK, check="test -s x", rounds=0, tries=1)
     rig.work(lambda states: states and states["a"].asleep)
     client = (rig.bin / "claude").read_text()
@@ -417,8 +423,8 @@ def test_an_answer_that_was_never_read_is_told_again(rig, monkeypatch):
 
 
 @pytest.mark.slow
-def test_five_losses_in_a_row_park(rig, monkeypatch):
-    monkeypatch.setattr(sf, "LOST_LIMIT", 3)
+def test_five_losses_in_a_row_park(rig, limits):
+    limits(lost=3)
     rig.add("a", "@die")
     client = (rig.bin / "claude").read_text()
     (rig.bin / "claude").write_text("#!/bin/sh\necho broken >&2; exit 1\n")
@@ -461,8 +467,9 @@ def test_waiting_for_a_slot_is_not_being_stuck(rig, monkeypatch):
     assert rig.states() == {"a": "done"} and rig.journal("a").count("starting") == 1
 
 
-def test_errors_of_the_api_wait_or_park_and_are_no_try(rig, monkeypatch):
-    monkeypatch.setattr(sf, "API_WAIT_SECONDS", (0.1,))
+@pytest.mark.slow
+def test_errors_of_the_api_wait_or_park_and_are_no_try(rig, limits):
+    limits(api_wait=(0.1,))
     rig.add("busy", "@write x y\n@once error api_error 529\n", check="true")
     rig.add("wrong", "@error api_error 404")
     rig.add("long", "@error prompt_too_long 400")
@@ -533,6 +540,7 @@ def test_kill_9_before_and_after_every_state_that_is_written_loses_nothing(tmp_p
     assert hit >= 0.9 * len(points), f"{hit} of {len(points)}"
 
 
+@pytest.mark.slow
 def test_random_kills_of_supervisors_and_agents_lose_nothing(tmp_path):
     """Trials with seeds; SUBAGENT_FLEET_TRIALS=100 is the whole promise: 500 kills and more."""
     from task_rig import Rig
@@ -579,6 +587,7 @@ def test_one_supervisor_and_the_others_are_told(rig):
     assert rig.states() == {"a": "done"} and rig.journal("a").count("starting") == 1
 
 
+@pytest.mark.slow
 def test_two_tries_are_never_alive_together(rig):
     rig.add("a", "@hang")
     rig.work(lambda states: states and states["a"].state == "running"
@@ -598,6 +607,7 @@ def test_two_tries_are_never_alive_together(rig):
     assert rig.states() == {"a": "parked"} and rig.tasks()["a"].cause == "still-alive"
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_is_one_sentence_and_the_agent_goes_on(rig, monkeypatch):
     rig.add("a", "@sleep 0.3\n@write x y", check="true")
     rig.work(lambda states: states and states["a"].state == "running")
@@ -626,6 +636,7 @@ def test_a_state_that_cannot_be_read_is_counted_and_the_others_go_on(rig, damage
     assert rig.folder.read_states()[1] == 1 and rig.states() == {"b": "done"}
 
 
+@pytest.mark.slow
 def test_an_order_that_was_obeyed_is_not_obeyed_again(rig):
     """Killed after the state was written and before the order was removed: it comes again."""
     rig.add("a", "@sleep 1\n@write x y", check="true")
@@ -640,6 +651,7 @@ def test_an_order_that_was_obeyed_is_not_obeyed_again(rig):
     assert rig.git("show", "run/a:said") == "one"
 
 
+@pytest.mark.slow
 def test_a_person_has_the_session_and_gives_it_back(rig):
     rig.add("a", "@write x y\n@once hang", check="test -s x")
     rig.work(lambda states: states and states["a"].state == "running"
@@ -811,6 +823,7 @@ class Mac(sf.World):
         return False
 
 
+@pytest.mark.slow
 def test_stop_ends_the_session_of_an_agent_without_proc(rig):
     world = Mac()
     world.environ = rig.world.environ

@@ -395,6 +395,7 @@ def test_a_system_without_pipes_and_locks_is_told(typist, monkeypatch):
     assert (caught.value.slug, caught.value.status) == ("no-posix", 3)
 
 
+@pytest.mark.slow
 def test_a_gateway_that_does_not_start_and_a_session_that_is_not_given_up(typist, monkeypatch):
     world = typist.rig.world
     monkeypatch.chdir(typist.rig.repo)

@@ -470,9 +470,9 @@ def test_the_state_is_kept_where_its_standard_says(far, tmp_path):
     assert far("trust", XDG_STATE_HOME="relative").returncode == 0 and far.file.exists()
 
 
-def test_what_a_person_types_is_accepted(far, tmp_path, monkeypatch):
+def test_what_a_person_types_is_accepted(far, tmp_path, limits):
     far.config.unlink()
-    monkeypatch.setattr(sf, "INIT_TIMEOUT_SECONDS", 0.2)
+    limits(init=0.2)
     assert far("init", "--offline", "--node", "gpu=https://gpu.example:443").returncode == 0
     assert far("generate").returncode == 0 and far("env").returncode == 0
     text = far.config.read_text()

@@ -332,6 +332,7 @@ def test_a_hook_never_runs_and_a_moved_branch_stays(tmp_path):
     assert place.git("rev-parse", "run/t") == moved
 
 
+@pytest.mark.slow
 def test_twenty_thousand_files_are_no_matter(tmp_path):
     place = Place(tmp_path)
     for directory in range(20):

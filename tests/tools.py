@@ -233,6 +233,29 @@ def processor_seconds(work, value):
         gc.enable()
 
 
+# -- what the program waits for, and how much it takes: by words, as tests say them --
+
+LIMITS = {
+    "quiet": "QUIET_SECONDS", "silence": "SILENCE_SECONDS", "probe": "PROBE_TIMEOUT_SECONDS",
+    "request": "REQUEST_SECONDS", "body": "BODY_SECONDS", "first_byte": "FIRST_BYTE_SECONDS",
+    "grace": "GRACE_SECONDS", "rest": "REST_SECONDS", "longest_rest": "REST_LIMIT_SECONDS",
+    "events_pause": "EVENTS_PAUSE_SECONDS", "progress": "PROGRESS_SECONDS",
+    "load_look": "LOAD_LOOK_SECONDS", "busy": "BUSY_SECONDS", "hung": "HUNG_SECONDS",
+    "pull_stall": "PULL_STALL_SECONDS", "sleep_test": "SLEEP_TEST_SECONDS",
+    "wake_pause": "WAKE_PAUSE_SECONDS", "wake_again": "WAKE_AGAIN_SECONDS",
+    "try_wait": "TRY_WAIT_SECONDS", "ask": "ASK_SECONDS", "api_wait": "API_WAIT_SECONDS",
+    "init": "INIT_TIMEOUT_SECONDS", "connections": "CONNECTION_LIMIT", "idle": "IDLE_LIMIT",
+    "followers": "FOLLOWER_LIMIT", "conversations": "CONVERSATION_LIMIT",
+    "bodies": "BODIES_LIMIT_BYTES", "answer": "ANSWER_LIMIT_BYTES",
+    "receipts": "RECEIPTS_LIMIT_BYTES", "aside": "ASIDE_LIMIT", "lost": "LOST_LIMIT",
+    "warmths": "SHOWN_WARMTHS_LIMIT", "measurements": "MEASUREMENTS_LIMIT"}
+
+
+def limit_of(word):
+    """How long the program waits for something, or how much of it it takes."""
+    return getattr(sf, LIMITS[word])
+
+
 # -- environments and keys --
 
 def clean_environment(**more):
