@@ -2098,6 +2098,9 @@ RULES = {
     "gigabytes": _number_rule(
         0.5, 65536, "a number of GB", 64, kind="number",
         units={"g": 1, "m": 1 / 1024, "t": 1024}),
+    "cache": _number_rule(
+        0, 65536, "a number of GB", 8.6, kind="number",
+        units={"g": 1, "m": 1 / 1024, "t": 1024}),
     "keep alive": Rule(
         {"anyOf": [{"type": "integer", "minimum": -1, "maximum": 31536000},
                    {"type": "string", "pattern": _DURATION}]},
@@ -2276,6 +2279,8 @@ class Node(Record):
     api_key_env: str | None = key(
         "key variable", "variable with its key; ends in _API_KEY or _API_TOKEN", None)
     auth: str | None = key("auth", "`client`: hand on the login that Claude Code sends", None)
+    cache_gb: float | None = key(
+        "cache", "main memory its server keeps prompts in; absent: 8.6", None)
 
 
 class Model(Record):
@@ -2974,6 +2979,10 @@ def can_chat(model: NodeModel) -> bool:
     return "completion" in model.capabilities
 
 
+def _place_of_model(model: Model) -> tuple[str, str]:
+    return model.node, full_model_name(model.ollama_model)
+
+
 def find_models(models: Iterable[_Named], ollama_model: str) -> list[_Named]:
     """Return those of a node's models, on its disk or in its memory, that have this name."""
     full_name = full_model_name(ollama_model)
@@ -3088,13 +3097,16 @@ def parse_measurements(content: bytes | None) -> tuple[Measurement, ...]:
     return page.measurements[:MEASUREMENTS_LIMIT]
 
 
+def latest_measurements(measured: Iterable[Measurement]) -> dict[tuple[str, str], Measurement]:
+    """Return {(endpoint, full name of the model): the latest measurement}."""
+    return {(known.endpoint, full_model_name(known.model)): known
+            for known in sorted(measured, key=lambda known: known.date)}
+
+
 def find_measurement(measured: Iterable[Measurement], endpoint: str,
                      ollama_model: str) -> Measurement | None:
     """Return the latest measurement of a model at an endpoint."""
-    full_name = full_model_name(ollama_model)
-    matches = [measurement for measurement in measured if measurement.endpoint == endpoint
-               and full_model_name(measurement.model) == full_name]
-    return max(matches, key=lambda measurement: measurement.date, default=None)
+    return latest_measurements(measured).get((endpoint, full_model_name(ollama_model)))
 
 
 def merge_measurements(kept: Iterable[Measurement],
@@ -3107,16 +3119,36 @@ def merge_measurements(kept: Iterable[Measurement],
     return tuple(places[:MEASUREMENTS_LIMIT])
 
 
-# -- what fits a machine --
+def is_older(version: str, than: str) -> bool:
+    """Tell whether a version is known (0.0.0 is none) and older."""
+    numbers, limit = _version_numbers(version), _version_numbers(than)
+    return any(numbers) and numbers < limit
+
+
+def _version_numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d{1,6}", version)[:3]]
+
+
+# -- what fits a machine, and how many conversations stay warm there --
+#
+# A server of models keeps 16 bits for each key and value (llama-server b10488, which Ollama 0.32.15
+# runs): of every token in the layers that see all, of a window and the batch it reads in those
+# that see only the last, a state where there is neither. Besides it keeps prompts in main memory.
 
 ROUGH_TOKEN_BYTES = 12_000  # of a token of context, for each billion parameters
 LARGEST_MODEL_BYTES = 1 << 50  # what says it is larger says nothing
+WORKING_SHARE = 1.1  # of the weights: what a server needs to work with them
+BATCH_TOKENS = 512  # that are read at once, beside a window
+WINDOW_STEP = 256
+CHECKPOINT_TOKENS = 8192  # so often a window or a state is kept, as it cannot be wound back
+USUAL_CACHE_GB = 8.6  # of main memory for prompts: 8 GiB a loaded model
 _PARAMETERS = _Pattern(r"(\d{1,6}(?:\.\d{1,6})?)([MBT])")
 _PARAMETER_UNITS = {"M": 0.001, "B": 1.0, "T": 1000.0}
 
-
-# Where the metadata do not say which layers see only a window: one in so many sees everything.
+# Where the metadata do not say it by layer: one in so many sees everything; the others see a
+# window, or keep a state.
 WINDOW_PATTERNS = {"cohere2": 4, "gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "gptoss": 2}
+STATE_PATTERNS = {"qwen35": 4, "qwen35moe": 4, "qwen3next": 4}
 LAYERS_LIMIT = 1_000
 _BY_LAYER = ("attention.head_count_kv", "attention.sliding_window_pattern")
 
@@ -3127,75 +3159,136 @@ def unread_layers(known: Mapping[str, Any]) -> list[str]:
     return [name for name in names if name in known and known[name] in (None, [])]
 
 
-def plan_cache(known: Mapping[str, Any]) -> dict[str, int]:
-    """Return what a model's context takes, by `model_info` of `/api/show`, at 16 bits a value.
+class Metadata:
+    """What the file of a model says of it; numbers without sense count as absent."""
 
-    `token_bytes` for each token and `window_bytes` once; nothing where it is not told.
-    """
-    kind = known.get("general.architecture")
+    def __init__(self, known: Mapping[str, Any]) -> None:
+        self.known = known
+        self.kind = str(known.get("general.architecture"))
+        self.layers = self.number("block_count") - self.number("attention.shared_kv_layers")
 
-    def number(key: str) -> int:
-        value = known.get(f"{kind}.{key}")
+    def number(self, key: str) -> int:
+        value = self.known.get(f"{self.kind}.{key}")
         return value if type(value) is int and 0 < value < 1_000_000 else 0
 
-    layers = number("block_count") - number("attention.shared_kv_layers")  # those keep nothing
-    if not 0 < layers <= LAYERS_LIMIT or unread_layers(known):
+    def heads(self) -> list[int]:
+        """Return how many heads of keys and values each layer has; none where that is unclear."""
+        value = self.known.get(f"{self.kind}.attention.head_count_kv")
+        counts = value[:self.layers] if isinstance(value, list) else [value] * self.layers
+        heads = [count for count in counts if type(count) is int and 0 <= count < 100_000]
+        return heads if len(heads) == self.layers else []
+
+    def sees_window(self, layer: int) -> bool:
+        """Tell whether a layer sees only the last tokens."""
+        pattern = self.known.get(f"{self.kind}.attention.sliding_window_pattern",
+                                 WINDOW_PATTERNS.get(self.kind))
+        if isinstance(pattern, list):
+            return layer < len(pattern) and bool(pattern[layer])
+        return type(pattern) is int and pattern > 0 and (layer + 1) % pattern != 0
+
+    def widths(self, behind: str = "") -> int:
+        """Return the values that a head keeps of a token, its key and its value."""
+        key = self.number(f"attention.key_length{behind}") or self.number("attention.key_length")
+        value = (self.number(f"attention.value_length{behind}")
+                 or self.number("attention.value_length"))
+        if not key + value and self.number("attention.head_count"):  # they share the embedding
+            return self.number("embedding_length") // self.number("attention.head_count") * 2
+        return key + value
+
+    def state_bytes(self) -> int:
+        """Return what a layer without keys keeps: of 32 bits, as Mamba and its kin do."""
+        inner, size = self.number("ssm.inner_size"), self.number("ssm.state_size")
+        rows = max(self.number("ssm.conv_kernel") - 1, 0)
+        return 4 * (rows * (inner + 2 * self.number("ssm.group_count") * size) + inner * size)
+
+
+def plan_cache(known: Mapping[str, Any]) -> dict[str, int]:
+    """Return what a model's context takes, by `model_info` of `/api/show`.
+
+    `token_bytes` for each token and `window_bytes` once a slot; nothing where it is not told.
+    """
+    model = Metadata(known)
+    if not 0 < model.layers <= LAYERS_LIMIT or unread_layers(known):
         return {}
 
     # Latent attention keeps a key of this rank for all heads, and no values.
-    rank = number("attention.kv_lora_rank")
-    if rank and number("attention.key_length_mla"):
-        return {"token_bytes": layers * (rank + number("rope.dimension_count")) * 2}
+    rank = model.number("attention.kv_lora_rank")
+    if rank and model.number("attention.key_length_mla"):
+        return {"token_bytes": model.layers * (rank + model.number("rope.dimension_count")) * 2}
 
-    key, value = number("attention.key_length"), number("attention.value_length")
-    if not key + value and number("attention.head_count"):  # then the heads share the embedding
-        key = value = number("embedding_length") // number("attention.head_count")
-    near_key = number("attention.key_length_swa") or key
-    near_value = number("attention.value_length_swa") or value
-
-    heads = known.get(f"{kind}.attention.head_count_kv")
-    pattern = known.get(f"{kind}.attention.sliding_window_pattern", WINDOW_PATTERNS.get(str(kind)))
-    window = number("attention.sliding_window")
-    interval = number("full_attention_interval")  # of hybrids; the layers between keep a state
+    window = model.number("attention.sliding_window")
+    cells = -(-(window + BATCH_TOKENS) // WINDOW_STEP) * WINDOW_STEP
+    interval = model.number("full_attention_interval") or STATE_PATTERNS.get(model.kind, 0)
     token_bytes = window_bytes = 0
-    for layer in range(layers):
+    for layer, heads in enumerate(model.heads()):
         if interval and (layer + 1) % interval:
-            continue
-        count = _of_layer(heads, layer)
-        if type(count) is not int or not 0 <= count < 100_000:
-            return {}
-        is_near = bool(_of_layer(pattern, layer))
-        if type(pattern) is int and pattern > 0:
-            is_near = (layer + 1) % pattern != 0
-        if is_near and window:
-            window_bytes += window * count * (near_key + near_value) * 2
+            window_bytes += model.state_bytes()
+        elif window and model.sees_window(layer):
+            window_bytes += cells * heads * model.widths("_swa") * 2
         else:
-            token_bytes += count * (key + value) * 2
+            token_bytes += heads * model.widths() * 2
     return {"token_bytes": token_bytes, "window_bytes": window_bytes} if token_bytes else {}
 
 
-def _of_layer(value: object, layer: int) -> object:
-    """Return what holds for a layer: each has its own, or all have the same."""
-    if not isinstance(value, list):
-        return value
-    return value[layer] if layer < len(value) else None
-
-
-def plan_gigabytes(model: NodeModel, context: int) -> float:
+def plan_gigabytes(model: NodeModel, context: int, slots: int = 1) -> float:
     """Return about how much memory a model takes: its weights, room to work, its context."""
-    return (_weight_bytes(model) + model.window_bytes + _token_bytes(model) * context) / 1e9
+    return (_weight_bytes(model) + slots * _prompt_bytes(model, context)) / 1e9
 
 
-def plan_fitting_context(model: NodeModel, gigabytes: float) -> int:
+def plan_fitting_context(model: NodeModel, gigabytes: float, slots: int = 1) -> int:
     """Return the context that so much memory has room for, in whole 1,024; 0 for none."""
-    room = gigabytes * 1e9 - _weight_bytes(model) - model.window_bytes
-    each = _token_bytes(model)
+    room = (gigabytes * 1e9 - _weight_bytes(model)) / slots - model.window_bytes
+    each = _prompt_bytes(model, 1) - model.window_bytes
     return max(int(room / each) // 1024 * 1024, 0) if each else 0
+
+
+def plan_warm(model: NodeModel, context: int, slots: int, cache_gb: float) -> int | None:
+    """Return how many conversations of this length stay warm; None: the metadata do not tell.
+
+    Those in the slots, and those whose prompts the server keeps in main memory.
+    """
+    if not model.token_bytes:
+        return None
+    return slots + int(cache_gb / plan_kept_gigabytes(model, context))
+
+
+def plan_kept_gigabytes(model: NodeModel, context: int) -> float:
+    """Return what a server keeps of a conversation in main memory."""
+    checkpoints = context // CHECKPOINT_TOKENS * model.window_bytes
+    return (_prompt_bytes(model, context) + checkpoints) / 1e9
+
+
+def plan_prompt_cache(node: Node, version: str) -> float:
+    """Return how many GB of prompts a node's server keeps in main memory for each model."""
+    if node.cache_gb is not None:
+        return node.cache_gb
+    is_llama = node.provider == "llamacpp" or (
+        node.provider == "ollama" and not is_older(version, "0.30"))  # before it, there is none
+    return USUAL_CACHE_GB if is_llama else 0.0
+
+
+# What to pull where no model will do, the strongest first: as ollama.com had them in November 2026.
+PULLS = (NodeModel("gpt-oss:120b", 65_369_818_941, token_bytes=36_864, window_bytes=28_311_552),
+         NodeModel("qwen3-coder:30b", 18_556_701_140, token_bytes=98_304),
+         NodeModel("gpt-oss:20b", 13_793_441_244, token_bytes=24_576, window_bytes=18_874_368),
+         NodeModel("qwen3:8b", 5_225_388_164, token_bytes=147_456),
+         NodeModel("qwen3:4b", 2_497_293_931, token_bytes=147_456))
+USABLE_SHARE = 0.75  # of a machine's memory: a Mac gives its GPU no more
+
+
+def plan_pull(gigabytes: float | None) -> str:
+    """Return the strongest model that holds Claude Code's prompt in so much memory."""
+    if not gigabytes:
+        return SMALL_PLACEHOLDER
+    fitting = [model.name for model in PULLS
+               if plan_fitting_context(model, gigabytes) >= MAIN_CONTEXT_TOKENS]
+    return fitting[0] if fitting else PULLS[-1].name
 
 
 def _weight_bytes(model: NodeModel) -> float:
     """Return what a model's weights take, and room to work: by its size, else by its name."""
-    return min(model.size or parameters_of(model) * BYTES_A_BILLION, LARGEST_MODEL_BYTES) * 1.1
+    size = model.size or parameters_of(model) * BYTES_A_BILLION
+    return min(size, LARGEST_MODEL_BYTES) * WORKING_SHARE
 
 
 def parameters_of(model: NodeModel) -> float:
@@ -3206,11 +3299,10 @@ def parameters_of(model: NodeModel) -> float:
     return min(billions(model.name), 1_000_000)
 
 
-def _token_bytes(model: NodeModel) -> float:
-    """Return what a token takes as the node told, else by the number of parameters."""
-    if model.token_bytes:
-        return model.token_bytes
-    return ROUGH_TOKEN_BYTES * parameters_of(model)
+def _prompt_bytes(model: NodeModel, tokens: int) -> float:
+    """Return what a conversation takes as the node told, else by the number of parameters."""
+    each = model.token_bytes or ROUGH_TOKEN_BYTES * parameters_of(model)
+    return model.window_bytes + each * tokens
 
 
 # -- routes --
@@ -3376,6 +3468,91 @@ def plan_next_step(fleet: Fleet, states: Mapping[str, NodeState],
     if routes[name].state == "model missing":
         return f"Next: {mend_missing(fleet, model, node)}"
     return "Next: `subagent-fleet warmup`"
+
+
+def _held_model(model: Model, state: NodeState) -> NodeModel:
+    """Return a model as its node has it; where it does not, one of which nothing is known."""
+    matches = find_models(state.models, model.ollama_model)
+    return matches[0] if matches else NodeModel("")
+
+
+class Load(Record):
+    """A model as it will be in memory on its node, and who shares it there."""
+
+    model: Model  # of those that use it, the one that takes the most
+    held: NodeModel | None  # as the node has it; None: the node did not say
+    users: tuple[str, ...] = ()  # the main session and agents
+    cache_gb: float = 0.0
+
+    @property
+    def context(self) -> int:
+        if self.held is None:  # by its name alone: a guess of both would cry wolf
+            return 0
+        return min(self.model.context, self.held.trained_context or self.model.context)
+
+    @property
+    def gigabytes(self) -> float:
+        held = self.held or NodeModel(self.model.ollama_model)
+        return plan_gigabytes(held, self.context, self.model.max_parallel)
+
+    @property
+    def warm(self) -> int | None:
+        """How many conversations as long as its context stay warm; None: not known."""
+        if self.held is None:
+            return None
+        return plan_warm(self.held, self.context, self.model.max_parallel, self.cache_gb)
+
+
+def plan_loads(fleet: Fleet, state: NodeState) -> list[Load]:
+    """Return what a node will hold, each of its models once; what is not there takes nothing."""
+    jobs = {MAIN_JOB: fleet.models[plan_tiers(fleet)["main"]], **plan_routes(fleet)}
+    cache_gb = plan_prompt_cache(fleet.nodes[state.name], state.version)
+    loads: dict[str, Load] = {}
+    for model in fleet.models.values():
+        held = _held_model(model, state) if state.online else None
+        if model.node != state.name or model.cloud or (held and (not held.name or held.remote)):
+            continue
+        place = _place_of_model(model)
+        users = tuple(job for job, used in jobs.items() if _place_of_model(used) == place)
+        load = Load(model, held, users, cache_gb)
+        if place[1] not in loads or loads[place[1]].gigabytes < load.gigabytes:
+            loads[place[1]] = load
+    return list(loads.values())
+
+
+def list_loads(fleet: Fleet, states: Mapping[str, NodeState]) -> list[Load]:
+    """Return what all nodes that answer will hold."""
+    return [load for state in states.values() if state.online
+            for load in plan_loads(fleet, state)]
+
+
+def report_load(load: Load) -> dict[str, Any]:
+    """Return a load as JSON has it."""
+    return {"node": load.model.node, "model": load.model.ollama_model, "context": load.context,
+            "gigabytes": round(load.gigabytes, 2), "agents": load.users, "warm": load.warm}
+
+
+def describe_load(load: Load, memory: float | None = None) -> str:
+    """Return what was counted for a model, and how many agents it keeps warm."""
+    model = load.model
+    held = load.held or NodeModel(model.ollama_model)
+    weights = plan_gigabytes(held, 0, 0)
+    text = (f"{model.node}: {model.ollama_model} takes {weights:.1f} GB, and "
+            f"{load.gigabytes - weights:.1f} GB for {load.context:,} tokens")
+    if not held.token_bytes:
+        text += " (a guess)"
+    if memory:
+        text += f", of {memory:g} GB"
+    return f"{text}. {describe_warm(load)}".rstrip()
+
+
+def describe_warm(load: Load) -> str:
+    """Return how many agents a model keeps warm, and how many there are; nothing if unknown."""
+    if load.warm is None or not load.users:
+        return ""
+    agents = count_of(range(load.warm), "agent")
+    return (f"{load.model.node} keeps {agents} of {load.context:,} tokens warm; "
+            f"{len(load.users)} configured.")
 
 
 # -- addresses --
@@ -3823,9 +4000,9 @@ def fleet_digest(fleet: Fleet) -> str:
 
 # -- who does what where --
 #
-# `init`, the first `up`, `worker`, `add` and `recommend` ask `plan_assignment`. In its order, each
-# rule is a function with its reason: what fits a role, what fits a machine, who is the strongest,
-# who does what, who stands in. Ties break by name: the same machines give the same file.
+# `init`, the first `up`, `worker`, `add` and `recommend` ask `plan_assignment`. All models in one
+# list, the strongest first; then four rules, each a function with its reasons, take from it what
+# finds room. Ties break by name: the same machines give the same file.
 
 # What is to be done, and the least context for it: `main` and Claude Code's tiers read its own
 # prompt, other agents do not.
@@ -3837,6 +4014,7 @@ PLANNING_BILLIONS = 7.0  # a smaller model plans and sums up only where no other
 CODER_FACTOR = 1.25  # a coder comes before a general model of its size
 THINKER_FACTOR = 0.9  # and one that thinks comes after it: here it is asked not to
 BYTES_A_BILLION = 6e8  # at four bits a weight, where neither name nor node tell the parameters
+CONTEXT_STEP = 4096
 _CODER = _Pattern("cod(?:er|e[^a-z]|estral)|devstral")
 _ACTIVE = _Pattern(r"a(\d+(?:\.\d+)?)b(?![a-z])")
 _MAKER = _Pattern("(?:.*/)?([a-z]+)")
@@ -3854,7 +4032,7 @@ class Candidate(Record):
     strength: float  # its size, and a bit more for a coder
     rating: Rating
     context: int  # it was trained for, or held when it was measured; 0: not told
-    measurement: Measurement | None = None
+    rate: float = 0.0  # tokens a second that were measured
 
     @property
     def place(self) -> tuple[str, str]:
@@ -3866,7 +4044,6 @@ class Candidate(Record):
 
     @property
     def order(self) -> tuple[float, int, str, str]:
-        """The strongest first; names break ties, so the same machines give the same file."""
         return -self.strength, -self.model.size, self.node, self.model.name
 
     @property
@@ -3875,35 +4052,27 @@ class Candidate(Record):
         match = _ACTIVE.search(self.model.name.lower())  # of a mixture
         return float(match[1]) if match else self.size
 
-    @property
-    def is_grown(self) -> bool:
-        return self.size >= PLANNING_BILLIONS
-
     def holds(self, tokens: int) -> bool:
         """Tell whether it was trained for so much context; what is not told counts as yes."""
         return not self.context or self.context >= tokens
-
-    def fits(self, job: str) -> bool:
-        return self.calls_tools and self.holds(JOBS[job])
 
 
 def plan_candidate(node: str, model: NodeModel, measurement: Measurement | None = None
                    ) -> Candidate:
     """Return a model with what is known and what was measured of it."""
-    calls_tools = None
-    if measurement and measurement.tools:
-        calls_tools = measurement.calls_tools
-
     context = model.trained_context or 0
-    rated = model
-    if measurement and measurement.context and not measurement.context.is_full:
-        # What it was asked with was cut or refused, so it holds less, whatever it was trained for.
-        # How much less was not measured: half is a guess.
-        context = min(context or measurement.tokens, measurement.tokens) // 2
-        rated = replace(model, trained_context=context)
-    rating = rate_model(rated, calls_tools)
+    calls_tools = None
+    rate = 0.0
+    if measurement:
+        rate = measurement.answer_rate or 0.0
+        calls_tools = measurement.calls_tools if measurement.tools else None
+        if measurement.context and not measurement.context.is_full:
+            # What it was asked with was cut or refused, so it holds less, whatever it was trained
+            # for. How much less was not measured: half is a guess.
+            context = min(context or measurement.tokens, measurement.tokens) // 2
+    rating = rate_model(replace(model, trained_context=context), calls_tools)
     size = plan_size(model)
-    return Candidate(node, model, size, plan_strength(model, size), rating, context, measurement)
+    return Candidate(node, model, size, plan_strength(model, size), rating, context, rate)
 
 
 def plan_size(model: NodeModel) -> float:
@@ -3920,12 +4089,25 @@ def plan_strength(model: NodeModel, size: float) -> float:
     return size
 
 
-def rank_models(states: Iterable[NodeState]) -> list[Candidate]:
-    """Return the models of the best kind, the strongest first: calls tools, holds the prompt."""
-    candidates = [plan_candidate(state.name, model) for state in states for model in state.models]
+def plan_candidates(states: Iterable[NodeState], measured: Iterable[Measurement] = ()
+                    ) -> list[Candidate]:
+    """Return all that the nodes have, the strongest first."""
+    latest = latest_measurements(measured)
+    candidates = [plan_candidate(state.name, model,
+                                 latest.get((state.endpoint, full_model_name(model.name))))
+                  for state in states for model in state.models]
+    return sorted(candidates, key=lambda candidate: candidate.order)
+
+
+def choose_best(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return those of the best kind: they call tools, hold the prompt. None that will not do."""
     best = max((candidate.rating.score for candidate in candidates), default=0)
-    ranked = [candidate for candidate in candidates if candidate.rating.score == best > 0]
-    return sorted(ranked, key=lambda candidate: candidate.order)
+    return [candidate for candidate in candidates if candidate.rating.score == best > 0]
+
+
+def rank_models(state: NodeState) -> list[Candidate]:
+    """Return a node's models of the best kind, the strongest first."""
+    return choose_best(plan_candidates([state]))
 
 
 def _maker_of(model: NodeModel) -> str:
@@ -3935,180 +4117,142 @@ def _maker_of(model: NodeModel) -> str:
     return _MAKERS.get(word, word)
 
 
-class Seat(Record):
-    """A model that shall run on a node, with this context."""
-
-    candidate: Candidate
-    context: int
-
-
 class Seating:
     """An assignment in the making: who could do what, what runs where, and why."""
 
     def __init__(self, states: Sequence[NodeState], measured: Iterable[Measurement],
                  memory: Mapping[str, float]) -> None:
-        latest = {(known.endpoint, full_model_name(known.model)): known
-                  for known in sorted(measured, key=lambda known: known.date)}
         self.nodes = [state.name for state in states if state.online]
-        candidates = [
-            plan_candidate(state.name, model,
-                           latest.get((state.endpoint, full_model_name(model.name))))
-            for state in states if state.online for model in state.models]
-        self.candidates = sorted(candidates, key=lambda candidate: candidate.order)
-        self.seats: dict[tuple[str, str], Seat] = {}
-        self.doing: dict[str, Seat] = {}  # by job
+        self.candidates = plan_candidates([state for state in states if state.online], measured)
+        self.able = {}  # by job, the strongest first; where nobody can do it, who comes nearest
+        for job, least in JOBS.items():
+            able = [one for one in self.candidates if one.calls_tools and one.holds(least)]
+            self.able[job] = able or choose_best(self.candidates)
+
+        self.running: dict[tuple[str, str], Candidate] = {}  # by place
+        self.contexts: dict[tuple[str, str], int] = {}
+        self.doing: dict[str, Candidate] = {}  # by job
         self.why: dict[str, str] = {}
         self._memory = memory
+        # What was seen loaded together fits together, where the memory is not known.
         self._seen = {state.name: sum(loaded.size for loaded in state.loaded) / 1e9
                       for state in states}
 
-        self.able = {job: self._find_able(job) for job in JOBS}  # the strongest first
-
-    def _find_able(self, job: str) -> list[Candidate]:
-        """Return who can do a job; where nobody can, who comes nearest."""
-        able = [candidate for candidate in self.candidates if candidate.fits(job)]
-        if able:
-            return able
-        best = max((candidate.rating.score for candidate in self.candidates), default=0)
-        return [candidate for candidate in self.candidates
-                if candidate.rating.score == best > 0]
-
     def near(self, job: str, other: Candidate) -> list[Candidate]:
-        """Return who can do a job at less than half another's strength lost."""
+        """Return who else can do a job at less than half another's strength lost."""
         return [candidate for candidate in self.able[job]
-                if candidate.strength * 2 > other.strength]
+                if candidate.strength * 2 > other.strength and candidate is not other]
 
     def fastest(self, job: str) -> list[Candidate]:
         """Return who can do a job, the fastest first; of equals, whose machine has less to do."""
         able = self.able[job]
-        rates = {candidate.place: candidate.measurement.answer_rate for candidate in able
-                 if candidate.measurement and candidate.measurement.answer_rate}
         # Where one was not measured there is no scale for all. Who calls no tool is not chosen
         # for being quick at that.
-        is_measured = len(rates) == len(able) and all(candidate.calls_tools for candidate in able)
+        is_measured = all(candidate.rate and candidate.calls_tools for candidate in able)
 
-        def order(candidate: Candidate) -> tuple[float, int]:
-            speed = candidate.slowness
-            if is_measured:
-                speed = -rates[candidate.place]
-            return speed, len(self.jobs_at(candidate.node))
+        def order(candidate: Candidate) -> tuple[Any, ...]:
+            speed = -candidate.rate if is_measured else candidate.slowness
+            return speed, len(self.jobs_at(candidate.node)), candidate.order[1:]
 
-        return sorted(sorted(able, key=lambda candidate: candidate.order[1:]), key=order)
-
-    # -- what fits a machine --
+        return sorted(able, key=order)
 
     def room_for(self, candidate: Candidate, job: str, wanted: int) -> int:
-        """Return the context at which a model fits its node beside what runs there, or 0."""
-        least = JOBS[job]
-        if not candidate.holds(least):  # the nearest, where nobody can do the job
-            least = LEAST_CONTEXT_TOKENS
-        seat = self.seats.get(candidate.place)
-        if seat:
-            return seat.context if seat.context >= least else 0
+        """Return the largest context with which a model fits beside what runs there, or 0."""
+        least = JOBS[job] if candidate.holds(JOBS[job]) else LEAST_CONTEXT_TOKENS
+        context = self.contexts.get(candidate.place, 0)
+        if not context:
+            context = max(min(candidate.context or wanted, wanted), LEAST_CONTEXT_TOKENS)
+            others = [plan_gigabytes(other.model, self.contexts[place])
+                      for place, other in self.running.items() if place[0] == candidate.node]
+            memory = self._memory.get(candidate.node)
+            if memory is None and others:
+                memory = self._seen[candidate.node]
+            if memory is not None:
+                room = memory - sum(others)
+                if plan_gigabytes(candidate.model, context) > room:
+                    fitting = plan_fitting_context(candidate.model, room)
+                    context = min(fitting, context) // CONTEXT_STEP * CONTEXT_STEP
+        return context if context >= least else 0
 
-        most = max(min(candidate.context or wanted, wanted), LEAST_CONTEXT_TOKENS)
-        others = [other for place, other in self.seats.items() if place[0] == candidate.node]
-        # The largest that fits, in few steps: one model shares an alias only with one context.
-        steps = (most, MAIN_CONTEXT_TOKENS, 2 * SMALL_CONTEXT_TOKENS, SMALL_CONTEXT_TOKENS)
-        for context in steps:
-            if least <= context <= most and self._fits([*others, Seat(candidate, context)]):
-                return context
-        return 0
+    def run(self, candidate: Candidate, context: int) -> None:
+        """Let a model run where it is."""
+        self.running.setdefault(candidate.place, candidate)
+        self.contexts.setdefault(candidate.place, context)
 
-    def _fits(self, seats: Sequence[Seat]) -> bool:
-        """Tell whether these run on their node together.
-
-        In its memory, else in what was seen loaded together, else one model alone.
-        """
-        node = seats[0].candidate.node
-        memory = self._memory.get(node)
-        if memory is None and len(seats) == 1:
-            return True
-        if memory is None:
-            memory = self._seen[node]
-        need = sum(plan_gigabytes(seat.candidate.model, seat.context) for seat in seats)
-        return need <= memory
-
-    # -- who does what --
-
-    def take(self, job: str, candidates: Iterable[Candidate]) -> Candidate | None:
-        """Let the first that finds room do a job, and return it."""
+    def take(self, job: str, choices: Iterable[tuple[Iterable[Candidate], str]]) -> None:
+        """Let the first who finds room do a job, and note the reason."""
         size = "heavy" if JOBS[job] == MAIN_CONTEXT_TOKENS else "small"
-        for candidate in candidates:
-            context = self.room_for(candidate, job, STARTER_MODELS[size].context)
-            if context:
-                old = self.doing.get(job)
-                seat = self.seats.setdefault(candidate.place, Seat(candidate, context))
-                self.doing[job] = seat
-                if old and old not in self.doing.values():
-                    del self.seats[old.candidate.place]
-                return candidate
-        return None
+        for candidates, why in choices:
+            for candidate in candidates:
+                context = self.room_for(candidate, job, STARTER_MODELS[size].context)
+                if context:
+                    self.run(candidate, context)
+                    self.doing[job] = candidate
+                    self.why[job] = why
+                    return
 
     def jobs_at(self, node: str) -> list[str]:
         """Return what is done on a node."""
-        return [job for job, seat in self.doing.items() if seat.candidate.node == node]
-
-    def by_strength(self) -> list[Seat]:
-        """Return what runs, the strongest first."""
-        return sorted(self.seats.values(),
-                      key=lambda seat: (-seat.candidate.strength, *seat.candidate.place))
+        return [job for job, candidate in self.doing.items() if candidate.node == node]
 
     def idle_nodes(self) -> list[str]:
         """Return the nodes on which nothing runs, by name."""
-        return sorted(set(self.nodes) - {node for node, _ in self.seats})
+        return sorted(set(self.nodes) - {node for node, _ in self.running})
+
+    def by_strength(self) -> list[Candidate]:
+        """Return what runs, the strongest first."""
+        return sorted(self.running.values(), key=lambda one: (-one.strength, *one.place))
 
 
 def _assign_strongest(seating: Seating) -> None:
     """The main session and the implementer get the strongest model that fits its machine."""
     for job in (MAIN_JOB, "implementer"):
-        if seating.take(job, seating.able[job]):
-            model = seating.doing[job].candidate.model
-            seating.why[job] = f"the strongest: {_show_strength(model)}"
+        seating.take(job, [([one], f"the strongest: {_show_strength(one.model)}")
+                           for one in seating.able[job]])
 
 
 def _assign_reviewer(seating: Seating) -> None:
     """A second pair of eyes, at work at the same time: another machine's, of another maker."""
-    main = seating.doing[MAIN_JOB].candidate
-
-    def likeness(candidate: Candidate) -> tuple[bool, bool]:
-        # Another machine before another maker: one that waits for the main session is no help.
-        return candidate.node == main.node, _maker_of(candidate.model) == _maker_of(main.model)
-
-    reasons = {(False, False): "the strongest on another machine, of another family",
-               (False, True): "the strongest on another machine",
-               (True, False): "of another family than the main session's, beside it",
-               (True, True): "no other model is strong enough"}
-    others = [candidate for candidate in seating.near("reviewer", main)
-              if likeness(candidate) != (True, True)]
-    chosen = seating.take("reviewer", [*sorted(others, key=likeness), main])
-    if chosen:
-        seating.why["reviewer"] = reasons[likeness(chosen)]
+    main = seating.doing[MAIN_JOB]
+    near = seating.near("reviewer", main)
+    away = [one for one in near if one.node != main.node]
+    others = [one for one in near if _maker_of(one.model) != _maker_of(main.model)]
+    nobody = "no other model is strong enough"
+    if len(seating.able["reviewer"]) == 1:
+        nobody = "the only model that can do it"
+    elif away or others:
+        nobody = "no other model fits beside it"
+    elif near:
+        nobody = "the other models here are of the same family"
+    # Another machine before another maker: one that waits for the main session is no help.
+    seating.take("reviewer", [
+        ([one for one in away if one in others],
+         "the strongest on another machine, of another family"),
+        (away, "the strongest on another machine"),
+        (others, "of another family than the main session's, beside it"),
+        ([main], nobody)])
 
 
 def _assign_fastest(seating: Seating) -> None:
     """Plans and summaries come from the fastest; a small model makes no plans."""
-    main = seating.doing[MAIN_JOB].candidate
-    fastest = [candidate for candidate in seating.fastest("planner") if candidate.is_grown]
-    left = [candidate for candidate in seating.able["planner"]
-            if not seating.jobs_at(candidate.node)]
-    for candidates, why in (
-            (fastest, f"the fastest of at least {PLANNING_BILLIONS:g} B"),
-            (left, "the strongest left"), ([main], "nothing else fits")):
-        if "planner" not in seating.doing and seating.take("planner", candidates):
-            seating.why["planner"] = why
+    def grown(candidates: Iterable[Candidate]) -> list[Candidate]:
+        return [candidate for candidate in candidates if candidate.size >= PLANNING_BILLIONS]
+
+    main = seating.doing[MAIN_JOB]
+    busy = {candidate.node for candidate in seating.doing.values()}
+    seating.take("planner", [
+        (grown(seating.fastest("planner")), f"the fastest of at least {PLANNING_BILLIONS:g} B"),
+        ([one for one in seating.able["planner"] if one.node not in busy], "the strongest left"),
+        ([main], "nothing else fits")])
 
     # On another machine than the main session's where there is one; a small model only where no
     # other is free.
     fastest = seating.fastest("summarizer")
     away = [candidate for candidate in fastest if candidate.node != main.node]
-    grown = [candidate for candidate in away if candidate.is_grown]
-    for candidates, why in (
-            (grown, "the fastest model still free"),
-            (away, "the fastest; nothing larger is free"),
-            (fastest, "the fastest"), ([main], "nothing else fits")):
-        if "summarizer" not in seating.doing and seating.take("summarizer", candidates):
-            seating.why["summarizer"] = why
+    seating.take("summarizer", [
+        (grown(away), "the fastest model still free"),
+        (away, "the fastest; nothing larger is free"),
+        (fastest, "the fastest"), ([main], "nothing else fits")])
 
 
 def _employ_idle(seating: Seating) -> None:
@@ -4116,31 +4260,32 @@ def _employ_idle(seating: Seating) -> None:
     # First who has a model that works elsewhere: a twin keeps its work as strong as it was. Not
     # with less context: one alias promises the same on each of its machines.
     contexts: dict[str, int] = {}
-    for seat in seating.by_strength():
-        contexts.setdefault(seat.candidate.place[1], seat.context)
-    _seat_idle(seating, "summarizer", lambda candidate: contexts.get(candidate.place[1], 0))
+    for candidate in seating.by_strength():
+        contexts.setdefault(candidate.place[1], seating.contexts[candidate.place])
+    _run_idle(seating, "summarizer", lambda candidate: contexts.get(candidate.place[1], 0))
 
     for node in seating.idle_nodes():
         # The job that needs the least strength moves first; the main session never does.
         for job in ("summarizer", "planner", "reviewer", "implementer"):
-            now = seating.doing[job].candidate
-            if len(seating.jobs_at(now.node)) < 2:  # that machine would idle then
-                continue
+            now = seating.doing[job]
             near = [candidate for candidate in seating.near(job, now) if candidate.node == node]
-            if seating.take(job, near):
-                seating.why[job] = f"{node} would idle; more than half as strong"
+            if len(seating.jobs_at(now.node)) > 1:  # else that machine would idle
+                seating.take(job, [(near, f"{node} would idle; more than half as strong")])
+            if seating.doing[job] is not now:
+                if now not in seating.doing.values():
+                    del seating.running[now.place], seating.contexts[now.place]
                 break
 
-    _seat_idle(seating, MAIN_JOB, lambda candidate: MAIN_CONTEXT_TOKENS)
+    _run_idle(seating, MAIN_JOB, lambda candidate: MAIN_CONTEXT_TOKENS)
 
 
-def _seat_idle(seating: Seating, job: str, wish: Callable[[Candidate], int]) -> None:
+def _run_idle(seating: Seating, job: str, wish: Callable[[Candidate], int]) -> None:
     """Let the strongest on each idle node run that has room for the context it is to have."""
     for node in seating.idle_nodes():
         for candidate in seating.able[job]:
             context = wish(candidate) if candidate.node == node else 0
             if context and seating.room_for(candidate, job, context) == context:
-                seating.seats[candidate.place] = Seat(candidate, context)
+                seating.run(candidate, context)
                 break
 
 
@@ -4178,6 +4323,7 @@ class Assignment(Record):
     why: dict[str, str] = {}  # by job
     idle: dict[str, str] = {}  # node -> why nothing runs there
     flaw: str = ""  # what the main session's model lacks, or why none will do
+    counted: tuple[str, ...] = ()  # what each model takes, and how many agents it keeps warm
 
     def placement(self, job: str) -> Placement:
         """Return where a job is done."""
@@ -4202,58 +4348,77 @@ def plan_assignment(states: Sequence[NodeState], measured: Iterable[Measurement]
         why={job: seating.why[job] for job in JOBS if job in seating.doing},
         idle={state.name: _explain_idle(seating, state) for state in states
               if state.online and state.name not in busy},
-        flaw=_plan_flaw(seating, states))
+        flaw=_plan_flaw(seating, states),
+        counted=tuple(_count_placements(placements, states, memory or {})))
+
+
+def _count_placements(placements: Iterable[Placement], states: Iterable[NodeState],
+                      memory: Mapping[str, float]) -> Iterator[str]:
+    """Yield what each model takes, where that is known of the model or asked of the machine."""
+    nodes = {state.name: state for state in states}
+    for placement in placements:
+        model = placement.model
+        state = nodes[placement.node]
+        if model.token_bytes or state.name in memory:
+            node = Node(state.name, state.endpoint, provider=state.provider)
+            entry = Model(placement.name, state.name, model.name, placement.alias,
+                          placement.context)
+            load = Load(entry, model, placement.jobs, plan_prompt_cache(node, state.version))
+            yield describe_load(load, memory.get(state.name))
 
 
 def _plan_placements(seating: Seating) -> tuple[Placement, ...]:
     """Return the models to write: those with jobs in the jobs' order, then twins and spares."""
-    seats = [seating.doing[job] for job in JOBS if job in seating.doing]
-    seats += seating.by_strength()
-    placements: list[Placement] = []
-    for seat in {seat.candidate.place: seat for seat in seats}.values():
-        node, full_name = seat.candidate.place
-        jobs = tuple(job for job in JOBS if seating.doing.get(job) == seat)
-        why = "; ".join(dict.fromkeys(seating.why[job] for job in jobs))
-        # One model with one context has one alias everywhere.
-        twin = next((other for other in placements
-                     if (other.place[1], other.context) == (full_name, seat.context)), None)
-        machine = _make_name(node, "node")
-        if twin:
-            name = f"{twin.name}-{machine}"
-            alias = twin.alias
-            why = why or f"the same model as {twin.name}: they share its work"
-        else:
-            name = SEAT_NAMES[jobs[0]] if jobs else f"spare-{machine}"
-            alias = _seat_alias(seat, jobs, {other.alias for other in placements})
-            why = why or "stands in for the others"
-        name = _free_name(name[:64], machine, taken={other.name for other in placements})
-        placements.append(Placement(name, node, seat.candidate.model, alias, seat.context,
-                                    jobs, why))
-
-    by_place = {placement.place: placement for placement in placements}
-    strongest = [by_place[seat.candidate.place] for seat in seating.by_strength()]
-    return tuple(replace(placement, fallback=_plan_heirs(placement, strongest))
-                 for placement in placements)
+    strongest = seating.by_strength()
+    running = [seating.doing[job] for job in JOBS if job in seating.doing] + strongest
+    placements: dict[tuple[str, str], Placement] = {}
+    for candidate in running:
+        place = candidate.place
+        if place not in placements:
+            jobs = tuple(job for job in JOBS if seating.doing.get(job) is candidate)
+            placements[place] = _plan_placement(seating, candidate, jobs, placements.values())
+    by_strength = [placements[candidate.place] for candidate in strongest]
+    return tuple(replace(placement, fallback=_plan_heirs(placement, by_strength))
+                 for placement in placements.values())
 
 
-def _seat_alias(seat: Seat, jobs: Sequence[str], taken: set[str]) -> str:
+def _plan_placement(seating: Seating, candidate: Candidate, jobs: tuple[str, ...],
+                    others: Collection[Placement]) -> Placement:
+    """Return the entry of a model; one model with one context has one alias everywhere."""
+    node, full_name = candidate.place
+    context = seating.contexts[candidate.place]
+    machine = _make_name(node, "node")
+    why = "; ".join(dict.fromkeys(seating.why[job] for job in jobs))
+    twins = [other for other in others if (other.place[1], other.context) == (full_name, context)]
+    if twins:
+        name = f"{twins[0].name}-{machine}"
+        alias = twins[0].alias
+        why = why or f"the same model as {twins[0].name}: they share its work"
+    else:
+        name = SEAT_NAMES[jobs[0]] if jobs else f"spare-{machine}"
+        alias = _plan_alias(candidate, jobs, {other.alias for other in others})
+    name = _free_name(name[:64], machine, taken={other.name for other in others})
+    return Placement(name, node, candidate.model, alias, context, jobs,
+                     why or "stands in for the others")
+
+
+def _plan_alias(candidate: Candidate, jobs: Sequence[str], taken: set[str]) -> str:
     """Return the alias of a model: Claude Code's tier where its job is one's, else its name."""
     for job in jobs:
         if job in SEAT_ALIASES:
             return SEAT_ALIASES[job]
-    alias = _make_name(re.sub(":latest$", "", seat.candidate.model.name), "model")
+    alias = _make_name(re.sub(":latest$", "", candidate.model.name), "model")
     if set(re.split("[^a-z]+", alias)) & set(CLAUDE_WORDS):  # would be taken for a tier's
         alias = "local"
-    return _free_name(alias, _make_name(seat.candidate.node, "node"), taken=taken)
+    return _free_name(alias, _make_name(candidate.node, "node"), taken=taken)
 
 
 def _plan_heirs(placement: Placement, strongest: Sequence[Placement]) -> tuple[str, ...]:
     """Return who stands in for a model: the strongest of the other machines, no alias twice."""
     heirs: dict[str, str] = {}  # by alias
     for other in strongest:
-        is_gone_too = other.node == placement.node
         is_short = other.context < min(placement.context, MAIN_CONTEXT_TOKENS)
-        if not is_gone_too and not is_short and other.alias != placement.alias:
+        if other.node != placement.node and not is_short and other.alias != placement.alias:
             heirs.setdefault(other.alias, other.name)
     limit = len(heirs) if MAIN_JOB in placement.jobs else FALLBACKS
     return tuple(heirs.values())[:limit]
@@ -4271,15 +4436,14 @@ def _show_strength(model: NodeModel) -> str:
 
 def _explain_idle(seating: Seating, state: NodeState) -> str:
     """Return why nothing runs on a node: what all of its models lack."""
-    if not state.models:
-        return "it has no model"
-    candidates = [candidate for candidate in seating.candidates
-                  if candidate.node == state.name and candidate.rating.score]
+    candidates = [candidate for candidate in seating.candidates if candidate.node == state.name]
     if not candidates:
+        return "it has no model"
+    if not any(candidate.rating.score for candidate in candidates):
         return "none of its models can chat there"
     if not any(candidate.calls_tools for candidate in candidates):
         return "none of its models is known to call tools"
-    if not any(candidate.fits(MAIN_JOB) for candidate in candidates):
+    if not any(candidate in seating.able[MAIN_JOB] for candidate in candidates):
         return "its models hold too little"
     return "its models do not fit its memory"
 
@@ -4287,7 +4451,7 @@ def _explain_idle(seating: Seating, state: NodeState) -> str:
 def _plan_flaw(seating: Seating, states: Sequence[NodeState]) -> str:
     """Return what the main session's model lacks, or why the first that is there will not do."""
     if MAIN_JOB in seating.doing:
-        candidate = seating.doing[MAIN_JOB].candidate
+        candidate = seating.doing[MAIN_JOB]
         flaw = candidate.rating.flaw
         return f"{candidate.model.name} {flaw}" if flaw else ""
     for state in states:
@@ -4499,7 +4663,7 @@ def plan_starter(states: Sequence[NodeState], measured: Iterable[Measurement] = 
                  memory: Mapping[str, float] | None = None) -> Starter:
     """Return the fleet of what was found, as it is assigned."""
     assignment = plan_assignment(states, measured, memory)
-    nodes = _starter_nodes(states)
+    nodes = _starter_nodes(states, memory or {})
     models = {}
     for placement in assignment.placements:
         is_heavy = MAIN_JOB in placement.jobs or placement.context > MAIN_CONTEXT_TOKENS
@@ -4557,14 +4721,17 @@ def plan_provider(state: NodeState) -> dict[str, str]:
     return {} if state.provider == "ollama" else {"provider": state.provider}
 
 
-def _starter_nodes(states: Sequence[NodeState]) -> dict[str, dict[str, Any]]:
+def _starter_nodes(states: Sequence[NodeState], memory: Mapping[str, float]
+                   ) -> dict[str, dict[str, Any]]:
     """Return the nodes to write: all but this machine where only others answered."""
     anybody = any(state.online for state in states)
     nodes = {}
     for state in states:
         is_unasked = (state.name, state.endpoint) == ("local", OLLAMA_ENDPOINT)
         if state.online or not anybody or not is_unasked:
-            nodes[state.name] = {"endpoint": state.endpoint, **plan_provider(state), "tags": []}
+            room = {"memory_gb": memory[state.name]} if state.name in memory else {}
+            nodes[state.name] = {"endpoint": state.endpoint, **plan_provider(state), "tags": [],
+                                 **room}
     return nodes
 
 
@@ -4616,10 +4783,6 @@ class Recommendation(Record):
         return [advice for advice in self.advices if advice.is_change]
 
 
-def _place_of_model(model: Model) -> tuple[str, str]:
-    return model.node, full_model_name(model.ollama_model)
-
-
 def plan_recommendation(fleet: Fleet, states: Mapping[str, NodeState],
                         measured: Sequence[Measurement]) -> Recommendation:
     """Return what would be assigned otherwise, with what it is decided on."""
@@ -4629,40 +4792,37 @@ def plan_recommendation(fleet: Fleet, states: Mapping[str, NodeState],
     starter = plan_starter(homes, measured, memory)
     plan = starter.assignment
     placed = {placement.place: placement.name for placement in plan.placements}
+    flaws = {candidate.place: candidate.rating.flaw
+             for candidate in plan_candidates(states.values(), measured)}
 
-    def flaw_of(node: str, name: str) -> str:
-        held = find_models(states[node].models, name)
-        known = find_measurement(measured, fleet.nodes[node].endpoint, name)
-        return plan_candidate(node, held[0], known).rating.flaw if held else ""
-
-    jobs = {job: fleet.models[fleet.agents[job].model] for job in plan.jobs if job in fleet.agents}
-    jobs[MAIN_JOB] = fleet.models[plan_tiers(fleet)["main"]]
-    advices = []
-    for job in plan.jobs:
-        # What goes to a cloud is the person's own decision: it is neither judged nor moved.
-        if job in jobs and not jobs[job].cloud:
-            advice = Advice(job, jobs[job], plan.placement(job), plan.why[job])
-            flaw = flaw_of(jobs[job].node, jobs[job].ollama_model)
-            heir = advice.planned
-            if advice.is_change and flaw and not (
-                    heir and flaw_of(heir.node, heir.model.name) == flaw):
-                advice = replace(advice, why=f"{jobs[job].ollama_model} {flaw}")
-            advices.append(advice)
-    for placement in plan.placements:
-        if not placement.jobs and placement.place not in own:
-            advices.append(Advice("", None, placement, placement.why))
-    for place, model in own.items():
-        if place not in placed and not model.cloud:
-            flaw = flaw_of(model.node, model.ollama_model)
-            advices.append(Advice("", model, None, flaw or "no role needs it"))
+    advices = [*_advise_jobs(fleet, plan, flaws)]
+    advices += [Advice("", None, placement, placement.why) for placement in plan.placements
+                if not placement.jobs and placement.place not in own]
+    advices += [Advice("", model, None, flaws.get(place) or "no role needs it")
+                for place, model in own.items() if place not in placed and not model.cloud]
 
     places = {*placed, *(_place_of_model(advice.now) for advice in advices if advice.now)}
-    known = [find_measurement(measured, fleet.nodes[node].endpoint, name)
-             for node, name in sorted(places)]
+    latest = latest_measurements(measured)
+    known = [latest.get((fleet.nodes[node].endpoint, name)) for node, name in sorted(places)]
     found = tuple(filter(None, known))
     return Recommendation(
         tuple(advices), replace(starter, tree=_keep_agents(fleet, starter.tree, plan, placed)),
         found, tuple(_plan_unknown(fleet, states, len(known) - len(found))))
+
+
+def _advise_jobs(fleet: Fleet, plan: Assignment, flaws: Mapping[tuple[str, str], str]
+                 ) -> Iterator[Advice]:
+    """Yield for each job who does it and who would."""
+    jobs = {**plan_routes(fleet), MAIN_JOB: fleet.models[plan_tiers(fleet)["main"]]}
+    for job in plan.jobs:
+        now = jobs.get(job)
+        if now is None or now.cloud:
+            continue  # a cloud is the person's own decision: it is neither judged nor moved
+        advice = Advice(job, now, plan.placement(job), plan.why[job])
+        flaw = flaws.get(_place_of_model(now))
+        if advice.is_change and flaw and flaw != flaws.get(plan.placement(job).place):
+            advice = replace(advice, why=f"{now.ollama_model} {flaw}")
+        yield advice
 
 
 def _keep_home(node: Node, own: Mapping[tuple[str, str], Model], state: NodeState) -> NodeState:
@@ -4697,7 +4857,7 @@ def _plan_unknown(fleet: Fleet, states: Mapping[str, NodeState], unmeasured: int
     for name, state in states.items():
         if not state.online:
             yield f"{name} does not answer ({state.reason}): planned without it."
-        elif not fleet.nodes[name].memory_gb and len(rank_models([state])) > 1:
+        elif not fleet.nodes[name].memory_gb and len(rank_models(state)) > 1:
             narrow.append(name)
     if narrow:
         yield (f"The memory of {join_words(narrow)}. Without `memory_gb:` each machine gets only "
@@ -4782,7 +4942,7 @@ def _free_name(name: str, more: str, *, taken: set[str]) -> str:
 def plan_added_models(fleet: Fleet, state: NodeState) -> list[NodeModel]:
     """Return what `add` takes of a machine unasked: what the fleet has, and its strongest."""
     known = {full_model_name(model.ollama_model) for model in fleet.models.values()}
-    ranked = [candidate.model for candidate in rank_models([state])]
+    ranked = [candidate.model for candidate in rank_models(state)]
     chosen = [model for model in ranked if full_model_name(model.name) in known]
     return chosen + [model for model in ranked[:1] if model not in chosen]
 
@@ -4919,16 +5079,6 @@ def plan_verdict(findings: Sequence[Finding]) -> str:
             place = f"{finding.where}: " if finding.where else ""
             return f"Not ready: {counts}. First: {place}{finding.fix}"
     return f"Not ready: {counts}."
-
-
-def is_older(version: str, than: str) -> bool:
-    """Tell whether a version is known (0.0.0 is none) and older."""
-    numbers, limit = _version_numbers(version), _version_numbers(than)
-    return any(numbers) and numbers < limit
-
-
-def _version_numbers(version: str) -> list[int]:
-    return [int(part) for part in re.findall(r"\d{1,6}", version)[:3]]
 
 
 def quote_shell(text: str) -> str:
@@ -5312,38 +5462,29 @@ def _public_address(who: str, address: str, level: str) -> Finding:
                        "address")
 
 
-def _held_model(model: Model, state: NodeState) -> NodeModel:
-    """Return a model as its node has it; where it does not, one of which nothing is known."""
-    matches = find_models(state.models, model.ollama_model)
-    return matches[0] if matches else NodeModel("")
-
-
-class Load(Record):
-    """A model as it will be in memory on its node: as the node has it, else by its name."""
-
-    model: Model  # of those that use it, the one that takes the most
-    gigabytes: float
-    held: NodeModel | None  # None: the node did not say
-
-
-def plan_loads(fleet: Fleet, state: NodeState) -> list[Load]:
-    """Return what a node will hold, each Ollama model once; what is not there takes nothing."""
-    loads: dict[str, Load] = {}
-    for model in fleet.models.values():
-        if model.node != state.name or model.cloud:
-            continue
-        held = _held_model(model, state) if state.online else None
-        if held is None:  # by its name, and without its context: a guess of both would cry wolf
-            load = Load(model, plan_gigabytes(NodeModel(model.ollama_model), 0), None)
-        elif not held.name or held.remote:
-            continue
-        else:
-            context = min(model.context, held.trained_context or model.context)
-            load = Load(model, plan_gigabytes(held, context), held)
-        name = full_model_name(model.ollama_model)
-        if name not in loads or loads[name].gigabytes < load.gigabytes:
-            loads[name] = load
-    return list(loads.values())
+@check("Nodes", "nodes")
+def _check_room(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Say what each model was counted to take, what it takes, and who stays warm there."""
+    for state in facts.states.values():
+        for load in plan_loads(fleet, state):
+            if load.held is None or load.warm is None:
+                continue
+            what = describe_load(load, fleet.nodes[state.name].memory_gb)
+            resident = find_resident(state, load.model)
+            if resident and resident.size and resident.context == load.context:
+                what += f" Measured: {resident.size / 1e9:.1f} GB in all."
+            cold = len(load.users) - load.warm
+            if cold <= 0 or state.provider not in ("ollama", "llamacpp"):
+                yield Finding("room", "ok", what)
+                continue
+            # In whole GiB, as its server counts.
+            cache = load.cache_gb + cold * plan_kept_gigabytes(load.held, load.context)
+            gibibytes = int(cache * 1e9 / 2**30) + 1
+            yield Finding("few-warm", "info", what,
+                          _locate(fleet, "models", load.model.name, "context"),
+                          fix=f"if {state.name} has the memory, set `LLAMA_ARG_CACHE_RAM="
+                          f"{gibibytes * 1024}` for its server, and write `cache_gb: "
+                          f"{gibibytes * 2**30 / 1e9:.1f}` under nodes.{state.name}")
 
 
 @check("Nodes", "file")
@@ -5388,7 +5529,7 @@ def _name_large_model(fleet: Fleet, load: Load, rooms: Mapping[str, float],
         context = plan_fitting_context(load.held, memory)
         if context >= least:
             fix = f"write `context: {context}`"
-    smaller = [quote_yaml(other.model.name) for other in rank_models([state])
+    smaller = [quote_yaml(other.model.name) for other in rank_models(state)
                if plan_gigabytes(other.model, model.context) <= memory]
     fix = fix or _plan_move(rooms, [load])
     if smaller and not fix:
@@ -5812,7 +5953,7 @@ def check_worker(program: str, state: NodeState,
     hole = worst_hole(state)
     if hole:
         findings.append(_name_hole(hole, f"Ollama {state.version}", ""))
-    if not rank_models([state]):
+    if not rank_models(state):
         findings.append(Finding("no-model", "warning", "no model here can answer an agent",
                                 fix=f"ollama pull {SMALL_PLACEHOLDER}"))
     places = [place.name for place in reached if place.online and address_kind(place.name)]
@@ -11450,6 +11591,12 @@ class World:
                 return int(match[1]) // 1024
             return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 ** 21
         return 0
+
+    def total_gigabytes(self) -> float:
+        """Return how much memory this machine has; 0.0 where the system does not say."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
+        return 0.0
 
     def become(self, argv: Sequence[str]) -> None:
         """Go on as another program, in this process."""
@@ -21250,8 +21397,10 @@ def format_answers(states: Sequence[NodeState]) -> str:
     return text
 
 
-def format_starter(starter: Starter, states: Sequence[NodeState], look: Look = PLAIN) -> str:
+def format_starter(starter: Starter, states: Sequence[NodeState], look: Look = PLAIN,
+                   memory: Mapping[str, float] | None = None) -> str:
     """Return who was asked for models, and who does what where with one reason each."""
+    memory = memory or {}
     text = format_answers(states)
     if starter.has_models:
         away = []
@@ -21260,24 +21409,36 @@ def format_starter(starter: Starter, states: Sequence[NodeState], look: Look = P
             why = "your Claude login; its prompts leave the house"
             away.append((MAIN_JOB, model["ollama_model"], model["node"], why))
         text += "\n" + format_assignment(starter.assignment, look, away)
-        if any(len(rank_models([state])) > 1 for state in states if state.online):
+        if any(len(rank_models(state)) > 1 for state in states if state.online):
             hint = ("Without `memory_gb:` each machine gets only one model. Add it, then run "
                     "`subagent-fleet recommend`.")
             text += format_words([hint], look)
+        for name in starter.assignment.idle:
+            if memory.get(name):
+                pull = f"`ollama pull {plan_pull(memory[name])}`"
+                text += format_words([f"{clean_line(name)} could work with", f"{pull}."], look)
     else:
         who = "No model that can be used was found"
         if all(state.reason == "not asked" for state in states):
             who = "No machine was asked"
         text += f"{who}: the models in it are placeholders.\n"
-    return text + _tell_flaw(starter, states, "subagent-fleet init --force", look)
+        for state in states:
+            room = memory.get(state.name)
+            if room and not rank_models(state):
+                who = f"For {clean_line(state.name)}, which has about {room:.0f} GB for models:"
+                text += format_words([who, f"`ollama pull {plan_pull(room)}`"], look)
+    return text + _tell_flaw(starter, states, "subagent-fleet init --force", look, memory)
 
 
-def _tell_flaw(starter: Starter, states: Iterable[NodeState], following: str, look: Look) -> str:
+def _tell_flaw(starter: Starter, states: Collection[NodeState], following: str, look: Look,
+               memory: Mapping[str, float]) -> str:
     """Return what the main session's model lacks, and what to type for a better one."""
     if not starter.flaw:
         return ""
-    mend = f"`ollama pull {SMALL_PLACEHOLDER}`,"
-    if any(find_models(state.models, SMALL_PLACEHOLDER) for state in states):
+    rooms = [memory.get(state.name, 0.0) for state in states if state.online]
+    pull = plan_pull(max(rooms, default=0.0))
+    mend = f"`ollama pull {pull}`,"
+    if any(find_models(state.models, pull) for state in states):
         mend = "pull a model that calls tools (ollama.com/search?c=tools), then"
     return format_words([f"{starter.flaw}:", mend, f"`{following}`"], look)
 
@@ -21303,6 +21464,8 @@ def format_assignment(assignment: Assignment, look: Look = PLAIN,
     if heirs:
         sentence = f"If a machine doesn't answer, another takes over: {'; '.join(heirs)}."
         text += format_words([Cell(sentence)], look)
+    for sentence in assignment.counted:
+        text += format_words([Cell(clean_line(sentence))], look)
     for node, why in assignment.idle.items():
         text += format_words([Cell(f"{clean_line(node)} idles: {why}.")], look)
     return text
@@ -21319,11 +21482,12 @@ def write_first_fleet(world: World, path: str, nodes: Mapping[str, Node]) -> Non
         what = f"no fleet.yaml, and no model to write one with: {answers}"
         if starter.flaw:
             what += f"; {starter.flaw}"
+        pull = plan_pull(with_own_memory(world, {})["local"])
         raise FleetError("no-model", what, fix="start Ollama, "
-                         f"`ollama pull {SMALL_PLACEHOLDER}`, then `subagent-fleet up`")
+                         f"`ollama pull {pull}`, then `subagent-fleet up`")
     said = wrap_text(write_starter(world, path, nodes, starter),
                      look_of(world, "stderr").columns)
-    said += format_starter(starter, states, look_of(world, "stderr"))
+    said += format_starter(starter, states, look_of(world, "stderr"), with_own_memory(world, {}))
     world.err(said)
 
 
@@ -21458,6 +21622,7 @@ def format_scan(scan: Scan, look: Look = PLAIN) -> str:
 @command("init", "write fleet.yaml with the models your machines have",
          Flag("--output", "where to write, else fleet.yaml; .json writes JSON; not `-`", "FILE"),
          Flag("--node", "also ask this machine; may be repeated", "NAME=URL", REPEAT),
+         Flag("--memory", "GB that models may take there; may be repeated", "NAME=GB", REPEAT),
          SCAN, Flag("--offline", "ask nobody, write placeholders"),
          Flag("--hybrid", "your own Claude login for the main session, subagents at home"),
          Flag("--example", "write this example instead; `list`, or no name, names them",
@@ -21483,7 +21648,8 @@ def cmd_init(options: Options, world: World) -> int:
         nodes.update({found.node.name: found.node for found in scan.found})
 
     directory = world.split(output)[0]
-    starter = plan_starter(states, read_measurements(Workspace(world, directory)))
+    memory = parse_memory(options.memory, nodes)
+    starter = plan_starter(states, read_measurements(Workspace(world, directory)), memory)
     if scan:
         starter = drop_idle(starter, scan)
     if options.hybrid:
@@ -21494,7 +21660,7 @@ def cmd_init(options: Options, world: World) -> int:
                      look_of(world).columns)
     if scan:
         said += format_scan(scan, look_of(world))
-    said += format_starter(starter, states, look_of(world))
+    said += format_starter(starter, states, look_of(world), with_own_memory(world, memory))
     said += format_after_init(starter, states, look_of(world))
     world.out(said)
     return EXIT_OK
@@ -21561,6 +21727,24 @@ def parse_nodes(texts: Iterable[str], command: str) -> dict[str, Node]:
                                  status=EXIT_USAGE, fix=f"subagent-fleet {command}")
         nodes[name] = Node(name, endpoint)
     return nodes
+
+
+def parse_memory(texts: Iterable[str], nodes: Mapping[str, Node]) -> dict[str, float]:
+    """Return the GB of NAME=GB texts."""
+    memory = {}
+    for text in texts:
+        name, _, number = text.partition("=")
+        if name not in nodes or not re.fullmatch(r"[1-9]\d{0,4}(\.\d+)?", number):
+            raise FleetError("usage", f"init: `{clean_name(text)}` is not NAME=GB, with "
+                             f"one of {some_of(list(nodes))}", status=EXIT_USAGE,
+                             fix=f"subagent-fleet init --memory {next(iter(nodes))}=16")
+        memory[name] = float(number) if "." in number else int(number)
+    return memory
+
+
+def with_own_memory(world: World, memory: Mapping[str, float]) -> dict[str, float]:
+    """Return how much memory models may take, with what this machine can spare for them."""
+    return {"local": world.total_gigabytes() * USABLE_SHARE, **memory}
 
 
 def refuse_node(command: str, text: str, why: str, taken: Iterable[str]) -> NoReturn:
@@ -21974,7 +22158,7 @@ def format_setup(system: str, state: NodeState, reached: Sequence[NodeState]) ->
     port = split_endpoint(state.endpoint).port
     words = {
         "port": port,
-        "models": len(rank_models([state])) or 1,
+        "models": len(rank_models(state)) or 1,
         "address": reached[0].name if reached else "0.0.0.0",
     }
     setup = WORKER_SETUPS[system]
@@ -22206,6 +22390,8 @@ def format_recommendation(advised: Recommendation, look: Look = PLAIN) -> str:
             planned = Cell("the same", "dim")
         rows.append((advice.job or "-", now, planned, advice.why))
     text = format_table(("Role", "Now", "Planned", "Why"), rows, look=look)
+    for sentence in advised.starter.assignment.counted:
+        text += format_words([clean_line(sentence)], look, indent="  ")
     if advised.measured:
         text += "\nWhat was measured:\n" + format_measurements(advised.measured, look)
     if advised.unknown:
@@ -22240,7 +22426,9 @@ def cmd_recommend(options: Options, world: World) -> int:
 
     look = look_of(world)
     text = format_recommendation(advised, look)
-    text += _tell_flaw(advised.starter, states.values(), "subagent-fleet recommend", look) + "\n"
+    memory = {name: node.memory_gb or 0.0 for name, node in fleet.nodes.items()}
+    text += _tell_flaw(advised.starter, states.values(), "subagent-fleet recommend", look, memory)
+    text += "\n"
     text += tell_recommendation(advised, path, written, look)
     world.out(text)
     return EXIT_OK
@@ -22308,7 +22496,8 @@ def report_recommendation(fleet: Fleet, advised: Recommendation, written: Sequen
         roles.append({"role": advice.job or None, "changes": advice.is_change, "why": advice.why,
                       "now": now, "planned": planned})
     return {"fleet": fleet.name, "roles": roles, "measured": advised.measured,
-            "unknown": advised.unknown, "block": dump_yaml(plan_block(advised.starter)),
+            "unknown": advised.unknown, "counted": advised.starter.assignment.counted,
+            "block": dump_yaml(plan_block(advised.starter)),
             "written": bool(written)}
 
 
@@ -22843,6 +23032,8 @@ def format_status(page: StatusPage, look: Look = PLAIN) -> str:
         route = f"{format_route(agent, model)}:"
         text += format_words([route, _route_cell(page, page.fleet.agents[agent], look)], look,
                              indent="  ")
+    for load in list_loads(page.fleet, page.states):
+        text += format_words([describe_warm(load)], look, indent="  ")
     text += "\n" + format_words([format_away(page)], look, indent="  ")
     return text + _format_verdict(page, look)
 
@@ -22965,6 +23156,7 @@ def show_status(fleet: Fleet, options: Options, world: World, clear: str = "") -
             "gateway": retype(gateway, world), "work": places,
             "waiting": said.waiting, "left_house": left_house,
             "nodes": list(states.values()),
+            "loads": [report_load(load) for load in list_loads(fleet, states)],
             **report_status(fleet, routes, measured)})
         return ready
 
@@ -27760,7 +27952,8 @@ for each, and write it above each model into `fleet.yaml`:
    implementer and reviewer, 8,192 for the others. Embedding models and cloud stubs fit none.
 2. Models share a machine only within its `memory_gb`, or where as much was seen loaded there
    together; else a machine gets one. A model takes its weights and its context: layer by layer
-   where its node describes them (windows, hybrids, latent keys), else by a guess.
+   where its node describes them (windows, hybrids, latent keys), else by a guess. It gets the
+   largest context that fits, up to what its role needs, and the sum is shown.
 3. The strongest has the most parameters; a coder stands before a general model of its size, one
    that thinks after it.
 4. The main session and the implementer get the strongest; the reviewer the strongest on *another*
@@ -27775,6 +27968,15 @@ fleet as it is beside the fleet as these rules would have it: what would change,
 numbers, and what it does not know (`memory_gb`, models never measured, machines that sleep).
 `--write` writes it where `fleet.yaml` is still as `init` wrote it, which its last line tells, and
 keeps a copy.
+
+## How many agents stay warm
+
+A server reads a prompt once and goes on from there, as long as it still holds it: one in each slot,
+and more in main memory (llama-server, and Ollama from 0.30, keep up to 8 GiB a loaded model). One
+agent more, and nearly every prompt is read again from its beginning. `status`, `doctor` and
+`recommend` say how many agents a machine keeps warm and how many there are. To keep more: set
+`LLAMA_ARG_CACHE_RAM` (in MiB) where its server runs, and write `cache_gb:` under the machine; or
+write less `context:`. On a Mac this is the same memory that models use.
 
 ## Machines that sleep
 
@@ -28213,14 +28415,16 @@ config, do so in their own fields. stderr and the exit code are as without `--js
 - `status`: `fleet`, `ready`, `next` (what to type), `gateway` (a finding: who answers at its
   port), `work` (what that says of each model: `running`, `slots`, `rests_seconds`), `waiting`
   (requests, for a slot), `left_house` (of the running gateway: `requests`, `input_tokens`,
-  `output_tokens`), `nodes`, `models` (`name`, `node`, `ollama_model`, `alias`, `context`,
-  `cloud`: whether it leaves the house, `state`: ready, cold, model missing, node offline,
-  `loaded`: as in a node or null, `fallback`: the model that answers instead, or null, `measured`:
-  as in `bench` or null), `routes` (one for each agent: `agent`, `model`, and the same of its
-  model)
+  `output_tokens`), `loads` (what a model takes: `node`, `model`, `context`, `gigabytes`,
+  `agents`: who uses it, `warm`: how many of them stay warm, or null), `nodes`, `models` (`name`,
+  `node`, `ollama_model`, `alias`, `context`, `cloud`: whether it leaves the house, `state`: ready,
+  cold, model missing, node offline, `loaded`: as in a node or null, `fallback`: the model that
+  answers instead, or null, `measured`: as in `bench` or null), `routes` (one for each agent:
+  `agent`, `model`, and the same of its model)
 - `recommend`: `fleet`, `roles` (`role`: null of a model without one, `changes`, `why`, `now`
   (`name`, `node`, `model`), `planned` (the same, `context`, `fallback`), each null where there is
-  none), `measured` (as in `bench`), `unknown` (sentences), `block` (to paste), `written`
+  none), `measured` (as in `bench`), `unknown` and `counted` (sentences), `block` (to paste),
+  `written`
 - `wake`: `results` (`node`, `state`: awake, woken, stopped or silent, `seconds`), `via`
 - `warmup`: `results` (`model`, `node`, `ollama_model`, `ok`, `state`: ok, not answering, busy or
   failed, `seconds`, `loaded`, `pulled_bytes`, `detail`, `fix`)
@@ -28270,9 +28474,9 @@ A finding has `id`, `level` (error, warning, info, ok), `what`, `where` (file:li
 `refused`, `timeout`, `dns`, `unreachable`, `tls`, `http 401`, `no key`, `not trusted`, `not
 ollama`, `bad answer`), `detail`, `version`, `latency_ms`, `models` (`name`, `size` in bytes,
 `parameters`, `quantization`, `capabilities`, `trained_context` and `token_bytes` (of memory for
-one token of context): null when not known, `window_bytes` (of memory for layers that see only the
-last tokens), `remote`: whose model it is when it does not run there) and `loaded` (`name`,
-`context`, `gpu_percent`, `size`, `expires`: Ollama's own time).
+one token of context): null when not known, `window_bytes` (of memory once a slot: layers that see
+only the last tokens or keep a state), `remote`: whose model it is when it does not run there) and
+`loaded` (`name`, `context`, `gpu_percent`, `size`, `expires`: Ollama's own time).
 """
 EXIT_CODES_PAGE = """
 Warnings stop nothing unless `--strict` says so. Every command that reads has `--json` (`env`:

@@ -35,7 +35,7 @@ STUB = model("gpt-oss:120b-cloud", 0, TOOLS, remote="https://ollama.com:443")
 THREE = (node("laptop", QWEN, GEMMA), node("mini", CODER, OSS, LIAR), node("gpu", DEVSTRAL, SMALL))
 WEAK = tuple(node(f"weak{number}", SMALL) for number in range(1, 5))
 NOBODY = "no other model is strong enough"
-ALONE = {"main session": "the strongest: 8 B", "reviewer": NOBODY,
+ALONE = {"main session": "the strongest: 8 B", "reviewer": "the only model that can do it",
          "planner": "the fastest of at least 7 B", "summarizer": "the fastest"}
 
 # (what, nodes, their GB, {job: (model, node)}, {who else runs: where}, {job: why})
@@ -318,7 +318,10 @@ def test_what_is_promised_holds_for_random_fleets(start):
         check_promises(states, memory)
         fleet, warnings = read_back(states, memory=memory)
         slugs = {finding.slug for finding in warnings}
-        assert slugs <= {"unused-node", "small-context", "prints-tool-calls"}, (seed, warnings)
+        usual = {"unused-node", "small-context", "prints-tool-calls"}
+        if not sf.plan_assignment(states, memory=memory).placements:  # placeholders fit by chance
+            usual |= {"model-too-large", "memory-short"}
+        assert slugs <= usual, (seed, warnings)
 
 
 def test_who_does_what_is_said_in_a_table_and_three_sentences():

@@ -70,7 +70,7 @@ def test_probe_reads_what_differs_by_layer_from_the_beginning_of_a_long_answer(f
     node.answers["/api/show"] = show
     state, = probe(node)
     model, = state.models
-    assert (model.token_bytes, model.window_bytes) == (2048, 1024 * 8 * 1024 * 5 * 2)
+    assert (model.token_bytes, model.window_bytes) == (2048, (1024 + 512) * 8 * 1024 * 5 * 2)
     node.answers["/api/show"] = lambda payload: (404, {}) if payload.get("verbose") else (
         200, {"capabilities": ["completion"], "model_info": short})
     state, = probe(node)

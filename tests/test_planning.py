@@ -254,15 +254,15 @@ ARCHITECTURES = [
                   "attention.value_length": 128}, 98_304, 0),  # qwen3-coder:30b
     ("gemma3", {"block_count": 62, "attention.head_count_kv": 16, "attention.key_length": 128,
                 "attention.value_length": 128, "attention.sliding_window": 1024},
-     81_920, 0.44),  # gemma3:27b, whose file does not say that one layer in six sees everything
+     81_920, 0.65),  # gemma3:27b, whose file does not say that one layer in six sees everything
     ("gemma4", {"block_count": 48, "attention.head_count_kv": [8, 8, 8, 8, 8, 1] * 8,
                 "attention.sliding_window_pattern": ([True] * 5 + [False]) * 8, "attention.key_length": 512,
                 "attention.value_length": 512, "attention.key_length_swa": 256,
                 "attention.value_length_swa": 256, "attention.sliding_window": 1024,
-                "attention.shared_kv_layers": 0}, 16_384, 0.34),  # gemma4:12b
+                "attention.shared_kv_layers": 0}, 16_384, 0.5),  # gemma4:12b
     ("gptoss", {"block_count": 24, "attention.head_count_kv": 8, "attention.key_length": 64,
                 "attention.value_length": 64, "attention.sliding_window": 128},
-     24_576, 0.003),  # gpt-oss:20b
+     24_576, 0.019),  # gpt-oss:20b
     ("qwen35", {"block_count": 64, "attention.head_count_kv": 4, "attention.key_length": 256,
                 "attention.value_length": 256, "full_attention_interval": 4}, 65_536, 0),  # qwen3.5:27b
     ("qwen35", {"block_count": 64, "attention.head_count_kv": [0, 0, 0, 4] * 16,
@@ -279,7 +279,7 @@ def test_what_a_context_takes_by_architecture(kind, keys, token_bytes, once):
     cache = sf.plan_cache({"general.architecture": kind,
                            **{f"{kind}.{key}": value for key, value in keys.items()}})
     assert cache["token_bytes"] == token_bytes
-    assert round(cache.get("window_bytes", 0) / 1e9, 3 if once < 0.01 else 2) == once
+    assert round(cache.get("window_bytes", 0) / 1e9, 3 if once < 0.1 else 2) == once
     model = sf.NodeModel("x", 10**10, **cache)
     assert sf.plan_gigabytes(model, 65536) == pytest.approx(
         11 + cache.get("window_bytes", 0) / 1e9 + token_bytes * 65536 / 1e9)
