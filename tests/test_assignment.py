@@ -353,7 +353,6 @@ def steps_of(machines):
         sf.NodeModel(f"maker-{other}:{other % 40 + 1}b", (other % 40 + 1) * 6 * 10**8,
                      capabilities=("completion", "tools"), trained_context=131072)
         for other in range(50))) for number in range(machines)]
-    sf.billions.cache_clear()
     steps = 0
 
     def count(frame, event, what):

@@ -50,7 +50,7 @@ def test_contents_match_banners():
 def test_opening_order():
     order = ["#!/usr/bin/env python3", "# /// script", "# SPDX-License-Identifier: MIT", '"""Run',
              "from __future__ import annotations", "import sys", "if sys.version_info <",
-             "from functools import", "class _Late:", "__version__ = "]
+             "from abc import", "class _Late:", "__version__ = "]
     places = [SOURCE.index(piece) for piece in order]
     assert places == sorted(places)
     assert 'requires-python = ">=3.9"' in SOURCE and "dependencies = []" in SOURCE

@@ -17,7 +17,7 @@ def test_a_record_has_what_it_was_given_and_its_defaults():
 
 
 @pytest.mark.parametrize("words, named", [((), {}), (("a", "b", "c"), {}), (("a",), {"who": "b"}),
-                                          (("a",), {"node": "b", "why": "c"})])
+                                          (("a", "b"), {"who": "c"})])
 def test_a_record_of_other_fields_is_a_mistake(words, named):
     with pytest.raises(TypeError):
         sf.Try(*words, **named)
