@@ -16662,6 +16662,7 @@ class TaskState(Record):
     api_errors: int = 0  # in a row
     began: float = 0.0
     worked: float = 0.0  # seconds of this try
+    ended: float = 0.0  # when its last try was over: what a person does then is not its time
     # Its process.
     session: str = ""
     spoken: bool = False  # the session exists: it is resumed
@@ -16923,7 +16924,7 @@ def explain_wait(state: TaskState, states: Mapping[str, TaskState], alias: str, 
 INIT_SECONDS = 60.0
 HEARTBEAT_SECONDS = 90.0  # Claude Code says every 30 s that a command runs
 COMMAND_SECONDS = 660.0  # its own limit for a command is 600
-ASK_SECONDS = 300.0
+ASK_SECONDS, ASK_AWAITED_SECONDS = 300.0, 15.0
 
 
 def find_stall(task: TaskSpec, heard: Heard, view: str, timeout: float,
@@ -17210,7 +17211,8 @@ def _task_row(state: TaskState, sight: TaskSight) -> TaskRow:
     return TaskRow(
         state.name, state.task.group, state.state, f"{number}/{tries}",
         max(sight.now - state.at, 0.0),
-        max((state.at if state.is_over else sight.now) - began, 0.0) if state.tried else 0.0, idle,
+        max((state.ended or state.at if state.is_over else sight.now) - began, 0.0)
+        if state.tried else 0.0, idle,
         _describe_task(state, heard, sight), context, int(state.diff.get("files", 0)),
         int(state.diff.get("plus", 0)), int(state.diff.get("minus", 0)), where,
         sum(load[0] for load in loads), round(sum(load[1] for load in loads), 1), len(loads),
@@ -17436,6 +17438,14 @@ class Folder:
         event = {"at": round(self.world.now(), 3), "task": name, "event": word, "text": text}
         self.world.append_line(self.place("events.jsonl"),
                                json.dumps(event).encode("ascii") + b"\n")
+
+    def is_news(self, what: str) -> bool:
+        """Tell whether a person was never told something in this repository; now they are."""
+        told = self._read("told.json")
+        if what in told:
+            return False
+        self.write({**told, what: True}, "told.json")
+        return True
 
     def holder(self) -> int:
         """Return the process that supervises, 0 where none does."""
@@ -17849,7 +17859,7 @@ def look_at_work(main: Git, state: TaskState, work: WorkDone) -> WorkDone:
     changed = main.names("diff-tree", "-r", "--name-only", "-z", "--no-renames",
                          "--end-of-options", state.start or state.base, work.commit)
     commits = int(main.out("rev-list", "--count", "--end-of-options",
-                           f"{state.base}..{work.head}"))
+                           f"{state.base}..{work.commit}"))
     outside = [path for path in changed if not is_in_scope(state.task, path)]
     leaked = [path for path in state.copies if commits] and main.names(
         "log", "-z", "--format=", "--name-only", "--end-of-options",
@@ -17941,7 +17951,11 @@ def _tidy(folder: Folder, state: TaskState, *, is_dry: bool, takes_ignored: bool
     """Do it, or raise why not: whatever is unsure keeps the worktree."""
     world = folder.world
     main = git_of(folder)
-    git = _find_tidied(folder, main, state)
+    _find_tidied(folder, main, state)
+    if world.kind_of(state.worktree, follow=False) == "absent":
+        return _tidy_removed(folder, main, state, is_dry=is_dry)
+    git = git_in(folder, state.worktree, state.git)
+    _keep_untidy(world, git, state)
     _keep_nested(git)
 
     # All of it in one ref: what lies there, what is staged, every commit that only it knows.
@@ -17968,32 +17982,57 @@ def _tidy(folder: Folder, state: TaskState, *, is_dry: bool, takes_ignored: bool
     if is_dry:
         return plan
 
+    _drop_check_worktree(folder, main, state)  # first: where that fails, nothing is half done
     last = store_tree(git, main, state.copies, known)
     if last != stored or git.out("rev-parse", "HEAD") != stored.head:
         raise Keeps("something in it has just changed")
     drop_worktree(main, state.worktree)
     if tip:
         main.run("update-ref", "-d", f"refs/heads/{state.branch}", tip)
-    if state.check_git:
-        with contextlib.suppress(FleetError):
-            git_in(folder, f"{state.worktree}.check", state.check_git)
-            drop_worktree(main, f"{state.worktree}.check")
     return plan
 
 
-def _find_tidied(folder: Folder, main: Git, state: TaskState) -> Git:
-    """Return git in the worktree of a task that is over, if it is as this program left it."""
-    world = folder.world
+def _tidy_removed(folder: Folder, main: Git, state: TaskState, *, is_dry: bool) -> Tidying:
+    """Clear away what is left of a worktree that a person has removed by hand.
+
+    Its git directory is still there, and may know commits that nothing else does.
+    """
+    if not is_dry:
+        _drop_check_worktree(folder, main, state)
+        if state.worktree in list_worktrees(main):
+            git = Git(folder.world, state.git, state.git)  # no file is looked at
+            pin = git.out("commit-tree", "-p", "HEAD", *_parents_to_pin(git, main, state), "-m",
+                          f"{state.name}: tidied", "HEAD^{tree}", more=IDENTITY)
+            main.out("update-ref", f"{SNAPSHOT_REFS}/{state.name}/{state.tried}.tidy", pin)
+            drop_worktree(main, state.worktree)
+    return Tidying(state.name, True, "", state.worktree)
+
+
+def _drop_check_worktree(folder: Folder, main: Git, state: TaskState) -> None:
+    """Remove the check's worktree; nothing in it is anybody's work."""
+    path = f"{state.worktree}.check"
+    if state.check_git and path in list_worktrees(main):
+        if folder.world.kind_of(path, follow=False) != "absent":
+            git_in(folder, path, state.check_git)
+        drop_worktree(main, path)
+
+
+def _find_tidied(folder: Folder, main: Git, state: TaskState) -> None:
+    """Keep what is no worktree of a task that is over, as this program left it."""
     if state.gone or not state.git:
         raise Keeps("has no worktree")
     if not state.is_over:
-        raise Keeps(f"is {state.state}")
+        raise Keeps(f"is {state.state}; first: subagent-fleet task stop {state.name}")
     known = list_worktrees(main).get(state.worktree)
-    if not known or world.kind_of(state.worktree, follow=False) == "absent":
-        raise Keeps("worktree no longer exists")
-    if known.locked is None or not known.locked.startswith("subagent-fleet task"):
+    places = (state.worktree, state.git)  # without both of them there is nothing left of it
+    if not known and any(folder.world.kind_of(one, follow=False) != "absent" for one in places):
+        raise Keeps("its worktree was moved, or is another repository's")
+    if known and not (known.locked or "").startswith("subagent-fleet task"):
         raise Keeps("its lock is not this program's")
-    git = git_in(folder, state.worktree, state.git)
+
+
+def _keep_untidy(world: World, git: Git, state: TaskState) -> None:
+    """Keep a worktree in which something is at work or under way."""
     inside = world.find_inside(state.worktree)
     if inside:
         raise Keeps(f"process {inside[0]} works in it")
@@ -18005,7 +18044,6 @@ def _find_tidied(folder: Folder, main: Git, state: TaskState) -> Git:
                   "refs/bisect", "refs/rewritten")
     if own:
         raise Keeps(f"has a ref of its own: {own}")
-    return git
 
 
 def _keep_nested(git: Git) -> None:
@@ -18250,6 +18288,34 @@ class AgentProcess:
         self.pipe = None
 
 
+def refuse_missing(folder: Folder, state: TaskState) -> None:
+    """Refuse a coder or a check whose program is nowhere: no agent helps against that."""
+    task = state.task
+    if not folder.world.which(task.program):
+        if task.talks:
+            raise FleetError("claude-missing", "Claude Code is not on the PATH", fix=CLAUDE_INSTALL)
+        fix = f"subagent-fleet task retry {state.name}"
+        if task.coder in CODERS:
+            fix = HARNESSES[task.program].install
+        raise FleetError("coder-missing", f"`{task.program}` is not on the PATH", fix=fix)
+    refuse_missing_check(folder.world, state, folder.repository.main, r"[\w+-][\w.+-]*(?=\s|$)")
+
+
+def refuse_missing_check(world: World, state: TaskState, directory: str, pattern: str) -> None:
+    """Refuse a check whose first word, if it looks so, cannot be run in a directory."""
+    word = re.match(pattern, state.task.check or "")
+    if not word or "/" not in word[0] and world.which(word[0]):
+        return
+    if world.run_program(["sh", "-c", 'cd "$1" && command -v -- "$2"', "sh", directory,
+                          word[0]]).code:
+        fix = f"install it, or change `check:`, then subagent-fleet task retry {state.name}"
+        if state.origin == "typed":
+            fix = (f"install it, then subagent-fleet task retry {state.name}; or subagent-fleet "
+                   f"task forget {state.name}, and type it again with another --check")
+        raise FleetError("check-missing", f"the check cannot be run (exit 127): `{word[0]}` is "
+                         "missing", fix=fix)
+
+
 class Wanted(Exception):
     """A person wants something else of a task than what its thread is doing."""
 
@@ -18369,7 +18435,7 @@ class TaskWork:
         state = self._note("preparing", **self._plan_try())
         task = state.task
         self._world.make_directory(self._folder.of_try(state, ""))
-        self._refuse_missing(task)
+        refuse_missing(self._folder, state)
         if isinstance(task.coder, str) and self._backing.fleet:
             self._backing.serve()
 
@@ -18398,29 +18464,6 @@ class TaskWork:
             changes.update(open=True, tried=state.tried + 1, round=0, stalls=0, checks=(),
                            worked=0.0, began=self._world.now())
         return changes
-
-    def _refuse_missing(self, task: TaskSpec) -> None:
-        """Refuse a coder or a check whose program is nowhere: no agent helps against that."""
-        if not self._world.which(task.program):
-            fix = CLAUDE_INSTALL if task.talks else HARNESSES[task.program].install \
-                if task.coder in CODERS else f"subagent-fleet task retry {self.name}"
-            title = "Claude Code" if task.talks else f"`{task.program}`"
-            slug = "claude-missing" if task.talks else "coder-missing"
-            raise FleetError(slug, f"{title} is not on the PATH", fix=fix)
-        self._refuse_missing_check(self._folder.repository.main, r"[\w+-][\w.+-]*(?=\s|$)")
-
-    def _refuse_missing_check(self, directory: str, pattern: str) -> None:
-        """Refuse a check whose first word, if it looks so, cannot be run in a directory."""
-        word = re.match(pattern, self.state.task.check or "")
-        is_known = word and "/" not in word[0] and self._world.which(word[0])
-        if word and not is_known and self._world.run_program(
-                ["sh", "-c", 'cd "$1" && command -v -- "$2"', "sh", directory, word[0]]).code:
-            fix = f"install it, or change `check:`, then subagent-fleet task retry {self.name}"
-            if self.state.origin == "typed":
-                fix = (f"install it, then subagent-fleet task retry {self.name}; or subagent-fleet "
-                       f"task forget {self.name}, and type it again with another --check")
-            raise FleetError("check-missing", f"the check cannot be run (exit 127): `{word[0]}` is "
-                             "missing", fix=fix)
 
     def _make_worktree(self, state: TaskState) -> None:
         """Make the agent's worktree, fill it, and note what is there before the agent comes."""
@@ -18696,7 +18739,8 @@ class TaskWork:
             return True
         state, now = self.state, self._world.clock()
         if state.state == "asking":
-            if self._world.now() - state.at > ASK_SECONDS:
+            is_awaited = self._supervisor.waits_for_time  # others could use its place
+            if self._world.now() - state.at > (ASK_AWAITED_SECONDS if is_awaited else ASK_SECONDS):
                 self._fall_asleep()
             if not agent.heard.requests:
                 self._note("running", question={}, answer={})
@@ -18897,7 +18941,7 @@ class TaskWork:
         self._note(checks=(*state.checks, code),
                    check_seconds=round(self._world.clock() - began, 1))
         if code in (126, 127):  # no agent helps against that, unless it is in a script of theirs
-            self._refuse_missing_check(tree, r"[\w.+/-]+(?=\s|$)")
+            refuse_missing_check(self._world, self.state, tree, r"[\w.+/-]+(?=\s|$)")
         size = self._world.size_of(log)
         tail = self._world.read_part(log, max(0, size - TAIL_BYTES), TAIL_BYTES)
         return code, tail.decode("utf-8", "replace")
@@ -19024,7 +19068,7 @@ class TaskWork:
     def _after(self, state: TaskState, ruling: Ruling, ended: str) -> dict[str, Any]:
         """Return what changes beside the state when a try, or a part of one, is over."""
         now = self._world.now()
-        usual: dict[str, Any] = {"wanted": "", "question": {}, "answer": {}}
+        usual: dict[str, Any] = {"wanted": "", "question": {}, "answer": {}, "ended": now}
         if ruling.to != "waiting":
             return {**usual, "open": False, "lost": 0}
         if ended == "stalled":
@@ -19375,7 +19419,8 @@ class Supervisor:
             del self.base_checks[asked]
             raise
         self.base_checks[asked] = passes
-        if passes and state.task.changes == "required":
+        if passes and state.task.changes == "required" and self.folder.is_news(
+                f"passes: {state.task.check}"):
             self.tell(state.name, "note", "the check already passes before any work, so passing "
                       "proves nothing")
         return passes
@@ -19394,6 +19439,8 @@ class Supervisor:
                 self.accept(order["spec"], str(order.get("base", "")),
                             str(order.get("origin", "typed")))
             elif name in self.tasks:
+                if self._only is not None and order.get("do") in ("say", "answer", "retry"):
+                    self._only.add(name)
                 with self.changed:
                     state = self.tasks[name]
                     handler = getattr(self, f"_order_{order.get('do')}", None)
@@ -19479,8 +19526,9 @@ class Supervisor:
 
     def _order_stop(self, state: TaskState, order: Mapping[str, Any]) -> None:
         if state.state in ("waiting", "attached") or state.asleep:
-            self.note(state.name, "stopped", reason="was not running", asleep=False, question={})
-            self.tell(state.name, "stopped", "was not running")
+            self.note(state.name, "stopped", reason="no agent was running", asleep=False,
+                      question={})
+            self.tell(state.name, "stopped", "no agent was running")
         elif not state.is_over:
             self.note(state.name, wanted="stop")
 
@@ -24909,8 +24957,10 @@ def find_folders(options: Options, world: World) -> list[Folder]:
         return [open_folder(world)]
     folders = []
     for path in read_repositories(world):
-        with contextlib.suppress(FleetError):  # it is gone, or is no repository any more
+        try:
             folders.append(Folder(world, find_repository(world, path)))
+        except FleetError:
+            world.err(f"{clean_line(path)}: skipped, it is no git repository any more\n")
     return folders
 
 
@@ -24967,8 +25017,17 @@ def load_tasks(world: World, path: str, fleet: Fleet | None) -> TaskPlan:
 
 def split_name(prompt: str) -> tuple[str, str]:
     """Return (name, prompt) of NAME:PROMPT; a text without a name has none."""
-    match = re.match(r"([A-Za-z0-9][A-Za-z0-9_./-]{0,59}):(?!//)\s*(.+)", prompt, re.S)
-    return (match[1], match[2]) if match else ("", prompt)
+    match = re.match(r"([^\s:]+):(?!//)\s*(.*)", prompt, re.S)
+    if not match:
+        return "", prompt
+    if not obeys(re.sub("[./]+", "-", match[1]), "task name"):
+        raise FleetError("bad-task", f"`{shorten(match[1])}` cannot be the name of a task; "
+                         f"accepted: {RULES['task name'].words}", status=EXIT_USAGE,
+                         fix="write another name before the colon")
+    if not match[2]:
+        raise FleetError("bad-task", f"no prompt after `{match[1]}:`", status=EXIT_USAGE,
+                         fix=f"'{match[1]}:what to do'")
+    return match[1], match[2]
 
 
 def plan_typed_tasks(prompts: Sequence[str], options: Options, shared: TaskPlan | None,
@@ -24993,7 +25052,8 @@ def plan_typed_tasks(prompts: Sequence[str], options: Options, shared: TaskPlan 
         branch, text = (options.name, prompt) if options.name else split_name(prompt)
         name = re.sub("[./]+", "-", branch) or free_name(text, {*taken, *tree})
         if name in taken or name in tree:
-            raise FleetError("task-taken", f"there is already a task `{name}`", status=EXIT_USAGE,
+            what = "two of these tasks are named" if name in tree else "there is already a task"
+            raise FleetError("task-taken", f"{what} `{name}`", status=EXIT_USAGE,
                              fix=f"name it `{free_name(name, {*taken, *tree})}`")
         if branch and name != branch:  # such as feat/login
             entry["branch"] = branch
@@ -25180,6 +25240,9 @@ def cmd_run(options: Options, world: World) -> int:
 
     others = [job for job in jobs if not job.take_lock()]
     jobs = [job for job in jobs if job.lock]
+    for job in others if options.everywhere else ():
+        world.err(f"{clean_line(job.folder.repository.main)}: skipped, `run` is already active "
+                  f"there (pid {job.folder.holder()})\n")
     if not jobs and others:
         status = hand_over(others[0], options, world)
         if not others[0].lock:
@@ -25306,7 +25369,7 @@ def back_run(job: RunJob, plan: TaskPlan | None, path: str, fleet: Fleet | None,
         key = need_key(workspace_of(fleet, options, world), fleet)
         backing = replace(backing, key=key)
         backing.serve()
-    elif any(task and task.talks for task in specs):
+    elif any(task and task.talks for task in specs) and folder.is_news("no fleet"):
         tell(world, "No fleet.yaml here: agents use their own login and model.\n")
     if job.orders and not folder.holder():
         tell_dirty(folder)
@@ -25390,6 +25453,10 @@ def show_plan(folder: Folder, backing: Backing, orders: Sequence[Mapping[str, An
         word, text = state.state, state.reason
         if name in starts:
             word, text = "would start", f"branch {state.branch or f'run/{name}'}"
+            try:
+                refuse_missing(folder, state)
+            except FleetError as error:
+                word, text = "would park", f"{error.what}; {error.fix}"
         elif state.state == "waiting":
             word = "waits"
             begun = {**states, **{one: replace(states[one], state="running") for one in starts}}
@@ -25590,7 +25657,7 @@ def format_task_counts(states: Sequence[str]) -> str:
     counts = {state: states.count(state) for state in dict.fromkeys(states)}
     words = [f"{count} {'in review' if state == 'review' else state}"
              for state, count in counts.items()]
-    return (", ".join(words) or "no tasks") + ".\n"
+    return (", ".join(words) or "No tasks") + ".\n"
 
 
 @command("tasks", "show every task: what it does, waits for or asks",
@@ -25642,7 +25709,8 @@ def show_tasks(folders: Sequence[Folder], options: Options, world: World) -> Non
             world.out(f"{clean_line(str(report['repository']))}\n")
         rows = report["tasks"]
         if report["unreadable_files"]:
-            world.err(f"{report['unreadable_files']} state files could not be read.\n")
+            count = count_of(range(report["unreadable_files"]), "state file")
+            world.err(f"{count} could not be read.\n")
         if not rows:
             world.out(f"No tasks. Start one: {ADD_A_TASK}\n")
             continue
@@ -25959,9 +26027,9 @@ def order_tasks(options: Options, world: World, command: str, takes: Callable[[T
 def describe_outcome(command: str, state: TaskState, now: TaskState, *,
                      is_taken: bool) -> tuple[str, str, bool]:
     """Return in a word and a text what an order came to, and whether that is good."""
-    why = {"stop": "was over already", "accept": "has nothing to accept",
-           "forget": f"is not over; first: subagent-fleet task stop {state.name}"}.get(
-               command, "is not over")
+    why = {"stop": "already over", "accept": "nothing to accept",
+           "retry": "not over yet"}.get(
+               command, f"not over yet; first: subagent-fleet task stop {state.name}")
     if not is_taken:
         return state.state, why, command in ("stop", "retry")
     if command == "retry":
@@ -25970,6 +26038,8 @@ def describe_outcome(command: str, state: TaskState, now: TaskState, *,
         return "forgotten", "", now.forgotten
     if command == "accept":
         text = f"branch {now.branch}" if now.state == "done" else now.reason
+        if now.state == "done" and any(now.checks[-1:]):
+            text += f"; its check had failed (exit {now.checks[-1]})"
         return now.state, text, now.state == "done"
     text = now.reason if now.is_over else "could not be stopped in time"
     return now.state, text, now.is_over

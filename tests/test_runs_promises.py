@@ -1165,3 +1165,143 @@ def test_a_task_that_waits_for_a_question_says_which(shop):
     done = shop.end(child)
     assert "task answer db" in " ".join(done.out.split()), done
     assert shop.type("task", "stop", "*").code == 0
+
+
+# -- small things that a person meets --
+
+def test_what_is_left_of_a_worktree_that_was_removed_by_hand_is_tidied(shop):
+    assert shop.work(coder=shell("echo three > c.txt; git add c.txt; git commit -qm lost",
+                                 "git reset -q --hard HEAD^", EDIT), check="true") == "done"
+    lost = shop.git("log", "-g", "--format=%H %s", "HEAD", cwd=shop.worktree("t"))
+    lost = next(line.split()[0] for line in lost.splitlines() if line.endswith(" lost"))
+    shutil.rmtree(shop.worktree("t"))
+    done = shop.type("task", "tidy", "--dry-run")
+    assert re.search("t +would remove", done.out) and shop.worktree("t.check").is_dir(), done
+    done = shop.type("task", "tidy")
+    assert re.search("t +removed", done.out), done
+    assert shop.git("worktree", "list", "--porcelain").count("worktree ") == 1
+    assert not shop.worktree("t.check")
+    assert "refs/subagent-fleet/t/1.tidy" in shop.git("for-each-ref", "--contains", lost)
+    assert shop.type("task", "tidy").out == "Nothing to tidy.\n"
+
+
+def test_a_checks_worktree_that_cannot_go_is_told_and_stays(shop):
+    assert shop.work(coder=shell(EDIT), check="true") == "done"
+    (shop.worktree("t.check") / ".git").write_text("gitdir: /elsewhere\n")
+    done = shop.type("task", "tidy")
+    assert re.search("t +skipped", done.out) and "t.check/.git" in done.out, done
+    assert shop.worktree("t").is_dir()
+
+
+def test_tidy_of_a_task_that_waits_names_the_way_on(shop):
+    shop.tasks({"t": {"prompt": "x", "coder": shell(EDIT), "check": "false", "tries": 3}})
+    child = shop.begin("run")
+    shop.wait(lambda: shop.rows().get("t", {}).get("attempt") == "3/3")
+    child.send_signal(signal.SIGINT)
+    shop.end(child)
+    done = shop.type("task", "tidy")
+    assert "task stop t" in " ".join(done.out.split()), done
+
+
+def test_time_that_a_person_takes_is_not_the_tasks(shop):
+    assert shop.work(coder=shell(EDIT)) == "review"
+    before = shop.row("t")["total"]
+    time.sleep(1.5)
+    assert shop.type("task", "accept", "t").code == 0
+    assert shop.row("t")["total"] == pytest.approx(before, abs=0.1)
+
+
+def test_accept_says_that_the_check_had_failed(shop):
+    assert shop.work(coder=shell(EDIT), check="exit 3", touch=["docs/**"]) == "parked"
+    done = shop.type("task", "accept", "t")
+    assert done.code == 0 and "its check had failed (exit 3)" in done.out, done
+
+
+def test_what_a_person_knows_is_not_told_again(shop):
+    shop.program("claude", "exit 1")
+    for number, name in enumerate("ab"):
+        shop.tasks({"t": {"prompt": f"x{number}", "coder": shell(EDIT), "check": "true"},
+                    "u": {"prompt": "x", "after": ["t"]}})
+        done = shop.run("t")
+        assert done.code == 0, done
+        assert ("proves nothing" in done.out, "No fleet.yaml" in done.err) == (not number, not number), done
+        assert shop.type("task", "retry", "t", "--fresh").code == 0
+
+
+@pytest.mark.parametrize("words, what", [
+    (("a:x", "a:y"), "two of these tasks are named `a`"),
+    (("ü:text",), "`ü` cannot be the name of a task"),
+    ((f"{'n' * 61}:do it",), "cannot be the name of a task"),
+    (("b:",), "no prompt after `b:`")])
+def test_odd_names_are_one_clear_message(shop, words, what):
+    for command in (("run",), ("task", "add")):
+        done = shop.type(*command, *words)
+        assert done.code == 2 and what in done.err and done.err.count("error:") == 1, done
+
+
+def test_a_dry_run_names_what_is_missing(shop):
+    shop.tasks({"a": {"prompt": "x", "coder": ["true"], "check": "no-such-tool --all"},
+                "b": {"prompt": "x", "coder": ["no-such-coder"]},
+                "c": {"prompt": "x", "coder": ["true"], "check": "test -s x"}})
+    done = shop.run("--dry-run")
+    words = " ".join(done.out.split())
+    assert "a would park the check cannot be run (exit 127): `no-such-tool` is missing" in words, done
+    assert "b would park `no-such-coder` is not on the PATH" in words
+    assert "c would start" in words
+
+
+def test_a_retry_of_a_task_that_a_run_was_not_asked_for_starts_there(shop):
+    shop.tasks({"a": {"prompt": "x", "check": "false", "tries": 1},
+                "b": {"prompt": "x", "coder": shell(EDIT, "sleep 3"), "check": "true"}},
+               defaults={"coder": shell(EDIT)})
+    assert shop.run("a").code == 1
+    child = shop.begin("run", "b")
+    shop.wait(lambda: shop.rows()["b"]["state"] == "running")
+    assert shop.type("task", "retry", "a").code == 0
+    done = shop.end(child)
+    assert "1 failed, 1 done" in done.out and shop.row("a")["attempt"] == "1/1", done.out
+    assert shop.receipt("a", 2)["verdict"] == "failed"
+
+
+def test_run_all_says_what_it_leaves_out(shop):
+    assert shop.work(coder=shell(EDIT), check="true") == "done"
+    other = Shop(shop.place / "other")
+    other.environ.update(HOME=shop.environ["HOME"], XDG_STATE_HOME=shop.environ["XDG_STATE_HOME"])
+    assert other.work(coder=shell(EDIT), check="true") == "done"
+    shutil.rmtree(other.repo)
+    done = shop.run("--all")
+    assert f"{other.repo}: skipped, it is no git repository any more" in done.err, done
+    shop.tasks({"slow": {"prompt": "x", "coder": shell(EDIT, "sleep 4"), "check": "true"}})
+    third = Shop(shop.place / "third")
+    third.environ.update(HOME=shop.environ["HOME"], XDG_STATE_HOME=shop.environ["XDG_STATE_HOME"])
+    assert third.work(coder=shell(EDIT), check="true") == "done"
+    child = shop.begin("run")
+    shop.wait(lambda: shop.rows().get("slow", {}).get("state") == "running")
+    done = third.run("--all")
+    assert f"{shop.repo}: skipped, `run` is already active there" in done.err, done
+    shop.end(child)
+
+
+def test_a_question_gives_its_place_to_one_that_waits(shop):
+    shop.use_claude(**{"max_parallel: 4": "max_parallel: 1"})
+    shop.tasks({"db": {"prompt": "@ask Which?|one|two\n@write x y", "model": "big"},
+                "fix": {"prompt": "@write x y", "model": "big", "check": "test -s x"}})
+    child = shop.begin("run")
+    shop.wait(lambda: shop.rows().get("fix", {}).get("state") == "done", 40)
+    assert shop.state("db") == "asking"
+    shop.end(child)
+    assert shop.type("task", "answer", "db", "1").code == 0
+    done = shop.run()
+    assert done.code == 0 and shop.state("db") == "review", done
+
+
+def test_the_commit_that_keeps_the_work_is_counted(shop):
+    shop.tasks({"t": {"prompt": "x", "coder": shell(EDIT), "check": "true"}})
+    done = shop.run()
+    assert "1 commit," in done.out and shop.receipt()["commits"] == 1, done
+
+
+def test_one_state_that_cannot_be_read_is_one(shop):
+    assert shop.work(coder=shell(EDIT), check="true") == "done"
+    (shop.repo / ".git/subagent-fleet/run/tasks/t/state.json").write_text("{")
+    assert "1 state file could not be read." in shop.type("tasks").err

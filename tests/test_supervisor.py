@@ -347,7 +347,7 @@ def test_a_task_that_was_not_running_is_stopped_and_says_so(rig):
     rig.add("a", "x", after=("nobody",))
     rig.ask("stop", "a")
     rig.work()
-    assert rig.tasks()["a"].reason == "was not running"
+    assert rig.tasks()["a"].reason == "no agent was running"
     rig.ask("retry", "a")
     rig.work(lambda states: states["a"].state == "waiting")
 

@@ -187,7 +187,7 @@ def test_stop_needs_no_supervisor_and_says_what_happened(typist):
     said = typist.run("task", "stop", "*")
     assert re.search(r"a +stopped +\d processes ended in \d\.\d s, work saved in "
                      "refs/subagent-fleet/a/1", said), said
-    assert re.search("b +stopped +was not running", said)
+    assert re.search("b +stopped +no agent was running", said)
     assert typist.rig.processes() == []
     assert re.search("a +waits +for its next try", typist.run("task", "retry", "a"))
     assert typist.rig.states()["a"] == "waiting"
