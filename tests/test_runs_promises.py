@@ -1219,7 +1219,7 @@ def test_accept_says_that_the_check_had_failed(shop):
 
 def test_what_a_person_knows_is_not_told_again(shop):
     shop.program("claude", "exit 1")
-    for number, name in enumerate("ab"):
+    for number in range(2):
         shop.tasks({"t": {"prompt": f"x{number}", "coder": shell(EDIT), "check": "true"},
                     "u": {"prompt": "x", "after": ["t"]}})
         done = shop.run("t")
