@@ -1545,10 +1545,10 @@ MARKS = {"ok": "✓", "warn": "!", "bad": "✗"}
 COLOURS = {"ok": "32", "warn": "33", "bad": "31", "dim": "2", "bold": "1"}
 
 
-# The machines of a fleet: five of Okabe and Ito's colours, which stay apart for colour-blind eyes
-# on black and on white; for a page, and the nearest of a terminal's 256.
-MACHINE_COLOURS = (("#0072b2", 32), ("#d55e00", 166), ("#009e73", 36), ("#cc79a7", 175),
-                   ("#e69f00", 172))
+# The machines of a fleet: no green, amber or red, which are states; apart in lightness, too, for
+# colour-blind eyes; for a page, and the nearest of a terminal's 256.
+MACHINE_COLOURS = (("#1257b0", 33), ("#c2338a", 169), ("#0f7a96", 38), ("#7b4fd0", 99),
+                   ("#5d6b82", 103))
 COLOURS.update({f"machine {index}": f"38;5;{number}"
                 for index, (_, number) in enumerate(MACHINE_COLOURS)})
 
@@ -5101,6 +5101,25 @@ def plan_verdict(findings: Sequence[Finding]) -> str:
             place = f"{finding.where}: " if finding.where else ""
             return f"Not ready: {counts}. First: {place}{finding.fix}"
     return f"Not ready: {counts}."
+
+
+def join_findings(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings that differ in a name alone as one, which names the others."""
+    joined: list[tuple[Finding, list[str]]] = []
+    for finding in findings:
+        words = finding.what.split()
+        for first, others in joined:
+            known = first.what.split()
+            if (first.slug, first.level, first.fix, len(known)) == (
+                    finding.slug, finding.level, finding.fix, len(words)):
+                apart = [new for old, new in zip(known, words) if old != new] or [finding.where]
+                if len(apart) <= 2:
+                    others.append(apart[0].strip(":,`"))
+                    break
+        else:
+            joined.append((finding, []))
+    return [replace(first, what=f"{first.what} (also: {', '.join(others)})") if others else first
+            for first, others in joined]
 
 
 def quote_shell(text: str) -> str:
@@ -15667,12 +15686,15 @@ FINDINGS_SECONDS = 60.0
 LISTEN_AGAIN_SECONDS = 0.5
 LOG_LINES = 100
 LOG_PART_BYTES = 32 * 1024
+CODE_BYTES = 5
+CODE_WANTED = "the page wants the code that `subagent-fleet ui` printed; it opens the page once"
 # Nothing but what the page itself brings, and nobody may frame it or learn where it lies.
 PAGE_HEAD = ("Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
              "Referrer-Policy: no-referrer\r\nCross-Origin-Resource-Policy: same-origin\r\n"
              "Cross-Origin-Opener-Policy: same-origin\r\nContent-Security-Policy: "
              "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
-             "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n")
+             "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'self'; "
+             "frame-ancestors 'none'\r\n")
 
 
 def _read_cookie(header: str, wanted: str) -> str:
@@ -15686,12 +15708,17 @@ def _read_cookie(header: str, wanted: str) -> str:
 
 
 class Dashboard(Reception):
-    """Serves the page, and what it shows, to who has the token."""
+    """Serves the page, and what it shows, to browsers that have its cookie.
 
-    def __init__(self, world: World) -> None:
+    A code gives it, once: it is short, so that it can be typed, and cannot be guessed in the time
+    that it is good. The arguments of a browser can be read by others, and so can its history.
+    """
+
+    def __init__(self, world: World, host: str, port: int) -> None:
         super().__init__(world, ("127.0.0.1", "localhost", "[::1]"))
-        self.token = world.token(32)
-        self._tickets: list[str] = []  # each opens the page once
+        self.place = f"http://{show_host(host)}:{port}/"
+        self._token = world.token(32)
+        self._codes: list[str] = []
         self._picture: dict[str, Any] = {}
 
     @property
@@ -15704,10 +15731,14 @@ class Dashboard(Reception):
         self._end_visits()
         self._wake.close()
 
-    def ticket(self) -> str:
-        """Return what opens the page once: the arguments of a browser can be read by others."""
-        self._tickets.append(self.world.token(32))
-        return self._tickets[-1]
+    def invite(self) -> str:
+        """Return an address that opens the page once."""
+        self._codes.append(self.world.token(CODE_BYTES))
+        return f"{self.place}?code={self._codes[-1]}"
+
+    def awaits(self, address: str) -> bool:
+        """Tell whether nobody has come by an address."""
+        return address.rpartition("=")[2] in self._codes
 
     def show(self, picture: Mapping[str, Any]) -> None:
         """Send what is known of the fleet to all who look, where it has changed."""
@@ -15734,13 +15765,16 @@ class Dashboard(Reception):
             raise Refusal(405, "this page can only be looked at")
 
         cookie = f"subagent_fleet_{visitor.reached[1]}"
-        if path == "/" and query.startswith("token="):
-            self._check_token(query[len("token="):])
-            head = f"Set-Cookie: {cookie}={self.token}; HttpOnly; SameSite=Strict; Path=/\r\n"
+        is_known = proves_key(_read_cookie(headers.get("cookie", ""), cookie), self._token)
+        if path == "/" and query:
+            if not is_known:
+                self._use_code(query)
+            head = f"Set-Cookie: {cookie}={self._token}; HttpOnly; SameSite=Strict; Path=/\r\n"
             self._send_page(visitor, DOOR_PAGE, head)
             return
 
-        self._check_token(_read_cookie(headers.get("cookie", ""), cookie))
+        if not is_known:
+            raise Refusal(401, CODE_WANTED)
         if path == EVENTS_PATH and method == "GET":
             self._follow(visitor)
         elif path == "/":
@@ -15748,25 +15782,26 @@ class Dashboard(Reception):
         else:
             raise Refusal(404, "there is nothing at this path")
 
-    def _check_token(self, typed: str) -> None:
-        """Refuse whoever has not the token; how long that takes tells nothing."""
-        if proves_key(typed, self.token):
-            return
-        used = [ticket for ticket in self._tickets if proves_key(typed, ticket)]
-        if used:
-            self._tickets.remove(used[0])
-            return
-        raise Refusal(401, "open the whole address that `subagent-fleet ui` printed: it ends in "
-                      "a token that is missing or wrong here")
+    def _use_code(self, query: str) -> None:
+        """Refuse whoever has no code; how long that takes tells nothing."""
+        typed = query.partition("code=")[2].lower()
+        for code in self._codes:
+            if proves_key(typed, code):
+                self._codes.remove(code)
+                return
+        raise Refusal(401, CODE_WANTED)
 
-    def _send_page(self, visitor: Visitor, page: str, head: str = "") -> None:
+    def _send_page(self, visitor: Visitor, page: str, head: str = "", status: int = 200) -> None:
         """Send a page whose own script and style, and no others, may be used."""
         nonce = self.world.token(16)
         content = page.replace("NONCE", nonce).encode("utf-8")
         head += PAGE_HEAD.format(nonce=nonce)
-        visitor.reply(200, content, head=head, kind="text/html; charset=utf-8")
+        visitor.reply(status, content, head=head, kind="text/html; charset=utf-8")
 
     def _refuse(self, visitor: Visitor, refusal: Refusal, path: str) -> None:
+        if refusal.what == CODE_WANTED:
+            self._send_page(visitor, CODE_PAGE, status=refusal.http)
+            return
         head = PAGE_HEAD.format(nonce="none")
         visitor.reply(refusal.http, f"{refusal.what}\n".encode(), head=head,
                       kind="text/plain; charset=utf-8")
@@ -15787,6 +15822,7 @@ class Sight(Record):
     warmup: Sequence[Mapping[str, Any]] = ()
     tasks: Sequence[Mapping[str, Any]] = ()
     names: Sequence[Mapping[str, str]] = ()  # {session, agent, name} of who asked
+    sessions: Sequence[Mapping[str, str]] = ()  # {session, title}
     log: str = ""  # of LiteLLM, its end
 
 
@@ -15795,7 +15831,8 @@ def plan_picture(sight: Sight) -> dict[str, Any]:
     fleet = sight.fleet
     routes = {name: plan_route_state(fleet, sight.states, model)
               for name, model in fleet.models.items()}
-    sentence = add_gateway(plan_next_step(fleet, sight.states, routes), sight.gateway)
+    needs = plan_needs(sight, routes)
+    level, sentence = plan_headline(sight, routes, needs)
     places = _plan_capacities(fleet)
     models = []
     for name, model in fleet.models.items():
@@ -15808,21 +15845,85 @@ def plan_picture(sight: Sight) -> dict[str, Any]:
     agents += [{"name": agent.name, "model": agent.model} for agent in fleet.agents.values()]
     return {
         "fleet": fleet.name,
-        "ready": sentence.startswith("Ready:"),
+        "level": level,
         "sentence": as_typed(sentence, sight.typing),
+        "needs": needs,
         "hint": as_typed("subagent-fleet launch claude", sight.typing),
         "gateway": {"url": gateway_url(fleet.gateway), "says": sight.gateway.what,
                     "provider": fleet.gateway.provider, "followed": sight.is_followed},
         "machines": [_picture_machine(sight, node) for node in fleet.nodes.values()],
         "models": models,
         "agents": agents,
-        "findings": [show_record(finding) for finding in sight.findings
-                     if finding.level in ("error", "warning")],
+        "findings": [_page_line(sight, "warn", finding.what, finding.fix, finding.where)
+                     for finding in join_findings(sight.findings) if finding.level == "warning"],
         "warmup": list(sight.warmup),
         "tasks": list(sight.tasks),
         "names": list(sight.names),
+        "sessions": list(sight.sessions),
         "log": parse_log(sight.log),
     }
+
+
+def plan_needs(sight: Sight, routes: Mapping[str, RouteState]) -> list[dict[str, Any]]:
+    """Return what waits for a person, the most urgent first: what it is, and what to type."""
+    needs = []
+    for task in sight.tasks:
+        if task["level"] in ("ask", "warn"):
+            verb = {"asking": "asks", "review": "waits for your review"}.get(task["state"], "is "
+                                                                             + task["state"])
+            what = ": ".join(filter(None, (f"{task['name']} {verb}", task["now"])))
+            fix = task["answers"] or task["fix"]
+            needs.append(_page_line(sight, task["level"], what, fix))
+
+    failed = [task for task in sight.tasks if task["level"] == "bad"]
+    if failed:
+        names = some_of([task["name"] for task in failed], 4)
+        what = f"{count_of(failed, 'task')} failed: {names}"
+        needs.append(_page_line(sight, "bad", what, failed[0]["fix"]))
+
+    for name, state in sight.states.items():
+        alone = [model.name for model in sight.fleet.models.values() if model.node == name
+                 and routes[model.name].state == "node offline" and not routes[model.name].fallback]
+        if alone:
+            what = (f"{name} does not answer ({state.reason}), and no other machine runs "
+                    f"{some_of(alone, 4)}")
+            needs.append(_page_line(sight, "bad", what, state.mend))
+    if sight.gateway.level == "error":
+        needs.append(_page_line(sight, "bad", sight.gateway.what, sight.gateway.fix))
+    told = ("node-offline", sight.gateway.slug)
+    needs += [_page_line(sight, "bad", finding.what, finding.fix, finding.where)
+              for finding in join_findings(sight.findings)
+              if finding.level == "error" and finding.slug not in told]
+    return needs
+
+
+def _page_line(sight: Sight, level: str, what: str, fix: str, where: str = "") -> dict[str, str]:
+    """Return a line of the page; what can be typed is in backticks."""
+    if "`" not in fix and re.match("(subagent-fleet|npm|ollama|git|ssh|chmod|echo) ", fix):
+        fix = f"`{fix}`"
+    return {"level": level, "what": f"{where}: {what}" if where else what,
+            "fix": as_typed(fix, sight.typing)}
+
+
+def plan_headline(sight: Sight, routes: Mapping[str, RouteState],
+                  needs: Sequence[Mapping[str, str]]) -> tuple[str, str]:
+    """Return (level, sentence): the worst of what stands below, never better."""
+    levels = [need["level"] for need in needs]
+    counts = [count_of(levels.count(level), noun) for level, noun in
+              (("ask", "question"), ("warn", "parked task"), ("bad", "problem"))
+              if level in levels]
+    if "bad" in levels:
+        return "bad", f"Needs you: {', '.join(counts)}."
+    if levels:
+        return levels[0], f"Needs you: {', '.join(counts)}."
+
+    sentence = add_gateway(plan_next_step(sight.fleet, sight.states, routes), sight.gateway)
+    warnings = [finding for finding in sight.findings if finding.level == "warning"]
+    if not sentence.startswith("Ready:"):
+        return "warn", sentence
+    if warnings:
+        return "warn", f"Ready, with {count_of(join_findings(warnings), 'warning')}."
+    return "ok", sentence
 
 
 def _picture_machine(sight: Sight, node: Node) -> dict[str, Any]:
@@ -15830,20 +15931,22 @@ def _picture_machine(sight: Sight, node: Node) -> dict[str, Any]:
     state = sight.states[node.name]
     loaded = []
     for model in state.loaded:
-        stays = format_expiry(model.expires, sight.now)
+        expiry = format_expiry(model.expires, sight.now)
+        unloads = {"never": "never unloads", "?": ""}.get(expiry, expiry)
+        if expiry[0].isdigit():
+            unloads = f"unloads in {expiry}"
         loaded.append({"name": model.name, "bytes": model.size, "context": model.context,
-                       "gpu": model.gpu_percent,
-                       "stays": stays.replace("never", "stays")})
+                       "gpu": model.gpu_percent, "unloads": unloads})
     memory = None
     if node.memory_gb:
         memory = node.memory_gb * 1e9
-    mend = ""
+    fix = ""
     if state.reason:
-        mend = as_typed(state.mend, sight.typing)
+        fix = as_typed(state.mend, sight.typing)
     return {"name": node.name, "endpoint": node.endpoint,
             "colour": plan_machine_colours(sight.fleet.nodes)[node.name],
             "runs": f"{backend_of(node).title} {state.version}".strip(),
-            "online": state.online, "why": state.reason, "mend": mend,
+            "online": state.online, "why": state.reason, "fix": fix,
             "latency": state.latency_ms, "memory": memory, "loaded": loaded}
 
 
@@ -20429,8 +20532,25 @@ def find_agent_type(world: World, session: str, agent: str) -> str:
     return ""
 
 
+def find_session_words(world: World, session: str) -> str:
+    """Return the first line of what was asked in a session, where Claude Code has kept that."""
+    if not _ID.fullmatch(session):
+        return ""
+    for path in world.paths_below(claude_directory(world), f"projects/*/{session}.jsonl"):
+        transcript = Transcript(path)
+        with contextlib.suppress(FleetError):
+            for line in world.read_part(path, 0, TITLE_PART_BYTES).splitlines(keepends=True):
+                if line.endswith(b"\n") and not transcript.prompt:
+                    transcript.feed(line)
+        if transcript.prompt:
+            return crop(clean_line(transcript.prompt), TITLE_LIMIT)
+    return ""
+
+
 # -- what the gateway and Claude Code wrote of sessions --
 
+TITLE_PART_BYTES = 256 * 1024  # of a transcript: its first prompt is in them
+TITLE_LIMIT = 60
 
 def read_transcript(world: World, path: str, agent: str = "") -> Transcript:
     """Return all that a transcript says: nobody waits for the end of its last line."""
@@ -21420,8 +21540,8 @@ def cmd_up(options: Options, world: World) -> int:
         start_gateway(world, fleet, key, out=workspace.out, stops=stops)
         if options.ui:
             page = listen_for_page(Options(), world)
-            url = open_dashboard(workspace, fleet, options, page, stops)
-            world.err(f"Dashboard: {url}\n")
+            dashboard = open_dashboard(workspace, fleet, options, page, stops)
+            world.err(f"Dashboard: {dashboard.invite()}\n")
         warm_for_session(fleet, options, world)
 
         before = ask_gateway(world, fleet, key)
@@ -23286,10 +23406,11 @@ class Lookout:
             self._folder = open_folder(workspace.world)
         self._is_followed = False
         self._findings: Sequence[Finding] = ()
+        self._examined: float | None = None  # when; the first picture does not wait for it
 
     def start(self) -> None:
         """Look from now on, in threads that end with the dashboard or the process."""
-        for work in (self._look, self._listen, self._examine):
+        for work in (self._look, self._listen):
             threading.Thread(target=self._repeat, args=(work,), daemon=True).start()
 
     def _repeat(self, work: Callable[[], float]) -> None:
@@ -23312,33 +23433,47 @@ class Lookout:
             "states": lambda: probe_nodes(world, fleet.nodes, PICTURE_SECONDS, fleet.models)}
         if not self._is_followed:
             jobs["holder"] = lambda: who_serves(world, fleet, key, began + PICTURE_SECONDS)
+        if self._examined is not None and began >= self._examined + FINDINGS_SECONDS:
+            jobs["findings"] = self._examine
         seen = dict(run_together(world, jobs))
+        if self._examined is None or "findings" in seen:
+            self._examined = began if "findings" in seen else began - FINDINGS_SECONDS
+        self._findings = seen.get("findings", self._findings)
         gateway = check_gateway(fleet, seen.get("holder", OUR_GATEWAY))
+        tasks = self._find_tasks()
+        names, sessions = self._name_askers(tasks)
         self._dashboard.show(plan_picture(Sight(
-            fleet, seen["states"], gateway, world.now(), world.typing,
-            is_followed=self._is_followed, findings=self._findings, names=self._name_askers(),
-            warmup=read_warmup(self._workspace), tasks=self._find_tasks(),
+            fleet, seen["states"], gateway, world.now(), self._world.typing,
+            is_followed=self._is_followed, findings=self._findings, names=names,
+            sessions=sessions, warmup=read_warmup(self._workspace), tasks=tasks,
             log=self._read_log())))
         return max(PICTURE_SECONDS - (world.clock() - began), TICK_SECONDS)
 
-    def _name_askers(self) -> list[dict[str, str]]:
-        """Return who asked: the name of an agent is not on the wire, only its id."""
+    def _name_askers(self, tasks: Sequence[Mapping[str, Any]]) -> tuple[
+            list[dict[str, str]], list[dict[str, str]]]:
+        """Return who asked and in which sessions: only their ids are on the wire."""
         names: dict[tuple[str, str], str] = {}
+        titles = {task["session"]: task["name"] for task in tasks}
+        agents = {task["session"]: task["agent"] for task in tasks}
         for each in self._dashboard.log.since(0)[1]:
             row = each.row
-            if row["kind"] == "request" and row["agent"]:
-                name = self._names.find(row["session"], row["agent"], row["alias"])
-                names[row["session"], row["agent"]] = name
-        return [{"session": session, "agent": agent, "name": name}
-                for (session, agent), name in names.items()]
+            if row["kind"] == "request":
+                session, agent = row["session"], row["agent"]
+                name = self._names.find(session, agent, row["alias"])
+                names[session, agent] = name if agent else agents.get(session) or name
+                if session not in titles:
+                    titles[session] = self._names.title(session)
+        return ([{"session": session, "agent": agent, "name": name}
+                 for (session, agent), name in names.items()],
+                [{"session": session, "title": title} for session, title in titles.items()])
 
-    def _find_tasks(self) -> list[dict[str, str]]:
+    def _find_tasks(self) -> list[dict[str, Any]]:
         """Return the tasks of the repository in which this was started."""
         if not self._folder:
             return []
-        backing = plan_backing(self._fleet, self._options, self._folder)
-        sight = see_tasks(self._folder, backing)
-        return [report_task(row, self._world.typing) for row in plan_task_rows(sight)]
+        sight = see_tasks(self._folder, plan_backing(self._fleet, self._options, self._folder))
+        return [report_task(row, sight.tasks[row.name], self._world.typing)
+                for row in plan_task_rows(sight)]
 
     def _read_log(self) -> str:
         """Return the end of LiteLLM's log, where LiteLLM serves."""
@@ -23349,15 +23484,10 @@ class Lookout:
         begin = max(0, self._world.size_of(path) - LOG_PART_BYTES)
         return self._world.read_part(path, begin, LOG_PART_BYTES).decode("utf-8", "replace")
 
-    def _examine(self) -> float:
-        """Find what is wrong, now and then."""
-        if not self._dashboard.is_watched:
-            return TICK_SECONDS
-        facts = observe(self._workspace, self._fleet, problems=(), seconds=PROBE_TIMEOUT_SECONDS)
-        self._findings = [retype(finding, self._world)
-                          for topic, finding in plan_doctor(self._fleet, facts)
-                          if topic != "Config"]
-        return FINDINGS_SECONDS
+    def _examine(self) -> list[Finding]:
+        """Return what doctor finds."""
+        facts = observe(self._workspace, self._fleet, problems=(), seconds=PICTURE_SECONDS)
+        return [finding for topic, finding in plan_doctor(self._fleet, facts) if topic != "Config"]
 
     def _listen(self) -> float:
         """Hand on what the gateway tells; where it does not, what it has filed."""
@@ -23377,29 +23507,35 @@ class Lookout:
             self._dashboard.begin_anew()
         return LISTEN_AGAIN_SECONDS
 
-def report_task(row: TaskRow, typing: Typing) -> dict[str, str]:
-    """Return what the page says of a task."""
-    diff = f"+{row.plus} -{row.minus}" if row.files else ""
+def report_task(row: TaskRow, state: TaskState, typing: Typing) -> dict[str, Any]:
+    """Return what the page says of a task; `answers` is what can be typed to one that asks."""
+    level = TASK_ROLES.get(row.state, "wait")
     fix = f"`{as_typed(row.fix, typing)}`" if row.fix else ""
-    words = (row.now, row.where, f"try {row.attempt}", diff, fix)
-    return {"name": row.name, "state": row.state, "level": TASK_ROLES.get(row.state, ""),
-            "what": ", ".join(filter(None, words))}
+    answers = ""
+    questions = questions_in(state.question.get("request", {})) if row.state == "asking" else []
+    if len(questions) == 1:
+        answers = "\n".join(f"{label}: {fix[:-1]} {number}`"
+                            for number, label in enumerate(questions[0][1], 1))
+    return {"name": row.name, "state": row.state, "mark": TASK_MARKS[level], "level": level,
+            "agent": row.agent, "where": row.where, "session": row.session, "now": row.now,
+            "seconds": row.total, "diff": f"+{row.plus} -{row.minus}" if row.files else "",
+            "over": state.is_over and level not in ("warn", "bad"), "fix": fix,
+            "answers": answers}
 
 
 def open_dashboard(workspace: Workspace, fleet: Fleet, options: Options, listener: Listener,
-                   stops: contextlib.ExitStack) -> str:
-    """Serve a fleet's page until `stops` is left; return its address, which opens it."""
-    dashboard = Dashboard(workspace.world)
+                   stops: contextlib.ExitStack) -> Dashboard:
+    """Serve a fleet's page until `stops` is left, and show it in the browser."""
+    dashboard = Dashboard(workspace.world, listener.host, listener.port)
     serving = threading.Thread(target=dashboard.run, args=(listener,), daemon=True)
     serving.start()
     Lookout(workspace, fleet, options, dashboard).start()
     stops.callback(serving.join, GRACE_SECONDS + 1)  # the last one comes first
     stops.callback(dashboard.stop, "end")
 
-    place = f"http://{show_host(listener.host)}:{listener.port}/?token="
     if not options.no_open and workspace.world.is_terminal("stderr"):
-        workspace.world.open_page(place + dashboard.ticket())
-    return place + dashboard.token
+        workspace.world.open_page(dashboard.invite())
+    return dashboard
 
 
 def listen_for_page(options: Options, world: World) -> Listener:
@@ -23436,11 +23572,15 @@ def cmd_ui(options: Options, world: World) -> int:
     listener = listen_for_page(options, world)
     signals: list[str] = []
     with contextlib.ExitStack() as stops:
-        url = open_dashboard(workspace, fleet, options, listener, stops)
+        dashboard = open_dashboard(workspace, fleet, options, listener, stops)
         world.on_stop(signals.append)
-        world.out(f"{clean_line(fleet.name)} Dashboard: {url}\nCtrl-C stops.\n")
+        address = dashboard.invite()
+        world.out(f"Dashboard: {address}\nThis address opens it once. Ctrl-C stops.\n")
         while not signals:
             world.sleep(TICK_SECONDS)
+            if not dashboard.awaits(address):
+                address = dashboard.invite()
+                world.out(f"For another browser: {address}\n")
     return EXIT_INTERRUPTED if "SIGINT" in signals else EXIT_OK
 
 
@@ -23814,6 +23954,12 @@ class AgentNames:
         if len(namesakes) == 1:
             return f"{namesakes[0]}?"
         return agent
+
+    def title(self, session: str) -> str:
+        """Return the first words of a session's prompt, where Claude Code has kept it."""
+        if not self._kept.get((session, "title")):
+            self._kept[session, "title"] = find_session_words(self._world, session)
+        return self._kept[session, "title"]
 
 
 def report_receipt(receipt: dict[str, Any], names: AgentNames) -> dict[str, Any]:
@@ -27193,8 +27339,8 @@ def show_demo_page(tour: Tour, ending: contextlib.ExitStack) -> None:
     """Show the dashboard of the fleet, until `ending` is left."""
     fleet = load_config(tour.world, None).fleet
     listener = listen_for_page(Options(), tour.world)
-    url = open_dashboard(Workspace(tour.world, "."), fleet, Options(), listener, ending)
-    tour.world.out(f"\nDashboard: {url}\n")
+    dashboard = open_dashboard(Workspace(tour.world, "."), fleet, Options(), listener, ending)
+    tour.world.out(f"\nDashboard: {dashboard.invite()}\n")
 
 
 def show_demo_sessions(tour: Tour, mini: SimulatedNode, until: float) -> None:
@@ -27257,6 +27403,17 @@ RED_SQUARE = (  # a PNG, 64 by 64
 
 # It is answered to the token: the page is then asked for by a page of its own address, without
 # which browsers keep the cookie back from a link in another one; and no history has the token.
+CODE_PAGE = """\
+<!doctype html><html lang="en"><meta charset="utf-8"><title>subagent-fleet</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark"><style nonce="NONCE">
+body { font: 1rem/1.5 system-ui, sans-serif; max-width: 30rem; margin: 20vh auto; padding: 1rem; }
+input, button { font: inherit; padding: .25rem .5rem; }
+</style><main><h1>subagent-fleet</h1>
+<p>This page opens with a code, once. <code>subagent-fleet ui</code> prints one.</p>
+<form><label>Code <input name="code" autocomplete="off" autofocus></label>
+<button>Open</button></form></main>
+"""
 DOOR_PAGE = """\
 <!doctype html><meta charset="utf-8"><title>subagent-fleet</title>
 <script nonce="NONCE">location.replace("/")</script>
@@ -27269,12 +27426,12 @@ DOOR_PAGE = """\
 _PAGE_STYLE = r"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>subagent-fleet</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
+<meta name="color-scheme" content="light dark"><link rel="icon" id="icon">
 <style nonce="NONCE">
 :root {
   --bg: #f3f5f7; --panel: #fff; --ink: #16191d; --dim: #57606a; --line: #d5dbe1;
   --ok: #00694a; --warn: #8a4b00; --bad: #b3261e;
-  --m0: #0072b2; --m1: #d55e00; --m2: #009e73; --m3: #cc79a7; --m4: #e69f00;
+  --m0: #1257b0; --m1: #c2338a; --m2: #0f7a96; --m3: #7b4fd0; --m4: #5d6b82;
   --s1: .25rem; --s2: .5rem; --s3: 1rem; --s4: 1.5rem;
   --small: .75rem; --text: .875rem; --middle: 1rem; --large: 1.25rem;
   font-size: clamp(1rem, .75vw, 2rem);
@@ -27282,7 +27439,7 @@ _PAGE_STYLE = r"""<!doctype html>
 @media (prefers-color-scheme: dark) { :root {
   --bg: #0d1014; --panel: #161a20; --ink: #eceff3; --dim: #9aa4af; --line: #2b323b;
   --ok: #3ddc97; --warn: #f5b84a; --bad: #ff8f85;
-  --m0: #56b4e9; --m1: #ff8c42; --m2: #2cc99a; --m3: #e79ac4; --m4: #f2c14e;
+  --m0: #5ea2f5; --m1: #f07fbe; --m2: #4fd0e8; --m3: #b197fc; --m4: #a3b1c6;
 } }
 * { box-sizing: border-box; margin: 0; overflow-wrap: anywhere; }
 body { font: var(--text)/1.5 system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
@@ -27292,32 +27449,39 @@ h1, .rate b { font-size: var(--large); line-height: 1.25; }
 h2 { font-size: var(--small); letter-spacing: .06em; text-transform: uppercase; color: var(--dim); }
 h3, #sentence { font-size: var(--middle); }
 code { font: .95em ui-monospace, "SF Mono", Menlo, "DejaVu Sans Mono", monospace; }
+button, input { font: inherit; color: inherit; }
 [hidden] { display: none !important; }
 :focus-visible { outline: 2px solid var(--m0); outline-offset: 2px; }
-.dim { color: var(--dim); } .ok { color: var(--ok); }
-.warn { color: var(--warn); } .bad { color: var(--bad); }
+.dim, .wait { color: var(--dim); } .ok { color: var(--ok); }
+.warn, .ask { color: var(--warn); } .bad { color: var(--bad); }
 .m0 { --c: var(--m0); } .m1 { --c: var(--m1); } .m2 { --c: var(--m2); }
 .m3 { --c: var(--m3); } .m4 { --c: var(--m4); } .mx { --c: var(--dim); }
 header, main { padding: var(--s3) var(--s4); }
 header, .line, .legend { display: flex; flex-wrap: wrap; gap: var(--s2) var(--s3); }
 header { background: var(--panel); border-bottom: 1px solid var(--line); }
-header div:first-child { flex: 1 1 20rem; }
+header div:first-child { flex: 1 1 12rem; }
 .now { text-align: right; }
 main, .pair { display: grid; gap: var(--s4); grid-template-columns: minmax(0, 1fr); }
 section > h2, .line { margin-bottom: var(--s2); align-items: center; }
 .panel, .card { background: var(--panel); border: 1px solid var(--line); border-radius: .5rem; }
 .panel, .card { padding: var(--s3); }
-.scroll { overflow: auto; }
 .cards, .notes { display: grid; gap: var(--s3); }
+#needs li { border-left: 4px solid currentcolor; padding-left: var(--s3); }
+#needs p { font-size: var(--middle); white-space: pre-line; }
+#needs .copy, td .copy { font-size: var(--text); }
+.notes p > span { color: var(--ink); }
+.copy { cursor: copy; border: 1px solid var(--line); border-radius: .25rem; }
+.copy { background: var(--bg); padding: 0 var(--s1); text-align: left; max-width: 100%; }
+.copy::after { content: " copy"; color: var(--dim); font-size: var(--small); }
+.copy.copied::after { content: " copied"; color: var(--ok); }
 .card ul { flex: 1; }
 .cards { grid-template-columns: repeat(auto-fit, minmax(min(19rem, 100%), 1fr)); }
 .card { border-top: 3px solid var(--c); display: flex; flex-direction: column; gap: var(--s2); }
 .card.off { border-top-style: dashed; }
 .row { display: flex; gap: var(--s2); justify-content: space-between; align-items: center; }
 .row > :last-child { flex: none; max-width: 70%; }
-.slots { display: flex; flex-wrap: wrap; gap: 3px; justify-content: end; }
-.slots i { width: .8rem; height: .8rem; border: 2px solid var(--c); border-radius: 3px; }
-.slots .full, .bar i { background: var(--c); }
+.busy { color: var(--c); font-weight: bold; }
+.bar i { background: var(--c); }
 .bar { display: flex; flex: 1; height: .5rem; border-radius: .25rem; background: var(--line); }
 .bar i { border-right: 2px solid var(--panel); border-radius: inherit; }
 .bar i:nth-child(2n) { opacity: .55; }
@@ -27326,32 +27490,39 @@ section > h2, .line { margin-bottom: var(--s2); align-items: center; }
 @media (min-width: 64rem) { .pair { grid-template-columns: 2fr 3fr; } }
 .pair section { display: flex; flex-direction: column; min-width: 0; }
 .pair .panel { flex: 1; }
-#routes { position: relative; display: grid; gap: 8%; }
-#routes { grid-template-columns: minmax(0, 4fr) minmax(0, 5fr) minmax(0, 4fr); }
+.pair .line { min-height: 1.75rem; }
+#routes { position: relative; display: grid; gap: 9%; }
+#routes { grid-template-columns: minmax(0, 4fr) minmax(0, 5fr) minmax(0, 3fr); }
 #routes svg { position: absolute; inset: 0; width: 100%; height: 100%; }
 #routes ul { display: flex; flex-direction: column; gap: var(--s2); justify-content: space-around; }
 #routes li { position: relative; padding: var(--s1) var(--s2); font-size: var(--small); }
 #routes li { border: 1px solid var(--line); border-radius: .375rem; background: var(--bg); }
-th, td, #routes span, .lane span { white-space: nowrap; }
-td, #routes span, .lane span { overflow: hidden; text-overflow: ellipsis; }
+th, .lane span, .one { white-space: nowrap; }
+.lane span, .one { overflow: hidden; text-overflow: ellipsis; }
+td.one { max-width: 13rem; }
 #routes span { display: block; }
 #routes .box { border: 2px solid var(--c); }
 #routes path { fill: none; stroke: var(--line); stroke-width: 1.5; }
-#routes .spare { stroke: var(--dim); stroke-dasharray: 3 5; }
+#routes .spare { stroke-dasharray: 2 6; }
+#routes .near { stroke: var(--dim); }
 #routes .works { stroke: var(--c); stroke-width: 3; stroke-dasharray: 10 5; }
 #routes .works { animation: flow .9s linear infinite; }
 @media (prefers-reduced-motion) { #routes .works { animation: none; stroke-dasharray: none; } }
 @keyframes flow { to { stroke-dashoffset: -15; } }
-.lane { display: grid; grid-template-columns: var(--label) 1fr; }
-.lane, .axis { --label: 10.5rem; min-width: 44rem; }
-.lane span { position: sticky; left: 0; z-index: 1; background: var(--panel); }
+#spans { display: flex; margin-left: auto; }
+#spans button { border: 1px solid var(--line); background: var(--panel); padding: 0 var(--s2); }
+#spans [aria-pressed=true] { background: var(--dim); color: var(--panel); }
+#lanes h3 { font-size: var(--small); margin-top: var(--s2); }
+.lane { display: grid; grid-template-columns: var(--label) minmax(0, 1fr); }
+.lane, .axis { --label: 9rem; }
 .lane span { line-height: 1.75rem; padding-right: var(--s2); }
 .track { position: relative; overflow: hidden; border-right: 1px solid var(--line); }
+.track { height: 1.75rem; }
 .track { background: linear-gradient(to right, var(--line) 1px, transparent 1px) 0 / 20%; }
 .track li { position: absolute; top: .375rem; height: 1rem; min-width: 3px; }
 .track button { position: absolute; inset: 0; width: 100%; border: 0; background: none; }
 .track i { position: absolute; top: 0; height: 1rem; }
-.wait { border: 1px dashed var(--dim); border-radius: 3px; }
+i.wait { border: 1px dashed var(--dim); border-radius: 3px; }
 .read, .write { background: var(--c); } .read { opacity: .45; }
 .mark { font: bold 1rem/1 sans-serif; color: var(--bad); }
 .track .mark { margin-left: -.3em; text-shadow: 0 0 3px var(--panel), 0 0 3px var(--panel); }
@@ -27359,21 +27530,33 @@ td, #routes span, .lane span { overflow: hidden; text-overflow: ellipsis; }
 .axis, .legend, #told, th, #log { color: var(--dim); font-size: var(--small); }
 .legend li { display: flex; gap: var(--s2); align-items: center; }
 .legend i:not(.dot, .mark) { width: 1.4rem; height: .7rem; }
+.legend i.spare { height: 0; border-top: 2px dotted var(--dim); }
 .dot { display: inline-block; width: .6rem; height: .6rem; border-radius: 50%; }
 .dot { background: var(--c, currentcolor); margin-right: var(--s1); flex: none; }
 .legend, #told { min-height: 1.5em; margin-top: var(--s2); }
-input { font: inherit; color: inherit; background: var(--panel); width: min(20rem, 100%); }
+input { background: var(--panel); width: min(20rem, 100%); }
 input { border: 1px solid var(--dim); border-radius: .375rem; padding: var(--s1) var(--s2); }
-#table, #log ol { max-height: 40rem; padding-top: 0; }
 table { border-collapse: collapse; width: 100%; }
-th { position: sticky; top: 0; background: var(--panel); }
-th, td { padding: var(--s2); text-align: left; }
-td { border-top: 1px solid var(--line); max-width: 18rem; }
-.number { text-align: right; }
+th, td { padding: var(--s1) var(--s2); text-align: left; }
+td { border-top: 1px solid var(--line); vertical-align: top; }
+details { margin-top: var(--s2); } summary { cursor: pointer; color: var(--dim); }
+.number { text-align: right; white-space: nowrap; }
+#more { margin-top: var(--s2); }
 .notes progress { width: min(16rem, 100%); accent-color: var(--m0); }
+@media (max-width: 60rem) { .wide { display: none; } }
 @media (max-width: 40rem) {
   header, main { padding: var(--s3); } .now { text-align: left; }
-  .lane, .axis { --label: 7.75rem; } #routes li { padding: var(--s1); }
+  .card .what, .card .row:has(.spark), #routes .dim, thead { display: none; }
+  #routes { gap: 7%; } #routes li { padding: var(--s1); }
+  .lane { display: block; } .axis { --label: 0; } .lane span { display: block; }
+  .axis span:nth-child(2n) { visibility: hidden; }
+  table, tbody { display: block; }
+  tr { display: flex; flex-wrap: wrap; gap: 0 var(--s3); padding: var(--s2) 0; }
+  tr { border-top: 1px solid var(--line); }
+  tr::before { content: ""; order: 1; flex-basis: 100%; }
+  td { border: 0; padding: 0; } td:empty { display: none; }
+  td.small { order: 1; font-size: var(--small); color: var(--dim); } .number { display: none; }
+  td.last { margin-left: auto; text-align: right; } td.whole { flex: 1 1 100%; }
 }
 """
 
@@ -27382,58 +27565,73 @@ _PAGE_BODY = r"""</style></head><body><header>
 <div class="now"><p id="live" role="status"><i class="dot"></i><span>connecting</span></p>
 <p id="gateway" class="dim"></p></div>
 </header><main>
+<section id="needs" aria-labelledby="of-needs" hidden>
+<h2 id="of-needs">Needs you</h2><ul class="panel notes"></ul></section>
 <section id="warmup" aria-labelledby="of-warmup" hidden>
 <h2 id="of-warmup">Warm-up</h2><ul class="panel notes"></ul></section>
 <section aria-labelledby="of-machines">
 <h2 id="of-machines">Machines</h2><ul id="machines" class="cards"></ul></section>
 <div class="pair">
-<section aria-labelledby="of-routes"><h2 id="of-routes">Routes</h2>
-<div class="panel" id="routes"><svg aria-hidden="true"></svg>
+<section aria-labelledby="of-routes"><div class="line"><h2 id="of-routes">Routes</h2></div>
+<div class="panel"><div id="routes"><svg aria-hidden="true"></svg>
 <ul aria-label="Agents"></ul><ul aria-label="Models"></ul><ul aria-label="Machines"></ul></div>
+<ul class="legend" id="spares"><li><i class="spare"></i>fallback</li></ul></div>
 </section>
-<section aria-labelledby="of-lanes"><h2 id="of-lanes">Last five minutes</h2>
+<section aria-labelledby="of-lanes"><div class="line"><h2 id="of-lanes">Time line</h2>
+<div id="spans" role="group" aria-label="How much of it"></div></div>
 <div class="panel">
-<div id="scroll" class="scroll" tabindex="0" role="region" aria-labelledby="of-lanes">
-<ul id="lanes"></ul>
-<p class="axis" aria-hidden="true"><span>−5 min</span><span>−4</span><span>−3</span>
-<span>−2</span><span>−1</span><span>now</span></p></div>
+<div id="scroll" tabindex="0" role="region" aria-labelledby="of-lanes">
+<ul id="lanes"></ul><p class="axis" id="axis" aria-hidden="true"></p></div>
 <ul class="legend"><li><i class="wait"></i>waits</li>
 <li><i class="read mx"></i>reads the prompt</li><li><i class="write mx"></i>writes</li>
-<li><i class="mark">×</i>moved on after a failure</li></ul>
+<li><i class="mark">×</i>fell back</li></ul>
 <ul class="legend" id="legend" aria-label="Colours of the machines"></ul><p id="told"></p></div>
 </section></div>
+<section id="tasks" aria-labelledby="of-tasks" hidden><h2 id="of-tasks">Tasks</h2>
+<div class="panel"><table aria-labelledby="of-tasks"><thead><tr></tr></thead><tbody></tbody></table>
+<details><summary></summary><table aria-label="Finished tasks"><tbody></tbody></table></details>
+</div></section>
 <section id="requests" aria-labelledby="of-requests">
 <div class="line"><h2 id="of-requests">Requests</h2>
 <input id="filter" type="search" placeholder="filter: agent, model, machine, outcome"
 aria-label="Show only requests with these words">
 <span id="count" class="dim" role="status"></span></div>
 <p id="nothing" class="panel" hidden></p>
-<div id="table" class="panel scroll" tabindex="0" role="region" aria-labelledby="of-requests">
-<table><thead><tr id="columns"></tr></thead><tbody id="rows"></tbody></table></div>
+<div id="table" class="panel">
+<table aria-labelledby="of-requests"><thead><tr id="columns"></tr></thead>
+<tbody id="rows"></tbody></table>
+<button type="button" id="more" hidden></button></div>
 </section>
-<section id="tasks" aria-labelledby="of-tasks" hidden>
-<h2 id="of-tasks">Tasks</h2><ul class="panel notes"></ul></section>
 <section id="findings" aria-labelledby="of-findings" hidden>
-<h2 id="of-findings">What doctor finds</h2><ul class="panel notes"></ul></section>
+<h2 id="of-findings">Doctor</h2><ul class="panel notes"></ul></section>
 <section id="log" aria-labelledby="of-log" hidden><h2 id="of-log">LiteLLM's log</h2>
-<ol class="panel scroll" tabindex="0" aria-labelledby="of-log"></ol></section>
+<ol class="panel" aria-labelledby="of-log"></ol></section>
 </main><script nonce="NONCE">
 """
 
 _PAGE_EVENTS = r""""use strict";
 // What came from a machine, a file or a client is only ever put into textContent.
-const WINDOW = 300, BIN = 5, KEPT = 600, SHOWN = 200;  // seconds; seconds; requests; rows
+const WINDOW = 300, BIN = 5, KEPT = 600;  // seconds; seconds; requests
+const FITS = [30, 60, 150, 300, 600, 900, 1200];  // a fifth of each is a good number
+const SPANS = {Fit: 0, "1 min": 60, "5 min": 300, "30 min": 1800};
+const SOME = innerWidth < 640 ? 8 : 25, SHOWN = 200;  // rows of requests, and all of them
 const requests = new Map(), rests = new Map();  // by id, the oldest first; by node and model
 const lanes = new Set(), called = new Map();  // who has asked, the first first; by what name
 let picture = null, lead = 0, link = "connecting", told, drawnAt = 0, timer = 0;
+let span = "Fit", rowsShown = SOME;
 const $ = (id) => document.getElementById(id);
 const now = () => Date.now() / 1000 + lead;
 const count = (value) => Math.round(value).toLocaleString("en");
-const seconds = (value) => value === null ? "-" : value.toFixed(1);
+const amount = (many, noun) => `${many} ${noun}${many === 1 ? "" : "s"}`;
+const seconds = (value) => value === null ? "-" : `${value.toFixed(1)} s`;
 const clock = (time) => new Date(time * 1000).toTimeString().slice(0, 8);
 const gigabytes = (bytes) => (bytes / 1e9).toFixed(1);
 const joined = (words, between = " · ") => words.filter(Boolean).join(between);
 const host = (url) => url.replace(/^http:\/\//, "");
+const took = (time) => time < 60 ? `${Math.round(time)} s` : time < 3600
+  ? `${Math.floor(time / 60)}m${String(Math.floor(time % 60)).padStart(2, "0")}s`
+  : `${Math.floor(time / 3600)}h${String(Math.floor(time / 60) % 60).padStart(2, "0")}m`;
+const ago = (time) => time % 60 ? `${time} s` : `${time / 60} min`;
 
 // -- what happens --
 const HAPPENS = {
@@ -27484,8 +27682,13 @@ const colourOf = (node) =>
   `m${picture?.machines.find((each) => each.name === node)?.colour ?? "x"}`;
 function nameOf(lane, [session, agent] = lane.split("\n")) {
   const known = picture?.names.find((each) => each.agent === agent && each.session === session);
-  return agent ? known?.name || agent : "main";
+  return known?.name || agent || "main";
 }
+function titleOf(session) {
+  const known = picture?.sessions.find((each) => each.session === session);
+  return known?.title || (session ? `session ${session.slice(0, 4)}` : "no session");
+}
+const isTask = ({session}) => picture?.tasks.some((each) => each.session === session);
 function speedOf({tokens, countedAt, ...request}) {
   const write = writeOf(request);
   return write && tokens ? tokens / Math.max(countedAt - write.at, .05) : 0;
@@ -27524,12 +27727,13 @@ function make(what, ...children) {
   }
   return element;
 }
-// Say words; in those of our own, `commands` are told from the words around them.
+// Say words; in those of our own, `commands` are told from the words around them: a click copies.
 function say(element, words, hasCode = false) {
   if (element.said === words) return;
   element.said = words;
   const pieces = hasCode ? words.split("`") : [words];
-  element.replaceChildren(...pieces.map((each, index) => index % 2 ? make("code", each) : each));
+  element.replaceChildren(...pieces.map((each, index) => index % 2
+    ? make("button.copy", {type: "button", title: "copy"}, make("code", each)) : each));
 }
 // Make the children of an element those of [key, value] rows; keep what is there.
 function keep(parent, rows, create, fill = () => {}) {
@@ -27551,19 +27755,47 @@ const named = (rows, key = "name") => rows.map((row) => [row[key], row]);
 
 _PAGE_PARTS = r"""
 // -- the parts of the page --
+const MARKS = {ok: "●", work: "▶", wait: "·", ask: "?", warn: "!", bad: "✗"};
 function drawHead() {
   const open = [...requests.values()].filter(isOpen), atWork = open.filter(isAtWork).length;
   $("live").className = link === "live" ? "ok" : "bad";
   say($("live").lastChild, link);
   if (!picture) return;
-  const {fleet, sentence, ready, gateway} = picture;
-  const work = `gateway ${host(gateway.url)} · ${atWork} at work, ${open.length - atWork} wait`;
-  document.title = `${fleet} · subagent-fleet`;
+  const {fleet, gateway, needs} = picture;
+  let {sentence, level} = picture;
+  const skipped = picture.machines.filter((each) => each.online && restOf(each));
+  const names = joined(skipped.map((each) => each.name), ", ");
+  if (names && level === "ok")
+    [sentence, level] = [`Ready, but ${names} is skipped after a failure.`, "warn"];
+  const work = joined([`gateway ${host(gateway.url)}`, open.length ? `${atWork} working` : "idle",
+    open.length > atWork && `${open.length - atWork} waiting`]);
   say($("fleet"), fleet);
   say($("sentence"), sentence, true);
-  $("sentence").className = ready ? "ok" : "";
+  $("sentence").className = level;
   say($("gateway"), joined([clock(now()), gateway.followed ? work : gateway.says]));
+  const state = link !== "live" ? "wait" : level === "ok" && atWork ? "work" : level;
+  document.title = joined([`${MARKS[state]} ${needs.length || atWork || ""}`.trim(), fleet], " ");
+  drawIcon(state);
 }
+// The tab's picture: a disc in the colour of the state, and the mark that says it.
+function drawIcon(state) {
+  const colours = getComputedStyle(document.documentElement);
+  const name = {work: "ok", ask: "warn", wait: "dim"}[state] || state;
+  const colour = colours.getPropertyValue(`--${name}`);
+  if ($("icon").said === colour + state) return;
+  $("icon").said = colour + state;
+  const canvas = Object.assign(document.createElement("canvas"), {width: 32, height: 32});
+  const pen = canvas.getContext("2d");
+  pen.fillStyle = colour;
+  pen.arc(16, 16, 15, 0, 7);
+  pen.fill();
+  Object.assign(pen, {fillStyle: colours.getPropertyValue("--panel"), font: "bold 22px sans-serif",
+    textAlign: "center", textBaseline: "middle"});
+  if (state !== "ok") pen.fillText(MARKS[state], 16, 17);
+  $("icon").setAttribute("href", canvas.toDataURL());
+}
+const restOf = (machine) => [...rests.values()].find((each) =>
+  each.node === machine.name && (!each.model || each.until > now()));
 // What a machine runs: the fleet's models, one under two names once, then what else is loaded.
 function modelsOn(machine) {
   const rows = new Map();
@@ -27580,24 +27812,23 @@ function modelsOn(machine) {
   for (const loaded of machine.loaded) row(loaded.name).loaded = loaded;
   return [...rows];
 }
-const makeModel = () => make("li", make("div.row", make("b@name"), make("span.slots@slots",
-  {role: "img"})), make("p.dim@what"));
+const makeModel = () => make("li", make("div.row", make("b@name"), make("span@busy")),
+  make("p.dim@what"));
 const makeCard = () => make("li.card",
-  make("div.row", make("h3@name"), make("span@state")), make("p.dim@what"), make("p.dim@why"),
-  make("ul@models"), make("div.row", make("div.bar@bar"), make("span.dim@memory")),
+  make("div.row", make("h3@name"), make("span@state")), make("p.dim.what@what"),
+  make("p.dim@why"), make("ul@models"),
+  make("div.row", make("div.bar@bar"), make("span.dim@memory")),
   make("div.row", make("svg.spark", {viewBox: "0 0 59 20", preserveAspectRatio: "none",
     "aria-hidden": "true"}, make("polyline@line")), make("span.rate", make("b@speed"), " tok/s")));
 function drawMachines() {
   const flow = flows();
   keep($("machines"), named(picture.machines), makeCard, (card, machine, parts) => {
-    const rest = [...rests.values()].find((each) =>
-      each.node === machine.name && (!each.model || each.until > now()));
-    const left = rest ? Math.ceil(rest.until - now()) : 0;
+    const rest = restOf(machine), left = rest ? Math.ceil(rest.until - now()) : 0;
     let [state, level, why] = ["● online", "ok", ""];
-    if (!machine.online) [state, level, why] = [`○ ${machine.why}`, "bad", machine.mend];
-    else if (left > 0) [state, level, why] = [`◐ resting ${left} s`, "warn",
+    if (!machine.online) [state, level, why] = [`○ ${machine.why}`, "bad", machine.fix];
+    else if (left > 0) [state, level, why] = [`◐ skipped ${left} s`, "warn",
       `${rest.why}; its work goes elsewhere`];
-    else if (rest) [state, level] = ["◐ rested", "warn"];
+    else if (rest) [state, level] = ["◐ skipped until it answers", "warn"];
     card.className = `card m${machine.colour}${machine.online ? "" : " off"}`;
     say(parts.name, machine.name);
     say(parts.state, state);
@@ -27614,39 +27845,44 @@ function drawMachines() {
     say(parts.speed, count(speed));
   });
 }
-function fillModel(row, model, {name, slots, what}) {
+function fillModel(row, model, {name, busy, what}) {
   const open = [...requests.values()].filter(isOpen), {loaded} = model;
-  const busy = open.filter((each) => model.names.includes(lastStep(each).model)).length;
+  const full = open.filter((each) => model.names.includes(lastStep(each).model)).length;
   const queue = open.filter((each) => !isAtWork(each) && model.aliases.includes(each.alias)).length;
   const context = loaded?.context || model.context;
   say(name, model.name);
-  slots.setAttribute("aria-label", `${busy} of ${model.slots} slots at work`);
-  keep(slots, Array.from({length: model.slots}, (_, index) => [index, index < busy]),
-    () => make("i"), (slot, isFull) => slot.classList.toggle("full", isFull));
+  say(busy, joined([model.slots && `${full} / ${model.slots} busy`, queue && `${queue} waiting`]));
+  busy.className = full ? "busy" : "dim";
   say(what, joined([context ? `${Math.round(context / 1024)}k` : "",
-    loaded && loaded.gpu !== null ? `${loaded.gpu} % GPU` : "", loaded?.stays,
-    model.state === "ready" ? "" : model.state, model.agents.join(", "),
-    queue ? `${queue} wait` : ""]));
+    loaded && loaded.gpu !== null ? `${loaded.gpu} % GPU` : "", loaded?.unloads,
+    model.state === "ready" ? "" : model.state, model.agents.join(", ")]));
 }
+// Of how much nobody knows no share can be drawn.
 function drawMemory({bar, memory}, machine) {
   const used = machine.loaded.reduce((sum, each) => sum + each.bytes, 0);
   const whole = Math.max(machine.memory || 0, used, 1);
-  keep(bar, named(machine.loaded), () => make("i"), (part, each) => {
+  keep(bar, machine.memory ? named(machine.loaded) : [], () => make("i"), (part, each) => {
     part.style.width = `${100 * each.bytes / whole}%`;
     part.title = `${each.name}: ${gigabytes(each.bytes)} GB`;
   });
-  say(memory, machine.memory ? `${gigabytes(used)} of ${gigabytes(machine.memory)} GB`
-    : `${gigabytes(used)} GB loaded`);
+  bar.style.visibility = machine.memory && machine.online ? "" : "hidden";
+  say(memory, !machine.online ? "" : machine.memory
+    ? `${gigabytes(used)} of ${gigabytes(machine.memory)} GB` : `${gigabytes(used)} GB loaded`);
 }
+let near = "";  // the model, agent or machine that is pointed at: its ways stand out
 function drawRoutes() {
   const [svg, agents, models, machines] = $("routes").children;
   const model = Object.fromEntries(named(picture.models));
   const list = (column, rows, describe) => keep(column, named(rows),
-    () => make("li", make("span@name"), make("span.dim@more")), (item, row, parts) => {
+    () => make("li", make("span@name"), make("span.dim.one@more")), (item, row, parts) => {
       const [name, more, title] = describe(row, item);
       say(parts.name, name);
       say(parts.more, more);
       item.title = title;
+      item.onmouseenter = item.onmouseleave = ({type}) => {
+        near = type === "mouseenter" ? row.name : "";
+        drawRoutes();
+      };
     });
   list(agents, picture.agents, (each) => [each.name, "",
     `${each.name}: ${model[each.model].runs} on ${model[each.model].node}`]);
@@ -27656,7 +27892,9 @@ function drawRoutes() {
     item.className = `box m${each.colour}`;
     return [each.name, each.online ? "" : each.why, each.endpoint];
   });
-  drawEdges(svg, plan(model), {agents, models, machines});
+  const edges = plan(model);
+  $("spares").hidden = ![...edges.values()].some((each) => each.isSpare);
+  drawEdges(svg, edges, {agents, models, machines});
 }
 // Every way a request can go, and the colour of the machine for which one is on it.
 function plan(model) {
@@ -27691,7 +27929,8 @@ function drawEdges(svg, edges, columns) {
     const x2 = right.left - frame.left, y2 = right.top + right.height / 2 - frame.top;
     const middle = (x1 + x2) / 2;
     path.setAttribute("d", `M${x1} ${y1} C${middle} ${y1} ${middle} ${y2} ${x2} ${y2}`);
-    path.setAttribute("class", `${isSpare ? "spare " : ""}${works}`);
+    path.setAttribute("class", joined([isSpare && "spare", works,
+      [from[1], to[1]].includes(near) && "near"], " "));
   });
 }
 """
@@ -27705,42 +27944,63 @@ function words(request) {
     return each.node || took > 0 ? joined([`${verb} ${took} s`, each.node], " on ") : "";
   });
   return joined([called.get(laneOf(request)), clock(request.begun), request.alias, ...steps,
-    ...request.marks.map((mark) => `moved on: ${mark.node} ${mark.why}`),
+    ...request.marks.map((mark) => `${mark.node} failed: ${mark.why}`),
     request.tokens ? `${count(request.tokens)} tokens, ${count(speedOf(request))} a second` : "",
     stateOf(request)], ", ");
 }
-function drawLanes() {
-  const to = now(), found = new Map(), used = {};
-  for (const request of requests.values())
-    if ((request.end ?? to) > to - WINDOW)
-      found.set(laneOf(request), [...found.get(laneOf(request)) || [], request]);
-  const sessions = new Set([...found.keys()].map((lane) => lane.split("\n")[0]));
+// From when to when: the least of FITS in which all is that was asked in the last half hour.
+function frameOf(to) {
+  const begun = [...requests.values()].map((each) => each.begun).filter((each) => each > to - 1800);
+  const needed = to - Math.min(to, ...begun);
+  const wanted = SPANS[span] || FITS.find((each) => each >= needed) || 1800;
+  return {from: to - wanted, wanted};
+}
+function nameLanes() {
+  const used = {};
   called.clear();
   for (const lane of lanes) {
     const name = nameOf(lane), [session] = lane.split("\n"), key = `${session}\n${name}`;
     used[key] = (used[key] || 0) + 1;
-    called.set(lane, joined([used[key] > 1 ? `${name} #${used[key]}` : name,
-      sessions.size > 1 && session.slice(0, 4)]));
+    called.set(lane, used[key] > 1 ? `${name} #${used[key]}` : name);
   }
-  const rank = (lane) => [...sessions].indexOf(lane.split("\n")[0]) * 2 + !lane.endsWith("\n");
-  const shown = [...lanes].filter((lane) => found.has(lane)).sort((a, b) => rank(a) - rank(b));
-  const makeLane = () => make("li.lane", make("span@label"), make("ul.track@track"));
-  const makeBar = () => make("li", make("button@bar", {tabindex: "-1"}));
-  keep($("lanes"), shown.map((lane) => [lane, lane]), makeLane, (row, lane, {label, track}) => {
-    say(label, called.get(lane));
-    label.title = called.get(lane);
-    keep(track, named(found.get(lane), "id"), makeBar,
-      (item, request, {bar}) => drawBar(item, bar, request, to - WINDOW));
-  });
-  const nothing = found.size ? "" : "Nothing was asked in the last five minutes.";
-  say($("told"), told ? words(told) : nothing);
 }
-function drawBar(item, bar, request, from) {
-  const begin = Math.max(request.begun, from), end = request.end ?? from + WINDOW;
+function drawLanes() {
+  const to = now(), found = new Map(), frame = frameOf(to);
+  for (const request of requests.values())
+    if ((request.end ?? to) > frame.from)
+      found.set(laneOf(request), [...found.get(laneOf(request)) || [], request]);
+  nameLanes();
+  const sessions = [...new Set([...found.keys()].map((lane) => lane.split("\n")[0]))];
+  const main = (lane) => lane.endsWith("\n") ? 0 : 1;
+  const shown = sessions.flatMap((session) => [
+    [session, {title: titleOf(session)}],
+    ...[...lanes].filter((lane) => found.has(lane) && lane.startsWith(`${session}\n`))
+      .sort((a, b) => main(a) - main(b)).map((lane) => [lane, {lane}])]);
+  const makeRow = ({lane}) => lane ? make("li.lane", make("span@label"), make("ul.track@track"))
+    : make("li", make("h3.one@label"));
+  const makeBar = () => make("li", make("button@bar", {tabindex: "-1"}));
+  keep($("lanes"), shown, makeRow, (row, {lane, title}, {label, track}) => {
+    say(label, title || called.get(lane));
+    label.title = title || called.get(lane);
+    if (lane) keep(track, named(found.get(lane), "id"), makeBar,
+      (item, request, {bar}) => drawBar(item, bar, request, frame));
+  });
+  $("axis").hidden = !found.size;
+  keep($("axis"), [5, 4, 3, 2, 1, 0].map((fifth) => [fifth, fifth]), () => make("span"),
+    (mark, fifth) => say(mark, fifth ? `−${ago(frame.wanted * fifth / 5)}` : "now"));
+  keep($("spans"), Object.keys(SPANS).map((each) => [each, each]), (each) => {
+    const button = make("button", {type: "button"}, each);
+    button.onclick = () => { span = each; drawLanes(); };
+    return button;
+  }, (button, each) => button.setAttribute("aria-pressed", each === span));
+  say($("told"), told ? words(told) : found.size ? "" : "Nothing was asked in this time.");
+}
+function drawBar(item, bar, request, {from, wanted}) {
+  const begin = Math.max(request.begun, from), end = request.end ?? from + wanted;
   const whole = Math.max(end - begin, .001);
   const share = (time) => 100 * Math.min(Math.max(time - begin, 0) / whole, 1);
-  item.style.left = `${100 * (begin - from) / WINDOW}%`;
-  item.style.width = `${100 * whole / WINDOW}%`;
+  item.style.left = `${100 * (begin - from) / wanted}%`;
+  item.style.width = `${100 * whole / wanted}%`;
   bar.request = request;
   bar.setAttribute("aria-label", words(request));
   const steps = request.steps.map((each, name) =>
@@ -27757,11 +28017,12 @@ function drawBar(item, bar, request, from) {
 // One stop for Tab; the arrows go from bar to bar and from lane to lane.
 function walk(event) {
   const bars = [...$("lanes").querySelectorAll("button")];
+  const rows = [...$("lanes").querySelectorAll(".lane")];
   const index = bars.indexOf(document.activeElement);
-  const lane = document.activeElement.closest(".lane");
+  const lane = rows.indexOf(document.activeElement.closest(".lane"));
   const newest = (row) => [...row?.querySelectorAll("button") || []].pop();
   const next = {ArrowLeft: bars[index - 1], ArrowRight: index < 0 ? bars.at(-1) : bars[index + 1],
-    ArrowUp: newest(lane?.previousElementSibling), ArrowDown: newest(lane?.nextElementSibling),
+    ArrowUp: newest(rows[lane - 1]), ArrowDown: newest(rows[lane + 1]),
     Home: bars[0], End: bars.at(-1)}[event.key];
   if (!next) return;
   event.preventDefault();
@@ -27772,59 +28033,94 @@ function tell(event) {
   drawLanes();
 }
 
-// -- the requests --
-const COLUMNS = ["Time", "Agent", "Alias", "Model", "Machine", "Waited s", "First token s", "Tok/s",
-  "In", "Out", "Outcome"];
-const cell = (tag, index) => `${tag}${index > 4 && index < 10 ? ".number" : ""}`;
+// -- tables: a narrow page shows each row as a card --
+const cell = ([, kind]) => make(`td${kind}`, make("i.dot@dot", {hidden: ""}), make("span@text"));
+function makeHeads(columns) {
+  return columns.map(([name, kind]) => make(`th${kind}`, name));
+}
+// Each value is words, or [words, class] or [words, "", machine].
+function fillRow(row, values) {
+  values.forEach((value, index) => {
+    const [words, level = "", node] = [value].flat(), {dot, text} = row.children[index].parts;
+    say(text, words, Boolean(level === "code"));
+    text.className = level;
+    dot.hidden = !node;
+    if (node) dot.setAttribute("class", `dot ${colourOf(node)}`);
+  });
+}
+const REQUESTS = [["Time", ".one.small"], ["Agent", ".one"], ["Model", ".one.small"],
+  ["Machine", ".one"],
+  ["Outcome", ".last"], ["Waited", ".number.wide"], ["First token", ".number.wide"],
+  ["Tok/s", ".number"], ["In", ".number"], ["Out", ".number"]];
 function cells(request) {
   const {receipt, steps} = request, placed = steps.filter((each) => each.node);
-  const {node = "-", model = "-"} = placed.at(-1) || {};
+  const {node = "", model = "-"} = placed.at(-1) || {};
   const runs = picture?.models.find((each) => each.name === model)?.runs || model;
-  const first = steps.find((each) => each.what === "write")?.at ?? NaN;
-  return [clock(request.end ?? request.begun), called.get(laneOf(request)), request.alias, runs,
-    node, seconds(receipt ? receipt.waited : (placed[0]?.at ?? now()) - request.begun),
+  const first = steps.find((each) => each.what === "write")?.at ?? NaN, state = stateOf(request);
+  const level = !receipt || state === "ok" ? "" : "bad";
+  const asker = joined([isTask(request) && titleOf(request.session), called.get(laneOf(request))]);
+  return [clock(request.end ?? request.begun), asker, runs,
+    [node || "-", "", node],
+    [joined([state, ...request.marks.map((mark) => `${mark.node} ${mark.why}`)]), level],
+    seconds(receipt ? receipt.waited : (placed[0]?.at ?? now()) - request.begun),
     seconds(receipt ? receipt.first_byte : first ? first - request.begun : null),
     speedOf(request) ? count(speedOf(request)) : "-",
-    receipt ? count(receipt.input_tokens) : "-", count(request.tokens),
-    joined([stateOf(request), ...request.marks.map((mark) => `${mark.node}: ${mark.why}`)], ", ")];
+    receipt ? count(receipt.input_tokens) : "-", count(request.tokens)];
 }
 function drawRequests() {
   const wanted = $("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
   const all = [...requests.values()].sort((a, b) => (b.end ?? 1e15) - (a.end ?? 1e15)
     || b.begun - a.begun).slice(0, SHOWN).map((request) => [request.id, cells(request)]);
-  const shown = all.filter(([, row]) =>
+  const fit = all.filter(([, row]) =>
     wanted.every((word) => row.join(" ").toLowerCase().includes(word)));
-  keep($("rows"), shown, () => make("tr", ...COLUMNS.map((_, index) => index === 4
-    ? make("td", make("i.dot@dot"), make("span@machine")) : make(cell("td", index)))),
-  (row, values, {dot, machine}) => values.forEach((value, index) => {
-    if (index === 4) dot.setAttribute("class", `dot ${colourOf(value)}`);
-    say(index === 4 ? machine : row.children[index], value);
-  }));
-  say($("count"), wanted.length ? `${shown.length} of ${all.length}` : `${all.length}`);
+  keep($("rows"), fit.slice(0, rowsShown), () => make("tr", ...REQUESTS.map((each) =>
+    cell(each))), fillRow);
+  say($("count"), wanted.length ? `${fit.length} of ${amount(all.length, "request")}`
+    : amount(all.length, "request"));
+  $("more").hidden = fit.length <= rowsShown;
+  say($("more"), `Show all ${fit.length}`);
   $("table").hidden = !all.length;
   $("nothing").hidden = all.length > 0;
   say($("nothing"), `No request yet. Type \`${picture?.hint || "subagent-fleet up"}\` in a `
     + "terminal, and ask for something.", true);
 }
+const TASKS = [["State", ".one"], ["Task", ".one"], ["Agent", ".one.small"], ["Machine", ".one"],
+  ["Time", ".one.small"], ["Changes", ".one.small"], ["Now", ".whole"]];
+function drawTasks() {
+  const {tasks} = picture, [going, over] = $("tasks").querySelectorAll("tbody");
+  const draw = (body, rows) => keep(body, named(rows), () => make("tr", ...TASKS.map((each) =>
+    cell(each))), (row, task) => fillRow(row, [[`${task.mark} ${task.state}`, task.level],
+    task.name, task.agent, [task.where, "", task.where], took(task.seconds), task.diff,
+    [joined([task.now, task.fix]), "code"]]));
+  const finished = tasks.filter((each) => each.over);
+  $("tasks").hidden = !tasks.length;
+  draw(going, tasks.filter((each) => !each.over));
+  draw(over, finished);
+  going.parentElement.hidden = finished.length === tasks.length;
+  over.closest("details").hidden = !finished.length;
+  say($("tasks").querySelector("summary"), `${finished.length} finished`);
+}
 
 // -- what there is only now and then --
 const NOTES = {
+  needs: (row) => [row.level, joined([row.what, row.fix], "\n")],
   warmup: (row) => [row.state === "failed" ? "bad" : "",
-    `${row.model} on ${row.node}: ${row.state}, ${seconds(row.seconds)} s ${row.detail}`,
+    `${row.model} on ${row.node}: ${row.state}, ${seconds(row.seconds)} ${row.detail}`,
     row.size_bytes ? row.pulled_bytes / row.size_bytes : row.stage === "done" ? 1 : null],
-  tasks: (row) => [row.level, joined([`${row.name}: ${row.state}`, row.what], ", ")],
-  findings: (row) => [row.level === "error" ? "bad" : "warn",
-    joined([row.level, row.what, row.fix], ": ")],
+  findings: (row) => [row.level, joined([row.what, row.fix], " → ")],
   log: (row) => [{error: "bad", warning: "warn"}[row.level], row.line],
 };
 function drawNotes() {
   for (const [id, describe] of Object.entries(NOTES)) {
     $(id).hidden = !picture[id].length;
     keep($(id).lastElementChild, picture[id].map((row, index) => [index, row]),
-      () => make("li", make("p@text"), make("progress@meter")), (item, row, {text, meter}) => {
+      () => make("li", make("p", make("b@mark"), make("span@text")), make("progress@meter")),
+      (item, row, {mark, text, meter}) => {
         const [level, words, share] = describe(row);
-        text.className = level || "";
-        say(text, words, ["findings", "tasks"].includes(id));
+        item.className = level || "";
+        mark.hidden = id === "log" || !level;
+        say(mark, `${MARKS[level]} `);
+        say(text, words, ["findings", "needs"].includes(id));
         meter.hidden = share === undefined;
         meter.setAttribute("aria-label", words);
         if (share > 0) meter.value = share;
@@ -27836,21 +28132,32 @@ function drawNotes() {
 }
 function drawSoon(news) {  // at most four times a second, and not while nobody can see it
   if (typeof news === "string") link = news;
-  if (timer || document.hidden) return;
+  if (document.hidden) return drawHead();  // its title is seen even so
+  if (timer) return;
   timer = setTimeout(() => {
     [timer, drawnAt] = [0, Date.now()];
     for (const part of [drawHead, drawLanes, drawRequests]) part();
-    if (picture) for (const part of [drawMachines, drawRoutes, drawNotes]) part();
+    if (picture) for (const part of [drawMachines, drawRoutes, drawTasks, drawNotes]) part();
   }, Math.max(0, drawnAt + 250 - Date.now()));
 }
-$("columns").append(...COLUMNS.map((name, index) => make(cell("th", index), name)));
+function copy({target}) {
+  const button = target.closest(".copy");
+  if (!button) return;
+  navigator.clipboard.writeText(button.textContent).then(() => {
+    button.classList.add("copied");
+    setTimeout(() => button.classList.remove("copied"), 2000);
+  }, () => getSelection().selectAllChildren(button));
+}
+$("columns").append(...makeHeads(REQUESTS));
+$("tasks").querySelector("thead tr").append(...makeHeads(TASKS));
 $("filter").addEventListener("input", drawRequests);
+$("more").addEventListener("click", () => { rowsShown = SHOWN; drawRequests(); });
 $("scroll").addEventListener("keydown", walk);
 for (const kind of ["focusin", "focusout", "mouseover", "mouseout"])
   $("lanes").addEventListener(kind, tell);
+document.addEventListener("click", copy);
 document.addEventListener("visibilitychange", drawSoon);
 window.addEventListener("resize", drawSoon);
-new ResizeObserver(() => { $("scroll").scrollLeft = 1e6; }).observe($("scroll"));
 setInterval(drawSoon, 1000);
 follow();
 </script></body></html>
@@ -28338,20 +28645,22 @@ finish, is told beside: an agent that only answers a question is right.
 
 ## The dashboard
 
-`ui`, or `up --ui`, shows the fleet on a page in your browser: each machine with what it holds in
-memory, its slots, its queue and its tokens a second; the routes, and on them what works now; a
-lane for each agent, where waiting, reading the prompt and writing are told apart; the last 200
-requests, with a filter; while there are any, the warm-up, tasks, what `doctor` finds and
-LiteLLM's log.
+`ui`, or `up --ui`, shows the fleet on a page in your browser. First what needs you: questions and
+parked tasks with the line to type, machines that are down, errors. Then each machine with what it
+holds in memory, how many of its slots are busy, its queue and its tokens a second; the routes, and
+on them what works now; a time line with a lane for each agent, where waiting, reading the prompt
+and writing are told apart; the tasks; the last 200 requests, with a filter; the warm-up, `doctor`'s
+warnings and LiteLLM's log while there are any. The tab's title and icon show the state.
 
 ```text
 $ subagent-fleet ui
-local-dev is at http://127.0.0.1:8080/?token=6f1c…
-Ctrl-C stops.
+Dashboard: http://127.0.0.1:8080/?code=6f1c09be42
+This address opens it once. Ctrl-C stops.
 ```
 
-The page changes nothing and is for this machine alone: it listens on loopback, wants the token of
-that address, and loads nothing from anywhere else. From elsewhere: `ssh -L 8080:127.0.0.1:8080
+The page changes nothing and is for this machine alone: it listens on loopback and loads nothing
+from anywhere else. The code works once; your browser then keeps a cookie until `ui` ends, so
+`http://127.0.0.1:8080/` is enough. From elsewhere: `ssh -L 8080:127.0.0.1:8080
 HOST` where you sit, and `ui --port 8080 --no-open` there. Of prompts and answers it knows only
 the length.
 

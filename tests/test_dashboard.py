@@ -25,6 +25,13 @@ PIECES = [sf._PAGE_STYLE, sf._PAGE_BODY, sf._PAGE_EVENTS, sf._PAGE_PARTS, sf._PA
 
 # -- the door --
 
+def cookie_of(headers):
+    """What a browser sends back of what it was given; no script and no other site gets at it."""
+    cookie, *attributes = headers["set-cookie"].split("; ")
+    assert attributes == ["HttpOnly", "SameSite=Strict", "Path=/"]
+    return cookie
+
+
 class Door:
     """A dashboard in this process; `ask` sends one request."""
 
@@ -34,12 +41,19 @@ class Door:
         self.world = sf.World()
         self.said = []
         self.world.err = self.said.append
-        self.page = sf.Dashboard(self.world)
         listener = self.world.listen("127.0.0.1", 0)
         self.port = listener.port
-        self.cookie = f"subagent_fleet_{self.port}={self.page.token}"
+        self.page = sf.Dashboard(self.world, "127.0.0.1", self.port)
         self.thread = threading.Thread(target=self.page.run, args=(listener,), daemon=True)
         self.thread.start()
+        self.code = self.invite()
+        self.cookie = cookie_of(self.ask(f"/?code={self.invite()}")[1])
+
+    def invite(self):
+        """The code of a new address."""
+        place, _, code = self.page.invite().partition("?code=")
+        assert place == f"http://127.0.0.1:{self.port}/"
+        return code
 
     def ask(self, target="/", method="GET", **headers):
         return self.raw(self.head(method, target, **{"x_api_key": None, **headers}))
@@ -57,33 +71,44 @@ def door():
         yield made
 
 
-def test_a_token_becomes_a_cookie_that_opens_the_page(door):
-    status, headers, body = door.ask(f"/?token={door.page.token}")
-    assert status == 200 and b"location.replace" in body and door.page.token.encode() not in body
-    assert headers["set-cookie"] == f"{door.cookie}; HttpOnly; SameSite=Strict; Path=/"
+def test_a_code_that_can_be_typed_becomes_a_cookie_that_opens_the_page(door):
+    assert re.fullmatch("[0-9a-f]{10}", door.code)
+    status, headers, body = door.ask(f"/?code={door.code.upper()}")
+    assert status == 200 and b"location.replace" in body and door.code.encode() not in body
+    assert cookie_of(headers) == door.cookie and door.code not in door.cookie
     status, headers, body = door.ask(Cookie=f"other=1; {door.cookie}; more=2")
     assert status == 200 and headers["content-type"] == "text/html; charset=utf-8"
-    assert b'id="machines"' in body
-    assert {each["x-content-type-options"] for each in (headers,)} == {"nosniff"}
+    assert b'id="machines"' in body and headers["x-content-type-options"] == "nosniff"
 
 
-@pytest.mark.parametrize("target", ["/", "/events", "/?token=", "/?token=" + "0" * 64, "/nothing",
-                                    "/?token=\x00", "/events?token={token}", "/?TOKEN={token}"])
-def test_nothing_is_seen_without_the_token(door, target):
-    status, headers, body = door.ask(target.format(token=door.page.token).replace("\x00", "%00"))
+def test_a_code_opens_the_page_once(door):
+    assert door.page.awaits(f"http://127.0.0.1/?code={door.code}")
+    assert door.ask(f"/?code={door.code}")[0] == 200
+    assert not door.page.awaits(f"http://127.0.0.1/?code={door.code}")
+    assert door.ask(f"/?code={door.code}")[0] == 401
+    # A browser that asks for an address twice, or goes back to it, has its cookie.
+    assert door.ask(f"/?code={door.code}", Cookie=door.cookie)[0] == 200
+
+
+@pytest.mark.parametrize("target", ["/", "/events", "/?code=", "/?code=0000000000", "/nothing",
+                                    "/?code=%00", "/events?code={code}", "/?CODE={code}", "/?{code}"])
+def test_nothing_is_seen_without_a_code(door, target):
+    status, headers, body = door.ask(target.format(code=door.code))
     assert status == 401 and b"subagent-fleet ui" in body and "set-cookie" not in headers
-    assert door.ask(target.replace("\x00", "").format(token="x"), Cookie="x=y")[0] == 401
+    assert b"<form>" in body and b"machines" not in body  # where it can be typed
+    assert "form-action 'self'" in headers["content-security-policy"]
+    assert door.ask(target.format(code="x"), Cookie="x=y")[0] == 401
 
 
-def test_a_wrong_token_is_compared_in_constant_time(door, monkeypatch):
+def test_a_wrong_code_is_compared_in_constant_time(door, monkeypatch):
     compared = []
     real = hmac.compare_digest
     monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append(a) or real(a, b))
-    for target, cookie in (("/?token=wrong", None), ("/", f"subagent_fleet_{door.port}=wrong"),
+    for target, cookie in (("/?code=wrong", None), ("/", f"subagent_fleet_{door.port}=wrong"),
                            ("/", None)):
         before = len(compared)
         assert door.ask(target, Cookie=cookie)[0] == 401
-        assert len(compared) == before + 1
+        assert len(compared) > before
 
 
 @pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Host": "evil.example:{port}"},
@@ -105,12 +130,6 @@ def test_the_page_can_only_be_looked_at(door, method):
         assert door.ask(target, method, Cookie=door.cookie)[0] == 405
 
 
-def test_a_ticket_opens_the_page_once(door):
-    ticket = door.page.ticket()
-    assert door.ask(f"/?token={ticket}")[0] == 200
-    assert door.ask(f"/?token={ticket}")[0] == 401
-
-
 def test_only_what_the_page_brings_may_run(door):
     nonces = set()
     for _ in range(2):
@@ -125,13 +144,14 @@ def test_only_what_the_page_brings_may_run(door):
     assert len(nonces) == 2
 
 
-def test_the_token_is_in_no_log(door):
-    door.ask(f"/?token={door.page.token}")
-    door.ask(f"/nothing?token={door.page.token}", Cookie=door.cookie)
-    with door.connect() as connection:
-        connection.sendall(f"GET /?token={door.page.token} HTTP/9.9\r\n\r\n".encode())
-        connection.recv(1000)
-    assert door.page.token not in "".join(door.said)
+def test_neither_code_nor_cookie_is_in_a_log(door):
+    secrets = (door.code, door.cookie.partition("=")[2])
+    for secret in secrets:
+        door.ask(f"/nothing?code={secret}", Cookie=door.cookie)
+        with door.connect() as connection:
+            connection.sendall(f"GET /?code={secret} HTTP/9.9\r\n\r\n".encode())
+            connection.recv(1000)
+        assert secret not in "".join(door.said)
 
 
 # -- the page as it is written --
@@ -139,12 +159,12 @@ def test_the_token_is_in_no_log(door):
 def test_the_page_is_small_and_by_hand():
     assert "".join(PIECES) == sf.DASHBOARD_PAGE
     assert all(piece.count("\n") <= 300 for piece in PIECES)
-    assert sf.DASHBOARD_PAGE.count("\n") <= 600
+    assert sf.DASHBOARD_PAGE.count("\n") <= 750
     assert max(map(len, sf.DASHBOARD_PAGE.splitlines())) <= 100
 
 
 def test_the_page_takes_text_as_text_and_nothing_from_elsewhere():
-    page = sf.DASHBOARD_PAGE + sf.DOOR_PAGE
+    page = sf.DASHBOARD_PAGE + sf.DOOR_PAGE + sf.CODE_PAGE
     ways = r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|Function\(|srcdoc"
     assert re.findall(ways, page) == []
     addresses = re.findall(r"https?://[^\s\"'`;)]*", page)
@@ -178,14 +198,14 @@ def sight(**more):
 def test_a_picture_says_what_is_known_of_a_fleet():
     picture = sf.plan_picture(sight())
     assert json.loads(sf.render_json(picture)) == picture
-    assert picture["fleet"] == "test" and picture["ready"] is False
-    assert picture["sentence"].startswith("Next: b (http://127.0.0.1:1) is offline")
+    assert (picture["fleet"], picture["level"]) == ("test", "bad")
+    assert picture["sentence"] == "Needs you: 1 problem."  # nobody else has what b has
     first, second = picture["machines"]
     assert (first["name"], first["online"], first["colour"]) == ("a", True, 0)
     assert first["loaded"] == [{"name": "tiny", "bytes": 5_000_000_000, "context": 32768,
-                                "gpu": 80, "stays": "stays"}]
+                                "gpu": 80, "unloads": "never unloads"}]
     assert (second["online"], second["why"], second["colour"]) == (False, "refused", 1)
-    assert second["mend"]
+    assert second["fix"]
     models = {model["name"]: model for model in picture["models"]}
     assert [models[name]["slots"] for name in ("big", "small", "twin")] == [3, 1, 3]
     assert models["big"]["fallback"] == ["small"]
@@ -194,11 +214,61 @@ def test_a_picture_says_what_is_known_of_a_fleet():
     assert picture["log"] == picture["findings"] == picture["tasks"] == picture["warmup"] == []
 
 
-def test_a_picture_shows_only_findings_that_want_something():
-    findings = [sf.Finding("x", level, "what", fix="do it")
-                for level in ("ok", "info", "warning", "error")]
-    picture = sf.plan_picture(sight(findings=findings))
-    assert [each["level"] for each in picture["findings"]] == ["warning", "error"]
+LOADED = tuple(sf.LoadedModel(model.ollama_model, model.context or 65536, 100, 1, FOREVER)
+               for model in FLEET.models.values())
+ALL_WELL = {"states": {name: sf.NodeState(name, "http://127.0.0.1:1", version="1", loaded=LOADED,
+                                          models=tuple(sf.NodeModel(each.name) for each in LOADED))
+                       for name in ("a", "b")},
+            "gateway": sf.check_gateway(FLEET, sf.OUR_GATEWAY)}
+TASK = {"name": "docs", "state": "running", "level": "work", "now": "Edit", "fix": "", "answers": ""}
+ASKS = {**TASK, "state": "asking", "level": "ask", "now": "Which one?", "answers": "a: `x 1`"}
+PARKED = {**TASK, "name": "scope", "state": "parked", "level": "warn", "fix": "git diff"}
+FAILED = {**TASK, "name": "noop", "state": "failed", "level": "bad", "fix": "subagent-fleet tasks"}
+
+
+def finding(level, what="it is wrong", slug="x"):
+    return sf.Finding(slug, level, what, fix="npm install it")
+
+
+@pytest.mark.parametrize("more, level, sentence", [
+    ({}, "ok", "Ready: all models are loaded."),
+    ({"tasks": [TASK], "findings": [finding("info")]}, "ok", "Ready: all models are loaded."),
+    ({"findings": [finding("warning")]}, "warn", "Ready, with 1 warning."),
+    ({"findings": [finding("warning"), finding("error")]}, "bad", "Needs you: 1 problem."),
+    ({"tasks": [ASKS]}, "ask", "Needs you: 1 question."),
+    ({"tasks": [PARKED, FAILED, ASKS]}, "bad", "Needs you: 1 question, 1 parked task, 1 problem."),
+    ({"gateway": sf.check_gateway(FLEET, "python3")}, "bad", "Needs you: 1 problem.")])
+def test_the_headline_is_the_worst_of_what_stands_below(more, level, sentence):
+    picture = sf.plan_picture(sight(**{**ALL_WELL, **more}))
+    assert (picture["level"], picture["sentence"]) == (level, sentence)
+    assert bool(picture["needs"]) == sentence.startswith("Needs you")
+
+
+def test_what_needs_a_person_comes_first_with_what_to_type():
+    both = [finding("error", f"{name} is too old") for name in ("a", "b")]
+    picture = sf.plan_picture(sight(**{**ALL_WELL, "tasks": [ASKS, PARKED, FAILED], "findings": both}))
+    assert [(each["level"], each["what"], each["fix"]) for each in picture["needs"]] == [
+        ("ask", "docs asks: Which one?", "a: `x 1`"),
+        ("warn", "scope is parked: Edit", "`git diff`"),
+        ("bad", "1 task failed: noop", "`subagent-fleet tasks`"),
+        ("bad", "a is too old (also: b)", "`npm install it`")]
+
+
+def test_a_machine_without_another_for_its_work_is_a_need():
+    down = {**ALL_WELL["states"], "b": sf.NodeState("b", "http://127.0.0.1:1", reason="refused")}
+    (need,) = sf.plan_picture(sight(**{**ALL_WELL, "states": down}))["needs"]
+    assert need["what"].endswith("b does not answer (refused), and no other machine runs small")
+    down = {**ALL_WELL["states"], "a": sf.NodeState("a", "http://127.0.0.1:1", reason="refused")}
+    (need,) = sf.plan_picture(sight(**{**ALL_WELL, "states": down}))["needs"]
+    assert "runs twin" in need["what"]  # big has a fallback
+
+
+def test_a_picture_shows_warnings_once_with_all_machines():
+    findings = [finding(level, what) for level in ("ok", "info", "warning")
+                for what in ("`a` is old", "`b` is old", "`b` is slow today")]
+    assert sf.plan_picture(sight(findings=findings))["findings"] == [
+        {"level": "warn", "what": "`a` is old (also: b)", "fix": "`npm install it`"},
+        {"level": "warn", "what": "`b` is slow today", "fix": "`npm install it`"}]
 
 
 def test_the_log_of_litellm_is_told_by_severity_and_holds_no_key():
@@ -271,10 +341,12 @@ class Shown:
             cwd=str(place), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=clean_environment(LITELLM_MASTER_KEY=KEY, HOME=str(place)))
         told = self.process.stdout.readline().decode()
-        self.port, self.token = re.search(r":(\d+)/\?token=([0-9a-f]{64})$", told).groups()
+        self.port, self.code = re.search(r":(\d+)/\?code=([0-9a-f]{10})$", told).groups()
         self.port = int(self.port)
+        target = f"/?code={self.code}"
+        cookie = cookie_of(self.raw(self.head("GET", target, x_api_key=None))[1])
+        self.token = cookie.partition("=")[2]
         connection = self.connect()
-        cookie = f"subagent_fleet_{self.port}={self.token}"
         connection.sendall(self.head("GET", "/events", Cookie=cookie))
         self.told = frames(connection.makefile("rb"))
 
@@ -286,7 +358,9 @@ class Shown:
 
     def end(self):
         self.process.send_signal(signal.SIGTERM)
-        _, talk = self.process.communicate(timeout=20)
+        said, talk = self.process.communicate(timeout=20)
+        assert re.search(rb"For another browser: http://[0-9.:]+/\?code=\w+\n$", said)
+        assert self.code.encode() not in said and self.token.encode() not in said
         assert b"Traceback" not in talk and self.token.encode() not in talk, talk
         return self.process.returncode
 
@@ -424,7 +498,8 @@ def test_ui_shows_the_tasks_of_its_repository(place, run_cli):
     assert shown.picture(lambda each: True)["tasks"] == []
     assert run_cli("task", "add", "mend it", "--name", "parser").returncode == 0
     (row,) = shown.picture(lambda each: each["tasks"])["tasks"]
-    assert (row["name"], row["state"]) == ("parser", "waiting") and "try 0/" in row["what"]
+    assert (row["name"], row["state"], row["level"]) == ("parser", "waiting", "wait")
+    assert row["over"] is False and row["now"] == "for `run`"
     assert shown.end() == 0
 
 

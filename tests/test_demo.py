@@ -134,7 +134,7 @@ finally:
 def test_demo_on_the_dashboard_goes_on_and_is_told_there(places):
     process = start(places, "-u", str(SCRIPT), words=("demo", "--ui", "--seconds", "12"))
     for line in process.stdout:
-        url = re.search(rb"Dashboard: http://([0-9.:]+)(/\?token=\w+)", line)
+        url = re.search(rb"Dashboard: http://([0-9.:]+)(/\?code=\w+)", line)
         if url:
             break
     connection = http.client.HTTPConnection(url[1].decode(), timeout=10)

@@ -45,7 +45,7 @@ SAYS = {
     "worker": (1, "OLLAMA_HOST=0.0.0.0:9")}
 # What goes on until it is ended; and what it has said by then.
 LASTS = {"up": (0, r"mini"), "serve": (130, r"Serving .*http://127\.0\.0\.1:\d"),
-         "ui --no-open": (130, r"http://127\.0\.0\.1:\d+/\?token="),
+         "ui --no-open": (130, r"http://127\.0\.0\.1:\d+/\?code="),
          "status --watch 2": (130, ROUTE), "logs -f": (130, "")}
 SLOW = {"bench", "demo", "run", "worker"}  # half a second and more
 STUB = "#!/bin/sh\nexit 0\n"

@@ -361,8 +361,8 @@ def test_a_session_is_told_as_a_tree(story, golden, columns):
 def test_machines_have_the_colours_of_the_fleet_file(story):
     _, out, _ = story.run("last", columns=160)
     assert re.findall("\x1b\\[38;5;(\\d+)m(\\w+)", out) == [
-        ("166", "mini"), ("32", "laptop"), ("166", "mini"), ("36", "gpu"), ("36", "gpu"),
-        ("32", "laptop")]
+        ("169", "mini"), ("33", "laptop"), ("169", "mini"), ("38", "gpu"), ("38", "gpu"),
+        ("33", "laptop")]
     assert "\x1b" not in story.run("last", columns=160, NO_COLOR="1")[1]
 
 

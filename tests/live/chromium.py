@@ -193,13 +193,16 @@ class Page:
     def wait(self, script, seconds=20.0):
         """The value of an expression once it is true."""
         until = time.monotonic() + seconds
-        while True:
-            with contextlib.suppress(DevToolsError):  # it went to another page
+        thrown = ""
+        while time.monotonic() < until:
+            try:
                 value = self.run(script)
                 if value:
                     return value
-            assert time.monotonic() < until, f"the page does not come to: {script}"
+            except (DevToolsError, AssertionError) as error:  # it is on its way to another page
+                thrown = f": {error}"
             time.sleep(0.05)
+        raise AssertionError(f"the page does not come to: {script}{thrown}")
 
     def press(self, key, code=0):
         for kind in ("keyDown", "keyUp"):
