@@ -20932,10 +20932,6 @@ class Options:
     """What was typed after a command, by the names of its flags; what it does not take is None."""
 
     passed: Sequence[str] = ()  # what follows `--`, for another program
-    # What one command hands to another's work.
-    model: Sequence[str] = ()
-    agent: Sequence[str] = ()
-    most = 0
 
     def __init__(self, **typed: Any) -> None:
         vars(self).update(typed)
@@ -21199,11 +21195,6 @@ def ask_trust(fleet: Fleet, options: Options, world: World) -> None:
             fix="`subagent-fleet trust`, or add --trust", status=EXIT_REFUSED))
     accept_stakes(world, source, stakes)
     unlock_keys(world, fleet)
-
-
-def accept_typed(world: World, source: str, nodes: Iterable[Node]) -> None:
-    """Accept machines of a fleet file that a person has just typed."""
-    accept_stakes(world, source, plan_node_stakes(nodes))
 
 
 # -- the gateway, from outside --
@@ -21575,10 +21566,9 @@ def find_or_write_fleet(options: Options, world: World) -> Fleet:
 
     config = load_config(world, options.config)
     for node in nodes.values():
-        if config.fleet.nodes.get(node.name, Node("", "")).endpoint != node.endpoint:
-            addition = plan_insertion(config, node, options, world)
-            replace_config(world, path, addition)
-            accept_typed(world, path, [node])
+        known = config.fleet.nodes.get(node.name)
+        if not known or known.endpoint != node.endpoint:
+            insert_node(world, path, node, config, plan_insertion(config, node, (), world))
             tell(world, f"{clean_line(node.name)}: put into {clean_line(path)}\n")
             config = load_config(world, options.config)
     weak = lint_key(config.fleet, world.environ)
@@ -21834,8 +21824,6 @@ def cmd_init(options: Options, world: World) -> int:
         return write_example(options, world)
     nodes = parse_nodes(options.node, "init")
     output = check_output(options, world)
-    if not options.force:
-        ask_for_second(world, output)
     scan = None
     if options.scan is not None:
         scan = look_around(options, world, "init", nodes)
@@ -21996,6 +21984,8 @@ def check_output(options: Options, world: World) -> str:
     if Workspace(world, directory).read(name) is not None and not options.force:
         raise FleetError("exists", f"{output} already exists", status=EXIT_REFUSED,
                          fix="edit it, or `subagent-fleet init --force` (a copy is kept)")
+    if not options.force:
+        ask_for_second(world, output)
     return output
 
 
@@ -22009,13 +21999,9 @@ def write_example(options: Options, world: World) -> int:
     name = EXAMPLE_ALIASES.get(options.example, options.example)
     check_names("example", (name,), EXAMPLES, "init")
     output = check_output(options, world)
-    if not options.force:
-        ask_for_second(world, output)
     summary, text = EXAMPLES[name]
-    lines = replace_config(world, output, dress_starter(world, output, text))
-    where = " where it says `yours`" if "yours" in dress_starter(world, output, text) else ""
-    lines += [f"{name}: {summary}.", f"Write your own machines and models{where}, "
-              "then: `subagent-fleet doctor`"]
+    lines = [*write_fleet(world, output, text), f"{name}: {summary}.",
+             "Fill in your own machines and models, then run `subagent-fleet doctor`."]
     said = wrap_text("".join(clean_line(line) + "\n" for line in lines), look_of(world).columns)
     world.out(said)
     return EXIT_OK
@@ -22029,13 +22015,11 @@ def write_starter(world: World, output: str, nodes: Mapping[str, Node], starter:
         gateway = avoid_taken_port(world, gateway)
     text = render_starter(starter.tree, starter.has_models, name_project(world, output),
                           starter.notes, port=gateway.port)
-    text = dress_starter(world, output, text)
-    lines = replace_config(world, output, text)
-    sign_json(world, output, text)
+    lines = write_fleet(world, output, text)
     if gateway.port != Gateway.port:
         lines.append(f"Port {Gateway.port} is taken{describe_holder(world, Gateway.port)}: "
                      f"this fleet gets {gateway.port}.")
-    accept_typed(world, output, nodes.values())
+    accept_stakes(world, output, plan_node_stakes(nodes.values()))
     return "".join(clean_line(line) + "\n" for line in lines)
 
 
@@ -22087,14 +22071,18 @@ def name_project(world: World, output: str) -> str:
     return name if obeys(name, "line") else "local-dev"
 
 
-def dress_starter(world: World, output: str, text: str) -> str:
-    """Return a new fleet file as its name wants it: JSON, or YAML that names its schema."""
+def write_fleet(world: World, output: str, text: str) -> list[str]:
+    """Write a new fleet file as its name wants it: JSON, or YAML that names its schema."""
     directory, name = world.split(output)
     if name.lower().endswith(".json"):
-        return json.dumps(parse_yaml(text), indent=2, ensure_ascii=False) + "\n"
-    if world.kind_of(world.path(directory, "fleet.schema.json")) == "file":
-        text = f"# yaml-language-server: $schema=fleet.schema.json\n{text}"
-    return sign_starter(text)
+        text = json.dumps(parse_yaml(text), indent=2, ensure_ascii=False) + "\n"
+    else:
+        if world.kind_of(world.path(directory, "fleet.schema.json")) == "file":
+            text = f"# yaml-language-server: $schema=fleet.schema.json\n{text}"
+        text = sign_starter(text)
+    lines = replace_config(world, output, text)
+    sign_json(world, output, text)
+    return lines
 
 
 def sign_json(world: World, path: str, text: str) -> None:
@@ -22193,7 +22181,7 @@ def cmd_add(options: Options, world: World) -> int:
                          status=EXIT_USAGE, fix="subagent-fleet add --config fleet.yaml")
     node, = parse_nodes([options.machine], "add").values()
     config = load_config(world, options.config)
-    text = plan_insertion(config, node, options, world)
+    text = plan_insertion(config, node, options.model, world)
 
     change = Change(path, config.fleet.document.text.encode("utf-8"), text.encode("utf-8"),
                     ours=True)
@@ -22201,11 +22189,7 @@ def cmd_add(options: Options, world: World) -> int:
     if options.dry_run:
         return EXIT_OK
 
-    is_ours = was_written_here(world, path, config.fleet.document.text)
-    _, kept = replace_config(world, path, text)
-    if is_ours:
-        sign_json(world, path, text)
-    accept_typed(world, path, [node])
+    kept = insert_node(world, path, node, config, text)
     before = {finding.what for finding in config.warnings}
     after = load_config(world, options.config).warnings
     tell_findings([finding for finding in after if finding.what not in before], world)
@@ -22215,7 +22199,17 @@ def cmd_add(options: Options, world: World) -> int:
     return EXIT_OK
 
 
-def plan_insertion(config: Config, node: Node, options: Options, world: World) -> str:
+def insert_node(world: World, path: str, node: Node, config: Config, text: str) -> str:
+    """Write a fleet file with one more machine; return where the old one is kept."""
+    is_ours = was_written_here(world, path, config.fleet.document.text)
+    _, kept = replace_config(world, path, text)
+    if is_ours:
+        sign_json(world, path, text)
+    accept_stakes(world, path, plan_node_stakes([node]))
+    return kept
+
+
+def plan_insertion(config: Config, node: Node, names: Sequence[str], world: World) -> str:
     """Return the text of a fleet file with one more machine, which is asked for its models."""
     fleet = config.fleet
     known = {other.endpoint: name for name, other in fleet.nodes.items()}
@@ -22235,7 +22229,7 @@ def plan_insertion(config: Config, node: Node, options: Options, world: World) -
                          "nothing was written", fix=state.mend)
     residents = {full_model_name(model.ollama_model) for model in fleet.models.values()
                  if model.node == node.name}
-    models = [model for model in choose_models(fleet, state, options.model)
+    models = [model for model in choose_models(fleet, state, names)
               if full_model_name(model.name) not in residents]
     if not models:
         raise FleetError("known-node", f"{fleet.document.source} has `{node.name}` and these of "
@@ -22671,10 +22665,7 @@ def write_recommendation(world: World, path: str, fleet: Fleet, advised: Recomme
                          fix="`subagent-fleet wake`, or take it out of the file")
     text = render_starter(advised.starter.tree, True, fleet.name, advised.starter.notes,
                           port=fleet.gateway.port)
-    text = dress_starter(world, path, text)
-    lines = replace_config(world, path, text)
-    sign_json(world, path, text)
-    return lines
+    return write_fleet(world, path, text)
 
 
 def report_recommendation(fleet: Fleet, advised: Recommendation, written: Sequence[str]
@@ -23165,14 +23156,6 @@ def cmd_status(options: Options, world: World) -> int:
     return EXIT_PROBLEM if options.check and not ready else EXIT_OK
 
 
-class SlotUse(Record):
-    """What a gateway says of a model's place on its node."""
-
-    running: int
-    slots: int
-    rests_seconds: float = 0
-
-
 class StatusPage(Record):
     """What `status` shows: everything that is known of a fleet at one moment."""
 
@@ -23182,7 +23165,7 @@ class StatusPage(Record):
     following: str  # the sentence of plan_next_step
     now: float  # seconds since 1970
     # What the fleet's gateway says, where it was asked and answers.
-    places: Mapping[str, SlotUse] = {}  # by model
+    places: Mapping[str, ModelSlots] = {}  # by model
     waiting: int = 0
     gateway_at: str = ""
     is_served: bool = True
@@ -23298,7 +23281,7 @@ def _route_cell(page: StatusPage, agent: Agent, look: Look) -> Cell:
     """Return how ready an agent's model is, and who answers instead."""
     model = page.fleet.models[agent.model]
     route = page.routes[model.name]
-    place = page.places.get(model.name, SlotUse(0, 0))
+    place = page.places.get(model.name, ModelSlots(model.name, 0, 0))
 
     words = format_route_state(route)
     role = "ok"
@@ -23339,8 +23322,7 @@ def show_status(fleet: Fleet, options: Options, world: World, clear: str = "") -
     if view.page and view.holder == OUR_GATEWAY:
         said = view.page
         left_house = {name: said.left_house.get(name, 0) for name in TOTALS[:3]}
-    places = {model.name: SlotUse(model.running, model.slots, model.rests_seconds)
-              for model in said.models}
+    places = {model.name: model for model in said.models}
 
     routes = {name: plan_route_state(fleet, states, model)
               for name, model in fleet.models.items()}
@@ -24634,7 +24616,7 @@ def plan_warmths(fleet: Fleet, options: Options) -> dict[str, Warmth]:
 
     What is one Ollama model with one context on a node is loaded once: it is one Warmth.
     """
-    names = {*options.model, *(fleet.agents[name].model for name in options.agent)}
+    names = {*(options.model or ()), *(fleet.agents[name].model for name in options.agent or ())}
     shared: dict[tuple[str, str, int], Warmth] = {}
     warmths = {}
     for name, model in fleet.models.items():
@@ -25274,7 +25256,7 @@ def need_key(workspace: Workspace, fleet: Fleet) -> str:
 def plan_backing(fleet: Fleet | None, options: Options, folder: Folder) -> Backing:
     """Return what is known of the gateway without asking anybody for anything."""
     if fleet is None:
-        return Backing(most=options.most)
+        return Backing(most=options.most or 0)
     world = folder.world
     workspace = workspace_of(fleet, options, world)
     key = known_key(workspace, fleet)
@@ -25299,7 +25281,7 @@ def plan_backing(fleet: Fleet | None, options: Options, folder: Folder) -> Backi
         place = world.real_path(workspace.path(harness.directory()))
         return harness.start(fleet, place, workspace.read_key(fleet))
 
-    return Backing(fleet, key, look, receipts, start_coder=start_coder, most=options.most,
+    return Backing(fleet, key, look, receipts, start_coder=start_coder, most=options.most or 0,
                    serve=lambda: serve_for_tasks(folder, fleet, options))
 
 
@@ -26500,23 +26482,20 @@ def cmd_clean(options: Options, world: World) -> int:
         kept = [change.path for change in changes if change.action == "edited"]
     doomed = [change for change in changes if change.path not in kept]
 
-    word = "removed" if options.force and not options.dry_run else ""
+    is_sure = options.force and not options.dry_run
+    heading, word = ("Removed:", "removed") if is_sure else ("Would remove:", "")
     listed = [(change.path, word) for change in doomed if change.found is not None]
-    if not listed:
-        world.out("Nothing to remove.\n")
-    elif options.dry_run or not options.force:
-        world.out(format_changes("Would remove:", listed, look_of(world)))
-        if not options.dry_run and not world.is_terminal("stdin"):
-            raise FleetError("not-removed", "nothing was removed: this is not a terminal, so "
-                             "`clean` cannot ask you",
-                             status=EXIT_REFUSED, fix="subagent-fleet clean --force")
-        if not options.dry_run and not world.confirm(f"Remove {count_of(listed, 'file')}?"):
-            world.out("Nothing was removed.\n")
-            return EXIT_OK
+    text = format_changes(heading, listed, look_of(world)) if listed else "Nothing to remove.\n"
+    if not is_sure:
+        world.out(text)
+    if listed and not (is_sure or options.dry_run):
+        agree(world, "", f"Remove {count_of(listed, 'file')}?", FleetError(
+            "not-removed", "nothing was removed", status=EXIT_REFUSED,
+            fix="subagent-fleet clean --force"))
     if doomed and not options.dry_run:
         remove_files(workspace, doomed, is_all=not kept)
-        if listed and options.force:
-            world.out(format_changes("Removed:", listed, look_of(world)))
+    if is_sure:
+        world.out(text)
     if kept:
         raise refuse_edited(kept, "clean", "kept")
     return EXIT_OK
@@ -27037,13 +27016,13 @@ def parse_arguments(row: Command, words: list[str]) -> Options:
         passed = words[cut + 1:]
 
     parser = make_parser(row)
-    options, unknown = parser.parse_known_args(own)
+    typed, unknown = parser.parse_known_args(own)
     if unknown:
         raise FleetError("usage", f"{row.name}: unknown argument `{unknown[0]}`",
                          status=EXIT_USAGE, fix=suggest_words(row, own, passed, unknown)
                          or f"subagent-fleet {row.name} --help")
-    check_combination(row, options, own)
-    return Options(**vars(options), passed=tuple(passed))
+    check_combination(row, typed, own)
+    return Options(**vars(typed), passed=tuple(passed))
 
 
 def check_combination(row: Command, typed: argparse.Namespace, words: Sequence[str]) -> None:

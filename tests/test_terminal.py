@@ -385,7 +385,7 @@ local-dev: 1 of 3 models ready. Next: `subagent-fleet warmup`
 
 def test_status_with_a_gateway_counts_its_slots():
     page = replace(page_of(), gateway_at="http://127.0.0.1:4000", waiting=2, places={
-        "small": sf.SlotUse(1, 2), "heavy": sf.SlotUse(0, 1, 4.0), "other": sf.SlotUse(0, 1)})
+        "small": sf.ModelSlots("small", 1, 2), "heavy": sf.ModelSlots("heavy", 0, 1, 4.0), "other": sf.ModelSlots("other", 0, 1)})
     text = sf.format_status(page, sf.Look(columns=100))
     assert ("\nlocal-dev: 1 of 3 models ready. Gateway at http://127.0.0.1:4000: 1 working, 2 waiting. "
             "Next:\n") in text
@@ -407,7 +407,7 @@ def test_status_marks_by_what_is_left_of_a_route():
 
 def test_slots_are_those_of_the_model_on_that_machine():
     page = page_of(**{'"qwen3-coder:30b"': '"qwen3:8b"'})
-    places = {"small": sf.SlotUse(1, 2), "heavy": sf.SlotUse(3, 4)}
+    places = {"small": sf.ModelSlots("small", 1, 2), "heavy": sf.ModelSlots("heavy", 3, 4)}
     text = sf.format_status(replace(page, places=places), sf.Look(columns=100))
     assert re.search("^laptop .* 1 / 2 ", text, re.M) and "3 / 4" not in text
 
@@ -499,7 +499,7 @@ def hostile_outputs(rng, look):
     page = page_of(**{"qwen3:8b": rng.choice(["m" * 120, "two words", "\u65e5" * 50]),
                       "planner": "p" * rng.randrange(1, 64), "laptop": "l" * rng.randrange(1, 64)})
     yield "status", sf.format_status(replace(page, following=pick(), places={
-        "small": sf.SlotUse(1, 2)}, gateway_at=pick()), look)
+        "small": sf.ModelSlots("small", 1, 2)}, gateway_at=pick()), look)
     report = {"ollama": list(states.values())[0], "addresses": [{"address": pick(), "kind": pick(),
               "open": True}] * 2, "findings": [finding], "setup": "", "fleet": {},
               "servers": []}
