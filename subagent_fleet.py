@@ -1496,6 +1496,7 @@ class Look(Record):
     colour: bool = False
     marks: bool = False
     columns: int = 0  # to wrap at; 0: nothing is wrapped
+    typing: Typing = AS_USUAL
 
 
 PLAIN = Look()
@@ -1709,6 +1710,8 @@ def format_words(parts: Iterable[object], look: Look, *, margin: str = "",
     cells = [cell for cell in map(as_cell, parts) if cell.text]
     if not cells:
         return ""
+    # Before it is wrapped: what is put in where it leaves this program may be longer.
+    cells = [Cell(as_typed(cell.text, look.typing), cell.role) for cell in cells]
     room = look.columns - len(margin)
     lines = [cells]
     if look.columns and sum(width_of(cell.text) + 1 for cell in cells) - 1 > room:
@@ -1716,13 +1719,13 @@ def format_words(parts: Iterable[object], look: Look, *, margin: str = "",
     return margin + f"\n{margin}{indent}".join(paint_words(line, look) for line in lines) + "\n"
 
 
-def wrap_text(text: str, columns: int, *, indent: str = "") -> str:
+def wrap_text(text: str, look: Look, *, indent: str = "") -> str:
     """Return text whose lines fit the columns, if there are any; what is indented stays whole."""
     lines = []
     for line in text.split("\n"):
         line = clean_line(line)
-        if columns and not line.startswith(" "):
-            line = format_words([line], Look(columns=columns), indent=indent).rstrip("\n")
+        if look.columns and not line.startswith(" "):
+            line = format_words([line], look, indent=indent).rstrip("\n")
         lines.append(line)
     return "\n".join(lines)
 
@@ -20199,8 +20202,9 @@ def play_session(session: DemoSession, mini: SimulatedNode, tell: Callable[[str]
 
 def look_of(world: World, stream: str = "stdout") -> Look:
     """Return how text may look on standard output or standard error."""
-    return plan_look(world.environ, world.is_terminal(stream),
+    look = plan_look(world.environ, world.is_terminal(stream),
                      encoding=world.encoding_of(stream), columns=world.columns)
+    return replace(look, typing=world.typing)
 
 
 class Config(Record):
@@ -21081,7 +21085,7 @@ def check_names(kind: str, names: Iterable[str], known: Iterable[str], owner: st
 
 def tell(world: World, text: str) -> None:
     """Say what goes on: to a person, beside what was asked for."""
-    world.err(wrap_text(text, look_of(world, "stderr").columns, indent="  "))
+    world.err(wrap_text(text, look_of(world, "stderr"), indent="  "))
 
 
 class LiveLine:
@@ -21172,7 +21176,7 @@ def format_stakes(source: str, stakes: Sequence[tuple[Stake, bool]], look: Look 
     name = clean_line(source)
     if not stakes:
         said = f"{name} sends nothing beyond your machines and private networks.\n"
-        return wrap_text(said, look.columns)
+        return wrap_text(said, look)
     rows = []
     for stake, accepted in stakes:
         rows.append(("accepted" if accepted else "new", clean_line(stake.what)))
@@ -21673,8 +21677,7 @@ def write_first_fleet(world: World, path: str, nodes: Mapping[str, Node]) -> Non
         pull = plan_pull(with_own_memory(world, {})["local"])
         raise FleetError("no-model", what, fix="start Ollama, "
                          f"`ollama pull {pull}`, then `subagent-fleet up`")
-    said = wrap_text(write_starter(world, path, nodes, starter),
-                     look_of(world, "stderr").columns)
+    said = wrap_text(write_starter(world, path, nodes, starter), look_of(world, "stderr"))
     said += format_starter(starter, states, look_of(world, "stderr"), with_own_memory(world, {}))
     world.err(said)
 
@@ -21776,9 +21779,9 @@ def format_after_init(starter: Starter, states: Sequence[NodeState], look: Look 
     if silent:
         said = (f"{some_of(silent, 5)}: not reached; `subagent-fleet discover` shows "
                 "how to fix that.\n")
-        text = wrap_text(said, look.columns, indent="  ")
+        text = wrap_text(said, look, indent="  ")
     said = "Check the file, then start everything, or only write the files:\n"
-    return (f"{text}{wrap_text(said, look.columns)}"
+    return (f"{text}{wrap_text(said, look)}"
             "  subagent-fleet up\n  subagent-fleet generate\n")
 
 
@@ -21843,7 +21846,7 @@ def cmd_init(options: Options, world: World) -> int:
         nodes["anthropic"] = Node("anthropic", split_endpoint(CLAUDE_ENDPOINT).url,
                                   provider="anthropic", auth="client")
     said = wrap_text(write_starter(world, output, nodes, starter, offline=options.offline),
-                     look_of(world).columns)
+                     look_of(world))
     if scan:
         said += format_scan(scan, look_of(world))
     said += format_starter(starter, states, look_of(world), with_own_memory(world, memory))
@@ -22002,7 +22005,7 @@ def write_example(options: Options, world: World) -> int:
     summary, text = EXAMPLES[name]
     lines = [*write_fleet(world, output, text), f"{name}: {summary}.",
              "Fill in your own machines and models, then run `subagent-fleet doctor`."]
-    said = wrap_text("".join(clean_line(line) + "\n" for line in lines), look_of(world).columns)
+    said = wrap_text("".join(clean_line(line) + "\n" for line in lines), look_of(world))
     world.out(said)
     return EXIT_OK
 
@@ -22398,8 +22401,8 @@ def format_worker(report: Mapping[str, Any], look: Look = PLAIN) -> str:
         paragraphs.append(format_finding(finding, look=look))
 
     paragraphs.append("Recommended settings for a machine of the fleet:\n")
-    paragraphs.append(_wrap_sentences(report["setup"], look.columns))
-    paragraphs.append(wrap_text(SECURITY_WARNING, look.columns))
+    paragraphs.append(wrap_text(report["setup"], look))
+    paragraphs.append(wrap_text(SECURITY_WARNING, look))
     block = {key: value for key, value in report["fleet"].items() if value}
     where = "On the machine that has the fleet, "
     if "models" in block:
@@ -22408,19 +22411,9 @@ def format_worker(report: Mapping[str, Any], look: Look = PLAIN) -> str:
         where += f"type `subagent-fleet add {quote_shell(name)}={machine}`, or "
     keys = " and ".join(f"`{key}:`" for key in block)
     where += f"put these lines under the {keys} of its fleet.yaml:\n"
-    paragraphs.append(wrap_text(where, look.columns))
+    paragraphs.append(wrap_text(where, look))
     paragraphs.append(dump_yaml(block))
     return "\n".join(paragraphs)
-
-
-def _wrap_sentences(text: str, columns: int) -> str:
-    """Return text whose sentences are wrapped; what is indented is to be typed, and stays."""
-    lines = []
-    for line in text.split("\n"):
-        if not line.startswith(" "):
-            line = wrap_text(line, columns)
-        lines.append(line)
-    return "\n".join(lines)
 
 
 @command("worker", "show how to add this machine", TIMEOUT, JSON,
@@ -22644,7 +22637,7 @@ def tell_recommendation(advised: Recommendation, path: str, written: Sequence[st
         return "Nothing would change.\n"
     sentence = ("To apply this: `subagent-fleet recommend --write`, or put this into "
                 f"{clean_line(path)}:\n\n")
-    return wrap_text(sentence, look.columns) + show_block(path, plan_block(advised.starter))
+    return wrap_text(sentence, look) + show_block(path, plan_block(advised.starter))
 
 
 def write_recommendation(world: World, path: str, fleet: Fleet, advised: Recommendation
@@ -22829,7 +22822,7 @@ def format_after_generate(result: Generation, look: Look) -> str:
     if (ENVIRONMENT_FILE, "created") in result.listed:
         text += (f"\nKeep the key out of git: add {ENVIRONMENT_FILE} and {STATE_DIRECTORY}/ to "
                  ".gitignore.\n")
-    return f"\n{format_routes(result.fleet, look)}{wrap_text(text, look.columns)}"
+    return f"\n{format_routes(result.fleet, look)}{wrap_text(text, look)}"
 
 
 def parse_targets(options: Options) -> tuple[str, ...]:
@@ -23594,7 +23587,7 @@ def format_doctor(findings: Sequence[tuple[str, Finding]], verdict: str, look: L
         topics.setdefault(topic, []).append(finding)
     for topic, listed in topics.items():
         blocks.append(format_topic(topic, listed, look, verbose=verbose))
-    blocks.append(wrap_text(f"{clean_line(verdict)}\n", look.columns, indent="  "))
+    blocks.append(wrap_text(f"{clean_line(verdict)}\n", look, indent="  "))
     return "\n".join(blocks)
 
 
@@ -24791,7 +24784,7 @@ def cmd_serve(options: Options, world: World) -> int:
     said = (f"Serving {clean_line(fleet.name)} at http://{address}: "
             f"{', '.join(server.scheduler.candidates)} on {count_working(fleet)}. "
             "Ctrl-C stops.\n")
-    world.out(wrap_text(said, look_of(world).columns, indent="  "))
+    world.out(wrap_text(said, look_of(world), indent="  "))
     if fleet.gateway.provider == "litellm":
         tell(world, "This is the built-in gateway. Your file says `provider: litellm`; "
              "`subagent-fleet up` starts LiteLLM.\n")
@@ -25724,7 +25717,7 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World) -> in
                 "`subagent-fleet task stop '*'` to end them.\n"
     elif not stops:
         text += "".join(f"{line}\n" for line in filter(None, advice))
-    world.out(wrap_text(text, look_of(world).columns))
+    world.out(wrap_text(text, look_of(world)))
     if stops:
         return EXIT_INTERRUPTED if stops[0] == "SIGINT" else EXIT_PROBLEM
     good = all(state.state in ("done", "review") for state in shown)
@@ -25849,7 +25842,7 @@ def show_tasks(folders: Sequence[Folder], options: Options, world: World) -> Non
             advice += "\nAgents work on, but nobody watches them. Go on: subagent-fleet run" \
                 if lives else "\nNothing is running them. Start: subagent-fleet run"
         if advice:
-            world.err(wrap_text(f"{advice.strip()}\n", look.columns))
+            world.err(wrap_text(f"{advice.strip()}\n", look))
 
 
 def drop_left(tasks: Mapping[str, TaskState], folder: Folder,
@@ -26776,19 +26769,18 @@ def format_overview(rows: Mapping[str, tuple[str, str]], topics: Iterable[str],
 
     The rows are {command: (its group, its summary)}.
     """
-    others: dict[str, dict[str, None]] = {}
+    others: dict[str, dict[str, None]] = {START: {}}
     for name, (group, _) in rows.items():
         if name not in FIRST_COMMANDS:
             others.setdefault(group, {})[name.split()[0]] = None
     text = (f"subagent-fleet {__version__}: run Claude Code-style subagents across your local "
             f"model fleet.\n\nStart:\n  subagent-fleet up\n\nCommands:\n")
-    text = wrap_text(text, look.columns)
+    text = wrap_text(text, look)
     text += format_pairs([(name, rows[name][1]) for name in FIRST_COMMANDS], look)
-    text += "\nMore commands, and topics:\n"
+    text += "\nMore commands and topics:\n"
     more = [(group, ", ".join(names)) for group, names in others.items()]
     text += format_pairs([*more, ("help", ", ".join(topics))], look) + "\n"
-    text += format_words(["`subagent-fleet COMMAND --help` says how a command is used,",
-                          "`subagent-fleet help TOPIC` tells of a topic,",
+    text += format_words(["`subagent-fleet help NAME` explains a command or a topic;",
                           "`subagent-fleet help commands` lists every command."], look)
     return text + format_words(["Exit codes: 0 done, 1 a problem was found, 2 usage, 3 refused "
                                 "(--force overrides), 130 interrupted."], look)
@@ -26806,7 +26798,7 @@ def format_page(page: str, look: Look) -> str:
             text += format_table(rows[0], rows[2:], look=look)
         else:
             for paragraph in re.split(r"\n(?=- |#|\n)", part):
-                words = " ".join(paragraph.split())
+                words = " ".join(paragraph.split()).replace("**", "")
                 cell = Cell(words.lstrip("# "), "bold") if words.startswith("#") else words
                 text += "\n" * paragraph.startswith("\n")
                 text += format_words([cell], look, indent="  " * words.startswith("- "))
@@ -26925,7 +26917,7 @@ def show_default(each: FileKey) -> str:
 def format_usage(title: str, examples: Sequence[str], rows: Sequence[tuple[str, str]],
                  look: Look) -> str:
     """Return the help of one command: examples first, then what each word does."""
-    text = wrap_text(f"{title}.\n\nExamples:\n", look.columns)
+    text = wrap_text(f"{title}.\n\nExamples:\n", look)
     text += "".join(f"  {line}\n" for line in examples)
     if rows:
         text += "\nOptions:\n" + format_pairs(rows, look)
@@ -27286,7 +27278,7 @@ def cmd_demo(options: Options, world: World) -> int:
         show_demo_sessions(tour, nodes["sim-mini"], until)
     text = ("\nThat was all, and `subagent-fleet clean` has removed it again. "
             "`subagent-fleet up` does this with your own machines.\n")
-    world.out(wrap_text(text, look_of(world).columns))
+    world.out(wrap_text(text, look_of(world)))
     return EXIT_OK
 
 

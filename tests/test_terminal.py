@@ -159,16 +159,16 @@ def test_crop_fits_and_says_that_something_is_missing(text, width, wanted):
     ("a `word or two` in backticks", 10, "a\n`word or two`\nin\nbackticks"),
 ])
 def test_text_wraps_between_words_and_keeps_commands_whole(text, columns, wanted):
-    assert sf.wrap_text(text, columns) == wanted
+    assert sf.wrap_text(text, sf.Look(columns=columns)) == wanted
 
 
 def test_a_number_keeps_its_unit():
-    assert sf.wrap_text("no answer within 5 s, 100 % sure", 18) == "no answer within\n5 s, 100 % sure"
-    assert sf.wrap_text("they took 5 servers away", 12) == "they took 5\nservers away"
+    assert sf.wrap_text("no answer within 5 s, 100 % sure", sf.Look(columns=18)) == "no answer within\n5 s, 100 % sure"
+    assert sf.wrap_text("they took 5 servers away", sf.Look(columns=12)) == "they took 5\nservers away"
 
 
 def test_a_character_that_is_wider_than_the_line_ends_the_wrapping():
-    assert sf.wrap_text("\u65e5\u672c", 1) == "\u65e5\n\u672c"
+    assert sf.wrap_text("\u65e5\u672c", sf.Look(columns=1)) == "\u65e5\n\u672c"
 
 
 def test_neighbours_of_one_role_are_painted_together():
@@ -178,13 +178,13 @@ def test_neighbours_of_one_role_are_painted_together():
 
 
 def test_wrapped_lines_stand_below_each_other():
-    assert sf.wrap_text("one two three", 9, indent="  ") == "one two\n  three"
+    assert sf.wrap_text("one two three", sf.Look(columns=9), indent="  ") == "one two\n  three"
 
 
 def test_wrapping_takes_linear_time():
     for text in ("a" * 100_000, "\u00e9" * 100_000, "\u65e5" * 100_000, "a " * 50_000, "`" * 100_000,
                  "`git " * 20_000, ": git " * 20_000, "a`" * 50_000):
-        assert sf.wrap_text(text, 60)
+        assert sf.wrap_text(text, sf.Look(columns=60))
 
 
 # -- findings --
@@ -477,7 +477,7 @@ def hostile_outputs(rng, look):
     yield "table", sf.format_table(("Name", "A longer header", "Size", "Last"), rows, look=look,
                                    right=("Size",))
     yield "pairs", sf.format_pairs([(sf.clean_line(pick()), sf.clean_line(pick()))] * 2, look)
-    yield "wrap", sf.wrap_text(f"{pick()} {pick()}\n{pick()}", look.columns, indent="  ")
+    yield "wrap", sf.wrap_text(f"{pick()} {pick()}\n{pick()}", look, indent="  ")
     yield "served", sf.format_served([(pick(), 10**6, 10**9, 10**9, 1.5, 0)] * 2, look)
     models = tuple(sf.NodeModel(pick(), 10**9, pick(), pick(), (pick(),), 10**5, pick()) for _ in "abc")
     states = {name: sf.NodeState(name, "http://h:11434", *more) for name, *more in (
