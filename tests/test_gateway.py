@@ -1545,7 +1545,7 @@ def test_status_says_who_works_at_the_gateway(project):
                        f"\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
     wait_until(lambda: json.loads(project("status", "--json").stdout)["waiting"] == 1)
     said = json.loads(project("status", "--json").stdout)
-    assert said["work"] == {"m": {"running": 1, "slots": 1, "rests_seconds": 0}}
+    assert said["work"] == {"m": {"name": "m", "running": 1, "slots": 1, "rests_seconds": 0}}
     ended.set()
     for client in clients:
         client.close()
