@@ -39,12 +39,13 @@ Contents
     18. Dashboard             the fleet on a page
     19. Tasks                 what shall be done, and what was (pure)
     20. Supervisor            agents at work, each in a worktree of its own
-    21. Demo                  the whole thing with nothing installed
+    21. Exam                  which model can do this repository's own fixes
+    22. Demo                  the whole thing with nothing installed
   G. Commands
-    22. Workspace             config, key, generated files, settings: as they lie on the disk
-    23. Commands              what each command does
-    24. Command line          flags, help, main
-    25. Assets                texts that are handed out whole
+    23. Workspace             config, key, generated files, settings: as they lie on the disk
+    24. Commands              what each command does
+    25. Command line          flags, help, main
+    26. Assets                texts that are handed out whole
 """
 from __future__ import annotations
 
@@ -417,6 +418,7 @@ class NodeModel(Record):
     remote: str = ""
     token_bytes: int | None = None  # of memory for one token of context; None: not known
     window_bytes: int = 0  # of memory for the layers that see only the last tokens
+    digest: str = ""  # of its content; "": the node doesn't say
 
 
 class LoadedModel(Record):
@@ -3066,6 +3068,37 @@ class Score(Record):
         return self.passed / self.asked
 
 
+class ExamScore(Record):
+    """How a model did in the exam that is made of a repository's own fixes."""
+
+    passed: int
+    asked: int
+    questions: int  # that were asked, each perhaps several times
+    repository: str  # a digest of where it is
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.passed <= self.asked or not 0 < self.questions <= self.asked:
+            raise ValueError("no score")
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Between which shares the true one is, with 95 % confidence (Wilson).
+
+        A question that is asked again tells of the model's luck, not of other questions. So it is
+        the questions that count.
+        """
+        share, count, z = self.passed / self.asked, self.questions, 1.96
+        center = share + z * z / (2 * count)
+        reach = z * (share * (1 - share) / count + z * z / (4 * count * count)) ** 0.5
+        whole = 1 + z * z / count
+        return max(0.0, (center - reach) / whole), min(1.0, (center + reach) / whole)
+
+    def beats(self, other: ExamScore | None) -> bool:
+        """Tell whether it is better than another, by the same exam, beyond what luck can do."""
+        return bool(other and self.repository == other.repository
+                    and self.interval[0] > other.interval[1])
+
+
 class FailedAnswer(Record):
     """An answer that did not pass its trial, kept for a person to read."""
 
@@ -3090,6 +3123,8 @@ class Measurement(Record):
     is_counted: bool = True  # the rates are from the node's own counters; else by the clock
     tools: Score | None = None
     context: Score | None = None
+    exam: ExamScore | None = None
+    digest: str = ""  # of the model, where the node says it
     claims: dict[str, Score] = {}  # thinking, images: where it says so
     failed: tuple[FailedAnswer, ...] = ()
     versions: dict[str, str] = {}  # of the node's server, of this program
@@ -3107,7 +3142,11 @@ class Measurement(Record):
     @property
     def is_worth_keeping(self) -> bool:
         """Tell whether anything was measured."""
-        return self.load_seconds is not None
+        return self.load_seconds is not None or self.exam is not None
+
+    def is_of(self, model: NodeModel) -> bool:
+        """Tell whether it is of what a node has by that name now: a tag may be pulled again."""
+        return not (self.digest and model.digest) or self.digest == model.digest
 
 
 class BenchPage(Record):
@@ -3137,9 +3176,13 @@ def find_measurement(measured: Iterable[Measurement], endpoint: str,
 def merge_measurements(kept: Iterable[Measurement],
                        new: Iterable[Measurement]) -> tuple[Measurement, ...]:
     """Return what is known now: a new measurement of a model replaces the old one."""
-    merged = {}
+    merged: dict[tuple[str, str, int], Measurement] = {}
     for known in (*kept, *filter(lambda known: known.is_worth_keeping, new)):
-        merged[known.endpoint, full_model_name(known.model), known.tokens] = known
+        place = known.endpoint, full_model_name(known.model), known.tokens
+        old = merged.get(place)
+        if old and old.exam and not known.exam and old.digest == known.digest:
+            known = replace(known, exam=old.exam)
+        merged[place] = known
     places = sorted(merged.values(), key=lambda known: (known.node, known.model, known.tokens))
     return tuple(places[:MEASUREMENTS_LIMIT])
 
@@ -4058,6 +4101,8 @@ class Candidate(Record):
     rating: Rating
     context: int  # it was trained for, or held when it was measured; 0: not told
     rate: float = 0.0  # tokens a second that were measured
+    exam: ExamScore | None = None
+    beats: tuple[str, ...] = ()  # models, in the exam
 
     @property
     def place(self) -> tuple[str, str]:
@@ -4088,7 +4133,9 @@ def plan_candidate(node: str, model: NodeModel, measurement: Measurement | None 
     context = model.trained_context or 0
     calls_tools = None
     rate = 0.0
-    if measurement:
+    exam = None
+    if measurement and measurement.is_of(model):
+        exam = measurement.exam
         rate = measurement.answer_rate or 0.0
         calls_tools = measurement.calls_tools if measurement.tools else None
         if measurement.context and not measurement.context.is_full:
@@ -4097,7 +4144,8 @@ def plan_candidate(node: str, model: NodeModel, measurement: Measurement | None 
             context = min(context or measurement.tokens, measurement.tokens) // 2
     rating = rate_model(replace(model, trained_context=context), calls_tools)
     size = plan_size(model)
-    return Candidate(node, model, size, plan_strength(model, size), rating, context, rate)
+    return Candidate(node, model, size, plan_strength(model, size), rating, context, rate,
+                     exam)
 
 
 def plan_size(model: NodeModel) -> float:
@@ -4121,7 +4169,21 @@ def plan_candidates(states: Iterable[NodeState], measured: Iterable[Measurement]
     candidates = [plan_candidate(state.name, model,
                                  latest.get((state.endpoint, full_model_name(model.name))))
                   for state in states for model in state.models]
-    return sorted(candidates, key=lambda candidate: candidate.order)
+    return sorted(rank_by_exam(candidates), key=lambda candidate: candidate.order)
+
+
+def rank_by_exam(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return models, each stronger than those it beats in an exam, whatever their sizes say."""
+    def least_share(candidate: Candidate) -> float:
+        return candidate.exam.interval[0] if candidate.exam else 0.0
+
+    ranked: list[Candidate] = []
+    for candidate in sorted(candidates, key=least_share):  # who is beaten comes first
+        beaten = [other for other in ranked if candidate.exam and candidate.exam.beats(other.exam)]
+        best = max((other.strength for other in beaten), default=0.0)
+        ranked.append(replace(candidate, strength=max(candidate.strength, best * 1.01),
+                              beats=tuple(other.model.name for other in beaten)))
+    return ranked
 
 
 def choose_best(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -4232,7 +4294,7 @@ class Seating:
 def _assign_strongest(seating: Seating) -> None:
     """The main session and the implementer get the strongest model that fits its machine."""
     for job in (MAIN_JOB, "implementer"):
-        seating.take(job, [([one], f"the strongest: {_show_strength(one.model)}")
+        seating.take(job, [([one], f"the strongest: {_show_strength(one)}")
                            for one in seating.able[job]])
 
 
@@ -4449,8 +4511,12 @@ def _plan_heirs(placement: Placement, strongest: Sequence[Placement]) -> tuple[s
     return tuple(heirs.values())[:limit]
 
 
-def _show_strength(model: NodeModel) -> str:
+def _show_strength(candidate: Candidate) -> str:
     """Return what makes a model strong."""
+    model, exam = candidate.model, candidate.exam
+    if exam and candidate.beats:
+        return (f"passed {exam.passed} of {exam.asked} in the exam, more than "
+                f"{some_of(candidate.beats, 2)}")
     words = "of unknown size"  # vLLM and others do not tell it
     if model.size:
         words = f"{model.size / 1e9:.1f} GB"
@@ -7620,7 +7686,8 @@ class Ollama(Backend):
                 quantization=read_field(details, "quantization_level"),
                 capabilities=("embedding",) if is_embedding else None,
                 trained_context=read_field(details, "context_length", int) or None,
-                remote=read_field(entry, "remote_host") or read_field(entry, "remote_model")))
+                remote=read_field(entry, "remote_host") or read_field(entry, "remote_model"),
+                digest=read_field(entry, "digest")[:64]))
         return tuple(models)
 
     def _parse_show(self, model_name: str, value: Any) -> dict[str, object]:
@@ -14800,7 +14867,7 @@ class Server(Reception):
 #
 # Takes what the gateway wrote (receipts) and what Claude Code wrote (transcripts); gives which
 # model on which machine served which agent, and whether that is what was planned. Pure: they are
-# read in section 22. The two are joined by session, agent and request id. Both are anybody's text:
+# read in section 23. The two are joined by session, agent and request id. Both are anybody's text:
 # a value of another type counts as absent, a line that is torn is passed over and named.
 #
 # Facts: Claude Code 2.1.197 and 2.1.326. What an agent is called is only in its transcript and
@@ -17459,10 +17526,11 @@ def find_commit(world: World, repository: Repository, revision: str) -> str:
 class Folder:
     """The files in which the tasks of a repository are kept."""
 
-    def __init__(self, world: World, repository: Repository) -> None:
+    def __init__(self, world: World, repository: Repository, *, is_listed: bool = True) -> None:
         self.world = world
         self.repository = repository
         self.path = world.path(repository.common, RUN_DIRECTORY)
+        self._is_listed = is_listed  # among those where this user has tasks
 
     def place(self, *names: str) -> str:
         """Return a path in the folder; nothing there is reached through a link."""
@@ -17501,7 +17569,7 @@ class Folder:
                 if not run:
                     run = self.world.token(16)
                     self.write({"schema": "subagent-fleet/run/1", "run": run}, "run.json")
-        if read_repositories(self.world).get(self.repository.main) != run:
+        if self._is_listed and read_repositories(self.world).get(self.repository.main) != run:
             keep_repository(self.world, self.repository.main, run)
         return run
 
@@ -19318,6 +19386,8 @@ class Supervisor:
             if state.answer or state.says:
                 prompt = tell_answers(state.answer) if state.answer else ""
                 self.note(name, "waiting", prompt=prompt, question={}, answer={})
+            elif state.wanted == "stop":  # since it began to fall asleep
+                self.note(name, "stopped", reason="was not running", wanted="", question={})
             else:
                 self.note(name, asleep=True)
 
@@ -19767,11 +19837,488 @@ def listen_to_tail(folder: Folder, state: TaskState) -> Heard:
     return heard
 
 
-# == 21. Demo =================================================================
+# == 21. Exam =================================================================
+
+# Takes a repository's own history, asks models to do its fixes again, and says how many they can.
+# A question is a commit whose tests fail on its parent and pass on it, each time of two. Nothing
+# of it is where a model works: that is a repository which holds the parent's files and no other
+# object. It is a task of `run` with what the commit says of itself for a prompt. Then the tests of
+# the fix replace those of the model, and the check decides.
+
+EXAM_FILE = f"{STATE_DIRECTORY}/exam.json"
+EXAM_COMMITS = 2_000  # are looked at, the newest
+FIX_LINES, FIX_FILES = 200, 10  # of a small fix, its tests aside
+PROOF_SECONDS = 300.0  # for a check; longer ones make no question
+EXAM_DEADLINE_SECONDS = 1800  # of a question, where tasks.yaml has no other
+FAILING_TESTS = 20  # that are named to a model
+# What a project is usually checked with, by a file at its top.
+USUAL_CHECKS = {
+    "package.json": "npm test", "Cargo.toml": "cargo test", "go.mod": "go test ./...",
+    "pyproject.toml": "python3 -m pytest -q", "setup.py": "python3 -m pytest -q",
+    "tox.ini": "python3 -m pytest -q", "pom.xml": "mvn -q test", "build.gradle": "gradle test",
+    "mix.exs": "mix test", "Makefile": "make test"}
+_TEST_PATH = _Pattern(
+    r"(^|/)(tests?|specs?|__tests__|testdata)/|(^|/)(test_[^/]*|conftest)\.py$"
+    r"|[._-](test|tests|spec)\.\w+$|[a-z]Tests?\.\w+$")
+_GENERATED_PATH = _Pattern(
+    r"(^|/)(dist|vendor|node_modules|third_party|generated)/|\.lock$|-lock\.\w+$|(^|/)go\.sum$"
+    r"|\.min\.\w+$|_pb2\w*\.py$|\.pb\.go$|\.snap$")
+_REVERT = _Pattern(r"(?im)^revert\b|^this reverts commit")
+_SAYS_FIX = _Pattern(r"(?i)\b(fix|bug|repair|correct|crash|regress|wrong|broken|handle)|#\d")
+_TRAILER = _Pattern(r"(?im)^(signed-off|co-authored|reviewed|acked|change-id)\S*:.*\n?")
+# How pytest, unittest, go, cargo, jest and TAP name a test that has failed.
+_FAILED_TEST = _Pattern(
+    r"(?m)^(?:FAILED|ERROR) (\S+)|^(?:FAIL|ERROR): (\S+ \(\S+\))|^ *--- FAIL: (\S+)"
+    r"|^test (\S+) \.\.\. FAILED|^ *● (\S.{0,120}\S)$|^not ok \d+ -? ?(\S.{0,120}\S)")
+
+
+# -- which commits could be questions --
+
+class Fix(Record):
+    """A commit, and why it is no question as far as that is plain."""
+
+    commit: str
+    parent: str
+    message: str
+    tests: tuple[str, ...] = ()
+    flaw: str = ""
+
+
+FIX_FORMAT = "--format=%x01%H %P%x02%B%x03"
+
+
+def parse_fixes(log: str) -> Iterator[Fix]:
+    """Yield the commits of `git log --raw --numstat -z` in this format."""
+    pieces = re.split(r"\x01([0-9a-f]{40,64}) ([0-9a-f ]*)\x02", log)[1:]
+    for commit, parents, rest in zip(pieces[::3], pieces[1::3], pieces[2::3]):
+        message, _, changes = rest.rpartition("\x03")
+        links = re.findall(r":(?:160000 \d+|\d+ 160000) ", changes)
+        sizes = {path: int(plus) + int(minus) for plus, minus, path in re.findall(
+            r"(\d+)\t(\d+)\t([^\0]+)\0", changes)}
+        parent, *more = parents.split() or [""]
+        flaw = "is a merge" if more else find_flaw(parent, message, sizes, has_link=bool(links))
+        tests = tuple(path for path in sizes if _TEST_PATH.search(path))
+        yield Fix(commit, parent, _TRAILER.sub("", message).strip(), tests, flaw)
+
+
+def find_flaw(parent: str, message: str, sizes: Mapping[str, int], *, has_link: bool) -> str:
+    """Return why a commit with these changes is no question; "": nothing speaks against it."""
+    code = [path for path in sizes if not _TEST_PATH.search(path)]
+    for is_so, flaw in (
+            (not parent, "has no parent"), (_REVERT.search(message), "is a revert"),
+            (has_link, "changes a submodule"), (len(code) == len(sizes), "changes no test"),
+            (not code, "changes tests only"),
+            (any(map(_GENERATED_PATH.search, code)), "changes generated files"),
+            (len(code) > FIX_FILES or sum(map(sizes.__getitem__, code)) > FIX_LINES,
+             "is too large")):
+        if is_so:
+            return flaw
+    return ""
+
+
+def find_failed_tests(output: str) -> list[str]:
+    """Return the names of the tests that a check says have failed."""
+    names = ("".join(groups) for groups in _FAILED_TEST.findall(output))
+    return list(dict.fromkeys(clean_line(name)[:200] for name in names))[:FAILING_TESTS]
+
+
+def render_question(fix: Fix, failed: Sequence[str], check: str) -> str:
+    """Return what a model is told: nothing that only the fix knows."""
+    names = "\n".join(f"- {name}" for name in failed or fix.tests)
+    return (f"{fix.message}\n\nThis is not done yet in this repository: do it. These tests fail "
+            f"now and must pass; their newest form is not here:\n\n{names}\n\nThey are run with "
+            f"`{check}`. Your own changes to tests do not count. Nobody can answer questions.")
+
+
+# -- what is kept, as anybody's text --
+
+EXAM_OUTCOMES = {"passed": "passed", "check": "check failed", "diff": "changed nothing",
+            "asked": "asked a person", "deadline": "deadline", "stalled": "got stuck",
+            "context": "prompt too long"}
+
+
+class Tried(Record):
+    """A commit that was looked at: a question where there is no reason against it."""
+
+    commit: str
+    check: str  # a digest of the command, and of what prepares for it
+    reason: str = ""
+
+
+class Sitting(Record):
+    """One model at one question."""
+
+    commit: str
+    check: str
+    repository: str  # a digest of where it is
+    model: str
+    outcome: str
+    number: int = 1  # of the times that it was asked
+    digest: str = ""  # of the model
+    code: int | None = None  # of the check
+    seconds: float = 0.0
+    turns: int = 0
+    input: int = 0  # tokens
+    output: int = 0
+    date: str = ""
+
+    def __post_init__(self) -> None:
+        if self.outcome not in EXAM_OUTCOMES or not obeys(self.model, "line"):
+            raise ValueError("no sitting")
+
+
+class ExamPage(Record):
+    """What an exam file holds."""
+
+    tried: tuple[Tried, ...] = ()
+    sittings: tuple[Sitting, ...] = ()
+
+
+# -- what it comes to --
+
+class Examinee(Record):
+    """A model of the fleet, wherever it runs."""
+
+    model: Model
+    digest: str
+    places: tuple[tuple[str, str], ...]  # node and endpoint of each machine
+    slots: int
+
+
+class Standing(Record):
+    """How a model did."""
+
+    model: str
+    digest: str
+    score: ExamScore | None
+    all_passed: int  # questions, each time that they were asked
+    seconds: float
+    input: int
+    output: int
+    stopped: dict[str, int]  # by what, how often
+
+
+def plan_standing(examinee: Examinee, sittings: Sequence[Sitting]) -> Standing:
+    """Return what the sittings of a model come to."""
+    passed = [sitting for sitting in sittings if sitting.outcome == "passed"]
+    questions = {sitting.commit for sitting in sittings}
+    failed = {sitting.commit for sitting in sittings if sitting.outcome != "passed"}
+    score = None
+    if sittings:
+        score = ExamScore(len(passed), len(sittings), len(questions), sittings[0].repository)
+    stopped: dict[str, int] = {}
+    for sitting in sittings:
+        if sitting.outcome != "passed":
+            stopped[sitting.outcome] = stopped.get(sitting.outcome, 0) + 1
+    return Standing(
+        examinee.model.ollama_model, examinee.digest, score, len(questions - failed),
+        sum(sitting.seconds for sitting in sittings), sum(sitting.input for sitting in sittings),
+        sum(sitting.output for sitting in sittings), stopped)
+
+
+def tell_apart(standings: Sequence[Standing]) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield of each model which others it beats, and from which below it nothing tells it apart."""
+    asked = [standing for standing in standings if standing.score]
+    for place, one in enumerate(asked):
+        assert one.score
+        beaten = [other.model for other in asked if one.score.beats(other.score)]
+        ties = [other.model for other in asked[place + 1:]
+                if other.score and not one.score.beats(other.score)
+                and not other.score.beats(one.score)]
+        yield one.model, beaten, ties
+
+
+# -- a repository of our own --
+
+class Room:
+    """A repository in a private directory: it holds what was put into it, and nothing else."""
+
+    def __init__(self, world: World, place: str) -> None:
+        world.make_directory(place, is_private=True)
+        world.run_git(["init", "-q", "--template="], place)
+        self.git = Git(world, world.path(place, ".git"), place)
+
+    def take(self, source: Git, *commits: str) -> list[str]:
+        """Take the files of commits over, not the commits; return their trees."""
+        trees = [source.out("rev-parse", "--verify", "--end-of-options", f"{commit}^{{tree}}")
+                 for commit in commits]
+        packs = self.git.world.path(self.git.git, "objects", "pack", "pack")
+        source.out("pack-objects", "-q", "--revs", packs, given="\n".join([*trees, ""]).encode())
+        return trees
+
+    def begin(self, tree: str) -> None:
+        """Make these files the whole history."""
+        commit = self.git.out("commit-tree", "-m", "start", tree, more=IDENTITY)
+        self.git.out("update-ref", "refs/heads/main", commit)
+        self.git.out("symbolic-ref", "HEAD", "refs/heads/main")
+
+    def lay_out(self, code: str, tests: str) -> None:
+        """Lay out the files of one tree, but all that are tests from another."""
+        entries = [entry for tree in (code, tests)
+                   for entry in self.git.names("ls-tree", "-r", "-z", tree)
+                   if bool(_TEST_PATH.search(entry.partition("\t")[2])) == (tree is tests)]
+        self.git.out("update-index", "-z", "--index-info", given=_join_names(entries))
+        self.git.out("checkout-index", "-a", "-f", "-q")
+
+
+class ExamPlan(Record):
+    """What an exam asks, how often, and how it is checked."""
+
+    check: str
+    origin: str  # of the check
+    usual: TaskSpec  # the defaults of tasks.yaml
+    questions: int
+    times: int
+    since: float = 0.0  # seconds ago
+
+    @property
+    def digest(self) -> str:
+        return digest("\n".join([self.check, *self.usual.setup]).encode("utf-8"))[:16]
+
+
+class Exam:
+    """Finds questions in a repository and has models sit them."""
+
+    def __init__(self, folder: Folder, plan: ExamPlan, page: ExamPage,
+                 keep: Callable[[ExamPage], object]) -> None:
+        self.plan = plan
+        self.page = page
+        self.fixes: list[Fix] = []  # the questions
+        self.left: dict[str, str] = {}  # commit: why it is none
+        self.troubles: list[str] = []  # of sittings that do not count
+        self.said: dict[tuple[str, str], str] = {}  # the check's last line, by commit and model
+        self.stops: list[str] = []
+        self._folder = folder
+        self._keep = keep
+        # What would lead an agent to the person's checkout.
+        world = folder.world
+        world.environ = {name: value for name, value in world.environ.items()
+                         if name not in ("PWD", "OLDPWD", CONFIG_VARIABLE)}
+        self._world = world
+        self._main = git_of(folder)
+        self.repository = digest(folder.repository.main.encode("utf-8", "replace"))[:16]
+        # The names of failing tests are a person's own text: they are kept where only they read.
+        self._names_place = world.user_place("state", "exam", f"{self.repository}.json")
+        self._names = parse_object(world.read_part(self._names_place, 0, STATE_LIMIT_BYTES)) or {}
+        self._lock = threading.Lock()
+
+    # -- questions --
+
+    def find(self, tell: Callable[[str], object]) -> None:
+        """Find as many questions as are wanted, those first that call themselves a fix."""
+        words = ["log", "--first-parent", f"-{EXAM_COMMITS}", "--raw", "--numstat", "--no-renames",
+                 "-z", FIX_FORMAT]
+        if self.plan.since:
+            words.append(f"--since={int(self._world.now() - self.plan.since)}")
+        fixes = list(parse_fixes(self._main.out(*words, "HEAD", "--")))
+        known = {one.commit: one.reason for one in self.page.tried
+                 if one.check == self.plan.digest}
+        self.left = {fix.commit: fix.flaw for fix in fixes if fix.flaw}
+        for fix in sorted(fixes, key=lambda fix: not _SAYS_FIX.search(fix.message)):
+            if len(self.fixes) == self.plan.questions or self.stops:
+                return
+            if fix.flaw:
+                continue
+            reason = known.get(fix.commit)
+            # A file that came with a directory can only take a question away.
+            if reason is None or not reason and self._key_of(fix) not in self._names:
+                tell(f"{fix.commit[:10]}: {clean_line(fix.message[:60])}")
+                reason = self._prove(fix)
+                if self.stops:
+                    return
+                self._note(tried=Tried(fix.commit, self.plan.digest, reason))
+            if reason:
+                self.left[fix.commit] = reason
+            else:
+                self.fixes.append(fix)
+
+    def _key_of(self, fix: Fix) -> str:
+        return digest(f"{fix.commit} {self.plan.digest}".encode("ascii"))[:16]
+
+    def _note(self, *, tried: Tried | None = None, sitting: Sitting | None = None) -> None:
+        """Keep what has become known; an earlier reason for the same commit goes."""
+        with self._lock:
+            page = self.page
+            if tried:
+                others = [one for one in page.tried if one.commit != tried.commit]
+                page = replace(page, tried=(*others, tried))
+            if sitting:
+                page = replace(page, sittings=(*page.sittings, sitting))
+            self.page = page
+            self._keep(page)
+
+    def _prove(self, fix: Fix) -> str:
+        """Return why a commit is no question; "": its tests fail without it and pass with it."""
+        for code, wanted, words in ((fix.commit, True, "its check fails on the fix, too"),
+                                    (fix.parent, False, "its tests pass without the fix")):
+            codes, output = self._check(self._main, code, fix, 2)
+            if 124 in codes:
+                return f"its check takes longer than {show_span(PROOF_SECONDS)}"
+            passes = [code == 0 for code in codes]
+            if passes[0] != passes[-1]:
+                return "its check is flaky"
+            if passes[0] != wanted:
+                return words
+        self._names[self._key_of(fix)] = find_failed_tests(output)
+        content = json.dumps(self._names).encode("ascii")
+        self._world.make_directory(self._world.parent(self._names_place), is_private=True)
+        self._world.replace_files([(self._names_place, content, 0o600)])
+        return ""
+
+    def _check(self, source: Git, code: str, fix: Fix, times: int) -> tuple[list[int], str]:
+        """Run the check on the code of a commit with the tests of a fix; say what it said."""
+        with PrivateDirectory() as place:
+            room = Room(self._world, self._world.path(place, "repository"))
+            trees = [*room.take(source, code), *room.take(self._main, fix.commit)]
+            room.lay_out(*trees)
+            log = self._world.path(place, "log")
+            for command in self.plan.usual.setup:
+                if self._run(command, room.git.tree, log):
+                    return [1], last_line_of(self._world, log)
+            self._world.remove(log)
+            codes: list[int] = []
+            while len(codes) < times and not self.stops:
+                codes.append(self._run(self.plan.check, room.git.tree, log))
+            output = self._world.read_part(log, 0, TAIL_BYTES).decode("utf-8", "replace")
+            return codes, output
+
+    def _run(self, command: str, tree: str, log: str) -> int:
+        """Run a shell command, and end all that it leaves; 124: it took too long."""
+        world = self._world
+        mark = f"exam/{world.token(8)}"
+        environ = {name: value for name, value in world.environ.items()
+                   if not name.startswith("GIT_")}
+        with self._lock:
+            child = world.spawn(Launch([world.which("sh") or "/bin/sh", "-c", command], tree,
+                                       {**environ, CHECK_MARK: mark}, log, log))
+        until = world.clock() + PROOF_SECONDS
+        while not child.ended() and world.clock() < until and not self.stops:
+            world.sleep(0.02)
+        code = child.exit_code()
+        for _ in range(100):
+            numbers = world.find_tree([f"{CHECK_MARK}={mark}"], child.number)
+            if not world.end_processes(numbers, at_once=True):
+                break
+            world.sleep(0.01)
+        return 124 if code is None else code
+
+    # -- sittings --
+
+    def sit(self, examinees: Sequence[Examinee], back: Callable[[Examinee], Backing],
+            tell: Callable[[str], object]) -> None:
+        """Ask each model each question, one in each of its slots, until all is asked."""
+        most = threading.BoundedSemaphore(max(1, self._world.free_megabytes() // AGENT_MEGABYTES))
+        jobs: dict[tuple[str, int], Callable[[], None]] = {}
+        for examinee in examinees:
+            todo = self.plan_todo(examinee)
+
+            def work(examinee: Examinee = examinee,
+                     todo: list[tuple[Fix, int]] = todo) -> None:
+                while todo and not self.stops:
+                    with most, contextlib.suppress(IndexError):
+                        self._sit(examinee, back(examinee), *todo.pop(0))
+
+            for slot in range(min(examinee.slots, len(todo))):
+                jobs[examinee.model.alias, slot] = work
+        for _ in run_together(self._world, jobs):
+            tell(f"{len(self.page.sittings)} done")
+
+    def sittings_of(self, examinee: Examinee) -> list[Sitting]:
+        """Return how a model did at these questions so far."""
+        commits = {fix.commit for fix in self.fixes}
+        return [one for one in self.page.sittings
+                if one.commit in commits and one.check == self.plan.digest
+                and one.repository == self.repository and one.number <= self.plan.times
+                and (one.model, one.digest) == (examinee.model.ollama_model, examinee.digest)]
+
+    def plan_todo(self, examinee: Examinee) -> list[tuple[Fix, int]]:
+        """Return what a model was not asked yet: each question once before any a second time."""
+        done = {(one.commit, one.number) for one in self.sittings_of(examinee)}
+        return [(fix, number) for number in range(1, self.plan.times + 1) for fix in self.fixes
+                if (fix.commit, number) not in done]
+
+    def _sit(self, examinee: Examinee, backing: Backing, fix: Fix, number: int) -> None:
+        """Have a model do a question, judge what it did, and keep what came of it."""
+        world, model = self._world, examinee.model
+        usual = self.plan.usual
+        failed = self._names.get(self._key_of(fix)) or ()
+        prompt = render_question(fix, failed, self.plan.check)
+        task = TaskSpec("question", prompt, model=model.alias, setup=usual.setup, tries=1,
+                        rounds=0, deadline=usual.deadline, stall=usual.stall, allow=usual.allow)
+        with PrivateDirectory() as place:
+            room = Room(world, world.path(place, "repository"))
+            room.begin(*room.take(self._main, fix.parent))
+            folder = Folder(world, find_repository(world, room.git.tree), is_listed=False)
+            began = world.clock()
+            state = self._work(folder, backing, task)
+            seconds = round(world.clock() - began, 1)
+            receipt = parse_object(world.read_part(
+                folder.of_try(state, "receipt.json"), 0, STATE_LIMIT_BYTES)) or {}
+            outcome, trouble = self._find_outcome(state, receipt, examinee)
+            code = None
+            if outcome == "passed":
+                codes, output = self._check(room.git, state.head, fix, 1)
+                code = codes[0] if codes else 124
+                if code:
+                    outcome = "check"
+                    last = [line for line in output.splitlines() if line.strip()][-1:]
+                    self.said[fix.commit, model.ollama_model] = clean_line("".join(last))[:160]
+        if self.stops:
+            return
+        if not outcome:
+            self.troubles.append(f"{model.ollama_model}, {fix.commit[:10]}: {trouble}")
+            return
+        served = receipt.get("served") or []
+        date = datetime.datetime.fromtimestamp(world.now(), datetime.timezone.utc)
+        self._note(sitting=Sitting(
+            fix.commit, self.plan.digest, self.repository, model.ollama_model, outcome, number,
+            examinee.digest, code, seconds, receipt.get("turns") or 0,
+            sum(int(row["input"]) for row in served), sum(int(row["output"]) for row in served),
+            f"{date:%Y-%m-%dT%H:%M:%SZ}"))
+
+    def _find_outcome(self, state: TaskState, receipt: Mapping[str, Any], examinee: Examinee
+                      ) -> tuple[str, str]:
+        """Return how a task has ended; ("", why) where that says nothing of the model."""
+        names = {full_model_name(row["model"]) for row in receipt.get("served") or ()}
+        others = names - {full_model_name(examinee.model.ollama_model)}
+        if others:
+            return "", f"{some_of(sorted(others))} answered instead"
+        if state.state == "review":
+            return "passed", ""  # so far: its check decides
+        if state.state == "stopped":
+            return "asked", ""
+        if state.state == "failed" and state.cause in EXAM_OUTCOMES:
+            return state.cause, ""
+        if state.cause == "api" and state.reason.startswith("too large"):
+            return "context", ""
+        return "", state.reason
+
+    def _work(self, folder: Folder, backing: Backing, task: TaskSpec) -> TaskState:
+        """Supervise the only task of a repository until it is over."""
+        folder.make()
+        lock = folder.world.hold(folder.place("lock"))
+        assert lock  # nobody else knows this place
+        supervisor = Supervisor(folder, lock, replace(backing, worktrees="../work"))
+        supervisor.accept(freeze_task(task), find_commit(folder.world, folder.repository, "HEAD"))
+        is_stopped = False
+        try:
+            while not supervisor.tasks[task.name].is_over:
+                did = supervisor.step()
+                if (self.stops or supervisor.tasks[task.name].state == "asking") and not is_stopped:
+                    is_stopped = True
+                    folder.ask({"do": "stop", "task": task.name})
+                with supervisor.changed:
+                    supervisor.changed.wait(0.01 if did else 0.25)
+        finally:
+            supervisor.leave()
+        return supervisor.tasks[task.name]
+
+
+# == 22. Demo =================================================================
 #
 # A fleet with nothing installed: machines that are simulated, and a client that plays a session of
 # Claude Code's on them. The simulated node is the server side of section 10's Ollama: the tests
-# know no other. The commands between are the real ones; `demo` types them (section 24).
+# know no other. The commands between are the real ones; `demo` types them (section 25).
 
 # -- a simulated node --
 
@@ -20195,7 +20742,7 @@ def play_session(session: DemoSession, mini: SimulatedNode, tell: Callable[[str]
 # G. Commands
 # =============================================================================
 
-# == 22. Workspace ============================================================
+# == 23. Workspace ============================================================
 
 # Takes what was typed and a World; gives the config, the key, the generated files and Claude
 # Code's settings as they lie on the disk. What is there is read here and nowhere else.
@@ -20927,7 +21474,7 @@ def known_by_others(world: World, path: str) -> tuple[str, ...]:
     return tuple(leak for leak in find_leaks(world, path) if leak != "env-unignored")
 
 
-# == 23. Commands =============================================================
+# == 24. Commands =============================================================
 
 # A command is a function of what was typed and a World; its row, above it, says how it is typed.
 # `COMMANDS` holds the rows in the order of this section, which is the order of use and of help.
@@ -24630,15 +25177,33 @@ def report_warmth(name: str, warmth: Warmth) -> dict[str, object]:
             "fix": warmth.fix}
 
 
+EXAM_WORDS = (
+    Flag("--questions", "how many fixes to ask for; default: 10", "N",
+         {"type": parse_count, "default": 0}),
+    Flag("--times", "ask each question N times", "N", {"type": parse_count, "default": 0}),
+    Flag("--since", "use commits not older than this, such as 90d", "AGE",
+         {"type": parse_age, "default": 0.0}),
+    Flag("--check", "command that runs the tests", "COMMAND",
+         {"dest": "task_check", "default": ""}))
+
+
 @command("bench", "measure what each model can: speed, tool calls, context", CONFIG, OUT,
          Flag("--model", "only this model; may be repeated", "MODEL", REPEAT, offers=("models",)),
          Flag("--quick", "no prompt that takes long to read"),
-         TRUST, JSON,
-         group=LOOK, examples=("bench", "bench --quick --model heavy-coder"))
+         Flag("--exam", "let each model redo fixes from this repository's history"),
+         *EXAM_WORDS, TRUST, JSON,
+         group=LOOK, examples=("bench", "bench --quick --model heavy-coder",
+                               "bench --exam --questions 20"))
 def cmd_bench(options: Options, world: World) -> int:
     fleet = load_config(world, options.config).fleet
     check_names("model", options.model, fleet.models, fleet.name)
+    idle = [flag.name for flag in EXAM_WORDS if getattr(options, name_of(flag))]
+    if idle and not options.exam:
+        raise FleetError("usage", f"bench: {some_of(idle)}: for the exam only", status=EXIT_USAGE,
+                         fix="add --exam")
     ask_trust(fleet, options, world)
+    if options.exam:
+        return hold_exam(fleet, options, world)
     bench = Bench(open_workspace(options, world), plan_courses(fleet, options, world))
     bench.run()
     measured = [course.measurement for course in bench.courses]
@@ -24647,6 +25212,212 @@ def cmd_bench(options: Options, world: World) -> int:
     else:
         world.out(tell_measurements(measured, look_of(world)))
     return EXIT_PROBLEM if any(known.failure for known in measured) else EXIT_OK
+
+
+# -- the exam --
+
+def hold_exam(fleet: Fleet, options: Options, world: World) -> int:
+    """Find questions, ask them, and say how the models did. Exit 1: not all could be asked."""
+    folder = open_folder(world)
+    workspace = open_workspace(options, world)
+    plan = plan_exam(folder, fleet, options)
+    examinees = find_examinees(fleet, options, world)
+    show_exam(plan, examinees, options, world)
+    folder.make()
+    lock = world.hold(folder.place("exam.lock"))
+    if not lock:
+        raise FleetError("supervised", "an exam is already running in this repository",
+                         status=EXIT_REFUSED, fix="wait until it ends")
+
+    page = read_page(ExamPage, workspace.read(EXAM_FILE), "exam/1") or ExamPage()
+    exam = Exam(folder, plan, page, lambda page: workspace.keep(
+        EXAM_FILE, render_report("exam", vars(page)).encode("ascii")))
+    backing = plan_backing(fleet, options, folder)
+    try:
+        world.on_stop(exam.stops.append)
+        with LiveLine(world) as line:
+            exam.find(lambda text: line.show(f"proving {text}"))
+        tell(world, describe_left(exam))
+        if exam.fixes and not exam.stops and any(map(exam.plan_todo, examinees)):
+            backing = replace(backing, key=need_key(workspace, fleet))
+            backing.serve()
+            with LiveLine(world) as line:
+                exam.sit(examinees, lambda one: replace(backing, fleet=leave_alone(fleet, one)),
+                         line.show)
+    finally:
+        end_serving(folder)
+        lock.release()
+
+    standings = [plan_standing(one, exam.sittings_of(one)) for one in examinees]
+    keep_scores(workspace, examinees, standings)
+    if options.json:
+        print_report(world, "exam", report_exam(fleet, exam, standings))
+    else:
+        world.out(format_exam(exam, examinees, standings, look_of(world)))
+    if exam.stops:
+        tell(world, "Stopped. The same command continues.\n")
+        return EXIT_INTERRUPTED
+    is_whole = exam.fixes and not exam.troubles and not any(map(exam.plan_todo, examinees))
+    return EXIT_OK if is_whole else EXIT_PROBLEM
+
+
+def plan_exam(folder: Folder, fleet: Fleet, options: Options) -> ExamPlan:
+    """Return what is asked, with the check that was typed, the task file's, or the usual one."""
+    world = folder.world
+    path = find_task_file(world, None, folder)
+    usual = load_tasks(world, path, fleet).file.defaults if path else TaskSpec("")
+    if usual.deadline == TaskSpec("").deadline:
+        usual = replace(usual, deadline=EXAM_DEADLINE_SECONDS)
+    top = folder.repository.top
+    usual_check, origin = next(((check, name) for name, check in USUAL_CHECKS.items()
+                                if world.kind_of(world.path(top, name)) == "file"), ("", ""))
+    for check, source in ((options.task_check, "typed"), (usual.check, world.split(path)[1]),
+                          (usual_check, f"usual with {origin}")):
+        if check:
+            return ExamPlan(check, source, usual, options.questions or 10, options.times or 1,
+                            options.since)
+    raise FleetError("no-check", "no command is known that runs this project's tests",
+                     status=EXIT_USAGE, fix="add --check 'COMMAND'")
+
+
+def find_examinees(fleet: Fleet, options: Options, world: World) -> list[Examinee]:
+    """Return the models that can be asked now; who costs money only if named."""
+    states = probe_nodes(world, fleet.nodes, PROBE_TIMEOUT_SECONDS, fleet.models)
+    groups: dict[tuple[str, str], list[Model]] = {}
+    for model in fleet.models.values():
+        is_meant = model.name in options.model if options.model else not model.cloud
+        if is_meant and states[model.node].online:
+            name = full_model_name(model.ollama_model)
+            groups.setdefault((model.alias, name), []).append(model)
+    if not groups:
+        raise FleetError("no-models", "no model of this fleet can be asked now",
+                         fix="subagent-fleet status")
+    examinees = []
+    for models in groups.values():
+        held = [known for model in models
+                for known in find_models(states[model.node].models, model.ollama_model)]
+        examinees.append(Examinee(
+            models[0], held[0].digest if held else "",
+            tuple((model.node, fleet.nodes[model.node].endpoint) for model in models),
+            sum(model.max_parallel for model in models)))
+    return examinees
+
+
+def leave_alone(fleet: Fleet, examinee: Examinee) -> Fleet:
+    """Return a fleet in which one model does everything: no agent or tier gives its work away."""
+    alias = examinee.model.alias
+    models = {name: model for name, model in fleet.models.items() if model.alias == alias}
+    return replace(fleet, models=models, agents={},
+                   claude=dict.fromkeys(TIERS, examinee.model.name))
+
+
+def show_exam(plan: ExamPlan, examinees: Sequence[Examinee], options: Options,
+              world: World) -> None:
+    """Say what will be run, before anything is; a check that was not typed is asked for."""
+    sittings = plan.questions * plan.times
+    rows = [("Check", f"{clean_line(plan.check)} ({plan.origin})"),
+            *(("Setup", clean_line(command)) for command in plan.usual.setup)]
+    for one in examinees:
+        rows.append((one.model.ollama_model, f"up to {count_of(sittings, 'task')} on "
+                     f"{some_of([node for node, _ in one.places])}, {one.slots} at the same time"))
+    longest = max(sittings * plan.usual.deadline / one.slots for one in examinees)
+    text = (f"The exam runs this repository's own commits, with your rights:\n"
+            f"{format_pairs(rows, look_of(world, 'stderr'))}"
+            f"Each task may take {show_span(plan.usual.deadline)}: at most {show_span(longest)} in "
+            "all. Commit messages become prompts.\n")
+    if plan.origin == "typed" or options.trust:
+        world.err(text)
+        return
+    agree(world, text, "Run it?", FleetError(
+        "unasked-check", f"the exam would run `{clean_line(plan.check)}`, which you did not type",
+        fix=f"add --check {quote_shell(plan.check)}, or --trust", status=EXIT_REFUSED))
+
+
+def describe_left(exam: Exam) -> str:
+    """Return how many questions there are, and why the other commits are none."""
+    reasons: dict[str, int] = {}
+    for reason in exam.left.values():
+        reasons[reason] = reasons.get(reason, 0) + 1
+    left = "; ".join(f"{reason} ({count})" for reason, count in
+                     sorted(reasons.items(), key=lambda item: -item[1]))
+    return f"{count_of(exam.fixes, 'question')}. Commits left out: {left or 'none'}.\n"
+
+
+def keep_scores(workspace: Workspace, examinees: Sequence[Examinee],
+                standings: Sequence[Standing]) -> None:
+    """Keep what `recommend` and `init` go by, beside what else was measured of these models."""
+    measured = read_measurements(workspace)
+    scored = []
+    for examinee, standing in zip(examinees, standings):
+        for node, endpoint in examinee.places if standing.score else ():
+            model = examinee.model.ollama_model
+            known = find_measurement(measured, endpoint, model)
+            if not known or known.digest not in ("", examinee.digest):
+                known = Measurement(node, endpoint, model, tokens=examinee.model.context)
+            scored.append(replace(known, exam=standing.score, digest=examinee.digest))
+    if scored:
+        report = render_report("bench", {"measurements": merge_measurements(measured, scored)})
+        workspace.keep(BENCH_FILE, report.encode("ascii"))
+
+
+def format_exam(exam: Exam, examinees: Sequence[Examinee], standings: Sequence[Standing],
+                look: Look = PLAIN) -> str:
+    """Return how each model did, whom that tells apart, and what each question came to."""
+    rows = []
+    for standing in standings:
+        score = standing.score
+        if not score:
+            continue
+        low, high = score.interval
+        each = f"{standing.all_passed} of {score.questions}"
+        stopped = ", ".join(f"{EXAM_OUTCOMES[word]} {count}" for word, count
+                            in sorted(standing.stopped.items()))
+        rows.append([standing.model, f"{score.passed} of {score.asked}",
+                     f"{100 * low:.0f} to {100 * high:.0f} %", *[each][:exam.plan.times - 1],
+                     show_span(standing.seconds / score.asked), f"{standing.input:,}",
+                     f"{standing.output:,}", stopped or "-"])
+    if not rows:
+        return "No model was asked anything.\n"
+    headers = ["Model", "Passed", "Likely", *["Each time"][:exam.plan.times - 1], "Per task",
+               "Tokens in", "Tokens out", "Failures"]
+    text = format_table(headers, rows, look=look, right=("Tokens in", "Tokens out"))
+    for name, beaten, ties in tell_apart(standings):
+        if beaten:
+            text += format_words([f"{name} is better than {join_words(beaten)}."], look)
+        if ties:
+            text += format_words([f"Not told apart: {name} and {join_words(ties)}. "
+                                  "Ask more --questions."], look)
+
+    names = [one.model.ollama_model for one in examinees]
+    lines = []
+    for fix in exam.fixes:
+        cells = [_show_sittings(exam, examinee, fix) for examinee in examinees]
+        lines.append([fix.commit[:10], clean_line(first_line(fix.message))[:60], *cells])
+    text += "\n" + format_table(["Commit", "Question", *names], lines, look=look)
+    return text + "".join(f"Not counted: {clean_line(trouble)}\n" for trouble in exam.troubles)
+
+
+def _show_sittings(exam: Exam, examinee: Examinee, fix: Fix) -> str:
+    """Return what came of a question, and what the check said last where it was asked just now."""
+    said = exam.said.get((fix.commit, examinee.model.ollama_model), "")
+    words = [EXAM_OUTCOMES[one.outcome] for one in exam.sittings_of(examinee)
+             if one.commit == fix.commit]
+    return ", ".join(words) + (f": {said}" if said else "") or "-"
+
+
+def report_exam(fleet: Fleet, exam: Exam, standings: Sequence[Standing]) -> dict[str, object]:
+    """Return what `bench --exam --json` prints."""
+    models = []
+    for standing in standings:
+        interval = standing.score.interval if standing.score else None
+        models.append({**vars(standing), "interval": interval})
+    commits = [fix.commit for fix in exam.fixes]
+    return {"fleet": fleet.name, "check": exam.plan.check, "questions": commits,
+            "left": exam.left, "models": models, "told_apart": [
+                {"model": name, "beats": beaten, "ties": ties}
+                for name, beaten, ties in tell_apart(standings)],
+            "sittings": [one for one in exam.page.sittings if one.commit in commits],
+            "not_counted": exam.troubles}
 
 
 def tell_measurements(measured: Sequence[Measurement], look: Look) -> str:
@@ -24674,12 +25445,9 @@ def plan_courses(fleet: Fleet, options: Options, world: World) -> list[Course]:
         if model.cloud and not options.model:
             continue
 
-        claims: tuple[str, ...] = ()
-        matches = find_models(state.models, model.ollama_model)
-        if matches:
-            claims = matches[0].capabilities or ()
-        course = Course(node, Subject(model, seed, claims, options.quick))
-        course.note(date=f"{date:%Y-%m-%dT%H:%M:%SZ}",
+        held = next(iter(find_models(state.models, model.ollama_model)), NodeModel(""))
+        course = Course(node, Subject(model, seed, held.capabilities or (), options.quick))
+        course.note(date=f"{date:%Y-%m-%dT%H:%M:%SZ}", digest=held.digest,
                     versions={"subagent-fleet": __version__, node.provider: state.version})
         if not state.online:
             course.fail(state.why)
@@ -26948,7 +27716,7 @@ def show_flag(flag: Flag) -> str:
     return f"{name} {value}".rstrip()
 
 
-# == 24. Command line =========================================================
+# == 25. Command line =========================================================
 
 # Takes the words that were typed; finds the command, reads its flags, runs it, and prints what it
 # was refused with. What is typed again in a message is named here as it was typed.
@@ -27349,7 +28117,7 @@ def see_demo_session(tour: Tour, session: DemoSession) -> None:
     tour.see(all(receipt.outcome == "ok" for receipt in receipts), "a request failed")
 
 
-# == 25. Assets ===============================================================
+# == 26. Assets ===============================================================
 
 # Texts that are handed out whole: never templated, joined at exact markers. Any section may use
 # them.
@@ -28408,6 +29176,35 @@ and the answers that failed; a run that is interrupted, or loses a machine, keep
 `status` shows what was measured; `recommend` and `init` decide by it. Measure while nothing else
 works: a busy machine is slower, and each model is loaded anew. Models that leave the house are
 measured only when `--model` names them.
+
+## The exam
+
+```sh
+subagent-fleet bench --exam                  # in a git repository with tests: 10 questions
+subagent-fleet bench --exam --questions 30 --since 365d --check 'make test'
+```
+
+The questions come from your own history: small commits that change code and tests. Each is
+proven first, twice: its tests fail on the commit before it and pass on it. What is left out is
+listed with the reason. The check is `--check`, else the default of tasks.yaml, else the project's
+usual one; you see it before anything runs.
+
+Each model gets each question as a task of `run`, in Claude Code: the commit's message and the
+names of the failing tests, in a repository that holds the files before the fix and nothing later.
+Then the tests of the fix replace the model's, and the check decides. A question ends when the
+model ends, at the deadline (30 minutes, or the default of tasks.yaml), or when the model gets
+stuck. A model that asks a person has failed; what another model answered does not count.
+
+- Likely: the share that it would pass of many such questions, with 95 % confidence (Wilson). Ten
+  questions tell a model that does 9 of 10 from one that does half of them in 15 of 100 exams,
+  sixty in 99
+- Each time (with `--times`): the questions that it passed every time
+- Not told apart: their ranges overlap. `recommend` and `init` prefer a model for its exam only
+  where the exam tells it from another, and then say so
+
+What was asked once is not asked again: after Ctrl-C the same command continues. Commits, reasons
+and results are kept in `.subagent-fleet/exam.json`, without any text of yours. A result belongs to
+the model's digest: a new version of a tag starts at zero.
 """
 
 BACKENDS_PAGE = """\
@@ -28817,7 +29614,14 @@ config, do so in their own fields. stderr and the exit code are as without `--js
   asked with, `load_seconds`, `prompt_rate`, `long_prompt_rate`, `answer_rate` in tokens a second,
   `first_token_seconds`, null where not measured, `is_counted`: by the node's own counters,
   `tools`, `context` (`passed`, `asked`, `instead`), `claims`: such a score by name,
-  `failed` (`trial`, `why`, `answer`), `versions`, `failure`)
+  `exam`: its last score or null, `digest`, `failed` (`trial`, `why`, `answer`), `versions`,
+  `failure`)
+- `bench --exam`: `fleet`, `check`, `questions` (commits), `left` (reasons, by commit), `models`
+  (`model`, `digest`, `score` (`passed`, `asked`, `questions`, `repository`: a digest), `interval`,
+  `all_passed`: questions, every time, `seconds`, `input`, `output` in all, `stopped`: how often,
+  by outcome), `told_apart` (`model`, `beats`, `ties`), `sittings` (`commit`, `check`: a digest,
+  `repository`, `model`, `outcome`: passed, check, diff, asked, deadline, stalled or context,
+  `number`, `digest`, `code`, `seconds`, `turns`, `input`, `output`, `date`), `not_counted`
 - `trace`: `sessions`; of those that are listed (`session`, `task`: whose it is, or empty,
   `prompt`: its first line, `ended`, `subagents`, `requests`), of those that are shown (`session`,
   `prompt`, `began`, `ended`, `torn`: FILE:LINE of what cannot be read, `agents` (`agent`: its id,
