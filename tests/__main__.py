@@ -24,7 +24,8 @@ def python_with_pytest():
     if not (python.exists() and has_module(python, "pytest")):
         print(f"pytest is not here; making an environment with it in {place}", file=sys.stderr)
         subprocess.check_call([sys.executable, "-m", "venv", "--clear", str(place)])
-        subprocess.check_call([str(python), "-m", "pip", "install", "-q", "pytest"])
+        subprocess.check_call([str(python), "-m", "pip", "install", "-q", "pytest",
+                               "pytest-xdist"])
     return str(python)
 
 

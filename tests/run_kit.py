@@ -15,7 +15,7 @@ from tools import PROGRAM, ROOT, clean_environment, free_port
 
 STUB = ROOT / "tests" / "stub_claude.py"
 GIT = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a",
-       "GIT_COMMITTER_EMAIL": "a@b", "GIT_CONFIG_NOSYSTEM": "1"}
+       "GIT_COMMITTER_EMAIL": "a@b", "GIT_CONFIG_NOSYSTEM": "1", "GIT_OPTIONAL_LOCKS": "0"}
 FLEET = """\
 project: {name: local-dev, gateway: {port: PORT}}
 nodes: {mini: {endpoint: "http://127.0.0.1:9"}}
@@ -35,8 +35,8 @@ class Done:
         return f"exit {self.code}\n{self.out}{self.err}"
 
 
-class Shop:
-    """A repository with one commit, and a home of its own."""
+class Repository:
+    """A repository with one commit, the home of who works in it, and programs of theirs."""
 
     def __init__(self, place):
         self.place = pathlib.Path(place)
@@ -45,17 +45,14 @@ class Shop:
         self.bin = self.place / "bin"
         for path in (self.repo, self.home / "sessions", self.bin):
             path.mkdir(parents=True)
-        (self.home / ".gitconfig").write_text("[user]\nname = a\nemail = a@b\n")
         self.environ = clean_environment(
             HOME=self.home, XDG_STATE_HOME=self.home / "state", STUB_HOME=self.home / "sessions",
-            PATH=f"{self.bin}:{os.environ['PATH']}", WITNESS=self.place / "witness")
+            PATH=f"{self.bin}:{os.environ['PATH']}")
         self.git("init", "-q", "-b", "main")
-        self.write("a.txt", "one\n")
+        (self.repo / "a.txt").write_text("one\n")
         self.git("add", ".")
         self.git("commit", "-qm", "start")
         self.start = self.git("rev-parse", "HEAD")
-
-    # -- git --
 
     def git(self, *words, cwd=None, check=True):
         done = subprocess.run(["git", *words], cwd=cwd or self.repo, capture_output=True,
@@ -63,11 +60,77 @@ class Shop:
         assert not check or done.returncode == 0, (words, done.stderr.decode())
         return done.stdout.decode("utf-8", "surrogateescape").strip()
 
+    def program(self, name, text, directory=None):
+        """Put a shell script on the PATH, or anywhere."""
+        path = (directory or self.bin) / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+        return path
+
+    def put_claude(self):
+        """Put the stub on the PATH as Claude Code."""
+        self.program("claude", f'exec "{sys.executable}" -I -S "{STUB}" "$@"')
+
+    def write_fleet(self):
+        """Write a fleet whose gateway has a port of its own."""
+        (self.repo / "fleet.yaml").write_text(FLEET.replace("PORT", str(free_port())))
+
+    def launch(self, *words, cwd=None, **more):
+        """Start a command; further names are of its environment."""
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", PROGRAM, *map(str, words)], cwd=cwd or self.repo,
+            env={**self.environ, **{name: str(value) for name, value in more.items()}},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def receipt(self, name="t", number=1):
+        common = self.git("rev-parse", "--path-format=absolute", "--git-common-dir")
+        return json.loads(pathlib.Path(
+            common, "subagent-fleet/run/tasks", name, str(number), "receipt.json").read_text())
+
+    def marked(self, mark):
+        """The processes whose environment holds a mark."""
+        found = []
+        for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if mark in path.read_bytes() and int(path.parent.name) != os.getpid():
+                    found.append(int(path.parent.name))
+        return found
+
+    def kill_all(self):
+        for number in self.processes():
+            with contextlib.suppress(OSError):
+                os.kill(number, signal.SIGKILL)
+
+
+class Shop(Repository):
+    """A repository in which a person types: each command is a process."""
+
+    def __init__(self, place):
+        super().__init__(place)
+        (self.home / ".gitconfig").write_text("[user]\nname = a\nemail = a@b\n")
+        self.environ["WITNESS"] = str(self.place / "witness")
+
+    begin = Repository.launch
+
+    # -- git --
+
     def write(self, path, text, cwd=None):
         target = (cwd or self.repo) / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text)
         return target
+
+    def add_submodule(self):
+        """Give the repository a submodule `sub` with one file."""
+        inner = self.place / "inner"
+        inner.mkdir()
+        self.git("init", "-q", "-b", "main", cwd=inner)
+        self.write("s.txt", "sub\n", inner)
+        self.git("add", ".", cwd=inner)
+        self.git("commit", "-qm", "sub", cwd=inner)
+        self.git("-c", "protocol.file.allow=always", "submodule", "add", "-q", str(inner), "sub")
+        self.git("commit", "-qam", "sub")
+        self.start = self.git("rev-parse", "HEAD")
 
     def commit(self, **files):
         """Commit files; `_` in a name stands for a dot at its beginning."""
@@ -109,12 +172,6 @@ class Shop:
 
     # -- commands --
 
-    def begin(self, *words, cwd=None, **more):
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", PROGRAM, *map(str, words)], cwd=cwd or self.repo,
-            env={**self.environ, **{name: str(value) for name, value in more.items()}},
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
     def end(self, child, seconds=120):
         out, err = child.communicate(timeout=seconds)
         done = Done(child.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
@@ -150,29 +207,15 @@ class Shop:
     def state(self, name="t"):
         return self.row(name)["state"]
 
-    def receipt(self, name="t", number=1):
-        common = self.git("rev-parse", "--path-format=absolute", "--git-common-dir")
-        return json.loads(pathlib.Path(
-            common, "subagent-fleet/run/tasks", name, str(number), "receipt.json").read_text())
-
     def wait(self, condition, seconds=30.0):
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, "it did not come to be"
             time.sleep(0.05)
 
-    # -- programs --
-
-    def program(self, name, text, directory=None):
-        """Put a shell script on the PATH, or anywhere."""
-        path = (directory or self.bin) / name
-        path.write_text(f"#!/bin/sh\n{text}\n")
-        path.chmod(0o755)
-        return path
-
     def use_claude(self, **changes):
         """Give the repository a fleet, and a stub for Claude Code."""
-        self.program("claude", f'exec "{sys.executable}" -I -S "{STUB}" "$@"')
+        self.put_claude()
         text = FLEET.replace("PORT", str(free_port()))
         for old, new in changes.items():
             text = text.replace(old, new)
@@ -191,13 +234,7 @@ class Shop:
 
     def processes(self):
         """The processes that tests of this place have left: they know its home."""
-        mark = f"HOME={self.home}\0".encode()
-        found = []
-        for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):
-                if mark in path.read_bytes() and int(path.parent.name) != os.getpid():
-                    found.append(int(path.parent.name))
-        return found
+        return self.marked(f"HOME={self.home}\0".encode())
 
 
 @pytest.fixture
@@ -205,9 +242,7 @@ def shop(tmp_path):
     """A Shop; whatever works in it is ended with the test."""
     shop = Shop(tmp_path)
     yield shop
-    for number in shop.processes():
-        with contextlib.suppress(OSError):
-            os.kill(number, signal.SIGKILL)
+    shop.kill_all()
 
 
 def shell(*commands):

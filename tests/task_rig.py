@@ -1,9 +1,4 @@
 """A repository in which tasks are worked on by a stub client, in this process or in one to kill."""
-import contextlib
-import json
-import os
-import pathlib
-import signal
 import subprocess
 import sys
 import time
@@ -11,11 +6,9 @@ import time
 import pytest
 
 import subagent_fleet as sf
-from tools import EXAMPLE, ROOT, clean_environment
+from run_kit import Repository
+from tools import EXAMPLE, ROOT
 
-STUB = ROOT / "tests" / "stub_claude.py"
-GIT = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a",
-       "GIT_COMMITTER_EMAIL": "a@b", "GIT_CONFIG_NOSYSTEM": "1", "GIT_OPTIONAL_LOCKS": "0"}
 # A supervisor of its own, for tests that kill it: it dies before or after the nth state it writes.
 DRIVER = """\
 import os, signal, sys, threading
@@ -66,38 +59,17 @@ def backing(most=8, **more):
     return sf.Backing(fleet, "sk-test", most=most, **more)
 
 
-class Rig:
+class Rig(Repository):
     """A repository, its supervisor, and what is seen of both from outside."""
 
     def __init__(self, place):
-        self.place = pathlib.Path(place)
-        self.repo = self.place / "repo"
-        self.home = self.place / "home"
-        self.bin = self.place / "bin"
-        for path in (self.repo, self.home / "sessions", self.bin):
-            path.mkdir(parents=True)
-        client = self.bin / "claude"
-        client.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "{STUB}" "$@"\n')
-        client.chmod(0o755)
-        self.git("init", "-q", "-b", "main")
-        (self.repo / "a.txt").write_text("one\n")
-        self.git("add", ".")
-        self.git("commit", "-qm", "start")
+        super().__init__(place)
+        self.environ["PYTHONPATH"] = f"{ROOT}:{ROOT}/tests"
+        self.put_claude()
         self.world = sf.World()
-        self.world.environ = self.environment()
+        self.world.environ = dict(self.environ)
         self.said = []
         self.supervisor = None
-
-    def environment(self, **more):
-        return clean_environment(
-            HOME=self.home, STUB_HOME=self.home / "sessions", PYTHONPATH=f"{ROOT}:{ROOT}/tests",
-            PATH=f"{self.bin}:{os.environ['PATH']}", XDG_STATE_HOME=self.home / "state", **more)
-
-    def git(self, *words, cwd=None, check=True):
-        done = subprocess.run(["git", *words], cwd=cwd or self.repo, capture_output=True,
-                              env={**clean_environment(HOME=self.home), **GIT})
-        assert not check or done.returncode == 0, done.stderr.decode()
-        return done.stdout.decode("utf-8", "surrogateescape").strip()
 
     @property
     def folder(self):
@@ -147,7 +119,7 @@ class Rig:
     def drive(self, *words, most=8):
         """Start a supervisor of its own."""
         return subprocess.Popen([sys.executable, "-c", DRIVER, str(most), *words],
-                                cwd=str(self.repo), env=self.environment(),
+                                cwd=str(self.repo), env=self.environ,
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def tasks(self):
@@ -155,10 +127,6 @@ class Rig:
 
     def states(self):
         return {name: state.state for name, state in self.tasks().items()}
-
-    def receipt(self, name, number=1):
-        path = self.repo / f".git/subagent-fleet/run/tasks/{name}/{number}/receipt.json"
-        return json.loads(path.read_text())
 
     def journal(self, name):
         """The states that a task went through."""
@@ -177,20 +145,7 @@ class Rig:
     def processes(self):
         """The processes that carry a mark of this repository's run."""
         run = self.folder.run
-        found = []
-        for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
-            try:
-                content = path.read_bytes()
-            except OSError:
-                continue
-            if run and f"={run}/".encode() in content:
-                found.append(int(path.parent.name))
-        return found
-
-    def kill_all(self):
-        for number in self.processes():
-            with contextlib.suppress(OSError):
-                os.kill(number, signal.SIGKILL)
+        return self.marked(f"={run}/".encode()) if run else []
 
     def outside(self):
         """All that is the person's: files, index, refs, hooks, settings, stash, status."""

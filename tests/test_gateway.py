@@ -550,6 +550,7 @@ def test_broken_bodies_get_400(rig, body):
     assert served.nodes[0].requests == [] and served.ask()[0] == 200
 
 
+@pytest.mark.slow
 def test_slow_senders_are_let_go(rig, limits):
     limits(request=0.2, body=0.2)
     served = rig(says("x"))

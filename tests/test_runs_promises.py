@@ -15,7 +15,7 @@ import time
 import pytest
 
 from run_kit import Shop, shell
-from tools import PROGRAM, SCRIPT
+from tools import PROGRAM, SCRIPT, in_parts
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not sys.platform.startswith("linux"),
                                                     reason="the kit reads /proc")]
@@ -115,15 +115,7 @@ NESTED = {
 
 @pytest.mark.parametrize("how", NESTED)
 def test_what_cannot_be_kept_whole_parks_with_words_and_stays(shop, how):
-    inner = shop.place / "inner"
-    inner.mkdir()
-    shop.git("init", "-q", "-b", "main", cwd=inner)
-    shop.write("s.txt", "sub\n", inner)
-    shop.git("add", ".", cwd=inner)
-    shop.git("commit", "-qm", "sub", cwd=inner)
-    shop.git("-c", "protocol.file.allow=always", "submodule", "add", "-q", str(inner), "sub")
-    shop.git("commit", "-qam", "sub")
-    shop.start = shop.git("rev-parse", "HEAD")
+    shop.add_submodule()
     shop.git("config", "--global", "status.showUntrackedFiles", "no")
     shop.git("config", "--global", "diff.ignoreSubmodules", "all")
     setup = ["git -c protocol.file.allow=always submodule update --init -q"]
@@ -140,15 +132,7 @@ def test_what_cannot_be_kept_whole_parks_with_words_and_stays(shop, how):
 
 
 def test_a_submodule_that_nobody_touched_is_in_nobodys_way(shop):
-    inner = shop.place / "inner"
-    inner.mkdir()
-    shop.git("init", "-q", "-b", "main", cwd=inner)
-    shop.write("s.txt", "sub\n", inner)
-    shop.git("add", ".", cwd=inner)
-    shop.git("commit", "-qm", "sub", cwd=inner)
-    shop.git("-c", "protocol.file.allow=always", "submodule", "add", "-q", str(inner), "sub")
-    shop.git("commit", "-qam", "sub")
-    shop.start = shop.git("rev-parse", "HEAD")
+    shop.add_submodule()
     assert shop.work(coder=shell(EDIT), check="grep -q two a.txt") == "done", shop.said
     assert shop.git("diff", "--name-only", "main", "run/t") == "a.txt"
 
@@ -612,7 +596,8 @@ def test_many_files_of_one_task_hold_no_order_for_another_up(shop):
 
 @pytest.mark.parametrize("who", ["a command", "claude"])
 def test_a_line_without_an_end_takes_no_memory(shop, who):
-    long = "head -c 150000000 /dev/zero | tr '\\0' x"
+    size = int(os.environ.get("SUBAGENT_FLEET_OUTPUT", "150000000"))
+    long = f"head -c {size} /dev/zero | tr '\\0' x"
     task = {"prompt": "x", "coder": shell(EDIT, long, "sleep 2")}
     if who == "claude":
         shop.use_claude()
@@ -802,11 +787,11 @@ def objects(shop, tree):
     return found
 
 
-def test_tidy_loses_nothing_of_random_histories(shop):
-    count = int(os.environ.get("SUBAGENT_FLEET_HISTORIES", "12"))
+@pytest.mark.parametrize("seeds", in_parts(int(os.environ.get("SUBAGENT_FLEET_HISTORIES", "12")), 50), ids=str)
+def test_tidy_loses_nothing_of_random_histories(shop, seeds):
     shop.commit(_gitignore="*.log\n")
     tasks = {}
-    for seed in range(count):
+    for seed in seeds:
         rng = random.Random(seed)
         steps = [f"R={rng.randrange(10**6)}; {step}" for step in rng.choices(HISTORIES, k=rng.randrange(3, 10))]
         tasks[f"h{seed}"] = {"prompt": "x", "coder": shell(*(f"{{ {step}; }} 2>/dev/null" for step in steps), "true"),
@@ -949,14 +934,7 @@ def test_the_work_of_a_person_in_the_checkout_is_never_touched(shop):
 
 
 def test_files_in_a_submodule_that_was_never_checked_out_park_and_stay(shop):
-    inner = shop.place / "inner"
-    inner.mkdir()
-    shop.git("init", "-q", "-b", "main", cwd=inner)
-    shop.write("s.txt", "sub\n", inner)
-    shop.git("add", ".", cwd=inner)
-    shop.git("commit", "-qm", "sub", cwd=inner)
-    shop.git("-c", "protocol.file.allow=always", "submodule", "add", "-q", str(inner), "sub")
-    shop.git("commit", "-qam", "sub")
+    shop.add_submodule()
     assert shop.work(coder=shell(EDIT, "echo mine > sub/s.txt"), check="grep -q two a.txt") == "parked"
     assert shop.row("t")["cause"] == "nested-repository" and "sub" in shop.row("t")["reason"]
     shop.type("task", "tidy")

@@ -10,7 +10,7 @@ import time
 import pytest
 
 import subagent_fleet as sf
-from tools import PROGRAM, ROOT, free_port
+from tools import ROOT
 
 
 @pytest.fixture
@@ -18,13 +18,6 @@ def rig(task_rig):
     return task_rig
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the rig reads /proc")
-FLEET = """\
-project: {name: local-dev, gateway: {port: PORT}}
-nodes: {mini: {endpoint: "http://127.0.0.1:9"}}
-models: {big: {node: mini, ollama_model: "qwen3-coder:30b", litellm_alias: big-local,
-               max_parallel: 3, context: 65536}}
-agents: {implementer: {model: big, description: Writes., tools: [Read, Edit]}}
-"""
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -35,14 +28,11 @@ class Typist:
         self.rig = rig
         rig.keeps_outside = False
         if fleet:
-            (rig.repo / "fleet.yaml").write_text(FLEET.replace("PORT", str(free_port())))
+            rig.write_fleet()
             self.run("generate")
 
-    def start(self, *words, **more):
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", PROGRAM, *map(str, words)], cwd=str(more.get("cwd") or self.rig.repo),
-            env=self.rig.environment(**more.get("env", {})), stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    def start(self, *words, env=(), cwd=None):
+        return self.rig.launch(*words, cwd=cwd, **dict(env))
 
     def run(self, *words, status=0, **more):
         child = self.start(*words, **more)

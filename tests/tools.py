@@ -196,6 +196,13 @@ def is_silent(port):
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
+# -- what is random --
+
+def in_parts(count, size):
+    """Seeds 0 to count in parts: each is a test, so that processors share them."""
+    return [range(first, min(first + size, count)) for first in range(0, count, size)]
+
+
 # -- time --
 
 @contextlib.contextmanager
