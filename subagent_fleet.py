@@ -3209,7 +3209,7 @@ WORKING_SHARE = 1.1  # of the weights: what a server needs to work with them
 BATCH_TOKENS = 512  # that are read at once, beside a window
 WINDOW_STEP = 256
 CHECKPOINT_TOKENS = 8192  # so often a window or a state is kept, as it cannot be wound back
-USUAL_CACHE_GB = 8.6  # of main memory for prompts: 8 GiB a loaded model
+USUAL_CACHE_GB = 8.59  # of main memory for prompts: 8 GiB a loaded model
 _PARAMETERS = _Pattern(r"(\d{1,6}(?:\.\d{1,6})?)([MBT])")
 _PARAMETER_UNITS = {"M": 0.001, "B": 1.0, "T": 1000.0}
 
@@ -3313,11 +3313,12 @@ def plan_fitting_context(model: NodeModel, gigabytes: float, slots: int = 1) -> 
 def plan_warm(model: NodeModel, context: int, slots: int, cache_gb: float) -> int | None:
     """Return how many conversations of this length stay warm; None: the metadata do not tell.
 
-    Those in the slots, and those whose prompts the server keeps in main memory.
+    Those in the slots, and those whose prompts the server keeps in main memory: there it needs
+    room for one more, as it stores what a slot holds before it takes another out.
     """
     if not model.token_bytes:
         return None
-    return slots + int(cache_gb / plan_kept_gigabytes(model, context))
+    return slots + max(int(cache_gb / plan_kept_gigabytes(model, context)) - 1, 0)
 
 
 def plan_kept_gigabytes(model: NodeModel, context: int) -> float:
@@ -5583,12 +5584,12 @@ def _check_room(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
             resident = find_resident(state, load.model)
             if resident and resident.size and resident.context == load.context:
                 what += f" Measured: {resident.size / 1e9:.1f} GB in all."
-            cold = len(load.users) - load.warm
-            if cold <= 0 or state.provider not in ("ollama", "llamacpp"):
+            if load.warm >= len(load.users) or state.provider not in ("ollama", "llamacpp"):
                 yield Finding("room", "ok", what)
                 continue
-            # In whole GiB, as its server counts.
-            cache = load.cache_gb + cold * plan_kept_gigabytes(load.held, load.context)
+            # In whole GiB, as its server counts, and a little for what it notes beside them.
+            wanted = len(load.users) - load.model.max_parallel + 1
+            cache = 1.02 * wanted * plan_kept_gigabytes(load.held, load.context)
             gibibytes = int(cache * 1e9 / 2**30) + 1
             yield Finding("few-warm", "info", what,
                           _locate(fleet, "models", load.model.name, "context"),

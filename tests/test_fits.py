@@ -91,7 +91,7 @@ def test_init_takes_the_largest_context_that_fits_and_says_what_it_counted(
 def test_who_stays_warm_is_said_by_init_status_doctor_and_recommend(machine, capsys):
     node = machine("qwen3-coder:30b")
     assert sf.main(["init", "--node", f"mac={node.endpoint}", "--memory", "mac=64"]) == 0
-    sentence = "mac keeps 2 agents of 65,536 tokens warm; 5 configured."
+    sentence = "mac keeps 1 agent of 65,536 tokens warm; 5 configured."
     assert sentence in capsys.readouterr().out
     for command in ("status", "recommend", "doctor"):
         sf.main([command])
@@ -99,15 +99,15 @@ def test_who_stays_warm_is_said_by_init_status_doctor_and_recommend(machine, cap
     sf.main(["status", "--json"])
     (load,) = json.loads(capsys.readouterr().out)["loads"]
     assert (load["model"], load["context"], load["warm"], len(load["agents"])) == (
-        "qwen3-coder:30b", 65536, 2, 5)
+        "qwen3-coder:30b", 65536, 1, 5)
     assert load["gigabytes"] == pytest.approx(18.557 * 1.1 + 98304 * 65536 / 1e9, abs=0.01)
 
     sf.main(["doctor", "--json"])
     (few,) = [one for one in json.loads(capsys.readouterr().out)["findings"] if one["id"] == "few-warm"]
-    assert "LLAMA_ARG_CACHE_RAM=27648" in few["fix"] and "cache_gb: 29.0" in few["fix"]
+    assert "LLAMA_ARG_CACHE_RAM=31744" in few["fix"] and "cache_gb: 33.3" in few["fix"]
     path = Path("fleet.yaml")
     path.write_text(path.read_text(encoding="utf-8").replace(
-        "    memory_gb: 64", "    cache_gb: 29.0\n    memory_gb: 64"), encoding="utf-8")
+        "    memory_gb: 64", "    cache_gb: 33.3\n    memory_gb: 64"), encoding="utf-8")
     sf.main(["doctor", "--json"])
     said = capsys.readouterr().out
     assert "keeps 5 agents" in said and '"room"' in said and "few-warm" not in said
