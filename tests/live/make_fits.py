@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import gguf
-import make_model
 import numpy
+
+import make_model
 
 WIDTH = 64
 INNER = 32
