@@ -16209,11 +16209,15 @@ class TaskPlan(Record):
     tasks: dict[str, TaskSpec]
     file: TaskFile
     origins: dict[str, dict[str, str]]  # by task: {key: where it was said}
+    defaults: dict[str, Any] = {}  # as they were written
 
 
-def check_tasks(document: Document, fleet: Fleet | None = None
+def check_tasks(document: Document, fleet: Fleet | None = None, others: Collection[str] = ()
                 ) -> tuple[TaskPlan | None, list[Finding]]:
-    """Return (TaskPlan, []) for a file that was read, or (None, everything that is wrong)."""
+    """Return (TaskPlan, []) for a file that was read, or (None, everything that is wrong).
+
+    `others` are tasks that are there already: what comes after one of them is known, too.
+    """
     check = _Checker(document)
     if document.value is None:
         where, excerpt = document.locate(())
@@ -16227,7 +16231,7 @@ def check_tasks(document: Document, fleet: Fleet | None = None
         if not check.findings:
             plan = _merge_tasks(check, file)
             for task in (file.tasks or {}).values():
-                _check_task(check, plan, task.name, fleet)
+                _check_task(check, plan, task.name, fleet, others)
         if not check.findings:
             _check_order(check, plan)
     except FleetError as error:  # too many
@@ -16241,29 +16245,22 @@ def _merge_tasks(check: _Checker, file: TaskFile) -> TaskPlan:
     """Return every task with the defaults under it, its twins as tasks of their own."""
     tree: Any = check.document.value
     shared = tree.get("defaults") or {}
-    tasks: dict[str, TaskSpec] = {}
-    origins: dict[str, dict[str, str]] = {}
+    plan = TaskPlan({}, file, {}, shared)
     for name, task in file.tasks.items():
         own = tree["tasks"][name] or {}
-        taken = {one.attribute: getattr(file.defaults, one.attribute)
-                 for one in FILE_KEYS["defaults"].values()
-                 if one.name in shared and one.name not in own}
-        if "agent" in own or "model" in own:  # one of them replaces the other
-            taken = {word: value for word, value in taken.items() if word not in ("agent", "model")}
-
-        where = {}
-        for word in FILE_KEYS["task"]:
-            if word in own:
-                where[word] = check.document.locate(("tasks", name, word))[0]
-            elif word in taken:
-                where[word] = check.document.locate(("defaults", word))[0]
-        for twin in twins_of(replace(task, **taken)):
-            if twin.name in tasks or (twin.name != name and twin.name in file.tasks):
+        replaced = {"agent", "model"} if "agent" in own or "model" in own else set()
+        taken = [word for word in shared if word not in {*own, *replaced}]
+        places = {word: ("defaults", word) for word in taken}
+        places.update({word: ("tasks", name, word) for word in own})
+        where = {word: check.document.locate(place)[0] for word, place in places.items()}
+        merged = replace(task, **{word: getattr(file.defaults, word) for word in taken})
+        for twin in twins_of(merged):
+            if twin.name in plan.tasks or (twin.name != name and twin.name in file.tasks):
                 check.error("two-tasks", ("tasks", name), f"`times:` makes a second `{twin.name}`",
                             fix="give one of them another name")
-            tasks[twin.name] = twin
-            origins[twin.name] = where
-    return TaskPlan(tasks, file, origins)
+            plan.tasks[twin.name] = twin
+            plan.origins[twin.name] = where
+    return plan
 
 
 def twins_of(task: TaskSpec) -> list[TaskSpec]:
@@ -16274,37 +16271,34 @@ def twins_of(task: TaskSpec) -> list[TaskSpec]:
             for letter in string.ascii_lowercase[:task.times]]
 
 
-def _check_task(check: _Checker, plan: TaskPlan, name: str, fleet: Fleet | None) -> None:
+def _check_task(check: _Checker, plan: TaskPlan, name: str, fleet: Fleet | None,
+                others: Collection[str]) -> None:
     """Report what is wrong with a task beyond its single values."""
-    path = ("tasks", name)
     tree: Any = check.document.value
     own = tree["tasks"][name] or {}
     task = plan.tasks.get(name) or plan.tasks[f"{name}-a"]
-    if not (task.prompt or task.prompt_file):
-        check.error("missing-key", (*path, "prompt"), "is missing",
-                    fix="add `prompt:` (what to do) or `prompt_file:`")
-    if task.prompt and task.prompt_file:
-        check.error("two-prompts", (*path, "prompt_file"), "stands beside `prompt:`; one of them "
-                    "is enough", fix="remove one of them")
-    if task.agent and task.model:
-        check.error("two-models", (*path, "model"), "stands beside `agent:`, which has a model",
-                    fix="remove one of them")
-    if task.coder == ():
-        check.error("bad-value", (*path, "coder"), "is an empty list", fix="write `coder: claude`")
-    if task.base == "after" and len(task.after) != 1:
-        check.error("bad-base", (*path, "base"), "is `after`, which needs exactly one task in "
-                    "`after:`", fix="name a branch or a commit")
+    for is_wrong, slug, word, what, fix in (
+            (not (task.prompt or task.prompt_file), "missing-key", "prompt", "is missing",
+             "add `prompt:` (what to do) or `prompt_file:`"),
+            (task.prompt and task.prompt_file, "two-prompts", "prompt_file",
+             "stands beside `prompt:`; one of them is enough", "remove one of them"),
+            (task.agent and task.model, "two-models", "model",
+             "stands beside `agent:`, which has a model", "remove one of them"),
+            (task.coder == (), "bad-value", "coder", "is an empty list", "write `coder: claude`"),
+            (task.base == "after" and len(task.after) != 1, "bad-base", "base",
+             "is `after`, which needs exactly one task in `after:`", "name a branch or a commit")):
+        if is_wrong:
+            check.error(slug, ("tasks", name, word), what, fix=fix)
 
-    known = {*plan.tasks, *(one.group for one in plan.tasks.values())}
+    known = {*plan.tasks, *(one.group for one in plan.tasks.values()), *others}
     for index, other in enumerate(task.after):
         if other not in known:
-            check.error("unknown-task", (*path, "after", index),
+            check.error("unknown-task", ("tasks", name, "after", index),
                         f"references unknown task: {other}",
                         fix=nearest(other, known) or f"known tasks: {some_of(sorted(known))}")
     if fleet and task.talks and not can_serve(task, fleet):
-        word = "agent" if task.agent else "model"
-        names = fleet.agents if task.agent else fleet.models
-        at = (*path, word) if word in own else ("defaults", word)
+        word, names = ("agent", list(fleet.agents)) if task.agent else ("model", list(fleet.models))
+        at = ("tasks", name, word) if word in own else ("defaults", word)
         check.error(f"unknown-{word}", at, f"references unknown {word}: {getattr(task, word)}",
                     fix=nearest(getattr(task, word), names)
                     or f"known {word}s: {some_of(names) or 'none'}")
@@ -17058,12 +17052,7 @@ def blockers_of(state: TaskState, states: Mapping[str, TaskState]) -> list[str]:
 
 def dependencies_of(task: TaskSpec, states: Mapping[str, TaskState]) -> tuple[str, ...]:
     """Return the tasks that `after` names; the name of a group stands for all its twins."""
-    names: list[str] = []
-    for name in task.after:
-        twins = [] if name in states else [
-            one.name for one in states.values() if one.task.group == name]
-        names += twins or [name]
-    return tuple(names)
+    return expand_names(task.after, {name: state.task for name, state in states.items()})
 
 
 def explain_wait(state: TaskState, states: Mapping[str, TaskState], alias: str, limits: Limits,
@@ -17342,9 +17331,8 @@ class TaskSight(Record):
     windows: Mapping[str, int] = {}  # tokens, by alias
     served: Mapping[str, Mapping[str, Any]] = {}  # by session: the last
     loads: Mapping[str, Sequence[tuple[int, float]]] = {}
-    is_supervised: bool = True
     unreadable: int = 0
-    holder: int = 0
+    holder: int = 1  # the process that supervises; 0: none does
 
 
 def plan_task_rows(sight: TaskSight) -> list[TaskRow]:
@@ -17398,7 +17386,7 @@ def _task_row(state: TaskState, sight: TaskSight) -> TaskRow:
 def _describe_task(state: TaskState, heard: Heard | None, sight: TaskSight) -> str:
     """Return what a task does, waits for, asks or has ended with."""
     if state.state == "waiting":
-        if not blockers_of(state, sight.tasks) and not sight.is_supervised:
+        if not blockers_of(state, sight.tasks) and not sight.holder:
             return "for `run`"
         alias = sight.aliases.get(state.name, "")
         return explain_wait(state, sight.tasks, alias, sight.limits, sight.now)
@@ -19784,23 +19772,28 @@ def find_merged(folder: Folder, tasks: Mapping[str, TaskState]) -> list[str]:
 
 # -- what can be seen without the lock --
 
-def see_tasks(folder: Folder, backing: Backing, *, with_agents: bool = True) -> TaskSight:
-    """Return what is so of the tasks of a repository, whoever supervises them."""
-    world = folder.world
+def see_states(folder: Folder) -> tuple[dict[str, TaskState], int]:
+    """Return every task as it is, whoever supervises, and how many files could not be read."""
+    now = folder.world.now()
     tasks, unreadable = folder.read_states()
     for _, order in folder.read_orders():
         task = thaw_task(order.get("spec")) if order.get("do") == "add" else None
         if task and (task.name not in tasks or tasks[task.name].forgotten):  # not taken up yet
-            tasks[task.name] = TaskState(task.name, task, len(tasks), at=world.now(),
-                                         added=world.now(), base=str(order.get("base")))
+            tasks[task.name] = TaskState(task.name, task, len(tasks), at=now, added=now,
+                                         base=str(order.get("base")))
     for name in find_merged(folder, tasks):
         tasks[name] = replace(tasks[name], state="done", reason="merged")
-    heard: dict[str, Heard] = {}
+    return tasks, unreadable
+
+
+def see_tasks(folder: Folder, backing: Backing) -> TaskSight:
+    """Return what is so of the tasks of a repository: what agents say, and what they take."""
+    world = folder.world
+    tasks, unreadable = see_states(folder)
+    live = {state.name: state for state in tasks.values() if state.state in LIVE_STATES}
     served: dict[str, Mapping[str, Any]] = {}
     loads: dict[str, list[tuple[int, float]]] = {}
-    live = {state.name: state for state in tasks.values() if state.state in LIVE_STATES}
-    if with_agents and live:
-        heard = {name: listen_to_tail(folder, state) for name, state in live.items()}
+    if live:
         for receipt in backing.receipts():
             if not receipt.get("agent"):  # the session's own, not a subagent's
                 served[str(receipt.get("session"))] = receipt
@@ -19811,15 +19804,17 @@ def see_tasks(folder: Folder, backing: Backing, *, with_agents: bool = True) -> 
         measured = world.measure([one for numbers in marked.values() for one in numbers])
         loads = {marks[mark]: [measured[one] for one in numbers if one in measured]
                  for mark, numbers in marked.items()}
+
     fleet = backing.fleet
     slots = plan_slots(fleet)
-    windows = {model.alias: model.context for model in fleet.models.values()} if fleet else {}
     aliases = {name: plan_alias(state.task, fleet) for name, state in tasks.items()}
     limits = Limits(slots, backing.most or sum(slots.values()) or 8,
                     busy=count_busy(tasks, aliases))
-    holder = folder.holder()
-    return TaskSight(tasks, heard, world.now(), limits, aliases, windows, served, loads,
-                     bool(holder), unreadable, holder)
+    return TaskSight(
+        tasks, {name: listen_to_tail(folder, state) for name, state in live.items()}, world.now(),
+        limits, aliases,
+        {model.alias: model.context for model in fleet.models.values()} if fleet else {}, served,
+        loads, unreadable, folder.holder())
 
 
 def listen_to_tail(folder: Folder, state: TaskState) -> Heard:
@@ -25859,16 +25854,17 @@ def find_folders(options: Options, world: World) -> list[Folder]:
 PROMPT_LIMIT_BYTES = 256 * 1024
 
 
-def find_task_file(world: World, typed: str | None, folder: Folder) -> str:
+def find_task_file(folder: Folder, options: Options) -> str:
     """Return what was typed, else the nearest task file up to the checkout's top, or nothing.
 
-    From inside a task's own worktree, that is the one of the main checkout.
+    From inside a task's own worktree, that is the one of the main checkout, as it is with --all.
     """
-    if typed is not None:
-        return typed
-    repository = folder.repository
+    if options.task_file is not None:
+        return str(options.task_file)
+    world, repository = folder.world, folder.repository
     directory = world.real_path(world.directory)
-    if any(state.worktree == repository.top for state in folder.read_states()[0].values()):
+    if options.everywhere or any(state.worktree == repository.top
+                                 for state in folder.read_states()[0].values()):
         directory = repository.main
     while True:
         for name in TASK_FILES:
@@ -25878,6 +25874,30 @@ def find_task_file(world: World, typed: str | None, folder: Folder) -> str:
         if directory in (repository.top, repository.main) or world.parent(directory) == directory:
             return ""
         directory = world.parent(directory)
+
+
+class KnownTasks(Record):
+    """What is known in a repository before anything is done there."""
+
+    states: Mapping[str, TaskState]
+    plan: TaskPlan
+    path: str  # of the task file; "": there is none, and the plan is empty
+    fleet: Fleet | None
+
+    @property
+    def names(self) -> set[str]:
+        """The names that a new task cannot have."""
+        states = [state for state in self.states.values() if not state.forgotten]
+        return {*self.plan.tasks, *(state.name for state in states),
+                *(state.task.group for state in states)}
+
+
+def know_tasks(folder: Folder, options: Options) -> KnownTasks:
+    """Read the task file and the fleet of a repository, and where its tasks stand."""
+    fleet = load_fleet_for_tasks(options, folder.world, folder)
+    path = find_task_file(folder, options)
+    plan = load_tasks(folder.world, path, fleet) if path else TaskPlan({}, TaskFile({}), {})
+    return KnownTasks(see_states(folder)[0], plan, path, fleet)
 
 
 def load_tasks(world: World, path: str, fleet: Fleet | None) -> TaskPlan:
@@ -25920,8 +25940,7 @@ def split_name(prompt: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
-def plan_typed_tasks(prompts: Sequence[str], options: Options, shared: TaskPlan | None,
-                     states: Mapping[str, TaskState], fleet: Fleet | None) -> list[TaskSpec]:
+def plan_typed_tasks(prompts: Sequence[str], options: Options, known: KnownTasks) -> list[TaskSpec]:
     """Return the tasks that were typed as words, checked as those of a file are.
 
     The defaults of the file hold for them, too.
@@ -25929,42 +25948,31 @@ def plan_typed_tasks(prompts: Sequence[str], options: Options, shared: TaskPlan 
     if options.name and len(prompts) > 1:
         raise FleetError("usage", "--name is for one task", status=EXIT_USAGE,
                          fix="write NAME:PROMPT for each")
-    taken = {name for name, state in states.items() if not state.forgotten}
-    taken |= {state.task.group for state in states.values() if not state.forgotten}
-    taken.update(shared.tasks if shared else ())
-    typed: dict[str, Any] = {
-        "agent": options.task_agent, "model": options.task_model, "coder": options.coder,
-        "base": options.base, "check": options.task_check, "changes": options.changes,
-        "touch": list(options.touch), "setup": list(options.task_setup), "times": options.times}
+    common = {"agent": options.task_agent, "model": options.task_model, "coder": options.coder,
+              "base": options.base, "check": options.task_check, "changes": options.changes,
+              "touch": list(options.touch), "setup": list(options.task_setup),
+              "after": list(options.after), "times": options.times}
+    common = {word: value for word, value in common.items() if value not in ("", [], 1)}
+    if options.no_setup:
+        common["setup"] = []
     tree: dict[str, Any] = {}
     for prompt in prompts:
-        entry = {word: value for word, value in typed.items() if value not in ("", [], 1)}
         branch, text = (options.name, prompt) if options.name else split_name(prompt)
-        name = re.sub("[./]+", "-", branch) or free_name(text, {*taken, *tree})
-        if name in taken or name in tree:
+        taken = {*known.names, *tree}
+        name = re.sub("[./]+", "-", branch) or free_name(text, taken)
+        if name in taken:
             what = "two of these tasks are named" if name in tree else "there is already a task"
             raise FleetError("task-taken", f"{what} `{name}`", status=EXIT_USAGE,
-                             fix=f"name it `{free_name(name, {*taken, *tree})}`")
+                             fix=f"name it `{free_name(name, taken)}`")
+        tree[name] = {**common, "prompt": text}
         if branch and name != branch:  # such as feat/login
-            entry["branch"] = branch
-        tree[name] = {**entry, "prompt": text}
-    plan, problems = check_tasks(Document(dump_yaml({"tasks": tree}), "the command line"), fleet)
+            tree[name]["branch"] = branch
+    defaults = {word: value for word, value in known.plan.defaults.items() if word != "times"}
+    text = dump_yaml({"defaults": defaults, "tasks": tree})
+    plan, problems = check_tasks(Document(text, "the command line"), known.fleet, known.names)
     if plan is None:
         raise FleetError("bad-task", problems[0].what, status=EXIT_USAGE, fix=problems[0].fix)
-
-    tasks = []
-    for task in plan.tasks.values():
-        usual = shared.file.defaults if shared else TaskSpec("")
-        inherited = {one: getattr(usual, one) for one in FILE_KEYS["defaults"]
-                     if one not in (*tree[task.group], "times")}
-        if "agent" in tree[task.group] or "model" in tree[task.group]:
-            inherited.update(agent=task.agent, model=task.model)
-        if options.no_setup:
-            inherited["setup"] = ()
-        tasks.append(replace(task, **inherited, after=tuple(options.after)))
-    groups = {state.task.group for state in states.values()}
-    check_names("task", options.after, {*taken, *groups}, "--after")
-    return tasks
+    return list(plan.tasks.values())
 
 
 def free_name(text: str, taken: Collection[str]) -> str:
@@ -26189,82 +26197,58 @@ class RunJob:
 def prepare_run(folder: Folder, options: Options, world: World) -> RunJob:
     """Read what shall be done, and refuse what cannot be before anything begins."""
     open_tasks(folder, trust=options.trust)
-    fleet = load_fleet_for_tasks(options, world, folder)
-    path = find_task_file_of(folder, options, world)
-    plan = load_tasks(world, path, fleet) if path else None
-    states = see_tasks(folder, Backing(), with_agents=False).tasks
-
-    known = {name for name, state in states.items() if not state.forgotten}
-    known |= set(plan.tasks if plan else ())
-    prompts = [word for word in options.words if word not in known
+    known = know_tasks(folder, options)
+    prompts = [word for word in options.words if word not in known.names
                and (" " in word.strip() or split_name(word)[0])]
-    prompts += [options.prompt] if options.prompt else []
-    typed = plan_typed_tasks(prompts, options, plan, states, fleet) if prompts else []
+    only = [word for word in options.words if word not in prompts]
+    if options.prompt:
+        prompts.append(options.prompt)
     idle = [flag.name for flag in TASK_WORDS if getattr(options, name_of(flag)) not in (
         flag.more.get("default"), [], False)]
     if idle and not prompts:
         raise FleetError("usage", f"run: {some_of(idle)}: for new tasks only",
                          status=EXIT_USAGE, fix=ADD_A_TASK)
-    if prompts and len(prompts) < len(options.words) + bool(options.prompt):
+    if prompts and only:
         raise FleetError("usage", "run: either names of tasks or new tasks, not both",
                          status=EXIT_USAGE, fix="run one after the other")
-    only = [word for word in options.words if word not in prompts]
-    groups = [state.task.group for state in states.values()]
-    check_names("task", only, {*known, *groups}, "run",
+    check_names("task", only, known.names, "run",
                 "for a new one: subagent-fleet run '{}:what to do'")
 
-    base = [order_of(task, folder) for task in typed]
-    if plan and not prompts:
-        base += [order_of(task, folder, "file") for task in plan.tasks.values()]
-    tasks = {name: state.task for name, state in states.items() if not state.is_over}
-    tasks.update({str(order["task"]): thaw_task(order["spec"]) or TaskSpec("") for order in base})
-    if not tasks and not known and not options.keep_going:
+    typed = plan_typed_tasks(prompts, options, known) if prompts else []
+    new = typed or list(known.plan.tasks.values())
+    orders = [order_of(task, folder, "typed" if typed else "file") for task in new]
+    tasks = {name: state.task for name, state in known.states.items() if not state.is_over}
+    tasks.update({task.name: task for task in new})
+    if not tasks and not known.names and not options.keep_going:
         raise FleetError("no-tasks", "there are no tasks: no tasks.yaml here or above, and none "
                          "was added", fix=ADD_A_TASK)
-    meant = {*expand_names(only, tasks), *(task.name for task in typed)}
     refuse_bypass(tasks, world)
-    return back_run(RunJob(folder, Backing(), base, meant, tuple(task.name for task in typed)),
-                    plan, path, fleet, options)
+    names = tuple(task.name for task in typed)
+    job = RunJob(folder, Backing(), orders, {*expand_names(only, tasks), *names}, names)
+    back_run(job, known, tasks, options)
+    return job
 
 
-def find_task_file_of(folder: Folder, options: Options, world: World) -> str:
-    """Return the task file of a repository; with --all, the one in its main checkout."""
-    if not options.everywhere:
-        return find_task_file(world, options.task_file, folder)
-    paths = [world.path(folder.repository.main, name) for name in TASK_FILES]
-    return next((path for path in paths if world.kind_of(path) == "file"), "")
-
-
-def back_run(job: RunJob, plan: TaskPlan | None, path: str, fleet: Fleet | None,
-             options: Options) -> RunJob:
+def back_run(job: RunJob, known: KnownTasks, tasks: Mapping[str, TaskSpec],
+             options: Options) -> None:
     """Add what serves the agents of a run, and tell what a person should know before it."""
-    folder = job.folder
-    world = folder.world
-    states = see_tasks(folder, Backing(), with_agents=False).tasks
-    specs = [thaw_task(order["spec"]) for order in job.orders]
-    specs += [state.task for state in states.values() if not state.is_over]
-    asks_fleet = fleet and any(task and isinstance(task.coder, str) for task in specs)
-    most = options.most or (plan.file.max if plan else 0) or 0
-    notify = plan.file.notify if plan else None
-    worktrees = (plan.file.worktrees if plan else None) or ""
-    names = {*states, *(str(order["task"]) for order in job.orders)}
-    backing = replace(plan_backing(fleet, options, folder), most=most, notify=notify,
-                      worktrees=worktrees, tell=tell_events(folder, names, options),
-                      reload=watch_tasks(world, path, fleet, options))
+    folder, world, fleet, file = job.folder, job.folder.world, known.fleet, known.plan.file
+    job.backing = replace(
+        plan_backing(fleet, options, folder), most=options.most or file.max or 0,
+        notify=file.notify, worktrees=file.worktrees or "",
+        tell=tell_events(folder, {*known.states, *tasks}, options),
+        reload=watch_tasks(world, known.path, fleet, options))
     if options.dry_run:
-        show_plan(folder, backing, job.orders)
-        return job
-    if fleet and asks_fleet:
+        return show_plan(job)
+    if fleet and any(isinstance(task.coder, str) for task in tasks.values()):
         ask_trust(fleet, options, world)
         key = need_key(workspace_of(fleet, options, world), fleet)
-        backing = replace(backing, key=key)
-        backing.serve()
-    elif any(task and task.talks for task in specs) and folder.is_news("no fleet"):
+        job.backing = replace(job.backing, key=key)
+        job.backing.serve()
+    elif any(task.talks for task in tasks.values()) and folder.is_news("no fleet"):
         tell(world, "No fleet.yaml here: agents use their own login and model.\n")
     if job.orders and not folder.holder():
         tell_dirty(folder)
-    job.backing = backing
-    return job
 
 
 def tell_dirty(folder: Folder) -> None:
@@ -26326,33 +26310,30 @@ def watch_tasks(world: World, path: str, fleet: Fleet | None,
     return reload
 
 
-def show_plan(folder: Folder, backing: Backing, orders: Sequence[Mapping[str, Any]]) -> None:
+def show_plan(job: RunJob) -> None:
     """Print what would start now, and what each other task waits for."""
-    sight = see_tasks(folder, backing, with_agents=False)
+    world, sight = job.folder.world, see_tasks(job.folder, job.backing)
     states = dict(sight.tasks)
-    for order in orders:
-        task = thaw_task(order["spec"])
-        if task:
-            old = states.get(task.name)
-            states[task.name] = revise_task(old, task, order["origin"]) if old else TaskState(
-                task.name, task, len(states), at=sight.now)
+    for order in job.orders:
+        task = thaw_task(order["spec"]) or TaskSpec("")
+        usual = TaskState(task.name, task, len(states), at=sight.now)
+        states[task.name] = revise_task(states.get(task.name, usual), task, order["origin"])
     states = {name: state for name, state in states.items() if not state.forgotten}
-    aliases = {name: plan_alias(state.task, backing.fleet) for name, state in states.items()}
+    aliases = {name: plan_alias(state.task, job.backing.fleet) for name, state in states.items()}
     starts = plan_starts(states, aliases, sight.limits, sight.now)
+    begun = {**states, **{one: replace(states[one], state="running") for one in starts}}
+    limits = replace(sight.limits, busy=count_busy(begun, aliases))
     for name, state in states.items():
         word, text = state.state, state.reason
         if name in starts:
             word, text = "would start", f"branch {state.branch or f'run/{name}'}"
             try:
-                refuse_missing(folder, state)
+                refuse_missing(job.folder, state)
             except FleetError as error:
                 word, text = "would park", f"{error.what}; {error.fix}"
         elif state.state == "waiting":
-            word = "waits"
-            begun = {**states, **{one: replace(states[one], state="running") for one in starts}}
-            limits = replace(sight.limits, busy=count_busy(begun, aliases))
-            text = explain_wait(state, begun, aliases[name], limits, sight.now)
-        folder.world.out(format_task_event(name, word, text, 8, look_of(folder.world)))
+            word, text = "waits", explain_wait(state, begun, aliases[name], limits, sight.now)
+        world.out(format_task_event(name, word, text, 8, look_of(world)))
 
 
 def hand_over(job: RunJob, options: Options, world: World) -> int:
@@ -26364,28 +26345,24 @@ def hand_over(job: RunJob, options: Options, world: World) -> int:
     if not job.typed:
         raise FleetError("supervised", f"`run` is already active here (pid {folder.holder()})",
                          status=EXIT_REFUSED, fix=f"add work: {ADD_A_TASK}")
-    log = folder.place("events.jsonl")
-    at = world.size_of(log)
+    events = Tail(world, folder.place("events.jsonl"), last_bytes=1)  # what comes from now on
     asked = {folder.ask({**order, "handed": True}) for order in job.orders}
     tell(world, f"`run` is already active here (pid {folder.holder()}) and takes "
          f"{'it' if len(job.typed) == 1 else 'them'}.\n")
     stops: list[str] = []
     world.on_stop(stops.append)
-    rest = b""
     while not stops:
-        part = world.read_part(log, at, OUTPUT_PART_BYTES)
-        at += len(part)
-        *lines, rest = (rest + part).split(b"\n")
-        for event in filter(None, map(parse_object, lines)):
+        states = folder.read_states()[0]
+        is_over = all(name in states and states[name].is_over and not states[name].forgotten
+                      for name in job.typed)
+        for event in filter(None, map(parse_object, events.lines())):
             if event.get("task") in job.typed:
                 job.backing.tell(str(event["task"]), str(event["event"]), str(event["text"]))
         if options.detach and not asked & {identity for identity, _ in folder.read_orders()}:
             return EXIT_OK
-        states = folder.read_states()[0]
-        if not part and all(name in states and states[name].is_over
-                            and not states[name].forgotten for name in job.typed):
+        if is_over:
             break
-        if not part and not folder.holder() and job.take_lock():
+        if not folder.holder() and job.take_lock():
             tell(world, "The other `run` has ended. This one continues.\n")
             return EXIT_OK
         world.sleep(0.1)
@@ -26615,14 +26592,16 @@ def show_tasks(folders: Sequence[Folder], options: Options, world: World) -> Non
 
 
 def drop_left(tasks: Mapping[str, TaskState], folder: Folder,
-              options: Options) -> dict[str, TaskState]:
+              options: Options) -> Mapping[str, TaskState]:
     """Return tasks without those that are over and have left the task file."""
-    named: Collection[str] = ()
-    path = find_task_file_of(folder, options, folder.world)
-    with contextlib.suppress(FleetError):
-        named = load_tasks(folder.world, path, None).tasks if path else ()
-    return {name: state for name, state in tasks.items() if options.everywhere or name in named
-            or state.origin != "file" or not state.is_over or not path}
+    try:
+        known = know_tasks(folder, options)
+    except FleetError:
+        return tasks
+    if options.everywhere or not known.path:
+        return tasks
+    return {name: state for name, state in tasks.items() if name in known.plan.tasks
+            or state.origin != "file" or not state.is_over}
 
 
 def find_task_rows(world: World, fleet: Fleet | None, options: Options) -> list[TaskRow]:
@@ -26637,7 +26616,7 @@ def find_task_rows(world: World, fleet: Fleet | None, options: Options) -> list[
 
 def find_task(folder: Folder, name: str, command: str) -> TaskState:
     """Return a task by its name, or refuse."""
-    tasks = see_tasks(folder, Backing(), with_agents=False).tasks
+    tasks = see_states(folder)[0]
     path = folder.place("tasks", name, "state.json")
     if name not in tasks and obeys(name, "task name") and folder.world.kind_of(path) == "file":
         raise FleetError("bad-state", f"{path} does not hold the state of a task",
@@ -26655,10 +26634,9 @@ def show_task(folder: Folder, name: str, options: Options) -> None:
     sight = see_tasks(folder, plan_backing(fleet, options, folder))
     state = sight.tasks[name]
     row = next(vars(row) for row in plan_task_rows(sight) if row.name == name)
-    path = find_task_file(world, options.task_file, folder)
     origins: Mapping[str, str] = {}
     with contextlib.suppress(FleetError):
-        origins = load_tasks(world, path, fleet).origins.get(name, {}) if path else {}
+        origins = know_tasks(folder, options).plan.origins.get(name, {})
     keys = []
     usual = TaskSpec("")
     for word, declared in FILE_KEYS["task"].items():
@@ -26723,11 +26701,7 @@ def format_task_details(row: Mapping[str, Any], keys: Sequence[tuple[str, str, s
                    "task add 'a:try it with sqlite' 'b:try it with postgres'"))
 def cmd_task_add(options: Options, world: World) -> int:
     folder = open_tasks(open_folder(world), trust=options.trust)
-    fleet = load_fleet_for_tasks(options, world, folder)
-    path = find_task_file(world, options.task_file, folder)
-    shared = load_tasks(world, path, fleet) if path else None
-    states = see_tasks(folder, Backing(), with_agents=False).tasks
-    tasks = plan_typed_tasks(options.texts, options, shared, states, fleet)
+    tasks = plan_typed_tasks(options.texts, options, know_tasks(folder, options))
     orders = [order_of(task, folder) for task in tasks]
     if folder.holder():
         carry_out(folder, [{**order, "handed": True} for order in orders], options,
@@ -26756,7 +26730,7 @@ STOP_WAIT_SECONDS = 30.0
 def match_tasks(folder: Folder, options: Options, command: str) -> list[TaskState]:
     """Return the tasks whose names patterns match; one that matches none is refused."""
     tasks = {name: state for name, state in
-             see_tasks(folder, Backing(), with_agents=False).tasks.items()
+             see_states(folder)[0].items()
              if not state.forgotten or command == "task tidy"}
     matched: set[str] = set()
     for pattern in options.patterns or ["*"]:
@@ -26841,7 +26815,7 @@ def cmd_task_say(options: Options, world: World) -> int:
          examples=("task answer", "task answer jwt-a 1"))
 def cmd_task_answer(options: Options, world: World) -> int:
     folder = open_folder(world)
-    tasks = see_tasks(folder, Backing(), with_agents=False).tasks
+    tasks = see_states(folder)[0]
     name = options.task
     if not name or not options.words:
         return show_questions([state for state in tasks.values() if state.state == "asking"
@@ -26953,11 +26927,9 @@ def cmd_task_stop(options: Options, world: World) -> int:
                                "task retry 'jwt-*' --fresh"))
 def cmd_task_retry(options: Options, world: World) -> int:
     def words(folder: Folder, state: TaskState) -> dict[str, Any]:
-        path = find_task_file(world, options.task_file, folder)
         spec = None
-        if path and state.origin == "file":
-            fleet = load_fleet_for_tasks(options, world, folder)
-            spec = load_tasks(world, path, fleet).tasks.get(state.name)
+        if state.origin == "file":
+            spec = know_tasks(folder, options).plan.tasks.get(state.name)
         return {"fresh": options.fresh, "say": options.say,
                 "spec": freeze_task(spec) if spec else None}
     status = order_tasks(options, world, "retry", lambda state: state.is_over, words)
