@@ -16858,6 +16858,11 @@ class TaskState(Record):
     check_seconds: float = 0.0
     passes_on_base: bool | None = None
 
+    def _check(self) -> None:
+        for name, pattern in _STATE_PATTERNS.items():
+            if not re.fullmatch(pattern, getattr(self, name), re.S):
+                raise ValueError(f"no {name}")
+
     @property
     def is_over(self) -> bool:
         """Whether nothing happens to it any more without a person."""
@@ -16874,19 +16879,14 @@ class TaskState(Record):
         return self.is_active and (self.task.talks or self.state != "checking")
 
 
-_STATE_TYPES = {name: field.kind for name, field in fields(TaskState).items()}
-_PLAIN_TYPES: dict[str, tuple[type, ...]] = {
-    "str": (str,), "int": (int,), "float": (int, float), "bool": (bool,),
-    "dict[str, Any]": (dict,), "tuple[str, ...]": (list,), "tuple[int, ...]": (list,),
-    "bool | None": (bool, type(None))}
-_KNOWN_STATES = frozenset((*TERMINAL_STATES, *ACTIVE_STATES, "waiting", "attached"))
 # What goes to git or to a program as a word: nothing that could be an option of it.
 _COMMIT = "([0-9a-f]{40,64})?"
 _STATE_PATTERNS = {
     "base": _COMMIT, "start": _COMMIT, "tip": _COMMIT, "kept": _COMMIT, "head": _COMMIT,
     "snapshot": "(refs/subagent-fleet/[A-Za-z0-9_./-]{1,200})?", "session": "([0-9a-f-]{36})?",
     "branch": f"({_REVISION.strip('^$')})?", "worktree": "(/.*)?", "git": "(/.*)?",
-    "check_git": "(/.*)?", "name": _TASK_NAME}
+    "check_git": "(/.*)?", "name": _TASK_NAME,
+    "state": "|".join((*TERMINAL_STATES, *ACTIVE_STATES, "waiting", "attached"))}
 
 
 def freeze_task(task: TaskSpec) -> dict[str, Any]:
@@ -16916,7 +16916,8 @@ def thaw_task(frozen: object) -> TaskSpec | None:
 
 def freeze_state(state: TaskState) -> dict[str, Any]:
     """Return a state as its file has it."""
-    frozen = {name: value for name, value in vars(state).items() if value not in ("", None, ())}
+    frozen = {name: list(value) if isinstance(value, tuple) else value
+              for name, value in vars(state).items() if value not in ("", None, ())}
     frozen["task"] = freeze_task(state.task)
     if state.newer:
         frozen["newer"] = freeze_task(state.newer)
@@ -16925,26 +16926,16 @@ def freeze_state(state: TaskState) -> dict[str, Any]:
 
 def thaw_state(frozen: object) -> TaskState | None:
     """Return the state that a file keeps; None where it is none, or says what no state can."""
-    if not isinstance(frozen, dict) or frozen.get("state") not in _KNOWN_STATES:
+    state = read(TaskState, frozen)
+    if state is None or not isinstance(frozen, dict):
         return None
     task = thaw_task(frozen.get("task"))
-    if task is None or task.name != frozen.get("name"):
+    if task is None or task.name != state.name:
         return None
-    values: dict[str, Any] = {"task": task, "newer": thaw_task(frozen.get("newer"))}
-    for name, value in frozen.items():
-        kind = _STATE_TYPES.get(name, "")
-        if kind not in _PLAIN_TYPES:
-            continue
-        if not isinstance(value, _PLAIN_TYPES[kind]):
-            return None
-        if isinstance(value, list):
-            if not all(isinstance(item, (str, int)) for item in value):
-                return None
-            value = tuple(value)
-        if name in _STATE_PATTERNS and not re.fullmatch(_STATE_PATTERNS[name], value, re.S):
-            return None
-        values[name] = value
-    return TaskState(**values) if "order" in values else None
+    state = replace(state, task=task, newer=thaw_task(frozen.get("newer")))
+    again = freeze_state(state)  # what did not fit has its default, and differs
+    known = [name for name in frozen if name in fields(TaskState)]
+    return state if all(again.get(name) == frozen[name] for name in known) else None
 
 
 def revise_task(state: TaskState, task: TaskSpec, origin: str = "file") -> TaskState:
@@ -17852,6 +17843,7 @@ class Stored(Record):
     tree: str  # for the branch: nothing that is ignored, here or in the main checkout; no copy
     net: str  # with the ignored files that are new or changed since setup
     fresh: tuple[str, ...] = ()  # ignored files that are new or changed since setup
+    nested: tuple[str, ...] = ()  # repositories that are ignored: in none of these trees
 
 
 def store_tree(git: Git, main: Git, copies: Sequence[str], known: Mapping[str, str] | None, *,
@@ -17874,7 +17866,7 @@ def store_tree(git: Git, main: Git, copies: Sequence[str], known: Mapping[str, s
     head, old_tree = git.out("rev-parse", "HEAD", "HEAD^{tree}").split("\n")
     try:
         git.out(*settings, "read-tree", head, more=more)
-        _refuse_nested(git, nested, more)
+        ignored_ones = _refuse_nested(git, nested, more)
         _skip_what_is_sparse(git, settings, more)
         git.out(*settings, "add", "-A", more=more)
         tree = git.out(*settings, "write-tree", more=more)
@@ -17890,19 +17882,19 @@ def store_tree(git: Git, main: Git, copies: Sequence[str], known: Mapping[str, s
                     more=more, given=_join_names(drop))
             tree = git.out(*settings, "write-tree", more=more)
         if known is None:
-            return Stored(head, old_tree, tree, tree)
+            return Stored(head, old_tree, tree, tree, (), ignored_ones)
 
         now = {**list_ignored(git), **world.stamps_of(git.tree, ignored)}
         fresh = [path for path in now if known.get(path) != now[path]]
         kept = world.first_files(git.tree, [
             path for path in fresh if path not in copies
             and world.split(path)[1] != ENVIRONMENT_FILE], NET_FILES, NET_BYTES)
-        if not kept:
-            return Stored(head, old_tree, tree, tree, tuple(fresh))
-        git.out(*settings, "--literal-pathspecs", "add", "-f", "--pathspec-from-file=-",
-                "--pathspec-file-nul", more=more, given=_join_names(kept))
-        net = git.out(*settings, "write-tree", more=more)
-        return Stored(head, old_tree, tree, net, tuple(fresh))
+        net = tree
+        if kept:
+            git.out(*settings, "--literal-pathspecs", "add", "-f", "--pathspec-from-file=-",
+                    "--pathspec-file-nul", more=more, given=_join_names(kept))
+            net = git.out(*settings, "write-tree", more=more)
+        return Stored(head, old_tree, tree, net, tuple(fresh), ignored_ones)
     finally:
         world.remove(index)
 
@@ -17932,14 +17924,15 @@ def _ignored_in_main(main: Git, paths: Sequence[str]) -> list[str]:
     return [path for path in seen.text.split("\0") if path]
 
 
-def _refuse_nested(git: Git, nested: Iterable[str], more: Mapping[str, str]) -> None:
+def _refuse_nested(git: Git, nested: Iterable[str], more: Mapping[str, str]) -> tuple[str, ...]:
     """Refuse repositories inside a worktree: git would keep only the names of their commits.
 
-    A submodule may be there as long as it is exactly what HEAD says, or empty.
+    A submodule may be there as long as it is exactly what HEAD says, or empty. Returns those that
+    are ignored, which only a tidying has to refuse.
     """
-    listed = git.names("ls-files", "-z", "-s", more=more)
     links = {}
-    for entry in listed:
+    ignored = []
+    for entry in git.names("ls-files", "-z", "-s", more=more):
         mode, _, inner = entry.partition("\t")
         if mode.startswith("160000 "):
             links[inner] = mode.split(" ")[1]
@@ -17951,7 +17944,8 @@ def _refuse_nested(git: Git, nested: Iterable[str], more: Mapping[str, str]) -> 
         inner = path[len(git.tree) + 1:]
         if inner not in links:
             if git.run("check-ignore", "-q", "--no-index", inner).code == 0:
-                continue  # tidy keeps the worktree for it
+                ignored.append(inner)
+                continue
             raise FleetError("nested-repository", f"the nested repository {inner} cannot be kept",
                              fix="remove its .git, or ignore it")
         why = why_submodule_is_not_saved(git.world, path)
@@ -17959,6 +17953,7 @@ def _refuse_nested(git: Git, nested: Iterable[str], more: Mapping[str, str]) -> 
         if why or links[inner] != commit:
             raise FleetError("nested-repository", f"the submodule {inner} {why or 'was moved'}, "
                              "which cannot be kept", fix="commit and push it by hand")
+    return tuple(ignored)
 
 
 def why_submodule_is_not_saved(world: World, path: str) -> str:
@@ -18051,27 +18046,22 @@ def settle_branch(git: Git | None, main: Git, branch: str, commit: str, seen: st
     return True
 
 
-def look_outside(main: Git) -> dict[str, str]:
+def look_outside(main: Git) -> list[str]:
     """Return what no task has any business with: other refs, and the main checkout."""
     refs = main.out("for-each-ref", "--format=%(refname) %(objectname)").split("\n")
-    others = [line for line in refs
-              if not line.startswith(("refs/heads/run/", f"{SNAPSHOT_REFS}/"))]
-    status = main.out("status", "--porcelain=v1", "-z", "--no-renames")
-    return {"refs": "\n".join(others), "checkout": status}
+    return [*(line for line in refs
+              if not line.startswith(("refs/heads/run/", f"{SNAPSHOT_REFS}/"))),
+            *main.names("status", "--porcelain=v1", "-z", "--no-renames")]
 
 
-def compare_surroundings(before: Mapping[str, str], after: Mapping[str, str],
-                         branch: str) -> list[str]:
+def note_surroundings(main: Git, before: object, branch: str) -> tuple[str, ...]:
     """Return what has changed around a task meanwhile; a person may have done it."""
-    notes = []
-    old = set(before.get("refs", "").split("\n"))
-    new = set(after.get("refs", "").split("\n"))
-    names = sorted({line.split(" ")[0] for line in old ^ new if line} - {f"refs/heads/{branch}"})
-    if names:
-        notes.append(f"other refs changed meanwhile: {some_of(names, 3)}")
-    if before.get("checkout") != after.get("checkout"):
-        notes.append("the main checkout changed meanwhile")
-    return notes
+    changed = set(before) ^ set(look_outside(main)) if isinstance(before, list) else set()
+    names = {line.split(" ")[0] if line.startswith("refs/") else line[3:] for line in changed}
+    names -= {"", f"refs/heads/{branch}"}
+    if not names:
+        return ()
+    return (f"changed meanwhile outside of its worktree: {some_of(sorted(names), 3)}",)
 
 
 # -- worktrees: whether one can go --
@@ -18119,7 +18109,6 @@ def _tidy(folder: Folder, state: TaskState, *, is_dry: bool, takes_ignored: bool
         return _tidy_removed(folder, main, state, is_dry=is_dry)
     git = git_in(folder, state.worktree, state.git)
     _keep_untidy(world, git, state)
-    _keep_nested(git)
 
     # All of it in one ref: what lies there, what is staged, every commit that only it knows.
     known = read_baseline(folder, state)
@@ -18129,9 +18118,11 @@ def _tidy(folder: Folder, state: TaskState, *, is_dry: bool, takes_ignored: bool
     else:
         work, stored = take_snapshot(git, main, state, f"{state.tried}.tidy", known)
         pin = git.out("commit-tree", "-p", main.commit_of(work.ref),
-                      *_parents_to_pin(git, main, state), "-m", f"{state.name}: tidied",
+                      *_parents_to_pin(git, state), "-m", f"{state.name}: tidied",
                       stored.net, more=IDENTITY)
         main.out("update-ref", ref, pin)
+    if stored.nested:
+        raise Keeps(f"nested repository {stored.nested[0]} is nowhere else")
     if stored.fresh and not takes_ignored:
         raise Keeps(f"{count_of(stored.fresh, 'ignored file')} new or changed since setup: "
                     f"{clean_line(some_of(stored.fresh, 3))}; `--ignored` removes it")
@@ -18164,7 +18155,7 @@ def _tidy_removed(folder: Folder, main: Git, state: TaskState, *, is_dry: bool) 
         _drop_check_worktree(folder, main, state)
         if state.worktree in list_worktrees(main):
             git = Git(folder.world, state.git, state.git)  # no file is looked at
-            pin = git.out("commit-tree", "-p", "HEAD", *_parents_to_pin(git, main, state), "-m",
+            pin = git.out("commit-tree", *_parents_to_pin(git, state), "-m",
                           f"{state.name}: tidied", "HEAD^{tree}", more=IDENTITY)
             main.out("update-ref", f"{SNAPSHOT_REFS}/{state.name}/{state.tried}.tidy", pin)
             drop_worktree(main, state.worktree)
@@ -18209,43 +18200,18 @@ def _keep_untidy(world: World, git: Git, state: TaskState) -> None:
         raise Keeps(f"has a ref of its own: {own}")
 
 
-def _keep_nested(git: Git) -> None:
-    """Keep a worktree in which something lies that no snapshot holds."""
-    links = {entry.partition("\t")[2] for entry in git.names("ls-files", "-z", "-s")
-             if entry.startswith("160000 ")}
-    for path in git.world.find_odd(git.tree)[0]:
-        inner = path[len(git.tree) + 1:]
-        if inner not in links:
-            raise Keeps(f"nested repository {inner} is nowhere else")
-        why = why_submodule_is_not_saved(git.world, path)
-        if why:
-            raise Keeps(f"submodule {inner} {why}")
-
-
-def _parents_to_pin(git: Git, main: Git, state: TaskState) -> list[str]:
+def _parents_to_pin(git: Git, state: TaskState) -> list[str]:
     """Return what else dies with a worktree: its staged files, and the log of its HEAD."""
     parents = []
-    staged = git.run("diff-index", "--cached", "--quiet", "HEAD")
-    if staged.code:
+    if git.run("diff-index", "--cached", "--quiet", "HEAD").code:
         tree = git.run(*no_filters(git), "write-tree")
         if tree.code:
             raise Keeps("its index has conflicts")
         parents.append(git.out("commit-tree", "-p", "HEAD", "-m", f"{state.name}: staged",
                                tree.text, more=IDENTITY))
-    logged = git.run("log", "-g", "--format=%H", "HEAD")
-    if logged.code:
-        raise Keeps(f"its log cannot be read: {clean_line(logged.talk)}")
-    seen = [git.commit_of("HEAD"), git.commit_of("ORIG_HEAD"), *logged.text.split("\n")]
-    # Its branch may go as well, and then does not count.
-    others = main.out("for-each-ref", "--format=%(refname)").split("\n")
-    refs = [f"^{ref}" for ref in others if ref and ref != f"refs/heads/{state.branch}"]
-    lost = main.out("rev-list", "--no-walk=unsorted", "--stdin", given="\n".join(
-        [*dict.fromkeys(filter(None, seen))]).encode() + b"\n")
-    reachable = set(main.out("rev-list", "--stdin", given="\n".join(
-        [*dict.fromkeys(filter(None, seen)), *refs]).encode("utf-8", "surrogateescape") + b"\n"
-    ).split("\n"))
-    parents += [commit for commit in lost.split("\n") if commit in reachable]
-    return [word for parent in parents for word in ("-p", parent)]
+    logged = git.out("log", "-g", "--format=%H", "HEAD").split("\n")
+    parents += [git.commit_of("ORIG_HEAD"), *logged]
+    return [word for parent in dict.fromkeys(filter(None, parents)) for word in ("-p", parent)]
 
 
 def _droppable_tip(main: Git, state: TaskState) -> str:
@@ -18284,6 +18250,7 @@ SETTLE_SECONDS = 5.0
 TURN_SECONDS = 1.0  # in which what was said during one turn begins the next
 SETUP_SECONDS = 600.0
 PROMPT_SECONDS = 60.0  # for a prompt to be read that is larger than a pipe
+LOCK_SECONDS = 5.0  # for a process that a killed supervisor was just starting
 GAP_SECONDS = 5.0  # between two looks; more is a machine that slept, which is no working time
 TOLD_CHARACTERS = 1000  # of an event
 AGENTS_LIMIT_BYTES = 100 * 1024  # of one argument; the system's own limit is 128 KiB
@@ -18744,15 +18711,7 @@ class TaskWork:
         state = self.state
         if state.wanted:
             raise Wanted
-        # Never two of one task, whatever has happened.
-        is_free = not any(self._world.is_held(self._folder.of_try(state, "alive", number))
-                          for number in range(1, state.tried))
-        hold = self._world.hold(self._folder.of_try(state, "alive")) if is_free else None
-        if hold is None:
-            self._end_marked([self._mark(number=number) for number in range(1, state.tried + 1)],
-                             STOP_SECONDS)
-            raise FleetError("still-alive", "an agent of an earlier try was still alive, and was "
-                             "ended", fix=f"subagent-fleet task retry {self.name}")
+        hold = self._hold_alive(state)
 
         session = state.session
         if not state.spoken:
@@ -18785,6 +18744,26 @@ class TaskWork:
         self._supervisor.hand_on(self.name, "running", state.says, spoken=True, prompt="",
                                  client=child.number, given=words, question={}, answer={})
         self._tell("resumed" if state.spoken else "started", self._describe(state))
+
+    def _hold_alive(self, state: TaskState) -> Hold:
+        """Return the lock of a try, when no earlier one has its own: never two of one task.
+
+        A supervisor that was killed while it started an agent leaves a process without the mark
+        behind, which holds the lock for the moment until it becomes that agent.
+        """
+        numbers = range(1, state.tried + 1)
+        until = self._world.clock() + LOCK_SECONDS
+        while True:
+            is_free = not any(self._world.is_held(self._folder.of_try(state, "alive", number))
+                              for number in numbers[:-1])
+            hold = self._world.hold(self._folder.of_try(state, "alive")) if is_free else None
+            if hold:
+                return hold
+            self._end_marked([self._mark(number=number) for number in numbers], 0.0)
+            if self._world.clock() > until:
+                raise FleetError("still-alive", "an agent of an earlier try was still alive, and "
+                                 "was ended", fix=f"subagent-fleet task retry {self.name}")
+            self._pause(0.05)
 
     def _plan_launch(self, state: TaskState, hold: Hold) -> Launch:
         """Return how the agent of a task is started."""
@@ -19184,7 +19163,8 @@ class TaskWork:
         heard = self._agent.heard if self._agent else Heard()
         alias = self._supervisor.alias_of(self.name)
         if ended == "result" and state.prepared:
-            work = replace(work, notes=tuple(self._compare_surroundings(state)))
+            before = read_surroundings(self._folder, state).get("around")
+            work = replace(work, notes=note_surroundings(self._main, before, state.branch))
         receipt = plan_receipt(state, heard, work, alias, ended)
         served = self._backing.receipts() if alias else ()
         receipt.update(served=sum_served(served, state.session), verdict=ruling.to,
@@ -19222,11 +19202,6 @@ class TaskWork:
         except FleetError as error:
             self._tell("note", f"its work is only in {state.worktree}: {error.what}")
             return WorkDone()
-
-    def _compare_surroundings(self, state: TaskState) -> list[str]:
-        around = read_surroundings(self._folder, state).get("around")
-        return compare_surroundings(around, look_outside(self._main), state.branch) \
-            if isinstance(around, dict) else []
 
     def _after(self, state: TaskState, ruling: Ruling, ended: str) -> dict[str, Any]:
         """Return what changes beside the state when a try, or a part of one, is over."""
@@ -25948,6 +25923,7 @@ def plan_typed_tasks(prompts: Sequence[str], options: Options, known: KnownTasks
     if options.name and len(prompts) > 1:
         raise FleetError("usage", "--name is for one task", status=EXIT_USAGE,
                          fix="write NAME:PROMPT for each")
+    check_names("task", options.after, known.names, "--after")
     common = {"agent": options.task_agent, "model": options.task_model, "coder": options.coder,
               "base": options.base, "check": options.task_check, "changes": options.changes,
               "touch": list(options.touch), "setup": list(options.task_setup),
@@ -26162,9 +26138,6 @@ def tell_trouble(folder: Folder, error: FleetError, world: World) -> FleetError:
     fix = f"\n  fix: {first.fix}" if first.fix else ""
     world.err(f"{clean_line(folder.repository.main)}: {where}{clean_line(first.what)}{fix}\n")
     return error
-
-
-LOCK_SECONDS = 5.0
 
 
 class RunJob:

@@ -119,6 +119,7 @@ for raw in sys.stdin:
     while LATER:
         text = LATER.pop(0)
         emit("system", subtype="init", tools=["Bash", "AskUserQuestion"], model=value("--model"))
+        told = text
         answered = text.startswith("The answer to your question is:") and "\n@" not in text
         if ("was ended from outside" in text or answered) and os.path.exists(f"{STATE}.last"):
             with open(f"{STATE}.last", encoding="utf-8") as stream:  # it goes on, as a model would
@@ -130,7 +131,7 @@ for raw in sys.stdin:
                 with open(f"{STATE}.new", "w", encoding="utf-8") as stream:
                     stream.write(text)
                 os.replace(f"{STATE}.new", f"{STATE}.last")
-            write(STATE, text)
+            write(STATE, told)
         steps = [line[1:].partition(" ")[::2] for line in text.split("\n") if line[:1] == "@"]
         if all(act(step, rest) for step, rest in steps):
             result()

@@ -221,7 +221,7 @@ def test_whatever_has_happened_in_it_tidy_loses_nothing(tmp_path, seeds):
     (lambda p: nested(p, random, "build/inner", True), "nested repository build/inner"),
     (lambda p: p.git("update-ref", "refs/worktree/mine", "HEAD"), "a ref of its own"),
     (lambda p: p.git("worktree", "unlock", str(p.tree)), "not this program's"),
-    (lambda p: submodule(p, random.Random(1), True), "submodule sub"),
+    (lambda p: submodule(p, random.Random(1), True), "nested repository sub"),
     (lambda p: os.mkfifo(p.tree / "pipe"), "not a file, directory or link"),
     (lambda p: (p.tree / ".git").unlink(), "no longer leads to this repository"),
     (lambda p: (p.tree / "before.log").write_text("changed since\n" * 9_000_000), "before.log"),
