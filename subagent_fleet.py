@@ -19154,8 +19154,8 @@ class TaskWork:
             work = self._keep_what_is_there(state)
         if is_stop:
             saved = f", work saved in {work.ref}" if work.ref else ""
-            ended_words = count_of(range(count), "process").replace("processs", "processes")
-            ruling = replace(ruling, reason=f"{ended_words} ended in {seconds:.1f} s{saved}")
+            ruling = replace(ruling, reason=f"{count_of(count, 'process')} ended in "
+                             f"{seconds:.1f} s{saved}")
         if work.outside and ruling.to in ("waiting", "failed") and ended != "result" \
                 and ruling.cause != "api":
             ruling = rule_out(state.task, work)
@@ -19224,14 +19224,14 @@ class TaskWork:
         """Return in one line what a task that is done has come to."""
         state = self.state
         sums = state.diff
-        words = [show_span(receipt["seconds"]), count_of(range(sums["commits"]), "commit"),
-                 f"{count_of(range(sums['files']), 'file')} +{sums['plus']} -{sums['minus']}"]
+        words = [show_span(receipt["seconds"]), count_of(sums["commits"], "commit"),
+                 f"{count_of(sums['files'], 'file')} +{sums['plus']} -{sums['minus']}"]
         if state.task.check:
             words.append(f"check passed ({state.check_seconds:.1f} s)")
         else:
             words.append("no check")
         if heard.turns:
-            words.append(count_of(range(heard.turns), "turn"))
+            words.append(count_of(heard.turns, "turn"))
         words += [f"note: {flag}" for flag in receipt["flags"]]
         return ", ".join(words)
 
@@ -25235,7 +25235,7 @@ def hold_exam(fleet: Fleet, options: Options, world: World) -> int:
 def plan_exam(folder: Folder, fleet: Fleet, options: Options) -> ExamPlan:
     """Return what is asked, with the check that was typed, the task file's, or the usual one."""
     world = folder.world
-    path = find_task_file(world, None, folder)
+    path = find_task_file(folder, Options())
     usual = load_tasks(world, path, fleet).file.defaults if path else TaskSpec("")
     if usual.deadline == TaskSpec("").deadline:
         usual = replace(usual, deadline=EXAM_DEADLINE_SECONDS)
@@ -26549,7 +26549,7 @@ def show_tasks(folders: Sequence[Folder], options: Options, world: World) -> Non
             world.out(f"{clean_line(str(report['repository']))}\n")
         rows = report["tasks"]
         if report["unreadable_files"]:
-            count = count_of(range(report["unreadable_files"]), "state file")
+            count = count_of(report["unreadable_files"], "state file")
             world.err(f"{count} could not be read.\n")
         if not rows:
             world.out(f"No tasks. Start one: {ADD_A_TASK}\n")
@@ -26645,8 +26645,7 @@ def format_task_details(row: Mapping[str, Any], keys: Sequence[tuple[str, str, s
     lines.insert(1, ("for", f"{show_span(row['seconds'])}, "
                      f"{show_span(row['total'])} in all"))
     if row["processes"]:
-        several = "process" if row["processes"] == 1 else "processes"
-        lines.append(("uses", f"{row['processes']} {several}, {row['memory_mb']} MB, "
+        lines.append(("uses", f"{count_of(row['processes'], 'process')}, {row['memory_mb']} MB, "
                       f"{row['cpu_percent']:.0f}% CPU"))
     text = format_pairs(lines, look)
     text += "\nKeys:\n" + format_pairs([
@@ -26657,7 +26656,7 @@ def format_task_details(row: Mapping[str, Any], keys: Sequence[tuple[str, str, s
         check = receipt.get("check") or {}
         reason = f": {receipt['reason']}" if receipt.get("reason") else ""
         words = [f"{receipt.get('verdict')}{reason}", f"ended by {receipt.get('ended')}",
-                 count_of(range(int(receipt.get("turns") or 0)), "turn"),
+                 count_of(int(receipt.get("turns") or 0), "turn"),
                  f"checks {check.get('rounds')}"]
         words += [f"{served.get('requests')} requests on {served.get('node')}"
                   for served in receipt.get("served") or []]
@@ -27164,7 +27163,7 @@ def format_tidying(rows: Sequence[Mapping[str, Any]], look: Look = PLAIN, *, is_
             continue
         parts = []
         if row["files"]:
-            parts.append(f"{count_of(range(row['files']), 'uncommitted file')} saved as "
+            parts.append(f"{count_of(row['files'], 'uncommitted file')} saved as "
                          f"{row['saved']}")
         if row["ignored"]:
             parts.append(f"{row['ignored']:,} ignored file{'s' * (row['ignored'] != 1)}, "
