@@ -16498,8 +16498,7 @@ class Heard:
         self.result_at = -1  # the offset behind it
         self.phase = "silent"  # then requesting, answering, tool, asking, settled
         self.since = self.last = 0.0  # by the clock of who listens
-        self.turn_at = 0.0  # when its last turn began
-        self.turn_end = -1  # the offset behind the line that says so
+        self.turn_at = -1  # the offset behind the line that began its last turn
         self.session = ""
         self.calls: dict[str, OpenCall] = {}
         self.requests: dict[str, dict[str, Any]] = {}  # what it asks leave for, or asks a person
@@ -16567,16 +16566,13 @@ class Heard:
         kind = event.get("subtype")
         if kind == "init":
             self.session = str(event.get("session_id", ""))
-            self.turn_at = now
-            self.turn_end = end
+            self.turn_at = end
             self._enter("requesting", now)
         elif kind == "status" and event.get("status") == "requesting":
             if not self.requests:
                 self._enter("requesting", now)
         elif kind == "background_tasks_changed":
             self.has_background = bool(event.get("tasks"))
-        elif kind == "permission_denied":
-            self.denied.append({"tool": str(event.get("tool_name")), "path": ""})
         elif kind in ("task_started", "task_progress") and event.get("subagent_type"):
             name = str(event["subagent_type"])
             record = self.subagents.setdefault(name, {"runs": 0, "tool_uses": 0})
@@ -16741,22 +16737,24 @@ def is_unknown_session(result: Mapping[str, Any]) -> bool:
 
 # -- words to an agent --
 
+def _render_line(kind: str, **parts: object) -> bytes:
+    return json.dumps({"type": kind, **parts}).encode("ascii") + b"\n"
+
+
 def render_prompt_line(text: str) -> bytes:
     """Return a prompt as Claude Code reads it on its standard input (2.1.327)."""
-    line = {"type": "user", "message": {"role": "user", "content": text}}
-    return json.dumps(line).encode("ascii") + b"\n"
+    return _render_line("user", message={"role": "user", "content": text})
 
 
 def render_control_line(subtype: str, identity: str) -> bytes:
     """Return a request to Claude Code: `interrupt`, `end_session`."""
-    return json.dumps({"type": "control_request", "request_id": identity,
-                       "request": {"subtype": subtype}}).encode("ascii") + b"\n"
+    return _render_line("control_request", request_id=identity, request={"subtype": subtype})
 
 
 def render_answer_line(request: str, answer: Mapping[str, Any]) -> bytes:
     """Return the answer to a request of Claude Code."""
-    return json.dumps({"type": "control_response", "response": {
-        "subtype": "success", "request_id": request, "response": answer}}).encode("ascii") + b"\n"
+    return _render_line("control_response", response={
+        "subtype": "success", "request_id": request, "response": answer})
 
 
 def answer_to(request: Mapping[str, Any], answers: Mapping[str, str]) -> dict[str, Any]:
@@ -18354,7 +18352,7 @@ class AgentProcess:
         self.heard.last = self.heard.since = self._world.clock()  # silent from now on
         self.pipe = self._world.open_pipe(folder.of_try(state, "in")) if self._talks else None
         self.told_loops = False
-        self.told_at = 0.0
+        self.told_at = -2  # how far its output was read when it was last told something
         self.stall_at = 0.0
 
     @property
@@ -18859,7 +18857,7 @@ class TaskWork:
             if heard.is_settled and not heard.requests:
                 # What was said meanwhile may begin a turn of its own.
                 settled_for = self._world.clock() - heard.since
-                if agent.told_at <= heard.turn_at or settled_for > TURN_SECONDS:
+                if agent.told_at < heard.turn_at or settled_for > TURN_SECONDS:
                     return ""
             elif not agent.lives():
                 agent.listen()
@@ -18879,7 +18877,7 @@ class TaskWork:
         if any(self._hear_request(agent, identity, request)
                for identity, request in list(agent.heard.requests.items())):
             return True
-        state, now = self.state, self._world.clock()
+        state = self.state
         if state.state == "asking":
             is_awaited = self._supervisor.waits_for_time  # others could use its place
             if self._world.now() - state.at > (ASK_AWAITED_SECONDS if is_awaited else ASK_SECONDS):
@@ -18891,7 +18889,7 @@ class TaskWork:
         if state.says and state.task.talks:
             for text in state.says:
                 agent.say(render_prompt_line(text))
-            agent.told_at = now
+            agent.told_at = agent.end
             self._supervisor.hand_on(self.name, "", state.says)
             self._tell("told", "; ".join(state.says))
             return True
@@ -18950,7 +18948,7 @@ class TaskWork:
         agent.stall_at = now
         if heard.repeats >= LOOPS_TOLD and not agent.told_loops:
             agent.told_loops = True
-            agent.told_at = now
+            agent.told_at = agent.end
             agent.say(render_prompt_line(LOOPS_PROMPT.format(count=heard.repeats)))
             self._tell("loops", f"{heard.now}: {heard.repeats} times in a row, told the agent")
             return ""
@@ -18991,7 +18989,7 @@ class TaskWork:
             return
         changes: dict[str, Any] = {"lost": state.lost + 1}
         errors = self._world.read_part(self._folder.of_try(state, "err"), 0, TAIL_BYTES)
-        has_begun = agent.heard.turn_end > state.heard_from
+        has_begun = agent.heard.turn_at > state.heard_from
         if b"No conversation found" in errors or is_unknown_session(agent.heard.result or {}):
             changes["spoken"] = False
         if state.lost + 1 >= LOST_LIMIT:
@@ -19020,7 +19018,7 @@ class TaskWork:
         result = heard.result or {}
         if state.task.talks and agent:
             agent.listen()
-            if is_unknown_session(result) and not heard.turn_at:
+            if is_unknown_session(result) and heard.turn_at < 0:
                 self._lose()
                 raise Asleep
             kind = api_error_of(result)
@@ -26760,23 +26758,18 @@ def cmd_task_say(options: Options, world: World) -> int:
     states = match_tasks(folder, Options(patterns=[options.task]), "task say")
     text = " ".join(options.words)
     orders = [{"do": "say", "task": state.name, "text": text} for state in states]
-    outcomes = {}
+    heard = [state.name for state in states
+             if state.state in LIVE_STATES and state.task.talks and folder.holder()]
     if folder.holder():
-        names = [state.name for state in states]
         now = carry_out(folder, orders, options, lambda tasks: not any(
-            tasks[name].says and tasks[name].state == "running" and tasks[name].task.talks
-            for name in names if name in tasks))
+            tasks[name].says and tasks[name].state == "running" for name in heard))
+        heard = [name for name in heard if not now[name].says]
     else:  # whoever supervises next reads it
         for order in orders:
             folder.ask(order)
-        now = {state.name: state for state in states}
-    for state in states:
-        live = state.state in LIVE_STATES and folder.holder() and state.task.talks
-        told = "told" if live and not now[state.name].says else "saved"
-        outcomes[state.name] = (told, shorten(text))
-    tell_outcomes(states, outcomes, world)
-    if not folder.holder():
         world.err("It will be delivered at the next `subagent-fleet run`.\n")
+    tell_outcomes(states, {state.name: ("told" if state.name in heard else "saved", shorten(text))
+                           for state in states}, world)
     return EXIT_OK
 
 
@@ -26837,14 +26830,14 @@ def show_questions(states: Sequence[TaskState], options: Options, world: World) 
 
 
 def order_tasks(options: Options, world: World, command: str, takes: Callable[[TaskState], bool],
-                orders: Callable[[Folder, TaskState], Mapping[str, Any]]) -> int:
+                words: Callable[[Folder, TaskState], Mapping[str, Any]] | None = None) -> int:
     """Ask something of the tasks that were named, and say what has become of each.
 
-    `takes` says of a state whether the order means anything to it; `orders` gives its words.
+    `takes` says of a state whether the order means anything to it; `words` is what else it says.
     """
     folder = open_tasks(open_folder(world))
     states = match_tasks(folder, options, f"task {command}")
-    asked = [{"do": command, "task": state.name, **orders(folder, state)}
+    asked = [{"do": command, "task": state.name, **(words(folder, state) if words else {})}
              for state in states if takes(state)]
     names = [str(order["task"]) for order in asked]
     tasks = carry_out(folder, asked, options, lambda tasks: command != "stop" or all(
@@ -26884,8 +26877,7 @@ def describe_outcome(command: str, state: TaskState, now: TaskState, *,
 @command("task stop", "end the agents of tasks, and all that they have started",
          TASK_PATTERNS, group=WORK, examples=("task stop parser", "task stop 'jwt-*'"))
 def cmd_task_stop(options: Options, world: World) -> int:
-    status = order_tasks(options, world, "stop", lambda state: not state.is_over,
-                         lambda folder, state: {})
+    status = order_tasks(options, world, "stop", lambda state: not state.is_over)
     folder = open_folder(world)
     if not folder.holder() and end_serving(folder):
         world.err("Stopped the gateway that was started for them.\n")
@@ -26912,14 +26904,13 @@ def cmd_task_retry(options: Options, world: World) -> int:
 @command("task accept", "call tasks done: what they changed is put on their branches",
          TASK_PATTERNS, group=WORK, examples=("task accept parser",))
 def cmd_task_accept(options: Options, world: World) -> int:
-    return order_tasks(options, world, "accept", can_accept, lambda folder, state: {})
+    return order_tasks(options, world, "accept", can_accept)
 
 
 @command("task forget", "drop finished tasks from every list; their branches and refs stay",
          TASK_PATTERNS, group=WORK, examples=("task forget 'jwt-*'",))
 def cmd_task_forget(options: Options, world: World) -> int:
-    return order_tasks(options, world, "forget", lambda state: state.is_over,
-                       lambda folder, state: {})
+    return order_tasks(options, world, "forget", lambda state: state.is_over)
 
 
 @command("task attach", "open a task's session in this terminal; on exit the task goes on",
@@ -26993,23 +26984,18 @@ LOG_FILES = {"setup": "setup.log", "check": "check-*.log", "stderr": "err", "raw
 def cmd_task_log(options: Options, world: World) -> int:
     folder = open_folder(world)
     path, show = find_log(folder, options)
-    at = 0
-    rest = b""
-    first = True
+    log = Tail(world, path)
+    most = options.lines
     while True:
-        part = world.read_part(path, at, 64 * OUTPUT_PART_BYTES)
-        at += len(part)
-        *lines, rest = (rest + part).split(b"\n")
-        if first and not options.follow and rest:
-            lines.append(rest)
-        shown = [clean_line(text) for line in lines for text in show(line).split("\n")
-                 if text or show is show_plain]
-        if first:
-            shown = shown[-options.lines:]
-        world.write("".join(f"{line}\n" for line in shown))
-        if first and not at:
+        shown = (clean_line(text) for line in log.lines() for text in show(line).split("\n")
+                 if text or show is show_plain)
+        last = list(shown)
+        if log.rest and not options.follow:
+            last += show(log.rest).split("\n")
+        world.out("".join(f"{line}\n" for line in last[-most:]))
+        if most and not world.size_of(path):
             world.err(f"{clean_line(path)} is empty.\n")
-        first = False
+        most = 0
         if not options.follow:
             return EXIT_OK
         world.sleep(TICK_SECONDS)
@@ -27066,22 +27052,24 @@ def format_agent_line(event: Mapping[str, Any]) -> str:
     content = (event.get("message") or {}).get("content")
     if kind not in ("assistant", "user") or not isinstance(content, list):
         return ""
-    lines = []
-    for block in content:
-        if block.get("type") == "text" and kind == "assistant":
-            lines.append(f"says       {block.get('text')}")
-        elif block.get("type") == "tool_use":
-            given = block.get("input") or {}
-            values = [str(value) for value in given.values() if isinstance(value, str)]
-            lines.append(f"{str(block.get('name')):10} {' '.join(values)[:400]}")
-        elif block.get("type") == "tool_result":
-            said = block.get("content")
-            if isinstance(said, list):
-                said = " ".join(str(part.get("text", "")) for part in said
-                                if isinstance(part, dict))
-            word = "error" if block.get("is_error") else "result"
-            lines.append(f"{word:10} {str(said)[:200]}")
-    return "\n".join(" ".join(line.split("\n")) for line in lines)
+    lines = [_format_block(block) for block in content
+             if kind == "assistant" or block.get("type") == "tool_result"]
+    return "\n".join(" ".join(line.split("\n")) for line in lines if line)
+
+
+def _format_block(block: Mapping[str, Any]) -> str:
+    """Return one line for a part of what an agent, or a tool, has said."""
+    if block.get("type") == "text":
+        return f"says       {block.get('text')}"
+    if block.get("type") == "tool_use":
+        values = [str(value) for value in (block.get("input") or {}).values()]
+        return f"{str(block.get('name')):10} {' '.join(values)[:400]}"
+    if block.get("type") != "tool_result":
+        return ""
+    said = block.get("content")
+    if isinstance(said, list):
+        said = " ".join(str(part.get("text", "")) for part in said if isinstance(part, dict))
+    return f"{'error' if block.get('is_error') else 'result':10} {str(said)[:200]}"
 
 
 @command("task diff", "show what a task has changed, untracked files included", NAMED_TASK,

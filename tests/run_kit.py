@@ -54,6 +54,9 @@ class Repository:
         self.git("commit", "-qm", "start")
         self.start = self.git("rev-parse", "HEAD")
 
+    def environment(self, **more):
+        return {**self.environ, **{name: str(value) for name, value in more.items()}}
+
     def git(self, *words, cwd=None, check=True):
         done = subprocess.run(["git", *words], cwd=cwd or self.repo, capture_output=True,
                               env={**clean_environment(HOME=self.home), **GIT})

@@ -25,7 +25,7 @@ def test_what_was_accepted_is_on_the_disk_before_it_is_told(task_rig, run_cli, m
         synced.append(os.readlink(f"/proc/self/fd/{getattr(descriptor, 'fileno', lambda: descriptor)()}"))
         sync(descriptor)
     monkeypatch.setattr(os, "fsync", note)
-    done = run_cli("task", "add", "parser:Say hi.", cwd=task_rig.repo, env=task_rig.environment())
+    done = run_cli("task", "add", "parser:Say hi.", cwd=task_rig.repo, env=task_rig.environ)
     assert done.returncode == 0, done.stderr
     kept = [path for path in synced if path.startswith(f"{task_rig.repo}/.git/subagent-fleet/")]
     assert kept, "the order was never sent to the disk"
@@ -33,7 +33,7 @@ def test_what_was_accepted_is_on_the_disk_before_it_is_told(task_rig, run_cli, m
     def full(descriptor):
         raise OSError(28, "No space left on device")
     monkeypatch.setattr(os, "fsync", full)
-    done = run_cli("task", "add", "other:Say ho.", cwd=task_rig.repo, env=task_rig.environment())
+    done = run_cli("task", "add", "other:Say ho.", cwd=task_rig.repo, env=task_rig.environ)
     assert done.returncode == 1 and "No space left" in done.stderr and "other" not in done.stdout
 
 

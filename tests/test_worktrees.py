@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import subagent_fleet as sf
-from task_rig import GIT
+from run_kit import GIT
 from tools import clean_environment, in_parts
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="POSIX")
