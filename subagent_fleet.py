@@ -22028,7 +22028,7 @@ def format_served(rows: Sequence[Sequence[Any]], look: Look = PLAIN) -> str:
     return f"\n{paint('Served:', 'bold', look)}\n{table}"
 
 
-@command("up", "do everything: find, generate, load, serve, run Claude Code", CONFIG, OUT,
+@command("up", "do everything: find models, load and serve them, run Claude Code", CONFIG, OUT,
          TRUST,
          Flag("--node", "also take this machine; may be repeated", "NAME=URL", REPEAT),
          Flag("--ui", "show the dashboard, too"),
@@ -22687,7 +22687,7 @@ def _hide_secrets(text: str, secret: re.Pattern[str]) -> str:
     return secret.sub(lambda match: (match[1] or match[2] or "") + "(hidden)", text)
 
 
-@command("add", "put a machine and its models into fleet.yaml",
+@command("add", "add a machine and its models to fleet.yaml",
          Flag("machine", "the machine: a name, and where its Ollama answers", "NAME=URL"), CONFIG,
          Flag("--model", "this of its models; else what the fleet has already, and its largest",
               "MODEL", REPEAT),
@@ -23199,7 +23199,7 @@ def report_recommendation(fleet: Fleet, advised: Recommendation, written: Sequen
             "written": bool(written)}
 
 
-@command("generate", "write what Claude Code, LiteLLM, your shell or others read", CONFIG, OUT,
+@command("generate", "write the files for Claude Code, LiteLLM, your shell and others", CONFIG, OUT,
          Flag("--target", f"only these: {', '.join(TARGET_NAMES)}", "LIST", REPEAT,
               offers=TARGET_NAMES),
          Flag("--litellm-only", "only LiteLLM's config"), Flag("--claude-only", "only the agents"),
@@ -23377,7 +23377,7 @@ def cmd_env(options: Options, world: World) -> int:
     return EXIT_OK
 
 
-@command("trust", "accept what a fleet file would send beyond your machines and networks", CONFIG,
+@command("trust", "agree to what a fleet file would send beyond your own networks", CONFIG,
          Flag("--show", "only show what that is, and what was accepted"),
          Flag("--forget", "accept nothing of it any more"), JSON,
          group=SET_UP, examples=("trust --show", "trust"))
@@ -23540,7 +23540,7 @@ def _describe_model(model: NodeModel) -> str:
     return ", ".join(part for part in parts if part)
 
 
-@command("discover", "show what every node has", CONFIG,
+@command("discover", "show which models every machine has", CONFIG,
          Flag("--write", f"also write {STATE_DIRECTORY}/discovery.json"),
          Flag("--check", "exit 1 when a node is offline or a model missing"), SCAN, TIMEOUT,
          Flag("--verbose", "say more of what each node has", short="-v"), JSON,
@@ -23653,7 +23653,7 @@ def report_presence(fleet: Fleet, states: dict[str, NodeState]) -> list[dict[str
     return models
 
 
-@command("status", "show nodes, loaded models and routes", CONFIG, OUT,
+@command("status", "show which machines and models are ready, and who is working", CONFIG, OUT,
          Flag("--watch", "again every S seconds, until Ctrl-C", "[S]",
               {**SECONDS, "nargs": "?", "const": 2.0, "default": 0.0}),
          Flag("--check", "exit 1 when a route is not ready"), TIMEOUT, JSON,
@@ -24050,7 +24050,7 @@ def listen_for_page(options: Options, world: World) -> Listener:
     return world.listen(host, world.find_free_port(host, PAGE_PORT))
 
 
-@command("ui", "watch the fleet on a page in your browser", CONFIG, OUT,
+@command("ui", "show the fleet live, on a page in your browser", CONFIG, OUT,
          Flag("--port", "the page's port; 0: any", "PORT", {"default": ""}),
          Flag("--host", "another address of this machine's loopback", "HOST", {"default": ""}),
          Flag("--no-open", "only print the address"),
@@ -24107,7 +24107,7 @@ def format_doctor(findings: Sequence[tuple[str, Finding]], verdict: str, look: L
     return "\n".join(blocks)
 
 
-@command("doctor", "find what is wrong, and how to fix it", CONFIG, OUT,
+@command("doctor", "find what doesn't work, and say how to fix it", CONFIG, OUT,
          Flag("--fix", "fix what is safe: permissions, stale and missing files"),
          Flag("--verbose", "on a terminal, also list what is right", short="-v"), TIMEOUT, JSON,
          group=LOOK, examples=("doctor", "doctor --fix", "doctor --json"))
@@ -24326,7 +24326,7 @@ def _describe_request(request: Mapping[str, Any]) -> str:
     return f"({', '.join([*waits, tokens])})"
 
 
-@command("logs", "show the latest requests: which machine answered which agent", CONFIG, OUT,
+@command("logs", "show the latest requests, and why some failed", CONFIG, OUT,
          Flag("--follow", "go on as requests end, until Ctrl-C", short="-f"),
          Flag("--lines", "how many", "N", {"type": parse_count, "default": 20}, short="-n"),
          Flag("--failed", "only what failed, or failed on one machine before another"), JSON,
@@ -25156,7 +25156,7 @@ EXAM_WORDS = (
          {"dest": "task_check", "default": ""}))
 
 
-@command("bench", "measure what each model can: speed, tool calls, context", CONFIG, OUT,
+@command("bench", "measure what each model can do: speed, tool calls, context", CONFIG, OUT,
          Flag("--model", "only this model; may be repeated", "MODEL", REPEAT, offers=("models",)),
          Flag("--quick", "no prompt that takes long to read"),
          Flag("--exam", "let each model redo fixes from this repository's history"),
@@ -27164,7 +27164,7 @@ def format_tidying(rows: Sequence[Mapping[str, Any]], look: Look = PLAIN, *, is_
     return text
 
 
-@command("clean", "remove the generated files that nobody has changed", OUT, CONFIG,
+@command("clean", "remove the generated files that you have not changed", OUT, CONFIG,
          Flag("--dry-run", "only list them"),
          Flag("--force", "do not ask; changed files too, after a copy"),
          group=FILES, examples=("clean --dry-run", "clean"))
@@ -27499,7 +27499,7 @@ def format_page(page: str, look: Look) -> str:
             text += format_table(rows[0], rows[2:], look=look)
         else:
             for paragraph in re.split(r"\n(?=- |#|\n)", part):
-                words = " ".join(paragraph.split()).replace("**", "")
+                words = re.sub(r"\*\*([^*]+)\*\*", r"\1", " ".join(paragraph.split()))
                 cell = Cell(words.lstrip("# "), "bold") if words.startswith("#") else words
                 text += "\n" * paragraph.startswith("\n")
                 text += format_words([cell], look, indent="  " * words.startswith("- "))

@@ -818,6 +818,42 @@ def test_readme_code_runs(run_cli, fleet_file, tmp_path):
                    env=clean_environment(PYTHONPATH=ROOT))
 
 
+def test_readme_says_of_a_command_what_its_help_says(run_cli):
+    rows = re.findall(r"^\| `subagent-fleet ([a-z]+)[^`]*` \| (.*) \|$", README, re.M)
+    assert len(rows) > 5
+    for name, said in rows:
+        if "redo fixes" not in said:  # which is told of its flag
+            assert f"subagent-fleet {name}: {said}.\n" in run_cli("help", name).stdout
+
+
+def test_readme_is_a_page_and_help_a_screen(run_cli):
+    assert len(README.splitlines()) <= 220
+    shown = run_main_at(80, "--help")
+    assert len(shown.splitlines()) <= 45 and max(map(len, shown.splitlines())) <= 80
+
+
+def run_main_at(columns, *words):
+    """What a terminal of so many columns shows, without colour."""
+    class Terminal(sf.World):
+        columns = property(lambda world: columns)
+
+        def is_terminal(self, stream="stdout"):
+            return True
+
+        def write(self, text):
+            shown.append(text)
+    shown, world = [], Terminal()
+    world.environ["NO_COLOR"], world.typing = "1", sf.Typing("python3 subagent_fleet.py")
+    assert sf.main(list(words), world) == 0
+    return "".join(shown)
+
+
+@pytest.mark.parametrize("topic", sf.TOPICS)
+def test_a_page_of_help_is_text(topic):
+    shown = run_main_at(80, "help", topic)
+    assert not re.search(r"\]\(|\*\*\w|</?[a-z]+>|^ *#{2,} |@[A-Z]+@|^\|", shown, re.M)
+
+
 def test_readme_commands_exist():
     typed = re.findall(r"^(?:subagent-fleet|python3 subagent_fleet\.py) ([a-z].*?)(?: *#.*)?$",
                        README, re.M)
