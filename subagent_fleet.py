@@ -19948,10 +19948,16 @@ class ExamPage(Record):
 class Examinee(Record):
     """A model of the fleet, wherever it runs."""
 
-    model: Model
+    models: tuple[Model, ...]  # as the fleet file has it, once for each machine
     digest: str
-    places: tuple[tuple[str, str], ...]  # node and endpoint of each machine
-    slots: int
+
+    @property
+    def name(self) -> str:
+        return self.models[0].ollama_model
+
+    @property
+    def slots(self) -> int:
+        return sum(model.max_parallel for model in self.models)
 
 
 class Standing(Record):
@@ -19980,7 +19986,7 @@ def plan_standing(examinee: Examinee, sittings: Sequence[Sitting]) -> Standing:
         if sitting.outcome != "passed":
             stopped[sitting.outcome] = stopped.get(sitting.outcome, 0) + 1
     return Standing(
-        examinee.model.ollama_model, examinee.digest, score, len(questions - failed),
+        examinee.name, examinee.digest, score, len(questions - failed),
         sum(sitting.seconds for sitting in sittings), sum(sitting.input for sitting in sittings),
         sum(sitting.output for sitting in sittings), stopped)
 
@@ -20188,7 +20194,7 @@ class Exam:
                         self._sit(examinee, back(examinee), *todo.pop(0))
 
             for slot in range(min(examinee.slots, len(todo))):
-                jobs[examinee.model.alias, slot] = work
+                jobs[examinee.name, slot] = work
         for _ in run_together(self._world, jobs):
             tell(f"{len(self.page.sittings)} done")
 
@@ -20198,7 +20204,7 @@ class Exam:
         return [one for one in self.page.sittings
                 if one.commit in commits and one.check == self.plan.digest
                 and one.repository == self.repository and one.number <= self.plan.times
-                and (one.model, one.digest) == (examinee.model.ollama_model, examinee.digest)]
+                and (one.model, one.digest) == (examinee.name, examinee.digest)]
 
     def plan_todo(self, examinee: Examinee) -> list[tuple[Fix, int]]:
         """Return what a model was not asked yet: each question once before any a second time."""
@@ -20208,12 +20214,13 @@ class Exam:
 
     def _sit(self, examinee: Examinee, backing: Backing, fix: Fix, number: int) -> None:
         """Have a model do a question, judge what it did, and keep what came of it."""
-        world, model = self._world, examinee.model
+        world = self._world
         usual = self.plan.usual
         failed = self._names.get(self._key_of(fix)) or ()
         prompt = render_question(fix, failed, self.plan.check)
-        task = TaskSpec("question", prompt, model=model.alias, setup=usual.setup, tries=1,
-                        rounds=0, deadline=usual.deadline, stall=usual.stall, allow=usual.allow)
+        task = TaskSpec("question", prompt, model=examinee.models[0].alias, tries=1, rounds=0,
+                        setup=usual.setup, deadline=usual.deadline, stall=usual.stall,
+                        allow=usual.allow)
         with PrivateDirectory() as place:
             room = Room(world, world.path(place, "repository"))
             room.begin(*room.take(self._main, fix.parent))
@@ -20231,16 +20238,16 @@ class Exam:
                 if code:
                     outcome = "check"
                     last = [line for line in output.splitlines() if line.strip()][-1:]
-                    self.said[fix.commit, model.ollama_model] = clean_line("".join(last))[:160]
+                    self.said[fix.commit, examinee.name] = clean_line("".join(last))[:160]
         if self.stops:
             return
         if not outcome:
-            self.troubles.append(f"{model.ollama_model}, {fix.commit[:10]}: {trouble}")
+            self.troubles.append(f"{examinee.name}, {fix.commit[:10]}: {trouble}")
             return
         served = receipt.get("served") or []
         date = datetime.datetime.fromtimestamp(world.now(), datetime.timezone.utc)
         self._note(sitting=Sitting(
-            fix.commit, self.plan.digest, self.repository, model.ollama_model, outcome, number,
+            fix.commit, self.plan.digest, self.repository, examinee.name, outcome, number,
             examinee.digest, code, seconds, receipt.get("turns") or 0,
             sum(int(row["input"]) for row in served), sum(int(row["output"]) for row in served),
             f"{date:%Y-%m-%dT%H:%M:%SZ}"))
@@ -20248,8 +20255,8 @@ class Exam:
     def _find_outcome(self, state: TaskState, receipt: Mapping[str, Any], examinee: Examinee
                       ) -> tuple[str, str]:
         """Return how a task has ended; ("", why) where that says nothing of the model."""
-        names = {full_model_name(row["model"]) for row in receipt.get("served") or ()}
-        others = names - {full_model_name(examinee.model.ollama_model)}
+        names = {row["model"] for row in receipt.get("served") or ()}
+        others = names - {model.name for model in examinee.models}
         if others:
             return "", f"{some_of(sorted(others))} answered instead"
         if state.state == "review":
@@ -25218,7 +25225,7 @@ def hold_exam(fleet: Fleet, options: Options, world: World) -> int:
         lock.release()
 
     standings = [plan_standing(one, exam.sittings_of(one)) for one in examinees]
-    keep_scores(workspace, examinees, standings)
+    keep_scores(workspace, fleet, examinees, standings)
     if options.json:
         print_report(world, "exam", report_exam(fleet, exam, standings))
     else:
@@ -25265,19 +25272,14 @@ def find_examinees(fleet: Fleet, options: Options, world: World) -> list[Examine
     for models in groups.values():
         held = [known for model in models
                 for known in find_models(states[model.node].models, model.ollama_model)]
-        examinees.append(Examinee(
-            models[0], held[0].digest if held else "",
-            tuple((model.node, fleet.nodes[model.node].endpoint) for model in models),
-            sum(model.max_parallel for model in models)))
+        examinees.append(Examinee(tuple(models), held[0].digest if held else ""))
     return examinees
 
 
 def leave_alone(fleet: Fleet, examinee: Examinee) -> Fleet:
     """Return a fleet in which one model does everything: no agent or tier gives its work away."""
-    alias = examinee.model.alias
-    models = {name: model for name, model in fleet.models.items() if model.alias == alias}
-    return replace(fleet, models=models, agents={},
-                   claude=dict.fromkeys(TIERS, examinee.model.name))
+    return replace(fleet, models={model.name: model for model in examinee.models}, agents={},
+                   claude=dict.fromkeys(TIERS, examinee.models[0].name))
 
 
 def show_exam(plan: ExamPlan, examinees: Sequence[Examinee], options: Options,
@@ -25287,8 +25289,8 @@ def show_exam(plan: ExamPlan, examinees: Sequence[Examinee], options: Options,
     rows = [("Check", f"{clean_line(plan.check)} ({plan.origin})"),
             *(("Setup", clean_line(command)) for command in plan.usual.setup)]
     for one in examinees:
-        rows.append((one.model.ollama_model, f"up to {count_of(sittings, 'task')} on "
-                     f"{some_of([node for node, _ in one.places])}, {one.slots} at the same time"))
+        rows.append((one.name, f"up to {count_of(sittings, 'task')} on "
+                     f"{some_of([model.node for model in one.models])}, {one.slots} at a time"))
     longest = max(sittings * plan.usual.deadline / one.slots for one in examinees)
     text = (f"The exam runs this repository's own commits, with your rights:\n"
             f"{format_pairs(rows, look_of(world, 'stderr'))}"
@@ -25312,17 +25314,17 @@ def describe_left(exam: Exam) -> str:
     return f"{count_of(exam.fixes, 'question')}. Commits left out: {left or 'none'}.\n"
 
 
-def keep_scores(workspace: Workspace, examinees: Sequence[Examinee],
+def keep_scores(workspace: Workspace, fleet: Fleet, examinees: Sequence[Examinee],
                 standings: Sequence[Standing]) -> None:
     """Keep what `recommend` and `init` go by, beside what else was measured of these models."""
     measured = read_measurements(workspace)
     scored = []
     for examinee, standing in zip(examinees, standings):
-        for node, endpoint in examinee.places if standing.score else ():
-            model = examinee.model.ollama_model
-            known = find_measurement(measured, endpoint, model)
+        for model in examinee.models if standing.score else ():
+            endpoint = fleet.nodes[model.node].endpoint
+            known = find_measurement(measured, endpoint, examinee.name)
             if not known or known.digest not in ("", examinee.digest):
-                known = Measurement(node, endpoint, model, tokens=examinee.model.context)
+                known = Measurement(model.node, endpoint, examinee.name, tokens=model.context)
             scored.append(replace(known, exam=standing.score, digest=examinee.digest))
     if scored:
         report = render_report("bench", {"measurements": merge_measurements(measured, scored)})
@@ -25357,7 +25359,7 @@ def format_exam(exam: Exam, examinees: Sequence[Examinee], standings: Sequence[S
             text += format_words([f"Not told apart: {name} and {join_words(ties)}. "
                                   "Ask more --questions."], look)
 
-    names = [one.model.ollama_model for one in examinees]
+    names = [one.name for one in examinees]
     lines = []
     for fix in exam.fixes:
         cells = [_show_sittings(exam, examinee, fix) for examinee in examinees]
@@ -25368,7 +25370,7 @@ def format_exam(exam: Exam, examinees: Sequence[Examinee], standings: Sequence[S
 
 def _show_sittings(exam: Exam, examinee: Examinee, fix: Fix) -> str:
     """Return what came of a question, and what the check said last where it was asked just now."""
-    said = exam.said.get((fix.commit, examinee.model.ollama_model), "")
+    said = exam.said.get((fix.commit, examinee.name), "")
     words = [EXAM_OUTCOMES[one.outcome] for one in exam.sittings_of(examinee)
              if one.commit == fix.commit]
     return ", ".join(words) + (f": {said}" if said else "") or "-"

@@ -239,7 +239,7 @@ def standing(name, passed, asked):
     model = sf.Model(name, "mini", f"{name}:1b", name)
     sittings = [sf.Sitting(f"{number:040x}", "c", "r", f"{name}:1b",
                            "passed" if number < passed else "check") for number in range(asked)]
-    return sf.plan_standing(sf.Examinee(model, "", (), 1), sittings)
+    return sf.plan_standing(sf.Examinee((model,), ""), sittings)
 
 
 @pytest.mark.parametrize("passed, asked, low, high", [  # as others compute them (statsmodels)
