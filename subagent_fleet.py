@@ -3076,7 +3076,7 @@ class ExamScore(Record):
     questions: int  # that were asked, each perhaps several times
     repository: str  # a digest of where it is
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if not 0 <= self.passed <= self.asked or not 0 < self.questions <= self.asked:
             raise ValueError("no score")
 
@@ -19931,7 +19931,7 @@ class Sitting(Record):
     output: int = 0
     date: str = ""
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         if self.outcome not in EXAM_OUTCOMES or not obeys(self.model, "line"):
             raise ValueError("no sitting")
 
