@@ -3300,6 +3300,8 @@ def plan_cache(known: Mapping[str, Any]) -> dict[str, int]:
 
 def plan_gigabytes(model: NodeModel, context: int, slots: int = 1) -> float:
     """Return about how much memory a model takes: its weights, room to work, its context."""
+    if not model.token_bytes:  # a guess is not multiplied
+        slots = min(slots, 1)
     return (_weight_bytes(model) + slots * _prompt_bytes(model, context)) / 1e9
 
 
@@ -22139,7 +22141,7 @@ def format_starter(starter: Starter, states: Sequence[NodeState], look: Look = P
         text += f"{who}: the models in it are placeholders.\n"
         for state in states:
             room = memory.get(state.name)
-            if room and not rank_models(state):
+            if room and state.reason != "not asked" and not rank_models(state):
                 who = f"For {clean_line(state.name)}, which has about {room:.0f} GB for models:"
                 text += format_words([who, f"`ollama pull {plan_pull(room)}`"], look)
     return text + _tell_flaw(starter, states, "subagent-fleet init --force", look, memory)
@@ -22360,7 +22362,7 @@ def cmd_init(options: Options, world: World) -> int:
         nodes.update({found.node.name: found.node for found in scan.found})
 
     directory = world.split(output)[0]
-    memory = parse_memory(options.memory, nodes)
+    memory = parse_memory(options.memory or (), nodes)
     starter = plan_starter(states, read_measurements(Workspace(world, directory)), memory)
     if scan:
         starter = drop_idle(starter, scan)

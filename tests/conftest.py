@@ -79,6 +79,12 @@ def fake_node():
         node.close()
 
 
+@pytest.fixture(autouse=True)
+def memory_of_nobody(monkeypatch):
+    """What is advised for this machine's memory is the same on every machine."""
+    monkeypatch.setattr(sf.World, "total_gigabytes", lambda world: 0.0)
+
+
 @pytest.fixture
 def in_lan(monkeypatch):
     """The address in the LAN of the machine on which `worker` is typed.
