@@ -17,7 +17,7 @@ from tools import (
     run_main,
 )
 
-pytest_plugins = ("gateway_rig", "workspace_cases", "run_kit", "task_rig")
+pytest_plugins = ("gateway_rig", "workspace_cases", "run_kit", "task_rig", "front_rig")
 sys.dont_write_bytecode = True
 # What the gateway waits before it files, and any command before it looks again, is for disks and
 # for people: most of what the tests would wait for.

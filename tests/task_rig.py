@@ -1,4 +1,6 @@
 """A repository in which tasks are worked on by a stub client, in this process or in one to kill."""
+import os
+import pathlib
 import subprocess
 import sys
 import time
@@ -6,8 +8,8 @@ import time
 import pytest
 
 import subagent_fleet as sf
-from run_kit import Repository
-from tools import EXAMPLE, ROOT
+from run_kit import GIT, Repository
+from tools import EXAMPLE, ROOT, clean_environment
 
 # A supervisor of its own, for tests that kill it: it dies before or after the nth state it writes.
 DRIVER = """\
@@ -161,6 +163,84 @@ class Rig(Repository):
         refs = [line for line in self.git("for-each-ref").splitlines()
                 if "refs/heads/run/" not in line and "refs/subagent-fleet/" not in line]
         return files, refs, self.git("status", "--porcelain")
+
+
+EMPTY = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"  # what `git add -N` notes: nothing
+
+
+class Place:
+    """A repository with the worktree of a task that is over, and somebody who has worked in it."""
+
+    def __init__(self, place):
+        self.repo = pathlib.Path(place) / "repo"
+        self.repo.mkdir(parents=True)
+        self.world = sf.World()
+        self.world.environ = {**clean_environment(HOME=place), **GIT}
+        self.git("init", "-q", "-b", "main", cwd=self.repo)
+        (self.repo / "a.txt").write_text("one\n")
+        (self.repo / "b.txt").write_text("two\n")
+        (self.repo / ".gitignore").write_text("*.log\nbuild/\n")
+        self.git("add", ".", cwd=self.repo)
+        self.git("commit", "-qm", "start", cwd=self.repo)
+        self.tree = pathlib.Path(place) / "trees/t"
+        self.git("worktree", "add", "-q", "--lock", "--reason", "subagent-fleet task t", "-b",
+                 "run/t", str(self.tree), cwd=self.repo)
+        (self.tree / "before.log").write_text("setup made it\n")
+        self.folder = sf.Folder(self.world, sf.find_repository(self.world, str(self.repo)))
+        self.folder.make()
+        self.main = sf.git_of(self.folder)
+        base = self.git("rev-parse", "main")
+        self.state = sf.TaskState("t", sf.TaskSpec("t", prompt="x"), 0, state="done", base=base,
+                                  branch="run/t", worktree=str(self.tree), tried=1,
+                                  git=str(self.repo / ".git/worktrees/t"))
+        self.world.make_directory(self.folder.of_try(self.state, ""))
+        known = self.world.stamps_of(str(self.tree), ["before.log"])
+        self.folder.write({"ignored": known}, "tasks", "t", "baseline.json")
+
+    def git(self, *words, cwd=None, check=True):
+        done = subprocess.run(["git", *words], cwd=str(cwd or self.tree), capture_output=True,
+                              env={**self.world.environ, "GIT_EDITOR": "true"})
+        assert not check or done.returncode == 0, (words, done.stderr.decode())
+        return done.stdout.decode("utf-8", "surrogateescape").strip()
+
+    def tidy(self, **more):
+        return sf.tidy_task(self.folder, self.state, **more)
+
+    def inside(self):
+        """git in the worktree, as the supervisor has it."""
+        return sf.git_in(self.folder, self.state.worktree, self.state.git)
+
+    def keep(self, known=None):
+        """Take a snapshot, as at the end of a try."""
+        known = sf.read_baseline(self.folder, self.state) if known is None else known
+        work, _ = sf.take_snapshot(self.inside(), self.main, self.state, "1", known)
+        return sf.look_at_work(self.main, self.state, work)
+
+    def objects(self):
+        """What a person could lose: each file's content, each staged one, each commit."""
+        blobs, commits = set(), set()
+        drop = {"before.log"}
+        paths = []
+        for path in self.tree.rglob("*"):
+            inner = path.relative_to(self.tree)
+            parents = {str(inner)} | {str(parent) for parent in inner.parents}
+            if parents & drop or ".git" in inner.parts or path.is_symlink():
+                continue
+            if path.is_file() and os.access(path, os.R_OK):
+                paths.append(str(path))
+        for path in paths:
+            blobs.add(self.git("hash-object", "--no-filters", path))
+        for line in self.git("ls-files", "-s", check=False).splitlines():
+            if not line.startswith("160000"):
+                blobs.add(line.split()[1])
+        commits.update(self.git("log", "-g", "--format=%H", "HEAD", check=False).split())
+        commits.update(self.git("rev-list", "HEAD", check=False).split())
+        commits.update(self.git("rev-list", "--all", cwd=self.repo).split())
+        return {one for one in blobs | commits if len(one) == 40} - {EMPTY}
+
+    def reachable(self):
+        return {line.split()[0] for line in self.git(
+            "rev-list", "--objects", "--all", cwd=self.repo).splitlines()}
 
 
 @pytest.fixture

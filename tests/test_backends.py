@@ -12,6 +12,7 @@ import pytest
 import subagent_fleet as sf
 from gateway_rig import Node, Rig, fleet_of
 from matrix_cases import PIXEL, stream_of
+from node_rig import probe, recognise, warm
 from subagent_fleet import replace
 from tools import free_port
 
@@ -144,19 +145,6 @@ class Studio:
         return [each for model in self.models["models"] for each in model["loaded_instances"]]
 
 
-def probe(endpoint, provider):
-    node = sf.Node("n", endpoint, provider=provider)
-    return sf.probe_nodes(sf.World(), {"n": node}, 2)["n"]
-
-
-def warm(endpoint, provider, model, *, context=16384, timeout=5, **how):
-    model = sf.Model("m", "n", model, "x", context=context, timeout=timeout)
-    warmth = sf.Warmth(sf.Node("n", endpoint, provider=provider), model)
-    for _ in sf.warm_nodes(sf.World(), {"n": [warmth]}, sf.WarmUp(**how)):
-        pass
-    return warmth
-
-
 # -- who answers, and what it has --
 
 def test_llama_server_with_one_model_is_read():
@@ -217,11 +205,8 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_who_answers_is_recognised(kind):
     assert {*KINDS, "anthropic"} == set(sf.BACKENDS)  # which is told by its name
-    node = sf.Node("n", KINDS[kind]().endpoint)
-    world = sf.World()
-    assert sf.recognise_node(world, node, world.clock() + 2).provider == kind
-    state = sf.probe_unknown(world, {"n": node}, 2)["n"]
-    assert (state.provider, state.reason) == (kind, "")
+    found, state = recognise(KINDS[kind]().endpoint)
+    assert (found.provider, state.provider, state.reason) == (kind, kind, "")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -261,9 +246,7 @@ def test_a_server_that_wants_a_key_says_so():
     server = Server({"/health": (200, {"status": "ok"})}, LLAMA, refused)
     server.pages = dict.fromkeys(("/props", "/v1/models", "/api/version", "/version",
                                   "/api/v1/models"), (401, refused))
-    world = sf.World()
-    node = sf.Node("n", server.endpoint)
-    assert sf.recognise_node(world, node, world.clock() + 2).provider == "llamacpp"
+    assert recognise(server.endpoint)[0].provider == "llamacpp"
     state = probe(server.endpoint, "llamacpp")
     assert state.reason == "http 401" and "api_key_env" in state.mend
 

@@ -14,6 +14,7 @@ import pytest
 
 import hostile_nodes
 import subagent_fleet as sf
+from node_rig import probe
 from tools import PROGRAM, SCRIPT, clean_environment, free_port, limit_of, not_held_up
 
 PORT = free_port()  # nobody serves there
@@ -31,24 +32,16 @@ def write_fleet(directory, nodes, models, agents=None):
     (directory / "fleet.json").write_text(json.dumps(tree), encoding="utf-8")
 
 
-def probe(*nodes, seconds=2, show=()):
-    """Probe fake nodes by endpoint; give their states in order."""
-    named = {f"n{i}": sf.Node(f"n{i}", getattr(node, "endpoint", node))
-             for i, node in enumerate(nodes)}
-    models = {name: types.SimpleNamespace(ollama_model=name) for name in show}
-    return list(sf.probe_nodes(sf.World(), named, seconds, models).values())
-
-
 def test_probe_online_node_tells_models_and_what_is_loaded(fake_node):
     node = fake_node({"tiny": {"capabilities": ["tools", "completion"], "context": 8192}})
     node.loaded["tiny:latest"], node.gpu_percent = 4096, 62
-    state, = probe(node)
+    state = probe(node)
     assert (state.online, state.version) == (True, "0.32.15") and state.latency_ms >= 0
     model, = state.models
     assert vars(model) == {"name": "tiny:latest", "size": 4_700_000_000, "parameters": "7.6B",
                            "quantization": "Q4_K_M", "capabilities": ("tools", "completion"),
                            "trained_context": 8192, "token_bytes": None, "window_bytes": 0,
-                           "remote": ""}
+                           "remote": "", "digest": "0" * 64}
     loaded, = state.loaded
     assert (loaded.name, loaded.context, loaded.gpu_percent) == ("tiny:latest", 4096, 62)
 
@@ -68,12 +61,12 @@ def test_probe_reads_what_differs_by_layer_from_the_beginning_of_a_long_answer(f
                      "model_info": whole if payload.get("verbose") else short}
 
     node.answers["/api/show"] = show
-    state, = probe(node)
+    state = probe(node)
     model, = state.models
     assert (model.token_bytes, model.window_bytes) == (2048, (1024 + 512) * 8 * 1024 * 5 * 2)
     node.answers["/api/show"] = lambda payload: (404, {}) if payload.get("verbose") else (
         200, {"capabilities": ["completion"], "model_info": short})
-    state, = probe(node)
+    state = probe(node)
     assert (state.models[0].token_bytes, state.models[0].capabilities) == (None, ("completion",))
 
 
@@ -84,13 +77,13 @@ def test_a_machine_that_takes_its_time_for_each_answer_is_read_all_the_same(fake
             "general.architecture": "gemma4", "gemma4.block_count": 6,
             "gemma4.context_length": 4096, "gemma4.attention.head_count_kv": [],
             "gemma4.attention.key_length": 512, "gemma4.attention.value_length": 512}})
-    state, = probe(node)
+    state = probe(node)
     assert [model.capabilities for model in state.models] == [("completion",)]
 
 
 def test_probe_show_names_asks_only_for_those(fake_node):
     node = fake_node({"a": {}, "b": {}})
-    state, = probe(node, show=["A"])
+    state = probe(node, show=["A"])
     assert [payload["model"] for payload in node.asked("/api/show")] == ["a:latest"]
     assert [model.capabilities for model in state.models] == [("completion", "tools"), None]
 
@@ -107,14 +100,14 @@ def test_probe_show_names_asks_only_for_those(fake_node):
 def test_probe_wrong_answer_has_its_class(fake_node, path, answer, reason):
     node = fake_node({"tiny": {}})
     node.answers[path] = answer
-    state, = probe(node)
+    state = probe(node)
     assert (state.reason, state.models) == (reason, ())
 
 
 def test_probe_without_ps_is_still_online(fake_node):
     node = fake_node({"tiny": {}})
     node.answers["/api/ps"] = 404, {}
-    state, = probe(node)
+    state = probe(node)
     assert state.online and state.models and state.loaded == ()
 
 
@@ -140,7 +133,7 @@ def test_together_nobody_waits_past_the_deadline_or_for_the_threads():
 def test_probe_null_for_no_models_is_an_empty_store(fake_node):
     node = fake_node({})
     node.answers["/api/tags"] = node.answers["/api/ps"] = 200, {"models": None}
-    state, = probe(node)
+    state = probe(node)
     assert state.online and (state.models, state.loaded) == ((), ())
 
 

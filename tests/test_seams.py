@@ -6,6 +6,7 @@ import pytest
 
 import subagent_fleet as sf
 from gateway_rig import HEAD, Node, Rig, events_of, fleet_of
+from node_rig import probe, warm
 from subagent_fleet import replace
 
 # -- a backend: it speaks in lines of `word rest` --
@@ -358,7 +359,7 @@ def toy(toys):
 
 def test_a_probe_reads_what_another_backend_says(toy):
     node, model, _ = toy
-    state = sf.probe_nodes(sf.World(), {"a": node}, 2, {"m": model})["a"]
+    state = probe(node, "toy", show=[model.ollama_model])
     assert (state.reason, state.version) == ("", "0.1")
     assert [(model.name, model.capabilities) for model in state.models] \
         == [("tiny", ("tools",)), ("other", None)]
@@ -367,15 +368,14 @@ def test_a_probe_reads_what_another_backend_says(toy):
 
 def test_a_warm_up_loads_through_another_backend(toy):
     node, model, fake = toy
-    warmth = sf.Warmth(node, model)
-    list(sf.warm_nodes(sf.World(), {"a": [warmth]}, sf.WarmUp()))
+    warmth = warm(node.endpoint, "toy", model.ollama_model, context=model.context)
     assert (warmth.ok, warmth.detail, warmth.loaded.context) == (True, "", 32768)
     assert {"name": "tiny", "context": 32768} in fake.requests
 
 
 def test_another_backend_gives_its_name_to_what_is_not_it(toys):
     node = Node(lambda node, connection: connection.sendall(HEAD + b"<html>"), plays_all=True)
-    state = sf.probe_nodes(sf.World(), {"a": sf.Node("a", node.endpoint, provider="toy")}, 2)["a"]
+    state = probe(node, "toy")
     assert state.reason == "not toy"
     node.close()
 
