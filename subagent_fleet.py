@@ -17209,11 +17209,6 @@ def after_failure(state: TaskState, problem: str, cause: str) -> Ruling:
     return Ruling(to, problem, cause=cause)
 
 
-def plan_wait(waits: Sequence[int], count: int) -> int:
-    """Return how many seconds are waited the next time, having waited so often."""
-    return waits[min(count, len(waits) - 1)]
-
-
 _SUCCESS = _Pattern(r"(?i)\b(all|the) tests? (now )?pass|\btests? (are )?(passing|green)"
                     r"|\b(successfully|have) (implemented|created|updated|written|fixed|added)"
                     r"|\ball done\b|\b(task|work) is (done|complete)")
@@ -18320,13 +18315,23 @@ def plan_claude(task: TaskSpec, fleet: Fleet | None) -> list[str]:
     return [*words, "--model", model] if model else words
 
 
+def plain_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without what would lead git to another repository."""
+    return {name: value for name, value in environ.items() if not name.startswith("GIT_")}
+
+
+def shell_words(world: World, *words: str) -> list[str]:
+    """Return how a script is run by the shell, with what else it is told."""
+    return [world.which("sh") or "/bin/sh", "-c", *words]
+
+
 def plan_task_session(task: TaskSpec, environ: Mapping[str, str], fleet: Fleet | None, key: str
                       ) -> tuple[dict[str, str], dict[str, Any]]:
     """Return the environment and the settings of a task's Claude Code.
 
     Without a fleet it has the person's own login and model.
     """
-    environ = {name: value for name, value in environ.items() if not name.startswith("GIT_")}
+    environ = plain_environment(environ)
     settings = plan_permissions(task)
     if fleet:
         environ = merge_environment(environ, fleet, key)
@@ -18482,6 +18487,9 @@ class TaskWork:
     def _tell(self, word: str, text: str = "") -> None:
         self._supervisor.tell(self.name, word, text)
 
+    def _file(self, name: str, number: int | None = None) -> str:
+        return self._folder.of_try(self.state, name, number)
+
     # -- the way --
 
     def run(self) -> None:
@@ -18564,7 +18572,7 @@ class TaskWork:
         """Make the worktree of a task, and do in it what comes before the agent."""
         state = self._note("preparing", **self._plan_try())
         task = state.task
-        self._world.make_directory(self._folder.of_try(state, ""))
+        self._world.make_directory(self._file(""))
         refuse_missing(self._folder, state)
         if isinstance(task.coder, str) and self._backing.fleet:
             self._backing.serve()
@@ -18601,7 +18609,7 @@ class TaskWork:
             self._drop_half_made(state)
             git = add_worktree(self._main, state)
         state = self._note(git=git, gone=False, prepared=False)
-        copies = self._fill(state.worktree, self._folder.of_try(state, "setup.log"), TASK_MARK)
+        copies = self._fill(state.worktree, self._file("setup.log"), TASK_MARK)
 
         tree = self._git()
         start = state.start
@@ -18659,7 +18667,7 @@ class TaskWork:
         try:
             state = self.state
             path = f"{state.worktree}.check"
-            log = self._folder.of_try(state, "setup-check.log")
+            log = self._file("setup-check.log")
             git = state.check_git
             if not git or self._world.kind_of(path) != "directory":
                 with self._supervisor.adding:
@@ -18669,7 +18677,7 @@ class TaskWork:
                     git = add_worktree(self._main, state, for_check=True)
                 self._fill(path, log, CHECK_MARK)
             passes = self._supervisor.ask_base(state, lambda: self._run_command(
-                state.task.check or "", path, self._folder.of_try(state, "check-base.log"),
+                state.task.check or "", path, self._file("check-base.log"),
                 float(state.task.deadline), CHECK_MARK) == 0)
             self._note(check_git=git, passes_on_base=passes)
         except (Wanted, Asleep):
@@ -18682,14 +18690,11 @@ class TaskWork:
     def _run_command(self, command: str, tree: str, log: str, seconds: float,
                      variable: str) -> int:
         """Run a shell command of the person's in a worktree; return its exit code."""
-        environ = {name: value for name, value in self._world.environ.items()
-                   if not name.startswith("GIT_")}
         mark = self._mark(variable)
-        name, _, value = mark.partition("=")
-        shell = self._world.which("sh") or "/bin/sh"
         child = self._supervisor.spawn(Launch(
-            [shell, "-c", command], tree, {**environ, name: value, "FLEET_TASK_ID": self.name},
-            stdout=log, stderr=log))
+            shell_words(self._world, command), tree,
+            {**plain_environment(self._world.environ), **dict([mark.split("=", 1)]),
+             "FLEET_TASK_ID": self.name}, stdout=log, stderr=log))
         until = self._world.clock() + seconds
         try:
             while not child.ended():
@@ -18717,16 +18722,16 @@ class TaskWork:
         if not state.spoken:
             session = str(uuid.uuid5(uuid.UUID(self._supervisor.run),
                                      f"{self.name}/{state.tried}/{state.resumes}"))
-        size = self._world.size_of(self._folder.of_try(state, "out.jsonl"))
+        size = self._world.size_of(self._file("out.jsonl"))
         state = self._note("starting", session=session, start_at=size, heard_from=size,
                            resumes=state.resumes + 1)
         words = plan_first_words(state)
         if state.task.talks:
-            self._world.make_pipe(self._folder.of_try(state, "in"))
-            self._world.remove(self._folder.of_try(state, "err"))  # of the process before
+            self._world.make_pipe(self._file("in"))
+            self._world.remove(self._file("err"))  # of the process before
         else:
-            self._world.remove(self._folder.of_try(state, "code"))
-            self._world.replace_files([(self._folder.of_try(state, "in"), words.encode(), 0o600)])
+            self._world.remove(self._file("code"))
+            self._world.replace_files([(self._file("in"), words.encode(), 0o600)])
         try:
             child = self._supervisor.spawn(self._plan_launch(state, hold))
         finally:
@@ -18754,9 +18759,9 @@ class TaskWork:
         numbers = range(1, state.tried + 1)
         until = self._world.clock() + LOCK_SECONDS
         while True:
-            is_free = not any(self._world.is_held(self._folder.of_try(state, "alive", number))
+            is_free = not any(self._world.is_held(self._file("alive", number))
                               for number in numbers[:-1])
-            hold = self._world.hold(self._folder.of_try(state, "alive")) if is_free else None
+            hold = self._world.hold(self._file("alive")) if is_free else None
             if hold:
                 return hold
             self._end_marked([self._mark(number=number) for number in numbers], 0.0)
@@ -18767,41 +18772,39 @@ class TaskWork:
 
     def _plan_launch(self, state: TaskState, hold: Hold) -> Launch:
         """Return how the agent of a task is started."""
-        task, fleet = state.task, self._backing.fleet
-
-        def path(name: str) -> str:
-            return self._folder.of_try(state, name)
-
+        task, path = state.task, self._file
         program = self._world.which(task.program) or task.program
-        name, _, value = self._mark().partition("=")
-        own = {name: value, "FLEET_TASK_ID": state.name, "FLEET_TASK_DIR": str(path("."))}
-        environ, settings = plan_task_session(task, self._world.environ, fleet, self._backing.key)
         if task.talks:
+            environ, settings = plan_task_session(task, self._world.environ, self._backing.fleet,
+                                                  self._backing.key)
             # The key is in it, which an argument would show to everybody.
             self._world.replace_files([(path("settings.json"), json.dumps(settings).encode("ascii"),
                                         0o600)])
-            mode = "bypassPermissions" if task.permission == "bypass" else "default"
-            session = "--resume" if state.spoken else "--session-id"
             argv = [program, "-p", "--input-format", "stream-json", "--output-format",
                     "stream-json", "--verbose", "--include-partial-messages",
-                    "--permission-prompt-tool", "stdio", "--permission-mode", mode,
-                    session, state.session, *plan_claude(task, fleet),
-                    "--settings", path("settings.json")]
+                    "--permission-prompt-tool", "stdio", "--permission-mode",
+                    "bypassPermissions" if task.permission == "bypass" else "default",
+                    "--resume" if state.spoken else "--session-id", state.session,
+                    *plan_claude(task, self._backing.fleet), "--settings", path("settings.json")]
         else:
-            words = list(task.coder[1:])
-            environ = {word: text for word, text in self._world.environ.items()
-                       if not word.startswith("GIT_")}
-            if isinstance(task.coder, str):
-                words = list(CODERS[task.coder].words)
-                if fleet:
-                    start = self._backing.start_coder(task.coder)
-                    words = [*start.words, *words]
-                    environ = harness_environment(environ, fleet, self._backing.key)
-                    environ.update(start.environment)
-            shell = self._world.which("sh") or "/bin/sh"
-            argv = [shell, "-c", CODER_SCRIPT, path("code"), program, *words]
+            words, environ = self._plan_coder(task)
+            argv = shell_words(self._world, CODER_SCRIPT, path("code"), program, *words)
+        own = {"FLEET_TASK_ID": state.name, "FLEET_TASK_DIR": str(path(".")),
+               **dict([self._mark().split("=", 1)])}
         return Launch(argv, state.worktree, {**environ, **own}, path("out.jsonl"), path("err"),
                       stdin=path("in"), hold=hold, seconds=task.deadline + 60)
+
+    def _plan_coder(self, task: TaskSpec) -> tuple[Sequence[str], dict[str, str]]:
+        """Return the words and the environment of a coder that only ends."""
+        environ = plain_environment(self._world.environ)
+        if not isinstance(task.coder, str):
+            return task.coder[1:], environ
+        words = CODERS[task.coder].words
+        if not self._backing.fleet:
+            return words, environ
+        start = self._backing.start_coder(task.coder)
+        environ = harness_environment(environ, self._backing.fleet, self._backing.key)
+        return [*start.words, *words], {**environ, **start.environment}
 
     def _describe(self, state: TaskState) -> str:
         """Return who does a task, where, and how it is checked."""
@@ -18840,6 +18843,14 @@ class TaskWork:
         agent.heard.prompted(agent.end, self._world.clock())
         agent.say(render_prompt_line(text))
         self._note(prompt="", given=text, heard_from=agent.end)
+
+    def _say_or_start(self, text: str) -> None:
+        """Tell an agent, or start one that is told what the state says."""
+        if self._agent and self._agent.lives():
+            return self._say(text)
+        if self._agent:
+            self._agent.close()
+        self._start()
 
     # -- listening --
 
@@ -18989,28 +19000,23 @@ class TaskWork:
         if state.state == "asking":
             self._supervisor.let_sleep(self.name)
             return
-        changes: dict[str, Any] = {"lost": state.lost + 1}
-        errors = self._world.read_part(self._folder.of_try(state, "err"), 0, TAIL_BYTES)
-        has_begun = agent.heard.turn_at > state.heard_from
-        if b"No conversation found" in errors or is_unknown_session(agent.heard.result or {}):
-            changes["spoken"] = False
-        if state.lost + 1 >= LOST_LIMIT:
-            last = last_line_of(self._world, self._folder.of_try(state, "err"))
-            ruling = Ruling("parked", f"its process ended {state.lost + 1} times without a "
-                            f"result: {last}", cause="lost")
-            self._note(**changes)
-            self._close(ruling, "lost")
+        errors = self._world.read_part(self._file("err"), 0, TAIL_BYTES)
+        is_unknown = b"No conversation found" in errors \
+            or is_unknown_session(agent.heard.result or {})
+        spoken, lost = state.spoken and not is_unknown, state.lost + 1
+        if lost >= LOST_LIMIT:
+            last = last_line_of(self._world, self._file("err"))
+            self._close(Ruling("parked", f"its process ended {lost} times without a result: {last}",
+                               cause="lost"), "lost")
             return
-        if state.task.talks and not state.prompt:
+        prompt = state.prompt
+        if state.task.talks and not prompt:
             # What it had not even begun with is told again, word by word.
-            changes["prompt"] = LOST_PROMPT if has_begun else state.given
-            if not changes.get("spoken", True):
-                whole = state.task.prompt or ""
-                changes["prompt"] = state.given[len(whole):].strip() \
-                    if state.given.startswith(whole) else state.given
-        wait = 2 ** state.lost if state.lost else 0
-        self._note("waiting", reason="its process ended", until=self._world.now() + wait
-                   if wait else 0.0, **changes)
+            prompt = LOST_PROMPT if agent.heard.turn_at > state.heard_from else state.given
+            if not spoken:
+                prompt = prompt.removeprefix(state.task.prompt or "").strip()
+        self._note("waiting", reason="its process ended", spoken=spoken, lost=lost, prompt=prompt,
+                   until=self._world.now() + (2 ** state.lost if state.lost else 0))
         self._tell("lost", "its process ended without a result; starting it again")
 
     def _judge(self) -> tuple[Ruling, WorkDone]:
@@ -19028,7 +19034,7 @@ class TaskWork:
                 return self._judge_api_error(kind, result), WorkDone()
         exit_code = agent.exit_code() or 0 if agent and not state.task.talks else 0
         if exit_code in (126, 127):
-            last = last_line_of(self._world, self._folder.of_try(state, "err"))
+            last = last_line_of(self._world, self._file("err"))
             raise FleetError("coder-missing", f"`{state.task.program}` could not be run (exit "
                              f"{exit_code}): {last}",
                              fix=f"subagent-fleet task log {self.name} stderr")
@@ -19075,7 +19081,7 @@ class TaskWork:
             keep = [word for path in state.copies for word in ("-e", f"/{path}")]
             git.out("clean", "-q", "-f", "-d", *keep)
 
-        log = self._folder.of_try(state, f"check-{state.round}.log")
+        log = self._file(f"check-{state.round}.log")
         self._world.remove(log)
         began = self._world.clock()
         code = self._run_command(state.task.check or "", tree, log, float(state.task.deadline),
@@ -19091,8 +19097,6 @@ class TaskWork:
     def _go_on(self, ruling: Ruling, work: WorkDone) -> None:
         """Ask a person what the agent asks in prose, or tell the agent what is wrong."""
         state = self.state
-        agent = self._agent
-        lives = bool(agent and agent.lives())
         if ruling.to == "asking":
             self._note(diff=work.sums)
             self._ask_person("prose", ask_in_words(work.said))
@@ -19102,23 +19106,15 @@ class TaskWork:
                    f"{state.round + 1} of {state.task.rounds})")
         self._note("running", prompt=ruling.feedback, reason=ruling.reason, diff=work.sums, lost=0,
                    round=state.round + 1)
-        if lives:
-            self._say(ruling.feedback)
-        else:
-            if agent:
-                agent.close()
-            self._start()
+        self._say_or_start(ruling.feedback)
 
     def _settle(self, ruling: Ruling, work: WorkDone) -> bool:
         """Make work that is good the tip of its branch; False: something else came, look again."""
         state = self.state
         if state.says and state.task.talks and ruling.cause != "api":
-            self._supervisor.hand_on(self.name, "running", state.says,
-                                     prompt="\n\n".join(state.says))
-            if self._agent and self._agent.lives():
-                self._say("\n\n".join(state.says))
-            else:
-                self._start()
+            text = "\n\n".join(state.says)
+            self._supervisor.hand_on(self.name, "running", state.says, prompt=text)
+            self._say_or_start(text)
             return False
         if ruling.to not in ("done", "review"):
             return True
@@ -19156,36 +19152,41 @@ class TaskWork:
             saved = f", work saved in {work.ref}" if work.ref else ""
             ruling = replace(ruling, reason=f"{count_of(count, 'process')} ended in "
                              f"{seconds:.1f} s{saved}")
-        if work.outside and ruling.to in ("waiting", "failed") and ended != "result" \
-                and ruling.cause != "api":
+        if work.outside and ruling.to in ("waiting", "failed") \
+                and ended not in ("result", "api_error"):
             ruling = rule_out(state.task, work)
-
-        heard = self._agent.heard if self._agent else Heard()
-        alias = self._supervisor.alias_of(self.name)
         if ended == "result" and state.prepared:
             before = read_surroundings(self._folder, state).get("around")
             work = replace(work, notes=note_surroundings(self._main, before, state.branch))
-        receipt = plan_receipt(state, heard, work, alias, ended)
-        served = self._backing.receipts() if alias else ()
-        receipt.update(served=sum_served(served, state.session), verdict=ruling.to,
-                       reason=ruling.reason, cause=ruling.cause, seconds=round(
-                           self._world.now() - state.began, 1) if state.began else 0)
-        if not state.task.talks and self._agent:
-            receipt["exit_code"] = self._agent.exit_code()
-        if state.tried:
-            self._folder.write(receipt, "tasks", self.name, str(state.tried), "receipt.json")
-            self._world.remove(self._folder.of_try(state, "settings.json"))  # it holds the key
+
+        receipt = self._write_receipt(state, ruling, ended, work)
         self._note(ruling.to, **self._after(state, ruling, ended), reason=ruling.reason,
                    cause=ruling.cause, diff=work.sums if work.ref else state.diff,
                    kept=work.commit or state.kept, tip=work.tip or state.tip,
                    snapshot=work.ref or state.snapshot)
-        text = ruling.reason
-        if ruling.to in ("done", "review"):
-            text = self._sum_up(heard, receipt)
         if ruling.to == "waiting":
-            self._tell("waits", f"{text}: for its next try")
+            self._tell("waits", f"{ruling.reason}: for its next try")
         else:
-            self._tell(ruling.to, text)
+            is_good = ruling.to in ("done", "review")
+            self._tell(ruling.to, self._sum_up(receipt) if is_good else ruling.reason)
+
+    def _write_receipt(self, state: TaskState, ruling: Ruling, ended: str,
+                       work: WorkDone) -> dict[str, Any]:
+        """Write down what a try came to, beside what it has left; remove what holds the key."""
+        agent = self._agent
+        alias = self._supervisor.alias_of(self.name)
+        receipt = plan_receipt(state, agent.heard if agent else Heard(), work, alias, ended)
+        served = self._backing.receipts() if alias else ()
+        receipt.update(served=sum_served(served, state.session), verdict=ruling.to,
+                       reason=ruling.reason, cause=ruling.cause, seconds=0.0)
+        if state.began:
+            receipt["seconds"] = round(self._world.now() - state.began, 1)
+        if agent and not state.task.talks:
+            receipt["exit_code"] = agent.exit_code()
+        if state.tried:
+            self._folder.write(receipt, "tasks", self.name, str(state.tried), "receipt.json")
+            self._world.remove(self._file("settings.json"))
+        return receipt
 
     def _keep_what_is_there(self, state: TaskState) -> WorkDone:
         """Keep a worktree at the end of a try, however that has ended."""
@@ -19212,15 +19213,15 @@ class TaskWork:
         if ended == "stalled":
             return {**usual, "stalls": state.stalls + 1, "prompt": CONTINUE_PROMPT}
         if ruling.cause == "api":
-            wait = plan_wait(API_WAIT_SECONDS, state.api_errors)
+            wait = API_WAIT_SECONDS[min(state.api_errors, len(API_WAIT_SECONDS) - 1)]
             return {**usual, "api_errors": state.api_errors + 1, "until": now + wait,
                     "prompt": state.prompt or CONTINUE_PROMPT}
-        wait = plan_wait(TRY_WAIT_SECONDS, state.failures)
+        wait = TRY_WAIT_SECONDS[min(state.failures, len(TRY_WAIT_SECONDS) - 1)]
         what = ruling.feedback or f"The last try failed: {ruling.reason}."
         return {**usual, "open": False, "failures": state.failures + 1, "until": now + wait,
                 "prompt": f"{what}\n\nTry again."}
 
-    def _sum_up(self, heard: Heard, receipt: Mapping[str, Any]) -> str:
+    def _sum_up(self, receipt: Mapping[str, Any]) -> str:
         """Return in one line what a task that is done has come to."""
         state = self.state
         sums = state.diff
@@ -19230,8 +19231,8 @@ class TaskWork:
             words.append(f"check passed ({state.check_seconds:.1f} s)")
         else:
             words.append("no check")
-        if heard.turns:
-            words.append(count_of(heard.turns, "turn"))
+        if receipt["turns"]:
+            words.append(count_of(receipt["turns"], "turn"))
         words += [f"note: {flag}" for flag in receipt["flags"]]
         return ", ".join(words)
 
@@ -19414,11 +19415,10 @@ class Supervisor:
     def _notify(self, name: str, word: str, text: str) -> None:
         """Start the person's command with a line of JSON on its standard input."""
         notify = self.backing.notify or ""
-        shell = self._world.which("sh") or "/bin/sh"
-        argv = [shell, "-c", notify] if isinstance(notify, str) else list(notify)
-        state = self.tasks[name]
+        argv = shell_words(self._world, notify) if isinstance(notify, str) else list(notify)
         event = {"schema": "subagent-fleet/notice/1", "task": name, "event": word, "text": text,
-                 "repository": self.folder.repository.main, "branch": state.branch}
+                 "repository": self.folder.repository.main,
+                 "branch": self.tasks[name].branch}
         path = self.folder.place("tasks", name, f"notice-{word}.json")
         log = self.folder.place("notify.log")
         try:
@@ -19558,9 +19558,11 @@ class Supervisor:
         except BaseException:  # whatever it was: another task may ask again
             del self.base_checks[asked]
             raise
-        self.base_checks[asked] = passes
-        if passes and state.task.changes == "required" and self.folder.is_news(
-                f"passes: {state.task.check}"):
+        with self.changed:  # one at a time: several tasks may learn it in the same moment
+            self.base_checks[asked] = passes
+            is_news = bool(passes) and state.task.changes == "required" \
+                and self.folder.is_news(f"passes: {state.task.check}")
+        if is_news:
             self.tell(state.name, "note", "the check already passes before any work, so passing "
                       "proves nothing")
         return passes

@@ -279,6 +279,9 @@ def test_an_answer_resumes_a_session_whose_process_was_killed_while_it_asked(rig
     rig.leave()
     rig.ask("answer", "a", answers={"Which database?": "sqlite"})
     rig.kill_all()
+    until = time.monotonic() + 10
+    while rig.world.is_held(rig.folder.of_try(rig.tasks()["a"], "alive")):  # it is dying
+        assert time.monotonic() < until
     rig.work()
     assert rig.states() == {"a": "done"} and rig.journal("a").count("starting") == 2
 
