@@ -19969,42 +19969,54 @@ class Standing(Record):
 
     model: str
     digest: str
-    score: ExamScore | None
-    all_passed: int  # questions, each time that they were asked
-    seconds: float
-    input: int
-    output: int
-    stopped: dict[str, int]  # by what, how often
+    score: ExamScore | None = None
+    interval: tuple[float, float] | None = None
+    each_time: int = 0  # questions that it passed whenever they were asked
+    seconds: float = 0.0
+    input: int = 0
+    output: int = 0
+    failures: dict[str, int] = {}  # by outcome
 
 
 def plan_standing(examinee: Examinee, sittings: Sequence[Sitting]) -> Standing:
     """Return what the sittings of a model come to."""
-    passed = [sitting for sitting in sittings if sitting.outcome == "passed"]
+    if not sittings:
+        return Standing(examinee.name, examinee.digest)
+    outcomes = [sitting.outcome for sitting in sittings]
     questions = {sitting.commit for sitting in sittings}
     failed = {sitting.commit for sitting in sittings if sitting.outcome != "passed"}
-    score = None
-    if sittings:
-        score = ExamScore(len(passed), len(sittings), len(questions), sittings[0].repository)
-    stopped: dict[str, int] = {}
-    for sitting in sittings:
-        if sitting.outcome != "passed":
-            stopped[sitting.outcome] = stopped.get(sitting.outcome, 0) + 1
+    score = ExamScore(outcomes.count("passed"), len(outcomes), len(questions),
+                      sittings[0].repository)
     return Standing(
-        examinee.name, examinee.digest, score, len(questions - failed),
-        sum(sitting.seconds for sitting in sittings), sum(sitting.input for sitting in sittings),
-        sum(sitting.output for sitting in sittings), stopped)
+        examinee.name, examinee.digest, score, score.interval, len(questions - failed),
+        round(sum(sitting.seconds for sitting in sittings), 1),
+        sum(sitting.input for sitting in sittings), sum(sitting.output for sitting in sittings),
+        {word: outcomes.count(word) for word in sorted({*outcomes} - {"passed"})})
 
 
 def tell_apart(standings: Sequence[Standing]) -> Iterator[tuple[str, list[str], list[str]]]:
     """Yield of each model which others it beats, and from which below it nothing tells it apart."""
-    asked = [standing for standing in standings if standing.score]
-    for place, one in enumerate(asked):
-        assert one.score
-        beaten = [other.model for other in asked if one.score.beats(other.score)]
-        ties = [other.model for other in asked[place + 1:]
-                if other.score and not one.score.beats(other.score)
-                and not other.score.beats(one.score)]
-        yield one.model, beaten, ties
+    scores = {standing.model: standing.score for standing in standings if standing.score}
+    names = list(scores)
+    for place, name in enumerate(names):
+        beaten = [other for other in names if scores[name].beats(scores[other])]
+        yield name, beaten, [other for other in names[place + 1:] if other not in beaten
+                             and not scores[other].beats(scores[name])]
+
+
+def find_outcome(state: TaskState, receipt: Mapping[str, Any], examinee: Examinee) -> str:
+    """Return how a task has ended; in other words where that says nothing of the model."""
+    others = {row["model"] for row in receipt.get("served") or ()}
+    others -= {model.name for model in examinee.models}
+    if others:
+        return f"{some_of(sorted(others))} answered instead"
+    if state.state == "review":
+        return "passed"  # so far: its check decides
+    if state.state == "stopped":
+        return "asked"
+    if state.cause == "api" and state.reason.startswith("too large"):
+        return "context"
+    return state.cause if state.state == "failed" else state.reason
 
 
 # -- a repository of our own --
@@ -20069,10 +20081,10 @@ class Exam:
         self.stops: list[str] = []
         self._folder = folder
         self._keep = keep
-        # What would lead an agent to the person's checkout.
+        # What would lead an agent or a check to the person's checkout.
         world = folder.world
         world.environ = {name: value for name, value in world.environ.items()
-                         if name not in ("PWD", "OLDPWD", CONFIG_VARIABLE)}
+                         if not re.match(f"(OLD)?PWD$|GIT_|{CONFIG_VARIABLE}$", name)}
         self._world = world
         self._main = git_of(folder)
         self.repository = digest(folder.repository.main.encode("utf-8", "replace"))[:16]
@@ -20105,7 +20117,7 @@ class Exam:
                 reason = self._prove(fix)
                 if self.stops:
                     return
-                self._note(tried=Tried(fix.commit, self.plan.digest, reason))
+                self._note(tried=(*self.page.tried, Tried(fix.commit, self.plan.digest, reason)))
             if reason:
                 self.left[fix.commit] = reason
             else:
@@ -20114,17 +20126,10 @@ class Exam:
     def _key_of(self, fix: Fix) -> str:
         return digest(f"{fix.commit} {self.plan.digest}".encode("ascii"))[:16]
 
-    def _note(self, *, tried: Tried | None = None, sitting: Sitting | None = None) -> None:
-        """Keep what has become known; an earlier reason for the same commit goes."""
-        with self._lock:
-            page = self.page
-            if tried:
-                others = [one for one in page.tried if one.commit != tried.commit]
-                page = replace(page, tried=(*others, tried))
-            if sitting:
-                page = replace(page, sittings=(*page.sittings, sitting))
-            self.page = page
-            self._keep(page)
+    def _note(self, **known: Any) -> None:
+        """Keep what has become known; the latest is what counts."""
+        self.page = replace(self.page, **known)
+        self._keep(self.page)
 
     def _prove(self, fix: Fix) -> str:
         """Return why a commit is no question; "": its tests fail without it and pass with it."""
@@ -20165,11 +20170,9 @@ class Exam:
         """Run a shell command, and end all that it leaves; 124: it took too long."""
         world = self._world
         mark = f"exam/{world.token(8)}"
-        environ = {name: value for name, value in world.environ.items()
-                   if not name.startswith("GIT_")}
         with self._lock:
             child = world.spawn(Launch([world.which("sh") or "/bin/sh", "-c", command], tree,
-                                       {**environ, CHECK_MARK: mark}, log, log))
+                                       {**world.environ, CHECK_MARK: mark}, log, log))
         until = world.clock() + PROOF_SECONDS
         while not child.ended() and world.clock() < until and not self.stops:
             world.sleep(0.02)
@@ -20183,95 +20186,81 @@ class Exam:
 
     # -- sittings --
 
-    def sit(self, examinees: Sequence[Examinee], back: Callable[[Examinee], Backing],
+    def sit(self, todo: Sequence[tuple[Examinee, Fix, int]], back: Callable[[Examinee], Backing],
             tell: Callable[[str], object]) -> None:
-        """Ask each model each question, one in each of its slots, until all is asked."""
-        most = threading.BoundedSemaphore(max(1, self._world.free_megabytes() // AGENT_MEGABYTES))
-        jobs: dict[tuple[str, int], Callable[[], None]] = {}
-        for examinee in examinees:
-            todo = self.plan_todo(examinee)
+        """Ask all of it, as much at a time as the models have slots and the memory allows."""
+        most = threading.Semaphore(max(1, self._world.free_megabytes() // AGENT_MEGABYTES))
+        slots = {one.name: threading.Semaphore(one.slots) for one, _, _ in todo}
 
-            def work(examinee: Examinee = examinee,
-                     todo: list[tuple[Fix, int]] = todo) -> None:
-                while todo and not self.stops:
-                    with most, contextlib.suppress(IndexError):
-                        self._sit(examinee, back(examinee), *todo.pop(0))
+        def sit(examinee: Examinee, fix: Fix, number: int) -> None:
+            with slots[examinee.name], most:
+                if not self.stops:
+                    self._sit(examinee, back(examinee), fix, number)
 
-            for slot in range(min(examinee.slots, len(todo))):
-                jobs[examinee.name, slot] = work
-        for _ in run_together(self._world, jobs):
-            tell(f"{len(self.page.sittings)} done")
+        jobs = {place: lambda one=one: sit(*one) for place, one in enumerate(todo)}
+        count = 0
+        for place, _ in run_together(self._world, jobs):
+            count += place is not None
+            tell(f"{count} of {count_of(todo, 'task')} done")
 
     def sittings_of(self, examinee: Examinee) -> list[Sitting]:
         """Return how a model did at these questions so far."""
         commits = {fix.commit for fix in self.fixes}
+        exam = self.plan.digest, self.repository, examinee.name, examinee.digest
         return [one for one in self.page.sittings
-                if one.commit in commits and one.check == self.plan.digest
-                and one.repository == self.repository and one.number <= self.plan.times
-                and (one.model, one.digest) == (examinee.name, examinee.digest)]
+                if one.commit in commits and one.number <= self.plan.times
+                and (one.check, one.repository, one.model, one.digest) == exam]
 
-    def plan_todo(self, examinee: Examinee) -> list[tuple[Fix, int]]:
-        """Return what a model was not asked yet: each question once before any a second time."""
-        done = {(one.commit, one.number) for one in self.sittings_of(examinee)}
-        return [(fix, number) for number in range(1, self.plan.times + 1) for fix in self.fixes
-                if (fix.commit, number) not in done]
+    def plan_todo(self, examinees: Sequence[Examinee]) -> list[tuple[Examinee, Fix, int]]:
+        """Return what was not asked yet: each question of each model before any is repeated."""
+        done = {(one.model, one.commit, one.number)
+                for examinee in examinees for one in self.sittings_of(examinee)}
+        return [(examinee, fix, number) for number in range(1, self.plan.times + 1)
+                for fix in self.fixes for examinee in examinees
+                if (examinee.name, fix.commit, number) not in done]
 
     def _sit(self, examinee: Examinee, backing: Backing, fix: Fix, number: int) -> None:
         """Have a model do a question, judge what it did, and keep what came of it."""
-        world = self._world
-        usual = self.plan.usual
+        world, usual = self._world, self.plan.usual
         failed = self._names.get(self._key_of(fix)) or ()
-        prompt = render_question(fix, failed, self.plan.check)
-        task = TaskSpec("question", prompt, model=examinee.models[0].alias, tries=1, rounds=0,
-                        setup=usual.setup, deadline=usual.deadline, stall=usual.stall,
-                        allow=usual.allow)
-        with PrivateDirectory() as place:
-            room = Room(world, world.path(place, "repository"))
-            room.begin(*room.take(self._main, fix.parent))
-            folder = Folder(world, find_repository(world, room.git.tree), is_listed=False)
-            began = world.clock()
-            state = self._work(folder, backing, task)
-            seconds = round(world.clock() - began, 1)
-            receipt = parse_object(world.read_part(
-                folder.of_try(state, "receipt.json"), 0, STATE_LIMIT_BYTES)) or {}
-            outcome, trouble = self._find_outcome(state, receipt, examinee)
-            code = None
-            if outcome == "passed":
-                codes, output = self._check(room.git, state.head, fix, 1)
-                code = codes[0] if codes else 124
-                if code:
-                    outcome = "check"
-                    last = [line for line in output.splitlines() if line.strip()][-1:]
-                    self.said[fix.commit, examinee.name] = clean_line("".join(last))[:160]
+        task = TaskSpec("question", render_question(fix, failed, self.plan.check),
+                        model=examinee.models[0].alias, tries=1, rounds=0, setup=usual.setup,
+                        deadline=usual.deadline, stall=usual.stall, allow=usual.allow)
+        receipt: dict[str, Any] = {}
+        codes: list[int] = []
+        began = world.clock()
+        try:
+            with PrivateDirectory() as place:
+                room = Room(world, world.path(place, "repository"))
+                room.begin(*room.take(self._main, fix.parent))
+                folder = Folder(world, find_repository(world, room.git.tree), is_listed=False)
+                state = self._work(folder, backing, task)
+                seconds = round(world.clock() - began, 1)
+                path = folder.of_try(state, "receipt.json")
+                receipt = parse_object(world.read_part(path, 0, STATE_LIMIT_BYTES)) or {}
+                outcome = find_outcome(state, receipt, examinee)
+                if outcome == "passed":
+                    codes, output = self._check(room.git, state.head, fix, 1)
+                    if codes != [0]:
+                        outcome = "check"
+                        line = first_line("\n".join(reversed(output.splitlines())))
+                        self.said[fix.commit, examinee.name] = clean_line(line)[:160]
+        except FleetError as error:
+            outcome = error.what
         if self.stops:
             return
-        if not outcome:
-            self.troubles.append(f"{examinee.name}, {fix.commit[:10]}: {trouble}")
+        if outcome not in EXAM_OUTCOMES:
+            self.troubles.append(f"{examinee.name}, {fix.commit[:10]}: {outcome}")
             return
         served = receipt.get("served") or []
         date = datetime.datetime.fromtimestamp(world.now(), datetime.timezone.utc)
-        self._note(sitting=Sitting(
+        sitting = Sitting(
             fix.commit, self.plan.digest, self.repository, examinee.name, outcome, number,
-            examinee.digest, code, seconds, receipt.get("turns") or 0,
+            examinee.digest, codes[0] if codes else None, seconds, receipt.get("turns") or 0,
             sum(int(row["input"]) for row in served), sum(int(row["output"]) for row in served),
-            f"{date:%Y-%m-%dT%H:%M:%SZ}"))
-
-    def _find_outcome(self, state: TaskState, receipt: Mapping[str, Any], examinee: Examinee
-                      ) -> tuple[str, str]:
-        """Return how a task has ended; ("", why) where that says nothing of the model."""
-        names = {row["model"] for row in receipt.get("served") or ()}
-        others = names - {model.name for model in examinee.models}
-        if others:
-            return "", f"{some_of(sorted(others))} answered instead"
-        if state.state == "review":
-            return "passed", ""  # so far: its check decides
-        if state.state == "stopped":
-            return "asked", ""
-        if state.state == "failed" and state.cause in EXAM_OUTCOMES:
-            return state.cause, ""
-        if state.cause == "api" and state.reason.startswith("too large"):
-            return "context", ""
-        return "", state.reason
+            f"{date:%Y-%m-%dT%H:%M:%SZ}")
+        with self._lock:
+            self._note(sittings=(*self.page.sittings, sitting))
 
     def _work(self, folder: Folder, backing: Backing, task: TaskSpec) -> TaskState:
         """Supervise the only task of a repository until it is over."""
@@ -25218,11 +25207,12 @@ def hold_exam(fleet: Fleet, options: Options, world: World) -> int:
         with LiveLine(world) as line:
             exam.find(lambda text: line.show(f"proving {text}"))
         tell(world, describe_left(exam))
-        if exam.fixes and not exam.stops and any(map(exam.plan_todo, examinees)):
+        todo = exam.plan_todo(examinees)
+        if todo and not exam.stops:
             backing = replace(backing, key=need_key(workspace, fleet))
             backing.serve()
             with LiveLine(world) as line:
-                exam.sit(examinees, lambda one: replace(backing, fleet=leave_alone(fleet, one)),
+                exam.sit(todo, lambda one: replace(backing, fleet=leave_alone(fleet, one)),
                          line.show)
     finally:
         end_serving(folder)
@@ -25237,7 +25227,7 @@ def hold_exam(fleet: Fleet, options: Options, world: World) -> int:
     if exam.stops:
         tell(world, "Stopped. The same command continues.\n")
         return EXIT_INTERRUPTED
-    is_whole = exam.fixes and not exam.troubles and not any(map(exam.plan_todo, examinees))
+    is_whole = exam.fixes and not exam.plan_todo(examinees)
     return EXIT_OK if is_whole else EXIT_PROBLEM
 
 
@@ -25300,21 +25290,19 @@ def show_exam(plan: ExamPlan, examinees: Sequence[Examinee], options: Options,
             f"{format_pairs(rows, look_of(world, 'stderr'))}"
             f"Each task may take {show_span(plan.usual.deadline)}: at most {show_span(longest)} in "
             "all. Commit messages become prompts.\n")
-    if plan.origin == "typed" or options.trust:
+    if plan.origin == "typed" and not plan.usual.setup or options.trust:
         world.err(text)
         return
+    commands = [clean_line(command) for command in (*plan.usual.setup, plan.check)]
     agree(world, text, "Run it?", FleetError(
-        "unasked-check", f"the exam would run `{clean_line(plan.check)}`, which you did not type",
-        fix=f"add --check {quote_shell(plan.check)}, or --trust", status=EXIT_REFUSED))
+        "unasked-check", f"the exam would run `{'; '.join(commands)}`, which you did not type",
+        fix="add --trust, or --check 'COMMAND'", status=EXIT_REFUSED))
 
 
 def describe_left(exam: Exam) -> str:
     """Return how many questions there are, and why the other commits are none."""
-    reasons: dict[str, int] = {}
-    for reason in exam.left.values():
-        reasons[reason] = reasons.get(reason, 0) + 1
-    left = "; ".join(f"{reason} ({count})" for reason, count in
-                     sorted(reasons.items(), key=lambda item: -item[1]))
+    reasons = list(exam.left.values())
+    left = "; ".join(f"{reason} ({reasons.count(reason)})" for reason in dict.fromkeys(reasons))
     return f"{count_of(exam.fixes, 'question')}. Commits left out: {left or 'none'}.\n"
 
 
@@ -25344,18 +25332,18 @@ def format_exam(exam: Exam, examinees: Sequence[Examinee], standings: Sequence[S
         if not score:
             continue
         low, high = score.interval
-        each = f"{standing.all_passed} of {score.questions}"
-        stopped = ", ".join(f"{EXAM_OUTCOMES[word]} {count}" for word, count
-                            in sorted(standing.stopped.items()))
+        failures = [f"{EXAM_OUTCOMES[word]} {count}" for word, count in standing.failures.items()]
         rows.append([standing.model, f"{score.passed} of {score.asked}",
-                     f"{100 * low:.0f} to {100 * high:.0f} %", *[each][:exam.plan.times - 1],
+                     f"{100 * low:.0f} to {100 * high:.0f} %",
+                     f"{standing.each_time} of {score.questions}",
                      show_span(standing.seconds / score.asked), f"{standing.input:,}",
-                     f"{standing.output:,}", stopped or "-"])
+                     f"{standing.output:,}", ", ".join(failures) or "-"])
     if not rows:
         return "No model was asked anything.\n"
-    headers = ["Model", "Passed", "Likely", *["Each time"][:exam.plan.times - 1], "Per task",
-               "Tokens in", "Tokens out", "Failures"]
-    text = format_table(headers, rows, look=look, right=("Tokens in", "Tokens out"))
+    headers = ["Model", "Passed", "Likely", "Each time", "Per task", "Tokens in", "Tokens out",
+               "Failures"]
+    text = format_table(headers, rows, look=look, right=("Tokens in", "Tokens out"),
+                        spare=("Each time",))
     for name, beaten, ties in tell_apart(standings):
         if beaten:
             text += format_words([f"{name} is better than {join_words(beaten)}."], look)
@@ -25382,15 +25370,11 @@ def _show_sittings(exam: Exam, examinee: Examinee, fix: Fix) -> str:
 
 def report_exam(fleet: Fleet, exam: Exam, standings: Sequence[Standing]) -> dict[str, object]:
     """Return what `bench --exam --json` prints."""
-    models = []
-    for standing in standings:
-        interval = standing.score.interval if standing.score else None
-        models.append({**vars(standing), "interval": interval})
     commits = [fix.commit for fix in exam.fixes]
+    apart = [{"model": name, "beats": beaten, "ties": ties}
+             for name, beaten, ties in tell_apart(standings)]
     return {"fleet": fleet.name, "check": exam.plan.check, "questions": commits,
-            "left": exam.left, "models": models, "told_apart": [
-                {"model": name, "beats": beaten, "ties": ties}
-                for name, beaten, ties in tell_apart(standings)],
+            "left": exam.left, "models": standings, "told_apart": apart,
             "sittings": [one for one in exam.page.sittings if one.commit in commits],
             "not_counted": exam.troubles}
 
@@ -29557,10 +29541,10 @@ config, do so in their own fields. stderr and the exit code are as without `--js
   `failure`)
 - `bench --exam`: `fleet`, `check`, `questions` (commits), `left` (reasons, by commit), `models`
   (`model`, `digest`, `score` (`passed`, `asked`, `questions`, `repository`: a digest), `interval`,
-  `all_passed`: questions, every time, `seconds`, `input`, `output` in all, `stopped`: how often,
-  by outcome), `told_apart` (`model`, `beats`, `ties`), `sittings` (`commit`, `check`: a digest,
-  `repository`, `model`, `outcome`: passed, check, diff, asked, deadline, stalled or context,
-  `number`, `digest`, `code`, `seconds`, `turns`, `input`, `output`, `date`), `not_counted`
+  `each_time`: questions, `seconds`, `input`, `output` in all, `failures`: how often, by outcome),
+  `told_apart` (`model`, `beats`, `ties`), `sittings` (`commit`, `check`: a digest, `repository`,
+  `model`, `outcome`: passed, check, diff, asked, deadline, stalled or context, `number`, `digest`,
+  `code`, `seconds`, `turns`, `input`, `output`, `date`), `not_counted`
 - `trace`: `sessions`; of those that are listed (`session`, `task`: whose it is, or empty,
   `prompt`: its first line, `ended`, `subagents`, `requests`), of those that are shown (`session`,
   `prompt`, `began`, `ended`, `torn`: FILE:LINE of what cannot be read, `agents` (`agent`: its id,

@@ -138,7 +138,7 @@ def test_what_a_model_does_to_tests_counts_for_nothing_and_each_end_has_its_name
     text = made.run("--questions", 2, "--trust")
     assert "sh check.sh (tasks.yaml)" in made.err
     report = made.json("--questions", 2)
-    stopped = {model["model"].split(":")[0]: model["stopped"] for model in report["models"]}
+    stopped = {model["model"].split(":")[0]: model["failures"] for model in report["models"]}
     assert stopped == {"able": {}, "cheat": {"check": 2}, "endless": {"deadline": 2},
                        "printer": {"diff": 2}, "asker": {"asked": 2}}
     assert "able:1b     2 of 2" in text and "deadline 2" in text
@@ -177,6 +177,11 @@ def test_a_check_that_nobody_typed_and_a_file_that_came_along_are_not_believed(e
     made.run("--questions", 2, status=3)
     assert "which you did not type" in made.err and "make test" in made.err
     assert not (made.repo / ".subagent-fleet/exam.json").exists()
+    (made.repo / "tasks.yaml").write_text(
+        "defaults: {setup: [touch /tmp/x]}\ntasks: {a: {prompt: x}}\n")
+    made.run("--check", "sh check.sh", status=3)
+    assert "would run `touch /tmp/x; sh check.sh`" in made.err, "setup was not typed either"
+    (made.repo / "tasks.yaml").unlink()
 
     report = made.json("--questions", 2)
     kept = made.repo / ".subagent-fleet/exam.json"

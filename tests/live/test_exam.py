@@ -57,7 +57,7 @@ def test_two_models_sit_a_whole_exam(running, ground, trap):
     assert len(report["questions"]) == 3 and report["not_counted"] == []
     models = {model["model"]: model for model in report["models"]}
     assert models["runner"]["score"]["passed"] == models["runner"]["score"]["asked"] == 3
-    assert models["able"]["score"]["passed"] == 0 and models["able"]["stopped"] == {"diff": 3}
+    assert models["able"]["score"]["passed"] == 0 and models["able"]["failures"] == {"diff": 3}
     assert all(len(model["digest"]) == 64 for model in models.values())
     assert all(model["input"] > 3_000 and model["output"] > 0 for model in models.values())
     assert report["told_apart"][0]["ties"] == ["able"], "three questions cannot"
