@@ -21508,19 +21508,20 @@ class Called(Record):
     words: list[str]
 
 
-# What people type for a command, coming from other programs.
-OTHER_NAMES = {"start": "up", "dashboard": "ui"}
+# What the first documents called a command, or other programs do.
+OTHER_NAMES = {"start": "up", "dashboard": "ui", "benchmark": "bench"}
 
 
 def find_call(words: Sequence[str]) -> Called:
     """Return what is called; an unknown command is refused with the nearest."""
     known = {row.name: row for row in COMMANDS}
-    if list(words) == ["task"]:
+    words = [OTHER_NAMES.get(words[0], words[0]), *words[1:]]
+    if words == ["task"]:
         return Called(known["tasks"], [])
     for count in (2, 1):
         name = " ".join(words[:count])
         if name in known:
-            return Called(known[name], list(words[count:]))
+            return Called(known[name], words[count:])
 
     name = words[0]
     seconds = second_words(name)
@@ -21531,8 +21532,6 @@ def find_call(words: Sequence[str]) -> Called:
                          status=EXIT_USAGE, fix=hint or f"subagent-fleet help {name}")
     behind = "; flags come after the command" if name.startswith("-") else ""
     hint = nearest(name, (*known, *OTHER_NAMES))
-    for word, meant in OTHER_NAMES.items():
-        hint = hint.replace(f"`{word}`", f"`{meant}`")
     raise FleetError("unknown-command", f"unknown command `{name}`{behind}", status=EXIT_USAGE,
                      fix=hint or "subagent-fleet --help")
 

@@ -422,7 +422,7 @@ def test_no_words_is_usage(run_cli):
     (("up", "--port", "4001"), "write `port:` under project.gateway in fleet.yaml"),
     (("trace", "--list"), "subagent-fleet trace --help"),
     (("logs", "--nope"), "subagent-fleet logs --help"),
-    (("start",), "did you mean `up`?"), (("strat",), "did you mean `up`?"),
+    (("strat",), "did you mean `start`?"),
     (("statsu",), "did you mean `status`?"),
     (("init", "--force", "--node", "mini"),
      "subagent-fleet init --node mini=http://192.168.1.50:11434"),
@@ -793,6 +793,60 @@ def test_completion_of_fish_asks_with_an_empty_last_word(run_cli):
     assert 'subagent-fleet completion -- (commandline -opc)[2..-1] ""' in script
     assert "--json" in run_cli("completion", "--", "validate", "").stdout.split()
     assert "validate" in run_cli("completion", "--", "").stdout.split()
+
+
+# -- what the first documents type --
+
+FIRST_WORDS = """\
+init
+validate
+discover
+discover --json
+generate
+warmup
+status
+status --json
+doctor
+trace
+recommend
+benchmark
+bench
+skills list
+skills install
+skills install --target claude-code
+skills install --target codex
+skills install --target opencode
+skills install --skill subagent-fleet-setup
+plugins install --out market
+plugins install --target claude-code
+plugins install --target codex
+validate --config examples/multi-node-cluster/fleet.yaml
+generate --config examples/multi-node-cluster/fleet.yaml
+"""
+
+
+def test_what_the_first_documents_type_works(tmp_path, run_cli, fake_node):
+    """In their order, in one project; without a gateway `doctor` and `status` still say what is so."""
+    node = fake_node({"qwen3:8b": {}, "qwen3-coder:30b": {}})
+    (tmp_path / ".git").mkdir()
+    cluster = tmp_path / "examples" / "multi-node-cluster"
+    cluster.mkdir(parents=True)
+    env = {"OLLAMA_HOST": node.endpoint, "HOME": str(tmp_path / "home")}
+    for line in FIRST_WORDS.splitlines():
+        done = run_cli(*line.split(), env=env)
+        assert done.returncode == 0 and done.stdout + done.stderr, (line, done.stdout, done.stderr)
+        if line == "init":
+            (cluster / "fleet.yaml").write_bytes((tmp_path / "fleet.yaml").read_bytes())
+        if "--json" in line:
+            assert json.loads(done.stdout)["nodes"]
+    assert list((tmp_path / ".claude" / "skills").iterdir())
+    assert run_cli("clean", env=env).returncode == 3  # it asks, and there is nobody
+    assert run_cli("clean", "--force", env=env).returncode == 0
+
+
+@pytest.mark.parametrize("words", ["ui --config fleet.yaml", "ui", "dashboard", "start"])
+def test_what_serves_in_the_first_documents_is_understood(words):
+    assert sf.read_call(words.split()).command.name == {"start": "up"}.get(words, "ui")
 
 
 # -- README --

@@ -153,7 +153,7 @@ def test_flags_that_would_be_ignored_are_refused(fleet, quick, words, what):
 # -- words of other programs and of earlier versions --
 
 @pytest.mark.parametrize("words, fix", [
-    ("dashboard", "`ui`"), ("generate -t aider", "`--target`"), ("ui -p 8081", "`--port`"),
+    ("generate -t aider", "`--target`"), ("ui -p 8081", "`--port`"),
     ("skills instal", "`install`")])
 def test_an_earlier_name_gets_todays(tmp_path, quick, words, fix):
     done = quick(*words.split())
