@@ -368,6 +368,10 @@ class Receipt(Record):
     cloud: bool = False  # it left the house
     passed_over: tuple[Passed, ...] = ()
     said: str = ""  # who failed and in which words, as far as those are no prompt's or answer's
+    cached_tokens: int = 0  # of the input tokens: that the machine still had
+    read_again: int = 0  # and that a machine had read before, but not this one or no more
+    read_again_why: str = ""  # pushed out, or from where it moved
+    waited_for: str = ""  # the agent or session whose prompt was kept warm meanwhile
 
 
 class Rejection(Record):
@@ -13452,6 +13456,17 @@ def read_answer(exchange: Exchange, reader: Reader, model: Model,
 QUIET_SECONDS = 10.0  # a stream that waited so long gets its headers, then a ping as often
 SILENCE_SECONDS = 10.0  # a node that says nothing for so long is asked whether it still answers
 REST_SECONDS, REST_LIMIT_SECONDS = 2.0, 60.0
+MEMORY_LIMIT = 64  # conversations that are remembered of a place
+LESSON_TOKENS = 500  # fewer do not tell how fast a machine reads
+HOLD_SECONDS = 15.0  # a seat is kept at most while a tool runs, until it's known how long they run
+HOLD_LIMIT_SECONDS = 60.0  # and then
+GAPS_TO_LEARN, GAPS_KEPT = 8, 32  # how long so many tools ran
+PATIENCE_SECONDS = 550.0  # whoever would wait longer takes a seat that has lasted
+IMPATIENT_SECONDS = 120.0  # of a client that does not stream: no ping tells it that we live
+SLICES = (1.25, 4.0)  # a seat lasts so many times what its prompt takes to read, and more if it may
+TURNS_AHEAD = 4  # for so many is thought ahead
+LEAVING = 0.8  # to read all elsewhere must be worth so much
+LOOK_SECONDS = 1.0  # while somebody waits for a seat
 REQUEST_SECONDS = 10.0  # for the headers; also how long an idle connection is kept
 FIRST_BYTE_SECONDS = 2.0  # of a new connection
 BODY_SECONDS = 120.0
@@ -13473,6 +13488,308 @@ OPEN_PAGES = ("/", "/health/liveliness")  # they say who answers, to anybody
 EVENTS_PATH = "/events"
 EVENTS_HEAD = "Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-store\r\n"
 PROOF_PATH = "/prove/"  # a nonce follows: 32 bytes in hexadecimal
+
+
+# -- which conversations a place keeps warm --
+#
+# A place is a model on a machine. What it has just read it need not read again: its server keeps
+# a conversation in each slot, and in main memory as many more as fit there. One more than that,
+# and nearly all are lost, because each turn pushes out the one that comes next. So a conversation
+# that goes on has a seat, and a request without one waits until a seat is free.
+#
+# Where all that is in use fits, everybody has a seat, and the order is first come, first served.
+# How much fits is learned: what came back warm or cold after others were read says what is kept.
+
+class Beginnings(Record):
+    """What stands for the beginnings of a prompt: system and tools, then turn by turn.
+
+    Prompts that begin alike have their first links in common. They mean nothing elsewhere.
+    """
+
+    links: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()  # in characters, up to there
+    tokens: int = 0  # of all, about
+
+    def tokens_at(self, index: int) -> int:
+        """Return about how many tokens a beginning has."""
+        return self.tokens * self.sizes[index] // self.sizes[-1]
+
+
+UNKNOWN_PROMPT = Beginnings()  # it is served as it comes
+
+
+def link_turns(talk: Talk, tokens: int) -> Beginnings:
+    """Return the beginnings of a talk that has about so many tokens."""
+    if not talk.turns:
+        return UNKNOWN_PROMPT
+    texts = (*talk.system, *(text for tool in talk.tools for text in (tool.name, tool.description)))
+    links, sizes = [hash(texts)], [sum(map(len, texts)) + 1]
+    for turn in talk.turns:
+        texts = (*turn.reminders, *turn.texts, *turn.images,
+                 *(result.text for result in turn.results))
+        calls = tuple((call.id, call.name) for call in turn.calls)
+        links.append(hash((links[-1], turn.role, texts, calls)))
+        # A call's arguments are not looked at: its id tells it from any other.
+        sizes.append(sizes[-1] + sum(map(len, texts)) + 100 * len(calls))
+    return Beginnings(tuple(links), tuple(sizes), tokens)
+
+
+class Memory:
+    """A conversation that a place has read."""
+
+    def __init__(self, conversation: Conversation, now: float) -> None:
+        self.conversation = conversation
+        self.links: tuple[int, ...] = ()
+        self.tokens, self.running = 0, 0
+        self.waiter: Ticket | None = None  # that came while it had its seat
+        self.since = self.used = now  # it has its seat; when it was read last
+        self.called = 0.0  # when its answer called a tool
+        self.until = 0.0  # so long the seat is kept for what comes of it
+
+    def has_seat(self, now: float) -> bool:
+        return bool(self.running or self.waiter or now < self.until)
+
+    def give_up(self) -> None:
+        """Leave the seat to somebody else."""
+        self.waiter, self.until = None, 0.0
+
+
+def average(known: float, new: float) -> float:
+    """Return a measure that follows new ones slowly; 0: there was none."""
+    return 0.7 * known + 0.3 * new if known else new
+
+
+class Seats:
+    """What a place is believed to keep warm, and who may have it read something now.
+
+    It is pure: who calls says what time it is.
+    """
+
+    def __init__(self) -> None:
+        self.slots = 1
+        self.memories: dict[Memory, None] = {}  # used longest ago first
+        self._readers: dict[int, Memory] = {}  # by link, who read it last
+        # Tokens a second, and of an answer; 0: not known yet.
+        self.read_rate = self.write_rate = self.answer_tokens = 0.0
+        # Tokens that are kept besides those in the slots; None: of one more conversation, as most
+        # servers keep some, and one that keeps none shows it soon.
+        self.room: float | None = None
+        self.claim = 0.0  # what the server should keep; believed once it kept anything
+        self.kept, self.lost = 0, 0  # tokens: the most that were, the fewest that were not; 0: none
+        self.losses = 0
+        self.gaps: list[float] = []  # seconds between calls and what came of them
+        # A slot was free and nobody had a seat for it: since when now, and before that.
+        self.idle_since = self.idle_seconds = 0.0
+
+    def find(self, prompt: Beginnings) -> tuple[Memory | None, int]:
+        """Return who read the longest beginning of a prompt last, and its tokens."""
+        for index in range(len(prompt.links) - 1, -1, -1):
+            memory = self._readers.get(prompt.links[index])
+            if memory:
+                return memory, prompt.tokens_at(index)
+        return None, 0
+
+    def find_own(self, ticket: Ticket) -> Memory | None:
+        """Return the conversation that a request goes on with."""
+        memory, _ = self.find(ticket.prompt)
+        if not memory:
+            return None
+        links, is_named = ticket.prompt.links, bool(ticket.conversation.session)
+        if is_named and memory.conversation != ticket.conversation:
+            return None  # it has branched off, and both may go on
+        # The last turn may have been changed since, where the client says that it is the same.
+        is_same = memory.links[-1] in links or (is_named and memory.links[1] == links[1])
+        return memory if is_same else None
+
+    def read_seconds(self, tokens: int) -> float:
+        """Return how long so many tokens take to read, 0 where that is not known."""
+        return tokens / self.read_rate if self.read_rate else 0.0
+
+    def estimate(self, prompt: Beginnings) -> float:
+        """Return how long a request and the turns after it take here, 0 where that is not known."""
+        if not self.read_rate or not self.write_rate:
+            return 0.0
+        memory, warm = self.find(prompt)
+        if memory and not self.fits(self._sizes_since(memory)):
+            warm = 0
+        answers = TURNS_AHEAD * self.answer_tokens / self.write_rate
+        return self.read_seconds(prompt.tokens - warm) + answers
+
+    def _sizes_since(self, memory: Memory) -> list[int]:
+        """Return the tokens of what was read since a conversation was, and its own."""
+        return [other.tokens for other in self.memories
+                if other is memory or other.running or other.used > memory.used]
+
+    def taken(self, now: float) -> list[Memory]:
+        """Return who has a seat."""
+        return [memory for memory in self.memories if memory.has_seat(now)]
+
+    def need(self, sizes: Iterable[int]) -> int:
+        """Return what conversations take besides the slots, at the worst."""
+        return sum(sorted(sizes)[self.slots:])
+
+    def fits(self, sizes: Sequence[int]) -> bool:
+        """Tell whether conversations of so many tokens stay warm together."""
+        if self.room is None or len(sizes) <= self.slots:
+            return len(sizes) <= self.slots + 1
+        return self.need(sizes) <= self.room
+
+    def admits(self, ticket: Ticket, now: float) -> bool:
+        """Tell whether a request may be read without pushing out who has a seat."""
+        taken = self.taken(now)
+        if self.find_own(ticket) in taken:
+            return True
+        if self.fits([*(memory.tokens for memory in taken), ticket.prompt.tokens]):
+            return True
+        # A subagent's first request may use the seat of its parent, who waits for it.
+        session, is_first = ticket.conversation.session, len(ticket.prompt.links) == 2
+        return bool(session and is_first and any(
+            memory.conversation.session == session and memory.used <= ticket.came
+            and not memory.running and not memory.waiter for memory in taken))
+
+    def has_lasted(self, now: float, slices: float) -> bool:
+        """Tell whether somebody has had a seat long enough to give it to who is late."""
+        return any(now - memory.since >= slices * self.read_seconds(memory.tokens)
+                   for memory in self.taken(now) if not memory.running)
+
+    def begin(self, ticket: Ticket, now: float) -> None:
+        """Note that a request is read here."""
+        prompt, own = ticket.prompt, self.find_own(ticket)
+        reader, ticket.known = self.find(prompt)
+        ticket.need = self.need(self._sizes_since(reader)) if reader else 0
+        taken = self.taken(now)
+        if own not in taken and not self.fits([*(memory.tokens for memory in taken),
+                                               prompt.tokens]):
+            self._free_seat(ticket, taken)
+        if not own:
+            own = Memory(ticket.conversation, now)
+        elif not own.has_seat(now):
+            own.since = now
+        if own.called:
+            self.gaps = [*self.gaps[1 - GAPS_KEPT:], ticket.came - own.called]
+        own.give_up()
+        own.called = 0.0
+        own.running, own.used, own.tokens = own.running + 1, now, prompt.tokens
+        own.links = prompt.links
+        self._readers.update(dict.fromkeys(own.links, own))
+        self._use(own)
+        ticket.memory, ticket.began = own, now
+
+    def _free_seat(self, ticket: Ticket, taken: list[Memory]) -> None:
+        """Take a seat from the request's own session, else from who has had one longest."""
+        idle = [memory for memory in taken if not memory.running]
+        idle.sort(key=lambda memory: (
+            memory.conversation.session != ticket.conversation.session, memory.since))
+        for memory in idle[:1]:
+            memory.give_up()
+
+    def _use(self, memory: Memory) -> None:
+        self.memories.pop(memory, None)
+        self.memories[memory] = None
+        if len(self.memories) > MEMORY_LIMIT:
+            oldest = next(iter(self.memories))
+            del self.memories[oldest]
+            self._readers = {link: reader for link, reader in self._readers.items()
+                             if reader is not oldest}
+
+    def learn(self, ticket: Ticket, end: End, seconds: float, now: float) -> int:
+        """Learn from an answer how fast this place is and how much stays warm; keep its seat.
+
+        The prompt took so many seconds. Return how many of its tokens were warm.
+        """
+        memory, total, cached = ticket.memory, end.input_tokens, end.cache_read
+        assert memory
+        is_warm = cached > ticket.known / 2
+        if not cached and self.read_rate and ticket.known > total / 2:
+            is_warm = seconds < self.read_seconds(total) / 2  # a server that tells no count
+        memory.tokens, memory.used = total + end.output_tokens, now
+        self._use(memory)
+        if total - cached >= LESSON_TOKENS and seconds > 0 and (cached or not is_warm):
+            self.read_rate = average(self.read_rate, (total - cached) / seconds)
+        written = end.answer_seconds or now - ticket.began - seconds
+        if end.output_tokens > 1 and written > 0:
+            self.write_rate = average(self.write_rate, end.output_tokens / written)
+            self.answer_tokens = average(self.answer_tokens, end.output_tokens)
+        if end.reason == "tool_use":
+            memory.called = now
+            memory.until = now + self._plan_hold(self.read_seconds(memory.tokens))
+        if ticket.need and ticket.known > total / 2 and self.read_rate:
+            self._note(ticket.need, is_warm)
+        return cached or (ticket.known if is_warm else 0)
+
+    def _plan_hold(self, price: float) -> float:
+        """Return how long to keep a seat while a tool runs, if reading all again takes so long.
+
+        As long as is cheapest for tools that run as long as the last ones ran.
+        """
+        if len(self.gaps) < GAPS_TO_LEARN:
+            return min(price, HOLD_SECONDS)
+        hold, least, below = 0.0, price, 0.0
+        gaps = sorted(self.gaps)
+        for index, gap in enumerate(gaps, 1):
+            below += gap
+            cost = (below + (len(gaps) - index) * (gap + price)) / len(gaps)
+            if cost < least and gap <= HOLD_LIMIT_SECONDS:
+                hold, least = gap * 1.25 + 1, cost
+        return hold
+
+    def _note(self, need: int, is_warm: bool) -> None:
+        """Note that so many tokens besides the slots were kept, or were not."""
+        if is_warm:
+            self.kept = max(self.kept, need)
+            if self.lost <= self.kept:
+                self.lost = 0
+            if not self.lost:
+                self.room = max(self.room or 0, self.claim, 2 * self.kept)
+            return
+        self.lost = min(self.lost or need, need)
+        if self.kept >= self.lost:
+            self.kept = 0
+        self.losses, self.claim = self.losses + 1, 0.0
+        # Prompts grow: what was kept is soon too little for the same conversations.
+        self.room = (self.kept + self.lost) / 2 if self.kept else 0
+        for memory in list(self.memories)[:-len(self._warm_sizes())]:
+            memory.give_up()
+
+    def _warm_sizes(self) -> list[int]:
+        """Return the tokens of what is believed to be warm: the latest that fit together."""
+        sizes: list[int] = []
+        for memory in reversed(self.memories):
+            if not self.fits([*sizes, memory.tokens]):
+                break
+            sizes.append(memory.tokens)
+        return sizes
+
+    def refuse(self, ticket: Ticket, now: float) -> None:
+        """Note that a slot is free and a request has no seat for it.
+
+        Once that has cost as long as it takes to read a conversation again, one more is tried;
+        each loss doubles the price.
+        """
+        self.idle_since = self.idle_since or now
+        sizes = [memory.tokens for memory in self.taken(now)]
+        price = self.read_seconds(max(sizes)) * 2 ** self.losses
+        if price and self.idle_seconds + now - self.idle_since >= price:
+            self.room = max(self.room or 0, self.need([*sizes, ticket.prompt.tokens]))
+            self.idle_since = self.idle_seconds = 0.0
+
+    def end_idleness(self, now: float) -> None:
+        """Note that no slot is free in vain."""
+        if self.idle_since:
+            self.idle_seconds += now - self.idle_since
+            self.idle_since = 0.0
+
+    def forget(self) -> None:
+        """Forget what was read: its server may have started anew."""
+        self.memories = {memory: None for memory in self.memories if memory.running}
+        self._readers.clear()
+
+    def show(self, now: float) -> dict[str, Any]:
+        """Return what is believed to be warm."""
+        sizes = self._warm_sizes()
+        room = None if self.room == float("inf") else self.room
+        return {"conversations": len(sizes), "tokens": sum(sizes), "room": room,
+                "held": len(self.taken(now))}
 
 
 # -- who may ask which node when --
@@ -13509,12 +13826,17 @@ class Capacity:
         self.slots, self.running = 1, 0
         self.last_number = 0  # of the request that came last
         self.missing = Rest()
+        self.seats = Seats()
+
+    def has_room(self) -> bool:
+        return self.running < self.slots
 
 
 class Ticket:
     """A request in the queue; once it holds a slot it has a `model`."""
 
-    def __init__(self, number: int, alias: str, conversation: Conversation) -> None:
+    def __init__(self, number: int, alias: str, conversation: Conversation,
+                 prompt: Beginnings, came: float, patience: float) -> None:
         self.number, self.alias, self.conversation = number, alias, conversation
         self.candidates: list[list[Model]] = []  # who can still be asked: the alias, its fallbacks
         self.model: Model | None = None
@@ -13522,6 +13844,15 @@ class Ticket:
         self.asked: set[str] = set()  # nodes that were asked on its behalf whether they answer
         self.is_alone = False  # and none of them did
         self.wake: Callable[[], None] = lambda: None
+
+        self.prompt, self.came, self.patience = prompt, came, patience
+        self.seats: list[Memory] = []  # that are kept for it while it waits
+        self.waits_for = ""  # who had the seat that it waited for
+        self.memory: Memory | None = None  # of the place that reads it
+        self.began = 0.0  # when that was
+        # Tokens of its prompt that were read there before, and what had to be kept since then.
+        self.known = self.need = 0
+        self.known_elsewhere, self.elsewhere = 0, ""
 
 
 class Scheduler:
@@ -13538,18 +13869,20 @@ class Scheduler:
         self._holders: dict[int, Ticket] = {}  # of slots
         self._number = 0
         self._is_closed = False
+        self._is_refused = False  # somebody, although a slot is free
         # Which model served a conversation last, the one asked longest ago first.
         self._served: dict[tuple[Conversation, str], str] = {}
 
     def enter(self, alias: str, conversation: Conversation,
-              candidates: list[list[Model]] | None = None) -> Ticket:
+              candidates: list[list[Model]] | None = None, *,
+              prompt: Beginnings = UNKNOWN_PROMPT, patience: float = PATIENCE_SECONDS) -> Ticket:
         """Return a ticket in the queue of an alias; it may hold a slot at once.
 
         Only these `candidates` will be asked, where not all can do what is needed.
         """
         with self._lock:
             self._number += 1
-            ticket = Ticket(self._number, alias, conversation)
+            ticket = Ticket(self._number, alias, conversation, prompt, self._clock(), patience)
             self._queue_up(ticket, candidates or self.candidates[alias])
             self._serve_queue()
         return ticket
@@ -13558,11 +13891,27 @@ class Scheduler:
         ticket.candidates = candidates
         ticket.is_closed = self._is_closed
         self._queue[ticket.number] = ticket
+        now = self._clock()
+        for place in self._places_of(ticket):
+            own = place.seats.find_own(ticket)
+            if own and own.has_seat(now) and not own.waiter:
+                own.waiter = ticket
+                ticket.seats.append(own)
+
+    def _places_of(self, ticket: Ticket) -> dict[Capacity, None]:
+        return {self.places[model.name]: None for group in ticket.candidates for model in group}
+
+    def _stop_waiting(self, ticket: Ticket) -> None:
+        self._queue.pop(ticket.number, None)
+        for memory in ticket.seats:
+            if memory.waiter is ticket:
+                memory.waiter = None
+        ticket.seats = []
 
     def leave(self, ticket: Ticket) -> None:
         """Give up the wait or the slot; nothing is said about the node."""
         with self._lock:
-            self._queue.pop(ticket.number, None)
+            self._stop_waiting(ticket)
             self._release(ticket)
             self._serve_queue()
 
@@ -13580,6 +13929,15 @@ class Scheduler:
             for ticket in self._queue.values():
                 ticket.is_closed = True
                 ticket.wake()
+
+    def claim(self, model: Model, tokens: float, *, is_sure: bool) -> None:
+        """Take how many tokens a place should keep besides its slots; somebody said so, or not."""
+        with self._lock:
+            seats = self.places[model.name].seats
+            seats.claim = tokens
+            if is_sure:
+                seats.room = tokens
+            self._serve_queue()
 
     def succeed(self, ticket: Ticket) -> bool:
         """Note that the node answered: it rests no more and the conversation will prefer it.
@@ -13602,6 +13960,23 @@ class Scheduler:
             self._serve_queue()
         return had_rested
 
+    def learn(self, ticket: Ticket, end: End, seconds: float) -> tuple[int, int, str]:
+        """Learn from an answer whose prompt took so many seconds.
+
+        Return how many of its tokens were warm, how many were read again, and why.
+        """
+        with self._lock:
+            if not ticket.memory or not ticket.model:
+                return end.cache_read, 0, ""
+            seats = self.places[ticket.model.name].seats
+            warm = seats.learn(ticket, end, seconds, self._clock())
+            again = max(ticket.known, ticket.known_elsewhere) - warm
+            if again < LESSON_TOKENS:
+                return warm, 0, ""
+            if ticket.known_elsewhere > ticket.known:
+                return warm, again, f"moved from {ticket.elsewhere}"
+            return warm, again, "pushed out"
+
     def fail(self, ticket: Ticket, why: str, *, is_missing: bool = False) -> float:
         """Let the node, or only the model that it lacks, rest; queue for another.
 
@@ -13619,6 +13994,9 @@ class Scheduler:
             others = [[model for model in group if model is not ticket.model]
                       for group in ticket.candidates]
             self._release(ticket)
+            for other in self.places.values():
+                if other is place or (other.node == place.node and not is_missing):
+                    other.seats.forget()
             ticket.candidates = others
             if any(others):
                 self._queue_up(ticket, others)
@@ -13667,7 +14045,7 @@ class Scheduler:
                 rests = round(max(rest.until, place.missing.until) - now, 1)
                 rests = max(rests, 0.1 if rest.until else 0.0)  # until it is known to answer
                 places[name] = {"running": place.running, "slots": place.slots,
-                                "rests_seconds": rests}
+                                "rests_seconds": rests, "warm": place.seats.show(now)}
             return places, len(self._queue)
 
     def show_sessions(self) -> dict[str, str]:
@@ -13695,17 +14073,55 @@ class Scheduler:
     def serve_queue(self) -> None:
         """Look again who may be asked: a model's rest may have ended by itself."""
         with self._lock:
-            self._serve_queue()
+            self._give_out()
 
     def _serve_queue(self) -> None:
+        """Give out what is free; where that will be looked at again soon, say so."""
+        if self._queue:
+            self._give_out()
+            if self._is_refused:
+                self.is_due.set()
+
+    def _give_out(self) -> None:
         """Give what is free to who waits, in order."""
         now = self._clock()  # one for all: a rest that ends meanwhile is not for who came last
-        for ticket in sorted(self._queue.values(), key=lambda ticket: ticket.number):
-            model = self._choose(ticket, now)
+        line = sorted(self._queue.values(), key=lambda ticket: ticket.number)
+        self._is_refused = False
+        last_late, slices = 0, 0.0
+        if any(place.has_room() for place in self.places.values()):
+            last_late, slices = self._plan_slices(line, now)
+        for ticket in line:
+            model = None
+            if any(place.has_room() for place in self.places.values()):
+                model = self._choose(ticket, now, slices if ticket.number <= last_late else 0.0)
             if model:
-                self._grant(ticket, model)
+                self._grant(ticket, model, now)
             else:
                 self._await_rests(ticket, now)
+
+    def _plan_slices(self, line: list[Ticket], now: float) -> tuple[int, float]:
+        """Return the number of the last who is late, and for how many readings a seat lasts.
+
+        Whoever would wait longer than their patience, were everybody before them to have a seat
+        for so long, is late; who came before goes first. So the longest wait is about the patience,
+        or 1.25 times what it would be first come, first served, where that is longer.
+        """
+        ahead: list[float] = []  # seconds until each could have read its prompt
+        for ticket in line:
+            places = {self.places[model.name] for model in ticket.candidates[0]}
+            slots = sum(place.slots for place in places) or 1
+            if not ahead:
+                ahead.append(sum(place.seats.read_seconds(memory.tokens) for place in places
+                                 for memory in place.seats.taken(now)) / slots)
+            ahead.append(ahead[-1] + max((place.seats.read_seconds(ticket.prompt.tokens)
+                                          for place in places), default=0.0) / slots)
+        if not ahead or not ahead[-1]:
+            slices = SLICES[1]
+        else:
+            slices = min(max(PATIENCE_SECONDS / ahead[-1], SLICES[0]), SLICES[1])
+        late = [ticket.number for ticket, seconds in zip(line, ahead)
+                if now - ticket.came + slices * seconds >= ticket.patience]
+        return max(late, default=0), slices
 
     def _await_rests(self, ticket: Ticket, now: float) -> None:
         """Have all nodes asked that could answer a request but rest; let it go when none does."""
@@ -13723,10 +14139,28 @@ class Scheduler:
             ticket.is_alone = True
             ticket.wake()
 
-    def _grant(self, ticket: Ticket, model: Model) -> None:
-        del self._queue[ticket.number]
+    def next_look(self) -> float:
+        """Return in how many seconds the queue has to be looked at although nothing happens."""
+        with self._lock:
+            if not self._queue:
+                return REST_LIMIT_SECONDS
+            now = self._clock()
+            ends = [place.missing.until - now for place in self.places.values()]
+            if self._is_refused:
+                ends += [LOOK_SECONDS, *(memory.until - now for place in self.places.values()
+                                         for memory in place.seats.memories)]
+            return min((end for end in ends if end > 0), default=REST_LIMIT_SECONDS)
+
+    def _grant(self, ticket: Ticket, model: Model, now: float) -> None:
+        self._stop_waiting(ticket)
         self._holders[ticket.number] = ticket
         place = self.places[model.name]
+        place.seats.end_idleness(now)
+        if ticket.prompt.links:
+            others = [(other.seats.find(ticket.prompt)[1], other.node)
+                      for other in self._places_of(ticket) if other is not place]
+            ticket.known_elsewhere, ticket.elsewhere = max(others, default=(0, ""))
+            place.seats.begin(ticket, now)
         place.running += 1
         place.last_number = ticket.number
         self._busy[place.node] += 1
@@ -13740,31 +14174,77 @@ class Scheduler:
         place = self.places[ticket.model.name]
         place.running -= 1
         self._busy[place.node] -= 1
-        ticket.model = None
+        if ticket.memory:
+            ticket.memory.running -= 1
+        ticket.model = ticket.memory = None
 
-    def _choose(self, ticket: Ticket, now: float) -> Model | None:
-        """Return the model to ask, None to wait."""
+    def _choose(self, ticket: Ticket, now: float, slices: float) -> Model | None:
+        """Return the model to ask, None to wait; who is late may take a seat that has lasted."""
         missing: list[Model] = []  # of nodes that are awake
         for group in ticket.candidates:
             there = [model for model in group if not self._rests[model.node].until]
             awake = [model for model in there if self.places[model.name].missing.until <= now]
             if awake:
-                free = [model for model in awake if self._has_room(model)]
-                return min(free, default=None, key=lambda model: self._rank(model, ticket))
+                free = [model for model in awake if self._admits(model, ticket, now, slices)]
+                best = self._pick(free, ticket)
+                return None if best and self._stays(ticket, best, awake, now) else best
             missing += there
 
         # Nobody else has it: to ask for a model that was missing costs little.
-        free = [model for model in missing if self._has_room(model)]
+        free = [model for model in missing if self.places[model.name].has_room()]
         return min(free, default=None, key=lambda model: self.places[model.name].missing.until)
 
-    def _rank(self, model: Model, ticket: Ticket) -> tuple[int, bool, int]:
-        """Order who may answer: the least busy node, who knows the prompt, the longest idle."""
-        knows = self._served.get((ticket.conversation, ticket.alias))
-        return self._busy[model.node], model.name != knows, self.places[model.name].last_number
-
-    def _has_room(self, model: Model) -> bool:
+    def _admits(self, model: Model, ticket: Ticket, now: float, slices: float) -> bool:
+        """Tell whether a place has a slot and a seat for a request."""
         place = self.places[model.name]
-        return place.running < place.slots
+        if not place.has_room():
+            return False
+        if not ticket.prompt.links or place.seats.admits(ticket, now):
+            return True
+        if slices and place.seats.has_lasted(now, slices):
+            return True
+        self._is_refused = True
+        place.seats.refuse(ticket, now)
+        if not ticket.waits_for:
+            first = min(place.seats.taken(now), key=lambda memory: memory.since).conversation
+            ticket.waits_for = first.agent or first.session or "another conversation"
+        return False
+
+    def _stays(self, ticket: Ticket, best: Model, awake: list[Model], now: float) -> bool:
+        """Tell whether to wait for a place that keeps its seat, rather than read all elsewhere.
+
+        No longer than that takes.
+        """
+        seats = self.places[best.name].seats
+        if seats.find_own(ticket) or now - ticket.came >= seats.read_seconds(ticket.prompt.tokens):
+            return False
+        busy = [self.places[model.name] for model in awake]
+        own = [place.seats.find_own(ticket) for place in busy if not place.has_room()]
+        if not any(memory and memory.waiter is ticket for memory in own):
+            return False
+        self._is_refused = True
+        return True
+
+    def _pick(self, free: list[Model], ticket: Ticket) -> Model | None:
+        """Return who answers: the least busy node, who knows the prompt, the longest idle.
+
+        Where it is known how fast they read and write, one that ends clearly sooner is better.
+        """
+        if not free:
+            return None
+        knows = self._served.get((ticket.conversation, ticket.alias))
+        best = min(free, key=lambda model: (self._busy[model.node], model.name != knows,
+                                            self.places[model.name].last_number))
+        if len(free) == 1 or not ticket.prompt.links:
+            return best
+        seconds = {}
+        for model in free:
+            seats = self.places[model.name].seats
+            seconds[model.name] = seats.estimate(ticket.prompt)
+            if model is not best and not seats.find_own(ticket):
+                seconds[model.name] /= LEAVING
+        fastest = min(free, key=lambda model: seconds[model.name])
+        return fastest if 0 < seconds[fastest.name] < seconds[best.name] else best
 
 
 def _plan_candidates(fleet: Fleet) -> dict[str, list[list[Model]]]:
@@ -13799,7 +14279,9 @@ def _plan_capacities(fleet: Fleet) -> dict[str, Capacity]:
     for model in fleet.models.values():
         key = (model.node, full_model_name(model.ollama_model))
         place = shared.setdefault(key, Capacity(model.node))
-        place.slots = max(place.slots, model.max_parallel)
+        place.slots = place.seats.slots = max(place.slots, model.max_parallel)
+        if is_cloud(fleet, model) or fleet.nodes[model.node].provider == "vllm":
+            place.seats.room = float("inf")  # it keeps as many as anybody needs
         places[model.name] = place
     return places
 
@@ -13882,6 +14364,8 @@ class Service:
             "agent": conversation.agent, "alias": talk.alias, "steps": [], "tokens": 0}
         self._spoken, self._tell_at = 0, 0.0
         self._end = End("")
+        self._again = 0, 0, ""  # tokens of the prompt that were warm, that were read again, and why
+        self._waits_for = ""
         self._whole: Exchange | None = None  # its node has said all
         self._outcome = "error"
 
@@ -13894,7 +14378,10 @@ class Service:
             candidates, self._passed = pass_over(
                 candidates, lambda model: self._server.lacks(model, self._talk, first.weight))
         self._step("wait")
-        ticket = scheduler.enter(alias, self._conversation, candidates)
+        ticket = scheduler.enter(
+            alias, self._conversation, candidates,
+            prompt=link_turns(self._talk, first.estimate),
+            patience=PATIENCE_SECONDS if self._writer.is_stream else IMPATIENT_SECONDS)
         try:
             self._answer(ticket)
             self._outcome = "ok"
@@ -13908,6 +14395,7 @@ class Service:
                 self._outcome = "prompt_too_long"
             self._refuse(refusal)
         finally:
+            self._waits_for = ticket.waits_for
             scheduler.leave(ticket)
             if self._whole:
                 self._whole.keep()
@@ -14022,8 +14510,7 @@ class Service:
                 ticket.wake = granted.set  # and only then, whether it came before
                 if ticket.model or ticket.is_closed or ticket.is_alone:
                     continue
-                if not self._wait(granted, self._world.clock() + REST_SECONDS):
-                    self._server.scheduler.serve_queue()
+                self._wait(granted, self._world.clock() + REST_LIMIT_SECONDS)
         self._mark("waited")
         self._step("read", model=ticket.model.name, node=ticket.model.node)
         return ticket.model
@@ -14091,7 +14578,7 @@ class Service:
                 if self._server.scheduler.succeed(ticket):
                     self._server.tell_rest(model.node)  # now: the last word may be minutes away
             if end:
-                self._learn(translation, end)
+                self._learn(translation, end, ticket)
                 if not end.stop:
                     self._whole = exchange
                 return
@@ -14120,9 +14607,17 @@ class Service:
             self._flush()
         return None
 
-    def _learn(self, translation: Translation, end: End) -> None:
-        """Learn how many bytes a token has; who counts only uncached tokens teaches nothing."""
+    def _learn(self, translation: Translation, end: End, ticket: Ticket) -> None:
+        """Learn what stayed warm, and how many bytes a token has.
+
+        Who counts only uncached tokens teaches nothing of that.
+        """
         tokens = end.input_tokens
+        if tokens and not end.stop:
+            seconds = end.prompt_seconds
+            if seconds is None:
+                seconds = self._marks["first_byte"] - self._marks["waited"]
+            self._again = self._server.scheduler.learn(ticket, end, seconds)
         if tokens and not end.stop and 0.5 <= translation.weight / tokens <= 16:
             self._server.learned[translation.model.name].ratio = translation.weight / tokens
 
@@ -14199,6 +14694,7 @@ class Service:
 
     def _receipt(self) -> Receipt:
         model = self._model
+        warm, again, why = self._again
         return Receipt(
             time=round(self._world.now(), 3), id=f"req_{self._id}",
             session=self._conversation.session, agent=self._conversation.agent,
@@ -14213,7 +14709,8 @@ class Service:
             outcome=self._outcome,
             sent=self._sent, said=clean_line("; ".join(self._said))[:SAID_LIMIT],
             cloud=self._left_house,
-            passed_over=tuple(self._passed))
+            passed_over=tuple(self._passed),
+            cached_tokens=warm, read_again=again, read_again_why=why, waited_for=self._waits_for)
 
 
 # What follows on what happened; the first that fits. Each raises where the request is refused.
@@ -14698,8 +15195,10 @@ class Server(Reception):
                     threading.Thread(target=self._end_rest, args=(name,), daemon=True).start()
                 except RuntimeError:  # the system gives no more threads now
                     self.scheduler.end_rest(name, "no thread to ask it")
-            self.scheduler.is_due.wait(seconds)
-            self.scheduler.is_due.clear()
+            if self.scheduler.is_due.wait(min(seconds, self.scheduler.next_look())):
+                self.scheduler.is_due.clear()
+            else:
+                self.scheduler.serve_queue()
 
     def _end_rest(self, name: str) -> None:
         """Ask a node that has rested whether it answers; anything but a server's error will do."""
@@ -14803,9 +15302,8 @@ class Server(Reception):
         return ""
 
     def study(self) -> None:
-        """Learn what the models can do, meanwhile, where there is anything to choose."""
-        if any(sum(map(len, groups)) > 1 for groups in self.scheduler.candidates.values()):
-            threading.Thread(target=self.learn_abilities, daemon=True).start()
+        """Learn meanwhile what the models can do, and how much of it stays warm."""
+        threading.Thread(target=self.learn_abilities, daemon=True).start()
 
     def learn_abilities(self) -> None:
         """Ask the nodes what their models can do; who does not say is taken to be able."""
@@ -14815,6 +15313,12 @@ class Server(Reception):
             for held in find_models(states[model.node].models, model.ollama_model):
                 if held.capabilities is not None:
                     self.learned[model.name].abilities = held.capabilities
+                if held.token_bytes and model.name in self.scheduler.places:
+                    node = self.fleet.nodes[model.node]
+                    cache_gb = plan_prompt_cache(node, states[model.node].version)
+                    kept_gb = plan_kept_gigabytes(held, model.context)
+                    self.scheduler.claim(model, cache_gb / kept_gb * model.context,
+                                         is_sure=node.cache_gb is not None)
 
     def _estimate(self, talk: Talk) -> int:
         """Return how many tokens a talk may take, from what the model's last answers taught."""

@@ -83,16 +83,25 @@ class Shaken:
         fleet = fleet_to_shake(self.dice.choice([1, 2, 4]), self.dice.choice("ac"))
         self.scheduler = sf.Scheduler(fleet, lambda: self.now)
         self.tickets, self.told = [], []
+        self.prompts = {}  # that each asked last
         for _ in range(self.dice.randrange(4, 26)):
             self.act()
 
     def act(self):
         dice, held = self.dice, [ticket for ticket in self.tickets if ticket.model]
         act = dice.random()
-        if act < 0.4 or not self.tickets:
-            alias = dice.choice(list(self.scheduler.candidates))
-            self.tickets.append(self.scheduler.enter(alias, sf.Conversation(str(dice.randrange(4)))))
-            self.told.append(f"enter {alias}")
+        if act < 0.35 or not self.tickets:
+            alias, who = dice.choice(list(self.scheduler.candidates)), str(dice.randrange(4))
+            prompt = self.say(who)
+            self.tickets.append(self.scheduler.enter(alias, sf.Conversation(who), prompt=prompt))
+            self.told.append(f"enter {alias} {who} {prompt.links}")
+        elif act < 0.42 and held:
+            end = sf.End(dice.choice(["tool_use", "tool_use", "end_turn"]),
+                         input_tokens=dice.randrange(40_000), output_tokens=300,
+                         cache_read=dice.choice([0, 0, 20_000]))
+            ticket = dice.choice(held)
+            self.told.append(f"learn {ticket.number} {end.reason}")
+            self.scheduler.learn(ticket, end, dice.choice([0.1, 60]))
         elif act < 0.5:
             self.now += dice.choice([0.5, 3, 70])
             self.ask(dice.choice(["", "n", "k", "nk"]))
@@ -107,6 +116,16 @@ class Shaken:
             self.told.append(f"leave {ticket.number}")
             self.scheduler.leave(ticket)
 
+    def say(self, who):
+        """A prompt that has grown by a turn, or is the same, or another one."""
+        links = self.prompts.get(who, (1, hash(who)))
+        if self.dice.random() < 0.2:
+            links = 1, self.dice.randrange(9)
+        elif self.dice.random() < 0.8:
+            links = *links, self.dice.randrange(9)
+        self.prompts[who] = links
+        return sf.Beginnings(links, tuple(range(1, len(links) + 1)), 9_000 * len(links))
+
     def ask(self, dead=""):
         due, _ = self.scheduler.take_due()
         self.told.append(f"ask {due}, dead: {dead}")
@@ -119,6 +138,8 @@ class Shaken:
         waiting = self.tickets
         for _ in range(len(self.tickets) + 1):
             self.ask()
+            self.now += sf.HOLD_LIMIT_SECONDS
+            self.scheduler.serve_queue()
             for ticket in [ticket for ticket in waiting if ticket.model]:
                 self.scheduler.succeed(ticket)
                 self.scheduler.leave(ticket)
@@ -127,6 +148,9 @@ class Shaken:
                 if any(ticket.candidates) and not ticket.is_alone]
         for ticket in waiting:
             self.scheduler.leave(ticket)
+        self.now += sf.HOLD_LIMIT_SECONDS + 10
+        dead += [f"a seat at {name}" for name, place in self.scheduler.show()[0].items()
+                 if place["warm"]["held"]]
 
         for alias in self.scheduler.candidates:
             ticket = self.scheduler.enter(alias, sf.Conversation())

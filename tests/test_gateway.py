@@ -244,7 +244,7 @@ def test_a_model_that_nobody_else_has_is_asked_although_it_was_missing():
 
 @pytest.mark.parametrize("seeds", [range(2000), pytest.param(range(2000, 20_000), marks=pytest.mark.slow)])
 def test_whatever_happens_every_alias_is_served_again(seeds):
-    """No alias is dead, nobody waits for ever, no slot is lost."""
+    """No alias is dead, nobody waits for ever, no slot and no seat is lost."""
     for seed in seeds:
         shaken = Shaken(seed)
         assert shaken.heal() == [], (seed, shaken.told)
@@ -1138,7 +1138,8 @@ def test_receipts_say_what_happened(rig):
     first, second = served.receipts(2)
     assert set(first) == {"time", "id", "session", "agent", "alias", "model", "node", "context",
                           "tries", "waited", "first_byte", "total", "input_tokens",
-                          "output_tokens", "outcome", "sent", "cloud", "passed_over", "said"}
+                          "output_tokens", "outcome", "sent", "cloud", "passed_over", "said",
+                          "cached_tokens", "read_again", "read_again_why", "waited_for"}
     assert (first["session"], first["agent"], first["alias"]) == ("s-1", "a1", "x")
     assert (first["outcome"], first["input_tokens"], first["context"]) == ("ok", 12, 32768)
     assert 0 <= first["waited"] <= first["first_byte"] <= first["total"] < 10
