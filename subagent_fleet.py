@@ -1763,13 +1763,14 @@ def format_finding(finding: Finding, *, indent: str = "", look: Look = PLAIN) ->
 def format_fix(fix: str, look: Look, *, margin: str = "  ") -> str:
     """Return what to type; a command that does not fit beside `fix:` stands below it, whole."""
     fix = clean_line(fix)
-    label = Cell("fix:", "dim")
+    label = Cell("→" if look.marks else "fix:", "bold")
     if not fix:
         return ""
-    is_wide = look.columns and width_of(f"{margin}fix: {fix}") > look.columns
+    is_wide = look.columns and width_of(f"{margin}{label.text} {fix}") > look.columns
     if is_wide and "`" not in fix:
-        return format_words([label], look, margin=margin) + f"{margin}  {fix}\n"
-    return format_words([label, fix], look, margin=margin, indent="  ")
+        whole = paint(fix, "bold", look)
+        return format_words([label], look, margin=margin) + f"{margin}  {whole}\n"
+    return format_words([label, Cell(fix, "bold")], look, margin=margin, indent="  ")
 
 
 def _format_excerpt(excerpt: str, look: Look, *, margin: str) -> str:
@@ -10524,12 +10525,16 @@ class Trying:
             return
         reason = getattr(error, "strerror", None) or error
         raise FleetError(self._slug, f"cannot {self._verb} {self._path}: {reason}",
-                         fix=self._fix()) from None
+                         fix=self._fix(getattr(error, "errno", None))) from None
 
-    def _fix(self) -> str:
+    def _fix(self, code: int | None) -> str:
         """Return what to type to see why."""
         if self._path == "-":
             return "name a file instead of `-`"
+        if code == errno.ENOSPC:
+            return "free some space: `df -h .` shows how much is left"
+        if code == errno.EROFS:
+            return "this disk is read-only: work in a directory on another one"
         path = self._path
         while path and not os.path.lexists(path):
             path = os.path.dirname(path)
@@ -11281,7 +11286,7 @@ class World:
 
     def paths_below(self, directory: str, pattern: str) -> list[str]:
         """Return the paths in a directory that match a pattern."""
-        return sorted(glob.glob(self.path(glob.escape(directory), pattern)))
+        return sorted(glob.glob(self.path(glob.escape(directory), pattern), recursive=True))
 
     # -- disk: writing --
 
@@ -21237,6 +21242,10 @@ class Config(Record):
 def load_config(world: World, typed: str | None) -> Config:
     """Read the chosen config; any error refuses it, all of them at once."""
     path = find_config(world, typed)
+    if typed and path != "-" and world.kind_of(path) == "absent":
+        near = search_config(world, world.directory, shown="")
+        fix = f"leave out `--config`: {near} is here" if near else "subagent-fleet init"
+        raise FleetError("no-config", f"cannot read {path}: it does not exist", fix=fix)
     source = "<stdin>" if path == "-" else path
     text = decode_config(world.read_bytes(path), source)
 
@@ -22440,7 +22449,6 @@ def start_gateway(world: World, fleet: Fleet, key: str, *, out: str,
                   stops: contextlib.ExitStack) -> None:
     """Start what serves the fleet, or find that it runs; `stops` will stop it."""
     runs = find_gateway(world, fleet, key)
-    name = clean_line(fleet.name)
     url = gateway_url(fleet.gateway)
 
     if fleet.gateway.provider == "builtin":
@@ -22453,12 +22461,18 @@ def start_gateway(world: World, fleet: Fleet, key: str, *, out: str,
         stops.callback(server.stop, "up")
 
     if runs:
-        tell(world, f"Using the gateway of {name} that already runs at {url}.\n")
+        tell(world, f"Using the gateway of {quote_name(fleet)} that already runs at {url}.\n")
     elif fleet.gateway.provider == "builtin":
-        tell(world, f"Serving {name} at {url}.\n")
+        tell(world, f"Serving {quote_name(fleet)} at {url}.\n")
     else:
         start_litellm(world, fleet, key, out=out, stops=stops)
-        tell(world, f"LiteLLM serves {name} at {url}.\n")
+        tell(world, f"LiteLLM serves {quote_name(fleet)} at {url}.\n")
+
+
+def quote_name(fleet: Fleet) -> str:
+    """Return a project's name as it may stand in a sentence."""
+    name = clean_line(fleet.name)
+    return f'"{name}"' if " " in name else name
 
 
 def start_litellm(world: World, fleet: Fleet, key: str, *, out: str,
@@ -22523,6 +22537,9 @@ def format_served(rows: Sequence[Sequence[Any]], look: Look = PLAIN) -> str:
     """Return what each node has served: its name, then its totals."""
     if not rows:  # LiteLLM has no such page
         return "\nLiteLLM does not say which machine served what.\n"
+    rows = [row for row in rows if any(row[1:])]
+    if not rows:
+        return "\nNo request was served.\n"
     headers = ("Node", "Requests", "Tokens in", "Tokens out", "Waited", "Failures")
     shown = [(name, f"{requests:,}", f"{tokens_in:,}", f"{tokens_out:,}",
               show_span(round(waited, 1) or None), failures)
@@ -22544,7 +22561,10 @@ def cmd_up(options: Options, world: World) -> int:
     ask_trust(fleet, options, world)
     workspace = open_workspace(options, world)
     fleet = choose_port(workspace, fleet)
+    is_first = world.kind_of(workspace.enter(ENVIRONMENT_FILE)) == "absent"
     write_unedited(workspace, fleet)
+    if is_first:
+        offer_ignore(workspace)
     key = workspace.read_key(fleet)
     check_key(fleet, key, world)
 
@@ -22553,7 +22573,7 @@ def cmd_up(options: Options, world: World) -> int:
         # What it refuses is told before models load.
         start_gateway(world, fleet, key, out=workspace.out, stops=stops)
         if options.ui:
-            page = listen_for_page(Options(), world)
+            page = listen_for_page(Options(), world, fleet.gateway)
             dashboard = open_dashboard(workspace, fleet, options, page, stops)
             world.err(f"Dashboard: {dashboard.invite()}\n")
         warm_for_session(fleet, options, world)
@@ -22561,7 +22581,7 @@ def cmd_up(options: Options, world: World) -> int:
         before = ask_gateway(world, fleet, key)
         began = world.now()
         if world.which("claude"):
-            status = launch_claude(workspace, fleet, options, tells_lean=True)
+            status = launch_claude(workspace, fleet, options, tells_lean=is_first)
         else:
             status = EXIT_OK
             wait_for_signal(world, signals)
@@ -22719,14 +22739,37 @@ def choose_port(workspace: Workspace, fleet: Fleet) -> Fleet:
 
 
 def write_unedited(workspace: Workspace, fleet: Fleet) -> None:
-    """Write what is generated, keep what a person has edited, and say what became of each."""
+    """Write what is generated, keep what a person has edited, and say what became of them."""
     changes = workspace.compare(fleet, renews=True)
     workspace.write([change for change in changes if change.action != "edited"])
-    for change in changes:
-        if change.action == "edited":
-            tell(workspace.world, f"{clean_line(change.path)}: kept, as it is yours\n")
-        elif change.action != "unchanged":
-            tell(workspace.world, f"{clean_line(change.path)}: {change.action}\n")
+    for word, action in (("Wrote", "created"), ("Updated", "updated"), ("Removed", "removed"),
+                         ("Kept, as you have edited it", "edited")):
+        paths = [change.path for change in changes if change.action == action]
+        agents = [path for path in paths if path.startswith(".claude/agents/")]
+        if len(agents) > 1:
+            rest = [path for path in paths if path not in agents]
+            paths = [f"{len(agents)} agents in .claude/agents/", *rest]
+        if paths:
+            tell(workspace.world, clean_line(f"{word}: {some_of(paths)}.") + "\n")
+
+
+def offer_ignore(workspace: Workspace) -> None:
+    """Offer, the first time, to keep the key and what only counts here out of git."""
+    world = workspace.world
+    path = workspace.enter(ENVIRONMENT_FILE)
+    is_asked = world.is_terminal("stdin") and world.is_terminal("stderr")
+    if not is_asked or "env-unignored" not in find_leaks(world, path):
+        return
+    if world.confirm(f"Add {ENVIRONMENT_FILE} (the gateway's key) and {STATE_DIRECTORY}/ to "
+                     ".gitignore?"):
+        ignore = workspace.enter(".gitignore")
+        text = b""
+        if world.kind_of(ignore) != "absent":
+            text = world.read_bytes(ignore)
+        if text and not text.endswith(b"\n"):
+            text += b"\n"
+        text += f"{ENVIRONMENT_FILE}\n{STATE_DIRECTORY}/\n".encode()
+        world.replace_files([(ignore, text, 0o644)])
 
 
 def check_key(fleet: Fleet, key: str, world: World) -> None:
@@ -22790,7 +22833,10 @@ def wait_for_signal(world: World, signals: list[str]) -> None:
 def format_after_init(starter: Starter, states: Sequence[NodeState], look: Look = PLAIN) -> str:
     """Return what to type next, as fits what was found."""
     if not starter.has_models:
-        return ("Edit it with your Ollama node endpoints, then run:\n"
+        text = "".join(format_words([f"{clean_line(state.name)} did not answer: {state.mend}. "
+                                     "Then: `subagent-fleet init --force`"], look, indent="  ")
+                       for state in states if not state.online and state.reason != "not asked")
+        return (f"{text}Fill in your machines' addresses, then run:\n"
                 "  subagent-fleet discover\n  subagent-fleet generate\n")
 
     text = ""
@@ -24532,7 +24578,7 @@ def open_dashboard(workspace: Workspace, fleet: Fleet, options: Options, listene
     return dashboard
 
 
-def listen_for_page(options: Options, world: World) -> Listener:
+def listen_for_page(options: Options, world: World, gateway: Gateway) -> Listener:
     """Return the port of the page: the typed one, else the usual one or the next that is free."""
     host = options.host or "127.0.0.1"
     if not is_loopback(host):
@@ -24543,6 +24589,9 @@ def listen_for_page(options: Options, world: World) -> Listener:
     if not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
         raise FleetError("usage", f"--port: `{port}` is not a port", status=EXIT_USAGE,
                          fix=f"write --port {PAGE_PORT}")
+    if int(port) == gateway.port:
+        raise FleetError("usage", f"--port: {port} is the gateway's port", status=EXIT_USAGE,
+                         fix=f"write --port {PAGE_PORT if int(port) != PAGE_PORT else 0}")
     try:
         return world.listen(host, int(port))
     except FleetError as error:
@@ -24563,7 +24612,7 @@ def listen_for_page(options: Options, world: World) -> Listener:
 def cmd_ui(options: Options, world: World) -> int:
     fleet = load_config(world, options.config).fleet
     workspace = open_workspace(options, world)
-    listener = listen_for_page(options, world)
+    listener = listen_for_page(options, world, fleet.gateway)
     signals: list[str] = []
     with contextlib.ExitStack() as stops:
         dashboard = open_dashboard(workspace, fleet, options, listener, stops)
@@ -24605,7 +24654,7 @@ def format_doctor(findings: Sequence[tuple[str, Finding]], verdict: str, look: L
     for topic, finding in findings:
         topics.setdefault(topic, []).append(finding)
     for topic, listed in topics.items():
-        blocks.append(format_topic(topic, listed, look, verbose=verbose))
+        blocks.append(format_topic(topic, join_findings(listed), look, verbose=verbose))
     blocks.append(wrap_text(f"{clean_line(verdict)}\n", look, indent="  "))
     return "\n".join(blocks)
 
@@ -24630,7 +24679,7 @@ def cmd_doctor(options: Options, world: World) -> int:
         facts = observe_files(workspace, fleet, facts)
 
     findings = list(plan_doctor(fleet, facts))
-    verdict = plan_verdict([finding for _, finding in findings])
+    verdict = plan_verdict(join_findings(finding for _, finding in findings))
     for _, finding in findings:
         if finding.slug in ("port-free", "litellm-down"):  # no error: it may be about to start
             verdict = add_gateway(verdict, finding)
@@ -24797,16 +24846,24 @@ def format_log_head(widths: Sequence[int], look: Look = PLAIN) -> str:
 
 
 def format_log_line(request: Mapping[str, Any], widths: Sequence[int], now: float,
-                    look: Look, *, more: bool = False) -> str:
-    """Return a request in one line: when, who, which model where, how long, how it ended."""
+                    look: Look, *, extent: str = "whole") -> str:
+    """Return a request in one line: when, who, which model where, how long, how it ended.
+
+    A `short` one stays one line on a narrow terminal, a `long` one also tells its waits.
+    """
     role = "ok" if request["outcome"] == "ok" else "bad"
     if request["failures"] and role == "ok":
         role = "warn"
     outcome = mark(_describe_outcome(request), role, look)
     cells = [show_moment(request["time"], now), request["name"], request["model"] or "-",
              request["node"] or "-", show_span(request["total"]).rjust(widths[-1])]
+    if extent == "short" and look.columns:
+        room = look.columns - width_of(pad_row(cells, widths)) - 2
+        if room < LEAST_CELL:
+            room = look.columns - width_of(" ".join(str(cell).strip() for cell in cells)) - 1
+        outcome = Cell(crop(outcome.text, max(room, 2)), outcome.role)
     parts = [outcome]
-    if more:
+    if extent == "long":
         parts.append(Cell(_describe_request(request), "dim"))
     return format_entry(cells, widths, parts, look)
 
@@ -24840,7 +24897,7 @@ def cmd_logs(options: Options, world: World) -> int:
     reader = ReceiptsReader(workspace)
     names = AgentNames(world, known_agents(options, world))
     read = reader.read()
-    receipts = choose_receipts(read, options)[-options.lines:]
+    receipts = (choose_failed(read) if options.failed else read)[-options.lines:]
     requests = [report_receipt(receipt, names) for receipt in receipts]
 
     if options.json:
@@ -24859,13 +24916,17 @@ def cmd_logs(options: Options, world: World) -> int:
         world.out(format_log_head(widths, look_of(world)))
     while True:
         for request in requests:
-            world.out(format_log_line(request, widths, world.now(), look_of(world)))
+            world.out(format_log_line(request, widths, world.now(), look_of(world),
+                                      extent="whole" if options.failed else "short"))
         if not options.follow:
-            tell_node_logs(requests, options, world)
+            if look_of(world).columns and not options.failed and choose_failed(receipts):
+                tell(world, "\nWhy some failed: `subagent-fleet logs --failed`\n")
+            elif options.failed:
+                tell_node_logs(requests, options, world)
             return EXIT_OK
         world.sleep(TICK_SECONDS)
-        requests = [report_receipt(receipt, names)
-                    for receipt in choose_receipts(reader.read(), options)]
+        receipts = choose_failed(reader.read()) if options.failed else reader.read()
+        requests = [report_receipt(receipt, names) for receipt in receipts]
 
 
 def tell_node_logs(requests: Sequence[dict[str, Any]], options: Options, world: World) -> None:
@@ -24881,10 +24942,10 @@ def tell_node_logs(requests: Sequence[dict[str, Any]], options: Options, world: 
                 tell(world, f"\n{backend.title}'s own log on {name}: {backend.log}\n")
 
 
-def choose_receipts(receipts: Sequence[dict[str, Any]], options: Options) -> list[dict[str, Any]]:
-    """Return all of them, or those in which something failed."""
-    return [receipt for receipt in receipts if not options.failed
-            or receipt.get("outcome") != "ok" or receipt.get("tries")]
+def choose_failed(receipts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return those in which something failed."""
+    return [receipt for receipt in receipts
+            if receipt.get("outcome") != "ok" or receipt.get("tries")]
 
 
 class LogLines:
@@ -24909,7 +24970,7 @@ class LogLines:
             self._world.err(format_words(parts, look, indent=ENTRY_INDENT))
         else:
             request = report_receipt(render_receipt(event), self._names)
-            self._world.err(format_log_line(request, self.widths, now, look, more=True))
+            self._world.err(format_log_line(request, self.widths, now, look, extent="long"))
 
 
 def known_fleet(options: Options, world: World) -> Fleet | None:
@@ -26011,7 +26072,7 @@ def cmd_serve(options: Options, world: World) -> int:
     world.on_stop(server.stop)
 
     address = f"{show_host(listener.host)}:{listener.port}"
-    said = (f"Serving {clean_line(fleet.name)} at http://{address}: "
+    said = (f"Serving {quote_name(fleet)} at http://{address}: "
             f"{', '.join(server.scheduler.candidates)} on {count_working(fleet)}. "
             "Ctrl-C stops.\n")
     world.out(wrap_text(said, look_of(world), indent="  "))
@@ -26229,8 +26290,9 @@ def tell_session(workspace: Workspace, began: float, command: str) -> None:
     except FleetError:  # they cannot be read, which is no reason to fail now
         return
     if session:
-        text = f"\nTo continue this session on your fleet:\n  {command} -- --resume {session}\n"
-        workspace.world.err(text)
+        workspace.world.err(
+            f"\nTo continue this session on your fleet:\n  {command} -- --resume {session}\n"
+            "Which machine did what:\n  subagent-fleet trace last\n")
 
 
 # -- work: tasks --
@@ -26555,7 +26617,7 @@ def serve_for_tasks(folder: Folder, fleet: Fleet, options: Options) -> None:
             if child.ended() or world.clock() > until:
                 raise FleetError("gateway-failed", "the gateway did not start", fix=f"see {log}")
             world.sleep(0.05)
-        world.err(f"Serving {clean_line(fleet.name)} at {gateway_url(fleet.gateway)} while agents "
+        world.err(f"Serving {quote_name(fleet)} at {gateway_url(fleet.gateway)} while agents "
                   "work.\n")
 
 
@@ -27822,7 +27884,8 @@ import sys; sys.path[0] = {}; import subagent_fleet; subagent_fleet.main_and_end
 
 
 @command("install", "install the command subagent-fleet for this user",
-         Flag("--remove", "remove it"), group=MORE, examples=("install", "install --remove"))
+         Flag("--remove", "remove it, and all that this program wrote outside of your projects"),
+         group=MORE, examples=("install", "install --remove"))
 def cmd_install(options: Options, world: World) -> int:
     if not world.can_supervise():
         raise FleetError("usage", "install: not on Windows; use pip there", status=EXIT_USAGE,
@@ -27853,19 +27916,33 @@ def cmd_install(options: Options, world: World) -> int:
 
 
 def remove_install(world: World, command: str, copy: str) -> int:
-    """Remove what `install` has written, and the bytecode that was made of it."""
-    place = world.parent(copy)
-    if world.kind_of(command) == "absent" and world.kind_of(copy) == "absent":
-        world.out("Not installed.\n")
-        return EXIT_OK
-    paths = [command, copy, *world.paths_below(world.path(place, "__pycache__"), "*"),
-             *world.paths_below(world.user_place("cache", "bytecode"), "*")]
-    for path in paths:
+    """Remove all that this program has written outside of projects, but no worktree of a task."""
+    home = Workspace(world, world.home)
+    taught = home.compare(None, tuple(target.name for target in TAUGHT))
+    mine = [change for change in taught if change.action != "edited"]
+    paths = [command]
+    worktrees = world.paths_below(world.user_place("state", "worktrees"), "*/*")
+    for kind in ("data", "cache", "state"):
+        if kind != "state" or not worktrees:
+            paths += world.paths_below(world.user_place(kind), "**")
+    files = [path for path in paths if world.kind_of(path, follow=False) in ("file", "symlink")]
+    for path in files:
         world.remove(path)
-    for directory in (world.path(place, "__pycache__"), place,
-                      world.user_place("cache", "bytecode"), world.user_place("cache")):
-        world.remove_empty(directory)
-    world.out(f"Removed: {command}\n")
+    if mine:
+        remove_files(home, mine, is_all=len(mine) == len(taught))
+    for path in reversed([*map(world.user_place, ("data", "cache", "state")), *paths]):
+        world.remove_empty(path)
+
+    count = count_of(len(files) + sum(change.found is not None for change in mine), "file")
+    kept = [change.path for change in taught if change not in mine]
+    if worktrees:
+        kept.append(f"{count_of(worktrees, 'worktree')} of tasks, such as {worktrees[0]}. First "
+                    "`subagent-fleet task tidy` in their repositories, then this again")
+    if kept:
+        world.out(f"Removed {count}.\nKept: {some_of(kept)}.\n")
+    else:
+        world.out(f"Removed {count}; nothing is left outside of your projects.\n")
+    world.out("In a project: `subagent-fleet clean` removes what was generated there.\n")
     return EXIT_OK
 
 
@@ -28010,6 +28087,11 @@ def cmd_help(options: Options, world: World) -> int:
         world.out(format_page(TOPICS[options.command[0]].page(), look_of(world)))
         return EXIT_OK
     elif options.command:
+        word = options.command[0].partition(" ")[0]
+        hint = nearest(word, (*TOPICS, *first_words()))
+        if word not in (*OTHER_NAMES, *first_words()) and hint:
+            raise FleetError("unknown-command", f"help: no command or topic `{word}`",
+                             status=EXIT_USAGE, fix=hint)
         called = find_call(options.command)
         if called.words:
             raise FleetError("usage", f"help: `{called.words[0]}` is more than a command's name",
@@ -28503,7 +28585,7 @@ def show_demo_fleet(tour: Tour, nodes: Mapping[str, SimulatedNode]) -> None:
 def show_demo_page(tour: Tour, ending: contextlib.ExitStack) -> None:
     """Show the dashboard of the fleet, until `ending` is left."""
     fleet = load_config(tour.world, None).fleet
-    listener = listen_for_page(Options(), tour.world)
+    listener = listen_for_page(Options(), tour.world, fleet.gateway)
     dashboard = open_dashboard(Workspace(tour.world, "."), fleet, Options(), listener, ending)
     tour.world.out(f"\nDashboard: {dashboard.invite()}\n")
 

@@ -166,9 +166,42 @@ def test_installed_it_is_a_command_and_removed_nothing_is_left(install, tmp_path
     assert not (tmp_path / "ran").exists()
 
     assert install(path=str(command.parent)).stdout.count("\n") == 1  # again; now it is found
-    assert install("--remove").stdout == f"Removed: {command}\n"
+    said = install("--remove").stdout
+    assert re.match(r"Removed \d files; nothing is left outside of your projects\.\n", said), said
     assert below(home) == []
-    assert install("--remove").stdout == "Not installed.\n"
+
+
+def test_removed_all_is_gone_that_was_written_outside_of_projects(install, run_cli, project, tmp_path):
+    """Whatever this program keeps for a user: command, copy, bytecode, skills, trust, tasks."""
+    home = tmp_path / "home"
+    env = {"HOME": home, "XDG_CACHE_HOME": "", "XDG_DATA_HOME": "", "XDG_STATE_HOME": ""}
+    mine = home / ".claude/skills/mine/SKILL.md"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    assert install().returncode == 0
+    assert run_cli("skills", "install", "--user", env=env).returncode == 0
+    assert run_cli("trust", "--yes", cwd=project, env=env).returncode in (0, 2)
+    for name in ("state/subagent-fleet/trusted.json", "state/subagent-fleet/repositories.json",
+                 "share/subagent-fleet/other/deep.json"):
+        (home / ".local" / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / ".local" / name).write_text("{}")
+    (home / ".cache/subagent-fleet/bytecode").mkdir(parents=True, exist_ok=True)
+    (home / ".cache/subagent-fleet/bytecode/0123.cpython").write_bytes(b"x")
+    assert len(below(home)) > 10
+
+    worktree = home / ".local/state/subagent-fleet/worktrees/repo-1/task"
+    worktree.mkdir(parents=True)
+    done = install("--remove")
+    assert f"Kept: 1 worktree of tasks, such as {worktree}." in done.stdout
+    assert below(home) == [".claude/skills/mine/SKILL.md",
+                           ".local/state/subagent-fleet/repositories.json",
+                           ".local/state/subagent-fleet/trusted.json"]
+    worktree.rmdir()
+    worktree.parent.rmdir()
+    assert "nothing is left" in install("--remove").stdout
+    assert below(home) == [".claude/skills/mine/SKILL.md"]
+    left = sorted(str(path.relative_to(home)) for path in home.rglob("*subagent*"))
+    assert left == [], left
 
 
 def test_install_replaces_nothing_of_anybody_else(install, tmp_path):
