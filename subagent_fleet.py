@@ -24921,8 +24921,7 @@ def cmd_logs(options: Options, world: World) -> int:
         if not options.follow:
             if look_of(world).columns and not options.failed and choose_failed(receipts):
                 tell(world, "\nWhy some failed: `subagent-fleet logs --failed`\n")
-            elif options.failed:
-                tell_node_logs(requests, options, world)
+            tell_node_logs(requests, options, world)
             return EXIT_OK
         world.sleep(TICK_SECONDS)
         receipts = choose_failed(reader.read()) if options.failed else reader.read()

@@ -1,4 +1,5 @@
 """The command line as a black box."""
+import errno
 import json
 import os
 import re
@@ -228,6 +229,31 @@ def test_what_the_world_lacks_has_its_slug(tmp_path, monkeypatch):
     with pytest.raises(sf.FleetError) as caught:
         sf.load_config(sf.World(), None)
     assert caught.value.slug == "no-directory"
+
+
+def test_a_fleet_file_that_is_not_there_is_said_with_the_one_that_is(run_cli, tmp_path):
+    done = run_cli("status", "--config", "fleet.yml")
+    assert done.returncode == 1 and done.stderr.endswith("fix: subagent-fleet init\n")
+    (tmp_path / "fleet.yaml").write_text(EXAMPLE, encoding="utf-8")
+    done = run_cli("status", "--config", "fleet.yml")
+    assert done.stderr == ("error: cannot read fleet.yml: it does not exist\n"
+                           "  fix: leave out `--config`: fleet.yaml is here\n")
+
+
+@pytest.mark.parametrize("typed, meant", [("rnus", "runs"), ("trases", "traces"), ("lanch", "launch")])
+def test_help_knows_the_nearest_topic_or_command(run_cli, typed, meant):
+    done = run_cli("help", typed)
+    assert done.returncode == 2 and done.stderr.endswith(f"fix: did you mean `{meant}`?\n")
+
+
+@pytest.mark.parametrize("code, fix", [(errno.ENOSPC, "`df -h .`"), (errno.EROFS, "read-only"),
+                                       (errno.EACCES, "ls -la")])
+def test_a_disk_that_takes_nothing_is_told_with_what_helps(monkeypatch, run_cli, code, fix):
+    def refuse(*words, **more):
+        raise OSError(code, os.strerror(code))
+    monkeypatch.setattr(sf.os, "open", refuse)
+    done = run_cli("init", "--offline")
+    assert done.returncode == 1 and fix in done.stderr.partition("fix:")[2]
 
 
 class Full:

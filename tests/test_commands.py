@@ -35,7 +35,7 @@ def test_init_offline_writes_a_fleet_that_validates(run_cli, tmp_path):
     done = run_cli("init", "--offline")
     assert done.returncode == 0
     assert done.stdout.startswith("Created fleet.yaml\n")
-    assert done.stdout.endswith("Edit it with your Ollama node endpoints, then run:\n"
+    assert done.stdout.endswith("Fill in your machines' addresses, then run:\n"
                                 "  subagent-fleet discover\n  subagent-fleet generate\n")
     assert "\nNo machine was asked: the models in it are placeholders.\n" in done.stdout
     done = run_cli("validate", "--strict")
@@ -96,7 +96,7 @@ def test_init_tells_what_it_found_and_what_that_lacks(tmp_path, monkeypatch, cap
         assert sf.main(["init", "--output", "o/f.yaml", "--force", "--node", f"n={node.endpoint}"]) == 0
         said = capsys.readouterr().out.splitlines()
         if node is embeds:
-            last = ["Edit it with your Ollama node endpoints, then run:",
+            last = ["Fill in your machines' addresses, then run:",
                     "  subagent-fleet discover --config o/f.yaml", "  subagent-fleet generate --config o/f.yaml"]
         else:
             last = ["local: not reached; `subagent-fleet discover --config o/f.yaml` shows how to fix that.",
@@ -942,6 +942,19 @@ def test_logs_say_the_words_of_who_failed_and_where_its_log_is(fleet, quick):
     assert quick("logs").stderr == ""
 
 
+@pytest.mark.parametrize("columns", [60, 80, 100, 160])
+def test_a_request_is_one_line_of_logs_whatever_was_said_of_it(columns):
+    request = {"time": 0, "name": "implementer?", "model": "heavy-coder", "node": "studio", "total": 2,
+               "outcome": "api_error", "failures": [], "said": "model requires more memory " * 9,
+               "waited": 0.5, "first_byte": None, "input_tokens": 9, "output_tokens": 7}
+    look = sf.Look(columns=columns)
+    line = sf.format_log_line(request, sf.log_widths([request]), 0, look, extent="short")
+    assert line.count("\n") == 1 and sf.width_of(line.strip()) <= columns and "\u2026" in line
+    assert "api_error" in line
+    whole = sf.format_log_line(request, sf.log_widths([request]), 0, look)
+    assert "\u2026" not in whole and whole.count("memory") == 9
+
+
 @pytest.mark.parametrize("columns, wanted", [
     (0, "00:00:00  planner     small       laptop          2 s  ok after mini: refused (waited 0.5 s, "
         "in 9, out 7)\n"),
@@ -953,7 +966,7 @@ def test_a_line_of_the_log_fits(columns, wanted):
     request = {"time": 0, "name": "planner", "model": "small", "node": "laptop", "total": 2,
                "outcome": "ok", "failures": [{"node": "mini", "why": "refused"}], "said": "",
                "waited": 0.5, "first_byte": None, "input_tokens": 9, "output_tokens": 7}
-    line = sf.format_log_line(request, sf.log_widths([request]), 0, sf.Look(columns=columns), more=True)
+    line = sf.format_log_line(request, sf.log_widths([request]), 0, sf.Look(columns=columns), extent="long")
     assert re.sub(r"^\d\d:\d\d:\d\d", "00:00:00", line) == wanted
 
 

@@ -470,6 +470,8 @@ def test_ui_takes_the_next_port_unless_one_was_typed(place, run_cli, monkeypatch
     assert done.returncode == 1 and "subagent-fleet ui --port 0" in done.stderr
     for listener in (first, second):
         listener.close()
+    taken = run_cli("ui", "--no-open", "--port", place.port)
+    assert taken.returncode == 2 and f"{place.port} is the gateway's port" in taken.stderr
     assert run_cli("ui", "--port", "x").returncode == 2
 
 

@@ -1422,13 +1422,43 @@ def test_up_does_the_whole_job(project):
     assert (done.returncode, done.stdout) == (7, "PONG -p hi there\n")
     assert "m  a  tiny  ok" in done.stderr
     assert done.stderr.endswith(
-        "\nTo continue this session on your fleet:\n  subagent-fleet up -- --resume a-session\n")
+        "\nTo continue this session on your fleet:\n  subagent-fleet up -- --resume a-session\n"
+        "Which machine did what:\n  subagent-fleet trace last\n")
     assert re.search(r"^a +1 +7 +2 +- +0$", done.stderr, re.M)
     assert (project.place / ".claude" / "agents" / "planner.md").exists()
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", project.port), timeout=1)
     options = {json.dumps(asked["options"]["num_ctx"]) for asked in project.node.asked("/api/chat")}
     assert options == {"32768"}
+
+
+def test_up_asks_once_whether_git_shall_ignore_the_key(project, monkeypatch):
+    ignore, asked = project.place / ".gitignore", []
+    subprocess.run(["git", "init", "-q"], cwd=str(project.place), check=True)
+    ignore.write_text("*.pyc")  # without an end of its line
+    assert project("up").returncode == 7
+    assert ignore.read_text() == "*.pyc"  # off a terminal nobody is asked
+    (project.place / ".env.subagent-fleet").unlink()
+
+    monkeypatch.setattr(sf.World, "is_terminal", lambda self, stream="stdout": stream != "stdout")
+    monkeypatch.setattr(sf.World, "confirm", lambda self, question: asked.append(question) or False)
+    for _ in range(2):
+        assert project("up").returncode == 7
+    assert len(asked) == 1 and ".gitignore?" in asked[0]
+    assert ignore.read_text() == "*.pyc"
+
+    (project.place / ".env.subagent-fleet").unlink()
+    monkeypatch.setattr(sf.World, "confirm", lambda self, question: True)
+    said = project("up").stderr
+    assert ignore.read_text() == "*.pyc\n.env.subagent-fleet\n.subagent-fleet/\n"
+    assert "git would commit" not in said
+
+
+def test_up_says_in_a_few_lines_what_it_did(project):
+    first, second = project("up").stderr, project("up").stderr
+    assert first.startswith("Wrote: litellm_config.yaml, .claude/agents/planner.md, "
+                            ".env.subagent-fleet.\nServing shop at http://127.0.0.1:")
+    assert "Wrote" not in second and "tools off" not in second
 
 
 def test_fix_of_a_weak_key_mends_it_wherever_it_stands(project):
@@ -1584,7 +1614,7 @@ def test_up_keeps_what_a_person_has_edited(project):
     agent.write_text(edited)
     done = project("up")
     assert done.returncode == 7 and agent.read_text() == edited
-    assert ".claude/agents/planner.md: kept, as it is yours" in done.stderr
+    assert "Kept, as you have edited it: .claude/agents/planner.md." in done.stderr
 
 
 def test_up_uses_the_gateway_that_runs_already(project):
@@ -1616,7 +1646,7 @@ def test_up_without_claude_code_serves_until_it_is_stopped(project):
         pass
     process.send_signal(signal.SIGINT)
     _, rest = process.communicate(timeout=15)
-    assert process.returncode == 130 and b"Served:" in rest and b"Traceback" not in rest
+    assert process.returncode == 130 and b"No request was served." in rest and b"Traceback" not in rest
 
 
 def answers_nobody(port):

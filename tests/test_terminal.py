@@ -218,7 +218,7 @@ def test_a_finding_on_a_narrow_terminal_keeps_its_command_and_its_caret():
 def test_a_finding_has_its_level_in_colour_and_its_place_dim():
     assert sf.format_finding(FINDING, look=sf.Look(colour=True)).splitlines()[::3] == [
         "\x1b[33mwarning:\x1b[0m \x1b[2mfleet.yaml:12:5:\x1b[0m the key in ./.env is in git",
-        "  \x1b[2mfix:\x1b[0m git rm --cached ./.env; rm ./.env; subagent-fleet generate"]
+        "  \x1b[1mfix: git rm --cached ./.env; rm ./.env; subagent-fleet generate\x1b[0m"]
 
 
 def test_a_finding_in_a_list_is_indented_and_names_no_level():
@@ -238,7 +238,7 @@ def test_a_topic_in_a_pipe_is_what_a_terminal_shows():
 def test_a_topic_on_a_terminal_counts_what_is_right():
     look = sf.Look(marks=True, columns=60)
     assert sf.format_topic("Nodes", TOPIC, look) == (
-        "\u2717 Nodes: 1 error, 1 note, 2 ok\nerror: third\n  fix: mend it\ninfo: fourth\n")
+        "\u2717 Nodes: 1 error, 1 note, 2 ok\nerror: third\n  \u2192 mend it\ninfo: fourth\n")
     assert sf.format_topic("Nodes", TOPIC[:2], look) == "\u2713 Nodes: 2 ok\n"
     assert sf.format_topic("Nodes", TOPIC[:2], look, verbose=True) == (
         "\u2713 Nodes: 2 ok\nok: first\nok: second\n")
