@@ -121,8 +121,7 @@ def test_init_takes_a_free_port_and_says_whose_the_usual_is(tmp_path, monkeypatc
     node = fake_node({"qwen3:8b": {}})
     monkeypatch.setattr(sf, "OLLAMA_ENDPOINT", node.endpoint)
     monkeypatch.setattr(sf.Gateway, "port", port)
-    monkeypatch.setattr(sf.Gateway.__init__, "__defaults__", tuple(
-        port if value == 4000 else value for value in sf.Gateway.__init__.__defaults__))
+    monkeypatch.setitem(sf.Gateway._usual, "port", port)
     assert sf.main(["init"]) == 0 and " is taken" not in capsys.readouterr().out
     with socket.create_server(("127.0.0.1", port)):
         assert sf.main(["init", "--force"]) == 0
