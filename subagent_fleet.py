@@ -16494,10 +16494,11 @@ def plan_headline(sight: Sight, routes: Mapping[str, RouteState],
     counts = [count_of(levels.count(level), noun) for level, noun in
               (("ask", "question"), ("warn", "parked task"), ("bad", "problem"))
               if level in levels]
-    if "bad" in levels:
-        return "bad", f"Needs you: {', '.join(counts)}."
     if levels:
-        return levels[0], f"Needs you: {', '.join(counts)}."
+        down = [name for name, state in sight.states.items() if not state.online]
+        also = f" Not answering: {some_of(down, 4)}." if down else ""
+        level = "bad" if "bad" in levels else levels[0]
+        return level, f"Needs you: {', '.join(counts)}.{also}"
 
     sentence = add_gateway(plan_next_step(sight.fleet, sight.states, routes), sight.gateway)
     warnings = [finding for finding in sight.findings if finding.level == "warning"]

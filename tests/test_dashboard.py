@@ -199,7 +199,7 @@ def test_a_picture_says_what_is_known_of_a_fleet():
     picture = sf.plan_picture(sight())
     assert json.loads(sf.render_json(picture)) == picture
     assert (picture["fleet"], picture["level"]) == ("test", "bad")
-    assert picture["sentence"] == "Needs you: 1 problem."  # nobody else has what b has
+    assert picture["sentence"] == "Needs you: 1 problem. Not answering: b."  # which alone has it
     first, second = picture["machines"]
     assert (first["name"], first["online"], first["colour"]) == ("a", True, 0)
     assert first["loaded"] == [{"name": "tiny", "bytes": 5_000_000_000, "context": 32768,
