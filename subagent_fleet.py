@@ -12841,20 +12841,15 @@ class Subject(Record):
 
     def _count(self) -> tuple[float, float]:
         """Return the tokens of a prompt without filler, and those of one line."""
-        if not self.fills:
-            return FILLER_BASE_TOKENS, FILLER_LINE_TOKENS
-
-        lines, tokens = self.fills[-1]
-        first_lines, first_tokens = self.fills[0]
-        if lines == first_lines:
-            per_line = (tokens - FILLER_BASE_TOKENS) / lines
-            return FILLER_BASE_TOKENS, max(per_line, LEAST_LINE_TOKENS)
-
         # Two counts make a line: its slope is what a line costs, wherever it begins. The first
         # and the last lie the farthest apart, so an odd token in one of them matters least.
-        per_line = (tokens - first_tokens) / (lines - first_lines)
+        counts = dict(self.fills or ((1, FILLER_BASE_TOKENS + FILLER_LINE_TOKENS),))
+        if len(counts) == 1:
+            counts = {0: FILLER_BASE_TOKENS, **counts}
+        first, last = min(counts), max(counts)
+        per_line = (counts[last] - counts[first]) / (last - first)
         per_line = max(per_line, LEAST_LINE_TOKENS)
-        return tokens - per_line * lines, per_line
+        return counts[last] - per_line * last, per_line
 
 
 class Trial(Record):
@@ -12864,7 +12859,7 @@ class Trial(Record):
     name: str
     ask: Callable[[Subject], Question | None]  # None: this model is not asked
     judges: tuple[Callable[[Answer], str], ...] = ()  # "": right, else what it is instead
-    measure: Callable[[Answer], dict[str, Any]] | None = None  # fields of a Measurement
+    speeds: tuple[str, ...] = ()  # fields of a Measurement that the answer tells
     thinks: bool = False  # the model is asked to
 
     @property
@@ -12872,18 +12867,14 @@ class Trial(Record):
         return f"{self.topic}: {self.name}"
 
 
-def _say(subject: Subject, text: str, **more: Any) -> Question:
-    """Return a question in one turn."""
-    return _ask_talk(subject, (Turn("user", texts=(text,)),), **more)
-
-
-def _ask_talk(subject: Subject, turns: tuple[Turn, ...], **more: Any) -> Question:
+def _ask(subject: Subject, *turns: Turn | str, **more: Any) -> Question:
     """Return a question of these turns; the same has the same answer, as far as models go."""
     tokens = more.pop("tokens", ANSWER_TOKENS)
     if subject.model.thinking:
         tokens += THINKING_TOKENS
-    talk = Talk(subject.model.alias, turns, max_tokens=tokens,
-                sampling={"temperature": 0.0}, is_stream=True, **more)
+    talk = Talk(subject.model.alias, tuple(
+        Turn("user", texts=(turn,)) if isinstance(turn, str) else turn for turn in turns),
+        max_tokens=tokens, sampling={"temperature": 0.0}, is_stream=True, **more)
     return Question(talk, context=subject.model.context, loaded=subject.loaded)
 
 
@@ -12901,10 +12892,9 @@ def _fill(subject: Subject, lines: int, number: int, *, extra: int = 0,
     """
     word = CODE_WORDS[number % len(CODE_WORDS)]
     text = "\n".join(FILLER * (lines // len(FILLER))) + " x" * extra
-    question = _ask_talk(subject, (
-        Turn("user", texts=(f"Run {subject.seed}-{number}. The code word is {word}.",)),
-        Turn("assistant", texts=("Noted.",)),
-        Turn("user", texts=(f"{text}\n\nWhat is the code word? {wish}",))), tokens=48)
+    question = _ask(subject, f"Run {subject.seed}-{number}. The code word is {word}.",
+                    Turn("assistant", texts=("Noted.",)),
+                    f"{text}\n\nWhat is the code word? {wish}", tokens=48)
     return replace(question, lines=lines, word=word, tokens=subject.count_tokens(lines) + extra)
 
 
@@ -12934,66 +12924,35 @@ def _ask_long_prompt(subject: Subject) -> Question | None:
     return _fill(subject, subject.count_lines(half), 2)
 
 
-def _ask_much(subject: Subject) -> Question:
-    text = "Write the numbers from 1 to 200, one a line, and nothing else."
-    return _say(subject, text, tokens=128)
-
-
-def _measure_load(answer: Answer) -> dict[str, Any]:
-    seconds = answer.end.load_seconds
-    if seconds is None:
-        return {}
-    return {"load_seconds": round(seconds, 2)}
-
-
-def _measure_prompt(answer: Answer) -> dict[str, Any]:
-    return {"prompt_rate": _prompt_rate(answer),
-            "is_counted": answer.end.prompt_seconds is not None}
-
-
-def _measure_long_prompt(answer: Answer) -> dict[str, Any]:
-    return {"long_prompt_rate": _prompt_rate(answer)}
-
-
-def _prompt_rate(answer: Answer) -> float | None:
-    """Return the tokens a second at which a new prompt was read."""
-    seconds = answer.end.prompt_seconds or answer.first_seconds
-    tokens = answer.end.input_tokens - answer.end.cache_read
-    if tokens <= 0 or not seconds:
-        return None
-    return round(tokens / seconds, 1)
-
-
-def _measure_answer(answer: Answer) -> dict[str, Any]:
-    """Return the tokens a second at which an answer was written."""
-    tokens = answer.end.output_tokens
-    seconds = answer.end.answer_seconds
-    if seconds is None:  # by our clock, which starts at the first of them
-        tokens -= 1
-        seconds = answer.seconds - answer.first_seconds
-
-    if tokens <= 0 or seconds <= 0:
-        return {"answer_rate": None}
-    return {"answer_rate": round(tokens / seconds, 1)}
-
-
-def _measure_first_token(answer: Answer) -> dict[str, Any]:
-    """Return how long a warm model takes to its first word."""
+def time_answer(answer: Answer) -> dict[str, Any]:
+    """Return the speeds that an answer shows: by the node's own counters, else by our clock."""
     end = answer.end
-    seconds = answer.first_seconds
-    if end.answer_seconds is not None:  # the node counts: what it does not tell took no time
-        seconds = (end.load_seconds or 0) + (end.prompt_seconds or 0)
-    return {"first_token_seconds": round(seconds, 3)}
+    reads, writes = end.prompt_seconds or answer.first_seconds, end.answer_seconds
+    read, written = end.input_tokens - end.cache_read, end.output_tokens
+    first = answer.first_seconds
+    if writes is not None:  # the node counts: what it does not tell took no time
+        first = (end.load_seconds or 0) + (end.prompt_seconds or 0)
+    else:  # our clock starts at the first of them
+        written -= 1
+        writes = answer.seconds - answer.first_seconds
+
+    prompt_rate = round(read / reads, 1) if read > 0 and reads else None
+    return {"load_seconds": None if end.load_seconds is None else round(end.load_seconds, 2),
+            "prompt_rate": prompt_rate, "long_prompt_rate": prompt_rate,
+            "answer_rate": round(written / writes, 1) if written > 0 and writes > 0 else None,
+            "first_token_seconds": round(first, 3), "is_counted": end.prompt_seconds is not None}
 
 
 # In this order: the first loads the model and teaches how many tokens a line of filler has, the
 # third asks again with the prompt that the second had the node cache.
 SPEED_TRIALS = (
-    Trial("speed", "load", _ask_load, measure=_measure_load),
-    Trial("speed", "prompt", _ask_prompt, measure=_measure_prompt),
-    Trial("speed", "first token", _ask_again, measure=_measure_first_token),
-    Trial("speed", "answer", _ask_much, measure=_measure_answer),
-    Trial("speed", "long prompt", _ask_long_prompt, measure=_measure_long_prompt))
+    Trial("speed", "load", _ask_load, speeds=("load_seconds",)),
+    Trial("speed", "prompt", _ask_prompt, speeds=("prompt_rate", "is_counted")),
+    Trial("speed", "first token", _ask_again, speeds=("first_token_seconds",)),
+    Trial("speed", "answer", lambda subject: _ask(
+        subject, "Write the numbers from 1 to 200, one a line, and nothing else.", tokens=128),
+        speeds=("answer_rate",)),
+    Trial("speed", "long prompt", _ask_long_prompt, speeds=("long_prompt_rate",)))
 
 
 # -- tools --
@@ -13032,11 +12991,6 @@ _PRINTED_CALL = _Pattern(
     rf"|\b(?:{_TOOL_NAMES})\s*\(")
 
 
-def _offer(text: str) -> Callable[[Subject], Question]:
-    """Return what asks something of a model that has the five tools."""
-    return lambda subject: _say(subject, text, tools=TRIAL_TOOLS)
-
-
 def calls_rightly(*wanted: tuple[str, dict[str, Any]], says: str = "") -> Callable[[Answer], str]:
     """Return the judge of an answer that makes these calls, in any order, and then says a word."""
     def judge(answer: Answer) -> str:
@@ -13062,12 +13016,10 @@ def _compare_calls(calls: Sequence[Call], wanted: Sequence[tuple[str, dict[str, 
     """Return what is wrong with the first call that is none of those wanted."""
     left = list(wanted)
     for call in calls:
-        matches = [want for want in left if _flaw_of(call, want) == ""]
-        if matches:
-            left.remove(matches[0])
-            continue
-        namesakes = [want for want in left if want[0] == call.name]
-        return _flaw_of(call, (namesakes or left)[0])
+        flaws = {_flaw_of(call, want): want for want in left}
+        if "" not in flaws:  # of its namesake, if there is one
+            return next((flaw for flaw in flaws if " with " in flaw), next(iter(flaws)))
+        left.remove(flaws[""])
     return ""
 
 
@@ -13077,7 +13029,7 @@ def _flaw_of(call: Call, wanted: tuple[str, dict[str, Any]]) -> str:
     if call.name != name:
         return f"called `{call.name[:64]}` instead of `{name}`"
     for key, value in arguments.items():
-        if not _is_same(call.arguments.get(key), value):
+        if _plain(call.arguments.get(key)) != _plain(value):
             return f"called `{name}` with a wrong `{key}`"
 
     for key, value in call.arguments.items():
@@ -13086,43 +13038,41 @@ def _flaw_of(call: Call, wanted: tuple[str, dict[str, Any]]) -> str:
     return ""
 
 
-def _is_same(value: object, wanted: object) -> bool:
-    """Tell whether an argument is what was asked for; case and blanks around it are no matter."""
-    if type(value) is not type(wanted):  # JSON's own: 1 is not True, a text not an array of one
-        return False
-    if isinstance(value, str) and isinstance(wanted, str):
-        return value.strip().lower() == wanted.lower()
-    if isinstance(value, list) and isinstance(wanted, list):
-        return len(value) == len(wanted) and all(map(_is_same, value, wanted))
-    if isinstance(value, dict) and isinstance(wanted, dict):
-        is_complete = value.keys() == wanted.keys()
-        return is_complete and all(_is_same(value[key], wanted[key]) for key in wanted)
-    return value == wanted
+def _plain(value: Any) -> Any:
+    """Return an argument without what is no matter: case, and blanks around it."""
+    if isinstance(value, str):
+        return value.strip().lower()
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return type(value), value  # JSON's own: 1 is not True
+
+
+def _call_trial(name: str, text: str, *wanted: tuple[str, dict[str, Any]],
+                says: str = "") -> Trial:
+    """Return the trial that asks a model with the five tools for these calls."""
+    return Trial("tools", name, lambda subject: _ask(subject, text, tools=TRIAL_TOOLS),
+                 (calls_rightly(*wanted, says=says),))
 
 
 TOOL_TRIALS = (
-    Trial("tools", "an enum, a name with a dash",
-          _offer("Set the log level of the service billing to debug."),
-          (calls_rightly(("set-log-level", {"service": "billing", "level": "debug"})),)),
-    Trial("tools", "a nested object",
-          _offer('Open a ticket with the title "Login fails". Its owner is Ada, team web.'),
-          (calls_rightly(("open_ticket", {"title": "Login fails",
-                                          "owner": {"name": "Ada", "team": "web"}})),)),
-    Trial("tools", "an array",
-          _offer("Run the tests in tests/api and tests/web, in this order; stop early."),
-          (calls_rightly(("run_tests", {"paths": ["tests/api", "tests/web"],
-                                        "stop_early": True})),)),
-    Trial("tools", "none where none fits",
-          _offer("How much is 17 plus 25? Answer with the number alone."),
-          (calls_rightly(says="42"),)),
-    Trial("tools", "two calls",
-          _offer("Set the log level of the service billing to error and that of the service "
-                 "search to info."),
-          (calls_rightly(("set-log-level", {"service": "billing", "level": "error"}),
-                         ("set-log-level", {"service": "search", "level": "info"})),)),
-    Trial("tools", "an answer after the result",
-          _offer("What is the value of the setting retry_limit?"),
-          (calls_rightly(("get_setting", {"key": "retry_limit"}), says="7391"),)))
+    _call_trial("an enum, a name with a dash",
+                "Set the log level of the service billing to debug.",
+                ("set-log-level", {"service": "billing", "level": "debug"})),
+    _call_trial("a nested object",
+                'Open a ticket with the title "Login fails". Its owner is Ada, team web.',
+                ("open_ticket", {"title": "Login fails", "owner": {"name": "Ada", "team": "web"}})),
+    _call_trial("an array", "Run the tests in tests/api and tests/web, in this order; stop early.",
+                ("run_tests", {"paths": ["tests/api", "tests/web"], "stop_early": True})),
+    _call_trial("none where none fits", "How much is 17 plus 25? Answer with the number alone.",
+                says="42"),
+    _call_trial("two calls", "Set the log level of the service billing to error and that of the "
+                "service search to info.",
+                ("set-log-level", {"service": "billing", "level": "error"}),
+                ("set-log-level", {"service": "search", "level": "info"})),
+    _call_trial("an answer after the result", "What is the value of the setting retry_limit?",
+                ("get_setting", {"key": "retry_limit"}), says="7391"))
 
 
 # -- context --
@@ -13198,14 +13148,14 @@ def _ask_thought(subject: Subject) -> Question | None:
     if "thinking" not in subject.claims:
         return None
     text = "A bat and a ball cost 1.10 together; the bat costs 1.00 more. What does the ball cost?"
-    return _say(subject, text, tokens=THINKING_TOKENS)
+    return _ask(subject, text, tokens=THINKING_TOKENS)
 
 
 def _ask_image(subject: Subject) -> Question | None:
     if "vision" not in subject.claims:
         return None
-    turn = Turn("user", texts=("Which colour is this? One word.",), images=(RED_SQUARE,))
-    return _ask_talk(subject, (turn,))
+    return _ask(subject, Turn("user", texts=("Which colour is this? One word.",),
+                              images=(RED_SQUARE,)))
 
 
 def thinks_and_answers(answer: Answer) -> str:
@@ -13256,7 +13206,7 @@ class Course:
     @property
     def stage(self) -> str:
         """What it is asked now, of how many in its topic."""
-        if self.at >= len(TRIALS):
+        if self.is_done:
             return "done"
         topic = TRIALS[self.at].topic
         names = [trial.topic for trial in TRIALS]
@@ -13264,18 +13214,16 @@ class Course:
 
     def run(self, world: World) -> None:
         """Ask everything, one after the other; a node that dies ends it."""
-        backend = backend_of(self.node)
         try:
             self._load_anew(world)
-            for trial in TRIALS:
+            for self.at, trial in enumerate(TRIALS):
                 question = trial.ask(self._subject)
                 if question:
                     self.take(trial, self._ask(world, trial, question))
                 if trial is SPEED_TRIALS[0]:
                     self._subject = replace(self._subject, loaded=self._see_loaded(world))
-                self.at += 1
         except NodeFailure as failure:
-            self.fail(explain_failure(failure, backend).what)
+            self.fail(explain_failure(failure, backend_of(self.node)).what)
         self.is_done = True
 
     def _load_anew(self, world: World) -> None:
@@ -13299,8 +13247,9 @@ class Course:
         """Note what an answer shows. Without the first answer there will be no other."""
         if trial is SPEED_TRIALS[0] and answer.missing:
             raise NodeFailure("not loaded", answer.missing)
-        if trial.measure and not answer.missing:
-            self.note(**trial.measure(answer))
+        speeds = {} if answer.missing else time_answer(answer)
+        self.note(**{name: speeds[name] for name in trial.speeds
+                     if speeds.get(name) is not None})
         if self.measurement.load_seconds is None:  # a server that loads as asked and counts not
             self.note(load_seconds=round(answer.first_seconds, 2))
 
@@ -13321,13 +13270,12 @@ class Course:
         known += flaws
         wrong = list(filter(None, known))
         score = Score(known.count(""), len(known), max(wrong, key=wrong.count, default="")[:256])
-        if trial.topic in ("tools", "context"):
-            self.note(**{trial.topic: score})
-        else:
-            self.note(claims={**self.measurement.claims, trial.topic: score})
-        for flaw in dict.fromkeys(filter(None, flaws)):
-            failed = FailedAnswer(trial.title, flaw[:256], show_answer(answer))
-            self.note(failed=(*self.measurement.failed, failed))
+        scores: dict[str, Any] = {trial.topic: score}
+        if trial.topic not in ("tools", "context"):
+            scores = {"claims": {**self.measurement.claims, **scores}}
+        failed = [FailedAnswer(trial.title, flaw[:256], show_answer(answer))
+                  for flaw in dict.fromkeys(flaws) if flaw]
+        self.note(**scores, failed=(*self.measurement.failed, *failed))
 
     def note(self, **fields: Any) -> None:
         """Note what was measured; who looks meanwhile sees all of the old or of the new."""
@@ -25979,9 +25927,6 @@ def plan_courses(fleet: Fleet, options: Options, world: World) -> list[Course]:
     return courses
 
 
-SAVE_SECONDS = 2.0  # at the most are lost when the machine is
-
-
 class Bench:
     """Runs courses, one after the other on a node; tells how far they are, keeps what there is."""
 
@@ -25994,45 +25939,32 @@ class Bench:
             if not course.is_done:
                 self._groups.setdefault(course.node.name, []).append(course)
         self._saved: list[Measurement] = []
-        self._save_at = 0.0
 
     def run(self) -> None:
         """Run all; however it ends, what was measured is kept."""
-        world = self._world
+        def run_group(courses: Sequence[Course]) -> None:
+            for course in courses:
+                course.run(self._world)
+
+        jobs = {name: lambda group=group: run_group(group) for name, group in self._groups.items()}
         try:
-            with LiveLine(world) as line:
-                for _ in run_together(world, self._plan_jobs()):
-                    self._save_now_and_then()
+            with LiveLine(self._world) as line:
+                for _ in run_together(self._world, jobs):
+                    self._save()
+                    active = [next((one for one in group if not one.is_done), group[-1])
+                              for group in self._groups.values() if not group[-1].is_done]
                     line.show(" | ".join(
                         f"{course.node.name}: {course.model.ollama_model}, {course.stage}"
-                        for course in self._active()))
+                        for course in active))
         except BaseException:
             for course in self.courses:
                 if not course.is_done:
                     course.fail("interrupted")
             if self._save():
-                world.err(f"what was measured is kept in {BENCH_FILE}\n")
+                self._world.err(f"what was measured is kept in {BENCH_FILE}\n")
             raise
         finally:
             self._save()
-
-    def _plan_jobs(self) -> dict[str, Callable[[], None]]:
-        """Return what is done on each node."""
-        def run_group(courses: Sequence[Course]) -> None:
-            for course in courses:
-                course.run(self._world)
-
-        return {name: functools.partial(run_group, group) for name, group in self._groups.items()}
-
-    def _active(self) -> Iterator[Course]:
-        """Yield the course that each node is at."""
-        for group in self._groups.values():
-            yield from [course for course in group if not course.is_done][:1]
-
-    def _save_now_and_then(self) -> None:
-        if self._world.clock() >= self._save_at:
-            self._save()
-            self._save_at = self._world.clock() + SAVE_SECONDS
 
     def _save(self) -> bool:
         """Write what is new to what earlier runs measured; tell whether there was any."""

@@ -580,10 +580,10 @@ def test_bench_names_a_model_that_is_not_there(benched, quick):
 
 def test_interrupted_bench_keeps_what_it_has(benched, quick, tmp_path, monkeypatch):
     coder, _ = benched(coder=["waits"])
-    def interrupt(bench):
-        if coder.is_waiting.is_set() and bench.courses[1].is_done:
+    def interrupt(line, text):
+        if coder.is_waiting.is_set() and "small:8b" not in text:
             raise KeyboardInterrupt
-    monkeypatch.setattr(sf.Bench, "_save_now_and_then", interrupt)
+    monkeypatch.setattr(sf.LiveLine, "show", interrupt)
     done = quick("bench")
     coder.goes_on.set()
     assert done.returncode == 130
@@ -885,13 +885,13 @@ def test_bench_of_a_node_that_is_silent_gives_up_in_time(benched, quick, tmp_pat
 
 def test_progress_is_shown_on_a_terminal_and_taken_away(benched, quick, monkeypatch):
     coder, _ = benched(coder=["waits"])
-    ticks = []
+    show = sf.LiveLine.show
 
-    def go_on(bench):
-        ticks.append(bench)
-        if len(ticks) > 3:
+    def go_on(line, text):
+        show(line, text)
+        if "coder:30b, tools" in text:
             coder.goes_on.set()
-    monkeypatch.setattr(sf.Bench, "_save_now_and_then", go_on)
+    monkeypatch.setattr(sf.LiveLine, "show", go_on)
     monkeypatch.setattr(sf.World, "is_terminal", lambda _, stream="stdout": stream == "stderr")
     done = quick("bench", "--quick")
     assert "\r\x1b[K  mini: coder:30b, tools " in done.stderr
