@@ -17603,8 +17603,8 @@ class WorkDone(Record):
     @property
     def sums(self) -> dict[str, int]:
         """Files, and lines added and removed."""
-        return {"files": len(self.files), "plus": sum(max(one[1], 0) for one in self.files),
-                "minus": sum(max(one[2], 0) for one in self.files), "commits": self.commits}
+        return {"files": len(self.files), "plus": sum(one[1] for one in self.files),
+                "minus": sum(one[2] for one in self.files), "commits": self.commits}
 
 
 class Ruling(Record):
@@ -17847,14 +17847,12 @@ def _describe_task(state: TaskState, heard: Heard | None, sight: TaskSight) -> s
 
 def suggest_retry(states: Mapping[str, TaskState]) -> str:
     """Return what to type for tasks that hold themselves or others up, a line each; or nothing."""
-    stuck = {name for name, state in states.items()
-             if state.state in ("failed", "parked", "review") and not state.forgotten}
-    for state in states.values():
-        if state.state == "waiting":
-            stuck.update(name for name in blockers_of(state, states)
-                         if name in states and states[name].state == "stopped")
-    reviews = [name for name in states if name in stuck and states[name].state == "review"]
-    names = [name for name in states if name in stuck and name not in reviews]
+    stuck = [name for state in states.values() if state.state == "waiting"
+             for name in blockers_of(state, states)]
+    names = [name for name, state in states.items() if not state.forgotten and (
+        state.state in ("failed", "parked") or state.state == "stopped" and name in stuck)]
+    reviews = [name for name, state in states.items()
+               if state.state == "review" and not state.forgotten]
     lines = []
     if reviews:
         lines.append(f"Look at it: subagent-fleet task diff {reviews[0]}")
@@ -18169,22 +18167,13 @@ def git_in(folder: Folder, tree: str, git: str, hold: Hold | None = None) -> Git
 
 # -- worktrees: made, looked at, kept in a ref --
 
-class Worktree(Record):
-    """A worktree as git lists it."""
-
-    path: str
-    branch: str = ""
-    locked: str | None = None
-
-
-def list_worktrees(git: Git) -> dict[str, Worktree]:
-    """Return {path: Worktree} of a repository."""
+def list_worktrees(git: Git) -> dict[str, dict[str, str]]:
+    """Return {path: what git says of the worktree}: `branch`, and `locked` with the reason."""
     worktrees = {}
     for block in git.out("worktree", "list", "--porcelain").split("\n\n"):
         words = dict(line.partition(" ")[::2] for line in block.split("\n") if line)
-        path = words.get("worktree", "")
-        worktrees[path] = Worktree(path, words.get("branch", "").replace("refs/heads/", "", 1),
-                                   words.get("locked"))
+        words["branch"] = words.get("branch", "").replace("refs/heads/", "", 1)
+        worktrees[words.get("worktree", "")] = words
     return worktrees
 
 
@@ -18229,8 +18218,8 @@ def _plan_around(git: Git, path: str, branch: str, state: TaskState,
     Anything else in the way is refused: nobody's branch or directory is ever taken over.
     """
     known = list_worktrees(git).get(path)
-    if known and known.branch not in (branch, ""):
-        raise FleetError("worktree-taken", f"{path} is a worktree of the branch {known.branch}",
+    if known and known["branch"] not in (branch, ""):
+        raise FleetError("worktree-taken", f"{path} is a worktree of the branch {known['branch']}",
                          fix="move it away: `git worktree move`")
     if git.world.kind_of(path, follow=False) != "absent":
         raise FleetError("in-the-way", f"{path} already exists",
@@ -18634,7 +18623,7 @@ def _find_tidied(folder: Folder, main: Git, state: TaskState) -> None:
     places = (state.worktree, state.git)  # without both of them there is nothing left of it
     if not known and any(folder.world.kind_of(one, follow=False) != "absent" for one in places):
         raise Keeps("its worktree was moved, or is another repository's")
-    if known and not (known.locked or "").startswith("subagent-fleet task"):
+    if known and not known.get("locked", "").startswith("subagent-fleet task"):
         raise Keeps("its lock is not this program's")
 
 
@@ -19095,9 +19084,9 @@ class TaskWork:
             label = f"{state.tried}.remade"
             take_snapshot(self._git(), self._main, replace(state, copies=tuple(
                 find_copies(self._folder, state.task))), label, {})
-        elif known.locked is None or not re.match("subagent-fleet|initializing", known.locked):
+        elif not re.match("subagent-fleet|initializing", known.get("locked", "")):
             return  # it is somebody else's
-        elif known.branch not in (state.branch, ""):
+        elif known["branch"] not in (state.branch, ""):
             return
         drop_worktree(self._main, state.worktree)
 
@@ -19780,7 +19769,7 @@ class Supervisor:
         self._leaves = False
         self._looked: dict[str, float] = {}
         self._page: Mapping[str, Any] = {}
-        self._told: dict[str, str] = {}  # what each task waits for, as it was last said
+        self._told: set[str] = set()  # tasks of which was said what they wait for
         self._spawning = threading.Lock()
         self.adding = threading.Lock()  # one worktree at a time: git reads those half made, too
         self._world.replace_files([(folder.place("lock.pid"), str(
@@ -19952,16 +19941,15 @@ class Supervisor:
         now = self._world.now()
         starts = plan_starts(states, aliases, limits, now)
         for name in starts:
-            self._told.pop(name, None)
-            self.note(name, "preparing", prompt=self.tasks[name].prompt)
+            self._told.discard(name)
+            self.note(name, "preparing")
             self._begin(name)
         limits = replace(limits, busy=count_busy(self.tasks, aliases))
         for state in [state for state in states.values() if state.state == "waiting"][:20]:
-            if state.name not in starts and state.until <= now:
-                why = explain_wait(state, self.tasks, aliases[state.name], limits, now)
-                if state.name not in self._told:
-                    self.tell(state.name, "waits", why)
-                self._told[state.name] = why
+            if state.name not in {*starts, *self._told} and state.until <= now:
+                self._told.add(state.name)
+                self.tell(state.name, "waits", explain_wait(
+                    state, self.tasks, aliases[state.name], limits, now))
         return bool(starts)
 
     def limits(self) -> Limits:
@@ -20188,7 +20176,11 @@ class Supervisor:
             self.note(state.name, forgotten=True)
 
     def _order_gone(self, state: TaskState, order: Mapping[str, Any]) -> None:
-        self.note(state.name, gone=True, prepared=False, git="", check_git="")
+        if order.get("git") == state.git:
+            self.note(state.name, gone=True, prepared=False, git="", check_git="")
+        else:  # one of before a fresh start
+            self.note(state.name, old=tuple(
+                place for place in state.old if place.split("\n")[2] != order.get("git")))
 
 
 def base_of(task: TaskSpec, folder: Folder) -> str:
@@ -26739,23 +26731,22 @@ def tell_events(folder: Folder, names: Iterable[str], options: Options
 
     def tell(name: str, word: str, text: str) -> None:
         text = text
-        world.out(format_task_event(prefix + name, word, text, width, look_of(world)))
+        tell_task(world, prefix + name, word, text, width)
     return tell
 
 
 def watch_tasks(world: World, path: str, fleet: Fleet | None,
                 options: Options) -> Callable[[], TaskPlan | None]:
     """Return what reads the task file again when it has changed."""
-    def stamp() -> float:
-        return world.changed_at(path) if path not in ("", "-") else 0.0
-    seen = [stamp()]
+    if path in ("", "-"):
+        return lambda: None
+    seen = [world.changed_at(path)]
 
     def reload() -> TaskPlan | None:
-        if stamp() == seen[0]:
-            return None
-        seen[0] = stamp()
-        if not seen[0]:
-            return None  # it was removed: what it said before stays
+        now = world.changed_at(path)
+        if now in (0.0, seen[0]):
+            return None  # where it was removed, what it said before stays
+        seen[0] = now
         try:
             plan = load_tasks(world, path, fleet)
         except FleetError as error:
@@ -26791,7 +26782,7 @@ def show_plan(job: RunJob) -> None:
                 word, text = "would park", f"{error.what}; {error.fix}"
         elif state.state == "waiting":
             word, text = "waits", explain_wait(state, begun, aliases[name], limits, sight.now)
-        world.out(format_task_event(name, word, text, 8, look_of(world)))
+        tell_task(world, name, word, text)
 
 
 def hand_over(job: RunJob, options: Options, world: World) -> int:
@@ -26943,30 +26934,25 @@ def mark_task(state: str, look: Look) -> Cell:
     return Cell(f"{TASK_MARKS[role]} {state}" if look.marks else state, colour)
 
 
-TASK_HEADERS = ("NAME", "STATE", "TRY", "FOR", "TOTAL", "IDLE", "NOW", "CONTEXT", "DIFF", "WHERE",
-                "USES")
 TASK_NOW_WIDTH = 44
 
 
 def format_tasks(rows: Sequence[Mapping[str, Any]], look: Look = PLAIN) -> str:
     """Return the table of tasks, and below it what to type for those that need a person."""
-    table = []
+    cells: list[list[Any]] = []
     for row in rows:
         now = row["now"] or "-"
         if look.columns:
             now = crop(clean_line(now), TASK_NOW_WIDTH)
-        uses = f"{row['memory_mb']} MB {row['cpu_percent']:.0f}%" if row["processes"] else "-"
-        table.append({
-            "NAME": row["name"], "STATE": mark_task(row["state"], look), "TRY": row["attempt"],
-            "FOR": show_span(row["seconds"]),
-            "TOTAL": show_span(row["total"] or None),
-            "IDLE": show_span(row["idle"]), "NOW": now,
-            "CONTEXT": "-" if row["context"] is None else f"{row['context']}%",
-            "DIFF": f"+{row['plus']} -{row['minus']}" if row["files"] else "-",
-            "WHERE": row["where"] or "-", "USES": uses})
+        cells.append([
+            row["name"], mark_task(row["state"], look), row["attempt"], show_span(row["seconds"]),
+            show_span(row["total"] or None), show_span(row["idle"]), now,
+            "-" if row["context"] is None else f"{row['context']}%",
+            f"+{row['plus']} -{row['minus']}" if row["files"] else "-", row["where"] or "-",
+            f"{row['memory_mb']} MB {row['cpu_percent']:.0f}%" if row["processes"] else "-"])
     # A narrow terminal does without what is the same in most rows.
-    cells = [[row[header] for header in TASK_HEADERS] for row in table]
-    text = format_table(TASK_HEADERS, cells, look=look,
+    text = format_table(("NAME", "STATE", "TRY", "FOR", "TOTAL", "IDLE", "NOW", "CONTEXT", "DIFF",
+                         "WHERE", "USES"), cells, look=look,
                         spare=("USES", "TOTAL", "CONTEXT", "IDLE", "WHERE", "TRY"))
     helps = [(row["name"], row["fix"]) for row in rows if row["fix"]]
     return text + "\n" + format_pairs(helps, look) if helps else text
@@ -26975,6 +26961,11 @@ def format_tasks(rows: Sequence[Mapping[str, Any]], look: Look = PLAIN) -> str:
 def format_task_event(name: str, word: str, text: str, width: int, look: Look = PLAIN) -> str:
     """Return one thing that has happened to a task, in columns."""
     return format_entry((name, word), (max(width, 8), 10), [text], look)
+
+
+def tell_task(world: World, name: str, word: str, text: str, width: int = 8) -> None:
+    """Print one thing that is so of a task, in columns."""
+    world.out(format_task_event(name, word, text, width, look_of(world)))
 
 
 def format_task_counts(states: Sequence[str]) -> str:
@@ -27167,8 +27158,7 @@ def cmd_task_add(options: Options, world: World) -> int:
         for order in orders:
             folder.ask(order)
     for task in tasks:
-        world.out(format_task_event(task.name, "added", shorten(task.prompt or ""), 8,
-                                    look_of(world)))
+        tell_task(world, task.name, "added", shorten(task.prompt or ""))
     tell_start(folder)
     return EXIT_OK
 
@@ -27186,8 +27176,7 @@ STOP_WAIT_SECONDS = 30.0
 
 def match_tasks(folder: Folder, options: Options, command: str) -> list[TaskState]:
     """Return the tasks whose names patterns match; one that matches none is refused."""
-    tasks = {name: state for name, state in
-             see_states(folder)[0].items()
+    tasks = {name: state for name, state in see_states(folder)[0].items()
              if not state.forgotten or command == "task tidy"}
     matched: set[str] = set()
     for pattern in options.patterns or ["*"]:
@@ -27233,8 +27222,7 @@ def tell_outcomes(states: Iterable[TaskState], outcomes: Mapping[str, tuple[str,
     """Print what has become of each task that was named."""
     width = max((width_of(state.name) for state in states), default=8)
     for state in states:
-        word, text = outcomes[state.name]
-        world.out(format_task_event(state.name, word, text, width, look_of(world)))
+        tell_task(world, state.name, *outcomes[state.name], width)
 
 
 @command("task say", "tell an agent something: now, or when it starts",
@@ -27288,7 +27276,7 @@ def cmd_task_answer(options: Options, world: World) -> int:
                          fix=f"subagent-fleet task answer {name}")
     tasks = carry_out(folder, [{"do": "answer", "task": name, "answers": answers}], options,
                       lambda tasks: tasks[name].state != "asking")
-    world.out(format_task_event(name, "answered", ", ".join(answers.values()), 8, look_of(world)))
+    tell_task(world, name, "answered", ", ".join(answers.values()))
     tell_start(folder)
     return EXIT_OK
 
@@ -27308,7 +27296,7 @@ def show_questions(states: Sequence[TaskState], options: Options, world: World) 
     look = look_of(world)
     for entry in report:
         for question in entry["questions"]:
-            world.out(format_task_event(entry["task"], "asks", question["question"], 8, look))
+            tell_task(world, entry["task"], "asks", question["question"])
             world.out(format_pairs([(f"  {number}", label) for number, label in
                                     enumerate(question["choices"], 1)], look))
         word = "1" if entry["questions"][0]["choices"] else "'your answer'"
@@ -27605,8 +27593,8 @@ def cmd_task_tidy(options: Options, world: World) -> int:
                 continue
             plan = tidy_task(folder, each, is_dry=options.dry_run, takes_ignored=options.ignored)
             plans.append(plan)
-            if plan.removes and not options.dry_run and each is state:
-                carry_out(folder, [{"do": "gone", "task": state.name}], options,
+            if plan.removes and not options.dry_run:
+                carry_out(folder, [{"do": "gone", "task": state.name, "git": each.git}], options,
                           lambda tasks: True)
     if options.json:
         print_report(world, "task tidy", {"worktrees": [vars(plan) for plan in plans]})

@@ -93,11 +93,11 @@ class Repository:
     def marked(self, mark):
         """The processes whose environment holds a mark."""
         found = []
-        for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
+        for number in map(int, filter(str.isdigit, os.listdir("/proc"))):
             with contextlib.suppress(OSError):
-                if mark in path.read_bytes() and int(path.parent.name) != os.getpid():
-                    found.append(int(path.parent.name))
-        return found
+                if mark in pathlib.Path(f"/proc/{number}/environ").read_bytes():
+                    found.append(number)
+        return [number for number in found if number != os.getpid()]
 
     def kill_all(self):
         for number in self.processes():

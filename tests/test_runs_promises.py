@@ -1163,6 +1163,15 @@ def test_what_is_left_of_a_worktree_that_was_removed_by_hand_is_tidied(shop):
     assert shop.type("task", "tidy").out == "Nothing to tidy.\n"
 
 
+def test_worktrees_of_before_a_fresh_start_are_tidied_once(shop):
+    assert shop.work(coder=shell(EDIT), check="true") == "done"
+    assert shop.type("task", "retry", "t", "--fresh").code == 0 and shop.run().code == 0
+    done = shop.type("task", "tidy")
+    assert len(re.findall("t +removed", done.out)) == 2, done
+    assert shop.type("task", "tidy").out == "Nothing to tidy.\n"
+    assert shop.git("worktree", "list", "--porcelain").count("worktree ") == 1
+
+
 def test_a_checks_worktree_that_cannot_go_is_told_and_stays(shop):
     assert shop.work(coder=shell(EDIT), check="true") == "done"
     (shop.worktree("t.check") / ".git").write_text("gitdir: /elsewhere\n")
