@@ -16511,22 +16511,17 @@ def parse_log(text: str) -> list[dict[str, str]]:
 CLAUDE = "claude"  # the coder that can be asked, steered and resumed
 
 
-class Coder(Record):
-    """Another program that does tasks: it reads the prompt on stdin, writes files, and ends."""
-
-    name: str  # its row of HARNESSES leads it to the fleet; without a fleet it has its own login
-    words: tuple[str, ...]  # with which it may write and asks nobody
-
-
 # codex 0.169.0, opencode 1.18.33, aider 0.86.2, qwen-code 0.24.4. What they keep of their own
 # would be taken for work: aider's history of the chat, its map of the repository.
-CODERS = {row.name: row for row in (
-    Coder("codex", ("exec", "-s", "danger-full-access", "-")),
-    Coder("opencode", ("run",)),
-    Coder("aider", ("--yes-always", "--no-auto-commits", "--no-gitignore", "--no-check-update",
-                    "--no-stream", "--map-tokens", "0", "--chat-history-file", "/dev/null",
-                    "--input-history-file", "/dev/null", "--message-file", "/dev/stdin")),
-    Coder("qwen", ("--approval-mode", "yolo")))}
+# They read the prompt on stdin, write files, and end; with these words they may write, and ask
+# nobody. A coder's row of HARNESSES leads it to the fleet; without a fleet it has its own login.
+CODERS = {
+    "codex": ("exec", "-s", "danger-full-access", "-"),
+    "opencode": ("run",),
+    "aider": ("--yes-always", "--no-auto-commits", "--no-gitignore", "--no-check-update",
+              "--no-stream", "--map-tokens", "0", "--chat-history-file", "/dev/null",
+              "--input-history-file", "/dev/null", "--message-file", "/dev/stdin"),
+    "qwen": ("--approval-mode", "yolo")}
 
 # -- what a task file may say --
 
@@ -17152,8 +17147,8 @@ def questions_in(request: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
 
 def ask_in_words(text: str) -> dict[str, Any]:
     """Return the request of an agent that has ended its answer with a question."""
-    line = [line for line in text.splitlines() if line.strip()][-1]
-    return {"input": {"questions": [{"question": line.strip()[-400:], "options": []}]}}
+    line = text.strip().splitlines()[-1].strip()
+    return {"input": {"questions": [{"question": line[-400:], "options": []}]}}
 
 
 def plan_answers(request: Mapping[str, Any], words: Sequence[str]) -> dict[str, str]:
@@ -17204,11 +17199,6 @@ def _render_line(kind: str, **parts: object) -> bytes:
 def render_prompt_line(text: str) -> bytes:
     """Return a prompt as Claude Code reads it on its standard input (2.1.327)."""
     return _render_line("user", message={"role": "user", "content": text})
-
-
-def render_control_line(subtype: str, identity: str) -> bytes:
-    """Return a request to Claude Code: `interrupt`, `end_session`."""
-    return _render_line("control_request", request_id=identity, request={"subtype": subtype})
 
 
 def render_answer_line(request: str, answer: Mapping[str, Any]) -> bytes:
@@ -19028,9 +19018,7 @@ class TaskWork:
             self._git()  # or it is gone, and parked
         else:
             self._make_worktree(state)
-        if task.check and task.check_in == "own":
-            self._check_ready = threading.Thread(target=self._make_check_worktree, daemon=True)
-            self._check_ready.start()
+        self._begin_check_worktree(task)
 
     def _plan_try(self) -> dict[str, Any]:
         """Return with what a try begins, or goes on."""
@@ -19105,6 +19093,11 @@ class TaskWork:
                 raise FleetError("setup-failed", f"setup failed (exit {code}): {command}: {last}",
                                  fix=f"subagent-fleet task log {self.name} setup")
         return copies
+
+    def _begin_check_worktree(self, task: TaskSpec) -> None:
+        if task.check and task.check_in == "own":
+            self._check_ready = threading.Thread(target=self._make_check_worktree, daemon=True)
+            self._check_ready.start()
 
     def _make_check_worktree(self) -> None:
         """Make the check's worktree while the agent works, and see what the check says before it.
@@ -19246,12 +19239,11 @@ class TaskWork:
         environ = plain_environment(self._world.environ)
         if not isinstance(task.coder, str):
             return task.coder[1:], environ
-        words = CODERS[task.coder].words
         if not self._backing.fleet:
-            return words, environ
+            return CODERS[task.coder], environ
         start = self._backing.start_coder(task.coder)
         environ = harness_environment(environ, self._backing.fleet, self._backing.key)
-        return [*start.words, *words], {**environ, **start.environment}
+        return [*start.words, *CODERS[task.coder]], {**environ, **start.environment}
 
     def _describe(self, state: TaskState) -> str:
         """Return who does a task, where, and how it is checked."""
@@ -19271,9 +19263,7 @@ class TaskWork:
         state = self.state
         if state.state == "checking":
             self._end_marked([self._mark(CHECK_MARK)], 0.0)
-        if state.task.check and state.task.check_in == "own":
-            self._check_ready = threading.Thread(target=self._make_check_worktree, daemon=True)
-            self._check_ready.start()
+        self._begin_check_worktree(state.task)
         agent = self._agent = AgentProcess(self._folder, state)
         while agent.listen() and state.task.talks:
             pass
@@ -19695,7 +19685,8 @@ class TaskWork:
         count = 0
         if agent and agent.lives():
             count = 1
-            agent.say(render_control_line("end_session", self._world.token(8)))
+            agent.say(_render_line("control_request", request_id=self._world.token(8),
+                                   request={"subtype": "end_session"}))
             until = self._world.clock() + END_SECONDS
             while state.task.talks and agent.lives() and self._world.clock() < until:
                 self._supervisor.wait(0.02)
@@ -19885,7 +19876,9 @@ class Supervisor:
         if self._is_due("file", 1.0):
             self._reload()
         if self._takes_new and self._is_due("merged", 5.0):
-            self._accept_merged()
+            for name in find_merged(self.folder, self.tasks):
+                self.note(name, "done", reason="merged")
+                self.tell(name, "done", "its branch is merged")
         return self._start_ready() or did
 
     @property
@@ -20085,12 +20078,6 @@ class Supervisor:
                     and state.state == "waiting" and not state.forgotten:
                 self.note(name, "stopped", reason="removed from the task file", forgotten=True)
                 self.tell(name, "removed", "it is no longer in the task file")
-
-    def _accept_merged(self) -> None:
-        """Take a task as done whose branch a person has merged."""
-        for name in find_merged(self.folder, self.tasks):
-            self.note(name, "done", reason="merged")
-            self.tell(name, "done", "its branch is merged")
 
     def _order_say(self, state: TaskState, order: Mapping[str, Any]) -> None:
         text = str(order.get("text", ""))
@@ -26899,13 +26886,14 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World) -> in
     lives = False
     for job in jobs:
         tasks = job.folder.read_states()[0]
+        lives = lives or any(state.is_active for state in tasks.values())
         meant = {name: state for name, state in tasks.items()
                  if not state.forgotten and (not job.only or name in job.only)}
         shown += meant.values()
         advice.append(suggest_retry(meant))
-        if any(state.is_active for state in tasks.values()):
-            lives = True
-    text = format_task_counts([state.state for state in shown])
+    words = ["in review" if state.state == "review" else state.state for state in shown]
+    counts = [f"{words.count(word)} {word}" for word in dict.fromkeys(words)]
+    text = f"{', '.join(counts) or 'No tasks'}.\n"
     if lives and stops:
         text += "Agents keep running, but nobody watches them: no check, no next task. " \
                 "`subagent-fleet run` to watch them again, " \
@@ -26966,14 +26954,6 @@ def format_task_event(name: str, word: str, text: str, width: int, look: Look = 
 def tell_task(world: World, name: str, word: str, text: str, width: int = 8) -> None:
     """Print one thing that is so of a task, in columns."""
     world.out(format_task_event(name, word, text, width, look_of(world)))
-
-
-def format_task_counts(states: Sequence[str]) -> str:
-    """Return in a sentence how many tasks are where."""
-    counts = {state: states.count(state) for state in dict.fromkeys(states)}
-    words = [f"{count} {'in review' if state == 'review' else state}"
-             for state, count in counts.items()]
-    return (", ".join(words) or "No tasks") + ".\n"
 
 
 @command("tasks", "show every task: what it does, waits for or asks",
