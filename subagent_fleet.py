@@ -16354,6 +16354,7 @@ class Sight(Record):
     names: Sequence[Mapping[str, str]] = ()  # {session, agent, name} of who asked
     sessions: Sequence[Mapping[str, str]] = ()  # {session, title}
     log: str = ""  # of LiteLLM, its end
+    kept: Mapping[str, int] = {}  # conversations that are warm now, by model
 
 
 def plan_picture(sight: Sight) -> dict[str, Any]:
@@ -16364,11 +16365,13 @@ def plan_picture(sight: Sight) -> dict[str, Any]:
     needs = plan_needs(sight, routes)
     level, sentence = plan_headline(sight, routes, needs)
     places = _plan_capacities(fleet)
+    warm = {load.model.name: load.warm for load in list_loads(fleet, sight.states)}
     models = []
     for name, model in fleet.models.items():
         models.append({"name": name, "node": model.node, "runs": model.ollama_model,
                        "alias": model.alias, "context": model.context,
                        "slots": places[name].slots, "fallback": list(model.fallback),
+                       "warm": warm.get(name), "kept": sight.kept.get(name, 0),
                        "state": routes[name].state, "instead": routes[name].fallback})
 
     agents = [{"name": "main", "model": plan_tiers(fleet)["main"]}]
@@ -22247,6 +22250,13 @@ class NodeTotals(Record):
     failures: int = 0
 
 
+class KeptWarm(Record):
+    """What a place is believed to keep of conversations, as `/fleet` says it."""
+
+    conversations: int = 0
+    tokens: int = 0
+
+
 class ModelSlots(Record):
     """How busy a model is, as `/fleet` says it."""
 
@@ -22254,6 +22264,7 @@ class ModelSlots(Record):
     running: int
     slots: int
     rests_seconds: float = 0
+    warm: KeptWarm = KeptWarm()
 
 
 class FleetPage(Record):
@@ -24401,6 +24412,8 @@ class Lookout:
             "states": lambda: probe_nodes(world, fleet.nodes, PICTURE_SECONDS, fleet.models)}
         if not self._is_followed:
             jobs["holder"] = lambda: who_serves(world, fleet, key, began + PICTURE_SECONDS)
+        else:
+            jobs["page"] = lambda: _show_fleet(world, fleet, key, began + PICTURE_SECONDS)
         if self._examined is not None and began >= self._examined + FINDINGS_SECONDS:
             jobs["findings"] = self._examine
         seen = dict(run_together(world, jobs))
@@ -24414,7 +24427,8 @@ class Lookout:
             fleet, seen["states"], gateway, world.now(), self._world.typing,
             is_followed=self._is_followed, findings=self._findings, names=names,
             sessions=sessions, warmup=read_warmup(self._workspace), tasks=tasks,
-            log=self._read_log())))
+            log=self._read_log(), kept={model.name: model.warm.conversations for model
+                                        in getattr(seen.get("page"), "models", ())})))
         return max(PICTURE_SECONDS - (world.clock() - began), TICK_SECONDS)
 
     def _name_askers(self, tasks: Sequence[Mapping[str, Any]]) -> tuple[
@@ -28949,9 +28963,10 @@ function modelsOn(machine) {
   const row = (name, key = name.toLowerCase().replace(/:latest$/, "")) => rows.get(key)
     || rows.set(key, {name, slots: 0, names: [], aliases: [], agents: [],
       state: "not of this fleet"}).get(key);
-  for (const {runs, slots, context, state, node, name, alias} of picture.models) {
+  for (const {runs, slots, context, state, node, name, alias, warm, kept} of picture.models) {
     if (node !== machine.name) continue;
     const {names, aliases, agents} = Object.assign(row(runs), {slots, context, state});
+    Object.assign(row(runs), {warm: warm ?? row(runs).warm, kept: kept || row(runs).kept});
     names.push(name);
     aliases.push(alias);
     agents.push(...picture.agents.filter((each) => each.model === name).map((each) => each.name));
@@ -29002,7 +29017,8 @@ function fillModel(row, model, {name, busy, what}) {
   busy.className = full ? "busy" : "dim";
   say(what, joined([context ? `${Math.round(context / 1024)}k` : "",
     loaded && loaded.gpu !== null ? `${loaded.gpu} % GPU` : "", loaded?.unloads,
-    model.state === "ready" ? "" : model.state, model.agents.join(", ")]));
+    model.state === "ready" ? "" : model.state, model.agents.join(", "),
+    model.warm && `keeps ${amount(model.warm, "agent")} warm`, model.kept && `${model.kept} now`]));
 }
 // Of how much nobody knows no share can be drawn.
 function drawMemory({bar, memory}, machine) {
@@ -29084,6 +29100,13 @@ function drawEdges(svg, edges, columns) {
 
 _PAGE_LANES = r"""
 // -- the time line --
+function warmthOf({waited_for, cached_tokens, read_again, read_again_why, session}) {
+  const isSession = picture?.sessions.some((each) => each.session === waited_for);
+  const other = isSession ? titleOf(waited_for) : nameOf(`${session}\n${waited_for}`);
+  return [waited_for && `waited so that ${other} stays warm`,
+    cached_tokens && `${count(cached_tokens)} tokens were still warm`,
+    read_again && `${count(read_again)} tokens read again: ${read_again_why}`];
+}
 function words(request) {
   const steps = request.steps.map((each, index) => {
     const took = ((request.steps[index + 1]?.at ?? request.end ?? now()) - each.at).toFixed(1);
@@ -29093,7 +29116,7 @@ function words(request) {
   return joined([called.get(laneOf(request)), clock(request.begun), request.alias, ...steps,
     ...request.marks.map((mark) => `${mark.node} failed: ${mark.why}`),
     request.tokens ? `${count(request.tokens)} tokens, ${count(speedOf(request))} a second` : "",
-    stateOf(request)], ", ");
+    ...warmthOf(request.receipt || {}), stateOf(request)], ", ");
 }
 // From when to when: the least of FITS in which all is that was asked in the last half hour.
 function frameOf(to) {
@@ -29208,7 +29231,8 @@ function cells(request) {
   const asker = joined([isTask(request) && titleOf(request.session), called.get(laneOf(request))]);
   return [clock(request.end ?? request.begun), asker, runs,
     [node || "-", "", node],
-    [joined([state, ...request.marks.map((mark) => `${mark.node} ${mark.why}`)]), level],
+    [joined([state, ...request.marks.map((mark) => `${mark.node} ${mark.why}`),
+      receipt?.read_again && `${count(receipt.read_again)} read again`]), level],
     seconds(receipt ? receipt.waited : (placed[0]?.at ?? now()) - request.begun),
     seconds(receipt ? receipt.first_byte : first ? first - request.begun : null),
     speedOf(request) ? count(speedOf(request)) : "-",

@@ -196,8 +196,10 @@ def sight(**more):
 
 
 def test_a_picture_says_what_is_known_of_a_fleet():
-    picture = sf.plan_picture(sight())
+    picture = sf.plan_picture(sight(kept={"big": 2}))
     assert json.loads(sf.render_json(picture)) == picture
+    assert [(model["warm"], model["kept"]) for model in picture["models"]] == [
+        (None, 2), (None, 0), (None, 0)]  # how many could be, and are now
     assert (picture["fleet"], picture["level"]) == ("test", "bad")
     assert picture["sentence"] == "Needs you: 1 problem. Not answering: b."  # which alone has it
     first, second = picture["machines"]

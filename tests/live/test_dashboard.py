@@ -412,7 +412,7 @@ def hostile_picture(name):
                "why": name, "fix": name, "latency": None, "memory": None,
                "loaded": [{"name": name, "bytes": 1, "context": 1, "gpu": None, "unloads": name}]}
     model = {"name": name, "node": name, "runs": name, "alias": name, "context": 1, "slots": 1,
-             "fallback": [name], "state": name, "instead": None}
+             "fallback": [name], "state": name, "instead": None, "warm": 2, "kept": 1}
     note = {"level": "warn", "what": name, "fix": name}
     task = {"name": name, "state": name, "mark": name, "level": "work", "agent": name,
             "where": name, "session": name, "now": name, "seconds": 1.0, "diff": name,
