@@ -18,7 +18,7 @@ from tools import (
 )
 
 pytest_plugins = ("gateway_rig", "workspace_cases", "run_kit", "task_rig", "front_rig")
-sys.dont_write_bytecode = True
+sys.dont_write_bytecode = not sys.pycache_prefix  # nothing is left in the checkout
 # What the gateway waits before it files, and any command before it looks again, is for disks and
 # for people: most of what the tests would wait for.
 sf.ASIDE_SECONDS, sf.TICK_SECONDS = 0.001, 0.02

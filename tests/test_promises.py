@@ -1,5 +1,6 @@
 """What STYLE promises about the file itself."""
 import ast
+import functools
 import pathlib
 import re
 import subprocess
@@ -11,9 +12,7 @@ import subagent_fleet as sf
 from tools import ROOT, SCRIPT
 
 SOURCE = SCRIPT.read_text(encoding="utf-8")
-TREE = ast.parse(SOURCE)
 LINES = SOURCE.splitlines()
-FUNCTIONS = [n for n in ast.walk(TREE) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
 BANNERS = [(i + 1, m[1], m[2]) for i, line in enumerate(LINES)
            for m in [re.match(r"# == (\d+)\. (.+?) =+$", line)] if m]
 PARTS = [(i + 1, m[1], m[2]) for i, line in enumerate(LINES)
@@ -24,6 +23,17 @@ ASSETS = "26"  # texts; any section hands them out
 DOORS = {"open", "print", "input", "os", "socket", "subprocess", "urllib", "shutil", "tempfile",
          "pathlib", "Path", "secrets", "signal", "select", "glob", "resource", "ssl"}
 EFFECTS = DOORS | {"time", "random", "threading", "queue", "_thread"}
+
+
+@functools.cache
+def tree():
+    """The file as Python reads it: when it is first asked for, as that takes a second."""
+    return ast.parse(SOURCE)
+
+
+@functools.cache
+def functions():
+    return [n for n in ast.walk(tree()) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
 
 
 def section_of(line):
@@ -58,10 +68,10 @@ def test_opening_order():
 
 def test_imports_are_standard_library():
     found = set()
-    for_checkers = [node for node in ast.walk(TREE) if isinstance(node, ast.If)
+    for_checkers = [node for node in ast.walk(tree()) if isinstance(node, ast.If)
                     and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"]
     unread = {inner for node in for_checkers for part in node.body for inner in ast.walk(part)}
-    for node in set(ast.walk(TREE)) - unread:
+    for node in set(ast.walk(tree())) - unread:
         if isinstance(node, ast.Import):
             found |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -69,7 +79,7 @@ def test_imports_are_standard_library():
     assert found - {"__future__"}
     if sys.version_info >= (3, 10):
         assert found - set(sys.stdlib_module_names) == set()
-    top = {alias.name for node in TREE.body if isinstance(node, ast.Import)
+    top = {alias.name for node in tree().body if isinstance(node, ast.Import)
            for alias in node.names}
     assert top == {"sys"}
 
@@ -123,7 +133,7 @@ def names_bound(node):
 def module_names():
     """{name: line where the module defines it}."""
     home = {}
-    for node in TREE.body:
+    for node in tree().body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             home[node.name] = node.lineno
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
@@ -133,7 +143,9 @@ def module_names():
     return home
 
 
-USED = list(names_read(TREE))
+@functools.cache
+def used():
+    return list(names_read(tree()))
 
 
 def test_names_read_knows_scopes():
@@ -142,19 +154,19 @@ def test_names_read_knows_scopes():
 
 
 def test_pure_parts_name_no_effect():
-    pure = [(name, line) for name, line in USED if part_of(line) in tuple("ABCD")]
+    pure = [(name, line) for name, line in used() if part_of(line) in tuple("ABCD")]
     assert len(pure) > 1000
-    late = {line for name, line in USED if name in ("map", "_Late")}
+    late = {line for name, line in used() if name in ("map", "_Late")}
     assert [(name, line) for name, line in pure if name in EFFECTS and line not in late] == []
-    assert [node.lineno for node in ast.walk(TREE) if isinstance(node, (ast.Import, ast.ImportFrom))
+    assert [node.lineno for node in ast.walk(tree()) if isinstance(node, (ast.Import, ast.ImportFrom))
             and part_of(node.lineno) in tuple("BCD")] == []
 
 
 def test_only_the_world_touches_the_world():
-    bad = [(name, line) for name, line in USED if name in DOORS
+    bad = [(name, line) for name, line in used() if name in DOORS
            and section_of(line) not in ("12", "13")]
     assert bad == []
-    imports = [node.lineno for node in ast.walk(TREE) if isinstance(node, (ast.Import, ast.ImportFrom))
+    imports = [node.lineno for node in ast.walk(tree()) if isinstance(node, (ast.Import, ast.ImportFrom))
                and section_of(node.lineno) not in ("0", "1", "12", "13")
                and "urllib.parse" not in ast.unparse(node)]
     assert imports == []
@@ -163,7 +175,7 @@ def test_only_the_world_touches_the_world():
 def test_no_name_is_given_twice():
     """A class that another one of its name replaced would be found only when it is used."""
     kinds = (ast.FunctionDef, ast.ClassDef)
-    names = [node.name for node in TREE.body if isinstance(node, kinds)]
+    names = [node.name for node in tree().body if isinstance(node, kinds)]
     assert len(names) > 300
     assert {name for name in names if names.count(name) > 1} == set()
 
@@ -172,7 +184,7 @@ def test_sections_use_only_what_stands_above():
     home = module_names()
     assert len(home) > 150
     bad = set()
-    for name, line in USED:
+    for name, line in used():
         if name not in home or not part_of(line) or not part_of(home[name]):
             continue
         if section_of(home[name]) == ASSETS:
@@ -188,7 +200,7 @@ def test_what_the_world_gives_out_is_no_socket_process_or_descriptor():
     inner = {"getsockname", "setsockopt", "getsockopt", "settimeout", "setblocking", "recv",
              "sendall", "shutdown", "connect", "fileno", "poll", "kill", "terminate", "pid",
              "returncode", "communicate"}
-    uses = [(node.attr, node.lineno) for node in ast.walk(TREE) if isinstance(node, ast.Attribute)
+    uses = [(node.attr, node.lineno) for node in ast.walk(tree()) if isinstance(node, ast.Attribute)
             and node.attr in inner]
     assert len(uses) > 20
     assert [use for use in uses if section_of(use[1]) not in ("12", "13")] == []
@@ -202,9 +214,9 @@ def test_every_write_goes_through_one_door():
     doors = {"_open_below", "_descend", "Directory", "PrivateDirectory", "_append", "_open_to_read", "make_private",
              "discard_output", "copy_with_time",  # the time of an index
              "Pipe", "spawn", "detach"}  # a pipe, a child's ends
-    inside = [(node.lineno, node.end_lineno) for node in ast.walk(TREE)
+    inside = [(node.lineno, node.end_lineno) for node in ast.walk(tree())
               if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name in doors]
-    uses = [(ast.unparse(node.func), node.lineno) for node in ast.walk(TREE)
+    uses = [(ast.unparse(node.func), node.lineno) for node in ast.walk(tree())
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
             and isinstance(node.func.value, ast.Name) and node.func.value.id in ("os", "shutil")
             and node.func.attr in changes]
@@ -214,9 +226,9 @@ def test_every_write_goes_through_one_door():
 
 def test_http_knows_no_product():
     """Section 12 is transport: no words of it name one (comments and docstrings may)."""
-    docs = {id(node.body[0].value) for node in ast.walk(TREE)
+    docs = {id(node.body[0].value) for node in ast.walk(tree())
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node)}
-    words = [node.value for node in ast.walk(TREE) if isinstance(node, ast.Constant)
+    words = [node.value for node in ast.walk(tree()) if isinstance(node, ast.Constant)
              and isinstance(node.value, str) and id(node) not in docs
              and section_of(node.lineno) == "12"]
     assert len(words) > 30
@@ -225,7 +237,7 @@ def test_http_knows_no_product():
 
 
 def test_functions_are_short():
-    sizes = sorted((node.end_lineno - node.lineno + 1, node.name) for node in FUNCTIONS)
+    sizes = sorted((node.end_lineno - node.lineno + 1, node.name) for node in functions())
     assert sizes[-1][0] <= 60, sizes[-1]
     assert sizes[len(sizes) // 2][0] <= 12
     assert sizes[int(len(sizes) * 0.9)][0] <= 35
@@ -233,7 +245,7 @@ def test_functions_are_short():
 
 def test_functions_take_few_parameters():
     bad = []
-    for node in FUNCTIONS:
+    for node in functions():
         named = [a.arg for a in node.args.posonlyargs + node.args.args if a.arg != "self"]
         if len(named) + len(node.args.kwonlyargs) > 5 and node.name != "__init__":
             bad.append((node.name, node.lineno))
@@ -250,7 +262,7 @@ def test_no_unfinished_marks():
 
 def test_every_slug_is_in_a_test():
     slugs = set()
-    for node in ast.walk(TREE):
+    for node in ast.walk(tree()):
         if isinstance(node, ast.Call):
             name = getattr(node.func, "id", getattr(node.func, "attr", ""))
             place = {"FleetError": 0, "Finding": 0, "error": 0, "warn": 0}.get(name)

@@ -27,7 +27,7 @@ GOLDEN = ROOT / "tests" / "golden"
 
 HOSTED_VARIABLES = ("ANTHROPIC_", "CLAUDE", "LITELLM_", "OLLAMA_", "SUBAGENT_FLEET_CONFIG", "http_",
                     "https_", "HTTP_", "HTTPS_", "ALL_PROXY", "NO_COLOR", "FORCE_COLOR",
-                    "COLUMNS", "TERM")
+                    "COLUMNS", "TERM", "PYTHONPYCACHEPREFIX")
 
 
 # -- the program --
