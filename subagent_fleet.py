@@ -16893,6 +16893,12 @@ EDITING_TOOLS = ("Edit", "Write", "MultiEdit", "NotebookEdit")
 QUESTION_TOOL = "AskUserQuestion"
 
 
+def path_in(given: object) -> str:
+    """Return the path that a tool is called with; "" where it has none."""
+    given = given if isinstance(given, dict) else {}
+    return str(given.get("file_path") or given.get("notebook_path") or "")
+
+
 def decide_request(task: TaskSpec, worktree: str, request: Mapping[str, Any],
                    real_path: Callable[[str], str] = str) -> dict[str, Any] | None:
     """Return the answer to what Claude Code asks leave for; None: a person answers.
@@ -16907,8 +16913,7 @@ def decide_request(task: TaskSpec, worktree: str, request: Mapping[str, Any],
     if tool == "ExitPlanMode":
         return {"behavior": "allow", "updatedInput": asked}
     if tool in EDITING_TOOLS:
-        path = str(asked.get("file_path") or asked.get("notebook_path") or "")
-        if _may_edit(task, worktree, path, real_path):
+        if _may_edit(task, worktree, path_in(asked), real_path):
             return {"behavior": "allow", "updatedInput": asked}
         return {"behavior": "deny", "message": f"outside this task: {describe_scope(task)}"}
     granted = ", ".join(task.allow) or "nothing more"
@@ -17016,6 +17021,12 @@ class Heard:
         self.heard_from = offset
         self._enter("requesting", now)
 
+    def note_denial(self, tool: object, given: object) -> None:
+        """Note that a call was refused."""
+        entry = {"tool": str(tool), "path": path_in(given)}
+        if entry not in self.denied:
+            self.denied.append(entry)
+
     def _enter(self, phase: str, now: float) -> None:
         self.phase = phase
         self.since = now
@@ -17071,9 +17082,8 @@ class Heard:
         summary = next((str(given[word]) for word in (
             "command", "file_path", "notebook_path", "pattern", "description", "url", "prompt")
             if given.get(word)), "")
-        path = str(given.get("file_path") or given.get("notebook_path") or "")
         summary = " ".join(summary.split())[:SUMMARY_CHARACTERS]
-        self.calls[str(block["id"])] = OpenCall(tool, summary, now, path)
+        self.calls[str(block["id"])] = OpenCall(tool, summary, now, path_in(given))
         self.tools[tool] = self.tools.get(tool, 0) + 1
         if tool == "Bash":
             self.commands.append(str(given.get("command"))[:400])
@@ -17122,11 +17132,7 @@ class Heard:
         self.calls.clear()
         self.requests.clear()
         for denial in event.get("permission_denials") or []:
-            given = denial.get("tool_input") or {}
-            path = str(given.get("file_path") or given.get("notebook_path") or "")
-            entry = {"tool": str(denial.get("tool_name")), "path": path}
-            if entry not in self.denied:
-                self.denied.append(entry)
+            self.note_denial(denial.get("tool_name"), denial.get("tool_input"))
         self._enter("settled", now)
 
 
@@ -17912,15 +17918,16 @@ def find_repository(world: World, directory: str) -> Repository:
     if seen.code == 127:
         raise FleetError("no-git", "git is not on the PATH", fix="install git")
     if seen.code:
-        if "safe.bareRepository" in seen.talk or "must be run in a work tree" in seen.talk:
-            raise FleetError("bare-repository", f"{directory} is a bare repository: agents need a "
-                             "checkout", fix="git clone it, and run this in the clone")
-        if "dubious ownership" in seen.talk:
-            raise FleetError("foreign-repository", f"{directory} belongs to somebody else, so git "
-                             "does not read it", fix="clone it, and run this in the clone")
-        raise FleetError("no-repository", f"{directory} is not a git repository, and every task "
-                         "needs a git worktree", fix=f"{write_ignored('.gitignore')} && git init "
-                         "&& git add -A && git commit -m start")
+        talk = seen.talk
+        slug, what = "no-repository", "is not a git repository, and every task needs a git worktree"
+        fix = (f"{write_ignored('.gitignore')} && git init && git add -A && git commit -m start")
+        if "safe.bareRepository" in talk or "must be run in a work tree" in talk:
+            slug, what = "bare-repository", "is a bare repository: agents need a checkout"
+            fix = "git clone it, and run this in the clone"
+        elif "dubious ownership" in talk:
+            slug, what = "foreign-repository", "belongs to somebody else, so git does not read it"
+            fix = "clone it, and run this in the clone"
+        raise FleetError(slug, f"{directory} {what}", fix=fix)
 
     top, git, common = seen.text.split("\n")
     git, common = (world.real_path(world.path(directory, one)) for one in (git, common))
@@ -18790,8 +18797,6 @@ class AgentProcess:
         self._code = folder.of_try(state, "code")
         self._talks = state.task.talks
         self._child = child
-        self._looked_at = -9.0
-        self._lives = True
         self._at = state.start_at
         self._rest = b""
         self._drops = False
@@ -18841,10 +18846,7 @@ class AgentProcess:
             return not self._child.ended()
         if not self._talks and self.exit_code() is not None:
             return False
-        if self._lives and self._world.clock() - self._looked_at > 0.25:
-            self._looked_at = self._world.clock()
-            self._lives = self._world.is_held(self._alive)
-        return self._lives
+        return self._world.is_held(self._alive)
 
     def exit_code(self) -> int | None:
         """Return with what a coder that only ends has ended; None: it has not, or was killed."""
@@ -19355,9 +19357,7 @@ class TaskWork:
         answer = decide_request(state.task, state.worktree, request, self._world.real_path)
         if answer:
             if answer["behavior"] == "deny":
-                given = request.get("input") or {}
-                agent.heard.denied.append({"tool": str(request.get("tool_name")), "path": str(
-                    given.get("file_path") or given.get("notebook_path") or "")})
+                agent.heard.note_denial(request.get("tool_name"), request.get("input"))
             agent.say(render_answer_line(identity, answer))
             agent.heard.answered(identity, now)
             return True

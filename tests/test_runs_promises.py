@@ -1292,3 +1292,27 @@ def test_one_state_that_cannot_be_read_is_one(shop):
     assert shop.work(coder=shell(EDIT), check="true") == "done"
     (shop.repo / ".git/subagent-fleet/run/tasks/t/state.json").write_text("{")
     assert "1 state file could not be read." in shop.type("tasks").err
+
+
+# -- what it costs: a busy machine's clock says little, so calls and processors are counted --
+
+def test_a_task_costs_few_calls_of_git(shop):
+    shop.program("git", f'echo x >> "$HOME/calls"; exec {shutil.which("git")} "$@"')
+    shop.tasks({"t": {"prompt": "x", "times": 5, "coder": shell(EDIT), "check": "grep -q two a.txt"}})
+    assert shop.run("--max", "5").code == 0
+    calls = (shop.home / "calls").read_text().count("x")
+    assert calls / 5 < 48, f"{calls} calls of git for 5 tasks"
+
+
+def test_five_at_once_and_the_table_cost_little(shop):
+    def processor_seconds(*words):
+        before = os.times()
+        done = shop.type(*words)
+        assert done.code == 0, done
+        after = os.times()
+        return after.children_user + after.children_system - before.children_user - before.children_system
+
+    start = min(processor_seconds("--version") for _ in range(3))
+    shop.tasks({"t": {"prompt": "x", "times": 5, "coder": shell(EDIT, "sleep 1"), "check": "true"}})
+    assert processor_seconds("run", "--max", "5") < 20 * start + 2  # 4 s are promised
+    assert min(processor_seconds("tasks") for _ in range(3)) < 3 * start  # 0.3 s are promised
