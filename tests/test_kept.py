@@ -22,13 +22,15 @@ def test_what_was_accepted_is_on_the_disk_before_it_is_told(task_rig, run_cli, m
     sync = os.fsync
 
     def note(descriptor):
-        synced.append(os.readlink(f"/proc/self/fd/{getattr(descriptor, 'fileno', lambda: descriptor)()}"))
+        path = os.readlink(f"/proc/self/fd/{getattr(descriptor, 'fileno', lambda: descriptor)()}")
+        synced.append((path, os.path.isdir(path)))
         sync(descriptor)
     monkeypatch.setattr(os, "fsync", note)
     done = run_cli("task", "add", "parser:Say hi.", cwd=task_rig.repo, env=task_rig.environ)
     assert done.returncode == 0, done.stderr
-    kept = [path for path in synced if path.startswith(f"{task_rig.repo}/.git/subagent-fleet/")]
-    assert kept, "the order was never sent to the disk"
+    kept = {is_directory for path, is_directory in synced
+            if path.startswith(f"{task_rig.repo}/.git/subagent-fleet/")}
+    assert kept == {False, True}, "the order, or its name, was never sent to the disk"
 
     def full(descriptor):
         raise OSError(28, "No space left on device")
