@@ -260,6 +260,48 @@ def test_a_question_is_open_until_its_result_comes():
     assert heard.questions == 1 and not heard.requests
 
 
+def heard_of(*events):
+    heard = sf.Heard()
+    for number, event in enumerate(events, 1):
+        heard.feed(json.dumps(event).encode(), number, float(number))
+    return heard
+
+
+def called(tool, **given):
+    """A call of a tool, and that it worked."""
+    yield {"type": "assistant", "message": {"model": "m", "content": [
+        {"type": "tool_use", "id": "c1", "name": tool, "input": given}]}}
+    yield {"type": "user", "message": {"content": [
+        {"type": "tool_result", "tool_use_id": "c1", "content": "ok"}]}}
+
+
+def test_what_an_agent_wrote_was_denied_and_let_others_do_is_known():
+    denials = [{"tool_name": "Write", "tool_input": {"file_path": "/x/a"}}] * 2
+    heard = heard_of(
+        *called("Write", file_path="/x/b"), *called("Read", file_path="/x/c"),
+        {"type": "system", "subtype": "task_started", "subagent_type": "explorer"},
+        *({"type": "system", "subtype": "task_progress", "subagent_type": "explorer",
+           "usage": {"tool_uses": uses}} for uses in (3, 2)),
+        {"type": "result", "result": "first", "permission_denials": denials},
+        {"type": "result", "result": "then", "permission_denials": denials})
+    assert (heard.written, heard.worked) == (["/x/b"], 1)
+    assert heard.denied == [{"tool": "Write", "path": "/x/a"}]
+    assert heard.subagents == {"explorer": {"runs": 1, "tool_uses": 3}}
+    assert "first" in heard.said and "then" in heard.said
+
+
+def test_who_asks_is_asking_until_the_last_of_its_questions_is_answered():
+    def asks(number):
+        return {"type": "control_request", "request_id": number, "request": {
+            "subtype": "can_use_tool", "tool_name": "Bash", "tool_use_id": f"c{number}"}}
+    heard = heard_of(asks("1"), asks("2"), {"type": "system", "subtype": "status", "status": "requesting"})
+    assert (heard.phase, heard.questions) == ("asking", 0)
+    heard.answered("1", 9.0)
+    assert heard.phase == "asking"
+    heard.answered("2", 9.0)
+    assert heard.phase == "requesting"
+
+
 def test_any_bytes_as_output_never_raise():
     rng = random.Random(7)
     lines = [line for path in sorted(SAMPLES.glob("*.jsonl"))
@@ -586,3 +628,30 @@ def test_rows_are_in_the_order_of_the_file_and_twins_by_verdict_and_size():
     rows = sf.plan_task_rows(sf.TaskSight(states, {}, 100.0))
     assert [row.name for row in rows] == ["z", "jwt-c", "jwt-b", "jwt-a", "a"]
     assert rows[3].fix == "subagent-fleet task log jwt-a check"
+
+
+def test_a_row_says_where_it_works_how_often_it_was_tried_and_what_has_gone():
+    task = sf.TaskSpec("t", prompt="x", tries=3)
+    state = sf.TaskState("t", task, 0, state="running", tried=2, failures=1, session="s", at=50.0,
+                         began=60.0, worktree="/w")
+    served = {"s": {"node": "mini"}, "": {"node": "nobody"}}
+    row, = sf.plan_task_rows(sf.TaskSight({"t": state}, {}, 100.0, served=served))
+    assert (row.where, row.attempt, row.total, row.worktree) == ("mini", "2/3", 40.0, "/w")
+    waits = sf.replace(state, state="waiting", tried=0, failures=0, session="")
+    row, = sf.plan_task_rows(sf.TaskSight({"t": waits}, {}, 100.0, served=served))
+    assert (row.where, row.attempt, row.total) == ("", "0/3", 0.0)
+    gone = sf.disown_task(sf.replace(state, state="done", ended=70.0, prepared=True))
+    row, = sf.plan_task_rows(sf.TaskSight({"t": gone}, {}, 100.0))
+    assert (row.worktree, row.total, gone.prepared, gone.session) == ("", 10.0, False, "")
+
+
+def test_what_to_type_is_said_of_what_waits_for_a_person():
+    states = {name: sf.TaskState(name, sf.TaskSpec(name, prompt="x", after=after), number, state=state)
+              for number, (name, state, after) in enumerate([
+                  ("good", "done", ()), ("seen", "review", ()), ("bad", "failed", ()),
+                  ("held", "stopped", ()), ("left", "stopped", ()), ("next", "waiting", ("held",))])}
+    text = sf.suggest_retry(states)
+    assert text.splitlines()[:2] == ["Look at it: subagent-fleet task diff seen",
+                                     "Accept: subagent-fleet task accept seen"]
+    assert text.splitlines()[-1] == "Try again: subagent-fleet task retry bad held"
+    assert sf.suggest_retry({"good": states["good"]}) == ""
