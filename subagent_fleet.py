@@ -11643,7 +11643,7 @@ class World:
             return None
         marked: dict[str, list[int]] = {word: [] for word in words}
         sought = {word: word.encode("utf-8") for word in words}
-        for name in filter(str.isdigit, os.listdir("/proc")):
+        for name in self._process_names():
             with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as stream:
                 variables = stream.read().split(b"\0")
                 for word, wanted in sought.items():
@@ -11673,21 +11673,18 @@ class World:
             return 0
 
     def find_inside(self, directory: str) -> list[int]:
-        """Return the processes of this user that work in a directory or below it."""
+        """Return the processes that work in a directory or below, where the system shows it."""
         root = os.path.realpath(directory)
-        if self.has_proc():
-            inside = []
-            for name in filter(str.isdigit, os.listdir("/proc")):
-                with contextlib.suppress(OSError):
-                    place = os.readlink(f"/proc/{name}/cwd")
-                    if place == root or place.startswith(root + "/"):
-                        inside.append(int(name))
-            return inside
-        listed = self.read_program(["lsof", "-a", "-d", "cwd", "-u", str(os.getuid()), "-Fpn"],
-                                   self.clock() + 5.0)
-        found = re.findall(r"(?m)^p(\d+)\n(?:f.*\n)?n(.*)$", listed or "")
-        return [int(number) for number, place in found
-                if place == root or place.startswith(root + "/")]
+        inside = []
+        for name in self._process_names():
+            with contextlib.suppress(OSError):
+                if _is_below(os.readlink(f"/proc/{name}/cwd"), root):
+                    inside.append(int(name))
+        return inside
+
+    def _process_names(self) -> Iterator[str]:
+        """Yield the number of each process, where the system shows them as files."""
+        yield from filter(str.isdigit, os.listdir("/proc") if self.has_proc() else ())
 
     def has_proc(self) -> bool:
         """Tell whether the system shows each process as files, as Linux does."""
@@ -12082,7 +12079,7 @@ class World:
     def _find_holder_in_proc(self, port: int) -> PortHolder | None:
         """Search Linux's tables: a listening socket has a number, a process has it open."""
         sockets = {socket for _, socket in self._listeners(port)}
-        for pid in filter(str.isdigit, os.listdir("/proc") if sockets else ()):
+        for pid in self._process_names() if sockets else ():
             place = f"/proc/{pid}"
             with contextlib.suppress(OSError):  # it has ended, or is somebody else's
                 if sockets & self._open_sockets(f"{place}/fd"):
