@@ -85,6 +85,7 @@ if TYPE_CHECKING:  # what checkers and editors read; the names are those below
     import argparse
     import array
     import base64
+    import contextlib
     import datetime
     import difflib
     import functools
@@ -120,10 +121,10 @@ else:
     def dataclass_transform(**rules: bool) -> Callable[[Any], Any]:
         return lambda kind: kind
 
-    (argparse, array, base64, datetime, difflib, functools, graphlib, hashlib, ipaddress, json,
-     re, string, threading, unicodedata, uuid) = map(_Late, (
-         "argparse array base64 datetime difflib functools graphlib hashlib ipaddress json "
-         "re string threading unicodedata uuid").split())
+    (argparse, array, base64, contextlib, datetime, difflib, functools, graphlib, hashlib,
+     ipaddress, json, re, string, threading, unicodedata, uuid) = map(_Late, (
+         "argparse array base64 contextlib datetime difflib functools graphlib hashlib "
+         "ipaddress json re string threading unicodedata uuid").split())
 
 
 def _with(decorator: Callable[[], Callable[[_Plain], _Decorated]],
@@ -805,6 +806,11 @@ class Document:
     def has(self, path: tuple) -> bool:
         """Tell whether something is written at a path."""
         return path in self.places
+
+    @property
+    def is_json(self) -> bool:
+        """Whether it is written in braces, as JSON is."""
+        return self.text.lstrip().startswith("{")
 
     def rename(self, path: tuple, new: tuple) -> None:
         """Let what stands at a path be found at another one, too."""
@@ -2678,13 +2684,30 @@ def check_fleet(document: Document) -> tuple[Fleet | None, list[Finding]]:
         last = [error.finding]
 
     if check.findings:
-        return None, sorted(check.findings, key=_place_of) + last
+        findings = sorted(check.findings, key=_place_of) + last
+        return None, [spell_fix(finding, document) for finding in findings]
     nodes = {name: _settle_endpoint(node, document.value["nodes"][name])
              for name, node in nodes.items()}
     targets = tuple(name for name in TARGET_NAMES if name in (*project.targets, "env"))
     return Fleet(
         name=project.name, gateway=project.gateway, claude=tiers, targets=targets, nodes=nodes,
         models=models, agents=agents, document=document, lean=project.claude.lean), []
+
+
+def spell_fix(finding: Finding, document: Document) -> Finding:
+    """Return a finding whose fix, written as a line of YAML, is one of JSON where the file is."""
+    def spell(line: re.Match[str]) -> str:
+        name, text = line.groups()
+        if not text:
+            return f'`"{name}":`'
+        value: object = text
+        with contextlib.suppress(FleetError):  # of a text that would need quotes
+            value = parse_yaml(text)
+        return f'`"{name}": {json.dumps(value)}`'
+
+    if not document.is_json:
+        return finding
+    return replace(finding, fix=re.sub("`([a-z_]+):(?: ([^`]+))?`", spell, finding.fix))
 
 
 def _settle_endpoint(node: Node, written: Any) -> Node:
@@ -5147,7 +5170,8 @@ def lint_fleet(fleet: Fleet) -> Iterator[Finding]:
     """Yield a warning for each thing that is allowed and will disappoint."""
     for row in CHECKS:
         if row.needs == "file":
-            yield from row.find(fleet, Facts())
+            for finding in row.find(fleet, Facts()):
+                yield spell_fix(finding, fleet.document)
 
 
 def plan_doctor(fleet: Fleet | None, facts: Facts, *,
@@ -5158,6 +5182,8 @@ def plan_doctor(fleet: Fleet | None, facts: Facts, *,
         is_asked = not topics or row.topic in topics
         if is_asked and (fleet or row.needs in ("nothing", "disk")):
             findings += [(row.topic, finding) for finding in row.find(fleet, facts)]
+    if fleet:
+        return [(topic, spell_fix(finding, fleet.document)) for topic, finding in findings]
     return findings
 
 
@@ -7040,7 +7066,7 @@ def insert_sections(document: Document, added: Mapping[str, Mapping[str, Any]]) 
 
     They go behind the last one of their kind, as it is indented, and before what stands below.
     """
-    if document.text.lstrip().startswith("{"):
+    if document.is_json:
         return _insert_into_json(document, added)
 
     tree: Any = document.value
@@ -7080,8 +7106,10 @@ def _insert_into_json(document: Document, added: Mapping[str, Mapping[str, Any]]
 
 def _cannot_insert(document: Document, sections: Mapping[str, Any], where: str) -> FleetError:
     """Return the error for a file that is written so that nothing can be put in."""
+    # As JSON, which is YAML between braces, too.
     return FleetError("cannot-add", f"{document.source} is written in braces; put these lines in "
-                      "by hand", excerpt=dump_yaml(dict(sections)), fix=f"write them {where}")
+                      "by hand", excerpt=json.dumps(dict(sections), indent=2)[2:-2] + "\n",
+                      fix=f"write them {where}")
 
 
 # =============================================================================
@@ -9770,7 +9798,6 @@ def dialect_of(path: str) -> Dialect | None:
 
 if TYPE_CHECKING:
     import _thread
-    import contextlib
     import errno
     import fcntl
     import glob
@@ -9791,10 +9818,10 @@ if TYPE_CHECKING:
     import traceback
     from typing import IO
 else:
-    (_thread, contextlib, errno, fcntl, glob, hmac, os, queue, resource, select, selectors, shlex,
-     shutil, signal, socket, ssl, stat, subprocess, time, traceback) = map(_Late, (
-         "_thread contextlib errno fcntl glob hmac os queue resource select selectors shlex "
-         "shutil signal socket ssl stat subprocess time traceback").split())
+    (_thread, errno, fcntl, glob, hmac, os, queue, resource, select, selectors, shlex, shutil,
+     signal, socket, ssl, stat, subprocess, time, traceback) = map(_Late, (
+         "_thread errno fcntl glob hmac os queue resource select selectors shlex shutil "
+         "signal socket ssl stat subprocess time traceback").split())
 
 _STATUS_LINE = _Pattern(r"HTTP/1\.([01]) +([1-5][0-9][0-9])(?: [^\r\n]*)?\r\n")
 _REQUEST_LINE = _Pattern(r"([A-Z]{1,16}) ([!-~]{1,4096}) HTTP/1\.([01])\r\n")
@@ -18057,16 +18084,26 @@ class Folder:
         return int(content) if content.isdigit() else 1
 
 
+REPOSITORIES_SCHEMA = "repositories/2"
+
+
 def known_repositories(world: World) -> str:
     """Return the file of the repositories in which this user has tasks."""
     return world.user_place("state", "repositories.json")
 
 
+class RepositoryList(Record):
+    """The repositories in which a user has ever added a task, and the id of its tasks in each."""
+
+    repositories: dict[str, str]
+
+
 def read_repositories(world: World) -> dict[str, str]:
-    """Return {repository: id of its tasks} of all in which this user has ever added a task."""
-    with contextlib.suppress(FleetError, ValueError, KeyError, TypeError, AttributeError):
-        listed = parse_json(world.read_bytes(known_repositories(world)))["repositories"]
-        return {str(path): str(run) for path, run in listed.items()}
+    """Return {repository: id of its tasks} of this user."""
+    with contextlib.suppress(FleetError):  # none was added yet
+        page = read_page(RepositoryList, world.read_bytes(known_repositories(world)),
+                         REPOSITORIES_SCHEMA)
+        return page.repositories if page else {}
     return {}
 
 
@@ -18075,7 +18112,7 @@ def keep_repository(world: World, path: str, run: str) -> None:
     place = known_repositories(world)
     world.make_directory(world.parent(place))
     with world.hold_soon(f"{place}.lock", 10.0):
-        report = {"schema": "subagent-fleet/repositories/2",
+        report = {"schema": f"subagent-fleet/{REPOSITORIES_SCHEMA}",
                   "repositories": {**read_repositories(world), path: run}}
         content = json.dumps(report, indent=1).encode("ascii") + b"\n"
         world.replace_files([(place, content, 0o600)])

@@ -318,7 +318,7 @@ def test_doctor_weighs_models_with_their_context_as_the_node_tells(doctor, run_h
     assert run_here("generate", env=doctor.env).returncode == 0
     assert doctor.ask() == {"model-too-large": "warning"}
     finding, = [f for f in doctor.answer["findings"] if f["id"] == "model-too-large"]
-    assert finding["fix"] == "write `context: 33792`"
+    assert finding["fix"] == 'write `"context": 33792`'
     doctor.fleet["models"]["small"]["context"] = 33792
     doctor.write()
     assert run_here("generate", env=doctor.env).returncode == 0

@@ -78,7 +78,7 @@ def changed_tree(changes, tree=TREE):
 
 def warnings(tree):
     """{slug: Finding} of a fleet file that is valid."""
-    fleet, findings = sf.check_fleet(sf.Document(json.dumps(tree), "fleet.json"))
+    fleet, findings = sf.check_fleet(sf.Document(sf.dump_yaml(tree), "fleet.yaml"))
     assert fleet, findings
     findings = list(sf.lint_fleet(fleet))
     assert len({finding.slug for finding in findings}) == len(findings)
