@@ -1,6 +1,5 @@
 """Section 6: what is found of the facts, and what to type then."""
 import copy
-import json
 import re
 
 import pytest
