@@ -102,15 +102,18 @@ class Examined:
             f"values/{number}": f"{number}\n", **more,
             f"tests/v{number}_test.sh": f'test "$(cat values/{number})" = {number}\n'})
 
-    def run(self, *words, status=0, env=None, timeout=60):
+    def type(self, *words, status=0, env=None, timeout=60):
         done = subprocess.run(
-            [sys.executable, "-I", "-S", PROGRAM, "bench", "--exam", *map(str, words)],
-            cwd=self.repo, env=self.rig.environment(**(env or {})), stdin=subprocess.DEVNULL,
+            [sys.executable, "-I", "-S", PROGRAM, *map(str, words)], cwd=self.repo,
+            env=self.rig.environment(**(env or {})), stdin=subprocess.DEVNULL,
             capture_output=True, text=True, timeout=timeout)
         assert "Traceback" not in done.stderr, done.stderr
         assert done.returncode == status, (done.returncode, done.stdout, done.stderr)
         self.err = done.stderr
         return done.stdout
+
+    def run(self, *words, **more):
+        return self.type("bench", "--exam", *words, **more)
 
     def json(self, *words, **more):
         return json.loads(self.run("--check", "sh check.sh", "--json", *words, **more))

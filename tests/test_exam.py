@@ -277,3 +277,23 @@ def test_asking_the_same_questions_again_tells_no_more_than_the_questions_do():
 
 def test_exams_of_two_repositories_are_not_compared():
     assert not sf.ExamScore(60, 60, 60, "r").beats(sf.ExamScore(0, 60, 60, "other"))
+
+
+@on_linux
+def test_abilities_of_90_and_50_percent_are_told_apart_by_sixty_questions_and_not_by_ten(examined):
+    made = examined(good="good-0.9", fair="fair-0.5")
+    made.fixes(*range(1, 61))
+    report = made.json("--questions", 10)
+    assert [row["ties"] for row in report["told_apart"]] == [["fair:1b"], []]
+    assert [row["beats"] for row in report["told_apart"]] == [[], []]
+
+    report = made.json("--questions", 60, timeout=400)
+    assert report["told_apart"][0] == {"model": "good:1b", "beats": ["fair:1b"], "ties": []}
+    scores = {model["model"]: model["score"] for model in report["models"]}
+    assert [score["asked"] for score in scores.values()] == [60, 60]
+    assert scores["good:1b"]["passed"] >= 48 and scores["fair:1b"]["passed"] <= 40
+    advised = json.loads(made.type("recommend", "--json"))
+    whys = {row["role"]: row["why"] for row in advised["roles"]}
+    passed = scores["good:1b"]["passed"]
+    assert whys["main session"] == \
+        f"the strongest: passed {passed} of 60 in the exam, more than fair:1b"
