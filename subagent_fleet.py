@@ -4929,7 +4929,7 @@ def plan_recommendation(fleet: Fleet, states: Mapping[str, NodeState],
     found = tuple(filter(None, known))
     return Recommendation(
         tuple(advices), replace(starter, tree=_keep_agents(fleet, starter.tree, plan, placed)),
-        found, tuple(_plan_unknown(fleet, states, len(known) - len(found))))
+        found, (*_plan_unknown(fleet, states, len(known) - len(found)), *_plan_ties(found)))
 
 
 def _advise_jobs(fleet: Fleet, plan: Assignment, flaws: Mapping[tuple[str, str], str]
@@ -4987,6 +4987,17 @@ def _plan_unknown(fleet: Fleet, states: Mapping[str, NodeState], unmeasured: int
     if unmeasured:
         yield (f"How well {count_of(range(unmeasured), 'model')} would work. "
                "Run `subagent-fleet bench`.")
+
+
+def _plan_ties(measured: Iterable[Measurement]) -> Iterator[str]:
+    """Yield which models did the exam, and are neither better nor worse by it than another."""
+    scores = {known.model: known.exam for known in measured if known.exam}
+    ties = [name for name, score in scores.items() if any(
+        other is not score and not score.beats(other) and not other.beats(score)
+        for other in scores.values())]
+    if ties:
+        yield (f"Which of {join_words(ties)} is better: the exam does not tell them apart. "
+               "Run `subagent-fleet bench --exam` with more `--questions`.")
 
 
 # -- what `worker` proposes --
@@ -30130,8 +30141,8 @@ A finding has `id`, `level` (error, warning, info, ok), `what`, `where` (file:li
 ollama`, `bad answer`), `detail`, `version`, `latency_ms`, `models` (`name`, `size` in bytes,
 `parameters`, `quantization`, `capabilities`, `trained_context` and `token_bytes` (of memory for
 one token of context): null when not known, `window_bytes` (of memory once a slot: layers that see
-only the last tokens or keep a state), `remote`: whose model it is when it does not run there) and
-`loaded` (`name`, `context`, `gpu_percent`, `size`, `expires`: Ollama's own time).
+only the last tokens or keep a state), `remote`: whose model it is when it does not run there,
+`digest`) and `loaded` (`name`, `context`, `gpu_percent`, `size`, `expires`: Ollama's own time).
 """
 EXIT_CODES_PAGE = """
 Warnings stop nothing unless `--strict` says so. Every command that reads has `--json` (`env`:

@@ -286,6 +286,8 @@ def test_abilities_of_90_and_50_percent_are_told_apart_by_sixty_questions_and_no
     report = made.json("--questions", 10)
     assert [row["ties"] for row in report["told_apart"]] == [["fair:1b"], []]
     assert [row["beats"] for row in report["told_apart"]] == [[], []]
+    advised = json.loads(made.type("recommend", "--json"))
+    assert any("the exam does not tell them apart" in known for known in advised["unknown"])
 
     report = made.json("--questions", 60, timeout=400)
     assert report["told_apart"][0] == {"model": "good:1b", "beats": ["fair:1b"], "ties": []}
@@ -293,6 +295,7 @@ def test_abilities_of_90_and_50_percent_are_told_apart_by_sixty_questions_and_no
     assert [score["asked"] for score in scores.values()] == [60, 60]
     assert scores["good:1b"]["passed"] >= 48 and scores["fair:1b"]["passed"] <= 40
     advised = json.loads(made.type("recommend", "--json"))
+    assert not any("the exam" in known for known in advised["unknown"])
     whys = {row["role"]: row["why"] for row in advised["roles"]}
     passed = scores["good:1b"]["passed"]
     assert whys["main session"] == \
