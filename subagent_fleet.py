@@ -17424,10 +17424,11 @@ def thaw_state(frozen: object) -> TaskState | None:
     task = thaw_task(frozen.get("task"))
     if task is None or task.name != state.name:
         return None
-    state = replace(state, task=task, newer=thaw_task(frozen.get("newer")))
-    again = freeze_state(state)  # what did not fit has its default, and differs
-    known = [name for name in frozen if name in fields(TaskState)]
-    return state if all(again.get(name) == frozen[name] for name in known) else None
+    for name, value in vars(state).items():  # what did not fit has its default, and differs
+        kept = list(value) if isinstance(value, tuple) else value
+        if name not in ("task", "newer") and name in frozen and frozen[name] != kept:
+            return None
+    return replace(state, task=task, newer=thaw_task(frozen.get("newer")))
 
 
 def revise_task(state: TaskState, task: TaskSpec, origin: str = "file") -> TaskState:
@@ -26361,8 +26362,8 @@ def find_task_file(folder: Folder, options: Options) -> str:
         return str(options.task_file)
     world, repository = folder.world, folder.repository
     directory = world.real_path(world.directory)
-    if options.everywhere or any(state.worktree == repository.top
-                                 for state in folder.read_states()[0].values()):
+    if options.everywhere or repository.top != repository.main and any(
+            state.worktree == repository.top for state in folder.read_states()[0].values()):
         directory = repository.main
     while True:
         for name in TASK_FILES:
@@ -27082,14 +27083,14 @@ def show_tasks(folders: Sequence[Folder], options: Options, world: World) -> Non
 def drop_left(tasks: Mapping[str, TaskState], folder: Folder,
               options: Options) -> Mapping[str, TaskState]:
     """Return tasks without those that are over and have left the task file."""
-    try:
-        known = know_tasks(folder, options)
-    except FleetError:
+    path = find_task_file(folder, options)
+    if options.everywhere or not path:
         return tasks
-    if options.everywhere or not known.path:
-        return tasks
-    return {name: state for name, state in tasks.items() if name in known.plan.tasks
-            or state.origin != "file" or not state.is_over}
+    with contextlib.suppress(FleetError):
+        named = load_tasks(folder.world, path, None).tasks
+        return {name: state for name, state in tasks.items() if name in named
+                or state.origin != "file" or not state.is_over}
+    return tasks
 
 
 def find_task_rows(world: World, fleet: Fleet | None, options: Options) -> list[TaskRow]:
