@@ -13624,16 +13624,26 @@ class Seats:
 
     def admits(self, ticket: Ticket, now: float) -> bool:
         """Tell whether a request may be read without pushing out who has a seat."""
-        taken = self.taken(now)
-        if self.find_own(ticket) in taken:
-            return True
-        if self.fits([*(memory.tokens for memory in taken), ticket.prompt.tokens]):
+        taken, own = self.taken(now), self.find_own(ticket)
+        if not taken or own in taken or self._leaves_warm(ticket, own, taken):
             return True
         # A subagent's first request may use the seat of its parent, who waits for it.
         session, is_first = ticket.conversation.session, len(ticket.prompt.links) == 2
         return bool(session and is_first and any(
             memory.conversation.session == session and memory.used <= ticket.came
             and not memory.running and not memory.waiter for memory in taken))
+
+    def _leaves_warm(self, ticket: Ticket, own: Memory | None, taken: list[Memory]) -> bool:
+        """Tell whether all who have a seat stay warm when a request is read.
+
+        What was read since one of them was stands before it at its server, also what is over.
+        """
+        since = taken
+        if self.room is not None:
+            memories = list(self.memories)
+            since = memories[memories.index(taken[0]):]
+        sizes = [memory.tokens for memory in since if memory is not own]
+        return self.fits([*sizes, ticket.prompt.tokens])
 
     def has_lasted(self, now: float, slices: float) -> bool:
         """Tell whether somebody has had a seat long enough to give it to who is late."""
@@ -13646,8 +13656,7 @@ class Seats:
         reader, ticket.known = self.find(prompt)
         ticket.need = self.need(self._sizes_since(reader)) if reader else 0
         taken = self.taken(now)
-        if own not in taken and not self.fits([*(memory.tokens for memory in taken),
-                                               prompt.tokens]):
+        if own not in taken and taken and not self._leaves_warm(ticket, own, taken):
             self._free_seat(ticket, taken)
         if not own:
             own = Memory(ticket.conversation, now)
