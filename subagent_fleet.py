@@ -3812,6 +3812,23 @@ class Variable(Record):
     is_added: bool = False  # to what the variable holds already
 
 
+def _plan_thrift(fleet: Fleet, session: Model) -> list[Variable]:
+    """Return what keeps Claude Code from asking more than the fleet can do."""
+    thrift = []
+    if session.context <= LEAN_CONTEXT_TOKENS:
+        thrift.append(Variable("CLAUDE_CODE_SIMPLE_SYSTEM_PROMPT", "1",
+                               "a shorter system prompt, because the context is small"))
+    if len({model.node for model in fleet.models.values()}) == 1:
+        thrift.append(Variable("CLAUDE_CODE_DISABLE_BACKGROUND_TASKS", "1",
+                               "one machine: an agent and its caller would compete for it"))
+    else:
+        slots = sum(model.max_parallel for model in fleet.models.values())
+        thrift.append(Variable("CLAUDE_CODE_MAX_CONCURRENT_SUBAGENTS", str(2 * slots),
+                               "twice the fleet's slots: Claude Code refuses more, the gateway "
+                               "lets them wait"))
+    return thrift
+
+
 def plan_environment(fleet: Fleet) -> list[Variable]:
     """Return what Claude Code and LiteLLM are started with, in the order it is written."""
     gateway = fleet.gateway
@@ -3831,14 +3848,6 @@ def plan_environment(fleet: Fleet) -> list[Variable]:
         shown_key = [Variable("ANTHROPIC_CUSTOM_HEADERS", f"{FLEET_KEY_HEADER}: ", holds_key=True,
                               why="Claude Code shows the gateway this key beside your own login")]
 
-    thrift = []
-    if session.context <= LEAN_CONTEXT_TOKENS:
-        thrift.append(Variable("CLAUDE_CODE_SIMPLE_SYSTEM_PROMPT", "1",
-                               "a shorter system prompt, because the context is small"))
-    if len({model.node for model in fleet.models.values()}) == 1:
-        thrift.append(Variable("CLAUDE_CODE_DISABLE_BACKGROUND_TASKS", "1",
-                               "one machine: an agent and its caller would compete for it"))
-
     return [
         Variable(gateway.master_key_env, "", holds_key=True,
                  why="the gateway's key; a key that is already set is kept"),
@@ -3857,7 +3866,7 @@ def plan_environment(fleet: Fleet) -> list[Variable]:
         Variable("CLAUDE_CODE_MAX_OUTPUT_TOKENS",
                  str(min(session.max_output, session.context // 2)),
                  "the longest answer; Claude Code keeps this much of the context free for it"),
-        *thrift,
+        *_plan_thrift(fleet, session),
         # A request waits for its turn, then for a first token, then for the next candidate's. Left
         # alone, 2.1.326 gives up after 300 to 360 s of silence and asks again, up to 11 times;
         # each time the node reads the prompt from its beginning.
@@ -13740,8 +13749,8 @@ class Seats:
                 self.room = max(self.room or 0, self.claim, 2 * self.kept)
             return
         self.lost = min(self.lost or need, need)
-        if self.kept >= self.lost:
-            self.kept = 0
+        if self.kept >= self.lost:  # prompts differ in what a server keeps of them
+            self.kept = self.lost * 3 // 4
         self.losses, self.claim = self.losses + 1, 0.0
         # Prompts grow: what was kept is soon too little for the same conversations.
         self.room = (self.kept + self.lost) / 2 if self.kept else 0
@@ -15778,6 +15787,9 @@ class Served(Record):
     rate: float | None = None  # tokens a second
     input_tokens: int = 0
     output_tokens: int = 0
+    read_again: int = 0  # of the input tokens; another turn had them read before
+    read_again_why: str = ""  # the reasons
+    waited_for: str = ""  # agents or sessions whose prompts were kept warm meanwhile
 
 
 def judge_requests(agent: AgentTrace, facts: TraceFacts) -> list[Judged]:
@@ -15891,8 +15903,16 @@ def plan_served(judged: Sequence[Judged], fleet: Fleet | None) -> list[Served]:
             first_token=firsts[len(firsts) // 2] if firsts else None,
             rate=_answer_rate(receipts),
             input_tokens=sum(receipt.input_tokens for receipt in receipts),
-            output_tokens=sum(receipt.output_tokens for receipt in receipts)))
+            output_tokens=sum(receipt.output_tokens for receipt in receipts),
+            read_again=sum(receipt.read_again for receipt in receipts),
+            read_again_why=_list_once(receipt.read_again_why for receipt in receipts),
+            waited_for=_list_once(receipt.waited_for for receipt in receipts)))
     return rows
+
+
+def _list_once(words: Iterable[str]) -> str:
+    """Return the different words of a list as one text."""
+    return ", ".join(sorted({word for word in words if word}))
 
 
 def _answer_rate(receipts: Iterable[Receipt]) -> float | None:
@@ -24879,8 +24899,13 @@ def _describe_request(request: Mapping[str, Any]) -> str:
     """Return what else is known of a request: its waits and its tokens."""
     waits = [f"{word} {request[key]:.1f} s" for word, key in (
         ("waited", "waited"), ("first token", "first_byte")) if request[key] is not None]
-    tokens = f"in {request['input_tokens'] or 0:,}, out {request['output_tokens'] or 0:,}"
-    return f"({', '.join([*waits, tokens])})"
+    tokens = [f"in {request['input_tokens'] or 0:,}, out {request['output_tokens'] or 0:,}"]
+    if request.get("waited_for"):
+        tokens.append(f"waited for {clean_line(request['waited_for'])}")
+    if request.get("read_again"):
+        why = clean_line(request["read_again_why"])
+        tokens.append(f"read {request['read_again']:,} tokens again: {why}")
+    return f"({', '.join([*waits, *tokens])})"
 
 
 @command("logs", "show the latest requests, and why some failed", CONFIG, OUT,
@@ -25016,13 +25041,15 @@ class AgentNames:
 def report_receipt(receipt: dict[str, Any], names: AgentNames) -> dict[str, Any]:
     """Return what is shown of a request: its receipt, who asked, and why a machine failed."""
     texts = {key: str(receipt.get(key) or "")
-             for key in ("id", "session", "agent", "alias", "model", "node", "outcome", "said")}
+             for key in ("id", "session", "agent", "alias", "model", "node", "outcome", "said",
+                         "read_again_why", "waited_for")}
     failures = []
     for tried in read_field(receipt, "tries", list):
         if isinstance(tried, dict):
             failures.append({"node": str(tried.get("node")), "why": str(tried.get("why"))})
     numbers = {}
-    for key in ("waited", "first_byte", "total", "input_tokens", "output_tokens"):
+    for key in ("waited", "first_byte", "total", "input_tokens", "output_tokens", "cached_tokens",
+                "read_again"):
         number = receipt.get(key)
         numbers[key] = number if isinstance(number, (int, float)) else None
     name = names.find(texts["session"], texts["agent"], texts["alias"])
@@ -25046,12 +25073,28 @@ def format_trace(report: SessionReport, look: Look = PLAIN, *, prompts: bool = F
     text = format_words([Cell(_tell_session(report))], look, indent="  ") + "\n"
     text += format_table(_TRACE_HEADERS, cells, look=look, right=_TRACE_NUMBERS,
                          spare=_TRACE_SPARES)
+    for agent_report in report.agents:
+        for served in agent_report.served:
+            text += _tell_rereading(agent_report.agent.kind, served, look)
     for place in report.session.torn[:3]:
         flaw = Cell(f"{place} cannot be read; it is cut, or no JSON")
         text += format_words([Cell("warning:", "warn"), flaw], look, indent="  ")
     if prompts:
         text += _format_prompts(report, look)
     return text
+
+
+def _tell_rereading(name: str, served: Served, look: Look) -> str:
+    """Return what an agent's machine had to read again and why, and whom it waited for."""
+    said = []
+    if served.read_again:
+        said.append(f"read {served.read_again:,} tokens again ({served.read_again_why})")
+    if served.waited_for:
+        said.append(f"waited for {served.waited_for}")
+    if not said:
+        return ""
+    return format_words([Cell("note:", "dim"), Cell(f"{name} {' and '.join(said)} on "
+                                                    f"{served.node}")], look, indent="  ")
 
 
 def _trace_rows(report: SessionReport, look: Look) -> list[dict[str, object]]:
@@ -29797,7 +29840,27 @@ leaves one line in `.subagent-fleet/requests.jsonl`: when, which agent session, 
 machine, waited, tokens, outcome; never a prompt, an answer or the key. `logs` shows them, with
 the agents' names; `serve --verbose` says the same as it happens, and who was refused and why;
 `GET /fleet`, with the key, shows as JSON each node's totals, each model's slots and rest, and how
-many wait.
+many wait; `warm` is what a model is believed to keep: `conversations`, their `tokens`, the `room`
+for tokens besides the slots (null: not known) and how many seats are `held`.
+
+## Prompts stay warm
+
+A machine reads only what is new of a prompt while it still has the beginning. It has room for as
+many conversations as it has slots, and for as many more as fit in its prompt cache. If more agents
+than that take turns, each turn pushes out the prompt that comes next, and every turn reads tens of
+thousands of tokens again. So the gateway keeps seats: a conversation keeps its seat while it is
+answered and while its tool runs (as long as tools usually run, 60 s at most), and an agent without
+a seat waits until one is free. It recognizes a prompt by its content, so this works with every
+program, and a forked agent goes to the machine that knows its parent's prompt. While everything in
+use fits, requests are answered first come, first served. How much fits is measured: it starts with
+one conversation more than slots; `cache_gb:` under a node in `fleet.yaml` tells it right away.
+
+Nobody waits without end. The gateway adds up how long the requests ahead take to read. Whoever
+would wait longer than 550 s (120 s if the client does not stream) takes the next seat that has
+lasted 1.25 to 4 times the reading time of its prompt. So the longest wait is about 600 s, or 1.25
+times the wait of first come, first served where that is longer. `trace` and `logs --failed` say how
+many tokens were read again and why (pushed out, or moved from another machine), and who waited for
+whom.
 
 ## LiteLLM instead
 
@@ -30115,8 +30178,10 @@ config, do so in their own fields. stderr and the exit code are as without `--js
   of the main one empty, `name`, `parent`, `state`: done, at work, failed, cut off or empty,
   `began`, `ended`, `transcript`, `served` (`model`, `node`, `planned`: yes, fallback, no, left or
   unknown, `why`, `at`, `requests`, `waited`, `first_token`: the median, `rate`: tokens a second,
-  `input_tokens`, `output_tokens`), `audit` (`question`, `answer`: yes, no or unknown, `what`,
-  `evidence`: FILE:LINE and request ids), `notes`: how it ended, where that is worth a look,
+  `input_tokens`, `output_tokens`, `read_again`: input tokens that had been read before,
+  `read_again_why`: pushed out, or moved from which machine, `waited_for`: agents or sessions),
+  `audit` (`question`, `answer`: yes, no or unknown, `what`, `evidence`: FILE:LINE and request
+  ids), `notes`: how it ended, where that is worth a look,
   `prompt` with `--prompts`), `requests` with `--requests`: as `logs` has them); `began`, `ended`
   and `at` in seconds since 1970
 - `tasks`: `repository`, `supervisor` (its process, 0: none), `unreadable_files` (of state),
@@ -30135,7 +30200,10 @@ config, do so in their own fields. stderr and the exit code are as without `--js
 - `logs`: `requests` (`time` in seconds since 1970, `name`: of the agent, `NAME?` where only its
   alias tells it, `id`, `session`, `agent`, `alias`, `model`, `node`, `outcome`, `failures`
   (`node`, `why`: a class), `said` (who failed in which words; nothing of a prompt or an answer),
-  `waited`, `first_byte`, `total` in seconds, `input_tokens`, `output_tokens`)
+  `waited`, `first_byte`, `total` in seconds, `input_tokens`, `output_tokens`, `cached_tokens`: of
+  the input, that the machine still had, `read_again`: that had been read before and was read again,
+  `read_again_why`: pushed out, or moved from which machine, `waited_for`: the agent or session
+  whose prompt was kept warm meanwhile)
 - `skills list`: `out`, `skills` (`skill`, `summary`, `installed`: absent, installed or differs,
   by program)
 - `env --shell json`: `set` (name: value), `unset` (names)

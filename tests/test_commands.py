@@ -984,7 +984,9 @@ def test_logs_json_is_one_object(fleet, quick):
     assert found["schema"] == "subagent-fleet/logs/1"
     first, second = found["requests"]
     assert first == {**{key: value for key, value in ONE.items() if key != "tries"},
-                     "time": first["time"], "name": "main", "failures": [], "said": ""}
+                     "time": first["time"], "name": "main", "failures": [], "said": "",
+                     "cached_tokens": None, "read_again": None, "read_again_why": "",
+                     "waited_for": ""}
     assert second["failures"] == THREE["tries"] and second["node"] == second["model"] == ""
     assert quick("logs", "--json", "--follow").returncode == 2
 

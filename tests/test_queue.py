@@ -292,7 +292,7 @@ def test_on_one_machine_where_all_fits_nothing_changes(count):
     assert new.order == old.order and new.longest == old.longest and new.read == old.read
 
 
-@pytest.mark.parametrize("room, most", [(0, 1.5), (16_000, 2.2), (40_000, 2.2)])
+@pytest.mark.parametrize("room, most", [(0, 1.5), (16_000, 1.55), (40_000, 1.55)])
 @pytest.mark.parametrize("grows", [100, 600])
 @pytest.mark.parametrize("tells", [True, False])
 def test_four_agents_on_one_slot_read_hardly_more_than_one_by_one(room, most, tells, grows):

@@ -102,14 +102,15 @@ def measure(tmp_path, trap):
         lines = [json.loads(line) for line in
                  (tmp_path / f"True-{cache}-{grows}" / ".subagent-fleet" / "requests.jsonl")
                  .read_text().splitlines()]
-        print(f"cache {cache} MiB, {grows} words a turn: {sums[0]:,} at once, {sums[1]:,} one by one: "
-              f"{sums[0] / sums[1]:.2f}; told: read again {sum(l['read_again'] for l in lines):,}")
+        again = sum(line["read_again"] for line in lines)
+        print(f"cache {cache} MiB, {grows} words a turn: {sums[0]:,} tokens at once, {sums[1]:,} one "
+              f"by one: {sums[0] / sums[1]:.2f}; {again:,} told as read again")
         return sums[0] / sums[1], lines
     return ratio
 
 
 @pytest.mark.parametrize("grows", [60, 400])
-@pytest.mark.parametrize("cache, most", [(0, 1.5), (2, 1.5), (3, 1.5), (None, 1.05)])
+@pytest.mark.parametrize("cache, most", [(0, 1.5), (1, 1.5), (2, 1.75), (3, 1.5), (None, 1.05)])
 def test_four_agents_on_one_slot_read_little_again(measure, cache, most, grows):
     ratio, lines = measure(grows, cache)
     assert ratio <= most
