@@ -321,7 +321,7 @@ def compare(seeds, **more):
 def test_random_fleets_end_sooner_and_read_less(tells):
     """Not the seeds that the policy was made with; `tests/bench/warm.py` prints more."""
     time, tokens, worst = compare(range(10_000, 10_050), tells=tells)
-    assert time < 0.85 and tokens < 0.75 and worst < 1.4
+    assert time < 0.82 and tokens < 0.72 and worst < 1.1
 
 
 def test_some_random_fleets_end_sooner_and_read_less():
