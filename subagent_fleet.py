@@ -30145,8 +30145,9 @@ config, do so in their own fields. stderr and the exit code are as without `--js
   `peers`, `addresses` (how many are open, refused, silent, unreachable), `found` (`node`,
   `provider`, `known`: its name in the fleet, or null), `others` (`address`, `why`), `notes`
 - `status`: `fleet`, `ready`, `next` (what to type), `gateway` (a finding: who answers at its
-  port), `work` (what that says of each model: `running`, `slots`, `rests_seconds`), `waiting`
-  (requests, for a slot), `left_house` (of the running gateway: `requests`, `input_tokens`,
+  port), `work` (what that says of each model: `running`, `slots`, `rests_seconds`, `warm`: what it
+  is believed to keep: `conversations`, `tokens`, `room`, `held`), `waiting` (requests, for a slot),
+  `left_house` (of the running gateway: `requests`, `input_tokens`,
   `output_tokens`), `loads` (what a model takes: `node`, `model`, `context`, `gigabytes`,
   `agents`: who uses it, `warm`: how many of them stay warm, or null), `nodes`, `models` (`name`,
   `node`, `ollama_model`, `alias`, `context`, `cloud`: whether it leaves the house, `state`: ready,

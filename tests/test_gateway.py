@@ -1577,7 +1577,9 @@ def test_status_says_who_works_at_the_gateway(project):
                        f"\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
     wait_until(lambda: json.loads(project("status", "--json").stdout)["waiting"] == 1)
     said = json.loads(project("status", "--json").stdout)
-    assert said["work"] == {"m": {"name": "m", "running": 1, "slots": 1, "rests_seconds": 0}}
+    work = said["work"]["m"]
+    assert (work["name"], work["running"], work["slots"], work["rests_seconds"]) == ("m", 1, 1, 0)
+    assert work["warm"]["held"] == 1
     ended.set()
     for client in clients:
         client.close()
