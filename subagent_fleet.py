@@ -21250,8 +21250,9 @@ def load_config(world: World, typed: str | None) -> Config:
     path = find_config(world, typed)
     if typed and path != "-" and world.kind_of(path) == "absent":
         near = search_config(world, world.directory, shown="")
-        fix = f"leave out `--config`: {near} is here" if near else "subagent-fleet init"
-        raise FleetError("no-config", f"cannot read {path}: it does not exist", fix=fix)
+        if near:
+            raise FleetError("unreadable", f"cannot read {path}: No such file or directory",
+                             fix=f"leave out `--config`: {near} is here")
     source = "<stdin>" if path == "-" else path
     text = decode_config(world.read_bytes(path), source)
 
@@ -29116,7 +29117,11 @@ function fillModel(row, model, {name, busy, what}) {
   say(what, joined([context ? `${Math.round(context / 1024)}k` : "",
     loaded && loaded.gpu !== null ? `${loaded.gpu} % GPU` : "", loaded?.unloads,
     model.state === "ready" ? "" : model.state, model.agents.join(", "),
-    model.warm && `keeps ${amount(model.warm, "agent")} warm`, model.kept && `${model.kept} now`]));
+    warmthOn(model)]));
+}
+function warmthOn({warm, kept}) {
+  if (warm) return kept ? `${kept} of ${amount(warm, "agent")} warm` : `keeps ${warm} warm`;
+  return kept && `${kept} warm`;
 }
 // Of how much nobody knows no share can be drawn.
 function drawMemory({bar, memory}, machine) {

@@ -245,10 +245,10 @@ def test_what_the_world_lacks_has_its_slug(tmp_path, monkeypatch):
 
 def test_a_fleet_file_that_is_not_there_is_said_with_the_one_that_is(run_cli, tmp_path):
     done = run_cli("status", "--config", "fleet.yml")
-    assert done.returncode == 1 and done.stderr.endswith("fix: subagent-fleet init\n")
+    assert done.returncode == 1 and done.stderr.endswith("fix: check it: `ls -la .`\n")
     (tmp_path / "fleet.yaml").write_text(EXAMPLE, encoding="utf-8")
     done = run_cli("status", "--config", "fleet.yml")
-    assert done.stderr == ("error: cannot read fleet.yml: it does not exist\n"
+    assert done.stderr == ("error: cannot read fleet.yml: No such file or directory\n"
                            "  fix: leave out `--config`: fleet.yaml is here\n")
 
 
@@ -261,9 +261,13 @@ def test_help_knows_the_nearest_topic_or_command(run_cli, typed, meant):
 @pytest.mark.parametrize("code, fix", [(errno.ENOSPC, "`df -h .`"), (errno.EROFS, "read-only"),
                                        (errno.EACCES, "ls -la")])
 def test_a_disk_that_takes_nothing_is_told_with_what_helps(monkeypatch, run_cli, code, fix):
-    def refuse(*words, **more):
-        raise OSError(code, os.strerror(code))
-    monkeypatch.setattr(sf.os, "open", refuse)
+    real = os.open
+
+    def refuse(path, flags, *words, **more):
+        if flags & os.O_CREAT and not str(path).startswith("/dev/"):
+            raise OSError(code, os.strerror(code))
+        return real(path, flags, *words, **more)
+    monkeypatch.setattr(os, "open", refuse)
     done = run_cli("init", "--offline")
     assert done.returncode == 1 and fix in done.stderr.partition("fix:")[2]
 
