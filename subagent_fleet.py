@@ -5203,8 +5203,33 @@ def plan_doctor(fleet: Fleet | None, facts: Facts, *,
         if is_asked and (fleet or row.needs in ("nothing", "disk")):
             findings += [(row.topic, finding) for finding in row.find(fleet, facts)]
     if fleet:
-        return [(topic, spell_fix(finding, fleet.document)) for topic, finding in findings]
+        spelled = [(topic, spell_fix(finding, fleet.document)) for topic, finding in findings]
+        return join_machines(spelled, fleet.nodes.values())
     return findings
+
+
+def join_machines(findings: Iterable[tuple[str, Finding]], nodes: Iterable[Node]
+                  ) -> list[tuple[str, Finding]]:
+    """Return findings where what holds of several machines is said once: `mini and gpu: …`."""
+    known = {node.name: node for node in nodes}
+    groups: dict[tuple[str, Finding], list[Node]] = {}
+    for topic, finding in findings:
+        node = known.get(finding.what.partition(": ")[0])
+        if node:
+            finding = _swap(finding, {node.name: "\0", node.endpoint: "\1"})
+        groups.setdefault((topic, finding), []).extend([node] if node else [])
+    return [(topic, _swap(finding, {"\0": join_words([node.name for node in same]),
+                                    "\1": join_words([node.endpoint for node in same])}))
+            for (topic, finding), same in groups.items()]
+
+
+def _swap(finding: Finding, words: Mapping[str, str]) -> Finding:
+    """Return a finding with other words in place of some; a name counts as a whole word."""
+    def swap(text: str) -> str:
+        pattern = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
+        return re.sub(rf"(?<![\w.-])(?:{pattern})(?![\w-])", lambda match: words[match[0]], text)
+
+    return replace(finding, what=swap(finding.what), fix=swap(finding.fix))
 
 
 def plan_verdict(findings: Sequence[Finding]) -> str:
@@ -5333,54 +5358,38 @@ def _lint_gateway_host(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 
 
 @check("Config", "file")
-def _lint_public_endpoints(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Warn of prompts that cross the internet in clear."""
+def _lint_nodes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Warn of endpoints that cannot be meant, and of machines that get no work."""
+    busy = {model.node for model in fleet.models.values()}
     for name, node in fleet.nodes.items():
+        path = ("nodes", name, "endpoint")
         host = _host_of(node.endpoint)
         if node.endpoint.startswith("http:") and address_kind(host) == "public":
-            yield warn(fleet, "public-endpoint", ("nodes", name, "endpoint"),
+            yield warn(fleet, "public-endpoint", path,
                        what=f"{host} is a public address and http sends every prompt in "
                             "clear",
                        fix="use a LAN, Tailscale or WireGuard address, or https")
-
-
-@check("Config", "file")
-def _lint_endpoint_paths(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Warn of the address at which Ollama speaks another dialect."""
-    for name, node in fleet.nodes.items():
         if node.endpoint.endswith("/v1"):
-            yield warn(fleet, "endpoint-v1", ("nodes", name, "endpoint"),
+            yield warn(fleet, "endpoint-v1", path,
                        what="`/v1` is Ollama's API for other programs",
                        fix=f"write `endpoint: {node.endpoint[:-len('/v1')]}`")
-
-
-@check("Config", "file")
-def _lint_endpoints_of_ours(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Warn of a gateway that would ask itself."""
-    for name, node in fleet.nodes.items():
         if is_gateway_address(fleet.gateway, node.endpoint):
             fix = f"write `endpoint: {OLLAMA_ENDPOINT}`"
             if fleet.gateway.port == OLLAMA_PORT:
                 fix = "write `port: 4000` in project.gateway"
-            yield warn(fleet, "endpoint-gateway", ("nodes", name, "endpoint"), fix=fix,
+            yield warn(fleet, "endpoint-gateway", path, fix=fix,
                        what=f"{node.endpoint} is this fleet's own gateway, not an Ollama")
-
-
-@check("Config", "file")
-def _lint_idle_nodes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Warn of machines that get no work."""
-    busy = {model.node for model in fleet.models.values()}
-    for name in fleet.nodes:
         if name not in busy:
-            machine = f"{quote_shell(name)}={quote_shell(fleet.nodes[name].endpoint)}"
-            yield warn(fleet, "unused-node", ("nodes", name), what="no model runs on it",
+            machine = f"{quote_shell(name)}={quote_shell(node.endpoint)}"
+            yield warn(fleet, "unused-node", path[:2], what="no model runs on it",
                        fix=f"`subagent-fleet add {machine}` puts its models in; or remove it")
 
 
 @check("Config", "file")
-def _lint_aliases(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Warn of one alias that is now this model, now that one."""
+def _lint_twins(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Warn of an alias that is now this model, now that one, and of one model with two contexts."""
     owners: dict[str, Model] = {}
+    firsts: dict[tuple[str, str], Model] = {}
     for name, model in fleet.models.items():
         owner = owners.setdefault(model.alias, model)
         if full_model_name(owner.ollama_model) != full_model_name(model.ollama_model):
@@ -5388,14 +5397,7 @@ def _lint_aliases(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
                        what=f"`{model.alias}` is also the alias of {owner.name}, a different "
                             f"model: {owner.ollama_model}, {model.ollama_model}",
                        fix="give each its own alias")
-
-
-@check("Config", "file")
-def _lint_contexts(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Warn of one model that is loaded anew with each change of its context."""
-    firsts: dict[tuple[str, str], Model] = {}
-    for name, model in fleet.models.items():
-        twin = firsts.setdefault((model.node, full_model_name(model.ollama_model)), model)
+        twin = firsts.setdefault(_place_of_model(model), model)
         if twin.context != model.context:
             yield warn(fleet, "context-thrash", ("models", name, "context"),
                        what=f"{model.context}, but {twin.context} in models.{twin.name}, "
@@ -5414,8 +5416,8 @@ def _plan_prompts(fleet: Fleet) -> dict[str, list[str]]:
 
 
 @check("Config", "file")
-def _lint_small_contexts(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Warn of a context that Claude Code's own prompt fills."""
+def _lint_tokens(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Warn of a context that Claude Code's own prompt fills, or that is less than an answer."""
     served = _plan_prompts(fleet)
     for name, model in fleet.models.items():
         least = SMALL_CONTEXT_TOKENS
@@ -5427,12 +5429,6 @@ def _lint_small_contexts(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
         if model.context < least:
             yield warn(fleet, "small-context", ("models", name, "context"),
                        what=f"{model.context}; {why}", fix=f"write `context: {least}` or more")
-
-
-@check("Config", "file")
-def _lint_outputs(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Warn of an answer that is longer than all that the model can hold."""
-    for name, model in fleet.models.items():
         # The default is nobody's wish: of a context below it `small-context` says enough.
         if model.max_output > model.context and model.max_output != Model.max_output:
             most = max(model.context // 2, LEAST_CONTEXT_TOKENS)
@@ -5480,45 +5476,16 @@ def _lint_unused_models(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 
 
 @check("Config", "file")
-def _lint_tools(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Warn of tools that Claude Code does not have."""
+def _lint_agents(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Warn of tools and keys that Claude Code does not know, and of editors that only say so."""
     for name, agent in fleet.agents.items():
         for index, tool in enumerate(agent.tools or ()):
-            path = ("agents", name, "tools", index)
-            bare = tool.split("(")[0]
-            if bare in GONE_TOOLS:
-                heir = GONE_TOOLS[bare]
-                yield warn(fleet, "tool-gone", path,
-                           what=f"Claude Code no longer has `{bare}`; `generate` fixes that",
-                           fix=f"write `{heir}`" if heir else "remove it")
-            elif _looks_mistyped(bare):
-                yield warn(fleet, "tool-unknown", path,
-                           what=f"Claude Code is not known to have `{bare}`",
-                           fix=nearest(bare, KNOWN_TOOLS) or f"known: {some_of(KNOWN_TOOLS)}")
-
-
-def _looks_mistyped(tool: str) -> bool:
-    """Tell whether a tool is meant to be one of Claude Code's own, and is none."""
-    if tool in KNOWN_TOOLS or "__" in tool:  # `mcp__server__tool`
-        return False
-    return tool[0].islower() or bool(nearest(tool, KNOWN_TOOLS))
-
-
-@check("Config", "file")
-def _lint_frontmatter(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Warn of keys that Claude Code passes over."""
-    for name, agent in fleet.agents.items():
+            yield from _lint_tool(fleet, ("agents", name, "tools", index), tool.split("(")[0])
         for key in agent.frontmatter:
             if key not in KNOWN_FRONTMATTER:
                 fix = nearest(key, KNOWN_FRONTMATTER) or f"known: {some_of(KNOWN_FRONTMATTER)}"
                 yield warn(fleet, "unknown-frontmatter", ("agents", name, "frontmatter", key),
                            what="Claude Code is not known to read it", fix=fix)
-
-
-@check("Config", "file")
-def _lint_editors(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Warn of agents that shall edit on a model which only says that it does."""
-    for name, agent in fleet.agents.items():
         model = fleet.models[agent.model].ollama_model
         edits = agent.tools is None or EDIT_TOOLS & set(plan_tools(agent.tools))
         if edits and prints_calls(model):
@@ -5526,6 +5493,21 @@ def _lint_editors(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
                        what=f"it may edit, but {model} is known to print tool calls as text "
                             "instead of making them",
                        fix=f"choose a model that calls tools, such as {TOOL_CALLER}")
+
+
+def _lint_tool(fleet: Fleet, path: tuple[str | int, ...], tool: str) -> Iterator[Finding]:
+    """Yield that Claude Code has no such tool any more, or that it was mistyped."""
+    if tool in GONE_TOOLS:
+        heir = GONE_TOOLS[tool]
+        yield warn(fleet, "tool-gone", path,
+                   what=f"Claude Code no longer has `{tool}`; `generate` fixes that",
+                   fix=f"write `{heir}`" if heir else "remove it")
+    elif tool not in KNOWN_TOOLS and "__" not in tool:  # `mcp__server__tool`
+        near = nearest(tool, KNOWN_TOOLS)
+        if near or tool[0].islower():
+            yield warn(fleet, "tool-unknown", path,
+                       what=f"Claude Code is not known to have `{tool}`",
+                       fix=near or f"known: {some_of(KNOWN_TOOLS)}")
 
 
 def lint_key(fleet: Fleet, environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -5558,7 +5540,7 @@ def _check_nodes_answer(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
         models = [model for model in fleet.models.values() if model.node == state.name]
         alone = [model.name for model in models
                  if not plan_route_state(fleet, facts.states, model).fallback]
-        what = f"{state.name} does not answer at {state.endpoint} ({state.why})"
+        what = f"{state.name}: no answer at {state.endpoint} ({state.why})"
         if alone:
             what += f"; no other machine can answer for {join_words(alone)}"
         yield Finding("node-offline", "error" if alone else "warning", what,
@@ -5611,7 +5593,7 @@ def _check_exposure(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
             if fleet.nodes[name].provider != "ollama":
                 fix = (f"give {kind_title(fleet.nodes[name].provider)} on `{name}` a key, and "
                        "write `api_key_env:`")
-            yield Finding("open-origin", "warning", f"{name} answers any web page "
+            yield Finding("open-origin", "warning", f"{name}: answers any web page "
                           "that is opened in a browser near it", fix=fix)
         for address in look.addresses:
             is_named = address in fleet.nodes[name].endpoint  # then it is a warning of the config
@@ -5654,22 +5636,21 @@ def _check_room(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 @check("Nodes", "file")
 def _check_memory(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     """Name the models that are larger than their node, then those that evict each other."""
-    states = {name: NodeState(name, node.endpoint, "not asked")
+    states = {name: facts.states.get(name) or NodeState(name, node.endpoint, "not asked")
               for name, node in fleet.nodes.items()}
-    states.update(facts.states)
     loads = {name: plan_loads(fleet, state) for name, state in states.items()}
     rooms = {name: node.memory_gb - sum(load.gigabytes for load in loads[name])
              for name, node in fleet.nodes.items() if node.memory_gb}
 
     for name, node in fleet.nodes.items():
-        fitting = [load for load in loads[name]
-                   if not node.memory_gb or load.gigabytes <= node.memory_gb]
+        memory = node.memory_gb or float("inf")
+        fitting = [load for load in loads[name] if load.gigabytes <= memory]
         for load in loads[name]:
             if load not in fitting:
                 yield _name_large_model(fleet, load, rooms, states[name])
 
         need = sum(load.gigabytes for load in fitting)
-        if len(fitting) > 1 and (_spills(states[name]) or need > (node.memory_gb or need)):
+        if len(fitting) > 1 and (need > memory or _spills(states[name])):
             names = some_of([load.model.ollama_model for load in fitting], 5)
             yield warn(fleet, "memory-short", ("nodes", name, "memory_gb"),
                        what=f"{names} need about {need:.0f} GB and evict each other",
@@ -5682,25 +5663,24 @@ def _name_large_model(fleet: Fleet, load: Load, rooms: Mapping[str, float],
     """Return the Finding on a model that does not fit its node, even alone."""
     model = load.model
     memory = fleet.nodes[model.node].memory_gb or 0
-    # What keeps the model comes first: less context, another machine, then another model.
-    fix = ""
     key = "ollama_model"
     what = f"by its name, {model.ollama_model} needs"
+    fixes = [_plan_move(rooms, [load])]
+    fixes += [f"write `{model.name_key}: {quote_yaml(other.model.name)}` in models.{model.name}"
+              for other in rank_models(state)
+              if plan_gigabytes(other.model, model.context) <= memory]
+    # What keeps the model comes first: less context, another machine, then another model.
     if load.held:
         key = "context"
         what = f"{model.ollama_model} with a context of {model.context:,} needs"
         least = MAIN_CONTEXT_TOKENS if _plan_prompts(fleet)[model.name] else SMALL_CONTEXT_TOKENS
-        context = plan_fitting_context(load.held, memory)
+        context = plan_fitting_context(load.held, memory, model.max_parallel)
         if context >= least:
-            fix = f"write `context: {context}`"
-    smaller = [quote_yaml(other.model.name) for other in rank_models(state)
-               if plan_gigabytes(other.model, model.context) <= memory]
-    fix = fix or _plan_move(rooms, [load])
-    if smaller and not fix:
-        fix = f"write `{model.name_key}: {smaller[0]}` in models.{model.name}"
+            fixes.insert(0, f"write `context: {context}`")
+    fixes.append("choose a smaller model, or correct `memory_gb`")
     return warn(fleet, "model-too-large", ("models", model.name, key),
                 what=f"{what} about {load.gigabytes:.0f} GB; {model.node} has {memory:g}",
-                fix=fix or "choose a smaller model, or correct `memory_gb`")
+                fix=next(filter(None, fixes)))
 
 
 def _plan_move(rooms: Mapping[str, float], loads: Iterable[Load]) -> str:
@@ -5837,38 +5817,33 @@ def _check_gateway_port(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 def check_gateway(fleet: Fleet, holder: str) -> Finding:
     """Return the Finding on who holds the gateway's port: OUR_GATEWAY, a name, or nobody."""
     url = gateway_url(fleet.gateway)
-    where = _locate(fleet, "project", "gateway", "port")
-    if not holder and fleet.gateway.provider == "litellm":
-        return Finding("litellm-down", "info", f"no gateway runs at {url}", where,
-                       fix="`subagent-fleet up` starts LiteLLM; `subagent-fleet generate` says how "
-                           "to start it in another terminal")
-    if not holder:
-        return Finding("port-free", "info", f"no gateway runs at {url}", where,
-                       fix="`subagent-fleet serve` in another terminal, or `subagent-fleet up`")
-    if holder == OUR_GATEWAY:
-        return Finding("gateway-up", "ok", f"{holder} answers at {url}")
-    if holder == OLD_GATEWAY:
-        return Finding("gateway-old", "error",
-                       f"the gateway at {url} is still running the old {fleet.document.source}",
-                       where, fix="stop it, then start it again")
-    if holder == FAR_GATEWAY:
-        return Finding("gateway-elsewhere", "error",
-                       f"{url} is not on this machine, so it gets the key only if you trust it",
-                       _locate(fleet, "project", "gateway", "host"), fix="subagent-fleet trust")
-    if holder == "another program":
-        what = f"another program answers at {url}"
-        if fleet.gateway.provider == "litellm":
-            what += "; LiteLLM would take another port"
-        return Finding("port-taken", "error", what, where, fix=OTHER_PORT)
-    if holder == "LiteLLM":
-        return Finding("litellm-other", "error", f"LiteLLM answers at {url}, but not to this "
-                       "fleet's key, or it lacks models of this fleet", where,
-                       fix=f"stop it, then start it after `. ./{ENVIRONMENT_FILE}`, which sets the "
-                           f"key: `litellm --config ./{LITELLM_FILE} --host {fleet.gateway.host} "
-                           f"--port {fleet.gateway.port}`")
-    return Finding("gateway-other", "error", f"port {fleet.gateway.port} is used by another fleet "
-                   f"({holder} at {url}), or by an outdated gateway of this one", where,
-                   fix=OTHER_PORT)
+    is_litellm = fleet.gateway.provider == "litellm"
+    taken = "; LiteLLM would take another port" if is_litellm else ""
+    rows = {
+        "": ("port-free", "info", f"no gateway runs at {url}",
+             "`subagent-fleet serve` in another terminal, or `subagent-fleet up`"),
+        OUR_GATEWAY: ("gateway-up", "ok", f"{holder} answers at {url}", ""),
+        OLD_GATEWAY: ("gateway-old", "error", f"the gateway at {url} is still running the old "
+                      f"{fleet.document.source}", "stop it, then start it again"),
+        FAR_GATEWAY: ("gateway-elsewhere", "error", f"{url} is not on this machine, so it gets the "
+                      "key only if you trust it", "subagent-fleet trust"),
+        "another program": ("port-taken", "error", f"another program answers at {url}{taken}",
+                            OTHER_PORT),
+        "LiteLLM": ("litellm-other", "error", f"LiteLLM answers at {url}, but not to this "
+                    "fleet's key, or it lacks models of this fleet",
+                    f"stop it, then start it after `. ./{ENVIRONMENT_FILE}`, which sets the "
+                    f"key: `litellm --config ./{LITELLM_FILE} --host {fleet.gateway.host} "
+                    f"--port {fleet.gateway.port}`")}
+    if is_litellm:
+        rows[""] = ("litellm-down", "info", f"no gateway runs at {url}",
+                    "`subagent-fleet up` starts LiteLLM; `subagent-fleet generate` says how "
+                    "to start it in another terminal")
+    slug, level, what, fix = rows.get(holder, (
+        "gateway-other", "error", f"port {fleet.gateway.port} is used by another fleet "
+        f"({holder} at {url}), or by an outdated gateway of this one", OTHER_PORT))
+    key = "host" if holder == FAR_GATEWAY else "port"
+    where = "" if level == "ok" else _locate(fleet, "project", "gateway", key)
+    return Finding(slug, level, what, where, fix=fix)
 
 
 # -- Claude Code --
@@ -22163,6 +22138,12 @@ def watch(world: World, seconds: float | None, show: Callable[[str], bool]) -> b
     return is_well
 
 
+def tell_warnings(warnings: Sequence[Finding], world: World) -> None:
+    """Say how many warnings a config has: `validate` shows them, with their places."""
+    if warnings:
+        world.err(f"{count_of(warnings, 'warning')}: `subagent-fleet validate`\n")
+
+
 def tell_findings(findings: Iterable[Finding], world: World) -> None:
     """Show findings; one that is an error refuses the command."""
     for finding in findings:
@@ -22630,7 +22611,8 @@ def find_or_write_fleet(options: Options, world: World) -> Fleet:
             tell(world, f"{clean_line(node.name)}: put into {clean_line(path)}\n")
             config = load_config(world, options.config)
     weak = lint_key(config.fleet, world.environ)
-    tell_findings([*config.warnings, *weak], world)
+    tell_warnings(config.warnings, world)
+    tell_findings(weak, world)
     return config.fleet
 
 
@@ -23776,8 +23758,10 @@ def cmd_generate(options: Options, world: World) -> int:
     config = load_config(world, options.config)
     fleet = config.fleet
     targets = targets or fleet.targets
-    findings = (*config.warnings, *lint_key(fleet, world.environ), *plan_losses(fleet, targets))
-    tell_findings(findings, world)
+    others = (*lint_key(fleet, world.environ), *plan_losses(fleet, targets))
+    findings = (*config.warnings, *others)
+    tell_warnings(config.warnings, world)
+    tell_findings(others, world)
 
     workspace = open_workspace(options, world)
     changes = workspace.compare(fleet, targets, renews=True)

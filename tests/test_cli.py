@@ -66,6 +66,13 @@ def test_warnings_stop_only_when_strict(run_cli, fleet_file, flags, status):
     assert ("leave out --strict" in done.stderr) == bool(status)
 
 
+def test_generate_counts_the_warnings_that_validate_shows(run_cli, fleet_file):
+    fleet_file.write_text(edited(("host: 127.0.0.1", "host: 0.0.0.0")), encoding="utf-8")
+    done = run_cli("generate")
+    assert "1 warning: `subagent-fleet validate`\n" in done.stderr and "warning:" not in (
+        done.stderr.replace("1 warning:", "")) and done.returncode == 0
+
+
 @pytest.mark.parametrize("change, flags, status, slugs", [
     (("port: 4000", "port: 4000"), (), 0, []),
     (("host: 127.0.0.1", "host: 0.0.0.0"), (), 0, ["exposed-gateway"]),

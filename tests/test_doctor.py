@@ -302,6 +302,7 @@ def test_doctor_weighs_models_with_their_context_as_the_node_tells(doctor, run_h
              "llama.attention.head_count_kv": 8}
     doctor.node.models["qwen3:8b"]["size"] = 5 * 10**9
     doctor.node.answers["/api/show"] = (200, {"model_info": known, "capabilities": ["completion", "tools"]})
+    doctor.fleet["nodes"]["mini"]["cache_gb"] = 64
     doctor.fleet["nodes"]["mini"]["memory_gb"] = 10  # 5.5 GB and 32768 times 128 KiB: 9.8
     doctor.write()
     assert doctor.ask() == {}

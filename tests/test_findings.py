@@ -520,7 +520,21 @@ def test_findings_say_what_was_seen():
     assert "at http://mini:11434 (refused: nobody there)" in the(
         "node-offline", make_fleet(), offline).what
     offline = facts_with(states={"mini": replace(OFFLINE, detail="")})
-    assert "mini does not answer at http://mini:11434 (refused)" in the("node-offline", make_fleet(), offline).what
+    assert "mini: no answer at http://mini:11434 (refused)" in the("node-offline", make_fleet(), offline).what
+
+
+def test_what_holds_of_several_machines_is_said_once():
+    nodes = ("mini", "gpu", "on")
+    models = [sf.Model(name, name, "qwen3:8b", name, 32768) for name in nodes]
+    states = {name: replace(GOOD_STATE, name=name, endpoint=f"http://{name}:11434") for name in nodes}
+    looks = {name: sf.Exposure((), answers_any_page=name != "on") for name in nodes}
+    fleet = make_fleet(models, nodes=nodes)
+    finding = the("open-origin", fleet, facts_with(states=states, looks=looks))
+    assert finding.what == "mini and gpu: answers any web page that is opened in a browser near it"
+    assert finding.fix == "remove OLLAMA_ORIGINS on `mini and gpu`, then restart Ollama"
+    looks["gpu"] = sf.Exposure()
+    finding = the("open-origin", fleet, facts_with(states=states, looks=looks))
+    assert finding.what.startswith("mini: answers") and "on `mini`, then" in finding.fix
 
 
 def test_settings_values_are_never_shown():
