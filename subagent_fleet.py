@@ -5218,9 +5218,13 @@ def join_machines(findings: Iterable[tuple[str, Finding]], nodes: Iterable[Node]
         if node:
             finding = _swap(finding, {node.name: "\0", node.endpoint: "\1"})
         groups.setdefault((topic, finding), []).extend([node] if node else [])
-    return [(topic, _swap(finding, {"\0": join_words([node.name for node in same]),
-                                    "\1": join_words([node.endpoint for node in same])}))
-            for (topic, finding), same in groups.items()]
+    joined = []
+    for (topic, finding), same in groups.items():
+        if same:
+            finding = _swap(finding, {"\0": join_words([node.name for node in same]),
+                                      "\1": join_words([node.endpoint for node in same])})
+        joined.append((topic, finding))
+    return joined
 
 
 def _swap(finding: Finding, words: Mapping[str, str]) -> Finding:
