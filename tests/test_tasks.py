@@ -267,24 +267,25 @@ def heard_of(*events):
     return heard
 
 
-def called(tool, **given):
-    """A call of a tool, and that it worked."""
+def called(tool, fails=False, **given):
+    """A call of a tool, and how it ended."""
     yield {"type": "assistant", "message": {"model": "m", "content": [
         {"type": "tool_use", "id": "c1", "name": tool, "input": given}]}}
     yield {"type": "user", "message": {"content": [
-        {"type": "tool_result", "tool_use_id": "c1", "content": "ok"}]}}
+        {"type": "tool_result", "tool_use_id": "c1", "content": "ok", "is_error": fails}]}}
 
 
 def test_what_an_agent_wrote_was_denied_and_let_others_do_is_known():
     denials = [{"tool_name": "Write", "tool_input": {"file_path": "/x/a"}}] * 2
     heard = heard_of(
         *called("Write", file_path="/x/b"), *called("Read", file_path="/x/c"),
+        *called("Edit", fails=True, file_path="/x/d"),
         {"type": "system", "subtype": "task_started", "subagent_type": "explorer"},
         *({"type": "system", "subtype": "task_progress", "subagent_type": "explorer",
            "usage": {"tool_uses": uses}} for uses in (3, 2)),
         {"type": "result", "result": "first", "permission_denials": denials},
         {"type": "result", "result": "then", "permission_denials": denials})
-    assert (heard.written, heard.worked) == (["/x/b"], 1)
+    assert (heard.written, heard.worked, heard.tool_errors) == (["/x/b"], 1, 1)
     assert heard.denied == [{"tool": "Write", "path": "/x/a"}]
     assert heard.subagents == {"explorer": {"runs": 1, "tool_uses": 3}}
     assert "first" in heard.said and "then" in heard.said
