@@ -188,13 +188,14 @@ BREAKS = {  # on purpose: what is damaged, and which step notices
               "does not serve"),
     "answers": (lambda patch: patch.setattr(sf.DemoNode, "reply", lambda *_: 1 / 0),
                 "the gateway answered 5"),
-    "slots": (lambda patch: patch.setattr(sf.Scheduler, "_has_room", returns(True)),
+    "slots": (lambda patch: patch.setattr(sf.Capacity, "has_room", returns(True)),
               "no implementer waited"),
     "audit": (lambda patch: patch.setattr(sf, "_tell_beyond", returns("it is far away")), "`trace` ended with 1"),
     "clean": (lambda patch: patch.setattr(sf, "remove_files", returns(None)), "`clean` left")}
 
 
-@pytest.mark.parametrize("name", BREAKS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (
+    name in ("slots", "audit", "clean"))) for name in BREAKS])  # these play the whole of it
 def test_demo_that_does_not_do_what_it_shows_says_so(quick, monkeypatch, name, tmp_path):
     damage, words = BREAKS[name]
     damage(monkeypatch)

@@ -252,6 +252,7 @@ def test_a_question_waits_for_a_person_and_goes_on(rig):
     assert rig.receipt("a")["questions"] == 1
 
 
+@pytest.mark.slow
 def test_a_question_survives_its_supervisor(rig):
     rig.add("a", ASK, check="true")
     rig.work(lambda states: states and states["a"].state == "asking")
@@ -307,6 +308,7 @@ def test_what_is_said_steers_a_running_agent(rig):
     assert rig.states() == {"a": "done"} and rig.tasks()["a"].checks == (0,)
 
 
+@pytest.mark.slow
 def test_what_is_said_to_a_waiting_task_is_told_when_it_starts(rig):
     rig.add("b", "@write one 1", check="true")
     rig.add("a", "@write x y", after=("b",), check="test -s said")
