@@ -2301,7 +2301,7 @@ class Project(Record):
     claude: Tiers = key(
         "claude", "which model answers for each of Claude Code's tiers", Tiers())
     targets: tuple[str, ...] = key(
-        "targets", "for whom `generate` writes files", USUAL_TARGETS)
+        "targets", "programs that `generate` writes files for", USUAL_TARGETS)
 
 
 class Node(Record):
@@ -4526,7 +4526,7 @@ def _plan_placement(seating: Seating, candidate: Candidate, jobs: tuple[str, ...
         alias = _plan_alias(candidate, jobs, {other.alias for other in others})
     name = _free_name(name[:64], machine, taken={other.name for other in others})
     return Placement(name, node, candidate.model, alias, context, jobs,
-                     why or "stands in for the others")
+                     why or "answers when another machine does not")
 
 
 def _plan_alias(candidate: Candidate, jobs: Sequence[str], taken: set[str]) -> str:
@@ -4575,7 +4575,7 @@ def _explain_idle(seating: Seating, state: NodeState) -> str:
     if not any(candidate.calls_tools for candidate in candidates):
         return "none of its models is known to call tools"
     if not any(candidate in seating.able[MAIN_JOB] for candidate in candidates):
-        return "its models hold too little"
+        return "the contexts of its models are too small"
     return "its models do not fit its memory"
 
 
@@ -5943,7 +5943,7 @@ def read_agent(text: str) -> AgentFile:
         if text.startswith("---"):
             defect = "its frontmatter is not closed"
         elif "\n---" in text:
-            defect = "something stands before the first `---`"
+            defect = "there is text before the first `---`"
         return AgentFile(defect=defect)
 
     head = match[1]
@@ -6173,7 +6173,7 @@ def render_litellm(fleet: Fleet) -> str:
          {"litellm_settings": settings}),
         ("Anywhere else the key is ignored and the proxy is open.",
          {"general_settings": {"master_key": f"os.environ/{fleet.gateway.master_key_env}"}}),
-        ("A node that fails is passed over at once.",
+        ("A node that fails is skipped at once.",
          {"router_settings": _litellm_router(sharing, fallbacks)}))
     text = _headline(fleet)
     text += "# Only LiteLLM reads this file; `subagent-fleet serve` does not need it.\n"
@@ -7106,8 +7106,8 @@ def _insert_into_json(document: Document, added: Mapping[str, Mapping[str, Any]]
 def _cannot_insert(document: Document, sections: Mapping[str, Any], where: str) -> FleetError:
     """Return the error for a file that is written so that nothing can be put in."""
     # As JSON, which is YAML between braces, too.
-    return FleetError("cannot-add", f"{document.source} is written in braces; put these lines in "
-                      "by hand", excerpt=json.dumps(dict(sections), indent=2)[2:-2] + "\n",
+    return FleetError("cannot-add", f"{document.source} is written in braces; add these lines by "
+                      "hand", excerpt=json.dumps(dict(sections), indent=2)[2:-2] + "\n",
                       fix=f"write them {where}")
 
 
@@ -10799,7 +10799,7 @@ def _open_to_read(path: str) -> IO[bytes]:
     descriptor = os.open(path, flags)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.ENXIO, "it is no file any more")
+            raise OSError(errno.ENXIO, "it is no longer a file")
         return open(descriptor, "rb")
     except OSError:
         os.close(descriptor)
@@ -11944,7 +11944,7 @@ class World:
                 next(run_together(self, {host: look_up}, until=0.0), None)
             return kept.copy()
 
-        late = NodeFailure("dns", f"{host}: nobody could tell its address in time")
+        late = NodeFailure("dns", f"{host}: its address could not be found in time")
         answer: Any = dict(run_together(self, {host: look_up}, until=until)).get(host, late)
         if isinstance(answer, NodeFailure):
             raise answer
@@ -12199,11 +12199,11 @@ def sign(world: World, node: Node, ask: Ask) -> Ask:
 
     key = world.node_keys.get((node.endpoint, variable))
     if key is None and world.environ.get(variable):
-        raise NodeFailure("not trusted", f"its key, {variable}, may not go there yet")
+        raise NodeFailure("not trusted", f"its key, {variable}, is not trusted to go there yet")
     if not key:
-        raise NodeFailure("no key", f"it wants a key, and {variable} is not set")
+        raise NodeFailure("no key", f"it needs a key, but {variable} is not set")
     if not re.fullmatch("[!-~]{1,4096}", key):
-        raise NodeFailure("no key", f"{variable} holds what is no key")
+        raise NodeFailure("no key", f"{variable} does not hold a key")
     return replace(ask, headers={**ask.headers, **backend_of(node).key_headers(key)})
 
 
@@ -12326,7 +12326,7 @@ def scan_machines(world: World, networks: Sequence[str], taken: Iterable[str],
     deadline = world.clock() + SCAN_SECONDS
     notes = []
     if not networks:
-        notes.append("This machine is in no private network; name one: "
+        notes.append("This machine is not in a private network; name one: "
                      f"`--scan {NET_EXAMPLE}`.")
     peers = find_peers(world, world.clock() + PEERS_SECONDS)
     if isinstance(peers, str):
@@ -12341,7 +12341,7 @@ def scan_machines(world: World, networks: Sequence[str], taken: Iterable[str],
             watch(f"{len(outcomes):,} of {len(places):,} places asked")
     counts = _count_addresses(outcomes)
     if networks and counts["unreachable"] == sum(counts.values()):
-        notes.append(f"No way leads to {', '.join(networks)}.")
+        notes.append(f"{', '.join(networks)}: cannot be reached from here.")
 
     doors = [place for place in places if outcomes.get(place) == "open"]
     watch(f"{count_of(doors, 'open port')} found, asking who is there")
@@ -12353,11 +12353,11 @@ def find_peers(world: World, until: float) -> list[Peer] | str:
     """Return the machines that Tailscale knows, or why there are none to know."""
     program = next(filter(world.which, TAILSCALE_PROGRAMS), None)
     if not program:
-        return "No `tailscale` here: its machines were not asked for."
+        return "Tailscale is not installed here, so its machines were left out."
     text = world.read_program([program, "status", "--json"], until)
     peers = parse_peers(text or "")
     if peers is None:
-        return "Tailscale does not run here: its machines were not asked for."
+        return "Tailscale is not running here, so its machines were left out."
     return peers
 
 
@@ -12521,7 +12521,7 @@ class Warmth:
     @property
     def wait(self) -> str:
         """For whom it waits on a busy machine."""
-        return f"{some_of(self.rivals, 3)} is in use there, it seems"
+        return f"{some_of(self.rivals, 3)} seems to be in use there"
 
     def fail(self, failure: NodeFailure) -> None:
         """Note what went wrong and what mends it."""
@@ -12715,7 +12715,7 @@ def _send_load(warmth: Warmth, world: World, how: WarmUp, words: str) -> None:
         look_at = world.clock() + LOAD_LOOK_SECONDS
         silence = world.clock() - answered
         if warmth.stage == "not answering" and silence >= HUNG_SECONDS:
-            raise NodeFailure("timeout", "it took the request, and answers nothing since "
+            raise NodeFailure("timeout", "it took the request, but has not answered for "
                               f"{silence:.0f} s")
         if warmth.stage == "busy" and now - began >= how.busy_seconds:
             raise NodeFailure("busy", warmth.wait, fix=BUSY_FIX)
@@ -12749,7 +12749,7 @@ def _pull(warmth: Warmth, world: World) -> None:
     except NodeFailure as failure:
         if failure.reason != "timeout":
             raise
-        what = f"the download stood still for {PULL_STALL_SECONDS:g} s"
+        what = f"the download made no progress for {PULL_STALL_SECONDS:g} s"
         raise NodeFailure("slow", what, fix="look at its network, and pull again") from None
     if not step.is_done:
         raise NodeFailure("bad answer", "the download ended without `success`")
@@ -14654,7 +14654,7 @@ class Service:
         except NodeFailure as failure:
             # `refused` may be a program that stops once it has answered what it took.
             if failure.reason in ("timeout", "unreachable"):
-                raise NodeFailure("timeout", "it took the request and answers nothing") from None
+                raise NodeFailure("timeout", "it took the request but did not answer") from None
 
     def _wait(self, readable: Exchange | Signal, until: float) -> bool:
         """Wait while the client stays; pings keep it from giving up."""
@@ -15062,7 +15062,7 @@ class Reception(ABC):
     def _follow(self, visitor: Visitor) -> None:
         """Tell a client what is so, and what changes, until it leaves or the gateway stops."""
         if list(self._visitors.values()).count("following") >= FOLLOWER_LIMIT:
-            raise Refusal(503, "as many follow the events as may", retry_seconds=5)
+            raise Refusal(503, "too many clients follow the events", retry_seconds=5)
         self._visitors[visitor] = "following"
         visitor.stays = False
         epoch, version = self.log.epoch, 0
@@ -15094,7 +15094,7 @@ class Reception(ABC):
         host = headers.get("host", "").lower()
         names = {f"{name}:{port}" for name in {*self._names, own}}
         if not names & {host, f"{host}:80"} or "origin" in headers:
-            raise Refusal(403, "only who names this server's own address is served: "
+            raise Refusal(403, "this server answers only at its own address: "
                           f"http://{own}:{port}")
 
 
@@ -15249,7 +15249,7 @@ class Server(Reception):
         def hold(more: int) -> None:
             nonlocal size
             if not self._bodies.take(more):
-                raise Refusal(503, "too much is being asked at once", retry_seconds=2)
+                raise Refusal(503, "too many requests at once", retry_seconds=2)
             size += more
 
         try:
@@ -15812,7 +15812,7 @@ def _tell_beyond(receipt: Receipt, model: Model | None, fleet: Fleet) -> str:
     tried = [attempt.node for attempt in receipt.tries if attempt.node in clouds]
     if tried and receipt.node not in clouds:  # which came to the rescue
         who = f"`{tried[0]}`, asked before `{receipt.node}`,"
-    return f"{who} is beyond your machines and networks"
+    return f"{who} is outside your machines and networks"
 
 
 def _judge_answer(answer: SessionAnswer, facts: TraceFacts) -> Judged:
@@ -15975,7 +15975,7 @@ def _audit_model(agent: AgentTrace, session: SessionTrace, facts: TraceFacts) ->
 
     asked = _asked(agent)
     if not asked:
-        return verdict("unknown", "no request of it was written down")
+        return verdict("unknown", "none of its requests was recorded")
     source = facts.files.get(agent.kind.lower())
     if not source and agent.is_built_in:
         return verdict("yes", "built into Claude Code, it has no file")
@@ -16029,7 +16029,7 @@ def _first(judged: Iterable[Judged], planned: str) -> Judged | None:
 def _audit_machine(agent: AgentTrace, judged: Sequence[Judged]) -> Verdict:
     """Did planned machines or declared fallbacks serve it?"""
     if not judged:
-        return Verdict("Machine", "unknown", "no request of it was written down")
+        return Verdict("Machine", "unknown", "none of its requests was recorded")
     for answer in ("no", "unknown"):
         worst = _first(judged, answer)
         if worst:
@@ -16058,7 +16058,7 @@ def _audit_house(agent: AgentTrace, judged: Sequence[Judged]) -> Verdict:
         if one.beyond is None:
             return Verdict("House", "unknown", one.why, _evidence(agent, one.receipt.id))
     if not judged:
-        return Verdict("House", "unknown", "no request of it was written down")
+        return Verdict("House", "unknown", "none of its requests was recorded")
     return Verdict("House", "yes")
 
 
@@ -16153,7 +16153,7 @@ def _note_end(agent: AgentTrace, state: str, facts: TraceFacts) -> list[str]:
     if state == "cut off":
         return ["did not finish: its transcript stops in the middle"]
     if last.stop == "max_tokens":
-        return ["its last answer was cut at the longest that it may be"]
+        return ["its last answer was cut at the length limit"]
     source = facts.files.get(agent.kind.lower())
     may_call = source is None or source.has_tools
     if state == "done" and may_call and not agent.transcript.calls:
@@ -16335,7 +16335,7 @@ class Dashboard(Reception):
         visitor.read_body(HEADER_LIMIT_BYTES, REQUEST_SECONDS)
         path, _, query = target.partition("?")
         if method not in ("GET", "HEAD"):
-            raise Refusal(405, "this page can only be looked at")
+            raise Refusal(405, "this page is read-only")
 
         cookie = f"subagent_fleet_{visitor.reached[1]}"
         is_known = proves_key(_read_cookie(headers.get("cookie", ""), cookie), self._token)
@@ -16644,7 +16644,7 @@ class TaskSpec(Record):
     deny: tuple[str, ...] = key("globs", "what it may not change", ())
     changes: str = key("changes", "`none`: it must change nothing", "required")
     deadline: int = key("span", "how long one try may work", 3600)
-    stall: int = key("span", "how long it may be silent where nothing tells that it works", 300)
+    stall: int = key("span", "how long it may be silent when nothing shows that it works", 300)
     tries: int = key("tries", "how often it is tried", 2)
     rounds: int = key("rounds", "how often a failed check is sent back to the agent", 3)
     priority: int = key("priority", "higher ones start first", 0)
@@ -16782,9 +16782,9 @@ def _check_task(check: _Checker, plan: TaskPlan, name: str, fleet: Fleet | None,
             (not (task.prompt or task.prompt_file), "missing-key", "prompt", "is missing",
              "add `prompt:` (what to do) or `prompt_file:`"),
             (task.prompt and task.prompt_file, "two-prompts", "prompt_file",
-             "stands beside `prompt:`; one of them is enough", "remove one of them"),
+             "is there beside `prompt:`; keep one of them", "remove one of them"),
             (task.agent and task.model, "two-models", "model",
-             "stands beside `agent:`, which has a model", "remove one of them"),
+             "is there beside `agent:`, which has a model", "remove one of them"),
             (task.coder == (), "bad-value", "coder", "is an empty list", "write `coder: claude`"),
             (task.base == "after" and len(task.after) != 1, "bad-base", "base",
              "is `after`, which needs exactly one task in `after:`", "name a branch or a commit")):
@@ -17724,10 +17724,10 @@ def find_flags(heard: Heard, work: WorkDone, *, is_checked: bool = False) -> lis
     flags = []
     said = heard.said
     if _SUCCESS.search(said) and not heard.worked:
-        flags.append("says it is done, made no call that changes anything")
+        flags.append("says it is done, but made no call that changes anything")
     tested = any(_TEST_COMMAND.search(one) for one in heard.commands)
     if _TESTED.search(said) and not tested and not is_checked:
-        flags.append("says tests pass, ran no test command")
+        flags.append("says tests pass, but ran no test command")
     changed = {path for path, _, _ in work.files}
     absent = [path for path in dict.fromkeys(heard.written)
               if not any(path.endswith(f"/{one}") or path == one for one in changed)]
@@ -17735,7 +17735,7 @@ def find_flags(heard: Heard, work: WorkDone, *, is_checked: bool = False) -> lis
         flags.append(f"wrote files that are not in the diff: {some_of(absent, 3)}")
     agent_calls = heard.tools.get("Agent", 0) + heard.tools.get("Task", 0)
     if _DISPATCHED.search(said) and not agent_calls:
-        flags.append("says it called an agent, and called none")
+        flags.append("says it called an agent, but called none")
     for name, record in heard.subagents.items():
         if record["runs"] and not record["tool_uses"]:
             flags.append(f"subagent {name} used no tool")
@@ -18460,7 +18460,7 @@ def why_submodule_is_not_saved(world: World, path: str) -> str:
         return "has changes"
     ahead = world.run_git(["rev-list", "--max-count=1", "--all", "--reflog", "HEAD", "--not",
                            "--remotes"], path)
-    return "has commits that are nowhere else" if ahead.code or ahead.text else ""
+    return "has commits that exist nowhere else" if ahead.code or ahead.text else ""
 
 
 def no_filters(git: Git) -> list[str]:
@@ -18618,7 +18618,7 @@ def _tidy(folder: Folder, state: TaskState, *, is_dry: bool, takes_ignored: bool
                       stored.net, more=IDENTITY)
         main.out("update-ref", ref, pin)
     if stored.nested:
-        raise Keeps(f"nested repository {stored.nested[0]} is nowhere else")
+        raise Keeps(f"nested repository {stored.nested[0]} exists nowhere else")
     if stored.fresh and not takes_ignored:
         raise Keeps(f"{count_of(stored.fresh, 'ignored file')} new or changed since setup: "
                     f"{clean_line(some_of(stored.fresh, 3))}; `--ignored` removes it")
@@ -21369,8 +21369,8 @@ class Workspace(Record):
     def _refuse_known_key(self, path: str) -> None:
         """Refuse the key of a file that others have read, or have put there."""
         leaks = known_by_others(self.world, self.path(ENVIRONMENT_FILE))
-        reasons = {"env-readable": "others may read it", "env-tracked": "git tracks it",
-                   "env-foreign": "it is somebody else's"}
+        reasons = {"env-readable": "other users can read it", "env-tracked": "git tracks it",
+                   "env-foreign": "it belongs to another user"}
         if not leaks:
             return
         fix = f"rm {path}; subagent-fleet generate"
@@ -21387,10 +21387,10 @@ class Workspace(Record):
             return key
 
         path = self.path(ENVIRONMENT_FILE)
-        what = f"no key: ${fleet.gateway.master_key_env} is not set, and {path}"
+        what = f"no gateway key yet: ${fleet.gateway.master_key_env} is not set, and {path}"
         if self.world.kind_of(path) == "absent":
-            raise FleetError("no-key", f"{what} is not there", fix="subagent-fleet generate")
-        raise FleetError("no-key", f"{what} holds no line that sets it",
+            raise FleetError("no-key", f"{what} does not exist", fix="subagent-fleet generate")
+        raise FleetError("no-key", f"{what} has no line that sets it",
                          fix="subagent-fleet generate --force")
 
     def compare(self, fleet: Fleet | None, targets: Sequence[str] = (), *,
@@ -21434,7 +21434,7 @@ class Workspace(Record):
             return written
         self.world.err(format_finding(Finding(
             "manifest-broken", "warning",
-            f"{MANIFEST_FILE} cannot be read; files that differ count as yours"),
+            f"{MANIFEST_FILE} cannot be read, so files that differ count as yours"),
             look=look_of(self.world, "stderr")))
         return {}
 
@@ -21776,7 +21776,7 @@ class OwnSettings(Record):
             settings = None
         if not isinstance(settings, dict) or not all(
                 isinstance(settings.get(name, {}), dict) for name in ("env", "permissions")):
-            raise FleetError("bad-settings", f"{self.source} holds no settings of Claude Code",
+            raise FleetError("bad-settings", f"{self.source} does not hold settings of Claude Code",
                              where=self.source, fix="write a JSON object, `env` and "
                              "`permissions` in it objects, too")
         return settings
@@ -22071,11 +22071,11 @@ def parse_age(text: str) -> float:
 
 SECONDS = {"type": parse_seconds}
 REPEAT = {"action": "append", "default": []}
-CONFIG = Flag("--config", "the fleet file, `-` for stdin; else the nearest fleet.yaml", "FILE")
-OUT = Flag("--out", "where generated files are; else here (--config) or by fleet.yaml", "DIR")
+CONFIG = Flag("--config", "the fleet file, `-` for stdin; default: the nearest fleet.yaml", "FILE")
+OUT = Flag("--out", "where generated files are; default: beside fleet.yaml", "DIR")
 JSON = Flag("--json", "print one JSON object")
 FORCE = Flag("--force", "overwrite what is there")
-TRUST = Flag("--trust", "accept what would otherwise be asked, or refused off a terminal")
+TRUST = Flag("--trust", "agree to what would otherwise be asked")
 SCAN = Flag("--scan", "look for machines in NET, else in this machine's own networks", "[NET]",
             {"nargs": "?", "const": "", "default": None})
 TIMEOUT = Flag("--timeout", "seconds to wait", "S", {**SECONDS, "default": PROBE_TIMEOUT_SECONDS})
@@ -22195,7 +22195,7 @@ def format_stakes(source: str, stakes: Sequence[tuple[Stake, bool]], look: Look 
     """Return what would go where with a fleet file, and what of that was accepted."""
     name = clean_line(source)
     if not stakes:
-        said = f"{name} sends nothing beyond your machines and private networks.\n"
+        said = f"{name} sends nothing outside your machines and private networks.\n"
         return wrap_text(said, look)
     rows = []
     for stake, accepted in stakes:
@@ -22215,7 +22215,7 @@ def ask_trust(fleet: Fleet, options: Options, world: World) -> None:
         text = format_stakes(source, [(stake, False) for stake in stakes],
                              look_of(world, "stderr"))
         agree(world, text, "Do you want that?", FleetError(
-            "untrusted", f"with {source}, {words}; you have not accepted that",
+            "untrusted", f"with {source}, {words}; you have not agreed to that",
             fix="`subagent-fleet trust`, or add --trust", status=EXIT_REFUSED))
     accept_stakes(world, source, stakes)
     unlock_keys(world, fleet)
@@ -22425,7 +22425,7 @@ def follow_events(world: World, fleet: Fleet, key: str) -> Iterator[dict[str, An
 def _read_frame(reply: Reply) -> dict[str, Any] | None:
     """Return the object that a line of `/events` holds, None for a line that holds none."""
     if reply.status != 200:
-        raise NodeFailure("bad answer", f"it answers {reply.status} to who follows")
+        raise NodeFailure("bad answer", f"it answers {reply.status} to a follower")
     if not reply.body.startswith(b"data: "):
         return None
     return parse_object(reply.body[len(b"data: "):])
@@ -22484,7 +22484,7 @@ def start_litellm(world: World, fleet: Fleet, key: str, *, out: str,
     """
     program = world.which("litellm")
     if not program:
-        raise FleetError("litellm-missing", "the gateway is LiteLLM and it is not on the PATH",
+        raise FleetError("litellm-missing", "the gateway is LiteLLM, which is not on the PATH",
                          fix=f"{LITELLM_INSTALL}, or write `provider: builtin`")
 
     log = world.enter(out, LITELLM_LOG_FILE)
@@ -22734,8 +22734,8 @@ def choose_port(workspace: Workspace, fleet: Fleet) -> Fleet:
 
     free = avoid_taken_port(world, gateway)
     who = f"{holder}{describe_holder(world, gateway.port)}"
-    tell(world, f"Port {gateway.port} is taken by {who}: this fleet gets {free.port}. "
-         f"Write `port: {free.port}` under project.gateway, so that it keeps it.\n")
+    tell(world, f"Port {gateway.port} is taken by {who}, so this fleet uses {free.port}. "
+         f"To keep that port, write `port: {free.port}` under project.gateway.\n")
     return replace(fleet, gateway=free)
 
 
@@ -22877,10 +22877,10 @@ def format_scan(scan: Scan, look: Look = PLAIN) -> str:
 
 
 @command("init", "write fleet.yaml with the models your machines have",
-         Flag("--output", "where to write, else fleet.yaml; .json writes JSON; not `-`", "FILE"),
+         Flag("--output", "where to write; default: fleet.yaml (a .json name writes JSON)", "FILE"),
          Flag("--node", "also ask this machine; may be repeated", "NAME=URL", REPEAT),
          Flag("--memory", "GB that models may take there; may be repeated", "NAME=GB", REPEAT),
-         SCAN, Flag("--offline", "ask nobody, write placeholders"),
+         SCAN, Flag("--offline", "contact no machine, write placeholders"),
          Flag("--hybrid", "your own Claude login for the main session, subagents at home"),
          Flag("--example", "write this example instead; `list`, or no name, names them",
               "[NAME]", {"nargs": "?", "const": "list", "default": ""}), FORCE,
@@ -22957,7 +22957,7 @@ def ask_for_second(world: World, output: str) -> None:
         return
 
     path = world.real_path(path)
-    what = f"{path} is the fleet of this directory already"
+    what = f"{path} is already the fleet of this directory"
     agree(world, "", f"{clean_line(what)}. Write {clean_line(output)}, too?", FleetError(
         "second-fleet", what, status=EXIT_REFUSED,
         fix="edit that one, or `subagent-fleet init --force` for a second one here"))
@@ -23087,7 +23087,7 @@ def write_starter(world: World, output: str, nodes: Mapping[str, Node], starter:
     lines = write_fleet(world, output, text)
     if gateway.port != Gateway.port:
         lines.append(f"Port {Gateway.port} is taken{describe_holder(world, Gateway.port)}: "
-                     f"this fleet gets {gateway.port}.")
+                     f"this fleet uses {gateway.port}.")
     accept_stakes(world, output, plan_node_stakes(nodes.values()))
     return "".join(clean_line(line) + "\n" for line in lines)
 
@@ -23239,7 +23239,7 @@ def _hide_secrets(text: str, secret: re.Pattern[str]) -> str:
 
 @command("add", "add a machine and its models to fleet.yaml",
          Flag("machine", "the machine: a name, and where its Ollama answers", "NAME=URL"), CONFIG,
-         Flag("--model", "this of its models; else what the fleet has already, and its largest",
+         Flag("--model", "only this model of the machine; may be repeated",
               "MODEL", REPEAT),
          Flag("--dry-run", "write nothing; show what would change"),
          group=SET_UP, examples=("add mini=192.168.1.50", "add mini=mini.local --model qwen3:8b"))
@@ -23284,11 +23284,12 @@ def plan_insertion(config: Config, node: Node, names: Sequence[str], world: Worl
     known = {other.endpoint: name for name, other in fleet.nodes.items()}
     is_there = known.get(node.endpoint) == node.name  # and its models may be put in
     if node.name in fleet.nodes and not is_there:
-        raise FleetError("known-node", f"{fleet.document.source} has a node `{node.name}` already",
+        raise FleetError("known-node", f"{fleet.document.source} already has a node `{node.name}`",
                          fix="choose another name, or change it there")
     if node.endpoint in known and not is_there:
-        raise FleetError("known-node", f"{node.endpoint} is the node `{known[node.endpoint]}` of "
-                         f"{fleet.document.source} already", fix="subagent-fleet discover")
+        raise FleetError("known-node", f"{node.endpoint} is already the node "
+                         f"`{known[node.endpoint]}` of {fleet.document.source}",
+                         fix="subagent-fleet discover")
 
     if is_there:
         node = fleet.nodes[node.name]  # with its key
@@ -23347,8 +23348,8 @@ def check_insertion(document: Document, text: str, added: Mapping[str, Mapping[s
         pass
 
     block = {kind: dict(sections) for kind, sections in added.items()}
-    raise FleetError("cannot-add", f"{document.source} is written so that nothing can be put in; "
-                     "put these lines in by hand", excerpt=show_block(document.source, block),
+    raise FleetError("cannot-add", f"nothing could be added to {document.source} safely; add these "
+                     "lines by hand", excerpt=show_block(document.source, block),
                      fix="write them under its `nodes:` and `models:`")
 
 
@@ -23371,15 +23372,15 @@ WORKER_SETTINGS = {
 WORKER_SETUPS = {
     "darwin": WorkerSetup(
         before="""\
-In the Ollama app: Settings > Expose Ollama to the network. Or in Terminal on the Mac itself,
-lost at every restart of the Mac:
+In the Ollama app: Settings > Expose Ollama to the network. Or in Terminal on the Mac itself
+(this is lost when the Mac restarts):
 
 """,
         line='  launchctl setenv {name} "{value}"\n',
         after="  killall Ollama; open -a Ollama\n"),
     "systemd": WorkerSetup(
         before="""\
-Type `sudo systemctl edit ollama` and put this where it says so:
+Run `sudo systemctl edit ollama` and paste this where the file says so:
 
   [Service]
 """,
@@ -23387,13 +23388,13 @@ Type `sudo systemctl edit ollama` and put this where it says so:
         after="\nThen: sudo systemctl restart ollama\n"),
     "windows": WorkerSetup(
         before="""\
-In a Command Prompt; then quit Ollama in the tray and start it anew:
+In a Command Prompt, then quit Ollama in the tray and start it again:
 
 """,
         line='  setx {name} "{value}"\n'),
     "docker": WorkerSetup(
         before="""\
-Stop the container that runs; add `--gpus=all` where there is one:
+Stop the running container, then start it like this (add `--gpus=all` for a GPU):
 
   docker run -d --name ollama --restart unless-stopped -v ollama:/ollama \\
     -e OLLAMA_MODELS=/ollama/models \\
@@ -23402,7 +23403,7 @@ Stop the container that runs; add `--gpus=all` where there is one:
         after="    -p {address}:{port}:{port} ollama/ollama\n"),
     "shell": WorkerSetup(
         before="""\
-Stop Ollama, and start it so:
+Stop Ollama, then start it like this:
 
 """,
         line="  {name}={value} \\\n",
@@ -23653,7 +23654,7 @@ def format_recommendation(advised: Recommendation, look: Look = PLAIN) -> str:
 
 
 @command("recommend", "suggest who does what, from measurements", CONFIG,
-         Flag("--write", "write it, where the file is as `init` wrote it"), TIMEOUT, JSON,
+         Flag("--write", "write it, if you have not edited the file"), TIMEOUT, JSON,
          group=SET_UP, examples=("recommend", "recommend --write"))
 def cmd_recommend(options: Options, world: World) -> int:
     path = find_config(world, options.config)
@@ -23878,8 +23879,8 @@ def format_next_steps(fleet: Fleet, out: str) -> str:
         config = quote_shell(f"{here}/{LITELLM_FILE}")
         serve = (f"  . {environment}\n  litellm --config {config} --host {gateway.host} "
                  f"--port {gateway.port}\n")
-    return ("\nNext, load the models, serve them and start Claude Code, all in one:\n"
-            f"  subagent-fleet up\n\nOr the gateway in a terminal of its own:\n{serve}"
+    return ("\nNext: load the models, serve them and start Claude Code in one step:\n"
+            f"  subagent-fleet up\n\nOr start the gateway in its own terminal:\n{serve}"
             "and Claude Code in another:\n  subagent-fleet launch claude\n"
             f"(or: . {environment}; claude)\n")
 
@@ -23931,7 +23932,7 @@ def cmd_env(options: Options, world: World) -> int:
 
 @command("trust", "agree to what a fleet file would send beyond your own networks", CONFIG,
          Flag("--show", "only show what that is, and what was accepted"),
-         Flag("--forget", "accept nothing of it any more"), JSON,
+         Flag("--forget", "forget what you have agreed to"), JSON,
          group=SET_UP, examples=("trust --show", "trust"))
 def cmd_trust(options: Options, world: World) -> int:
     """Ask a person; who types this off a terminal has decided."""
@@ -24095,7 +24096,7 @@ def _describe_model(model: NodeModel) -> str:
 @command("discover", "show which models every machine has", CONFIG,
          Flag("--write", f"also write {STATE_DIRECTORY}/discovery.json"),
          Flag("--check", "exit 1 when a node is offline or a model missing"), SCAN, TIMEOUT,
-         Flag("--verbose", "say more of what each node has", short="-v"), JSON,
+         Flag("--verbose", "show details of each machine and model", short="-v"), JSON,
          group=LOOK, examples=("discover", "discover --verbose --timeout 2", "discover --scan"),
          excludes=("scan write", "scan check"))
 def cmd_discover(options: Options, world: World) -> int:
@@ -24898,9 +24899,9 @@ def _describe_request(request: Mapping[str, Any]) -> str:
 
 
 @command("logs", "show the latest requests, and why some failed", CONFIG, OUT,
-         Flag("--follow", "go on as requests end, until Ctrl-C", short="-f"),
+         Flag("--follow", "keep showing requests as they end, until Ctrl-C", short="-f"),
          Flag("--lines", "how many", "N", {"type": parse_count, "default": 20}, short="-n"),
-         Flag("--failed", "only what failed, or failed on one machine before another"), JSON,
+         Flag("--failed", "only requests that failed, or failed on a first machine"), JSON,
          group=LOOK, examples=("logs", "logs --follow --failed"),
          excludes=("follow json",))
 def cmd_logs(options: Options, world: World) -> int:
@@ -25066,7 +25067,7 @@ def format_trace(report: SessionReport, look: Look = PLAIN, *, prompts: bool = F
         for served in agent_report.served:
             text += _tell_rereading(agent_report.agent.kind, served, look)
     for place in report.session.torn[:3]:
-        flaw = Cell(f"{place} cannot be read; it is cut, or no JSON")
+        flaw = Cell(f"{place} cannot be read; it is cut off or not JSON")
         text += format_words([Cell("warning:", "warn"), flaw], look, indent="  ")
     if prompts:
         text += _format_prompts(report, look)
@@ -25192,9 +25193,9 @@ def _tell_house(served: Sequence[Served], requests: int) -> str:
     if left:
         return f"{left:,} of them left the house"
     if unknown == requests:
-        return "nothing says where they went"
+        return "where they went is not known"
     if unknown:
-        return f"nothing says where {unknown:,} of them went"
+        return f"where {unknown:,} of them went is not known"
     return "nothing left the house"
 
 
@@ -25254,18 +25255,18 @@ def format_audit(report: SessionReport, look: Look = PLAIN) -> str:
 
 def format_sessions(rows: Sequence[Sequence[object]], look: Look = PLAIN) -> str:
     """Return sessions as a list: id, when, how many agents and requests, the first prompt."""
-    headers = ("Session", "Last at work", "Agents", "Requests", "First prompt")
+    headers = ("Session", "Last active", "Agents", "Requests", "First prompt")
     return format_table(headers, rows, look=look, right=("Agents", "Requests"))
 
 
 @command("trace", "show which machine served which agent, and whether as planned",
-         Flag("session", "`last`, or how its id begins; without one they are listed", "SESSION",
+         Flag("session", "`last`, or how its id begins; without it, all are listed", "SESSION",
               {"nargs": "?", "default": ""}), CONFIG, OUT,
-         Flag("--audit", "check every subagent by four questions; exit 1 if one fails"),
+         Flag("--audit", "check every subagent with four questions; exit 1 if one fails"),
          Flag("--requests", "show its requests one by one, too"),
-         Flag("--since", "only what was at work since: 90s, 30m, 2h, 1d", "AGE",
+         Flag("--since", "only sessions active within this time: 90s, 30m, 2h, 1d", "AGE",
               {"type": parse_age, "default": 0.0}),
-         Flag("--prompts", "show what each agent was asked, whole"), JSON,
+         Flag("--prompts", "show each agent's whole prompt"), JSON,
          group=LOOK, examples=("trace", "trace last", "trace --audit", "trace last --requests"))
 def cmd_trace(options: Options, world: World) -> int:
     workspace = open_workspace(options, world)
@@ -25387,8 +25388,8 @@ def list_sessions(sessions: Sequence[SessionFile], options: Options, world: Worl
         print_report(world, "trace", {"sessions": entries})
         return EXIT_OK
     if not listed:
-        tell(world, "No session of Claude Code was found for this directory, and none in its "
-             "gateway's receipts; `subagent-fleet up` begins one.\n")
+        tell(world, "No sessions recorded in this directory yet. "
+             "`subagent-fleet up` starts one.\n")
         return EXIT_OK
 
     ids = short_ids([session.id for session in listed])
@@ -25396,7 +25397,7 @@ def list_sessions(sessions: Sequence[SessionFile], options: Options, world: Worl
              entry["subagents"] + 1, entry["requests"] or "-", entry["prompt"] or "-")
             for entry in entries]
     world.out(format_sessions(rows, look_of(world)))
-    tail = "`subagent-fleet trace last` shows the first of them.\n"
+    tail = "`subagent-fleet trace last` shows the first one.\n"
     more = len(sessions) - len(listed)
     if more:
         tail = f"{more:,} older ones are left out; --since says how far to go back. {tail}"
@@ -25432,15 +25433,15 @@ def format_waking(name: str, state: str, seconds: float, look: Look = PLAIN) -> 
         "awake": ("ok", "answers already"),
         "stopped": ("bad", "is awake, but nothing listens there: start Ollama"),
         "woken": ("ok", f"answered after {seconds:.0f} s"),
-        "silent": ("bad", f"has not answered within {seconds:.0f} s: is its network card set to "
-                          "wake it, and its mac right?")}[state]
+        "silent": ("bad", f"did not answer within {seconds:.0f} s. Check its `mac:`, and that its "
+                          "network card may wake it")}[state]
     return format_words([mark(name, role, look), Cell(words)], look, indent="  ")
 
 
 @command("wake", "wake sleeping machines, and wait until they answer",
-         Flag("nodes", "these nodes; else all that have a `mac:`", "NODE",
+         Flag("nodes", "only these nodes; default: all with a `mac:`", "NODE",
               {"nargs": "*", "default": ()}, offers=("nodes",)), CONFIG,
-         Flag("--via", "send there, else to the broadcast addresses of this machine's networks",
+         Flag("--via", "where to send; default: the broadcast addresses of this machine",
               "ADDRESS[:PORT]", {"default": ""}),
          Flag("--timeout", "seconds to wait", "S", {**SECONDS, "default": WAKE_SECONDS}), TRUST,
          JSON, group=SERVE, examples=("wake", "wake mini", "wake mini --via 192.168.1.255"))
@@ -25524,9 +25525,9 @@ def wake_sleepers(fleet: Fleet, names: Collection[str], world: World,
          Flag("--model", "only this model; may be repeated", "MODEL", REPEAT, offers=("models",)),
          Flag("--agent", "only the model of this agent; may be repeated", "AGENT", REPEAT,
               offers=("agents",)),
-         Flag("--pull", "download what a node lacks"),
+         Flag("--pull", "download missing models"),
          Flag("--unload", "take models out of memory"),
-         Flag("--timeout", "seconds for each model; else its own `timeout`", "S",
+         Flag("--timeout", "seconds for each model; default: its own `timeout`", "S",
               {**SECONDS, "default": 0.0}), JSON,
          group=SERVE, examples=("warmup", "warmup --agent implementer", "warmup --pull"))
 def cmd_warmup(options: Options, world: World) -> int:
@@ -25750,7 +25751,7 @@ EXAM_WORDS = (
 
 @command("bench", "measure what each model can do: speed, tool calls, context", CONFIG, OUT,
          Flag("--model", "only this model; may be repeated", "MODEL", REPEAT, offers=("models",)),
-         Flag("--quick", "no prompt that takes long to read"),
+         Flag("--quick", "skip prompts that take long to read"),
          Flag("--exam", "let each model redo fixes from this repository's history"),
          *EXAM_WORDS, TRUST, JSON,
          group=LOOK, examples=("bench", "bench --quick --model heavy-coder",
@@ -26059,8 +26060,8 @@ class Bench:
 
 
 @command("serve", "serve the fleet to Claude Code", CONFIG, OUT,
-         Flag("--host", "listen there instead", "HOST", {"default": ""}),
-         Flag("--port", "listen there instead, where `launch` does not ask; 0: any", "PORT",
+         Flag("--host", "listen on this address instead", "HOST", {"default": ""}),
+         Flag("--port", "listen on this port instead (`launch` won't find it); 0: any", "PORT",
               {"default": ""}),
          Flag("--no-receipts", "keep no record of requests"), TRUST,
          Flag("--verbose", "print a line for each request and each refusal", short="-v"),
@@ -26127,7 +26128,7 @@ def format_failures(requests: Sequence[Mapping[str, Any]], look: Look = PLAIN) -
         role = "warn" if words.startswith("ok") else "bad"
         text += format_words([Cell(f"{count} ×"), mark(words, role, look)], look,
                              margin="  ", indent="    ")
-    return f"{text}`subagent-fleet logs --failed` says when and for whom.\n"
+    return f"{text}`subagent-fleet logs --failed` shows when and for which agent.\n"
 
 
 FAILURES_SHOWN = 5
@@ -26197,7 +26198,7 @@ def refuse_tracked(workspace: Workspace, harness: Harness) -> None:
     if listed.code == 0 and listed.text:
         path = workspace.path(harness.directory())
         raise FleetError("target-tracked", f"git tracks files in {path}, of which {harness.title} "
-                         "obeys whatever lies there", status=EXIT_REFUSED,
+                         "obeys whatever is there", status=EXIT_REFUSED,
                          fix=f"git rm -rf --cached {quote_shell(path)}, look at what is in it, "
                              "then add --trust")
 
@@ -26385,7 +26386,7 @@ def find_folders(options: Options, world: World) -> list[Folder]:
         try:
             folders.append(Folder(world, find_repository(world, path)))
         except FleetError:
-            world.err(f"{clean_line(path)}: skipped, it is no git repository any more\n")
+            world.err(f"{clean_line(path)}: skipped, it is no longer a git repository\n")
     return folders
 
 
@@ -26996,7 +26997,7 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World) -> in
     counts = [f"{words.count(word)} {word}" for word in dict.fromkeys(words)]
     text = f"{', '.join(counts) or 'No tasks'}.\n"
     if lives and stops:
-        text += "Agents keep running, but nobody watches them: no check, no next task. " \
+        text += "Agents keep running, but nothing checks them or starts the next task. " \
                 "`subagent-fleet run` to watch them again, " \
                 "`subagent-fleet task stop '*'` to end them.\n"
     elif not stops:
@@ -27115,7 +27116,7 @@ def show_tasks(folders: Sequence[Folder], options: Options, world: World) -> Non
         works = [row for row in rows if row["state"] in ("waiting", *ACTIVE_STATES)]
         if works and not report["supervisor"]:
             lives = any(row["state"] in ACTIVE_STATES for row in works)
-            advice += "\nAgents work on, but nobody watches them. Go on: subagent-fleet run" \
+            advice += "\nAgents work on, but nothing watches them. Continue: subagent-fleet run" \
                 if lives else "\nNothing is running them. Start: subagent-fleet run"
         if advice:
             world.err(wrap_text(f"{advice.strip()}\n", look))
@@ -27469,7 +27470,7 @@ def cmd_task_forget(options: Options, world: World) -> int:
     return order_tasks(options, world, "forget", lambda state: state.is_over)
 
 
-@command("task attach", "open a task's session in this terminal; on exit the task goes on",
+@command("task attach", "open a task's session in this terminal; it continues when you exit",
          NAMED_TASK, CONFIG, OUT, TRUST, group=WORK, examples=("task attach parser",))
 def cmd_task_attach(options: Options, world: World) -> int:
     folder = open_tasks(open_folder(world), trust=options.trust)
@@ -27516,7 +27517,7 @@ def cmd_task_attach(options: Options, world: World) -> int:
                               options, lambda tasks: tasks[state.name].state != "attached")
             now = tasks[state.name].state
             world.err(f"{state.name} is {now} again.\n" if now != "waiting"
-                      else f"{state.name} goes on by itself.\n")
+                      else f"{state.name} continues by itself.\n")
             if now == "waiting":
                 tell_start(folder)
     finally:
@@ -27663,7 +27664,7 @@ def cmd_task_diff(options: Options, world: World) -> int:
 @command("task tidy", "remove worktrees of finished tasks, where nothing is lost",
          replace(TASK_PATTERNS, more={"nargs": "*", "default": []}),
          Flag("--dry-run", "only say what would be removed"),
-         Flag("--ignored", "even where ignored files are new or changed, and in no ref"), JSON,
+         Flag("--ignored", "even if ignored files are new or changed, and are lost"), JSON,
          group=WORK, examples=("task tidy --dry-run", "task tidy 'jwt-*'"))
 def cmd_task_tidy(options: Options, world: World) -> int:
     folder = open_tasks(open_folder(world))
@@ -27722,7 +27723,7 @@ def format_tidying(rows: Sequence[Mapping[str, Any]], look: Look = PLAIN, *, is_
 
 @command("clean", "remove the generated files that you have not changed", OUT, CONFIG,
          Flag("--dry-run", "only list them"),
-         Flag("--force", "do not ask; changed files too, after a copy"),
+         Flag("--force", "don't ask; remove edited files too, after copying them"),
          group=FILES, examples=("clean --dry-run", "clean"))
 def cmd_clean(options: Options, world: World) -> int:
     workspace = open_workspace(options, world)
@@ -27775,7 +27776,7 @@ def format_skills(rows: Sequence[Mapping[str, Any]], look: Look = PLAIN) -> str:
         states = [f"{state}: {', '.join(targets)}" for state, targets in places.items()]
         table.append((row["skill"], "; ".join(states)))
     text = format_table(("Skill", "State"), table, look=look)
-    hint = "`subagent-fleet skills install` writes those that are absent."
+    hint = "`subagent-fleet skills install` installs the absent ones."
     return text + format_words([hint], look)
 
 
@@ -27825,7 +27826,7 @@ def cmd_skills_install(options: Options, world: World) -> int:
     return EXIT_OK
 
 
-@command("plugins install", "write a marketplace from which assistants install the skills",
+@command("plugins install", "write a plugin marketplace with the skills, for assistants",
          Flag("--target", f"only for these programs: {', '.join(PLUGIN_TARGETS)}", "LIST", REPEAT,
               offers=PLUGIN_TARGETS), OUT, CONFIG, FORCE,
          group=MORE, examples=("plugins install --out market",))
@@ -27948,7 +27949,7 @@ def remove_install(world: World, command: str, copy: str) -> int:
 
 
 @command("schema", "print the JSON Schema of the fleet file, or of the task file",
-         Flag("kind", "of which kind of file", "KIND",
+         Flag("kind", "which kind of file", "KIND",
               {"nargs": "?", "default": "fleet", "choices": ("fleet", "tasks")}),
          group=MORE, examples=("schema > fleet.schema.json", "schema tasks > tasks.schema.json"))
 def cmd_schema(options: Options, world: World) -> int:
@@ -28118,7 +28119,7 @@ class Topic(Record):
 
 TOPICS = {
     "commands": Topic("every command with its flags", lambda: render_commands_page()),
-    "config": Topic("every key of fleet.yaml, and what is warned of",
+    "config": Topic("every key of fleet.yaml, and every warning",
                     lambda: CONFIG_PAGE.replace("@KEYS@", render_keys_table())),
     "machines": Topic("more machines: worker, add, scan, wake; who does what where",
                       lambda: MACHINES_PAGE),
@@ -28130,7 +28131,7 @@ TOPICS = {
                     lambda: TRACES_PAGE),
     "runs": Topic("coding agents in parallel: every key, state and promise",
                   lambda: render_tasks_page()),
-    "security": Topic("whom this program believes, and what leaves the house",
+    "security": Topic("what this program trusts, and what leaves the house",
                       lambda: SECURITY_PAGE),
     "json": Topic("what --json prints, key by key", lambda: JSON_PAGE)}
 
@@ -28211,7 +28212,7 @@ def show_usage(row: Command, look: Look) -> str:
 
     rows = [(show_flag(flag), flag.note) for flag in row.flags]
     if row.passes:
-        rows.append((f"-- {row.passes}", "handed on as it is"))
+        rows.append((f"-- {row.passes}", "passed on unchanged"))
     return format_usage(f"subagent-fleet {row.name}: {row.summary}", examples, rows,
                         look)
 
@@ -28309,8 +28310,8 @@ def check_combination(row: Command, typed: argparse.Namespace, words: Sequence[s
     for pair in row.excludes:
         one, other = pair.split()
         if is_typed(one) and is_typed(other):
-            raise FleetError("usage", f"{row.name}: {names[one]} and {names[other]} exclude each "
-                             "other", status=EXIT_USAGE, fix=f"leave out {names[other]}")
+            raise FleetError("usage", f"{row.name}: {names[one]} and {names[other]} cannot be "
+                             "used together", status=EXIT_USAGE, fix=f"leave out {names[other]}")
 
 
 def make_parser(row: Command) -> argparse.ArgumentParser:
@@ -28553,7 +28554,7 @@ def cmd_demo(options: Options, world: World) -> int:
             show_demo_page(tour, ending)
             until += options.seconds or float("inf")
         show_demo_sessions(tour, nodes["sim-mini"], until)
-    text = ("\nThat was all, and `subagent-fleet clean` has removed it again. "
+    text = ("\nThat was all, and `subagent-fleet clean` has removed it. "
             "`subagent-fleet up` does this with your own machines.\n")
     world.out(wrap_text(text, look_of(world)))
     return EXIT_OK
@@ -28562,8 +28563,8 @@ def cmd_demo(options: Options, world: World) -> int:
 def show_demo_fleet(tour: Tour, nodes: Mapping[str, SimulatedNode]) -> None:
     """Show how a fleet is set up: found, written down, checked, generated for, loaded."""
     world = tour.world
-    tour.tell("Three simulated machines on this one, the real commands, and a script in Claude "
-              "Code's place. All of it lies in a temporary directory; nothing leaves this machine.")
+    tour.tell("Three simulated machines, the real commands, and a script that plays Claude Code, "
+              "in a temporary directory. Nothing leaves this machine.")
     words = [f"--node={name}={node.endpoint}" for name, node in nodes.items()]
     tour.type("init", *words)
     text = world.read_bytes(CONFIG_NAMES[0]).decode("utf-8")
@@ -29487,9 +29488,9 @@ agents:
 
 `model` and `alias` are second spellings of `ollama_model` and `litellm_alias`: one of the two.
 
-`init --example list` names examples to start from: `laptop`, `three-machines` and `hybrid`.
+`init --example list` lists examples to start from: `laptop`, `three-machines` and `hybrid`.
 
-It is looked for as `--config`, else `$SUBAGENT_FLEET_CONFIG`, else the nearest `fleet.yaml`,
+The file is `--config`, else `$SUBAGENT_FLEET_CONFIG`, else the nearest `fleet.yaml`,
 `fleet.yml` or `fleet.json` from here up to the git root. JSON is read as well as YAML, and wrong
 keys, names and values are all reported at once, with line, column and what to type; what cannot
 be read as YAML stops at the first. Of YAML it reads what people write; anchors, tags, several
@@ -29498,7 +29499,7 @@ name, never guessed. `subagent-fleet schema > fleet.schema.json` gives editors c
 
 ## Warnings
 
-`validate` warns, and `doctor` with it, of what is allowed and will disappoint:
+`validate` and `doctor` warn about what is allowed but won't work well:
 
 - `exposed-gateway`: a gateway that listens beyond this machine
 - `public-endpoint`: a node at a public address over plain http
@@ -29564,15 +29565,15 @@ has not heard of your alias.
 MACHINES_PAGE = """\
 # More machines
 
-On each machine that shall work for you, get the file as above and let it say what to do:
+On each other machine, get the file as above and ask it what to do:
 
 ```sh
 python3 subagent_fleet.py worker
 ```
 
 It says whether Ollama runs and can be reached, what to type to open it on this system, and prints
-what to put under the `nodes:` and `models:` of the `fleet.yaml` on the machine you sit at;
-`subagent-fleet add mini=192.168.1.50`, typed there, does that (also for a machine that stands
+what to put under the `nodes:` and `models:` of the `fleet.yaml` on your own machine;
+`subagent-fleet add mini=192.168.1.50`, typed there, does that (also for a machine that is already
 there without models). A model gets work when an agent names it, a `fallback` does, or it has the
 alias of one that is used: `subagent-fleet recommend --write` sees to that, where nobody but this
 program has written the file. Or there, have a new `fleet.yaml` written by asking all of them at
@@ -29584,18 +29585,18 @@ subagent-fleet discover
 subagent-fleet up
 ```
 
-Or without naming anybody:
+Or without naming any machine:
 
 ```sh
-subagent-fleet discover --scan    # who is there, and what to type to take each in
-subagent-fleet init --scan        # a new fleet.yaml with all that have work to do
+subagent-fleet discover --scan    # which machines answer, and what to type to add each
+subagent-fleet init --scan        # a new fleet.yaml with the machines that get work
 ```
 
 This knocks at every address of the private networks that this machine is in (`--scan
 192.168.7.0/24`: of that one, at most a /22; a public network is refused), on the ports of Ollama,
 LM Studio, llama.cpp and vLLM, and at the machines that `tailscale status` names, where that
-program is: three seconds in all, whoever is silent. It is never done unasked, and says what it
-skipped and why.
+program is: it takes three seconds in all. It never scans unasked, and says what it skipped and
+why.
 
 Or step by step, to see what each part does:
 
@@ -29612,8 +29613,8 @@ subagent-fleet doctor            # what doesn't work, and how to fix it
 
 `warmup`, and `up` with it, asks each machine first whether it is there (5 s), and says of each
 model when it happens whether it is ready, waits for a machine that others keep busy, or is on one
-that does not answer. `up` waits 15 s for others and goes on without who is not there: their work
-goes to their `fallback`. What failed later, when, for which agent and in which words:
+that does not answer. `up` waits 15 s for others and continues without those that don't answer:
+their `fallback` takes over. What failed later, when, for which agent and in which words:
 `subagent-fleet logs`.
 
 ## Who does what where
@@ -29657,7 +29658,7 @@ write less `context:`. On a Mac this is the same memory that models use.
 With `mac: "a4:83:e7:01:02:03"` under a node, `subagent-fleet wake mini` sends the 102 bytes of a
 magic packet to the broadcast addresses of this machine's networks (or to `--via ADDRESS`, for
 another network or a router that hands it on), waits, and says `mini answered after 11 s`; without
-a name, all that have a `mac`. `warmup` and `up` wake who sleeps before they load. The machine
+a name, all that have a `mac`. `warmup` and `up` wake sleeping machines first. The machine
 must allow it: on a Mac "Wake for network access", on a PC the card's Wake-on-LAN. For a node
 without `mac` it says how to find it.
 
@@ -29697,7 +29698,7 @@ Speeds are the node's own counters, where it has some. A model that says it can 
 to. Results are kept in `.subagent-fleet/bench.json` as they come, with the date and the versions
 and the answers that failed; a run that is interrupted, or loses a machine, keeps what it has.
 `status` shows what was measured; `recommend` and `init` decide by it. Measure while nothing else
-works: a busy machine is slower, and each model is loaded anew. Models that leave the house are
+works: a busy machine is slower, and each model is loaded again. Models that leave the house are
 measured only when `--model` names them.
 
 ## The exam
@@ -29936,8 +29937,8 @@ main           qwen3-coder:30b  mini           23       -     75  413k  9.1k  �
   └ explorer   qwen3:8b         laptop          2       -     55  4.3k   210  ✓ yes
 ```
 
-Without a session it lists those of this directory, each with the first line of its prompt (no
-more of a prompt is ever shown, but with `--prompts`); `--requests` shows the requests of one, as
+Without a session it lists those of this directory, each with the first line of its prompt (only
+`--prompts` shows more); `--requests` shows the requests of one, as
 `logs` shows all. `trace --audit` checks every subagent of the last session, or with `--since 1d`
 of all since then. Each answer that is not yes has its evidence, a line of a transcript or the id
 of a request, and where one is no the exit code is 1:
@@ -29986,7 +29987,7 @@ whole when it changes:
 - `rest`: a machine, or one model on it, failed and is left alone: `node`, `model`, `time`,
   `seconds` (0: it answers again), `why`
 
-Who comes late, or reads too slowly, is told what is so by then: of a row only its latest state.
+A listener that comes late, or reads too slowly, gets only the latest state of each row.
 """
 
 TASKS_PAGE = """\
@@ -30100,9 +30101,9 @@ SECURITY_PAGE = """\
   Tailscale or WireGuard, never the public internet.
 - The gateway asks for a key, always, and listens on this machine only unless you say otherwise;
   then it wants a strong key. It answers no web page.
-- A directory that was cloned, unpacked or shared is read, never believed. What its `fleet.yaml`
-  would send beyond your machines, private networks and Tailscale is shown and asked for, once
-  (`trust`; off a terminal it is refused without `--trust`); a fleet at home never asks. A name
+- A directory that was cloned, unpacked or shared is never trusted automatically. What its
+  `fleet.yaml` would send beyond your machines, private networks and Tailscale is shown and asked
+  for, once (`trust`; off a terminal it is refused without `--trust`); a fleet at home never asks. A name
   that may be public counts as beyond, wherever it leads today. Nothing of it is run, and nothing
   outside of it is written; only `run` runs the commands of a `tasks.yaml`, as `make` does, so read
   one that is not yours.
@@ -30269,11 +30270,12 @@ more easily than tables.
 
 ## Ask the person first
 
-- Which machines shall work, and how they are reached (name or address; Ollama's port is 11434).
+- Which machines are in the fleet, and how they are reached (name or address; Ollama's port is
+  11434).
   May the local network be looked through? Only then `subagent-fleet init --scan`.
 - May models be loaded now? It fills memory on those machines. May missing ones be downloaded?
 - Is another program to be served, too: opencode, codex, aider, qwen-code, pi?
-- Do they have a Claude subscription that the main session shall stay on? Then `subagent-fleet
+- Do they have a Claude subscription that the main session should use? Then `subagent-fleet
   init --hybrid`: only the subagents run at home.
 
 ## Step by step
@@ -30382,7 +30384,7 @@ it ends with the one thing to type next.
 - **audit: fabrication**: an agent reported work without one tool call. Tell the person; do not
   repeat its claims.
 
-## Mend, then look again
+## Fix, then look again
 
 1. Type a finding's `fix:` only when it changes nothing of the person's own; else ask them.
 2. `subagent-fleet doctor --fix` fixes what is safe: modes of files, missing and stale generated

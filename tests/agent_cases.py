@@ -4,7 +4,7 @@ What is listed was seen with Claude Code 2.1.197 and 2.1.327; tests/live asks th
 """
 HEAD = "---\nname: a\ndescription: d\n"
 CLOSED = "its frontmatter is not closed"
-BEFORE, NONE, UNSAID = "something stands before the first `---`", "it has no frontmatter", \
+BEFORE, NONE, UNSAID = "there is text before the first `---`", "it has no frontmatter", \
     "it has no description"
 AGENTS = [
     (HEAD + "---\n", ""),

@@ -156,14 +156,14 @@ def test_a_machine_that_would_idle_gets_a_job_or_stands_in():
     states = (node("a", model("big:70b")), node("b", model("tiny:4b")), node("c", model("odd:5b")))
     plan = sf.plan_assignment(states)
     (spare,) = [one for one in plan.placements if not one.jobs]
-    assert (spare.name, spare.node, spare.why) == ("spare-c", "c", "stands in for the others")
+    assert (spare.name, spare.node, spare.why) == ("spare-c", "c", "answers when another machine does not")
     assert spare.name in plan.placement("main session").fallback
 
 
 @pytest.mark.parametrize("state, why", [
     (node("x"), "it has no model"), (node("x", EMBED, STUB), "none of its models can chat there"),
     (node("x", GEMMA, LIAR), "none of its models is known to call tools"),
-    (node("x", model("m:8b", context=4096)), "its models hold too little")])
+    (node("x", model("m:8b", context=4096)), "the contexts of its models are too small")])
 def test_why_a_machine_idles_is_said(state, why):
     assert sf.plan_assignment([node("a", CODER), state]).idle == {"x": why}
 

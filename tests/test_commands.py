@@ -155,7 +155,7 @@ def test_init_of_a_second_fleet_is_asked_for(run_cli, tmp_path, there, output, h
     assert done.returncode == (3 if hides else 0)
     if hides:  # slug "second-fleet"
         assert done.stderr == (
-            f"error: {tmp_path / there} is the fleet of this directory already\n  fix: edit that "
+            f"error: {tmp_path / there} is already the fleet of this directory\n  fix: edit that "
             f"one, or `subagent-fleet init --output {output} --force` for a second one here\n")
         assert not (tmp_path / output).exists()
         assert run_cli("init", "--offline", "--output", output, "--force").returncode == 0
@@ -166,7 +166,7 @@ def test_init_below_a_fleet_asks_a_person(tmp_path):
     (tmp_path / "fleet.yaml").write_text(FLEET, encoding="utf-8")
     (tmp_path / "sub").mkdir()
     status, shown = on_terminal(["init", "--offline"], tmp_path / "sub", b"n\n")
-    assert status == 3 and f"{tmp_path}/fleet.yaml is the fleet of this directory already. Write " \
+    assert status == 3 and f"{tmp_path}/fleet.yaml is already the fleet of this directory. Write " \
         "fleet.yaml, too? [y/N]" in shown
     assert os.listdir(tmp_path / "sub") == []
     assert on_terminal(["init", "--offline"], tmp_path / "sub", b"y\n")[0] == 0
@@ -495,7 +495,7 @@ def test_without_a_key_it_says_what_to_type(fleet, quick, words, fake_claude):
     assert done.returncode == 1 and done.stdout == "" and "fix: subagent-fleet generate\n" in \
         done.stderr
     done = quick(*words, "--out", "non ex", "--config", "fleet.yaml", env=fake_claude(""))
-    assert "and non ex/.env.subagent-fleet is not there\n" in done.stderr
+    assert "and non ex/.env.subagent-fleet does not exist\n" in done.stderr
     assert "fix: subagent-fleet generate --config fleet.yaml --out 'non ex'\n" in done.stderr
 
 
@@ -574,9 +574,9 @@ def test_launch_merges_your_own_settings(generated, run_cli, fake_claude, given)
 @pytest.mark.parametrize("text, slug, told", [
     ('{"env": {\n "ANTHROPIC_BASE_URL": "http://other"}}', "settings-elsewhere",
      "x.json:2: ANTHROPIC_BASE_URL under `env` names another gateway"),
-    ("[]", "bad-settings", "x.json holds no settings"), ("{", "bad-settings", "x.json holds no"),
-    ('{"env": []}', "bad-settings", "x.json holds no"),
-    ('{"permissions": 1}', "bad-settings", "x.json holds no"),
+    ("[]", "bad-settings", "x.json does not hold settings"), ("{", "bad-settings", "x.json does not hold"),
+    ('{"env": []}', "bad-settings", "x.json does not hold"),
+    ('{"permissions": 1}', "bad-settings", "x.json does not hold"),
     (None, "unreadable", "x.json")])
 def test_launch_refuses_settings_that_lead_elsewhere(generated, quick, fake_claude, text, slug, told):
     if text is not None:
@@ -806,7 +806,7 @@ def test_add_puts_the_models_of_an_idle_machine_in(two, quick, tmp_path):
     assert list(fleet.nodes) == ["mini", "big"] and "mini:  # bought in May\n" in after
     assert [line for line in before.splitlines() if line not in after.splitlines()] == []
     done = quick(*typed.split())
-    assert done.returncode == 1 and "has `mini` and these of its models already" in done.stderr
+    assert done.returncode == 1 and "has `mini` and these of its models" in done.stderr
 
 
 def test_add_shares_no_name_with_what_is_there(two, quick, tmp_path):
@@ -820,15 +820,15 @@ def test_add_shares_no_name_with_what_is_there(two, quick, tmp_path):
 
 
 @pytest.mark.parametrize("change, words, status, slug, told", [
-    (("", ""), ["big=127.0.0.1:PORT"], 1, "known-node", "has a node `big` already"),
-    (("", ""), ["x=127.0.0.1:1"], 1, "known-node", "is the node `big` of fleet.yaml already"),
+    (("", ""), ["big=127.0.0.1:PORT"], 1, "known-node", "already has a node `big`"),
+    (("", ""), ["x=127.0.0.1:1"], 1, "known-node", "is already the node `big` of fleet.yaml"),
     (("", ""), ["x=127.0.0.1:2"], 1, "node-silent", "refused: nothing listens there"),
     (("", ""), ["x=127.0.0.1:PORT", "--model", "tiney"], 2, "unknown-model", "known models: big:32b, "),
     (("", ""), ["x y=127.0.0.1:PORT"], 2, "usage", "add: `x y=127.0.0.1:PORT`: not of the form"),
     (("", ""), [], 2, "usage", "add: the following arguments are required: NAME=URL"),
     (("    big:   # under the desk\n        endpoint: http://127.0.0.1:1\n        # tags: []\n",
       "  {big: {endpoint: 'http://127.0.0.1:1'}}\n"), ["x=127.0.0.1:PORT"], 1, "cannot-add",
-     "is written in braces; put these lines in by hand"),
+     "is written in braces; add these lines by hand"),
     (("project:", "{project:"), ["x=127.0.0.1:PORT"], 1, "invalid-config", "Invalid fleet.yaml"),
     (("", ""), ["x=127.0.0.1:PORT", "--config", "-"], 2, "usage", "add: it changes a file")])
 def test_add_refuses_and_writes_nothing(two, quick, tmp_path, change, words, status, slug, told):
@@ -974,7 +974,7 @@ def test_failures_are_counted_by_their_words():
     others = [{**request, "failures": []}, {**request, "outcome": "api_error", "said": "b: down"}]
     assert sf.format_failures([request, *others, request]) == (
         "\nFailures:\n  2 \u00d7 ok after a: refused\n  1 \u00d7 api_error after b: down\n"
-        "`subagent-fleet logs --failed` says when and for whom.\n")
+        "`subagent-fleet logs --failed` shows when and for which agent.\n")
     assert sf.format_failures([{**request, "failures": [], "outcome": "left"}]) == ""
 
 

@@ -493,7 +493,7 @@ def test_setup_names_every_setting_and_how_to_start(system):
 
 
 def test_setup_on_a_mac_says_that_launchctl_is_lost():
-    assert "lost at every restart" in sf.format_setup("darwin", LOCAL, REACHED)
+    assert "lost when the Mac restarts" in sf.format_setup("darwin", LOCAL, REACHED)
 
 
 def test_worker_sees_itself_only_when_it_listens_beyond_loopback(run_here, fake_node, in_lan):

@@ -134,16 +134,16 @@ def test_an_agent_of_others_is_not_called_broken(fleet, quick, line):
 # -- flags that would not count --
 
 @pytest.mark.parametrize("words, what", [
-    ("init --example laptop --node a=127.0.0.1", "--example and --node exclude each other"),
-    ("init --example laptop --hybrid", "--example and --hybrid exclude each other"),
-    ("init --example laptop --offline", "--example and --offline exclude each other"),
-    ("init --scan=127.0.0.0/30 --offline", "--scan and --offline exclude each other"),
-    ("generate --litellm-only --claude-only", "--litellm-only and --claude-only exclude each other"),
-    ("discover --scan=127.0.0.0/30 --write", "--scan and --write exclude each other"),
-    ("status --watch 1 --json", "--watch and --json exclude each other"),
-    ("tasks --watch 1 --json", "--watch and --json exclude each other"),
-    ("logs -f --json", "--follow and --json exclude each other"),
-    ("skills install --user --out x", "--user and --out exclude each other")])
+    ("init --example laptop --node a=127.0.0.1", "--example and --node cannot be used together"),
+    ("init --example laptop --hybrid", "--example and --hybrid cannot be used together"),
+    ("init --example laptop --offline", "--example and --offline cannot be used together"),
+    ("init --scan=127.0.0.0/30 --offline", "--scan and --offline cannot be used together"),
+    ("generate --litellm-only --claude-only", "--litellm-only and --claude-only cannot be used together"),
+    ("discover --scan=127.0.0.0/30 --write", "--scan and --write cannot be used together"),
+    ("status --watch 1 --json", "--watch and --json cannot be used together"),
+    ("tasks --watch 1 --json", "--watch and --json cannot be used together"),
+    ("logs -f --json", "--follow and --json cannot be used together"),
+    ("skills install --user --out x", "--user and --out cannot be used together")])
 def test_flags_that_would_be_ignored_are_refused(fleet, quick, words, what):
     done = quick(*words.split())
     assert done.returncode == 2 and f"{words.split(' -')[0].split(' one')[0]}: {what}" in done.stderr

@@ -643,7 +643,7 @@ def test_more_bodies_than_fit_are_told_to_come_back(rig, limits):
         wait_until(lambda: served.server._bodies._left < 500)
         status, headers, body = served.raw(large)
         assert error_of((status, headers, body)) \
-            == (503, "api_error", "too much is being asked at once")
+            == (503, "api_error", "too many requests at once")
         assert int(headers["retry-after"]) > 0
         assert served.ask()[0] == 200  # a small one still fits
         first.sendall(large[-1:])
@@ -1187,7 +1187,7 @@ def test_each_refusal_is_one_line_of_the_log(rig):
     assert [re.sub(r"^\d\d:\d\d:\d\d  ", "", told) for told in served.said] == [
         "refused: 401, the key is missing or wrong; send it as `Authorization: Bearer KEY` or "
         "`x-api-key: KEY`\n",
-        "refused: 403, only who names this server's own address is served: "
+        "refused: 403, this server answers only at its own address: "
         f"http://127.0.0.1:{served.port}\n",
         "refused: 400, request: too slow, too long or broken (a line of its headers is not "
         "`Name: value`)\n",

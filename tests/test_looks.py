@@ -178,7 +178,7 @@ def served():
     planner = {"agent": "a1", "alias": "claude-haiku-local", "model": "small-coder", "node": "laptop"}
     reviewer = {"agent": "a2", "alias": "claude-opus-local"}
     moved = {"tries": [{"node": "gpu", "why": "timeout"}],
-             "said": "gpu: it took the request and answers nothing"}
+             "said": "gpu: it took the request but did not answer"}
     lost = {"tries": [{"node": "mini", "why": "api_error"}], "outcome": "api_error", "total": 0.3,
             "said": "mini: model requires more system memory (19.3 GiB) than is available (12.1 GiB)"}
     rows = [done, {**done, **planner, "waited": 2.5}, {**done, **reviewer, **moved, "total": 24.5},

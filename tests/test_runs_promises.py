@@ -1257,7 +1257,7 @@ def test_run_all_says_what_it_leaves_out(shop):
     assert other.work(coder=shell(EDIT), check="true") == "done"
     shutil.rmtree(other.repo)
     done = shop.run("--all")
-    assert f"{other.repo}: skipped, it is no git repository any more" in done.err, done
+    assert f"{other.repo}: skipped, it is no longer a git repository" in done.err, done
     shop.tasks({"slow": {"prompt": "x", "coder": shell(EDIT, "sleep 4"), "check": "true"}})
     third = Shop(shop.place / "third")
     third.environ.update(HOME=shop.environ["HOME"], XDG_STATE_HOME=shop.environ["XDG_STATE_HOME"])

@@ -45,7 +45,7 @@ def test_words_of_success_with_nothing_done_are_a_failure(rig):
     rig.work()
     assert rig.states() == {"a": "failed"}
     assert rig.tasks()["a"].reason == "nothing was changed"
-    assert "says it is done, made no call that changes anything" in rig.receipt("a")["flags"]
+    assert "says it is done, but made no call that changes anything" in rig.receipt("a")["flags"]
 
 
 def test_denied_writes_are_a_failure_and_the_agent_is_told_its_scope(rig):

@@ -629,7 +629,7 @@ models: {m: {node: far, ollama_model: "x:8b", litellm_alias: a}}
 agents: {planner: {model: m, description: d}}
 """, encoding="utf-8")
     done = quick("bench")
-    assert done.returncode == 3 and "you have not accepted that" in done.stderr
+    assert done.returncode == 3 and "you have not agreed to that" in done.stderr
 
 
 def test_bench_of_an_unknown_model_is_refused(benched, quick):

@@ -260,8 +260,8 @@ NEEDS_ROOT = pytest.mark.skipif(os.name != "posix" or os.getuid() != 0,
 
 
 @pytest.mark.parametrize("expose, why", [
-    (commit_all, "git tracks it"), (loosen, "others may read it"),
-    pytest.param(give_away, "it is somebody else's", marks=NEEDS_ROOT)])
+    (commit_all, "git tracks it"), (loosen, "other users can read it"),
+    pytest.param(give_away, "it belongs to another user", marks=NEEDS_ROOT)])
 def test_a_key_that_others_may_know_is_not_used_and_is_renewed(workspace, tmp_path, expose, why):
     fleet, before = fleet_at(4000), workspace.find_key(fleet_at(4000))
     expose(tmp_path)
@@ -413,7 +413,7 @@ def test_off_a_terminal_nothing_goes_beyond_unasked(far, words, monkeypatch):
     assert (done.returncode, done.stdout) == (3, "")  # slug "untrusted"
     assert done.stderr == (
         "error: with fleet.yaml, prompts, and what agents read, go to https://gpu.example:443 (node "
-        "mini); you have not accepted that\n  fix: `subagent-fleet trust`, or add --trust\n")
+        "mini); you have not agreed to that\n  fix: `subagent-fleet trust`, or add --trust\n")
     assert sorted(path.name for path in far.config.parent.iterdir()) == before
     assert not far.file.exists()
 
@@ -500,7 +500,7 @@ def test_two_macs_on_a_lan_are_never_asked_anything(far, provider, monkeypatch):
     monkeypatch.setattr(sf, "probe_nodes", lambda world, nodes, *more: {
         name: sf.NodeState(name, node.endpoint, "refused") for name, node in nodes.items()})
     assert far("generate").returncode == 0 and far("env").returncode == 0
-    assert "sends nothing beyond" in far("trust").stdout and not far.file.exists()
+    assert "sends nothing outside" in far("trust").stdout and not far.file.exists()
     for words in (["launch", "claude"], ["up"]):
         assert far(*words).returncode == 1  # nobody is there, which is all that is wrong
     fleet = sf.load_fleet(far.config)
@@ -542,7 +542,7 @@ def test_the_key_of_a_node_is_not_sent_before_it_is_accepted(keyed, words):
     assert NODE_KEY.encode() not in keyed.node.heard
     assert NODE_KEY not in said.stdout + said.stderr
     if words == ["discover"]:
-        assert "not trusted: its key, SHOP_API_KEY, may not go there yet" in said.stdout
+        assert "not trusted: its key, SHOP_API_KEY, is not trusted to go there yet" in said.stdout
 
 
 def test_the_key_of_a_node_is_sent_once_it_is_accepted_and_is_written_nowhere(keyed):
@@ -565,10 +565,10 @@ def test_the_key_of_a_node_is_sent_once_it_is_accepted_and_is_written_nowhere(ke
 
 
 @pytest.mark.parametrize("key, why", [("", "SHOP_API_KEY is not set"),
-                                      ("a b", "SHOP_API_KEY holds what is no key"),
-                                      ("ä", "SHOP_API_KEY holds what is no key")])
+                                      ("a b", "SHOP_API_KEY does not hold a key"),
+                                      ("ä", "SHOP_API_KEY does not hold a key")])
 def test_a_node_without_its_key_is_not_asked(keyed, key, why):
     assert keyed("trust").returncode == 0
     said = keyed("discover", SHOP_API_KEY=key)
-    assert f"no key: it wants a key, and {why}" in said.stdout or f"no key: {why}" in said.stdout
+    assert f"no key: it needs a key, but {why}" in said.stdout or f"no key: {why}" in said.stdout
     assert keyed.node.heard == b""
