@@ -30103,10 +30103,10 @@ SECURITY_PAGE = """\
   then it wants a strong key. It answers no web page.
 - A directory that was cloned, unpacked or shared is never trusted automatically. What its
   `fleet.yaml` would send beyond your machines, private networks and Tailscale is shown and asked
-  for, once (`trust`; off a terminal it is refused without `--trust`); a fleet at home never asks. A name
-  that may be public counts as beyond, wherever it leads today. Nothing of it is run, and nothing
-  outside of it is written; only `run` runs the commands of a `tasks.yaml`, as `make` does, so read
-  one that is not yours.
+  for, once (`trust`; off a terminal it is refused without `--trust`); a fleet at home never asks.
+  A name that may be public counts as beyond, wherever it leads today. Nothing of it is run, and
+  nothing outside of it is written; only `run` runs the commands of a `tasks.yaml`, as `make`
+  does, so read one that is not yours.
 - The key is shown to a gateway only when that has proved to know it already (an HMAC over a nonce
   and its own address). LiteLLM can prove nothing: it is shown the key when the port is held by a
   program of yours or of root's, who could read the key's file anyway (not on Windows, where that

@@ -494,7 +494,7 @@ def test_only_names_and_addresses_of_this_machine_count_as_hosts(rig, monkeypatc
         assert served.get("/", Host=f"{name}:{served.port}")[0] == 200, name
     for host in (*names, "", f"studio.example:{served.port}", f"192.168.1.6:{served.port}"):
         status, _, words = error_of(served.get("/", Host=host))
-        assert status == 403 and words.endswith(f" is served: http://127.0.0.1:{served.port}"), host
+        assert status == 403 and words.endswith(f" own address: http://127.0.0.1:{served.port}"), host
 
 
 @pytest.mark.parametrize("reached, host, counts", [
@@ -508,7 +508,7 @@ def test_the_address_a_client_reached_and_the_configured_host_count(reached, hos
     fleet = fleet_of(("m", "a", "x", {}))
     server = sf.Server(replace(fleet, gateway=replace(fleet.gateway, host="myGate.lan")), KEY,
                        sf.World())
-    with contextlib.nullcontext() if counts else pytest.raises(sf.Refusal, match=" is served: "):
+    with contextlib.nullcontext() if counts else pytest.raises(sf.Refusal, match=" own address: "):
         server._check_door(SimpleNamespace(reached=reached), {"host": host, "x-api-key": KEY}, "/")
 
 
@@ -1374,7 +1374,7 @@ def test_a_port_that_another_of_us_has_is_said(tmp_path):
     (("--port", "70000"), {}, 2, "`70000` is not a port"),
     (("--host", "0.0.0.0"), {"LITELLM_MASTER_KEY": "sk-1234"}, 3, "is weak: it has"),
     (("--host", "no.such.host.invalid", "--port", "0"), {}, 1, "cannot listen on"),
-    ((), {"LITELLM_MASTER_KEY": ""}, 1, "no key"),
+    ((), {"LITELLM_MASTER_KEY": ""}, 1, "no gateway key yet"),
 ])
 def test_serve_refuses(tmp_path, words, env, status, told):
     code, said = Program(tmp_path, *words, **env).end()

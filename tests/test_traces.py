@@ -403,7 +403,7 @@ def test_several_sessions_are_listed_with_a_line_of_their_prompts(story):
     status, out, err = story.run()
     assert status == 0 and "`subagent-fleet trace last`" in err
     head, first, second = out.splitlines()
-    assert head.split() == ["Session", "Last", "at", "work", "Agents", "Requests", "First", "prompt"]
+    assert head.split() == ["Session", "Last", "active", "Agents", "Requests", "First", "prompt"]
     assert first.startswith("aaaabbbb") and "\\x1b[2J" in first and len(first) < 150
     assert re.search(r"^3f1c2d4e +\S+ +5 +42 +Fix the login bug$", second)
     entries = json.loads(story.run("--json")[1])["sessions"]
