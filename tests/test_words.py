@@ -2,6 +2,7 @@
 import re
 
 import pytest
+
 from sentences import read_sentences
 
 SENTENCES = read_sentences()
