@@ -7,8 +7,7 @@ import statistics
 import pytest
 
 import subagent_fleet as sf
-from gateway_rig import fleet_of
-from warm_rig import Agent, Machine, Run, busy_workload, play
+from warm_rig import Agent, Desk, Machine, Run, busy_workload, play, prompt_of
 
 WIRE = pathlib.Path(__file__).parent / "cases" / "wire"
 MESSAGES = sf.DIALECTS["/v1/messages"]
@@ -59,46 +58,6 @@ def test_recorded_requests_of_one_agent_go_on_with_each_other():
 
 
 # -- seats: tables --
-
-def prompt_of(who, turn=0, tokens=10_000):
-    links = (1, *(hash((who, index)) for index in range(1 + 2 * turn)))
-    sizes = (1, *(tokens - 50 * index for index in reversed(range(len(links) - 1))))
-    return sf.Beginnings(links, sizes, tokens)
-
-
-class Desk:
-    """A scheduler whose clock stands still; each place reads 100 tokens a second, writes 10."""
-
-    def __init__(self, *models, rooms=(), slots=1, nodes=("a", "b")):
-        self.now = 100.0
-        models = models or (("m", "a", "x", {"max_parallel": slots}),)
-        self.scheduler = sf.Scheduler(fleet_of(*models, nodes=nodes), lambda: self.now)
-        for (name, *_), room in zip(models, rooms):
-            self.scheduler.places[name].seats.room = room
-
-    def enter(self, who, turn=0, *, tokens=10_000, session=None, agent="", **more):
-        return self.scheduler.enter("x", sf.Conversation(session or who, agent),
-                                    prompt=prompt_of(who, turn, tokens), **more)
-
-    def answer(self, ticket, *, cached=0, reason="tool_use", seconds=None, writes=10):
-        """End a request whose machine still had so many tokens; return what was learned."""
-        total = ticket.prompt.tokens
-        read = (total - cached) / 100 if seconds is None else seconds
-        self.now += read + 100 / writes
-        end = sf.End(reason, input_tokens=total, output_tokens=100, cache_read=cached,
-                     answer_seconds=100 / writes)
-        said = self.scheduler.learn(ticket, end, read)
-        self.scheduler.succeed(ticket)
-        self.scheduler.leave(ticket)
-        return said
-
-    def look(self, seconds):
-        self.now += seconds
-        self.scheduler.serve_queue()
-
-    def warm(self, name="m"):
-        return self.scheduler.show()[0][name]["warm"]
-
 
 def test_a_free_slot_waits_for_a_conversation_whose_tool_runs():
     desk = Desk(rooms=[0])
