@@ -6393,24 +6393,44 @@ class Harness(Record):
 
     def render(self, fleet: Fleet) -> dict[str, str]:
         """Return {path in its directory: text}."""
-        files = {path: self._fill(fleet, path, page) for path, page in self.files.items()}
-        windows = plan_windows(fleet)
-        for name, model in plan_routes(fleet).items():
-            agent = fleet.agents[name]
-            if self.agent_file:
-                path = self.agent_file % name
-                tools = _tools_there(agent, self.tools or {})
-                values = {
-                    "headline": _headline(fleet), "agent": name,
-                    "description": agent.description, "alias": model.alias,
-                    "prompt": plan_prompt(agent), "context": windows[model.alias].context,
-                    "tools": "" if tools is None else dump_yaml({"tools": tools})}
-                files[path] = _substitute(path, self.agent.text, values)
+        agents = self._render_agents(fleet)
+        files = {path: self._fill(fleet, path, page, agents.values())
+                 for path, page in self.files.items()}
+        if self.agent_file:
+            files.update((self.agent_file % name, text) for name, text in agents.items())
         return files
+
+    def _render_agents(self, fleet: Fleet) -> dict[str, str]:
+        """Return the text of each agent, without those that would replace its own."""
+        path = self.agent_file or next(iter(self.files))
+        windows = plan_windows(fleet)
+        texts = {}
+        for name, model in plan_routes(fleet).items():
+            if name not in self.taken_names:
+                agent = fleet.agents[name]
+                texts[name] = _substitute(path, self.agent.text, {
+                    "headline": _headline(fleet), "agent": name,
+                    "description": agent.description, "alias": self.prefix + model.alias,
+                    "prompt": plan_prompt(agent), "context": windows[model.alias].context,
+                    "tools": self._show_tools(agent)})
+        return texts
+
+    def _show_tools(self, agent: Agent) -> str:
+        """Return the entry of an agent's tools, as it names them; nothing where it has all.
+
+        A tool that is limited, as `Bash(git *)`, is none there: the limit could not be kept.
+        """
+        if agent.tools is None:
+            return ""
+        names = self.tools or {}
+        tools = [names[tool] for tool in plan_tools(agent.tools) if tool in names]
+        if self.agent_file:
+            return dump_yaml({"tools": list(dict.fromkeys(tools))})  # two of ours may be one
+        return f',\n      "tools": {json.dumps({"*": False, **dict.fromkeys(tools, True)})}'
 
     def start(self, fleet: Fleet, directory: str, key: str) -> Start:
         """Return how it is started in its directory."""
-        content = self._fill(fleet, *next(iter(self.files.items())))
+        content = self.render(fleet)[next(iter(self.files))]
         values = {"directory": directory, "key": key, "content": content,
                   "url": gateway_url(fleet.gateway), "main": plan_tier_alias(fleet, "main")}
         return Start(
@@ -6418,7 +6438,7 @@ class Harness(Record):
             {name: string.Template(value).substitute(values)
              for name, value in self.environment.items()})
 
-    def _fill(self, fleet: Fleet, path: str, page: Page) -> str:
+    def _fill(self, fleet: Fleet, path: str, page: Page, agents: Iterable[str]) -> str:
         """Return the text of a file, with a row for each alias, the main session's first."""
         windows = plan_windows(fleet)
         url = gateway_url(fleet.gateway)
@@ -6434,7 +6454,7 @@ class Harness(Record):
             "context": windows[main].context,
             "compact": windows[main].context * 8 // 10,  # the rest is for the answer
             "idle_ms": longest * 3, "whole_ms": longest * 5,  # the gateway may ask others first
-            "agents": _opencode_agents(fleet, self)}
+            "agents": ",\n".join(agents)}
 
         sizes = {model.alias: billions(model.ollama_model) for model in fleet.models.values()}
         rows = []
@@ -6481,34 +6501,6 @@ def quote_toml(text: str) -> str:
     return quoted.replace("\x7f", "\\u007f")
 
 
-def _tools_there(agent: Agent, names: Mapping[str, str]) -> list[str] | None:
-    """Return the tools of an agent as another program names them; None: all of them.
-
-    A tool that is limited, as `Bash(git *)`, is none there: the limit could not be kept.
-    """
-    if agent.tools is None:
-        return None
-    tools = [names[tool] for tool in plan_tools(agent.tools) if tool in names]
-    return list(dict.fromkeys(tools))  # two of ours may be one there
-
-
-def _opencode_agents(fleet: Fleet, harness: Harness) -> str:
-    """Return the fleet's agents as opencode's, without those that would replace its own."""
-    agents = []
-    for name, model in plan_routes(fleet).items():
-        if name not in harness.taken_names:
-            agent = fleet.agents[name]
-            words = {"description": agent.description, "model": harness.prefix + model.alias,
-                     "prompt": plan_prompt(agent)}
-            entry = [f"{_quote_json(key)}: {_quote_json(word)}" for key, word in words.items()]
-            tools = _tools_there(agent, harness.tools or {})
-            if tools is not None:
-                entry.append('"tools": ' + json.dumps({"*": False, **dict.fromkeys(tools, True)}))
-            agents.append(f'    {_quote_json(name)}: {{"mode": "subagent",\n      '
-                          + ",\n      ".join(entry) + "}")
-    return ",\n".join(agents)
-
-
 # Without a limit opencode would never compact.
 _OPENCODE = Page("""\
 {
@@ -6530,6 +6522,11 @@ $agents
   }
 }
 """, '      $alias: {"limit": {"context": $context, "output": $output}}')
+_OPENCODE_AGENT = Page("""\
+    $agent: {"mode": "subagent",
+      "description": $description,
+      "model": $alias,
+      "prompt": $prompt$tools}""")
 _CODEX = Page("""\
 ${headline}model = $main
 model_provider = "fleet"
@@ -6661,6 +6658,7 @@ _HARNESS_ROWS = (
             {"opencode.json": _OPENCODE}, "",
             {"OPENCODE_CONFIG_CONTENT": "$content", "OPENCODE_DISABLE_MODELS_FETCH": "1",
              "OPENCODE_DISABLE_AUTOUPDATE": "1"},
+            agent=_OPENCODE_AGENT,
             tools={"Read": "read", "Grep": "grep", "Glob": "glob", "Edit": "edit",
                    "Write": "write", "Bash": "bash", "WebFetch": "webfetch", "Agent": "task",
                    "Task": "task", "Skill": "skill"},
@@ -6990,6 +6988,7 @@ $models
 agents:
 $agents"""
 _STARTER_NOTE_COLUMN = 44
+_STARTER_LOOK = Look(columns=90)
 
 
 def render_starter(tree: Mapping[str, Any], has_models: bool,
@@ -7021,13 +7020,17 @@ def _starter_block(kind: str, sections: dict[str, dict[str, object]],
     for name, values in sections.items():
         is_first = not lines
         if kind == "models" and name in notes:
-            lines += [f"  # {line}" for line in _wrap_note(notes[name])]
+            # What a node said in it can end no comment.
+            note = wrap_text(re.sub(r"[^ -~\xa0-\u1fff]", "?", notes[name]), _STARTER_LOOK)
+            lines += [f"  # {line}" for line in note.split("\n")]
         lines.append(f"  {quote_yaml(name)}:")
         for key, declared in FILE_KEYS[kind[:-1]].items():
             if key in values:
-                line = f"    {key}: {_starter_value(values[key])}".rstrip()
+                line = f"    {_show_entry(key, values[key])}"
+            elif is_first and declared.default is None:
+                line = f"    # {key}:"
             elif is_first:
-                line = f"    # {key}: {_starter_value(declared.default)}".rstrip()
+                line = f"    # {_show_entry(key, declared.default)}"
             else:
                 continue
 
@@ -7037,25 +7040,6 @@ def _starter_block(kind: str, sections: dict[str, dict[str, object]],
                 line = f"{line:{_STARTER_NOTE_COLUMN}} # {declared.words}"
             lines.append(line)
     return "\n".join(lines) + "\n"
-
-
-def _wrap_note(note: str, width: int = 90) -> list[str]:
-    """Return a note in lines; what a node said in it can end no comment."""
-    lines = [""]
-    for word in re.sub(r"[^ -~\xa0-\u1fff]", "?", note).split(" "):
-        if lines[-1] and len(lines[-1]) + len(word) >= width:
-            lines.append("")
-        lines[-1] += f" {word}" if lines[-1] else word
-    return lines
-
-
-def _starter_value(value: object) -> str:
-    """Return a value of a fleet file on one line."""
-    if value is None:
-        return ""
-    if isinstance(value, list):
-        return f"[{', '.join(value)}]"
-    return dump_yaml(value).rstrip("\n")
 
 
 # -- what `add` puts into a fleet file --
