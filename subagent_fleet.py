@@ -19230,7 +19230,7 @@ class TaskWork:
         while agent.pipe and not agent.pipe.push() and self._world.clock() < until:
             self._pause(0.01)
         self._supervisor.hand_on(self.name, "running", state.says, spoken=True, prompt="",
-                                 client=child.number, given=words, question={}, answer={})
+                                 client=child.number, given=words)
         self._tell("resumed" if state.spoken else "started", self._describe(state))
 
     def _hold_alive(self, state: TaskState) -> Hold:
@@ -19376,7 +19376,7 @@ class TaskWork:
             if self._world.now() - state.at > (ASK_AWAITED_SECONDS if is_awaited else ASK_SECONDS):
                 self._fall_asleep()
             if not agent.heard.requests:
-                self._note("running", question={}, answer={})
+                self._note("running")
                 return True
             return False
         if state.says and state.task.talks:
@@ -19405,13 +19405,13 @@ class TaskWork:
         if state.answer:
             agent.say(render_answer_line(identity, answer_to(request, state.answer)))
             agent.heard.answered(identity, now)
-            self._note("running", question={}, answer={})
+            self._note("running")
             self._tell("answered", ", ".join(state.answer.values()))
             return True
         return False
 
     def _ask_person(self, identity: str, request: Mapping[str, Any]) -> None:
-        self._note("asking", question={"id": identity, "request": request}, answer={})
+        self._note("asking", question={"id": identity, "request": request})
         words = []
         for question, labels in questions_in(request):
             numbered = [f"{number} {label}" for number, label in enumerate(labels, 1)]
@@ -19611,7 +19611,7 @@ class TaskWork:
         if self.state.wanted != "attach":
             return self._close(Ruling("stopped"), "stopped")
         self._end_agent(STOP_SECONDS)
-        self._note("attached", wanted="", before="waiting", prompt="", question={}, answer={})
+        self._note("attached", wanted="", before="waiting", prompt="")
         self._tell("attached")
 
     def _close(self, ruling: Ruling, ended: str, work: WorkDone | None = None) -> None:
@@ -19685,7 +19685,7 @@ class TaskWork:
     def _after(self, state: TaskState, ruling: Ruling, ended: str) -> dict[str, Any]:
         """Return what changes beside the state when a try, or a part of one, is over."""
         now = self._world.now()
-        usual: dict[str, Any] = {"wanted": "", "question": {}, "answer": {}, "ended": now}
+        usual: dict[str, Any] = {"wanted": "", "ended": now}
         if ruling.to != "waiting":
             return {**usual, "open": False, "lost": 0}
         if ended == "stalled":
@@ -19814,7 +19814,8 @@ class Supervisor:
         """Write down a change of a task, then let it be so."""
         with self.changed:
             if to:
-                usual = {"reason": "", "cause": "", "until": 0.0}
+                usual = {"reason": "", "cause": "", "until": 0.0, "asleep": False, "question": {},
+                         "answer": {}}
                 changes = {**usual, **changes, "state": to, "at": self._world.now()}
             return self._keep(replace(self.tasks[name], **changes))
 
@@ -19829,9 +19830,9 @@ class Supervisor:
             state = self.tasks[name]
             if state.answer or state.says:
                 prompt = tell_answers(state.answer) if state.answer else ""
-                self.note(name, "waiting", prompt=prompt, question={}, answer={})
+                self.note(name, "waiting", prompt=prompt)
             elif state.wanted == "stop":  # since it began to fall asleep
-                self.note(name, "stopped", reason="was not running", wanted="", question={})
+                self.note(name, "stopped", reason="no agent was running", wanted="")
             else:
                 self.note(name, asleep=True)
 
@@ -20125,7 +20126,7 @@ class Supervisor:
         if state.is_over:
             self.note(state.name, "waiting", prompt=text, open=False, failures=0)
         elif state.asleep:
-            self.note(state.name, "waiting", prompt=text, asleep=False, question={})
+            self.note(state.name, "waiting", prompt=text)
         else:
             self.note(state.name, says=(*state.says, text))
 
@@ -20135,15 +20136,13 @@ class Supervisor:
             return
         answers = {str(question): str(answer) for question, answer in answers.items()}
         if state.asleep:
-            self.note(state.name, "waiting", prompt=tell_answers(answers), asleep=False,
-                      question={})
+            self.note(state.name, "waiting", prompt=tell_answers(answers))
         else:
             self.note(state.name, answer=answers)
 
     def _order_stop(self, state: TaskState, order: Mapping[str, Any]) -> None:
         if state.state in ("waiting", "attached") or state.asleep:
-            self.note(state.name, "stopped", reason="no agent was running", asleep=False,
-                      question={})
+            self.note(state.name, "stopped", reason="no agent was running")
             self.tell(state.name, "stopped", "no agent was running")
         elif not state.is_over:
             self.note(state.name, wanted="stop")
@@ -20152,7 +20151,7 @@ class Supervisor:
         if state.state == "waiting" or state.is_over or state.asleep:
             before = state.state if state.is_over else "waiting"
             self.note(state.name, "attached", before=before, reason=state.reason,
-                      cause=state.cause, asleep=False, question={})
+                      cause=state.cause)
         elif state.state != "attached":
             self.note(state.name, wanted="attach")
 
