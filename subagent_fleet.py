@@ -52,7 +52,8 @@ from __future__ import annotations
 import sys
 
 if sys.version_info < (3, 9):  # noqa: UP036 - this is what an older Python reaches
-    # Python 2 and 3.5 read no f-string, and show the first line that they cannot read: this one.
+    # Python 2 and 3.5 read no f-string, and show the first line that they cannot read: this
+    # one.
     sys.exit(f"subagent-fleet needs Python 3.9 or newer; this is {sys.version.split()[0]}")
 
 
@@ -162,8 +163,8 @@ __version__ = "1.0.0"
 
 # == 1. Start and constants ===================================================
 #
-# What several sections need to agree on: exit codes, names of files, how long is waited, how much
-# is read. A constant with one user stands beside that user.
+# What several sections need to agree on: exit codes, names of files, how long is waited,
+# how much is read. A constant with one user stands beside that user.
 
 EXIT_OK = 0
 EXIT_PROBLEM = 1
@@ -211,9 +212,10 @@ TIERS = ("main", "opus", "sonnet", "haiku", "fable")
 
 # == 2. Errors and records ====================================================
 #
-# What may go wrong is a FleetError: it holds a Finding, and `main` alone prints it. What is passed
-# from section to section is a frozen Record. JSON from a disk or from another program becomes
-# one by `read`, which believes nothing: a field that does not fit counts as absent.
+# What may go wrong is a FleetError: it holds a Finding, and `main` alone prints it. What is
+# passed from section to section is a frozen Record. JSON from a disk or from another
+# program becomes one by `read`, which believes nothing: a field that does not fit counts as
+# absent.
 
 REQUIRED = object()  # the default of what has none
 _ABSENT = object()  # the value of what was not given
@@ -275,7 +277,7 @@ class Record:
                 words[name] = {}
 
     def _check(self) -> None:
-        """Raise a ValueError where values contradict each other; for `read`, which trusts none."""
+        """Raise a ValueError where values contradict each other; `read` trusts none."""
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and vars(other) == vars(self)
@@ -391,7 +393,7 @@ class Reply(Record):
 
 
 class Ask(Record):
-    """One request to a node, and how its answer is read. Who makes it alone knows the path."""
+    """One request to a node, and how its answer is read; who makes it knows the path."""
 
     path: str
     extract: Callable[[Reply], Any]  # raises NodeFailure where the answer is none
@@ -478,7 +480,8 @@ def obtain_model(provider: str, model_name: str) -> str:
     return kind.obtain.replace("{}", model_name) if kind else f"offer `{model_name}`"
 
 
-# What mends it that a node was of no use, by the class of reasons; {} stands for what it runs.
+# What mends it that a node was of no use, by the class of reasons; {} stands for what it
+# runs.
 REASON_FIXES = {
     "refused": "start {} there; `subagent-fleet worker`, typed there, shows how to open it",
     "timeout": "wake the machine, and check its firewall",
@@ -720,8 +723,8 @@ _COLON = _Pattern(r" *:(?=[ \t\n]|\Z)")
 _START = r"[^ \t\n\-?:,\[\]{}#&*!|>'\"%@`]|-(?![ \t\n]|\Z)"
 _BLOCK = _Pattern(_START + r"|[?:](?![ \t\n]|\Z)"), _Pattern(r":(?=[ \t\n]|\Z)| #|\t|\n")
 _FLOW = _Pattern(_START), _Pattern(r":(?=[ \t\n,\[\]{}]|\Z)| #|[\t\n,?\[\]{}]")
-# What is not itself inside quotes, and their end. A run of blanks is passed whole, which keeps
-# this linear.
+# What is not itself inside quotes, and their end. A run of blanks is passed whole, which
+# keeps this linear.
 _QUOTED = {
     "'": _Pattern(r"''?|[ \t]*\n[ \t\n]*|[ \t]{2,}"),
     '"': _Pattern(r'"|\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|\n[ \t\n]*|[^\n])'
@@ -1416,7 +1419,7 @@ def parse_object(text: str | bytes | bytearray) -> dict[str, Any] | None:
 
 def read_page(record: type[_Record], content: bytes | bytearray | None,
               schema: str) -> _Record | None:
-    """Return the record in a JSON text of that schema (`bench/1`), None where there is none."""
+    """Return the record in a JSON text of a schema (`bench/1`); None: there is none."""
     page = parse_object(content or b"")
     if not page or page.get("schema") != f"subagent-fleet/{schema}":
         return None
@@ -1429,7 +1432,7 @@ def count_marks(body: bytes | bytearray) -> int:
 
 
 def render_json(value: object) -> bytes:
-    """Return compact ASCII JSON, in which lone surrogates survive; ValueError where it is none."""
+    """Return compact ASCII JSON, where lone surrogates survive, or raise a ValueError."""
     try:
         return _json_encoder().encode(value).encode("ascii")
     except RecursionError:
@@ -1443,11 +1446,11 @@ def _json_encoder() -> json.JSONEncoder:
 
 # == 4. Words =================================================================
 #
-# The kit: takes texts, Cells and a Look; gives lines, tables and findings that a person reads.
-# What a command says of its own stands beside the command.
-# Whatever came from a node, a file or a log passes `clean_line` or `clean_text` here: nothing
-# else stands between it and the terminal. With the Look of a pipe, text is as it ever was: no
-# escape, no mark, no line broken. On a terminal, text is wrapped first and painted last.
+# The kit: takes texts, Cells and a Look; gives lines, tables and findings that a person
+# reads. What a command says of its own stands beside the command. Whatever came from a
+# node, a file or a log passes `clean_line` or `clean_text` here: nothing else stands
+# between it and the terminal. With the Look of a pipe, text is as it ever was: no escape,
+# no mark, no line broken. On a terminal, text is wrapped first and painted last.
 
 # -- commands, as they were typed --
 
@@ -1488,8 +1491,8 @@ def clean_text(text: str) -> str:
     """Return text with everything that could steer a terminal shown as an escape."""
     if text.isascii() and text.isprintable():
         return text
-    # Controls, bidirectional marks and line separators: text from a node or a file could use them
-    # to rewrite the terminal or to look like something else.
+    # Controls, bidirectional marks and line separators: text from a node or a file could
+    # use them to rewrite the terminal or to look like something else.
     unsafe = (
         "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e"
         "\u2066-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]")
@@ -1528,8 +1531,8 @@ def plan_look(environ: Mapping[str, str], is_terminal: bool, *,
     else:
         colour = is_terminal and not is_dumb and not _is_old_console(environ)
 
-    # Colour that is forced into a pipe wraps nothing there: the reader behind it has a width of
-    # its own, and a program does not know our marks.
+    # Colour that is forced into a pipe wraps nothing there: the reader behind it has a
+    # width of its own, and a program does not know our marks.
     if not is_terminal:
         return Look(colour)
     marks = not is_dumb and _can_encode(encoding, "".join(MARKS.values()))
@@ -1552,14 +1555,14 @@ def _can_encode(encoding: str, text: str) -> bool:
     return True
 
 
-# A role says what a text means. Its colour and its mark only underline the words, which say it
-# as well: one is not seen by everybody, the other not shown everywhere.
+# A role says what a text means. Its colour and its mark only underline the words, which say
+# it as well: one is not seen by everybody, the other not shown everywhere.
 MARKS = {"ok": "✓", "warn": "!", "bad": "✗"}
 COLOURS = {"ok": "32", "warn": "33", "bad": "31", "dim": "2", "bold": "1"}
 
 
-# The machines of a fleet: no green, amber or red, which are states; apart in lightness, too, for
-# colour-blind eyes; for a page, and the nearest of a terminal's 256.
+# The machines of a fleet: no green, amber or red, which are states; apart in lightness,
+# too, for colour-blind eyes; for a page, and the nearest of a terminal's 256.
 MACHINE_COLOURS = (("#1257b0", 33), ("#c2338a", 169), ("#0f7a96", 38), ("#7b4fd0", 99),
                    ("#5d6b82", 103))
 COLOURS.update({f"machine {index}": f"38;5;{number}"
@@ -1670,8 +1673,9 @@ def show_amount(count: int) -> str:
 
 # -- wrapping --
 #
-# textwrap counts characters where a terminal counts columns, and breaks commands like sentences.
-# What is to be typed stands in backticks or on a line that is indented: neither is ever broken.
+# textwrap counts characters where a terminal counts columns, and breaks commands like
+# sentences. What is to be typed stands in backticks or on a line that is indented: neither
+# is ever broken.
 
 _WORD = _Pattern(r"(?:[^\s`]*`[^`]*`)+[^\s`]*"  # what is in backticks, and what touches it
                  r"|\d[\d.,]* (?:s|ms|min|h|GB|MB|%)(?!\w)\S*"  # a number and its unit
@@ -1767,7 +1771,7 @@ def format_finding(finding: Finding, *, indent: str = "", look: Look = PLAIN) ->
 
 
 def format_fix(fix: str, look: Look, *, margin: str = "  ") -> str:
-    """Return what to type; a command that does not fit beside `fix:` stands below it, whole."""
+    """Return what to type; a command that is too long for its line stands below, whole."""
     fix = clean_line(fix)
     label = Cell("→" if look.marks else "fix:", "bold")
     if not fix:
@@ -2695,7 +2699,7 @@ def check_fleet(document: Document) -> tuple[Fleet | None, list[Finding]]:
 
 
 def spell_fix(finding: Finding, document: Document) -> Finding:
-    """Return a finding whose fix, written as a line of YAML, is one of JSON where the file is."""
+    """Return a finding whose fix, a line of YAML, is one of JSON where the file is."""
     def spell(line: re.Match[str]) -> str:
         name, text = line.groups()
         if not text:
@@ -2711,7 +2715,7 @@ def spell_fix(finding: Finding, document: Document) -> Finding:
 
 
 def _settle_endpoint(node: Node, written: Any) -> Node:
-    """Return a node whose endpoint has its provider's port, and no `/v1` that its paths have."""
+    """Return a node with its provider's port, and without a `/v1` that its paths have."""
     endpoint = split_endpoint(node.endpoint)
     text = written["endpoint"] if isinstance(written, dict) else str(written)
     lacks_port = re.match(r"(?i)http://(\[[^\]]*\]|[^/:]*)(/|$)", text)
@@ -6126,10 +6130,11 @@ def _check_stopped_ollama(program: str, state: NodeState) -> Finding:
 
 # == 8. Generated files =======================================================
 #
-# Takes a checked Fleet and what was planned for it; gives the text of every file that LiteLLM,
-# Claude Code and shells read. A kind of file is a Target, a row below the function that renders
-# it: who may read such a file, and which paths are ours, is asked of the rows. Every value goes
-# through its format's one quoting function (`quote_yaml`, `dump_yaml`, `quote_shell`).
+# Takes a checked Fleet and what was planned for it; gives the text of every file that
+# LiteLLM, Claude Code and shells read. A kind of file is a Target, a row below the function
+# that renders it: who may read such a file, and which paths are ours, is asked of the rows.
+# Every value goes through its format's one quoting function (`quote_yaml`, `dump_yaml`,
+# `quote_shell`).
 
 def _headline(fleet: Fleet) -> str:
     """Return the first lines of a generated file."""
@@ -6258,7 +6263,7 @@ LITELLM_TARGET = Target(
 
 
 def render_agent(agent: Agent, alias: str, headline: str = "") -> str:
-    """Return a Claude Code agent; `---` must be its first bytes, or it is ignored in silence."""
+    """Return a Claude Code agent; without `---` as its first bytes it would be ignored."""
     head = {"name": agent.name, "description": agent.description, "model": alias}
     if agent.tools is not None:
         head["tools"] = ", ".join(plan_tools(agent.tools))
@@ -6270,7 +6275,7 @@ def render_agent(agent: Agent, alias: str, headline: str = "") -> str:
 
 
 def _quote_words(text: str) -> str:
-    """Return text as a YAML scalar, plain where it is words and commas; none is an empty list."""
+    """Return a YAML scalar, plain where it is words and commas; none is an empty list."""
     if not text:
         return "[]"  # no tools: without the key, Claude Code gives an agent all of them
     if all(quote_yaml(part) == part for part in text.split(", ")):
@@ -6346,11 +6351,11 @@ ENVIRONMENT_TARGET = Target(
 
 # -- other programs --
 #
-# Each gets one directory of ours below .subagent-fleet, and a row of HARNESSES: the text of its
-# files, a row of it for each alias, and with which words and variables `launch` leads it there.
-# Nothing of a person's own files is read for the fleet's sake or written, and what the project says
-# does not beat it. The key comes by the environment. Facts: opencode 1.18.33, codex 0.169.0,
-# aider 0.86.2, qwen-code 0.24.4, pi 0.73.1, cn 1.5.47.
+# Each gets one directory of ours below .subagent-fleet, and a row of HARNESSES: the text of
+# its files, a row of it for each alias, and with which words and variables `launch` leads
+# it there. Nothing of a person's own files is read for the fleet's sake or written, and
+# what the project says does not beat it. The key comes by the environment. Facts: opencode
+# 1.18.33, codex 0.169.0, aider 0.86.2, qwen-code 0.24.4, pi 0.73.1, cn 1.5.47.
 
 class Page(Record):
     """A file of a program: $name stands for a value, $models for a row for each alias."""
@@ -6485,7 +6490,8 @@ def _substitute(path: str, text: str, values: Mapping[str, Any]) -> str:
         if isinstance(value, str) and name not in _RAW:
             words[name] = quote(value)
     if path.endswith(".md"):  # behind its frontmatter a prompt stands as it is
-        # What qwen-code takes for a place to fill in, and does not know, ends the agent at once.
+        # What qwen-code takes for a place to fill in, and does not know, ends the agent at
+        # once.
         words["prompt"] = re.sub(r"\$\{(\w+)\}", r"$\1", values["prompt"]).rstrip()
     return string.Template(text).substitute(words)
 
@@ -6557,8 +6563,8 @@ request_max_retries = 4
 stream_max_retries = 4
 stream_idle_timeout_ms = $idle_ms
 """)
-# Without this list codex takes each for a model of 272,000 tokens. With a word for apply_patch, a
-# model must write a grammar that local ones do not know.
+# Without this list codex takes each for a model of 272,000 tokens. With a word for
+# apply_patch, a model must write a grammar that local ones do not know.
 _CODEX_MODELS = Page('{"models": [\n$models\n]}\n', """\
   {"slug": $alias, "display_name": $alias, "description": "a model of the fleet",
    "supported_reasoning_levels": [], "shell_type": "shell_command", "visibility": "list",
@@ -6788,9 +6794,9 @@ TARGETS = (LITELLM_TARGET, CLAUDE_TARGET, ENVIRONMENT_TARGET,
 
 # -- what teaches an assistant: not of a fleet, and written by commands of its own --
 
-# Where each program looks for skills, in a project as in a home (seen with Claude Code 2.1.327,
-# codex 0.169.0, opencode 1.18.33, qwen-code 0.24.4, pi 0.73.1). Those of opencode that lie in both
-# are listed once.
+# Where each program looks for skills, in a project as in a home (seen with Claude Code
+# 2.1.327, codex 0.169.0, opencode 1.18.33, qwen-code 0.24.4, pi 0.73.1). Those of opencode
+# that lie in both are listed once.
 SKILL_PLACES = {"claude-code": ".claude/skills", "codex": ".agents/skills",
                 "opencode": ".agents/skills", "qwen": ".agents/skills", "pi": ".agents/skills"}
 PLUGIN_TARGETS = ("claude-code", "codex")  # see MARKETPLACES
@@ -6821,7 +6827,7 @@ class Skill(Record):
 
 
 def installed_skills() -> dict[str, Skill]:
-    """Return the skills that are put beside a project; the one that fetches this file is none."""
+    """Return the skills that are put beside a project: not the one that fetches this file."""
     return {name: skill for name, skill in SKILLS.items() if name != BOOTSTRAP_SKILL}
 
 
@@ -6914,7 +6920,7 @@ MARKETPLACES = {
 
 
 def target_of(path: str) -> Target | None:
-    """Return whose a generated path is; None for all that is never removed, manifest or not."""
+    """Return whose a generated path is; None for all that is never removed."""
     for target in (*TARGETS, *TAUGHT):
         if re.fullmatch(target.pattern, path):
             return target
@@ -6934,7 +6940,7 @@ def render_files(fleet: Fleet, key: str, names: Collection[str] = USUAL_TARGETS
 
 
 def plan_compared(fleet: Fleet | None, written: Iterable[str]) -> list[str]:
-    """Return the targets that are looked at unasked: a fleet's, and whose files were written."""
+    """Return the targets that are looked at unasked: a fleet's, and what was written."""
     there = {target.name for target in map(target_of, written) if target}
     if fleet:
         there.update(fleet.targets)
@@ -6942,7 +6948,7 @@ def plan_compared(fleet: Fleet | None, written: Iterable[str]) -> list[str]:
 
 
 def render_manifest(hashes: dict[str, str]) -> bytes:
-    """Return the manifest: the hash of each written file; two while a run may yet be cut off."""
+    """Return the manifest: the hash of each file; two while a run may yet be cut off."""
     value = {"schema": "subagent-fleet/manifest/1", "files": hashes}
     return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode("utf-8")
 
@@ -7063,7 +7069,8 @@ def insert_sections(document: Document, added: Mapping[str, Mapping[str, Any]]) 
             margin = text[line:start]
             if margin.strip():  # in braces, on the line of another key
                 raise _cannot_insert(document, sections, f"behind `{last}` under `{kind}:`")
-            # Behind the last line that is indented deeper, whatever is blank or a comment between.
+            # Behind the last line that is indented deeper, whatever is blank or a comment
+            # between.
             below = re.compile(rf".*\n?(?:(?:[ \t\r]*(?:#.*)?\n)*{margin} .*\n?)*")
             match = below.match(text, line)
             lines = [margin + row + "\n" for row in dump_yaml(dict(sections)).splitlines()]
