@@ -13428,9 +13428,9 @@ LESSON_TOKENS = 500  # fewer do not tell how fast a machine reads
 HOLD_SECONDS = 15.0  # a seat is kept at most while a tool runs, until it's known how long they run
 HOLD_LIMIT_SECONDS = 60.0  # and then
 GAPS_TO_LEARN, GAPS_KEPT = 8, 32  # how long so many tools ran
-PATIENCE_SECONDS = 550.0  # whoever would wait longer takes a seat that has lasted
+PATIENCE_SECONDS = 500.0  # whoever would wait longer takes a seat that has lasted
 IMPATIENT_SECONDS = 120.0  # of a client that does not stream: no ping tells it that we live
-SLICES = (1.25, 4.0)  # a seat lasts so many times what its prompt takes to read, and more if it may
+SLICES = (1.2, 4.0)  # a seat lasts so many times what its prompt takes to read, and more if it may
 TURNS_AHEAD = 4  # for so many is thought ahead
 LEAVING = 0.8  # to read all elsewhere must be worth so much
 LOOK_SECONDS = 1.0  # while somebody waits for a seat
@@ -29840,8 +29840,8 @@ use fits, requests are answered first come, first served. How much fits is measu
 one conversation more than slots; `cache_gb:` under a node in `fleet.yaml` tells it right away.
 
 Nobody waits without end. The gateway adds up how long the requests ahead take to read. Whoever
-would wait longer than 550 s (120 s if the client does not stream) takes the next seat that has
-lasted 1.25 to 4 times the reading time of its prompt. So the longest wait is about 600 s, or 1.25
+would wait longer than 500 s (120 s if the client does not stream) takes the next seat that has
+lasted 1.2 to 4 times the reading time of its prompt. So the longest wait is about 600 s, or 1.25
 times the wait of first come, first served where that is longer. `trace` and `logs --failed` say how
 many tokens were read again and why (pushed out, or moved from another machine), and who waited for
 whom.
@@ -30129,8 +30129,8 @@ config, do so in their own fields. stderr and the exit code are as without `--js
   `peers`, `addresses` (how many are open, refused, silent, unreachable), `found` (`node`,
   `provider`, `known`: its name in the fleet, or null), `others` (`address`, `why`), `notes`
 - `status`: `fleet`, `ready`, `next` (what to type), `gateway` (a finding: who answers at its
-  port), `work` (what that says of each model: `running`, `slots`, `rests_seconds`, `warm`: what it
-  is believed to keep: `conversations`, `tokens`, `room`, `held`), `waiting` (requests, for a slot),
+  port), `work` (what that says of each model: `running`, `slots`, `rests_seconds`, `warm`: the
+  `conversations` and their `tokens` that it is believed to keep), `waiting` (requests, for a slot),
   `left_house` (of the running gateway: `requests`, `input_tokens`,
   `output_tokens`), `loads` (what a model takes: `node`, `model`, `context`, `gigabytes`,
   `agents`: who uses it, `warm`: how many of them stay warm, or null), `nodes`, `models` (`name`,

@@ -1579,7 +1579,7 @@ def test_status_says_who_works_at_the_gateway(project):
     said = json.loads(project("status", "--json").stdout)
     work = said["work"]["m"]
     assert (work["name"], work["running"], work["slots"], work["rests_seconds"]) == ("m", 1, 1, 0)
-    assert work["warm"]["held"] == 1
+    assert work["warm"]["conversations"] == 1
     ended.set()
     for client in clients:
         client.close()
