@@ -23896,7 +23896,7 @@ def parse_targets(options: Options) -> tuple[str, ...]:
 
 
 @command("env", "print Claude Code's environment for your shell", CONFIG, OUT,
-         Flag("--shell", "for whom", "SHELL",
+         Flag("--shell", "your shell", "SHELL",
               {"default": "sh", "choices": ("sh", "bash", "zsh", "fish", "json")}),
          Flag("--show-key", "show the key on a terminal, too"), TRUST,
          group=SET_UP, examples=("env", 'eval "$(subagent-fleet env)"'))
@@ -28596,8 +28596,9 @@ def show_demo_sessions(tour: Tour, mini: SimulatedNode, until: float) -> None:
         play_session(DemoSession(world, fleet, key, place=place), mini, tour.tell)
 
     tour.stop()
+    tour.type("trace", "last")  # the tree of the session stays the last thing to see
+    world.is_quiet = True
     tour.type("trace", "--audit")
-    world.is_quiet = True  # the tree of the session stays the last thing to see
     tour.type("clean", "--force")
     left = [target for target in (LITELLM_FILE, ENVIRONMENT_FILE, ".claude")
             if world.kind_of(target) != "absent"]
@@ -29839,12 +29840,12 @@ program, and a forked agent goes to the machine that knows its parent's prompt. 
 use fits, requests are answered first come, first served. How much fits is measured: it starts with
 one conversation more than slots; `cache_gb:` under a node in `fleet.yaml` tells it right away.
 
-Nobody waits without end. The gateway adds up how long the requests ahead take to read. Whoever
-would wait longer than 500 s (120 s if the client does not stream) takes the next seat that has
+No request waits without end. The gateway adds up how long the requests ahead take to read. One
+that would wait longer than 500 s (120 s if the client does not stream) takes the next seat that has
 lasted 1.2 to 4 times the reading time of its prompt. So the longest wait is about 600 s, or 1.25
-times the wait of first come, first served where that is longer. `trace` and `logs --failed` say how
-many tokens were read again and why (pushed out, or moved from another machine), and who waited for
-whom.
+times the wait of first come, first served if that is longer. `trace` and `logs --failed` say how
+many tokens were read again and why (pushed out, or moved from another machine), and which agents
+waited for which.
 
 ## LiteLLM instead
 
