@@ -96,6 +96,9 @@ def test_init_tells_what_it_found_and_what_that_lacks(tmp_path, monkeypatch, cap
         assert sf.main(["init", "--output", "o/f.yaml", "--force", "--node", f"n={node.endpoint}"]) == 0
         said = capsys.readouterr().out.splitlines()
         if node is embeds:
+            silent = said.pop(-4)
+            assert silent.startswith("local did not answer: start Ollama"), silent
+            assert silent.endswith("Then: `subagent-fleet init --output o/f.yaml --force`"), silent
             last = ["Fill in your machines' addresses, then run:",
                     "  subagent-fleet discover --config o/f.yaml", "  subagent-fleet generate --config o/f.yaml"]
         else:
