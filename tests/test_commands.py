@@ -92,7 +92,9 @@ def test_init_tells_what_it_found_and_what_that_lacks(tmp_path, monkeypatch, cap
                      "`ollama pull qwen3:8b`, `subagent-fleet init --output o/f.yaml --force`"]),
             (embeds, ["No model that can be used was found: the models in it are placeholders.",
                       "bge-m3:latest cannot chat: `ollama pull qwen3:8b`, "
-                      "`subagent-fleet init --output o/f.yaml --force`"])):
+                      "`subagent-fleet init --output o/f.yaml --force`",
+                      "local did not answer: start Ollama there; `subagent-fleet worker`, typed there, shows how "
+                      "to open it. Then: `subagent-fleet init --output o/f.yaml --force`"])):
         assert sf.main(["init", "--output", "o/f.yaml", "--force", "--node", f"n={node.endpoint}"]) == 0
         said = capsys.readouterr().out.splitlines()
         if node is embeds:
@@ -131,7 +133,7 @@ def test_init_takes_a_free_port_and_says_whose_the_usual_is(tmp_path, monkeypatc
         said = capsys.readouterr().out
         assert sf.main(["init", "--force", "--offline"]) == 0  # which asks nobody
         assert " is taken" not in capsys.readouterr().out
-    free, = re.findall(f"Port {port} is taken.*: this fleet gets ([0-9]+)[.]", said)
+    free, = re.findall(f"Port {port} is taken.*: this fleet uses ([0-9]+)[.]", said)
     backups = [path.read_text() for path in (tmp_path / ".subagent-fleet" / "backup").iterdir()]
     assert any(f"    port: {free}\n" in text for text in backups) and int(free) > port
 

@@ -315,7 +315,7 @@ def test_targets_of_the_fleet_file_are_written_each_time_and_the_key_always(flee
     assert (fleet / ".env.subagent-fleet").exists() and (fleet / ".claude/agents").exists()
     assert not (fleet / "litellm_config.yaml").exists()
     assert quick("generate", "--check").returncode == 0
-    assert "Next, " in done.stdout
+    assert "Next: " in done.stdout
 
 
 @pytest.mark.parametrize("words, told", [

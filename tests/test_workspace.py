@@ -64,7 +64,7 @@ def test_a_broken_manifest_is_told_and_hurts_nothing(generated, run_cli):
     rewrite(generated, OTHER)
     before = tree(generated)
     done = run_cli("generate")
-    assert done.returncode == 3 and "cannot be read; files that differ count as" in done.stderr
+    assert done.returncode == 3 and "cannot be read, so files that differ count as" in done.stderr
     assert tree(generated) == before
 
 
