@@ -80,6 +80,7 @@ def test_init_tells_what_it_found_and_what_that_lacks(tmp_path, monkeypatch, cap
     nothing.answers["/api/show"] = 500, {"error": "broken"}
     short = fake_node({"tiny:1b": {"context": 2048}})
     embeds = fake_node({"bge-m3": {"capabilities": ["embedding"]}})
+    monkeypatch.setattr(sf.World, "total_gigabytes", lambda self: 32.0)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sf, "OLLAMA_ENDPOINT", f"http://127.0.0.1:{free_port()}")
     for node, lines in (
@@ -91,6 +92,7 @@ def test_init_tells_what_it_found_and_what_that_lacks(tmp_path, monkeypatch, cap
                      "tiny:1b holds 2048 tokens; Claude Code's own prompt takes 10,000 to 18,000: "
                      "`ollama pull qwen3:8b`, `subagent-fleet init --output o/f.yaml --force`"]),
             (embeds, ["No model that can be used was found: the models in it are placeholders.",
+                      "For local, which has about 24 GB for models: `ollama pull qwen3-coder:30b`",
                       "bge-m3:latest cannot chat: `ollama pull qwen3:8b`, "
                       "`subagent-fleet init --output o/f.yaml --force`",
                       "local did not answer: start Ollama there; `subagent-fleet worker`, typed there, shows how "
