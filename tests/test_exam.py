@@ -236,6 +236,10 @@ def test_who_is_better_by_the_exam_is_stronger_whatever_its_size(tmp_path):
     assert plan(54, 30) == ("small:8b", "the strongest: passed 54 of 60 in the exam, more than large:30b")
     assert plan(35, 30)[0] == "large:30b", "not told apart"
     assert plan(54, 30, digest="old")[0] == "large:30b", "another model by now"
+    for digest, main in (("b", "small:8b"), ("old", "large:30b"), ("", "small:8b")):
+        failed = sf.Measurement("mini", state.endpoint, "large:30b", tools=sf.Score(0, 6), digest=digest)
+        planned = sf.plan_assignment([state], [failed], {"mini": 64})
+        assert planned.placement("main session").model.name == main, digest
 
 
 # -- what is said of models --
