@@ -112,7 +112,8 @@ def test_nothing_of_a_fix_is_where_a_model_works(examined, tmp_path):
     made.fix(2, "fix value 2: it is missing\n\nSigned-off-by: Ada", **{"values/secret": "7c0ffee7"})
     made.fix(3)
     spied = tmp_path / "spied"
-    report = made.json("--questions", 3, status=0, env={"SPY": SPY, "SPY_FILE": str(spied)})
+    report = made.json("--questions", 3, status=0, env={
+        "SPY": SPY, "SPY_FILE": str(spied), "OLDPWD": str(made.repo)})
     assert [one["outcome"] for one in report["sittings"]] == ["check"] * 3
     by_number = {}
     for line in spied.read_text().splitlines():
@@ -125,7 +126,6 @@ def test_nothing_of_a_fix_is_where_a_model_works(examined, tmp_path):
     assert "values/2)" not in seen and "v3_test" not in seen
     for commit in made.commits.values():
         assert commit not in seen and commit[:10] not in seen
-    assert not [line for line in seen.splitlines() if line.startswith("PWD=") and str(made.repo) in line]
     assert f"={made.repo}\n" not in seen
 
 
