@@ -101,7 +101,7 @@ def test_exactly_the_provable_commits_are_questions(examined, tmp_path):
 SPY = """git log --all --oneline; git fsck --lost-found; git cat-file --batch-all-objects --batch
 git remote -v; cat .git; git fetch --all
 cd "$(git rev-parse --git-common-dir)/.." && ls -laR . .git && cat .git/config; cat values/*
-find .. -type f ! -path '*/objects/*' -exec cat {} + ; env
+find .. -type f ! -path '*/objects/*' -exec cat {} +
 """
 
 
@@ -113,7 +113,8 @@ def test_nothing_of_a_fix_is_where_a_model_works(examined, tmp_path):
     made.fix(3)
     spied = tmp_path / "spied"
     report = made.json("--questions", 3, status=0, env={
-        "SPY": SPY, "SPY_FILE": str(spied), "OLDPWD": str(made.repo)})
+        "SPY": SPY, "SPY_FILE": str(spied), "OLDPWD": str(made.repo),
+        "SUBAGENT_FLEET_CONFIG": f"{made.repo}/fleet.yaml"})
     assert [one["outcome"] for one in report["sittings"]] == ["check"] * 3
     by_number = {}
     for line in spied.read_text().splitlines():
@@ -126,7 +127,7 @@ def test_nothing_of_a_fix_is_where_a_model_works(examined, tmp_path):
     assert "values/2)" not in seen and "v3_test" not in seen
     for commit in made.commits.values():
         assert commit not in seen and commit[:10] not in seen
-    assert f"={made.repo}\n" not in seen
+    assert f"={made.repo}" not in seen
 
 
 @on_linux
