@@ -52,8 +52,7 @@ from __future__ import annotations
 import sys
 
 if sys.version_info < (3, 9):  # noqa: UP036 - this is what an older Python reaches
-    # Python 2 and 3.5 read no f-string, and show the first line that they cannot read: this
-    # one.
+    # Python 2 and 3.5 read no f-string, and show the line that they cannot read: this one.
     sys.exit(f"subagent-fleet needs Python 3.9 or newer; this is {sys.version.split()[0]}")
 
 
