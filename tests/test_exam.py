@@ -98,7 +98,7 @@ def test_exactly_the_provable_commits_are_questions(examined, tmp_path):
     assert "value" not in kept and "values/" not in kept, "no text of theirs is kept"
 
 
-SPY = """git log --all --oneline; git fsck --lost-found; git cat-file --batch-all-objects --batch
+SPY = """env; git log --all --oneline; git fsck --lost-found; git cat-file --batch-all-objects --batch
 git remote -v; cat .git; git fetch --all
 cd "$(git rev-parse --git-common-dir)/.." && ls -laR . .git && cat .git/config; cat values/*
 find .. -type f ! -path '*/objects/*' -exec cat {} +
