@@ -114,8 +114,9 @@ def test_demo_needs_no_port_no_proxy_and_no_peace(places, tmp_path):
 def test_demo_asks_nobody_beyond_loopback(places):
     """Every address that the process connects to, or looks up."""
     program = f"""
-import runpy, sys
+import os, runpy, sys
 asked = []
+os._exit = sys.exit  # else nothing is printed behind it
 def hook(event, words):
     if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto", "subprocess.Popen"):
         asked.append(words[1][0] if event == "socket.connect" else words[0])
