@@ -1504,8 +1504,8 @@ def test_up_takes_a_free_port_where_the_file_names_none(project, monkeypatch):
             usual.listen()
         done = project("up")
     assert (done.returncode, done.stdout) == (7, "PONG\n"), done.stderr
-    port, = re.findall("^Port 4000 is taken by another program.*: this fleet gets ([0-9]+)[.] Write "
-                       "`port: [0-9]+` under project.gateway", done.stderr, re.M)
+    port, = re.findall("^Port 4000 is taken by another program.*, so this fleet uses ([0-9]+)[.] To keep "
+                       "that port, write `port: [0-9]+` under project.gateway", done.stderr, re.M)
     assert f"Serving shop at http://127.0.0.1:{port}.\n" in done.stderr
     environment = (project.place / ".env.subagent-fleet").read_text()
     assert f"http://127.0.0.1:{port}" in environment and "out of date" not in done.stderr

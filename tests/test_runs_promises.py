@@ -1135,8 +1135,8 @@ def test_a_task_that_waits_for_a_question_says_which(shop):
     child = shop.begin("run")
     shop.wait(lambda: shop.rows().get("db", {}).get("state") == "asking")
     child.send_signal(signal.SIGINT)
-    assert "nobody watches them" in shop.end(child).out
-    assert "nobody watches them" in shop.type("tasks").err
+    assert "nothing checks them" in shop.end(child).out
+    assert "nothing watches them" in shop.type("tasks").err
     child = shop.begin("run", "fix")
     time.sleep(2)
     child.send_signal(signal.SIGINT)

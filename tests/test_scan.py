@@ -103,7 +103,8 @@ def neighbourhood():
 
 # What it took at most, as Linux counts it since the start of the program.
 MEASURED = """\
-import atexit, re, sys
+import atexit, os, re, sys
+os._exit = sys.exit  # else nothing is told
 def tell():
     with open("/proc/self/status") as lines:
         kilobytes = re.search(r"VmHWM:\\s+(\\d+)", lines.read())[1]

@@ -171,9 +171,9 @@ def test_stop_needs_no_supervisor_and_says_what_happened(typist):
     time.sleep(0.3)
     running.send_signal(signal.SIGINT)
     out, _ = running.communicate(timeout=10)
-    assert running.returncode == 130 and b"Agents keep running, but nobody watches them" in out
+    assert running.returncode == 130 and b"Agents keep running, but nothing checks them" in out
     assert typist.rig.processes() != []
-    assert "nobody watches them." in (typist.run("tasks"), typist.err)[1]
+    assert "nothing watches them." in (typist.run("tasks"), typist.err)[1]
     said = typist.run("task", "stop", "*")
     assert re.search(r"a +stopped +\d processes ended in \d\.\d s, work saved in "
                      "refs/subagent-fleet/a/1", said), said

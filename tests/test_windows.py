@@ -55,7 +55,7 @@ def run(place):
     (["env", "--shell", "json"], b"ANTHROPIC_BASE_URL"),
     (["recommend"], b"planner"), (["trace"], b"No session"), (["wake"], b"mac"),
     (["skills", "list"], b"subagent-fleet-setup"), (["help", "config"], b"fleet.yaml"),
-    (["worker"], b"Ollama"), (["trust", "--show"], b"nothing beyond"), (["warmup"], b"qwen3:8b")])
+    (["worker"], b"Ollama"), (["trust", "--show"], b"nothing outside"), (["warmup"], b"qwen3:8b")])
 def test_a_command_works_without_unix(run, words, told):
     run("generate")
     done = run(*words)

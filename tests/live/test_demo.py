@@ -6,6 +6,6 @@ from tools import SCRIPT
 def test_demo_needs_no_network(trap, tmp_path):
     project = rig.Project(tmp_path / "demo", SCRIPT, trap)
     said = project.run("demo")
-    assert "4 subagents audited: 16 checks passed\n" in said and "nothing left the house" in said
+    assert "As planned" in said and "nothing left the house" in said
     assert [path.name for path in project.folder.iterdir()] == []
     assert [path.name for path in project.home.iterdir()] == []
