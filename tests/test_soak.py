@@ -179,7 +179,7 @@ class Watch:
         self.now = now
         return self.choose(ticket, now, slices)
 
-    def see(self, ticket, model):
+    def see(self, ticket, model, now):
         """Called under the scheduler's lock."""
         self.grants += 1
         for other in self.scheduler._queue.values():
@@ -190,7 +190,7 @@ class Watch:
             self.numbers.append(ticket.number)
         place = self.scheduler.places[model.name]
         assert place.running < place.slots
-        self.grant(ticket, model)
+        self.grant(ticket, model, now)
 
 
 def soak(count, tmp_path):
