@@ -13945,7 +13945,8 @@ class Scheduler:
                 return end.cache_read, 0, ""
             seats = self.places[ticket.model.name].seats
             warm = seats.learn(ticket, end, seconds, self._clock())
-            again = max(ticket.known, ticket.known_elsewhere) - warm
+            # The prompt's tokens were guessed; no more can be read than the machine counts.
+            again = min(max(ticket.known, ticket.known_elsewhere), end.input_tokens) - warm
             if again < LESSON_TOKENS:
                 return warm, 0, ""
             if ticket.known_elsewhere > ticket.known:

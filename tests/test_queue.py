@@ -96,6 +96,13 @@ def test_a_loss_takes_the_seats_that_were_too_many():
     assert desk.warm()["room"] == 0 and why == "pushed out" and 9_000 < again < 10_300
 
 
+def test_no_more_is_read_again_than_a_machine_counts():
+    desk = Desk(slots=1)
+    for who in ("one", "two"):
+        desk.answer(desk.enter(who))
+    assert desk.answer(desk.enter("one", 1, tokens=10_200), counted=7)[1:] == (0, "")
+
+
 def test_what_stayed_warm_makes_room_for_more():
     desk = Desk()
     for who in ("one", "two"):

@@ -295,11 +295,13 @@ class Desk:
         return self.scheduler.enter("x", sf.Conversation(session or who, agent),
                                     prompt=prompt_of(who, turn, tokens), **more)
 
-    def answer(self, ticket, *, cached=0, reason="tool_use", seconds=None, writes=10):
+    def answer(self, ticket, *, cached=0, reason="tool_use", seconds=None, writes=10,
+               counted=None):
         """End a request whose machine still had so many tokens; return what was learned."""
         total = ticket.prompt.tokens
         read = (total - cached) / 100 if seconds is None else seconds
         self.now += read + 100 / writes
+        total = total if counted is None else counted
         end = sf.End(reason, input_tokens=total, output_tokens=100, cache_read=cached,
                      answer_seconds=100 / writes)
         said = self.scheduler.learn(ticket, end, read)
