@@ -26113,7 +26113,7 @@ def format_failures(requests: Sequence[Mapping[str, Any]], look: Look = PLAIN) -
     if not counts:
         return ""
 
-    text = f"\n{paint('Failures:', 'bold', look)}\n"
+    text = f"\n{paint('Failures and fallbacks:', 'bold', look)}\n"
     for words, count in sorted(counts.items(), key=lambda item: -item[1])[:FAILURES_SHOWN]:
         role = "warn" if words.startswith("ok") else "bad"
         text += format_words([Cell(f"{count} ×"), mark(words, role, look)], look,

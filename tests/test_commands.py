@@ -978,7 +978,7 @@ def test_failures_are_counted_by_their_words():
     request = {"outcome": "ok", "failures": [{"node": "a", "why": "refused"}], "said": ""}
     others = [{**request, "failures": []}, {**request, "outcome": "api_error", "said": "b: down"}]
     assert sf.format_failures([request, *others, request]) == (
-        "\nFailures:\n  2 \u00d7 ok after a: refused\n  1 \u00d7 api_error after b: down\n"
+        "\nFailures and fallbacks:\n  2 \u00d7 ok after a: refused\n  1 \u00d7 api_error after b: down\n"
         "`subagent-fleet logs --failed` shows when and for which agent.\n")
     assert sf.format_failures([{**request, "failures": [], "outcome": "left"}]) == ""
 
