@@ -3379,12 +3379,21 @@ USABLE_SHARE = 0.75  # of a machine's memory: a Mac gives its GPU no more
 
 
 def plan_pull(gigabytes: float | None) -> str:
-    """Return the strongest model that holds Claude Code's prompt in so much memory."""
+    """Return the strongest model that holds Claude Code's prompt in so much memory, or ""."""
     if not gigabytes:
         return SMALL_PLACEHOLDER
     fitting = [model.name for model in PULLS
                if plan_fitting_context(model, gigabytes) >= MAIN_CONTEXT_TOKENS]
-    return fitting[0] if fitting else PULLS[-1].name
+    return fitting[0] if fitting else ""
+
+
+def tell_pull(gigabytes: float | None) -> str:
+    """Return what to pull for so much memory; where nothing fits, what the smallest needs."""
+    pull = plan_pull(gigabytes)
+    if pull:
+        return f"`ollama pull {pull}`"
+    needed = int(plan_gigabytes(PULLS[-1], MAIN_CONTEXT_TOKENS)) + 1
+    return f"{PULLS[-1].name}, the smallest that would do, needs {needed} GB"
 
 
 def _weight_bytes(model: NodeModel) -> float:
@@ -22637,8 +22646,9 @@ def format_starter(starter: Starter, states: Sequence[NodeState], look: Look = P
             text += format_words([hint], look)
         for name in starter.assignment.idle:
             if memory.get(name):
-                pull = f"`ollama pull {plan_pull(memory[name])}`"
-                text += format_words([f"{clean_line(name)} could work with", f"{pull}."], look)
+                could = " could work with" if plan_pull(memory[name]) else ":"
+                text += format_words([f"{clean_line(name)}{could}",
+                                      f"{tell_pull(memory[name])}."], look)
     else:
         who = "No model that can be used was found"
         if all(state.reason == "not asked" for state in states):
@@ -22648,7 +22658,7 @@ def format_starter(starter: Starter, states: Sequence[NodeState], look: Look = P
             room = memory.get(state.name)
             if room and state.reason != "not asked" and not rank_models(state):
                 who = f"For {clean_line(state.name)}, which has about {room:.0f} GB for models:"
-                text += format_words([who, f"`ollama pull {plan_pull(room)}`"], look)
+                text += format_words([who, tell_pull(room)], look)
     return text + _tell_flaw(starter, states, "subagent-fleet init --force", look, memory)
 
 
@@ -22658,9 +22668,13 @@ def _tell_flaw(starter: Starter, states: Collection[NodeState], following: str, 
     if not starter.flaw:
         return ""
     rooms = [memory.get(state.name, 0.0) for state in states if state.online]
-    pull = plan_pull(max(rooms, default=0.0))
+    room = max(rooms, default=0.0)
+    pull = plan_pull(room)
+    if not pull:
+        return format_words([f"{starter.flaw}:", f"{tell_pull(room)}."], look)
     mend = f"`ollama pull {pull}`,"
-    if any(find_models(state.models, pull) for state in states):
+    if any(find_models(state.models, pull) for state in states
+           if memory.get(state.name, 0.0) == room):
         mend = "pull a model that calls tools (ollama.com/search?c=tools), then"
     return format_words([f"{starter.flaw}:", mend, f"`{following}`"], look)
 
@@ -27912,11 +27926,12 @@ def remove_install(world: World, command: str, copy: str) -> int:
     home = Workspace(world, world.home)
     taught = home.compare(None, tuple(target.name for target in TAUGHT))
     mine = [change for change in taught if change.action != "edited"]
-    paths = [command]
     worktrees = world.paths_below(world.user_place("state", "worktrees"), "*/*")
-    for kind in ("data", "cache", "state"):
-        if kind != "state" or not worktrees:
-            paths += world.paths_below(world.user_place(kind), "**")
+    paths = []
+    if not worktrees:  # else the command stays, too: `task tidy` is still to be typed
+        paths = [command, *world.paths_below(world.user_place("data"), "**"),
+                 *world.paths_below(world.user_place("state"), "**")]
+    paths += world.paths_below(world.user_place("cache"), "**")
     files = [path for path in paths if world.kind_of(path, follow=False) in ("file", "symlink")]
     for path in files:
         world.remove(path)
@@ -27928,13 +27943,14 @@ def remove_install(world: World, command: str, copy: str) -> int:
     count = count_of(len(files) + sum(change.found is not None for change in mine), "file")
     kept = [change.path for change in taught if change not in mine]
     if worktrees:
-        kept.append(f"{count_of(worktrees, 'worktree')} of tasks, such as {worktrees[0]}. First "
-                    "`subagent-fleet task tidy` in their repositories, then this again")
+        kept.append(f"the command, and {count_of(worktrees, 'worktree')} of tasks, such as "
+                    f"{worktrees[0]}. First `subagent-fleet task tidy` in their repositories, "
+                    "then this again")
     if kept:
         world.out(f"Removed {count}.\nKept: {some_of(kept)}.\n")
     else:
         world.out(f"Removed {count}; nothing is left outside of your projects.\n")
-    world.out("In a project: `subagent-fleet clean` removes what was generated there.\n")
+    world.out("In a project: `python3 subagent_fleet.py clean` removes what was generated there.\n")
     return EXIT_OK
 
 

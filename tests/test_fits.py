@@ -126,7 +126,7 @@ def test_what_was_counted_stands_beside_what_was_measured(machine, capsys):
 
 
 @pytest.mark.parametrize("gigabytes, model", [
-    (0, "qwen3:8b"), (6, "qwen3:4b"), (8, "qwen3:4b"), (12, "qwen3:8b"), (16, "gpt-oss:20b"),
+    (0, "qwen3:8b"), (3, ""), (6, ""), (8, "qwen3:4b"), (12, "qwen3:8b"), (16, "gpt-oss:20b"),
     (24, "qwen3-coder:30b"), (64, "qwen3-coder:30b"), (96, "gpt-oss:120b")])
 def test_what_to_pull_fits_the_memory(gigabytes, model):
     assert sf.plan_pull(gigabytes) == model
@@ -142,6 +142,28 @@ def test_init_without_a_model_says_which_to_pull_for_its_memory(fake_node, run_c
     said = " ".join(run_cli("init", "--force", "--node", f"box={other.endpoint}", "--memory", "box=16",
                             env=env).stdout.split())
     assert "`ollama pull gpt-oss:20b`" in said
+
+
+@pytest.mark.parametrize("gigabytes", [1, 6, 7, 8])
+def test_what_is_said_of_little_memory_is_what_init_then_does(fake_node, run_cli, gigabytes):
+    """A pull is only named where the model is then taken; else what the smallest needs."""
+    small = {"qwen3:4b": {"size": 2_497_293_931, "capabilities": TOOLS, "context_length": 40960}}
+
+    def init(models):
+        node = fake_node(models)
+        node.answers["/api/show"] = lambda payload: (200, {"capabilities": TOOLS, "model_info": {
+            "general.architecture": "qwen3", "qwen3.block_count": 36,
+            "qwen3.attention.head_count_kv": 8, "qwen3.attention.key_length": 128,
+            "qwen3.attention.value_length": 128, "qwen3.context_length": 40960}})
+        env = {"OLLAMA_HOST": f"127.0.0.1:{node.port}"}
+        done = run_cli("init", "--force", "--memory", f"local={gigabytes}", env=env)
+        return " ".join(done.stdout.split())
+
+    without, with_it = init({}), init(small)
+    needs = "qwen3:4b, the smallest that would do, needs 8 GB"
+    assert ("`ollama pull qwen3:4b`" in without) == (gigabytes >= 8) != (needs in without), without
+    assert (f"no model fits the memory of its machine: {needs}." in with_it) == (gigabytes < 8), with_it
+    assert "pull a model" not in with_it
 
 
 @pytest.mark.parametrize("words", ["mini=64", "local=x", "local=0", "local", "=3"])

@@ -192,13 +192,20 @@ def test_removed_all_is_gone_that_was_written_outside_of_projects(install, run_c
     worktree = home / ".local/state/subagent-fleet/worktrees/repo-1/task"
     worktree.mkdir(parents=True)
     done = install("--remove")
-    assert f"Kept: 1 worktree of tasks, such as {worktree}." in done.stdout
-    assert below(home) == [".claude/skills/mine/SKILL.md",
-                           ".local/state/subagent-fleet/repositories.json",
-                           ".local/state/subagent-fleet/trusted.json"]
+    assert f"Kept: the command, and 1 worktree of tasks, such as {worktree}." in done.stdout
+    command = home / ".local/bin/subagent-fleet"
+    assert "`subagent-fleet task tidy`" in done.stdout.replace(f"python3 {SCRIPT}", "subagent-fleet")
+    done = subprocess.run([command, "task", "tidy", "--help"], env=clean_environment(HOME=home),
+                          capture_output=True)
+    assert done.returncode == 0, "what it says to type is still there"
+    kept = below(home)
+    assert kept[0] == ".claude/skills/mine/SKILL.md" and kept[-2:] == [
+        ".local/state/subagent-fleet/repositories.json", ".local/state/subagent-fleet/trusted.json"]
+    assert not any(".cache" in path for path in kept)
     worktree.rmdir()
     worktree.parent.rmdir()
-    assert "nothing is left" in install("--remove").stdout
+    said = install("--remove").stdout
+    assert "nothing is left" in said and "`python3 subagent_fleet.py clean`" in said
     assert below(home) == [".claude/skills/mine/SKILL.md"]
     left = sorted(str(path.relative_to(home)) for path in home.rglob("*subagent*"))
     assert left == [], left
