@@ -18574,6 +18574,7 @@ class Tidying(Record):
     ignored: int = 0
     ignored_bytes: int = 0
     branch: str = ""  # goes as well
+    is_empty: bool = False  # that has no commit of the task
 
 
 class Keeps(Exception):
@@ -18628,7 +18629,7 @@ def _tidy(folder: Folder, state: TaskState, *, is_dry: bool, takes_ignored: bool
     tip = _droppable_tip(main, state)
     plan = Tidying(state.name, True, "", state.worktree, ref if files else "", files,
                    len(ignored), world.size_together(state.worktree, ignored),
-                   state.branch if tip else "")
+                   state.branch if tip else "", tip == state.base)
     if is_dry:
         return plan
 
@@ -27119,9 +27120,7 @@ def show_tasks(folders: Sequence[Folder], options: Options, world: World) -> Non
         world.out(format_tasks(rows, look))
         works = [row for row in rows if row["state"] in ("waiting", *ACTIVE_STATES)]
         if works and not report["supervisor"]:
-            lives = any(row["state"] in ACTIVE_STATES for row in works)
-            advice += "\nAgents work on, but nothing watches them. Continue: subagent-fleet run" \
-                if lives else "\nNothing is running them. Start: subagent-fleet run"
+            advice += "\n" + suggest_run(row["state"] for row in works)
         if advice:
             world.err(wrap_text(f"{advice.strip()}\n", look))
 
@@ -27250,9 +27249,17 @@ def cmd_task_add(options: Options, world: World) -> int:
 
 
 def tell_start(folder: Folder) -> None:
-    """Say what starts tasks, where nothing does."""
+    """Say what starts tasks, or watches those whose agents go on, where nothing does."""
     if not folder.holder():
-        folder.world.err("Nothing is running. Start: subagent-fleet run\n")
+        states = folder.read_states()[0].values()
+        folder.world.err(suggest_run(state.state for state in states if not state.asleep) + "\n")
+
+
+def suggest_run(states: Iterable[str]) -> str:
+    """Return what to type where nothing supervises tasks in such states."""
+    if any(state in ACTIVE_STATES for state in states):
+        return "Agents work on, but nothing watches them. Continue: subagent-fleet run"
+    return "Nothing is running. Start: subagent-fleet run"
 
 
 # -- what is asked of tasks --
@@ -27718,7 +27725,8 @@ def format_tidying(rows: Sequence[Mapping[str, Any]], look: Look = PLAIN, *, is_
             parts.append(f"{row['ignored']:,} ignored file{'s' * (row['ignored'] != 1)}, "
                          f"{row['ignored_bytes'] / 1e6:,.1f} MB, deleted")
         if row["branch"]:
-            parts.append(f"merged branch {row['branch']} deleted")
+            kind = "empty" if row["is_empty"] else "merged"
+            parts.append(f"{kind} branch {row['branch']} deleted")
         detail = f" ({'; '.join(parts)})" if parts else ""
         word = "would remove" if is_dry else "removed"
         text += format_task_event(row["name"], word, f"{row['worktree']}{detail}", width, look)
@@ -30198,7 +30206,8 @@ config, do so in their own fields. stderr and the exit code are as without `--js
 - `task diff`: `task`, `base`, `after` (a ref or a tree), `files` (lines added, lines removed,
   path)
 - `task tidy`: `worktrees` (`name`, `removes`, `why` not, `saved`: a ref, `files` in no commit,
-  `ignored`, `ignored_bytes`, `branch` that is deleted as well, `worktree`)
+  `ignored`, `ignored_bytes`, `branch` that is deleted as well, `is_empty`: it had no commit,
+  `worktree`)
 - `logs`: `requests` (`time` in seconds since 1970, `name`: of the agent, `NAME?` where only its
   alias tells it, `id`, `session`, `agent`, `alias`, `model`, `node`, `outcome`, `failures`
   (`node`, `why`: a class), `said` (who failed in which words; nothing of a prompt or an answer),

@@ -32,6 +32,8 @@ def test_three_tasks_that_do_nothing_fail_whatever_their_check_leaves(shop):
     assert {name: row["state"] for name, row in shop.rows().items()} == dict.fromkeys("abc", "failed"), done
     assert done.code == 1
     assert not any(shop.has_work(name) for name in "abc")
+    tidied = " ".join(shop.type("task", "tidy", "--ignored").out.split())
+    assert "empty branch run/a deleted" in tidied and "merged" not in tidied
 
 
 def test_what_a_check_leaves_is_in_no_branch_and_breaches_no_scope(shop):
@@ -361,7 +363,10 @@ def test_a_question_survives_everything(shop, whom):
             if b"stub_claude" in command:
                 os.kill(number, signal.SIGKILL)
     assert "Which database?" in shop.type("task", "answer").out
-    assert shop.type("task", "answer", "t", "mariadb, please").code == 0
+    answered = shop.type("task", "answer", "t", "mariadb, please")
+    assert answered.code == 0
+    goes_on = "Agents work on, but nothing watches them. Continue: "
+    assert (goes_on in answered.err) == (whom == "supervisor"), answered
     done = shop.run()
     assert shop.state() == "done", done
 
