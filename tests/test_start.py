@@ -132,8 +132,9 @@ def test_messages_name_it_as_it_was_typed(project):
 # -- install --
 
 @pytest.fixture
-def install(tmp_path, run_cli):
-    """Type `install` as somebody with an empty home."""
+def install(tmp_path, run_cli, monkeypatch):
+    """Type `install` as somebody with an empty home, whose bytecode is where it usually is."""
+    monkeypatch.setattr(sys, "pycache_prefix", None)
     (tmp_path / "home").mkdir(exist_ok=True)
 
     def run(*words, path=""):
