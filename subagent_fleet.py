@@ -17331,6 +17331,7 @@ class TaskState(Record):
     began: float = 0.0
     worked: float = 0.0  # seconds of this try
     ended: float = 0.0  # when its last try was over: what a person does then is not its time
+    spent: float = 0.0  # seconds of the tries before this one
     # Its process.
     session: str = ""
     spoken: bool = False  # the session exists: it is resumed
@@ -17367,6 +17368,13 @@ class TaskState(Record):
     def is_over(self) -> bool:
         """Whether nothing happens to it any more without a person."""
         return self.state in TERMINAL_STATES
+
+    def total_at(self, now: float) -> float:
+        """Return the seconds that all its tries have taken: never less than before."""
+        until = self.ended if self.ended >= self.began else self.at
+        if self.open and not self.is_over:
+            until = now
+        return self.spent + (max(until - self.began, 0.0) if self.began else 0.0)
 
     @property
     def is_active(self) -> bool:
@@ -17466,7 +17474,7 @@ def plan_fresh(state: TaskState) -> TaskState:
     return TaskState(
         state.name, state.task, state.order, state.origin, state.newer, at=state.at,
         added=state.added, orders=state.orders, base=state.base, tried=state.tried,
-        fresh=state.fresh + 1, resumes=state.resumes + 1,
+        fresh=state.fresh + 1, resumes=state.resumes + 1, spent=state.total_at(state.at),
         old=(*state.old, place) if state.git else state.old)
 
 
@@ -17786,7 +17794,7 @@ class TaskRow(Record):
     state: str
     attempt: str  # such as 1/2
     seconds: float  # in this state
-    total: float  # since its first try began, until it was over
+    total: float  # of all its tries
     idle: float | None  # since it was heard of
     now: str
     context: int | None  # percent
@@ -17854,14 +17862,12 @@ def _task_row(state: TaskState, sight: TaskSight) -> TaskRow:
         context = min(round(100 * tokens / window), 999)
 
     loads = sight.loads.get(state.name, ())
-    began = state.began or state.at
     tries = state.task.tries
     number = min(state.failures + 1, tries) if state.tried else 0
     return TaskRow(
         state.name, state.task.group, state.state, f"{number}/{tries}",
         max(sight.now - state.at, 0.0),
-        max((state.ended or state.at if state.is_over else sight.now) - began, 0.0)
-        if state.tried else 0.0, idle,
+        state.total_at(sight.now) if state.tried else 0.0, idle,
         _describe_task(state, heard, sight), context, int(state.diff.get("files", 0)),
         int(state.diff.get("plus", 0)), int(state.diff.get("minus", 0)), where,
         sum(load[0] for load in loads), round(sum(load[1] for load in loads), 1), len(loads),
@@ -17964,7 +17970,7 @@ def find_repository(world: World, directory: str) -> Repository:
     if seen.code:
         talk = seen.talk
         slug, what = "no-repository", "is not a git repository, and every task needs a git worktree"
-        fix = (f"{write_ignored('.gitignore')} && git init && git add -A && git commit -m start")
+        fix = suggest_commit(world, world.real_path(directory), ".gitignore", "git init && ")
         if "safe.bareRepository" in talk or "must be run in a work tree" in talk:
             slug, what = "bare-repository", "is a bare repository: agents need a checkout"
             fix = "git clone it, and run this in the clone"
@@ -17982,6 +17988,13 @@ def find_repository(world: World, directory: str) -> Repository:
     return Repository(world.real_path(top), common, first[1] if first else world.real_path(top))
 
 
+def suggest_commit(world: World, top: str, ignore: str, first: str = "") -> str:
+    """Return what makes a first commit of a directory; of a whole home or machine it is none."""
+    if top in ("/", world.real_path(world.home or "/")):
+        return "go into your project's directory (`cd PROJECT`), and run this there"
+    return f"{write_ignored(ignore)} && {first}git add -A && git commit -m start"
+
+
 def find_commit(world: World, repository: Repository, revision: str) -> str:
     """Return the commit that a revision names, or refuse."""
     seen = world.run_git(["rev-parse", "--quiet", "--verify", "--end-of-options",
@@ -17993,7 +18006,7 @@ def find_commit(world: World, repository: Repository, revision: str) -> str:
         if world.real_path(world.directory) != repository.top:  # the key may lie above
             ignore = quote_shell(world.path(repository.top, ignore))
         raise FleetError("no-commit", "the repository has no commits yet; make one first",
-                         fix=f"{write_ignored(ignore)} && git add -A && git commit -m start")
+                         fix=suggest_commit(world, repository.top, ignore))
     raise FleetError("bad-base", f"`{revision}` is not a commit of this repository",
                      fix="name a branch, tag or commit: `git log --oneline`")
 
@@ -19095,7 +19108,8 @@ class TaskWork:
             changes["base"] = self._supervisor.tasks[depends[0]].head or state.base
         if not state.open:
             changes.update(open=True, tried=state.tried + 1, round=0, stalls=0, checks=(),
-                           worked=0.0, began=self._world.now())
+                           worked=0.0, began=self._world.now(),
+                           spent=state.total_at(state.at))
         return changes
 
     def _make_worktree(self, state: TaskState) -> None:
@@ -19314,7 +19328,7 @@ class TaskWork:
         fleet = self._backing.fleet
         nodes = [f"{model.node} ({model.ollama_model})" for model in fleet.models.values()
                  if model.alias == alias] if fleet and alias else []
-        where = f" on {' or '.join(nodes)}" if nodes else ""
+        where = f", planned for {' or '.join(nodes)}" if nodes else ""  # another may answer
         check = f", check: {state.task.check}" if state.task.check else ", no check"
         return f"{who}{where}, branch {state.branch}{check}"
 
@@ -30044,9 +30058,9 @@ subagent-fleet run                  # in its own terminal, or with --detach
 
 ```text
 docs     waits      for parser
-parser   started    implementer on mini (qwen3-coder:30b), branch run/parser,
+parser   started    implementer, planned for mini (qwen3-coder:30b), branch run/parser,
                     check: python3 -m pytest -q
-storage  started    implementer on mini (qwen3-coder:30b), branch run/storage,
+storage  started    implementer, planned for mini (qwen3-coder:30b), branch run/storage,
                     check: python3 -m pytest -q
 storage  asks       Which database?  1 sqlite  2 postgres  `subagent-fleet task answer storage 1`
 parser   retrying   check failed (exit 1) after 4.2 s: sent back to the agent (round 1 of 3)
@@ -30197,9 +30211,10 @@ config, do so in their own fields. stderr and the exit code are as without `--js
 - `tasks`: `repository`, `supervisor` (its process, 0: none), `unreadable_files` (of state),
   `tasks` (`name`, `group`, `state`: waiting, preparing, starting, running, asking, checking,
   attached, done, review, failed, stopped or parked, `attempt`, `seconds` in that state, `total`
-  seconds, `idle`, `now`, `context` in percent, `files`, `plus`, `minus`, `where`, `memory_mb`,
-  `cpu_percent`, `processes`, `fix`, `session`, `branch`, `worktree`, `agent`, `alias`, `reason`,
-  `cause`: check, diff, scope, deadline, stalled, lost, api, coder or the id of an error); with
+  seconds of all tries, `idle`, `now`, `context` in percent, `files`, `plus`, `minus`, `where`,
+  `memory_mb`, `cpu_percent`, `processes`, `fix`, `session`, `branch`, `worktree`, `agent`,
+  `alias`, `reason`, `cause`: check, diff, scope, deadline, stalled, lost, api, coder or the id
+  of an error); with
   `--all` a list of such objects under `repositories`; with a name that task's fields, `keys`
   (`key`, `value`, `origin`), `tries`: its receipts
 - `task answer`: `questions` (`task`, `questions`: `question`, `choices`)

@@ -1201,6 +1201,13 @@ def test_time_that_a_person_takes_is_not_the_tasks(shop):
     time.sleep(1.5)
     assert shop.type("task", "accept", "t").code == 0
     assert shop.row("t")["total"] == pytest.approx(before, abs=0.1)
+    for words in ((), ("--fresh",)):
+        assert shop.type("task", "retry", "t", *words).code == 0
+        assert shop.row("t")["total"] == pytest.approx(before, abs=0.1)
+        assert shop.run().code == 0
+        again = shop.row("t")["total"]
+        assert before < again, words
+        before = again
 
 
 def test_accept_says_that_the_check_had_failed(shop):

@@ -95,7 +95,7 @@ def test_three_tasks_one_asks_one_mends_one_waits_then_merge_and_tidy(typist):
     out, err = running.communicate(timeout=30)
     said = out.decode()
     assert running.returncode == 0 and said.endswith("3 done.\n"), said
-    for line in ("docs +waits +for parser", "parser +started +implementer on mini",
+    for line in ("docs +waits +for parser", "parser +started +implementer, planned for mini",
                  "storage +asks +Which database\\?  1 sqlite  2 postgres",
                  "parser +retrying +check failed \\(exit 1\\) after .*: sent back to the agent \\(round 1 of 3\\)",
                  "parser +done +.*2 files \\+2 -0, check passed"):
@@ -299,6 +299,17 @@ def test_many_repositories_have_one_supervisor(typist, tmp_path):
     assert str(other) in shown and shown.count("done") == 2
 
 
+@pytest.mark.parametrize("has_git, words", [
+    (False, ["run", "a:hello"]), (False, ["tasks"]), (False, ["task", "diff", "x"]),
+    (True, ["run", "a:hello"])])
+def test_nobody_is_told_to_commit_a_home(run_cli, tmp_path, words, has_git):
+    if has_git:
+        subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    done = run_cli(*words, env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]})
+    assert done.returncode == 1 and "go into your project's directory" in done.stderr
+    assert "git add" not in done.stderr + done.stdout
+
+
 # -- what refuses --
 
 @pytest.mark.slow
@@ -466,7 +477,7 @@ def test_the_table_of_tasks_looks_so(golden, columns):
 def test_events_and_tidying_look_so(golden, columns):
     look = sf.Look(columns=columns)
     text = "".join(sf.format_task_event(*event, 8, look) for event in [
-        ("parser", "started", "implementer on mini (qwen3-coder:30b), branch run/parser, check: "
+        ("parser", "started", "implementer, planned for mini (qwen3-coder:30b), branch run/parser, check: "
          "python3 -m pytest -q"), ("docs", "waits", "for parser"),
         ("jwt-a", "asks", "Which database?  1 sqlite  2 postgres  `subagent-fleet task answer "
          "jwt-a 1`")])

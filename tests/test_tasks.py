@@ -634,16 +634,16 @@ def test_rows_are_in_the_order_of_the_file_and_twins_by_verdict_and_size():
 def test_a_row_says_where_it_works_how_often_it_was_tried_and_what_has_gone():
     task = sf.TaskSpec("t", prompt="x", tries=3)
     state = sf.TaskState("t", task, 0, state="running", tried=2, failures=1, session="s", at=50.0,
-                         began=60.0, worktree="/w")
+                         open=True, began=60.0, spent=5.0, worktree="/w")
     served = {"s": {"node": "mini"}, "": {"node": "nobody"}}
     row, = sf.plan_task_rows(sf.TaskSight({"t": state}, {}, 100.0, served=served))
-    assert (row.where, row.attempt, row.total, row.worktree) == ("mini", "2/3", 40.0, "/w")
+    assert (row.where, row.attempt, row.total, row.worktree) == ("mini", "2/3", 45.0, "/w")
     waits = sf.replace(state, state="waiting", tried=0, failures=0, session="")
     row, = sf.plan_task_rows(sf.TaskSight({"t": waits}, {}, 100.0, served=served))
     assert (row.where, row.attempt, row.total) == ("", "0/3", 0.0)
     gone = sf.disown_task(sf.replace(state, state="done", ended=70.0, prepared=True))
     row, = sf.plan_task_rows(sf.TaskSight({"t": gone}, {}, 100.0))
-    assert (row.worktree, row.total, gone.prepared, gone.session) == ("", 10.0, False, "")
+    assert (row.worktree, row.total, gone.prepared, gone.session) == ("", 15.0, False, "")
 
 
 def test_what_to_type_is_said_of_what_waits_for_a_person():
