@@ -22569,6 +22569,7 @@ def format_served(rows: Sequence[Sequence[Any]], look: Look = PLAIN) -> str:
          group=START, examples=("up", "up --ui", "up -- -p 'say hi'"), passes="ARGS")
 def cmd_up(options: Options, world: World) -> int:
     """Do the whole job. What is said goes to standard error: standard output is Claude Code's."""
+    refuse_home(options, world, "up")
     if options.passed and not world.which(CLAUDE):
         raise FleetError("claude-missing", "Claude Code is not on the PATH", fix=CLAUDE_INSTALL)
     fleet = find_or_write_fleet(options, world)
@@ -22605,6 +22606,17 @@ def cmd_up(options: Options, world: World) -> int:
     world.err(list_failures(workspace, fleet, began))
     tell_session(workspace, began, "subagent-fleet up")
     return EXIT_INTERRUPTED if "SIGINT" in signals else status
+
+
+def refuse_home(options: Options, world: World, command: str) -> None:
+    """Refuse to write into a person's home unasked: those agents would be of every project."""
+    if options.out or options.config or not world.home:
+        return
+    if world.real_path("") == world.real_path(world.home):
+        raise FleetError("in-home", f"{command}: this is your home directory; agents in its "
+                         ".claude/agents/ are those of every project", status=EXIT_REFUSED,
+                         fix="go into a project's directory; or "
+                             f"`subagent-fleet {command} --out .`")
 
 
 def find_or_write_fleet(options: Options, world: World) -> Fleet:
@@ -23779,6 +23791,8 @@ def report_recommendation(fleet: Fleet, advised: Recommendation, written: Sequen
          excludes=("litellm-only claude-only",))
 def cmd_generate(options: Options, world: World) -> int:
     targets = parse_targets(options)
+    if not (options.force or options.check or options.diff):
+        refuse_home(options, world, "generate")
     config = load_config(world, options.config)
     fleet = config.fleet
     targets = targets or fleet.targets
@@ -28172,7 +28186,7 @@ def render_commands_page() -> str:
         for flag in row.flags:
             shown = show_flag(flag).split(", ")[-1].replace("|", "\\|")
             several = "…" if flag.more.get("action") == "append" else ""
-            is_needed = not flag.name.startswith("-") and "nargs" not in flag.more
+            is_needed = not flag.name.startswith("-") and flag.more.get("nargs", "+") == "+"
             if not is_needed and not shown.startswith("["):
                 shown = f"[{shown}]"
             words.append(shown + several)

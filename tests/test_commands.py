@@ -1153,3 +1153,23 @@ def test_refusals_by_their_slugs(tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr(sf, "format_finding", lambda finding, **_: told.append(finding.slug) or "")
     assert workspace.compare(None) == [] and told == ["manifest-broken"]
+
+
+@pytest.mark.parametrize("words", [["up"], ["generate"]])
+def test_a_home_directory_is_no_project(run_cli, generated, words):
+    before = sorted(generated.rglob("*"))
+    done = run_cli(*words, cwd=generated, env={"HOME": generated})
+    assert done.returncode == 3 and "this is your home directory" in done.stderr
+    assert done.stderr.endswith(f"  fix: go into a project's directory; or `subagent-fleet {words[0]} --out .`\n")
+    assert sorted(generated.rglob("*")) == before
+    assert run_cli("generate", "--out", ".", cwd=generated, env={"HOME": generated}).returncode == 0
+    assert run_cli("generate", "--force", cwd=generated, env={"HOME": generated}).returncode == 0
+
+
+def test_what_help_shows_as_left_out_can_be_left_out(run_cli):
+    page = run_cli("help", "commands").stdout
+    for words in ("task say NAME TEXT", "task add PROMPT"):
+        assert words in " ".join(page.split()), words
+        name = " ".join(words.split()[:2])
+        done = run_cli(*name.split())
+        assert done.returncode == 2 and "required" in done.stderr

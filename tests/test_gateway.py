@@ -1594,7 +1594,7 @@ def test_second_up_serves_on_when_the_first_ends(project):
         return started(
             [sys.executable, "-I", "-S", PROGRAM, "up", "--", str(seconds)],
             cwd=str(project.place), stderr=subprocess.PIPE, stdout=subprocess.PIPE,
-            env=clean_environment(PATH=f"{project.claude.parent}:{os.defpath}", HOME=project.place))
+            env=clean_environment(PATH=f"{project.claude.parent}:{os.defpath}", HOME=project.place / "home"))
 
     project.claude.write_text(
         f"#!/bin/sh\neval sleep '$3'\n: > done$3\nexec '{sys.executable}' -S talk\n")
@@ -1637,7 +1637,7 @@ def test_up_without_claude_code_serves_until_it_is_stopped(project):
     project.claude.unlink()
     process = started(
         [sys.executable, "-I", "-S", PROGRAM, "up"], cwd=str(project.place),
-        env=clean_environment(PATH=os.defpath, HOME=project.place), stderr=subprocess.PIPE)
+        env=clean_environment(PATH=os.defpath, HOME=project.place / "home"), stderr=subprocess.PIPE)
     said = b""
     while b"until Ctrl-C" not in said:
         piece = process.stderr.readline()
@@ -1676,7 +1676,7 @@ def test_up_ended_while_litellm_starts_leaves_nothing_running(project, sent):
     litellm.chmod(0o755)
     process = started(
         [sys.executable, "-I", "-S", PROGRAM, "up"], cwd=str(project.place),
-        env=clean_environment(PATH=f"{litellm.parent}:{os.defpath}", HOME=project.place),
+        env=clean_environment(PATH=f"{litellm.parent}:{os.defpath}", HOME=project.place / "home"),
         stderr=subprocess.PIPE)
     wait_until(lambda: (project.place / "pid").exists() and (project.place / "pid").read_text())
     process.send_signal(sent)  # to it alone: on a terminal LiteLLM would get its own

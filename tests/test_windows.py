@@ -43,7 +43,7 @@ def place(tmp_path, fake_node):
 def run(place):
     def run(*words):
         return subprocess.run(words_of(*words), cwd=str(place), capture_output=True, timeout=60,
-                              env=clean_environment(HOME=place, USERPROFILE=place))
+                              env=clean_environment(HOME=place / "home", USERPROFILE=place / "home"))
     return run
 
 
@@ -95,7 +95,7 @@ def test_serve_answers_and_ends(run, place):
     run("generate")
     with open(place / "log", "wb") as log:
         process = subprocess.Popen(words_of("serve", "--port", "0"), cwd=str(place), stdout=log,
-                                   stderr=log, env=clean_environment(HOME=place, USERPROFILE=place))
+                                   stderr=log, env=clean_environment(HOME=place / "home", USERPROFILE=place / "home"))
     try:
         wait_until(lambda: " at http://" in (place / "log").read_text("utf-8")
                    or process.poll() is not None, seconds=60)
