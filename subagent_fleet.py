@@ -17913,6 +17913,22 @@ def suggest_retry(states: Mapping[str, TaskState]) -> str:
     return "\n".join(lines)
 
 
+def suggest_merge(folder: Folder, states: Mapping[str, TaskState]) -> str:
+    """Return what to type for the first task whose work is done and not in what is checked out."""
+    done = {state.branch: name for name, state in states.items()
+            if state.state == "done" and state.kept}
+    if not done:
+        return ""
+    waiting = git_of(folder).run("for-each-ref", "--no-merged", "HEAD",  # which may be unborn
+                                 "--format=%(refname:lstrip=2)", "refs/heads").text.split("\n")
+    branches = [branch for branch in done if branch in waiting]
+    if not branches:
+        return ""
+    more = f" (then {some_of(branches[1:], 3)})" if branches[1:] else ""
+    return f"Look at what is done: subagent-fleet task diff {done[branches[0]]}\n" \
+           f"Merge: git merge {branches[0]}{more}"
+
+
 def suggest_task_step(state: TaskState) -> str:
     """Return the command that helps with a task, or nothing."""
     name = state.name
@@ -26537,8 +26553,11 @@ def plan_typed_tasks(prompts: Sequence[str], options: Options, known: KnownTasks
         name = re.sub("[./]+", "-", branch) or free_name(text, taken)
         if name in taken:
             what = "two of these tasks are named" if name in tree else "there is already a task"
-            raise FleetError("task-taken", f"{what} `{name}`", status=EXIT_USAGE,
-                             fix=f"name it `{free_name(name, taken)}`")
+            fix = f"name it `{free_name(name, taken)}`"
+            state = known.states.get(name)
+            if name not in tree and state and state.state in ("parked", "stopped", "failed"):
+                fix = f"try it again: `subagent-fleet task retry {name}`, or {fix}"
+            raise FleetError("task-taken", f"{what} `{name}`", status=EXIT_USAGE, fix=fix)
         tree[name] = {**common, "prompt": text}
         if branch and name != branch:  # such as feat/login
             tree[name]["branch"] = branch
@@ -27026,6 +27045,8 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World) -> in
                  if not state.forgotten and (not job.only or name in job.only)}
         shown += meant.values()
         advice.append(suggest_retry(meant))
+        if len(jobs) == 1:  # else it is not said in which directory
+            advice.append(suggest_merge(job.folder, meant))
     words = ["in review" if state.state == "review" else state.state for state in shown]
     counts = [f"{words.count(word)} {word}" for word in dict.fromkeys(words)]
     text = f"{', '.join(counts) or 'No tasks'}.\n"

@@ -94,7 +94,9 @@ def test_three_tasks_one_asks_one_mends_one_waits_then_merge_and_tidy(typist):
     assert re.search("storage +answered +sqlite", typist.run("task", "answer", "storage", "1"))
     out, err = running.communicate(timeout=30)
     said = out.decode()
-    assert running.returncode == 0 and said.endswith("3 done.\n"), said
+    assert running.returncode == 0 and re.search(
+        r"3 done\.\nLook at what is done: \S+ task diff (\w+)\nMerge: git merge run/\1 \(then run/\w+, run/\w+\)\n$",
+        said), said
     for line in ("docs +waits +for parser", "parser +started +implementer, planned for mini",
                  "storage +asks +Which database\\?  1 sqlite  2 postgres",
                  "parser +retrying +check failed \\(exit 1\\) after .*: sent back to the agent \\(round 1 of 3\\)",
@@ -137,7 +139,9 @@ def test_tasks_are_added_run_by_prompt_and_named_after_their_words(typist):
     assert [task["name"] for task in tasks] == ["fix-the-login-bug", "a-a", "a-b", "b-a", "b-b"]
     said = typist.run("run", "--prompt", "@write x.txt y", "--name", "quick", "--check",
                       "test -s x.txt")
-    assert said.endswith("1 done.\n") and typist.rig.states()["quick"] == "done"
+    assert said.endswith("Merge: git merge run/quick\n") and typist.rig.states()["quick"] == "done"
+    typist.rig.git("merge", "-q", "run/quick")
+    assert typist.run("run", "quick").endswith("1 done.\n")
     assert typist.rig.states()["fix-the-login-bug"] == "waiting"
 
 
@@ -232,6 +236,10 @@ def test_what_failed_is_said_with_what_to_type(typist):
     assert typist.run("task", "diff", "c") == "" and "c has changed nothing" in typist.err
     typist.run("task", "retry", "a", "nobody", status=2)
     assert typist.rig.states()["a"] == "failed"
+    typist.run("run", "a: x", status=2)
+    assert re.search("task retry a`, or name it `a-2`", typist.err)
+    typist.run("run", "c: x", status=2)
+    assert "task retry" not in typist.err
     said = typist.run("task", "retry", "a", "c")
     assert "a         waits" in said and "c         waits" in said
     rows = {row["name"]: row["now"] for row in typist.json("tasks")["tasks"]}
