@@ -22549,6 +22549,9 @@ def open_door(world: World, fleet: Fleet, key: str) -> Listener:
     if server:
         what += f", by {server}"
     holder = describe_holder(world, gateway.port)
+    if server == OUR_GATEWAY:
+        raise FleetError("port-taken", what + holder,
+                         fix="it serves already: `subagent-fleet launch claude`")
     fix = name_free_port(world, fleet, name_stop(world, fleet, server, OTHER_PORT))
     if not holder:
         fix += f" (lsof -nP -iTCP:{gateway.port} -sTCP:LISTEN shows it)"
@@ -22950,7 +22953,7 @@ def cmd_init(options: Options, world: World) -> int:
         nodes.update({found.node.name: found.node for found in scan.found})
 
     directory = world.split(output)[0]
-    memory = parse_memory(options.memory or (), nodes)
+    memory = parse_memory(options, nodes)
     starter = plan_starter(states, read_measurements(Workspace(world, directory)), memory)
     if scan:
         starter = drop_idle(starter, scan)
@@ -23031,15 +23034,17 @@ def parse_nodes(texts: Iterable[str], command: str) -> dict[str, Node]:
     return nodes
 
 
-def parse_memory(texts: Iterable[str], nodes: Mapping[str, Node]) -> dict[str, float]:
+def parse_memory(options: Options, nodes: Mapping[str, Node]) -> dict[str, float]:
     """Return the GB of NAME=GB texts."""
     memory = {}
-    for text in texts:
+    asks_nobody = " --offline" if options.offline else ""
+    for text in options.memory or ():
         name, _, number = text.partition("=")
         if name not in nodes or not re.fullmatch(r"[1-9]\d{0,4}(\.\d+)?", number):
             raise FleetError("usage", f"init: `{clean_name(text)}` is not NAME=GB, with "
                              f"one of {some_of(list(nodes))}", status=EXIT_USAGE,
-                             fix=f"subagent-fleet init --memory {next(iter(nodes))}=16")
+                             fix=f"subagent-fleet init --memory {next(iter(nodes))}=16"
+                                 f"{asks_nobody}")
         memory[name] = float(number) if "." in number else int(number)
     return memory
 
@@ -28129,7 +28134,7 @@ def format_page(page: str, look: Look) -> str:
         if part.startswith("```"):
             text += "".join(f"  {line}\n" for line in part.splitlines()[1:-1])
         elif part.startswith("|"):
-            rows = [[cell.strip(" `").replace("\\|", "|")
+            rows = [[re.sub("^`([^`]*)`$", r"\1", cell.strip()).replace("\\|", "|")
                      for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in part.splitlines()]
             text += format_table(rows[0], rows[2:], look=look)
         else:
@@ -28423,6 +28428,8 @@ def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list
         better = [*known, "--config", first]
         if passed:
             better += ["--", *passed]
+    elif row.name == "up" and any(flag.name == first for flag in find_command("init").flags):
+        return hint or f"subagent-fleet init {first}"
     elif row.passes and not hint:
         better = [*known, "--", *unknown, *passed]
     else:

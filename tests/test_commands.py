@@ -1173,3 +1173,16 @@ def test_what_help_shows_as_left_out_can_be_left_out(run_cli):
         name = " ".join(words.split()[:2])
         done = run_cli(*name.split())
         assert done.returncode == 2 and "required" in done.stderr
+
+
+def test_a_flag_of_init_is_not_handed_to_claude_code(run_cli):
+    assert run_cli("up", "--offline").stderr.endswith("\n  fix: subagent-fleet init --offline\n")
+    assert run_cli("up", "--resume").stderr.endswith("\n  fix: subagent-fleet up -- --resume\n")
+
+
+@pytest.mark.parametrize("topic", ["config", "runs"])
+def test_the_backticks_of_a_page_come_in_pairs(run_cli, topic):
+    odd = [line for line in run_cli("help", topic).stdout.splitlines() if line.count("`") % 2]
+    assert odd == []
+    if topic == "config":
+        assert "model behind `opus`\n" in run_cli("help", topic).stdout

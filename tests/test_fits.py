@@ -170,4 +170,4 @@ def test_what_is_said_of_little_memory_is_what_init_then_does(fake_node, run_cli
 def test_memory_of_nobody_is_refused(run_cli, words):
     done = run_cli("init", "--offline", "--memory", words)
     assert done.returncode == 2 and "is not NAME=GB" in done.stderr
-    assert "fix: subagent-fleet init --memory local=16" in done.stderr
+    assert "fix: subagent-fleet init --memory local=16 --offline\n" in done.stderr

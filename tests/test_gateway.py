@@ -1367,6 +1367,7 @@ def test_a_port_that_another_of_us_has_is_said(tmp_path):
     first.process.terminate()
     assert first.end()[0] == 0
     assert status == 1 and "already in use, by this fleet's gateway" in told
+    assert "  fix: it serves already: `" in told and " launch claude`\n" in told
 
 
 @pytest.mark.parametrize("words, env, status, told", [
