@@ -531,6 +531,9 @@ class NodeState(Record):
     @property
     def mend(self) -> str:
         fix = mend_reason(self.reason, self.provider)
+        # This machine has nothing to open.
+        if self.reason == "refused" and self.name == "local" and is_loopback_name(self.endpoint):
+            fix = fix.partition(" there;")[0]
         return fix or mend_reason("bad answer", self.provider)
 
     @property
@@ -22764,9 +22767,9 @@ def write_first_fleet(world: World, path: str, nodes: Mapping[str, Node]) -> Non
         what = f"no fleet.yaml, and no model to write one with: {answers}"
         if starter.flaw:
             what += f"; {starter.flaw}"
-        pull = plan_pull(with_own_memory(world, {})["local"])
-        raise FleetError("no-model", what, fix="start Ollama, "
-                         f"`ollama pull {pull}`, then `subagent-fleet up`")
+        start = "" if any(state.online for state in states) else "start Ollama, "
+        pull = tell_pull(with_own_memory(world, {})["local"])
+        raise FleetError("no-model", what, fix=f"{start}{pull}, then `subagent-fleet up`")
     said = wrap_text(write_starter(world, path, nodes, starter), look_of(world, "stderr"))
     said += format_starter(starter, states, look_of(world, "stderr"), with_own_memory(world, {}))
     world.err(said)
@@ -23341,7 +23344,7 @@ def plan_insertion(config: Config, node: Node, names: Sequence[str], world: Worl
     if node.endpoint in known and not is_there:
         raise FleetError("known-node", f"{node.endpoint} is already the node "
                          f"`{known[node.endpoint]}` of {fleet.document.source}",
-                         fix="subagent-fleet discover")
+                         fix=f"subagent-fleet add {known[node.endpoint]}={node.endpoint}")
 
     if is_there:
         node = fleet.nodes[node.name]  # with its key
@@ -23355,7 +23358,8 @@ def plan_insertion(config: Config, node: Node, names: Sequence[str], world: Worl
               if full_model_name(model.name) not in residents]
     if not models:
         raise FleetError("known-node", f"{fleet.document.source} has `{node.name}` and these of "
-                         "its models already", fix="subagent-fleet discover")
+                         "its models already", fix="nothing is left to do: "
+                         "`subagent-fleet recommend` shows what it could do")
     added = plan_addition(fleet.models.values(), state, models)
     if is_there:
         del added["nodes"]

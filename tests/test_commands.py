@@ -99,7 +99,7 @@ def test_init_tells_what_it_found_and_what_that_lacks(tmp_path, monkeypatch, cap
         said = capsys.readouterr().out.splitlines()
         if node is embeds:
             silent = said.pop(-4)
-            assert silent.startswith("local did not answer: start Ollama"), silent
+            assert silent.startswith("local did not answer: start Ollama. Then: "), silent
             assert silent.endswith("Then: `subagent-fleet init --output o/f.yaml --force`"), silent
             last = ["Fill in your machines' addresses, then run:",
                     "  subagent-fleet discover --config o/f.yaml", "  subagent-fleet generate --config o/f.yaml"]
@@ -812,6 +812,7 @@ def test_add_puts_the_models_of_an_idle_machine_in(two, quick, tmp_path):
     assert [line for line in before.splitlines() if line not in after.splitlines()] == []
     done = quick(*typed.split())
     assert done.returncode == 1 and "has `mini` and these of its models" in done.stderr
+    assert "fix: nothing is left to do: `subagent-fleet recommend`" in done.stderr
 
 
 def test_add_shares_no_name_with_what_is_there(two, quick, tmp_path):

@@ -1772,7 +1772,8 @@ def test_up_writes_a_fleet_file_where_there_is_none(tmp_path, monkeypatch, capsy
     node = fake_node({"nomic-embed-text": {"capabilities": ["embedding"]}})
     monkeypatch.setattr(sf, "OLLAMA_ENDPOINT", node.endpoint)
     assert sf.main(["up"]) == 1
-    assert "): 1 model; nomic-embed-text:latest cannot chat\n" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "): 1 model; nomic-embed-text:latest cannot chat\n  fix: `ollama pull " in told
     os.symlink("elsewhere.yaml", "fleet.yaml")
     node.models["tiny:latest"] = {}
     assert sf.main(["up"]) == 3 and os.listdir(str(tmp_path)) == [".git", "fleet.yaml"]
