@@ -17916,22 +17916,6 @@ def suggest_retry(states: Mapping[str, TaskState]) -> str:
     return "\n".join(lines)
 
 
-def suggest_merge(folder: Folder, states: Mapping[str, TaskState]) -> str:
-    """Return what to type for the first task whose work is done and not in what is checked out."""
-    done = {state.branch: name for name, state in states.items()
-            if state.state == "done" and state.kept}
-    if not done:
-        return ""
-    waiting = git_of(folder).run("for-each-ref", "--no-merged", "HEAD",  # which may be unborn
-                                 "--format=%(refname:lstrip=2)", "refs/heads").text.split("\n")
-    branches = [branch for branch in done if branch in waiting]
-    if not branches:
-        return ""
-    more = f" (then {some_of(branches[1:], 3)})" if branches[1:] else ""
-    return f"Look at what is done: subagent-fleet task diff {done[branches[0]]}\n" \
-           f"Merge: git merge {branches[0]}{more}"
-
-
 def suggest_task_step(state: TaskState) -> str:
     """Return the command that helps with a task, or nothing."""
     name = state.name
@@ -27070,6 +27054,22 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World) -> in
         return EXIT_INTERRUPTED if stops[0] == "SIGINT" else EXIT_PROBLEM
     good = all(state.state in ("done", "review") for state in shown)
     return EXIT_OK if good else EXIT_PROBLEM
+
+
+def suggest_merge(folder: Folder, states: Mapping[str, TaskState]) -> str:
+    """Return what to type for the first task whose work is done and not in what is checked out."""
+    done = {state.branch: name for name, state in states.items()
+            if state.state == "done" and state.kept}
+    if not done:
+        return ""
+    waiting = git_of(folder).run("for-each-ref", "--no-merged", "HEAD",  # which may be unborn
+                                 "--format=%(refname:lstrip=2)", "refs/heads").text.split("\n")
+    branches = [branch for branch in done if branch in waiting]
+    if not branches:
+        return ""
+    more = f" (then {some_of(branches[1:], 3)})" if branches[1:] else ""
+    return f"Look at what is done: subagent-fleet task diff {done[branches[0]]}\n" \
+           f"Merge: git merge {branches[0]}{more}"
 
 
 # -- what is shown --
