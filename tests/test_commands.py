@@ -1163,6 +1163,8 @@ def test_a_home_directory_is_no_project(run_cli, generated, words):
     assert done.returncode == 3 and "this is your home directory" in done.stderr
     assert done.stderr.endswith(f"  fix: go into a project's directory; or `subagent-fleet {words[0]} --out .`\n")
     assert sorted(generated.rglob("*")) == before
+    said = run_cli("generate", "--json", cwd=generated, env={"HOME": generated})
+    assert json.loads(said.stdout)["error"]["id"] == "in-home"
     assert run_cli("generate", "--out", ".", cwd=generated, env={"HOME": generated}).returncode == 0
     assert run_cli("generate", "--force", cwd=generated, env={"HOME": generated}).returncode == 0
 
