@@ -531,8 +531,8 @@ class NodeState(Record):
     @property
     def mend(self) -> str:
         fix = mend_reason(self.reason, self.provider)
-        # This machine has nothing to open.
-        if self.reason == "refused" and self.name == "local" and is_loopback_name(self.endpoint):
+        is_here = re.match(r"https?://(localhost|127\.|\[::1\])", self.endpoint)
+        if self.reason == "refused" and self.name == "local" and is_here:  # nothing to open
             fix = fix.partition(" there;")[0]
         return fix or mend_reason("bad answer", self.provider)
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from decimal import ROUND_HALF_UP, Decimal
 
 import pytest
@@ -482,7 +481,7 @@ def eight_hours(put):
         at = now - 8 * 3600 + number * 2.05
         ident, agent = f"req_{number}", f"agent-{number // 40}-{number % 5}"
         tries = (sf.Try("mini", "refused"),) if number % 50 == 0 else ()
-        row = sf.plan_row(replace(receipt, time=at, id=ident, agent=agent, tries=tries))
+        row = sf.plan_row(sf.replace(receipt, time=at, id=ident, agent=agent, tries=tries))
         for tokens in range(4):
             put({name: value for name, value in {**row, "tokens": 50 * tokens}.items()
                  if name != "receipt"})

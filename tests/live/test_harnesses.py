@@ -189,6 +189,9 @@ class Bench:
         return status, process.text(), time.monotonic() - began
 
     def receipts(self):
+        file = self.project.folder / ".subagent-fleet/requests.jsonl"
+        rig.wait_until(file.exists, what="a receipt")  # they are filed aside, a moment later
+        time.sleep(0.3)
         lines = self.project.read(".subagent-fleet/requests.jsonl").splitlines()
         return [json.loads(line) for line in lines]
 
