@@ -515,15 +515,14 @@ def test_a_signal_lets_the_running_answer_end(ground, nodes, trap):
     gateway = rig.Gateway(f"http://127.0.0.1:{port}", process, project.key())
     # How fast this machine talks now, without the load: the answer should take 2 s, for whoever is
     # four times as slow by then.
-    first = Stream(gateway, "claude-talk-local", "@play talk", max_tokens=200)
-    first.wait_for_text()
     began = time.monotonic()
+    first = Stream(gateway, "claude-talk-local", "@play talk", max_tokens=2000)
     assert first.ended.wait(60)
-    tokens = int(2 * 200 / (time.monotonic() - began))
+    tokens = int(2 * 2000 / (time.monotonic() - began))
     stream = Stream(gateway, "claude-talk-local", "@play talk", max_tokens=tokens)
     stream.wait_for_text()
     process.child.terminate()
     assert not stream.ended.is_set(), "nothing was running"
     assert stream.ended.wait(20)
-    assert stream.events[-1][0] == "message_stop"
+    assert stream.events[-1][0] == "message_stop", tokens
     assert process.child.wait(10) == 0
