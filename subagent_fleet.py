@@ -15861,17 +15861,8 @@ def plan_served(judged: Sequence[Judged], fleet: Fleet | None) -> list[Served]:
 
     rows = []
     for (name, node, _), group in groups.items():
-        worst = min(group, key=lambda one: _PLANNED_ORDER.index(one.planned))
-        planned, why = worst.planned, worst.why
+        planned, why = _sum_up_plan(group)
         receipts = [one.receipt for one in group]
-        # Who went away or stopped the gateway ended that request: nothing has failed.
-        failed = [receipt.outcome for receipt in receipts
-                  if receipt.node and receipt.outcome not in ("ok", "left", "stopped")]
-        if planned == "yes" and failed:
-            why = f"{len(failed)} failed: {failed[0]}"
-        if any(one.beyond for one in group):
-            planned = "left"
-            why = why or "left the house"
         if fleet and name in fleet.models:
             name = fleet.models[name].ollama_model
 
@@ -15890,6 +15881,20 @@ def plan_served(judged: Sequence[Judged], fleet: Fleet | None) -> list[Served]:
             read_again_why=_list_once(receipt.read_again_why for receipt in receipts),
             waited_for=_list_once(receipt.waited_for for receipt in receipts)))
     return rows
+
+
+def _sum_up_plan(group: Sequence[Judged]) -> tuple[str, str]:
+    """Return the worst that is true of requests to one place, and why."""
+    worst = min(group, key=lambda one: _PLANNED_ORDER.index(one.planned))
+    planned, why = worst.planned, worst.why
+    # Who went away or stopped the gateway ended that request: nothing has failed.
+    failed = [one.receipt.outcome for one in group
+              if one.receipt.node and one.receipt.outcome not in ("ok", "left", "stopped")]
+    if planned == "yes" and failed:
+        why = f"{len(failed)} failed: {failed[0]}"
+    if any(one.beyond for one in group):
+        return "left", why or "left the house"
+    return planned, why
 
 
 def _list_once(words: Iterable[str]) -> str:

@@ -110,16 +110,7 @@ def write(path, kind, keys, words):
             writer.add_array(f"{kind}.{key}", value)
         else:
             writer.add_uint32(f"{kind}.{key}", value)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(len(words.tokens))
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(words.tokens)
-    writer.add_token_types(words.kinds)
-    writer.add_token_merges([" ".join(pair) for pair in words.merges])
-    writer.add_bos_token_id(words.tokens.index("<|endoftext|>"))
-    writer.add_eos_token_id(words.tokens.index(make_model.END))
+    make_model.write_words(writer, words)
     shapes = {"token_embd.weight": (len(words.tokens), WIDTH), "output_norm.weight": (WIDTH,),
               "output.weight": (len(words.tokens), WIDTH)}
     if kind == "gemma4":

@@ -305,6 +305,20 @@ class Vocabulary:
         return embedding, output
 
 
+def write_words(writer, words):
+    """Write what every model of ours has: its tokens, and numbers of 32 bits."""
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(len(words.tokens))
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(words.tokens)
+    writer.add_token_types(words.kinds)
+    writer.add_token_merges([" ".join(pair) for pair in words.merges])
+    writer.add_bos_token_id(words.tokens.index("<|endoftext|>"))
+    writer.add_eos_token_id(words.tokens.index(END))
+
+
 def write_model(path, words, template, inner, context=CONTEXT):
     """Write one GGUF: llama architecture, one block that adds nothing."""
     writer = gguf.GGUFWriter(str(path), "llama")
@@ -318,16 +332,7 @@ def write_model(path, words, template, inner, context=CONTEXT):
     writer.add_key_length(HEAD)
     writer.add_value_length(HEAD)
     writer.add_rope_dimension_count(HEAD)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(len(words.tokens))
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(words.tokens)
-    writer.add_token_types(words.kinds)
-    writer.add_token_merges([" ".join(pair) for pair in words.merges])
-    writer.add_bos_token_id(words.tokens.index("<|endoftext|>"))
-    writer.add_eos_token_id(words.tokens.index(END))
+    write_words(writer, words)
     writer.add_add_bos_token(False)
     writer.add_chat_template(template)
     add_tensors(writer, words, inner)
