@@ -26739,12 +26739,22 @@ def cmd_run(options: Options, world: World) -> int:
             return status
         jobs = others[:1]
     if options.detach and jobs and not world.detach(jobs[0].folder.place("run.log")):
+        await_tasks(jobs)
         world.out(f"Working in the background. Log: {clean_line(jobs[0].folder.place('run.log'))}; "
                   "`subagent-fleet tasks` shows the tasks, `subagent-fleet task stop '*'` ends "
                   "them.\n")
         return EXIT_OK
     status = work_on(jobs, options, world) if jobs else EXIT_PROBLEM
     return status or (EXIT_PROBLEM if refused else EXIT_OK)
+
+
+def await_tasks(jobs: Iterable[RunJob]) -> None:
+    """Wait until what works in the background has its tasks: who types next finds them."""
+    for job in jobs:
+        world, names = job.folder.world, {order["task"] for order in job.orders}
+        until = world.clock() + STOP_WAIT_SECONDS
+        while names - set(job.folder.read_states()[0]) and world.clock() < until:
+            world.sleep(0.02)
 
 
 def tell_trouble(folder: Folder, error: FleetError, world: World) -> FleetError:

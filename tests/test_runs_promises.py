@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from run_kit import Shop, shell
+from run_kit import WORKS, Shop, shell
 from tools import PROGRAM, SCRIPT, in_parts
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not sys.platform.startswith("linux"),
@@ -469,18 +469,19 @@ def test_other_coders_are_a_word(shop, coder):
 
 
 def test_words_go_to_who_works_already_and_are_followed(shop):
-    shop.tasks({"slow": {"prompt": "x", "coder": shell(EDIT, "sleep 6"), "check": "true"}},
-               defaults={"coder": shell(EDIT, "sleep 1"), "check": "true"})
+    shop.tasks({"slow": {"prompt": "x", "coder": shell(EDIT, WORKS), "check": "true"}},
+               defaults={"coder": shell(EDIT), "check": "true"})
     child = shop.begin("run")
     shop.wait(lambda: shop.rows().get("slow", {}).get("state") == "running")
     done = shop.run("quick:do it")
     assert done.code == 0 and "quick" in done.out, done
     assert shop.state("quick") == "done"
+    shop.let_go()
     assert shop.end(child).code == 0 and shop.state("slow") == "done"
 
 
 def test_the_task_file_is_read_again_while_run_works(shop):
-    slow = {"prompt": "x", "coder": shell(EDIT, "sleep 6"), "check": "true"}
+    slow = {"prompt": "x", "coder": shell(EDIT, WORKS), "check": "true"}
     told = shell("cat > told.txt")
     shop.tasks({"slow": slow, "waits": {"prompt": "old words", "coder": told, "after": ["slow"], "check": "true"}})
     child = shop.begin("run")
@@ -488,6 +489,8 @@ def test_the_task_file_is_read_again_while_run_works(shop):
     time.sleep(1.1)
     shop.tasks({"slow": slow, "new": {"prompt": "y", "coder": shell(EDIT), "check": "true"},
                 "waits": {"prompt": "new words", "coder": told, "after": ["slow"], "check": "true"}})
+    shop.wait(lambda: "new" in shop.rows())
+    shop.let_go()
     assert shop.end(child).code == 0
     assert {name: row["state"] for name, row in shop.rows().items()} == dict.fromkeys(
         ("slow", "new", "waits"), "done")
@@ -1023,17 +1026,20 @@ def test_a_state_home_that_is_no_path_does_not_count(shop, home):
 
 
 def test_a_coder_that_says_nothing_is_taken_up_again(shop):
-    shop.tasks({"t": {"prompt": "x", "coder": shell("echo x >> began", "sleep 4"), "check": "true"}})
+    shop.tasks({"t": {"prompt": "x", "coder": shell("echo x >> began", WORKS), "check": "true"}})
     child = shop.begin("run")
     shop.wait(lambda: shop.rows().get("t", {}).get("state") == "running")
     child.kill()
     child.communicate()
-    assert shop.run().code == 0
+    again = shop.begin("run")
+    shop.wait(lambda: json.loads(shop.type("tasks", "--json").out)["supervisor"])
+    shop.let_go()
+    assert shop.end(again).code == 0
     assert shop.git("show", "run/t:began") == "x", "it was started twice"
 
 
 def test_who_follows_goes_on_when_the_supervisor_has_gone(shop):
-    shop.tasks({"slow": {"prompt": "x", "coder": shell(EDIT, "sleep 4"), "check": "true"}}, max=1,
+    shop.tasks({"slow": {"prompt": "x", "coder": shell(EDIT, WORKS), "check": "true"}}, max=1,
                defaults={"coder": shell(EDIT), "check": "true"})
     child = shop.begin("run")
     shop.wait(lambda: shop.rows().get("slow", {}).get("state") == "running")
@@ -1041,6 +1047,7 @@ def test_who_follows_goes_on_when_the_supervisor_has_gone(shop):
     shop.wait(lambda: "quick" in shop.rows())
     child.kill()
     child.communicate()
+    shop.let_go()
     done = shop.end(follower, 30)
     assert done.code == 0, done
     assert (shop.state("quick"), shop.state("slow")) == ("done", "done"), done
@@ -1082,12 +1089,14 @@ def test_attach_leaves_no_gateway_behind(shop):
                                     ("task", "add", "b:do it")])
 def test_what_is_handed_to_a_run_of_other_tasks_is_done(shop, second):
     shop.tasks({"other": {"prompt": "x"}}, max=1,
-               defaults={"coder": shell(EDIT, "sleep 3"), "check": "true"})
+               defaults={"coder": shell(EDIT, WORKS), "check": "true"})
     child = shop.begin("run", "a:do it")
     shop.wait(lambda: shop.rows().get("a", {}).get("state") == "running")
-    handed = shop.type(*second)
+    handing = shop.begin(*second)
+    shop.wait(lambda: "b" in shop.rows())
+    shop.let_go()
+    handed, first = shop.end(handing), shop.end(child)
     assert handed.code == 0, handed
-    first = shop.end(child)
     assert first.code == 0 and "2 done." in first.out, first
     assert (shop.state("a"), shop.state("b")) == ("done", "done"), (first, handed)
 
@@ -1251,12 +1260,13 @@ def test_a_dry_run_names_what_is_missing(shop):
 
 def test_a_retry_of_a_task_that_a_run_was_not_asked_for_starts_there(shop):
     shop.tasks({"a": {"prompt": "x", "check": "false", "tries": 1},
-                "b": {"prompt": "x", "coder": shell(EDIT, "sleep 3"), "check": "true"}},
+                "b": {"prompt": "x", "coder": shell(EDIT, WORKS), "check": "true"}},
                defaults={"coder": shell(EDIT)})
     assert shop.run("a").code == 1
     child = shop.begin("run", "b")
     shop.wait(lambda: shop.rows()["b"]["state"] == "running")
     assert shop.type("task", "retry", "a").code == 0
+    shop.let_go()
     done = shop.end(child)
     assert "1 failed, 1 done" in done.out and shop.row("a")["attempt"] == "1/1", done.out
     assert shop.receipt("a", 2)["verdict"] == "failed"
@@ -1270,7 +1280,7 @@ def test_run_all_says_what_it_leaves_out(shop):
     shutil.rmtree(other.repo)
     done = shop.run("--all")
     assert f"{other.repo}: skipped, it is no longer a git repository" in done.err, done
-    shop.tasks({"slow": {"prompt": "x", "coder": shell(EDIT, "sleep 4"), "check": "true"}})
+    shop.tasks({"slow": {"prompt": "x", "coder": shell(EDIT, WORKS), "check": "true"}})
     third = Shop(shop.place / "third")
     third.environ.update(HOME=shop.environ["HOME"], XDG_STATE_HOME=shop.environ["XDG_STATE_HOME"])
     assert third.work(coder=shell(EDIT), check="true") == "done"
@@ -1278,6 +1288,7 @@ def test_run_all_says_what_it_leaves_out(shop):
     shop.wait(lambda: shop.rows().get("slow", {}).get("state") == "running")
     done = third.run("--all")
     assert f"{shop.repo}: skipped, `run` is already active there" in done.err, done
+    shop.let_go()
     shop.end(child)
 
 
