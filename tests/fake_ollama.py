@@ -15,11 +15,15 @@ class FakeNode(sf.SimulatedNode):
     `delay`: seconds before each answer, `any_origin`: as under OLLAMA_ORIGINS=*. `requests` holds (path, payload) of all that came.
     """
 
-    def __init__(self, models=None, host="127.0.0.1", port=0):
+    def __init__(self, models=None, host="127.0.0.1", port=0, listening=None):
         self.answers, self.delay, self.words = {}, 0, ["PO", "NG"]
         self.requests = []
         self.keys = []  # the Authorization of each request
-        super().__init__(sf.World(), models or {}, host=host, port=port)
+        world = sf.World()
+        if listening:  # a socket that listens already: nobody who asks meanwhile is refused
+            listening.setblocking(False)
+            world.listen = lambda host, port: sf.Listener(listening, world.clock)
+        super().__init__(world, models or {}, host=host, port=port)
 
     def asked(self, path):
         """The payloads that came to a path."""

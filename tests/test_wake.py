@@ -41,8 +41,7 @@ class Sleeper:
             while True:
                 self.packets.append(self.card.recv(4096))
                 if self.wakes and not self.node:
-                    self.bed.close()
-                    self.node = FakeNode({"qwen3:8b": {}}, port=self.port)
+                    self.node = FakeNode({"qwen3:8b": {}}, port=self.port, listening=self.bed)
         except OSError:
             pass
 
