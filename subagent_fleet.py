@@ -5160,8 +5160,6 @@ class Facts(Record):
     programs: dict[str, SeenProgram] = {}
     # By path: what that settings file puts into the environment.
     settings: dict[str, dict[str, object]] = {}
-    # By path: the text of an agent, None where it cannot be read.
-    agents: dict[str, str | None] = {}
     # What `generate` would do, or why that is not known.
     changes: Sequence[Change] = ()
     file_problems: Sequence[Finding] = ()
@@ -5910,40 +5908,12 @@ def _agrees(variable: Variable, value: object) -> bool:
     return str(value) == variable.value
 
 
-@check("Claude Code", "disk")
-def _check_agents(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
-    """Name the agent files that Claude Code does not run."""
-    for path, text in facts.agents.items():
-        defect = "it cannot be read" if text is None else read_agent(text).defect
-        if defect:
-            yield Finding("agent-unloadable", "warning",
-                          f"{path}: {defect}; Claude Code will not use it",
-                          fix="begin with `---`, `name:`, `description:`, "
-                              "`tools: Read, Grep`, `---`")
-
-
-@check("Claude Code", "disk")
-def _check_twin_agents(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
-    """Name the agent files that carry the name of another."""
-    paths: dict[str, str] = {}
-    for path, text in facts.agents.items():
-        agent = read_agent(text or "")
-        if agent.defect or not agent.name:
-            continue  # Claude Code runs neither it nor its name
-        if agent.name in paths:  # 2.1.326 says so in its debug log alone
-            what = (f"{path} and {paths[agent.name]} are both `{agent.name}`; the last one "
-                    "read wins")
-            yield Finding("agent-duplicate", "warning", what, fix="rename one, or remove it")
-        paths[agent.name] = path
-
-
 class AgentFile(Record):
-    """What an agent's file says plainly, and what keeps Claude Code from using it, surely."""
+    """What an agent's file says plainly."""
 
     name: str = ""
     model: str = ""
     tools: tuple[str, ...] | None = None  # None: all; (): none
-    defect: str = ""
 
 
 def read_agent(text: str) -> AgentFile:
@@ -5953,34 +5923,19 @@ def read_agent(text: str) -> AgentFile:
     know are as Claude Code takes them. Seen with 2.1.197 and 2.1.327.
     """
     match = re.match(r"\ufeff?---[ \t]*\r?\n(.*?\n?)---", text, re.DOTALL)
-    if not match:
-        defect = "it has no frontmatter"
-        if text.startswith("---"):
-            defect = "its frontmatter is not closed"
-        elif "\n---" in text:
-            defect = "there is text before the first `---`"
-        return AgentFile(defect=defect)
-
-    head = match[1]
-    if head.lstrip().startswith("{"):
-        return AgentFile()
-    values = {key: _read_key(head, key) for key in ("name", "description", "model", "tools")}
-    name = values["name"] or ""
-    if not name or not values["description"]:
-        lacking = "description" if name else "name"
-        return AgentFile(name, defect=f"it has no {lacking}")
-    tools = None
-    if values["tools"] and values["tools"] != "*":
-        tools = tuple(re.findall(r"([A-Za-z_*][\w*-]*)(?:\([^)]*\))?", values["tools"]))
-    return AgentFile(name, values["model"] or "", tools)
+    head = match[1] if match else ""
+    tools = _read_key(head, "tools")
+    names = None
+    if tools and tools != "*":
+        names = tuple(re.findall(r"([A-Za-z_*][\w*-]*)(?:\([^)]*\))?", tools))
+    return AgentFile(_read_key(head, "name"), _read_key(head, "model"), names)
 
 
-def _read_key(head: str, key: str) -> str | None:
-    """Return the value of a key of a frontmatter, with its further lines; None: absent."""
+def _read_key(head: str, key: str) -> str:
+    """Return the value of a key of a frontmatter, with its further lines; nothing if absent."""
     match = re.search(rf"(?m)^([ \t]*)[\"']?{key}[\"']?[ \t]*:(.*(?:\n\1(?:[ \t]|-).*)*)", head)
-    if not match:
-        return None
-    return re.sub(r"(?m)(^|\s)#.*$", "", match[2]).strip(" \t\r\n\"'|>")
+    value = match[2] if match else ""
+    return re.sub(r"(?m)(^|\s)#.*$", "", value).strip(" \t\r\n\"'|>")
 
 
 # -- Files --
@@ -6004,71 +5959,9 @@ def _check_files(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
                 fix = "subagent-fleet generate"
             yield Finding(f"files-{action}", "warning",
                           f"{some_of(groups[action], 5)}: {words}", fix=fix)
-    for change in facts.changes:
-        if change.action == "edited":
-            yield _edited_file(fleet, change)
-
-
-def _edited_file(fleet: Fleet | None, change: Change) -> Finding:
-    """Return the Finding on a file that is the user's; an agent's text has a better place."""
-    what = f"{change.path}: changed by hand; kept"
-    name = change.path.rpartition("/")[2].removesuffix(".md")
-    prompt = read_new_prompt(change)
-    if fleet is None or name not in fleet.agents or not prompt:
-        return Finding("files-edited", "info", what, fix="subagent-fleet generate --diff")
-
-    source = fleet.document.source
-    place = f"agents.{name} of {source}"
-    if fleet.agents[name].prompt is not None:
-        place += " in place of its `prompt:`"
-    command = "subagent-fleet generate"
-    if render_prompt(change, prompt) != change.found:  # other blanks at its end, say
-        command += " --force"
-    is_json = source.lower().endswith(".json")
-    return Finding("files-edited", "info", what, excerpt=show_prompt(prompt, is_json=is_json),
-                   fix=f"write these lines into {place}, then `{command}`; or drop them: "
-                       "`subagent-fleet generate --force`")
-
-
-def read_new_prompt(change: Change) -> str:
-    """Return the prompt that a person wrote into an agent's file, if that is all they did."""
-    try:
-        text = (change.found or b"").decode("utf-8").replace("\r\n", "\n")
-    except UnicodeDecodeError:
-        return ""
-    head = _frontmatter_of(change.wanted or b"")
-    if not text.startswith(head):
-        return ""
-
-    prompt = text[len(head):].strip("\n").rstrip()
-    if not prompt or not obeys(prompt, "text"):
-        return ""
-    return prompt + "\n"
-
-
-def _frontmatter_of(content: bytes) -> str:
-    """Return a generated agent's frontmatter, to the line that closes it."""
-    head, closing, _ = content.decode("utf-8").partition("\n---\n")
-    return head + closing
-
-
-def render_prompt(change: Change, prompt: str) -> bytes:
-    """Return the file that `generate` will make of a prompt."""
-    return f"{_frontmatter_of(change.wanted or b'')}\n{prompt}".encode()
-
-
-def show_prompt(prompt: str, *, is_json: bool) -> str:
-    """Return a prompt as it is written into an agent of a fleet file."""
-    if is_json:
-        return f'      "prompt": {json.dumps(prompt, ensure_ascii=False)}'
-    block = "    prompt: |\n" + "".join(
-        f"      {line}".rstrip() + "\n" for line in prompt.split("\n")[:-1])
-    try:
-        if parse_yaml(block) == {"prompt": prompt} and "\t" not in prompt:
-            return block
-    except FleetError:
-        pass  # blanks at its beginning, say
-    return "    " + dump_yaml({"prompt": prompt})
+    for path in groups.get("edited", ()):
+        yield Finding("files-edited", "info", f"{path}: changed by hand; kept",
+                      fix="subagent-fleet generate --diff")
 
 
 @check("Files", "disk")
@@ -10484,9 +10377,8 @@ def _ready(things: Sequence[Any], seconds: float, *, reads: bool = True,
 GIT_SETTINGS = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "safe.bareRepository=explicit")
 GIT_ENVIRONMENT = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1",
                    "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
-TREE_FILES_LIMIT, TREE_DEPTH_LIMIT = 2000, 16
+TREE_FILES_LIMIT = 2000
 TREE_FILE_LIMIT_BYTES = 256 * 1024
-TREE_LIMIT_BYTES = 16 * 1024 * 1024
 PART_BYTES = 1024 * 1024  # of a file that grows, at once: some 3,000 receipts
 LINE_LIMIT_BYTES = 32 * 1024 * 1024  # a longer line is no JSON that anybody wrote
 # What is kept for a user: the variable that says where, and where it is without one.
@@ -10806,21 +10698,6 @@ def _open_to_read(path: str) -> IO[bytes]:
     except OSError:
         os.close(descriptor)
         raise
-
-
-def _files_in(directory: str, ending: str) -> Iterator[str]:
-    """Yield the first files in a tree whose names end so, not below links, not too deep."""
-    count = 0
-    for place, directories, names in os.walk(directory):
-        directories.sort()
-        if place.count(os.sep) - directory.count(os.sep) >= TREE_DEPTH_LIMIT:
-            directories.clear()
-        for name in sorted(names):
-            if name.endswith(ending):
-                count += 1
-                if count > TREE_FILES_LIMIT:
-                    return
-                yield os.path.join(place, name)
 
 
 def _append(descriptor: int, line: bytes) -> None:
@@ -11287,25 +11164,6 @@ class World:
         with Trying("read", path, slug="unreadable"), open(path, "rb") as stream:
             stream.seek(start)
             return stream.read(limit)
-
-    def read_tree(self, directory: str, ending: str) -> dict[str, str | None]:
-        """Return {path: text, None: not read} of the files in a tree whose names end so.
-
-        The tree may be anybody's: what lies outside the working directory is not read, and no
-        more than so many files, bytes and levels are.
-        """
-        if self.kind_of(directory) != "absent" and not _is_below(directory, "."):
-            return {directory: None}
-        texts: dict[str, str | None] = {}
-        left = TREE_LIMIT_BYTES
-        for path in _files_in(directory, ending):
-            texts[path] = None
-            if _is_below(path, "."):
-                with contextlib.suppress(FleetError):
-                    content = self.read_bytes(path, limit=min(TREE_FILE_LIMIT_BYTES, left))
-                    left -= len(content)
-                    texts[path] = content.decode("utf-8", "replace")
-        return dict(sorted(texts.items()))
 
     def names_near(self, program: str, pattern: str) -> list[str]:
         """Return the names that match a pattern, seen from where a program really lies."""
@@ -21716,10 +21574,9 @@ def find_agent_sources(workspace: Workspace) -> dict[str, AgentSource]:
             with contextlib.suppress(FleetError):  # Claude Code cannot read it either
                 content = world.read_bytes(path, limit=TREE_FILE_LIMIT_BYTES)
                 agent = read_agent(content.decode("utf-8", "replace"))
-                if agent.defect or not agent.name:
-                    continue
-                sources[agent.name.lower()] = plan_source(
-                    agent, show_path(world, path), content, world.changed_at(path))
+                if agent.name:
+                    sources[agent.name.lower()] = plan_source(
+                        agent, show_path(world, path), content, world.changed_at(path))
     return sources
 
 
@@ -24766,8 +24623,7 @@ def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Fin
     """Return the Facts of this machine and, where there is a fleet, of its nodes and files."""
     world = workspace.world
     until = world.clock() + seconds  # at which every job ends by itself
-    facts = Facts(problems=tuple(problems), agents=world.read_tree(".claude/agents", ".md"),
-                  litellm=find_litellm(world))
+    facts = Facts(problems=tuple(problems), litellm=find_litellm(world))
     jobs: dict[str, Callable[[], Any]] = {}
 
     program = world.which("claude")

@@ -5,7 +5,6 @@ import re
 import pytest
 
 import subagent_fleet as sf
-from agent_cases import AGENTS, UNJUDGED
 from doctor_facts import (
     GOOD_FACTS,
     GOOD_MODEL,
@@ -318,13 +317,6 @@ CASES = [
      {"settings-override": "error"}),
     ("settings with a subagent model", on(settings={"s": {
         "CLAUDE_CODE_SUBAGENT_MODEL": "x"}}), {"settings-override": "warning"}),
-    ("agent unloadable", on(agents={"a.md": "no frontmatter"}),
-     {"agent-unloadable": "warning"}),
-    ("agent unreadable", on(agents={"a.md": None}), {"agent-unloadable": "warning"}),
-    ("agent twice", on(agents=dict.fromkeys(
-        ("a.md", "b.md"), GOOD_FACTS.agents["a.md"])), {"agent-duplicate": "warning"}),
-    ("agents that nobody reads are no twins", on(agents=dict.fromkeys(
-        ("a.md", "b.md"), "no frontmatter")), {"agent-unloadable": "warning"}),
     ("nobody sees images", (make_fleet([replace(TWO[0], fallback=("large",)), TWO[1]]), facts_with(
         states=state_with(models=TWO_HELD))), {"no-images": "info"}),
     ("a fallback sees images", (make_fleet([replace(TWO[0], fallback=("large",)), TWO[1]]), facts_with(
@@ -562,51 +554,6 @@ def test_many_files_are_named_briefly():
     assert "and 35 more" in the("files-updated", make_fleet(), facts).what
 
 
-HEAD = b"---\nname: planner\ndescription: Use it.\n---\n"
-
-
-def edited_agent(text, fleet=None, head=HEAD):
-    """The finding about a planner's file that a person wrote into."""
-    change = sf.Change(".claude/agents/planner.md", head + text, HEAD + b"\nPlan.\n", False)
-    return the("files-edited", fleet or make_fleet(), facts_with(changes=[change]))
-
-
-@pytest.mark.parametrize("text,prompt", [
-    (b"\nPlan well.\nBe: brief # really\n\n  - x\n", "Plan well.\nBe: brief # really\n\n  - x\n"),
-    (b"\n  indented first\n", "  indented first\n"), (b"\n\ttab\n", "\ttab\n"),
-    (b"\n- one\n", "- one\n"), ("\nüm laut\n".encode(), "üm laut\n")])
-def test_an_edited_agents_text_is_shown_as_its_prompt(text, prompt):
-    finding = edited_agent(text)
-    assert sf.parse_yaml(finding.excerpt) == {"prompt": prompt}
-    assert all(line == sf.clean_line(line) for line in finding.excerpt.splitlines())
-    assert finding.fix == ("write these lines into agents.planner of fleet.yaml, then "
-                           "`subagent-fleet generate`; or drop them: `subagent-fleet generate --force`")
-
-
-@pytest.mark.parametrize("text", [b"\nMine.", b"\nMine.\n\n", b"Mine.\n", b"\nMine. \n"])
-def test_an_edited_agent_with_other_blanks_needs_force(text):
-    finding = edited_agent(text)
-    assert sf.parse_yaml(finding.excerpt) == {"prompt": "Mine.\n"}
-    assert "then `subagent-fleet generate --force`; or" in finding.fix
-    crlf = edited_agent(text, head=HEAD.replace(b"\n", b"\r\n"))
-    assert crlf.excerpt == finding.excerpt and crlf.fix == finding.fix
-
-
-@pytest.mark.parametrize("text,head", [
-    (b"", HEAD), (b"\n \n", HEAD), (b"\n\xff\n", HEAD), (b"\n\x1b[2J\n", HEAD), (b"\nMine.\n", b""),
-    (b"\nMine.\n", HEAD.replace(b"Use it.", b"Use me."))])
-def test_an_edit_that_is_more_than_a_prompt_is_shown_by_diff(text, head):
-    finding = edited_agent(text, head=head)
-    assert (finding.fix, finding.excerpt) == ("subagent-fleet generate --diff", "")
-
-
-def test_an_agent_that_has_a_prompt_gets_another():
-    fleet = make_fleet()
-    agents = {"planner": replace(fleet.agents["planner"], prompt="Plan.")}
-    assert "of fleet.yaml in place of its `prompt:`, then" in edited_agent(
-        b"\nMine.\n", replace(fleet, agents=agents)).fix
-
-
 def test_missing_files_beside_an_edited_one_are_not_left_to_generate():
     both = changes("created", "a") + changes("edited", "b")
     assert the("files-created", make_fleet(), facts_with(changes=both)).fix == \
@@ -617,17 +564,8 @@ def test_missing_files_beside_an_edited_one_are_not_left_to_generate():
 
 def test_without_a_fleet_the_machine_is_still_checked():
     error = sf.Finding("no-config", "error", "no fleet.yaml", fix="subagent-fleet init")
-    facts = sf.Facts(problems=(error,), agents={"a.md": ""})
-    assert found(None, facts) == {"no-config": "error", "claude-missing": "warning",
-                                  "agent-unloadable": "warning"}
-
-
-@pytest.mark.parametrize("text,defect", [*AGENTS, *((text, "") for text in UNJUDGED)])
-def test_agents_that_claude_code_leaves_out_are_named(text, defect):
-    assert sf.read_agent(text).defect == defect
-    findings = [f.what for _, f in sf.plan_doctor(make_fleet(), facts_with(agents={"a.md": text}))
-                if f.slug == "agent-unloadable"]
-    assert findings == ([f"a.md: {defect}; Claude Code will not use it"] if defect else [])
+    facts = sf.Facts(problems=(error,))
+    assert found(None, facts) == {"no-config": "error", "claude-missing": "warning"}
 
 
 @pytest.mark.parametrize("lines,tools", [
