@@ -15227,10 +15227,9 @@ class Server(Reception):
 # beside it; of an answer, `requestId` is the gateway's own header, `message.model` what the server
 # called itself, `requestedModel` what was asked (326). One answer is several lines, one a block.
 
-PROMPT_LIMIT = 20_000  # characters of a prompt that are kept
-REPORT_LIMIT = 4_000  # of an agent's last words
-ERROR_LIMIT = 160
 AGENTS_DEPTH_LIMIT = 6  # transcripts may say that agents start each other in circles
+PROMPT_LIMIT = 20_000  # characters of a prompt that are kept
+ERROR_LIMIT = 160
 IDLE_SECONDS = 600.0  # no tool of Claude Code runs longer without a line
 SILENT_SECONDS = 5.0  # after its last receipt an agent without a transcript is not at work
 # A prompt thought to be so many times what the node counted was cut. What is sent is estimated by
@@ -15244,7 +15243,7 @@ class SessionAnswer(Record):
     """One answer as a transcript has it, its lines together."""
 
     id: str  # the gateway's request id; of a server that gives none, the message's own
-    line: int  # the last of its lines
+    place: str  # FILE:LINE of the last of its lines
     time: float
     asked: str  # the alias; 2.1.197 does not keep it: what answered
     input_tokens: int
@@ -15257,16 +15256,14 @@ class SessionAnswer(Record):
 class Dispatch(Record):
     """A call of the tool that starts a subagent."""
 
-    line: int
+    place: str
     kind: str  # the agent's name
     model: str  # which the call itself names: it beats the agent's file
-    prompt: str
 
 
 class Report(Record):
     """What came back of a subagent to who started it."""
 
-    line: int
     call: str  # the Dispatch that it answers
     status: str
     kind: str
@@ -15279,8 +15276,8 @@ class Transcript:
         self.path = path  # as it is shown
         self.agent = agent  # its id; "" is the main session
         self.lines = 0
-        self.torn: list[int] = []  # lines that are cut, or no JSON
-        self.prompt = self.version = self.kind = self.words = ""
+        self.torn: list[str] = []  # places of lines that are cut, or no JSON
+        self.prompt = self.kind = ""
         self.began = self.ended = 0.0
         self.changed = 0.0  # when its file was: a tool that runs for long writes no answer
         self.answers: dict[str, SessionAnswer] = {}
@@ -15288,30 +15285,23 @@ class Transcript:
         self.reports: dict[str, Report] = {}  # by the agent's id
 
     def feed(self, line: bytes) -> None:
-        """Take the next line; what cannot matter is not parsed."""
+        """Take the next line; most of a session are tools' results, which are not parsed."""
         self.lines += 1
         line = line.rstrip()
-        if not line:
+        may_matter = (b'"assistant"' in line or (not self.prompt and b'"user"' in line)
+                      or (b'"toolUseResult"' in line and b'"agentId"' in line))
+        if not line or (line.endswith(b"}") and not may_matter):
             return
-        if not line.endswith(b"}"):
-            self.torn.append(self.lines)
-            return
-        if not self._may_matter(line):
-            return
-
-        value = parse_object(line)
+        value = parse_object(line) if line.endswith(b"}") else None
         if value is None:
-            self.torn.append(self.lines)
+            self.torn.append(self._place)
         elif self.agent or value.get("isSidechain") is not True:
             self._take(value)
 
-    def _may_matter(self, line: bytes) -> bool:
-        """Tell whether a line may hold something to keep: most of a session are tools' results."""
-        if b'"assistant"' in line:
-            return True
-        if b'"toolUseResult"' in line and b'"agentId"' in line:
-            return True
-        return not self.prompt and b'"user"' in line
+    @property
+    def _place(self) -> str:
+        """Where the line stands that was fed last, as evidence."""
+        return f"{self.path}:{self.lines}"
 
     def _take(self, value: dict[str, Any]) -> None:
         kind = read_field(value, "type")
@@ -15321,92 +15311,61 @@ class Transcript:
         time = parse_time(read_field(value, "timestamp"))
         self.began = self.began or time
         self.ended = time or self.ended
-        self.version = self.version or clean_line(read_field(value, "version"))
         self.kind = self.kind or read_field(value, "attributionAgent")
+        message = read_field(value, "message", dict)
         if kind == "assistant":
-            self._take_answer(value, time)
+            self._take_answer(value, message, time)
             return
 
         if not self.prompt and value.get("isMeta") is not True:
-            self.prompt = _prompt_of(read_field(value, "message", dict).get("content"))
-        self._take_report(value)
+            self.prompt = _prompt_of(message.get("content"))
+        result = read_field(value, "toolUseResult", dict)
+        agent = read_field(result, "agentId")
+        if agent:
+            block, *_ = read_field(message, "content", list) or [None]
+            self.reports[agent] = Report(
+                read_field(block, "tool_use_id"), read_field(result, "status"),
+                read_field(result, "agentType"))
 
-    def _take_answer(self, value: dict[str, Any], time: float) -> None:
-        message = read_field(value, "message", dict)
+    def _take_answer(self, value: dict[str, Any], message: dict[str, Any], time: float) -> None:
+        """Keep an answer, or the next block of one."""
         words = ""
         calls = 0
         for block in read_field(message, "content", list):
             if read_field(block, "type") == "text":
-                words += read_field(block, "text")[:REPORT_LIMIT]
+                words += read_field(block, "text")
             elif read_field(block, "type") == "tool_use":
                 calls += 1
-                self._take_dispatch(block)
-
-        error = ""
-        if value.get("isApiErrorMessage") is True or message.get("model") == "<synthetic>":
-            error = crop(words, ERROR_LIMIT) or "an error without words"
+                if read_field(block, "name") in ("Agent", "Task"):
+                    call = read_field(block, "input", dict)
+                    self.dispatches[read_field(block, "id")] = Dispatch(
+                        self._place, read_field(call, "subagent_type"), read_field(call, "model"))
 
         # What is read from a cache is a part of the prompt as well.
         usage = read_field(message, "usage", dict)
         spent = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
-        request = read_field(value, "requestId") or read_field(message, "id")
         answer = SessionAnswer(
-            id=request or f"line {self.lines}",
-            line=self.lines,
+            id=read_field(value, "requestId") or read_field(message, "id") or self._place,
+            place=self._place,
             time=time,
             asked=read_field(value, "requestedModel") or read_field(message, "model"),
             input_tokens=sum(read_field(usage, name, int) for name in spent),
             output_tokens=read_field(usage, "output_tokens", int),
             calls=calls,
-            stop=read_field(message, "stop_reason"),
-            error=error)
-        self._add(answer, words)
-
-    def _add(self, answer: SessionAnswer, words: str) -> None:
-        """Keep an answer, or the next block of one; a retry's error is not a block of it."""
+            stop=read_field(message, "stop_reason"))
         earlier = self.answers.get(answer.id)
-        if earlier and not answer.error:
+        if value.get("isApiErrorMessage") is True or message.get("model") == "<synthetic>":
+            answer = replace(answer, error=crop(words, ERROR_LIMIT) or "an error without words")
+        elif earlier:  # a retry's error is no block of it
             answer = replace(
-                answer, calls=earlier.calls + answer.calls, stop=answer.stop or earlier.stop,
+                answer, calls=earlier.calls + calls, stop=answer.stop or earlier.stop,
                 output_tokens=max(earlier.output_tokens, answer.output_tokens))
-            self.words = (self.words + words)[:REPORT_LIMIT]
-        else:
-            self.words = words[:REPORT_LIMIT]
         self.answers[answer.id] = answer
-
-    def _take_dispatch(self, block: dict[str, Any]) -> None:
-        if read_field(block, "name") not in ("Agent", "Task"):
-            return
-        call = read_field(block, "input", dict)
-        self.dispatches[read_field(block, "id")] = Dispatch(
-            self.lines, read_field(call, "subagent_type"), read_field(call, "model"),
-            read_field(call, "prompt")[:PROMPT_LIMIT])
-
-    def _take_report(self, value: dict[str, Any]) -> None:
-        result = read_field(value, "toolUseResult", dict)
-        agent = read_field(result, "agentId")
-        if not agent:
-            return
-        blocks = read_field(read_field(value, "message", dict), "content", list)
-        call = ""
-        if blocks:
-            call = read_field(blocks[0], "tool_use_id")
-        self.reports[agent] = Report(self.lines, call, read_field(result, "status"),
-                                     read_field(result, "agentType"))
 
     @property
     def last(self) -> SessionAnswer | None:
         """The answer that came last."""
         return next(reversed(self.answers.values()), None)
-
-    @property
-    def calls(self) -> int:
-        """How many tools were called."""
-        return sum(answer.calls for answer in self.answers.values())
-
-    def place(self, line: int) -> str:
-        """Return where a line stands, as evidence."""
-        return f"{self.path}:{line}"
 
 
 def parse_time(text: str) -> float:
@@ -15420,16 +15379,11 @@ def parse_time(text: str) -> float:
 
 def _prompt_of(content: object) -> str:
     """Return what a person typed, of a message's content; a command is its name."""
-    text = ""
-    if isinstance(content, str):
-        text = content
-    elif isinstance(content, list):
+    text = content if isinstance(content, str) else ""
+    if isinstance(content, list):
         text = "\n".join(filter(None, (read_field(block, "text") for block in content)))
-
     command = re.search("<command-name>(.{1,80}?)</command-name>", text)
-    if command:
-        return command[1]
-    return text[:PROMPT_LIMIT]
+    return command[1] if command else text[:PROMPT_LIMIT]
 
 
 # -- the tree --
@@ -15447,14 +15401,14 @@ class AgentTrace(Record):
     """One agent of a session: the main one, whose id is "", or a subagent."""
 
     id: str
-    kind: str  # its name; "" where nothing tells it
+    kind: str  # its name; where nothing tells it, its id
     parent: str  # the id of who started it
     transcript: Transcript | None
     receipts: tuple[Receipt, ...]
-    dispatch: str = ""  # where that stands
     call: Dispatch | None = None
     report: Report | None = None
     is_built_in: bool = False
+    depth: int = 0  # how many agents stand above it
 
     @property
     def began(self) -> float:
@@ -15475,15 +15429,19 @@ class AgentTrace(Record):
     @property
     def unclaimed(self) -> list[SessionAnswer]:
         """The answers of its transcript that no receipt is for."""
-        if not self.transcript:
-            return []
         known = {receipt.id for receipt in self.receipts}
         return [answer for answer in self.transcript.answers.values()
-                if answer.id not in known and not answer.error]
+                if answer.id not in known and not answer.error] if self.transcript else []
+
+    @property
+    def asked(self) -> list[tuple[str, str]]:
+        """What it asked for, as far as that is known: (alias, the request's id)."""
+        return [*((receipt.alias, receipt.id) for receipt in self.receipts),
+                *((answer.asked, answer.id) for answer in self.unclaimed)]
 
 
 class SessionTrace(Record):
-    """A session: its agents, each behind who started it."""
+    """A session: its agents, each behind who started it; the first is the main one."""
 
     id: str
     agents: tuple[AgentTrace, ...]
@@ -15491,94 +15449,63 @@ class SessionTrace(Record):
     torn: tuple[str, ...] = ()
 
     @property
-    def main(self) -> AgentTrace:
-        """The agent that a person talks to."""
-        return self.agents[0]
-
-    @property
     def prompt(self) -> str:
         """What it began with."""
-        return self.main.transcript.prompt if self.main.transcript else ""
-
-    def depth(self, agent: AgentTrace) -> int:
-        """Return how many agents stand above one."""
-        parents = {other.id: other.parent for other in self.agents}
-        depth = 0
-        place = agent.id
-        while place and depth < AGENTS_DEPTH_LIMIT:
-            place = parents.get(place, "")
-            depth += 1
-        return depth
+        main = self.agents[0].transcript
+        return main.prompt if main else ""
 
 
 def trace_session(session: str, transcripts: Iterable[Transcript],
-                  labels: Mapping[str, AgentLabel], receipts: Iterable[Receipt]) -> SessionTrace:
+                  labels: Mapping[str, AgentLabel], receipts: Iterable[Receipt],
+                  fleet: Fleet | None) -> SessionTrace:
     """Join what is known of a session."""
     by_agent = {transcript.agent: transcript for transcript in transcripts}
     served: dict[str, list[Receipt]] = {"": []}
     for receipt in receipts:
         served.setdefault(receipt.agent, []).append(receipt)
+    owners = agents_by_alias(fleet) if fleet else {}
 
     agents = []
-    for agent in dict.fromkeys([*by_agent, *served]):
-        label = labels.get(agent, AgentLabel())
-        agents.append(_trace_agent(agent, label, by_agent, tuple(served.get(agent, ()))))
-
-    torn: list[str] = []
-    for transcript in by_agent.values():
-        torn += map(transcript.place, transcript.torn)
+    for name in dict.fromkeys([*by_agent, *served]):
+        agent = _trace_agent(AgentTrace(name, "" if name else "main", "", by_agent.get(name),
+                                        tuple(served.get(name, ()))),
+                             labels.get(name, AgentLabel()), by_agent)
+        if not agent.kind:  # only its alias may tell it: `planner?` where only one has it
+            names = owners.get(agent.asked[0][0], ()) if agent.asked else ()
+            agent = replace(agent, kind=f"{names[0]}?" if len(names) == 1 else name)
+        agents.append(agent)
+    torn = [place for transcript in by_agent.values() for place in transcript.torn]
     return SessionTrace(session, tuple(_in_order(agents)), tuple(torn))
 
 
-def _trace_agent(agent: str, label: AgentLabel, transcripts: Mapping[str, Transcript],
-                 receipts: tuple[Receipt, ...]) -> AgentTrace:
-    """Return what is known of one agent: who started it is who has its call or its report."""
-    own = transcripts.get(agent)
-    if not agent:
-        return AgentTrace(agent, "main", "", own, receipts, is_built_in=label.is_built_in)
-
-    kind = label.kind
-    if own:
-        kind = kind or own.kind
-    trace = AgentTrace(agent, kind, "", own, receipts, is_built_in=label.is_built_in)
+def _trace_agent(trace: AgentTrace, label: AgentLabel, transcripts: Mapping[str, Transcript]
+                 ) -> AgentTrace:
+    """Return an agent with what is said of it; who has its call or its report has started it."""
+    if not trace.id:
+        return trace
+    kind = label.kind or (trace.transcript.kind if trace.transcript else "")
+    trace = replace(trace, kind=kind, is_built_in=label.is_built_in)
     for parent, transcript in transcripts.items():
-        if parent != agent:
-            trace = _add_parent(trace, label, parent, transcript)
-    return trace
-
-
-def _add_parent(trace: AgentTrace, label: AgentLabel, parent: str, transcript: Transcript
-                ) -> AgentTrace:
-    """Return an agent with what another's transcript says of it, if that started it."""
-    report = transcript.reports.get(trace.id)
-    call_id = label.call
-    if report and not call_id:
-        call_id = report.call
-    call = transcript.dispatches.get(call_id)
-
-    if call:
-        trace = replace(trace, parent=parent, call=call, kind=trace.kind or call.kind,
-                        dispatch=transcript.place(call.line))
-    if report:
-        trace = replace(trace, parent=parent, report=report, kind=trace.kind or report.kind)
+        report = transcript.reports.get(trace.id)
+        call = transcript.dispatches.get(label.call or (report.call if report else ""))
+        source = call or report
+        if source and parent != trace.id:
+            trace = replace(trace, parent=parent, call=call, report=report,
+                            kind=trace.kind or source.kind)
     return trace
 
 
 def _in_order(agents: Sequence[AgentTrace]) -> Iterator[AgentTrace]:
     """Yield agents as a tree is read: each behind who started it, in the order they began."""
     left = sorted(agents, key=lambda agent: (agent.id != "", agent.began))
-    pending = left[:1]
+    pending = [(left[0], 0)]
     while left:
-        if not pending:  # who is its own ancestor, or whose parent nobody knows, hangs nowhere
-            pending.append(left[0])
-        agent = pending.pop()
-        if agent not in left:
-            continue
-
+        # Who is its own ancestor, or whose parent nobody knows, hangs below the main one.
+        agent, depth = pending.pop() if pending else (left[0], 1)
         left.remove(agent)
-        yield agent
-        children = [other for other in left if other.parent == agent.id]
-        pending += reversed(children)
+        yield replace(agent, depth=depth)
+        below = min(depth + 1, AGENTS_DEPTH_LIMIT)
+        pending += [(other, below) for other in reversed(left) if other.parent == agent.id]
 
 
 # -- what served an agent --
@@ -15719,45 +15646,39 @@ def plan_served(judged: Sequence[Judged], fleet: Fleet | None) -> list[Served]:
 
     rows = []
     for (name, node, _), group in groups.items():
-        planned, why = _sum_up_plan(group)
-        receipts = [one.receipt for one in group]
         if fleet and name in fleet.models:
             name = fleet.models[name].ollama_model
-
-        waits = [receipt.waited for receipt in receipts if receipt.waited is not None]
-        firsts = sorted(max(receipt.first_byte - (receipt.waited or 0), 0)
-                        for receipt in receipts if receipt.first_byte is not None)
-        rows.append(Served(
-            name, node, planned, why, receipts[0].time - receipts[0].total, len(receipts),
-            waited=sum(waits) if waits else None,
-            # Not the mean: an answer that waited for its model to load would hide all the others.
-            first_token=firsts[len(firsts) // 2] if firsts else None,
-            rate=_answer_rate(receipts),
-            input_tokens=sum(receipt.input_tokens for receipt in receipts),
-            output_tokens=sum(receipt.output_tokens for receipt in receipts),
-            read_again=sum(receipt.read_again for receipt in receipts),
-            read_again_why=_list_once(receipt.read_again_why for receipt in receipts),
-            waited_for=_list_once(receipt.waited_for for receipt in receipts)))
+        rows.append(_sum_up(name, node, group))
     return rows
 
 
-def _sum_up_plan(group: Sequence[Judged]) -> tuple[str, str]:
-    """Return the worst that is true of requests to one place, and why."""
+def _sum_up(name: str, node: str, group: Sequence[Judged]) -> Served:
+    """Return what a model on a machine did, of its requests: the worst that is true of them."""
     worst = min(group, key=lambda one: _PLANNED_ORDER.index(one.planned))
     planned, why = worst.planned, worst.why
+    receipts = [one.receipt for one in group]
     # Who went away or stopped the gateway ended that request: nothing has failed.
-    failed = [one.receipt.outcome for one in group
-              if one.receipt.node and one.receipt.outcome not in ("ok", "left", "stopped")]
+    failed = [receipt.outcome for receipt in receipts
+              if receipt.node and receipt.outcome not in ("ok", "left", "stopped")]
     if planned == "yes" and failed:
         why = f"{len(failed)} failed: {failed[0]}"
     if any(one.beyond for one in group):
-        return "left", why or "left the house"
-    return planned, why
+        planned, why = "left", why or "left the house"
 
-
-def _list_once(words: Iterable[str]) -> str:
-    """Return the different words of a list as one text."""
-    return ", ".join(sorted({word for word in words if word}))
+    waits = [receipt.waited for receipt in receipts if receipt.waited is not None]
+    firsts = sorted(max(receipt.first_byte - (receipt.waited or 0), 0)
+                    for receipt in receipts if receipt.first_byte is not None)
+    sums: dict[str, Any] = {}
+    for key in ("input_tokens", "output_tokens", "read_again"):
+        sums[key] = sum(getattr(receipt, key) for receipt in receipts)
+    for key in ("read_again_why", "waited_for"):
+        sums[key] = ", ".join(sorted({getattr(receipt, key) for receipt in receipts} - {""}))
+    return Served(
+        name, node, planned, why, receipts[0].time - receipts[0].total, len(receipts),
+        waited=sum(waits) if waits else None,
+        # Not the mean: an answer that waited for its model to load would hide all the others.
+        first_token=firsts[len(firsts) // 2] if firsts else None,
+        rate=_answer_rate(receipts), **sums)
 
 
 def _answer_rate(receipts: Iterable[Receipt]) -> float | None:
@@ -15777,15 +15698,15 @@ def plan_state(agent: AgentTrace, now: float) -> str:
     if not transcript:
         return "at work" if now - agent.ended < SILENT_SECONDS else ""
 
-    report, last = agent.report, transcript.last
+    last = transcript.last
+    reported = agent.report.status if agent.report else ""
     if last and last.error:
         return "failed"
-    is_reported = report is not None and report.status == "completed"
     if last and (last.stop in ("end_turn", "stop_sequence")
-                 or (is_reported and not last.stop and not last.calls)):
+                 or (reported == "completed" and not last.stop and not last.calls)):
         return "done"
     # A report that it was launched comes at once, and says nothing of its end.
-    is_over = report is not None and report.status != "async_launched"
+    is_over = agent.report and reported != "async_launched"
     is_silent = now - max(agent.ended, transcript.changed) > IDLE_SECONDS
     return "cut off" if is_over or is_silent else "at work"
 
@@ -15810,64 +15731,52 @@ QUESTIONS = {
 
 
 def audit_agent(agent: AgentTrace, judged: Sequence[Judged], session: SessionTrace,
-                facts: TraceFacts) -> tuple[Verdict, ...]:
+                facts: TraceFacts) -> Iterator[Verdict]:
     """Answer the questions about a subagent, in their order."""
-    return (_audit_model(agent, session, facts), _audit_machine(agent, judged),
-            _audit_house(agent, judged), _audit_context(agent, judged))
+    if judged:
+        yield _audit_model(agent, session, facts)
+        yield _audit_machine(agent, judged)
+        yield _audit_house(agent, judged)
+    else:
+        for question in ("Model", "Machine", "House"):
+            yield Verdict(question, "unknown", "none of its requests was recorded")
+    yield _audit_context(agent, judged)
 
 
 def _evidence(agent: AgentTrace, request: str) -> tuple[str, ...]:
     """Return where the answer to a request stands, and its id."""
     answer = agent.transcript.answers.get(request) if agent.transcript else None
-    if answer and agent.transcript:
-        return (agent.transcript.place(answer.line), request)
-    return (request,)
-
-
-def _asked(agent: AgentTrace) -> dict[str, str]:
-    """Return {alias an agent asked: its first request for that}; all that is known of it."""
-    asked: dict[str, str] = {}
-    for receipt in agent.receipts:
-        asked.setdefault(receipt.alias, receipt.id)
-    for answer in agent.unclaimed:
-        asked.setdefault(answer.asked, answer.id)
-    return asked
+    return (answer.place, request) if answer else (request,)
 
 
 def _audit_model(agent: AgentTrace, session: SessionTrace, facts: TraceFacts) -> Verdict:
     """Was it served by the model its file names?"""
-    def verdict(answer: str, what: str = "", *evidence: str) -> Verdict:
-        return Verdict("Model", answer, what, tuple(filter(None, evidence)))
-
-    asked = _asked(agent)
-    if not asked:
-        return verdict("unknown", "none of its requests was recorded")
+    started = (agent.call.place,) if agent.call else ()
     source = facts.files.get(agent.kind.lower())
     if not source and agent.is_built_in:
-        return verdict("yes", "built into Claude Code, it has no file")
+        return Verdict("Model", "yes", "built into Claude Code, it has no file")
     if not source:
-        return verdict("unknown", f"no file names an agent `{agent.kind or agent.id}`",
-                       agent.dispatch)
+        return Verdict("Model", "unknown", f"no file names an agent `{agent.kind}`", started)
 
     place = f"{source.path}:{source.line}"
     wanted = _resolve_model(source.model, agent, session, facts)
     if not wanted:
         what = f"what `{source.model or 'inherit'}` stood for is not known"
-        return verdict("unknown", what, place)
-    others = [alias for alias in asked if alias != wanted]
-    if not others:
-        return verdict("yes")
+        return Verdict("Model", "unknown", what, (place,))
+    alias, request = next((one for one in agent.asked if one[0] != wanted), ("", ""))
+    if not alias:
+        return Verdict("Model", "yes")
 
-    evidence = _evidence(agent, asked[others[0]])
+    evidence = (place, *_evidence(agent, request))
     if agent.call and agent.call.model:
         what = (f"its call named the model `{agent.call.model}`, which overrides its file: it "
-                f"asked for `{others[0]}`, not `{wanted}`")
-        return verdict("no", what, agent.dispatch, place, *evidence)
+                f"asked for `{alias}`, not `{wanted}`")
+        return Verdict("Model", "no", what, started + evidence)
     if source.changed > agent.began:
-        what = f"its file was edited since: it asked for `{others[0]}` and names `{wanted}` now"
-        return verdict("unknown", what, place, *evidence)
-    return verdict("no", f"its file names `{wanted}`, but it asked for `{others[0]}`", place,
-                   *evidence)
+        what = f"its file was edited since: it asked for `{alias}` and names `{wanted}` now"
+        return Verdict("Model", "unknown", what, evidence)
+    return Verdict("Model", "no", f"its file names `{wanted}`, but it asked for `{alias}`",
+                   evidence)
 
 
 def _resolve_model(model: str, agent: AgentTrace, session: SessionTrace,
@@ -15875,57 +15784,39 @@ def _resolve_model(model: str, agent: AgentTrace, session: SessionTrace,
     """Return the alias that Claude Code makes of a `model:`; "" where that cannot be known."""
     name = re.sub(r"\[\w+\]$", "", model)  # opus[1m]: the same model
     if name.lower() in ("", "inherit"):
-        parents = [other for other in session.agents if other.id == agent.parent]
-        if not parents:
-            return ""
-        return next(iter(_asked(parents[0])), "")
+        asked = [other.asked for other in session.agents if other.id == agent.parent]
+        return asked[0][0][0] if asked and asked[0] else ""
 
     tier = {"best": "opus"}.get(name.lower(), name.lower())
     if tier not in TIERS or tier == "main":
         return name
-    if facts.fleet is None:
-        return ""
-    return facts.fleet.models[plan_tiers(facts.fleet)[tier]].alias
-
-
-def _first(judged: Iterable[Judged], planned: str) -> Judged | None:
-    return next((one for one in judged if one.planned == planned), None)
+    return facts.fleet.models[plan_tiers(facts.fleet)[tier]].alias if facts.fleet else ""
 
 
 def _audit_machine(agent: AgentTrace, judged: Sequence[Judged]) -> Verdict:
     """Did planned machines or declared fallbacks serve it?"""
-    if not judged:
-        return Verdict("Machine", "unknown", "none of its requests was recorded")
-    for answer in ("no", "unknown"):
-        worst = _first(judged, answer)
-        if worst:
-            receipt = worst.receipt
-            who = f"`{receipt.model}` on `{receipt.node}` answered `{receipt.alias}`"
-            if receipt.node is None:
-                who = f"`{receipt.alias}` was answered"
-            return Verdict("Machine", answer, f"{who}: {worst.why}", _evidence(agent, receipt.id))
-
-    fallback = _first(judged, "fallback")
-    if not fallback:
+    worst = min(judged, key=lambda one: _PLANNED_ORDER.index(one.planned))
+    receipt = worst.receipt
+    if worst.planned == "yes":
         return Verdict("Machine", "yes", "" if judged[-1].is_kept else "by the file")
-    receipt = fallback.receipt
-    count = sum(one.planned == "fallback" for one in judged)
-    served = f"{count_of(range(count), 'request')} served by a configured fallback"
-    return Verdict("Machine", "yes", f"{served}, `{receipt.model}` on `{receipt.node}` "
-                   f"({fallback.why})", (receipt.id,))
+    if worst.planned == "fallback":
+        count = sum(one.planned == "fallback" for one in judged)
+        what = (f"{count_of(count, 'request')} served by a configured fallback, "
+                f"`{receipt.model}` on `{receipt.node}` ({worst.why})")
+        return Verdict("Machine", "yes", what, (receipt.id,))
+    who = f"`{receipt.model}` on `{receipt.node}` answered `{receipt.alias}`"
+    if receipt.node is None:
+        who = f"`{receipt.alias}` was answered"
+    return Verdict("Machine", worst.planned, f"{who}: {worst.why}", _evidence(agent, receipt.id))
 
 
 def _audit_house(agent: AgentTrace, judged: Sequence[Judged]) -> Verdict:
     """Did nothing leave the house?"""
-    for one in judged:
-        if one.beyond:
-            return Verdict("House", "no", one.beyond, _evidence(agent, one.receipt.id))
-    for one in judged:
-        if one.beyond is None:
-            return Verdict("House", "unknown", one.why, _evidence(agent, one.receipt.id))
-    if not judged:
-        return Verdict("House", "unknown", "none of its requests was recorded")
-    return Verdict("House", "yes")
+    left = [one for one in judged if one.beyond] or [one for one in judged if one.beyond is None]
+    if not left:
+        return Verdict("House", "yes")
+    return Verdict("House", "no" if left[0].beyond else "unknown", left[0].beyond or left[0].why,
+                   _evidence(agent, left[0].receipt.id))
 
 
 def _audit_context(agent: AgentTrace, judged: Sequence[Judged]) -> Verdict:
@@ -15942,15 +15833,13 @@ def _audit_context(agent: AgentTrace, judged: Sequence[Judged]) -> Verdict:
         if what:
             return Verdict("Context", "no", what, _evidence(agent, receipt.id))
 
-    transcript = agent.transcript
-    for answer in transcript.answers.values() if transcript else ():
-        if transcript and "prompt is too long" in answer.error.lower():
-            return Verdict("Context", "no", "a prompt was refused as too long",
-                           (transcript.place(answer.line),))
-    lost = [one for one in judged if not one.is_kept]
+    for answer in agent.transcript.answers.values() if agent.transcript else ():
+        if "prompt is too long" in answer.error.lower():
+            return Verdict("Context", "no", "a prompt was refused as too long", (answer.place,))
+    lost = [one.receipt.id for one in judged if not one.is_kept]
     if lost:
         return Verdict("Context", "unknown", "no receipt says how long its prompts were",
-                       _evidence(agent, lost[0].receipt.id))
+                       _evidence(agent, lost[0]))
     if not any(one.receipt.sent for one in judged):
         return Verdict("Context", "unknown", "its receipts do not say what was sent")
     return Verdict("Context", "yes")
@@ -15962,8 +15851,8 @@ class AgentReport(Record):
     """What is told of one agent."""
 
     agent: AgentTrace
-    depth: int
     state: str
+    judged: tuple[Judged, ...]
     served: tuple[Served, ...]
     verdicts: tuple[Verdict, ...] = ()
     notes: tuple[str, ...] = ()  # facts beside the verdicts
@@ -15998,66 +15887,45 @@ def report_session(session: SessionTrace, facts: TraceFacts, *, audits: bool) ->
     agents = []
     for agent in session.agents:
         judged = judge_requests(agent, facts)
-        state = plan_state(agent, facts.now)
-        verdicts: tuple[Verdict, ...] = ()
-        notes: list[str] = []
+        report = AgentReport(agent, plan_state(agent, facts.now), tuple(judged),
+                             tuple(plan_served(judged, facts.fleet)))
         if audits and agent.id:
-            verdicts = audit_agent(agent, judged, session, facts)
-            notes = _note_end(agent, state, facts)
-        agents.append(AgentReport(agent, session.depth(agent), state,
-                                  tuple(plan_served(judged, facts.fleet)), verdicts, tuple(notes)))
+            report = replace(report, verdicts=tuple(audit_agent(agent, judged, session, facts)),
+                             notes=tuple(_note_end(agent, report.state, facts)))
+        agents.append(report)
     return SessionReport(session, facts, tuple(agents))
 
 
-def _note_end(agent: AgentTrace, state: str, facts: TraceFacts) -> list[str]:
-    """Return facts about how an agent ended, which are no verdict: only a person can judge them."""
-    last = agent.transcript.last if agent.transcript else None
-    if not last or not agent.transcript:
-        return []
-    if last.error:
-        return [f"did not finish: {last.error}"]
-    if state == "cut off":
-        return ["did not finish: its transcript stops in the middle"]
-    if last.stop == "max_tokens":
-        return ["its last answer was cut at the length limit"]
+def _note_end(agent: AgentTrace, state: str, facts: TraceFacts) -> Iterator[str]:
+    """Yield a fact about how an agent ended, which is no verdict: only a person can judge it."""
+    transcript = agent.transcript
+    last = transcript.last if transcript else None
     source = facts.files.get(agent.kind.lower())
-    may_call = source is None or source.has_tools
-    if state == "done" and may_call and not agent.transcript.calls:
-        return ["finished without using any tool"]
-    return []
-
-
-def name_agents(session: SessionTrace, fleet: Fleet | None) -> SessionTrace:
-    """Name the agents that nothing names, by their alias: `planner?` where only one has it."""
-    owners: Mapping[str, Sequence[str]] = {}
-    if fleet:
-        owners = agents_by_alias(fleet)
-
-    agents = []
-    for agent in session.agents:
-        alias = next(iter(_asked(agent)), "")
-        names = owners.get(alias, ())
-        if not agent.kind and len(names) == 1:
-            agent = replace(agent, kind=f"{names[0]}?")
-        elif not agent.kind:
-            agent = replace(agent, kind=agent.id)
-        agents.append(agent)
-    return replace(session, agents=tuple(agents))
+    if not transcript or not last:
+        return
+    if last.error:
+        yield f"did not finish: {last.error}"
+    elif state == "cut off":
+        yield "did not finish: its transcript stops in the middle"
+    elif last.stop == "max_tokens":
+        yield "its last answer was cut at the length limit"
+    elif state == "done" and (source is None or source.has_tools) \
+            and not any(answer.calls for answer in transcript.answers.values()):
+        yield "finished without using any tool"
 
 
 def show_session(report: SessionReport, *, prompts: bool) -> dict[str, Any]:
     """Return what `--json` says of a session; of a prompt only its first line, unless asked."""
     session = report.session
     agents = []
-    for agent_report in report.agents:
-        agent = agent_report.agent
+    for told in report.agents:
+        agent = told.agent
         transcript = agent.transcript
         shown = {
             "agent": agent.id, "name": agent.kind, "parent": agent.parent if agent.id else None,
-            "state": agent_report.state, "began": agent.began, "ended": agent.ended,
+            "state": told.state, "began": agent.began, "ended": agent.ended,
             "transcript": transcript.path if transcript else None,
-            "served": list(agent_report.served), "audit": list(agent_report.verdicts),
-            "notes": list(agent_report.notes)}
+            "served": list(told.served), "audit": list(told.verdicts), "notes": list(told.notes)}
         if prompts:
             shown["prompt"] = transcript.prompt if transcript else None
         agents.append(shown)
@@ -21598,8 +21466,9 @@ def read_session(workspace: Workspace, found: SessionFile, facts: TraceFacts, *,
     if found.path:
         paths = {"": found.path, **paths}
     transcripts = [read_transcript(world, path, agent) for agent, path in paths.items()]
-    session = trace_session(found.id, transcripts, labels, read_receipts(workspace, found.id))
-    return report_session(name_agents(session, facts.fleet), facts, audits=audits)
+    session = trace_session(found.id, transcripts, labels, read_receipts(workspace, found.id),
+                            facts.fleet)
+    return report_session(session, facts, audits=audits)
 
 
 def claude_directory(world: World) -> str:
@@ -24996,7 +24865,7 @@ def _trace_rows(report: SessionReport, look: Look) -> list[dict[str, object]]:
     if report.facts.fleet:
         colours = plan_machine_colours(report.facts.fleet.nodes)
 
-    depths = [agent_report.depth for agent_report in report.agents]
+    depths = [agent_report.agent.depth for agent_report in report.agents]
     rows = []
     for index, agent_report in enumerate(report.agents):
         branch, stem = _draw_branch(depths, index, look)
@@ -25206,14 +25075,13 @@ def cmd_trace(options: Options, world: World) -> int:
 
 def list_requests(report: SessionReport, world: World) -> list[dict[str, Any]]:
     """Return what `logs` would show of the requests of a session, in their order."""
-    names = AgentNames(world, agents_by_alias(report.facts.fleet) if report.facts.fleet else {})
+    names = AgentNames(world, {})
     requests = []
-    for agent_report in report.agents:
-        for one in judge_requests(agent_report.agent, report.facts):
-            receipt = {**vars(one.receipt), "tries": [vars(each) for each in one.receipt.tries]}
-            shown = report_receipt(receipt, names)
-            requests.append({**shown, "session": report.session.id,
-                             "agent": agent_report.agent.id, "name": agent_report.agent.kind})
+    for told in report.agents:
+        for one in told.judged:
+            shown = report_receipt(render_receipt(one.receipt), names)
+            requests.append({**shown, "session": report.session.id, "agent": told.agent.id,
+                             "name": told.agent.kind})
     return sorted(requests, key=lambda request: float(request["time"]))
 
 

@@ -508,11 +508,12 @@ def hostile_outputs(rng, look):
         "yes", "fallback", "no", "left", "unknown"]), pick(), 1.0, 2, 0.5, 70.0, 12.0, 999999, 7)
     transcript = sf.Transcript(pick())
     transcript.prompt, transcript.torn = pick() + "\n" + pick(), [3]
-    agents = [sf.AgentTrace("a" * depth, pick(), "", transcript, ()) for depth in (0, 1, 2, 1)]
+    agents = [sf.AgentTrace("a" * depth, pick(), "", transcript, (), depth=depth)
+              for depth in (0, 1, 2, 1)]
     verdict = sf.Verdict("Model", rng.choice(["yes", "no", "unknown"]), pick(), (pick(), "req_1"))
     traced = sf.SessionReport(
         sf.SessionTrace(pick(), tuple(agents), (pick(),)), sf.TraceFacts(fleet_of(), 0.0),
-        tuple(sf.AgentReport(agent, len(agent.id), rng.choice(["done", "at work"]),
+        tuple(sf.AgentReport(agent, rng.choice(["done", "at work"]), (),
                              (served,) * rng.randrange(3), (verdict,) * 5) for agent in agents))
     yield "trace", sf.format_trace(traced, look, prompts=True)
     yield "audit", sf.format_audit(traced, look)

@@ -599,10 +599,8 @@ def trace_of(agent, at, parent="", call=""):
 def test_agents_stand_behind_who_started_them():
     agents = [trace_of("", 1.0), trace_of("b", 4.0), trace_of("c", 3.0, "a"), trace_of("a", 2.0),
               trace_of("d", 5.0, "a"), trace_of("e", 6.0, "c"), trace_of("f", 7.0, "f")]
-    order = [agent.id for agent in sf._in_order(agents)]
-    assert order == ["", "a", "c", "e", "d", "b", "f"]
-    session = sf.SessionTrace("s", tuple(agents))
-    assert [session.depth(agent) for agent in agents] == [0, 1, 2, 1, 2, 3, 6]
+    order = [(agent.id, agent.depth) for agent in sf._in_order(agents)]
+    assert order == [("", 0), ("a", 1), ("c", 2), ("e", 3), ("d", 2), ("b", 1), ("f", 1)]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a file with a hole")
