@@ -9712,10 +9712,9 @@ if TYPE_CHECKING:
     import traceback
     from typing import IO
 else:
-    (_thread, errno, fcntl, glob, hmac, os, queue, resource, select, selectors, shlex, shutil,
-     signal, socket, ssl, stat, subprocess, time, traceback) = map(_Late, (
-         "_thread errno fcntl glob hmac os queue resource select selectors shlex shutil "
-         "signal socket ssl stat subprocess time traceback").split())
+    globals().update((name, _Late(name)) for name in (
+        "_thread errno fcntl glob hmac os queue resource select selectors shlex shutil "
+        "signal socket ssl stat subprocess time traceback").split())
 
 _STATUS_LINE = _Pattern(r"HTTP/1\.([01]) +([1-5][0-9][0-9])(?: [^\r\n]*)?\r\n")
 _REQUEST_LINE = _Pattern(r"([A-Z]{1,16}) ([!-~]{1,4096}) HTTP/1\.([01])\r\n")
@@ -9871,7 +9870,7 @@ class Wire:
         return fields
 
     def _take_chunks(self) -> Iterator[bytes]:
-        """Yield what the chunks of a body hold, as much as has come at once, up to the last.
+        """Yield what the chunks of a body hold, as much as has come at once; pass its trailers.
 
         A model's answer has a chunk for each word, and one by one they cost twice as much.
         """
@@ -9904,6 +9903,7 @@ class Wire:
             if pieces:
                 yield b"".join(pieces)
             if is_last:
+                self._skip_trailers()
                 return
             if not (pieces and self._buffer) and not self._fill():
                 early = f"{left} bytes early" if left else f"in mid {self.speech}"
@@ -9920,21 +9920,26 @@ class Wire:
     def _check_size(self, size: int) -> None:
         """Raise where a body becomes longer than may be."""
 
-    def _take(self, count: int) -> Iterator[bytes]:
-        """Yield `count` bytes as they come."""
-        while count > 0:
+    def _skip_trailers(self) -> None:
+        """Pass what follows the chunks: what comes next would begin with it."""
+        while len(self._buffer) < 2 and self._fill():
+            pass
+        if self._buffer.startswith(b"\r\n"):
+            del self._buffer[:2]
+        else:
+            self._read_fields(self._take_head(), 0)
+
+    def _take(self, count: int | None) -> Iterator[bytes]:
+        """Yield `count` bytes as they come; None: all, until the other side closes."""
+        while count != 0:
             if not self._buffer and not self._fill():
+                if count is None:
+                    return
                 raise NodeFailure("bad answer", f"it closed the connection {count} bytes early")
             piece = bytes(self._buffer[:count])
             del self._buffer[:count]
-            count -= len(piece)
-            yield piece
-
-    def _take_rest(self) -> Iterator[bytes]:
-        """Yield what comes until the other side closes."""
-        while self._buffer or self._fill():
-            piece = bytes(self._buffer)
-            self._buffer.clear()
+            if count is not None:
+                count -= len(piece)
             yield piece
 
 
@@ -10005,7 +10010,7 @@ class Exchange(Wire):
             raise NodeFailure("not http", "it does not speak HTTP/1.1")
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the body as it comes; one that ends early is a failure, trailers are left."""
+        """Yield the body as it comes; one that ends early is a failure."""
         if not self.status:
             self.read_head()  # nobody has waited for it yet
         coding = self.headers.get("transfer-encoding", "identity").lower()
@@ -10020,10 +10025,8 @@ class Exchange(Wire):
             raise NodeFailure("bad answer", "nothing tells how long its answer is")
         elif self.status in (204, 304):
             return
-        elif length is None:
-            yield from self._take_rest()
         else:
-            yield from self._take(int(length))
+            yield from self._take(None if length is None else int(length))
 
     def read_all(self, limit: int = ANSWER_LIMIT_BYTES) -> bytearray:
         """Return the whole body; more than `limit` bytes are a failure."""
@@ -10057,11 +10060,7 @@ class Exchange(Wire):
         self.deadline = self._clock() + LEAVE_SECONDS
         with contextlib.suppress(NodeFailure):
             is_over = any(next(self._left, None) is None for _ in range(8))
-            if self.headers.get("transfer-encoding"):
-                while len(self._buffer) < 2 and self._fill():
-                    pass
-                is_over = is_over and self._buffer == b"\r\n"
-            elif self._buffer or "content-length" not in self.headers:
+            if self._buffer or not self.headers.keys() & {"transfer-encoding", "content-length"}:
                 is_over = False
             if is_over and self.idle is not None and len(self.idle) < IDLE_LIMIT:
                 self.idle.append(self._socket)
@@ -10184,19 +10183,9 @@ class Visitor(Wire):
             for piece in self._take_chunks():
                 hold(len(piece))
                 body += piece
-            self._skip_trailers()
             return body
         except NodeFailure as failure:
             raise _refusal(failure) from None
-
-    def _skip_trailers(self) -> None:
-        """Pass what follows the chunks: the next request would begin with it."""
-        while len(self._buffer) < 2 and self._fill():
-            pass
-        if self._buffer.startswith(b"\r\n"):
-            del self._buffer[:2]
-        else:
-            self._read_fields(self._take_head(), 0)
 
     def _check_size(self, size: int) -> None:
         if size > self._limit:
@@ -10243,30 +10232,26 @@ class Visitor(Wire):
         except NodeFailure:
             raise ClientGone() from None
 
-    def wait(self, other: Wire | Signal | None, seconds: float) -> bool:
+    def wait(self, other: Wire | None, seconds: float) -> bool:
         """Tell whether `other` becomes readable in time; raise ClientGone when the client goes."""
         until = self._clock() + seconds
         while True:
-            watched: list[Wire | Signal] = [other] if other else []
+            watched = [other] if other else []
             # What a client sends ahead waits here; what is more is left in its socket, unseen.
             if len(self._buffer) <= HEADER_LIMIT_BYTES:
                 watched.append(self)
             ready = _ready(watched, until - self._clock())
             if self in ready:
-                self._take_ahead()
+                piece: bytes | None = b""
+                with contextlib.suppress(NodeFailure):  # a reset
+                    piece = self._receive()
+                if piece == b"":
+                    raise ClientGone()
+                self._buffer += piece or b""
             if other and other in ready:
                 return True
             if self._clock() >= until:
                 return False
-
-    def _take_ahead(self) -> None:
-        try:
-            piece = self._receive()
-        except NodeFailure:  # a reset
-            piece = b""
-        if piece == b"":
-            raise ClientGone()
-        self._buffer += piece or b""
 
     def part(self) -> None:
         """Close so that the last answer still arrives: unread bytes would make it a reset."""
@@ -10293,11 +10278,13 @@ class Listener:
         self._clock = clock
         self.host: str = listening.getsockname()[0]
         self.port: int = listening.getsockname()[1]
+        self._bell, self._rope = socket.socketpair()  # select sees no event of a thread
+        self._rope.setblocking(False)
 
-    def accept(self, wake: Signal, seconds: float) -> Visitor | None:
-        """Return the next client; None when `wake` was raised or the time is up."""
+    def accept(self, seconds: float) -> Visitor | None:
+        """Return the next client; None when somebody rang or the time is up."""
         try:
-            if self._socket not in _ready([self._socket, wake], seconds):
+            if self._socket not in _ready([self._socket, self._bell], seconds):
                 return None
             connection, _ = self._socket.accept()
         except (BlockingIOError, ConnectionError):
@@ -10313,36 +10300,15 @@ class Listener:
             connection.close()
             return None
 
+    def ring(self) -> None:
+        """Have nobody wait in `accept` any more; from a signal handler too, and after `close`."""
+        with contextlib.suppress(OSError):  # full is as good as set; closed: nobody waits
+            self._rope.send(b"!")
+
     def close(self) -> None:
         """Take no more clients."""
-        self._socket.close()
-
-
-class Signal:
-    """A flag that any thread raises and another waits for beside its sockets."""
-
-    def __init__(self) -> None:
-        self._near, self._far = socket.socketpair()
-        self._far.setblocking(False)
-
-    def fileno(self) -> int:
-        """Return the descriptor that becomes readable, for `_ready`."""
-        return self._near.fileno()
-
-    def set(self) -> None:
-        """Raise it; from a signal handler too, and after `close`."""
-        with contextlib.suppress(OSError):  # full is as good as set; closed: nobody waits
-            self._far.send(b"!")
-
-    def clear(self) -> None:
-        """Lower it, where it is up."""
-        if _ready([self], 0):
-            self._near.recv(4096)
-
-    def close(self) -> None:
-        """Give its descriptors back."""
-        self._near.close()
-        self._far.close()
+        for each in (self._socket, self._bell, self._rope):
+            each.close()
 
 
 def _ready(things: Sequence[Any], seconds: float, *, reads: bool = True,
@@ -13303,6 +13269,7 @@ SLICES = (1.2, 4.0)  # a seat lasts so many times what its prompt takes to read,
 TURNS_AHEAD = 4  # for so many is thought ahead
 LEAVING = 0.8  # to read all elsewhere must be worth so much
 LOOK_SECONDS = 1.0  # while somebody waits for a seat
+CLIENT_SECONDS = 0.2  # so often who waits for a slot looks whether its client is still there
 REQUEST_SECONDS = 10.0  # for the headers; also how long an idle connection is kept
 FIRST_BYTE_SECONDS = 2.0  # of a new connection
 BODY_SECONDS = 120.0
@@ -14352,11 +14319,11 @@ class Service:
                 raise Refusal(529, "the gateway is stopping")
             if ticket.is_alone:
                 raise self._refuse_rests(ticket)
-            with contextlib.closing(Signal()) as granted:
-                ticket.wake = granted.set  # and only then, whether it came before
-                if ticket.model or ticket.is_closed or ticket.is_alone:
-                    continue
-                self._wait(granted, self._world.clock() + REST_LIMIT_SECONDS)
+            woken = threading.Event()
+            ticket.wake = woken.set  # and only then, whether it came before
+            while not (ticket.model or ticket.is_closed or ticket.is_alone
+                       or woken.wait(CLIENT_SECONDS)):
+                self._wait(None, 0)
         self._mark("waited")
         self._step("read", model=ticket.model.name, node=ticket.model.node)
         return ticket.model
@@ -14517,16 +14484,19 @@ class Service:
             if failure.reason in ("timeout", "unreachable"):
                 raise NodeFailure("timeout", "it took the request but did not answer") from None
 
-    def _wait(self, readable: Exchange | Signal, until: float) -> bool:
+    def _wait(self, exchange: Exchange | None, until: float) -> bool:
         """Wait while the client stays; pings keep it from giving up."""
         if self._out:
             self._flush()
-        while not self._visitor.wait(readable, min(until, self._ping_at) - self._world.clock()):
-            if self._world.clock() >= until:
+        while True:
+            now = self._world.clock()
+            if now >= self._ping_at:
+                self._out += self._writer.ping()
+                self._flush()
+            elif self._visitor.wait(exchange, min(until, self._ping_at) - now):
+                return True
+            elif self._world.clock() >= until:
                 return False
-            self._out += self._writer.ping()
-            self._flush()
-        return True
 
     def _mark(self, name: str) -> None:
         """Note when something happened."""
@@ -14791,11 +14761,10 @@ class Reception(ABC):
     def __init__(self, world: World, names: Iterable[str]) -> None:
         self.world, self.log = world, Log()
         self.stops: list[str] = []
-        self._wake = Signal()
+        self._listener: Listener | None = None
         # By what they do: silent, asking, following or idle; the oldest first. Each is entered
         # by who accepts, changed and removed by its own thread, and by nobody else.
         self._visitors: dict[Visitor, str] = {}
-        self._cut: set[Visitor] = set()  # to make room; kept by who accepts
         self._is_over = False  # who follows has been told the last
         # A terminal that nobody reads holds up who writes to it.
         self.said = Aside(lambda texts: world.err("".join(texts)))
@@ -14827,26 +14796,28 @@ class Reception(ABC):
     def stop(self, name: str) -> None:
         """Take nothing new; a second time, end at once. Safe in a signal handler."""
         self.stops.append(name)
-        self._wake.set()
+        if self._listener:
+            self._listener.ring()
 
     def serve(self, listener: Listener) -> None:
         """Serve until `stop`, then let what is being answered end."""
+        self._listener = listener
         while not self.stops:
             self._accept(listener)
         listener.close()
 
     def _accept(self, listener: Listener) -> None:
         """Take the next connection; where there are too many, the oldest silent one makes room."""
-        if self._find_spare() == []:
-            self.world.sleep(TICK_SECONDS)  # who comes now waits to be accepted
-            return
-
-        visitor = listener.accept(self._wake, 1.0)
+        visitor = listener.accept(1.0)
         if not visitor:
             return
-        for spare in (self._find_spare() or [])[:1]:
-            self._cut.add(spare)
-            spare.cut()
+        while len(self._visitors) >= CONNECTION_LIMIT and not self.stops:
+            visitors = self._visitors.copy()
+            spare = next((other for wanted in ("silent", "idle") for other, state
+                          in visitors.items() if state == wanted), None)
+            if spare:
+                spare.cut()  # as often as it takes: its thread takes it off
+            self.world.sleep(0.005)
         self._visitors[visitor] = "silent"
         try:
             threading.Thread(target=self._serve, args=(visitor,), daemon=True).start()
@@ -14854,15 +14825,6 @@ class Reception(ABC):
             del self._visitors[visitor]
             visitor.close()
             self.world.sleep(TICK_SECONDS)
-
-    def _find_spare(self) -> list[Visitor] | None:
-        """Return who can be cut off, the first one first; None: there is room."""
-        visitors = self._visitors.copy()
-        self._cut.intersection_update(visitors)
-        if len(visitors) - len(self._cut) < CONNECTION_LIMIT:
-            return None
-        return [visitor for wanted in ("silent", "idle") for visitor, state in visitors.items()
-                if state == wanted and visitor not in self._cut]
 
     def _end_visits(self) -> None:
         """Let what is being answered end."""
@@ -15011,7 +14973,6 @@ class Server(Reception):
             self.serve(listener)
         self.scheduler.close()  # who waits in the queue is refused at once
         self._end_visits()
-        self._wake.close()
         self.world.close_idle()
         for aside in self._listeners:
             aside.end(GRACE_SECONDS / 2)
@@ -16036,7 +15997,6 @@ class Dashboard(Reception):
         """Serve until `stop`."""
         self.serve(listener)
         self._end_visits()
-        self._wake.close()
 
     def invite(self) -> str:
         """Return an address that opens the page once."""
@@ -20584,7 +20544,6 @@ class SimulatedNode(Reception):
         listener = self.world.listen(self._host, self.port)
         self.port = listener.port
         self.stops.clear()
-        self._wake.clear()
         self._serving = threading.Thread(target=self.serve, args=(listener,), daemon=True)
         self._serving.start()
 
@@ -20597,10 +20556,7 @@ class SimulatedNode(Reception):
             visitor.cut()
         self.loaded.clear()
 
-    def close(self) -> None:
-        """End for good."""
-        self.fall_asleep()
-        self._wake.close()
+    close = fall_asleep  # for good
 
     def reply(self, payload: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the messages that an answer is made of, one a token."""

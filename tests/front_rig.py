@@ -11,6 +11,17 @@ import subagent_fleet as sf
 LIMIT = 1000  # bytes of a body
 
 
+class Bell:
+    """What a visitor can wait for beside its client."""
+
+    def __init__(self):
+        self._near, self._far = socket.socketpair()
+        self.fileno = self._near.fileno
+
+    def set(self):
+        self._far.send(b"!")
+
+
 class Front:
     """Visitors in threads of this process: each request is answered with what was read of it."""
 
@@ -18,19 +29,18 @@ class Front:
         self.world = sf.World()
         self.listener = self.world.listen("127.0.0.1", 0)
         self.port = self.listener.port
-        self.wake = sf.Signal()
         self.heard, self.bugs, self.left = [], [], threading.Event()
-        self.go_on, self.answer_after = threading.Event(), sf.Signal()
+        self.go_on, self.answer_after = threading.Event(), Bell()
         self.is_open = True
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self):
         self.is_open = False
-        self.wake.set()
+        self.listener.ring()
 
     def _accept(self):
         while self.is_open:
-            visitor = self.listener.accept(self.wake, 1.0)
+            visitor = self.listener.accept(1.0)
             if visitor:
                 threading.Thread(target=self._serve, args=(visitor,), daemon=True).start()
         self.listener.close()
