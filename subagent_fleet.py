@@ -8534,92 +8534,16 @@ class Conversation(Record):
     opening: str = ""  # a hash of how it began, where the client names no session; kept nowhere
 
 
-class Dialect(ABC):
-    """What one kind of client speaks: its requests, and how it is answered."""
+class Dialect:
+    """What one kind of client speaks: its requests, JSON objects, and what writes its answers."""
 
     path = ""  # where its requests go
     count_path = ""  # where it asks how many tokens a request has; "" where it never does
+    fields: Mapping[str, str] = {}  # that translation reads; what is expected, in _FIELD_KINDS
+    writes: type[Writer]
 
-    @abstractmethod
     def parse(self, body: bytes | bytearray) -> Talk:
         """Return the Talk of a request, or raise a Refusal."""
-
-    def conversation(self, headers: Mapping[str, str], talk: Talk) -> Conversation:
-        """Return whose request it is, as its headers (names in lower case) or it itself tell."""
-        for session_header, agent_header in CONVERSATION_HEADERS:
-            session = _read_id(headers.get(session_header, ""))
-            if session:
-                agent = _read_id(headers.get(agent_header, ""))
-                return Conversation(session, agent if agent != session else "")
-
-        thread = _read_id(talk.thread)
-        if thread:
-            return Conversation(thread)
-        return Conversation(opening=_hash_opening(talk))
-
-    @abstractmethod
-    def writer(self, talk: Talk, answer_id: str) -> Writer:
-        """Return what writes the answer; its `is_stream` tells whether as it comes."""
-
-    @abstractmethod
-    def refuse(self, refusal: Refusal) -> bytes:
-        """Return the whole body of an answer that refuses."""
-
-    def count(self, tokens: int) -> bytes:
-        """Return the whole body of an answer to how many tokens a request has."""
-        raise Refusal(404, "there is nothing at this path")
-
-
-def _read_id(text: str) -> str:
-    return text if re.fullmatch("[A-Za-z0-9_.-]{1,64}", text) else ""
-
-
-def _hash_opening(talk: Talk) -> str:
-    """Return what tells apart conversations that have no name: how the first turn begins."""
-    if not talk.turns:
-        return ""
-    words = "\0".join(talk.turns[0].texts)
-    return hashlib.sha256(words.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-class Writer(ABC):
-    """Writes one answer. Where it `is_stream`, each method returns what is sent now."""
-
-    is_stream = True
-    number = 0  # of the event written last, where a dialect numbers them; another may go on there
-
-    @abstractmethod
-    def begin(self) -> bytes:
-        """Return what opens the stream.
-
-        It may be sent long before the first Delta, and asked for after some that wait to be sent.
-        """
-
-    @abstractmethod
-    def write(self, delta: Delta) -> bytes:
-        """Return what says a Delta that is not the end."""
-
-    @abstractmethod
-    def ping(self) -> bytes:
-        """Return what keeps the client waiting."""
-
-    @abstractmethod
-    def fail(self, refusal: Refusal) -> bytes:
-        """Return what ends the stream with an error."""
-
-    @abstractmethod
-    def end(self, end: End) -> bytes:
-        """Return what ends the answer; of a Writer that is no stream, the whole body."""
-
-
-# -- reading what clients send, whatever they speak --
-
-class JsonDialect(Dialect):
-    """A dialect whose requests are JSON objects; `fields` names those that translation reads."""
-
-    fields: Mapping[str, str] = {}  # name: what is expected, a word of _FIELD_KINDS
-
-    def parse(self, body: bytes | bytearray) -> Talk:
         if len(body) > PROMPT_MARKS and count_marks(body) > PROMPT_MARKS:
             raise Refusal(413, "body: far more in it than any prompt has")
         request = parse_object(body)
@@ -8647,10 +8571,42 @@ class JsonDialect(Dialect):
         except RecursionError:
             raise Refusal(400, "body: nested too deeply") from None
 
-    @abstractmethod
     def _read(self, request: dict[str, Any]) -> Talk:
         """Return the Talk, however deep what was sent is nested."""
+        raise NotImplementedError
 
+    def conversation(self, headers: Mapping[str, str], talk: Talk) -> Conversation:
+        """Return whose request it is, as its headers (names in lower case) or it itself tell."""
+        for session_header, agent_header in CONVERSATION_HEADERS:
+            session = _read_id(headers.get(session_header, ""))
+            if session:
+                agent = _read_id(headers.get(agent_header, ""))
+                return Conversation(session, agent if agent != session else "")
+
+        thread = _read_id(talk.thread)
+        if thread or not talk.turns:
+            return Conversation(thread)
+        opening = "\0".join(talk.turns[0].texts).encode("utf-8", "surrogatepass")
+        return Conversation(opening=hashlib.sha256(opening).hexdigest())
+
+    def writer(self, talk: Talk, answer_id: str) -> Writer:
+        """Return what writes the answer; its `is_stream` tells whether as it comes."""
+        return self.writes(talk, answer_id)
+
+    def refuse(self, refusal: Refusal) -> bytes:
+        """Return the whole body of an answer that refuses."""
+        return render_json(self.writes.error(refusal))
+
+    def count(self, tokens: int) -> bytes:
+        """Return the whole body of an answer to how many tokens a request has."""
+        raise Refusal(404, "there is nothing at this path")
+
+
+def _read_id(text: str) -> str:
+    return text if re.fullmatch("[A-Za-z0-9_.-]{1,64}", text) else ""
+
+
+# -- reading what clients send, whatever they speak --
 
 REQUIRED_FIELDS = ("model", "messages", "input")
 TOKEN_FIELDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -8752,15 +8708,10 @@ def _read_content(content: object, where: str, parts: Parts | None = None) -> Pa
 
 
 def _read_text(block: dict[str, Any], where: str, parts: Parts) -> None:
-    text = _block_text(block, "refusal" if block["type"] == "refusal" else "text", where)
+    kind = block["type"]
+    text = _block_text(block, kind if kind in ("refusal", "thinking") else "text", where)
     if text:
-        parts["texts"].append(text)
-
-
-def _read_thinking(block: dict[str, Any], where: str, parts: Parts) -> None:
-    thought = _block_text(block, "thinking", where)
-    if thought:
-        parts["thoughts"].append(thought)
+        parts["thoughts" if kind == "thinking" else "texts"].append(text)
 
 
 def _read_image(block: dict[str, Any], where: str, parts: Parts) -> None:
@@ -8844,7 +8795,7 @@ def _read_result(call_id: str, content: object, where: str, parts: Parts, *,
 
 _BLOCK_READERS: dict[str, Callable[[dict[str, Any], str, Parts], None]] = {
     "text": _read_text, "input_text": _read_text, "output_text": _read_text,
-    "refusal": _read_text, "thinking": _read_thinking, "image": _read_image,
+    "refusal": _read_text, "thinking": _read_text, "image": _read_image,
     "image_url": _read_image_url, "input_image": _read_image_url, "document": _read_document,
     "search_result": _read_document, "file": _read_file, "input_file": _read_file,
     "input_audio": _read_file, "tool_reference": _read_tool_reference,
@@ -8864,10 +8815,15 @@ class _Block(Record):
         return "".join(self.pieces)
 
 
-class BlockWriter(Writer):
-    """Gathers an answer in blocks; of a stream, a dialect says how each starts, grows and stops."""
+class Writer:
+    """Writes one answer, which it gathers in blocks: whole, or each step as it comes.
+
+    Where it `is_stream`, each method returns what is sent now: a dialect says how a stream opens,
+    waits and ends, and how each block starts, grows and stops.
+    """
 
     call_prefix = "call"
+    number = 0  # of the event written last, where a dialect numbers them; another may go on there
 
     def __init__(self, talk: Talk, answer_id: str) -> None:
         self.is_stream, self._talk, self._id = talk.is_stream, talk, answer_id
@@ -8878,6 +8834,7 @@ class BlockWriter(Writer):
         self._open: _Block | None = None  # what grows
 
     def write(self, delta: Delta) -> bytes:
+        """Return what says a Delta that is not the end."""
         block = self._open
         if block and block.kind == delta.kind:  # once a token
             block.pieces.append(delta.text)
@@ -8900,12 +8857,22 @@ class BlockWriter(Writer):
         return self.stop(block) if block and self.is_stream else b""
 
     def begin(self) -> bytes:
+        """Return what opens the stream.
+
+        It may be sent long before the first Delta, and asked for after some that wait to be sent.
+        """
         return self.opening() if self.is_stream else b""
 
     def ping(self) -> bytes:
+        """Return what keeps the client waiting."""
         return self.waiting() if self.is_stream else b""
 
+    def fail(self, refusal: Refusal) -> bytes:
+        """Return what ends the answer with an error."""
+        return self.failing(refusal) if self.is_stream else render_json(self.error(refusal))
+
     def end(self, end: End) -> bytes:
+        """Return what ends the answer; of a Writer that is no stream, the whole body."""
         closing = self._close()
         return closing + self.ending(end) if self.is_stream else render_json(self.whole(end))
 
@@ -8913,33 +8880,36 @@ class BlockWriter(Writer):
         """Return what a call is made with, as text."""
         return render_json(call.arguments).decode("ascii")
 
-    @abstractmethod
     def opening(self) -> bytes:
-        """Return what opens the stream; see `begin`."""
+        return b""
 
-    @abstractmethod
     def waiting(self) -> bytes:
-        """Return what keeps the client of a stream waiting."""
+        return b""
 
     def start(self, block: _Block) -> bytes:
-        """Return what says that a block starts."""
         return b""
 
-    @abstractmethod
     def grow(self, block: _Block, text: str) -> bytes:
-        """Return what says that it grows: a call does so once."""
+        """Return what says that a block grows: a call does so once."""
+        return b""
 
     def stop(self, block: _Block) -> bytes:
-        """Return what says that it is whole."""
         return b""
 
-    @abstractmethod
     def ending(self, end: End) -> bytes:
-        """Return what ends the stream."""
+        return b""
 
-    @abstractmethod
+    def failing(self, refusal: Refusal) -> bytes:
+        return b""
+
     def whole(self, end: End) -> dict[str, Any]:
         """Return the whole answer."""
+        return {}
+
+    @classmethod
+    def error(cls, refusal: Refusal) -> dict[str, Any]:
+        """Return the whole body of an answer that refuses."""
+        return {}
 
 
 def render_event(event: dict[str, Any]) -> bytes:
@@ -8951,44 +8921,6 @@ def render_event(event: dict[str, Any]) -> bytes:
 #
 # What no local model can take (the bytes of a PDF, server tools, citations, cache marks) is left
 # out: a history that was refused stays refused.
-
-class Messages(JsonDialect):
-    """Anthropic's Messages API."""
-
-    path = "/v1/messages"
-    count_path = "/v1/messages/count_tokens"
-    fields = {
-        "model": "text", "messages": "list", "tools": "list", "stop_sequences": "list",
-        "tool_choice": "object", "stream": "boolean", "max_tokens": "whole", "top_k": "whole",
-        "temperature": "number", "top_p": "number"}
-
-    def _read(self, request: dict[str, Any]) -> Talk:
-        history, usable_tools = _read_turns(request["messages"])
-        choice = request.get("tool_choice") or {}
-        kind = choice.get("type")
-        return Talk(
-            alias=request["model"],
-            turns=history.turns(),
-            system=_read_system(request.get("system")),
-            tools=_read_tools(request.get("tools") or (), usable_tools),
-            choice=kind if kind in ("any", "tool", "none") else "auto",
-            chosen_tool=str(choice.get("name") or ""),
-            one_call=choice.get("disable_parallel_tool_use") is True,
-            max_tokens=request.get("max_tokens"),
-            sampling=_read_sampling(request),
-            stops=_read_stops(request.get("stop_sequences"), "stop_sequences"),
-            is_stream=request.get("stream") is True,
-            original=request)
-
-    def writer(self, talk: Talk, answer_id: str) -> Writer:
-        return MessagesWriter(talk, answer_id)
-
-    def refuse(self, refusal: Refusal) -> bytes:
-        return render_json(_error_event(refusal))
-
-    def count(self, tokens: int) -> bytes:
-        return render_json({"input_tokens": tokens})
-
 
 def _read_turns(messages: list[Any]) -> tuple[_History, frozenset[str]]:
     """Return what was said, and the names of the deferred tools that may be used."""
@@ -9031,11 +8963,6 @@ def _read_tools(tools: Iterable[Any], usable: frozenset[str]) -> tuple[Tool, ...
     return tuple(shown.values())
 
 
-def _error_event(refusal: Refusal) -> dict[str, Any]:
-    """Return both a body and an event of a stream."""
-    return {"type": "error", "error": {"type": refusal.kind, "message": refusal.what}}
-
-
 def _empty_message(talk: Talk, answer_id: str) -> dict[str, Any]:
     """Return the Message as it begins; its tokens are known only at the end."""
     return {"id": f"msg_{answer_id}", "type": "message", "role": "assistant",
@@ -9044,7 +8971,7 @@ def _empty_message(talk: Talk, answer_id: str) -> dict[str, Any]:
                       "cache_read_input_tokens": 0}}
 
 
-class MessagesWriter(BlockWriter):
+class MessagesWriter(Writer):
     """Writes a Message, or passes a cloud's own on."""
 
     call_prefix = "toolu"
@@ -9077,9 +9004,12 @@ class MessagesWriter(BlockWriter):
     def waiting(self) -> bytes:
         return render_event({"type": "ping"})
 
-    def fail(self, refusal: Refusal) -> bytes:
-        error = _error_event(refusal)
-        return render_event(error) if self.is_stream else render_json(error)
+    def failing(self, refusal: Refusal) -> bytes:
+        return render_event(self.error(refusal))
+
+    @classmethod
+    def error(cls, refusal: Refusal) -> dict[str, Any]:
+        return {"type": "error", "error": {"type": refusal.kind, "message": refusal.what}}
 
     def _show(self, block: _Block, **filled: Any) -> dict[str, Any]:
         """Return a block as it starts, or `filled` with what it holds at last."""
@@ -9141,6 +9071,39 @@ def _usage_of(end: End) -> dict[str, int]:
     return usage
 
 
+class Messages(Dialect):
+    """Anthropic's Messages API."""
+
+    path = "/v1/messages"
+    count_path = "/v1/messages/count_tokens"
+    fields = {
+        "model": "text", "messages": "list", "tools": "list", "stop_sequences": "list",
+        "tool_choice": "object", "stream": "boolean", "max_tokens": "whole", "top_k": "whole",
+        "temperature": "number", "top_p": "number"}
+    writes = MessagesWriter
+
+    def _read(self, request: dict[str, Any]) -> Talk:
+        history, usable_tools = _read_turns(request["messages"])
+        choice = request.get("tool_choice") or {}
+        kind = choice.get("type")
+        return Talk(
+            alias=request["model"],
+            turns=history.turns(),
+            system=_read_system(request.get("system")),
+            tools=_read_tools(request.get("tools") or (), usable_tools),
+            choice=kind if kind in ("any", "tool", "none") else "auto",
+            chosen_tool=str(choice.get("name") or ""),
+            one_call=choice.get("disable_parallel_tool_use") is True,
+            max_tokens=request.get("max_tokens"),
+            sampling=_read_sampling(request),
+            stops=_read_stops(request.get("stop_sequences"), "stop_sequences"),
+            is_stream=request.get("stream") is True,
+            original=request)
+
+    def count(self, tokens: int) -> bytes:
+        return render_json({"input_tokens": tokens})
+
+
 # -- what Chat Completions and Responses share --
 #
 # Facts of the real clients (opencode 1.18, codex 0.169, aider 0.86, qwen-code 0.24, pi 0.73,
@@ -9154,12 +9117,6 @@ _DATA_URL = _Pattern(r"data:[^,]{0,200};base64,")
 _UNKEPT_FIELDS: dict[str, tuple[object, ...]] = {
     "n": (None, 1), "logprobs": (None, False), "previous_response_id": (None, ""),
     "conversation": (None,), "background": (None, False)}
-
-
-def _refuse_unkept(request: dict[str, Any]) -> None:
-    for name, harmless in _UNKEPT_FIELDS.items():
-        if request.get(name) not in harmless:
-            raise Refusal(400, f"{name}: this gateway has no such thing; leave it out")
 
 
 def _read_arguments(text: str) -> dict[str, Any]:
@@ -9187,21 +9144,17 @@ class _OpenTools:
         if kind == "namespace" and not namespace:
             for inner in read_field(tool, "tools", list):
                 self._add(inner, read_field(tool, "name"))
-        elif kind == "function":
-            words = tool.get("function", tool)  # which Chat Completions wraps
-            self._keep(words, namespace, read_field(words, "parameters", dict))
-        elif kind == "custom":
-            words = tool.get("custom", tool)
-            self._keep(words, namespace, _custom_schema(words), is_custom=True)
-
-    def _keep(self, words: object, namespace: str, schema: dict[str, Any], *,
-              is_custom: bool = False) -> None:
+        if kind not in ("function", "custom"):
+            return
+        words = tool.get(kind, tool)  # which Chat Completions wraps
         own_name: str = read_field(words, "name")
         if not own_name or (namespace, own_name) in self._names:
             return
         name = own_name
         if name in self._by_name:
             name = f"{namespace}__{own_name}"
+        is_custom = kind == "custom"
+        schema = _custom_schema(words) if is_custom else read_field(words, "parameters", dict)
         self._names[namespace, own_name] = name
         self._by_name[name] = Tool(name, read_field(words, "description"), schema, namespace,
                                    own_name, is_custom)
@@ -9225,23 +9178,17 @@ def _custom_schema(words: object) -> dict[str, Any]:
             "required": ["input"]}
 
 
-class _Choice(Record):
-    """Which tools the client wants called."""
-
-    kind: str
-    tool: str = ""
-
-
-def _read_choice(choice: object, tools: _OpenTools) -> _Choice:
+def _read_choice(choice: object, tools: _OpenTools) -> tuple[str, str]:
+    """Return which tools the client wants called, and the name of the one."""
     if choice == "required":
-        return _Choice("any")
+        return "any", ""
     if choice == "none":
-        return _Choice("none")
+        return "none", ""
     if read_field(choice, "type") in ("function", "custom"):
         inner = read_field(choice, "function", dict) or read_field(choice, "custom", dict)
         name = read_field(inner or choice, "name")
-        return _Choice("tool", tools.name_of(read_field(choice, "namespace"), name))
-    return _Choice("auto")
+        return "tool", tools.name_of(read_field(choice, "namespace"), name)
+    return "auto", ""
 
 
 def _read_format(form: object) -> object:
@@ -9254,67 +9201,42 @@ def _read_format(form: object) -> object:
     return None
 
 
-def _least(*counts: int | None) -> int | None:
-    """Return the smallest of several limits, of which some may not be there."""
-    return min((count for count in counts if count is not None), default=None)
-
-
-def _open_error(refusal: Refusal, field_name: str) -> dict[str, Any]:
-    """Return an error as OpenAI's API has it, in the words on which clients act.
-
-    On these words and this code for a prompt that is too long opencode, pi and qwen-code compact,
-    codex stops and says so, and aider gives its help.
-    """
-    if isinstance(refusal, PromptTooLong):
-        words = (f"This model's maximum context length is {refusal.maximum} tokens. However, your "
-                 f"messages resulted in {refusal.tokens} tokens ({refusal.what}).")
-        return {"message": words, "type": refusal.kind, "param": field_name,
-                "code": "context_length_exceeded"}
-    codes = {401: "invalid_api_key", 404: "not_found"}
-    return {"message": refusal.what, "type": refusal.kind, "param": None,
-            "code": codes.get(refusal.http)}
-
-
-# -- Chat Completions: the rest of the world --
-
-class ChatCompletions(JsonDialect):
-    """OpenAI's Chat Completions API."""
-
-    path = "/v1/chat/completions"
-    fields = {
-        "model": "text", "messages": "list", "tools": "list", "tool_choice": "text or object",
-        "stream": "boolean", "max_tokens": "whole", "max_completion_tokens": "whole",
-        "temperature": "number", "top_p": "number", "top_k": "whole", "stop": "text or list",
-        "response_format": "object", "parallel_tool_calls": "boolean"}
+class OpenDialect(Dialect):
+    """What Chat Completions and Responses read alike."""
 
     def _read(self, request: dict[str, Any]) -> Talk:
-        _refuse_unkept(request)
+        for name, harmless in _UNKEPT_FIELDS.items():
+            if request.get(name) not in harmless:
+                raise Refusal(400, f"{name}: this gateway has no such thing; leave it out")
         tools = _OpenTools(request.get("tools") or ())
-        choice = _read_choice(request.get("tool_choice"), tools)
+        choice, chosen_tool = _read_choice(request.get("tool_choice"), tools)
         history = _History()
-        for number, message in enumerate(request["messages"]):
-            history.add(*_read_message(message, f"messages.{number}", tools))
+        for role, parts in self._said(request, tools):
+            history.add(role, parts)
+        limits = [request[name] for name in TOKEN_FIELDS
+                  if name in self.fields and request.get(name) is not None]
+        form = request.get("response_format") or read_field(request.get("text"), "format", dict)
         return Talk(
             alias=request["model"],
             turns=history.turns(),
             system=tuple(history.system),
             tools=tools.tools(),
-            choice=choice.kind,
-            chosen_tool=choice.tool,
+            choice=choice,
+            chosen_tool=chosen_tool,
             one_call=request.get("parallel_tool_calls") is False,
-            max_tokens=_least(request.get("max_tokens"), request.get("max_completion_tokens")),
+            max_tokens=min(limits, default=None),
             sampling=_read_sampling(request),
             stops=_read_stops(request.get("stop"), "stop"),
-            answer_format=_read_format(request.get("response_format")),
+            answer_format=_read_format(form),
             is_stream=request.get("stream") is True,
             thread=read_field(request, "prompt_cache_key"))
 
-    def writer(self, talk: Talk, answer_id: str) -> Writer:
-        return ChatWriter(talk, answer_id)
+    def _said(self, request: dict[str, Any], tools: _OpenTools) -> Iterator[tuple[str, Parts]]:
+        """Yield who said something, and what."""
+        raise NotImplementedError
 
-    def refuse(self, refusal: Refusal) -> bytes:
-        return render_json({"error": _open_error(refusal, "messages")})
 
+# -- Chat Completions: the rest of the world --
 
 def _read_message(message: Any, where: str, tools: _OpenTools) -> tuple[str, Parts]:
     """Return who said a message, and what."""
@@ -9359,7 +9281,7 @@ _CHAT_REASONS = {"max_tokens": "length", "tool_use": "tool_calls"}  # any other 
 _CHAT_FIELDS = {"text": "content", "thinking": "reasoning_content"}
 
 
-class ChatWriter(BlockWriter):
+class ChatWriter(Writer):
     """Writes a completion.
 
     Without a `finish_reason` opencode asks again for ever: only `end` writes the last event.
@@ -9386,9 +9308,24 @@ class ChatWriter(BlockWriter):
     def waiting(self) -> bytes:
         return b": ping\n\n"
 
-    def fail(self, refusal: Refusal) -> bytes:
-        error = render_json({"error": _open_error(refusal, self.field_name)})
-        return b"data: %b\n\n" % error if self.is_stream else error
+    def failing(self, refusal: Refusal) -> bytes:
+        return b"data: %b\n\n" % render_json(self.error(refusal))
+
+    @classmethod
+    def error(cls, refusal: Refusal) -> dict[str, Any]:
+        """Return an error in the words on which clients act.
+
+        On these words and this code for a prompt that is too long opencode, pi and qwen-code
+        compact, codex stops and says so, and aider gives its help.
+        """
+        codes = {401: "invalid_api_key", 404: "not_found"}
+        error = {"message": refusal.what, "type": refusal.kind, "param": None,
+                 "code": codes.get(refusal.http)}
+        if isinstance(refusal, PromptTooLong):
+            words = (f"This model's maximum context length is {refusal.maximum} tokens. However, "
+                     f"your messages resulted in {refusal.tokens} tokens ({refusal.what}).")
+            error.update(message=words, param=cls.field_name, code="context_length_exceeded")
+        return {"error": error}
 
     def is_custom(self, call: Call) -> bool:
         """Tell whether the tool that is called takes one text."""
@@ -9438,54 +9375,28 @@ class ChatWriter(BlockWriter):
                 "usage": _chat_usage(end)}
 
 
+class ChatCompletions(OpenDialect):
+    """OpenAI's Chat Completions API."""
+
+    path = "/v1/chat/completions"
+    fields = {
+        "model": "text", "messages": "list", "tools": "list", "tool_choice": "text or object",
+        "stream": "boolean", "max_tokens": "whole", "max_completion_tokens": "whole",
+        "temperature": "number", "top_p": "number", "top_k": "whole", "stop": "text or list",
+        "response_format": "object", "parallel_tool_calls": "boolean"}
+    writes = ChatWriter
+
+    def _said(self, request: dict[str, Any], tools: _OpenTools) -> Iterator[tuple[str, Parts]]:
+        for number, message in enumerate(request["messages"]):
+            yield _read_message(message, f"messages.{number}", tools)
+
+
 # -- Responses: codex, which speaks nothing else --
 
-class Responses(JsonDialect):
-    """OpenAI's Responses API, as far as a server that stores nothing can have it."""
-
-    path = "/v1/responses"
-    fields = {
-        "model": "text", "input": "text or list", "instructions": "text", "tools": "list",
-        "tool_choice": "text or object", "stream": "boolean", "max_output_tokens": "whole",
-        "temperature": "number", "top_p": "number", "top_k": "whole", "text": "object",
-        "parallel_tool_calls": "boolean"}
-
-    def _read(self, request: dict[str, Any]) -> Talk:
-        _refuse_unkept(request)
-        tools = _OpenTools(request.get("tools") or ())
-        choice = _read_choice(request.get("tool_choice"), tools)
-        history = _History()
-        history.add("system", _read_content(request.get("instructions"), "instructions"))
-        items = request["input"]
-        if isinstance(items, str):
-            items = [{"role": "user", "content": items}]
-        for number, item in enumerate(items):
-            if not isinstance(item, dict):
-                raise Refusal(400, f"input.{number}: expected an object")
-            history.add(*_read_item(item, f"input.{number}", tools))
-        return Talk(
-            alias=request["model"],
-            turns=history.turns(),
-            system=tuple(history.system),
-            tools=tools.tools(),
-            choice=choice.kind,
-            chosen_tool=choice.tool,
-            one_call=request.get("parallel_tool_calls") is False,
-            max_tokens=request.get("max_output_tokens"),
-            sampling=_read_sampling(request),
-            answer_format=_read_format(read_field(request.get("text"), "format", dict)),
-            is_stream=request.get("stream") is True,
-            thread=read_field(request, "prompt_cache_key"))
-
-    def writer(self, talk: Talk, answer_id: str) -> Writer:
-        return ResponsesWriter(talk, answer_id)
-
-    def refuse(self, refusal: Refusal) -> bytes:
-        return render_json({"error": _open_error(refusal, "input")})
-
-
-def _read_item(item: dict[str, Any], where: str, tools: _OpenTools) -> tuple[str, Parts]:
+def _read_item(item: Any, where: str, tools: _OpenTools) -> tuple[str, Parts]:
     """Return who said an item of the input, and what; of an unknown type it says nothing."""
+    if not isinstance(item, dict):
+        raise Refusal(400, f"{where}: expected an object")
     kind = item.get("type", "message")
     parts = Parts()
     if kind == "message":
@@ -9605,14 +9516,18 @@ class ResponsesWriter(ChatWriter):
         return {**place, kind.index: 0} if kind.part else place
 
     def start(self, block: _Block) -> bytes:
-        kind, place = self._kind(block), self._place_of(block)
-        self._place = render_json(place)[1:-1].decode("ascii")
+        self._place = render_json(self._place_of(block))[1:-1].decode("ascii")
         said = self._numbered("response.output_item.added", output_index=block.index,
                               item=self._item(block, "in_progress"))
-        if kind.part:
-            said += self._numbered(f"{kind.part_event}.added", **place,
-                                   part={**kind.part, "text": ""})
-        return said
+        return said + self._part(block, "added", "")
+
+    def _part(self, block: _Block, step: str, text: str) -> bytes:
+        """Return what says of an item's only part that it was added or is done."""
+        kind = self._kind(block)
+        if not kind.part:
+            return b""
+        return self._numbered(f"{kind.part_event}.{step}", **self._place_of(block),
+                              part={**kind.part, "text": text})
 
     def grow(self, block: _Block, text: str) -> bytes:
         # Once a token: a template costs a third of rendering the event.
@@ -9623,20 +9538,15 @@ class ResponsesWriter(ChatWriter):
                 f'{self._place},"delta":{words}}}\n\n').encode("ascii")
 
     def stop(self, block: _Block) -> bytes:
-        kind, place = self._kind(block), self._place_of(block)
-        text_field = kind.field if block.call else "text"
-        said = self._numbered(f"{kind.text_event}.done", **place, **{text_field: block.text})
-        if kind.part:
-            said += self._numbered(f"{kind.part_event}.done", **place,
-                                   part={**kind.part, "text": block.text})
-        return said + self._numbered("response.output_item.done", output_index=block.index,
-                                     item=self._item(block))
+        kind = self._kind(block)
+        text = {kind.field if block.call else "text": block.text}
+        said = self._numbered(f"{kind.text_event}.done", **self._place_of(block), **text)
+        return said + self._part(block, "done", block.text) + self._numbered(
+            "response.output_item.done", output_index=block.index, item=self._item(block))
 
-    def fail(self, refusal: Refusal) -> bytes:
+    def failing(self, refusal: Refusal) -> bytes:
         """Return both events that end a response: the AI SDK acts on the first, codex the other."""
-        if not self.is_stream:
-            return super().fail(refusal)
-        error = _open_error(refusal, self.field_name)
+        error = self.error(refusal)["error"]
         error["code"] = error["code"] or "server_error"
         if refusal.retry_seconds:  # on this code and these words codex comes back, and only then
             error["code"] = "rate_limit_exceeded"
@@ -9662,6 +9572,26 @@ class ResponsesWriter(ChatWriter):
         if end.reason == "max_tokens":
             how = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
         return self._response(**how, usage=usage, output=self._output())
+
+
+class Responses(OpenDialect):
+    """OpenAI's Responses API, as far as a server that stores nothing can have it."""
+
+    path = "/v1/responses"
+    fields = {
+        "model": "text", "input": "text or list", "instructions": "text", "tools": "list",
+        "tool_choice": "text or object", "stream": "boolean", "max_output_tokens": "whole",
+        "temperature": "number", "top_p": "number", "top_k": "whole", "text": "object",
+        "parallel_tool_calls": "boolean"}
+    writes = ResponsesWriter
+
+    def _said(self, request: dict[str, Any], tools: _OpenTools) -> Iterator[tuple[str, Parts]]:
+        yield "system", _read_content(request.get("instructions"), "instructions")
+        items = request["input"]
+        if isinstance(items, str):
+            items = [{"role": "user", "content": items}]
+        for number, item in enumerate(items):
+            yield _read_item(item, f"input.{number}", tools)
 
 
 DIALECTS: dict[str, Dialect] = {dialect.path: dialect for dialect in (
