@@ -16373,11 +16373,11 @@ def _merge_tasks(check: _Checker, file: TaskFile) -> TaskPlan:
     plan = TaskPlan({}, file, {}, shared)
     for name, task in file.tasks.items():
         own = tree["tasks"][name] or {}
-        replaced = {"agent", "model"} if "agent" in own or "model" in own else set()
-        taken = [word for word in shared if word not in {*own, *replaced}]
-        places = {word: ("defaults", word) for word in taken}
-        places.update({word: ("tasks", name, word) for word in own})
-        where = {word: check.document.locate(place)[0] for word, place in places.items()}
+        # Who names an agent wants no default model, and the other way round.
+        replaced = {"agent", "model"} if own.keys() & {"agent", "model"} else set()
+        taken = shared.keys() - own.keys() - replaced
+        where = {word: check.document.locate(("defaults", word))[0] for word in taken}
+        where.update({word: check.document.locate(("tasks", name, word))[0] for word in own})
         merged = replace(task, **{word: getattr(file.defaults, word) for word in taken})
         for twin in twins_of(merged):
             if twin.name in plan.tasks or (twin.name != name and twin.name in file.tasks):
@@ -16415,18 +16415,14 @@ def _check_task(check: _Checker, plan: TaskPlan, name: str, fleet: Fleet | None,
         if is_wrong:
             check.error(slug, ("tasks", name, word), what, fix=fix)
 
-    known = {*plan.tasks, *(one.group for one in plan.tasks.values()), *others}
-    for index, other in enumerate(task.after):
-        if other not in known:
-            check.error("unknown-task", ("tasks", name, "after", index),
-                        f"references unknown task: {other}",
-                        fix=nearest(other, known) or f"known tasks: {some_of(sorted(known))}")
-    if fleet and task.talks and not can_serve(task, fleet):
-        word, names = ("agent", list(fleet.agents)) if task.agent else ("model", list(fleet.models))
+    known = dict.fromkeys([*plan.tasks, *(one.group for one in plan.tasks.values()), *others])
+    for place, other in enumerate(task.after):
+        check.reference(("tasks", name, "after", place), other, known, "task")
+    if fleet and task.talks:
+        word = "agent" if task.agent else "model"
+        records = fleet.agents if task.agent else _models_by_name(fleet)
         at = ("tasks", name, word) if word in own else ("defaults", word)
-        check.error(f"unknown-{word}", at, f"references unknown {word}: {getattr(task, word)}",
-                    fix=nearest(getattr(task, word), names)
-                    or f"known {word}s: {some_of(names) or 'none'}")
+        check.reference(at, getattr(task, word), records, word)
 
 
 def _check_order(check: _Checker, plan: TaskPlan) -> None:
@@ -16462,18 +16458,10 @@ def render_tasks_schema() -> dict[str, Any]:
 
 # -- which model does a task --
 
-def can_serve(task: TaskSpec, fleet: Fleet) -> bool:
-    """Tell whether a fleet has the agent or the model that a task names."""
-    if task.agent:
-        return task.agent in fleet.agents
-    return not task.model or bool(_models_of(task.model, fleet))
-
-
-def _models_of(word: str, fleet: Fleet) -> list[Model]:
-    """Return the models that a task means by a name or an alias."""
-    if word in fleet.models:
-        word = fleet.models[word].alias
-    return [model for model in fleet.models.values() if model.alias == word]
+def _models_by_name(fleet: Fleet) -> dict[str, Model]:
+    """Return the models that a task can mean, by name and by alias."""
+    aliases = {model.alias: model for model in fleet.models.values()}
+    return {**fleet.models, **aliases}
 
 
 def plan_alias(task: TaskSpec, fleet: Fleet | None) -> str:
@@ -16483,8 +16471,8 @@ def plan_alias(task: TaskSpec, fleet: Fleet | None) -> str:
     if task.talks and task.agent in fleet.agents:
         return fleet.models[fleet.agents[task.agent].model].alias
     if task.talks and task.model:
-        models = _models_of(task.model, fleet)
-        return models[0].alias if models else task.model
+        model = _models_by_name(fleet).get(task.model)
+        return model.alias if model else task.model
     return fleet.models[plan_tiers(fleet)["main"]].alias
 
 
@@ -16984,6 +16972,8 @@ class TaskState(Record):
     passes_on_base: bool | None = None
 
     def _check(self) -> None:
+        if self.task.name != self.name:
+            raise ValueError("another task")
         for name, pattern in _STATE_PATTERNS.items():
             if not re.fullmatch(pattern, getattr(self, name), re.S):
                 raise ValueError(f"no {name}")
@@ -17021,54 +17011,35 @@ _STATE_PATTERNS = {
     "state": "|".join((*TERMINAL_STATES, *ACTIVE_STATES, "waiting", "attached"))}
 
 
-def freeze_task(task: TaskSpec) -> dict[str, Any]:
-    """Return a task as it is kept: what is not as usual."""
-    usual = TaskSpec("")
-    frozen: dict[str, Any] = {"name": task.name}
-    for name, value in vars(task).items():
-        if value != getattr(usual, name):
-            frozen[name] = list(value) if isinstance(value, tuple) else value
-    return frozen
+def freeze(value: Any) -> Any:
+    """Return a value as its file has it: of a record what is not as usual."""
+    if isinstance(value, Record):
+        usual = value._usual
+        return {name: freeze(each) for name, each in vars(value).items() if each != usual[name]}
+    return list(value) if isinstance(value, tuple) else value
 
 
 def thaw_task(frozen: object) -> TaskSpec | None:
     """Return the task that was kept; None where it is none."""
-    if not isinstance(frozen, dict) or not obeys(frozen.get("name"), "task name"):
+    rules = {"name": "task name", **{name: one.rule for name, one in FILE_KEYS["task"].items()}}
+    if not isinstance(frozen, dict) or "name" not in frozen or not all(
+            name in rules and obeys(value, rules[name]) for name, value in frozen.items()):
         return None
-    values: dict[str, Any] = {}
-    for name, value in frozen.items():
-        if name == "name":
-            continue
-        known = FILE_KEYS["task"].get(name)
-        if known is None or not obeys(value, known.rule):
-            return None
-        values[name] = tuple(value) if isinstance(value, list) else value
-    return TaskSpec(frozen["name"], **values)
+    words: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
+                             for name, value in frozen.items()}
+    return TaskSpec(**words)
 
 
-def freeze_state(state: TaskState) -> dict[str, Any]:
-    """Return a state as its file has it."""
-    frozen = {name: list(value) if isinstance(value, tuple) else value
-              for name, value in vars(state).items() if value not in ("", None, ())}
-    frozen["task"] = freeze_task(state.task)
-    if state.newer:
-        frozen["newer"] = freeze_task(state.newer)
-    return {"schema": "subagent-fleet/task/2", **frozen}
-
-
-def thaw_state(frozen: object) -> TaskState | None:
+def thaw_state(frozen: dict[str, Any]) -> TaskState | None:
     """Return the state that a file keeps; None where it is none, or says what no state can."""
     state = read(TaskState, frozen)
-    if state is None or not isinstance(frozen, dict):
+    if state is None:
         return None
-    task = thaw_task(frozen.get("task"))
-    if task is None or task.name != state.name:
-        return None
-    for name, value in vars(state).items():  # what did not fit has its default, and differs
-        kept = list(value) if isinstance(value, tuple) else value
-        if name not in ("task", "newer") and name in frozen and frozen[name] != kept:
-            return None
-    return replace(state, task=task, newer=thaw_task(frozen.get("newer")))
+    state = replace(state, task=thaw_task(frozen["task"]), newer=thaw_task(frozen.get("newer")))
+    # What did not fit has its default, and differs.
+    fits = all(freeze(getattr(state, name)) == value for name, value in frozen.items()
+               if name in fields(TaskState))
+    return state if fits else None
 
 
 def revise_task(state: TaskState, task: TaskSpec, origin: str = "file") -> TaskState:
@@ -17701,7 +17672,8 @@ class Folder:
 
     def write_state(self, state: TaskState) -> None:
         """Keep the state of a task."""
-        self.write(freeze_state(state), "tasks", state.name, "state.json")
+        self.write({"schema": "subagent-fleet/task/2", **freeze(state)}, "tasks", state.name,
+                   "state.json")
 
     def read_orders(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield (file, order) of what other commands have asked for, the oldest first."""
@@ -19767,7 +19739,7 @@ class Supervisor:
             self.backing = replace(self.backing, most=plan.file.max)
         for name, task in plan.tasks.items():
             try:
-                self.accept(freeze_task(task), base_of(task, self.folder), "file")
+                self.accept(freeze(task), base_of(task, self.folder), "file")
             except FleetError as error:
                 self.tell(name, "not read", error.what)
         for name, state in list(self.tasks.items()):
@@ -20400,7 +20372,7 @@ class Exam:
         lock = folder.world.hold(folder.place("lock"))
         assert lock  # nobody else knows this place
         supervisor = Supervisor(folder, lock, replace(backing, worktrees="../work"))
-        supervisor.accept(freeze_task(task), find_commit(folder.world, folder.repository, "HEAD"))
+        supervisor.accept(freeze(task), find_commit(folder.world, folder.repository, "HEAD"))
         is_stopped = False
         try:
             while not supervisor.tasks[task.name].is_over:
@@ -26191,7 +26163,7 @@ def free_name(text: str, taken: Collection[str]) -> str:
 
 def order_of(task: TaskSpec, folder: Folder, origin: str = "typed") -> dict[str, Any]:
     """Return a task as it is handed to a supervisor: with the commit it starts from."""
-    return {"do": "add", "task": task.name, "spec": freeze_task(task), "origin": origin,
+    return {"do": "add", "task": task.name, "spec": freeze(task), "origin": origin,
             "base": base_of(task, folder)}
 
 
@@ -27146,7 +27118,7 @@ def cmd_task_retry(options: Options, world: World) -> int:
         if state.origin == "file":
             spec = know_tasks(folder, options).plan.tasks.get(state.name)
         return {"fresh": options.fresh, "say": options.say,
-                "spec": freeze_task(spec) if spec else None}
+                "spec": freeze(spec) if spec else None}
     status = order_tasks(options, world, "retry", lambda state: state.is_over, words)
     tell_start(open_folder(world))
     return status

@@ -137,7 +137,7 @@ def test_frozen_tasks_come_back_as_they_were():
     plan = plan_of("tasks:\n  a: {prompt: x, after: [b], check: make, deadline: 90, allow: [Read],"
                    " coder: [x, y], times: 2}\n  b: {prompt: \"ü\\n\"}\n")
     for task in plan.tasks.values():
-        frozen = json.loads(json.dumps(sf.freeze_task(task)))
+        frozen = json.loads(json.dumps(sf.freeze(task)))
         assert sf.thaw_task(frozen) == task
     for broken in (None, [], {}, {"name": "a b"}, {"name": "a", "tries": "x"},
                    {"name": "a", "nothing": 1}, {"name": "a", "touch": ["../x"]}):
@@ -347,7 +347,7 @@ def test_states_come_back_as_they_were():
             question={"id": "r", "request": {"x": [1]}}, passes_on_base=True, worked=1.5,
             branch="feat/login", base="a" * 40, worktree="/w/\n x", orders=("1.2-ab.json",),
             session="0" * 36, snapshot="refs/subagent-fleet/a/1")):
-        assert sf.thaw_state(json.loads(json.dumps(sf.freeze_state(state), default=list))) == state
+        assert sf.thaw_state(json.loads(json.dumps(sf.freeze(state), default=list))) == state
 
 
 @pytest.mark.parametrize("damage", [
@@ -355,13 +355,13 @@ def test_states_come_back_as_they_were():
     {"session": "--help"}, {"worktree": "relative"}, {"state": "nowhere"}, {"name": "b"},
     {"tried": "1"}, {"says": "x"}, {"says": [{}]}, {"task": 3}, {"order": None}, {"git": "x/y"}])
 def test_what_no_state_can_say_is_none(damage):
-    frozen = {**sf.freeze_state(state_of()), **damage}
+    frozen = {**sf.freeze(state_of()), **damage}
     assert sf.thaw_state(json.loads(json.dumps(frozen, default=list))) is None
 
 
 def test_any_json_as_state_never_raises():
     rng = random.Random(3)
-    content = bytearray(json.dumps(sf.freeze_state(state_of(says=("x",))), default=list).encode())
+    content = bytearray(json.dumps(sf.freeze(state_of(says=("x",))), default=list).encode())
     for _ in range(3000):
         damaged = bytearray(content)
         for _ in range(rng.randrange(1, 6)):
