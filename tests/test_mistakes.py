@@ -419,7 +419,8 @@ WHOLE = [
      "remove it: the agent's name is the key above", BASE),
     (edited("    memory_gb: 64\n", "    name: mini\n"), ["unknown-key"],
      "remove it: the node's name is the key above", BASE),
-    (edited("    memory_gb: 64\n", "    memory_gb:\u00a064\n"), ["yaml-character"], "", BASE),
+    (edited("    memory_gb: 64\n", "    memory_gb:\u00a064\n"), ["yaml-syntax"],
+     "put `: ` after the key", BASE),
     (edited("    prompt: You write code.\n", "    frontmatter: {model: opus}\n"),
      ["bad-frontmatter"], "write `model:` one level up", BASE),
     # mappings that were written as lists, or as one value
@@ -528,7 +529,7 @@ LOOKS_RIGHT = [
     (edited("    memory_gb: 64\n", "\u00a0   memory_gb: 64\n"), "yaml-character",
      "write a plain space or nothing instead", BASE),
     (edited("    node: laptop", "<<<<<<< HEAD\n    node: laptop\n=======\n    node: mini\n>>>>>>> b"),
-     "yaml-syntax", "keep one of the two sides", BASE),
+     "yaml-syntax", "put `: ` after the key", BASE),
     (edited("model: small-coder", "model: &a small-coder"), "yaml-unsupported",
      'quote it: "&a small-coder"', BASE),
     (edited("name: local-dev", 'name: "local-dev'), "yaml-syntax",
