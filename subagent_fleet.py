@@ -17320,21 +17320,18 @@ def plan_receipt(state: TaskState, heard: Heard, work: WorkDone, alias: str,
         "flags": find_flags(heard, work, is_checked=state.checks[-1:] == (0,))}
 
 
-def sum_served(receipts: Iterable[Mapping[str, Any]], session: str) -> list[dict[str, Any]]:
+def sum_served(receipts: Iterable[Receipt], session: str) -> list[dict[str, Any]]:
     """Return what each machine did for a session, of the gateway's receipts."""
-    sums: dict[tuple[str, str], dict[str, Any]] = {}
+    sums: dict[tuple[str, str | None], dict[str, Any]] = {}
     for receipt in receipts:
-        if receipt.get("session") != session or not receipt.get("node"):
-            continue
-        key = (str(receipt["node"]), str(receipt.get("model")))
-        row = sums.setdefault(key, {"node": key[0], "model": key[1], "requests": 0, "input": 0,
-                                    "output": 0, "waited_seconds": 0.0})
-        row["requests"] += 1
-        for name, source in (("input", "input_tokens"), ("output", "output_tokens"),
-                             ("waited_seconds", "waited")):
-            number = receipt.get(source)
-            if isinstance(number, (int, float)):
-                row[name] = round(row[name] + number, 1)
+        if receipt.session == session and receipt.node:
+            row = sums.setdefault((receipt.node, receipt.model), {
+                "node": receipt.node, "model": receipt.model, "requests": 0, "input": 0,
+                "output": 0, "waited_seconds": 0.0})
+            row["requests"] += 1
+            row["input"] += receipt.input_tokens
+            row["output"] += receipt.output_tokens
+            row["waited_seconds"] = round(row["waited_seconds"] + (receipt.waited or 0), 1)
     return list(sums.values())
 
 
@@ -17378,7 +17375,7 @@ class TaskSight(Record):
     limits: Limits = Limits({}, 1)
     aliases: Mapping[str, str] = {}  # by task
     windows: Mapping[str, int] = {}  # tokens, by alias
-    served: Mapping[str, Mapping[str, Any]] = {}  # by session: the last
+    served: Mapping[str, Receipt] = {}  # by session: the last
     loads: Mapping[str, Sequence[tuple[int, float]]] = {}
     unreadable: int = 0
     holder: int = 1  # the process that supervises; 0: none does
@@ -17404,15 +17401,15 @@ def _task_row(state: TaskState, sight: TaskSight) -> TaskRow:
     heard = sight.heard.get(state.name)
     alias = sight.aliases.get(state.name, "")
     is_live = state.state in LIVE_STATES and not state.asleep
-    served = sight.served.get(state.session, {}) if state.session else {}
+    served = sight.served.get(state.session) if state.session else None
     idle = context = None
     where = ""
     if is_live:
-        where = str(served.get("node") or alias)
+        where = (served.node if served else "") or alias
         idle = max(sight.now - heard.last, 0.0) if heard and heard.last else None
     window = sight.windows.get(alias)
-    tokens = served.get("input_tokens") or (heard.context if heard else 0)
-    if window and isinstance(tokens, int) and tokens and not state.is_over:
+    tokens = (served.input_tokens if served else 0) or (heard.context if heard else 0)
+    if window and tokens and not state.is_over:
         context = min(round(100 * tokens / window), 999)
 
     loads = sight.loads.get(state.name, ())
@@ -18340,7 +18337,7 @@ class Backing(Record):
     fleet: Fleet | None = None
     key: str = ""
     look: Callable[[], Mapping[str, Any]] = dict  # the gateway's own page
-    receipts: Callable[[], Iterable[Mapping[str, Any]]] = tuple
+    receipts: Callable[[], Iterable[Receipt]] = tuple
     reload: Callable[[], TaskPlan | None] = lambda: None  # the task file, when it has changed
     tell: Callable[[str, str, str], object] = lambda name, word, text: None
     serve: Callable[[], object] = lambda: None  # sees that a gateway answers
@@ -19831,12 +19828,12 @@ def see_tasks(folder: Folder, backing: Backing) -> TaskSight:
     world = folder.world
     tasks, unreadable = see_states(folder)
     live = {state.name: state for state in tasks.values() if state.state in LIVE_STATES}
-    served: dict[str, Mapping[str, Any]] = {}
+    served: dict[str, Receipt] = {}
     loads: dict[str, list[tuple[int, float]]] = {}
     if live:
         for receipt in backing.receipts():
-            if not receipt.get("agent"):  # the session's own, not a subagent's
-                served[str(receipt.get("session"))] = receipt
+            if not receipt.agent:  # the session's own, not a subagent's
+                served[receipt.session] = receipt
         run = folder.run
         marks = {f"{TASK_MARK}={run}/{state.name}/{state.tried}": state.name
                  for state in live.values()}
@@ -21076,31 +21073,24 @@ class ReceiptsReader:
     def __init__(self, workspace: Workspace) -> None:
         self._tail = Tail(workspace.world, workspace.enter(RECEIPTS_FILE), last_bytes=PART_BYTES)
 
-    def read(self) -> list[dict[str, Any]]:
+    def read(self) -> list[Receipt]:
         """Return the receipts that have come, oldest first."""
         return parse_receipts(self._tail.lines())
 
 
-def parse_receipts(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+def parse_receipts(lines: Iterable[bytes]) -> list[Receipt]:
     """Return what the lines of a receipts file say; one that is cut or foreign is passed over."""
-    receipts = []
-    for line in lines:
-        with contextlib.suppress(ValueError, RecursionError):
-            receipt = parse_json(line)
-            if isinstance(receipt, dict) and isinstance(receipt.get("time"), (int, float)):
-                receipts.append(receipt)
-    return receipts
+    return [receipt for receipt in (read(Receipt, parse_object(line)) for line in lines) if receipt]
 
 
 _ID = _Pattern("[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # a part of a path, too
 
 
-def last_session(receipts: Sequence[dict[str, Any]], *, since: float) -> str:
+def last_session(receipts: Sequence[Receipt], *, since: float) -> str:
     """Return the id of the session that was served last since then, or an empty string."""
     for receipt in reversed(receipts):
-        session = str(receipt.get("session"))
-        if receipt["time"] >= since and _ID.fullmatch(session) and receipt.get("session"):
-            return session
+        if receipt.time >= since and _ID.fullmatch(receipt.session):
+            return receipt.session
     return ""
 
 
@@ -21165,9 +21155,8 @@ def read_receipts(workspace: Workspace, session: str = "") -> list[Receipt]:
         # A gateway lets none grow beyond that; a longer one is somebody else's.
         tail = Tail(world, workspace.enter(name), last_bytes=RECEIPTS_LIMIT_BYTES + PART_BYTES)
         wanted = (line for line in tail.lines() if session.encode() in line)  # no other is parsed
-        for value in parse_receipts(wanted):
-            receipt = read(Receipt, value)
-            if receipt and session in ("", receipt.session):
+        for receipt in parse_receipts(wanted):
+            if session in ("", receipt.session):
                 receipts[receipt.id] = receipt
     return sorted(receipts.values(), key=lambda receipt: receipt.time)
 
@@ -24128,10 +24117,8 @@ class Lookout:
 
     def _listen(self) -> float:
         """Hand on what the gateway tells; where it does not, what it has filed."""
-        for value in self._reader.read()[-RECEIPTS_SHOWN:]:
-            receipt = read(Receipt, value)
-            if receipt:
-                self._dashboard.log.put(plan_row(receipt))
+        for receipt in self._reader.read()[-RECEIPTS_SHOWN:]:
+            self._dashboard.log.put(plan_row(receipt))
         key = known_key(self._workspace, self._fleet)
         with contextlib.suppress(NodeFailure):
             for told in follow_events(self._world, self._fleet, key):
@@ -24420,71 +24407,86 @@ def look_at_node(world: World, node: Node, until: float) -> Exposure:
     return Exposure(addresses, allowed in ("*", foreign))
 
 
-LOG_HEADERS = ("Time", "Agent", "Model", "Machine", "Took", "Outcome")
+class LogTable:
+    """A table of requests that grows: when, who, which model where, how long, how it ended.
 
-
-def log_widths(rows: Iterable[Mapping[str, Any]], now: float = 0) -> list[int]:
-    """Return how wide the columns of a log are; lines that come later have to do with them."""
-    widths = [8, 10, 10, 10]
-    for row in rows:
-        cells = [show_moment(row["time"], now) if "time" in row else "",
-                 *(row.get(key, "") for key in ("name", "model", "node"))]
-        widths = [max(width, width_of(clean_line(cell))) for width, cell in zip(widths, cells)]
-    return [*widths, 7]
-
-
-def format_log_head(widths: Sequence[int], look: Look = PLAIN) -> str:
-    """Return the line above a log, where there is room for columns."""
-    line = f"{pad_row(LOG_HEADERS, widths)}  {LOG_HEADERS[-1]}"
-    if look.columns and width_of(line) + LEAST_CELL > look.columns:
-        return ""
-    return f"{paint(line, 'bold', look)}\n"
-
-
-def format_log_line(request: Mapping[str, Any], widths: Sequence[int], now: float,
-                    look: Look, *, extent: str = "whole") -> str:
-    """Return a request in one line: when, who, which model where, how long, how it ended.
-
-    A `short` one stays one line on a narrow terminal, a `long` one also tells its waits.
+    A line is `short`, and stays one on a narrow terminal, `whole`, or `long`: with its waits.
     """
-    role = "ok" if request["outcome"] == "ok" else "bad"
-    if request["failures"] and role == "ok":
-        role = "warn"
-    outcome = mark(_describe_outcome(request), role, look)
-    cells = [show_moment(request["time"], now), request["name"], request["model"] or "-",
-             request["node"] or "-", show_span(request["total"]).rjust(widths[-1])]
-    if extent == "short" and look.columns:
-        room = look.columns - width_of(pad_row(cells, widths)) - 2
-        if room < LEAST_CELL:
-            room = look.columns - width_of(" ".join(str(cell).strip() for cell in cells)) - 1
-        outcome = Cell(crop(outcome.text, max(room, 2)), outcome.role)
-    parts = [outcome]
-    if extent == "long":
-        parts.append(Cell(_describe_request(request), "dim"))
-    return format_entry(cells, widths, parts, look)
+
+    def __init__(self, requests: Iterable[Mapping[str, Any]], look: Look, now: float,
+                 extent: str = "whole") -> None:
+        self._look, self._extent = look, extent
+        self._widths = {"Time": 8, "Agent": 10, "Model": 10, "Machine": 10, "Took": 7}
+        for request in requests:
+            for column, cell in self._cells(request, now).items():
+                self._widths[column] = max(self._widths[column], width_of(clean_line(cell)))
+        narrow = {column: width for column, width in self._widths.items() if column != "Model"}
+        if self._room(self._widths) < self._least <= self._room(narrow):
+            self._widths = narrow
+
+    @property
+    def _least(self) -> int:
+        return SHORT_OUTCOME if self._extent == "short" else LEAST_CELL
+
+    def _room(self, widths: Mapping[str, int]) -> int:
+        """Return how many columns are left for the outcome."""
+        if not self._look.columns:
+            return LEAST_CELL
+        return self._look.columns - sum(width + 2 for width in widths.values())
+
+    def _cells(self, request: Mapping[str, Any], now: float) -> dict[str, str]:
+        return {"Time": show_moment(request["time"], now), "Agent": request["name"],
+                "Model": request["model"] or "-", "Machine": request["node"] or "-",
+                "Took": show_span(request["total"]).rjust(7)}
+
+    def head(self) -> str:
+        """Return the line above it, where there is room for columns."""
+        if self._room(self._widths) < self._least:
+            return ""
+        line = f"{pad_row(list(self._widths), list(self._widths.values()))}  Outcome"
+        return f"{paint(line, 'bold', self._look)}\n"
+
+    def line(self, request: Mapping[str, Any], now: float) -> str:
+        """Return a request."""
+        look = self._look
+        role = "bad" if request["outcome"] != "ok" else "warn" if request["failures"] else "ok"
+        outcome = mark(_describe_outcome(request), role, look)
+        shown = self._cells(request, now)
+        cells = [shown[column] for column in self._widths]
+        widths = list(self._widths.values())
+        if self._extent == "short" and look.columns:
+            head = pad_row(cells, widths)
+            if look.columns - width_of(head) - 2 < SHORT_OUTCOME:
+                head = " ".join(cell.strip() for cell in shown.values())
+            room = max(look.columns - width_of(head) - 2, 2)
+            words = paint_words([Cell(crop(outcome.text, room), role)], look)
+            return f"{clean_line(head)}  {words}\n"
+        waits = Cell(_describe_request(request), "dim") if self._extent == "long" else ""
+        return format_entry(cells, widths, [outcome, waits], look)
+
+
+SHORT_OUTCOME = 12  # columns that a short one takes at least
 
 
 def _describe_outcome(request: Mapping[str, Any]) -> str:
     """Return how a request ended, and who failed on the way: in words, else by class."""
-    tries = [f"{failure['node']}: {failure['why']}" for failure in request["failures"]]
+    tries = [f"{tried.node}: {tried.why}" for tried in request["failures"]]
     said = request["said"] or ", ".join(tries)
-    if not said:
-        return clean_line(request["outcome"])
-    joint = " after" if tries else ":"
-    return clean_line(f"{request['outcome']}{joint} {said}")
+    joint = (" after " if tries else ": ") if said else ""
+    return clean_line(f"{request['outcome']}{joint}{said}")
 
 
 def _describe_request(request: Mapping[str, Any]) -> str:
     """Return what else is known of a request: its waits and its tokens."""
-    waits = [f"{word} {request[key]:.1f} s" for word, key in (
+    words = [f"{word} {request[key]:.1f} s" for word, key in (
         ("waited", "waited"), ("first token", "first_byte")) if request[key] is not None]
-    tokens = [f"in {request['input_tokens'] or 0:,}, out {request['output_tokens'] or 0:,}"]
-    if request.get("waited_for"):
-        tokens.append(f"waited for {clean_line(request['waited_for'])}")
-    if request.get("read_again"):
+    words.append(f"in {request['input_tokens']:,}, out {request['output_tokens']:,}")
+    if request["waited_for"]:
+        words.append(f"waited for {clean_line(request['waited_for'])}")
+    if request["read_again"]:
         why = clean_line(request["read_again_why"])
-        tokens.append(f"read {request['read_again']:,} tokens again: {why}")
-    return f"({', '.join([*waits, *tokens])})"
+        words.append(f"read {request['read_again']:,} tokens again: {why}")
+    return f"({', '.join(words)})"
 
 
 @command("logs", "show the latest requests, and why some failed", CONFIG, OUT,
@@ -24499,7 +24501,7 @@ def cmd_logs(options: Options, world: World) -> int:
     names = AgentNames(world, known_agents(options, world))
     read = reader.read()
     receipts = (choose_failed(read) if options.failed else read)[-options.lines:]
-    requests = [report_receipt(receipt, names) for receipt in receipts]
+    requests = report_requests(receipts, names, options)
 
     if options.json:
         print_report(world, "logs", {"requests": requests})
@@ -24512,28 +24514,27 @@ def cmd_logs(options: Options, world: World) -> int:
             said = f"None of {count_of(read, 'request')} in {path} failed.\n"
         tell(world, said)
 
-    widths = log_widths(requests, world.now())
+    look = look_of(world)
+    table = LogTable(requests, look, world.now(), "whole" if options.failed else "short")
     if requests or options.follow:
-        world.out(format_log_head(widths, look_of(world)))
+        world.out(table.head())
     while True:
         for request in requests:
-            world.out(format_log_line(request, widths, world.now(), look_of(world),
-                                      extent="whole" if options.failed else "short"))
+            world.out(table.line(request, world.now()))
         if not options.follow:
-            if look_of(world).columns and not options.failed and choose_failed(receipts):
+            if look.columns and not options.failed and choose_failed(receipts):
                 tell(world, "\nWhy some failed: `subagent-fleet logs --failed`\n")
-            tell_node_logs(requests, options, world)
+            tell_node_logs(receipts, options, world)
             return EXIT_OK
         world.sleep(TICK_SECONDS)
         receipts = choose_failed(reader.read()) if options.failed else reader.read()
-        requests = [report_receipt(receipt, names) for receipt in receipts]
+        requests = report_requests(receipts, names, options)
 
 
-def tell_node_logs(requests: Sequence[dict[str, Any]], options: Options, world: World) -> None:
+def tell_node_logs(receipts: Iterable[Receipt], options: Options, world: World) -> None:
     """Say where a machine's own log is, of those that refused what they were asked."""
-    failures = [failure for request in requests for failure in request["failures"]]
     kinds = {"api_error", *REFUSAL_KINDS.values()}
-    names = {failure["node"] for failure in failures if failure["why"] in kinds}
+    names = {tried.node for receipt in receipts for tried in receipt.tries if tried.why in kinds}
     with contextlib.suppress(FleetError):  # without a valid fleet nobody knows what they run
         fleet = load_config(world, options.config).fleet
         for name in sorted(names & set(fleet.nodes)):
@@ -24542,35 +24543,34 @@ def tell_node_logs(requests: Sequence[dict[str, Any]], options: Options, world: 
                 tell(world, f"\n{backend.title}'s own log on {name}: {backend.log}\n")
 
 
-def choose_failed(receipts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def choose_failed(receipts: Iterable[Receipt]) -> list[Receipt]:
     """Return those in which something failed."""
-    return [receipt for receipt in receipts
-            if receipt.get("outcome") != "ok" or receipt.get("tries")]
+    return [receipt for receipt in receipts if receipt.outcome != "ok" or receipt.tries]
 
 
 class LogLines:
     """Says of each request how it ended, and of each refusal why, as it happens."""
 
     def __init__(self, world: World, fleet: Fleet) -> None:
-        self._world = world
+        self._world, self._look = world, look_of(world, "stderr")
         self._names = AgentNames(world, agents_by_alias(fleet))
-        names = [{"name": name} for name in fleet.agents]
-        models = [{"model": model.name, "node": model.node} for model in fleet.models.values()]
-        self.widths = log_widths([*names, *models])
+        now = world.now()
+        names = [("", model.name, model.node) for model in fleet.models.values()]
+        names += [(agent, "", "") for agent in fleet.agents]
+        self._table = LogTable([
+            {"time": now, "total": 0.0, "name": name, "model": model, "node": node}
+            for name, model, node in names], self._look, now, "long")
+        world.err(self._table.head())
 
     def take(self, things: list[Receipt | Rejection]) -> None:
         for thing in things:
-            self._tell(thing)
-
-    def _tell(self, event: Receipt | Rejection) -> None:
-        look, now = look_of(self._world, "stderr"), self._world.now()
-        if isinstance(event, Rejection):
-            words = f"{event.http}, {event.what}"
-            parts = [Cell(show_moment(now, now)), Cell(" refused:", "warn"), Cell(words)]
-            self._world.err(format_words(parts, look, indent=ENTRY_INDENT))
-        else:
-            request = report_receipt(render_receipt(event), self._names)
-            self._world.err(format_log_line(request, self.widths, now, look, extent="long"))
+            now = self._world.now()
+            if isinstance(thing, Rejection):
+                parts = [Cell(show_moment(now, now)), Cell(" refused:", "warn"),
+                         Cell(f"{thing.http}, {thing.what}")]
+                self._world.err(format_words(parts, self._look, indent=ENTRY_INDENT))
+            else:
+                self._world.err(self._table.line(report_receipt(thing, self._names), now))
 
 
 def known_fleet(options: Options, world: World) -> Fleet | None:
@@ -24593,7 +24593,7 @@ class AgentNames:
     """Who asked: the name of an agent is not on the wire, only its id (2.1.326)."""
 
     def __init__(self, world: World, agents: dict[str, list[str]]) -> None:
-        self._world = world
+        self.world = world
         self._agents = agents  # by alias
         self._kept: dict[tuple[str, str], str] = {}
 
@@ -24601,7 +24601,7 @@ class AgentNames:
         """Return a name, `NAME?` where only its alias tells it, else the id."""
         if not agent:
             return "main"
-        name = self._kept.get((session, agent)) or find_agent_type(self._world, session, agent)
+        name = self._kept.get((session, agent)) or find_agent_type(self.world, session, agent)
         if name:  # else it may still be written
             self._kept[session, agent] = name
             return name
@@ -24613,26 +24613,30 @@ class AgentNames:
     def title(self, session: str) -> str:
         """Return the first words of a session's prompt, where Claude Code has kept it."""
         if not self._kept.get((session, "title")):
-            self._kept[session, "title"] = find_session_words(self._world, session)
+            self._kept[session, "title"] = find_session_words(self.world, session)
         return self._kept[session, "title"]
 
 
-def report_receipt(receipt: dict[str, Any], names: AgentNames) -> dict[str, Any]:
+def report_receipt(receipt: Receipt, names: AgentNames) -> dict[str, Any]:
     """Return what is shown of a request: its receipt, who asked, and why a machine failed."""
-    texts = {key: str(receipt.get(key) or "")
-             for key in ("id", "session", "agent", "alias", "model", "node", "outcome", "said",
-                         "read_again_why", "waited_for")}
-    failures = []
-    for tried in read_field(receipt, "tries", list):
-        if isinstance(tried, dict):
-            failures.append({"node": str(tried.get("node")), "why": str(tried.get("why"))})
-    numbers = {}
-    for key in ("waited", "first_byte", "total", "input_tokens", "output_tokens", "cached_tokens",
-                "read_again"):
-        number = receipt.get(key)
-        numbers[key] = number if isinstance(number, (int, float)) else None
-    name = names.find(texts["session"], texts["agent"], texts["alias"])
-    return {"time": receipt["time"], "name": name, **texts, "failures": failures, **numbers}
+    return {**vars(receipt), "model": receipt.model or "", "node": receipt.node or "",
+            "name": names.find(receipt.session, receipt.agent, receipt.alias),
+            "failures": receipt.tries}
+
+
+def report_requests(receipts: Sequence[Receipt], names: AgentNames, options: Options
+                    ) -> list[dict[str, Any]]:
+    """Return what is shown of requests; the main agent of a task has the task's name."""
+    tasks = {}
+    if receipts:
+        tasks = {row.session: row.name for row in find_task_rows(names.world, None, options)}
+    requests = []
+    for receipt in receipts:
+        request = {**report_receipt(receipt, names), "task": tasks.get(receipt.session, "")}
+        if request["task"] and not receipt.agent and not options.json:
+            request["name"] = request["task"]
+        requests.append(request)
+    return requests
 
 
 _PLANNED_WORDS = {"yes": ("yes", "ok"), "fallback": ("fallback", "warn"), "no": ("no", "bad"),
@@ -24896,7 +24900,7 @@ def list_requests(report: SessionReport, world: World) -> list[dict[str, Any]]:
     requests = []
     for told in report.agents:
         for one in told.judged:
-            shown = report_receipt(render_receipt(one.receipt), names)
+            shown = report_receipt(one.receipt, names)
             requests.append({**shown, "session": report.session.id, "agent": told.agent.id,
                              "name": told.agent.kind})
     return sorted(requests, key=lambda request: float(request["time"]))
@@ -24907,10 +24911,9 @@ def tell_trace(report: SessionReport, requests: Sequence[dict[str, Any]], option
     """Return a session as it was asked for."""
     text = format_trace(report, look, prompts=options.prompts)
     if requests:
-        widths = log_widths(requests, report.facts.now)
-        text += "\n" + format_log_head(widths, look)
-        for request in requests:
-            text += format_log_line(request, widths, report.facts.now, look)
+        now = report.facts.now
+        table = LogTable(requests, look, now)
+        text += "\n" + table.head() + "".join(table.line(one, now) for one in requests)
     if options.audit:
         text += format_audit(report, look)
     return text
@@ -25681,9 +25684,7 @@ def cmd_serve(options: Options, world: World) -> int:
         tell(world, "This is the built-in gateway. Your file says `provider: litellm`; "
              "`subagent-fleet up` starts LiteLLM.\n")
     if options.verbose:
-        log = LogLines(world, fleet)
-        server.listen(log.take)
-        world.err(format_log_head(log.widths, look_of(world, "stderr")))
+        server.listen(LogLines(world, fleet).take)
     began = world.now()
     server.study()
     server.run(listener)
@@ -25701,37 +25702,30 @@ def count_working(fleet: Fleet) -> str:
     return f"{len(working)} of {count_of(fleet.nodes, 'node')}"
 
 
-def format_failures(requests: Sequence[Mapping[str, Any]], look: Look = PLAIN) -> str:
-    """Return who failed how often, and in which words, the most frequent first."""
-    counts: dict[str, int] = {}
-    for request in requests:
-        if request["failures"] or request["outcome"] not in ("ok", "left", "stopped"):
-            words = _describe_outcome(request)
-            counts[words] = counts.get(words, 0) + 1
-    if not counts:
-        return ""
-
-    text = f"\n{paint('Failures and fallbacks:', 'bold', look)}\n"
-    for words, count in sorted(counts.items(), key=lambda item: -item[1])[:FAILURES_SHOWN]:
-        role = "warn" if words.startswith("ok") else "bad"
-        text += format_words([Cell(f"{count} ×"), mark(words, role, look)], look,
-                             margin="  ", indent="    ")
-    return f"{text}`subagent-fleet logs --failed` shows when and for which agent.\n"
-
-
 FAILURES_SHOWN = 5
 
 
 def list_failures(workspace: Workspace, fleet: Fleet, began: float) -> str:
-    """Return who failed since then, from the receipts; nothing where they cannot be read."""
+    """Return the last requests since then that failed or fell back, as `logs` shows them."""
     try:
-        receipts = ReceiptsReader(workspace).read()
-    except FleetError:
+        receipts = choose_failed(ReceiptsReader(workspace).read())
+    except FleetError:  # they cannot be read, which is no reason to fail now
         return ""
+    # Who left or stopped the gateway ended a request: that is no failure.
+    failed = [receipt for receipt in receipts if receipt.time >= began
+              and (receipt.tries or receipt.outcome not in ("left", "stopped"))]
+    if not failed:
+        return ""
+    look, now = look_of(workspace.world), workspace.world.now()
     names = AgentNames(workspace.world, agents_by_alias(fleet))
-    requests = [report_receipt(receipt, names) for receipt in receipts
-                if receipt["time"] >= began]
-    return format_failures(requests, look_of(workspace.world))
+    requests = [report_receipt(receipt, names) for receipt in failed[-FAILURES_SHOWN:]]
+    table = LogTable(requests, look, now, "short")
+    head = f"{count_of(failed, 'request')} failed or fell back to another machine"
+    if len(failed) > FAILURES_SHOWN:
+        head += f", the last {FAILURES_SHOWN}"
+    lines = "".join(table.line(request, now) for request in requests)
+    return (f"\n{paint(f'{head}:', 'bold', look)}\n{table.head()}{lines}"
+            "Why: `subagent-fleet logs --failed`\n")
 
 
 @command("launch", "run Claude Code or another program on the fleet",
@@ -26171,7 +26165,7 @@ def plan_backing(fleet: Fleet | None, options: Options, folder: Folder) -> Backi
         except FleetError:
             return {}
 
-    def receipts() -> list[dict[str, Any]]:
+    def receipts() -> list[Receipt]:
         try:
             return ReceiptsReader(workspace).read()
         except FleetError:

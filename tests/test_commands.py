@@ -697,10 +697,10 @@ def write_receipts(place, *receipts):
 def test_launch_ends_with_how_the_session_goes_on(generated, quick, fake_claude):
     resume = "To continue this session on your fleet:\n  subagent-fleet launch claude{} -- --resume {}\n"
     environ = fake_claude("exit 0\n")
-    write_receipts(generated, {"session": "old", "time": -60})
+    write_receipts(generated, {**ONE, "session": "old", "time": -60})
     assert "goes on" not in quick("launch", "claude", env=environ).stderr
-    write_receipts(generated, {"session": "5b1c-a", "time": 60}, {"session": "", "time": 61},
-                   {"session": "$(id)", "time": 62}, '{"time": "x"}', "[]", '{"cut')
+    write_receipts(generated, {**ONE, "session": "5b1c-a", "time": 60},
+                   {**ONE, "session": "", "time": 61}, {**ONE, "session": "$(id)", "time": 62}, '{"time": "x"}', "[]", '{"cut')
     assert resume.format("", "5b1c-a") in quick("launch", "claude", env=environ).stderr
     done = quick("launch", "claude", "--config", "fleet.yaml", env=environ)
     assert resume.format(" --config fleet.yaml", "5b1c-a") in done.stderr
@@ -898,7 +898,7 @@ def test_up_takes_a_machine_that_is_typed(two, quick, tmp_path):
 # -- logs --
 
 ONE = {"time": 0, "id": "req_1", "session": "s-1", "agent": "", "alias": "claude-sonnet-local",
-       "model": "heavy", "node": "big", "tries": [], "waited": 0.5, "first_byte": 1, "total": 61.25,
+       "model": "heavy", "node": "big", "context": 32768, "tries": [], "waited": 0.5, "first_byte": 1, "total": 61.25,
        "input_tokens": 900, "output_tokens": 7, "outcome": "ok"}
 TWO = {**ONE, "time": 1, "agent": "a1", "tries": [{"node": "big", "why": "refused"}], "node": "small",
        "model": "light", "total": 2}
@@ -953,10 +953,10 @@ def test_a_request_is_one_line_of_logs_whatever_was_said_of_it(columns):
                "outcome": "api_error", "failures": [], "said": "model requires more memory " * 9,
                "waited": 0.5, "first_byte": None, "input_tokens": 9, "output_tokens": 7}
     look = sf.Look(columns=columns)
-    line = sf.format_log_line(request, sf.log_widths([request]), 0, look, extent="short")
+    line = sf.LogTable([request], look, 0, "short").line(request, 0)
     assert line.count("\n") == 1 and sf.width_of(line.strip()) <= columns and "\u2026" in line
     assert "api_error" in line
-    whole = sf.format_log_line(request, sf.log_widths([request]), 0, look)
+    whole = sf.LogTable([request], look, 0).line(request, 0)
     assert "\u2026" not in whole and whole.count("memory") == 9
 
 
@@ -969,19 +969,11 @@ def test_a_request_is_one_line_of_logs_whatever_was_said_of_it(columns):
          "          (waited 0.5 s, in 9, out 7)\n")])
 def test_a_line_of_the_log_fits(columns, wanted):
     request = {"time": 0, "name": "planner", "model": "small", "node": "laptop", "total": 2,
-               "outcome": "ok", "failures": [{"node": "mini", "why": "refused"}], "said": "",
-               "waited": 0.5, "first_byte": None, "input_tokens": 9, "output_tokens": 7}
-    line = sf.format_log_line(request, sf.log_widths([request]), 0, sf.Look(columns=columns), extent="long")
+               "outcome": "ok", "failures": [sf.Try("mini", "refused")], "said": "", "waited": 0.5,
+               "first_byte": None, "input_tokens": 9, "output_tokens": 7, "waited_for": "",
+               "read_again": 0}
+    line = sf.LogTable([request], sf.Look(columns=columns), 0, "long").line(request, 0)
     assert re.sub(r"^\d\d:\d\d:\d\d", "00:00:00", line) == wanted
-
-
-def test_failures_are_counted_by_their_words():
-    request = {"outcome": "ok", "failures": [{"node": "a", "why": "refused"}], "said": ""}
-    others = [{**request, "failures": []}, {**request, "outcome": "api_error", "said": "b: down"}]
-    assert sf.format_failures([request, *others, request]) == (
-        "\nFailures and fallbacks:\n  2 \u00d7 ok after a: refused\n  1 \u00d7 api_error after b: down\n"
-        "`subagent-fleet logs --failed` shows when and for which agent.\n")
-    assert sf.format_failures([{**request, "failures": [], "outcome": "left"}]) == ""
 
 
 def test_logs_json_is_one_object(fleet, quick):
@@ -989,10 +981,9 @@ def test_logs_json_is_one_object(fleet, quick):
     found = json.loads(quick("logs", "--json").stdout)
     assert found["schema"] == "subagent-fleet/logs/1"
     first, second = found["requests"]
-    assert first == {**{key: value for key, value in ONE.items() if key != "tries"},
-                     "time": first["time"], "name": "main", "failures": [], "said": "",
-                     "cached_tokens": None, "read_again": None, "read_again_why": "",
-                     "waited_for": ""}
+    assert first == {**ONE, "time": first["time"], "name": "main", "failures": [], "said": "",
+                     "cached_tokens": 0, "read_again": 0, "read_again_why": "", "waited_for": "",
+                     "sent": 0, "cloud": False, "passed_over": [], "task": ""}
     assert second["failures"] == THREE["tries"] and second["node"] == second["model"] == ""
     assert quick("logs", "--json", "--follow").returncode == 2
 

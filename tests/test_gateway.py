@@ -1433,6 +1433,25 @@ def test_up_does_the_whole_job(project):
     assert options == {"32768"}
 
 
+def test_up_ends_with_the_requests_that_failed_or_fell_back(project):
+    (project.place / ".subagent-fleet").mkdir()
+    known = {"id": "r", "session": "", "agent": "", "alias": "l", "model": "m", "node": "a",
+             "context": 9, "tries": [{"node": "mini", "why": "refused"}], "waited": 0.5,
+             "first_byte": 1, "total": 2, "input_tokens": 9, "output_tokens": 7, "outcome": "ok"}
+    soon = time.time() + 60
+    (project.place / ".subagent-fleet" / "requests.jsonl").write_text("".join(
+        json.dumps({**known, **each}) + "\n" for each in (
+            {"time": soon - 120}, {"time": soon}, {"time": soon, "outcome": "left", "tries": []},
+            {"time": soon, "outcome": "overloaded_error", "model": None, "node": None})))
+    said = project("up").stderr
+    head, *lines = said[said.index("2 requests failed"):].splitlines()
+    assert head == "2 requests failed or fell back to another machine:"
+    assert lines[0].split() == ["Time", "Agent", "Model", "Machine", "Took", "Outcome"]
+    assert [line.split(" s  ")[1] for line in lines[1:3]] == [
+        "ok after mini: refused", "overloaded_error after mini: refused"]
+    assert lines[3] == "Why: `subagent-fleet logs --failed`"
+
+
 def test_up_asks_once_whether_git_shall_ignore_the_key(project, monkeypatch):
     ignore, asked = project.place / ".gitignore", []
     subprocess.run(["git", "init", "-q"], cwd=str(project.place), check=True)

@@ -118,6 +118,24 @@ def test_three_tasks_one_asks_one_mends_one_waits_then_merge_and_tidy(typist):
 
 
 @pytest.mark.slow
+def test_logs_name_the_task_whose_main_agent_asked(typist):
+    typist.run("run", "docs:@write docs/dates.md told")
+    task, = typist.json("tasks")["tasks"]
+    asked = {"time": time.time(), "id": "r", "session": task["session"], "agent": "", "alias": "l",
+             "model": "m", "node": "a", "context": 9, "tries": [], "waited": 0.5, "first_byte": 1,
+             "total": 2, "input_tokens": 9, "output_tokens": 7, "outcome": "ok"}
+    place = typist.rig.repo / ".subagent-fleet"
+    place.mkdir(exist_ok=True)
+    with (place / "requests.jsonl").open("a") as file:
+        file.write("".join(json.dumps({**asked, **each}) + "\n"
+                           for each in ({}, {"session": "another", "id": "s"})))
+    assert [line.split()[1] for line in typist.run("logs", "-n", "2").splitlines()] == [
+        "Agent", "docs", "main"]
+    assert [(each["name"], each["task"]) for each in typist.json("logs", "-n", "2")["requests"]] \
+        == [("main", "docs"), ("main", "")]
+
+
+@pytest.mark.slow
 def test_the_task_file_of_readme_is_valid(typist):
     text = re.search(r"```yaml\n(# tasks\.yaml\n.*?)```", README, re.S)[1]
     typist.write(text)

@@ -4,6 +4,7 @@ import json
 import pathlib
 import random
 import time
+import types
 
 import pytest
 
@@ -607,10 +608,12 @@ def test_a_receipt_holds_no_words_of_the_prompt_or_the_answer():
 
 
 def test_what_served_a_session_is_summed_by_machine():
-    receipts = [dict(session="s", node="mini", model="m", input_tokens=10, output_tokens=2,
-                     waited=1.5), dict(session="s", node="mini", model="m", input_tokens=5,
-                                       output_tokens=None, waited=None),
-                dict(session="other", node="mini", model="m"), dict(session="s", node=None)]
+    first = sf.Receipt(
+        time=1.0, id="r", session="s", agent="", alias="x", model="m", node="mini", context=None,
+        tries=(), waited=1.5, first_byte=None, total=0.0, input_tokens=10, output_tokens=2,
+        outcome="ok")
+    receipts = [first, sf.replace(first, input_tokens=5, output_tokens=0, waited=None),
+                sf.replace(first, session="other"), sf.replace(first, node=None)]
     assert sf.sum_served(receipts, "s") == [
         {"node": "mini", "model": "m", "requests": 2, "input": 15, "output": 2,
          "waited_seconds": 1.5}]
@@ -635,7 +638,8 @@ def test_a_row_says_where_it_works_how_often_it_was_tried_and_what_has_gone():
     task = sf.TaskSpec("t", prompt="x", tries=3)
     state = sf.TaskState("t", task, 0, state="running", tried=2, failures=1, session="s", at=50.0,
                          open=True, began=60.0, spent=5.0, worktree="/w")
-    served = {"s": {"node": "mini"}, "": {"node": "nobody"}}
+    served = {session: types.SimpleNamespace(node=node, input_tokens=0)
+              for session, node in (("s", "mini"), ("", "nobody"))}
     row, = sf.plan_task_rows(sf.TaskSight({"t": state}, {}, 100.0, served=served))
     assert (row.where, row.attempt, row.total, row.worktree) == ("mini", "2/3", 45.0, "/w")
     waits = sf.replace(state, state="waiting", tried=0, failures=0, session="")
