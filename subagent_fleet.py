@@ -13055,69 +13055,47 @@ def ask_model(world: World, node: Node, model: Model, question: Question) -> Ans
 
     A refusal is an answer, too.
     """
-    unknown: set[str] = set()  # fields that the server does not take
+    known = Learned()
     talk = question.talk
-    answer = _ask_turn(world, node, model, question, unknown)
-    calls = answer.calls
-    for _ in range(TRIAL_TURNS - 1):
-        if not answer.calls or len(answer.calls) > TRIAL_CALLS:
+    calls: tuple[Call, ...] = ()
+    for _ in range(TRIAL_TURNS):
+        answer = _hear(world, node, model, replace(question, talk=talk), known)
+        made = tuple(replace(call, id=call.id or f"call_{number}")
+                     for number, call in enumerate(answer.calls, len(calls)))
+        calls += made
+        if not 0 < len(made) <= TRIAL_CALLS:
             break
-        made = tuple(replace(call, id=call.id or f"call_{len(calls)}_{number}")
-                     for number, call in enumerate(answer.calls))
         results = tuple(Result(call.id, TRIAL_RESULTS.get(call.name, "Done.")) for call in made)
         said = Turn("assistant", texts=(answer.text,), thoughts=(answer.thoughts,), calls=made)
         talk = replace(talk, turns=(*talk.turns, said, Turn("user", results=results)))
-        answer = _ask_turn(world, node, model, replace(question, talk=talk), unknown)
-        calls += answer.calls
     return replace(answer, calls=calls)
 
 
-def _ask_turn(world: World, node: Node, model: Model, question: Question,
-              unknown: set[str]) -> Answer:
+def _hear(world: World, node: Node, model: Model, question: Question, known: Learned) -> Answer:
     """Return one answer of a model, asked without the fields that its server does not know."""
-    while True:
-        try:
-            return _hear(world, node, model, question, unknown)
-        except NoField as refusal:
-            if refusal.name in unknown:
-                return Answer(question, refusal=refusal)
-            unknown.add(refusal.name)
-        except Refusal as refusal:
-            return Answer(question, refusal=refusal)
-
-
-def _hear(world: World, node: Node, model: Model, question: Question,
-          unknown: Collection[str]) -> Answer:
-    """Return what a model says; Refusal or NodeFailure where it does not."""
-    talk, backend, began = question.talk, backend_of(node), world.clock()
-    ask = sign(world, node, backend.chat(talk, model))
-    payload: Any = ask.payload
-    body = render_json({name: payload[name] for name in payload if name not in unknown})
-    reader = backend.reader(talk, model, round(weigh(body, talk) / BYTES_A_TOKEN))
-    exchange = world.open_exchange(node.endpoint + ask.path, body=body, headers=ask.headers,
-                                   deadline=began + model.timeout)
-    first_seconds = 0.0
+    began, first_seconds = world.clock(), 0.0
     said: list[Delta] = []
-    with contextlib.closing(exchange):
-        exchange.read_head()
-        if exchange.status != 200:
-            reply = Reply(exchange.status, exchange.headers, exchange.read_all())
-            raise reader.refusal(exchange.status, ask.extract(reply))
-        for deltas in read_answer(exchange, reader, model, world.clock):
-            if deltas:
-                first_seconds = first_seconds or world.clock() - began
+    try:
+        translation = translate(node, question.talk, model, known)
+        exchange, reader = translation.send(world)
+        with contextlib.closing(exchange):
+            for deltas in relay(exchange, reader, translation, world.clock):
+                if deltas and not said:
+                    first_seconds = world.clock() - began
                 said += deltas
-                if deltas[-1].end:
-                    break
+    except Refusal as refusal:
+        if isinstance(refusal, NoField) and refusal.name in translation.fields:
+            known.unknown.add(refusal.name)
+            return _hear(world, node, model, question, known)
+        return Answer(question, refusal=refusal)
 
-    end = said[-1].end if said else None
-    if not end:
-        raise NodeFailure("bad answer", "it ended before it was done")
     text, thoughts = ("".join(delta.text for delta in said if delta.kind == kind)
                       for kind in ("text", "thinking"))
-    return Answer(question, text, thoughts, tuple(delta.call for delta in said if delta.call), end,
-                  first_seconds, world.clock() - began)
+    return Answer(question, text, thoughts, tuple(delta.call for delta in said if delta.call),
+                  said[-1].end or End(""), first_seconds, world.clock() - began)
 
+
+# -- one answer: to a trial, and to a client's request --
 
 # What a node may send for an answer: far above what JSON takes around a token, so that only who
 # never ends is cut off.
@@ -13125,18 +13103,82 @@ ANSWER_BYTES = 1_000_000
 ANSWER_BYTES_A_TOKEN = 1_000
 
 
-def read_answer(exchange: Exchange, reader: Reader, model: Model,
-                clock: Callable[[], float]) -> Iterator[list[Delta]]:
-    """Yield what each line of an answer says, and what its closing says."""
-    size = 0
+class Learned:
+    """What a model's answers and refusals have taught."""
+
+    def __init__(self) -> None:
+        self.ratio = BYTES_A_TOKEN
+        self.takes_images = True
+        self.unknown: set[str] = set()  # fields of a request that its server does not know
+        self.abilities: tuple[str, ...] | None = None  # where its node tells
+
+
+class Translation(Record):
+    """A talk as a model on its node is asked it."""
+
+    node: Node
+    model: Model
+    talk: Talk
+    ask: Ask
+    body: bytes
+    weight: int
+    estimate: int  # of its tokens
+    fields: tuple[str, ...]  # of its payload
+
+    def send(self, world: World, headers: Mapping[str, str] | None = None
+             ) -> tuple[Exchange, Reader]:
+        """Ask; return what the answer comes by, and what reads it."""
+        headers = {**sign(world, self.node, self.ask).headers, **(headers or {})}
+        reader = backend_of(self.node).reader(self.talk, self.model, self.estimate)
+        exchange = world.open_exchange(
+            self.node.endpoint + self.ask.path, body=self.body, headers=headers,
+            deadline=world.clock() + self.model.timeout, keeps=True)
+        return exchange, reader
+
+
+def translate(node: Node, talk: Talk, model: Model, known: Learned) -> Translation:
+    """Return a talk as a model is asked it, as far as is known what the model takes."""
+    if not known.takes_images:
+        talk = talk.without_images()
+    try:
+        ask = backend_of(node).chat(talk, model)
+        payload: Any = ask.payload
+        for name in known.unknown:
+            payload.pop(name, None)
+        body = render_json(payload)
+    except (RecursionError, ValueError):  # from 3.12 on, more can be parsed than be followed
+        raise Refusal(400, "body: nested too deeply") from None
+    weight = weigh(body, talk)
+    return Translation(node, model, talk, ask, body, weight, round(weight / known.ratio),
+                       tuple(payload))
+
+
+def relay(exchange: Exchange, reader: Reader, translation: Translation,
+          clock: Callable[[], float]) -> Iterator[list[Delta]]:
+    """Yield what each line of an answer says, up to its end; raise where it has none."""
+    exchange.read_head()
+    if exchange.status >= 400:
+        reply = Reply(exchange.status, exchange.headers, exchange.read_all())
+        raise reader.refuse(reply, translation.ask.extract(reply))
+    if exchange.status != 200:
+        raise NodeFailure("bad answer", f"it answered {exchange.status}")
+
+    model, size = translation.model, 0
     for line in exchange.lines():
-        yield reader.feed(line)
+        deltas = reader.feed(line)
+        yield deltas
+        if deltas and deltas[-1].end:
+            return
         size += len(line)
         if size > ANSWER_BYTES + ANSWER_BYTES_A_TOKEN * model.max_output:
             raise NodeFailure("bad answer", "it does not end")
         if reader.has_begun:  # until then the prompt is read, for which one time must do
             exchange.deadline = clock() + model.timeout
-    yield reader.close()
+
+    deltas = reader.close()
+    yield deltas
+    if not deltas or not deltas[-1].end:
+        raise NodeFailure("bad answer", "it ended before it was done")
 
 
 # == 16. Gateway ==============================================================
@@ -14020,89 +14062,72 @@ _NO_LOGIN = (b'{"type":"error","error":{"type":"authentication_error","message":
              b'`subagent-fleet launch claude`"}}')
 
 
-class Translation(Record):
-    """A talk as one candidate is asked it."""
-
-    model: Model
-    talk: Talk
-    ask: Ask
-    body: bytes
-    weight: int
-    estimate: int  # of its tokens
-    fields: tuple[str, ...]  # of its payload
-
-
 class Service:
     """Answers one request, from its Talk to the last byte."""
 
     def __init__(self, server: Server, visitor: Visitor, dialect: Dialect, talk: Talk,
                  conversation: Conversation, login: Login) -> None:
         self._server, self._world, self._visitor = server, server.world, visitor
-        self._login = login
-        self._dialect, self._talk, self._conversation = dialect, talk, conversation
+        self._dialect, self._talk, self._login = dialect, talk, login
         self._id, self._began = self._world.token(12), self._world.clock()
         self._id_header = f"request-id: req_{self._id}\r\n"
         self._translations: dict[str, Translation] = {}  # by model
-
         self._writer = dialect.writer(talk, self._id)
-        self._number = 0  # of the event that was sent last
-        self._out = bytearray()  # what was written and not yet sent
-        self._ping_at = self._began + QUIET_SECONDS if self._writer.is_stream else float("inf")
+        self._out = bytearray()  # of an answer: what was written and not yet sent
         # What the client has: the headers, and some of an answer that cannot be taken back.
         self._has_headers = self._has_content = False
-        self._holds_content = False  # in _out
+        self._number = 0  # of the event that was sent last
+        self._ping_at = self._began + QUIET_SECONDS if self._writer.is_stream else float("inf")
+        self._whole: Exchange | None = None  # its node has said all
 
-        self._model: Model | None = None  # who was asked last
-        self._sent = 0  # tokens of what it was asked, as far as is known
-        self._left_house = False
-        self._is_silent = True  # it has not said a word yet
+        self._conversation = conversation
+        names = {"id": f"req_{self._id}", "session": conversation.session,
+                 "agent": conversation.agent, "alias": talk.alias}
+        # What is told of it while it runs: how far it came, and how far the answer is.
+        self._row: dict[str, Any] = {"kind": "request", **names, "steps": [], "tokens": 0}
+        self._tell_at = 0.0
+        # And once it is over: seconds are from the beginning.
+        self._receipt: dict[str, Any] = {
+            **names, "model": None, "node": None, "context": None, "waited": None,
+            "first_byte": None, "input_tokens": 0, "output_tokens": 0, "outcome": "error",
+            "cloud": False}
         self._tries: list[Try] = []
         self._passed: list[Passed] = []  # candidates that cannot do what is needed
         self._said: list[str] = []  # by those who failed
-        self._marks: dict[str, float] = {}  # seconds from the beginning
-        # What is told of it while it runs: how far it came, and how far the answer is.
-        self._row: dict[str, Any] = {
-            "kind": "request", "id": f"req_{self._id}", "session": conversation.session,
-            "agent": conversation.agent, "alias": talk.alias, "steps": [], "tokens": 0}
-        self._spoken, self._tell_at = 0, 0.0
-        self._end = End("")
-        self._again = 0, 0, ""  # tokens of the prompt that were warm, that were read again, and why
-        self._waits_for = ""
-        self._whole: Exchange | None = None  # its node has said all
-        self._outcome = "error"
 
     def run(self) -> None:
         """Answer the request; the receipt is filed however it ends."""
-        scheduler, alias = self._server.scheduler, self._talk.alias
-        candidates = scheduler.candidates[alias]
+        scheduler, receipt = self._server.scheduler, self._receipt
+        candidates = scheduler.candidates[self._talk.alias]
         first = self._translate(candidates[0][0])  # refused before it waits
-        if sum(map(len, candidates)) > 1:
-            candidates, self._passed = pass_over(
-                candidates, lambda model: self._server.lacks(model, self._talk, first.weight))
+        candidates, self._passed = pass_over(
+            candidates, lambda model: self._server.lacks(model, self._talk, first.weight))
         self._step("wait")
         ticket = scheduler.enter(
-            alias, self._conversation, candidates,
+            self._talk.alias, self._conversation, candidates,
             prompt=link_turns(self._talk, first.estimate),
             patience=PATIENCE_SECONDS if self._writer.is_stream else IMPATIENT_SECONDS)
         try:
             self._answer(ticket)
-            self._outcome = "ok"
+            receipt["outcome"] = "ok"
         except ClientGone:
-            self._outcome = "stopped" if self._server.stops else "left"
+            receipt["outcome"] = "stopped" if self._server.stops else "left"
             raise
         except Exception as error:  # of a bug, too, the client is told in its dialect
             refusal = self._server.refusal_of(error)
-            self._outcome = "stopped" if ticket.is_closed else refusal.kind
+            receipt["outcome"] = "stopped" if ticket.is_closed else refusal.kind
             if isinstance(refusal, PromptTooLong):
-                self._outcome = "prompt_too_long"
+                receipt["outcome"] = "prompt_too_long"
             self._refuse(refusal)
         finally:
-            self._waits_for = ticket.waits_for
             scheduler.leave(ticket)
             if self._whole:
                 self._whole.keep()
             self._mark("total")
-            self._server.file(self._receipt(), self._row)
+            self._server.file(Receipt(
+                time=round(self._world.now(), 3), tries=tuple(self._tries),
+                passed_over=tuple(self._passed), waited_for=ticket.waits_for,
+                said=clean_line("; ".join(self._said))[:SAID_LIMIT], **receipt), self._row)
 
     def _answer(self, ticket: Ticket) -> None:
         """Ask one candidate after the other until one has answered; send what is left to send."""
@@ -14114,19 +14139,18 @@ class Service:
             except (Refusal, NodeFailure) as error:
                 follow = next(follow for kinds, follow in OUTCOMES if isinstance(error, kinds))
                 follow(self, ticket, model, error)
-            self._discard()
+            self._out.clear()
 
         if self._writer.is_stream:
             self._flush(last=True)
         else:
             self._visitor.reply(200, bytes(self._out), head=self._id_header)
 
-    def _note(self, model: Model, refusal: Refusal) -> None:
-        """Keep why a node refused; a cloud may repeat a login or a prompt."""
-        words = refusal.reason or refusal.what
-        if self._left_house and is_cloud(self._server.fleet, model):
-            words = f"{refusal.http} {refusal.kind}"
-        self._said.append(f"{model.node}: {words}")
+    def _translate(self, model: Model) -> Translation:
+        """Return the talk as this model is asked it; made once for each candidate."""
+        if model.name not in self._translations:
+            self._translations[model.name] = self._server.translate(self._talk, model)
+        return self._translations[model.name]
 
     def _adapt(self, ticket: Ticket, model: Model, refusal: NoImages | NoField) -> None:
         """Note what a model's node does not take; refuse where it was not in the request."""
@@ -14144,7 +14168,7 @@ class Service:
 
     def _find_room(self, ticket: Ticket, model: Model, refusal: PromptTooLong) -> None:
         """Leave a model whose context is too small for those of a larger one, or refuse."""
-        self._note(model, refusal)
+        self._note(model, refusal.what)
         # Not itself: its node may hold less than the file says.
         able = [[other for other in group
                  if other is not model and other.context > refusal.maximum]
@@ -14156,31 +14180,34 @@ class Service:
 
     def _take_refusal(self, ticket: Ticket, model: Model, refusal: Refusal) -> None:
         """Hand back what is the client's to mend; of other refusals the node rests."""
-        self._note(model, refusal)
-        if refusal.http == 400:
-            raise refusal
+        self._note(model, refusal.reason or refusal.what, f"{refusal.http} {refusal.kind}")
         # A cloud's is for the client where it is final, or nobody else is left.
         is_last = sum(map(len, ticket.candidates)) == 1
-        if isinstance(refusal, HandedBack) and (refusal.is_final or is_last):
+        is_final = isinstance(refusal, HandedBack) and (refusal.is_final or is_last)
+        if refusal.http == 400 or is_final:
             raise refusal
-        self._go_on(ticket, refusal.kind, refusal)
+        self._go_on(ticket, model, refusal.kind, refusal)
 
     def _take_failure(self, ticket: Ticket, model: Model, failure: NodeFailure) -> None:
         """Let a node rest that failed."""
         why = explain_failure(failure, backend_of(self._server.fleet.nodes[model.node])).reason
-        is_ours = is_cloud(self._server.fleet, model) or not failure.detail
-        self._said.append(f"{model.node}: {why if is_ours else failure.detail}")
+        self._note(model, failure.detail or why, why)
         problem = Refusal(529, f"node {model.node}: {why}; no other is left")
         if self._has_content:
             problem = Refusal(500, f"node {model.node}: {why}, in mid answer")
-        self._go_on(ticket, why, problem)
+        self._go_on(ticket, model, why, problem)
 
-    def _go_on(self, ticket: Ticket, why: str, refusal: Refusal) -> None:
+    def _note(self, model: Model, words: str, kind: str = "") -> None:
+        """Keep why a node failed, of a cloud only the kind: it may repeat a login or a prompt."""
+        if kind and self._receipt["cloud"] and is_cloud(self._server.fleet, model):
+            words = kind
+        self._said.append(f"{model.node}: {words}")
+
+    def _go_on(self, ticket: Ticket, model: Model, why: str, refusal: Refusal) -> None:
         """Leave a model that failed for the next; where none is left, refuse."""
-        assert ticket.model
-        model, is_missing = ticket.model, refusal.http == 404
+        is_missing = refusal.http == 404
         self._tries.append(Try(model.node, why))
-        self._marks.pop("first_byte", None)  # that of the node that answers in the end counts
+        self._receipt["first_byte"] = None  # that of the node that answers in the end counts
         seconds = self._server.scheduler.fail(ticket, why, is_missing=is_missing)
         self._step("wait", node=model.node, why=why)
         self._server.tell_rest(model.node, model.name if is_missing else "", seconds, why)
@@ -14190,16 +14217,6 @@ class Service:
             seconds = self._server.scheduler.rest_seconds(ticket.alias)
             raise Refusal(refusal.http, refusal.what, retry_seconds=seconds)
         raise refusal
-
-    def _discard(self) -> None:
-        """Forget what of a failed answer was not sent."""
-        self._out, self._holds_content = bytearray(), False
-
-    def _translate(self, model: Model) -> Translation:
-        """Return the talk as this model is asked it; made once for each candidate."""
-        if model.name not in self._translations:
-            self._translations[model.name] = self._server.translate(self._talk, model)
-        return self._translations[model.name]
 
     def _await_slot(self, ticket: Ticket) -> Model:
         """Wait in the queue; return the model that may be asked."""
@@ -14221,92 +14238,65 @@ class Service:
         """Return the refusal of a request that no node could answer: each was asked in vain."""
         scheduler = self._server.scheduler
         reasons = scheduler.explain_rests(ticket)
-        for node, why in reasons.items():
-            self._tries.append(Try(node, why))
-            self._said.append(f"{node}: {why}")
+        self._tries += [Try(node, why) for node, why in reasons.items()]
+        self._said += [f"{node}: {why}" for node, why in reasons.items()]
         words = ", ".join(f"node {node}: {why}" for node, why in reasons.items())
         return Refusal(529, f"{words}; no other is left",
                        retry_seconds=scheduler.rest_seconds(ticket.alias))
 
     def _ask(self, ticket: Ticket, translation: Translation) -> None:
         """Send the request to the model's node, and its answer to the client."""
-        model, ask = translation.model, translation.ask
-        self._model, self._is_silent = model, True
-        node = self._server.fleet.nodes[model.node]
+        node, model = translation.node, translation.model
+        self._receipt.update(model=model.name, node=node.name, context=model.context,
+                             first_byte=None)
         backend = backend_of(node)
         if self._talk.answer_format and not backend.takes_formats:
             raise Refusal(400, f"response_format: {backend.title} takes none from this dialect; "
                           "ask for JSON in the prompt, or another model")
-        headers = {**sign(self._world, node, ask).headers, **self._login.headers_for(node)}
-        self._sent = translation.estimate
-        self._spoken = 0
+        self._receipt["sent"] = translation.estimate
+        self._row["tokens"] = 0
         self._writer = self._dialect.writer(self._talk, self._id)
         if self._has_headers:
             self._writer.begin()  # which the client has
             self._writer.number = self._number
-        reader = backend.reader(translation.talk, model, translation.estimate)
-        exchange = self._world.open_exchange(
-            node.endpoint + ask.path, body=translation.body, headers=headers,
-            deadline=self._world.clock() + model.timeout, keeps=True)
+        exchange, reader = translation.send(self._world, self._login.headers_for(node))
         # Whoever answers in the end: the prompt has been there.
-        self._left_house = self._left_house or is_cloud(self._server.fleet, model)
+        self._receipt["cloud"] |= is_cloud(self._server.fleet, model)
+        is_new = True
         try:
             exchange.await_more = lambda: self._await_node(exchange, node)
-            exchange.read_head()
-            if exchange.status >= 400:
-                body = exchange.read_all()
-                reply = Reply(exchange.status, exchange.headers, body)
-                raise reader.refuse(reply, ask.extract(reply))
-            if exchange.status != 200:
-                raise NodeFailure("bad answer", f"it answered {exchange.status}")
-            self._relay(exchange, reader, ticket, translation)
+            for deltas in relay(exchange, reader, translation, self._world.clock):
+                if reader.has_begun and self._receipt["first_byte"] is None:
+                    self._mark("first_byte")
+                    self._step("write", model=model.name, node=node.name)
+                    self._tell_at = self._world.clock() + PROGRESS_SECONDS
+                end = self._write(deltas)
+                if deltas and is_new:
+                    is_new = False
+                    if self._server.scheduler.succeed(ticket):
+                        self._server.tell_rest(node.name)  # now: the last word may be minutes away
+                if end:
+                    self._learn(translation, end, ticket)
+                    self._whole = None if end.stop else exchange
         finally:
             if not self._whole:
                 exchange.leave()
 
-    def _relay(self, exchange: Exchange, reader: Reader, ticket: Ticket,
-               translation: Translation) -> None:
-        """Take the node's lines until the answer ends; write them for the client."""
-        model, is_new = translation.model, True
-        for deltas in read_answer(exchange, reader, model, self._world.clock):
-            if self._is_silent and reader.has_begun:
-                self._is_silent = False
-                self._mark("first_byte")
-                self._step("write", model=model.name, node=model.node)
-                self._tell_at = self._world.clock() + PROGRESS_SECONDS
-            end = self._write(deltas)
-            if deltas and is_new:
-                is_new = False
-                if self._server.scheduler.succeed(ticket):
-                    self._server.tell_rest(model.node)  # now: the last word may be minutes away
-            if end:
-                self._learn(translation, end, ticket)
-                if not end.stop:
-                    self._whole = exchange
-                return
-            self._count(deltas)
-        raise NodeFailure("bad answer", "it ended before it was done")
-
-    def _count(self, deltas: list[Delta]) -> None:
-        """Count what was said as tokens, and tell it once a second."""
-        self._spoken += len(deltas)
-        now = self._world.clock()
-        if now >= self._tell_at:
-            self._tell_at = now + PROGRESS_SECONDS
-            self._row.update(tokens=self._spoken, counted_at=round(self._world.now(), 3))
-            self._server.log.put(self._row)
-
     def _write(self, deltas: list[Delta]) -> End | None:
-        """Write what was said; return the End when that was it."""
+        """Write what was said, and tell once a second how much; return the End when that was it."""
         for delta in deltas:
             if delta.end:
-                self._end = delta.end
                 self._out += self._writer.end(delta.end)
                 return delta.end
             self._out += self._writer.write(delta)
-            self._holds_content = True
         if len(self._out) > OUT_BYTES:
             self._flush()
+        self._row["tokens"] += len(deltas)
+        now = self._world.clock()
+        if now >= self._tell_at:
+            self._tell_at = now + PROGRESS_SECONDS
+            self._row["counted_at"] = round(self._world.now(), 3)
+            self._server.log.put(self._row)
         return None
 
     def _learn(self, translation: Translation, end: End, ticket: Ticket) -> None:
@@ -14314,20 +14304,23 @@ class Service:
 
         Who counts only uncached tokens teaches nothing of that.
         """
-        tokens = end.input_tokens
-        if tokens and not end.stop:
-            seconds = end.prompt_seconds
-            if seconds is None:
-                seconds = self._marks["first_byte"] - self._marks["waited"]
-            self._again = self._server.scheduler.learn(ticket, end, seconds)
-        if tokens and not end.stop and 0.5 <= translation.weight / tokens <= 16:
+        receipt, tokens = self._receipt, end.input_tokens
+        receipt.update(input_tokens=tokens, output_tokens=end.output_tokens)
+        if not tokens or end.stop:
+            return
+        seconds = end.prompt_seconds
+        if seconds is None:
+            seconds = receipt["first_byte"] - receipt["waited"]
+        warm, again, why = self._server.scheduler.learn(ticket, end, seconds)
+        receipt.update(cached_tokens=warm, read_again=again, read_again_why=why)
+        if 0.5 <= translation.weight / tokens <= 16:
             self._server.learned[translation.model.name].ratio = translation.weight / tokens
 
-    def _flush(self, *, last: bool = False) -> None:
+    def _flush(self, more: bytes = b"", *, last: bool = False) -> None:
         """Send what was written; the first time with the headers and what opens the stream."""
-        chunk, head = bytes(self._out), ""
-        self._has_content = self._has_content or self._holds_content
-        self._discard()
+        chunk, head = bytes(self._out) + more, ""
+        self._has_content = self._has_content or bool(self._out)
+        self._out.clear()
         if not self._has_headers:
             self._has_headers = True
             head = ("Content-Type: text/event-stream; charset=utf-8\r\n"
@@ -14339,8 +14332,7 @@ class Service:
 
     def _refuse(self, refusal: Refusal) -> None:
         if self._has_headers:  # there is no HTTP status left to give
-            self._out += self._writer.fail(refusal)
-            self._flush(last=True)
+            self._flush(self._writer.fail(refusal), last=True)
             return
 
         head, body = retry_header(refusal), self._dialect.refuse(refusal)
@@ -14355,23 +14347,16 @@ class Service:
 
         A slow model is waited for, a hung machine is not.
         """
-        while self._is_silent:
+        while self._receipt["first_byte"] is None:
             look_at = self._world.clock() + SILENCE_SECONDS
             if look_at >= exchange.deadline:
                 break
             if self._wait(exchange, look_at):
                 return
-            self._check_alive(node)
-        self._wait(exchange, exchange.deadline)
-
-    def _check_alive(self, node: Node) -> None:
-        until = self._world.clock() + PROBE_TIMEOUT_SECONDS
-        try:
-            ask_node(self._world, node, backend_of(node).identify(), deadline=until)
-        except NodeFailure as failure:
             # `refused` may be a program that stops once it has answered what it took.
-            if failure.reason in ("timeout", "unreachable"):
-                raise NodeFailure("timeout", "it took the request but did not answer") from None
+            if self._server.look(node) in ("timeout", "unreachable"):
+                raise NodeFailure("timeout", "it took the request but did not answer")
+        self._wait(exchange, exchange.deadline)
 
     def _wait(self, exchange: Exchange | None, until: float) -> bool:
         """Wait while the client stays; pings keep it from giving up."""
@@ -14380,8 +14365,7 @@ class Service:
         while True:
             now = self._world.clock()
             if now >= self._ping_at:
-                self._out += self._writer.ping()
-                self._flush()
+                self._flush(self._writer.ping())
             elif self._visitor.wait(exchange, min(until, self._ping_at) - now):
                 return True
             elif self._world.clock() >= until:
@@ -14389,33 +14373,13 @@ class Service:
 
     def _mark(self, name: str) -> None:
         """Note when something happened."""
-        self._marks[name] = round(self._world.clock() - self._began, 3)
+        self._receipt[name] = round(self._world.clock() - self._began, 3)
 
     def _step(self, what: str, **more: str) -> None:
         """Tell how far this request is: it waits, its prompt is read, its answer written."""
         step = {"at": round(self._world.now(), 3), "what": what, **more}
         self._row["steps"] = [*self._row["steps"], step]
         self._server.log.put(self._row)
-
-    def _receipt(self) -> Receipt:
-        model = self._model
-        warm, again, why = self._again
-        return Receipt(
-            time=round(self._world.now(), 3), id=f"req_{self._id}",
-            session=self._conversation.session, agent=self._conversation.agent,
-            alias=self._talk.alias,
-            model=model.name if model else None,
-            node=model.node if model else None,
-            context=model.context if model else None,
-            tries=tuple(self._tries),
-            waited=self._marks.get("waited"), first_byte=self._marks.get("first_byte"),
-            total=self._marks["total"],
-            input_tokens=self._end.input_tokens, output_tokens=self._end.output_tokens,
-            outcome=self._outcome,
-            sent=self._sent, said=clean_line("; ".join(self._said))[:SAID_LIMIT],
-            cloud=self._left_house,
-            passed_over=tuple(self._passed),
-            cached_tokens=warm, read_again=again, read_again_why=why, waited_for=self._waits_for)
 
 
 # What follows on what happened; the first that fits. Each raises where the request is refused.
@@ -14625,25 +14589,6 @@ def proves_key(proof: object, wanted: str) -> bool:
 
 # -- connections --
 
-class Allowance:
-    """Bounds the sum of what is held at once."""
-
-    def __init__(self, limit: int) -> None:
-        self._lock, self._left = threading.Lock(), limit
-
-    def take(self, size: int) -> bool:
-        """Tell whether so much more may be held, and count it."""
-        with self._lock:
-            if size > self._left:
-                return False
-            self._left -= size
-            return True
-
-    def give_back(self, size: int) -> None:
-        with self._lock:
-            self._left += size
-
-
 class Reception(ABC):
     """Takes connections and their requests, follows who listens to a hub, ends them all."""
 
@@ -14810,16 +14755,6 @@ class Reception(ABC):
                           f"http://{own}:{port}")
 
 
-class Learned:
-    """What a model's answers and refusals have taught."""
-
-    def __init__(self) -> None:
-        self.ratio = BYTES_A_TOKEN
-        self.takes_images = True
-        self.unknown: set[str] = set()  # fields of a request that its server does not know
-        self.abilities: tuple[str, ...] | None = None  # where its node tells
-
-
 class Server(Reception):
     """The gateway: the closed door, routes."""
 
@@ -14834,7 +14769,7 @@ class Server(Reception):
             self.listen(ReceiptFile(world, receipts, self.said.put).take)
 
         self.learned = {name: Learned() for name in fleet.models}
-        self._bodies = Allowance(BODIES_LIMIT_BYTES)
+        self._held: dict[Visitor, int] = {}  # bytes of bodies; each thread changes its own
         self._pages = self._plan_pages()
 
     def _plan_pages(self) -> dict[str, object]:
@@ -14896,23 +14831,24 @@ class Server(Reception):
             else:
                 self.scheduler.serve_queue()
 
-    def _end_rest(self, name: str) -> None:
-        """Ask a node that has rested whether it answers; anything but a server's error will do."""
-        node = self.fleet.nodes[name]
+    def look(self, node: Node) -> str:
+        """Return why a node does not answer; "": it does, if not with a server's error."""
         backend = backend_of(node)
         ask = replace(backend.identify(), extract=lambda reply: reply.status)
-        why = ""
+        until = self.world.clock() + PROBE_TIMEOUT_SECONDS
         try:
-            status = ask_node(self.world, node, ask,
-                              deadline=self.world.clock() + PROBE_TIMEOUT_SECONDS)
-            if status >= 500:
-                why = f"http {status}"
+            status = ask_node(self.world, node, ask, deadline=until)
         except NodeFailure as failure:
-            why = explain_failure(failure, backend).reason
+            return explain_failure(failure, backend).reason
+        return f"http {status}" if status >= 500 else ""
+
+    def _end_rest(self, name: str) -> None:
+        """Ask a node that has rested whether it answers."""
+        try:
+            why = self.look(self.fleet.nodes[name])
         except Exception as error:
             self.refusal_of(error)
             why = "not asked"
-
         self.tell_rest(name, "", self.scheduler.end_rest(name, why), why)
 
     def _hello(self) -> dict[str, Any]:
@@ -14955,13 +14891,10 @@ class Server(Reception):
     def _respond_to_talk(self, visitor: Visitor, headers: dict[str, str], path: str,
                          dialect: Dialect) -> None:
         """Answer a request for an answer, or for how many tokens it would take."""
-        size = 0
-
         def hold(more: int) -> None:
-            nonlocal size
-            if not self._bodies.take(more):
+            self._held[visitor] = self._held.get(visitor, 0) + more
+            if sum(self._held.copy().values()) > BODIES_LIMIT_BYTES:
                 raise Refusal(503, "too many requests at once", retry_seconds=2)
-            size += more
 
         try:
             talk = dialect.parse(visitor.read_body(BODY_LIMIT_BYTES, BODY_SECONDS, hold))
@@ -14973,7 +14906,7 @@ class Server(Reception):
             Service(self, visitor, dialect, talk, dialect.conversation(headers, talk),
                     Login(headers, self._key)).run()
         finally:
-            self._bodies.give_back(size)
+            self._held.pop(visitor, None)
 
     def _check_alias(self, alias: str) -> None:
         if alias in self.scheduler.candidates:
@@ -15022,20 +14955,7 @@ class Server(Reception):
 
     def translate(self, talk: Talk, model: Model) -> Translation:
         """Return a talk as a model is asked it, as far as is known what the model takes."""
-        known = self.learned[model.name]
-        if not known.takes_images:
-            talk = talk.without_images()
-        try:
-            ask = backend_of(self.fleet.nodes[model.node]).chat(talk, model)
-            payload: Any = ask.payload
-            for name in known.unknown:
-                payload.pop(name, None)
-            body = render_json(payload)
-        except (RecursionError, ValueError):  # from 3.12 on, more can be parsed than be followed
-            raise Refusal(400, "body: nested too deeply") from None
-        weight = weigh(body, talk)
-        estimate = round(weight / known.ratio)
-        return Translation(model, talk, ask, body, weight, estimate, tuple(payload))
+        return translate(self.fleet.nodes[model.node], talk, model, self.learned[model.name])
 
     def _check_door(self, visitor: Visitor, headers: dict[str, str], path: str) -> None:
         """Refuse who has no key, and who is not meant; both take the same time."""

@@ -32,7 +32,7 @@ from gateway_rig import (
     says,
     wait_until,
 )
-from tools import free_port, limit_of
+from tools import free_port
 
 REQUESTS, CLIENTS = 5_000, 24
 NAME = re.compile("<q[0-9]+>")
@@ -250,7 +250,7 @@ def check_nothing_is_kept(served, watch):
     places, waiting = scheduler.show()
     assert (waiting, [place["running"] for place in places.values()]) == (0, [0] * len(places))
     assert set(scheduler._busy.values()) == {0} and not scheduler._queue
-    assert server._bodies._left == limit_of("bodies")
+    assert not server._held
     assert watch.overtaken == []
     assert watch.numbers == sorted(watch.numbers)
     assert not [told for told in served.said if "bug" in told]
