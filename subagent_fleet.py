@@ -24563,61 +24563,63 @@ _PLANNED_WORDS = {"yes": ("yes", "ok"), "fallback": ("fallback", "warn"), "no": 
                   "left": ("no", "bad"), "unknown": ("not known", "warn")}
 _TRACE_HEADERS = ("Agent", "Model", "Machine", "Requests", "Waited", "First token", "tok/s", "In",
                   "Out", "As planned")
-_TRACE_NUMBERS = _TRACE_HEADERS[3:-1]
 # What a narrow terminal does without, the first to go first.
 _TRACE_SPARES = ("First token", "In", "Waited", "Out", "Requests", "tok/s")
 
 
 def format_trace(report: SessionReport, look: Look = PLAIN, *, prompts: bool = False) -> str:
     """Return a session as a tree: each agent, and which model on which machine served it."""
-    rows = _trace_rows(report, look)
-    cells = [[row.get(header, "") for header in _TRACE_HEADERS] for row in rows]
+    fleet = report.facts.fleet
+    colours = plan_machine_colours(fleet.nodes) if fleet else {}
+    depths = [told.agent.depth for told in report.agents]
+    rows: list[list[object]] = []
+    after = ""
+    for index, told in enumerate(report.agents):
+        branch, stem = _draw_branch(depths, index, look)
+        name = branch + told.agent.kind
+        if not told.served:
+            rows.append([name, *"-" * 8, Cell(told.state or "nothing was asked", "dim")])
+        for served in told.served:
+            machine = Cell(served.node or "?")
+            if served.node in colours:
+                machine = Cell(served.node, f"machine {colours[served.node]}")
+            state = told.state if name != stem and told.state != "done" else ""
+            rows.append([
+                name, served.model, machine, served.requests,
+                show_span(round(served.waited or 0, 1) or None), show_span(served.first_token),
+                f"{served.rate:.0f}" if served.rate else "-", show_amount(served.input_tokens),
+                show_amount(served.output_tokens),
+                _format_planned(served, state, report.facts.now, look)])
+            name = stem
+            after += _tell_rereading(told.agent.kind, served, look)
 
-    text = format_words([Cell(_tell_session(report))], look, indent="  ") + "\n"
-    text += format_table(_TRACE_HEADERS, cells, look=look, right=_TRACE_NUMBERS,
-                         spare=_TRACE_SPARES)
-    for agent_report in report.agents:
-        for served in agent_report.served:
-            text += _tell_rereading(agent_report.agent.kind, served, look)
     for place in report.session.torn[:3]:
         flaw = Cell(f"{place} cannot be read; it is cut off or not JSON")
-        text += format_words([Cell("warning:", "warn"), flaw], look, indent="  ")
-    if prompts:
-        text += _format_prompts(report, look)
-    return text
+        after += format_words([Cell("warning:", "warn"), flaw], look, indent="  ")
+    for told in report.agents if prompts else ():
+        transcript = told.agent.transcript
+        after += "\n" + format_words([Cell(told.agent.kind, "bold")], look)
+        prompt = clean_text(transcript.prompt if transcript else "")
+        for line in prompt.splitlines() or ["(Claude Code kept no prompt)"]:
+            after += format_words([line], look, margin="  ") or "\n"
+    head = format_words([Cell(_tell_session(report))], look, indent="  ")
+    return f"{head}\n" + format_table(_TRACE_HEADERS, rows, look=look, right=_TRACE_HEADERS[3:-1],
+                                      spare=_TRACE_SPARES) + after
 
 
 def _tell_rereading(name: str, served: Served, look: Look) -> str:
     """Return what an agent's machine had to read again and why, and whom it waited for."""
     said = []
     if served.read_again:
-        said.append(f"read {served.read_again:,} tokens again ({served.read_again_why})")
+        why = served.read_again_why.replace("pushed out", "other prompts had taken its place")
+        said.append(f"{served.read_again:,} tokens that had been read before were read again "
+                    f"({why})")
     if served.waited_for:
-        said.append(f"waited for {served.waited_for}")
+        said.append(f"it waited for {served.waited_for}")
     if not said:
         return ""
-    return format_words([Cell("note:", "dim"), Cell(f"{name} {' and '.join(said)} on "
-                                                    f"{served.node}")], look, indent="  ")
-
-
-def _trace_rows(report: SessionReport, look: Look) -> list[dict[str, object]]:
-    """Return the cells of a session: a row for each model on a machine that served an agent."""
-    colours: Mapping[str, int] = {}
-    if report.facts.fleet:
-        colours = plan_machine_colours(report.facts.fleet.nodes)
-
-    depths = [agent_report.agent.depth for agent_report in report.agents]
-    rows = []
-    for index, agent_report in enumerate(report.agents):
-        branch, stem = _draw_branch(depths, index, look)
-        name = f"{branch}{agent_report.agent.kind}"
-        for served in agent_report.served or (None,):
-            row = _trace_row(name, served, agent_report.state, report.facts.now, look)
-            if served and served.node in colours:
-                row["Machine"] = Cell(served.node, f"machine {colours[served.node]}")
-            rows.append(row)
-            name = stem
-    return rows
+    words = f"{name} on {served.node}: {'; '.join(said)}"
+    return format_words([Cell("note:", "dim"), Cell(words)], look, indent="  ")
 
 
 def _draw_branch(depths: Sequence[int], index: int, look: Look) -> tuple[str, str]:
@@ -24627,103 +24629,43 @@ def _draw_branch(depths: Sequence[int], index: int, look: Look) -> tuple[str, st
     for depth in range(1, depths[index] + 1):
         # Another hangs on the same branch if it comes before one that is nearer to the root.
         later = next((other for other in depths[index + 1:] if other <= depth), 0)
-        has_sibling = later == depth
-
-        line = "  "
-        if has_sibling and look.marks:
-            line = "│ "
-        stem += line
-        if look.marks and depth == depths[index]:
-            line = ("├" if has_sibling else "└") + gap
-        branch += line
+        line, corner = ("│ ", "├") if later == depth else ("  ", "└")
+        branch = stem + (corner + gap if look.marks else "  ")
+        stem += line if look.marks else "  "
     return branch, stem.rstrip()
 
 
-def _trace_row(name: str, served: Served | None, state: str, now: float,
-               look: Look) -> dict[str, object]:
-    """Return the cells of one model on one machine that served an agent."""
-    row: dict[str, object] = dict.fromkeys(_TRACE_HEADERS, "-")
-    row["Agent"] = name
-    if served is None:
-        row["As planned"] = Cell(state or "nothing was asked", "dim")
-        return row
-
-    planned = _format_planned(served, now, look)
-    if name and state not in ("done", ""):  # once, in the agent's first row
-        planned = replace(planned, text=f"{planned.text}; {state}")
-    row.update({
-        "Model": served.model,
-        "Machine": served.node or "?",
-        "Requests": str(served.requests),
-        "Waited": show_span(round(served.waited or 0, 1) or None),
-        "First token": show_span(served.first_token),
-        "In": show_amount(served.input_tokens),
-        "Out": show_amount(served.output_tokens),
-        "As planned": planned})
-    if served.rate:
-        row["tok/s"] = f"{served.rate:.0f}"
-    return row
-
-
-def _format_planned(served: Served, now: float, look: Look) -> Cell:
-    """Return whether this was as planned, and what happened instead."""
+def _format_planned(served: Served, state: str, now: float, look: Look) -> Cell:
+    """Return whether this was as planned, what happened instead, and what the agent does."""
     word, role = _PLANNED_WORDS[served.planned]
+    words = f"{word}: {served.why}" if served.why else word
     if served.planned == "fallback":
         arrow = "→ " if look.columns else ""  # a pipe gets the word alone
-        moment = show_moment(served.at, now)
-        return Cell(f"{arrow}fallback: {served.why} at {moment}", role)
-    if served.why:
-        word = f"{word}: {served.why}"
-    return mark(word, role, look)
+        cell = Cell(f"{arrow}{words} at {show_moment(served.at, now)}", role)
+    else:
+        cell = mark(words, role, look)
+    return replace(cell, text=f"{cell.text}; {state}") if state else cell
 
 
 def _tell_session(report: SessionReport) -> str:
     """Return a session in a sentence: what, when, how much, and whether anything left."""
     prompt = crop(clean_line(first_line(report.session.prompt)), 60)
-    title = f"Session {report.session.id}"
-    if prompt:
-        title = f'"{prompt}"'
-
+    title = f'"{prompt}"' if prompt else f"Session {report.session.id}"
     began = show_moment(report.began, report.facts.now)
     ended = show_moment(report.ended, report.facts.now)[-8:]  # without a date: began has it
-    duration = show_span(report.ended - report.began)
 
-    served: list[Served] = []
-    for agent_report in report.agents:
-        served += agent_report.served
+    served = [row for told in report.agents for row in told.served]
     requests = sum(row.requests for row in served)
-    noun = "request" if requests == 1 else "requests"
-    return (f"{title}, {began} to {ended} ({duration}): {count_of(report.agents, 'agent')}, "
-            f"{requests:,} {noun}, {_tell_house(served, requests)}.")
-
-
-def _tell_house(served: Sequence[Served], requests: int) -> str:
-    """Return how many requests left the house, as far as that is known."""
     left = sum(row.requests for row in served if row.planned == "left")
     unknown = sum(row.requests for row in served if row.planned == "unknown" and not row.node)
-    if left and left == requests:
-        return "all left the house"
+    house = "nothing left the house"
     if left:
-        return f"{left:,} of them left the house"
-    if unknown == requests:
-        return "where they went is not known"
-    if unknown:
-        return f"where {unknown:,} of them went is not known"
-    return "nothing left the house"
-
-
-def _format_prompts(report: SessionReport, look: Look) -> str:
-    """Return what each agent was asked, whole."""
-    text = ""
-    for agent_report in report.agents:
-        agent = agent_report.agent
-        prompt = ""
-        if agent.transcript:
-            prompt = agent.transcript.prompt
-        text += "\n" + format_words([Cell(agent.kind, "bold")], look)
-        for line in clean_text(prompt).splitlines() or ["(Claude Code kept no prompt)"]:
-            text += format_words([line], look, margin="  ") or "\n"
-    return text
+        house = "all left the house" if left == requests else f"{left:,} of them left the house"
+    elif unknown:
+        which = "they" if unknown == requests else f"{unknown:,} of them"
+        house = f"where {which} went is not known"
+    return (f"{title}, {began} to {ended} ({show_span(report.ended - report.began)}): "
+            f"{count_of(report.agents, 'agent')}, {count_of(requests, 'request')}, {house}.")
 
 
 _ANSWERS = {"yes": ("yes", "ok"), "no": ("no", "bad"), "unknown": ("not known", "warn")}
@@ -24731,18 +24673,18 @@ _ANSWERS = {"yes": ("yes", "ok"), "no": ("no", "bad"), "unknown": ("not known", 
 
 def format_audit(report: SessionReport, look: Look = PLAIN) -> str:
     """Return the questions and their answers, and the evidence of what is not plainly yes."""
-    audited = [agent_report for agent_report in report.agents if agent_report.verdicts]
+    audited = [told for told in report.agents if told.verdicts]
     if not audited:
         return "\nThere is no subagent to audit.\n"
 
     rows: list[list[object]] = []
     answers: list[str] = []
     text = ""
-    for agent_report in audited:
-        name = f"{agent_report.agent.kind}:"
-        rows.append([agent_report.agent.kind, *(mark(*_ANSWERS[verdict.answer], look)
-                                                for verdict in agent_report.verdicts)])
-        for verdict in agent_report.verdicts:
+    for told in audited:
+        name = f"{told.agent.kind}:"
+        rows.append([told.agent.kind, *(mark(*_ANSWERS[verdict.answer], look)
+                                        for verdict in told.verdicts)])
+        for verdict in told.verdicts:
             answers.append(verdict.answer)
             if not verdict.what:
                 continue
@@ -24754,14 +24696,12 @@ def format_audit(report: SessionReport, look: Look = PLAIN) -> str:
                       for place in verdict.evidence]
             if places:
                 text += format_words([Cell("at"), *places], look, margin="    ")
-        for note in agent_report.notes:
+        for note in told.notes:
             text += format_words([Cell("note:", "dim"), Cell(f"{name} {note}")], look, indent="  ")
 
     counts = [f"{answers.count('yes')} checks passed"]
-    if "no" in answers:
-        counts.append(f"{answers.count('no')} failed")
-    if "unknown" in answers:
-        counts.append(f"{answers.count('unknown')} not known")
+    counts += [f"{answers.count(answer)} {word}" for answer, word in (
+        ("no", "failed"), ("unknown", "not known")) if answer in answers]
     head = f"\n{count_of(audited, 'subagent')} audited: {', '.join(counts)}\n"
     return head + format_table(["Agent", *QUESTIONS], rows, look=look) + text
 
@@ -24788,18 +24728,16 @@ def cmd_trace(options: Options, world: World) -> int:
     if options.since:
         since = world.now() - options.since
         sessions = [session for session in sessions if session.at >= since]
-    options = name_task_session(options, world)
-    if lists_sessions(sessions, options):
+    is_meant = options.session or options.audit or options.prompts or options.requests
+    if not is_meant and len(sessions) != 1:
         return list_sessions(sessions, options, world)
 
     texts = []
     shown = []
     status = EXIT_OK
-    for found in choose_sessions(sessions, options):
+    for found in choose_sessions(sessions, options, world):
         report = read_session(workspace, found, facts, audits=options.audit)
-        requests = []
-        if options.requests:
-            requests = list_requests(report, world)
+        requests = list_requests(report, world) if options.requests else []
         if options.json:
             more = {"requests": requests} if options.requests else {}
             shown.append({**show_session(report, prompts=options.prompts), **more})
@@ -24820,9 +24758,9 @@ def list_requests(report: SessionReport, world: World) -> list[dict[str, Any]]:
     requests = []
     for told in report.agents:
         for one in told.judged:
-            shown = report_receipt(one.receipt, names)
-            requests.append({**shown, "session": report.session.id, "agent": told.agent.id,
-                             "name": told.agent.kind})
+            requests.append({
+                **report_receipt(one.receipt, names), "session": report.session.id,
+                "agent": told.agent.id, "name": told.agent.kind})
     return sorted(requests, key=lambda request: float(request["time"]))
 
 
@@ -24839,46 +24777,28 @@ def tell_trace(report: SessionReport, requests: Sequence[dict[str, Any]], option
     return text
 
 
-def name_task_session(options: Options, world: World) -> Options:
-    """Return options that name a session where they named a task: it is traced by its name."""
-    if not options.session:
-        return options
-    for row in find_task_rows(world, None, options):
-        if row.name == options.session and row.session:
-            return Options(**{**vars(options), "session": row.session})
-    return options
-
-
-def lists_sessions(sessions: Sequence[SessionFile], options: Options) -> bool:
-    """Tell whether sessions are to be listed: nothing says which one is meant."""
-    is_meant = options.session or options.audit or options.prompts or options.requests
-    return not (is_meant or len(sessions) == 1)
-
-
-def choose_sessions(sessions: Sequence[SessionFile], options: Options) -> Sequence[SessionFile]:
-    """Return the sessions that were asked for."""
+def choose_sessions(sessions: Sequence[SessionFile], options: Options, world: World
+                    ) -> Sequence[SessionFile]:
+    """Return the sessions that were asked for; a task's by the task's name."""
     wanted = options.session
     if options.audit and options.since and sessions and not wanted:
         return sessions
+    for row in find_task_rows(world, None, options) if wanted else ():
+        if row.name == options.session:
+            wanted = row.session or wanted
     matches = [session for session in sessions if session.id.startswith(wanted)]
     if wanted in ("", "last"):
         matches = list(sessions[:1])
     if len(matches) == 1:
         return matches
-    raise refuse_session(wanted, matches, sessions)
-
-
-def refuse_session(wanted: str, matches: Sequence[SessionFile], sessions: Sequence[SessionFile]
-                   ) -> FleetError:
-    """Return why it is not known which session is meant."""
     if not sessions:
-        return FleetError("no-session", "no sessions recorded in this "
-                          "directory", fix="cd to its project, or subagent-fleet up")
+        raise FleetError("no-session", "no sessions recorded in this directory",
+                         fix="cd to its project, or subagent-fleet up")
     what = f"no session's id begins with `{wanted}`"
     if matches:
         what = f"`{wanted}` begins the ids of {len(matches)} sessions"
-    ids = some_of([session.id for session in matches or sessions], 4)
-    return FleetError("no-session", what, fix=f"name one of {ids}")
+    raise FleetError("no-session", what, fix="`subagent-fleet trace` lists them, and "
+                     "`subagent-fleet trace last` shows the latest")
 
 
 def list_sessions(sessions: Sequence[SessionFile], options: Options, world: World) -> int:
@@ -24903,8 +24823,10 @@ def list_sessions(sessions: Sequence[SessionFile], options: Options, world: Worl
              "`subagent-fleet up` starts one.\n")
         return EXIT_OK
 
-    ids = short_ids([session.id for session in listed])
-    rows = [(ids[entry["session"]], show_moment(entry["ended"], world.now()),
+    length = 8  # of a beginning of an id that no other has
+    while len({session.id[:length] for session in listed}) < len(listed):
+        length += 4
+    rows = [(entry["session"][:length], show_moment(entry["ended"], world.now()),
              entry["subagents"] + 1, entry["requests"] or "-", entry["prompt"] or "-")
             for entry in entries]
     world.out(format_sessions(rows, look_of(world)))
@@ -24914,14 +24836,6 @@ def list_sessions(sessions: Sequence[SessionFile], options: Options, world: Worl
         tail = f"{more:,} older ones are left out; --since says how far to go back. {tail}"
     tell(world, tail)
     return EXIT_OK
-
-
-def short_ids(ids: Sequence[str]) -> dict[str, str]:
-    """Return {id: a beginning of it that no other has}."""
-    length = 8
-    while len({name[:length] for name in ids}) < len(ids):
-        length += 4
-    return {name: name[:length] for name in ids}
 
 
 def observe_traces(workspace: Workspace, options: Options) -> TraceFacts:
@@ -25615,10 +25529,10 @@ def cmd_serve(options: Options, world: World) -> int:
 
 
 def count_working(fleet: Fleet) -> str:
-    """Return `2 nodes`, or `2 of 3 nodes` where one has no model that is used."""
+    """Return `2 machines`, or `2 of 3 machines` where one has no model that is used."""
     working = {model.node for model in fleet.models.values()}
     if len(working) == len(fleet.nodes):
-        return count_of(fleet.nodes, "node")
+        return count_of(fleet.nodes, "machine")
     return f"{len(working)} of {count_of(fleet.nodes, 'node')}"
 
 

@@ -1311,7 +1311,7 @@ def waiting(program):
 def test_serve_says_where_and_answers_until_it_is_told_to_stop(tmp_path):
     node = Node(says("PO", "NG", pause=0.2))
     program = Program(tmp_path, "--port", "0", "-v", endpoint=node.endpoint)
-    assert program.greeting == f"Serving shop at http://127.0.0.1:{program.port}: x on 1 node. " \
+    assert program.greeting == f"Serving shop at http://127.0.0.1:{program.port}: x on 1 machine. " \
                                "Ctrl-C stops.\n"
     with program.connect() as connection:
         connection.sendall(program.post(request_of(stream=True)))

@@ -416,7 +416,8 @@ def test_a_session_is_chosen_by_the_beginning_of_its_id(story):
     assert "Fix the login bug" in story.run("3f1c")[1]
     assert "Fix the login bug" not in story.run("last")[1]
     status, _, err = story.run("9")
-    assert status == 1 and "no session's id begins with `9`" in err and "aaaabbbb" in err
+    assert status == 1 and "no session's id begins with `9`" in err
+    assert "`subagent-fleet trace` lists them" in err and "aaaabbbb" not in err
     status, out, _ = story.run("9", "--json")
     assert (status, json.loads(out)["error"]["id"]) == (1, "no-session")
     (story.sessions / "3f00.jsonl").write_text("{}\n", encoding="utf-8")
@@ -479,6 +480,13 @@ def test_requests_are_shown_one_by_one_as_logs_has_them(story):
     story.file([receipt for receipt in story.written if receipt["id"] != last])
     lost = story.run("last", "--requests")[1]  # it is known all the same
     assert len(lost[lost.index("\nTime"):].splitlines()[2:]) == 42
+
+
+def test_what_was_read_again_is_said_with_its_reason(newest):
+    file_with(newest, lambda index, receipt: receipt.update(
+        read_again=900, read_again_why="pushed out", waited_for="planner"))
+    assert ("note: explorer on laptop: 1,800 tokens that had been read before were read again "
+            "(other prompts had taken its place); it waited for planner\n") in newest.run("last")[1]
 
 
 # -- what anybody may have written there --
