@@ -21545,6 +21545,7 @@ def parse_age(text: str) -> float:
 
 SECONDS = {"type": parse_seconds}
 REPEAT = {"action": "append", "default": []}
+TARGET_WORD = {"action": "append_const", "dest": "target"}
 CONFIG = Flag("--config", "the fleet file, `-` for stdin; default: the nearest fleet.yaml", "FILE")
 OUT = Flag("--out", "where generated files are; default: beside fleet.yaml", "DIR")
 JSON = Flag("--json", "print one JSON object")
@@ -21644,6 +21645,11 @@ def render_report(command: str, fields: Mapping[str, object]) -> str:
 def print_report(world: World, command: str, fields: Mapping[str, object]) -> None:
     """Print what `--json` says."""
     world.write(render_report(command, fields))
+
+
+def paths_that(changes: Iterable[Change], *actions: str) -> list[str]:
+    """Return the paths of those changes that are called so."""
+    return [change.path for change in changes if change.action in actions]
 
 
 def refuse_edited(paths: Sequence[str], command: str, outcome: str) -> FleetError:
@@ -22124,96 +22130,89 @@ def format_starter(starter: Starter, states: Sequence[NodeState], look: Look = P
     memory = memory or {}
     text = format_answers(states)
     if starter.has_models:
-        away = []
-        if "claude" in starter.tree:
-            model = starter.tree["models"][starter.tree["claude"]["main"]]
-            why = "your Claude login; its prompts leave the house"
-            away.append((MAIN_JOB, model["ollama_model"], model["node"], why))
-        text += "\n" + format_assignment(starter.assignment, look, away)
+        text += f"\n{format_assignment(starter, look)}"
+        without_work: Iterable[str] = starter.assignment.idle
         if any(len(rank_models(state)) > 1 for state in states if state.online):
             hint = ("Without `memory_gb:` each machine gets only one model. Add it, then run "
                     "`subagent-fleet recommend`.")
             text += format_words([hint], look)
-        for name in starter.assignment.idle:
-            if memory.get(name):
-                could = " could work with" if plan_pull(memory[name]) else ":"
-                text += format_words([f"{clean_line(name)}{could}",
-                                      f"{tell_pull(memory[name])}."], look)
     else:
-        who = "No model that can be used was found"
-        if all(state.reason == "not asked" for state in states):
-            who = "No machine was asked"
+        asked = [state for state in states if state.reason != "not asked"]
+        who = "No model that can be used was found" if asked else "No machine was asked"
         text += f"{who}: the models in it are placeholders.\n"
-        for state in states:
-            room = memory.get(state.name)
-            if room and state.reason != "not asked" and not rank_models(state):
-                who = f"For {clean_line(state.name)}, which has about {room:.0f} GB for models:"
-                text += format_words([who, tell_pull(room)], look)
-    return text + _tell_flaw(starter, states, "subagent-fleet init --force", look, memory)
+        without_work = [state.name for state in asked if not rank_models(state)]
+
+    for name in without_work:
+        if memory.get(name):
+            who = f"For {clean_line(name)}, which has about {memory[name]:.0f} GB for models:"
+            text += format_words([who, f"{tell_pull(memory[name])}."], look)
+    return text
 
 
-def _tell_flaw(starter: Starter, states: Collection[NodeState], following: str, look: Look,
-               memory: Mapping[str, float]) -> str:
+def format_flaw(flaw: str, states: Collection[NodeState], following: str, look: Look,
+                memory: Mapping[str, float]) -> str:
     """Return what the main session's model lacks, and what to type for a better one."""
-    if not starter.flaw:
+    if not flaw:
         return ""
-    rooms = [memory.get(state.name, 0.0) for state in states if state.online]
-    room = max(rooms, default=0.0)
+    room = max((memory.get(state.name, 0.0) for state in states if state.online), default=0.0)
     pull = plan_pull(room)
-    if not pull:
-        return format_words([f"{starter.flaw}:", f"{tell_pull(room)}."], look)
-    mend = f"`ollama pull {pull}`,"
-    if any(find_models(state.models, pull) for state in states
-           if memory.get(state.name, 0.0) == room):
-        mend = "pull a model that calls tools (ollama.com/search?c=tools), then"
-    return format_words([f"{starter.flaw}:", mend, f"`{following}`"], look)
+    mend = f"{tell_pull(room)}."
+    if pull:
+        mend = f"`ollama pull {pull}`, then"
+        if any(find_models(state.models, pull) for state in states):
+            mend = "pull a model that calls tools (ollama.com/search?c=tools), then"
+        following = f"`{following}`"
+    return format_words([f"{flaw}:", mend, following if pull else ""], look)
 
 
-def format_assignment(assignment: Assignment, look: Look = PLAIN,
-                      away: Sequence[tuple[str, str, str, str]] = ()) -> str:
+def format_assignment(starter: Starter, look: Look = PLAIN) -> str:
     """Return a table of who does what where and why, then who stands in and who idles."""
-    rows = [*away]  # what no machine does
+    assignment = starter.assignment
+    rows = []
+    if "claude" in starter.tree:  # what no machine does
+        model = starter.tree["models"][starter.tree["claude"]["main"]]
+        rows.append((MAIN_JOB, model["ollama_model"], model["node"],
+                     "your Claude login; its prompts leave the house"))
     for job in assignment.jobs:
         placement = assignment.placement(job)
         rows.append((job, placement.model.name, placement.node, assignment.why[job]))
-    for placement in assignment.placements:
-        if not placement.jobs:
-            rows.append(("-", placement.model.name, placement.node, placement.why))
-    text = format_table(("Role", "Model", "Machine", "Why"), rows, look=look)
-
     nodes = {placement.name: placement.node for placement in assignment.placements}
     heirs = []
     for placement in assignment.placements:
+        if not placement.jobs:
+            rows.append(("-", placement.model.name, placement.node, placement.why))
         if placement.fallback:
             others = some_of([nodes[name] for name in placement.fallback], 3)
             heirs.append(f"{placement.node} → {others}")
+
+    sentences = [*assignment.counted,
+                 *(f"{node} idles: {why}." for node, why in assignment.idle.items())]
     if heirs:
-        sentence = f"If a machine doesn't answer, another takes over: {'; '.join(heirs)}."
-        text += format_words([Cell(sentence)], look)
-    for sentence in assignment.counted:
-        text += format_words([Cell(clean_line(sentence))], look)
-    for node, why in assignment.idle.items():
-        text += format_words([Cell(f"{clean_line(node)} idles: {why}.")], look)
-    return text
+        sentences.insert(0, f"If a machine doesn't answer, another takes over: {'; '.join(heirs)}.")
+    text = format_table(("Role", "Model", "Machine", "Why"), rows, look=look)
+    return text + "".join(format_words([Cell(clean_line(sentence))], look)
+                          for sentence in sentences)
 
 
 def write_first_fleet(world: World, path: str, nodes: Mapping[str, Node]) -> None:
     """Write a fleet file with what this machine and the typed ones have; refuse placeholders."""
     nodes = with_this_machine(world, nodes)
     states = ask_machines(world, nodes)
-    workspace = Workspace(world, world.parent(path))
-    starter = plan_starter(states, read_measurements(workspace))
+    starter = plan_starter(states, read_measurements(Workspace(world, world.parent(path))))
+    memory = with_own_memory(world, {})
     if not starter.has_models:
-        answers = "; ".join(line.strip() for line in format_answers(states).splitlines())
-        what = f"no fleet.yaml, and no model to write one with: {answers}"
-        if starter.flaw:
-            what += f"; {starter.flaw}"
+        answers = [line.strip() for line in format_answers(states).splitlines()]
+        what = "; ".join(filter(None, (*answers, starter.flaw)))
         start = "" if any(state.online for state in states) else "start Ollama, "
-        pull = tell_pull(with_own_memory(world, {})["local"])
-        raise FleetError("no-model", what, fix=f"{start}{pull}, then `subagent-fleet up`")
-    said = wrap_text(write_starter(world, path, nodes, starter), look_of(world, "stderr"))
-    said += format_starter(starter, states, look_of(world, "stderr"), with_own_memory(world, {}))
-    world.err(said)
+        fix = f"{start}{tell_pull(memory['local'])}, then `subagent-fleet up`"
+        if not plan_pull(memory["local"]):
+            fix = (f"{tell_pull(memory['local'])}; take a machine that has them: "
+                   "`subagent-fleet up --node mini=192.168.1.50`")
+        raise FleetError("no-model", f"no fleet.yaml, and no model to write one with: {what}",
+                         fix=fix)
+    look = look_of(world, "stderr")
+    world.err(wrap_text(write_starter(world, path, nodes, starter), look)
+              + format_starter(starter, states, look, memory))
 
 
 def choose_port(workspace: Workspace, fleet: Fleet) -> Fleet:
@@ -22237,9 +22236,9 @@ def write_unedited(workspace: Workspace, fleet: Fleet) -> None:
     """Write what is generated, keep what a person has edited, and say what became of them."""
     changes = workspace.compare(fleet, renews=True)
     workspace.write([change for change in changes if change.action != "edited"])
-    for word, action in (("Wrote", "created"), ("Updated", "updated"), ("Removed", "removed"),
-                         ("Kept, as you have edited it", "edited")):
-        paths = [change.path for change in changes if change.action == action]
+    for word, actions in (("Wrote", ("created", "updated")), ("Removed", ("removed",)),
+                          ("Kept, as you have edited it", ("edited",))):
+        paths = paths_that(changes, *actions)
         agents = [path for path in paths if path.startswith(".claude/agents/")]
         if len(agents) > 1:
             rest = [path for path in paths if path not in agents]
@@ -22283,36 +22282,72 @@ def format_route_state(route: RouteState) -> str:
     return text
 
 
+JOINED_MODELS = 4  # as many that are loaded without trouble are told in one line
+
+
 def warm_for_session(fleet: Fleet, options: Options, world: World) -> None:
     """Load every model; refuse to go on when nobody could answer the main session."""
     here = Options(config=options.config, out=options.out)
-    warmths = warm_fleet(fleet, here, world, say=world.err, busy_seconds=HUNG_SECONDS)
-    if all(warmth.ok for warmth in warmths.values()):
-        return
+    lines: list[str] = []
+    warmths = warm_fleet(fleet, here, world, say=lines.append, busy_seconds=HUNG_SECONDS)
+    absent = [name for name, warmth in warmths.items() if not warmth.ok]
+    if not absent and len(warmths) <= JOINED_MODELS:
+        loads = dict.fromkeys(map(format_load, warmths.values()))
+        lines = [wrap_text(f"Loaded: {', '.join(loads)}.\n", look_of(world, "stderr"))]
+    world.err("".join(lines))
 
-    # Who has just not answered is not asked again: that would take as long once more.
-    silent = {}
-    for warmth in warmths.values():
-        if warmth.state == "not answering":
-            node = warmth.node
-            silent[node.name] = NodeState(node.name, node.endpoint, warmth.reason,
-                                          provider=node.provider)
-    others = {name: node for name, node in fleet.nodes.items() if name not in silent}
-    states = {**silent, **probe_nodes(world, others, PROBE_TIMEOUT_SECONDS, fleet.models)}
+    states = see_warmed(fleet, warmths, world)
+    main = fleet.models[plan_tiers(fleet)["main"]]
+    tell_weakness(fleet, main, states, world)
+    if not absent:
+        return
     routes = {name: plan_route_state(fleet, states, model)
               for name, model in fleet.models.items()}
-
-    main = plan_tiers(fleet)["main"]
-    route = routes[main]
+    route = routes[main.name]
     if all(other.state != "ready" for other in routes.values()):
         raise FleetError("nothing-ready", "no model of this fleet could be loaded",
                          fix="subagent-fleet doctor")
     if route.state not in ("ready", "cold") and not route.fallback:
-        raise FleetError("nothing-ready", f"no machine can serve {main}, the main session's "
+        raise FleetError("nothing-ready", f"no machine can serve {main.name}, the main session's "
                          f"model: {format_route_state(route)}", fix="subagent-fleet doctor")
-    absent = [f"{clean_line(name)} ({format_route_state(routes[name])})"
-              for name, warmth in warmths.items() if not warmth.ok]
-    tell(world, f"Continuing without {', '.join(absent)}.\n")
+    without = [f"{clean_line(name)} ({format_route_state(routes[name])})" for name in absent]
+    tell(world, f"Continuing without {', '.join(without)}.\n")
+
+
+def format_load(warmth: Warmth) -> str:
+    """Return which model was loaded where, and that not all of it is on the GPU."""
+    text = clean_line(f"{warmth.model.ollama_model} on {warmth.node.name}")
+    if warmth.loaded and warmth.loaded.gpu_percent not in (None, 100):
+        text += f" ({format_share(warmth.loaded)})"
+    return text
+
+
+def see_warmed(fleet: Fleet, warmths: Mapping[str, Warmth], world: World
+               ) -> dict[str, NodeState]:
+    """Return the states of a fleet's machines.
+
+    Who has just not answered is not asked again: that would take as long once more.
+    """
+    states = {}
+    for warmth in warmths.values():
+        if warmth.state == "not answering":
+            node = warmth.node
+            states[node.name] = NodeState(node.name, node.endpoint, warmth.reason,
+                                          provider=node.provider)
+    others = {name: node for name, node in fleet.nodes.items() if name not in states}
+    return {**states, **probe_nodes(world, others, PROBE_TIMEOUT_SECONDS, fleet.models)}
+
+
+def tell_weakness(fleet: Fleet, main: Model, states: Mapping[str, NodeState], world: World
+                  ) -> None:
+    """Say at each start what the main session's model lacks: nothing else there shows it."""
+    state = states[main.node]
+    memory = {main.node: fleet.nodes[main.node].memory_gb or 0.0}
+    for model in find_models(state.models, main.ollama_model):
+        flaw = rate_model(model).flaw
+        if flaw and not main.cloud:
+            world.err(format_flaw(f"{model.name} {flaw}", [state], "subagent-fleet init --force",
+                                  look_of(world, "stderr"), memory))
 
 
 def wait_for_signal(world: World, signals: list[str]) -> None:
@@ -22327,22 +22362,22 @@ def wait_for_signal(world: World, signals: list[str]) -> None:
 
 def format_after_init(starter: Starter, states: Sequence[NodeState], look: Look = PLAIN) -> str:
     """Return what to type next, as fits what was found."""
-    if not starter.has_models:
-        text = "".join(format_words([f"{clean_line(state.name)} did not answer: {state.mend}. "
-                                     "Then: `subagent-fleet init --force`"], look, indent="  ")
-                       for state in states if not state.online and state.reason != "not asked")
-        return (f"{text}Fill in your machines' addresses, then run:\n"
-                "  subagent-fleet discover\n  subagent-fleet generate\n")
+    silent = [state for state in states if not state.online]
+    if starter.has_models:
+        text = ""
+        if silent:
+            text = format_words([f"{some_of([state.name for state in silent], 5)}: not reached;",
+                                 "`subagent-fleet discover` shows how to fix that."], look,
+                                indent="  ")
+        said = wrap_text("Check the file, then start everything, or only write the files:\n", look)
+        return f"{text}{said}  subagent-fleet up\n  subagent-fleet generate\n"
 
-    text = ""
-    silent = [state.name for state in states if not state.online]
-    if silent:
-        said = (f"{some_of(silent, 5)}: not reached; `subagent-fleet discover` shows "
-                "how to fix that.\n")
-        text = wrap_text(said, look, indent="  ")
-    said = "Check the file, then start everything, or only write the files:\n"
-    return (f"{text}{wrap_text(said, look)}"
-            "  subagent-fleet up\n  subagent-fleet generate\n")
+    if all(state.reason == "not asked" for state in states):
+        return ("Fill in your machines' addresses, then run:\n"
+                "  subagent-fleet discover\n  subagent-fleet generate\n")
+    text = "".join(format_words([f"{clean_line(state.name)} did not answer: {state.mend}."], look,
+                                indent="  ") for state in silent)
+    return f"{text}When a model is there, run:\n  subagent-fleet init --force\n"
 
 
 def format_scan(scan: Scan, look: Look = PLAIN) -> str:
@@ -22409,7 +22444,9 @@ def cmd_init(options: Options, world: World) -> int:
                      look_of(world))
     if scan:
         said += format_scan(scan, look_of(world))
-    said += format_starter(starter, states, look_of(world), with_own_memory(world, memory))
+    memory = with_own_memory(world, memory)
+    said += format_starter(starter, states, look_of(world), memory)
+    said += format_flaw(starter.flaw, states, "subagent-fleet init --force", look_of(world), memory)
     said += format_after_init(starter, states, look_of(world))
     world.out(said)
     return EXIT_OK
@@ -22440,40 +22477,27 @@ def drop_idle(starter: Starter, scan: Scan) -> Starter:
     return replace(starter, tree={**starter.tree, "nodes": kept})
 
 
-def ask_for_second(world: World, output: str) -> None:
-    """Ask whether a fleet file shall hide one above, or another beside it; else refuse."""
-    directory, name = world.split(output)
-    if name not in CONFIG_NAMES:  # it hides none: it is only read when it is named
-        return
-    directory = world.real_path(directory or ".")
-    path = search_config(world, directory, shown=directory)
-    if not path:
-        return
-
-    path = world.real_path(path)
-    what = f"{path} is already the fleet of this directory"
-    agree(world, "", f"{clean_line(what)}. Write {clean_line(output)}, too?", FleetError(
-        "second-fleet", what, status=EXIT_REFUSED,
-        fix="edit that one, or `subagent-fleet init --force` for a second one here"))
-
-
 def parse_nodes(texts: Iterable[str], command: str) -> dict[str, Node]:
     """Return the Nodes of NAME=URL texts; http and the port of Ollama may be left out."""
     nodes: dict[str, Node] = {}
     for text in texts:
         name, _, url = text.partition("=")
-        if not url or not obeys(name, "name"):
-            refuse_node(command, text, "not of the form NAME=URL", nodes)
+        endpoint = why = ""
         try:
             endpoint = split_endpoint(full_endpoint(url)).url
         except FleetError as error:
-            refuse_node(command, text, error.what, nodes)
-        if name in nodes:
-            refuse_node(command, text, f"a second `{name}`", nodes)
+            why = error.what
+        if not url or not obeys(name, "name"):
+            why = "not of the form NAME=URL"
+        elif name in nodes:
+            why = f"a second `{name}`"
         for other in nodes.values():
-            if other.endpoint == endpoint:
-                raise FleetError("usage", f"{command}: `{text}`: the machine of `{other.name}`",
-                                 status=EXIT_USAGE, fix=f"subagent-fleet {command}")
+            if other.endpoint == endpoint and not why:
+                why = f"the machine of `{other.name}`"
+        if why:
+            flag = "" if command == "add" else "--node "
+            raise FleetError("usage", f"{command}: `{text}`: {why}", status=EXIT_USAGE,
+                             fix=f"subagent-fleet {command} {flag}{suggest_node(text, nodes)}")
         nodes[name] = Node(name, endpoint)
     return nodes
 
@@ -22498,8 +22522,8 @@ def with_own_memory(world: World, memory: Mapping[str, float]) -> dict[str, floa
     return {"local": world.total_gigabytes() * USABLE_SHARE, **memory}
 
 
-def refuse_node(command: str, text: str, why: str, taken: Iterable[str]) -> NoReturn:
-    """Refuse what is no machine for a command, and say one that is, as near as may be."""
+def suggest_node(text: str, taken: Iterable[str]) -> str:
+    """Return a machine as it is typed, as near as may be to what was."""
     name, equals, url = text.partition("=")
     if not equals and re.search("[.:]", text):
         name, url = "", text
@@ -22510,17 +22534,17 @@ def refuse_node(command: str, text: str, why: str, taken: Iterable[str]) -> NoRe
     name = re.sub(r"[^\w.-]+", "-", name).strip("-")
     if not obeys(name, "name"):
         name = "mini"
-
-    better = f"{_free_name(name, '2', taken=set(taken))}={quote_shell(url)}"
-    flag = "" if command == "add" else "--node "
-    raise FleetError("usage", f"{command}: `{text}`: {why}", status=EXIT_USAGE,
-                     fix=f"subagent-fleet {command} {flag}{better}")
+    return f"{_free_name(name, '2', taken=set(taken))}={quote_shell(url)}"
 
 
 def with_this_machine(world: World, nodes: Mapping[str, Node]) -> dict[str, Node]:
-    """Return nodes with this machine first, unless one of them is it."""
+    """Return nodes with this machine first, unless one of them is it by another name."""
+    def name_place(endpoint: str) -> Endpoint:
+        place = split_endpoint(endpoint)
+        return replace(place, host="localhost") if is_here(world, place.host) else place
+
     here = own_endpoint(world)
-    if any(is_same_machine(world, node.endpoint, here) for node in nodes.values()):
+    if any(name_place(node.endpoint) == name_place(here) for node in nodes.values()):
         return dict(nodes)
     return {"local": Node("local", here), **nodes}
 
@@ -22540,17 +22564,26 @@ def ask_machines(world: World, nodes: Mapping[str, Node], *, offline: bool = Fal
 
 
 def check_output(options: Options, world: World) -> str:
-    """Return where `init` writes, or refuse: nothing that is there is lost."""
+    """Return where `init` writes, or refuse: nothing that is there is lost or hidden unasked."""
     output = options.output or CONFIG_NAMES[0]
     if output == "-":
         raise FleetError("usage", "init: it writes a file, not to standard output",
                          status=EXIT_USAGE, fix="subagent-fleet init --output fleet.yaml")
     directory, name = world.split(output)
-    if Workspace(world, directory).read(name) is not None and not options.force:
+    there = Workspace(world, directory).read(name)
+    if options.force:
+        return output
+    if there is not None:
         raise FleetError("exists", f"{output} already exists", status=EXIT_REFUSED,
                          fix="edit it, or `subagent-fleet init --force` (a copy is kept)")
-    if not options.force:
-        ask_for_second(world, output)
+
+    place = world.real_path(directory or ".")
+    other = search_config(world, place, shown=place)
+    if other and name in CONFIG_NAMES:  # another name is only read when it is typed
+        what = f"{world.real_path(other)} is already the fleet of this directory"
+        agree(world, "", f"{clean_line(what)}. Write {clean_line(output)}, too?", FleetError(
+            "second-fleet", what, status=EXIT_REFUSED,
+            fix="edit that one, or `subagent-fleet init --force` for a second one here"))
     return output
 
 
@@ -22602,32 +22635,14 @@ def avoid_taken_port(world: World, gateway: Gateway) -> Gateway:
 def own_endpoint(world: World) -> str:
     """Return where Ollama answers on this machine: OLLAMA_HOST says where it listens."""
     text = world.environ.get("OLLAMA_HOST", "").strip(" \"'")
-    scheme, _, rest = text.rpartition("://")
-    host, _, port = rest.rpartition(":") if re.search(r":\d*$", rest) else (rest, "", "")
-    if not text or scheme not in ("", "http", "https"):
-        return OLLAMA_ENDPOINT
-    if host in ("", "0.0.0.0", "[::]", "::"):  # everywhere is here, too
-        host = "localhost"
-    usual = {"": OLLAMA_PORT, "http": 80, "https": 443}[scheme]  # as Ollama reads it (0.32.15)
+    # Everywhere is here, too. Without a port it reads 80 in http://, else its own (0.32.15).
+    text = re.sub(r"^(https?://)?(0\.0\.0\.0|\[::\]|::)?(?=:\d*$|$)", r"\1localhost", text)
+    if text.startswith("http://") and not re.search(r":\d+$", text):
+        text += ":80"
     try:
-        return split_endpoint(f"{scheme or 'http'}://{host}:{port or usual}").url
+        return split_endpoint(full_endpoint(text)).url if text != "localhost" else OLLAMA_ENDPOINT
     except FleetError:
         return OLLAMA_ENDPOINT
-
-
-def is_same_machine(world: World, endpoint: str, here: str) -> bool:
-    """Tell whether an endpoint is another name for the Ollama of this machine."""
-    if endpoint == here:
-        return True
-    name, addresses = world.own_names()
-    own = {"localhost", name.lower(), f"{name.lower()}.local", *addresses}
-    places = []
-    for url in (endpoint, here):
-        place = split_endpoint(url)
-        if place.host in own or is_loopback(place.host):
-            place = replace(place, host="localhost")
-        places.append(place)
-    return places[0] == places[1]
 
 
 def name_project(world: World, output: str) -> str:
@@ -23176,7 +23191,8 @@ def cmd_recommend(options: Options, world: World) -> int:
     look = look_of(world)
     text = format_recommendation(advised, look)
     memory = {name: node.memory_gb or 0.0 for name, node in fleet.nodes.items()}
-    text += _tell_flaw(advised.starter, states.values(), "subagent-fleet recommend", look, memory)
+    text += format_flaw(advised.starter.flaw, states.values(), "subagent-fleet recommend", look,
+                        memory)
     text += "\n"
     text += tell_recommendation(advised, path, written, look)
     world.out(text)
@@ -23250,42 +23266,40 @@ def report_recommendation(fleet: Fleet, advised: Recommendation, written: Sequen
 @command("generate", "write the files for Claude Code, LiteLLM, your shell and others", CONFIG, OUT,
          Flag("--target", f"only these: {', '.join(TARGET_NAMES)}", "LIST", REPEAT,
               offers=TARGET_NAMES),
-         Flag("--litellm-only", "only LiteLLM's config"), Flag("--claude-only", "only the agents"),
+         Flag("--litellm-only", "only LiteLLM's config", more={**TARGET_WORD, "const": "litellm"}),
+         Flag("--claude-only", "only the agents", more={**TARGET_WORD, "const": "claude"}),
          Flag("--check", "write nothing; exit 1 when something would change"),
          Flag("--diff", "write nothing; show what would change"), FORCE, JSON, group=SET_UP,
          examples=("generate", "generate --check --diff", "generate --target claude,env"),
          excludes=("litellm-only claude-only",))
 def cmd_generate(options: Options, world: World) -> int:
     targets = parse_targets(options)
-    if not (options.force or options.check or options.diff):
+    only_looks = options.check or options.diff
+    if not (options.force or only_looks):
         refuse_home(options, world, "generate")
     config = load_config(world, options.config)
     fleet = config.fleet
     targets = targets or fleet.targets
     others = (*lint_key(fleet, world.environ), *plan_losses(fleet, targets))
-    findings = (*config.warnings, *others)
     tell_warnings(config.warnings, world)
     tell_findings(others, world)
 
     workspace = open_workspace(options, world)
     changes = workspace.compare(fleet, targets, renews=True)
-    result = Generation(fleet, workspace.out, findings, changes)
-    if options.check or options.diff:
+    result = Generation(fleet, workspace.out, (*config.warnings, *others), changes)
+    if only_looks:
         show_generation(result, options, world)
         return EXIT_PROBLEM if options.check and result.differs else EXIT_OK
-    if result.edited and not options.force:
-        refuse_generation(result, options, world)
+    edited = paths_that(changes, "edited")
+    if edited and not options.force:
+        refuse_generation(result, edited, options, world)
 
     workspace.write(changes)
-    changes = [replace(change, ours=True) for change in changes]
-    result = replace(result, changes=changes, written=True)
+    result = replace(result, changes=[replace(change, ours=True) for change in changes],
+                     written=True)
     show_generation(result, options, world)
-    programs = [name for name in targets if name in HARNESSES]
-    if targets != fleet.targets and programs and not options.json:
-        lines = "".join(f"  subagent-fleet launch {name}\n" for name in programs)
-        world.out(f"\nNext:\n{lines}")
-    if targets == fleet.targets and not options.json:
-        world.out(format_after_generate(result, look_of(world)))
+    if not options.json:
+        world.out(format_after_generate(result, targets, look_of(world)))
     return EXIT_OK
 
 
@@ -23307,11 +23321,6 @@ class Generation(Record):
     @property
     def differs(self) -> bool:
         return any(action != "unchanged" for _, action in self.listed)
-
-    @property
-    def edited(self) -> list[Change]:
-        """The changes that would replace what is the user's."""
-        return [change for change in self.changes if change.action == "edited"]
 
 
 _ACTION_ROLES = {"created": "ok", "updated": "ok", "unchanged": "dim", "removed": "warn",
@@ -23346,12 +23355,13 @@ def report_generation(result: Generation, options: Options) -> dict[str, Any]:
             "routes": routes}
 
 
-def refuse_generation(result: Generation, options: Options, world: World) -> NoReturn:
+def refuse_generation(result: Generation, edited: Sequence[str], options: Options, world: World
+                      ) -> NoReturn:
     """Refuse to replace what is the user's, and show what would change there."""
     if not options.json:
-        world.err(format_diff(result.edited, result.fleet, look_of(world, "stderr")))
-    error = refuse_edited([change.path for change in result.edited], "generate",
-                          "nothing was written")
+        theirs = [change for change in result.changes if change.path in edited]
+        world.err(format_diff(theirs, result.fleet, look_of(world, "stderr")))
+    error = refuse_edited(edited, "generate", "nothing was written")
     error.report = report_generation(result, options)
     raise error
 
@@ -23368,9 +23378,15 @@ def format_routes(fleet: Fleet, look: Look = PLAIN) -> str:
     return paint("Agent routing:", "bold", look) + "\n" + "".join(lines)
 
 
-def format_next_steps(fleet: Fleet, out: str) -> str:
-    """Return what a person types next."""
-    here = out if out.startswith(("/", ".")) else f"./{out}"
+def format_after_generate(result: Generation, targets: Sequence[str], look: Look) -> str:
+    """Return where work goes, what is typed next and, at first, how the key stays out of git."""
+    fleet = result.fleet
+    if targets != fleet.targets:
+        lines = "".join(f"  subagent-fleet launch {name}\n" for name in targets
+                        if name in HARNESSES)
+        return f"\nNext:\n{lines}" if lines else ""
+
+    here = result.out if result.out.startswith(("/", ".")) else f"./{result.out}"
     environment = quote_shell(f"{here}/{ENVIRONMENT_FILE}")
     serve = "  subagent-fleet serve\n"
     gateway = fleet.gateway
@@ -23378,28 +23394,19 @@ def format_next_steps(fleet: Fleet, out: str) -> str:
         config = quote_shell(f"{here}/{LITELLM_FILE}")
         serve = (f"  . {environment}\n  litellm --config {config} --host {gateway.host} "
                  f"--port {gateway.port}\n")
-    return ("\nNext: load the models, serve them and start Claude Code in one step:\n"
+    text = ("\nNext: load the models, serve them and start Claude Code in one step:\n"
             f"  subagent-fleet up\n\nOr start the gateway in its own terminal:\n{serve}"
             "and Claude Code in another:\n  subagent-fleet launch claude\n"
             f"(or: . {environment}; claude)\n")
-
-
-def format_after_generate(result: Generation, look: Look) -> str:
-    """Return where work goes, what is typed next and, at first, how the key stays out of git."""
-    text = format_next_steps(result.fleet, result.out)
     if (ENVIRONMENT_FILE, "created") in result.listed:
         text += (f"\nKeep the key out of git: add {ENVIRONMENT_FILE} and {STATE_DIRECTORY}/ to "
                  ".gitignore.\n")
-    return f"\n{format_routes(result.fleet, look)}{wrap_text(text, look)}"
+    return f"\n{format_routes(fleet, look)}{wrap_text(text, look)}"
 
 
 def parse_targets(options: Options) -> tuple[str, ...]:
-    """Return what was chosen, if anything; --litellm-only and --claude-only are short for one."""
+    """Return what was chosen, if anything."""
     words = split_lists(options.target)
-    if options.litellm_only:
-        words.append("litellm")
-    if options.claude_only:
-        words.append("claude")
     check_names("target", words, TARGET_NAMES, "generate")
     return tuple(name for name in TARGET_NAMES if name in words)
 
@@ -27182,25 +27189,23 @@ def format_tidying(rows: Sequence[Mapping[str, Any]], look: Look = PLAIN, *, is_
 def cmd_clean(options: Options, world: World) -> int:
     workspace = open_workspace(options, world)
     changes = workspace.compare(None, (*TARGET_NAMES, *(target.name for target in TAUGHT)))
-    kept = []
-    if not options.force:
-        kept = [change.path for change in changes if change.action == "edited"]
+    kept = [] if options.force else paths_that(changes, "edited")
     doomed = [change for change in changes if change.path not in kept]
+    listed = [(change.path, "") for change in doomed if change.found is not None]
 
-    is_sure = options.force and not options.dry_run
-    heading, word = ("Removed:", "removed") if is_sure else ("Would remove:", "")
-    listed = [(change.path, word) for change in doomed if change.found is not None]
-    text = format_changes(heading, listed, look_of(world)) if listed else "Nothing to remove.\n"
-    if not is_sure:
-        world.out(text)
-    if listed and not (is_sure or options.dry_run):
+    is_asked = not (options.force or options.dry_run)
+    heading = "Would remove:" if is_asked or options.dry_run else "Removing:"
+    if listed:
+        world.out(format_changes(heading, listed, look_of(world)))
+    else:
+        world.out("Nothing to remove.\n")
+    if listed and is_asked:
         agree(world, "", f"Remove {count_of(listed, 'file')}?", FleetError(
             "not-removed", "nothing was removed", status=EXIT_REFUSED,
-            fix="subagent-fleet clean --force"))
+            fix="type it in a terminal; or `subagent-fleet clean --force`, which removes the "
+                "files that you edited, too"))
     if doomed and not options.dry_run:
         remove_files(workspace, doomed, is_all=not kept)
-    if is_sure:
-        world.out(text)
     if kept:
         raise refuse_edited(kept, "clean", "kept")
     return EXIT_OK
@@ -27220,41 +27225,27 @@ def remove_files(workspace: Workspace, doomed: Sequence[Change], *, is_all: bool
 
 # -- what teaches an assistant --
 
-def format_skills(rows: Sequence[Mapping[str, Any]], look: Look = PLAIN) -> str:
-    """Return for which programs each skill is installed."""
-    table = []
-    for row in rows:
-        places: dict[str, list[str]] = {}
-        for target, state in row["installed"].items():
-            places.setdefault(state, []).append(target)
-        states = [f"{state}: {', '.join(targets)}" for state, targets in places.items()]
-        table.append((row["skill"], "; ".join(states)))
-    text = format_table(("Skill", "State"), table, look=look)
-    hint = "`subagent-fleet skills install` installs the absent ones."
-    return text + format_words([hint], look)
-
-
 @command("skills list", "show the skills for assistants, and where they are installed", OUT,
          CONFIG, Flag("--user", "in your home, not in this project"), JSON,
          group=MORE, examples=("skills list",),
          excludes=("user out",))
 def cmd_skills_list(options: Options, world: World) -> int:
     workspace = skills_workspace(options, world)
+    words = {"created": "absent", "unchanged": "installed"}
     rows = []
+    states: dict[str, str] = {}
     for name, skill in installed_skills().items():
-        states = {}
-        for target in SKILL_PLACES:
-            (path, wanted), = render_skills([target], [name]).items()
-            found = workspace.read(path)
-            states[target] = "absent" if found is None else "installed"
-            if found not in (None, wanted):
-                states[target] = "differs"
-        rows.append({"skill": name, "summary": skill.summary, "installed": states})
+        for change in workspace.compare_files(render_skills(SKILL_PLACES, [name]), "skills"):
+            states[change.path] = words.get(change.action, "differs")
+        installed = {target: states[f"{place}/{name}/SKILL.md"]
+                     for target, place in SKILL_PLACES.items()}
+        rows.append({"skill": name, "summary": skill.summary, "installed": installed})
 
     if options.json:
         print_report(world, "skills list", {"out": workspace.out, "skills": rows})
-        return EXIT_OK
-    world.out(format_skills(rows, look_of(world)))
+    else:
+        world.out(format_changes(f"Below {workspace.out}:", [*states.items()], look_of(world))
+                  + "`subagent-fleet skills install` writes the absent ones.\n")
     return EXIT_OK
 
 
@@ -27319,7 +27310,7 @@ def write_bundle(workspace: Workspace, target: str, wanted: Mapping[str, bytes],
                  options: Options) -> None:
     """Write files that are not of a fleet, by the same rule: what is a person's stays."""
     changes = workspace.compare_files(wanted, target)
-    edited = [change.path for change in changes if change.action == "edited"]
+    edited = paths_that(changes, "edited")
     if edited and not options.force:
         raise refuse_edited(edited, f"{target} install", "nothing was written")
 
@@ -27327,7 +27318,7 @@ def write_bundle(workspace: Workspace, target: str, wanted: Mapping[str, bytes],
     rows = [(change.path, "updated" if change.action == "edited" else change.action)
             for change in changes]
     world = workspace.world
-    world.out(f"Written below {workspace.out}:\n" + format_pairs(rows, look_of(world)))
+    world.out(format_changes(f"Written below {workspace.out}:", rows, look_of(world)))
 
 
 # -- more --
@@ -27391,7 +27382,7 @@ def remove_install(world: World, command: str, copy: str) -> int:
         world.remove_empty(path)
 
     count = count_of(len(files) + sum(change.found is not None for change in mine), "file")
-    kept = [change.path for change in taught if change not in mine]
+    kept = paths_that(taught, "edited")
     if worktrees:
         kept.append(f"the command, and {count_of(worktrees, 'worktree')} of tasks, such as "
                     f"{worktrees[0]}. First `subagent-fleet task tidy` in their repositories, "
@@ -27526,11 +27517,16 @@ def format_page(page: str, look: Look) -> str:
                      for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in part.splitlines()]
             text += format_table(rows[0], rows[2:], look=look)
         else:
-            for paragraph in re.split(r"\n(?=- |#|\n)", part):
+            for paragraph in re.split(r"\n(?=- |\d\. |#|\n)", part):
                 words = re.sub(r"\*\*([^*]+)\*\*", r"\1", " ".join(paragraph.split()))
-                cell = Cell(words.lstrip("# "), "bold") if words.startswith("#") else words
-                text += "\n" * paragraph.startswith("\n")
-                text += format_words([cell], look, indent="  " * words.startswith("- "))
+                cell = Cell(words)
+                if words.startswith("#"):
+                    cell = Cell(words.lstrip("# "), "bold")
+                    text = text.rstrip("\n") + "\n"
+                if paragraph.startswith(("\n", "#")):
+                    text += "\n"
+                is_listed = re.match(r"- |\d\. ", words)
+                text += format_words([cell], look, indent="   " if is_listed else "")
     return text.strip("\n") + "\n"
 
 
@@ -27675,7 +27671,7 @@ def show_usage(row: Command, look: Look) -> str:
 
 def show_flag(flag: Flag) -> str:
     """Return a flag as it is typed: `-v, --verbose`, `--shell sh|fish|json`, `[COMMAND]`."""
-    value = "|".join(flag.more.get("choices", ())) or flag.metavar
+    value = "|".join(filter(None, flag.more.get("choices", ()))) or flag.metavar
     if not flag.name.startswith("-"):
         return value
     name = f"{flag.short}, {flag.name}" if flag.short else flag.name
@@ -27785,7 +27781,7 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
         if flag.metavar:
             parser.add_argument(*names, **{"metavar": flag.metavar, **flag.more})
         else:
-            parser.add_argument(*names, action="store_true", **flag.more)
+            parser.add_argument(*names, **{"action": "store_true", **flag.more})
     return parser
 
 

@@ -191,10 +191,11 @@ def test_clean_off_a_terminal_removes_nothing_unforced(generated, quick):
     assert "Would remove:\n" in quick("clean", "--dry-run").stdout
     assert " removed" not in quick("clean", "--dry-run").stdout
     done = quick("clean")
-    assert done.returncode == 3 and "clean --force" in done.stderr  # slug "not-removed"
+    assert done.returncode == 3  # slug "not-removed"
+    assert "`subagent-fleet clean --force`, which removes the files that you edited" in done.stderr
     assert (generated / ".env.subagent-fleet").exists()
     done = quick("clean", "--force")
-    assert done.returncode == 0 and "Removed:\n" in done.stdout
+    assert done.returncode == 0 and "Removing:\n" in done.stdout
     assert not (generated / ".env.subagent-fleet").exists()
 
 

@@ -1421,7 +1421,7 @@ def project(tmp_path, fake_node, run_cli):
 def test_up_does_the_whole_job(project):
     done = project("up", "--", "-p", "hi there")
     assert (done.returncode, done.stdout) == (7, "PONG -p hi there\n")
-    assert "m  a  tiny  ok" in done.stderr
+    assert "\nLoaded: tiny on a.\n" in done.stderr
     assert done.stderr.endswith(
         "\nTo continue this session on your fleet:\n  subagent-fleet up -- --resume a-session\n"
         "Which machine did what:\n  subagent-fleet trace last\n")
@@ -1478,7 +1478,15 @@ def test_up_says_in_a_few_lines_what_it_did(project):
     first, second = project("up").stderr, project("up").stderr
     assert first.startswith("Wrote: litellm_config.yaml, .claude/agents/planner.md, "
                             ".env.subagent-fleet.\nServing shop at http://127.0.0.1:")
+    did = first[:first.index("Started with")].splitlines()
+    assert len(did) == 3 and did[2] == "Loaded: tiny on a."
     assert "Wrote" not in second and "tools off" not in second
+
+
+def test_up_says_at_each_start_what_the_main_model_lacks(project):
+    project.node.models["tiny:latest"]["capabilities"] = ["completion"]
+    for _ in range(2):
+        assert "\ntiny:latest cannot call tools: `ollama pull " in project("up").stderr
 
 
 def test_fix_of_a_weak_key_mends_it_wherever_it_stands(project):
