@@ -479,7 +479,7 @@ def test_no_words_is_usage(run_cli):
     (("init", "--node", "10.0.0.5"), "subagent-fleet init --node mini=10.0.0.5"),
     (("init", "--hybrid", "--node", "a=x", "--node", "a=y"),
      "subagent-fleet init --node a-2=y"),
-    (("init", "--node", "a=x", "--node", "b=x"), "subagent-fleet init"),
+    (("init", "--node", "a=x", "--node", "b=x"), "subagent-fleet init --node b=x"),
     (("init", "--offline", "--scan"), "leave out --offline"),
     (("launch", "claude", "--out", "a", "-p", "say hi"),
      "subagent-fleet launch claude --out a -- -p 'say hi'"),
