@@ -17365,21 +17365,32 @@ def _describe_task(state: TaskState, heard: Heard | None, sight: TaskSight) -> s
     return state.reason
 
 
+def suggest_look(states: Mapping[str, TaskState]) -> str:
+    """Return what shows the first task in review, and why the first one failed; or nothing."""
+    lines: dict[str, str] = {}
+    for state in states.values():
+        word = {"review": "Look at it", "failed": "See why", "parked": "See why"}.get(state.state)
+        if word:
+            lines.setdefault(word, f"{word}: {suggest_task_step(state)}")
+    return "\n".join(lines.values())
+
+
 def suggest_retry(states: Mapping[str, TaskState]) -> str:
     """Return what to type for tasks that hold themselves or others up, a line each; or nothing."""
     stuck = [name for state in states.values() if state.state == "waiting"
              for name in blockers_of(state, states)]
-    names = [name for name, state in states.items() if not state.forgotten and (
-        state.state in ("failed", "parked") or state.state == "stopped" and name in stuck)]
-    reviews = [name for name, state in states.items()
-               if state.state == "review" and not state.forgotten]
+    reviews = []
+    names = []
+    for state in states.values():
+        if state.state == "review" and not state.forgotten:
+            reviews.append(state.name)
+        elif not state.forgotten and (state.state in ("failed", "parked")
+                                      or state.state == "stopped" and state.name in stuck):
+            names.append(state.name)
     lines = []
     if reviews:
-        lines.append(f"Look at it: subagent-fleet task diff {reviews[0]}")
         lines.append(f"Accept: subagent-fleet task accept {' '.join(reviews)}")
     if names:
-        step = suggest_task_step(states[names[0]])
-        lines += [f"See why: {step}"] if step else []
         lines.append(f"Try again: subagent-fleet task retry {' '.join(names)}")
     return "\n".join(lines)
 
@@ -25739,20 +25750,18 @@ def tell_session(workspace: Workspace, began: float, command: str) -> None:
 # commands, places and revisions, and are not obeyed before a person has said so.
 
 TASK_WORDS = (
-    Flag("--name", "what it is called; default: its first words", "NAME", {"default": ""}),
-    Flag("--agent", "the agent that does it", "NAME", {"dest": "task_agent", "default": ""}),
-    Flag("--model", "or a model or alias", "NAME", {"dest": "task_model", "default": ""}),
+    Flag("--name", "what it is called; default: its first words", "NAME"),
+    Flag("--agent", "the agent that does it", "NAME"),
+    Flag("--model", "or a model or alias", "NAME"),
     Flag("--coder", f"the program that does it: {', '.join((CLAUDE, *CODERS))}", "NAME",
-         {"default": ""}, offers=(CLAUDE, *CODERS)),
+         offers=(CLAUDE, *CODERS)),
     Flag("--after", "a task that must be done first; may be repeated", "TASK", REPEAT),
-    Flag("--base", "what it starts from; default: HEAD", "COMMIT", {"default": ""}),
-    Flag("--check", "command that must succeed", "COMMAND", {"dest": "task_check", "default": ""}),
+    Flag("--base", "what it starts from; default: HEAD", "COMMIT"),
+    Flag("--check", "command that must succeed", "COMMAND"),
     Flag("--touch", "what it may change; may be repeated", "GLOB", REPEAT),
-    Flag("--changes", "`none`: it must change nothing", "WORD",
-         {"choices": ("required", "none"), "default": ""}),
-    Flag("--times", "run it N times, to choose from", "N", {"type": parse_count, "default": 1}),
-    Flag("--setup", "command that prepares the worktree; may be repeated", "COMMAND",
-         {**REPEAT, "dest": "task_setup"}),
+    Flag("--changes", "`none`: it must change nothing", "WORD", {"choices": ("required", "none")}),
+    Flag("--times", "run it N times, to choose from", "N", {"type": parse_count}),
+    Flag("--setup", "command that prepares the worktree; may be repeated", "COMMAND", REPEAT),
     Flag("--no-setup", "without the setup of the task file's defaults"))
 
 
@@ -25800,12 +25809,15 @@ def open_tasks(folder: Folder, *, trust: bool = False) -> Folder:
     return folder
 
 
-def find_folders(options: Options, world: World) -> list[Folder]:
-    """Return the folder of the repository a person stands in; with `--all`, of every one."""
+def find_folders(options: Options, world: World, known: set[str]) -> list[Folder]:
+    """Return the folder of the repository a person stands in; with `--all`, of each not known."""
     if not options.everywhere or not world.can_supervise():
         return [open_folder(world)]
     folders = []
     for path in read_repositories(world):
+        if path in known:
+            continue
+        known.add(path)
         try:
             folders.append(Folder(world, find_repository(world, path)))
         except FleetError:
@@ -25904,6 +25916,13 @@ def split_name(prompt: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
+def typed_keys(options: Options) -> dict[str, Any]:
+    """Return the keys of new tasks that were typed as flags."""
+    typed = {word: getattr(options, word) for word in (
+        "agent", "model", "coder", "base", "check", "changes", "touch", "setup", "after", "times")}
+    return {word: value for word, value in typed.items() if value}
+
+
 def plan_typed_tasks(prompts: Sequence[str], options: Options, known: KnownTasks) -> list[TaskSpec]:
     """Return the tasks that were typed as words, checked as those of a file are.
 
@@ -25913,11 +25932,7 @@ def plan_typed_tasks(prompts: Sequence[str], options: Options, known: KnownTasks
         raise FleetError("usage", "--name is for one task", status=EXIT_USAGE,
                          fix="write NAME:PROMPT for each")
     check_names("task", options.after, known.names, "--after")
-    common = {"agent": options.task_agent, "model": options.task_model, "coder": options.coder,
-              "base": options.base, "check": options.task_check, "changes": options.changes,
-              "touch": list(options.touch), "setup": list(options.task_setup),
-              "after": list(options.after), "times": options.times}
-    common = {word: value for word, value in common.items() if value not in ("", [], 1)}
+    common = typed_keys(options)
     if options.no_setup:
         common["setup"] = []
     tree: dict[str, Any] = {}
@@ -25926,12 +25941,7 @@ def plan_typed_tasks(prompts: Sequence[str], options: Options, known: KnownTasks
         taken = {*known.names, *tree}
         name = re.sub("[./]+", "-", branch) or free_name(text, taken)
         if name in taken:
-            what = "two of these tasks are named" if name in tree else "there is already a task"
-            fix = f"name it `{free_name(name, taken)}`"
-            state = known.states.get(name)
-            if name not in tree and state and state.state in ("parked", "stopped", "failed"):
-                fix = f"try it again: `subagent-fleet task retry {name}`, or {fix}"
-            raise FleetError("task-taken", f"{what} `{name}`", status=EXIT_USAGE, fix=fix)
+            raise refuse_name(name, taken, known.states.get(name), is_twice=name in tree)
         tree[name] = {**common, "prompt": text}
         if branch and name != branch:  # such as feat/login
             tree[name]["branch"] = branch
@@ -25943,9 +25953,19 @@ def plan_typed_tasks(prompts: Sequence[str], options: Options, known: KnownTasks
     return list(plan.tasks.values())
 
 
+def refuse_name(name: str, taken: Collection[str], state: TaskState | None, *,
+                is_twice: bool) -> FleetError:
+    """Return why a new task cannot have a name, and what to type."""
+    what = "two of these tasks are named" if is_twice else "there is already a task"
+    fix = f"name it `{free_name(name, taken)}`"
+    if state and state.state in ("parked", "stopped", "failed") and not is_twice:
+        fix = f"try it again: `subagent-fleet task retry {name}`, or {fix}"
+    return FleetError("task-taken", f"{what} `{name}`", status=EXIT_USAGE, fix=fix)
+
+
 def free_name(text: str, taken: Collection[str]) -> str:
-    """Return a name after the first words of a prompt that no task has."""
-    words = re.findall("[A-Za-z0-9]+", text)[:4]
+    """Return a name that no task has: the first words of a prompt, at most up to a colon."""
+    words = re.findall("[A-Za-z0-9]+", text.partition(":")[0])[:4]
     stem = "-".join(words)[:40].lower().strip("-") or "task"
     name = stem
     number = 2
@@ -26000,17 +26020,15 @@ def plan_backing(fleet: Fleet | None, options: Options, folder: Folder) -> Backi
     key = known_key(workspace, fleet)
 
     def look() -> Mapping[str, Any]:
-        try:
+        with contextlib.suppress(FleetError):
             return _show_key(world, gateway_url(fleet.gateway) + "/fleet", key,
                              world.clock() + 1.0)
-        except FleetError:
-            return {}
+        return {}
 
     def receipts() -> list[Receipt]:
-        try:
+        with contextlib.suppress(FleetError):
             return ReceiptsReader(workspace).read()
-        except FleetError:
-            return []
+        return []
 
     def start_coder(name: str) -> Start:
         harness = HARNESSES[name]
@@ -26078,7 +26096,7 @@ def end_serving(folder: Folder) -> bool:
 @command("run", "run tasks in parallel: each in its own worktree, checked before it counts",
          Flag("words", "only these tasks, or new ones: NAME:PROMPT, or a quoted prompt", "TASK",
               {"nargs": "*", "default": []}), TASK_FILE,
-         Flag("--prompt", "a new task", "TEXT", {"default": ""}), *TASK_WORDS,
+         Flag("--prompt", "a new task", "TEXT"), *TASK_WORDS,
          Flag("--max", "how many agents work at the same time, at most", "N",
               {"type": parse_count, "default": 0, "dest": "most"}),
          Flag("--detach", "work in the background"),
@@ -26090,67 +26108,72 @@ def end_serving(folder: Folder) -> bool:
                    "run --max 2"))
 def cmd_run(options: Options, world: World) -> int:
     """Supervise until nothing can go on. Exit 1: a task has failed, or waits for a person."""
-    jobs: list[RunJob] = []
-    refused: list[FleetError] = []
-    for folder in find_folders(options, world):
+    known: set[str] = set()
+    found, is_whole = prepare_runs(find_folders(options, world, known), options, world)
+    if options.dry_run:
+        return EXIT_OK if is_whole else EXIT_PROBLEM
+    if not found and is_whole:
+        raise FleetError("no-tasks", "there are no tasks in any repository yet", fix=ADD_A_TASK)
+
+    jobs = [job for job in found if job.take_lock()]
+    for job in found if options.everywhere else ():
+        if not job.lock:
+            world.err(f"{clean_line(job.folder.repository.main)}: skipped, `run` is already "
+                      f"active there (pid {job.folder.holder()})\n")
+    if found and not jobs:
+        status = hand_over(found[0], options, world)
+        if not found[0].lock:
+            return status
+        jobs = found[:1]
+    if options.detach and jobs:
+        for job in jobs:  # who types next finds them
+            job.hand_in()
+        log = jobs[0].folder.place("run.log")
+        if not world.detach(log):
+            world.out(f"Working in the background. Log: {clean_line(log)}; `subagent-fleet tasks` "
+                      "shows the tasks, `subagent-fleet task stop '*'` ends them.\n")
+            return EXIT_OK
+    status = work_on(jobs, known, options, world) if jobs else EXIT_OK
+    return status if is_whole else status or EXIT_PROBLEM
+
+
+def prepare_runs(folders: Iterable[Folder], options: Options, world: World
+                 ) -> tuple[list[RunJob], bool]:
+    """Return what can be worked on, and whether that is all: with `--all` the others go on."""
+    jobs = []
+    is_whole = True
+    for folder in folders:
         try:
             jobs.append(prepare_run(folder, options, world))
         except FleetError as error:
             if not options.everywhere:
                 raise
-            refused.append(tell_trouble(folder, error, world))
-    if options.dry_run:
-        return EXIT_PROBLEM if refused else EXIT_OK
-    if not jobs and not refused:
-        raise FleetError("no-tasks", "there are no tasks in any repository yet", fix=ADD_A_TASK)
-
-    others = [job for job in jobs if not job.take_lock()]
-    jobs = [job for job in jobs if job.lock]
-    for job in others if options.everywhere else ():
-        world.err(f"{clean_line(job.folder.repository.main)}: skipped, `run` is already active "
-                  f"there (pid {job.folder.holder()})\n")
-    if not jobs and others:
-        status = hand_over(others[0], options, world)
-        if not others[0].lock:
-            return status
-        jobs = others[:1]
-    if options.detach and jobs and not world.detach(jobs[0].folder.place("run.log")):
-        await_tasks(jobs)
-        world.out(f"Working in the background. Log: {clean_line(jobs[0].folder.place('run.log'))}; "
-                  "`subagent-fleet tasks` shows the tasks, `subagent-fleet task stop '*'` ends "
-                  "them.\n")
-        return EXIT_OK
-    status = work_on(jobs, options, world) if jobs else EXIT_PROBLEM
-    return status or (EXIT_PROBLEM if refused else EXIT_OK)
+            tell_trouble(folder, error)
+            is_whole = False
+    return jobs, is_whole
 
 
-def await_tasks(jobs: Iterable[RunJob]) -> None:
-    """Wait until what works in the background has its tasks: who types next finds them."""
-    for job in jobs:
-        world, names = job.folder.world, {order["task"] for order in job.orders}
-        until = world.clock() + STOP_WAIT_SECONDS
-        while names - set(job.folder.read_states()[0]) and world.clock() < until:
-            world.sleep(0.02)
-
-
-def tell_trouble(folder: Folder, error: FleetError, world: World) -> FleetError:
+def tell_trouble(folder: Folder, error: FleetError) -> None:
     """Say what is wrong in one repository; the others go on."""
     first = error.findings[0] if error.findings else error.finding
     where = f"{clean_line(first.where)}: " if first.where else ""
     fix = f"\n  fix: {first.fix}" if first.fix else ""
-    world.err(f"{clean_line(folder.repository.main)}: {where}{clean_line(first.what)}{fix}\n")
-    return error
+    folder.world.err(f"{clean_line(folder.repository.main)}: {where}"
+                     f"{clean_line(first.what)}{fix}\n")
 
 
 class RunJob:
     """A repository whose tasks are worked on."""
 
-    def __init__(self, folder: Folder, backing: Backing, orders: list[dict[str, Any]],
-                 only: set[str], typed: tuple[str, ...]) -> None:
-        self.folder, self.backing, self.orders = folder, backing, orders
+    def __init__(self, folder: Folder, orders: list[dict[str, Any]], only: set[str],
+                 typed: set[str], over: dict[str, float]) -> None:
+        self.folder, self.orders = folder, orders
         self.only = only  # that are meant; none: all
         self.typed = typed  # new tasks that were typed
+        self.over = over  # when those ended that had ended before
+        self.backing = Backing()
         self.lock: Hold | None = None
+        self.supervisor: Any = None  # from `begin` on
 
     def take_lock(self) -> bool:
         """Become the supervisor; False: somebody is.
@@ -26168,27 +26191,37 @@ class RunJob:
             world.sleep(0.02)
         return bool(self.lock)
 
+    def hand_in(self, **more: object) -> set[str]:
+        """Leave the tasks where any supervisor finds them; return the names of the orders."""
+        return {self.folder.ask({**order, **more}) for order in self.orders}
+
+    def find_meant(self) -> dict[str, TaskState]:
+        """Return the tasks that were named, else those that have changed; if none has, all."""
+        tasks = {name: state for name, state in self.folder.read_states()[0].items()
+                 if not state.forgotten and (not self.only or name in self.only)}
+        changed = {name: state for name, state in tasks.items() if self.over.get(name) != state.at}
+        return tasks if self.only else changed or tasks
+
+    def begin(self, changed: threading.Condition) -> None:
+        """Take up what is there, and accept what is new."""
+        assert self.lock
+        self.supervisor = Supervisor(self.folder, self.lock, self.backing, self.only or None,
+                                     changed=changed)
+        for order in self.orders:
+            self.supervisor.accept(order["spec"], order["base"], order["origin"])
+
+    def leave(self) -> None:
+        """Give it up, and the gateway that was started for agents where none is at work."""
+        if self.supervisor:
+            self.supervisor.leave()
+        end_serving(self.folder)
+
 
 def prepare_run(folder: Folder, options: Options, world: World) -> RunJob:
     """Read what shall be done, and refuse what cannot be before anything begins."""
     open_tasks(folder, trust=options.trust)
     known = know_tasks(folder, options)
-    prompts = [word for word in options.words if word not in known.names
-               and (" " in word.strip() or split_name(word)[0])]
-    only = [word for word in options.words if word not in prompts]
-    if options.prompt:
-        prompts.append(options.prompt)
-    idle = [flag.name for flag in TASK_WORDS if getattr(options, name_of(flag)) not in (
-        flag.more.get("default"), [], False)]
-    if idle and not prompts:
-        raise FleetError("usage", f"run: {some_of(idle)}: for new tasks only",
-                         status=EXIT_USAGE, fix=ADD_A_TASK)
-    if prompts and only:
-        raise FleetError("usage", "run: either names of tasks or new tasks, not both",
-                         status=EXIT_USAGE, fix="run one after the other")
-    check_names("task", only, known.names, "run",
-                "for a new one: subagent-fleet run '{}:what to do'")
-
+    prompts, only = split_words(options, known)
     typed = plan_typed_tasks(prompts, options, known) if prompts else []
     new = typed or list(known.plan.tasks.values())
     orders = [order_of(task, folder, "typed" if typed else "file") for task in new]
@@ -26198,10 +26231,30 @@ def prepare_run(folder: Folder, options: Options, world: World) -> RunJob:
         raise FleetError("no-tasks", "there are no tasks: no tasks.yaml here or above, and none "
                          "was added", fix=ADD_A_TASK)
     refuse_bypass(tasks, world)
-    names = tuple(task.name for task in typed)
-    job = RunJob(folder, Backing(), orders, {*expand_names(only, tasks), *names}, names)
+    names = {task.name for task in typed}
+    over = {name: state.at for name, state in known.states.items() if state.is_over}
+    job = RunJob(folder, orders, {*expand_names(only, tasks), *names}, names, over)
     back_run(job, known, tasks, options)
     return job
+
+
+def split_words(options: Options, known: KnownTasks) -> tuple[list[str], list[str]]:
+    """Return (new prompts, names of tasks that are there) of what was typed."""
+    prompts = [word for word in options.words if word not in known.names
+               and (" " in word.strip() or split_name(word)[0])]
+    only = [word for word in options.words if word not in prompts]
+    if options.prompt:
+        prompts.append(options.prompt)
+    idle = [f"--{word}" for word in typed_keys(options)]
+    if idle and not prompts:
+        raise FleetError("usage", f"run: {some_of(idle)}: for new tasks only",
+                         status=EXIT_USAGE, fix=ADD_A_TASK)
+    if prompts and only:
+        raise FleetError("usage", "run: either names of tasks or new tasks, not both",
+                         status=EXIT_USAGE, fix="run one after the other")
+    check_names("task", only, known.names, "run",
+                "for a new one: subagent-fleet run '{}:what to do'")
+    return prompts, only
 
 
 def back_run(job: RunJob, known: KnownTasks, tasks: Mapping[str, TaskSpec],
@@ -26320,21 +26373,20 @@ def hand_over(job: RunJob, options: Options, world: World) -> int:
         raise FleetError("supervised", f"`run` is already active here (pid {folder.holder()})",
                          status=EXIT_REFUSED, fix=f"add work: {ADD_A_TASK}")
     events = Tail(world, folder.place("events.jsonl"), last_bytes=1)  # what comes from now on
-    asked = {folder.ask({**order, "handed": True}) for order in job.orders}
+    asked = job.hand_in(handed=True)
     tell(world, f"`run` is already active here (pid {folder.holder()}) and takes "
          f"{'it' if len(job.typed) == 1 else 'them'}.\n")
     stops: list[str] = []
     world.on_stop(stops.append)
     while not stops:
+        is_taken = not asked & {identity for identity, _ in folder.read_orders()}
         states = folder.read_states()[0]
-        is_over = all(name in states and states[name].is_over and not states[name].forgotten
-                      for name in job.typed)
         for event in filter(None, map(parse_object, events.lines())):
             if event.get("task") in job.typed:
                 job.backing.tell(str(event["task"]), str(event["event"]), str(event["text"]))
-        if options.detach and not asked & {identity for identity, _ in folder.read_orders()}:
+        if is_taken and options.detach:
             return EXIT_OK
-        if is_over:
+        if is_taken and all(states[name].is_over for name in job.typed):
             break
         if not folder.holder() and job.take_lock():
             tell(world, "The other `run` has ended. This one continues.\n")
@@ -26343,103 +26395,68 @@ def hand_over(job: RunJob, options: Options, world: World) -> int:
     return sum_up_run([job], stops, world)
 
 
-def work_on(jobs: list[RunJob], options: Options, world: World) -> int:
+def work_on(jobs: list[RunJob], known: set[str], options: Options, world: World) -> int:
     """Let the supervisors work to the end, or until a signal; say what it came to."""
     stops: list[str] = []
     world.on_stop(stops.append)
     changed = threading.Condition(threading.RLock())
-    supervisors: dict[str, Supervisor] = {}
-    known = set(read_repositories(world))
     looked_at = world.clock()
     try:
         for job in jobs:
-            supervisors[job.folder.path] = begin_job(job, changed)
+            job.begin(changed)
         while not stops:
             did = False
             for job in list(jobs):
-                supervisor = supervisors[job.folder.path]
-                try:
-                    did = supervisor.step() or did
-                except FleetError as error:
-                    if len(jobs) == 1:
-                        raise
-                    tell_trouble(job.folder, error, world)
-                    supervisor.leave()
-                    jobs.remove(job)
+                did = step_job(job, jobs) or did
             if options.everywhere and world.clock() - looked_at > 2.0:
                 looked_at = world.clock()
-                for job in find_later_jobs(known, options, world):
+                later, _ = prepare_runs(find_folders(options, world, known), options, world)
+                for job in filter(RunJob.take_lock, later):
+                    job.begin(changed)
                     jobs.append(job)
-                    supervisors[job.folder.path] = begin_job(job, changed)
-                    did = True
             if not did and not options.keep_going and not any(
-                    one.is_busy or one.waits_for_time for one in supervisors.values()):
+                    job.supervisor.is_busy or job.supervisor.waits_for_time for job in jobs):
                 break
             with changed:
                 changed.wait(0.01 if did else 0.25)
     finally:
-        leave_all(jobs, supervisors.values())
+        for job in jobs:
+            job.leave()
     return sum_up_run(jobs, stops, world)
 
 
-def leave_all(jobs: Iterable[RunJob], supervisors: Iterable[Supervisor]) -> None:
-    """Give up what is worked on, and what was started for agents where none is at work."""
-    for supervisor in supervisors:
-        supervisor.leave()
-    for job in jobs:
-        end_serving(job.folder)
-
-
-def begin_job(job: RunJob, changed: threading.Condition) -> Supervisor:
-    """Take up what is there, and accept what is new."""
-    assert job.lock
-    supervisor = Supervisor(job.folder, job.lock, job.backing, job.only or None, changed=changed)
-    for order in job.orders:
-        supervisor.accept(order["spec"], order["base"], order["origin"])
-    return supervisor
-
-
-def find_later_jobs(known: set[str], options: Options, world: World) -> list[RunJob]:
-    """Return the repositories that had no task when this began."""
-    jobs = []
-    for path in read_repositories(world):
-        if path in known:
-            continue
-        known.add(path)
-        try:
-            folder = Folder(world, find_repository(world, path))
-            job = prepare_run(folder, options, world)
-        except FleetError as error:
-            world.err(f"{clean_line(path)}: {clean_line(error.what)}\n")
-            continue
-        if job.take_lock():
-            jobs.append(job)
-    return jobs
+def step_job(job: RunJob, jobs: list[RunJob]) -> bool:
+    """Do what can be done in a repository; of several, one in which that fails is given up."""
+    try:
+        return bool(job.supervisor.step())
+    except FleetError as error:
+        if len(jobs) == 1:
+            raise
+        jobs.remove(job)
+        job.leave()
+        tell_trouble(job.folder, error)
+        return False
 
 
 def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World) -> int:
     """Say what has become of the tasks, and what to type next; return the exit status."""
     shown: list[TaskState] = []
     advice = []
-    lives = False
     for job in jobs:
-        tasks = job.folder.read_states()[0]
-        lives = lives or any(state.is_active for state in tasks.values())
-        meant = {name: state for name, state in tasks.items()
-                 if not state.forgotten and (not job.only or name in job.only)}
-        shown += meant.values()
-        advice.append(suggest_retry(meant))
+        tasks = job.find_meant()
+        shown += tasks.values()
+        advice += [suggest_look(tasks), suggest_retry(tasks)]
         if len(jobs) == 1:  # else it is not said in which directory
-            advice.append(suggest_merge(job.folder, meant))
+            advice.append(suggest_merge(job.folder, tasks))
     words = ["in review" if state.state == "review" else state.state for state in shown]
     counts = [f"{words.count(word)} {word}" for word in dict.fromkeys(words)]
     text = f"{', '.join(counts) or 'No tasks'}.\n"
-    if lives and stops:
+    if not stops:
+        text += "".join(f"{line}\n" for line in filter(None, advice))
+    elif any(state.is_active for state in shown):
         text += "Agents keep running, but nothing checks them or starts the next task. " \
                 "`subagent-fleet run` to watch them again, " \
                 "`subagent-fleet task stop '*'` to end them.\n"
-    elif not stops:
-        text += "".join(f"{line}\n" for line in filter(None, advice))
     world.out(wrap_text(text, look_of(world)))
     if stops:
         return EXIT_INTERRUPTED if stops[0] == "SIGINT" else EXIT_PROBLEM
@@ -26523,7 +26540,7 @@ def tell_task(world: World, name: str, word: str, text: str, width: int = 8) -> 
 def cmd_tasks(options: Options, world: World) -> int:
     if options.config:
         load_config(world, options.config)
-    folders = find_folders(options, world)
+    folders = find_folders(options, world, set())
     while True:
         if options.task:
             held = [folder for folder in folders if options.task in folder.read_states()[0]]

@@ -655,8 +655,8 @@ def test_what_to_type_is_said_of_what_waits_for_a_person():
               for number, (name, state, after) in enumerate([
                   ("good", "done", ()), ("seen", "review", ()), ("bad", "failed", ()),
                   ("held", "stopped", ()), ("left", "stopped", ()), ("next", "waiting", ("held",))])}
-    text = sf.suggest_retry(states)
-    assert text.splitlines()[:2] == ["Look at it: subagent-fleet task diff seen",
-                                     "Accept: subagent-fleet task accept seen"]
-    assert text.splitlines()[-1] == "Try again: subagent-fleet task retry bad held"
+    assert sf.suggest_look(states).splitlines() == ["Look at it: subagent-fleet task diff seen",
+                                                    "See why: subagent-fleet task log bad"]
+    assert sf.suggest_retry(states).splitlines() == ["Accept: subagent-fleet task accept seen",
+                                                     "Try again: subagent-fleet task retry bad held"]
     assert sf.suggest_retry({"good": states["good"]}) == ""
