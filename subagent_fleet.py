@@ -7376,31 +7376,6 @@ class Backend(ABC):
         """Return what reads the answer to `chat`; `estimate` is what the prompt may take."""
 
 
-class Reader(ABC):
-    """Reads one answer of a model, line by line."""
-
-    has_begun = True  # the model has said something; False while only its server has
-
-    @abstractmethod
-    def feed(self, line: bytes | bytearray) -> list[Delta]:
-        """Return what a line says; NodeFailure or Refusal where it is no answer.
-
-        The last Delta of an answer is its end; without one the node has failed.
-        """
-
-    def close(self) -> list[Delta]:
-        """Return what is said by the node's closing, where it names no end."""
-        return []
-
-    @abstractmethod
-    def refusal(self, status: int, words: str) -> Refusal:
-        """Return what the client is told when the node refuses, in the words it acts on."""
-
-    def refuse(self, reply: Reply, words: str) -> Refusal:
-        """Return the same for a whole answer; `words` are what its Ask extracts."""
-        return self.refusal(reply.status, words)
-
-
 class PullStep(Record):
     """One line of a download: how far a layer is, and whether all is done."""
 
@@ -7540,12 +7515,7 @@ class Ollama(Backend):
         return self._ask("/api/pull", self._parse_pull, {"model": model.ollama_model})
 
     def chat(self, talk: Talk, model: Model) -> Ask:
-        messages = _chat_messages(_wished_turns(talk), model.thinking)
-        if not messages:  # which Ollama would take for "load the model" and answer nothing
-            raise Refusal(400, "messages: at least one message with content is required")
-        if talk.system:
-            messages.insert(0, {"role": "system", "content": join_texts(talk.system)})
-
+        messages = _chat_messages(_wished_turns(talk), talk.system, model.thinking)
         # num_ctx must be what warm-up sent, else Ollama loads the model again.
         most = min(talk.max_tokens or model.max_output, model.max_output)
         options = {"num_ctx": model.context, "num_predict": most, **talk.sampling}
@@ -7648,24 +7618,32 @@ def _wished_turns(talk: Talk) -> tuple[Turn, ...]:
     return (*talk.turns[:-1], replace(last, reminders=(*last.reminders, wish)))
 
 
-def _chat_messages(turns: Iterable[Turn], thinking: bool) -> list[dict[str, Any]]:
+def _chat_messages(turns: Iterable[Turn], system: Sequence[str],
+                   thinking: bool) -> list[dict[str, Any]]:
     """Return chat messages in which every call has an id of its own and one result."""
     messages: list[dict[str, Any]] = []
     ids = _CallIds("call")
     calls: list[tuple[str, Call]] = []  # of the turn before, each with its own id
     for turn in turns:
-        if turn.role == "assistant":
-            calls = [(ids.take(call.id), call) for call in turn.calls]
-            messages.append(_assistant_message(turn, calls, thinking))
-        else:
+        if turn.role == "user":
             messages += _user_messages(turn, calls)
             calls = []
+            continue
+        calls = [(ids.take(call.id), call) for call in turn.calls]
+        messages.append({
+            "role": "assistant", "content": join_texts(turn.texts),
+            "thinking": join_texts(turn.thoughts) if thinking else "",
+            "tool_calls": [{"id": own_id, "function": {
+                "name": call.name, "arguments": call.arguments}} for own_id, call in calls]})
 
-    kept = []
+    kept = [{"role": "system", "content": join_texts(system)}] if system else []
+    said = len(kept)
     for message in messages:
         message = {name: value for name, value in message.items() if value or name == "content"}
         if message["content"] or len(message) > 2:
             kept.append(message)
+    if len(kept) == said:  # Ollama would take that for "load the model" and answer nothing
+        raise Refusal(400, "messages: at least one message with content is required")
     return kept
 
 
@@ -7685,37 +7663,26 @@ class _CallIds:
         return own_id
 
 
-def _assistant_message(turn: Turn, calls: list[tuple[str, Call]],
-                       thinking: bool) -> dict[str, Any]:
-    return {"role": "assistant", "content": join_texts(turn.texts),
-            "thinking": join_texts(turn.thoughts) if thinking else "",
-            "tool_calls": [{"id": own_id, "function": {
-                "name": call.name, "arguments": call.arguments}} for own_id, call in calls]}
-
-
 def _user_messages(turn: Turn, calls: list[tuple[str, Call]]) -> list[dict[str, Any]]:
     """Return the results of the calls before this turn, then what the user says."""
-    waiting: dict[str, list[Result]] = {}  # by the id of their call, the first one last
+    waiting = Parts()  # by the id of their call, the first one last
     for result in reversed(turn.results):
-        waiting.setdefault(result.call_id, []).append(result)
+        waiting[result.call_id].append(result)
 
     messages: list[dict[str, Any]] = []
     for own_id, call in calls:
         result = Result(call.id, "(no result)")
-        results = waiting.get(call.id) or waiting.get("")  # its own, or one without an id
+        results = waiting[call.id] or waiting[""]  # its own, or one without an id
         if results:
             result = results.pop()
         messages.append({"role": "tool", "tool_call_id": own_id, "tool_name": call.name,
                          "content": result.text, "images": list(result.images)})
 
     # Results of calls that are not there any more are told as text: none is dropped.
-    left: set[int] = set()
-    for results in waiting.values():
-        left.update(map(id, results))
     words: list[str] = []
-    images: list[Any] = []
-    for result in turn.results:
-        if id(result) in left:
+    images: list[str] = []
+    for results in reversed(waiting.values()):
+        for result in reversed(results):
             words.append(f"[result of an earlier call]\n{result.text}")
             images += result.images
     words += turn.texts
@@ -7826,42 +7793,15 @@ def _known_reference(reference: str, root: dict[str, Any]) -> str:
     return reference if isinstance(place, dict) and match[2] in place else ""
 
 
-def read_refusal(provider: str, model: Model, estimate: int, status: int, words: str) -> Refusal:
-    """Return what a client is told of a node that refused, in the words it acts on."""
-    for pattern in _TOO_LONG:
-        match = pattern.search(words)
-        if match:
-            counts = match.groupdict()
-            maximum = int(counts.get("most") or model.context)
-            tokens = int(counts.get("n") or estimate)
-            return PromptTooLong(max(tokens, maximum + 1), maximum)
+class Reader:
+    """Reads one answer of a model, line by line.
 
-    what = f"node {model.node}, model {model.ollama_model}: {words or f'it answered {status}'}"
-    if _NO_IMAGES.search(words):
-        refusal: Refusal = NoImages(400, what)
-    elif status == 404 or _NOT_THERE.search(words):
-        obtain = obtain_model(provider, model.ollama_model)
-        if obtain.startswith("`"):
-            obtain = f"type {obtain}"
-        refusal = Refusal(404, f"{what}; {obtain} there")
-    elif status in (400, 422) or _NOT_ABLE.search(words):
-        refusal = Refusal(400, what)
-    elif status in (429, 503, 529):
-        refusal = Refusal(529, what)
-    else:
-        refusal = Refusal(500, f"{what}; {kind_title(provider)}'s log there says more")
-    refusal.reason = name_failure(status, words)
-    return refusal
-
-
-class AnswerReader(Reader):
-    """What all readers do: tell thinking from text, find the stop sequence, make calls, count.
-
-    A server's own `read` makes calls of `say`, `call` and `end`. Which stop sequence ended an
-    answer no server tells, so they are looked for here. What is not counted is estimated.
+    It tells thinking from text, finds the stop sequence, makes calls and counts: a server's own
+    `read` makes calls of `say`, `call` and `end`. Which stop sequence ended an answer no server
+    tells, so they are looked for here. What is not counted is estimated.
     """
 
-    has_begun = False
+    has_begun = False  # the model has said something; until then only its server has
 
     def __init__(self, provider: str, talk: Talk, model: Model, estimate: int) -> None:
         self._provider, self._talk, self._model = provider, talk, model
@@ -7871,27 +7811,31 @@ class AnswerReader(Reader):
         self._deltas: list[Delta] = []  # of this line
 
     def feed(self, line: bytes | bytearray) -> list[Delta]:
+        """Return what a line says; NodeFailure or Refusal where it is no answer.
+
+        The last Delta of an answer is its end; without one the node has failed.
+        """
         part = parse_object(line)
         if part is None:
             raise NodeFailure("bad answer", "it sent something that is not an answer")
-        if part.get("error"):
-            self._raise_error(part)
+        error = part.get("error")
+        if error:  # which comes under HTTP 200, too
+            status = (read_field(part, "status", int) or first_field(error, ("code", "status"), int)
+                      or ERROR_STATUSES.get(read_field(error, "type"), 500))
+            raise self.refusal(status, error_text(error))
         self._deltas = []
         self.read(part)
         if self._sieve.stop and not (self._deltas and self._deltas[-1].end):
             self.end("stop_sequence")
         return self._deltas
 
-    def _raise_error(self, part: dict[str, Any]) -> None:
-        """Raise what an object says that is an error, which comes under HTTP 200, too."""
-        error = part["error"]
-        status = read_field(part, "status", int) or first_field(error, ("code", "status"), int)
-        status = status or ERROR_STATUSES.get(read_field(error, "type"), 500)
-        raise self.refusal(status, error_text(error))
-
-    @abstractmethod
     def read(self, part: dict[str, Any]) -> None:
         """Take one object of the answer."""
+        raise NotImplementedError
+
+    def close(self) -> list[Delta]:
+        """Return what is said by the node's closing, where it names no end."""
+        return []
 
     def say(self, kind: str, text: str) -> None:
         """Tell thinking or text; what a model prints of its thinking is told apart."""
@@ -7940,11 +7884,40 @@ class AnswerReader(Reader):
         told.setdefault("output_tokens", self._lines + self._calls)
         self._deltas.append(Delta("end", end=End(reason, self._sieve.stop, **told)))
 
+    def refuse(self, reply: Reply, words: str) -> Refusal:
+        """Return what the client is told; `words` are what the Ask of the answer extracts."""
+        return self.refusal(reply.status, words)
+
     def refusal(self, status: int, words: str) -> Refusal:
-        return read_refusal(self._provider, self._model, self._estimate, status, words)
+        """Return what a client is told of a node that refused, in the words it acts on."""
+        model = self._model
+        for pattern in _TOO_LONG:
+            match = pattern.search(words)
+            if match:
+                counts = match.groupdict()
+                maximum = int(counts.get("most") or model.context)
+                tokens = int(counts.get("n") or self._estimate)
+                return PromptTooLong(max(tokens, maximum + 1), maximum)
+
+        what = f"node {model.node}, model {model.ollama_model}: {words or f'it answered {status}'}"
+        if _NO_IMAGES.search(words):
+            refusal: Refusal = NoImages(400, what)
+        elif status == 404 or _NOT_THERE.search(words):
+            obtain = obtain_model(self._provider, model.ollama_model)
+            if obtain.startswith("`"):
+                obtain = f"type {obtain}"
+            refusal = Refusal(404, f"{what}; {obtain} there")
+        elif status in (400, 422) or _NOT_ABLE.search(words):
+            refusal = Refusal(400, what)
+        elif status in RETRY_STATUSES:
+            refusal = Refusal(529, what)
+        else:
+            refusal = Refusal(500, f"{what}; {kind_title(self._provider)}'s log there says more")
+        refusal.reason = name_failure(status, words)
+        return refusal
 
 
-class OllamaReader(AnswerReader):
+class OllamaReader(Reader):
     """Reads the lines of /api/chat."""
 
     has_begun = True
@@ -8053,12 +8026,7 @@ class ChatServer(Backend):
 
     def chat(self, talk: Talk, model: Model) -> Ask:
         keeps_thoughts = model.thinking and self.has_template
-        messages = _open_messages(_chat_messages(talk.turns, keeps_thoughts))
-        if not messages:
-            raise Refusal(400, "messages: at least one message with content is required")
-        if talk.system:
-            messages.insert(0, {"role": "system", "content": join_texts(talk.system)})
-
+        messages = _open_messages(_chat_messages(talk.turns, talk.system, keeps_thoughts))
         payload: dict[str, Any] = {
             "model": model.ollama_model, "messages": messages, "stream": True,
             "stream_options": {"include_usage": True},
@@ -8147,7 +8115,7 @@ def _open_messages(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [*shown, {"role": "user", "content": images}] if images else shown
 
 
-class ChatReader(AnswerReader):
+class ChatReader(Reader):
     """Reads the `data:` lines of a Chat Completion; what else there is are names and comments."""
 
     def __init__(self, provider: str, talk: Talk, model: Model, estimate: int) -> None:
@@ -8357,14 +8325,8 @@ class Anthropic(ChatServer):
     def key_headers(self, key: str) -> dict[str, str]:
         return {"x-api-key": key}
 
-    def identify(self) -> Ask:
-        return self._ask(self.list_path, lambda value: "")
-
-    def list_loaded(self) -> Ask:
-        return self._ask(self.list_path, lambda value: ())
-
-    def load(self, model: Model, *, unload: bool = False, words: str = "") -> Ask:
-        return self._ask(self.list_path, lambda value: "")
+    def _instances(self, entry: dict[str, Any]) -> list[Any]:
+        return []  # nothing has to be loaded there
 
     def _ask(self, path: str, parse: Callable[[Any], Any], payload: object = None) -> Ask:
         """Ask for the models; who is not shown a login is there all the same."""
@@ -8375,7 +8337,6 @@ class Anthropic(ChatServer):
                 return parse({"data": []})
             if reply.status != 200:
                 raise NodeFailure(f"http {reply.status}", words)
-            self._entries(value, path)
             return parse(value)
         return Ask(path, extract, headers={"anthropic-version": "2023-06-01"})
 
@@ -8420,13 +8381,16 @@ class CloudReader(CloudChatReader):
         return []
 
     def read(self, part: dict[str, Any]) -> None:
-        kind = read_field(part, "type")
+        kind = read_field(part, "type") if self._talk.is_stream else "message"
         message = read_field(part, "message", dict) or part
         self._usage.update(read_field(message, "usage", dict))
         self._reason = first_field(part, ("delta.stop_reason", "stop_reason")) or self._reason
         if not re.fullmatch("[a-z_.]{1,64}", kind):
             raise NodeFailure("bad answer", "it sent an event without a name")
-        if kind == "message_stop":
+        if kind == "message":
+            came = {**part, "model": self._talk.alias}
+            self._deltas.append(Delta("raw", kind, raw=render_json(came)))
+        if kind in ("message", "message_stop"):
             self._end()
         elif kind == "message_start":
             came = {**part, "message": {**message, "model": self._talk.alias}}
@@ -8439,15 +8403,7 @@ class CloudReader(CloudChatReader):
     def close(self) -> list[Delta]:
         self._deltas = []
         if not self._talk.is_stream:
-            message = parse_object(b"\n".join(self._pieces))
-            if message is None:
-                raise NodeFailure("bad answer", "it sent something that is not an answer")
-            if message.get("error"):
-                self._raise_error(message)
-            self._usage = read_field(message, "usage", dict)
-            self._reason = read_field(message, "stop_reason") or "end_turn"
-            came = render_json({**message, "model": self._talk.alias})
-            self._deltas.append(Delta("raw", "message", raw=came))
+            return Reader.feed(self, b"\n".join(self._pieces))
         if self._reason:
             self._end()
         return self._deltas

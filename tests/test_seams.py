@@ -46,7 +46,7 @@ class ToyBackend(sf.Backend):
                                                 "tools": tools}, {"X-Toy": "1"})
 
     def reader(self, talk, model, estimate):
-        return ToyReader()
+        return ToyReader(self.name, talk, model, estimate)
 
     def _ask(self, path, read, payload=None):
         def extract(reply):
@@ -57,6 +57,8 @@ class ToyBackend(sf.Backend):
 
 
 class ToyReader(sf.Reader):
+    has_begun = True
+
     def feed(self, line):
         word, _, rest = line.decode().partition(" ")
         if word == "say":
