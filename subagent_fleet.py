@@ -196,7 +196,7 @@ TICK_SECONDS = 0.2
 ANSWER_LIMIT_BYTES = 8 * 1024 * 1024
 IDLE_LIMIT = 8  # connections to a node that are kept
 PROBE_LIMIT_BYTES = 1024 * 1024  # 2,400 models; as text and values it takes five times that
-FREE_ANSWER_BYTES = 256 * 1024  # larger answers are read one at a time
+ENOUGH_BYTES = 256 * 1024  # of all that Ollama knows of a model
 HEADER_LIMIT_BYTES = 64 * 1024
 SHOW_LIMIT = 64  # models of one node that are asked for their capabilities
 
@@ -7050,6 +7050,14 @@ class Turn(Record):
     results: tuple[Result, ...] = ()
 
 
+class Parts(dict):  # type: ignore[type-arg]
+    """What was said: lists by the field of a Turn that they belong to, or `found`."""
+
+    def __missing__(self, kind: str) -> list[Any]:
+        self[kind] = []
+        return self[kind]  # type: ignore[no-any-return]
+
+
 class Tool(Record):
     """A tool that the model may call; its schema is as the client sent it."""
 
@@ -7565,7 +7573,7 @@ class Ollama(Backend):
             # The whole answer has the words of its tokenizer, megabytes of them, behind what is
             # wanted: keys come in their alphabetical order.
             facts["more"] = Ask("/api/show", functools.partial(self._parse_layers, info),
-                                {"model": model_name, "verbose": True}, enough=FREE_ANSWER_BYTES)
+                                {"model": model_name, "verbose": True}, enough=ENOUGH_BYTES)
         return {key: fact for key, fact in facts.items() if fact}
 
     def _parse_layers(self, info: Mapping[str, Any], reply: Reply) -> dict[str, object]:
@@ -7829,9 +7837,9 @@ class Reader:
             self.end("stop_sequence")
         return self._deltas
 
+    @abstractmethod
     def read(self, part: dict[str, Any]) -> None:
         """Take one object of the answer."""
-        raise NotImplementedError
 
     def close(self) -> list[Delta]:
         """Return what is said by the node's closing, where it names no end."""
@@ -8486,9 +8494,9 @@ class Dialect:
         except RecursionError:
             raise Refusal(400, "body: nested too deeply") from None
 
+    @abstractmethod
     def _read(self, request: dict[str, Any]) -> Talk:
         """Return the Talk, however deep what was sent is nested."""
-        raise NotImplementedError
 
     def conversation(self, headers: Mapping[str, str], talk: Talk) -> Conversation:
         """Return whose request it is, as its headers (names in lower case) or it itself tell."""
@@ -8557,14 +8565,6 @@ def _read_stops(value: object, name: str) -> tuple[str, ...]:
 def _read_sampling(request: dict[str, Any]) -> dict[str, float]:
     return {name: request[name] for name in ("temperature", "top_p", "top_k")
             if request.get(name) is not None}
-
-
-class Parts(dict):  # type: ignore[type-arg]
-    """What was said: lists by the field of a Turn that they belong to, or `found`."""
-
-    def __missing__(self, kind: str) -> list[Any]:
-        self[kind] = []
-        return self[kind]  # type: ignore[no-any-return]
 
 
 class _History:
@@ -9146,9 +9146,9 @@ class OpenDialect(Dialect):
             is_stream=request.get("stream") is True,
             thread=read_field(request, "prompt_cache_key"))
 
+    @abstractmethod
     def _said(self, request: dict[str, Any], tools: _OpenTools) -> Iterator[tuple[str, Parts]]:
         """Yield who said something, and what."""
-        raise NotImplementedError
 
 
 # -- Chat Completions: the rest of the world --
@@ -9545,7 +9545,6 @@ if TYPE_CHECKING:
     import queue
     import resource
     import select
-    import selectors
     import shlex
     import shutil
     import signal
@@ -9558,7 +9557,7 @@ if TYPE_CHECKING:
     from typing import IO
 else:
     globals().update((name, _Late(name)) for name in (
-        "_thread errno fcntl glob hmac os queue resource select selectors shlex shutil "
+        "_thread errno fcntl glob hmac os queue resource select shlex shutil "
         "signal socket ssl stat subprocess time traceback").split())
 
 _STATUS_LINE = _Pattern(r"HTTP/1\.([01]) +([1-5][0-9][0-9])(?: [^\r\n]*)?\r\n")
@@ -10439,12 +10438,6 @@ class Directory:
             self.unlink(name)
         os.mkfifo(self._reach(name), 0o600, dir_fd=self._descriptor)
 
-    def copy_new(self, name: str, stream: IO[bytes], mode: int) -> None:
-        """Write what a stream holds to a file that was not there."""
-        descriptor = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with open(descriptor, "wb") as target:
-            shutil.copyfileobj(stream, target)
-
     def write_new(self, name: str, content: bytes, mode: int, *, syncs: bool = False) -> None:
         """Write a file that was not there; what is left of a run that was cut off goes."""
         with contextlib.suppress(FileNotFoundError):
@@ -10602,7 +10595,7 @@ class Pipe:
 
 
 class Launch(Record):
-    """How a program is started that outlives this one: every door of it is a file."""
+    """How a program is started in the background: every door of it is a file."""
 
     argv: Sequence[str]
     directory: str
@@ -10612,6 +10605,7 @@ class Launch(Record):
     stdin: str = ""  # a named pipe or a file; "": nothing
     hold: Hold | None = None  # which it holds as long as it lives
     seconds: int = 0  # after which the system ends it, whoever lives; 0: never
+    outlives: bool = True  # in a session of its own, which no terminal ends
 
 
 class Ran(Record):
@@ -10751,9 +10745,8 @@ class PortHolder(Record):
     directory: str
 
 
-KNOCKS_AT_ONCE = 500  # Windows can wait for 512 connections together
-ADDRESS_SECONDS = 60.0  # for which what a name was looked up to counts as new
-KNOCK_OUTCOMES = {"": "open", "ECONNREFUSED": "refused", "ETIMEDOUT": "silent"}
+KNOCKS_AT_ONCE = 500
+KNOCK_OUTCOMES = {"refused": "refused", "timeout": "silent"}
 
 
 class World:
@@ -10766,15 +10759,13 @@ class World:
         self.sleep: Callable[[float], None] = time.sleep
         self.connect_seconds = CONNECT_SECONDS
         self.node_keys: dict[tuple[str, str], str] = {}  # what may go to (endpoint, variable)
-        self._large = _thread.allocate_lock()  # who reads a large answer
         self._parsing = _thread.allocate_lock()  # who makes values of an answer
         self._tls: ssl.SSLContext | None = None
         self.typing = AS_USUAL  # how messages name the commands that they advise
-        self._alive: dict[str, object] = {}  # the address that answered last, by host and port
         # Connections that wait for their next request, by scheme and place.
         self._idle: dict[tuple[str, str], list[socket.socket]] = {}
-        # What a name was looked up to, and when: a name service may take long.
-        self._addresses: dict[tuple[str, int], tuple[list[Any], float]] = {}
+        # What a name was looked up to: a name service may take long.
+        self._addresses: dict[tuple[str, int], list[Any]] = {}
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):  # a C locale shows the rest
                 stream.reconfigure(errors="backslashreplace")
@@ -10976,11 +10967,6 @@ class World:
             stream.seek(start)
             return stream.read(limit)
 
-    def names_near(self, program: str, pattern: str) -> list[str]:
-        """Return the names that match a pattern, seen from where a program really lies."""
-        place = glob.escape(self.parent(os.path.realpath(program)))
-        return [os.path.basename(path) for path in glob.glob(self.path(place, pattern))]
-
     def paths_below(self, directory: str, pattern: str) -> list[str]:
         """Return the paths in a directory that match a pattern."""
         return sorted(glob.glob(self.path(glob.escape(directory), pattern), recursive=True))
@@ -11035,18 +11021,6 @@ class World:
             descriptor = directory.open_to_append(place.name)
             try:
                 _append(descriptor, line)
-            finally:
-                os.close(descriptor)
-
-    def make_private(self, path: str) -> None:
-        """Let nobody but the owner read a file."""
-        place = _as_place(path)
-        if not self.others_may_read(place):
-            return
-        with Trying("protect", place), Directory(place, place.above) as directory:
-            descriptor = directory.open(place.name, os.O_RDONLY)
-            try:
-                os.fchmod(descriptor, 0o600)
             finally:
                 os.close(descriptor)
 
@@ -11137,20 +11111,16 @@ class World:
             code = child.wait()
         return code if code >= 0 else 128 - code
 
-    def start(self, argv: Sequence[str], *, environ: Mapping[str, str], log: str,
-              directory: str) -> Child:
-        """Start a program in the background, in a directory, its output in a file."""
-        self._end_by_interrupt()
+    def start(self, launch: Launch) -> Child:
+        """Start a program in the background; with SIGTERM we end from now on as with Ctrl-C."""
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         came: list[int] = []
 
         def note(number: int, _: object) -> None:
             came.append(number)  # raised in the middle of Popen it would lose the child
 
-        with self._take_signals({signal.SIGINT: note, signal.SIGTERM: note}), \
-                self._open_log(log) as stream, Trying("run", argv[0], slug="cannot-run"):
-            child = Child(subprocess.Popen(argv, env=environ, cwd=directory,
-                                           stdin=subprocess.DEVNULL, stdout=stream,
-                                           stderr=stream))
+        with self._take_signals({signal.SIGINT: note, signal.SIGTERM: note}):
+            child = self.spawn(launch)
         if came:
             child.stop()
             raise KeyboardInterrupt
@@ -11235,8 +11205,8 @@ class World:
             return Pipe(directory.open(place.name, os.O_RDWR))
 
     def spawn(self, launch: Launch) -> Child:
-        """Start a program in a session of its own, which goes on when this one ends."""
-        flags = os.O_RDWR if self.kind_of(launch.stdin or os.devnull) != "file" else os.O_RDONLY
+        """Start a program in the background."""
+        flags = os.O_RDWR if self.kind_of(launch.stdin) != "file" else os.O_RDONLY
         with Trying("run", launch.argv[0], slug="cannot-run"), contextlib.ExitStack() as closing:
             stdin = os.open(launch.stdin or os.devnull, flags)
             closing.callback(os.close, stdin)
@@ -11249,7 +11219,8 @@ class World:
             prepare = (lambda: signal.alarm(seconds)) if seconds else None
             return Child(subprocess.Popen(
                 launch.argv, cwd=launch.directory, env=launch.environ, stdin=stdin, stdout=stdout,
-                stderr=stderr, pass_fds=inherited, start_new_session=True, preexec_fn=prepare))
+                stderr=stderr, pass_fds=inherited, start_new_session=launch.outlives,
+                preexec_fn=prepare))
 
     def detach(self, log: str) -> bool:
         """Go on in the background, output in a file; True there, False where it was typed."""
@@ -11322,17 +11293,16 @@ class World:
                 first.append(name)
         return first
 
-    def size_together(self, directory: str, names: Iterable[str]) -> int:
-        """Return how many bytes files in a directory have."""
-        return sum(int(stamp.split(" ")[0]) for stamp in self.stamps_of(directory, names).values())
-
     def copy_file(self, source: str, target: str) -> None:
         """Copy a regular file with its mode; links are not followed out of the target's root."""
         place = _as_place(target)
         with Trying("copy", source), _open_to_read(source) as stream, \
                 Directory(place, place.above, makes=True) as directory:
             mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
-            directory.copy_new(place.name, stream, mode & 0o777)
+            descriptor = directory.open(place.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL,
+                                        mode & 0o777)
+            with open(descriptor, "wb") as copy:
+                shutil.copyfileobj(stream, copy)
 
     def find_marked(self, words: Collection[str]) -> dict[str, list[int]] | None:
         """Return {word: processes that have it in their environment}; None: it cannot be seen."""
@@ -11510,61 +11480,43 @@ class World:
             while idle:
                 idle.pop().close()
 
-    def ask(self, endpoint: str, ask: Ask, *, deadline: float) -> Any:
-        """Return what an Ask makes of a node's whole answer; its body is gone afterwards.
-
-        Hostile answers fill no memory together: large ones are read one at a time, and only one
-        is made into values at a time.
-        """
+    def _open_ask(self, endpoint: str, ask: Ask, deadline: float) -> Exchange:
+        """Send what an Ask asks."""
         payload = None if ask.payload is None else json.dumps(ask.payload).encode("utf-8")
-        body = bytearray()
-        with contextlib.ExitStack() as ending:
-            ending.callback(body.clear)  # a failure's traceback would keep it
-            exchange = self.open_exchange(endpoint + ask.path, body=payload, headers=ask.headers,
-                                          deadline=deadline)
-            ending.callback(exchange.close)
-            exchange.read_head()
-            self._read_into(body, exchange, ending, ask.enough)
+        return self.open_exchange(endpoint + ask.path, body=payload, headers=ask.headers,
+                                  deadline=deadline)
 
-            # One at a time: values take many times the memory of their text.
-            with self._parsing:
-                return ask.extract(Reply(exchange.status, exchange.headers, body))
+    def ask(self, endpoint: str, ask: Ask, *, deadline: float) -> Any:
+        """Return what an Ask makes of a node's whole answer; its body is gone afterwards."""
+        body = bytearray()
+        with contextlib.closing(self._open_ask(endpoint, ask, deadline)) as exchange:
+            try:
+                exchange.read_head()
+                for piece in exchange.pieces():
+                    body += piece
+                    if len(body) >= ask.enough > 0:
+                        break
+                    if len(body) > PROBE_LIMIT_BYTES:
+                        raise NodeFailure("bad answer", "its answer is longer than "
+                                          f"{PROBE_LIMIT_BYTES} bytes")
+                # One at a time: values take many times the memory of their text.
+                with self._parsing:
+                    return ask.extract(Reply(exchange.status, exchange.headers, body))
+            finally:
+                body.clear()  # a failure's traceback would keep it
 
     def ask_lines(self, endpoint: str, ask: Ask, *, stall_seconds: float) -> Iterator[Any]:
         """Yield what an Ask makes of each line of an answer, none awaited for longer than that."""
-        payload = None if ask.payload is None else json.dumps(ask.payload).encode("utf-8")
-        exchange = self.open_exchange(endpoint + ask.path, body=payload, headers=ask.headers,
-                                      deadline=self.clock() + stall_seconds)
-        with contextlib.closing(exchange):
+        until = self.clock() + stall_seconds
+        with contextlib.closing(self._open_ask(endpoint, ask, until)) as exchange:
             exchange.read_head()
             for line in exchange.lines():
                 yield ask.extract(Reply(exchange.status, exchange.headers, line))
                 exchange.deadline = self.clock() + stall_seconds
 
-    def _read_into(self, body: bytearray, exchange: Exchange, ending: contextlib.ExitStack,
-                   enough: int) -> None:
-        """Read an answer's body, or `enough` of it; from a size on, alone until `ending` ends."""
-        is_alone = False
-        for piece in exchange.pieces():
-            body += piece
-            if len(body) >= enough > 0:
-                return
-            if len(body) > PROBE_LIMIT_BYTES:
-                raise NodeFailure("bad answer",
-                                  f"its answer is longer than {PROBE_LIMIT_BYTES} bytes")
-            if len(body) > FREE_ANSWER_BYTES and not is_alone:
-                left = max(0, exchange.deadline - self.clock())
-                is_alone = self._large.acquire(timeout=left)
-                if not is_alone:
-                    raise NodeFailure("timeout", "no answer in time")
-                ending.callback(self._large.release)
-
     def _connect(self, there: Destination, until: float) -> socket.socket:
         """Return a socket to the endpoint: every address of the name gets its share of the time."""
         addresses = self.resolve(there.host, there.port, until)
-        # They are of two families and one may be dead; what answered last goes first.
-        addresses.sort(key=lambda entry: entry[4] != self._alive.get(there.place))
-
         failures = []
         for index, (family, kind, protocol, _, address) in enumerate(addresses):
             connection = None
@@ -11573,7 +11525,9 @@ class World:
                 connection = socket.socket(family, kind, protocol)
                 connection.settimeout(left / (len(addresses) - index))
                 connection.connect(address)
-                self._alive[there.place] = address
+                # They are of two families and one may be dead; what answered last goes first.
+                addresses.insert(0, addresses.pop(index))
+                self._addresses[there.host, there.port] = addresses
 
                 # What is small is not held back for more to come.
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -11598,28 +11552,21 @@ class World:
     def resolve(self, host: str, port: int, until: float) -> list[Any]:
         """Return the addresses of a name, looked up in a thread: nothing can interrupt it.
 
-        They are kept until nobody answers there, and looked up anew meanwhile once a minute.
+        They are kept until nobody answers there.
         """
+        kept: Any = self._addresses.get((host, port))
+        if kept:
+            return list(kept)
         with contextlib.suppress(NodeFailure):  # an address needs no thread
             return _look_up(host, port, socket.AI_NUMERICHOST)
 
-        def look_up() -> list[Any]:
-            addresses = _look_up(host, port)
-            self._addresses[host, port] = addresses, self.clock()
-            return addresses
-
-        kept, looked_up_at = self._addresses.get((host, port), ([], 0.0))
-        if kept:
-            if self.clock() > looked_up_at + ADDRESS_SECONDS:
-                self._addresses[host, port] = kept, self.clock()  # once is enough
-                next(run_together(self, {host: look_up}, until=0.0), None)
-            return kept.copy()
-
-        late = NodeFailure("dns", f"{host}: its address could not be found in time")
-        answer: Any = dict(run_together(self, {host: look_up}, until=until)).get(host, late)
-        if isinstance(answer, NodeFailure):
-            raise answer
-        return list(answer)
+        look_up = functools.partial(_look_up, host, port)
+        kept = dict(run_together(self, {host: look_up}, until=until)).get(host, NodeFailure(
+            "dns", f"{host}: its address could not be found in time"))
+        if isinstance(kept, NodeFailure):
+            raise kept
+        self._addresses[host, port] = kept
+        return list(kept)
 
     def knock(self, places: Sequence[tuple[str, int]], seconds: float
               ) -> Iterator[tuple[tuple[str, int], str]]:
@@ -11629,38 +11576,21 @@ class World:
         once for all of them; nothing is sent.
         """
         self.allow_files(KNOCKS_AT_ONCE + 256)
-        waves = -(-len(places) // KNOCKS_AT_ONCE)
-        for start in range(0, len(places), KNOCKS_AT_ONCE):
-            wave = places[start:start + KNOCKS_AT_ONCE]
-            yield from self._knock_together(wave, self.clock() + seconds / waves)
+        share = seconds / -(-max(1, len(places)) // KNOCKS_AT_ONCE)
 
-    def _knock_together(self, places: Sequence[tuple[str, int]], until: float
-                        ) -> Iterator[tuple[tuple[str, int], str]]:
-        with contextlib.ExitStack() as closing:
-            selector = closing.enter_context(selectors.DefaultSelector())
-            waiting = set()
-            sockets = {}
-            for place in places:
-                connection = closing.enter_context(
-                    socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-                sockets[place] = connection
-                connection.setblocking(False)
-                code = connection.connect_ex(place)
-                if code in (errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EAGAIN):
-                    selector.register(connection, selectors.EVENT_WRITE, place)
-                    waiting.add(place)
-                else:
-                    yield place, KNOCK_OUTCOMES.get(errno.errorcode.get(code, ""), "unreachable")
+        def connect(place: tuple[str, int]) -> str:
+            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as connection:
+                connection.settimeout(share)
+                try:
+                    connection.connect(place)
+                except OSError as error:
+                    return KNOCK_OUTCOMES.get(_name_failure(error).reason, "unreachable")
+            return "open"
 
-            while waiting and self.clock() < until:
-                for entry, _ in selector.select(max(until - self.clock(), 0)):
-                    code = sockets[entry.data].getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                    selector.unregister(entry.fileobj)
-                    waiting.discard(entry.data)
-                    name = errno.errorcode.get(code, "")
-                    yield entry.data, KNOCK_OUTCOMES.get(name, "unreachable")
-            for place in waiting:
-                yield place, "silent"
+        jobs = {place: functools.partial(connect, place) for place in places}
+        for place, outcome in run_together(self, jobs, threads=KNOCKS_AT_ONCE):
+            if place:
+                yield place, outcome
 
     def broadcast_addresses(self) -> list[str]:
         """Return the IPv4 broadcast addresses of this machine's networks, else the one of all."""
@@ -11754,9 +11684,8 @@ class World:
         if self.kind_of("/proc/net/tcp") == "file":
             owners = {owner for owner, _ in self._listeners(port)}
         else:
-            words = ["lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-Fu"]
-            listed = self.read_program(words, self.clock() + 2.0)
-            owners = {int(owner) for owner in re.findall(r"(?m)^u(\d+)$", listed or "")}
+            listed = self._list_listeners(port)
+            owners = {int(owner) for owner in re.findall(r"(?m)^u(\d+)$", listed)}
         return bool(owners) and owners <= {0, os.getuid()}
 
     def _listeners(self, port: int) -> list[tuple[int, str]]:
@@ -11767,43 +11696,27 @@ class World:
                 found += _listeners_in_table(lines, port)
         return found
 
+    def _list_listeners(self, port: int) -> str:
+        """Ask lsof, which macOS and the BSDs have; `-F` prints a field a line."""
+        words = ["lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-Fpcu"]
+        return self.read_program(words, self.clock() + 2.0) or ""
+
     def find_holder(self, port: int) -> PortHolder | None:
         """Return who listens on a port, where the system tells: mostly of one's own processes."""
-        if self.kind_of("/proc/net/tcp") == "file":
-            return self._find_holder_in_proc(port)
-        return self._find_holder_with_lsof(port)
+        if self.kind_of("/proc/net/tcp") != "file":
+            match = re.match(r"p(\d+)\nc(.*)", self._list_listeners(port))
+            return PortHolder(int(match[1]), match[2], "") if match else None
 
-    def _find_holder_in_proc(self, port: int) -> PortHolder | None:
-        """Search Linux's tables: a listening socket has a number, a process has it open."""
+        # A listening socket has a number, a process has it open.
         sockets = {socket for _, socket in self._listeners(port)}
-        for pid in self._process_names() if sockets else ():
-            place = f"/proc/{pid}"
-            with contextlib.suppress(OSError):  # it has ended, or is somebody else's
-                if sockets & self._open_sockets(f"{place}/fd"):
+        for path in glob.iglob("/proc/[0-9]*/fd/*") if sockets else ():
+            with contextlib.suppress(OSError):  # closed since, or somebody else's
+                if os.readlink(path) in sockets:
+                    place = self.parent(self.parent(path))
                     program = self.read_part(f"{place}/comm", 0, 64).decode("utf-8", "replace")
-                    return PortHolder(int(pid), program.strip(), os.readlink(f"{place}/cwd"))
+                    return PortHolder(int(os.path.basename(place)), program.strip(),
+                                      os.readlink(f"{place}/cwd"))
         return None
-
-    def _open_sockets(self, directory: str) -> set[str]:
-        """Return what a process has open, as Linux names it."""
-        names = set()
-        for name in os.listdir(directory):
-            with contextlib.suppress(OSError):  # closed since, as what listed this directory is
-                names.add(os.readlink(f"{directory}/{name}"))
-        return names
-
-    def _find_holder_with_lsof(self, port: int) -> PortHolder | None:
-        """Ask lsof, which macOS and the BSDs have; `-F` prints a field a line."""
-        until = self.clock() + 2.0
-        listed = self.read_program(["lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-Fpc"], until)
-        match = re.match(r"p(\d+)\nc(.*)", listed or "")
-        if not match:
-            return None
-
-        pid, program = match.groups()
-        placed = self.read_program(["lsof", "-a", "-p", pid, "-d", "cwd", "-Fn"], until)
-        directory = re.search(r"(?m)^n(.*)", placed or "")
-        return PortHolder(int(pid), program, directory[1] if directory else "?")
 
     def find_free_port(self, host: str, above: int) -> int:
         """Return the next port on which nobody listens; 0 where a hundred are taken."""
@@ -11819,10 +11732,6 @@ class World:
         """Call back with the name of Ctrl-C or SIGTERM when one comes."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, _: callback(signal.Signals(number).name))
-
-    def _end_by_interrupt(self) -> None:
-        """Let SIGTERM end us as Ctrl-C does: with every child that was started."""
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     def _take_signals(self, handlers: Mapping[signal.Signals, Callable[..., object]]
                       ) -> contextlib.ExitStack:
@@ -18080,7 +17989,8 @@ def _tidy(folder: Folder, state: TaskState, *, is_dry: bool, takes_ignored: bool
     ignored = git.names("ls-files", "-z", "-oi", "--exclude-standard")
     tip = _droppable_tip(main, state)
     plan = Tidying(state.name, True, "", state.worktree, ref if files else "", files,
-                   len(ignored), world.size_together(state.worktree, ignored),
+                   len(ignored), sum(int(stamp.split(" ")[0]) for stamp in
+                                     world.stamps_of(state.worktree, ignored).values()),
                    state.branch if tip else "", tip == state.base)
     if is_dry:
         return plan
@@ -20916,7 +20826,9 @@ class Workspace(Record):
             self._replace([(MANIFEST_FILE, render_manifest(after), 0o644)])
 
         # 3. Whoever loosened the mode of the key's file, it is closed again.
-        self.world.make_private(self.enter(ENVIRONMENT_FILE))
+        place = self.enter(ENVIRONMENT_FILE)
+        if self.world.others_may_read(place):
+            self.world.replace_files([(place, self.world.read_bytes(place), 0o600)])
 
     def keep(self, path: str, content: bytes) -> None:
         """Write a file of ours that only its owner can read."""
@@ -21832,7 +21744,8 @@ def describe_holder(world: World, port: int) -> str:
     holder = world.find_holder(port)
     if not holder:
         return ""
-    return f" ({holder.program}, pid {holder.process_id}, in {holder.directory})"
+    place = f", in {holder.directory}" if holder.directory else ""
+    return f" ({holder.program}, pid {holder.process_id}{place})"
 
 
 def name_stop(world: World, fleet: Fleet, server: str, fix: str) -> str:
@@ -21941,8 +21854,8 @@ def start_litellm(world: World, fleet: Fleet, key: str, *, out: str,
 
     words = [program, "--config", config, "--host", fleet.gateway.host,
              "--port", str(fleet.gateway.port)]
-    child = world.start(words, environ=litellm_environment(world.environ, fleet, key), log=log,
-                        directory=place)
+    child = world.start(Launch(words, place, litellm_environment(world.environ, fleet, key),
+                               log, log, outlives=False))
     stops.callback(child.stop)
 
     until = world.clock() + LITELLM_START_SECONDS
@@ -24263,7 +24176,9 @@ def find_litellm(world: World) -> str | None:
     # It is not run: `--version` takes 10 s and calls out (1.106.2), a .pth may do harm.
     names: list[str] = []
     for place in ("lib/python*", "Lib"):
-        names += world.names_near(program, f"../{place}/*-packages/litellm*")
+        paths = world.paths_below(world.parent(world.real_path(program)),
+                                  f"../{place}/*-packages/litellm*")
+        names += [world.split(path)[1] for path in paths]
     versions = re.findall(r"^litellm-(\d.*)\.dist-info$", "\n".join(names), re.M)
     version = versions[-1] if versions else "?"
     if "litellm_init.pth" in names:

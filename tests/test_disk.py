@@ -135,7 +135,6 @@ def test_a_directory_swapped_by_another_thread_leads_nothing_out(tmp_path, world
                                           (place["agents/planner.md"], b"ours", 0o600)]),
              lambda: world.append_line(place["requests.jsonl"], b"ours\n"),
              lambda: world.remove(place["agents/planner.md"]),
-             lambda: world.make_private(place["manifest.json"]),
              lambda: world.make_directory(place["backup"]),
              lambda: world.remove_empty(place["backup"]),
              lambda: world.enter(str(root), "d/manifest.json")]
@@ -181,7 +180,7 @@ def test_links_that_lead_out_or_nowhere_are_refused(tmp_path, world, target):
     for call in (lambda: world.replace_files([(place, b"ours", 0o600)]),
                  lambda: world.append_line(place, b"ours"), lambda: world.remove(place),
                  lambda: world.make_directory(place), lambda: world.make_directory(place),
-                 lambda: world.start(["true"], environ={}, log=place, directory="/")):
+                 lambda: world.start(sf.Launch(["true"], "/", {}, place, place))):
         with pytest.raises(sf.FleetError) as caught:
             call()
         assert caught.value.slug in ("in-the-way", "unwritable"), target
@@ -309,7 +308,7 @@ def test_a_childs_log_is_private_and_no_link(tmp_path, world):
     log = tmp_path / "logs" / "log"
     program = f"import sys, threading; sys.path.insert(0, {str(pathlib.Path(sf.__file__).parent)!r}); import subagent_fleet as sf\n" \
               "world = sf.World()\n" \
-              f"child = world.start([sys.executable, '-c', 'print(7)'], environ={{}}, log={str(log)!r}, directory='/')\n" \
+              f"child = world.start(sf.Launch([sys.executable, '-c', 'print(7)'], '/', {{}}, {str(log)!r}, {str(log)!r}))\n" \
               "while not child.ended(): world.sleep(0.01)\n" \
               "child.stop()\n"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=20)
