@@ -1878,8 +1878,11 @@ def first_line(text: str) -> str:
 
 # -- Patterns, each of which means the same in Python and in JSON Schema (JavaScript) --
 
+# Curly quotes of word processors: to YAML they are letters.
+_CURLY = ("\u201c\u201d\u201e\u201f\u2018\u2019\u201a\u201b\u00ab\u00bb\u2039\u203a"
+          "\u00b4\u2032\u2033")
 _CONTROL = r"\u0000-\u0008\u000b-\u001f\u007f-\u009f\ud800-\udfff"
-_ONE_LINE = "^[^\\u000a\\u2028\\u2029" + _CONTROL + "\\u0009]{1,%d}$"
+_ONE_LINE = "^(?![" + _CURLY + "])[^\\u000a\\u2028\\u2029" + _CONTROL + "\\u0009]{1,%d}$"
 _TEXT = f"^[^{_CONTROL}]*$"
 _PARAGRAPH = f"^(?!\\s*$|[\\s\\S]*\\n\\s*\\n)[^{_CONTROL}]*$"  # neither empty nor two of them
 _TOOL = "^[A-Za-z_*][A-Za-z0-9_*:.-]*([(][^()\\u000a\\u0009" + _CONTROL + "]*[)])?$"
@@ -1923,8 +1926,11 @@ class Endpoint(Record):
         return f"{self.scheme}://{host}:{self.port}{self.path}"
 
 
-def split_endpoint(endpoint: str) -> Endpoint:
-    """Take an endpoint apart, or raise a FleetError that says what is wrong with it."""
+def split_endpoint(endpoint: str, usual_port: int = 80) -> Endpoint:
+    """Take an endpoint apart, or raise a FleetError that says what is wrong with it.
+
+    The usual port is that of http; https has its own.
+    """
     host_pattern = r"\[[^\]/]*\]|[^/:\[\]]*"
     match = re.fullmatch(rf"(?i)(https?)://({host_pattern})(?::([^/:]*))?(/\S*)?", endpoint)
     if not match:
@@ -1939,25 +1945,19 @@ def split_endpoint(endpoint: str) -> Endpoint:
 
     scheme = scheme.lower()
     if port is None:
-        number = {"http": 80, "https": 443}[scheme]
-    elif re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= 65535:
-        number = int(port)
-    else:
+        port = "443" if scheme == "https" else str(usual_port)
+    if not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
         raise _bad_endpoint(f"`{port}` is not a port (1 to 65535)")
-
-    path = (path or "").rstrip("/")
-    return Endpoint(scheme, host.strip("[]").lower(), number, path)
+    return Endpoint(scheme, host.strip("[]").lower(), int(port), (path or "").rstrip("/"))
 
 
 def _bad_endpoint(what: str) -> FleetError:
     return FleetError("bad-endpoint", what, fix="write it as `http://192.168.1.50:11434`")
 
 
-def full_endpoint(address: str) -> str:
-    """Return an address with http and Ollama's port where it lacks them."""
-    url = address if "://" in address else f"http://{address}"
-    lacks_port = re.fullmatch(r"http://(\[[^\]/]*\]|[^/:\[\]]+)/?", url)
-    return f"{url.rstrip('/')}:{OLLAMA_PORT}" if lacks_port else url
+def full_endpoint(address: str) -> Endpoint:
+    """Take an address apart that may lack http and Ollama's port."""
+    return split_endpoint(address if "://" in address else f"http://{address}", OLLAMA_PORT)
 
 
 # -- Normal forms: what a value becomes once it fits its rule --
@@ -1965,8 +1965,10 @@ def full_endpoint(address: str) -> str:
 UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def _normal_endpoint(endpoint: str) -> str:
-    return split_endpoint(endpoint).url
+def _checked_endpoint(endpoint: str) -> str:
+    """Return it as it is: which port it lacks is known when the whole node is."""
+    split_endpoint(endpoint)
+    return endpoint
 
 
 def _normal_keep_alive(duration: int | str) -> int:
@@ -1982,16 +1984,13 @@ def _normal_keep_alive(duration: int | str) -> int:
 
 def _normal_paragraph(text: str) -> str:
     """Return it on one line."""
-    lines = [line.strip() for line in re.split("[\n\u2028\u2029]", text)]
-    return " ".join(line for line in lines if line)
+    return " ".join(map(str.strip, text.strip().splitlines()))
 
 
 # -- Rules: what a value may be, and what is written by mistake --
 
-# Curly quotes of word processors: to YAML they are letters.
-_CURLY = ("\u201c\u201d\u201e\u201f\u2018\u2019\u201a\u201b\u00ab\u00bb\u2039\u203a"
-          "\u00b4\u2032\u2033")
-_SECONDS = {**UNIT_SECONDS, "ms": 0.001}
+_QUOTES = f"{_CURLY}'\"` "
+_SECONDS = {**UNIT_SECONDS, "ms": 0.001}  # by a unit's first letter, or the whole of it
 # `65,536`, `64 K`, `45 min`, `4000.0`, and a comment as other languages have them.
 _AMOUNT = _Pattern(r"(-?\d{1,3}(?:,\d{3})+|-?\d{1,12}(?:\.\d{1,6})?) ?([a-z]*)(?: *//.*)?")
 
@@ -2004,7 +2003,6 @@ class Rule(Record):
     example: Any = None  # what a person may write
     normal: Callable[[Any], object] | None = None  # what becomes of a value that fits
     slips: Callable[[str], Sequence[Any]] | None = None  # what may be meant by other text
-    units: Mapping[str, float] = {}  # by the first letter of a unit
     item: str = ""  # of a list: the rule of its items
 
 
@@ -2012,15 +2010,21 @@ def _text_rule(pattern: str, words: str, example: str | None, **more: Any) -> Ru
     return Rule({"type": "string", "pattern": pattern}, words, example, **more)
 
 
-def _number_rule(least: float, most: float, words: str, example: float, *,
-                 kind: str = "integer", **more: Any) -> Rule:
-    return Rule({"type": kind, "minimum": least, "maximum": most}, words, example, **more)
+def _number_rule(least: int, most: int, words: str, example: int,
+                 units: Mapping[str, float] = {}) -> Rule:
+    return Rule({"type": "integer", "minimum": least, "maximum": most}, words, example,
+                slips=lambda text: _amount_slips(text, units))
+
+
+def _gigabytes_rule(least: float, example: float) -> Rule:
+    return Rule({"type": "number", "minimum": least, "maximum": 65536}, "a number of GB", example,
+                slips=lambda text: _amount_slips(text, {"g": 1, "m": 1 / 1024, "t": 1024}))
 
 
 def _choice_rule(*choices: str) -> Rule:
     words = " or ".join(f"`{choice}`" for choice in choices)
-    return Rule({"enum": list(choices)}, words, choices[0], slips=lambda text: (
-        difflib.get_close_matches(text.lower()[:64], choices, 1)))
+    return Rule({"enum": list(choices)}, words, choices[0],
+                slips=lambda text: [find_nearest(text.lower(), choices)])
 
 
 def _list_rule(item: str) -> Rule:
@@ -2032,26 +2036,33 @@ def _list_rule(item: str) -> Rule:
 
 
 def _name_slips(text: str) -> list[str]:
-    """Return text without the characters that names and aliases do not have."""
-    text = text.removesuffix("[1m]")  # so Claude Code is asked for a window
-    return [re.sub("[^A-Za-z0-9._-]+", "-", text).strip("-"),
-            re.sub("[^a-z0-9_-]+", "-", text.lower()).strip("-_")]
+    """Return text without what a name does not have."""
+    return [re.sub("[^a-z0-9_-]+", "-", text.lower()).strip("-")]
+
+
+def _amount_slips(text: str, units: Mapping[str, float]) -> list[float]:
+    """Return the number of an amount with separators, a unit or a comment."""
+    amount = _AMOUNT.fullmatch(text.lower())
+    if not amount:
+        return []
+    word = amount[2]
+    factor = units.get(word, units.get(word[:1], not word))
+    number = float(amount[1].replace(",", "")) * factor
+    slips = [int(number) if number == int(number) else number]
+    if "k" in units:
+        slips.append(int(number * 1024))  # of tokens, 64 alone means thousands
+    return slips
 
 
 def _address_slips(text: str) -> list[str]:
     """Return the URL and the host of an address whose scheme or port is missing or wrong."""
     scheme = "https" if text.lower().startswith("https") else "http"
     text = re.sub(r"^\w*[:;]?/+\s*|\s+(?=[:/])|[,?#].*|[^/]*@", "", text)
-    if re.fullmatch(_IPV6, text):
-        text = f"[{text}]"
-    without_port = re.sub(r"^(\[[^\]]*\]|[^:/]*):[^/]*", r"\1", text)
     slips = []
-    for address in (text, without_port):
-        try:
-            endpoint = split_endpoint(full_endpoint(f"{scheme}://{address}"))
+    for address in (text, re.sub(r"(?<=[\w\]]):[^/]*", "", text)):  # with and without its port
+        with contextlib.suppress(FleetError):
+            endpoint = full_endpoint(f"{scheme}://{address}")
             slips += [endpoint.url, endpoint.host]
-        except FleetError:
-            continue
     return slips
 
 
@@ -2060,9 +2071,8 @@ TARGET_NAMES = (  # the rows of TARGETS
     "litellm", "claude", "env", "opencode", "codex", "aider", "qwen", "pi", "cn")
 USUAL_TARGETS = TARGET_NAMES[:3]
 RULES = {
-    "name": _text_rule(
-        _NAME, "text of letters, digits, `.`, `_` and `-`, at most 64", "mini",
-        slips=_name_slips),
+    "name": _text_rule(_NAME, "text of letters, digits, `.`, `_` and `-`, at most 64", "mini",
+                       slips=_name_slips),
     "agent name": _text_rule(
         _AGENT_NAME,
         "lower case letters, digits, `-` and `_`, at most 64, a letter or digit first",
@@ -2075,17 +2085,16 @@ RULES = {
         _PARAGRAPH, "one paragraph that says when to use the agent, without blank lines",
         "Use for planning.", normal=_normal_paragraph),
     "tag": _text_rule(_ONE_LINE % 64, "text, 1 to 64 printable characters", "fast"),
-    "tool": _text_rule(_TOOL, "a name such as `Read` or `\"Bash(git *)\"`", "Read",
-                       slips=lambda text: [text.replace(" (", "(")]),
+    "tool": _text_rule(_TOOL, "a name such as `Read` or `\"Bash(git *)\"`", "Read"),
     "alias": _text_rule(
         _ALIAS, "text of letters, digits and `. _ : / @ -`, at most 128",
         "claude-sonnet-local", slips=_name_slips),
     "variable": _text_rule(
         _VARIABLE, "a variable name that ends in _MASTER_KEY or _GATEWAY_KEY",
-        "FLEET_GATEWAY_KEY", slips=lambda text: [text.upper()]),
+        "FLEET_GATEWAY_KEY"),
     "endpoint": _text_rule(
         _URL, "an address that begins with http:// or https://", "http://192.168.1.50:11434",
-        slips=_address_slips, normal=_normal_endpoint),
+        slips=_address_slips, normal=_checked_endpoint),
     "host": _text_rule(
         f"^({_HOST}|{_IPV6})$", "an address or host name", "127.0.0.1",
         slips=_address_slips, normal=str.lower),
@@ -2093,28 +2102,23 @@ RULES = {
     "parallel": _number_rule(1, 64, "a whole number, 1 to 64", 2),
     "tokens": _number_rule(
         256, 16777216, "256 to 16777216 tokens", 65536,
-        units={"k": 1024, "m": 1024 * 1024, "t": 1}),
-    "seconds": _number_rule(1, 86400, "whole seconds, 1 to 86400", 300, units=_SECONDS),
+        {"k": 1024, "m": 1024 * 1024, "t": 1}),
+    "seconds": _number_rule(1, 86400, "whole seconds, 1 to 86400", 300, _SECONDS),
     "mac": _text_rule(
         "^[0-9A-Fa-f]{2}([:-][0-9A-Fa-f]{2}){5}$", "a hardware address, in quotes",
         "a4:83:e7:01:02:03", normal=lambda text: text.lower().replace("-", ":")),
-    "gigabytes": _number_rule(
-        0.5, 65536, "a number of GB", 64, kind="number",
-        units={"g": 1, "m": 1 / 1024, "t": 1024}),
-    "cache": _number_rule(
-        0, 65536, "a number of GB", 8.6, kind="number",
-        units={"g": 1, "m": 1 / 1024, "t": 1024}),
+    "gigabytes": _gigabytes_rule(0.5, 64),
+    "cache": _gigabytes_rule(0, 8.6),
     "keep alive": Rule(
         {"anyOf": [{"type": "integer", "minimum": -1, "maximum": 31536000},
                    {"type": "string", "pattern": _DURATION}]},
         "seconds, a duration such as `24h`, or -1 to never unload", -1,
-        normal=_normal_keep_alive, units=_SECONDS),
+        normal=_normal_keep_alive, slips=lambda text: _amount_slips(text, _SECONDS)),
     "provider": _choice_rule(*PROVIDERS),
     "node provider": _choice_rule(*NODE_KINDS),
     "auth": _choice_rule("client"),
     "key variable": _text_rule(
-        _KEY_VARIABLE, "a variable name that ends in _API_KEY or _API_TOKEN", "NODE_API_KEY",
-        slips=lambda text: [text.upper()]),
+        _KEY_VARIABLE, "a variable name that ends in _API_KEY or _API_TOKEN", "NODE_API_KEY"),
     "boolean": Rule(
         {"type": "boolean"}, "`true` or `false`", True, slips=lambda text: {
             "true": [True], "yes": [True], "false": [False], "no": [False],
@@ -2122,7 +2126,7 @@ RULES = {
     "target": _choice_rule(*TARGET_NAMES),
     "frontmatter": Rule({"type": "object"}, "keys and values", {"maxTurns": 20}),
     # What a reference refers to is checked when everything is read.
-    "reference": _text_rule(_NAME, "the name of a node or a model", None, slips=_name_slips),
+    "reference": _text_rule(_NAME, "the name of a node or a model", None),
 }
 RULES["references"] = _list_rule("reference")
 RULES["tags"] = _list_rule("tag")
@@ -2156,51 +2160,24 @@ def _fits_schema(value: Any, schema: dict[str, Any]) -> bool:
     return True
 
 
-def _mend(value: Any, rule: Rule) -> object:
+def _mend(value: Any, rule: Rule) -> Any:
     """Return what obeys a rule and was meant by a value, None where nobody can tell."""
-    for guess in _guess(value, rule):
-        if _fits_schema(guess, rule.schema):
-            try:
-                if rule.normal is None or rule.normal(guess) is not None:
-                    return guess
-            except FleetError:
-                continue
-    return None
-
-
-def _guess(value: Any, rule: Rule) -> Iterator[Any]:
-    """Yield what may be meant by a value, likeliest first."""
     if isinstance(value, (list, dict)) and len(value) == 1 and not rule.item:
         value = next(iter(value))  # one thing, written as a list or with a colon
-    if isinstance(value, dict):
-        yield list(value)
-    if isinstance(value, float) and "pattern" in rule.schema:
-        return  # of 1.10 YAML kept 1.1
-    if not isinstance(value, (str, int, float)) or (rule.item and isinstance(value, bool)):
-        return
-    text = str(value).strip(f"{_CURLY}'\"` ")
-    if len(text) > 200:
-        return
-
-    if isinstance(value, bool):
-        text = text.lower()
-    yield text
-    yield " ".join(text.split())
-    yield from rule.slips(text) if rule.slips else ()
+    kinds = (str, int) if "pattern" in rule.schema else (str, int, float)  # 1.10 is 1.1 to YAML
+    if type(value) not in kinds or len(str(value)) > 200:
+        return None
+    text = str(value).strip(_QUOTES)
+    guesses = [text, *(rule.slips(text) if rule.slips else ())]
     if rule.item:
-        yield from (_split_list(text, ","), [text], _split_list(text, None))
-    amount = _AMOUNT.fullmatch(text.lower())
-    if amount:
-        word = amount[2]
-        factor = rule.units.get(word, rule.units.get(word[:1], not word))
-        number = float(amount[1].replace(",", "")) * factor
-        yield int(number) if number == int(number) else number
-        if "k" in rule.units:
-            yield int(number * 1024)  # of tokens, 64 alone means thousands
-
-
-def _split_list(text: str, separator: str | None) -> list[str]:
-    return [item.strip(f"{_CURLY}'\"` ") for item in text.strip("[]").split(separator)]
+        guesses += [[item.strip(_QUOTES) for item in text.strip("[]").split(",")], [text]]
+    for guess in guesses:
+        if _fits_schema(guess, rule.schema):
+            with contextlib.suppress(FleetError):
+                if rule.normal:
+                    rule.normal(guess)
+                return guess
+    return None
 
 
 def _show_entry(name: str, value: Any) -> str:
@@ -2410,6 +2387,7 @@ class _Checker:
     def __init__(self, document: Document) -> None:
         self.document = document
         self.findings: list[Finding] = []
+        self.references: list[tuple[tuple, str]] = []  # where, to which name
 
     def error(self, slug: str, path: tuple, what: str, *, fix: str = "",
               key: bool = False) -> None:
@@ -2456,32 +2434,30 @@ class _Checker:
     def spell(self, kind: str, path: tuple, section: dict) -> dict[str, str]:
         """Return {key: its name in the section}; report what is no key, or is there twice."""
         keys = FILE_KEYS[kind]
-        spellings = {name: name for name in keys if name in section}
+        words: dict[str, str] = {}
         for key in keys.values():
-            if key.also in section and spellings.setdefault(key.name, key.also) != key.also:
-                self.error("two-spellings", (*path, key.also), key=True,
-                           what=f"{_dotted(path)} has `{key.name}` and `{key.also}`, which "
-                                "are two spellings of one key", fix=f"remove `{key.also}:`")
-
-        known = {*keys, *(key.also for key in keys.values())}
-        words = {word: name for name in keys for word in KEY_WORDS.get(name, "").split()}
+            others = f"{key.also} {KEY_WORDS.get(key.name, '')}".replace("_", "").split()
+            words.update(dict.fromkeys(others, key.name))
+        spellings = {name: name for name in keys if name in section}
         for name in section:
-            if name in known:
+            if name in keys:
                 continue
-            camel = re.sub("(?<=[a-z])(?=[A-Z])", "_", str(name)[:64].strip(_CURLY))
-            word = re.sub("[- .]+", "_", camel).lower()
-            absent = sorted(keys.keys() - spellings.keys())
-            meant = words.get(word) or find_nearest(word, absent) \
-                or find_nearest(word, spellings)
+            word = str(name).lower()
+            meant = words.get(re.sub("[^a-z]", "", word)) or find_nearest(word, keys)
+            slug, what = "unknown-key", f"unknown key {show_value(name)} in {_dotted(path)}"
+            if meant and name == keys[meant].also:
+                if spellings.setdefault(meant, name) == name:
+                    continue
+                slug = "two-spellings"
+                what = f"{_dotted(path)} has `{meant}` and `{name}`, two spellings of one key"
             if meant in spellings:
                 fix = f"remove it: `{spellings[meant]}:` is already there"
             elif meant:
-                fix = f"did you mean `{meant}`?"
                 spellings[meant] = name
+                fix = f"did you mean `{meant}`?"
             else:
                 fix = _suggest_place(kind, name)
-            self.error("unknown-key", (*path, name), key=True, fix=fix,
-                       what=f"unknown key {show_value(name)} in {_dotted(path)}")
+            self.error(slug, (*path, name), what, key=True, fix=fix)
         return spellings
 
     def value(self, key: FileKey, path: tuple, value: Any) -> Any:
@@ -2495,15 +2471,13 @@ class _Checker:
             item = replace(key, rule=rule.item, default=REQUIRED)
             return tuple(self.value(item, (*path, place), each)
                          for place, each in enumerate(value))
-        if key.rule == "reference" and isinstance(value, str) and value:
-            return value  # `reference` says more about it than a rule can
+        is_text = isinstance(value, str)
+        if key.rule == "reference" and is_text and value:
+            self.references.append((path, value))  # of which more can be said than by a rule
+            return value
 
         slug, why = "bad-value", f"; accepted: {rule.words}"
-        is_text = isinstance(value, str)
-        is_prose = key.rule in ("text", "paragraph")
-        if is_text and value and value[0] in _CURLY and not is_prose:
-            why = ": to YAML, such quotes are a part of the text"
-        elif obeys(value, key.rule):
+        if obeys(value, key.rule):
             try:
                 return rule.normal(value) if rule.normal else value
             except FleetError as error:
@@ -2540,17 +2514,19 @@ class _Checker:
                 records[name] = self.section(kind, (*path, name), section)
         return records
 
-    def reference(self, path: tuple, name: str | None, records: dict[str, Any],
+    def reference(self, path: tuple, name: str | None, records: Mapping[str, Any],
                   kind: str) -> None:
         """Report a name that no section of that kind has."""
-        choices: dict[str, Any] = {str(known): known for known in records}
-        if name is None or name in choices or not records:
+        if name is None or name in records or name in map(str, records) or not records:
             return
-        if path[0] == "models" and kind == "model":  # nobody falls back on itself
-            del choices[path[1]]
-        others = _other_names(records)
-        fix = nearest(name, choices, {
-            word: known for word, known in others.items() if known in choices})
+        others = {}  # what people write for a name: the address of a node, a model's
+        for known, record in records.items():
+            if isinstance(record, Node) and record.endpoint:
+                words = (record.endpoint, split_endpoint(record.endpoint).host)
+                others.update(dict.fromkeys(words, known))
+            elif isinstance(record, Model):
+                others.update({str(record.ollama_model): known, str(record.alias): known})
+        fix = nearest(name, records, others)
         if len(name) > 60:
             name = f"{name[:60]}…"
         self.error(f"unknown-{kind}", path, f"references unknown {kind}: {name}",
@@ -2568,8 +2544,6 @@ def _suggest_value(key: FileKey, path: tuple, value: Any) -> str:
     meant = _mend(value, rule)
     if meant is not None:
         return f"write `{_show_entry(name, meant)}`"
-    if isinstance(value, float) and "pattern" in rule.schema:
-        return "put it in quotes"
     if key.default not in (REQUIRED, None, ()):
         return f"write `{_show_entry(name, key.default)}`, the default"
     fix = f"write {rule.words}"
@@ -2593,36 +2567,19 @@ def _suggest_place(kind: str, name: object) -> str:
 
 def _suggest_keys(kind: str, path: tuple, value: object) -> str:
     """Return what to write where something else than keys stands."""
-    keys = [key for key in FILE_KEYS[kind].values() if key.rule in RULES]
-    if kind in NAME_RULES and path[-1] in FILE_KEYS[kind]:
+    keys = FILE_KEYS[kind]
+    if kind in NAME_RULES and path[-1] in keys:
         return f"indent `{path[-1]}:` deeper, under its {kind}"
-    if not keys:
-        return f"known keys: {', '.join(FILE_KEYS[kind])}"
-    glued = re.fullmatch(r"(\w+):(\S.*)", str(value))
-    if glued and glued[1] in FILE_KEYS[kind]:
-        return f"put a space after the colon: `{glued[1]}: {glued[2]}`"
-    # One value alone is most likely that of the first key that could hold it.
-    first = next((key for key in keys if obeys(value, key.rule)), keys[0])
-    meant = _mend(value, RULES[first.rule])
-    if meant is None:
-        first = next(key for key in keys if RULES[key.rule].example is not None)
-        meant = RULES[first.rule].example
-    entry = _show_entry(first.name, meant)
-    return f"write its keys on the lines below, such as `{entry}`"
-
-
-def _other_names(records: Mapping[str, Any]) -> dict[str, str]:
-    """Return {what people write for a name: the name}: addresses, models, aliases."""
-    others: dict[str, str] = {}
-    for name, record in records.items():
-        if isinstance(record, Node) and record.endpoint:
-            parts = split_endpoint(record.endpoint)
-            address = f"{parts.host}:{parts.port}"
-            others.update(dict.fromkeys((record.endpoint, parts.host, address), name))
-        elif isinstance(record, Model):
-            words = filter(None, (record.ollama_model, record.alias))
-            others.update(dict.fromkeys(words, name))
-    return others
+    name, _, rest = str(value).partition(":")
+    if name in keys:
+        return f"put a space after the colon: `{name}: {rest}`"
+    for key in keys.values():
+        rule = RULES.get(key.rule)
+        meant = rule and (_mend(value, rule) or rule.example)
+        if meant:  # one value alone is most likely that of the first key that can hold it
+            entry = _show_entry(key.name, meant)
+            return f"write its keys on the lines below, such as `{entry}`"
+    return f"known keys: {', '.join(keys)}"
 
 
 def check_fleet(document: Document) -> tuple[Fleet | None, list[Finding]]:
@@ -2635,27 +2592,25 @@ def check_fleet(document: Document) -> tuple[Fleet | None, list[Finding]]:
         file = check.section("", (), document.value)
         project = file.project or Project("")
         nodes, models, agents = file.nodes or {}, file.models or {}, file.agents or {}
-        chosen = {tier: getattr(project.claude, tier) for tier in TIERS}
-        tiers = {tier: name for tier, name in chosen.items() if name}
-        for tier, name in tiers.items():
-            check.reference(("project", "claude", tier), name, models, "model")
+        _check_references(check, nodes, models)
         for agent in agents.values():
-            _check_agent(check, agent, models)
+            _check_agent(check, agent)
         for node in nodes.values():
             _check_node(check, node, project.gateway)
         for model in models.values():
-            _check_model(check, model, models, nodes)
+            _check_model(check, model, nodes.get(model.node))
     except FleetError as error:  # too many
         last = [error.finding]
 
     if check.findings:
         findings = sorted(check.findings, key=_place_of) + last
         return None, [spell_fix(finding, document) for finding in findings]
-    nodes = {name: _settle_endpoint(node, document.value["nodes"][name])
-             for name, node in nodes.items()}
-    targets = tuple(name for name in TARGET_NAMES if name in (*project.targets, "env"))
+    tiers = {tier: getattr(project.claude, tier) for tier in TIERS}
     return Fleet(
-        name=project.name, gateway=project.gateway, claude=tiers, targets=targets, nodes=nodes,
+        name=project.name, gateway=project.gateway,
+        claude={tier: name for tier, name in tiers.items() if name},
+        targets=tuple(name for name in TARGET_NAMES if name in (*project.targets, "env")),
+        nodes={name: _settle_endpoint(node) for name, node in nodes.items()},
         models=models, agents=agents, document=document, lean=project.claude.lean), []
 
 
@@ -2675,13 +2630,9 @@ def spell_fix(finding: Finding, document: Document) -> Finding:
     return replace(finding, fix=re.sub("`([a-z_]+):(?: ([^`]+))?`", spell, finding.fix))
 
 
-def _settle_endpoint(node: Node, written: Any) -> Node:
+def _settle_endpoint(node: Node) -> Node:
     """Return a node with its provider's port, and without a `/v1` that its paths have."""
-    endpoint = split_endpoint(node.endpoint)
-    text = written["endpoint"] if isinstance(written, dict) else str(written)
-    lacks_port = re.match(r"(?i)http://(\[[^\]]*\]|[^/:]*)(/|$)", text)
-    if lacks_port and NODE_KINDS[node.provider].port:
-        endpoint = replace(endpoint, port=NODE_KINDS[node.provider].port)
+    endpoint = split_endpoint(node.endpoint, NODE_KINDS[node.provider].port or 80)
     if node.provider != "ollama":
         endpoint = replace(endpoint, path=re.sub("/v1$", "", endpoint.path))
     return replace(node, endpoint=endpoint.url)
@@ -2703,10 +2654,25 @@ def _place_of(finding: Finding) -> list[int]:
     return [int(number) for number in finding.where.split(":")[-2:]]
 
 
-def _check_agent(check: _Checker, agent: Agent, models: dict[str, Model]) -> None:
-    """Report what an agent refers to, and keys that Claude Code would read twice."""
-    path = ("agents", agent.name)
-    check.reference((*path, "model"), agent.model, models, "model")
+def _check_references(check: _Checker, nodes: dict[str, Node], models: dict[str, Model]) -> None:
+    """Report names that nothing has, and who falls back on itself."""
+    # Two models may fall back on each other: of a chain only the first step is taken, and
+    # LiteLLM takes no more than five (1.106.2: `a` and `b` both dead answered in 0.06 s).
+    for path, name in check.references:
+        if path[-1] == "node":
+            check.reference(path, name, nodes, "node")
+        elif path[:2] == ("models", name):
+            check.error("fallback-cycle", path, "is the model itself",
+                        fix=f"remove `{name}` from it")
+        elif name not in models:
+            known = {other: model for other, model in models.items()
+                     if path[:2] != ("models", other)}
+            check.reference(path, name, known or models, "model")
+
+
+def _check_agent(check: _Checker, agent: Agent) -> None:
+    """Report keys that Claude Code would read twice, or not at all."""
+    at = ("agents", agent.name, "frontmatter")
     for key in agent.frontmatter:
         if key in AGENT_OWN_KEYS:
             fix = f"write `{key}:` one level up"
@@ -2714,66 +2680,42 @@ def _check_agent(check: _Checker, agent: Agent, models: dict[str, Model]) -> Non
             fix = "rename it"
         else:
             continue
-        at = (*path, "frontmatter")
         check.error("bad-frontmatter", (*at, key), key=True, fix=fix,
                     what=f"{_dotted(at)} cannot hold the key {show_value(key)}")
 
 
 def _check_node(check: _Checker, node: Node, gateway: Gateway) -> None:
     """Report where a person's login may not go."""
-    path = ("nodes", node.name, "auth")
-    if not node.auth:
-        return
-    if node.provider != "anthropic":
-        check.error("bad-auth", path, "is only for `provider: anthropic`",
-                    fix="remove it, or write `api_key_env:`")
-    elif node.api_key_env:
-        check.error("bad-auth", path, "and `api_key_env` are two ways to log in",
-                    fix="remove one of them")
-    elif gateway.provider == "litellm":
-        check.error("bad-auth", path, "needs this program's own gateway: LiteLLM cannot "
-                    "tell its key from a login",
-                    fix="write `provider: builtin` under project.gateway")
-    elif (node.endpoint or "").startswith("http:") and not is_loopback_name(node.endpoint):
-        check.error("bad-auth", path, "would send the login unencrypted",
-                    fix="write https://")
+    at = split_endpoint(node.endpoint or OLLAMA_ENDPOINT)
+    for is_wrong, what, fix in (
+            (node.provider != "anthropic", "is only for `provider: anthropic`",
+             "remove it, or write `api_key_env:`"),
+            (node.api_key_env, "and `api_key_env` are two ways to log in", "remove one of them"),
+            (gateway.provider == "litellm", "needs this program's own gateway: LiteLLM cannot "
+             "tell its key from a login", "write `provider: builtin` under project.gateway"),
+            (at.scheme == "http" and not LOOPBACK.fullmatch(at.host),
+             "would send the login unencrypted", "write https://")):
+        if node.auth and is_wrong:
+            check.error("bad-auth", ("nodes", node.name, "auth"), what, fix=fix)
+            return
 
 
-def is_loopback_name(endpoint: str) -> bool:
-    """Tell whether an endpoint is on this machine by what it says."""
-    return bool(LOOPBACK.fullmatch(split_endpoint(endpoint).host))
-
-
-def _check_model(check: _Checker, model: Model, models: dict[str, Model],
-                 nodes: dict[str, Node]) -> None:
-    """Report what a model refers to, and names that mean something else to other programs."""
+def _check_model(check: _Checker, model: Model, node: Node | None) -> None:
+    """Report names that mean something else to other programs, and what leaves the house."""
     path = ("models", model.name)
-    check.reference((*path, "node"), model.node, nodes, "node")
-    # Two models may fall back on each other: of a chain only the first step is taken, and
-    # LiteLLM takes no more than five (1.106.2: `a` and `b` both dead answered in 0.06 s).
-    for place, other in enumerate(model.fallback):
-        at = (*path, "fallback", place)
-        if other == model.name:
-            check.error("fallback-cycle", at, "is the model itself",
-                        fix=f"remove `{other}` from it")
-        else:
-            check.reference(at, other, models, "model")
-
     alias = model.alias or ""
     if alias.lower() in CLAUDE_WORDS:
         check.error("reserved-alias", (*path, "litellm_alias"),
                     f"is `{alias}`: Claude Code gives `{alias}` a meaning of its own",
                     fix=f"write `claude-{alias.lower()}-local`")
-    node = nodes.get(model.node)
-    if node and node.provider == "anthropic" and not model.cloud:
-        check.error("cloud-model", (*path, model.name_key),
-                    f"is at {node.endpoint}: everything you send it leaves your network",
-                    fix="choose a local model, or add `cloud: true`")
-    is_at_ollama = not node or node.provider == "ollama"
-    if is_at_ollama and leaves_house(model.ollama_model or "") and not model.cloud:
-        check.error("cloud-model", (*path, model.name_key),
-                    f"is `{model.ollama_model}`: Ollama sends this to ollama.com; "
-                    "it does not run on your machine",
+    where = ""
+    if node and node.provider == "anthropic":
+        where = f"at {node.endpoint}: everything you send it leaves your network"
+    elif (not node or node.provider == "ollama") and leaves_house(model.ollama_model or ""):
+        where = (f"`{model.ollama_model}`: Ollama sends this to ollama.com; it does not run on "
+                 "your machine")
+    if where and not model.cloud:
+        check.error("cloud-model", (*path, model.name_key), f"is {where}",
                     fix="choose a local model, or add `cloud: true`")
 
 
@@ -15973,7 +15915,8 @@ RULES.update({
     "span": Rule(
         {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 604800},
                    {"type": "string", "pattern": _SPAN}]},
-        "seconds, or a duration such as `45m`", "45m", _normal_span, units=_SECONDS),
+        "seconds, or a duration such as `45m`", "45m", _normal_span,
+        lambda text: _amount_slips(text, _SECONDS)),
     "changes": _choice_rule("required", "none"),
     "check place": _choice_rule("own", "same"),
     "permission": _choice_rule("default", "bypass"),
@@ -22364,7 +22307,7 @@ def parse_nodes(texts: Iterable[str], command: str) -> dict[str, Node]:
         name, _, url = text.partition("=")
         endpoint = why = ""
         try:
-            endpoint = split_endpoint(full_endpoint(url)).url
+            endpoint = full_endpoint(url).url
         except FleetError as error:
             why = error.what
         if not url or not obeys(name, "name"):
@@ -22408,7 +22351,7 @@ def suggest_node(text: str, taken: Iterable[str]) -> str:
     if not equals and re.search("[.:]", text):
         name, url = "", text
     try:
-        split_endpoint(full_endpoint(url))
+        full_endpoint(url)
     except FleetError:
         url = "http://192.168.1.50:11434"
     name = re.sub(r"[^\w.-]+", "-", name).strip("-")
@@ -22520,7 +22463,7 @@ def own_endpoint(world: World) -> str:
     if text.startswith("http://") and not re.search(r":\d+$", text):
         text += ":80"
     try:
-        return split_endpoint(full_endpoint(text)).url if text != "localhost" else OLLAMA_ENDPOINT
+        return full_endpoint(text).url
     except FleetError:
         return OLLAMA_ENDPOINT
 
