@@ -56,7 +56,7 @@ def test_demo_shows_everything_and_leaves_nothing(places):
     status, out, err = end(start(places, str(SCRIPT)))
     assert (status, err) == (0, ""), out
     assert typed(out) == COMMANDS
-    for said in ("fleet.yaml is valid.", ": ready. Gateway at http", "put to sleep",
+    for said in ("fleet.yaml is valid.", ": ready. Gateway at http", "put to sleep", "skips it for",
                  "fallback: ", "nothing left the house", "Served:"):
         assert said in out, said
     tail = out[out.index("$ subagent-fleet trace"):]
