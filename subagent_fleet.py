@@ -11693,24 +11693,73 @@ class World:
 # What is asked of machines: all at once, each with a deadline that holds whatever they do.
 
 def probe_nodes(world: World, nodes: Mapping[str, Node], seconds: float,
-                models: Mapping[str, Model] | None = None) -> dict[str, NodeState]:
+                models: Mapping[str, Model] | None = None, *,
+                are_known: bool = True) -> dict[str, NodeState]:
     """Return {name: NodeState}: every node asked at once, no answer awaited past `seconds`.
 
     The capabilities of the fleet's `models` are asked for; without any, those of all there are.
+    Where nobody has said what the nodes run, that is found out.
     """
     deadline = world.clock() + seconds
     wanted = {full_model_name(model.ollama_model) for model in (models or {}).values()}
     world.allow_files(4 * len(nodes) + 256)
-    jobs = {}
-    for name, node in nodes.items():
-        probe = Probe(world, node, deadline)
-        jobs[name] = lambda probe=probe: probe.run(wanted)
-
+    ask = probe if are_known else probe_unknown
+    jobs = {name: functools.partial(ask, world, node, deadline, wanted)
+            for name, node in nodes.items()}
     states = dict(run_together(world, jobs, until=deadline + PROBE_GRACE_SECONDS))
     late = f"no answer within {seconds:g} s"
     return {name: states.get(name)
             or NodeState(name, node.endpoint, "timeout", late, provider=node.provider)
             for name, node in nodes.items()}
+
+
+def probe(world: World, node: Node, deadline: float, wanted: Collection[str] = ()) -> NodeState:
+    """Ask a node who it is, what it has, then what its `wanted` models (none: all) can do."""
+    def ask(question: Ask) -> Any:
+        return ask_node(world, node, question, deadline=deadline)
+
+    def ask_all(asks: Mapping[str, Ask]) -> dict[str, Any]:
+        jobs = {key: functools.partial(ask, question) for key, question in asks.items()}
+        answers = run_together(world, jobs, threads=8, until=deadline + PROBE_GRACE_SECONDS)
+        return {key: answer for key, answer in answers
+                if key is not None and not isinstance(answer, NodeFailure)}
+
+    backend = backend_of(node)
+    began = world.clock()
+    try:
+        version = ask(backend.identify())
+        latency = round((world.clock() - began) * 1000, 1)
+        models = ask(backend.list_models())
+    except NodeFailure as failure:
+        failure = explain_failure(failure, backend)
+        return NodeState(node.name, node.endpoint, failure.reason, failure.detail,
+                         provider=node.provider)
+
+    names = [model.name for model in models
+             if not wanted or full_model_name(model.name) in wanted]
+    details = ask_all({"": backend.list_loaded(),
+                       **{name: backend.describe(name) for name in names[:SHOW_LIMIT]}})
+    more = {name: facts.pop("more") for name, facts in details.items()
+            if name and "more" in facts}
+    for name, facts in ask_all(more).items():
+        details[name].update(facts)
+    described = tuple(replace(model, **details.get(model.name, {})) for model in models)
+    return NodeState(node.name, node.endpoint, version=version, latency_ms=latency,
+                     models=described, loaded=details.get("", ()), provider=node.provider)
+
+
+ODD_REASONS = ("not ", "http ", "bad answer")  # of who answers, but not as it was asked
+
+
+def probe_unknown(world: World, node: Node, deadline: float,
+                  wanted: Collection[str] = ()) -> NodeState:
+    """Ask as Ollama is asked; who answers, but otherwise, is asked as the other kinds are."""
+    state = probe(world, node, deadline, wanted)
+    if state.reason.startswith(ODD_REASONS):
+        kind = recognise_node(world, node, deadline)
+        if kind.provider != node.provider:
+            return probe(world, kind, deadline, wanted)
+    return state
 
 
 def sign(world: World, node: Node, ask: Ask) -> Ask:
@@ -11748,81 +11797,13 @@ def recognise_node(world: World, node: Node, until: float) -> Node:
     kinds = {name: replace(node, provider=name) for name in BACKENDS if name != "anthropic"}
     jobs = {name: functools.partial(identify, kind) for name, kind in kinds.items()}
     answers = dict(run_together(world, jobs, until=until + PROBE_GRACE_SECONDS))
-    refused = set()
     for name, kind in kinds.items():  # of two that answer the first is it
-        if name not in answers:
-            continue
-        answer = answers[name]
-        if not isinstance(answer, NodeFailure):
+        if name in answers and not isinstance(answers[name], NodeFailure):
             return kind
-        if answer.reason in ("http 401", "http 403"):
-            refused.add(name)
-
     for name in ("llamacpp", "openai"):  # the one by its `Server:`, the other by being the rest
-        if name in refused:
+        if name in answers and answers[name].reason in ("http 401", "http 403"):
             return kinds[name]
     return node
-
-
-ODD_REASONS = ("not ", "http ", "bad answer")  # of who answers, but not as it was asked
-
-
-def probe_unknown(world: World, nodes: Mapping[str, Node], seconds: float) -> dict[str, NodeState]:
-    """Return the states of nodes of which nobody has said what they run."""
-    states = probe_nodes(world, nodes, seconds)
-    # Who is not there is asked once; what answers, but not as Ollama does, once more.
-    until = world.clock() + seconds
-    jobs = {name: lambda node=nodes[name]: recognise_node(world, node, until)
-            for name, state in states.items()
-            if state.reason.startswith(ODD_REASONS)}
-    known = dict(run_together(world, jobs, until=until + PROBE_GRACE_SECONDS))
-    found = {name: node for name, node in known.items()
-             if isinstance(node, Node) and node.provider != "ollama"}
-    return {**states, **probe_nodes(world, found, seconds)} if found else states
-
-
-class Probe:
-    """Asks one node who it is, what it has, then all the rest at once."""
-
-    def __init__(self, world: World, node: Node, deadline: float) -> None:
-        self._world, self._node, self._deadline = world, node, deadline
-        self._backend = backend_of(node)
-
-    def run(self, wanted: set[str]) -> NodeState:
-        """Return what the node answered, with what its `wanted` models (none: all) can do."""
-        node, backend = self._node, self._backend
-        began = self._world.clock()
-        try:
-            version = self._ask(backend.identify())
-            latency = round((self._world.clock() - began) * 1000, 1)
-            models = self._ask(backend.list_models())
-        except NodeFailure as failure:
-            failure = explain_failure(failure, backend)
-            return NodeState(node.name, node.endpoint, failure.reason, failure.detail,
-                             provider=node.provider)
-
-        names = [model.name for model in models
-                 if not wanted or full_model_name(model.name) in wanted]
-        asks = {name: backend.describe(name) for name in names[:SHOW_LIMIT]}
-        details = self._ask_all({"": backend.list_loaded(), **asks})
-        more = {name: facts.pop("more") for name, facts in details.items()
-                if name and "more" in facts}
-        for name, facts in self._ask_all(more).items():
-            details[name].update(facts)
-        described = tuple(replace(model, **details.get(model.name, {})) for model in models)
-        return NodeState(node.name, node.endpoint, version=version, latency_ms=latency,
-                         models=described, loaded=details.get("", ()), provider=node.provider)
-
-    def _ask(self, ask: Ask) -> Any:
-        return ask_node(self._world, self._node, ask, deadline=self._deadline)
-
-    def _ask_all(self, asks: Mapping[str, Ask]) -> dict[str, Any]:
-        """Return the answers by the keys of their questions, without those that failed."""
-        jobs = {key: lambda ask=ask: self._ask(ask) for key, ask in asks.items()}
-        answers = run_together(self._world, jobs, threads=8,
-                               until=self._deadline + PROBE_GRACE_SECONDS)
-        return {key: answer for key, answer in answers
-                if key is not None and not isinstance(answer, NodeFailure)}
 
 
 def explain_failure(failure: NodeFailure, backend: Backend) -> NodeFailure:
@@ -11897,23 +11878,26 @@ def _identify_doors(world: World, doors: Sequence[tuple[str, int]], peers: Seque
                     taken: set[str], deadline: float
                     ) -> tuple[tuple[Found, ...], tuple[tuple[str, str], ...]]:
     """Ask who listens; return the machines of ours, and what answers and is something else."""
-    jobs = {door: lambda door=door: _identify_door(world, door, deadline) for door in doors}
+    jobs = {(address, port): functools.partial(
+        probe_unknown, world, Node(address, f"http://{address}:{port}"), deadline)
+        for address, port in doors}
     answers = dict(run_together(world, jobs, until=deadline + PROBE_GRACE_SECONDS))
     lan = {address for address, _ in doors if address_kind(address) != "Tailscale"}
     twice = {peer.address for peer in peers if lan & set(peer.others)}  # seen on the LAN already
 
     found, others = [], []
     for address, port in doors:
-        one = answers.get((address, port))
-        if not isinstance(one, Found):
+        state = answers.get((address, port))
+        if not state:
             others.append((f"{address}:{port}", "silent"))
-        elif not one.state.online:
-            others.append((f"{address}:{port}", _why_other(port, one.state)))
+        elif not state.online:
+            others.append((f"{address}:{port}", _why_other(port, state)))
         elif address not in twice:
             name = name_place(address, port, peers, taken)
             taken.add(name)
-            found.append(replace(one, node=replace(one.node, name=name),
-                                 state=replace(one.state, name=name)))
+            node = Node(name, state.endpoint, provider=state.provider)
+            found.append(Found(node, replace(state, name=name),
+                               f"{backend_of(node).title} {state.version}".strip()))
     return tuple(found), tuple(others)
 
 
@@ -11926,19 +11910,6 @@ def _why_other(port: int, state: NodeState) -> str:
     if port == OLLAMA_PORT:
         return "not Ollama"
     return "something else"
-
-
-def _identify_door(world: World, door: tuple[str, int], deadline: float) -> Found:
-    """Ask as Ollama is asked; who answers, but otherwise, is asked as the other kinds are."""
-    address, port = door
-    node = Node(address, f"http://{address}:{port}")
-    state = Probe(world, node, deadline).run(set())
-    if state.reason.startswith(ODD_REASONS):
-        kind = recognise_node(world, node, deadline)
-        if kind.provider != node.provider:
-            node = kind
-            state = Probe(world, node, deadline).run(set())
-    return Found(node, state, f"{backend_of(node).title} {state.version}".strip())
 
 
 # -- machines that sleep --
@@ -12034,11 +12005,11 @@ class Warmth:
     @property
     def state(self) -> str:
         """What became of it: ok, not answering, busy or failed; its stage while it is not over."""
-        if self.stage != "done" or self.ok:
-            return "ok" if self.stage == "done" else self.stage
-        if self.reason in ("timeout", "unreachable"):
-            return "not answering"
-        return "busy" if self.reason == "busy" else "failed"
+        if self.stage != "done":
+            return self.stage
+        words = {"": "ok", "timeout": "not answering", "unreachable": "not answering",
+                 "busy": "busy"}
+        return words.get(self.reason, "failed")
 
     @property
     def wait(self) -> str:
@@ -12205,11 +12176,10 @@ def _makes_room(warmth: Warmth, world: World, how: WarmUp) -> bool:
 
 def _send_load(warmth: Warmth, world: World, how: WarmUp, words: str) -> None:
     """Ask to load a model, and look from time to time at what its machine holds meanwhile."""
-    model, stage = warmth.model, warmth.stage
-    request = backend_of(warmth.node).load(model, unload=how.unload, words=words)
-    began = answered = world.clock()
-    look_at = began + LOAD_LOOK_SECONDS
-    until = began + (how.seconds or model.timeout)
+    request = backend_of(warmth.node).load(warmth.model, unload=how.unload, words=words)
+    stage = warmth.stage
+    began = answered = looked = world.clock()
+    until = began + (how.seconds or warmth.model.timeout)
     jobs = {"load": lambda: ask_node(world, warmth.node, request, deadline=until)}
     # Where this gives up, the request goes on: the model is loaded when its turn comes.
     for key, outcome in run_together(world, jobs):
@@ -12219,28 +12189,32 @@ def _send_load(warmth: Warmth, world: World, how: WarmUp, words: str) -> None:
             warmth.detail = outcome or warmth.detail
             continue
         now = world.clock()
-        if now < look_at:
+        if now < looked + LOAD_LOOK_SECONDS:
             continue
 
         try:
-            loaded = _ask_loaded(world, warmth.node, now + PROBE_TIMEOUT_SECONDS) or ()
-            answered = now
-            # A model that waits for others is not listed, and they are (0.32.15).
-            mine = find_models(loaded, model.ollama_model)
-            is_mine = any(match.context in (0, model.context) for match in mine)
-            is_busy = bool(loaded) and not is_mine and not how.unload
-            warmth.stage = "busy" if is_busy and now - began >= BUSY_SECONDS else stage
-            warmth.rivals = tuple(other.name for other in loaded)
+            is_busy = _is_busy(warmth, world) and not how.unload and now >= began + BUSY_SECONDS
+            warmth.stage, answered = "busy" if is_busy else stage, now
         except NodeFailure as failure:
             if failure.reason in ("timeout", "unreachable"):
                 warmth.stage = "not answering"
-        look_at = world.clock() + LOAD_LOOK_SECONDS
-        silence = world.clock() - answered
+        looked = world.clock()
+        silence = looked - answered
         if warmth.stage == "not answering" and silence >= HUNG_SECONDS:
             raise NodeFailure("timeout", "it took the request, but has not answered for "
                               f"{silence:.0f} s")
         if warmth.stage == "busy" and now - began >= how.busy_seconds:
             raise NodeFailure("busy", warmth.wait, fix=BUSY_FIX)
+
+
+def _is_busy(warmth: Warmth, world: World) -> bool:
+    """Tell whether its machine holds other models, and this one is not even on its way."""
+    model = warmth.model
+    loaded = _ask_loaded(world, warmth.node, world.clock() + PROBE_TIMEOUT_SECONDS) or ()
+    warmth.rivals = tuple(other.name for other in loaded)
+    # A model that waits for others is not listed, and they are (0.32.15).
+    return bool(loaded) and not any(match.context in (0, model.context) for match in
+                                    find_models(loaded, model.ollama_model))
 
 
 def _await_load(warmth: Warmth, world: World, seconds: float) -> None:
@@ -22360,7 +22334,7 @@ def ask_machines(world: World, nodes: Mapping[str, Node], *, offline: bool = Fal
     if offline:
         return [NodeState(node.name, node.endpoint, "not asked", provider=node.provider)
                 for node in nodes.values()]
-    states = probe_unknown(world, nodes, INIT_TIMEOUT_SECONDS)
+    states = probe_nodes(world, nodes, INIT_TIMEOUT_SECONDS, are_known=False)
     here = states.get("local")
     if here and here.reason == "refused" and not world.environ.get("OLLAMA_HOST"):
         for server in look_for_servers(world, (), INIT_TIMEOUT_SECONDS)[:1]:
@@ -22609,7 +22583,8 @@ def plan_insertion(config: Config, node: Node, names: Sequence[str], world: Worl
 
     if is_there:
         node = fleet.nodes[node.name]  # with its key
-    state = probe_unknown(world, {node.name: node}, INIT_TIMEOUT_SECONDS)[node.name]
+    state = probe_nodes(world, {node.name: node}, INIT_TIMEOUT_SECONDS,
+                        are_known=False)[node.name]
     if not state.online:
         raise FleetError("node-silent", f"node `{node.name}`: {state.why} ({node.endpoint}); "
                          "nothing was written", fix=state.mend)

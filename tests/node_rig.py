@@ -15,7 +15,7 @@ def recognise(endpoint, provider="ollama"):
     """The kind of server that answers at an endpoint, and what an unknown one says of itself."""
     world, node = sf.World(), sf.Node("n", endpoint, provider=provider)
     found = sf.recognise_node(world, node, world.clock() + 2)
-    return found, sf.probe_unknown(world, {"n": node}, 2)["n"]
+    return found, sf.probe_nodes(world, {"n": node}, 2, are_known=False)["n"]
 
 
 def warm(endpoint, provider, model, *, context=16384, timeout=5, **how):
