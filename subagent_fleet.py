@@ -22419,7 +22419,7 @@ def own_endpoint(world: World) -> str:
     if text.startswith("http://") and not re.search(r":\d+$", text):
         text += ":80"
     try:
-        return full_endpoint(text).url
+        return full_endpoint(text).url if text != "localhost" else OLLAMA_ENDPOINT
     except FleetError:
         return OLLAMA_ENDPOINT
 
