@@ -21360,20 +21360,18 @@ class LiveLine:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._is_live = world.redraws()
 
     def show(self, text: str) -> None:
         """Draw the line again, cut to one: another could not be redrawn.
 
         One column short, because a line that reaches the last one leaves a second line behind.
         """
-        if self._is_live:
-            line = crop(clean_line(f"  {text}"), (self._world.columns or 80) - 1)
-            self._world.err(f"\r\x1b[K{line}")
+        if self._world.redraws():
+            line = crop(clean_line(text), (self._world.columns or 80) - 3)
+            self._world.err(f"\r\x1b[K{text and '  '}{line}")
 
     def clear(self) -> None:
-        if self._is_live:
-            self._world.err("\r\x1b[K")
+        self.show("")
 
     def __enter__(self) -> LiveLine:
         return self
@@ -23050,8 +23048,7 @@ def report_recommendation(fleet: Fleet, advised: Recommendation, written: Sequen
          Flag("--claude-only", "only the agents", more={**TARGET_WORD, "const": "claude"}),
          Flag("--check", "write nothing; exit 1 when something would change"),
          Flag("--diff", "write nothing; show what would change"), FORCE, JSON, group=SET_UP,
-         examples=("generate", "generate --check --diff", "generate --target claude,env"),
-         excludes=("litellm-only claude-only",))
+         examples=("generate", "generate --check --diff", "generate --target claude,env"))
 def cmd_generate(options: Options, world: World) -> int:
     targets = parse_targets(options)
     only_looks = options.check or options.diff
@@ -27066,12 +27063,7 @@ def cmd_skills_install(options: Options, world: World) -> int:
 def cmd_plugins_install(options: Options, world: World) -> int:
     targets = split_lists(options.target)
     check_names("target", targets, PLUGIN_TARGETS, "plugins install")
-    source = world.own_source()
-    if source is None:
-        raise FleetError("no-source", "plugins install: this program was piped, so the checksum of "
-                         "its file is not known", status=EXIT_USAGE,
-                         fix="save it as subagent_fleet.py, and run that")
-
+    source = read_own_source(world, "plugins install")
     wanted = render_plugins(targets or PLUGIN_TARGETS, source)
     workspace = open_workspace(options, world)
     write_bundle(workspace, "plugins", wanted, options)
@@ -27118,6 +27110,10 @@ import sys; sys.path[0] = {}; import subagent_fleet; subagent_fleet.main_and_end
 """
 
 
+# Where a line counts for new terminals, by the shell.
+START_FILES = {"zsh": "~/.zshrc", "bash": "~/.bashrc", "fish": "~/.config/fish/config.fish"}
+
+
 @command("install", "install the command subagent-fleet for this user",
          Flag("--remove", "remove it, and all that this program wrote outside of your projects"),
          group=MORE, examples=("install", "install --remove"))
@@ -27126,7 +27122,6 @@ def cmd_install(options: Options, world: World) -> int:
         raise FleetError("usage", "install: not on Windows; use pip there", status=EXIT_USAGE,
                          fix="python -m pip install .  (in a checkout)")
     place = world.user_place("data")
-    copy = world.path(place, "subagent_fleet.py")
     command = world.path(world.home, ".local", "bin", "subagent-fleet")
     launcher = LAUNCHER.format(repr(place)).encode("utf-8")
     kind = world.kind_of(command, follow=False)
@@ -27135,51 +27130,66 @@ def cmd_install(options: Options, world: World) -> int:
                          status=EXIT_REFUSED, fix=f"mv {quote_shell(command)} "
                                                   f"{quote_shell(command + '.old')}")
     if options.remove:
-        return remove_install(world, command, copy)
+        return remove_install(world, command)
 
-    source = world.own_source()
-    if source is None:
-        raise FleetError("no-source", "install: this program was piped, so it has no file to copy",
-                         status=EXIT_USAGE, fix="save it as subagent_fleet.py, and run that")
+    source = read_own_source(world, "install")
+    copy = world.path(place, "subagent_fleet.py")
     world.replace_files([(copy, source, 0o644), (command, launcher, 0o755)])
     world.keep_bytecode(copy)
     world.out(f"Installed: {command} ({__version__})\n")
     if world.which("subagent-fleet") != command:
-        world.out("Your shell does not find it yet. Add this line to its start file:\n"
+        _, shell = world.split(world.environ.get("SHELL", ""))
+        name = START_FILES.get(shell, "your shell's start file")
+        world.out("Your shell does not find it yet. Type this line now, and put it into "
+                  f"{name} for new terminals:\n"
                   f"  export PATH={quote_shell(world.parent(command))}:$PATH\n")
     return EXIT_OK
 
 
-def remove_install(world: World, command: str, copy: str) -> int:
+def read_own_source(world: World, name: str) -> bytes:
+    """Return this file's own text; a program that was piped has none."""
+    source = world.own_source()
+    if source is None:
+        raise FleetError("no-source", f"{name}: this program was piped, so its own file is not "
+                         "known", status=EXIT_USAGE, fix="save it as subagent_fleet.py, and run "
+                         "that")
+    return source
+
+
+def remove_install(world: World, command: str) -> int:
     """Remove all that this program has written outside of projects, but no worktree of a task."""
     home = Workspace(world, world.home)
     taught = home.compare(None, tuple(target.name for target in TAUGHT))
     mine = [change for change in taught if change.action != "edited"]
+    kept = paths_that(taught, "edited")
     worktrees = world.paths_below(world.user_place("state", "worktrees"), "*/*")
+    places = [world.user_place("cache")]
     paths = []
-    if not worktrees:  # else the command stays, too: `task tidy` is still to be typed
-        paths = [command, *world.paths_below(world.user_place("data"), "**"),
-                 *world.paths_below(world.user_place("state"), "**")]
-    paths += world.paths_below(world.user_place("cache"), "**")
+    if worktrees:  # then the command stays, too: `task tidy` is still to be typed
+        kept.append(f"the command, and {count_of(worktrees, 'worktree')} of tasks, such as "
+                    f"{worktrees[0]}. First `subagent-fleet task tidy` in their repositories, "
+                    "then this again")
+    else:
+        places += [world.user_place("data"), world.user_place("state")]
+        paths = [command]
+    for place in places:
+        paths += [place, *world.paths_below(place, "**")]
+
     files = [path for path in paths if world.kind_of(path, follow=False) in ("file", "symlink")]
     for path in files:
         world.remove(path)
     if mine:
         remove_files(home, mine, is_all=len(mine) == len(taught))
-    for path in reversed([*map(world.user_place, ("data", "cache", "state")), *paths]):
+    for path in reversed(paths):
         world.remove_empty(path)
 
-    count = count_of(len(files) + sum(change.found is not None for change in mine), "file")
-    kept = paths_that(taught, "edited")
-    if worktrees:
-        kept.append(f"the command, and {count_of(worktrees, 'worktree')} of tasks, such as "
-                    f"{worktrees[0]}. First `subagent-fleet task tidy` in their repositories, "
-                    "then this again")
+    said = f"Removed {count_of([*files, *filter(lambda each: each.found, mine)], 'file')}"
     if kept:
-        world.out(f"Removed {count}.\nKept: {some_of(kept)}.\n")
+        said += f".\nKept: {some_of(kept)}.\n"
     else:
-        world.out(f"Removed {count}; nothing is left outside of your projects.\n")
-    world.out("In a project: `python3 subagent_fleet.py clean` removes what was generated there.\n")
+        said += "; nothing is left outside of your projects.\n"
+    world.out(f"{said}Claude Code keeps its own records of sessions in its `projects` directory.\n"
+              "In a project: `python3 subagent_fleet.py clean` removes what was generated there.\n")
     return EXIT_OK
 
 
@@ -27219,7 +27229,9 @@ autoload -U +X bashcompinit && bashcompinit
 def cmd_completion(options: Options, world: World) -> int:
     """Print the script or, as it asks, what may follow the words that were typed."""
     if options.passed:
-        world.write("".join(f"{word}\n" for word in complete_words(options.passed, world)))
+        *before, begun = options.passed
+        world.write("".join(f"{word}\n" for word in follow_words(before, world)
+                            if word.startswith(begun)))
     elif options.shell:
         world.write(COMPLETIONS[options.shell])
     else:
@@ -27228,25 +27240,18 @@ def cmd_completion(options: Options, world: World) -> int:
     return EXIT_OK
 
 
-def complete_words(words: Sequence[str], world: World) -> list[str]:
-    """Return what the last word may become, as the words before it allow."""
-    *before, begun = words
-    offers = first_words()
-    if before:
-        offers = second_words(before[0]) if len(before) == 1 else []
-    if before and not offers:
-        offers = follow_words(find_call(before).command, before, world)
-    return [offer for offer in offers if offer.startswith(begun)]
+def follow_words(before: Sequence[str], world: World) -> list[str]:
+    """Return what may follow words: commands, a flag's values, or more flags."""
+    if not before:
+        return first_words()
+    if len(before) == 1 and second_words(before[0]):
+        return second_words(before[0])
 
-
-def follow_words(row: Command, before: Sequence[str], world: World) -> list[str]:
-    """Return what may follow the words of a command: a flag's values, or more flags."""
+    row = find_call(before).command
+    words = ["--help", *(flag.name for flag in row.flags if flag.name.startswith("-"))]
     for flag in row.flags:
         if before[-1] in (flag.name, flag.short) and flag.metavar and "nargs" not in flag.more:
             return offered_words(flag, before, world)
-
-    words = ["--help", *(flag.name for flag in row.flags if flag.name.startswith("-"))]
-    for flag in row.flags:
         if not flag.name.startswith("-"):
             words += offered_words(flag, before, world)
     if row.name == "help":
@@ -27259,7 +27264,7 @@ def offered_words(flag: Flag, before: Sequence[str], world: World) -> list[str]:
     offers = flag.offers or flag.more.get("choices", ())
     if offers and offers[0] in NAME_KINDS:
         config = dict(zip(before, before[1:])).get("--config")
-        offers = getattr(load_config(world, config).fleet, offers[0])
+        return list(getattr(load_config(world, config).fleet, offers[0]))
     return list(offers)
 
 
@@ -27271,23 +27276,19 @@ def first_words() -> list[str]:
 FIRST_COMMANDS = ("up", "add", "status", "trace", "ui", "doctor", "run", "tasks", "launch", "help")
 
 
-def format_overview(rows: Mapping[str, tuple[str, str]], topics: Iterable[str],
-                    look: Look) -> str:
-    """Return the first screen: ten commands, and where the others are told.
-
-    The rows are {command: (its group, its summary)}.
-    """
+def format_overview(look: Look) -> str:
+    """Return the first screen: ten commands, and where the others are told."""
+    summaries = {row.name: row.summary for row in COMMANDS}
     others: dict[str, dict[str, None]] = {START: {}}
-    for name, (group, _) in rows.items():
-        if name not in FIRST_COMMANDS:
-            others.setdefault(group, {})[name.split()[0]] = None
-    text = (f"subagent-fleet {__version__}: run Claude Code-style subagents across your local "
-            f"model fleet.\n\nStart:\n  subagent-fleet up\n\nCommands:\n")
-    text = wrap_text(text, look)
-    text += format_pairs([(name, rows[name][1]) for name in FIRST_COMMANDS], look)
+    for row in COMMANDS:
+        if row.name not in FIRST_COMMANDS:
+            others.setdefault(row.group, {})[row.name.split()[0]] = None
+    text = wrap_text(f"subagent-fleet {__version__}: run Claude Code-style subagents across your "
+                     "local model fleet.\n\nStart:\n  subagent-fleet up\n\nCommands:\n", look)
+    text += format_pairs([(name, summaries[name]) for name in FIRST_COMMANDS], look)
     text += "\nMore commands and topics:\n"
     more = [(group, ", ".join(names)) for group, names in others.items()]
-    text += format_pairs([*more, ("help", ", ".join(topics))], look) + "\n"
+    text += format_pairs([*more, ("help", ", ".join(TOPICS))], look) + "\n"
     text += format_words(["`subagent-fleet help NAME` explains a command or a topic;",
                           "`subagent-fleet help commands` lists every command."], look)
     return text + format_words(["Exit codes: 0 done, 1 a problem was found, 2 usage, 3 refused "
@@ -27322,31 +27323,26 @@ def format_page(page: str, look: Look) -> str:
          Flag("command", "which command or topic", "[COMMAND]", {"nargs": "*", "default": ()}),
          group=MORE, examples=("help validate", "help config"))
 def cmd_help(options: Options, world: World) -> int:
-    rows: Sequence[Command] = COMMANDS
-    if len(options.command) == 1 and second_words(options.command[0]):
-        rows = [row for row in COMMANDS if row.name.split()[0] == options.command[0]]
-    elif len(options.command) == 1 and options.command[0] in TOPICS:
-        world.out(format_page(TOPICS[options.command[0]].page(), look_of(world)))
-        return EXIT_OK
-    elif options.command:
-        word = options.command[0].partition(" ")[0]
-        hint = nearest(word, (*TOPICS, *first_words()))
-        if word not in (*OTHER_NAMES, *first_words()) and hint:
-            raise FleetError("unknown-command", f"help: no command or topic `{word}`",
-                             status=EXIT_USAGE, fix=hint)
-        called = find_call(options.command)
+    words = " ".join(options.command).split()
+    look = look_of(world)
+    if not words:
+        text = format_overview(look)
+    elif words[0] in TOPICS and len(words) == 1:
+        text = format_page(TOPICS[words[0]].page(), look)
+    elif second_words(words[0]) and len(words) == 1:
+        text = format_pairs([(row.name, row.summary) for row in COMMANDS
+                             if row.name.split()[0] == words[0]], look)
+    else:
+        if words[0] not in (*OTHER_NAMES, *first_words()):
+            raise FleetError("unknown-command", f"help: no command or topic `{words[0]}`",
+                             status=EXIT_USAGE, fix=nearest(words[0], (*TOPICS, *first_words()))
+                             or "subagent-fleet --help")
+        called = find_call(words)
         if called.words:
             raise FleetError("usage", f"help: `{called.words[0]}` is more than a command's name",
                              status=EXIT_USAGE, fix=f"subagent-fleet help {called.command.name}")
-        world.out(show_usage(called.command, look_of(world)))
-        return EXIT_OK
-
-    look = look_of(world)
-    if rows is COMMANDS:
-        summaries = {row.name: (row.group, row.summary) for row in COMMANDS}
-        world.out(format_overview(summaries, TOPICS, look))
-    else:
-        world.out(format_pairs([(row.name, row.summary) for row in rows], look))
+        text = show_usage(called.command, look)
+    world.out(text)
     return EXIT_OK
 
 
@@ -27432,29 +27428,16 @@ def show_default(each: FileKey) -> str:
     return f"`{each.default}`"
 
 
-def format_usage(title: str, examples: Sequence[str], rows: Sequence[tuple[str, str]],
-                 look: Look) -> str:
-    """Return the help of one command: examples first, then what each word does."""
-    text = wrap_text(f"{title}.\n\nExamples:\n", look)
-    text += "".join(f"  {line}\n" for line in examples)
-    if rows:
-        text += "\nOptions:\n" + format_pairs(rows, look)
-    return text
-
-
 def show_usage(row: Command, look: Look) -> str:
-    """Return the help of a command, its examples as they can be typed here."""
-    examples = []
+    """Return the help of one command: examples first, then what each word does."""
+    text = wrap_text(f"subagent-fleet {row.name}: {row.summary}.\n\nExamples:\n", look)
     for example in row.examples:
-        if example.startswith(row.name):
-            example = f"subagent-fleet {example}"
-        examples.append(example)
-
+        name = "subagent-fleet " if example.startswith(row.name) else ""
+        text += f"  {name}{example}\n"
     rows = [(show_flag(flag), flag.note) for flag in row.flags]
     if row.passes:
         rows.append((f"-- {row.passes}", "passed on unchanged"))
-    return format_usage(f"subagent-fleet {row.name}: {row.summary}", examples, rows,
-                        look)
+    return f"{text}\nOptions:\n{format_pairs(rows, look)}" if rows else text
 
 
 def show_flag(flag: Flag) -> str:
@@ -27496,16 +27479,13 @@ def name_program(world: World) -> str:
 
 def plan_typing(program: str, options: Options) -> Typing:
     """Return how messages shall name commands: with the places that were typed, where taken."""
-    config = options.config
-    if options.output:  # `init` writes what the next commands read
-        config = options.output
-    values = {"--config": config, "--out": options.out, "--output": options.output}
-
+    # What `init` writes the next commands read.
+    values = {"--config": options.output or options.config, "--out": options.out,
+              "--output": options.output}
     places = {}
     for row in COMMANDS:
-        takes = [flag.name for flag in row.flags]
-        words = [f" {name} {clean_line(quote_shell(value))}" for name, value in values.items()
-                 if name in takes and value not in (None, "", "-")]
+        words = [f" {flag.name} {clean_line(quote_shell(values[flag.name]))}" for flag in row.flags
+                 if values.get(flag.name) not in (None, "", "-")]
         places[row.name] = "".join(words)
     return Typing(program, places)
 
@@ -27531,27 +27511,19 @@ def parse_arguments(row: Command, words: list[str]) -> Options:
         raise FleetError("usage", f"{row.name}: unknown argument `{unknown[0]}`",
                          status=EXIT_USAGE, fix=suggest_words(row, own, passed, unknown)
                          or f"subagent-fleet {row.name} --help")
-    check_combination(row, typed, own)
+    check_combination(row, parser, typed)
     return Options(**vars(typed), passed=tuple(passed))
 
 
-def check_combination(row: Command, typed: argparse.Namespace, words: Sequence[str]) -> None:
+def check_combination(row: Command, parser: argparse.ArgumentParser, typed: argparse.Namespace
+                      ) -> None:
     """Refuse flags that would not count beside others that were typed."""
-    flags = {flag.name.strip("-"): flag for flag in row.flags}
-    names = {key: flag.name if flag.name.startswith("-") else flag.metavar
-             for key, flag in flags.items()}
-
-    def is_typed(key: str) -> bool:
-        flag = flags[key]
-        if flag.name.startswith("-"):
-            return any(word.split("=")[0] in {flag.name, flag.short or flag.name} for word in words)
-        return bool(getattr(typed, key))
-
+    flags = {name_of(flag): flag.name for flag in row.flags}
     for pair in row.excludes:
         one, other = pair.split()
-        if is_typed(one) and is_typed(other):
-            raise FleetError("usage", f"{row.name}: {names[one]} and {names[other]} cannot be "
-                             "used together", status=EXIT_USAGE, fix=f"leave out {names[other]}")
+        if all(getattr(typed, key) != parser.get_default(key) for key in (one, other)):
+            raise FleetError("usage", f"{row.name}: {flags[one]} and {flags[other]} cannot be "
+                             "used together", status=EXIT_USAGE, fix=f"leave out {flags[other]}")
 
 
 def make_parser(row: Command) -> argparse.ArgumentParser:
@@ -27592,20 +27564,20 @@ def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list
     """Return what was probably meant by words that a command does not take, or nothing."""
     flags = [flag.name for flag in row.flags if flag.name.startswith("-")]
     first = unknown[0]
-    hint = suggest_flag(first, flags)
-    known = [word for word in own if word not in unknown]
+    better = [word for word in own if word not in unknown]
 
-    looks_like_config = first.endswith((".yaml", ".yml", ".json"))
-    if looks_like_config and "--config" in flags and "--config" not in own:
-        better = [*known, "--config", first]
+    is_config = first.endswith((".yaml", ".yml", ".json")) and "--config" in flags
+    if is_config and "--config" not in own:
+        better += ["--config", first]
         if passed:
             better += ["--", *passed]
-    elif row.name == "up" and any(flag.name == first for flag in find_command("init").flags):
-        return hint or f"subagent-fleet init {first}"
-    elif row.passes and not hint:
-        better = [*known, "--", *unknown, *passed]
     else:
-        return hint
+        hint = suggest_flag(first, flags)
+        if hint or not row.passes:
+            return hint
+        if row.name == "up" and any(flag.name == first for flag in find_command("init").flags):
+            return f"subagent-fleet init {first}"
+        better += ["--", *unknown, *passed]
     return " ".join(("subagent-fleet", row.name, *map(quote_shell, better)))
 
 

@@ -262,7 +262,10 @@ def test_a_fleet_file_that_is_not_there_is_said_with_the_one_that_is(run_cli, tm
 @pytest.mark.parametrize("typed, meant", [("rnus", "runs"), ("trases", "traces"), ("lanch", "launch")])
 def test_help_knows_the_nearest_topic_or_command(run_cli, typed, meant):
     done = run_cli("help", typed)
-    assert done.returncode == 2 and done.stderr.endswith(f"fix: did you mean `{meant}`?\n")
+    assert done.stderr == (f"error: help: no command or topic `{typed}`\n"
+                           f"  fix: did you mean `{meant}`?\n") and done.returncode == 2
+    done = run_cli("help", "xyzzy")
+    assert done.stderr == "error: help: no command or topic `xyzzy`\n  fix: subagent-fleet --help\n"
 
 
 @pytest.mark.parametrize("code, fix", [(errno.ENOSPC, "`df -h .`"), (errno.EROFS, "read-only"),

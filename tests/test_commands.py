@@ -335,8 +335,7 @@ def test_a_target_leaves_the_other_files_and_what_is_known_of_them(generated, qu
 
 @pytest.mark.parametrize("words, message", [
     (["--target", "claude,litelm"], "did you mean `litellm`?"),
-    (["--target", "x"], "known targets: litellm, claude, env"),
-    (["--litellm-only", "--claude-only"], "fix: leave out --claude-only")])
+    (["--target", "x"], "known targets: litellm, claude, env")])
 def test_targets_that_cannot_be_exit_2(fleet, quick, words, message):
     done = quick("generate", *words)
     assert done.returncode == 2 and done.stdout == "" and message in done.stderr
@@ -1165,6 +1164,13 @@ def test_what_help_shows_as_left_out_can_be_left_out(run_cli):
         name = " ".join(words.split()[:2])
         done = run_cli(*name.split())
         assert done.returncode == 2 and "required" in done.stderr
+
+
+def test_lists_and_headings_of_a_page_stand_apart(run_cli):
+    page = run_cli("help", "machines").stdout
+    assert re.findall(r"^(\d)\. ", page, re.M) == list("12345")
+    assert "\n\nHow many agents stay warm\n\n" in page and not page.startswith("\n")
+    assert "task log [NAME] [setup|check|stderr|raw]" in run_cli("help", "commands").stdout
 
 
 def test_a_flag_of_init_is_not_handed_to_claude_code(run_cli):

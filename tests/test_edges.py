@@ -138,7 +138,6 @@ def test_an_agent_of_others_is_not_called_broken(fleet, quick, line):
     ("init --example laptop --hybrid", "--example and --hybrid cannot be used together"),
     ("init --example laptop --offline", "--example and --offline cannot be used together"),
     ("init --scan=127.0.0.0/30 --offline", "--scan and --offline cannot be used together"),
-    ("generate --litellm-only --claude-only", "--litellm-only and --claude-only cannot be used together"),
     ("discover --scan=127.0.0.0/30 --write", "--scan and --write cannot be used together"),
     ("status --watch 1 --json", "--watch and --json cannot be used together"),
     ("tasks --watch 1 --json", "--watch and --json cannot be used together"),

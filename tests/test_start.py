@@ -137,8 +137,8 @@ def install(tmp_path, run_cli, monkeypatch):
     monkeypatch.setattr(sys, "pycache_prefix", None)
     (tmp_path / "home").mkdir(exist_ok=True)
 
-    def run(*words, path=""):
-        env = {"HOME": tmp_path / "home", "XDG_CACHE_HOME": "", "XDG_DATA_HOME": "",
+    def run(*words, path="", shell=""):
+        env = {"HOME": tmp_path / "home", "XDG_CACHE_HOME": "", "XDG_DATA_HOME": "", "SHELL": shell,
                "PATH": f"{path}{os.pathsep}{os.environ['PATH']}"}
         return run_cli("install", *words, env=env)
     return run
@@ -168,8 +168,17 @@ def test_installed_it_is_a_command_and_removed_nothing_is_left(install, tmp_path
 
     assert install(path=str(command.parent)).stdout.count("\n") == 1  # again; now it is found
     said = install("--remove").stdout
-    assert re.match(r"Removed \d files; nothing is left outside of your projects\.\n", said), said
+    assert re.match(r"Removed \d files; nothing is left outside of your projects\.\nClaude Code "
+                    "keeps its own records of sessions", said), said
     assert below(home) == []
+
+
+@pytest.mark.parametrize("shell, file", [
+    ("/bin/zsh", "~/.zshrc"), ("/usr/bin/bash", "~/.bashrc"), ("/opt/fish", "~/.config/fish/config.fish"),
+    ("/bin/tcsh", "your shell's start file"), ("", "your shell's start file")])
+def test_install_names_the_start_file_of_the_shell(install, shell, file):
+    said = install(shell=shell).stdout
+    assert f"Type this line now, and put it into {file} for new terminals:\n  export PATH=" in said
 
 
 def test_removed_all_is_gone_that_was_written_outside_of_projects(install, run_cli, project, tmp_path):
