@@ -12972,12 +12972,12 @@ SILENCE_SECONDS = 10.0  # a node that says nothing for so long is asked whether 
 REST_SECONDS, REST_LIMIT_SECONDS = 2.0, 60.0
 MEMORY_LIMIT = 64  # conversations that are remembered of a place
 LESSON_TOKENS = 500  # fewer do not tell how fast a machine reads
-HOLD_SECONDS = 15.0  # a seat is kept at most while a tool runs, until it's known how long they run
-HOLD_LIMIT_SECONDS = 60.0  # and then
-GAPS_TO_LEARN, GAPS_KEPT = 8, 32  # how long so many tools ran
-PATIENCE_SECONDS = 500.0  # whoever would wait longer takes a seat that has lasted
-IMPATIENT_SECONDS = 120.0  # of a client that does not stream: no ping tells it that we live
-SLICES = (1.2, 4.0)  # a seat lasts so many times what its prompt takes to read, and more if it may
+HOLD_SECONDS = 15.0  # a seat is kept at most while a tool runs
+PATIENCE_SECONDS = 250.0  # who has waited longer takes a seat that has lasted
+IMPATIENT_SECONDS = 60.0  # of a client that does not stream: no ping tells it that we live
+SLICE = 1.2  # a seat lasts so many times what its prompt takes to read
+DOUBT_SECONDS = 240.0  # after a loss, until as much is tried again; each loss doubles it
+DOUBT_LIMIT_SECONDS = 24 * 3600.0
 TURNS_AHEAD = 4  # for so many is thought ahead
 LEAVING = 0.8  # to read all elsewhere must be worth so much
 LOOK_SECONDS = 1.0  # while somebody waits for a seat
@@ -13058,7 +13058,6 @@ class Memory:
         self.tokens, self.running = 0, 0
         self.waiter: Ticket | None = None  # that came while it had its seat
         self.since = self.used = now  # it has its seat; when it was read last
-        self.called = 0.0  # when its answer called a tool
         self.until = 0.0  # so long the seat is kept for what comes of it
 
     def has_seat(self, now: float) -> bool:
@@ -13091,10 +13090,7 @@ class Seats:
         self.room: float | None = None
         self.claim = 0.0  # what the server should keep; believed once it kept anything
         self.kept, self.lost = 0, 0  # tokens: the most that were, the fewest that were not; 0: none
-        self.losses = 0
-        self.gaps: list[float] = []  # seconds between calls and what came of them
-        # A slot was free and nobody had a seat for it: since when now, and before that.
-        self.idle_since = self.idle_seconds = 0.0
+        self.doubt, self.doubt_until = DOUBT_SECONDS, 0.0
 
     def find(self, prompt: Beginnings) -> tuple[Memory | None, int]:
         """Return who read the longest beginning of a prompt last, and its tokens."""
@@ -13172,40 +13168,33 @@ class Seats:
         sizes = [memory.tokens for memory in since if memory is not own]
         return self.fits([*sizes, ticket.prompt.tokens])
 
-    def has_lasted(self, now: float, slices: float) -> bool:
+    def has_lasted(self, now: float) -> bool:
         """Tell whether somebody has had a seat long enough to give it to who is late."""
-        return any(now - memory.since >= slices * self.read_seconds(memory.tokens)
+        return any(now - memory.since >= SLICE * self.read_seconds(memory.tokens)
                    for memory in self.taken(now) if not memory.running)
 
     def begin(self, ticket: Ticket, now: float) -> None:
         """Note that a request is read here."""
+        if 0 < self.doubt_until <= now:  # what was too much may have been lost for another reason
+            self.room, self.lost, self.doubt_until = max(self.room or 0, self.lost), 0, 0.0
         prompt, own = ticket.prompt, self.find_own(ticket)
         reader, ticket.known = self.find(prompt)
         ticket.need = self.need(self._sizes_since(reader)) if reader else 0
         taken = self.taken(now)
         if own not in taken and taken and not self._leaves_warm(ticket, own, taken):
-            self._free_seat(ticket, taken)
+            idle = [memory for memory in taken if not memory.running]
+            if idle:
+                min(idle, key=lambda memory: memory.since).give_up()
         if not own:
             own = Memory(ticket.conversation, now)
         elif not own.has_seat(now):
             own.since = now
-        if own.called:
-            self.gaps = [*self.gaps[1 - GAPS_KEPT:], ticket.came - own.called]
         own.give_up()
-        own.called = 0.0
         own.running, own.used, own.tokens = own.running + 1, now, prompt.tokens
         own.links = prompt.links
         self._readers.update(dict.fromkeys(own.links, own))
         self._use(own)
         ticket.memory, ticket.began = own, now
-
-    def _free_seat(self, ticket: Ticket, taken: list[Memory]) -> None:
-        """Take a seat from the request's own session, else from who has had one longest."""
-        idle = [memory for memory in taken if not memory.running]
-        idle.sort(key=lambda memory: (
-            memory.conversation.session != ticket.conversation.session, memory.since))
-        for memory in idle[:1]:
-            memory.give_up()
 
     def _use(self, memory: Memory) -> None:
         self.memories.pop(memory, None)
@@ -13235,29 +13224,12 @@ class Seats:
             self.write_rate = average(self.write_rate, end.output_tokens / written)
             self.answer_tokens = average(self.answer_tokens, end.output_tokens)
         if end.reason == "tool_use":
-            memory.called = now
-            memory.until = now + self._plan_hold(self.read_seconds(memory.tokens))
+            memory.until = now + min(self.read_seconds(memory.tokens), HOLD_SECONDS)
         if ticket.need and ticket.known > total / 2 and self.read_rate:
-            self._note(ticket.need, is_warm)
+            self._note(ticket.need, is_warm, now)
         return cached or (ticket.known if is_warm else 0)
 
-    def _plan_hold(self, price: float) -> float:
-        """Return how long to keep a seat while a tool runs, if reading all again takes so long.
-
-        As long as is cheapest for tools that run as long as the last ones ran.
-        """
-        if len(self.gaps) < GAPS_TO_LEARN:
-            return min(price, HOLD_SECONDS)
-        hold, least, below = 0.0, price, 0.0
-        gaps = sorted(self.gaps)
-        for index, gap in enumerate(gaps, 1):
-            below += gap
-            cost = (below + (len(gaps) - index) * (gap + price)) / len(gaps)
-            if cost < least and gap <= HOLD_LIMIT_SECONDS:
-                hold, least = gap * 1.25 + 1, cost
-        return hold
-
-    def _note(self, need: int, is_warm: bool) -> None:
+    def _note(self, need: int, is_warm: bool, now: float) -> None:
         """Note that so many tokens besides the slots were kept, or were not."""
         if is_warm:
             self.kept = max(self.kept, need)
@@ -13266,10 +13238,10 @@ class Seats:
             if not self.lost:
                 self.room = max(self.room or 0, self.claim, 2 * self.kept)
             return
-        self.lost = min(self.lost or need, need)
-        if self.kept >= self.lost:  # prompts differ in what a server keeps of them
-            self.kept = self.lost * 3 // 4
-        self.losses, self.claim = self.losses + 1, 0.0
+        self.lost, self.claim = min(self.lost or need, need), 0.0
+        if self.room is None or need <= self.room:  # else it was known to be too much
+            self.doubt_until = now + self.doubt
+            self.doubt = min(2 * self.doubt, DOUBT_LIMIT_SECONDS)
         # Prompts grow: what was kept is soon too little for the same conversations.
         self.room = (self.kept + self.lost) / 2 if self.kept else 0
         for memory in list(self.memories)[:-len(self._warm_sizes())]:
@@ -13283,25 +13255,6 @@ class Seats:
                 break
             sizes.append(memory.tokens)
         return sizes
-
-    def refuse(self, ticket: Ticket, now: float) -> None:
-        """Note that a slot is free and a request has no seat for it.
-
-        Once that has cost as long as it takes to read a conversation again, one more is tried;
-        each loss doubles the price.
-        """
-        self.idle_since = self.idle_since or now
-        sizes = [memory.tokens for memory in self.taken(now)]
-        price = self.read_seconds(max(sizes)) * 2 ** self.losses
-        if price and self.idle_seconds + now - self.idle_since >= price:
-            self.room = max(self.room or 0, self.need([*sizes, ticket.prompt.tokens]))
-            self.idle_since = self.idle_seconds = 0.0
-
-    def end_idleness(self, now: float) -> None:
-        """Note that no slot is free in vain."""
-        if self.idle_since:
-            self.idle_seconds += now - self.idle_since
-            self.idle_since = 0.0
 
     def forget(self) -> None:
         """Forget what was read: its server may have started anew."""
@@ -13612,41 +13565,17 @@ class Scheduler:
         now = self._clock()  # one for all: a rest that ends meanwhile is not for who came last
         line = sorted(self._queue.values(), key=lambda ticket: ticket.number)
         self._is_refused = False
-        last_late, slices = 0, 0.0
-        if any(place.has_room() for place in self.places.values()):
-            last_late, slices = self._plan_slices(line, now)
+        # Whoever has waited long takes a seat that has lasted; who came before goes first.
+        late = max((ticket.number for ticket in line if now - ticket.came >= ticket.patience),
+                   default=0)
         for ticket in line:
             model = None
             if any(place.has_room() for place in self.places.values()):
-                model = self._choose(ticket, now, slices if ticket.number <= last_late else 0.0)
+                model = self._choose(ticket, now, is_late=ticket.number <= late)
             if model:
                 self._grant(ticket, model, now)
             else:
                 self._await_rests(ticket, now)
-
-    def _plan_slices(self, line: list[Ticket], now: float) -> tuple[int, float]:
-        """Return the number of the last who is late, and for how many readings a seat lasts.
-
-        Whoever would wait longer than their patience, were everybody before them to have a seat
-        for so long, is late; who came before goes first. So the longest wait is about the patience,
-        or 1.25 times what it would be first come, first served, where that is longer.
-        """
-        ahead: list[float] = []  # seconds until each could have read its prompt
-        for ticket in line:
-            places = {self.places[model.name] for model in ticket.candidates[0]}
-            slots = sum(place.slots for place in places) or 1
-            if not ahead:
-                ahead.append(sum(place.seats.read_seconds(memory.tokens) for place in places
-                                 for memory in place.seats.taken(now)) / slots)
-            ahead.append(ahead[-1] + max((place.seats.read_seconds(ticket.prompt.tokens)
-                                          for place in places), default=0.0) / slots)
-        if not ahead or not ahead[-1]:
-            slices = SLICES[1]
-        else:
-            slices = min(max(PATIENCE_SECONDS / ahead[-1], SLICES[0]), SLICES[1])
-        late = [ticket.number for ticket, seconds in zip(line, ahead)
-                if now - ticket.came + slices * seconds >= ticket.patience]
-        return max(late, default=0), slices
 
     def _await_rests(self, ticket: Ticket, now: float) -> None:
         """Have all nodes asked that could answer a request but rest; let it go when none does."""
@@ -13680,7 +13609,6 @@ class Scheduler:
         self._stop_waiting(ticket)
         self._holders[ticket.number] = ticket
         place = self.places[model.name]
-        place.seats.end_idleness(now)
         if ticket.prompt.links:
             others = [(other.seats.find(ticket.prompt)[1], other.node)
                       for other in self._places_of(ticket) if other is not place]
@@ -13703,14 +13631,14 @@ class Scheduler:
             ticket.memory.running -= 1
         ticket.model = ticket.memory = None
 
-    def _choose(self, ticket: Ticket, now: float, slices: float) -> Model | None:
+    def _choose(self, ticket: Ticket, now: float, *, is_late: bool) -> Model | None:
         """Return the model to ask, None to wait; who is late may take a seat that has lasted."""
         missing: list[Model] = []  # of nodes that are awake
         for group in ticket.candidates:
             there = [model for model in group if not self._rests[model.node].until]
             awake = [model for model in there if self.places[model.name].missing.until <= now]
             if awake:
-                free = [model for model in awake if self._admits(model, ticket, now, slices)]
+                free = [model for model in awake if self._admits(model, ticket, now, is_late)]
                 best = self._pick(free, ticket)
                 return None if best and self._stays(ticket, best, awake, now) else best
             missing += there
@@ -13719,17 +13647,16 @@ class Scheduler:
         free = [model for model in missing if self.places[model.name].has_room()]
         return min(free, default=None, key=lambda model: self.places[model.name].missing.until)
 
-    def _admits(self, model: Model, ticket: Ticket, now: float, slices: float) -> bool:
+    def _admits(self, model: Model, ticket: Ticket, now: float, is_late: bool) -> bool:
         """Tell whether a place has a slot and a seat for a request."""
         place = self.places[model.name]
         if not place.has_room():
             return False
         if not ticket.prompt.links or place.seats.admits(ticket, now):
             return True
-        if slices and place.seats.has_lasted(now, slices):
+        if is_late and place.seats.has_lasted(now):
             return True
         self._is_refused = True
-        place.seats.refuse(ticket, now)
         if not ticket.waits_for:
             first = min(place.seats.taken(now), key=lambda memory: memory.since).conversation
             ticket.waits_for = first.agent or first.session or "another conversation"
@@ -29040,16 +28967,17 @@ A machine reads only what is new of a prompt while it still has the beginning. I
 many conversations as it has slots, and for as many more as fit in its prompt cache. If more agents
 than that take turns, each turn pushes out the prompt that comes next, and every turn reads tens of
 thousands of tokens again. So the gateway keeps seats: a conversation keeps its seat while it is
-answered and while its tool runs (as long as tools usually run, 60 s at most), and an agent without
-a seat waits until one is free. It recognizes a prompt by its content, so this works with every
-program, and a forked agent goes to the machine that knows its parent's prompt. While everything in
-use fits, requests are answered first come, first served. How much fits is measured: it starts with
-one conversation more than slots; `cache_gb:` under a node in `fleet.yaml` tells it right away.
+answered and while its tool runs (15 s at most, and never longer than reading it again takes), and
+an agent without a seat waits until one is free. It recognizes a prompt by its content, so this
+works with every program, and a forked agent goes to the machine that knows its parent's prompt.
+While everything in use fits, requests are answered first come, first served. How much fits is
+measured: it starts with one conversation more than slots; `cache_gb:` under a node in `fleet.yaml`
+tells it right away.
 
-No request waits without end. The gateway adds up how long the requests ahead take to read. One
-that would wait longer than 500 s (120 s if the client does not stream) takes the next seat that has
-lasted 1.2 to 4 times the reading time of its prompt. So the longest wait is about 600 s, or 1.25
-times the wait of first come, first served if that is longer. `trace` and `logs --failed` say how
+No request waits without end. Who has waited 250 s (60 s if the client does not stream), and
+everybody who came before, takes the next seat that has lasted 1.2 times the reading time of its
+prompt. So the longest wait is about 600 s, or 1.25 times the wait of first come, first served if
+that is longer. `trace` and `logs --failed` say how
 many tokens were read again and why (pushed out, or moved from another machine), and which agents
 waited for which.
 

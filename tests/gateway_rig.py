@@ -138,7 +138,7 @@ class Shaken:
         waiting = self.tickets
         for _ in range(len(self.tickets) + 1):
             self.ask()
-            self.now += sf.HOLD_LIMIT_SECONDS
+            self.now += sf.HOLD_SECONDS
             self.scheduler.serve_queue()
             for ticket in [ticket for ticket in waiting if ticket.model]:
                 self.scheduler.succeed(ticket)
@@ -148,7 +148,7 @@ class Shaken:
                 if any(ticket.candidates) and not ticket.is_alone]
         for ticket in waiting:
             self.scheduler.leave(ticket)
-        self.now += sf.HOLD_LIMIT_SECONDS + 10
+        self.now += sf.HOLD_SECONDS + 10
         dead += [f"a seat at {name}" for name, place in self.scheduler.show()[0].items()
                  if place["warm"]["held"]]
 

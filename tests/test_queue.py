@@ -132,17 +132,18 @@ def test_where_no_count_is_told_the_time_tells_what_stayed_warm():
     assert warm > 9_000 and again == 0 and desk.warm()["room"] == 20_200
 
 
-def test_one_seat_more_is_tried_when_waiting_cost_as_much_as_reading_again():
-    desk = Desk(rooms=[0])
-    desk.answer(desk.enter("one", tokens=2_000))
-    other = desk.enter("two", tokens=2_000)
-    for turn in range(1, 9):
-        desk.look(4)  # the tools of the first take time, and the slot is free
-        again = desk.enter("one", turn, tokens=2_000)
-        if not again.model:
-            break
-        desk.answer(again, cached=1_900)
-    assert other.model and desk.warm()["room"] == 2_100 and 3 < turn < 9
+def test_what_was_lost_once_is_tried_again_later_and_each_loss_makes_that_later():
+    desk = Desk()
+    for number, pause in enumerate((sf.DOUBT_SECONDS, 2 * sf.DOUBT_SECONDS)):
+        for who in ("one", "two"):
+            desk.answer(desk.enter(f"{who} {number}"), reason="end_turn")
+        desk.answer(desk.enter(f"one {number}", 1, tokens=10_200), reason="end_turn")
+        assert desk.warm()["room"] == 0
+        desk.look(pause - 100)  # an answer takes 110 s
+        desk.answer(desk.enter("other"), reason="end_turn")
+        assert desk.warm()["room"] == 0
+        desk.answer(desk.enter("other", 1), reason="end_turn")
+        assert desk.warm()["room"] > 10_000
 
 
 def test_a_fork_goes_to_the_machine_that_knows_its_parent():

@@ -175,16 +175,16 @@ class Watch:
         self.numbers, self.overtaken, self.grants = [], [], 0
         scheduler._grant, scheduler._choose = self.see, self.look
 
-    def look(self, ticket, now, slices):
+    def look(self, ticket, now, *, is_late):
         self.now = now
-        return self.choose(ticket, now, slices)
+        return self.choose(ticket, now, is_late=is_late)
 
     def see(self, ticket, model, now):
         """Called under the scheduler's lock."""
         self.grants += 1
         for other in self.scheduler._queue.values():
             if other.alias == ticket.alias and other.number < ticket.number \
-                    and self.choose(other, self.now, 0.0):
+                    and self.choose(other, self.now, is_late=False):
                 self.overtaken.append((other.number, ticket.number))
         if ticket.alias == "y":  # whose nodes never fail
             self.numbers.append(ticket.number)
