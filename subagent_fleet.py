@@ -17216,9 +17216,13 @@ class Folder:
         """Return a path in the folder; nothing there is reached through a link."""
         return self.world.below(self.repository.common, self.world.path(RUN_DIRECTORY, *names))
 
+    def of_task(self, name: str, *names: str) -> str:
+        """Return a file of a task."""
+        return self.place("tasks", name, *names)
+
     def of_try(self, state: TaskState, name: str, number: int | None = None) -> str:
         """Return a file of a try."""
-        return self.place("tasks", state.name, str(number or state.tried), name)
+        return self.of_task(state.name, str(number or state.tried), name)
 
     @property
     def run(self) -> str:
@@ -17371,18 +17375,20 @@ class Git:
             ["git", *world.git_words(self.tree), *words], environ=world.git_environment(places),
             seconds=GIT_SECONDS, given=given, hold=self._hold)
 
-    def out(self, *words: str, more: Mapping[str, str] | None = None, given: bytes = b"") -> str:
-        """Return what git prints. A failure is never taken for `nothing`: it is raised."""
-        ran = self.run(*words, more=more, given=given)
-        if ran.code:
+    def out(self, *words: str, known: int = 0, **more: Any) -> str:
+        """Return what git prints. A failure is never taken for `nothing`: it is raised.
+
+        A code that is `known` is none, such as 1 of what looks for something.
+        """
+        ran = self.run(*words, **more)
+        if ran.code not in (0, known):
             said = clean_line(ran.talk.split("\n")[0]) or f"exit {ran.code}"
             raise FleetError("git-failed", f"git {words[0]} failed: {said}")
         return ran.text
 
-    def names(self, *words: str, more: Mapping[str, str] | None = None,
-              given: bytes = b"") -> list[str]:
+    def names(self, *words: str, **more: Any) -> list[str]:
         """Return the names that git prints with a NUL after each."""
-        return [name for name in self.out(*words, more=more, given=given).split("\0") if name]
+        return [name for name in self.out(*words, **more).split("\0") if name]
 
     def commit_of(self, revision: str) -> str:
         """Return the commit that a revision names; "" where there is none."""
@@ -17392,10 +17398,7 @@ class Git:
 
     def is_ancestor(self, old: str, new: str) -> bool:
         """Tell whether all of one commit is in another."""
-        seen = self.run("merge-base", "--is-ancestor", old, new)
-        if seen.code > 1:
-            raise FleetError("git-failed", f"git merge-base failed: {clean_line(seen.talk)}")
-        return seen.code == 0
+        return not self.out("rev-list", "--max-count=1", old, f"^{new}", "--")
 
 
 def git_of(folder: Folder, hold: Hold | None = None) -> Git:
@@ -17409,20 +17412,21 @@ def git_in(folder: Folder, tree: str, git: str, hold: Hold | None = None) -> Git
     Its `.git` is a file that leads to the git directory that was noted, and that leads back.
     """
     world = folder.world
-    home = world.path(folder.repository.common, "worktrees")
     link = world.path(tree, ".git")
     if world.kind_of(tree, follow=False) != "directory":
         raise FleetError("worktree-gone", f"its worktree is gone: {tree}",
                          fix="a new one: `subagent-fleet task retry NAME --fresh`")
-    is_ours = world.parent(git) == home and world.kind_of(link, follow=False) == "file"
-    if is_ours:
-        there = [world.read_part(path, 0, 4096).decode("utf-8", "surrogateescape").strip()
-                 for path in (link, world.path(git, "gitdir"), world.path(git, "commondir"))]
-        is_ours = there == [f"gitdir: {git}", link, "../.."]
-    if not is_ours:
+    there = [_read_line(world, path) for path in (
+        link, world.path(git, "gitdir"), world.path(git, "commondir"))]
+    if there != [f"gitdir: {git}", link, "../.."] or world.kind_of(link, follow=False) != "file" \
+            or world.parent(git) != world.path(folder.repository.common, "worktrees"):
         raise FleetError("worktree-changed", f"{link} no longer leads to this repository, so "
                          "nothing is read there", fix=f"look at it: `ls -la {quote_shell(tree)}`")
     return Git(world, git, tree, hold)
+
+
+def _read_line(world: World, path: str) -> str:
+    return world.read_part(path, 0, 4096).decode("utf-8", "surrogateescape").strip()
 
 
 # -- worktrees: made, looked at, kept in a ref --
@@ -17453,22 +17457,20 @@ def add_worktree(git: Git, state: TaskState, *, for_check: bool = False) -> str:
     for this.
     """
     world = git.world
-    path, branch, base = state.worktree, state.branch, state.base
-    words = ["-c", "core.sparseCheckout=false", "worktree", "add", "--quiet", "--lock", "--reason",
-             f"subagent-fleet task {state.name}"]
-    place = ["-b", branch, path, base]
+    path, branch = state.worktree, state.branch
+    place = ["-b", branch, path, state.base]
     if for_check:
         path, branch = f"{path}.check", ""
         place = ["--detach", path, state.start]
+    words = ["-c", "core.sparseCheckout=false", "worktree", "add", "--quiet", "--lock", "--reason",
+             f"subagent-fleet task {state.name}"]
     world.make_directory(world.parent(path), is_private=True)
     if world.kind_of(path, follow=False) != "absent" or git.run(*words, *place).code:
         made = git.run(*words, *_plan_around(git, path, branch, state, place))
         if made.code:
-            lines = [line for line in made.talk.split("\n") if line.strip()]
-            raise FleetError("worktree-failed", "its worktree could not be made: "
-                             f"{clean_line(lines[-1] if lines else f'exit {made.code}')}")
-    link = world.read_part(world.path(path, ".git"), 0, 4096).decode("utf-8", "surrogateescape")
-    return link.removeprefix("gitdir: ").strip()
+            said = clean_line(made.talk.strip().split("\n")[-1]) or f"exit {made.code}"
+            raise FleetError("worktree-failed", f"its worktree could not be made: {said}")
+    return _read_line(world, world.path(path, ".git")).removeprefix("gitdir: ")
 
 
 def _plan_around(git: Git, path: str, branch: str, state: TaskState,
@@ -17490,14 +17492,7 @@ def _plan_around(git: Git, path: str, branch: str, state: TaskState,
     if tip and tip != state.base and not state.start:
         raise FleetError("branch-taken", f"the branch `{branch}` already exists",
                          fix=f"write another `branch:`, or `git branch -m {branch} old`")
-    if tip:
-        return [*force, path, branch]
-    parts = branch.split("/")  # `a` and `a/b` cannot both be
-    for other in ("/".join(parts[:size]) for size in range(1, len(parts))):
-        if git.commit_of(f"refs/heads/{other}"):
-            raise FleetError("branch-in-the-way", f"the branch `{other}` leaves no room for "
-                             f"`{branch}`", fix="write another `branch:` for the task")
-    return [*force, *place]
+    return [*force, path, branch] if tip else [*force, *place]
 
 
 def drop_worktree(git: Git, path: str) -> None:
@@ -17508,33 +17503,30 @@ def drop_worktree(git: Git, path: str) -> None:
 
 def find_copies(folder: Folder, task: TaskSpec) -> list[str]:
     """Return the ignored files of the main checkout that a worktree gets a copy of."""
-    world, top = folder.world, folder.repository.main
-    git = git_of(folder)
-    include = world.path(top, ".worktreeinclude")
+    world, git = folder.world, git_of(folder)
+    words = ["ls-files", "-z", "-oi"]
+    include = world.path(folder.repository.main, ".worktreeinclude")
     if not task.copy and world.kind_of(include) != "file":
         return []
-    ignored = git.names("ls-files", "-z", "-oi", "--exclude-standard")
+    paths = git.names(*words, "--exclude-standard")
     if task.copy:
-        wanted = {path for path in ignored
-                  if any(_glob_pattern(glob).fullmatch(path) for glob in task.copy)}
+        globs = [_glob_pattern(glob) for glob in task.copy]
+        paths = [path for path in paths if any(glob.fullmatch(path) for glob in globs)]
     else:
-        wanted = set(git.names("ls-files", "-z", "-oi", f"--exclude-from={include}"))
-    # The gateway's key is no agent's business.
-    return [path for path in ignored if path in wanted
-            and world.split(path)[1] != ENVIRONMENT_FILE]
+        wanted = {*git.names(*words, f"--exclude-from={include}")}
+        paths = [path for path in paths if path in wanted]
+    return [path for path in paths if not holds_key(path)]
+
+
+def holds_key(path: str) -> bool:
+    """Tell whether a file is that of the gateway's key, which is no agent's business."""
+    return path.split("/")[-1] == ENVIRONMENT_FILE
 
 
 NET_FILES, NET_BYTES = 2000, 64 * 1024 * 1024  # ignored files that a snapshot keeps as well
 CACHES = frozenset(
     "__pycache__ node_modules target .venv venv .tox .mypy_cache .pytest_cache .ruff_cache .gradle "
     ".cache .next .nuxt .turbo .parcel-cache .subagent-fleet".split())
-
-
-def list_ignored(git: Git) -> dict[str, str]:
-    """Return {path: what tells its content} of a worktree's ignored files, caches aside."""
-    paths = git.names("ls-files", "-z", "-oi", "--exclude-standard")
-    return git.world.stamps_of(git.tree, [path for path in paths
-                                          if not CACHES.intersection(path.split("/"))])
 
 
 class Stored(Record):
@@ -17544,8 +17536,9 @@ class Stored(Record):
     old_tree: str  # of head
     tree: str  # for the branch: nothing that is ignored, here or in the main checkout; no copy
     net: str  # with the ignored files that are new or changed since setup
-    fresh: tuple[str, ...] = ()  # ignored files that are new or changed since setup
-    nested: tuple[str, ...] = ()  # repositories that are ignored: in none of these trees
+    ignored: Mapping[str, str]  # what tells the content of each ignored file, caches aside
+    fresh: tuple[str, ...]  # of these, the new and changed ones
+    nested: tuple[str, ...]  # repositories that are ignored: in none of these trees
 
 
 def store_tree(git: Git, main: Git, copies: Sequence[str], known: Mapping[str, str] | None, *,
@@ -17568,7 +17561,7 @@ def store_tree(git: Git, main: Git, copies: Sequence[str], known: Mapping[str, s
     head, old_tree = git.out("rev-parse", "HEAD", "HEAD^{tree}").split("\n")
     try:
         git.out(*settings, "read-tree", head, more=more)
-        ignored_ones = _refuse_nested(git, nested, more)
+        hidden = _refuse_nested(git, nested, more)
         _skip_what_is_sparse(git, settings, more)
         git.out(*settings, "add", "-A", more=more)
         tree = git.out(*settings, "write-tree", more=more)
@@ -17576,54 +17569,44 @@ def store_tree(git: Git, main: Git, copies: Sequence[str], known: Mapping[str, s
         # the gateway's key, wherever an agent has fetched it from.
         new = git.names("diff-tree", "-r", "--name-only", "--no-renames", "--diff-filter=A", "-z",
                         old_tree, tree) if tree != old_tree else []
-        ignored = _ignored_in_main(main, new)
-        keys = [path for path in new if world.split(path)[1] == ENVIRONMENT_FILE]
-        drop = [*dict.fromkeys([*ignored, *copies, *keys])]
+        ignored = main.names("check-ignore", "-z", "--stdin", "--no-index", known=1,
+                             given=_join_names(new)) if new else []
+        drop = {*ignored, *copies, *filter(holds_key, new)}
         if drop:
             git.out(*settings, "update-index", "-z", "--force-remove", "--stdin",
                     more=more, given=_join_names(drop))
             tree = git.out(*settings, "write-tree", more=more)
-        if known is None:
-            return Stored(head, old_tree, tree, tree, (), ignored_ones)
 
-        now = {**list_ignored(git), **world.stamps_of(git.tree, ignored)}
-        fresh = [path for path in now if known.get(path) != now[path]]
+        listed = git.names("ls-files", "-z", "-oi", "--exclude-standard")
+        now = world.stamps_of(git.tree, [*ignored, *(
+            path for path in listed if not CACHES.intersection(path.split("/")))])
+        fresh = [] if known is None else [path for path in now if known.get(path) != now[path]]
         kept = world.first_files(git.tree, [
-            path for path in fresh if path not in copies
-            and world.split(path)[1] != ENVIRONMENT_FILE], NET_FILES, NET_BYTES)
+            path for path in fresh if path not in copies and not holds_key(path)],
+            NET_FILES, NET_BYTES)
         net = tree
         if kept:
             git.out(*settings, "--literal-pathspecs", "add", "-f", "--pathspec-from-file=-",
                     "--pathspec-file-nul", more=more, given=_join_names(kept))
             net = git.out(*settings, "write-tree", more=more)
-        return Stored(head, old_tree, tree, net, tuple(fresh), ignored_ones)
+        return Stored(head, old_tree, tree, net, now, tuple(fresh), hidden)
     finally:
         world.remove(index)
 
 
 def _skip_what_is_sparse(git: Git, settings: Sequence[str], more: Mapping[str, str]) -> None:
     """Keep what is not there only because an agent made its checkout sparse: nobody deleted it."""
-    skipped = {line[2:] for line in git.names("ls-files", "-t", "-z") if line.startswith("S ")}
-    if not skipped:
+    world = git.world
+    if world.kind_of(world.path(git.git, "info/sparse-checkout")) == "absent":
         return
-    absent = [path for path in git.names("ls-files", "-z", more=more) if path in skipped and
-              git.world.kind_of(git.world.path(git.tree, path), follow=False) == "absent"]
+    absent = [line[2:] for line in git.names("ls-files", "-t", "-z") if line.startswith("S ") and
+              world.kind_of(world.path(git.tree, line[2:]), follow=False) == "absent"]
     git.out(*settings, "update-index", "-z", "--skip-worktree", "--stdin", more=more,
             given=_join_names(absent))
 
 
 def _join_names(names: Iterable[str]) -> bytes:
     return b"".join(name.encode("utf-8", "surrogateescape") + b"\0" for name in names)
-
-
-def _ignored_in_main(main: Git, paths: Sequence[str]) -> list[str]:
-    """Return the paths that the main checkout's rules ignore as they are now."""
-    if not paths:
-        return []
-    seen = main.run("check-ignore", "-z", "--stdin", "--no-index", given=_join_names(paths))
-    if seen.code > 1:
-        raise FleetError("git-failed", f"git check-ignore failed: {clean_line(seen.talk)}")
-    return [path for path in seen.text.split("\0") if path]
 
 
 def _refuse_nested(git: Git, nested: Iterable[str], more: Mapping[str, str]) -> tuple[str, ...]:
@@ -17709,27 +17692,29 @@ def take_snapshot(git: Git, main: Git, state: TaskState, label: str,
 
 def look_at_work(main: Git, state: TaskState, work: WorkDone) -> WorkDone:
     """Return what differs from where the task began, and what of it is outside of its scope."""
-    files = []
-    for entry in main.names("diff-tree", "-r", "--numstat", "-z", "--no-renames",
-                            "--end-of-options", state.base, work.commit):
-        plus, minus, path = entry.split("\t", 2)
-        files.append((path, int(plus) if plus.isdigit() else 0,
-                      int(minus) if minus.isdigit() else 0))
+    def compare(begin: str) -> list[tuple[str, int, int]]:
+        files = []
+        for entry in main.names("diff-tree", "-r", "--numstat", "-z", "--no-renames",
+                                "--end-of-options", begin, work.commit):
+            plus, minus, path = entry.split("\t", 2)  # "-" of what is no text
+            files.append((path, int(plus.replace("-", "0")), int(minus.replace("-", "0"))))
+        return files
+
+    files = compare(state.base)
     # Setup may have changed something before the agent came.
-    changed = main.names("diff-tree", "-r", "--name-only", "-z", "--no-renames",
-                         "--end-of-options", state.start or state.base, work.commit)
-    commits = int(main.out("rev-list", "--count", "--end-of-options",
-                           f"{state.base}..{work.commit}"))
-    outside = [path for path in changed if not is_in_scope(state.task, path)]
-    leaked = [path for path in state.copies if commits] and main.names(
-        "log", "-z", "--format=", "--name-only", "--end-of-options",
-        f"{state.base}..{work.head}", "--", *[f":(literal){path}" for path in state.copies])
+    begun = compare(state.start) if state.start not in ("", state.base) else files
+    changed = tuple(path for path, _, _ in begun)
+    span = f"{state.base}..{work.commit}"
+    commits = int(main.out("rev-list", "--count", "--end-of-options", span))
+    leaked = state.copies and commits and main.names(
+        "log", "-z", "--format=", "--name-only", "--end-of-options", span, "--",
+        *(f":(literal){path}" for path in state.copies))
     if leaked:
         raise FleetError("copy-committed", f"the agent has committed {clean_line(leaked[0])}, a "
                          "file that was copied and is ignored",
                          fix=f"subagent-fleet task retry {state.name} --fresh")
-    return replace(work, files=tuple(files), changed=tuple(changed), outside=tuple(outside),
-                   commits=commits)
+    outside = tuple(path for path in changed if not is_in_scope(state.task, path))
+    return replace(work, files=tuple(files), changed=changed, outside=outside, commits=commits)
 
 
 def settle_branch(git: Git | None, main: Git, branch: str, commit: str, seen: str) -> bool:
@@ -17737,14 +17722,11 @@ def settle_branch(git: Git | None, main: Git, branch: str, commit: str, seen: st
 
     No hook runs. The worktree's own index follows, so that its status is clean.
     """
-    moved = main.run("update-ref", "-m", "subagent-fleet: done", f"refs/heads/{branch}", commit,
-                     seen or "0" * 40)
-    if moved.code:
+    ref = f"refs/heads/{branch}"
+    if main.run("update-ref", "-m", "subagent-fleet: done", ref, commit, seen or "0" * 40).code:
         return False
-    if git and commit != seen and git.run(
-            "symbolic-ref", "--quiet", "HEAD").text == f"refs/heads/{branch}":
+    if git and commit != seen and git.run("symbolic-ref", "--quiet", "HEAD").text == ref:
         git.run("-c", "core.sparseCheckout=false", "read-tree", commit)
-        git.run("update-index", "-q", "--refresh")
     return True
 
 
@@ -17790,7 +17772,7 @@ class Keeps(Exception):
 def tidy_task(folder: Folder, state: TaskState, *, is_dry: bool = False,
               takes_ignored: bool = False) -> Tidying:
     """Remove a worktree if that loses nothing; no agent can be started in it meanwhile."""
-    hold = folder.world.hold(folder.of_try(state, "alive")) if state.tried else None
+    hold = folder.world.hold(folder.of_task(state.name, "alive"))
     try:
         if hold is None:
             raise Keeps("its agent is alive")
@@ -17813,41 +17795,42 @@ def _tidy(folder: Folder, state: TaskState, *, is_dry: bool, takes_ignored: bool
     git = git_in(folder, state.worktree, state.git)
     _keep_untidy(world, git, state)
 
-    # All of it in one ref: what lies there, what is staged, every commit that only it knows.
     known = read_baseline(folder, state)
-    ref = f"{SNAPSHOT_REFS}/{state.name}/{state.tried}.tidy"
-    if is_dry:
-        stored = store_tree(git, main, state.copies, known, runs_filters=False)
-    else:
-        work, stored = take_snapshot(git, main, state, f"{state.tried}.tidy", known)
-        pin = git.out("commit-tree", "-p", main.commit_of(work.ref),
-                      *_parents_to_pin(git, state), "-m", f"{state.name}: tidied",
-                      stored.net, more=IDENTITY)
-        main.out("update-ref", ref, pin)
+    stored = store_tree(git, main, state.copies, known, runs_filters=not is_dry)
     if stored.nested:
         raise Keeps(f"nested repository {stored.nested[0]} exists nowhere else")
     if stored.fresh and not takes_ignored:
         raise Keeps(f"{count_of(stored.fresh, 'ignored file')} new or changed since setup: "
                     f"{clean_line(some_of(stored.fresh, 3))}; `--ignored` removes it")
-
     files = len(git.names("diff-tree", "-r", "--name-only", "-z", stored.head, stored.net))
     ignored = git.names("ls-files", "-z", "-oi", "--exclude-standard")
     tip = _droppable_tip(main, state)
-    plan = Tidying(state.name, True, "", state.worktree, ref if files else "", files,
-                   len(ignored), sum(int(stamp.split(" ")[0]) for stamp in
-                                     world.stamps_of(state.worktree, ignored).values()),
+    label = f"{state.tried}.tidy"
+    stamps = world.stamps_of(state.worktree, ignored)
+    plan = Tidying(state.name, True, "", state.worktree,
+                   f"{SNAPSHOT_REFS}/{state.name}/{label}" if files else "", files,
+                   len(ignored), sum(int(stamp.split(" ")[0]) for stamp in stamps.values()),
                    state.branch if tip else "", tip == state.base)
     if is_dry:
         return plan
 
+    # All of it in one ref: every commit that only it knows, what is staged, what lies there.
     _drop_check_worktree(folder, main, state)  # first: where that fails, nothing is half done
-    last = store_tree(git, main, state.copies, known)
-    if last != stored or git.out("rev-parse", "HEAD") != stored.head:
+    pinned = _parents_to_pin(git, state)
+    work, last = take_snapshot(git, main, state, label, known)
+    _pin(git, main, state, "-p", main.commit_of(work.ref), *pinned, stored.net)
+    if last != stored:
         raise Keeps("something in it has just changed")
     drop_worktree(main, state.worktree)
     if tip:
         main.run("update-ref", "-d", f"refs/heads/{state.branch}", tip)
     return plan
+
+
+def _pin(git: Git, main: Git, state: TaskState, *parents_and_tree: str) -> None:
+    """Keep what would die with a worktree in the ref of its tidying."""
+    pin = git.out("commit-tree", "-m", f"{state.name}: tidied", *parents_and_tree, more=IDENTITY)
+    main.out("update-ref", f"{SNAPSHOT_REFS}/{state.name}/{state.tried}.tidy", pin)
 
 
 def _tidy_removed(folder: Folder, main: Git, state: TaskState, *, is_dry: bool) -> Tidying:
@@ -17859,9 +17842,7 @@ def _tidy_removed(folder: Folder, main: Git, state: TaskState, *, is_dry: bool) 
         _drop_check_worktree(folder, main, state)
         if state.worktree in list_worktrees(main):
             git = Git(folder.world, state.git, state.git)  # no file is looked at
-            pin = git.out("commit-tree", *_parents_to_pin(git, state), "-m",
-                          f"{state.name}: tidied", "HEAD^{tree}", more=IDENTITY)
-            main.out("update-ref", f"{SNAPSHOT_REFS}/{state.name}/{state.tried}.tidy", pin)
+            _pin(git, main, state, *_parents_to_pin(git, state), "HEAD^{tree}")
             drop_worktree(main, state.worktree)
     return Tidying(state.name, True, "", state.worktree)
 
@@ -17942,14 +17923,14 @@ def read_baseline(folder: Folder, state: TaskState) -> dict[str, str]:
 
 def read_surroundings(folder: Folder, state: TaskState) -> dict[str, Any]:
     """Return what there was before an agent came: ignored files, refs, the main checkout."""
-    path = folder.place("tasks", state.name, f"baseline{state.fresh or ''}.json")
+    path = folder.of_task(state.name, f"baseline{state.fresh or ''}.json")
     return parse_object(folder.world.read_part(path, 0, STATE_LIMIT_BYTES * 8)) or {}
 
 
 # -- an agent at work --
 
 END_SECONDS = 0.4  # for Claude Code to end by itself
-TERM_SECONDS, STOP_SECONDS = 5.0, 1.2
+TERM_SECONDS, STOP_SECONDS, KILL_SECONDS = 5.0, 1.2, 2.0
 SETTLE_SECONDS = 5.0
 TURN_SECONDS = 1.0  # in which what was said during one turn begins the next
 SETUP_SECONDS = 600.0
@@ -18055,42 +18036,35 @@ class AgentProcess:
     def __init__(self, folder: Folder, state: TaskState, child: Child | None = None) -> None:
         self._world = folder.world
         self._output = folder.of_try(state, "out.jsonl")
-        self._alive = folder.of_try(state, "alive")
+        self._alive = folder.of_task(state.name, "alive")
         self._code = folder.of_try(state, "code")
         self._talks = state.task.talks
         self._child = child
-        self._at = state.start_at
         self._rest = b""
         self._drops = False
+        self.end = state.start_at  # how far its output was read
         self.heard = Heard(heard_from=state.heard_from)
         self.heard.last = self.heard.since = self._world.clock()  # silent from now on
         self.pipe = self._world.open_pipe(folder.of_try(state, "in")) if self._talks else None
         self.told_loops = False
         self.told_at = -2  # how far its output was read when it was last told something
-        self.stall_at = 0.0
-
-    @property
-    def end(self) -> int:
-        """How far its output was read."""
-        return self._at
 
     def listen(self) -> bool:
         """Take what it has said since; tell whether it was anything."""
         now = self._world.clock()
-        if not self._talks:  # a log, which may be of any size: only that it grows counts
-            size = self._world.size_of(self._output)
-            grows = size > self._at
-            self._at = size
-            if grows:
-                self.heard.last = now
-            return grows
-
-        part = self._world.read_part(self._output, self._at, OUTPUT_PART_BYTES)
-        if not part:
+        begin = self.end
+        if self._talks:
+            self._feed(self._world.read_part(self._output, begin, OUTPUT_PART_BYTES), now)
+        else:  # a log, which may be of any size: only that it grows counts
+            self.end = self._world.size_of(self._output)
+        if self.end == begin:
             return False
         self.heard.last = now
-        end = self._at - len(self._rest)
-        self._at += len(part)
+        return True
+
+    def _feed(self, part: bytes, now: float) -> None:
+        end = self.end - len(self._rest)
+        self.end += len(part)
         *lines, self._rest = (self._rest + part).split(b"\n")
         for line in lines:
             end += len(line) + 1
@@ -18100,15 +18074,12 @@ class AgentProcess:
         if len(self._rest) > OUTPUT_LINE_BYTES:
             self._rest = b""
             self._drops = True
-        return True
 
     def lives(self) -> bool:
         """Tell whether its process goes on."""
         if self._child:
             return not self._child.ended()
-        if not self._talks and self.exit_code() is not None:
-            return False
-        return self._world.is_held(self._alive)
+        return (self._talks or self.exit_code() is None) and self._world.is_held(self._alive)
 
     def exit_code(self) -> int | None:
         """Return with what a coder that only ends has ended; None: it has not, or was killed."""
@@ -18174,8 +18145,8 @@ class TaskWork:
         self._main = git_of(self._folder)
         self._hold: Hold | None = None  # on the gits of this task
         self._agent: AgentProcess | None = None
-        self._check_ready: threading.Thread | None = None
-        self._check_trouble: FleetError | None = None
+        self._preparing: threading.Thread | None = None  # of the check's worktree
+        self._trouble: Exception | None = None  # in that thread
         self._is_closing = False
         self._looked_at = 0.0
         self.name = name
@@ -18187,6 +18158,10 @@ class TaskWork:
 
     def _note(self, to: str = "", **changes: Any) -> TaskState:
         return self._supervisor.note(self.name, to, **changes)
+
+    def _mind(self, **changes: Any) -> TaskState:
+        """Note what could be found out again: it is written with the next step."""
+        return self._supervisor.mind(self.name, **changes)
 
     def _tell(self, word: str, text: str = "") -> None:
         self._supervisor.tell(self.name, word, text)
@@ -18214,8 +18189,8 @@ class TaskWork:
             self._supervisor.failures.append(error)
         finally:
             self._is_closing = True
-            if self._check_ready:
-                self._check_ready.join(GIT_SECONDS)
+            if self._preparing:
+                self._preparing.join(GIT_SECONDS)
             if self._agent:
                 self._agent.close()
             if self._hold:
@@ -18225,10 +18200,9 @@ class TaskWork:
     def _go(self) -> None:
         """Do what comes next for the task; a state that an earlier supervisor left is entered."""
         self._wait_for_git()
-        step = self.state.state
-        if step in ("waiting", "preparing", "starting"):
+        if self.state.state in ("preparing", "starting"):
             # Nothing was asked of an agent yet that counts: it is ended, and started again.
-            self._end_marked([self._mark(), self._mark(CHECK_MARK)], 0.0)
+            self._end_marked([TASK_MARK, CHECK_MARK], 0.0)
             self._make_ready()
             if self.state.recheck:
                 self._note("checking", recheck=False)
@@ -18252,10 +18226,9 @@ class TaskWork:
 
     def _wait_for_git(self) -> None:
         """Wait until no git of an earlier supervisor works for this task: none is ever killed."""
-        self._world.make_directory(self._folder.place("tasks", self.name))
-        path = self._folder.place("tasks", self.name, "git")
+        self._world.make_directory(self._folder.of_task(self.name))
         while not self._hold:
-            self._hold = self._world.hold(path)
+            self._hold = self._world.hold(self._folder.of_task(self.name, "git"))
             if not self._hold:
                 self._pause(0.05)
         self._main = git_of(self._folder, self._hold)
@@ -18275,17 +18248,15 @@ class TaskWork:
     def _make_ready(self) -> None:
         """Make the worktree of a task, and do in it what comes before the agent."""
         state = self._note("preparing", **self._plan_try())
-        task = state.task
         self._world.make_directory(self._file(""))
         refuse_missing(self._folder, state)
-        if isinstance(task.coder, str) and self._backing.fleet:
+        if isinstance(state.task.coder, str) and self._backing.fleet:
             self._backing.serve()
-
         if state.prepared and not state.gone:
             self._git()  # or it is gone, and parked
         else:
             self._make_worktree(state)
-        self._begin_check_worktree(task)
+        self._prepare_check()
 
     def _plan_try(self) -> dict[str, Any]:
         """Return with what a try begins, or goes on."""
@@ -18311,39 +18282,36 @@ class TaskWork:
         with self._supervisor.adding:
             self._drop_half_made(state)
             git = add_worktree(self._main, state)
-        state = self._note(git=git, gone=False, prepared=False)
+        state = self._mind(git=git, gone=False, prepared=False)
         copies = self._fill(state.worktree, self._file("setup.log"), TASK_MARK)
 
         tree = self._git()
+        stored = store_tree(tree, self._main, copies, None)
         start = state.start
         if not start:  # else it was worked on already: what was made then still counts
-            stored = store_tree(tree, self._main, copies, None)
             start = stored.head
             if stored.tree != stored.old_tree:
                 start = tree.out("commit-tree", "-p", stored.head, "-m", f"{self.name}: as set up",
                                  stored.tree, more=IDENTITY)
             # It has a name, so that no `git gc` takes away what the verdict is compared with.
             self._main.out("update-ref", f"{SNAPSHOT_REFS}/{self.name}/start", start)
-        ignored = {**list_ignored(tree), **self._world.stamps_of(state.worktree, copies)}
-        self._folder.write({"ignored": ignored, "around": look_outside(self._main)}, "tasks",
+        self._folder.write({"ignored": stored.ignored, "around": look_outside(self._main)}, "tasks",
                            self.name, f"baseline{state.fresh or ''}.json")
-        self._note(start=start, prepared=True, copies=tuple(copies))
+        self._mind(start=start, prepared=True, copies=tuple(copies))
 
     def _drop_half_made(self, state: TaskState) -> None:
         """Remove a worktree that was never ready; what a person has done in it is kept first."""
-        if self._world.kind_of(state.worktree, follow=False) == "absent":
-            return
-        known = list_worktrees(self._main).get(state.worktree)
+        known = list_worktrees(self._main).get(state.worktree) if self._world.kind_of(
+            state.worktree, follow=False) != "absent" else None
         if not known:
             return
         if state.git:
-            label = f"{state.tried}.remade"
-            take_snapshot(self._git(), self._main, replace(state, copies=tuple(
-                find_copies(self._folder, state.task))), label, {})
-        elif not re.match("subagent-fleet|initializing", known.get("locked", "")):
+            copies = tuple(find_copies(self._folder, state.task))
+            take_snapshot(self._git(), self._main, replace(state, copies=copies),
+                          f"{state.tried}.remade", {})
+        elif known["branch"] not in (state.branch, "") \
+                or not re.match("subagent-fleet|initializing", known.get("locked", "")):
             return  # it is somebody else's
-        elif known["branch"] not in (state.branch, ""):
-            return
         drop_worktree(self._main, state.worktree)
 
     def _fill(self, tree: str, log: str, variable: str) -> list[str]:
@@ -18362,46 +18330,59 @@ class TaskWork:
                                  fix=f"subagent-fleet task log {self.name} setup")
         return copies
 
-    def _begin_check_worktree(self, task: TaskSpec) -> None:
-        if task.check and task.check_in == "own":
-            self._check_ready = threading.Thread(target=self._make_check_worktree, daemon=True)
-            self._check_ready.start()
-
-    def _make_check_worktree(self) -> None:
-        """Make the check's worktree while the agent works, and see what the check says before it.
+    def _prepare_check(self) -> None:
+        """Make the check's worktree while the agent works.
 
         In a thread of its own: what goes wrong is raised where the check is needed.
         """
-        try:
-            state = self.state
-            path = f"{state.worktree}.check"
-            log = self._file("setup-check.log")
-            git = state.check_git
-            if not git or self._world.kind_of(path) != "directory":
-                with self._supervisor.adding:
-                    if self._world.kind_of(path) == "directory" and path in list_worktrees(
-                            self._main):
-                        drop_worktree(self._main, path)  # half made: nobody works in it
-                    git = add_worktree(self._main, state, for_check=True)
-                self._fill(path, log, CHECK_MARK)
-            passes = self._supervisor.ask_base(state, lambda: self._run_command(
-                state.task.check or "", path, self._file("check-base.log"),
-                float(state.task.deadline), CHECK_MARK) == 0)
-            self._note(check_git=git, passes_on_base=passes)
-        except (Wanted, Asleep):
-            pass
-        except FleetError as error:
-            self._check_trouble = error
-        except Exception as error:
-            self._supervisor.failures.append(error)
+        def prepare() -> None:
+            try:
+                self._make_check_worktree()
+            except Exception as error:
+                self._trouble = error
+
+        task = self.state.task
+        if task.check and task.check_in == "own":
+            self._preparing = threading.Thread(target=prepare, daemon=True)
+            self._preparing.start()
+
+    def _make_check_worktree(self) -> None:
+        """Make the check's worktree; see what the check says before any work.
+
+        Where it passes, it proves nothing. That is asked once for each base.
+        """
+        state, task, passes = self.state, self.state.task, self._supervisor.passes
+        path = f"{state.worktree}.check"
+        git = state.check_git
+        if not git or self._world.kind_of(path) != "directory":
+            with self._supervisor.adding:
+                if self._world.kind_of(path) == "directory" and path in list_worktrees(self._main):
+                    drop_worktree(self._main, path)  # half made: nobody works in it
+                git = add_worktree(self._main, state, for_check=True)
+            self._fill(path, self._file("setup-check.log"), CHECK_MARK)
+        self._mind(check_git=git)
+
+        asked = (task.check or "", state.base, *task.setup)
+        with self._supervisor.changed:
+            is_asked = asked in passes
+            passes.setdefault(asked, None)  # not known yet
+        if not is_asked:
+            passes[asked] = self._run_command(asked[0], path, self._file("check-base.log"),
+                                              float(task.deadline), CHECK_MARK) == 0
+            with self._supervisor.changed:  # one at a time
+                is_news = passes[asked] and task.changes == "required" \
+                    and self._folder.is_news(f"passes: {task.check}")
+            if is_news:
+                self._tell("note", "the check already passes before any work, so passing proves "
+                           "nothing")
+        self._mind(passes_on_base=passes[asked])
 
     def _run_command(self, command: str, tree: str, log: str, seconds: float,
                      variable: str) -> int:
         """Run a shell command of the person's in a worktree; return its exit code."""
-        mark = self._mark(variable)
         child = self._supervisor.spawn(Launch(
             shell_words(self._world, command), tree,
-            {**plain_environment(self._world.environ), **dict([mark.split("=", 1)]),
+            {**plain_environment(self._world.environ), variable: self._mark,
              "FLEET_TASK_ID": self.name}, stdout=log, stderr=log))
         until = self._world.clock() + seconds
         try:
@@ -18411,21 +18392,21 @@ class TaskWork:
                 self._pause(0.25)
             return child.exit_code() or 0
         finally:
-            self._end_marked([mark], 0.0, child.number)
+            self._end_marked([variable], 0.0, child.number)
 
     # -- the agent --
 
-    def _mark(self, variable: str = TASK_MARK, number: int | None = None) -> str:
-        """Return the variable by which the processes of a try are known."""
-        return f"{variable}={self._supervisor.run}/{self.name}/{number or self.state.tried}"
+    @property
+    def _mark(self) -> str:
+        """What all processes of this task have in their environment, whoever has started them."""
+        return f"{self._supervisor.run}/{self.name}"
 
     def _start(self) -> None:
         """Start an agent and hand it what it is told."""
         state = self.state
         if state.wanted:
             raise Wanted
-        hold = self._hold_alive(state)
-
+        hold = self._hold_alive()
         session = state.session
         if not state.spoken:
             session = str(uuid.uuid5(uuid.UUID(self._supervisor.run),
@@ -18446,33 +18427,26 @@ class TaskWork:
             hold.release()
 
         agent = self._agent = AgentProcess(self._folder, state, child)
-        now = self._world.clock()
-        agent.heard.prompted(size, now)
-        agent.heard.phase = "silent" if state.task.talks else "requesting"
-        agent.heard.last = now
         agent.say(render_prompt_line(words))
-        until = now + PROMPT_SECONDS
+        until = self._world.clock() + PROMPT_SECONDS
         while agent.pipe and not agent.pipe.push() and self._world.clock() < until:
             self._pause(0.01)
         self._supervisor.hand_on(self.name, "running", state.says, spoken=True, prompt="",
                                  client=child.number, given=words)
         self._tell("resumed" if state.spoken else "started", self._describe(state))
 
-    def _hold_alive(self, state: TaskState) -> Hold:
-        """Return the lock of a try, when no earlier one has its own: never two of one task.
+    def _hold_alive(self) -> Hold:
+        """Return the lock that each agent of a task holds as long as it lives: there is one.
 
         A supervisor that was killed while it started an agent leaves a process without the mark
         behind, which holds the lock for the moment until it becomes that agent.
         """
-        numbers = range(1, state.tried + 1)
         until = self._world.clock() + LOCK_SECONDS
         while True:
-            is_free = not any(self._world.is_held(self._file("alive", number))
-                              for number in numbers[:-1])
-            hold = self._world.hold(self._file("alive")) if is_free else None
+            hold = self._world.hold(self._folder.of_task(self.name, "alive"))
             if hold:
                 return hold
-            self._end_marked([self._mark(number=number) for number in numbers], 0.0)
+            self._end_marked([TASK_MARK], 0.0)
             if self._world.clock() > until:
                 raise FleetError("still-alive", "an agent of an earlier try was still alive, and "
                                  "was ended", fix=f"subagent-fleet task retry {self.name}")
@@ -18497,8 +18471,7 @@ class TaskWork:
         else:
             words, environ = self._plan_coder(task)
             argv = shell_words(self._world, CODER_SCRIPT, path("code"), program, *words)
-        own = {"FLEET_TASK_ID": state.name, "FLEET_TASK_DIR": str(path(".")),
-               **dict([self._mark().split("=", 1)])}
+        own = {TASK_MARK: self._mark, "FLEET_TASK_ID": state.name, "FLEET_TASK_DIR": path(".")}
         return Launch(argv, state.worktree, {**environ, **own}, path("out.jsonl"), path("err"),
                       stdin=path("in"), hold=hold, seconds=task.deadline + 60)
 
@@ -18515,13 +18488,11 @@ class TaskWork:
 
     def _describe(self, state: TaskState) -> str:
         """Return who does a task, where, and how it is checked."""
-        alias = self._supervisor.alias_of(self.name)
         who = state.task.program
         if state.task.talks:
-            who = state.task.agent or alias or "Claude Code"
-        fleet = self._backing.fleet
-        nodes = [f"{model.node} ({model.ollama_model})" for model in fleet.models.values()
-                 if model.alias == alias] if fleet and alias else []
+            who = state.task.agent or self._supervisor.alias_of(self.name) or "Claude Code"
+        nodes = [f"{model.node} ({model.ollama_model})"
+                 for model in self._supervisor.models_of(self.name)]
         where = f", planned for {' or '.join(nodes)}" if nodes else ""  # another may answer
         check = f", check: {state.task.check}" if state.task.check else ", no check"
         return f"{who}{where}, branch {state.branch}{check}"
@@ -18530,8 +18501,8 @@ class TaskWork:
         """Go on with an agent that an earlier supervisor has started, or with what it has left."""
         state = self.state
         if state.state == "checking":
-            self._end_marked([self._mark(CHECK_MARK)], 0.0)
-        self._begin_check_worktree(state.task)
+            self._end_marked([CHECK_MARK], 0.0)
+        self._prepare_check()
         agent = self._agent = AgentProcess(self._folder, state)
         while agent.listen() and state.task.talks:
             pass
@@ -18549,30 +18520,19 @@ class TaskWork:
         agent.say(render_prompt_line(text))
         self._note(prompt="", given=text, heard_from=agent.end)
 
-    def _say_or_start(self, text: str) -> None:
-        """Tell an agent, or start one that is told what the state says."""
-        if self._agent and self._agent.lives():
-            return self._say(text)
-        if self._agent:
-            self._agent.close()
-        self._start()
-
     # -- listening --
 
     def _talk(self) -> str:
         """Listen until the agent has answered: "", or how it has ended otherwise."""
         agent = self._agent
         assert agent
-        pause = 0.01
+        heard, pause = agent.heard, 0.01
         self._looked_at = self._world.clock()
         while True:
             pause = 0.01 if agent.listen() else min(pause * 1.5, 0.25)
             if agent.pipe:
                 agent.pipe.push()
-            if self.state.wanted:
-                raise Wanted
-            heard = agent.heard
-            if heard.is_settled and not heard.requests:
+            if heard.is_settled:
                 # What was said meanwhile may begin a turn of its own.
                 settled_for = self._world.clock() - heard.since
                 if agent.told_at < heard.turn_at or settled_for > TURN_SECONDS:
@@ -18580,8 +18540,7 @@ class TaskWork:
             elif not agent.lives():
                 agent.listen()
                 if not heard.is_settled:
-                    ended = not self.state.task.talks and agent.exit_code() is not None
-                    return "" if ended else "lost"
+                    return "lost" if agent.exit_code() is None else ""
             elif self._hear_requests(agent):
                 pause = 0.01
             else:
@@ -18647,7 +18606,7 @@ class TaskWork:
     def _fall_asleep(self) -> None:
         """End the process of a task that asks and gets no answer: its place is free meanwhile."""
         self._end_agent(TERM_SECONDS)
-        self._supervisor.let_sleep(self.name)
+        self._note(asleep=True)
         raise Asleep
 
     def _look_at_clock(self, agent: AgentProcess) -> str:
@@ -18655,29 +18614,23 @@ class TaskWork:
         state, heard = self.state, agent.heard
         now = self._world.clock()
         gap, self._looked_at = now - self._looked_at, now
-        if state.state == "running" and gap < GAP_SECONDS:
-            self._supervisor.add_work(self.name, gap)
+        if gap >= GAP_SECONDS:  # the machine has slept, and so has the agent
+            heard.last = heard.since = now
+        elif state.state == "running":
+            state = self._mind(worked=state.worked + gap)
         if state.worked > state.task.deadline:
             return "deadline"
-        if now - agent.stall_at < 1.0:
-            return ""
-        agent.stall_at = now
         if heard.repeats >= LOOPS_TOLD and not agent.told_loops:
             agent.told_loops = True
             agent.told_at = agent.end
             agent.say(render_prompt_line(LOOPS_PROMPT.format(count=heard.repeats)))
             self._tell("loops", f"{heard.now}: {heard.repeats} times in a row, told the agent")
-            return ""
-        if gap >= GAP_SECONDS:  # the machine has slept, and so has the agent
-            heard.last = heard.since = now
-        alias = self._supervisor.alias_of(self.name)
-        fleet = self._backing.fleet
-        timeouts = [model.timeout for model in fleet.models.values()
-                    if model.alias == alias] if fleet else []
         view = "unknown"
         if now - heard.last > 10 and state.task.talks:
             view = self._supervisor.view_of(state.session)
-        stall = find_stall(state.task, heard, view, float(max(timeouts, default=300)), now)
+        timeout = max((model.timeout for model in self._supervisor.models_of(self.name)),
+                      default=300)
+        stall = find_stall(state.task, heard, view, float(timeout), now)
         return f"stalled: {stall}" if stall else ""
 
     # -- ends --
@@ -18698,20 +18651,20 @@ class TaskWork:
         """Take up a task whose process ended without a result; that is no failure of its own."""
         state, agent = self.state, self._agent
         assert agent
-        self._end_marked([self._mark()], 0.0, state.client)
+        self._end_marked([TASK_MARK], 0.0, state.client)
         agent.listen()
         if state.state == "asking":
-            self._supervisor.let_sleep(self.name)
+            self._note(asleep=True)
             return
-        errors = self._world.read_part(self._file("err"), 0, TAIL_BYTES)
-        is_unknown = b"No conversation found" in errors \
-            or is_unknown_session(agent.heard.result or {})
-        spoken, lost = state.spoken and not is_unknown, state.lost + 1
+        lost = state.lost + 1
         if lost >= LOST_LIMIT:
             last = last_line_of(self._world, self._file("err"))
             self._close(Ruling("parked", f"its process ended {lost} times without a result: {last}",
                                cause="lost"), "lost")
             return
+        errors = self._world.read_part(self._file("err"), 0, TAIL_BYTES)
+        spoken = state.spoken and b"No conversation found" not in errors \
+            and not is_unknown_session(agent.heard.result or {})
         prompt = state.prompt
         if state.task.talks and not prompt:
             # What it had not even begun with is told again, word by word.
@@ -18725,17 +18678,19 @@ class TaskWork:
     def _judge(self) -> tuple[Ruling, WorkDone]:
         """Keep what there is in a snapshot, check exactly that, and say what it is worth."""
         state, agent = self.state, self._agent
-        heard = agent.heard if agent else Heard()
-        result = heard.result or {}
-        if state.task.talks and agent:
+        result: Mapping[str, Any] = {}
+        exit_code = 0
+        if agent and state.task.talks:
             agent.listen()
-            if is_unknown_session(result) and heard.turn_at < 0:
+            result = agent.heard.result or {}
+            if is_unknown_session(result) and agent.heard.turn_at < 0:
                 self._lose()
                 raise Asleep
             kind = api_error_of(result)
             if kind:
                 return self._judge_api_error(kind, result), WorkDone()
-        exit_code = agent.exit_code() or 0 if agent and not state.task.talks else 0
+        elif agent:
+            exit_code = agent.exit_code() or 0
         if exit_code in (126, 127):
             last = last_line_of(self._world, self._file("err"))
             raise FleetError("coder-missing", f"`{state.task.program}` could not be run (exit "
@@ -18743,17 +18698,19 @@ class TaskWork:
                              fix=f"subagent-fleet task log {self.name} stderr")
 
         # What the agent has left running could still write: only its client stays, and is idle.
-        self._end_marked([self._mark()], 0.5, state.client, spares_client=bool(agent))
-        work, _ = take_snapshot(self._git(), self._main, state, str(state.tried),
-                                read_baseline(self._folder, state))
-        self._note(kept=work.commit, tip=work.tip, snapshot=work.ref)
-        work = look_at_work(self._main, state, work)
-        code = None
-        output = ""
-        if state.task.check:
-            code, output = self._check(work)
-        work = replace(work, exit_code=exit_code, said=str(result.get("result") or ""))
+        self._end_marked([TASK_MARK], 0.5, state.client, spares_client=bool(agent))
+        work = replace(self._keep(state, read_baseline(self._folder, state)), exit_code=exit_code,
+                       said=str(result.get("result") or ""))
+        code, output = self._check(work) if state.task.check else (None, "")
         return judge(self.state, work, code, output), work
+
+    def _keep(self, state: TaskState, known: Mapping[str, str]) -> WorkDone:
+        """Keep the worktree in a ref, and look at what was done in it."""
+        work, _ = take_snapshot(self._git(), self._main, state, str(state.tried), known)
+        self._mind(kept=work.commit, tip=work.tip, snapshot=work.ref)
+        work = look_at_work(self._main, state, work)
+        self._mind(diff=work.sums)
+        return work
 
     def _judge_api_error(self, kind: str, result: Mapping[str, Any]) -> Ruling:
         text = clean_line(str(result.get("result") or result.get("errors") or ""))[:200]
@@ -18772,14 +18729,14 @@ class TaskWork:
         state = self.state
         tree = state.worktree
         if state.task.check_in == "own":
-            while self._check_ready and self._check_ready.is_alive():
+            while self._preparing and self._preparing.is_alive():
                 self._pause(0.1)
-            if self._check_trouble:
-                raise self._check_trouble
+            if self._trouble:
+                raise self._trouble
             tree = f"{state.worktree}.check"
             git = git_in(self._folder, tree, self.state.check_git, self._hold)
-            git.out("-c", "core.sparseCheckout=false", "read-tree", "--reset", "-u", work.commit)
-            git.out("update-ref", "--no-deref", "HEAD", work.commit)
+            git.out("-c", "core.sparseCheckout=false", "checkout", "--quiet", "--force",
+                    "--detach", work.commit)
             # What an earlier check has left goes; caches that are ignored may stay.
             keep = [word for path in state.copies for word in ("-e", f"/{path}")]
             git.out("clean", "-q", "-f", "-d", *keep)
@@ -18789,10 +18746,10 @@ class TaskWork:
         began = self._world.clock()
         code = self._run_command(state.task.check or "", tree, log, float(state.task.deadline),
                                  CHECK_MARK)
-        self._note(checks=(*state.checks, code),
+        self._mind(checks=(*state.checks, code),
                    check_seconds=round(self._world.clock() - began, 1))
         if code in (126, 127):  # no agent helps against that, unless it is in a script of theirs
-            refuse_missing_check(self._world, self.state, tree, r"[\w.+/-]+(?=\s|$)")
+            refuse_missing_check(self._world, state, tree, r"[\w.+/-]+(?=\s|$)")
         size = self._world.size_of(log)
         tail = self._world.read_part(log, max(0, size - TAIL_BYTES), TAIL_BYTES)
         return code, tail.decode("utf-8", "replace")
@@ -18801,28 +18758,26 @@ class TaskWork:
         """Ask a person what the agent asks in prose, or tell the agent what is wrong."""
         state = self.state
         if ruling.to == "asking":
-            self._note(diff=work.sums)
             self._ask_person("prose", ask_in_words(work.said))
             self._fall_asleep()
         seconds = f" after {state.check_seconds:.1f} s" if ruling.cause == "check" else ""
         self._tell("retrying", f"{ruling.reason}{seconds}: sent back to the agent (round "
                    f"{state.round + 1} of {state.task.rounds})")
-        self._note("running", prompt=ruling.feedback, reason=ruling.reason, diff=work.sums, lost=0,
+        self._note("running", prompt=ruling.feedback, reason=ruling.reason, lost=0,
                    round=state.round + 1)
-        self._say_or_start(ruling.feedback)
+        if self._agent and self._agent.lives():
+            return self._say(ruling.feedback)
+        if self._agent:
+            self._agent.close()
+        self._start()
 
     def _settle(self, ruling: Ruling, work: WorkDone) -> bool:
-        """Make work that is good the tip of its branch; False: something else came, look again."""
+        """Make work that is good the tip of its branch; False: it has moved, look again."""
         state = self.state
-        if state.says and state.task.talks and ruling.cause != "api":
-            text = "\n\n".join(state.says)
-            self._supervisor.hand_on(self.name, "running", state.says, prompt=text)
-            self._say_or_start(text)
-            return False
         if ruling.to not in ("done", "review"):
             return True
         if settle_branch(self._git(), self._main, state.branch, work.commit, work.tip):
-            self._note(head=work.commit)
+            self._mind(head=work.commit)
             return True
         self._tell("note", f"the branch {state.branch} has moved meanwhile: checking again")
         self._note("checking", lost=state.lost + 1)
@@ -18836,8 +18791,7 @@ class TaskWork:
         if self.state.wanted != "attach":
             return self._close(Ruling("stopped"), "stopped")
         self._end_agent(STOP_SECONDS)
-        self._note("attached", wanted="", before="waiting", prompt="")
-        self._tell("attached")
+        self._note("waiting", prompt="")  # whose person gets it now
 
     def _close(self, ruling: Ruling, ended: str, work: WorkDone | None = None) -> None:
         """End an agent, keep its work, write its receipt, and let the ruling be so."""
@@ -18845,8 +18799,8 @@ class TaskWork:
         self._is_closing = True
         began = self._world.clock()
         count = self._end_agent(STOP_SECONDS if is_stop else TERM_SECONDS)
-        if self._check_ready:
-            self._check_ready.join(5.0)
+        if self._preparing:
+            self._preparing.join(5.0)
         seconds = self._world.clock() - began
         state = self.state
         if work is None or not work.ref:
@@ -18855,22 +18809,19 @@ class TaskWork:
             saved = f", work saved in {work.ref}" if work.ref else ""
             ruling = replace(ruling, reason=f"{count_of(count, 'process')} ended in "
                              f"{seconds:.1f} s{saved}")
-        if work.outside and ruling.to in ("waiting", "failed") \
-                and ended not in ("result", "api_error"):
+        if work.outside and ended in ("stalled", "deadline"):
             ruling = rule_out(state.task, work)
-        if ended == "result" and state.prepared:
+        if ended == "result":
             before = read_surroundings(self._folder, state).get("around")
             work = replace(work, notes=note_surroundings(self._main, before, state.branch))
 
         receipt = self._write_receipt(state, ruling, ended, work)
         self._note(ruling.to, **self._after(state, ruling, ended), reason=ruling.reason,
-                   cause=ruling.cause, diff=work.sums if work.ref else state.diff,
-                   kept=work.commit or state.kept, tip=work.tip or state.tip,
-                   snapshot=work.ref or state.snapshot)
+                   cause=ruling.cause)
+        is_good = ruling.to in ("done", "review")
         if ruling.to == "waiting":
             self._tell("waits", f"{ruling.reason}: for its next try")
         else:
-            is_good = ruling.to in ("done", "review")
             self._tell(ruling.to, self._sum_up(receipt) if is_good else ruling.reason)
 
     def _write_receipt(self, state: TaskState, ruling: Ruling, ended: str,
@@ -18895,14 +18846,12 @@ class TaskWork:
         """Keep a worktree at the end of a try, however that has ended."""
         if not state.git or state.gone or self._world.kind_of(state.worktree) != "directory":
             return WorkDone()
-        known: Mapping[str, str] = {}
         try:
             if state.prepared:
-                known = read_baseline(self._folder, state)
-            else:  # setup has failed: what was copied is not the agent's, and stays out
-                state = replace(state, copies=tuple(find_copies(self._folder, state.task)))
-            work, _ = take_snapshot(self._git(), self._main, state, str(state.tried), known)
-            return look_at_work(self._main, state, work)
+                return self._keep(state, read_baseline(self._folder, state))
+            # Setup has failed: what was copied is not the agent's, and stays out.
+            copies = tuple(find_copies(self._folder, state.task))
+            return self._keep(replace(state, copies=copies), {})
         except FleetError as error:
             self._tell("note", f"its work is only in {state.worktree}: {error.what}")
             return WorkDone()
@@ -18956,38 +18905,29 @@ class TaskWork:
             until = self._world.clock() + END_SECONDS
             while state.task.talks and agent.lives() and self._world.clock() < until:
                 self._supervisor.wait(0.02)
-        marks = [self._mark(), self._mark(CHECK_MARK)]
-        return max(count, self._end_marked(marks, patience, state.client))
+        return max(count, self._end_marked([TASK_MARK, CHECK_MARK], patience, state.client))
 
-    def _end_marked(self, marks: Sequence[str], patience: float, root: int = 0, *,
+    def _end_marked(self, variables: Sequence[str], patience: float, root: int = 0, *,
                     spares_client: bool = False) -> int:
         """End every process that carries a mark: TERM, some patience, then KILL until none is left.
 
         The client itself may be spared, with its helpers: those of its own session.
         """
-        def find() -> set[int]:
-            found = self._world.find_tree(marks, 0 if spares_client else root)
-            if spares_client:
-                found = {one for one in found if self._world.session_of(one) != root}
-            return found
-
+        world = self._world
+        marks = [f"{variable}={self._mark}" for variable in variables]
         ended: set[int] = set()
-        numbers = find()
-        until = self._world.clock() + patience
-        if numbers and patience:
+        until = world.clock() + patience
+        while True:
+            numbers = world.find_tree(marks, 0 if spares_client else root)
+            if spares_client:
+                numbers = {one for one in numbers if world.session_of(one) != root}
+            now = world.clock()
+            if not numbers or now > until + KILL_SECONDS:
+                return len(ended)
+            is_late = now >= until
+            world.end_processes(numbers if is_late else numbers - ended, at_once=is_late)
             ended |= numbers
-            self._world.end_processes(numbers, at_once=False)
-            while numbers and self._world.clock() < until:
-                self._world.sleep(0.03)
-                numbers = find()
-        for _ in range(100):
-            if not numbers:
-                break
-            ended |= numbers
-            self._world.end_processes(numbers, at_once=True)
-            self._world.sleep(0.01)
-            numbers = find()
-        return len(ended)
+            world.sleep(0.02)
 
 
 def shorten(text: str) -> str:
@@ -19017,7 +18957,7 @@ class Supervisor:
         self.run = folder.make()
         self.tasks, self.unreadable = folder.read_states()
         self.failures: list[Exception] = []  # of threads: a bug, or a disk that is full
-        self.base_checks: dict[tuple[str, ...], bool | None] = {}
+        self.passes: dict[tuple[str, ...], bool | None] = {}  # a check, before any work
         self.changed = changed or threading.Condition(threading.RLock())
         self._world, self._lock = folder.world, lock
         self._only = only  # the tasks that are meant, and those handed over since; None: all
@@ -19049,23 +18989,11 @@ class Supervisor:
         with self.changed:
             self.note(name, to, says=self.tasks[name].says[len(says):], **changes)
 
-    def let_sleep(self, name: str) -> None:
-        """Note that a task asks and has no process any more: it resumes with the answer."""
+    def mind(self, name: str, **changes: Any) -> TaskState:
+        """Change what is known of a task; its next step writes it down."""
         with self.changed:
-            state = self.tasks[name]
-            if state.answer or state.says:
-                prompt = tell_answers(state.answer) if state.answer else ""
-                self.note(name, "waiting", prompt=prompt)
-            elif state.wanted == "stop":  # since it began to fall asleep
-                self.note(name, "stopped", reason="no agent was running", wanted="")
-            else:
-                self.note(name, asleep=True)
-
-    def add_work(self, name: str, seconds: float) -> None:
-        """Count the time that a try has worked; its next change writes it down."""
-        with self.changed:
-            state = self.tasks[name]
-            self.tasks[name] = replace(state, worked=state.worked + seconds)
+            state = self.tasks[name] = replace(self.tasks[name], **changes)
+            return state
 
     def _keep(self, state: TaskState) -> TaskState:
         if self._leaves:  # who comes next may already have the lock
@@ -19094,10 +19022,31 @@ class Supervisor:
         return child
 
     def leave_task(self, name: str) -> None:
-        """Note that a task's thread has ended."""
+        """Note that a task's thread has ended; do what a person has asked of it meanwhile."""
         with self.changed:
             self._threads.pop(name, None)
             self.changed.notify_all()
+            with contextlib.suppress(Asleep):
+                self._grant(name)
+
+    def _grant(self, name: str) -> None:
+        """Do what a person wants of a task that nothing is at work on."""
+        state = self.tasks[name]
+        if name in self._threads or state.is_active:
+            return
+        if state.wanted == "stop" and not state.is_over:
+            self.note(name, "stopped", reason="no agent was running", wanted="")
+            self.tell(name, "stopped", "no agent was running")
+        elif state.wanted == "attach" and state.state != "attached":
+            self.note(name, "attached", before=state.state if state.is_over else "waiting",
+                      reason=state.reason, cause=state.cause, wanted="")
+            self.tell(name, "attached")
+        elif state.asleep and state.answer:
+            self.note(name, "waiting", prompt=tell_answers(state.answer))
+        elif state.says and state.asleep:
+            self.note(name, "waiting")
+        elif state.says and state.is_over:
+            self.note(name, "waiting", open=False, failures=0)
 
     def leave(self) -> None:
         """Give up the lock; agents go on, and so does a git that takes long."""
@@ -19186,26 +19135,27 @@ class Supervisor:
             if state.is_active:  # whoever was meant: nobody else looks after it
                 self._begin(name)
             elif state.state == "attached" and not self._world.is_held(
-                    self.folder.place("tasks", name, "attached")):
+                    self.folder.of_task(name, "attached")):
                 self._detach(state, has_changed=True)
+            self._grant(name)
 
     def _start_ready(self) -> bool:
         """Begin with the tasks that can start, and say what the others wait for."""
-        if not self._takes_new or not any(
-                state.state == "waiting" for state in self.tasks.values()):
-            return False
-        limits = self.limits()
         states = {name: state for name, state in self.tasks.items()
                   if state.state != "waiting" or self._means(name) and name not in self._threads}
+        waiting = [state for state in states.values() if state.state == "waiting"]
+        if not self._takes_new or not waiting:
+            return False
+        limits = self.limits()
         aliases = {name: self.alias_of(name) for name in self.tasks}
         now = self._world.now()
         starts = plan_starts(states, aliases, limits, now)
         for name in starts:
             self._told.discard(name)
-            self.note(name, "preparing")
+            self.mind(name, state="preparing")
             self._begin(name)
         limits = replace(limits, busy=count_busy(self.tasks, aliases))
-        for state in [state for state in states.values() if state.state == "waiting"][:20]:
+        for state in waiting[:20]:
             if state.name not in {*starts, *self._told} and state.until <= now:
                 self._told.add(state.name)
                 self.tell(state.name, "waits", explain_wait(
@@ -19219,14 +19169,12 @@ class Supervisor:
         if not most:
             memory = self._world.free_megabytes() // AGENT_MEGABYTES
             most = max(1, min(sum(slots.values()) or 8, memory or 64))
-        resting = {}
         rests: dict[str, list[float]] = {}
         for model in self._look_at_gateway().get("models", ()):
             rests.setdefault(str(model.get("alias")), []).append(model.get("rests_seconds") or 0)
-        for alias, seconds in rests.items():
-            if all(seconds):
-                resting[alias] = f"no machine answers, next try in {min(seconds):.0f} s"
-        return Limits(slots, most, resting)
+        return Limits(slots, most, {
+            alias: f"no machine answers, next try in {min(seconds):.0f} s"
+            for alias, seconds in rests.items() if all(seconds)})
 
     def alias_of(self, name: str) -> str:
         """Return the alias that a task's requests ask for."""
@@ -19238,6 +19186,12 @@ class Supervisor:
             self._page = self.backing.look()
         return self._page
 
+    def models_of(self, name: str) -> list[Model]:
+        """Return the models that may serve a task."""
+        fleet, alias = self.backing.fleet, self.alias_of(name)
+        return [model for model in fleet.models.values() if alias and model.alias == alias] \
+            if fleet else []
+
     def view_of(self, session: str) -> str:
         """Return what the gateway knows of a session: waiting, working, idle or unknown."""
         sessions = self._look_at_gateway().get("sessions")
@@ -19245,72 +19199,47 @@ class Supervisor:
             return "unknown"
         return str(sessions.get(session, "idle"))
 
-    def ask_base(self, state: TaskState, ask: Callable[[], bool]) -> bool | None:
-        """Return whether a check passes before any work: then it proves nothing.
-
-        It is asked once for each base; None: not known yet.
-        """
-        asked = (state.task.check or "", state.base, *state.task.setup)
-        with self.changed:
-            while self.base_checks.get(asked, True) is None and not self._leaves:
-                if self.tasks[state.name].wanted:
-                    raise Wanted
-                self.changed.wait(0.25)  # another task asks the same just now
-            if asked in self.base_checks:
-                return self.base_checks[asked]
-            self.base_checks[asked] = None
-        try:
-            passes = ask()
-        except BaseException:  # whatever it was: another task may ask again
-            del self.base_checks[asked]
-            raise
-        with self.changed:  # one at a time: several tasks may learn it in the same moment
-            self.base_checks[asked] = passes
-            is_news = bool(passes) and state.task.changes == "required" \
-                and self.folder.is_news(f"passes: {state.task.check}")
-        if is_news:
-            self.tell(state.name, "note", "the check already passes before any work, so passing "
-                      "proves nothing")
-        return passes
-
     # -- what other commands ask for --
 
     def _take_orders(self) -> bool:
-        """Write into the states what was asked for since; an order is obeyed once."""
+        """Write into the states what was asked for since; tell whether there was anything."""
         did = False
         for identity, order in self.folder.read_orders():
             did = True
-            name = str(order.get("task"))
-            if order.get("do") == "add" and isinstance(order.get("spec"), dict):
-                if self._only is not None and order.get("handed"):
-                    self._only.add(name)
-                self.accept(order["spec"], str(order.get("base", "")),
+            name, do = str(order.get("task")), order.get("do")
+            if self._only is not None and (do != "add" or order.get("handed")):
+                self._only.add(name)
+            if do == "add":
+                self.accept(order.get("spec"), str(order.get("base", "")),
                             str(order.get("origin", "typed")))
             elif name in self.tasks:
-                if self._only is not None and order.get("do") in ("say", "answer", "retry"):
-                    self._only.add(name)
-                with self.changed:
-                    state = self.tasks[name]
-                    handler = getattr(self, f"_order_{order.get('do')}", None)
-                    if handler and identity not in state.orders:
-                        # Both in one change: the order is in the state, or it comes again.
-                        state = replace(state, orders=(*state.orders[-9:], identity))
-                        self.tasks[name] = state
-                        handler(state, order)
-                        if self.tasks[name] is state:
-                            self._keep(state)
+                self._obey(name, identity, order)
             self._world.remove(self.folder.place("inbox", identity))
         return did
 
-    def accept(self, spec: Mapping[str, Any], base: str, origin: str = "typed") -> None:
+    def _obey(self, name: str, identity: str, order: Mapping[str, Any]) -> None:
+        """Obey an order once."""
+        with self.changed:
+            state = self.tasks[name]
+            handler = getattr(self, f"_order_{order.get('do')}", None)
+            if not handler or identity in state.orders:
+                return
+            # Both in one change: the order is in the state, or it comes again.
+            state = self.mind(name, orders=(*state.orders[-9:], identity))
+            handler(state, order)
+            if self.tasks[name] is state:
+                self._keep(state)
+            self._grant(name)
+
+    def accept(self, spec: object, base: str, origin: str = "typed") -> None:
         """Accept a task, or a newer form of one."""
         task = thaw_task(spec)
         if task is None or not re.fullmatch("[0-9a-f]{40,64}", base):
             return
-        now = self._world.now()
         with self.changed:
             old = self.tasks.get(task.name)
             if old is None:
+                now = self._world.now()
                 order = max((state.order for state in self.tasks.values()), default=-1) + 1
                 self._keep(TaskState(task.name, task, order, origin, at=now, added=now, base=base))
                 return
@@ -19347,37 +19276,20 @@ class Supervisor:
                 self.tell(name, "removed", "it is no longer in the task file")
 
     def _order_say(self, state: TaskState, order: Mapping[str, Any]) -> None:
-        text = str(order.get("text", ""))
-        if state.is_over:
-            self.note(state.name, "waiting", prompt=text, open=False, failures=0)
-        elif state.asleep:
-            self.note(state.name, "waiting", prompt=text)
-        else:
-            self.note(state.name, says=(*state.says, text))
+        self.note(state.name, says=(*state.says, str(order.get("text", ""))))
 
     def _order_answer(self, state: TaskState, order: Mapping[str, Any]) -> None:
         answers = order.get("answers")
-        if state.state != "asking" or not isinstance(answers, dict):
-            return
-        answers = {str(question): str(answer) for question, answer in answers.items()}
-        if state.asleep:
-            self.note(state.name, "waiting", prompt=tell_answers(answers))
-        else:
-            self.note(state.name, answer=answers)
+        if state.state == "asking" and isinstance(answers, dict):
+            self.note(state.name, answer={str(question): str(answer)
+                                          for question, answer in answers.items()})
 
     def _order_stop(self, state: TaskState, order: Mapping[str, Any]) -> None:
-        if state.state in ("waiting", "attached") or state.asleep:
-            self.note(state.name, "stopped", reason="no agent was running")
-            self.tell(state.name, "stopped", "no agent was running")
-        elif not state.is_over:
+        if not state.is_over:
             self.note(state.name, wanted="stop")
 
     def _order_attach(self, state: TaskState, order: Mapping[str, Any]) -> None:
-        if state.state == "waiting" or state.is_over or state.asleep:
-            before = state.state if state.is_over else "waiting"
-            self.note(state.name, "attached", before=before, reason=state.reason,
-                      cause=state.cause)
-        elif state.state != "attached":
+        if state.state != "attached":
             self.note(state.name, wanted="attach")
 
     def _order_detach(self, state: TaskState, order: Mapping[str, Any]) -> None:
@@ -19477,7 +19389,7 @@ def see_tasks(folder: Folder, backing: Backing) -> TaskSight:
             if not receipt.agent:  # the session's own, not a subagent's
                 served[receipt.session] = receipt
         run = folder.run
-        marks = {f"{TASK_MARK}={run}/{state.name}/{state.tried}": state.name
+        marks = {f"{TASK_MARK}={run}/{state.name}": state.name
                  for state in live.values()}
         marked = world.find_marked(marks) or {}
         measured = world.measure([one for numbers in marked.values() for one in numbers])

@@ -281,7 +281,7 @@ def test_an_answer_resumes_a_session_whose_process_was_killed_while_it_asked(rig
     rig.ask("answer", "a", answers={"Which database?": "sqlite"})
     rig.kill_all()
     until = time.monotonic() + 10
-    while rig.world.is_held(rig.folder.of_try(rig.tasks()["a"], "alive")):  # it is dying
+    while rig.world.is_held(rig.folder.of_task("a", "alive")):  # it is dying
         assert time.monotonic() < until
     rig.work()
     assert rig.states() == {"a": "done"} and rig.journal("a").count("starting") == 2
@@ -596,7 +596,7 @@ def test_one_supervisor_and_the_others_are_told(rig):
 def test_a_lock_that_a_killed_one_leaves_for_a_moment_parks_nothing(rig):
     rig.add("a", "@write x y", check="true")
     rig.work()
-    hold = rig.world.hold(rig.folder.of_try(rig.tasks()["a"], "alive"))
+    hold = rig.world.hold(rig.folder.of_task("a", "alive"))
     threading.Timer(0.3, hold.release).start()
     rig.ask("retry", "a")
     rig.work()
@@ -616,7 +616,7 @@ def test_two_tries_are_never_alive_together(rig, monkeypatch):
                 for number in rig.processes()}) == 1  # one session of processes: one agent
     rig.work()
     rig.leave()
-    hold = rig.world.hold(rig.folder.of_try(rig.tasks()["a"], "alive"))  # it cannot be ended
+    hold = rig.world.hold(rig.folder.of_task("a", "alive"))  # it cannot be ended
     rig.ask("retry", "a")
     rig.work()
     hold.release()
@@ -738,7 +738,7 @@ def test_branches_and_directories_in_the_way_park_and_stay(rig):
     rig.work()
     tasks = rig.tasks()
     assert set(rig.states().values()) == {"parked"}
-    assert "leaves no room" in tasks["a"].reason and "already exists" in tasks["b"].reason
+    assert "could not be made" in tasks["a"].reason and "already exists" in tasks["b"].reason
     assert "already exists" in tasks["c"].reason
     assert (rig.tree("c") / "mine.txt").read_text() == "mine\n"
     assert rig.git("rev-parse", "run/b") == rig.git("rev-parse", "HEAD~1")

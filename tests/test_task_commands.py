@@ -485,7 +485,7 @@ def test_causes_of_what_is_parked_are_ids(typist):
     rig.add("filtered", "x")
     rig.work()
     causes = {name: state.cause for name, state in rig.tasks().items()}
-    assert causes == {"setup": "setup-failed", "near": "branch-in-the-way", "far": "branch-taken",
+    assert causes == {"setup": "setup-failed", "near": "worktree-failed", "far": "branch-taken",
                       "theirs": "worktree-taken", "here": "in-the-way",
                       "filtered": "worktree-failed"}
     assert rig.states()["setup"] == "parked"
