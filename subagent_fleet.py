@@ -15463,7 +15463,7 @@ def add_gateway(sentence: str, finding: Finding) -> str:
     if sentence.startswith("Ready"):
         start = sentence.partition(":")[0].rstrip(".")
         return f"{start}, but {finding.what}: {finding.fix}."
-    return f"{sentence} ({finding.what})"
+    return f"{finding.what[0].upper()}{finding.what[1:]}. {sentence}"
 
 
 PAGE_PORT = 8080
@@ -15481,16 +15481,6 @@ PAGE_HEAD = ("Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
              "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
              "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'self'; "
              "frame-ancestors 'none'\r\n")
-
-
-def _read_cookie(header: str, wanted: str) -> str:
-    """Return a cookie's value, an empty string where it is not there; of two, the last."""
-    cookie = ""
-    for part in header.split(";"):
-        name, _, value = part.strip().partition("=")
-        if name == wanted:
-            cookie = value
-    return cookie
 
 
 class Dashboard(Reception):
@@ -15550,7 +15540,8 @@ class Dashboard(Reception):
             raise Refusal(405, "this page is read-only")
 
         cookie = f"subagent_fleet_{visitor.reached[1]}"
-        is_known = proves_key(_read_cookie(headers.get("cookie", ""), cookie), self._token)
+        values = re.findall(rf"(?:^|;)\s*{cookie}=([^;]*)", headers.get("cookie", ""))
+        is_known = proves_key("".join(values[-1:]), self._token)  # of two, the last
         if path == "/" and query:
             if not is_known:
                 self._use_code(query)
@@ -15617,7 +15608,7 @@ def plan_picture(sight: Sight) -> dict[str, Any]:
     fleet = sight.fleet
     routes = {name: plan_route_state(fleet, sight.states, model)
               for name, model in fleet.models.items()}
-    needs = plan_needs(sight, routes)
+    needs = [_page_line(sight, *need) for need in plan_needs(sight, routes)]
     level, sentence = plan_headline(sight, routes, needs)
     places = _plan_capacities(fleet)
     warm = {load.model.name: load.warm for load in list_loads(fleet, sight.states)}
@@ -15642,7 +15633,7 @@ def plan_picture(sight: Sight) -> dict[str, Any]:
         "machines": [_picture_machine(sight, node) for node in fleet.nodes.values()],
         "models": models,
         "agents": agents,
-        "findings": [_page_line(sight, "warn", finding.what, finding.fix, finding.where)
+        "findings": [_page_line(sight, "warn", _say_where(finding), finding.fix)
                      for finding in join_findings(sight.findings) if finding.level == "warning"],
         "warmup": list(sight.warmup),
         "tasks": list(sight.tasks),
@@ -15652,55 +15643,51 @@ def plan_picture(sight: Sight) -> dict[str, Any]:
     }
 
 
-def plan_needs(sight: Sight, routes: Mapping[str, RouteState]) -> list[dict[str, Any]]:
-    """Return what waits for a person, the most urgent first: what it is, and what to type."""
-    needs = []
+def plan_needs(sight: Sight, routes: Mapping[str, RouteState]) -> Iterator[tuple[str, str, str]]:
+    """Yield (level, what, what to type) of all that waits for a person, the most urgent first."""
+    verbs = {"asking": "asks", "review": "waits for your review"}
     for task in sight.tasks:
         if task["level"] in ("ask", "warn"):
-            verb = {"asking": "asks", "review": "waits for your review"}.get(task["state"], "is "
-                                                                             + task["state"])
-            what = ": ".join(filter(None, (f"{task['name']} {verb}", task["now"])))
-            fix = task["answers"] or task["fix"]
-            needs.append(_page_line(sight, task["level"], what, fix))
-
+            what = f"{task['name']} {verbs.get(task['state'], 'is ' + task['state'])}"
+            yield (task["level"], ": ".join(filter(None, (what, task["now"]))),
+                   task["answers"] or task["fix"])
     failed = [task for task in sight.tasks if task["level"] == "bad"]
     if failed:
         names = some_of([task["name"] for task in failed], 4)
-        what = f"{count_of(failed, 'task')} failed: {names}"
-        needs.append(_page_line(sight, "bad", what, failed[0]["fix"]))
+        yield "bad", f"{count_of(failed, 'task')} failed: {names}", failed[0]["fix"]
 
     for name, state in sight.states.items():
         alone = [model.name for model in sight.fleet.models.values() if model.node == name
                  and routes[model.name].state == "node offline" and not routes[model.name].fallback]
         if alone:
-            what = (f"{name} does not answer ({state.reason}), and no other machine runs "
-                    f"{some_of(alone, 4)}")
-            needs.append(_page_line(sight, "bad", what, state.mend))
+            yield ("bad", f"{name} does not answer ({state.reason}), and no other machine runs "
+                   f"{some_of(alone, 4)}", state.mend)
     if sight.gateway.level == "error":
-        needs.append(_page_line(sight, "bad", sight.gateway.what, sight.gateway.fix))
-    told = ("node-offline", sight.gateway.slug)
-    needs += [_page_line(sight, "bad", finding.what, finding.fix, finding.where)
-              for finding in join_findings(sight.findings)
-              if finding.level == "error" and finding.slug not in told]
-    return needs
+        yield "bad", sight.gateway.what, sight.gateway.fix
+    for finding in join_findings(sight.findings):
+        if finding.level == "error" and finding.slug not in ("node-offline", sight.gateway.slug):
+            yield "bad", _say_where(finding), finding.fix
 
 
-def _page_line(sight: Sight, level: str, what: str, fix: str, where: str = "") -> dict[str, str]:
+def _say_where(finding: Finding) -> str:
+    return f"{finding.where}: {finding.what}" if finding.where else finding.what
+
+
+def _page_line(sight: Sight, level: str, what: str, fix: str) -> dict[str, str]:
     """Return a line of the page; what can be typed is in backticks."""
     if "`" not in fix and re.match("(subagent-fleet|npm|ollama|git|ssh|chmod|echo) ", fix):
         fix = f"`{fix}`"
-    return {"level": level, "what": f"{where}: {what}" if where else what,
-            "fix": as_typed(fix, sight.typing)}
+    return {"level": level, "what": what, "fix": as_typed(fix, sight.typing)}
 
 
 def plan_headline(sight: Sight, routes: Mapping[str, RouteState],
                   needs: Sequence[Mapping[str, str]]) -> tuple[str, str]:
     """Return (level, sentence): the worst of what stands below, never better."""
     levels = [need["level"] for need in needs]
-    counts = [count_of(levels.count(level), noun) for level, noun in
-              (("ask", "question"), ("warn", "parked task"), ("bad", "problem"))
-              if level in levels]
     if levels:
+        counts = [count_of(levels.count(level), noun) for level, noun in
+                  (("ask", "question"), ("warn", "parked task"), ("bad", "problem"))
+                  if level in levels]
         down = [name for name, state in sight.states.items() if not state.online]
         also = f" Not answering: {some_of(down, 4)}." if down else ""
         level = "bad" if "bad" in levels else levels[0]
@@ -15721,27 +15708,21 @@ def _picture_machine(sight: Sight, node: Node) -> dict[str, Any]:
     loaded = []
     for model in state.loaded:
         expiry = format_expiry(model.expires, sight.now)
-        unloads = {"never": "never unloads", "?": ""}.get(expiry, expiry)
-        if expiry[0].isdigit():
-            unloads = f"unloads in {expiry}"
+        words = {"never": "never unloads", "?": ""}
+        unloads = words.get(expiry, f"unloads in {expiry}" if expiry[0].isdigit() else expiry)
         loaded.append({"name": model.name, "bytes": model.size, "context": model.context,
                        "gpu": model.gpu_percent, "unloads": unloads})
-    memory = None
-    if node.memory_gb:
-        memory = node.memory_gb * 1e9
-    fix = ""
-    if state.reason:
-        fix = as_typed(state.mend, sight.typing)
     return {"name": node.name, "endpoint": node.endpoint,
             "colour": plan_machine_colours(sight.fleet.nodes)[node.name],
             "runs": f"{backend_of(node).title} {state.version}".strip(),
-            "online": state.online, "why": state.reason, "fix": fix,
-            "latency": state.latency_ms, "memory": memory, "loaded": loaded}
+            "online": state.online, "why": state.reason,
+            "fix": as_typed(state.mend, sight.typing) if state.reason else "",
+            "latency": state.latency_ms, "loaded": loaded,
+            "memory": node.memory_gb * 1e9 if node.memory_gb else None}
 
 
 _SECRET = _Pattern(r"sk-[\w-]{4,}|(?i:bearer) \S+")
-_SEVERITIES = (("error", _Pattern(r"ERROR|CRITICAL|Traceback|Exception|Error:")),
-               ("warning", _Pattern(r"WARN")))
+_SEVERITIES = _Pattern(r"(ERROR|CRITICAL|Traceback|Exception|Error:)|(WARN)")
 
 
 def parse_log(text: str) -> list[dict[str, str]]:
@@ -15749,7 +15730,8 @@ def parse_log(text: str) -> list[dict[str, str]]:
     lines = []
     for line in text.splitlines()[-LOG_LINES:]:
         shown = _SECRET.sub("(a key)", clean_line(line))[:500]
-        level = next((name for name, pattern in _SEVERITIES if pattern.search(shown)), "info")
+        found = {found.lastindex for found in _SEVERITIES.finditer(shown)}
+        level = "error" if 1 in found else "warning" if found else "info"
         if shown.strip():
             lines.append({"level": level, "line": shown})
     return lines
@@ -21152,6 +21134,13 @@ def parse_count(text: str) -> int:
     raise argparse.ArgumentTypeError(f"expected a number, 1 to 9999, not `{text}`")
 
 
+def parse_port(text: str) -> int:
+    """Return a port, 0 for any."""
+    if re.fullmatch("[0-9]{1,5}", text) and int(text) < 65536:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"`{text}` is not a port")
+
+
 def parse_age(text: str) -> float:
     """Return the seconds of a time that is written with its unit."""
     match = re.fullmatch(r"(\d{1,6})([smhd])", text)
@@ -23572,7 +23561,7 @@ class Lookout:
             self._folder = open_folder(workspace.world)
         self._is_followed = False
         self._findings: Sequence[Finding] = ()
-        self._examined: float | None = None  # when; the first picture does not wait for it
+        self._examine_at = 0.0  # the first picture does not wait for it
 
     def start(self) -> None:
         """Look from now on, in threads that end with the dashboard or the process."""
@@ -23594,28 +23583,25 @@ class Lookout:
         if not self._dashboard.is_watched:
             return TICK_SECONDS
         began, world, fleet = self._world.clock(), self._world, self._fleet
-        key = known_key(self._workspace, fleet)
+        key, until = known_key(self._workspace, fleet), began + PICTURE_SECONDS
         jobs: dict[str, Callable[[], Any]] = {
-            "states": lambda: probe_nodes(world, fleet.nodes, PICTURE_SECONDS, fleet.models)}
-        if not self._is_followed:
-            jobs["holder"] = lambda: who_serves(world, fleet, key, began + PICTURE_SECONDS)
-        else:
-            jobs["page"] = lambda: _show_fleet(world, fleet, key, began + PICTURE_SECONDS)
-        if self._examined is not None and began >= self._examined + FINDINGS_SECONDS:
+            "states": lambda: probe_nodes(world, fleet.nodes, PICTURE_SECONDS, fleet.models),
+            "view": lambda: see_gateway(world, fleet, key, until)}
+        if 0 < self._examine_at <= began:
             jobs["findings"] = self._examine
         seen = dict(run_together(world, jobs))
-        if self._examined is None or "findings" in seen:
-            self._examined = began if "findings" in seen else began - FINDINGS_SECONDS
-        self._findings = seen.get("findings", self._findings)
-        gateway = check_gateway(fleet, seen.get("holder", OUR_GATEWAY))
+        if "findings" in seen:
+            self._findings, self._examine_at = seen["findings"], began + FINDINGS_SECONDS
+        self._examine_at = self._examine_at or began
+        view = seen["view"]
         tasks = self._find_tasks()
         names, sessions = self._name_askers(tasks)
         self._dashboard.show(plan_picture(Sight(
-            fleet, seen["states"], gateway, world.now(), self._world.typing,
+            fleet, seen["states"], check_gateway(fleet, view.holder), world.now(), world.typing,
             is_followed=self._is_followed, findings=self._findings, names=names,
             sessions=sessions, warmup=read_warmup(self._workspace), tasks=tasks,
-            log=self._read_log(), kept={model.name: model.warm.conversations for model
-                                        in getattr(seen.get("page"), "models", ())})))
+            log=self._read_log(), kept={model.name: model.warm.conversations
+                                        for model in (view.page.models if view.page else ())})))
         return max(PICTURE_SECONDS - (world.clock() - began), TICK_SECONDS)
 
     def _name_askers(self, tasks: Sequence[Mapping[str, Any]]) -> tuple[
@@ -23712,25 +23698,22 @@ def listen_for_page(options: Options, world: World, gateway: Gateway) -> Listene
         raise FleetError("page-far", f"ui: the page is for this machine alone, and `{host}` is "
                          "not its loopback", status=EXIT_REFUSED,
                          fix="on the machine where you sit: ssh -L 8080:127.0.0.1:8080 HOST")
-    port = options.port or str(PAGE_PORT)
-    if not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
-        raise FleetError("usage", f"--port: `{port}` is not a port", status=EXIT_USAGE,
-                         fix=f"write --port {PAGE_PORT}")
-    if int(port) == gateway.port:
+    port = PAGE_PORT if options.port is None else options.port
+    if port == gateway.port:
         raise FleetError("usage", f"--port: {port} is the gateway's port", status=EXIT_USAGE,
-                         fix=f"write --port {PAGE_PORT if int(port) != PAGE_PORT else 0}")
+                         fix=f"write --port {PAGE_PORT if port != PAGE_PORT else 0}")
     try:
-        return world.listen(host, int(port))
+        return world.listen(host, port)
     except FleetError as error:
         if error.slug != "port-taken":
             raise
-        if options.port:
+        if options.port is not None:
             raise FleetError("port-taken", error.what, fix="subagent-fleet ui --port 0") from None
     return world.listen(host, world.find_free_port(host, PAGE_PORT))
 
 
 @command("ui", "show the fleet live, on a page in your browser", CONFIG, OUT,
-         Flag("--port", "the page's port; 0: any", "PORT", {"default": ""}),
+         Flag("--port", "the page's port; 0: any", "PORT", {"type": parse_port}),
          Flag("--host", "another address of this machine's loopback", "HOST", {"default": ""}),
          Flag("--no-open", "only print the address"),
          Flag("--log-file", "the log of a LiteLLM that you have started yourself", "FILE",
@@ -25112,20 +25095,17 @@ class Bench:
 @command("serve", "serve the fleet to Claude Code", CONFIG, OUT,
          Flag("--host", "listen on this address instead", "HOST", {"default": ""}),
          Flag("--port", "listen on this port instead (`launch` won't find it); 0: any", "PORT",
-              {"default": ""}),
+              {"type": parse_port}),
          Flag("--no-receipts", "keep no record of requests"), TRUST,
          Flag("--verbose", "print a line for each request and each refusal", short="-v"),
          group=SERVE, examples=("serve", "serve --verbose"))
 def cmd_serve(options: Options, world: World) -> int:
     fleet = load_config(world, options.config).fleet
     workspace = open_workspace(options, world)
-    port = options.port or str(fleet.gateway.port)
-    if not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
-        raise FleetError("usage", f"--port: `{port}` is not a port", status=EXIT_USAGE,
-                         fix="write --port 4000")
+    port = fleet.gateway.port if options.port is None else options.port
     host = options.host or fleet.gateway.host
     ask_trust(replace(fleet, gateway=Gateway()), options, world)  # it can only be served here
-    fleet = replace(fleet, gateway=replace(fleet.gateway, host=host, port=int(port)))
+    fleet = replace(fleet, gateway=replace(fleet.gateway, host=host, port=port))
 
     key = workspace.read_key(fleet)
     check_key(fleet, key, world)
