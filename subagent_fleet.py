@@ -7296,11 +7296,11 @@ class Backend(ABC):
         return self._ask(self.list_path, lambda value: {})  # the list has said all
 
     @abstractmethod
-    def load(self, model: Model, *, unload: bool = False, words: str = "") -> Ask:
+    def load(self, model: Model, *, unload: bool = False) -> Ask:
         """Ask to load a model as its route will use it, or to unload it.
 
-        `http 404` of its answer means that the model is not there, and may be pulled; `http 400`
-        that it wants `words` to answer to. What it extracts, if anything, is said to people.
+        `http 404` of its answer means that the model is not there, and may be pulled. What it
+        extracts, if anything, is said to people.
         """
 
     def pull(self, model: Model) -> Ask:
@@ -7449,17 +7449,12 @@ class Ollama(Backend):
         return self._ask("/api/show", functools.partial(self._parse_show, model_name),
                          {"model": model_name})
 
-    def load(self, model: Model, *, unload: bool = False, words: str = "") -> Ask:
+    def load(self, model: Model, *, unload: bool = False) -> Ask:
         # With another num_ctx than the route's, the route's first request would load it again.
-        options: dict[str, object] = {"num_ctx": model.context}
-        messages = []
-        if words:
-            messages.append({"role": "user", "content": words})
-            options["num_predict"] = 16
         return self._ask("/api/chat", self._parse_loading, {
-            "model": model.ollama_model, "messages": messages, "stream": False,
+            "model": model.ollama_model, "messages": [], "stream": False,
             "think": model.thinking, "keep_alive": 0 if unload else model.keep_alive,
-            "options": options})
+            "options": {"num_ctx": model.context}})
 
     def pull(self, model: Model) -> Ask:
         return self._ask("/api/pull", self._parse_pull, {"model": model.ollama_model})
@@ -7690,41 +7685,32 @@ def mend_schema(schema: dict[str, Any]) -> dict[str, Any]:
     return {"properties": {}, **_mend_schema(root, root)}
 
 
-def _mend_schema(schema: object, root: dict[str, Any]) -> dict[str, Any]:
+def _mend_schema(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
     """Return what is left of a schema when nothing in it can fail the request."""
     words: dict[str, Any] = {}
-    if isinstance(schema, dict):
-        words = _known_words(schema)
-
     # All in this function: with another between, half as many levels could be followed.
-    if "type" in words:
-        words["type"] = _known_types(words["type"])
-    if "required" in words:
-        words["required"] = [name for name in words["required"] if isinstance(name, str)]
-    if "$ref" in words:
-        words["$ref"] = _known_reference(words["$ref"], root)
-
-    if "items" in words:
-        words["items"] = _mend_schema(words["items"], root)
-    for word in ("anyOf", "allOf"):
-        if word in words:
-            words[word] = [_mend_schema(part, root) for part in words[word]]
-    for word in ("properties", "$defs"):
-        if word in words:
-            words[word] = {name: _mend_schema(part, root) for name, part in words[word].items()
-                           if name != "$ref"}  # which the engine would follow
+    if not isinstance(schema, dict):
+        schema = {}
+    for name, value in schema.items():
+        word = SCHEMA_SYNONYMS.get(name, name)
+        if not isinstance(value, SCHEMA_TYPES.get(word, ())):
+            continue
+        if word == "type":
+            value = _known_types(value)
+        elif word == "required":
+            value = [key for key in value if isinstance(key, str)]
+        elif word == "$ref":
+            value = _known_reference(value, root)
+        elif word == "items":
+            value = _mend_schema(value, root)
+        elif word in ("anyOf", "allOf"):
+            value = [_mend_schema(part, root) for part in value]
+        elif word in ("properties", "$defs"):  # `$ref` as a name there the engine would follow
+            value = {key: _mend_schema(part, root) for key, part in value.items() if key != "$ref"}
+        words[word] = value
 
     words = {word: value for word, value in words.items() if value not in ([], "")}
     return words or {"description": "anything"}  # an empty one would be an object
-
-
-def _known_words(schema: dict[str, Any]) -> dict[str, Any]:
-    words = {}
-    for name, value in schema.items():
-        word = SCHEMA_SYNONYMS.get(name, name)
-        if isinstance(value, SCHEMA_TYPES.get(word, ())):
-            words[word] = value
-    return words
 
 
 def _known_types(types: str | list[Any]) -> str | list[str]:
@@ -7970,7 +7956,7 @@ class ChatServer(Backend):
         """Return each time that a listed model is loaded, as what says with which context."""
         return [entry]
 
-    def load(self, model: Model, *, unload: bool = False, words: str = "") -> Ask:
+    def load(self, model: Model, *, unload: bool = False) -> Ask:
         said = f"stays: {self.title} keeps what it serves" if unload else ""
         return self._ask(self.list_path, lambda value: said)
 
@@ -8189,7 +8175,7 @@ class LlamaCpp(ChatServer):
             return {"capabilities": tuple(words)}
         return self._ask("/props", parse)
 
-    def load(self, model: Model, *, unload: bool = False, words: str = "") -> Ask:
+    def load(self, model: Model, *, unload: bool = False) -> Ask:
         def extract(reply: Reply) -> str:
             said = error_words(reply)
             if reply.status == 404 and unload:
@@ -8237,7 +8223,7 @@ class LMStudio(ChatServer):
         instances: list[Any] = read_field(entry, "loaded_instances", list)
         return instances
 
-    def load(self, model: Model, *, unload: bool = False, words: str = "") -> Ask:
+    def load(self, model: Model, *, unload: bool = False) -> Ask:
         if unload:
             return self._ask("/api/v1/models/unload", lambda value: "",
                              {"instance_id": model.ollama_model})
@@ -9048,6 +9034,14 @@ def _read_choice(choice: object, tools: _OpenTools) -> tuple[str, str]:
     return "auto", ""
 
 
+def _read_call(call_id: str, words: dict[str, Any], where: str, tools: _OpenTools) -> Call:
+    """Return a call of an earlier answer; of a tool that takes one text, with that as `input`."""
+    name = tools.name_of(read_field(words, "namespace"), _block_text(words, "name", where))
+    if "input" in words:
+        return Call(call_id, name, {"input": _block_text(words, "input", where)})
+    return Call(call_id, name, _read_arguments(_block_text(words, "arguments", where)))
+
+
 def _read_format(form: object) -> object:
     """Return what an answer must be: "json", a schema, or None for anything."""
     kind = read_field(form, "type")
@@ -9117,14 +9111,8 @@ def _read_chat_answer(message: dict[str, Any], where: str, tools: _OpenTools) ->
     if thought:
         parts["thoughts"].append(thought)
     for call in read_field(message, "tool_calls", list):
-        custom = read_field(call, "custom", dict)
-        words = custom or read_field(call, "function", dict)
-        if custom:
-            arguments = {"input": _block_text(custom, "input", where)}
-        else:
-            arguments = _read_arguments(_block_text(words, "arguments", where))
-        name = tools.name_of("", _block_text(words, "name", where))
-        parts["calls"].append(Call(read_field(call, "id"), name, arguments))
+        words = read_field(call, "custom", dict) or read_field(call, "function", dict)
+        parts["calls"].append(_read_call(read_field(call, "id"), words, where, tools))
     return parts
 
 
@@ -9264,7 +9252,7 @@ def _read_item(item: Any, where: str, tools: _OpenTools) -> tuple[str, Parts]:
         return "system" if role == "developer" else role, parts
 
     if kind in ("function_call", "custom_tool_call"):
-        parts["calls"].append(_read_item_call(item, where, tools))
+        parts["calls"].append(_read_call(read_field(item, "call_id"), item, where, tools))
         return "assistant", parts
     if kind in ("function_call_output", "custom_tool_call_output"):
         call_id = read_field(item, "call_id")
@@ -9277,15 +9265,6 @@ def _read_item(item: Any, where: str, tools: _OpenTools) -> tuple[str, Parts]:
     if kind == "item_reference":
         raise Refusal(400, f"{where}: this gateway stores no items; send the item itself")
     return "user", parts
-
-
-def _read_item_call(item: dict[str, Any], where: str, tools: _OpenTools) -> Call:
-    name = tools.name_of(read_field(item, "namespace"), _block_text(item, "name", where))
-    if item["type"] == "custom_tool_call":
-        arguments = {"input": _block_text(item, "input", where)}
-    else:
-        arguments = _read_arguments(_block_text(item, "arguments", where))
-    return Call(read_field(item, "call_id"), name, arguments)
 
 
 class _ItemKind(Record):
@@ -10146,14 +10125,17 @@ def run_together(world: World, jobs: Mapping[Any, Callable[[], Any]], *,
     Nobody waits for its threads past `until`. concurrent.futures joins its threads at exit, so one
     silent node would hold the process.
     """
-    threads = min(len(jobs), threads)
-    todo: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    todo = list(jobs.items())[::-1]
     done: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    for job in jobs.items():
-        todo.put(job)
-    for _ in range(threads):
-        todo.put(None)  # one worker's end
-        threading.Thread(target=_work, args=(todo, done), daemon=True).start()
+
+    def work() -> None:
+        with contextlib.suppress(IndexError):  # all are done, or begun
+            while True:
+                key, job = todo.pop()
+                done.put((key, _outcome_of(job)))
+
+    for _ in range(min(len(jobs), threads)):
+        threading.Thread(target=work, daemon=True).start()
 
     left = len(jobs)
     while left and world.clock() < until:
@@ -10172,13 +10154,12 @@ def run_together(world: World, jobs: Mapping[Any, Callable[[], Any]], *,
         yield key, outcome
 
 
-def _work(todo: queue.SimpleQueue[Any], done: queue.SimpleQueue[Any]) -> None:
-    """Do jobs until there is a None."""
-    for key, job in iter(todo.get, None):
-        try:
-            done.put((key, job()))
-        except Exception as error:
-            done.put((key, error))
+def _outcome_of(job: Callable[[], Any]) -> Any:
+    """Return what a job gives, or how it failed."""
+    try:
+        return job()
+    except Exception as error:
+        return error
 
 
 class Trying:
@@ -10415,19 +10396,9 @@ def _is_straight(root: str, inner: str) -> bool:
     try:
         real = os.path.realpath(root)
         straight = os.path.normpath(os.path.join(real, inner))
-        return os.path.realpath(straight) == straight and _is_below(straight, real)
-    except OSError:  # a link was taken away while it was followed (3.12.1 raises that)
-        return False
-
-
-def _is_below(path: str, root: str) -> bool:
-    """Tell whether a path, its links followed, lies in a directory."""
-    try:
-        real = os.path.realpath(root)
-        return os.path.commonpath([real, os.path.realpath(path)]) == real
-    except ValueError:  # another drive
-        return False
-    except OSError:  # a link was taken away while it was followed (3.12.1 raises that)
+        return (os.path.realpath(straight) == straight
+                and os.path.commonpath([real, straight]) == real)
+    except (OSError, ValueError):  # a link was taken away while it was followed; another drive
         return False
 
 
@@ -11251,13 +11222,11 @@ class World:
         if not self.has_proc():
             return None
         marked: dict[str, list[int]] = {word: [] for word in words}
-        sought = {word: word.encode("utf-8") for word in words}
         for name in self._process_names():
             with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as stream:
-                variables = stream.read().split(b"\0")
-                for word, wanted in sought.items():
-                    if wanted in variables:
-                        marked[word].append(int(name))
+                variables = stream.read().decode("utf-8", "surrogateescape").split("\0")
+                for word in marked.keys() & set(variables):
+                    marked[word].append(int(name))
         return marked
 
     def find_tree(self, words: Collection[str], root: int) -> set[int]:
@@ -11283,11 +11252,11 @@ class World:
 
     def find_inside(self, directory: str) -> list[int]:
         """Return the processes that work in a directory or below, where the system shows it."""
-        root = os.path.realpath(directory)
+        root = os.path.join(os.path.realpath(directory), "")
         inside = []
         for name in self._process_names():
             with contextlib.suppress(OSError):
-                if _is_below(os.readlink(f"/proc/{name}/cwd"), root):
+                if os.path.join(os.readlink(f"/proc/{name}/cwd"), "").startswith(root):
                     inside.append(int(name))
         return inside
 
@@ -12119,7 +12088,7 @@ def _pull_fix(warmth: Warmth, world: World, how: WarmUp) -> str:
 
 
 def _ask_to_load(warmth: Warmth, world: World, how: WarmUp) -> None:
-    """Load by an empty chat; where that is refused, with three words."""
+    """Load or unload a model, and say why where that takes too long."""
     seconds = how.seconds or warmth.model.timeout
     backend = backend_of(warmth.node)
     warmth.stage = "unloading" if how.unload else "loading"
@@ -12127,12 +12096,7 @@ def _ask_to_load(warmth: Warmth, world: World, how: WarmUp) -> None:
     try:
         if backend.loads_twice and not _makes_room(warmth, world, how):
             return
-        try:
-            _send_load(warmth, world, how, "")
-        except NodeFailure as failure:
-            if failure.reason != "http 400":
-                raise
-            _send_load(warmth, world, how, "Reply with ok.")
+        _send_load(warmth, world, how)
         if not how.unload:
             _await_load(warmth, world, seconds)
     except NodeFailure as failure:
@@ -12170,13 +12134,13 @@ def _makes_room(warmth: Warmth, world: World, how: WarmUp) -> bool:
         if fits_context(warmth.node.provider, instance.context, model.context):
             return False
     if loaded:
-        _send_load(warmth, world, replace(how, unload=True), "")
+        _send_load(warmth, world, replace(how, unload=True))
     return True
 
 
-def _send_load(warmth: Warmth, world: World, how: WarmUp, words: str) -> None:
+def _send_load(warmth: Warmth, world: World, how: WarmUp) -> None:
     """Ask to load a model, and look from time to time at what its machine holds meanwhile."""
-    request = backend_of(warmth.node).load(warmth.model, unload=how.unload, words=words)
+    request = backend_of(warmth.node).load(warmth.model, unload=how.unload)
     stage = warmth.stage
     began = answered = looked = world.clock()
     until = began + (how.seconds or warmth.model.timeout)

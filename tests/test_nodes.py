@@ -479,21 +479,6 @@ def test_warmup_pull_may_take_long_while_it_goes_on(command, tmp_path, limits, p
     assert done.returncode == 1 and f"failed: {told}" in done.stdout
 
 
-def test_warmup_refused_empty_chat_is_tried_with_words(fleet, command):
-    m5 = fleet[1]
-
-    def chat(payload):
-        if not payload["messages"]:
-            return 400, {"error": "messages must not be empty"}
-        del m5.answers["/api/chat"]
-        return m5.answer("/api/chat", payload)
-    m5.answers["/api/chat"] = chat
-    assert command("warmup", "--model", "light").returncode == 0
-    first, second, _ = m5.asked("/api/chat")
-    assert second["messages"] == [{"role": "user", "content": "Reply with ok."}]
-    assert second["options"]["num_ctx"] == first["options"]["num_ctx"] == 8192
-
-
 @pytest.mark.parametrize("answer, told", [
     ((404, {"error": "model 'small:7b' not found"}),
      "model 'small:7b' not found\n    fix: `ollama pull small:7b` on m5, or `subagent-fleet warmup --pull`"),

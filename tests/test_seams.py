@@ -28,7 +28,7 @@ class ToyBackend(sf.Backend):
         return self._ask("/about", lambda value: {"capabilities": tuple(value["can"])},
                          {"name": model_name})
 
-    def load(self, model, *, unload=False, words=""):
+    def load(self, model, *, unload=False):
         return self._ask("/load", lambda value: None, {
             "name": model.ollama_model, "context": 0 if unload else model.context})
 
