@@ -5972,7 +5972,7 @@ def render_litellm(fleet: Fleet) -> str:
 
     settings: dict[str, object] = {"drop_params": True}
     kinds = {fleet.nodes[model.node].provider for model in fleet.models.values()}
-    if any(LITELLM_ENGINES[kind].prefix == "openai" for kind in kinds):
+    if any(LITELLM_PREFIXES[kind] == "openai" for kind in kinds):
         # Else it asks those for /v1/responses, which few of them have.
         settings["use_chat_completions_url_for_anthropic_messages"] = True
 
@@ -5990,32 +5990,17 @@ def render_litellm(fleet: Fleet) -> str:
     return text + "".join(f"\n# {why}\n{dump_yaml(section)}" for why, section in sections)
 
 
-class LiteLLMEngine(Record):
-    """How LiteLLM reaches one kind of node."""
-
-    prefix: str  # of the model's name: which of its providers
-    path: str = ""  # behind the endpoint
-    needs_key: bool = False
-
-
-LITELLM_ENGINES = {
-    "anthropic": LiteLLMEngine("anthropic"),
-    "ollama": LiteLLMEngine("ollama_chat"),
-    "llamacpp": LiteLLMEngine("openai", "/v1", needs_key=True),
-    "lmstudio": LiteLLMEngine("lm_studio", "/v1", needs_key=True),
-    "vllm": LiteLLMEngine("hosted_vllm", "/v1"),
-    "openai": LiteLLMEngine("openai", "/v1", needs_key=True),
-}
+LITELLM_PREFIXES = {  # of a model's name: which of LiteLLM's providers
+    "anthropic": "anthropic", "ollama": "ollama_chat", "llamacpp": "openai",
+    "lmstudio": "lm_studio", "vllm": "hosted_vllm", "openai": "openai"}
 
 
 def _litellm_deployment(name: str, model: Model, node: Node, *,
                         has_others: bool) -> dict[str, object]:
     """Return the entry of one model; `has_others` may answer for its alias, too."""
-    engine = LITELLM_ENGINES[node.provider]
-    params: dict[str, object] = {
-        "model": f"{engine.prefix}/{model.ollama_model}",
-        "api_base": node.endpoint + engine.path,
-    }
+    prefix = LITELLM_PREFIXES[node.provider]
+    params: dict[str, object] = {"model": f"{prefix}/{model.ollama_model}",
+                                 "api_base": node.endpoint}
     if node.provider == "ollama":
         params.update(num_ctx=model.context, keep_alive=model.keep_alive)
     params["timeout"] = model.timeout
@@ -6023,10 +6008,11 @@ def _litellm_deployment(name: str, model: Model, node: Node, *,
         params["extra_body"] = {"truncate": False}  # else Ollama cuts the prompt in silence
         if not model.thinking:
             params["think"] = False  # Claude Code always asks for it; most models answer 400
+    elif node.provider != "anthropic":
+        params["api_base"] = f"{node.endpoint}/v1"
+        params["api_key"] = "none"  # without one it refuses to ask
     if node.api_key_env:
         params["api_key"] = f"os.environ/{node.api_key_env}"
-    elif engine.needs_key:
-        params["api_key"] = "none"  # without one it refuses to ask
     if has_others:
         params["max_parallel_requests"] = model.max_parallel  # beyond it 429: no queue
 
@@ -6036,7 +6022,7 @@ def _litellm_deployment(name: str, model: Model, node: Node, *,
         "litellm_params": params,
         "model_info": {
             "id": name,
-            "litellm_provider": engine.prefix,
+            "litellm_provider": prefix,
             "mode": "chat",
             "max_input_tokens": model.context,
             "supports_function_calling": True,
@@ -6188,9 +6174,8 @@ class Harness(Record):
     words: str  # it is started with, as a template
     environment: dict[str, str]  # its values are templates
     agent_file: str = ""  # of its agents, where each has a file of its own
-    agent: Page = Page("")
+    agent: str = ""  # a template; without one it has no agents
     tools: dict[str, str] | None = None  # ours, as it names them; None: it cannot limit an agent
-    has_agents: bool = True
     taken_names: tuple[str, ...] = ()  # agents of its own, which ours would replace
     prefix: str = ""  # of an alias, where it is named
     # Words that make it list the aliases it knows, without asking anybody.
@@ -6218,7 +6203,7 @@ class Harness(Record):
         for name, model in plan_routes(fleet).items():
             if name not in self.taken_names:
                 agent = fleet.agents[name]
-                texts[name] = _substitute(path, self.agent.text, {
+                texts[name] = _substitute(path, self.agent, {
                     "headline": _headline(fleet), "agent": name,
                     "description": agent.description, "alias": self.prefix + model.alias,
                     "prompt": plan_prompt(agent), "context": windows[model.alias].context,
@@ -6333,11 +6318,11 @@ $agents
   }
 }
 """, '      $alias: {"limit": {"context": $context, "output": $output}}')
-_OPENCODE_AGENT = Page("""\
+_OPENCODE_AGENT = """\
     $agent: {"mode": "subagent",
       "description": $description,
       "model": $alias,
-      "prompt": $prompt$tools}""")
+      "prompt": $prompt$tools}"""
 _CODEX = Page("""\
 ${headline}model = $main
 model_provider = "fleet"
@@ -6380,13 +6365,13 @@ _CODEX_MODELS = Page('{"models": [\n$models\n]}\n', """\
    "experimental_supported_tools": [], "supports_reasoning_summary_parameter": false,
    "base_instructions": "You are a coding agent. You work in the directory that you were started \
 in, by the tools that you have, until the task is done."}""")
-_CODEX_ROLE = Page("""\
+_CODEX_ROLE = """\
 ${headline}name = $agent
 description = $description
 model = $alias
 developer_instructions = $prompt
 model_context_window = $context
-""")
+"""
 _AIDER = Page("""\
 ${headline}model: $main
 weak-model: $small
@@ -6425,7 +6410,7 @@ $models
     {"id": $alias, "name": $alias, "baseUrl": "$url", "envKey": "$variable",
      "generationConfig": {"contextWindowSize": $context, "timeout": $whole_ms, "maxRetries": 1,
        "samplingParams": {"max_tokens": $output}}}""")
-_QWEN_AGENT = Page("""\
+_QWEN_AGENT = """\
 ---
 ${headline}name: $agent
 description: $description
@@ -6433,7 +6418,7 @@ model: $alias
 $tools---
 
 $prompt
-""")
+"""
 # Its key is the name of a variable.
 _PI = Page("""\
 {"providers": {"fleet": {
@@ -6486,7 +6471,7 @@ _HARNESS_ROWS = (
             "--model-settings-file $directory/model.settings.yml "
             "--model-metadata-file $directory/model.metadata.json --openai-api-base $url/v1",
             {"AIDER_OPENAI_API_KEY": "$key", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
-            has_agents=False, prefix="openai/", rivals=(".aider.model.settings.yml",)),
+            prefix="openai/", rivals=(".aider.model.settings.yml",)),
     # As a system's settings they beat those of a project.
     Harness("qwen", "qwen-code", "qwen", "npm install -g @qwen-code/qwen-code (Node 22)", 32_768,
             {"settings.json": _QWEN}, "",
@@ -6500,10 +6485,10 @@ _HARNESS_ROWS = (
     Harness("pi", "pi", "pi", "npm install -g @mariozechner/pi-coding-agent", 8_192,
             {"models.json": _PI}, "--provider fleet --model $main",
             {"PI_CODING_AGENT_DIR": "$directory", "PI_OFFLINE": "1", "PI_TELEMETRY": "0"},
-            has_agents=False, lists_models=("--list-models",), swallows_key=True),
+            lists_models=("--list-models",), swallows_key=True),
     Harness("cn", "Continue's cn", "cn", "npm install -g @continuedev/cli", 8_192,
             {"config.yaml": _CN}, "--config $directory/config.yaml",
-            {"CONTINUE_TELEMETRY_ENABLED": "0"}, has_agents=False))
+            {"CONTINUE_TELEMETRY_ENABLED": "0"}))
 HARNESSES: dict[str, Harness] = {harness.name: harness for harness in _HARNESS_ROWS}
 
 
@@ -6521,52 +6506,41 @@ def _harness_target(harness: Harness) -> Target:
 
 
 def plan_losses(fleet: Fleet, names: Iterable[str]) -> Iterator[Finding]:
-    """Find what of a fleet the programs of these targets cannot keep."""
+    """Find what of a fleet the programs of these targets cannot keep: `generate` says it, too."""
     for name in names:
         if name in HARNESSES:
-            title = HARNESSES[name].title
-            for slug, level, what, fix in _list_losses(fleet, HARNESSES[name]):
-                yield Finding(f"target-{slug}", level, f"{title} {what}", fix=fix)
+            yield from _list_losses(fleet, HARNESSES[name])
 
 
-def _list_losses(fleet: Fleet, harness: Harness) -> Iterator[tuple[str, str, str, str]]:
-    """Yield what one program cannot keep: of the main model, then of the agents."""
+def _list_losses(fleet: Fleet, harness: Harness) -> Iterator[Finding]:
+    """Find what one program cannot keep: of the main model, then of the agents."""
     main = plan_tier_alias(fleet, "main")
     windows = plan_windows(fleet)
-    if fleet.gateway.provider == "litellm":
-        yield ("gateway", "info", "was never tried with LiteLLM as the gateway, only with "
-               "`provider: builtin`", "")
-    if any(fleet.nodes[model.node].auth for model in fleet.models.values() if model.alias == main):
-        yield ("login", "warning", f"has no Claude login, and `{main}` needs one",
-               "another model as project.claude.main")
-    if windows[main].context < harness.least_context:
-        yield ("context", "warning", f"needs more context: `{main}` holds "
-               f"{windows[main].context:,} tokens", f"context: {harness.least_context} or more")
     odd = [alias for alias in windows if re.match(r"gpt-|codex-|o\d", alias)]
-    if odd and harness.name == "codex":
-        yield ("alias", "warning", f"treats {some_of(odd, 5)} as OpenAI's own models and speaks "
-               "to them in another way", "another litellm_alias")
-
-    if not harness.has_agents:
-        models = f"`{main}`"
-        if harness.name == "aider":  # it has another write its commit messages
-            models += " and the small model"
-        yield "agents", "info", f"has no agents: it runs on {models}", ""
-        return
-
-    limited = {name: agent for name, agent in fleet.agents.items() if agent.tools is not None}
-    if limited and harness.tools is None:
-        yield ("tools", "info", "cannot limit an agent's tools: "
-               f"{some_of(limited, 5)} can use all of them there", "")
-    lost = [name for name, agent in limited.items()
-            if set(plan_tools(agent.tools or ())) - set(harness.tools or ())]
-    if lost and harness.tools is not None:
-        yield ("tools", "info", f"does not have every tool of {some_of(lost, 5)}; the missing ones "
-               "are left out", "")
+    behind_login = [model.alias for model in fleet.models.values() if fleet.nodes[model.node].auth]
+    tools = {name: set(plan_tools(agent.tools)) for name, agent in fleet.agents.items()
+             if harness.agent and agent.tools is not None}
+    lost = [name for name, wanted in tools.items() if wanted - set(harness.tools or ())]
     taken = [name for name in fleet.agents if name in harness.taken_names]
-    if taken:
-        yield ("names", "warning", f"already has agents named {some_of(taken, 5)}; the fleet's are "
-               "left out", "other names for these agents")
+    for is_lost, slug, level, what, fix in (
+            (fleet.gateway.provider == "litellm", "gateway", "info", "was never tried with LiteLLM "
+             "as the gateway, only with `provider: builtin`", ""),
+            (main in behind_login, "login", "warning", "has no Claude login, and "
+             f"`{main}` needs one", "another model as project.claude.main"),
+            (windows[main].context < harness.least_context, "context", "warning",
+             f"needs more context: `{main}` holds {windows[main].context:,} tokens",
+             f"context: {harness.least_context} or more"),
+            (odd and harness.name == "codex", "alias", "warning", f"treats {some_of(odd, 5)} as "
+             "OpenAI's own models and speaks to them in another way", "another litellm_alias"),
+            (not harness.agent, "agents", "info", f"has no agents: it runs on `{main}`", ""),
+            (tools and harness.tools is None, "tools", "info", "cannot limit an agent's tools: "
+             f"{some_of(tools, 5)} can use all of them there", ""),
+            (lost and harness.tools, "tools", "info", "does not have every tool of "
+             f"{some_of(lost, 5)}; the missing ones are left out", ""),
+            (taken, "names", "warning", f"already has agents named {some_of(taken, 5)}; the "
+             "fleet's are left out", "other names for these agents")):
+        if is_lost:
+            yield Finding(f"target-{slug}", level, f"{harness.title} {what}", fix=fix)
 
 
 @check("Other programs", "nodes")
@@ -6580,14 +6554,14 @@ def _check_programs(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
             continue
 
         yield Finding("program", "ok", f"{harness.title} {seen.version}")
-        yield from plan_losses(fleet, [name])
+        yield from _list_losses(fleet, harness)
         if harness.swallows_key and not seen.has_key:
             yield Finding("program-key", "info", f"{harness.title} has no key: "
                           f"{fleet.gateway.master_key_env} is not set in this terminal",
                           fix=f"subagent-fleet launch {name}")
-        unknown: list[str] = []
-        if seen.listed:  # else it was not asked, or said nothing
-            unknown = [alias for alias in plan_windows(fleet) if alias not in seen.listed]
+        # Without a list it was not asked, or said nothing.
+        unknown = [alias for alias in plan_windows(fleet)
+                   if seen.listed and alias not in seen.listed]
         if unknown:
             yield Finding("program-models", "warning",
                           f"{harness.title} does not know {some_of(unknown, 5)}",
